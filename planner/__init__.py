@@ -1,0 +1,1 @@
+"""Facts and arithmetic: models, hardware, layouts, memory, time. Imports neither torch nor NeMo."""

@@ -1,0 +1,107 @@
+"""The one full pretraining `run.Partial`. Every recipe is this plus its layout, precision, overlap and model.
+
+Imports NeMo: reach it through `superpod.recipes.build`.
+"""
+
+from __future__ import annotations
+
+import nemo_run as run
+from fiddle._src import history
+from lightning.pytorch.loggers import TensorBoardLogger
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from nemo import lightning as nl
+from nemo.collections import llm
+from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
+from nemo.lightning.pytorch.callbacks.garbage_collection import GarbageCollectionCallback
+from nemo.lightning.pytorch.optim import CosineAnnealingScheduler, MegatronOptimizerModule
+from nemo.utils.exp_manager import TimingCallback
+
+from superpod.recipes import from_layout, overlap, precision, resilience
+from superpod.recipes.registry import Recipe
+
+# For `show --why`: a value is set by whoever calls these, not by their own lines.
+for _library in ("nemo_run/config.py", "fiddle/_src/experimental/dataclasses.py"):
+    history.add_exclude_location(_library)
+
+
+def pretrain(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
+    """The whole pretraining configuration of `recipe` on `num_nodes` nodes (default: its smallest size).
+
+    Raises:
+        UserError: when the recipe is not laid out for that many nodes.
+    """
+    size = num_nodes or recipe.nodes[0]
+    partial = run.Partial(
+        llm.pretrain,
+        model=recipe.model.make(),
+        data=_mock_data(recipe),
+        trainer=_trainer(recipe),
+        log=run.Config(
+            nl.NeMoLogger,
+            name=recipe.name,
+            tensorboard=run.Config(TensorBoardLogger, save_dir="tb_logs", name=recipe.name),
+        ),
+        optim=_optimizer(recipe),
+    )
+    precision.apply(partial, recipe.precision)
+    from_layout.apply(partial, recipe, size)
+    overlap.apply(partial, recipe.layout(size), recipe)
+    resilience.apply(partial)
+    if recipe.model.tune:
+        recipe.model.tune(partial)
+    return partial
+
+
+def _mock_data(recipe: Recipe) -> run.Config:
+    """Random tokens under the model's own vocabulary; NeMo's default tokenizer would be GPT-2's, from the hub."""
+    tokenizer = run.Config(NullTokenizer, vocab_size=recipe.model.vocab_size - 1)  # it adds one for end of document
+    return run.Config(llm.MockDataModule, tokenizer=tokenizer, num_workers=2)
+
+
+def _trainer(recipe: Recipe) -> run.Config:
+    ddp = run.Config(
+        DistributedDataParallelConfig,
+        use_distributed_optimizer=True,
+        check_for_nan_in_grad=True,  # stop at the step that went wrong, not days later
+        average_in_collective=True,  # the collective divides; no pass over the gradients of its own
+    )
+    return run.Config(
+        nl.Trainer,
+        accelerator="gpu",
+        max_steps=recipe.model.max_steps,
+        val_check_interval=2000,
+        limit_val_batches=32,
+        limit_test_batches=32,
+        log_every_n_steps=10,
+        accumulate_grad_batches=1,  # Megatron accumulates: gbs / (mbs x dp)
+        use_distributed_sampler=False,  # NeMo's MegatronDataSampler distributes
+        strategy=run.Config(nl.MegatronStrategy, ddp=ddp, gradient_as_bucket_view=True),
+        callbacks=[
+            run.Config(TimingCallback),
+            # Python's collector at its own moments makes ranks wait for one another; at fixed steps they stop together.
+            run.Config(GarbageCollectionCallback, gc_interval_train=100, gc_interval_val=100),
+        ],
+    )
+
+
+def _optimizer(recipe: Recipe) -> run.Config:
+    config = run.Config(
+        OptimizerConfig,
+        optimizer="adam",
+        lr=recipe.model.lr,
+        weight_decay=0.1,
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        adam_eps=1e-5,
+        clip_grad=1.0,
+        use_distributed_optimizer=True,
+    )
+    # The strategy copies trainer.max_steps into the schedule; its own default is 10.
+    schedule = run.Config(
+        CosineAnnealingScheduler,
+        warmup_steps=recipe.model.warmup_steps,
+        constant_steps=0,
+        min_lr=recipe.model.min_lr,
+    )
+    return run.Config(MegatronOptimizerModule, config=config, lr_scheduler=schedule)

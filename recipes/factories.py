@@ -1,0 +1,27 @@
+"""Every registered recipe as a NeMo-Run factory of its task: `nemo llm pretrain --factory NAME`.
+
+NeMo-Run imports this through the `nemo_run.cli` entry point; nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import nemo_run as run
+from nemo.collections import llm
+
+from superpod.recipes import build
+from superpod.recipes.registry import Recipe, recipes
+
+
+def _factory(recipe: Recipe) -> Callable[..., run.Partial]:
+    def make(num_nodes: int = recipe.nodes[0]) -> run.Partial:
+        return build(recipe.name, num_nodes)
+
+    make.__name__ = make.__qualname__ = recipe.name
+    make.__doc__ = f"{recipe.model.title}: {recipe.task} on {recipe.gpu} in {recipe.precision}."
+    return make
+
+
+for _recipe in recipes().values():
+    run.cli.factory(_factory(_recipe), target=llm.pretrain, name=_recipe.name)

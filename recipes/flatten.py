@@ -1,0 +1,117 @@
+"""A recipe as lines of `path = value`: what `recipes show` prints, goldens hold and run folders keep."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fiddle as fdl
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Line:
+    """One value of a flattened recipe."""
+
+    path: str
+    value: str
+    where: str
+    """file:line that set it last, or the class whose default it is"""
+
+    def __str__(self) -> str:
+        return f"{self.path} = {self.value}"
+
+
+def flatten(partial: fdl.Buildable) -> list[Line]:
+    """Every value set in `partial`, and what its model class sets apart from Megatron's own defaults.
+
+    A `Config` shows as its class, and its fields below it. Order: alphabetical by path, so that a diff of two
+    recipes is a diff of their lines.
+    """
+    return sorted(_walk("", partial, ""), key=lambda line: line.path)
+
+
+def _walk(path: str, value: Any, where: str) -> Iterator[Line]:
+    if isinstance(value, fdl.Buildable):
+        yield Line(path or "recipe", _name(fdl.get_callable(value)), where)
+        for field, item in _arguments(value):
+            yield from _walk(f"{path}.{field}" if path else field, item, _where(value, field))
+        yield from _class_defaults(path, value)
+    elif isinstance(value, list | tuple) and any(isinstance(v, fdl.Buildable) for v in value):
+        for index, item in enumerate(value):
+            yield from _walk(f"{path}[{index}]", item, where)
+    else:
+        yield Line(path, _text(value), where)
+
+
+def _arguments(config: fdl.Buildable) -> Iterator[tuple[str, Any]]:
+    yield from ((str(field), item) for field, item in config.__arguments__.items())
+
+
+def _class_defaults(path: str, config: fdl.Buildable) -> Iterator[Line]:
+    """What a model class of NeMo chooses: its fields that differ from Megatron's `TransformerConfig`."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    cls = fdl.get_callable(config)
+    if not (isinstance(cls, type) and issubclass(cls, TransformerConfig)):
+        return
+    base = {f.name: f.default for f in dataclasses.fields(TransformerConfig)}
+    for field in dataclasses.fields(cls):
+        unset = field.name not in config.__arguments__ and field.default is not dataclasses.MISSING
+        if unset and field.default != base.get(field.name, dataclasses.MISSING):
+            yield Line(f"{path}.{field.name}", _text(field.default), f"default of {cls.__name__}")
+
+
+def _where(config: fdl.Buildable, field: str) -> str:
+    changes = config.__argument_history__.get(field)
+    if not changes:
+        return ""
+    location = changes[-1].location
+    line = _keyword_lines(location.filename).get((location.line_number, field), location.line_number)
+    return f"{_short(location.filename)}:{line}" if line else _short(location.filename)
+
+
+@cache
+def _keyword_lines(filename: str) -> dict[tuple[int, str], int]:
+    """Where each keyword of a call stands: (line of the call, keyword) -> line. A call may run over many lines."""
+    if not filename.endswith(".py"):
+        return {}
+    calls = [node for node in ast.walk(ast.parse(Path(filename).read_text())) if isinstance(node, ast.Call)]
+    return {(call.lineno, key.arg): key.lineno for call in calls for key in call.keywords if key.arg}
+
+
+def _short(filename: str) -> str:
+    """The path as a reader knows it: ours from the top of the repository, others from their package."""
+    if not os.path.isabs(filename):
+        return filename
+    path = Path(os.path.realpath(filename))
+    if path.is_relative_to(ROOT) and "site-packages" not in path.parts:
+        return str(path.relative_to(ROOT))
+    parts = path.parts
+    return str(Path(*parts[parts.index("site-packages") + 1 :])) if "site-packages" in parts else str(path)
+
+
+def _name(thing: Any) -> str:
+    module = getattr(thing, "__module__", "")
+    name = getattr(thing, "__qualname__", None) or repr(thing)
+    return f"{module}.{name}" if module and module != "builtins" else name
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        inner = ", ".join(map(_text, value))
+        return f"[{inner}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_text(v)}" for k, v in value.items()) + "}"
+    if callable(value) and not isinstance(value, type(None)) and hasattr(value, "__name__"):
+        return _name(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__name__}(...)"
+    return repr(value)

@@ -1,0 +1,94 @@
+"""`trainer.max_steps=10` on a command line: NeMo-Run's own syntax, with a misspelling caught."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from typing import Any
+
+import fiddle as fdl
+import nemo_run as run
+from fiddle._src import history
+from nemo_run.cli.cli_parser import CLIException, parse_cli_args
+
+from superpod.planner.errors import UserError, did_you_mean
+
+logging.getLogger(parse_cli_args.__module__).setLevel(logging.CRITICAL)  # it logs what we raise
+
+_FORM = re.compile(r"(?P<path>[A-Za-z_][\w.\[\]]*)\s*(?:[-+*/|&]|//)?=(?P<value>.*)", re.DOTALL)
+
+
+def apply(partial: run.Partial, overrides: list[str]) -> None:
+    """Set each `path=value` (also `*=`, `+=` and the rest of NeMo-Run's operators) in `partial`.
+
+    Raises:
+        UserError: when an override is not of that form, names nothing in the recipe, or its value does not parse.
+    """
+    where = history.Location(filename="command line", line_number=0, function_name=None)
+    for text in overrides:
+        match = _FORM.fullmatch(text)
+        if match is None:
+            raise UserError(f"{text!r} is not an override", "write path=value, such as trainer.max_steps=10")
+        _check_path(partial, match["path"])
+        try:
+            with history.custom_location(lambda: where):
+                parse_cli_args(partial, [text])
+        except CLIException:
+            kind = _kind(partial, match["path"])
+            raise UserError(f"override {text!r}: {match['path']} takes {kind}, not {match['value']!r}") from None
+
+
+def _check_path(partial: run.Partial, path: str) -> None:
+    """Refuse a path that names nothing. NeMo's strategy takes `**kwargs` and would swallow a misspelling."""
+    node: Any = partial
+    seen: list[str] = []
+    for part in path.split("."):
+        name, *indices = re.split(r"[\[\]]+", part.rstrip("]"))
+        if isinstance(node, fdl.Buildable):
+            known = parameters(fdl.get_callable(node))
+            if name not in known:
+                spot = ".".join(seen) or "the recipe"
+                hint = did_you_mean(name, known) or f"`recipes show` lists what is set; {spot} takes {len(known)} fields"
+                raise UserError(f"override {path}: {spot} has no field {name!r}", hint)
+        elif not isinstance(node, dict):
+            raise UserError(f"override {path}: {'.'.join(seen)} is {node!r} and has no fields")
+        node = getattr(node, name, None) if not isinstance(node, dict) else node.get(name)
+        for index in indices:
+            node = _item(node, index, path)
+        seen.append(part)
+
+
+def _kind(partial: run.Partial, path: str) -> str:
+    """What the field at `path` takes, as its signature says."""
+    *parents, field = path.split(".")
+    node: Any = partial
+    for part in parents:
+        name, *indices = re.split(r"[\[\]]+", part.rstrip("]"))
+        node = getattr(node, name)
+        for index in indices:
+            node = node[int(index)]
+    parameter = inspect.signature(fdl.get_callable(node)).parameters.get(field)
+    annotation = parameter.annotation if parameter else "another type"
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return text.replace("typing.", "")
+
+
+def _item(node: Any, index: str, path: str) -> Any:
+    try:
+        return node[int(index)]
+    except (TypeError, ValueError, IndexError):
+        size = len(node) if isinstance(node, list | tuple) else 0
+        raise UserError(f"override {path}: there is no item [{index}]", f"it has {size} items, from 0") from None
+
+
+def parameters(target: Any) -> list[str]:
+    """Names that `target` really takes: its own, and its bases' as far as it hands `**kwargs` on to them."""
+    classes = inspect.getmro(target) if isinstance(target, type) else ()
+    found: list[str] = []
+    for function in [target.__init__ for target in classes] or [target]:
+        signature = inspect.signature(inspect.unwrap(function)).parameters.values()
+        found += [p.name for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
+        if not any(p.kind is p.VAR_KEYWORD for p in signature):
+            break
+    return list(dict.fromkeys(found))
