@@ -1,0 +1,128 @@
+"""`recipes data`: make the data folder that recipes train on."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from superpod.recipes.data.folder import DataFolder
+
+app = typer.Typer(no_args_is_help=True, help="Make training data: tokenizer, .bin and .idx files, blends.")
+
+Text = Annotated[
+    list[str],
+    typer.Option(help="File or quoted glob (** for any depth); .jsonl holds a document a line, any other file is one. "
+                 "May be repeated. `stdlib` means the sources of this Python's standard library, 12 MB.")
+]  # fmt: skip
+Out = Annotated[Path, typer.Option(help="The data folder to write.")]
+Split = Annotated[str, typer.Option(help="Shares of training, validation and test documents.")]
+Facts = Annotated[bool, typer.Option("--json", help="Print dataset.json on stdout instead of a summary.")]
+
+
+@app.command()
+def build(
+    text: Text,
+    out: Out,
+    vocab_size: Annotated[int | None, typer.Option(help="Train a tokenizer of so many ids, 258 or more.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Or take this one: Hugging Face folder, or .model.")] = None,
+    json_key: Annotated[str, typer.Option(help="Key of the text in each line of a .jsonl file.")] = "text",
+    split: Split = "969,30,1",
+    seed: Annotated[int, typer.Option(help="Decides the order of the documents, so which are held out.")] = 1234,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one a core")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse files that are not UTF-8, do not skip them.")
+    ] = False,
+    as_json: Facts = False,
+) -> None:
+    """Tokenise text into a data folder. Interrupted? The same command goes on where it was."""
+    from superpod.recipes.data import build as building
+    from superpod.recipes.data.options import Options
+
+    options = Options(vocab_size, tokenizer, json_key, seed, split)
+    with _progress() as (show, note):
+        report = building.build(text, out, options, workers=workers, strict=strict, progress=show, note=note)
+    for line in report.notes:
+        _say(line)
+    blank = f"{report.empty} blank documents left out" if report.empty else ""
+    took = "up to date" if report.up_to_date else f"built in {report.seconds:.1f} s"
+    _summary(report.folder, as_json, took, blank)
+
+
+@app.command()
+def add(
+    out: Out,
+    prefix: Annotated[list[str], typer.Option(help="A .bin/.idx pair, without the ending. May be repeated.")],
+    tokenizer: Annotated[str, typer.Option(help="Hugging Face folder, .model file, or ORG/NAME on the hub.")],
+    weight: Annotated[list[float] | None, typer.Option(help="Share of each prefix, in order.")] = None,
+    split: Split = "969,30,1",
+    vocab_size: Annotated[int | None, typer.Option(help="Only if the tokenizer cannot be read here.")] = None,
+    index_cache: Annotated[Path | None, typer.Option(help="Folder for Megatron's sample indices.")] = None,
+    sha256: Annotated[bool, typer.Option(help="Hash the files, so that a change is noticed.")] = True,
+    as_json: Facts = False,
+) -> None:
+    """Register .bin/.idx files that are there already, alone or as a blend. Nothing is copied."""
+    from superpod.recipes.data import add as adding
+
+    with _progress() as (show, _):
+        found = adding.add(
+            out, prefix, tokenizer, weights=weight, split=split, vocab_size=vocab_size, sha256=sha256,
+            index_cache=index_cache, progress=lambda done, total: show("hash", done, total),
+        )  # fmt: skip
+    _summary(found, as_json, "registered")
+
+
+@contextmanager
+def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str], None]]]:
+    """(progress, note): one bar a phase on stderr, and lines above the bars."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = TextColumn("{task.description:<9}"), BarColumn(), TaskProgressColumn()
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+        tasks = {}
+
+        def show(phase: str, done: int, total: int) -> None:
+            for name, task in tasks.items():
+                if name != phase and bars.tasks[task].total is None:  # its end was never announced
+                    bars.update(task, total=1, completed=1)
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=total or None)
+            bars.update(tasks[phase], completed=done)
+
+        yield show, lambda line: bars.console.print(line, markup=False, highlight=False)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _summary(folder: "DataFolder", as_json: bool, took: str, *more: str) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps(folder.facts(), indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False)
+    parts = ", ".join(f"{name} {count}" for name, count in folder.split_documents().items())
+    rows = {"documents": f"{folder.documents} ({parts})", "tokens": str(folder.tokens), "vocabulary": str(folder.vocab)}
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console = Console()
+    console.print(f"{took}: {folder.path}", markup=False, highlight=False, soft_wrap=True)
+    console.print(table)
+    for line in filter(None, more):
+        console.print(line, markup=False, highlight=False)

@@ -1,0 +1,26 @@
+"""`recipes doctor`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+    """Say what is installed, what this machine has, and what is missing for which verb."""
+    from superpod.launchers.doctor import checks
+
+    found = checks()
+    if as_json:
+        print(json.dumps([vars(check) for check in found], indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for check in found:
+        mark = "[green]ok[/]" if check.ok else "[yellow]--[/]"
+        table.add_row(mark, check.name, check.found, check.next)
+    Console().print(table)

@@ -1,0 +1,138 @@
+"""`recipes run` and `recipes report`: a recipe on this machine, and what a run came to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.planner.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from superpod.launchers.local import Ended, Job, Prepared
+    from superpod.launchers.rundir import Link, RunDir
+
+Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are kept.")]
+
+
+def run(
+    name: Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as trainer.max_steps=10.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A folder made by `recipes data`; default: mock data.")] = None,
+    resume: Annotated[str, typer.Option(help="Go on with this run folder, or with the `last` one.")] = "",
+    num_nodes: Annotated[int | None, typer.Option("--nodes", help="Size; default: its smallest.")] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Train a recipe on this machine: on its GPUs, or, where it has none, as a rehearsal on CPUs."""
+    import shutil
+
+    from rich.console import Console
+
+    from superpod.launchers import local
+    from superpod.launchers.quiet import quietly
+
+    folder = _earlier(runs, name, resume) if resume else None
+    job = local.Job.of(folder, overrides or []) if folder else local.Job(name, overrides or [], data, num_nodes)
+    if folder and data:
+        job.data = data
+    local.check(job)
+    width = shutil.get_terminal_size().columns
+    with quietly() as terminal:
+        console = Console(file=terminal, width=width)
+        with console.status("importing NeMo and building the recipe (10 to 20 s)"):
+            prepared = local.prepare(job)
+        ended, folder = _run(console, job, prepared, folder, runs)
+    _report(folder)
+    if ended.state != "done":
+        print(f"go on with: recipes run {name} --resume {folder.path}")
+        raise typer.Exit(ended.exit_code)
+
+
+def _earlier(runs: Path, name: str, resume: str) -> RunDir:
+    from superpod.launchers.rundir import RunDir
+
+    folder = RunDir.latest(runs, name) if resume == "last" else RunDir.open(resume)
+    if folder is None:
+        raise UserError(f"no run of {name} in {runs}", "start one without --resume, or name its folder with --runs")
+    if folder.recipe != name:
+        raise UserError(f"{folder.path} is a run of {folder.recipe}, not of {name}")
+    return folder
+
+
+def _run(
+    console: Console, job: Job, prepared: Prepared, folder: RunDir | None, runs: Path
+) -> tuple[Ended, RunDir]:
+    import os
+
+    from superpod.launchers import local, preflight
+    from superpod.launchers.cli.progress import Steps
+    from superpod.launchers.rundir import RunDir
+    from superpod.recipes import flatten
+
+    facts = job.facts() | prepared.facts
+    if folder is None:
+        lines = [str(line) for line in flatten.flatten(prepared.partial)]
+        folder = RunDir.create(runs, job.recipe, facts=facts, recipe_lines=lines)
+        folder.write_plan(prepared.plan)
+    with folder.lock():
+        preflight.disk(folder.path, prepared.checkpoint_bytes)
+        folder.go_on(facts, prepared.max_steps)
+        link = folder.new_link()
+        link.write_env(os.environ)
+        _announce(console, prepared, folder, link)
+        with Steps(console, folder, prepared.max_steps) as steps:
+            ended = local.launch(prepared, folder, link, steps.tick)
+        step = steps.last
+        state = link.finish(ended.state, exit_code=ended.exit_code, message=ended.message, last_step=step)
+    style = {"done": "green", "cancelled": "yellow"}.get(state, "red")
+    console.print(f"[{style}]{state}[/] at step {step} of {prepared.max_steps}", end="")
+    console.print(f": {ended.message}" if ended.message else "", markup=False, highlight=False)
+    return ended, folder
+
+
+def _announce(console: Console, prepared: Prepared, folder: RunDir, link: Link) -> None:
+    if prepared.rehearsed:
+        changes = "".join(f"{c.path or 'recipe'}: {c.old} -> {c.new}  ({c.reason})\n" for c in prepared.rehearsed)
+        (link.path / "rehearsal.txt").write_text(changes, encoding="utf-8")
+        console.print(
+            f"no GPU here: rehearsing on {prepared.ranks} CPU ranks, the recipe's own NeMo and Megatron-Core on gloo; "
+            f"{len(prepared.rehearsed)} GPU settings changed, listed in links/{link.name}/rehearsal.txt"
+        )
+    console.print(f"run folder {folder.path}, link {link.name}", markup=False, highlight=False, soft_wrap=True)
+
+
+def report(
+    run: Annotated[str, typer.Argument(help="A run folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Sum up a run: losses, throughput, memory, how it ended; draws loss.png in its folder."""
+    from superpod.launchers.rundir import RunDir
+
+    folder = RunDir.open(run)
+    if as_json:
+        import dataclasses
+        import json
+
+        from superpod.launchers.report import summary
+
+        print(json.dumps(dataclasses.asdict(summary(folder)), indent=1, default=str))
+    else:
+        _report(folder)
+
+
+def _report(folder: RunDir) -> None:
+    from rich.console import Console
+
+    from superpod.launchers.report import loss_curve, render, summary
+
+    console = Console()
+    console.print(render(summary(folder)))
+    if folder.metrics():
+        try:
+            curve = loss_curve(folder, folder.path / "loss.png")
+            console.print(f"loss curve {curve}", markup=False, highlight=False, soft_wrap=True)
+        except (OSError, ModuleNotFoundError) as error:
+            console.print(f"no loss curve: {error}", markup=False, highlight=False)

@@ -1,0 +1,81 @@
+"""`recipes list` and `recipes show`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from superpod.recipes.registry import Recipe
+
+
+def list_(
+    words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose names hold every one of these.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List the recipes: model, hardware, sizes, layout."""
+    from superpod.recipes.registry import recipes
+
+    found = [r for r in recipes().values() if all(w in r.name for w in words or [])]
+    if as_json:
+        print(json.dumps([_facts(r) for r in found], indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("recipe", "nodes", "GPUs/node", "smallest layout", "seq", "global batch"):
+        table.add_column(title, no_wrap=title == "recipe")
+    for r in found:
+        layout = r.layout()
+        sizes = " ".join(map(str, r.nodes))
+        table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short(), str(r.seq), str(layout.gbs))
+    Console().print(table if found else f"no recipe's name holds {' and '.join(words or [])}")
+
+
+def _facts(r: Recipe) -> dict:
+    return {
+        "name": r.name,
+        "model": r.model.name,
+        "title": r.model.title,
+        "task": r.task,
+        "gpu": r.gpu,
+        "precision": r.precision,
+        "seq": r.seq,
+        "gpus_per_node": r.gpus_per_node,
+        "layouts": {n: vars(layout) for n, layout in r.layouts.items()},
+    }
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as trainer.max_steps=10.")] = None,
+    why: Annotated[bool, typer.Option("--why", help="Name the file and line that set each value.")] = False,
+    num_nodes: Annotated[int | None, typer.Option("--nodes", help="Size; default: its smallest.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Print a recipe whole, as lines of path = value."""
+    lines = _lines(name, overrides or [], num_nodes)
+    if as_json:
+        print(json.dumps({line.path: {"value": line.value, "where": line.where} for line in lines}, indent=1))
+        return
+    width = max(len(str(line)) for line in lines) if why else 0
+    for line in lines:
+        print(f"{line!s:{min(width, 100)}}  # {line.where}" if why else line)
+
+
+def _lines(name: str, overrides: list[str], num_nodes: int | None) -> list:
+    from superpod.launchers.quiet import quietly
+    from superpod.recipes import build
+    from superpod.recipes.registry import find
+
+    find(name).layout(num_nodes)
+    with quietly():
+        partial = build(name, num_nodes)
+        from superpod.recipes import flatten
+        from superpod.recipes import overrides as changes
+
+        changes.apply(partial, overrides)
+        return flatten.flatten(partial)

@@ -1,0 +1,54 @@
+"""Why a job failed, in one line: what the ranks' logs and the disk say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from superpod.launchers.rundir import Link, RunDir
+
+_ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt)): (.*)$")
+# What a rank says when another one has gone is true, and not why.
+_ECHOES = ("Connection closed by peer", "Connection reset by peer", "ChildFailedError", "SignalException", "Broken pipe")
+_FULL_BYTES = 1 << 20
+
+
+def why(folder: RunDir, link: Link) -> str:
+    """The first cause that can be named: a full disk, a rank killed, or the error that a rank's log ends with."""
+    free = shutil.disk_usage(folder.path).free
+    if free < _FULL_BYTES or _mentions(link, "No space left on device"):
+        return f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free): make room, then resume"
+    for log in [*link.logs, *_launcher_logs(link)]:
+        if found := _last_error(log):
+            return f"{found} ({_where(log, link)})"
+    for log in _launcher_logs(link):
+        if killed := re.search(r"exitcode\s*:\s*-9 \(pid: (\d+)\)", _tail(log)):
+            return f"a rank was killed (pid {killed[1]}, signal 9; the kernel does that when memory runs out)"
+    return f"the job ended without saying why; its logs are in {link.path / 'logs'}"
+
+
+def _mentions(link: Link, text: str) -> bool:
+    return any(text in _tail(log) for log in [*link.logs, *_launcher_logs(link)])
+
+
+def _launcher_logs(link: Link) -> list[Path]:
+    """What torchrun wrote, and the ranks before they had logs of their own."""
+    return sorted((link.path / "nemo_run").glob("**/std*.log"))
+
+
+def _last_error(log: Path) -> str:
+    errors = [m for line in _tail(log).splitlines() if (m := _ERROR.match(line))]
+    causes = [m for m in errors if not any(echo in m[0] for echo in _ECHOES)]
+    return f"{causes[-1][1].rpartition('.')[2]}: {causes[-1][2]}" if causes else ""
+
+
+def _where(log: Path, link: Link) -> str:
+    return str(log.relative_to(link.path.parent.parent))
+
+
+def _tail(log: Path, size: int = 64 * 1024) -> str:
+    with log.open("rb") as f:
+        f.seek(0, 2)
+        f.seek(max(0, f.tell() - size))
+        return f.read().decode(errors="replace")
