@@ -1,9 +1,8 @@
 """Every registered recipe as a NeMo-Run factory of its task: `nemo llm pretrain --factory NAME`.
 
+Annotations here are real types, not strings: NeMo-Run parses `--factory "NAME(num_nodes=4)"` by them.
 NeMo-Run imports this through the `nemo_run.cli` entry point; nothing else does.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 

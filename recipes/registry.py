@@ -153,7 +153,8 @@ def _recipe(m: Model, path: Path, table: str, values: dict[str, Any]) -> Recipe:
         raise UserError(f"{where}: a table is called [NNk_]task_gpu_precision, such as pretrain_h100_bf16")
     facts = match.groupdict() if match else {k: values.pop(k) for k in ("task", "gpu", "precision")}
     at = values.pop("at", {})
-    nodes = values.pop("nodes")
+    if not (nodes := values.pop("nodes", [])):
+        raise UserError(f"{where}: nodes is missing", "list the node counts this recipe is meant to run at")
     gpus = values.pop("gpus_per_node", 4 if facts["gpu"] in ("gb200", "gb300") else 8)
     return Recipe(
         name=m.name if tiny and table == "default" else f"{m.name}_{table}",

@@ -1,0 +1,36 @@
+# Two commands: `make quickstart`, then `make test`. Both make .venv when it is missing or out of date.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help quickstart test test-all lint format goldens benchmarks clean
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
+
+quickstart: $(STAMP) ## train tiny_llama3 on real text on this machine, stop, go on
+	@sh scripts/quickstart.sh $(BIN)
+
+test: $(STAMP) ## the default tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(STAMP) ## the slow ones too
+	$(BIN)/python -m pytest
+
+lint: $(STAMP) ## what the style checks say
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+
+format: $(STAMP) ## mend what can be mended by itself
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+goldens: $(STAMP) ## write the goldens anew; review the diff
+	$(BIN)/python -m pytest tests/recipes/test_goldens.py --update-goldens -q
+
+benchmarks: $(STAMP) ## measure what has a target
+	for b in benchmarks/*.py; do $(BIN)/python $$b || exit 1; done
+
+clean: ## remove the environment, data and runs that these commands made
+	rm -rf $(VENV) data/quickstart runs
+
+$(STAMP): pyproject.toml constraints.txt scripts/install.sh
+	@sh scripts/install.sh "$(PYTHON)" $(VENV)

@@ -1,0 +1,31 @@
+#!/bin/sh
+# install.sh PYTHON VENV: make the virtual environment with everything in it, and say in one line what failed.
+set -u
+python=$1 venv=$2
+log=$venv/install.log
+
+fail() {
+    echo "error: $1" >&2
+    exit 1
+}
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    fail "Python 3.11 or newer is needed; '$python' is not one. Try: make PYTHON=python3.11 ..."
+"$python" -m venv "$venv" >/dev/null 2>&1 ||
+    fail "cannot make $venv with $python: on Debian, apt-get install python3-venv; else look at 'df -h .'"
+
+echo "installing NeMo, Megatron-Core and torch into $venv: about 2 minutes, 2.5 GB (log: $log)"
+"$venv/bin/python" -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[nemo,dev]' \
+    >"$log" 2>&1 &
+pip=$!
+trap 'kill $pip 2>/dev/null; exit 130' INT TERM
+while kill -0 $pip 2>/dev/null; do
+    step=$(sed -n 's/^\(Collecting\|Downloading\|Processing\|Installing\) \{0,1\}\([^ ]*\).*/\1 \2/p' "$log" | tail -n 1 | cut -c1-60)
+    if [ -t 1 ]; then printf '\r  %-66s' "$step"; fi
+    sleep 1
+done
+if [ -t 1 ]; then printf '\r%-70s\r' ''; fi
+wait $pip || fail "pip could not install: $(sed -n 's/^ERROR: //p' "$log" | head -n 1 | cut -c1-300) (whole log: $log)"
+"$venv/bin/python" -m pip check >>"$log" 2>&1 || fail "the installed versions do not fit together (see the end of $log)"
+touch "$venv/.installed"
+echo "installed: $("$venv/bin/python" -m pip list 2>/dev/null | wc -l) packages"

@@ -1,0 +1,48 @@
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-goldens", action="store_true", help="write the goldens anew instead of comparing")
+
+
+def pytest_collection_modifyitems(items):
+    if importlib.util.find_spec("nemo") is not None:
+        return
+    for item in items:
+        if item.get_closest_marker("nemo") or item.get_closest_marker("train"):
+            item.add_marker(pytest.mark.skip(reason="NeMo is not installed: pip install -c constraints.txt -e '.[nemo]'"))
+
+
+@pytest.fixture
+def golden(request):
+    """Compare a whole text with tests/goldens/NAME, or write it there under --update-goldens."""
+
+    def compare(name: str, text: str) -> None:
+        path = ROOT / "tests" / "goldens" / name
+        if request.config.getoption("--update-goldens"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.is_file(), f"no golden {path}: `make goldens` writes it"
+        assert path.read_text() == text, f"{path.name} differs: `make goldens`, then read the diff"
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def recipes_cli():
+    """Run the command as a user does; returns the finished process with text output."""
+
+    def call(*args, cwd=None, env=None, timeout=120, python=()):
+        command = [sys.executable, *python, "-m", "superpod.launchers.cli", *map(str, args)]
+        environ = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", **(env or {})}
+        return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=timeout)
+
+    return call
