@@ -249,6 +249,8 @@ def _environment() -> dict[str, str]:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
         "TOKENIZERS_PARALLELISM": "false",
+        # torchrun kills its ranks this long after a signal; a checkpoint may take longer than its 30 s.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_S),
     }
 
 

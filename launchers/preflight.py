@@ -25,3 +25,19 @@ def disk(folder: Path, checkpoint_bytes: int) -> None:
             f"{free / 2**20:,.0f} MiB are free under {folder}",
             "make room there, or name another folder with --runs",
         )
+
+
+def writable(runs: Path) -> None:
+    """Refuse a folder for runs that cannot be written.
+
+    Raises:
+        UserError: with what the system says.
+    """
+    import tempfile
+
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=runs):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {runs}: {error.strerror}", "name another folder with --runs") from None

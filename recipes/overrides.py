@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from typing import Any
+from typing import Any, get_args
 
 import fiddle as fdl
 import nemo_run as run
@@ -34,8 +34,9 @@ def apply(partial: run.Partial, overrides: list[str]) -> None:
         try:
             with history.custom_location(lambda: where):
                 parse_cli_args(partial, [text])
+                _numbers_are_numbers(partial, match["path"])
         except CLIException:
-            kind = _kind(partial, match["path"])
+            kind = str(_annotation(*_locate(partial, match["path"]))).replace("typing.", "")
             raise UserError(f"override {text!r}: {match['path']} takes {kind}, not {match['value']!r}") from None
 
 
@@ -59,8 +60,16 @@ def _check_path(partial: run.Partial, path: str) -> None:
         seen.append(part)
 
 
-def _kind(partial: run.Partial, path: str) -> str:
-    """What the field at `path` takes, as its signature says."""
+def _numbers_are_numbers(partial: run.Partial, path: str) -> None:
+    """`trainer.devices=1` is 1: NeMo-Run takes the first type of a union that fits, and a string always does."""
+    node, field = _locate(partial, path)
+    value = getattr(node, field)
+    if isinstance(value, str) and re.fullmatch(r"-?\d+", value) and int in get_args(_annotation(node, field)):
+        setattr(node, field, int(value))
+
+
+def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
+    """The node that holds the last field of `path`, and that field."""
     *parents, field = path.split(".")
     node: Any = partial
     for part in parents:
@@ -68,10 +77,12 @@ def _kind(partial: run.Partial, path: str) -> str:
         node = getattr(node, name)
         for index in indices:
             node = node[int(index)]
+    return node, field
+
+
+def _annotation(node: Any, field: str) -> Any:
     parameter = inspect.signature(fdl.get_callable(node)).parameters.get(field)
-    annotation = parameter.annotation if parameter else "another type"
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return text.replace("typing.", "")
+    return parameter.annotation if parameter else Any
 
 
 def _item(node: Any, index: str, path: str) -> Any:

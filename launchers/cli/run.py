@@ -31,7 +31,7 @@ def run(
 
     from rich.console import Console
 
-    from superpod.launchers import local
+    from superpod.launchers import local, preflight
     from superpod.launchers.quiet import quietly
 
     folder = _earlier(runs, name, resume) if resume else None
@@ -39,6 +39,7 @@ def run(
     if folder and data:
         job.data = data
     local.check(job)
+    preflight.writable(runs)
     width = shutil.get_terminal_size().columns
     with quietly() as terminal:
         console = Console(file=terminal, width=width)

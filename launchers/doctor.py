@@ -1,0 +1,223 @@
+"""What this machine has, what is missing, and what each missing part would enable. Imports neither torch nor NeMo."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+PROJECT = Path(__file__).resolve().parents[1]
+
+# The one set of versions that resolves, imports and trains together: constraints.txt, docs/LOG.md.
+KNOWN_GOOD = {
+    "torch": "==2.13.*",
+    "nemo_toolkit": "==2.7.*",
+    "megatron-core": "==0.15.*",
+    "nemo_run": "==0.11.*",
+    "leptonai": "<0.30",
+    "pyarrow": "<22",
+    "numpy": "<2",
+    "protobuf": "==5.29.*",
+}
+REPORTED = ("torch", "nemo_toolkit", "megatron-core", "nemo_run", "transformer-engine", "lightning", "numpy")
+
+_EXTRAS = {
+    "base": (("typer", "rich", "pydantic"), "the command line: list, check, plan, render"),
+    "nemo": (
+        ("torch", "nemo_toolkit", "megatron-core", "nemo_run", "lightning", "matplotlib"),
+        "rehearse and train, export a recipe, draw loss curves",
+    ),
+    "gpu": (("transformer-engine",), "the real kernels, FP8, and training at speed"),
+    "dev": (
+        ("pytest", "pytest-timeout", "hypothesis", "ruff", "pyright", "pre-commit", "build"),
+        "the tests and checks",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: `found` is what is there, `enables` what it is good for, `next` the command that mends it."""
+
+    name: str
+    ok: bool
+    found: str
+    enables: str = ""
+    next: str = ""
+
+
+def checks() -> list[Check]:
+    """Every finding about this machine, in the order to read them; 0.1 s, or as long as nvidia-smi takes."""
+    return [
+        _python(),
+        *(_extra(name) for name in _EXTRAS),
+        *_pins(),
+        _gpu(),
+        _cores(),
+        _disk(),
+        _slurm(),
+        _torchrun(),
+        *_decoys(),
+    ]
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of what a run depends on; None for what is not installed."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in REPORTED}}
+
+
+def commit() -> str | None:
+    """This project's git commit, with `+changes` when files differ from it; None outside its own git checkout."""
+    if not (PROJECT / ".git").exists():
+        return None
+    head = _output(["git", "-C", str(PROJECT), "rev-parse", "HEAD"])
+    if head is None:
+        return None
+    return head + ("+changes" if _output(["git", "-C", str(PROJECT), "status", "--porcelain", "-uno"]) else "")
+
+
+def machine_facts() -> dict[str, Any]:
+    """Versions, commit, command line and machine, as env.json keeps them."""
+    from superpod.launchers.secrets import redact_text
+
+    return {
+        "versions": versions(),
+        "commit": commit(),
+        "command": redact_text(" ".join(sys.argv)),
+        "host": socket.gethostname(),
+        "cpu": _cpu_model(),
+        "cores": _usable_cores(),
+        "ram_gib": round(_ram_bytes() / GIB, 1),
+    }
+
+
+def satisfies(version: str, rule: str) -> bool:
+    """Whether `version` keeps a rule of the forms `==2.7.*` and `<22`; a local part such as `+cpu` does not count."""
+    numbers = [int(n) for n in re.findall(r"\d+", re.split(r"[+a-z]", version)[0])]
+    wanted = [int(n) for n in re.findall(r"\d+", rule)]
+    return numbers[: len(wanted)] == wanted if rule.startswith("==") else numbers < wanted
+
+
+@cache
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()} at {sys.executable}"
+    return Check("python", sys.version_info >= (3, 11), found, next="" if sys.version_info >= (3, 11) else "use 3.11+")
+
+
+def _extra(name: str) -> Check:
+    packages, enables = _EXTRAS[name]
+    have = [f"{package} {_version(package)}" for package in packages if _version(package)]
+    missing = [package for package in packages if not _version(package)]
+    where = "." if name == "base" else f"'.[{name}]'"
+    found = ", ".join(have[:4]) if not missing else f"missing: {', '.join(missing)}"
+    fix = f"pip install -c constraints.txt -e {where}" if missing else ""
+    return Check(name if name == "base" else f"extra {name}", not missing, found, enables, fix)
+
+
+def _pins() -> list[Check]:
+    """A finding for each installed package outside the known-good versions, or one that all is well."""
+    wrong = []
+    for name, rule in KNOWN_GOOD.items():
+        version = _version(name)
+        if version and not satisfies(version, rule):
+            fix = f"pip install '{name}{rule}'"
+            wrong.append(Check(f"version of {name}", False, f"{version}, known to work: {rule}", "NeMo 2.7.3", fix))
+    checked = [name for name in KNOWN_GOOD if _version(name)]
+    return wrong or [
+        Check("versions", True, f"{len(checked)} of {len(KNOWN_GOOD)} pinned packages here, all as known to work")
+    ]
+
+
+def _gpu() -> Check:
+    enables = "training at full size; without one: plan, check, render, rehearse"
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Check("GPU", False, "none (no nvidia-smi on PATH)", enables)
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    out = _output(query, timeout_s=10)
+    rows = [[part.strip() for part in line.split(",")] for line in (out or "").splitlines()]
+    rows = [row for row in rows if len(row) == 3 and row[1].isdigit()]
+    if not rows:
+        return Check("GPU", False, "nvidia-smi lists none", enables, "run nvidia-smi and read what it says")
+    name, mib, driver = rows[0]
+    return Check("GPU", True, f"{len(rows)} x {name}, {int(mib) / 1024:.0f} GiB, driver {driver}", enables)
+
+
+def _cores() -> Check:
+    cores, ram = _usable_cores(), _ram_bytes() / GIB
+    found = f"{_cpu_model()}, {cores} cores, {ram:.0f} GiB RAM"
+    return Check("CPU", cores >= 2 and ram >= 4, found, "a rehearsal takes a core and about 1 GiB per rank")
+
+
+def _disk() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free / GIB
+    return Check("disk", free >= 5, f"{free:.0f} GiB free in {Path.cwd()}", "checkpoints of a rehearsal: under 1 GiB")
+
+
+def _slurm() -> Check:
+    commands = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo")
+    have = [name for name in commands if shutil.which(name)]
+    missing = [name for name in commands if name not in have]
+    found = "all commands on PATH" if not missing else f"missing: {', '.join(missing)}"
+    fix = "" if not missing else "run this on the cluster's login node, or go on without: render writes the sbatch file"
+    return Check("Slurm", not missing, found, "submit, watch and chain jobs from here", fix)
+
+
+def _torchrun() -> Check:
+    path = shutil.which("torchrun")
+    beside = Path(sys.executable).with_name("torchrun")
+    fix = "" if path else f"export PATH={beside.parent}:$PATH" if beside.exists() else "install the extra nemo"
+    return Check("torchrun", path is not None, path or "not on PATH", "runs on this machine", fix)
+
+
+def _decoys() -> list[Check]:
+    """Other packages that own the bare names of our folders; ours are imported as superpod.*, so they do no harm."""
+    found = []
+    for name in ("recipes", "planner", "launchers"):
+        for folder in dict.fromkeys(sys.path):
+            if folder and Path(folder).resolve() != PROJECT and (Path(folder) / name / "__init__.py").is_file():
+                found.append(
+                    Check(f"package {name}", True, f"another one in {folder}: harmless, ours is superpod.{name}")
+                )
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else platform.machine()
+
+
+def _usable_cores() -> int:
+    """Cores that this process may use: a Slurm or container limit counts."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _ram_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _output(command: list[str], timeout_s: float = 5) -> str | None:
+    """The command's standard output, stripped; None when it cannot run or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,58 @@
+"""Telling whole checkpoints from half ones, on the file system alone."""
+
+import shutil
+from pathlib import Path
+
+from .files import read_json
+
+_MARK = "-unfinished"  # NeMo's ModelCheckpoint.UNFINISHED_CHECKPOINT_SUFFIX
+
+
+def discard_unfinished(checkpoints: Path) -> list[Path]:
+    """Remove the checkpoints that no link can resume from, and their markers; returns what was removed.
+
+    NeMo puts `{name}-unfinished` beside a checkpoint while it saves or deletes it, and its AutoResume refuses to start
+    when every `*-last` is marked. Half-written folders without a marker go too, and links to what is gone. Call it
+    while no link runs. Raises OSError.
+    """
+    entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
+    markers = [entry for entry in entries if entry.name.endswith(_MARK) and entry.is_file()]
+    marked = {marker.name.removesuffix(_MARK) for marker in markers}
+    half = [e for e in entries if e not in markers and (_stem(e) in marked or is_half(e))]
+    for entry in half:
+        _remove(entry)
+    dangling = [entry for entry in entries if entry.is_symlink() and not entry.exists() and entry not in half]
+    for entry in [*dangling, *markers]:  # markers last: when killed in between, what is left is still marked
+        _remove(entry)
+    return [*half, *dangling, *markers]
+
+
+def is_half(folder: Path) -> bool:
+    """True for a checkpoint folder whose save never came to its end.
+
+    Megatron writes `weights/common.pt` first and `weights/metadata.json` last; NeMo with `fsdp_dtensor` writes
+    `.metadata`, then `common.pt`, into the folder itself. Hugging Face folders, and folders that hold neither weights
+    nor a context, are somebody's own and never half; an empty folder is.
+    """
+    if not folder.is_dir() or folder.is_symlink():
+        return False
+    names = {entry.name for entry in folder.iterdir()}
+    if names & {"hf_weights", "hf_adapter"} or {".metadata", "common.pt"} <= names:
+        return False
+    if names and not names & {"weights", "context"}:
+        return False
+    weights = folder / "weights"
+    return not (read_json(weights / "metadata.json") and (weights / "common.pt").is_file())
+
+
+def _stem(entry: Path) -> str:
+    """The name under which NeMo marks a checkpoint file or folder."""
+    return entry.name.removesuffix(".ckpt").removesuffix("-EMA")
+
+
+def _remove(entry: Path) -> None:
+    """Remove a file, a link or a folder."""
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink(missing_ok=True)

@@ -1,0 +1,112 @@
+"""Small files that survive kills and full disks: a line is whole or absent, a document is new or old."""
+
+import contextlib
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+_TAIL_BYTES = 64 * 1024
+
+
+def is_full(error: OSError) -> bool:
+    """True when the disk or the quota is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_json(path: Path, data: Any, *, even_in_place: bool = False) -> None:
+    """Write `data` beside `path`, then rename it over `path`: a reader sees the old document or the new one.
+
+    Raises OSError (no space, no permission); the old document then still stands and no temporary file is left. With
+    `even_in_place`, a full disk leads to writing over the old document within the blocks that it has already.
+    """
+    text = json.dumps(data, indent=2, sort_keys=True, default=str).encode() + b"\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if not (even_in_place and is_full(error)):
+            raise
+        _overwrite(path, text)
+
+
+def _overwrite(path: Path, text: bytes) -> None:
+    """Put `text` at the start of the file, then cut the file there; on failure the old bytes mostly stand."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if os.pwrite(handle, text, 0) != len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        os.ftruncate(handle, len(text))
+    finally:
+        os.close(handle)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None when the file is missing, torn, or holds no object."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Append `record` as one JSON line in one write; a torn line that a killed writer left is closed off first.
+
+    Raises OSError when the line does not fit on the disk; what was written of it is then taken back. Expects one
+    writer per file. Raises ValueError for NaN and infinity, which JSON does not have.
+    """
+    line = json.dumps(record, allow_nan=False, default=str).encode() + b"\n"
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        size = os.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        try:
+            if os.write(handle, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, size)
+            raise
+    finally:
+        os.close(handle)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole JSON object of a lines file, in order; torn lines are left out, a missing file is empty."""
+    try:
+        return _objects(path.read_bytes())
+    except FileNotFoundError:
+        return []
+
+
+def tail_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in the last 64 KiB of a lines file, in order: enough for "what was last", at any length."""
+    try:
+        with open(path, "rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+            file.seek(start)
+            data = file.read(_TAIL_BYTES)
+    except FileNotFoundError:
+        return []
+    return _objects(data.partition(b"\n")[2] if start else data)
+
+
+def _objects(data: bytes) -> list[dict[str, Any]]:
+    """The JSON objects among the lines of `data`."""
+    found = []
+    for line in data.split(b"\n"):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            found.append(record)
+    return found

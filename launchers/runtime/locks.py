@@ -1,0 +1,74 @@
+"""File locks that the kernel drops when the holder dies: `RUN/.lock` for the launcher, `RUN/.ranks` for its ranks."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+LAUNCHER = ".lock"
+RANKS = ".ranks"
+
+
+def take(path: Path) -> int | None:
+    """Lock `path` for this process alone; returns the open handle, whose close unlocks, or None if another holds it.
+
+    Tries for half a second, since `is_held` looks by locking for an instant. The file then says who holds it.
+    Raises OSError where the file cannot be opened or the file system knows no locks.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    for attempt in range(11):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if attempt == 10:
+                os.close(handle)
+                return None
+            time.sleep(0.05)
+        except OSError:
+            os.close(handle)
+            raise
+    with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+    return handle
+
+
+def share(path: Path) -> int | None:
+    """Lock `path` together with others until this process ends; None where the file system knows no locks."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return handle
+        except OSError:
+            os.close(handle)
+    return None
+
+
+def is_held(path: Path) -> bool:
+    """True while any process, this one included, holds `path`; false where the file system knows no locks."""
+    try:
+        handle = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)  # NFS: RDWR
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    finally:
+        os.close(handle)
+    return False
+
+
+def holder(path: Path) -> str:
+    """'pid 12 on host a', from what the holder wrote."""
+    try:
+        who = json.loads(path.read_text())
+        return f"pid {who['pid']} on host {who['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

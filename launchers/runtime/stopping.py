@@ -1,0 +1,67 @@
+"""Stopping a distributed training between two steps, on all ranks at the same step."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class StopSignals:
+    """Notes a stop signal; the training looks at the note after each step.
+
+    The handlers replace Lightning's: its SIGTERM handler raises on the rank that got the signal, wherever the others
+    are, and its SIGUSR1 handler requeues the Slurm job by itself. Repeats are ignored: torchrun passes a signal on that
+    the terminal has already sent to the whole process group.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[int, Any] = {}
+
+    def remember(self) -> None:
+        """Note the handlers to come back to: call it before Lightning puts its own in their place."""
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def install(self) -> None:
+        """Take over SIGTERM, SIGINT and SIGUSR1; does nothing outside the main thread, where Python forbids it."""
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, self._note)
+
+    def restore(self) -> None:
+        """Put the remembered handlers back."""
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._before.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or number
+
+    def agreed(self) -> int:
+        """The signal that any rank has got, the same answer on every rank; 0 for none. A collective: call it on all."""
+        import torch
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return self.received
+        device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else "cpu"
+        flag = torch.tensor([self.received], dtype=torch.int32, device=device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return int(flag.item())
+
+
+def save_last(trainer: Any) -> bool:
+    """Save the `-last` checkpoint now, unless this step is saved already. True when one stands for this step.
+
+    The same two calls as NeMo's PreemptionCallback makes. That callback itself is not used: it listens on rank 0 only,
+    needs a CUDA device, and leaves by `sys.exit`, so that neither the end hooks nor the loggers run.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if not getattr(callback, "save_last", None):
+            continue
+        if getattr(callback, "_last_global_step_saved", 0) != trainer.global_step:
+            callback._save_last_checkpoint(trainer, callback._monitor_candidates(trainer))
+        return True
+    return False

@@ -1,0 +1,85 @@
+"""Keeping tokens, keys and passwords out of what a run leaves behind."""
+
+import re
+from collections.abc import Mapping
+
+REDACTED = "<redacted>"
+
+# A name is secret when one of its words is; words are split at `_`, `-`, `.` and at a change of case.
+_SECRET_WORDS = frozenset(
+    (
+        *("TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "PASS", "PWD"),
+        *("KEY", "KEYS", "APIKEY", "CREDENTIAL", "CREDENTIALS", "CREDS", "AUTH", "AUTHORIZATION", "COOKIE", "COOKIES"),
+        *("BEARER", "JWT", "NETRC", "SESSION", "PAT"),
+    )
+)
+_PLAIN_NAMES = frozenset({"PWD", "OLDPWD"})
+_RUN_TOGETHER = re.compile(r"(?i)(token|secret|passw(or)?d|credential|api_?key|access_?key|private_?key)")
+_NOT_SECRET = re.compile(
+    r"(?i)^(.*_)?(NUM|MAX|MIN|TOTAL|N)_TOKENS?$|TOKENIZERS?|^SSH_AUTH_SOCK$|^XAUTHORITY$|XDG_SESSION"
+)
+
+_VALUES = re.compile(
+    r"""
+    \b hf_[A-Za-z0-9]{8,}                                        # Hugging Face
+    | \b sk-[A-Za-z0-9_-]{8,}                                    # OpenAI, Anthropic
+    | \b gh[pousr]_[A-Za-z0-9]{8,} | \b github_pat_\w{8,}        # GitHub
+    | \b glpat-[A-Za-z0-9_-]{8,}                                 # GitLab
+    | \b nvapi-[A-Za-z0-9_-]{8,}                                 # NVIDIA NGC
+    | \b xox[abeoprs]-[A-Za-z0-9-]{8,}                           # Slack
+    | \b A(?:KI|SI)A[A-Z0-9]{12,}                                # AWS
+    | \b AIza[A-Za-z0-9_-]{20,}                                  # Google
+    | \b eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]*   # JSON web token
+    """,
+    re.VERBOSE,
+)
+_URL_USER = re.compile(r"(?<![a-zA-Z0-9+.-])(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*+://)[^/\s@:]*:[^/\s]*@")
+_BEARER = re.compile(r"(?i)\b(?P<scheme>bearer|basic)\s+[A-Za-z0-9+/._~-]{8,}=*")
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+_ASSIGNMENT = re.compile(
+    r"""(?<![A-Za-z0-9_.-])(?P<name>[.-]*+[A-Za-z_][A-Za-z0-9_.-]*+)(?P<sep>["']?\s*[=:]\s*)(?P<value>"[^"\n]*"|'[^'\n]*'|[^\s"',;}&]+)"""
+)
+
+_KEPT = re.compile(
+    r"^(SLURM|SBATCH|NCCL|CUDA|CUDNN|TORCH|TORCHELASTIC|PYTORCH|NVTE|NEMO|NEMORUN|OMP|MKL|UCX|UCC|FI|IBV|MELLANOX|NVIDIA"
+    r"|NVSHMEM|MASTER|GLOO|TRITON|HF|TRANSFORMERS|TOKENIZERS|WANDB|MEGATRON|SUPERPOD|ENROOT|PYXIS|PYTHON|XLA|LC)(_|[A-Z]*_|$)"
+    r"|^(PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHASHSEED|HOSTNAME|USER|LOGNAME|HOME|PWD|SHELL|LANG|TZ|TMPDIR"
+    r"|VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV|RANK|LOCAL_RANK|GROUP_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|HTTPS?_PROXY"
+    r"|https?_proxy|no_proxy|NO_PROXY|MODULEPATH|LOADEDMODULES)$"
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """True for HF_TOKEN, WANDB_API_KEY, aws.secretKey; false for KEYBOARD, PWD, TOKENIZERS_PARALLELISM, MAX_TOKENS."""
+    if name in _PLAIN_NAMES or _NOT_SECRET.search(name):
+        return False
+    words = re.split(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])", name)
+    return any(word.upper() in _SECRET_WORDS for word in words) or bool(_RUN_TOGETHER.search(name))
+
+
+def redact(mapping: Mapping[str, str]) -> dict[str, str]:
+    """A copy of an environment with `<redacted>` for every secret: whole values by name, parts of values by shape."""
+    return {name: REDACTED if value and is_secret_name(name) else redact_text(value) for name, value in mapping.items()}
+
+
+def redact_text(text: str) -> str:
+    """`text` with every token, key and password in it replaced; running it twice changes nothing more."""
+    text = _PRIVATE_KEY.sub(REDACTED, text)
+    text = _URL_USER.sub(rf"\g<scheme>{REDACTED}@", text)
+    text = _BEARER.sub(rf"\g<scheme> {REDACTED}", text)
+    text = _VALUES.sub(REDACTED, text)
+    return _ASSIGNMENT.sub(_redact_assignment, text)
+
+
+def _redact_assignment(match: re.Match[str]) -> str:
+    """`NAME=value` and `"name": "value"` with the value hidden when the name is secret."""
+    name, separator, value = match["name"], match["sep"], match["value"]
+    if not is_secret_name(name) or value.startswith(REDACTED):
+        return match[0]
+    quote = value[0] if value[0] in "\"'" else ""
+    return f"{name}{separator}{quote}{REDACTED}{quote}"
+
+
+def environment_view(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that explain a run (Slurm, NCCL, CUDA, torch, NeMo, paths), redacted; the rest is left out."""
+    return redact({name: environ[name] for name in sorted(environ) if _KEPT.match(name)})

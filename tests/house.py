@@ -1,0 +1,102 @@
+"""The rules of the house, as functions over a tree: each returns what breaks it, so that a planted fault is found."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+ALLOWED = {
+    "planner": {"planner"},
+    "recipes": {"planner", "recipes"},
+    "launchers": {"planner", "recipes", "launchers"},
+}
+KNOWS_NEMO = ("recipes/", "launchers/rehearsal/")
+NEMO = ("nemo", "megatron", "transformer_engine")
+COPIED_LINES = 6
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted module) of every import in the file, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, name.name) for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.lineno, node.module or ""
+            yield from ((node.lineno, f"{node.module}.{name.name}") for name in node.names)
+
+
+def wrong_way_imports(root: Path) -> list[str]:
+    """Facts flow planner -> recipes -> launchers; only recipes and the rehearsal know NeMo; planner needs no torch."""
+    found = []
+    for folder, allowed in ALLOWED.items():
+        for path in sorted((root / folder).rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            for line, module in imports(path):
+                top, _, rest = module.partition(".")
+                ours = rest.partition(".")[0] if top == "superpod" else ""
+                if ours in ALLOWED and ours not in allowed:
+                    found.append(f"{name}:{line} imports {module}")
+                if top in NEMO and not name.startswith(KNOWS_NEMO):
+                    found.append(f"{name}:{line} imports {module}: only {' and '.join(KNOWS_NEMO)} know NeMo")
+                if folder == "planner" and top in ("torch", "nemo_run", "lightning"):
+                    found.append(f"{name}:{line} imports {module}: the planner runs where there is none")
+                if top in ALLOWED:
+                    found.append(f"{name}:{line} imports {module}: say superpod.{module}")
+    return sorted(set(found))
+
+
+def copies(folder: Path, least: int = COPIED_LINES) -> list[str]:
+    """Runs of `least` code lines that stand in two places of the recipe files."""
+    seen: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for path in sorted(folder.rglob("*.py")):
+        lines = [(n, text) for n, text in enumerate(map(str.strip, path.read_text().splitlines()), 1) if _is_code(text)]
+        for start in range(len(lines) - least + 1):
+            run = tuple(text for _, text in lines[start : start + least])
+            seen[run].append(f"{path.relative_to(folder)}:{lines[start][0]}")
+    return [f"{a} stands again at {b}" for places in seen.values() for a, b in pairwise(places)]
+
+
+def _is_code(line: str) -> bool:
+    return not re.fullmatch(r"(#.*|from .*|import .*|[\])}\s,:]*)", line)
+
+
+def unregistered(recipes: Path, families: tuple[str, ...]) -> list[str]:
+    """Models without a layout, layouts without a model, and family files that the registry does not read."""
+    models: dict[str, str] = {}
+    for path in sorted(recipes.glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and any("model" in ast.unparse(d) for d in node.decorator_list):
+                models[node.name] = path.stem
+    layouts = {path.stem for path in (recipes / "layouts").glob("*.toml")}
+    found = [f"{name} of {file}.py has no layouts/{name}.toml" for name, file in models.items() if name not in layouts]
+    found += [f"layouts/{name}.toml is of no model" for name in sorted(layouts - set(models))]
+    return found + [f"{file}.py is no family of the registry" for file in sorted(set(models.values()) - set(families))]
+
+
+def long_files(root: Path, most: int = 400, function: int = 60) -> list[str]:
+    """Files and functions longer than anyone reads in one go."""
+    found = []
+    for folder in (*ALLOWED, "tests", "benchmarks"):
+        for path in sorted((root / folder).rglob("*.py")):
+            name, text = path.relative_to(root).as_posix(), path.read_text()
+            if len(text.splitlines()) > most:
+                found.append(f"{name} has {len(text.splitlines())} lines")
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef) and (size := node.end_lineno - node.lineno + 1) > function:
+                    found.append(f"{name}: {node.name} has {size} lines")
+    return found
+
+
+def commands(page: Path) -> list[tuple[int, list[str]]]:
+    """The `recipes ...` and `make ...` lines in a page's code blocks, as (line, words)."""
+    import shlex
+
+    found, inside = [], False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if line.startswith("```"):
+            inside = not inside
+        elif inside and re.match(r"(\$ )?(recipes|make) \S", line):
+            found.append((number, shlex.split(line.removeprefix("$ "), comments=True)))
+    return found

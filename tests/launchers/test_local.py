@@ -1,0 +1,249 @@
+"""Real runs on this machine: real NeMo, Megatron-Core and torchrun on gloo, real text, real signals, a real full disk."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from superpod.launchers.rundir import RunDir
+
+pytestmark = [pytest.mark.nemo, pytest.mark.train]
+
+SMALL = ("data.seq_length=64", "model.config.seq_length=64", "data.micro_batch_size=2", "data.global_batch_size=8")
+TP1 = (
+    "trainer.devices=1",
+    "trainer.strategy.tensor_model_parallel_size=1",
+    "trainer.strategy.sequence_parallel=False",
+    "trainer.callbacks[2].tp_comm_overlap=False",
+)
+TP2 = (
+    "trainer.devices=2",
+    "trainer.strategy.tensor_model_parallel_size=2",
+    "trainer.strategy.sequence_parallel=True",
+)
+
+
+class Running:
+    """`recipes run ...` as a process, with its run folder as it grows."""
+
+    def __init__(self, folder: Path, *words: str, runs: Path | None = None, env: dict[str, str] | None = None) -> None:
+        self.runs = runs or folder / "runs"
+        self.before = set(self.runs.glob("*/*"))
+        command = [sys.executable, "-m", "superpod.launchers.cli", "run", *words, "--runs", str(self.runs)]
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, "COLUMNS": "200", **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run_dir(self) -> RunDir:
+        (made,) = set(self.runs.glob("*/*")) - self.before
+        return RunDir(made)
+
+    def until_step(self, step: int, run: RunDir | None = None, limit_s: float = 180) -> RunDir:
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with contextlib.suppress(ValueError):
+                run = run or self.run_dir()
+            if run and (lines := run.metrics()) and lines[-1]["step"] >= step:
+                return run
+            time.sleep(0.05)
+        raise AssertionError(f"step {step} was not reached; the command said: {self.end()[1]}")
+
+    def ranks(self) -> list[int]:
+        import psutil
+
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [c.pid for c in children if "fdl_runner" in " ".join(c.cmdline()) and "torchrun" not in c.cmdline()[1]]
+
+    def end(self, limit_s: float = 300) -> tuple[int, str]:
+        try:
+            said, _ = self.process.communicate(timeout=limit_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        assert "Traceback" not in said, said
+        return self.process.returncode, said
+
+
+def losses(run: RunDir) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in run.metrics()}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory, recipes_cli):
+    """Two packages of the standard library as a data folder with a vocabulary of 512."""
+    folder = tmp_path_factory.mktemp("text") / "a name with 'quotes'"
+    library = Path(json.__file__).parents[1]
+    source = ("--text", library / "email" / "*.py", "--text", library / "asyncio" / "*.py")
+    done = recipes_cli("data", "build", *source, "--vocab-size", 512, "--split", "8,1,1", "--out", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A working directory whose `recipes` package is not ours: NeMo-Run's children start here."""
+    decoy = tmp_path / "recipes"
+    decoy.mkdir()
+    (decoy / "__init__.py").write_text("raise SystemExit('the decoy was imported')\n")
+    return tmp_path
+
+
+def test_tensor_parallel_with_sequence_parallel_gives_the_losses_of_one_rank(folder, text):
+    """From one checkpoint, FP32, no dropout: 20 steps on one rank and on two differ by less than 1e-4."""
+    words = ("tiny_llama3_fp32", *SMALL, "log.ckpt.every_n_train_steps=5")
+    seed = Running(folder, *words, *TP1, "trainer.max_steps=5", "--data", str(text))
+    code, said = seed.end()
+    assert code == 0, said
+    found = []
+    for name, layout in (("one", TP1), ("two", TP2)):
+        copy = folder / name / "tiny_llama3_fp32" / seed.run_dir().path.name
+        shutil.copytree(seed.run_dir().path, copy, symlinks=True)
+        going_on = Running(folder, words[0], "--resume", str(copy), *layout, "trainer.max_steps=25", runs=folder / name)
+        code, said = going_on.end()
+        assert code == 0, said
+        found.append(losses(RunDir(copy)))
+    steps = range(6, 26)
+    assert len(RunDir(copy).links[-1].logs) == 2
+    assert max(abs(found[0][step] - found[1][step]) for step in steps) < 1e-4
+    assert found[0][25] < found[0][6]
+
+
+def test_a_run_killed_at_step_35_goes_on_as_if_nothing_had_been(folder, text):
+    """kill -9 between two checkpoints: the resumed run's losses are the uninterrupted run's."""
+    words = ("tiny_llama3", *SMALL, "--data", str(text))
+    with socket.socket() as busy:  # torchrun's usual port is taken: a run chooses a free one
+        with contextlib.suppress(OSError):
+            busy.bind(("127.0.0.1", 29500))
+            busy.listen()
+        whole = Running(folder, *words, env={"MASTER_PORT": "29500"})
+        code, said = whole.end()
+    assert code == 0, said
+    expected = losses(whole.run_dir())
+    assert sorted(expected) == list(range(1, 61))
+
+    killed = Running(folder, *words)
+    run = killed.until_step(35)
+    for pid in killed.ranks():
+        os.kill(pid, signal.SIGKILL)
+    code, said = killed.end()
+    assert code == 1
+    assert "killed" in said
+    assert run.state() == "failed"
+    assert f"--resume {run.path}" in said
+
+    code, said = Running(folder, "tiny_llama3", "--resume", "last").end()
+    assert code == 0, said
+    resumed = losses(run)
+    from_second = [line["step"] for line in run.metrics() if line["link"] == "002"]
+    assert min(from_second) == 31
+    assert {step: resumed[step] for step in range(31, 61)} == pytest.approx(
+        {step: expected[step] for step in range(31, 61)}, abs=1e-5
+    )
+    validated = [[line["step"] for line in r.metrics() if line["val_loss"] is not None] for r in (whole.run_dir(), run)]
+    assert validated == [[20, 40, 60]] * 2
+    assert run.state() == "done"
+
+
+def test_ctrl_c_saves_and_the_next_run_goes_on(folder, text):
+    running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text), "trainer.max_steps=40")
+    run = running.until_step(12)
+    os.kill(running.process.pid, signal.SIGINT)
+    code, said = running.end()
+    assert code == 130
+    assert "cancelled at step" in said
+    assert run.state() == "cancelled"
+    stopped = run.metrics()[-1]["step"]
+    assert stopped < 40
+
+    code, said = Running(folder, "tiny_llama3", "--resume", str(run.path)).end()
+    assert code == 0, said
+    assert min(line["step"] for line in run.metrics() if line["link"] == "002") == stopped + 1
+    assert run.state() == "done"
+
+    code, said = Running(folder, "tiny_llama3", "--resume", str(run.path)).end()
+    assert code == 2
+    assert "is done at step 40" in said
+
+
+def test_a_full_disk_is_said_and_survived(folder, text):
+    disk = folder / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150m", "none", disk], capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        words = ("tiny_llama3", *SMALL, "log.ckpt.every_n_train_steps=2", "log.ckpt.save_top_k=9")
+        full = Running(folder, *words, "--data", str(text), runs=disk)
+        code, said = full.end()
+        assert code == 1, said
+        assert "is full" in said
+        assert full.run_dir().state() == "failed"
+        refused = Running(folder, "tiny_llama3", "--resume", "last", runs=disk)
+        code, said = refused.end()
+        assert code == 2, said
+        assert "MiB are free" in said
+        subprocess.run(["mount", "-o", "remount,size=2g", disk], check=True)
+        code, said = Running(folder, "tiny_llama3", "--resume", "last", "trainer.max_steps=30", runs=disk).end()
+        assert code == 0, said
+        assert min(line["step"] for line in full.run_dir().metrics() if line["link"] == "002") > 1
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(folder, text):
+    disk = folder / "read only"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", disk], capture_output=True).returncode:
+        pytest.skip("mounting a read-only file system needs root")
+    try:
+        code, said = Running(folder, "tiny_llama3", "--data", str(text), runs=disk / "runs").end(limit_s=20)
+        assert code == 2
+        assert "Read-only file system" in said
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: (data / "text.idx").write_bytes(b"not an index"), "text.idx"),
+        (lambda data: os.truncate(data / "text.bin", 10), "text.bin"),
+        (lambda data: (data / "text.bin").unlink(), "text.bin"),
+        (lambda data: shutil.rmtree(data / "tokenizer"), "tokenizer"),
+        (lambda data: (data / "dataset.json").write_text("{"), "dataset.json"),
+    ],
+)
+def test_damaged_data_is_refused_before_nemo_is_imported(damage, says, folder, text):
+    copy = folder / "copy"
+    shutil.copytree(text, copy)
+    damage(copy)
+    code, said = Running(folder, "tiny_llama3", "--data", str(copy)).end(limit_s=20)
+    assert code == 2
+    assert says in said
+    assert not (folder / "runs").exists()
+
+
+def test_what_does_not_fit_is_refused(folder):
+    code, said = Running(folder, "llama31_405b_pretrain_h100_bf16").end()
+    assert code == 2
+    assert "512 processes" in said
+    assert not list((folder / "runs").glob("*/*"))
+
+
+def test_an_illegal_layout_is_refused_with_its_numbers(folder):
+    code, said = Running(folder, "tiny_llama3", "trainer.strategy.pipeline_model_parallel_size=4").end()
+    assert code == 2
+    assert "tp 2 x pp 4 x cp 1 = 8 must divide the number of GPUs, which is 2" in said

@@ -1,0 +1,138 @@
+import pytest
+from rich.console import Console
+
+from superpod.launchers.report import loss_curve, render, summary
+from superpod.launchers.rundir import RunDir
+from superpod.launchers.runtime.files import append_line
+
+NAME = "tiny_pretrain_h100_bf16"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir.create(tmp_path / "runs", NAME, facts={"unigram_entropy_nats": 6.25}, recipe_lines=[])
+
+
+def step(number: int, link: str = "001", **more: object) -> dict:
+    line = {"t": 100.0 + number, "link": link, "step": number, "loss": 10.0 / number, "val_loss": None, "lr": 1e-3}
+    speed = {"step_time_s": 0.5, "tokens": 1000 * number, "tokens_per_s_per_gpu": 500.0, "allocated_gib": 1.0}
+    return line | speed | more
+
+
+def write(run: RunDir, *lines: dict) -> None:
+    for line in lines:
+        append_line(run.path / "metrics.jsonl", line)
+
+
+def text(run: RunDir) -> str:
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(summary(run)))
+    console.file.close()
+    return console.export_text()
+
+
+def two_links(run: RunDir) -> None:
+    slow = {"step_time_s": 50.0, "tokens_per_s_per_gpu": 5.0}
+    write(run, step(1) | slow, step(2), step(3, val_loss=4.5), step(4, loss=99.0))
+    write(run, step(4, "002") | slow, step(5, "002", step_time_s=0.25, tokens_per_s_per_gpu=1000.0), step(6, "002"))
+    first, second = run.new_link(), run.new_link()
+    append_line(first.path / "heartbeat" / "1.jsonl", {"t": 1.0, "step": 3, "phase": "train", "allocated_gib": 2.5})
+    first.finish("failed", exit_code=1, started=100.0)
+    second.finish("failed", exit_code=1, message="out of memory", started=200.0)
+    for link, seconds in ((first, 60.0), (second, 65.0)):
+        result = link.result
+        link.finish("failed", exit_code=1, message="out of memory", started=result["ended"] - seconds)
+
+
+def test_summary_of_two_links(run):
+    two_links(run)
+    found = summary(run)
+    assert (found.recipe, found.path, found.links, found.steps) == (NAME, run.path, 2, 6)
+    assert (found.loss_start, found.loss_end) == pytest.approx((10.0, 10 / 6))
+    assert found.val_loss == 4.5
+    assert found.tokens == 6000
+    assert found.unigram_entropy_nats == 6.25
+    assert found.tokens_per_s == 2000.0  # steps 2, 3, 6 at 2000, step 5 at 4000; the first of each link left out
+    assert found.tokens_per_s_per_gpu == 500.0
+    assert found.peak_allocated_gib == 2.5  # another rank than the one that writes the metrics
+    assert found.wall_time_s == pytest.approx(125, abs=1)
+    assert found.status.message == "out of memory"
+
+
+def test_summary_of_a_run_without_a_step(run):
+    found = summary(run)
+    assert (found.steps, found.links, found.wall_time_s, found.status.state) == (0, 0, 0.0, "queued")
+    assert found.loss_start is found.tokens_per_s is found.peak_allocated_gib is None
+    assert "queued" in text(run)
+    assert "None" not in text(run)
+
+
+def test_a_single_step_still_has_a_throughput(run):
+    write(run, step(1))
+    assert summary(run).tokens_per_s == 2000.0
+
+
+def test_unknown_tokens_are_left_out(run):
+    write(run, step(1, tokens=None, tokens_per_s_per_gpu=None), step(2, tokens=None, tokens_per_s_per_gpu=None))
+    assert summary(run).tokens_per_s is None
+    assert "throughput" not in text(run)
+    assert "loss" in text(run)
+
+
+def test_a_link_without_a_word_counts_until_its_last_heartbeat(run):
+    link = run.new_link()
+    append_line(link.path / "heartbeat" / "0.jsonl", {"t": link.result["started"] + 30, "step": 3, "phase": "train"})
+    assert summary(run).wall_time_s == pytest.approx(30)
+
+
+def test_the_table_reads_as_one_looks_for_it(run):
+    two_links(run)
+    shown = text(run)
+    for words in (
+        NAME,
+        "failed: out of memory",
+        "6 in 2 links",
+        "10.0000 -> 1.6667 nats/token",
+        "4.5000 nats/token",
+        "6.2500 nats/token",
+        "6,000",
+        "2,000 tokens/s",
+        "500 tokens/s",
+        "2.50 GiB per rank",
+        "2 min 05 s",
+        str(run.path),
+    ):
+        assert words in shown
+
+
+@pytest.mark.parametrize("steps", [0, 1, 12])
+def test_the_loss_curve_is_a_picture_of_900_by_500(run, tmp_path, steps):
+    pytest.importorskip("matplotlib")
+    write(
+        run,
+        *(step(n, "001" if n < 6 else "002", val_loss=9.0 / n if n % 4 == 0 else None) for n in range(1, steps + 1)),
+    )
+    data = loss_curve(run, tmp_path / "loss.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) == (900, 500)
+
+
+def test_what_is_drawn(run, monkeypatch, tmp_path):
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    save = figure.Figure.savefig
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
+    two_links(run)
+    loss_curve(run, tmp_path / "loss.png")
+    (axes,) = drawn[0].axes
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert list(lines["training loss"].get_xdata()) == [1, 2, 3, 4, 5, 6]
+    assert list(lines["training loss"].get_ydata()) == pytest.approx([10, 5, 10 / 3, 2.5, 2, 10 / 6])
+    assert list(lines["validation loss"].get_xdata()) == [3]
+    assert list(lines["unigram entropy 6.25"].get_ydata()) == [6.25, 6.25]
+    (began,) = [line for label, line in lines.items() if label.startswith("_")]
+    assert list(began.get_xdata()) == [3.5, 3.5]
+    assert [words.get_text().strip() for words in axes.texts] == ["link 002"]
+    assert axes.get_title(loc="left") == NAME
+    assert axes.get_ylabel() == "loss (nats per token)"
+    assert axes.get_yscale() == axes.get_xscale() == "linear"

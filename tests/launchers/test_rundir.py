@@ -1,0 +1,474 @@
+import contextlib
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superpod.launchers import rundir
+from superpod.launchers.rundir import DONE, SILENT, Link, RunDir
+from superpod.launchers.runtime import locks
+from superpod.launchers.runtime.checkpoints import discard_unfinished
+from superpod.launchers.runtime.files import append_line, read_lines, write_json
+from superpod.planner.errors import UserError
+
+NAME = "tiny_pretrain_h100_bf16"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir.create(tmp_path / "runs", NAME, facts={"seed": 7}, recipe_lines=["a = 1", "b = 2"])
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 512 KiB."""
+    if os.geteuid():
+        pytest.skip("mounting a small tmpfs needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", disk], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no small tmpfs: {made.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def fill(disk: Path, name: str = "filler") -> None:
+    with contextlib.suppress(OSError), open(disk / name, "ab", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+
+
+def child(code: str) -> subprocess.Popen:
+    """A Python process that says a line when it is ready, and then sleeps."""
+    code += "\nprint('ready', flush=True)\nimport time; time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@contextlib.contextmanager
+def running(code: str):
+    process = child(code)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def hold(run: RunDir) -> str:
+    return f"""
+from superpod.launchers.rundir import RunDir
+run = RunDir.open({str(run.path)!r}); held = run.lock(); held.__enter__(); run.new_link()"""
+
+
+def test_the_tree_of_a_run_is_the_contract(run):
+    link = run.new_link()
+    link.write_env({"PATH": "/bin", "HF_TOKEN": "hf_abcdefghijk"})
+    run.write_plan({"layouts": []})
+    append_line(run.path / "metrics.jsonl", {"step": 1})
+    found = {str(p.relative_to(run.path)) for p in run.path.rglob("*") if not p.name.startswith(".")}
+    assert found == {
+        "run.json", "recipe.txt", "plan.json", "metrics.jsonl", "checkpoints", "links", "links/001",
+        "links/001/env.json", "links/001/result.json", "links/001/logs", "links/001/heartbeat",
+    }  # fmt: skip
+    assert run.path.parent.name == NAME
+    assert (run.path / "recipe.txt").read_text() == "a = 1\nb = 2\n"
+    assert run.facts["seed"] == 7
+
+
+def test_env_has_versions_and_no_secret(run):
+    link = run.new_link()
+    link.write_env({"SLURM_JOB_ID": "12", "HF_TOKEN": "hf_abcdefghijk", "OTHER": "x"})
+    env = json.loads((link.path / "env.json").read_text())
+    assert env["environment"] == {"SLURM_JOB_ID": "12", "HF_TOKEN": "<redacted>"}
+    assert env["versions"]["python"] == sys.version.split()[0]
+    assert env["cores"] >= 1
+
+
+def test_concurrent_creates_never_share_a_folder(tmp_path):
+    made = []
+    threads = [
+        threading.Thread(target=lambda: made.append(RunDir.create(tmp_path, NAME, facts={}, recipe_lines=[])))
+        for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({run.path for run in made}) == 16
+
+
+def test_a_folder_name_that_is_taken_is_passed_over(tmp_path, monkeypatch):
+    tokens = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
+    monkeypatch.setattr(rundir.secrets, "token_hex", lambda n: next(tokens))
+    monkeypatch.setattr(rundir, "datetime", type("Frozen", (), {"now": staticmethod(lambda tz: rundir_time)}))
+    first, second = (RunDir.create(tmp_path, NAME, facts={}, recipe_lines=[]) for _ in range(2))
+    assert [first.path.name, second.path.name] == ["20260102T030405Z-aaaaaa", "20260102T030405Z-bbbbbb"]
+
+
+rundir_time = __import__("datetime").datetime(2026, 1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "a\nb"])
+def test_create_refuses_names_that_are_no_folder_names(tmp_path, name):
+    with pytest.raises(UserError, match="cannot name a folder"):
+        RunDir.create(tmp_path, name, facts={}, recipe_lines=[])
+    assert not list(tmp_path.iterdir())
+
+
+def test_create_says_that_a_file_is_in_the_way(tmp_path):
+    (tmp_path / NAME).write_text("mine")
+    with pytest.raises(UserError, match=f"a file is in the way of the folder .*{NAME}"):
+        RunDir.create(tmp_path, NAME, facts={}, recipe_lines=[])
+
+
+def test_create_says_that_the_folder_cannot_be_written(small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(UserError, match=r"cannot write .*: Read-only file system") as caught:
+        RunDir.create(small_disk, NAME, facts={}, recipe_lines=[])
+    assert caught.value.hint
+
+
+def test_create_on_a_full_disk_leaves_nothing_behind(small_disk):
+    (small_disk / NAME).mkdir()
+    fill(small_disk)
+    with pytest.raises(UserError, match="no space left"):
+        RunDir.create(small_disk, NAME, facts={}, recipe_lines=["x" * 10_000])
+    assert not list((small_disk / NAME).iterdir())
+
+
+def test_new_link_on_a_full_disk_is_an_error_of_the_user(small_disk):
+    run = RunDir.create(small_disk, NAME, facts={}, recipe_lines=[])
+    fill(small_disk)
+    with pytest.raises(UserError, match="no space left"):
+        run.new_link()
+
+
+@pytest.mark.parametrize("thief", [False, True], ids=["reserve", "reserve taken by another"])
+def test_finish_writes_its_result_on_a_full_disk(small_disk, monkeypatch, thief):
+    run = RunDir.create(small_disk, NAME, facts={}, recipe_lines=[])
+    link = run.new_link()
+    fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_json(run.path / "run.json", {"x": "y" * 5000})
+    if thief:
+        (link.path / ".reserve").unlink()
+        fill(small_disk, "thief")
+    before = (link.path / "result.json").stat().st_ino
+    link.finish("failed", exit_code=1, message="no space left on device", last_step=41)
+    renamed = (link.path / "result.json").stat().st_ino != before
+    assert renamed is not thief  # the reserve is there for the atomic way; in place is the last resort
+    result = json.loads((link.path / "result.json").read_text())
+    assert (result["state"], result["exit_code"], result["last_step"]) == ("failed", 1, 41)
+    assert run.status().message == "no space left on device"
+    assert not list(link.path.glob(".result*"))
+
+
+def test_links_count_up(run):
+    assert [run.new_link().name for _ in range(3)] == ["001", "002", "003"]
+    for name in ("099", "1000", "notes"):
+        (run.path / "links" / name).mkdir()
+    assert run.new_link().name == "1001"
+    assert [link.name for link in run.links][-2:] == ["1000", "1001"]
+
+
+def test_latest_is_the_newest(tmp_path):
+    assert RunDir.latest(tmp_path, NAME) is None
+    runs = [RunDir.create(tmp_path, NAME, facts={}, recipe_lines=[]) for _ in range(5)]
+    RunDir.create(tmp_path, "other_pretrain_h100_bf16", facts={}, recipe_lines=[])
+    (tmp_path / NAME / "99991231T000000Z-zzzzzz").mkdir()  # no run.json: no run
+    assert RunDir.latest(tmp_path, NAME) == runs[-1]
+
+
+def test_open_refuses_what_is_no_run(tmp_path, run):
+    assert RunDir.open(str(run.path)) == run
+    with pytest.raises(UserError, match="no run folder"):
+        RunDir.open(tmp_path)
+
+
+def test_the_lock_is_held_once_and_its_holder_is_named(run):
+    with running(hold(run)) as process:
+        with pytest.raises(UserError, match=rf"in use by pid {process.pid} on host "), run.lock():
+            pass
+        assert run.state() == "running"
+    with run.lock():
+        assert run.state() == "running"
+
+
+def test_after_kill_9_of_everything_the_run_has_failed_and_is_free(run):
+    with running(hold(run)) as process:
+        os.kill(process.pid, signal.SIGKILL)
+    assert run.status() == rundir.Status("failed", SILENT, "001")
+    with run.lock():
+        assert run.new_link().name == "002"
+
+
+def test_ranks_that_outlive_their_launcher_keep_the_run(run):
+    run.new_link()
+    with running(f"from superpod.launchers.runtime.locks import share; h = share({str(run.path / '.ranks')!r})"):
+        assert run.state() == "running"
+        with pytest.raises(UserError, match=r"ranks of link 001 .* still run"), run.lock():
+            pass
+    assert run.state() == "failed"
+    with run.lock():
+        assert run.state() == "running"
+
+
+def test_looking_at_the_state_never_takes_the_lock_from_anyone(run):
+    run.new_link()
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            run.state()
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        for _ in range(50):
+            with run.lock():
+                pass
+    finally:
+        stop.set()
+        watcher.join()
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled", "stalled", "requeued"])
+def test_state_is_what_the_last_link_said(run, state):
+    assert run.state() == "queued"
+    run.new_link().finish("failed", exit_code=1, message="first")
+    assert run.new_link().finish(state, exit_code=3, message="second") == state
+    assert run.status() == rundir.Status(state, "second", "002", 3)
+
+
+def test_done_needs_the_marker_and_nothing_else(run):
+    link = run.new_link()
+    assert link.finish("done", exit_code=0) == "failed"
+    assert not run.done
+    assert run.status().state == "failed"
+    assert "never reached its last step" in run.status().message
+    (run.path / DONE).write_text("{}")
+    assert run.state() == "done"
+    assert link.finish("done", exit_code=0) == "done"
+
+
+def test_a_done_run_goes_on_with_more_steps_only(run):
+    half = make_checkpoint(run.checkpoints / "m--step=9", whole=False)
+    (run.path / DONE).write_text('{"step": 20}')
+    with pytest.raises(UserError, match="is done at step 20"):
+        run.go_on({"overrides": []}, max_steps=20)
+    assert run.done
+    run.go_on({"overrides": ["trainer.max_steps=40"]}, max_steps=40)
+    assert not run.done
+    assert not half.exists()
+    assert run.facts["overrides"] == ["trainer.max_steps=40"]
+    assert (run.facts["seed"], run.facts["recipe"]) == (7, NAME)
+
+
+def test_a_file_system_without_locks_is_named(run, monkeypatch):
+    def unsupported(handle: int, operation: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(locks.fcntl, "flock", unsupported)
+    with pytest.raises(UserError, match="has no file locks"), run.lock():
+        pass
+    run.new_link()
+    assert run.state() == "failed"
+
+
+def test_unknown_states_are_our_bug(run):
+    link = run.new_link()
+    for call in (link.finish, link.mark):
+        with pytest.raises(ValueError, match="state"):
+            call("finished")
+    with pytest.raises(ValueError, match="state"):
+        link.mark("done")
+
+
+def test_a_link_of_slurm_needs_no_lock(run):
+    link = run.new_link(state="queued", job="123")
+    assert run.state() == "queued"
+    link.mark("running", node="n1")
+    assert run.state() == "running"
+    assert link.result["job"] == "123"
+    assert link.result["node"] == "n1"
+
+
+def test_saving_is_told_by_the_heartbeat(run):
+    link = run.new_link(job="1")
+    append_line(link.path / "heartbeat" / "0.jsonl", {"t": 1.0, "step": 3, "phase": "save"})
+    assert run.state() == "saving"
+    append_line(link.path / "heartbeat" / "0.jsonl", {"t": 2.0, "step": 4, "phase": "train"})
+    append_line(link.path / "heartbeat" / "10.jsonl", {"t": 2.0, "step": 2, "phase": "train"})
+    assert run.state() == "running"
+    assert {rank: beat["step"] for rank, beat in link.heartbeats().items()} == {0: 4, 10: 2}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\0" * 50])
+def test_a_torn_result_is_a_failed_link(run, text):
+    link = run.new_link()
+    (link.path / "result.json").write_text(text)
+    assert run.status() == rundir.Status("failed", SILENT, "001")
+    link.finish("failed", exit_code=1)
+    assert link.result["state"] == "failed"
+
+
+def test_logs_are_ordered_by_node_and_rank(tmp_path):
+    (tmp_path / "logs").mkdir()
+    for name in ("0.10.log", "0.2.log", "10.80.log", "2.16.log"):
+        (tmp_path / "logs" / name).touch()
+    assert [p.name for p in Link(tmp_path).logs] == ["0.2.log", "0.10.log", "2.16.log", "10.80.log"]
+
+
+def test_metrics_last_line_of_a_step_wins_and_torn_lines_are_left_out(run):
+    assert run.metrics() == []
+    path = run.path / "metrics.jsonl"
+    for record in (
+        {"step": 1, "loss": 5.0},
+        {"step": 2, "loss": 4.0},
+        {"step": 3, "loss": 3.0},
+        {"step": 2, "loss": 4.5},
+    ):
+        append_line(path, record)
+    with open(path, "a") as file:
+        file.write('{"step": 4, "lo')
+    assert [(line["step"], line["loss"]) for line in run.metrics()] == [(1, 5.0), (2, 4.5), (3, 3.0)]
+    append_line(path, {"step": 4, "loss": 2.0})
+    assert run.metrics()[-1] == {"step": 4, "loss": 2.0}
+
+
+@given(torn=st.binary(max_size=40), records=st.lists(st.dictionaries(st.text(max_size=5), st.integers()), max_size=4))
+def test_what_is_appended_after_a_torn_write_is_read_back(torn, records, tmp_path_factory):
+    path = tmp_path_factory.mktemp("lines") / "m.jsonl"
+    path.write_bytes(torn)
+    for record in records:
+        append_line(path, record)
+    found = read_lines(path)
+    assert found[len(found) - len(records) :] == records
+
+
+def test_a_line_that_does_not_fit_is_taken_back(small_disk):
+    path = small_disk / "m.jsonl"
+    append_line(path, {"step": 1})
+    fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        append_line(path, {"text": "x" * 20_000})
+    assert path.read_text() == '{"step": 1}\n'
+
+
+def make_checkpoint(folder: Path, *, whole: bool = True, common: bool = True) -> Path:
+    (folder / "weights").mkdir(parents=True)
+    (folder / "context").mkdir()
+    (folder / "weights" / "__0_0.distcp").write_bytes(b"0")
+    if common:
+        (folder / "weights" / "common.pt").write_bytes(b"0")
+    if whole:
+        (folder / "weights" / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    return folder
+
+
+def case_marked(at: Path) -> set[str]:
+    make_checkpoint(at / "m--step=9-last")
+    (at / "m--step=9-last-unfinished").touch()
+    return {"m--step=9-last", "m--step=9-last-unfinished"}
+
+
+def case_marker_alone(at: Path) -> set[str]:
+    (at / "m--step=9-last-unfinished").touch()
+    return {"m--step=9-last-unfinished"}
+
+
+def case_no_metadata(at: Path) -> set[str]:
+    make_checkpoint(at / "m--step=9", whole=False)
+    return {"m--step=9"}
+
+
+def case_no_common(at: Path) -> set[str]:
+    make_checkpoint(at / "m--step=9", common=False)
+    return {"m--step=9"}
+
+
+def case_torn_metadata(at: Path) -> set[str]:
+    (make_checkpoint(at / "m--step=9") / "weights" / "metadata.json").write_text("")
+    return {"m--step=9"}
+
+
+def case_empty(at: Path) -> set[str]:
+    (at / "m--step=9").mkdir()
+    return {"m--step=9"}
+
+
+def case_link_to_half(at: Path) -> set[str]:
+    make_checkpoint(at / "m--step=9", whole=False)
+    (at / "m--step=9-last").symlink_to("m--step=9")
+    return {"m--step=9", "m--step=9-last"}
+
+
+def case_file(at: Path) -> set[str]:
+    for name in ("m--step=9.ckpt", "m--step=9-EMA.ckpt", "m--step=9-unfinished"):
+        (at / name).touch()
+    return {"m--step=9.ckpt", "m--step=9-EMA.ckpt", "m--step=9-unfinished"}
+
+
+def case_somebodys_own(at: Path) -> set[str]:
+    (at / "notes").mkdir()
+    (at / "notes" / "a.txt").touch()
+    (at / "hf" / "hf_weights").mkdir(parents=True)
+    (at / "fsdp").mkdir()
+    for name in (".metadata", "common.pt"):
+        (at / "fsdp" / name).touch()
+    (at / "fsdp" / "context").mkdir()
+    return set()
+
+
+@pytest.mark.parametrize("case", [value for name, value in sorted(globals().items()) if name.startswith("case_")])
+def test_only_unfinished_checkpoints_are_discarded(run, case):
+    kept = {make_checkpoint(run.checkpoints / name).name for name in ("m--step=4", "m--step=4-last", "m--step=8")}
+    (run.checkpoints / "m--step=8-last").symlink_to("m--step=8")
+    doomed = case(run.checkpoints)
+    kept |= {p.name for p in run.checkpoints.iterdir()} - doomed
+    assert {p.name for p in run.discard_unfinished()} == doomed
+    assert {p.name for p in run.checkpoints.iterdir()} == kept
+    assert discard_unfinished(run.checkpoints) == []
+
+
+def test_there_may_be_no_checkpoints_yet(tmp_path):
+    assert discard_unfinished(tmp_path / "none") == []
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize(
+    ("package", "file", "line"),
+    [
+        ("nemo_toolkit", "nemo/lightning/pytorch/callbacks/model_checkpoint.py", 'CHECKPOINT_SUFFIX = "-unfinished"'),
+        ("nemo_toolkit", "nemo/lightning/ckpt_utils.py", 'WEIGHTS_PATH: str = "weights"'),
+        ("megatron-core", "megatron/core/dist_checkpointing/core.py", "CONFIG_FNAME = 'metadata.json'"),
+        ("megatron-core", "megatron/core/dist_checkpointing/strategies/common.py", "COMMON_STATE_FNAME = 'common.pt'"),
+    ],
+)  # fmt: skip
+def test_nemo_and_megatron_still_use_these_names(package, file, line):
+    try:
+        path = importlib.metadata.distribution(package).locate_file(file)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed")
+    assert line in Path(str(path)).read_text()
+
+
+def test_the_import_of_a_run_folder_is_quick():
+    code = "import sys; import superpod.launchers.rundir; print('torch' in sys.modules, 'lightning' in sys.modules)"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+    assert time.monotonic() - began < 3

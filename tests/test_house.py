@@ -1,0 +1,97 @@
+"""The rules of the house hold here, and each is shown to find a planted fault."""
+
+import re
+import shutil
+
+import pytest
+from typer.main import get_command
+
+from superpod.launchers.cli import app
+from superpod.recipes.registry import FAMILIES
+from tests import house
+from tests.conftest import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_imports_go_one_way():
+    assert house.wrong_way_imports(ROOT) == []
+
+
+def test_recipe_files_hold_no_copies():
+    assert house.copies(ROOT / "recipes") == []
+
+
+def test_every_model_is_registered():
+    assert house.unregistered(ROOT / "recipes", FAMILIES) == []
+
+
+def test_files_and_functions_are_short():
+    assert house.long_files(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "says"),
+    [
+        ("planner/bad.py", "import torch\n", "planner/bad.py:1 imports torch"),
+        ("planner/bad.py", "from superpod.recipes import registry\n", "planner/bad.py:1 imports superpod.recipes"),
+        ("recipes/bad.py", "def f():\n    import superpod.launchers.local\n", "recipes/bad.py:2 imports superpod.laun"),
+        ("launchers/bad.py", "from nemo import lightning\n", "launchers/bad.py:1 imports nemo"),
+        ("launchers/bad.py", "from recipes import registry\n", "launchers/bad.py:1 imports recipes: say superpod"),
+    ],
+)
+def test_a_wrong_way_import_is_found(tmp_path, where, text, says):
+    file = tmp_path / where
+    file.parent.mkdir()
+    file.write_text(text)
+    assert any(found.startswith(says) for found in house.wrong_way_imports(tmp_path))
+
+
+def test_a_copy_of_six_lines_is_found(tmp_path):
+    lines = (ROOT / "recipes" / "resilience.py").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if "strategy.ckpt_async_save" in line)
+    shutil.copy(ROOT / "recipes" / "resilience.py", tmp_path)
+    (tmp_path / "copy.py").write_text("\n".join(lines[start : start + 10]))
+    assert house.copies(tmp_path)
+    (tmp_path / "copy.py").write_text("\n".join(lines[start : start + 4]))
+    assert not house.copies(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("llama.py", "@model()\ndef llama9():\n    '''Llama 9.'''\n", "llama9 of llama.py has no layouts/llama9.toml"),
+        ("layouts/llama9.toml", "", "layouts/llama9.toml is of no model"),
+        ("new.py", "@model()\ndef llama3_8b():\n    '''Again.'''\n", "new.py is no family of the registry"),
+    ],
+)
+def test_an_unregistered_recipe_is_found(tmp_path, file, text, says):
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    (tmp_path / "recipes" / file).write_text(text)
+    assert says in house.unregistered(tmp_path / "recipes", FAMILIES)
+
+
+def test_a_long_function_is_found(tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "long.py").write_text("def f():\n" + "    x = 1\n" * 60)
+    assert house.long_files(tmp_path) == ["recipes/long.py: f has 61 lines"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_documented_commands_exist(page):
+    """Every verb and option that a page shows is one that the command has."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for line, (program, *words) in house.commands(page):
+        if program == "make":
+            assert words[0] in targets, f"{page.name}:{line}"
+            continue
+        command = get_command(app)
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert not getattr(command, "commands", {}), f"{page.name}:{line}: no verb {words[:1]}"
+        known = {flag for parameter in command.params for flag in parameter.opts} | {"--help"}
+        assert {w.partition("=")[0] for w in words if w.startswith("--")} <= known, f"{page.name}:{line}"
+
+
+def test_pages_show_commands_at_all():
+    assert sum(len(house.commands(page)) for page in PAGES) > 10

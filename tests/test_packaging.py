@@ -1,0 +1,92 @@
+"""The import name holds everywhere: editable, as a wheel, beside other people's `recipes`, in NeMo-Run's children."""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+DECOY = "raise SystemExit('a decoy called recipes was imported')\n"
+
+
+def run(*command, cwd, **more):
+    return subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=300, **more)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT)
+    done = run(*command, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A bare environment with the wheel and its base dependencies from the registry, and a torchtune-like decoy."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=True)
+    done = run(folder / "bin" / "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel, cwd=folder)
+    if "Could not find a version" in done.stderr or "Connection" in done.stderr:
+        pytest.skip(f"no package registry in reach: {done.stderr.strip()[-200:]}")
+    assert done.returncode == 0, done.stderr
+    site = next(folder.glob("lib/python*/site-packages"))
+    assert not (site / "torch").exists()
+    (site / "recipes").mkdir()
+    (site / "recipes" / "__init__.py").write_text(DECOY)
+    return folder / "bin" / "python"
+
+
+def test_the_wheel_holds_the_package_once_with_its_data(wheel):
+    import zipfile
+
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "superpod/recipes/layouts/llama3_8b.toml" in names
+    assert "superpod/launchers/cli/__init__.py" in names
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"superpod"}
+    assert not [name for name in names if "/tests/" in name]
+
+
+def test_the_wheel_lists_recipes_beside_torchtunes(installed, tmp_path):
+    done = run(installed, "-m", "superpod.launchers.cli", "list", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "llama31_405b_pretrain_h100_bf16" in done.stdout
+
+
+def test_building_without_nemo_says_what_to_install(installed, tmp_path):
+    done = run(installed, "-m", "superpod.launchers.cli", "show", "tiny_llama3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "needs NeMo" in done.stderr
+    assert "pip install" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_recipes_folder_in_the_working_directory_is_not_ours(tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "__init__.py").write_text(DECOY)
+    code = "import superpod.recipes.registry as r; print(len(r.recipes()))"
+    done = run(sys.executable, "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 5
+
+
+def test_folders_and_names_are_one_tree():
+    for name in ("planner", "recipes", "launchers", "slurm"):
+        link = ROOT / "src" / "superpod" / name
+        assert link.is_symlink()
+        assert link.resolve() == ROOT / name
+
+
+def test_pyright_resolves_the_names(tmp_path):
+    """A file that imports through the name and misuses what it gets: pyright must see both."""
+    file = tmp_path / "uses.py"
+    file.write_text("from superpod.planner.layout import Layout\n\nLayout().short() + 1\n")
+    done = run(Path(sys.executable).parent / "pyright", "-p", ROOT, file, cwd=ROOT)
+    if "error: " not in done.stdout and done.returncode not in (0, 1):
+        pytest.skip(f"pyright cannot start here: {done.stderr.strip()[:200]}")
+    assert 'Operator "+" not supported' in done.stdout, done.stdout
+    assert "could not be resolved" not in done.stdout
