@@ -11,7 +11,15 @@ from superpod.launchers.rundir import Link, RunDir
 _ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt)): (.*)$")
 # What a rank says when another one has gone is true, and not why.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "ChildFailedError", "SignalException", "Broken pipe")
+_LONGEST = 400
 _FULL_BYTES = 1 << 20
+_KNOWN = {
+    r"KeyError: .optimizer\.distributed\..* from model not in state dict": (
+        "the checkpoint's optimizer state is of another TP or PP; save it with "
+        "trainer.strategy.ckpt_optim_fully_reshardable=True to change them between links"
+    ),
+}
+"""Errors whose words do not say what to do, and what they mean."""
 
 
 def why(folder: RunDir, link: Link) -> str:
@@ -21,10 +29,14 @@ def why(folder: RunDir, link: Link) -> str:
         return f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free): make room, then resume"
     for log in [*link.logs, *_launcher_logs(link)]:
         if found := _last_error(log):
-            return f"{found} ({_where(log, link)})"
+            meant = [meaning for pattern, meaning in _KNOWN.items() if re.match(pattern, found)]
+            return f"{meant[0] if meant else found[:_LONGEST]} ({_where(log, link)})"
     for log in _launcher_logs(link):
         if killed := re.search(r"exitcode\s*:\s*-9 \(pid: (\d+)\)", _tail(log)):
             return f"a rank was killed (pid {killed[1]}, signal 9; the kernel does that when memory runs out)"
+    for log in _launcher_logs(link):
+        if words := [line.strip(" │╭╮╰╯─") for line in _tail(log).splitlines() if line.strip(" │╭╮╰╯─")]:
+            return f"{words[-1][:_LONGEST]} ({_where(log, link)})"
     return f"the job ended without saying why; its logs are in {link.path / 'logs'}"
 
 

@@ -25,6 +25,9 @@ GRACE_S = 120
 
 POLL_S = 0.2
 
+MARK = "SUPERPOD_LINK_DIR"
+"""In the environment of every process of a link, so that none is left behind."""
+
 
 @dataclass
 class Job:
@@ -182,7 +185,8 @@ def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[[], No
     import nemo_run as run
 
     point_at(prepared.partial, folder, link)
-    executor = run.LocalExecutor(ntasks_per_node=prepared.ranks, launcher="torchrun", env_vars=_environment())
+    environment = _environment() | {MARK: str(link.path)}
+    executor = run.LocalExecutor(ntasks_per_node=prepared.ranks, launcher="torchrun", env_vars=environment)
     stop = _StopSignal()
     home = link.path / "nemo_run"
     with _nemo_run_in(home), run.Experiment("run", base_dir=str(home), enable_goodbye_message=False) as exp:
@@ -190,6 +194,7 @@ def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[[], No
         exp.run()
         with stop.installed():
             _wait(stop, tick)
+    _signal(_orphans(link), signal.SIGKILL)
     state = str(exp.jobs[0].state)
     return _verdict(folder, link, stop.received, state)
 
@@ -222,6 +227,20 @@ def _children() -> list[psutil.Process]:
     return found
 
 
+def _orphans(link: Link) -> list[psutil.Process]:
+    """Checkpoint writers and data workers that outlived a killed rank: 0.4 GiB each, waiting for ever."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == str(link.path):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
 def _is_rank(process: psutil.Process) -> bool:
     """Whether torchrun started this process as a rank: not torchrun itself, not a data worker of a rank."""
     import psutil
@@ -244,9 +263,10 @@ def _signal(processes: list[psutil.Process], number: int) -> None:
 
 def _environment() -> dict[str, str]:
     """What the ranks need beyond what they inherit."""
+    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return {
         # The virtual environment's torchrun, also when its bin folder is not on the PATH.
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "PATH": os.pathsep.join(dict.fromkeys([str(Path(sys.executable).parent), *path])),
         "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
         "TOKENIZERS_PARALLELISM": "false",
         # torchrun kills its ranks this long after a signal; a checkpoint may take longer than its 30 s.

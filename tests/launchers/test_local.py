@@ -37,6 +37,7 @@ class Running:
     def __init__(self, folder: Path, *words: str, runs: Path | None = None, env: dict[str, str] | None = None) -> None:
         self.runs = runs or folder / "runs"
         self.before = set(self.runs.glob("*/*"))
+        self.made: Path | None = None
         command = [sys.executable, "-m", "superpod.launchers.cli", "run", *words, "--runs", str(self.runs)]
         self.process = subprocess.Popen(
             command,
@@ -49,8 +50,9 @@ class Running:
         )
 
     def run_dir(self) -> RunDir:
-        (made,) = set(self.runs.glob("*/*")) - self.before
-        return RunDir(made)
+        if self.made is None:
+            (self.made,) = set(self.runs.glob("*/*")) - self.before
+        return RunDir(self.made)
 
     def until_step(self, step: int, run: RunDir | None = None, limit_s: float = 180) -> RunDir:
         deadline = time.monotonic() + limit_s
@@ -76,6 +78,17 @@ class Running:
                 os.killpg(self.process.pid, signal.SIGKILL)
         assert "Traceback" not in said, said
         return self.process.returncode, said
+
+
+def left_behind(run: RunDir) -> list[str]:
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and str(run.path) in process.environ().get("SUPERPOD_LINK_DIR", ""):
+                found.append(" ".join(process.cmdline()))
+    return found
 
 
 def losses(run: RunDir) -> dict[int, float]:
@@ -104,7 +117,8 @@ def folder(tmp_path):
 
 def test_tensor_parallel_with_sequence_parallel_gives_the_losses_of_one_rank(folder, text):
     """From one checkpoint, FP32, no dropout: 20 steps on one rank and on two differ by less than 1e-4."""
-    words = ("tiny_llama3_fp32", *SMALL, "log.ckpt.every_n_train_steps=5")
+    reshardable = "trainer.strategy.ckpt_optim_fully_reshardable=True"
+    words = ("tiny_llama3_fp32", *SMALL, "log.ckpt.every_n_train_steps=5", reshardable)
     seed = Running(folder, *words, *TP1, "trainer.max_steps=5", "--data", str(text))
     code, said = seed.end()
     assert code == 0, said
@@ -142,6 +156,7 @@ def test_a_run_killed_at_step_35_goes_on_as_if_nothing_had_been(folder, text):
     code, said = killed.end()
     assert code == 1
     assert "killed" in said
+    assert left_behind(run) == []
     assert run.state() == "failed"
     assert f"--resume {run.path}" in said
 
