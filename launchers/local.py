@@ -123,6 +123,12 @@ def use_data(partial: run.Partial, path: Path) -> dict[str, Any]:
     folder = DataFolder.load(path)
     sizes = {k: getattr(partial.data, k) for k in ("seq_length", "micro_batch_size", "global_batch_size")}
     partial.data = data_module(folder, **sizes)
+    documents = folder.split_documents()
+    if not documents["test"]:
+        partial.trainer.limit_test_batches = 0
+    if not documents["validation"]:
+        partial.trainer.limit_val_batches = 0
+        return {}
     return {"unigram_entropy_nats": unigram_entropy(folder)}
 
 

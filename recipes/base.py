@@ -12,12 +12,12 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from nemo import lightning as nl
 from nemo.collections import llm
-from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
 from nemo.lightning.pytorch.callbacks.garbage_collection import GarbageCollectionCallback
 from nemo.lightning.pytorch.optim import CosineAnnealingScheduler, MegatronOptimizerModule
 from nemo.utils.exp_manager import TimingCallback
 
 from superpod.recipes import from_layout, overlap, precision, resilience
+from superpod.recipes.data.module import mock_data_module
 from superpod.recipes.registry import Recipe
 
 # For `show --why`: a value is set by whoever calls these, not by their own lines.
@@ -35,7 +35,7 @@ def pretrain(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
     partial = run.Partial(
         llm.pretrain,
         model=recipe.model.make(),
-        data=_mock_data(recipe),
+        data=mock_data_module(recipe.model.vocab_size),
         trainer=_trainer(recipe),
         log=run.Config(
             nl.NeMoLogger,
@@ -51,12 +51,6 @@ def pretrain(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
     if recipe.model.tune:
         recipe.model.tune(partial)
     return partial
-
-
-def _mock_data(recipe: Recipe) -> run.Config:
-    """Random tokens under the model's own vocabulary; NeMo's default tokenizer would be GPT-2's, from the hub."""
-    tokenizer = run.Config(NullTokenizer, vocab_size=recipe.model.vocab_size - 1)  # it adds one for end of document
-    return run.Config(llm.MockDataModule, tokenizer=tokenizer, num_workers=2)
 
 
 def _trainer(recipe: Recipe) -> run.Config:

@@ -1,5 +1,6 @@
 """The import name holds everywhere: editable, as a wheel, beside other people's `recipes`, in NeMo-Run's children."""
 
+import shutil
 import subprocess
 import sys
 import venv
@@ -18,8 +19,14 @@ def run(*command, cwd, **more):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    command = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT)
+    folder, tree = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("tree")
+    listed = run("git", "ls-files", "-co", "--exclude-standard", cwd=ROOT)
+    if listed.returncode:
+        pytest.skip("not a git checkout: which files belong to the project is not known")
+    for name in filter(lambda name: (ROOT / name).exists(), listed.stdout.splitlines()):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
+    command = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, tree)
     done = run(*command, cwd=folder)
     assert done.returncode == 0, done.stderr
     return next(folder.glob("*.whl"))

@@ -50,7 +50,7 @@ def _unexpected(error: Exception) -> int:
     import traceback
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        _say(f"no space left on the disk ({error.filename or 'while writing'})", "make room, then run this again")
+        _say(f"{error.strerror} ({error.filename or 'while writing'})", "make room, then run this again")
         return 1
     if os.environ.get("SUPERPOD_DEBUG"):
         traceback.print_exception(error)

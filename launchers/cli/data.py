@@ -19,7 +19,6 @@ Text = Annotated[
                  "May be repeated. `stdlib` means the sources of this Python's standard library, 12 MB.")
 ]  # fmt: skip
 Out = Annotated[Path, typer.Option(help="The data folder to write.")]
-Split = Annotated[str, typer.Option(help="Shares of training, validation and test documents.")]
 Facts = Annotated[bool, typer.Option("--json", help="Print dataset.json on stdout instead of a summary.")]
 
 
@@ -30,7 +29,10 @@ def build(
     vocab_size: Annotated[int | None, typer.Option(help="Train a tokenizer of so many ids, 258 or more.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Or take this one: Hugging Face folder, or .model.")] = None,
     json_key: Annotated[str, typer.Option(help="Key of the text in each line of a .jsonl file.")] = "text",
-    split: Split = "969,30,1",
+    split: Annotated[
+        str | None,
+        typer.Option(help="Shares of training, validation and test documents.", show_default="969,30,1; none empty"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides the order of the documents, so which are held out.")] = 1234,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one a core")] = None,
     strict: Annotated[
@@ -58,7 +60,7 @@ def add(
     prefix: Annotated[list[str], typer.Option(help="A .bin/.idx pair, without the ending. May be repeated.")],
     tokenizer: Annotated[str, typer.Option(help="Hugging Face folder, .model file, or ORG/NAME on the hub.")],
     weight: Annotated[list[float] | None, typer.Option(help="Share of each prefix, in order.")] = None,
-    split: Split = "969,30,1",
+    split: Annotated[str, typer.Option(help="Shares of training, validation and test documents.")] = "969,30,1",
     vocab_size: Annotated[int | None, typer.Option(help="Only if the tokenizer cannot be read here.")] = None,
     index_cache: Annotated[Path | None, typer.Option(help="Folder for Megatron's sample indices.")] = None,
     sha256: Annotated[bool, typer.Option(help="Hash the files, so that a change is noticed.")] = True,
@@ -89,18 +91,23 @@ def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str
     )
 
     columns = TextColumn("{task.description:<9}"), BarColumn(), TaskProgressColumn()
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
-        tasks = {}
+    bars = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
+    tasks = {}
 
-        def show(phase: str, done: int, total: int) -> None:
-            for name, task in tasks.items():
-                if name != phase and bars.tasks[task].total is None:  # its end was never announced
-                    bars.update(task, total=1, completed=1)
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(phase, total=total or None)
-            bars.update(tasks[phase], completed=done)
+    def show(phase: str, done: int, total: int) -> None:
+        bars.start()  # not before there is something to show: a refusal then stands alone
+        for name, task in tasks.items():
+            if name != phase and bars.tasks[task].total is None:  # its end was never announced
+                bars.update(task, total=1, completed=1)
+        if phase not in tasks:
+            tasks[phase] = bars.add_task(phase, total=total or None)
+        bars.update(tasks[phase], completed=done)
 
+    try:
         yield show, lambda line: bars.console.print(line, markup=False, highlight=False)
+    finally:
+        if tasks:
+            bars.stop()
 
 
 def _say(line: str) -> None:

@@ -10,6 +10,7 @@ OVERRIDES = (
     "trainer.max_steps=10",
     "model.config.num_layers*=2",
     "trainer.callbacks[1].gc_interval_train=7",
+    "trainer.devices=4",
     "trainer.max_stepz=10",
     "trainer.strategy.tensor_model_paralel_size=2",
     "optim.config.lr=fast",

@@ -64,6 +64,7 @@ def test_nemo_run_finds_every_recipe(described):
     [
         ("trainer.max_steps=10", "trainer.max_steps = 10  # command line"),
         ("model.config.num_layers*=2", "model.config.num_layers = 8  # command line"),
+        ("trainer.devices=4", "trainer.devices = 4  # command line"),
         ("trainer.callbacks[1].gc_interval_train=7", "trainer.callbacks[1].gc_interval_train = 7  # command line"),
     ],
 )

@@ -1,0 +1,189 @@
+"""From `--text` to documents: which files, which bytes, which strings. Standard library only."""
+
+import codecs
+import glob
+import hashlib
+import json
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from superpod.planner.errors import UserError
+
+STDLIB = "stdlib"
+"""`--text stdlib`: the .py files of this Python's standard library, without site-packages and tests (12 MB)."""
+JSON_LINES = (".jsonl", ".ndjson")
+_NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """One input file as scanned: `size` in bytes, hex `sha256` of its content, whether it is UTF-8."""
+
+    path: str
+    size: int
+    sha256: str
+    utf8: bool
+
+    @property
+    def is_lines(self) -> bool:
+        """Whether every line is a JSON document (by the file's ending)."""
+        return self.path.endswith(JSON_LINES)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes [start, end) of a file: a whole text file, or the lines of a JSON-lines file that begin there."""
+
+    path: str
+    start: int
+    end: int
+    size: int
+    is_lines: bool
+
+
+def shown(path: str) -> str:
+    """A file name that is safe to print on one line: quoted and escaped when it holds anything odd."""
+    return path if path.isprintable() and path == path.strip() else repr(path)
+
+
+def find(patterns: Iterable[str], outside: Path) -> list[str]:
+    """Absolute paths of the files that the patterns name, sorted, each once, none of them below `outside`.
+
+    A pattern is a file, a glob (`**` for any depth) or the word "stdlib". UserError, naming the pattern, when one
+    matches no file.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = [path for path in map(os.path.abspath, _matches(pattern)) if os.path.isfile(path)]
+        kept = [path for path in matches if not Path(path).is_relative_to(outside)]
+        if not kept:
+            hint = f"a folder is not read by itself: --text '{pattern}/**/*.txt'" if os.path.isdir(pattern) else _GLOB
+            raise UserError(f"--text {shown(pattern)} matches no file", hint)
+        found.update(kept)
+    return sorted(found, key=os.fsencode)
+
+
+def _matches(pattern: str) -> list[str]:
+    if pattern == STDLIB:
+        root = sysconfig.get_path("stdlib")
+        files = glob.glob("**/*.py", root_dir=root, recursive=True)
+        return [os.path.join(root, file) for file in files if not _NOT_STDLIB.intersection(Path(file).parts)]
+    if os.path.lexists(pattern):
+        return [pattern]
+    return glob.glob(os.path.expanduser(pattern), recursive=True)
+
+
+def scan(paths: list[str]) -> list[Source]:
+    """Read files whole for their size, digest and encoding; UserError when one cannot be read."""
+    return [_scan(path) for path in paths]
+
+
+def _scan(path: str) -> Source:
+    decoder, digest, size, utf8 = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, True
+    try:
+        with open(path, "rb") as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+                size += len(block)
+                utf8 = utf8 and _decodes(decoder, block)
+    except OSError as error:
+        raise UserError(f"cannot read {shown(path)}: {error.strerror}", "mend it, or leave it out of --text") from None
+    return Source(path, size, digest.hexdigest(), utf8 and _decodes(decoder, b"", final=True))
+
+
+def _decodes(decoder: codecs.IncrementalDecoder, block: bytes, final: bool = False) -> bool:
+    try:
+        decoder.decode(block, final)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def plan(sources: list[Source], shard_bytes: int) -> list[tuple[Piece, ...]]:
+    """Cut the sources, in order, into shards of about `shard_bytes`; the same input always gives the same plan.
+
+    Text files stay whole (one document each); JSON-lines files are cut where needed.
+    """
+    shards: list[tuple[Piece, ...]] = []
+    shard: list[Piece] = []
+    for piece in (piece for source in sources for piece in _pieces(source, shard_bytes)):
+        shard.append(piece)
+        if sum(part.end - part.start for part in shard) >= shard_bytes:
+            shards.append(tuple(shard))
+            shard = []
+    return [*shards, tuple(shard)] if shard else shards
+
+
+def _pieces(source: Source, shard_bytes: int) -> Iterator[Piece]:
+    step = shard_bytes if source.is_lines else max(source.size, 1)
+    for start in range(0, source.size, step):
+        yield Piece(source.path, start, min(start + step, source.size), source.size, source.is_lines)
+
+
+def read(piece: Piece, json_key: str) -> Iterator[str]:
+    """The documents of a piece, blank ones as "" (blank lines of a JSON-lines file are left out).
+
+    UserError, naming file and line, for a line that is no JSON object with a string at `json_key`, and when the
+    file changed since it was scanned.
+    """
+    changed = UserError(f"{shown(piece.path)} changed during the build", "run the same command again")
+    try:
+        with open(piece.path, "rb") as stream:
+            if os.fstat(stream.fileno()).st_size != piece.size:
+                raise changed
+            if piece.is_lines:
+                yield from _lines(stream, piece, json_key)
+            else:
+                text = stream.read().decode("utf-8-sig")
+                yield text if text.strip() else ""
+    except (FileNotFoundError, UnicodeDecodeError):
+        raise changed from None
+
+
+def _lines(stream: BinaryIO, piece: Piece, json_key: str) -> Iterator[str]:
+    if piece.start:  # a line belongs to the piece in which it begins
+        stream.seek(piece.start - 1)
+        stream.readline()
+    while (at := stream.tell()) < piece.end and (line := stream.readline()):
+        if not line.strip():
+            continue
+        try:
+            yield _document(line.decode("utf-8-sig" if at == 0 else "utf-8"), json_key)
+        except ValueError as problem:
+            number = _line_number(piece.path, at)
+            hint = f"each line is an object such as {json.dumps({json_key: '...'})}; --json-key names another key"
+            raise UserError(f"{shown(piece.path)}:{number}: {problem}", hint) from None
+
+
+def _document(line: str, json_key: str) -> str:
+    try:
+        found = json.loads(line.rstrip())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(found, dict) or json_key not in found:
+        have = f"only {', '.join(map(repr, list(found)[:5]))}" if found and isinstance(found, dict) else "no object"
+        raise ValueError(f"no key {json_key!r}, {have}")
+    text = found[json_key]
+    if not isinstance(text, str):
+        raise ValueError(f"key {json_key!r} holds {type(text).__name__}, not a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"key {json_key!r} holds half a surrogate pair, {text[error.start]!r}") from None
+    return text if text.strip() else ""
+
+
+def _line_number(path: str, offset: int) -> int:
+    with open(path, "rb") as stream:
+        number, left = 1, offset
+        while left > 0 and (block := stream.read(min(left, _BLOCK))):
+            number, left = number + block.count(b"\n"), left - len(block)
+    return number
+
+
+_GLOB = "check the path; quote the glob so that the shell leaves it alone, and use ** for any depth"

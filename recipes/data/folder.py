@@ -1,0 +1,250 @@
+"""`dataset.json` and what stands beside it: the one form in which recipes take data."""
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from superpod.planner.errors import UserError
+from superpod.recipes.data import indexed
+
+FILE = "dataset.json"
+SCHEMA = 1
+DEFAULT_SPLIT = "969,30,1"
+"""Shares of training, validation and test documents; NeMo's and Megatron's customary default."""
+HUB = "hf:"
+"""Marks a tokenizer that is a name on the Hugging Face hub, not a path."""
+SPLITS = ("train", "validation", "test")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def parse_split(split: str) -> tuple[float, float, float]:
+    """The three shares of "train,validation,test", normalised to sum to 1; UserError otherwise.
+
+    Stricter than Megatron, which takes every run of digits and dots for a number ("1e3" for 1 and 3).
+    """
+    parts = split.split(",")
+    if len(parts) != len(SPLITS) or not all(re.fullmatch(r"\d+(\.\d*)?|\.\d+", part.strip()) for part in parts):
+        hint = f"for example {DEFAULT_SPLIT}: train, validation, test"
+        raise UserError(f"split {split!r} is not three plain numbers with commas between", hint)
+    shares = [float(part) for part in parts]
+    if sum(shares) <= 0:
+        raise UserError(f"split {split!r} sums to 0: every part would be empty", f"for example {DEFAULT_SPLIT}")
+    first, second, third = (share / sum(shares) for share in shares)
+    return first, second, third
+
+
+def split_ranges(split: str, sequences: int) -> list[tuple[int, int]]:
+    """[begin, end) of the sequences that Megatron gives to train, validation and test, in file order.
+
+    The arithmetic of `convert_split_vector_to_split_matrix` and `_build_megatron_dataset_splits` (megatron-core
+    0.15.3), rounding included. A part with share 0 is empty.
+    """
+    edges = [0.0]
+    for share in parse_split(split):
+        edges.append(edges[-1] + share)
+    marks = [round(edge * float(sequences)) for edge in edges]
+    return list(pairwise(marks))
+
+
+def default_split(sequences: int) -> str:
+    """969,30,1, or where that leaves a part empty the nearest split by whole documents that does not."""
+    if all(begin < end for begin, end in split_ranges(DEFAULT_SPLIT, sequences)):
+        return DEFAULT_SPLIT
+    held_out = max(1, round(0.03 * sequences))
+    return {1: "1,0,0", 2: "1,1,0"}.get(sequences, f"{sequences - held_out - 1},{held_out},1")
+
+
+def check_parts(split: str, sequences: int, whose: str) -> None:
+    """UserError when a part with a share gets none of so many documents.
+
+    Megatron would then never end: `GPTDataset._get_num_epochs` (0.15.3) adds the part's 0 tokens until they suffice.
+    """
+    ranges = zip(SPLITS, parse_split(split), split_ranges(split, sequences), strict=True)
+    if empty := [name for name, share, (begin, end) in ranges if share and begin == end]:
+        said = f"{whose}: split {split} leaves none of {sequences} documents for {' and '.join(empty)}"
+        raise UserError(said, f"--split {default_split(sequences)}, or more documents (JSON lines hold many in a file)")
+
+
+@dataclass(frozen=True)
+class DataFolder:
+    """A checked data folder. Paths in the fields are as stored (relative to the folder where inside it).
+
+    `weights` is None for a single prefix, or for a blend by size. `tokens` and `documents` are sums over the
+    prefixes. `sha256` maps a stored prefix to the digest of its .bin followed by its .idx; prefixes that were
+    registered without hashing are absent. `source` says what `data build` made it from.
+    """
+
+    path: Path
+    prefixes: tuple[str, ...]
+    tokenizer: str
+    vocab: int
+    tokens: int
+    documents: int
+    split: str = DEFAULT_SPLIT
+    weights: tuple[float, ...] | None = None
+    sha256: dict[str, str] = field(default_factory=dict)
+    index_cache: str | None = None
+    source: dict[str, Any] | None = None
+
+    @classmethod
+    def load(cls, path: str | Path, verify_sha: bool = False) -> "DataFolder":
+        """Read and check a data folder: keys, prefixes, sizes, tokenizer; digests too with `verify_sha` (slow).
+
+        UserError, naming the file and the key, for everything that would break a run later.
+        """
+        folder = Path(path).absolute()
+        raw = _read(folder / FILE)
+        found = cls(path=folder, **{key: value for key, value in raw.items() if key != "schema"})
+        found.check(verify_sha)
+        return found
+
+    def check(self, verify_sha: bool = False) -> None:
+        """What `load` checks beyond the form of dataset.json; UserError as there."""
+        self._check_keys()
+        self._check_files(verify_sha)
+
+    def write(self) -> None:
+        """Write dataset.json atomically (a temporary name, then a rename)."""
+        target = self.path / FILE
+        passing = target.with_name(f".{FILE}.{os.getpid()}.tmp")
+        with open(passing, "w", encoding="ascii") as stream:
+            stream.write(json.dumps(self.facts(), indent=2) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        passing.replace(target)
+
+    def facts(self) -> dict[str, Any]:
+        """The content of dataset.json."""
+        return {"schema": SCHEMA} | {key: value for key, value in vars(self).items() if key != "path"}
+
+    @property
+    def prefix_paths(self) -> tuple[Path, ...]:
+        """Absolute path prefixes, in the order of `prefixes`."""
+        return tuple(self.path / prefix for prefix in self.prefixes)
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """Absolute path of the tokenizer's folder or .model file; None when it is a name on the hub."""
+        return None if self.tokenizer.startswith(HUB) else self.path / self.tokenizer
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What a tokenizer class takes: an absolute path, or the name on the hub."""
+        return str(self.tokenizer_path or self.tokenizer.removeprefix(HUB))
+
+    @property
+    def is_sentencepiece(self) -> bool:
+        """Whether the tokenizer is a single SentencePiece .model file."""
+        return self.tokenizer.endswith(".model")
+
+    @property
+    def index_cache_path(self) -> Path:
+        """Where Megatron keeps its sample indices for exactly this data; nothing is created here.
+
+        A subfolder by content: Megatron's own cache key knows only the path of a prefix, and would go on using the
+        indices of data that has been replaced since.
+        """
+        content = json.dumps([sorted(self.sha256.items()), self.prefixes, self.documents, self.tokens])
+        return self.path / (self.index_cache or "index_cache") / hashlib.sha256(content.encode()).hexdigest()[:12]
+
+    @property
+    def blend(self) -> list[str]:
+        """Megatron's form: [prefix...], or with weights the flattened [weight, prefix, weight, prefix...]."""
+        paths = [str(path) for path in self.prefix_paths]
+        if self.weights is None or len(paths) == 1:
+            return paths
+        return [part for pair in zip(map(repr, self.weights), paths, strict=True) for part in pair]
+
+    def split_documents(self) -> dict[str, int]:
+        """Documents (sequences, where a file has several a document) per part, summed over the prefixes."""
+        totals: dict[str, int] = dict.fromkeys(SPLITS, 0)
+        for prefix in self.prefix_paths:
+            for name, (begin, end) in zip(SPLITS, split_ranges(self.split, _sequences(prefix)), strict=True):
+                totals[name] += end - begin
+        return totals
+
+    def _check_keys(self) -> None:
+        file = self.path / FILE
+        if self.weights is not None:
+            if len(self.weights) != len(self.prefixes):
+                raise UserError(
+                    f"{file}: weights: {len(self.weights)} weights for {len(self.prefixes)} prefixes",
+                    "give one weight for each prefix, or null to blend by size",
+                )
+            if not all(0 < weight < float("inf") for weight in self.weights):
+                raise UserError(f"{file}: weights: {list(self.weights)} must be positive", "leave a prefix out instead")
+        if len(set(self.prefixes)) < len(self.prefixes):
+            raise UserError(f"{file}: prefixes: one stands there twice", "name it once, with the sum of the weights")
+        try:
+            parse_split(self.split)
+        except UserError as error:
+            raise UserError(f"{file}: {error}", error.hint) from None
+
+    def _check_files(self, verify_sha: bool) -> None:
+        file = self.path / FILE
+        facts = [indexed.verify(prefix) for prefix in self.prefix_paths]
+        for prefix, found in zip(self.prefix_paths, facts, strict=True):
+            check_parts(self.split, found.sequences, f"{file}: split: {prefix}")
+        for key, counted in (("tokens", sum(f.tokens for f in facts)), ("documents", sum(f.documents for f in facts))):
+            if getattr(self, key) != counted:
+                said = f"{file}: {key}: says {getattr(self, key)}, the files hold {counted}"
+                raise UserError(said, "the files were replaced since: make or register the folder again")
+        path = self.tokenizer_path
+        if path and not (
+            path.is_file() if self.is_sentencepiece else any((path / f).is_file() for f in _TOKENIZER_FILES)
+        ):
+            raise UserError(f"{file}: tokenizer: {path} holds no tokenizer", "give its folder, or its .model file")
+        for prefix, wanted in self.sha256.items() if verify_sha else ():
+            if (found := indexed.digest(self.path / prefix)) != wanted:
+                said = f"{file}: sha256: {prefix} has {found[:12]}..., not {wanted[:12]}..."
+                raise UserError(said, "the files changed since they were registered: restore or register them again")
+
+
+def stored(path: str | Path, folder: Path) -> str:
+    """How dataset.json names a path: relative to the folder when inside it, absolute otherwise."""
+    full = Path(os.path.abspath(path))
+    return str(full.relative_to(folder)) if full.is_relative_to(folder) else str(full)
+
+
+def _sequences(prefix: Path) -> int:
+    return indexed.read_header(prefix)[1]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    from pydantic import ValidationError
+
+    if not file.is_file():
+        raise UserError(f"{file.parent} is no data folder: it has no {FILE}", "make one with recipes data build or add")
+    try:
+        return _schema().model_validate_json(file.read_bytes()).model_dump(by_alias=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the whole file"
+        raise UserError(f"{file}: {key}: {first['msg']}", "see docs/data.md, or build the folder again") from None
+
+
+@lru_cache
+def _schema() -> Any:
+    from pydantic import BaseModel, ConfigDict, Field
+
+    class Dataset(BaseModel):
+        model_config = ConfigDict(extra="forbid", strict=True)
+        schema_: int = Field(alias="schema", ge=SCHEMA, le=SCHEMA)
+        prefixes: tuple[str, ...] = Field(min_length=1)
+        weights: tuple[float, ...] | None = None
+        split: str
+        tokenizer: str = Field(min_length=1)
+        vocab: int = Field(gt=0)
+        tokens: int = Field(gt=0)
+        documents: int = Field(gt=0)
+        sha256: dict[str, str]
+        index_cache: str | None = None
+        source: dict[str, Any] | None = None
+
+    return Dataset

@@ -1,0 +1,50 @@
+"""What a user chooses for a build, and what of it decides the bytes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from superpod.planner.errors import UserError
+from superpod.recipes.data import tokenizer
+from superpod.recipes.data.folder import default_split, parse_split
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that decides the bytes of a build, apart from the text.
+
+    `split` None: 969,30,1, or for 500 documents and fewer a split that leaves at least one for each part.
+    Exactly one of `vocab_size` (train a tokenizer of so many ids) and `tokenizer` (a folder or .model file).
+    """
+
+    vocab_size: int | None = None
+    tokenizer: Path | None = None
+    json_key: str = "text"
+    seed: int = 1234
+    split: str | None = None
+
+    def check(self) -> None:
+        """UserError for a contradiction or an impossible value."""
+        if self.split is not None:
+            parse_split(self.split)
+        if (self.vocab_size is None) == (self.tokenizer is None):
+            said = "neither" if self.tokenizer is None else "both"
+            hint = "--vocab-size 4096 trains a tokenizer; --tokenizer PATH takes one as it is"
+            raise UserError(f"one of --vocab-size and --tokenizer is needed, not {said}", hint)
+        if self.vocab_size is not None:
+            tokenizer.check_vocab(self.vocab_size)
+        if self.tokenizer is not None:
+            if not self.tokenizer.exists():
+                raise UserError(f"--tokenizer {self.tokenizer} does not exist", tokenizer.FETCH)
+            tokenizer.files(self.tokenizer)
+        if not 0 <= self.seed < 1 << 32:
+            raise UserError(f"--seed {self.seed} is outside 0..{2**32 - 1}", "any number in that range")
+
+    def split_for(self, documents: int) -> str:
+        """The split for so many documents."""
+        return self.split or default_split(documents)
+
+    def encoding(self) -> dict[str, Any]:
+        """What decides the encoded shards, as JSON values."""
+        digest = tokenizer.digest(self.tokenizer) if self.tokenizer else None
+        return {"vocab_size": self.vocab_size, "tokenizer": digest, "json_key": self.json_key, "seed": self.seed}

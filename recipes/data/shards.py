@@ -1,0 +1,163 @@
+"""What the worker processes of `data build` do: train a tokenizer, encode one shard, and how shards are merged."""
+
+import json
+import mmap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from superpod.planner.errors import UserError
+from superpod.recipes.data import documents, indexed, tokenizer
+
+_BATCH = 1 << 20
+"""Characters encoded in one call: bounds the memory of a worker."""
+_LONGEST = 1 << 23
+"""A longer text is encoded in parts, cut at line ends; its document stays one."""
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Train `vocab` ids on `pieces` into the folder `out`."""
+
+    pieces: tuple[documents.Piece, ...]
+    json_key: str
+    vocab: int
+    out: str
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """Encode `pieces` into the prefix `prefix`."""
+
+    pieces: tuple[documents.Piece, ...]
+    json_key: str
+    tokenizer: tokenizer.Tokenizer
+    prefix: str
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of text in this shard."""
+        return sum(piece.end - piece.start for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class ShardDone:
+    """What a finished shard holds; `empty` counts the blank documents that were left out."""
+
+    documents: int
+    tokens: int
+    empty: int
+
+
+def train(job: TrainJob) -> int:
+    """Worker: train a tokenizer, visible at `out` only when complete; returns the ids reached."""
+    import os
+    import shutil
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # this one job uses the cores of all workers
+    passing = Path(f"{job.out}.tmp")
+    shutil.rmtree(passing, ignore_errors=True)
+    texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key))
+    reached = tokenizer.train(texts, job.vocab, passing)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    passing.rename(job.out)
+    return reached
+
+
+def encode(job: ShardJob) -> ShardDone:
+    """Worker: encode one shard, an end-of-document id after every document.
+
+    The shard counts as finished when `prefix`.json is there, which is written last and renamed into place.
+    """
+    empty = total = count = 0
+    with indexed.Writer(job.prefix, job.tokenizer.vocab) as out:
+        for tokens in _encoded(job):
+            if not tokens:
+                empty += 1
+                continue
+            tokens.append(job.tokenizer.eod)
+            out.add(tokens)
+            count, total = count + 1, total + len(tokens)
+    done = ShardDone(count, total, empty)
+    passing = Path(f"{job.prefix}.json.tmp")
+    passing.write_text(json.dumps(asdict(done)), encoding="ascii")
+    passing.rename(f"{job.prefix}.json")
+    return done
+
+
+def finished(prefix: str) -> ShardDone | None:
+    """What a shard holds if it was finished and its files are whole, else None."""
+    try:
+        done = ShardDone(**json.loads(Path(f"{prefix}.json").read_bytes()))
+        if done.documents:
+            facts = indexed.verify(prefix)
+            return done if (facts.documents, facts.tokens) == (done.documents, done.tokens) else None
+    except (OSError, ValueError, TypeError, UserError):
+        return None
+    return done
+
+
+def _encoded(job: ShardJob) -> Iterator[list[int]]:
+    """The token ids of each document in order, [] for a blank one."""
+    encode = _encoder(job.tokenizer)
+    texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key))
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        if len(text) > _LONGEST:
+            yield from encode(batch)
+            yield [token for part in _parts(text) for token in encode([part])[0]]
+            batch, size = [], 0
+            continue
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH:
+            yield from encode(batch)
+            batch, size = [], 0
+    yield from encode(batch)
+
+
+def _parts(text: str) -> Iterator[str]:
+    at = 0
+    while at < len(text):
+        end = at + _LONGEST
+        if end < len(text):
+            end = text.rfind("\n", at, end) + 1 or end
+        yield text[at:end]
+        at = end
+
+
+@lru_cache(maxsize=1)
+def _encoder(found: tokenizer.Tokenizer) -> Callable[[list[str]], list[list[int]]]:
+    return tokenizer.encoder(found)
+
+
+def merge(prefixes: list[str], out: Path, vocab: int, seed: int, progress: Callable[[int, int], None]) -> str:
+    """Write all documents of the shards, shuffled by `seed`, to the prefix `out`; hex sha256 of .bin and .idx.
+
+    Megatron splits by document order, so unshuffled data would be validated on its last files only. The order
+    depends on the seed and the number of documents, not on shards or workers. Memory: 32 bytes a document.
+    """
+    import numpy as np
+
+    lengths = [np.frombuffer(indexed.lengths(prefix), dtype=np.int32) for prefix in prefixes]
+    size = np.dtype(indexed.dtype_for(vocab)).itemsize
+    begins = np.concatenate([np.cumsum(part, dtype=np.int64) - part for part in lengths]) * size
+    ends = begins + np.concatenate(lengths).astype(np.int64) * size
+    shard = np.repeat(np.arange(len(prefixes), dtype=np.int32), [part.size for part in lengths])
+    order = np.random.RandomState(seed).permutation(begins.size)  # RandomState: a stream that numpy never changes
+    with ExitStack() as stack, indexed.Writer(out, vocab) as writer:
+        views = [_view(stack, prefix) for prefix in prefixes]
+        for at in range(0, order.size, 1 << 14):
+            block = order[at : at + (1 << 14)]
+            for number, begin, end in zip(*(values[block].tolist() for values in (shard, begins, ends)), strict=True):
+                writer.add_bytes(views[number][begin:end])
+            progress(at + block.size, order.size)
+    return writer.sha256
+
+
+def _view(stack: ExitStack, prefix: str) -> mmap.mmap | bytes:
+    with open(indexed.bin_path(prefix), "rb") as stream:
+        return stack.enter_context(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))

@@ -1,0 +1,195 @@
+"""Tokenizers: trained here, or taken as they are. All of them load offline, here and in NeMo."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from superpod.planner.errors import UserError
+
+EOD, PAD = "<|endoftext|>", "<|pad|>"
+MIN_VOCAB = 256 + 2
+"""Every byte, so that any text can be encoded, and the two special tokens."""
+_MIN_FREQUENCY = 2
+_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "*.tiktoken",
+    "chat_template*", "config.json",
+)  # fmt: skip
+_INSTALL = "pip install -c constraints.txt -e '.[nemo]'"
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer that can encode: ids are 0..vocab-1, `eod` ends a document.
+
+    `engine` is the library that encodes with `file`: "tokenizers" (a tokenizer.json), "transformers" (a folder)
+    or "sentencepiece" (a .model).
+    """
+
+    engine: str
+    file: str
+    vocab: int
+    eod: int
+
+
+def train(texts: Iterable[str], vocab: int, out: Path) -> int:
+    """Train a byte-level BPE of at most `vocab` ids and write the folder `out`; returns the ids reached.
+
+    The same texts in the same order give the same bytes. Pairs seen once are not merged, so little text reaches
+    fewer ids than asked. Id 0 ends documents, id 1 pads. UserError when `vocab` < 258.
+    """
+    check_vocab(vocab)
+    tk = _library("tokenizers")
+    found = tk.Tokenizer(tk.models.BPE())
+    found.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = tk.decoders.ByteLevel()
+    trainer = tk.trainers.BpeTrainer(
+        vocab_size=vocab,
+        min_frequency=_MIN_FREQUENCY,
+        special_tokens=[EOD, PAD],
+        initial_alphabet=tk.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    found.train_from_iterator(iter(texts), trainer)
+    out.mkdir(parents=True)
+    special = {"bos_token": EOD, "eos_token": EOD, "pad_token": PAD}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | special
+    _dump(out / "tokenizer_config.json", settings | {"model_max_length": 10**30})
+    _dump(out / "special_tokens_map.json", special)
+    (out / "tokenizer.json").write_text(found.to_str(pretty=True), encoding="utf-8")  # OSError when the disk is full
+    return found.get_vocab_size()
+
+
+def check_vocab(vocab: int) -> None:
+    """UserError when a vocabulary of `vocab` ids cannot hold every byte."""
+    if vocab < MIN_VOCAB:
+        raise UserError(
+            f"--vocab-size {vocab} is below {MIN_VOCAB}: 256 bytes and {MIN_VOCAB - 256} special tokens",
+            f"give {MIN_VOCAB} or more; 4096 suits a trial, 32000 and more a real corpus",
+        )
+
+
+def load(path: Path, backend: Path | None = None) -> Tokenizer:
+    """Read a tokenizer folder or .model file, without network.
+
+    Folders whose class needs transformers are resolved once, here, and written to `backend` as a plain
+    tokenizer.json, so that workers need not import transformers (seconds each). UserError when there is no
+    tokenizer at `path`, it has no end-of-sequence token, or a library for it is missing.
+    """
+    if path.is_file() and path.suffix == ".model":
+        model = _library("sentencepiece").SentencePieceProcessor(model_file=str(path))
+        return Tokenizer("sentencepiece", str(path), model.get_piece_size(), _eod(model.eos_id(), path))
+    settings = path / "tokenizer_config.json"
+    if settings.is_file() and (path / "tokenizer.json").is_file():
+        told = json.loads(settings.read_bytes())
+        if told.get("tokenizer_class") == "PreTrainedTokenizerFast" and not told.get("added_tokens_decoder"):
+            found = _library("tokenizers").Tokenizer.from_file(str(path / "tokenizer.json"))
+            end = told.get("eos_token") or told.get("sep_token")
+            end = end["content"] if isinstance(end, dict) else end
+            vocab = size(found.get_vocab())
+            return Tokenizer(
+                "tokenizers", str(path / "tokenizer.json"), vocab, _eod(found.token_to_id(end or ""), path)
+            )
+    return _resolve(path, backend)
+
+
+def _resolve(path: Path, backend: Path | None) -> Tokenizer:
+    found = pretrained(str(path))
+    end = found.eos_token_id if found.eos_token_id is not None else found.sep_token_id  # as NeMo's AutoTokenizer
+    vocab, eod = size(found.get_vocab()), _eod(end, path)
+    if not found.is_fast or backend is None:
+        return Tokenizer("transformers", str(path), vocab, eod)
+    backend.write_text(found.backend_tokenizer.to_str(), encoding="utf-8")
+    return Tokenizer("tokenizers", str(backend), vocab, eod)
+
+
+def pretrained(name: str) -> Any:
+    """A tokenizer through transformers, from a folder or the local hub cache; UserError when it does not load."""
+    try:
+        return _library("transformers").AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise UserError(f"no tokenizer loads from {name}: {reason}", FETCH) from None
+
+
+def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
+    """A function from texts to token ids, without special tokens.
+
+    Text that spells a special token is encoded as ordinary text: only the writer ends documents.
+    """
+    if tokenizer.engine == "sentencepiece":
+        return _library("sentencepiece").SentencePieceProcessor(model_file=tokenizer.file).encode
+    if tokenizer.engine == "transformers":
+        slow = pretrained(tokenizer.file)
+        return lambda texts: slow(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)[
+            "input_ids"
+        ]
+    fast = _library("tokenizers").Tokenizer.from_file(tokenizer.file)
+    fast.no_truncation()
+    fast.no_padding()
+    fast.encode_special_tokens = True
+    return lambda texts: [found.ids for found in fast.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def files(path: Path) -> list[Path]:
+    """The files that make up a tokenizer (never the weights beside it), sorted; UserError when there are none."""
+    if path.is_file() and path.suffix == ".model":
+        return [path]
+    found = [file for file in sorted(path.glob("*")) if file.is_file() and any(fnmatch(file.name, f) for f in _FILES)]
+    if not any(file.name != "config.json" for file in found):
+        raise UserError(f"{path} holds no tokenizer: no tokenizer.json, no tokenizer.model", FETCH)
+    return found
+
+
+def digest(path: Path) -> str:
+    """Hex sha256 over the names and contents of a tokenizer's files."""
+    found = hashlib.sha256()
+    for file in files(path):
+        content = file.read_bytes()
+        found.update(f"{file.name}\0{len(content)}\0".encode() + content)
+    return found.hexdigest()
+
+
+def copy(path: Path, out: Path) -> None:
+    """Copy a tokenizer's files to the folder `out`, or a .model file to the file `out`."""
+    if path.is_file():
+        shutil.copyfile(path, out)
+        return
+    out.mkdir(parents=True)
+    for file in files(path):
+        shutil.copyfile(file, out / file.name)
+
+
+def size(vocab: dict[str, int]) -> int:
+    """Ids that a vocabulary needs: they may have holes, and the highest must fit too."""
+    return max(len(vocab), max(vocab.values()) + 1)
+
+
+def _eod(found: int | None, path: Path) -> int:
+    if found is None or found < 0:
+        raise UserError(f"the tokenizer {path} has no end-of-sequence token to end documents with", "set its eos_token")
+    return found
+
+
+def _library(name: str) -> Any:
+    import importlib
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # transformers imports torch, which warns of packages the user never chose
+            return importlib.import_module(name)
+    except ImportError:
+        hint = "pip install sentencepiece" if name == "sentencepiece" else _INSTALL
+        raise UserError(f"this needs the Python package {name}, which is not installed", hint) from None
+
+
+def _dump(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="ascii")
+
+
+FETCH = "fetch its files first: hf download NAME --include 'tokenizer*' --include '*.json' --local-dir DIR"

@@ -1,0 +1,94 @@
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tokenizers", reason="the [nemo] extra is not installed")
+
+from superpod.planner.errors import UserError
+from superpod.recipes.data import tokenizer
+from superpod.recipes.data.add import add
+from superpod.recipes.data.folder import DataFolder
+from superpod.recipes.data.indexed import Writer
+
+
+def test_a_blend(built: Path, folder: Path, tmp_path: Path):
+    seen: list[tuple[int, int]] = []
+    found = add(
+        tmp_path / "out", [f"{built}/text", f"{folder}/text.bin"], f"{built}/tokenizer", weights=[0.3, 2],
+        split="8,1,1", index_cache=tmp_path / "cache", progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    assert found.blend == ["0.3", f"{built}/text", "2.0", f"{folder}/text"]
+    assert (found.documents, found.vocab) == (50, 300)
+    assert found.index_cache_path.parent == tmp_path / "cache"
+    assert (
+        seen[-1][0]
+        == seen[-1][1]
+        == sum((p / f"text.{e}").stat().st_size for p in (built, folder) for e in ("bin", "idx"))
+    )
+    assert found == DataFolder.load(tmp_path / "out", verify_sha=True)
+    assert found.sha256[f"{folder}/text"] == DataFolder.load(folder).sha256["text"]
+
+
+def test_registering_again_changes_nothing(built: Path, tmp_path: Path):
+    arguments = [f"{built}/text"], f"{built}/tokenizer"
+    first = add(tmp_path / "out", *arguments, split="8,1,1", sha256=False)
+    assert first.sha256 == {}
+    assert add(tmp_path / "out", *arguments, split="8,1,1", sha256=False) == first
+    with pytest.raises(UserError, match="is another data folder already: split would change"):
+        add(tmp_path / "out", *arguments, split="9,1,1", sha256=False)
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tokenizer in the local cache of the hub (and no slow import of transformers to find that out)."""
+
+    def absent(name: str) -> None:
+        raise UserError(f"no tokenizer loads from {name}", "fetch it")
+
+    monkeypatch.setattr(tokenizer, "pretrained", absent)
+
+
+def test_files_inside_are_named_relatively(folder: Path, no_hub: None):
+    (folder / "dataset.json").unlink()
+    found = add(folder, [f"{folder}/text"], "hf:org/name", split="8,1,1", vocab_size=50)
+    assert (found.prefixes, found.tokenizer, found.vocab) == (("text",), "hf:org/name", 50)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prefixes": []}, "needs at least one --prefix"),
+        ({"prefixes": ["{}/gone"]}, r"gone\.bin is missing"),
+        ({"weights": [1, 2]}, "weights: 2 weights for 1 prefixes"),
+        ({"weights": [-1]}, "must be positive"),
+        ({"split": "1,2"}, "is not three plain numbers"),
+        ({"prefixes": ["{}/text", "{}/text"]}, "one stands there twice"),
+        ({"tokenizer_name": "/no/such"}, "--tokenizer /no/such does not exist"),
+        ({"vocab_size": 77}, "--vocab-size 77, but the tokenizer .* has 300"),
+        ({"prefixes": ["{}/high"]}, r"high\.bin holds token id 301, but the tokenizer has ids 0\.\.299"),
+    ],
+)
+def test_refused(built: Path, folder: Path, tmp_path: Path, changes: dict, message: str):
+    with Writer(folder / "high", vocab=1000) as out:
+        for _ in range(10):
+            out.add([301])
+    arguments = {"prefixes": ["{}/text"], "tokenizer_name": f"{built}/tokenizer", "split": "8,1,1"} | changes
+    arguments["prefixes"] = [prefix.format(folder) for prefix in arguments["prefixes"]]
+    with pytest.raises(UserError, match=message) as caught:
+        add(tmp_path / "out", **arguments)
+    assert caught.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_something_else(built: Path, tmp_path: Path):
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(UserError, match="holds something else"):
+        add(tmp_path, [f"{built}/text"], f"{built}/tokenizer", split="8,1,1")
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_unknown_hub_tokenizer_needs_the_vocabulary(built: Path, tmp_path: Path, no_hub: None):
+    with pytest.raises(UserError, match="no tokenizer loads from org/name") as caught:
+        add(tmp_path / "out", [f"{built}/text"], "org/name", split="8,1,1")
+    assert caught.value.hint == "fetch it; or say --vocab-size"
+    assert add(tmp_path / "out", [f"{built}/text"], "org/name", split="8,1,1", vocab_size=300).vocab == 300
