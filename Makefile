@@ -24,7 +24,7 @@ format: $(STAMP) ## mend what can be mended by itself
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 goldens: $(STAMP) ## write the goldens anew; review the diff
-	$(BIN)/python -m pytest tests/recipes/test_goldens.py --update-goldens -q
+	$(BIN)/python -m pytest tests/recipes/test_goldens.py tests/launchers/cli/test_surface.py --update-goldens -q
 
 benchmarks: $(STAMP) ## measure what has a target
 	for b in benchmarks/*.py; do $(BIN)/python $$b || exit 1; done

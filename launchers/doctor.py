@@ -30,7 +30,7 @@ KNOWN_GOOD = {
 REPORTED = ("torch", "nemo_toolkit", "megatron-core", "nemo_run", "transformer-engine", "lightning", "numpy")
 
 _EXTRAS = {
-    "base": (("typer", "rich", "pydantic"), "the command line: list, check, plan, render"),
+    "base": (("typer", "rich", "pydantic"), "list, report, data add"),
     "nemo": (
         ("torch", "nemo_toolkit", "megatron-core", "nemo_run", "lightning", "matplotlib"),
         "rehearse and train, export a recipe, draw loss curves",
@@ -144,7 +144,7 @@ def _pins() -> list[Check]:
 
 
 def _gpu() -> Check:
-    enables = "training at full size; without one: plan, check, render, rehearse"
+    enables = "training at full size; without one, a recipe is rehearsed on CPUs"
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Check("GPU", False, "none (no nvidia-smi on PATH)", enables)
@@ -174,8 +174,8 @@ def _slurm() -> Check:
     have = [name for name in commands if shutil.which(name)]
     missing = [name for name in commands if name not in have]
     found = "all commands on PATH" if not missing else f"missing: {', '.join(missing)}"
-    fix = "" if not missing else "run this on the cluster's login node, or go on without: render writes the sbatch file"
-    return Check("Slurm", not missing, found, "submit, watch and chain jobs from here", fix)
+    fix = "" if not missing else "only a cluster's login node has them"
+    return Check("Slurm", not missing, found, "jobs on a cluster, from here", fix)
 
 
 def _torchrun() -> Check:

@@ -95,3 +95,8 @@ def test_documented_commands_exist(page):
 
 def test_pages_show_commands_at_all():
     assert sum(len(house.commands(page)) for page in PAGES) > 10
+
+
+def test_the_readme_shows_the_real_list(recipes_cli):
+    shown = (ROOT / "README.md").read_text().partition("$ recipes list\n")[2].partition("```")[0]
+    assert shown == recipes_cli("list", env={"COLUMNS": "100"}).stdout

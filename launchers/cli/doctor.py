@@ -18,9 +18,13 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="For programs.")
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in found:
-        mark = "[green]ok[/]" if check.ok else "[yellow]--[/]"
-        table.add_row(mark, check.name, check.found, check.next)
+        mark = Text("ok", "green") if check.ok else Text("--", "yellow")
+        table.add_row(mark, check.name, Text(check.found))
+        if not check.ok:
+            table.add_row("", "", Text(f"for {check.enables}", "dim"))
+            table.add_row("", "", Text(check.next, "dim"))
     Console().print(table)

@@ -25,12 +25,12 @@ def list_(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("recipe", "nodes", "GPUs/node", "smallest layout", "seq", "global batch"):
-        table.add_column(title, no_wrap=title == "recipe")
+    table = Table("recipe", "nodes", "GPUs", "layout", "seq", "gbs", box=None, pad_edge=False, header_style="bold")
+    for column in table.columns:
+        column.no_wrap = True
     for r in found:
+        sizes = str(r.nodes[0]) if len(r.nodes) == 1 else f"{r.nodes[0]}..{r.nodes[-1]}"
         layout = r.layout()
-        sizes = " ".join(map(str, r.nodes))
         table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short(), str(r.seq), str(layout.gbs))
     Console().print(table if found else f"no recipe's name holds {' and '.join(words or [])}")
 
