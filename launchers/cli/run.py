@@ -34,12 +34,13 @@ def run(
     from superpod.launchers import local, preflight
     from superpod.launchers.quiet import quietly
 
-    folder = _earlier(runs, name, resume) if resume else None
+    folder = _earlier(runs, name, resume, overrides or []) if resume else None
     job = local.Job.of(folder, overrides or []) if folder else local.Job(name, overrides or [], data, num_nodes)
     if folder and data:
         job.data = data
     local.check(job)
-    preflight.writable(runs)
+    preflight.writable(folder.path if folder else runs)
+    preflight.disk(folder.path if folder else runs, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
     width = shutil.get_terminal_size().columns
     with quietly() as terminal:
         console = Console(file=terminal, width=width)
@@ -52,7 +53,7 @@ def run(
         raise typer.Exit(ended.exit_code)
 
 
-def _earlier(runs: Path, name: str, resume: str) -> RunDir:
+def _earlier(runs: Path, name: str, resume: str, overrides: list[str]) -> RunDir:
     from superpod.launchers.rundir import RunDir
 
     folder = RunDir.latest(runs, name) if resume == "last" else RunDir.open(resume)
@@ -60,6 +61,8 @@ def _earlier(runs: Path, name: str, resume: str) -> RunDir:
         raise UserError(f"no run of {name} in {runs}", "start one without --resume, or name its folder with --runs")
     if folder.recipe != name:
         raise UserError(f"{folder.path} is a run of {folder.recipe}, not of {name}")
+    if folder.done and not overrides:
+        raise UserError(f"{folder.path} is done", "give it more steps, such as trainer.max_steps=100")
     return folder
 
 
@@ -73,7 +76,7 @@ def _run(
     from superpod.launchers.rundir import RunDir
     from superpod.recipes import flatten
 
-    facts = job.facts() | prepared.facts
+    facts = job.facts() | prepared.facts | {"checkpoint_bytes": prepared.checkpoint_bytes}
     if folder is None:
         lines = [str(line) for line in flatten.flatten(prepared.partial)]
         folder = RunDir.create(runs, job.recipe, facts=facts, recipe_lines=lines)
