@@ -10,7 +10,13 @@ from superpod.launchers.rundir import Link, RunDir
 
 _ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt)): (.*)$")
 # What a rank says when another one has gone is true, and not why.
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "ChildFailedError", "SignalException", "Broken pipe")
+_ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "ChildFailedError",
+    "SignalException",
+    "Broken pipe",
+)
 _LONGEST = 400
 _FULL_BYTES = 1 << 20
 _KNOWN = {

@@ -105,7 +105,12 @@ def prepare(job: Job) -> Prepared:
     for rule, move in layout.violations(ranks):
         raise UserError(rule, move)
     query = {"recipe": job.recipe, "world": ranks}
-    plan = {"schema": 1, "query": query, "candidates": 0, "layouts": [{"layout": vars(layout) | {"dp": layout.dp(ranks)}}]}
+    plan = {
+        "schema": 1,
+        "query": query,
+        "candidates": 0,
+        "layouts": [{"layout": vars(layout) | {"dp": layout.dp(ranks)}}],
+    }
     if torch.cuda.is_available():
         _fits_gpus(job.recipe, partial, torch.cuda.device_count())
         return Prepared(partial, ranks, plan, facts)

@@ -132,7 +132,10 @@ class RunDir:
         """The run at `path`. Raises UserError when there is none."""
         run = cls(Path(path).absolute())
         if read_json(run.path / "run.json") is None:
-            raise UserError(f"{path} is no run folder: it has no readable run.json", "name a folder RUNS/RECIPE/TIME-ID, as `recipes run` prints it")
+            raise UserError(
+                f"{path} is no run folder: it has no readable run.json",
+                "name a folder RUNS/RECIPE/TIME-ID, as `recipes run` prints it",
+            )
         return run
 
     @classmethod

@@ -104,7 +104,9 @@ class Layout:
         """Every rule that this layout breaks on `world` GPUs, as (rule with its numbers, next move)."""
         found = []
         if self.sp and self.tp == 1:
-            found.append(("sequence parallelism (sp) splits over tensor parallelism, and tp is 1", "drop sp, or set tp 2"))
+            found.append(
+                ("sequence parallelism (sp) splits over tensor parallelism, and tp is 1", "drop sp, or set tp 2")
+            )
         if self.vp is not None and self.pp == 1:
             found.append((f"vp {self.vp} interleaves pipeline stages, and pp is 1", "drop vp, or set pp 4"))
         if world % self.model_parallel:

@@ -36,4 +36,3 @@ def _userbuffers(partial: run.Partial, layout: Layout, recipe: Recipe) -> run.Co
         if hasattr(userbuffers, name):
             return fdl_dc.convert_dataclasses_to_configs(getattr(userbuffers, name))
     return None
-

@@ -50,7 +50,9 @@ def _check_path(partial: run.Partial, path: str) -> None:
             known = parameters(fdl.get_callable(node))
             if name not in known:
                 spot = ".".join(seen) or "the recipe"
-                hint = did_you_mean(name, known) or f"`recipes show` lists what is set; {spot} takes {len(known)} fields"
+                hint = (
+                    did_you_mean(name, known) or f"`recipes show` lists what is set; {spot} takes {len(known)} fields"
+                )
                 raise UserError(f"override {path}: {spot} has no field {name!r}", hint)
         elif not isinstance(node, dict):
             raise UserError(f"override {path}: {'.'.join(seen)} is {node!r} and has no fields")

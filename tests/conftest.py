@@ -18,7 +18,9 @@ def pytest_collection_modifyitems(items):
         return
     for item in items:
         if item.get_closest_marker("nemo") or item.get_closest_marker("train"):
-            item.add_marker(pytest.mark.skip(reason="NeMo is not installed: pip install -c constraints.txt -e '.[nemo]'"))
+            item.add_marker(
+                pytest.mark.skip(reason="NeMo is not installed: pip install -c constraints.txt -e '.[nemo]'")
+            )
 
 
 @pytest.fixture

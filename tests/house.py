@@ -84,7 +84,7 @@ def long_files(root: Path, most: int = 400, function: int = 60) -> list[str]:
             if len(text.splitlines()) > most:
                 found.append(f"{name} has {len(text.splitlines())} lines")
             for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.FunctionDef) and (size := node.end_lineno - node.lineno + 1) > function:
+                if isinstance(node, ast.FunctionDef) and (size := (node.end_lineno or 0) - node.lineno + 1) > function:
                     found.append(f"{name}: {node.name} has {size} lines")
     return found
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -85,7 +86,7 @@ def test_documented_commands_exist(page):
         if program == "make":
             assert words[0] in targets, f"{page.name}:{line}"
             continue
-        command = get_command(app)
+        command: Any = get_command(app)
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]
         assert not getattr(command, "commands", {}), f"{page.name}:{line}: no verb {words[:1]}"

@@ -66,9 +66,7 @@ def _earlier(runs: Path, name: str, resume: str, overrides: list[str]) -> RunDir
     return folder
 
 
-def _run(
-    console: Console, job: Job, prepared: Prepared, folder: RunDir | None, runs: Path
-) -> tuple[Ended, RunDir]:
+def _run(console: Console, job: Job, prepared: Prepared, folder: RunDir | None, runs: Path) -> tuple[Ended, RunDir]:
     import os
 
     from superpod.launchers import local, preflight

@@ -1,4 +1,4 @@
-"""Real runs on this machine: real NeMo, Megatron-Core and torchrun on gloo, real text, real signals, a real full disk."""
+"""Real runs on this machine: NeMo, Megatron-Core and torchrun on gloo, real text, real signals, a really full disk."""
 
 import contextlib
 import json
@@ -86,7 +86,9 @@ def left_behind(run: RunDir) -> list[str]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and str(run.path) in process.environ().get("SUPERPOD_LINK_DIR", ""):
+            if process.status() != psutil.STATUS_ZOMBIE and str(run.path) in process.environ().get(
+                "SUPERPOD_LINK_DIR", ""
+            ):
                 found.append(" ".join(process.cmdline()))
     return found
 

@@ -8,7 +8,15 @@ from typer.main import get_command
 
 from superpod.launchers.cli import app
 
-LIGHT = [["--help"], ["list"], ["list", "--json"], ["doctor"], ["doctor", "--json"], ["data", "--help"], ["run", "--help"]]
+LIGHT = [
+    ["--help"],
+    ["list"],
+    ["list", "--json"],
+    ["doctor"],
+    ["doctor", "--json"],
+    ["data", "--help"],
+    ["run", "--help"],
+]
 
 
 def surface(command, path="recipes"):
