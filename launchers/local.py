@@ -194,19 +194,24 @@ def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[[], No
     A first SIGINT or SIGTERM asks the ranks to save and end, a second one kills them.
     """
     import nemo_run as run
+    from torchx.schedulers.local_scheduler import SignalException
 
     point_at(prepared.partial, folder, link)
     environment = _environment() | {MARK: str(link.path)}
     executor = run.LocalExecutor(ntasks_per_node=prepared.ranks, launcher="torchrun", env_vars=environment)
     stop = _StopSignal()
-    home = link.path / "nemo_run"
-    with _nemo_run_in(home), run.Experiment("run", base_dir=str(home), enable_goodbye_message=False) as exp:
-        exp.add(prepared.partial, executor=executor, name="run")
-        exp.run()
-        with stop.installed():
-            _wait(stop, tick)
-    _signal(_orphans(link), signal.SIGKILL)
-    state = str(exp.jobs[0].state)
+    home, state = link.path / "nemo_run", ""
+    try:
+        with _nemo_run_in(home), run.Experiment("run", base_dir=str(home), enable_goodbye_message=False) as exp:
+            exp.add(prepared.partial, executor=executor, name="run")
+            exp.run()
+            with stop.installed():
+                _wait(stop, tick)
+        state = str(exp.jobs[0].state)
+    except (KeyboardInterrupt, SignalException):  # while NeMo-Run had the signals, before there were ranks to ask
+        stop.received += 1
+    finally:
+        _signal(_orphans(link), signal.SIGKILL)
     return _verdict(folder, link, stop.received, state)
 
 

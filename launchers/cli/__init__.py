@@ -26,6 +26,9 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data", help="Make training data: tokenizer, .bin and .idx files, blends.")
 
 
+INTERRUPTED = 130
+
+
 def main() -> None:
     """Entry point: the exit codes of contracts.md, and never a traceback for a user's mistake."""
     try:
@@ -33,9 +36,12 @@ def main() -> None:
     except UserError as error:
         _say(str(error), error.hint)
         sys.exit(2)
-    except KeyboardInterrupt:
-        _say("interrupted", "")
-        sys.exit(130)
+    except run.NotDone as end:
+        sys.exit(end.exit_code)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # Typer has caught the KeyboardInterrupt, and says nothing
+            _say("interrupted", "")
+        raise
     except BrokenPipeError:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are kept.")]
 
 
+class NotDone(Exception):
+    """The run is told and its folder says how it ended; what is left is the exit code."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
 def run(
     name: Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as trainer.max_steps=10.")] = None,
@@ -35,9 +43,9 @@ def run(
     from superpod.launchers.quiet import quietly
 
     folder = _earlier(runs, name, resume, overrides or []) if resume else None
-    job = local.Job.of(folder, overrides or []) if folder else local.Job(name, overrides or [], data, num_nodes)
-    if folder and data:
-        job.data = data
+    job = local.Job.of(folder, overrides or []) if folder else local.Job(name, overrides or [], None, num_nodes)
+    if data:
+        job.data = data.absolute()
     local.check(job)
     preflight.writable(folder.path if folder else runs)
     preflight.disk(folder.path if folder else runs, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
@@ -50,7 +58,7 @@ def run(
     _report(folder)
     if ended.state != "done":
         print(f"go on with: recipes run {name} --resume {folder.path}")
-        raise typer.Exit(ended.exit_code)
+        raise NotDone(ended.exit_code)
 
 
 def _earlier(runs: Path, name: str, resume: str, overrides: list[str]) -> RunDir:

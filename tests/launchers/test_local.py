@@ -203,6 +203,17 @@ def test_ctrl_c_saves_and_the_next_run_goes_on(folder, text):
     assert "is done" in said
 
 
+@pytest.mark.parametrize("after_s", [1.0, 4.0])
+def test_ctrl_c_before_there_is_a_run_leaves_none(after_s, folder, text):
+    running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text))
+    time.sleep(after_s)
+    os.kill(running.process.pid, signal.SIGINT)
+    code, said = running.end(limit_s=30)
+    assert code == 130
+    assert said.strip().splitlines()[-1] == "error: interrupted"
+    assert not list((folder / "runs").glob("*/*"))
+
+
 def test_a_full_disk_is_said_and_survived(folder, text):
     disk = folder / "disk"
     disk.mkdir()
