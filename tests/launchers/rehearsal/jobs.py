@@ -1,0 +1,80 @@
+"""Jobs for the server, and the server as pytest sees it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+REFERENCES = {"dp2": "dp-reference", "moe-ep2": "moe-reference", "moe-tp2ep2": "moe-reference"}
+RESUMES = {"resume", "recompute", "tp2", "tp2-save", "tp2-bf16", "cp2", "pp2vp2", "finetune"}
+
+
+class Job(NamedTuple):
+    """A case to run without some patches; ``order``: whether NeMo or the patches were imported first."""
+
+    case: str
+    without: tuple[str, ...] = ()
+    order: str = "nemo-first"
+
+    @property
+    def id(self) -> str:
+        return "-without-".join([self.case, *self.without])
+
+    @property
+    def reference(self) -> "Job | None":
+        """The job whose checkpoint this one starts from."""
+        name = "reference" if self.case in RESUMES else REFERENCES.get(self.case)
+        return Job(name, (), self.order) if name else None
+
+
+class Server:
+    """A server process: takes jobs, gives outcomes. Every job is run once."""
+
+    def __init__(self, order: str, folder: Path) -> None:
+        self.log = folder / "server.log"
+        script = Path(__file__).with_name("server.py")
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", str(script), order, str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self.sent: set[str] = set()
+        self.outcomes: dict[str, dict[str, Any]] = {}
+
+    def send(self, job: Job) -> None:
+        """Ask for a job, and for its reference; answers come while tests wait for others."""
+        if job.reference:
+            self.send(job.reference)
+        if job.id not in self.sent:
+            self.sent.add(job.id)
+            line = {"id": job.id, "case": job.case, "without": job.without, "after": job.reference and job.reference.id}
+            assert self.process.stdin
+            print(json.dumps(line), file=self.process.stdin, flush=True)
+
+    def outcome(self, job: Job) -> dict[str, Any]:
+        self.send(job)
+        assert self.process.stdout
+        while job.id not in self.outcomes:
+            line = self.process.stdout.readline()
+            assert line, f"the server has ended:\n{self.log.read_text()[-3000:]}"
+            outcome = json.loads(line)
+            self.outcomes[outcome["id"]] = outcome
+        return self.outcomes[job.id]
+
+    def close(self) -> None:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.close()  # it kills what runs, and ends
+        self.process.wait(timeout=30)
+        self.process.stdout.close()
+
+
+def asks(*jobs: Job) -> pytest.MarkDecorator:
+    """Parametrise a test with the outcomes of these jobs."""
+    return pytest.mark.parametrize("outcome", jobs, indirect=True, ids=[job.id for job in jobs])

@@ -1,0 +1,119 @@
+"""Each patch is needed: a case of real NeMo is right with all patches, and without that one fails in a known way."""
+
+import re
+from typing import Any
+
+import pytest
+from tests.launchers.rehearsal.jobs import Job, asks
+
+from superpod.launchers.rehearsal.registry import install, patches
+
+pytestmark = pytest.mark.nemo
+
+HANGS, WRONG = "it hangs", "its result is wrong"
+
+# Patch: (a case, how it fails without the patch: the error, HANGS or WRONG).
+NEEDED_BY = {
+    "cuda-streams": ("resume", "torch.cuda.Stream requires CUDA support"),
+    "cuda-device": ("resume", "Torch not compiled with CUDA enabled"),
+    "cuda-tensors": ("resume", "PyTorch is not linked with support for cuda devices"),
+    "cuda-literals": ("resume", "PyTorch is not linked with support for cuda devices"),
+    "cuda-rng": ("resume", "no attribute '_cuda_getDevice'"),
+    "rng-tracker": ("resume", "tuple indices must be integers or slices, not torch.device"),
+    "torch-norm": ("tp2", "sequence parallel not supported by torch LayerNorm"),
+    "attention": ("cp2", "Context parallelism is only supported by TEDotProductAttention"),
+    "fused-adam": ("dp2", "AssertionError"),
+    "optimizer-no-grad": ("dp2", "a view of a leaf Variable that requires grad"),
+    "te-layers": ("resume", WRONG),
+    "te-classes": ("dry-gemma2", "Mock object has no attribute 'module'"),
+    "moe-router-gemm": ("moe-ep2", "name 'te_general_gemm' is not defined"),
+    "moe-splits": ("moe-ep2", r"all_to_all_single\(\): incompatible function arguments"),
+    "moe-uneven-gather": ("moe-tp2ep2", "ProcessGroupGloo::allgather: invalid tensor size"),
+    "gpu-settings": ("resume", "apply_rope_fusion is not available"),
+    "pipeline-outputs": ("pp2vp2", WRONG),
+    "gpu-settings-late": ("pp2vp2", "object of type 'NoneType' has no len"),
+    "gloo-timers": ("tp2-save", HANGS),
+    "checkpoint-device": ("resume", "argument 'index' must be int, not torch.device"),
+    "model-parallel-seed": ("resume", "KeyError: 'model-parallel-rng'"),
+    "attention-mask": ("resume", "The dataloader did not provide an attention mask"),
+}
+CASES = sorted({case for case, _ in NEEDED_BY.values()} | {"recompute", "tp2-bf16"})
+LAYER_NORM = "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"  # as Transformer Engine has it
+
+
+def fault(case: str, value: Any, outcomes: Any) -> str:
+    """What is wrong with the result of a case; empty when it is right."""
+    if case.startswith("dry"):
+        return "" if value["counts"] == [[2_614_341_888]] else f"not Gemma 2 2B: {value}"
+    if case.startswith("moe"):  # the two ways of spreading experts agree
+        expected = outcomes(Job("moe-ep2"))["value"]["losses"]
+    else:
+        reference = outcomes(Job("reference"))["value"]
+        expected = reference["losses"][2:]
+        if case in ("resume", "recompute") and value["digest"] != reference["digest"]:
+            return "the parameters are not those of the uninterrupted run, bit for bit"
+        if not any(name.endswith(LAYER_NORM) for name in value["names"]) and "pp2" not in case:
+            return f"no {LAYER_NORM} in {value['names']}"
+    tolerance = 1e-3 if "bf16" in case else 1e-5
+    return "" if value["losses"] == pytest.approx(expected, abs=tolerance) else f"{value['losses']}, not {expected}"
+
+
+def test_every_patch_is_needed_by_a_case():
+    assert set(NEEDED_BY) == {patch.name for patch in patches()}
+
+
+@asks(*map(Job, CASES))
+def test_right_with_all_patches(outcome, outcomes):
+    assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
+    assert fault(outcome["case"], outcome["value"], outcomes) == ""
+
+
+@asks(*(Job(case, (name,)) for name, (case, _) in NEEDED_BY.items()))
+def test_fails_without_the_patch(outcome, outcomes):
+    [name] = outcome["without"]
+    case, how = NEEDED_BY[name]
+    if how == WRONG:
+        assert outcome["outcome"] == "passed"
+        assert fault(case, outcome["value"], outcomes)
+    elif how == HANGS:
+        assert outcome["outcome"] == "hung"
+    else:
+        assert outcome["outcome"] == "failed", outcome
+        assert re.search(how, outcome["error"])
+
+
+@asks(Job("resume", order="patches-first"))
+def test_order_of_imports_does_not_matter(outcome, outcomes):
+    assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
+    assert fault("resume", outcome["value"], outcomes) == ""
+
+
+@asks(Job("finetune"))
+def test_finetuning_starts_from_the_weights(outcome, outcomes):
+    assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
+    fresh = outcomes(Job("reference"))["value"]["losses"]
+    assert outcome["value"]["losses"][0] < fresh[0] - 0.05  # the same batch, after two steps of training
+
+
+@asks(Job("unknown-settings"))
+def test_every_setting_exists(outcome):
+    assert outcome["value"] == []
+
+
+@asks(Job("attention-values"))
+def test_attention_agrees_with_megatrons(outcome):
+    assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
+    assert set(outcome["value"]) >= {"causal", "window", "dropout from the same state"}
+    assert max(outcome["value"].values()) < 1e-5
+
+
+@asks(Job("refuses-gpu"))
+def test_nothing_is_patched_where_there_is_a_gpu(outcome):
+    assert outcome["outcome"] == "passed", outcome["error"]
+    assert outcome["value"]["changed"] == ["is_available"]  # that is the test's own
+    assert outcome["value"]["error"] == "RehearsalError: a rehearsal runs without a GPU, but torch sees one"
+
+
+def test_install_knows_its_patches():
+    with pytest.raises(ValueError, match="no patch is called gloo-timer;"):
+        install(without=frozenset({"gloo-timer"}))
