@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help quickstart test test-all lint format goldens benchmarks clean
+.PHONY: help quickstart test test-all lint format goldens benchmarks figures clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
@@ -28,6 +28,9 @@ goldens: $(STAMP) ## write the goldens anew; review the diff
 
 benchmarks: $(STAMP) ## measure what has a target
 	for b in benchmarks/*.py; do $(BIN)/python $$b || exit 1; done
+
+figures: $(STAMP) ## put the newest quickstart into the README
+	$(BIN)/python scripts/figures.py
 
 clean: ## remove the environment, data and runs that these commands made
 	rm -rf $(VENV) data/quickstart runs

@@ -24,6 +24,7 @@ def build(name: str, num_nodes: int | None = None) -> run.Partial:
     recipe = find(name)
     recipe.layout(num_nodes)
     try:
+        _no_compiler_without_gpu()
         from superpod.recipes import base
     except ModuleNotFoundError as missing:
         raise UserError(
@@ -31,3 +32,17 @@ def build(name: str, num_nodes: int | None = None) -> run.Partial:
             "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` shows what is there",
         ) from missing
     return base.pretrain(recipe, num_nodes)
+
+
+def _no_compiler_without_gpu() -> None:
+    """Keep Megatron from compiling a CUDA helper while it is imported (megatron.core.inference.unified_memory).
+
+    With a CUDA build of torch and nvcc, but no GPU, as on a login node, torch dies there of an IndexError that Megatron
+    does not expect. A build folder that cannot be made is an OSError, which it does. Ranks inherit the variable.
+    """
+    import os
+
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.devnull)

@@ -97,6 +97,7 @@ def commands(page: Path) -> list[tuple[int, list[str]]]:
     for number, line in enumerate(page.read_text().splitlines(), 1):
         if line.startswith("```"):
             inside = not inside
-        elif inside and re.match(r"(\$ )?(recipes|make) \S", line):
-            found.append((number, shlex.split(line.removeprefix("$ "), comments=True)))
+        code = line.removeprefix("    ") if not inside and line.startswith("    ") else line if inside else ""
+        if re.match(r"(\$ )?(recipes|make) \S", code):
+            found.append((number, shlex.split(code.removeprefix("$ ").removesuffix("\\"), comments=True)))
     return found

@@ -30,6 +30,9 @@ GPU_ONLY: dict[str, tuple[Any, str]] = {
     "fp8": (None, _FP8),
     "fp8_param": (False, _FP8),
     "fp4": (None, _FP8),
+    "fp4_param": (False, _FP8),
+    "moe_router_padding_for_fp8": (False, _FP8),
+    "delay_wgrad_compute": (False, _TE),
     "use_te_rng_tracker": (False, _TE),
     "use_te_activation_func": (False, _TE),
     "use_transformer_engine_full_layer_spec": (False, _TE),
@@ -44,8 +47,10 @@ def switch_off_gpu_only(config: Any) -> None:
     """Set the GPU-only fields of a TransformerConfig to their neutral values; remember them in ``dropped``."""
     for name, (neutral, _) in GPU_ONLY.items():
         _replace(config, name, neutral)
-    if getattr(config, "moe_token_dispatcher_type", None) == "flex":
+    if config.moe_token_dispatcher_type == "flex":  # DeepEP's
         _replace(config, "moe_token_dispatcher_type", "alltoall")
+    if "moe_act" in (config.recompute_modules or []):  # Megatron has it for grouped GEMM only
+        _replace(config, "recompute_modules", [name for name in config.recompute_modules if name != "moe_act"])
 
 
 def _replace(config: Any, name: str, neutral: Any) -> None:

@@ -74,13 +74,24 @@ def dry_fp8(folder: Path, without: frozenset[str]) -> Any:
     return dry_build(recipe, 0, 8)
 
 
-def unknown_settings(_: Path, without: frozenset[str]) -> list[str]:
-    """Names of GPU-only settings that this NeMo and Megatron don't have."""
+def settings(_: Path, without: frozenset[str]) -> Any:
+    """GPU-only names that this Megatron doesn't have; and what is dropped from a configuration that asks for all."""
     from nemo.collections.llm import GPTConfig
 
-    from superpod.launchers.rehearsal.settings import GPU_ONLY
+    from superpod.launchers.rehearsal import install
+    from superpod.launchers.rehearsal.settings import GPU_ONLY, dropped
 
-    return sorted(set(GPU_ONLY) - set(GPTConfig.__dataclass_fields__))
+    install(without=without)
+    asked: dict[str, Any] = {name: True for name, (neutral, _) in GPU_ONLY.items() if neutral is False}
+    asked |= {"fp8": "hybrid", "cuda_graph_impl": "local", "moe_token_dispatcher_type": "flex"}
+    asked |= {"recompute_granularity": "selective", "recompute_modules": ["moe_act", "core_attn"]}
+    config: Any = GPTConfig(
+        num_layers=2, hidden_size=32, num_attention_heads=4, num_moe_experts=4, add_bias_linear=False, **asked
+    )
+    unknown = sorted(set(GPU_ONLY) - set(GPTConfig.__dataclass_fields__))
+    kept = [name for name, (neutral, _) in GPU_ONLY.items() if getattr(config, name) != neutral]
+    not_said = sorted(set(asked) - set(dropped) - {"recompute_granularity"})
+    return {"unknown": unknown, "kept": kept, "not said": not_said, "recompute": config.recompute_modules}
 
 
 def dry_again(folder: Path, without: frozenset[str]) -> Any:

@@ -44,7 +44,7 @@ CASES = {
     "moe-ep2": Case(2, partial(training.restored, expert_model_parallel_size=2)),
     "moe-tp2ep2": Case(4, partial(training.restored, expert_model_parallel_size=2, **TP2)),
     "finetune": Case(1, training.finetuned),
-    "unknown-settings": Case(1, building.unknown_settings),
+    "settings": Case(1, building.settings),
     "dry-fp8": Case(1, building.dry_fp8),
     "attention-values": Case(1, building.attention_values),
     "dry-8b": Case(1, partial(building.dry, model="llama3_8b", world_size=1, ranks=[0], context_parallel_size=1)),

@@ -1,8 +1,10 @@
 """Jobs for the server, and the server as pytest sees it."""
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +37,8 @@ class Server:
 
     def __init__(self, order: str, folder: Path) -> None:
         self.log = folder / "server.log"
+        # wandb and killed ranks leave folders behind. Not in ``folder``: sockets lie there, whose paths must be short.
+        self.temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         script = Path(__file__).with_name("server.py")
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -43,6 +47,7 @@ class Server:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                env={**os.environ, "TMPDIR": self.temporary.name},
             )
         self.sent: set[str] = set()
         self.outcomes: dict[str, dict[str, Any]] = {}
@@ -73,6 +78,7 @@ class Server:
         self.process.stdin.close()  # it kills what runs, and ends
         self.process.wait(timeout=30)
         self.process.stdout.close()
+        self.temporary.cleanup()
 
 
 def asks(*jobs: Job) -> pytest.MarkDecorator:

@@ -1,5 +1,6 @@
 """A stock recipe, shrunk until it trains in a second, and its rehearsal."""
 
+import ctypes
 import os
 import time
 from functools import cache
@@ -52,7 +53,10 @@ def tiny(
         setattr(recipe.model.config if name.startswith("recompute") else strategy, name, value)
     recipe.trainer.callbacks = [run.Config(losses_callback)]
     if overlap:
-        recipe.trainer.callbacks.append(run.Config(MegatronCommOverlapCallback, defer_embedding_wgrad_compute=True))
+        recipe.trainer.callbacks += [
+            run.Config(MegatronCommOverlapCallback, defer_embedding_wgrad_compute=True),
+            run.Config(late_callback),
+        ]
     recipe.trainer.max_steps = steps
     recipe.log.tensorboard = None
     recipe.log.ckpt = run.Config(
@@ -119,21 +123,30 @@ def losses_callback() -> Any:
         def __init__(self) -> None:
             self.losses: list[float] = []
 
-        def on_train_batch_start(self, *_: Any) -> None:
-            # The last rank is late, so that what the others have sent it lies with them for a while.
-            if os.environ["RANK"] != "0":
-                time.sleep(0.5)
-
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             self.losses.append(float(trainer.callback_metrics["reduced_train_loss"]))
 
     return Losses()
 
 
+def late_callback() -> Any:
+    """Brings to light what is freed before it is sent: the receiver is late, and freed memory is overwritten."""
+    import lightning.pytorch as pl
+
+    class Late(pl.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            m_perturb = -6  # malloc.h
+            ctypes.CDLL(None).mallopt(m_perturb, 0xA5)
+            if os.environ["RANK"] != "0":
+                time.sleep(0.5)
+
+    return Late()
+
+
 def train(folder: Path, recipe: Any, without: frozenset[str]) -> dict[str, Any]:
     """Run the rehearsal of ``recipe`` as this rank: its losses, the names and a digest of its parameters."""
     import fiddle as fdl
-    from torch.distributed import FileStore
+    from torch.distributed import FileStore  # type: ignore[reportPrivateImportUsage]
 
     from superpod.launchers.rehearsal import install, rehearse
 
