@@ -102,6 +102,9 @@ class Layout:
 
     def violations(self, world: int) -> list[tuple[str, str]]:
         """Every rule that this layout breaks on `world` GPUs, as (rule with its numbers, next move)."""
+        degrees = {name: value for name, value in vars(self).items() if type(value) is int}
+        if wrong := [(f"{name} must be 1 or more, not {value}", "") for name, value in degrees.items() if value < 1]:
+            return wrong
         found = []
         if self.sp and self.tp == 1:
             found.append(

@@ -1,0 +1,87 @@
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superpod.planner.errors import UserError
+from superpod.planner.layout import Layout
+
+DEGREES = st.sampled_from([1, 2, 3, 4, 5, 8])
+LAYOUTS = st.builds(
+    Layout,
+    tp=DEGREES,
+    pp=DEGREES,
+    vp=st.none() | DEGREES,
+    cp=DEGREES,
+    ep=DEGREES,
+    etp=st.none() | DEGREES,
+    sp=st.booleans(),
+    mbs=DEGREES,
+    gbs=st.integers(1, 512),
+)
+
+
+@given(layout=LAYOUTS, world=st.integers(1, 512))
+def test_a_legal_layout_divides_up_the_world_and_the_batch_without_rest(layout, world):
+    if layout.violations(world):
+        return
+    dp = layout.dp(world)
+    assert layout.tp * layout.pp * layout.cp * dp == world
+    assert layout.mbs * dp * layout.micro_batches(world) == layout.gbs
+    experts = layout.ep * (layout.etp or layout.tp)
+    assert world // layout.pp % experts == 0
+
+
+@pytest.mark.parametrize(("tp", "pp", "cp"), list(product([1, 2, 3], repeat=3)))
+def test_every_multiple_of_the_model_parallel_size_is_legal(tp, pp, cp):
+    layout = Layout(tp=tp, pp=pp, cp=cp, gbs=8)
+    assert [dp for dp in (1, 2, 4, 8) if layout.violations(layout.model_parallel * dp)] == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "world", "rule", "move"),
+    [
+        (
+            Layout(tp=8, pp=4, cp=2),
+            48,
+            "tp 8 x pp 4 x cp 2 = 64 must divide the number of GPUs, which is 48",
+            "64 GPUs",
+        ),
+        (Layout(tp=0), 4, "tp must be 1 or more, not 0", ""),
+        (Layout(gbs=-4), 4, "gbs must be 1 or more, not -4", ""),
+        (Layout(tp=2), 3, "tp 2 x pp 1 x cp 1 = 2 must divide", "2 or 4 GPUs"),
+        (Layout(sp=True), 1, "splits over tensor parallelism, and tp is 1", "drop sp"),
+        (Layout(vp=2), 1, "vp 2 interleaves pipeline stages, and pp is 1", "drop vp"),
+        (Layout(mbs=2, gbs=10), 4, "gbs 10 must be a multiple of mbs 2 x dp 4 = 8", "gbs 8 or 16"),
+        (Layout(pp=4, vp=2, gbs=6), 4, "(6 / (1 x 1) = 6) must be a multiple of pp 4", "set gbs 4"),
+        (Layout(ep=8, gbs=4), 4, "the expert grid ep 8 x etp 1 = 8 must divide tp x cp x dp = 4", "divisor of 4"),
+    ],
+)
+def test_a_broken_rule_is_named_with_its_numbers_and_the_next_move(layout, world, rule, move):
+    (found,) = layout.violations(world)
+    assert rule in found[0]
+    assert move in found[1]
+
+
+def test_dp_of_a_world_that_does_not_divide_is_the_users_mistake():
+    with pytest.raises(UserError, match="= 4 must divide"):
+        Layout(tp=4).dp(6)
+
+
+@given(
+    st.dictionaries(st.text(max_size=6), st.integers() | st.booleans() | st.text(max_size=3) | st.none(), max_size=5)
+)
+def test_hostile_tables_make_a_layout_or_one_clear_error(values):
+    try:
+        Layout.from_mapping(values, "here")
+    except UserError as error:
+        assert str(error).startswith("here: ")
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [(Layout(), "DP only"), (Layout(tp=8, pp=8, vp=8, cp=2, sp=True), "TP8 PP8 VP8 CP2 SP"), (Layout(ep=4), "EP4")],
+)
+def test_short(layout, text):
+    assert layout.short() == text
