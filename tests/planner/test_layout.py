@@ -69,14 +69,20 @@ def test_dp_of_a_world_that_does_not_divide_is_the_users_mistake():
         Layout(tp=4).dp(6)
 
 
-@given(
-    st.dictionaries(st.text(max_size=6), st.integers() | st.booleans() | st.text(max_size=3) | st.none(), max_size=5)
-)
+HOSTILE = st.integers() | st.booleans() | st.text(max_size=3) | st.none()
+
+
+@given(st.dictionaries(st.sampled_from(sorted(vars(Layout()))) | st.text(max_size=6), HOSTILE, max_size=5))
 def test_hostile_tables_make_a_layout_or_one_clear_error(values):
-    try:
-        Layout.from_mapping(values, "here")
-    except UserError as error:
-        assert str(error).startswith("here: ")
+    if all(name in vars(Layout()) and type(value) in _types(name) for name, value in values.items()):
+        assert vars(Layout.from_mapping(values, "here")).items() >= values.items()
+    else:
+        with pytest.raises(UserError, match="^here: "):
+            Layout.from_mapping(values, "here")
+
+
+def _types(name):
+    return (int,) if name in ("vp", "etp") else (type(getattr(Layout(), name)),)
 
 
 @pytest.mark.parametrize(
