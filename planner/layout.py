@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from superpod.planner.errors import UserError, did_you_mean
 
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
+CHOICES = {"recompute": get_args(Recompute), "sharding": get_args(Sharding)}
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Layout:
                 default = 0
             if type(value) is not type(default):
                 raise UserError(f"{where}: {key} takes {_kind(default)}, not {value!r}")
+            if value not in CHOICES.get(key, (value,)):
+                raise UserError(f"{where}: {key} is one of {', '.join(CHOICES[key])}, not {value!r}")
         return cls(**values)
 
     @property
