@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 
 SLOTS = 4  # ranks at a time; more than cores, because they wait for each other
-HUNG_S, HUNG_CPU = 6.0, 0.1  # a job that uses less than a tenth of a core for so long waits for ever
+LOOK_S, QUIET_LOOKS = 0.25, 24  # a job of which nobody wants a core in so many looks waits for ever
 LIMIT_S = 120.0
 
 
@@ -68,7 +68,7 @@ class Job:
         self.folder = folder / id
         self.folder.mkdir(parents=True)
         self.started, self.deadline, self.timed_out = time.time(), time.time() + LIMIT_S, False
-        self.worked_s, self.looked_at = 0.0, time.time()
+        self.quiet_looks, self.looked_at = 0, time.time()
         self.pids = dict(enumerate(self.fork(rank, without) for rank in range(self.case.ranks)))
 
     def fork(self, rank: int, without: list[str]) -> int:
@@ -109,12 +109,10 @@ class Job:
         return not self.pids
 
     def hangs(self) -> bool:
-        if time.time() - self.looked_at < HUNG_S:
-            return False
-        worked_s = cpu_seconds(set(self.pids.values()))
-        hung = worked_s - self.worked_s < HUNG_CPU * HUNG_S
-        self.worked_s, self.looked_at = worked_s, time.time()
-        return hung
+        if time.time() - self.looked_at > LOOK_S:
+            self.looked_at = time.time()
+            self.quiet_looks = 0 if any_runs(set(self.pids.values())) else self.quiet_looks + 1
+        return self.quiet_looks >= QUIET_LOOKS
 
     def reply(self) -> dict:
         answers = [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))]
@@ -153,15 +151,14 @@ def torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
     }
 
 
-def cpu_seconds(sessions: set[int]) -> float:
-    """CPU time of the processes of these sessions: the ranks, and what they started to write a checkpoint."""
-    ticks = 0
+def any_runs(sessions: set[int]) -> bool:
+    """Whether a process of these sessions, a rank or what it started, computes, waits for a core or for the disk."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[3]) in sessions:
-                ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+            state, _, _, session, *_ = path.read_text().rpartition(")")[2].split()
+            if int(session) in sessions and state in "RD":
+                return True
+    return False
 
 
 # Megatron's checkpoint writer starts processes that import this script again.

@@ -1,0 +1,18 @@
+"""Models as shapes: exact parameter counts per rank, FLOPs per token, KV cache. Arithmetic only; instant to import.
+
+>>> from superpod.planner import models
+>>> model = models.find("llama3_8b")
+>>> model.total_parameters()
+8030261248
+>>> model.parameters(models.Split(tp=8, pp=4), stage=0).embedding
+65667072
+"""
+
+from __future__ import annotations
+
+from superpod.planner.models.counts import Parameters
+from superpod.planner.models.shape import Model
+from superpod.planner.models.stages import Split
+from superpod.planner.models.table import find, load, names, unsupported
+
+__all__ = ["Model", "Parameters", "Split", "find", "load", "names", "unsupported"]

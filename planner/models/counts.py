@@ -1,0 +1,215 @@
+"""Parameters on one rank, to the parameter. The test builds Megatron's own models and finds no difference.
+
+Every `*_block` below is one block's count on one rank: plain arithmetic with `//`, so tp, ep and etp may be numpy
+arrays as well. Source: megatron-core 0.15.3 with Transformer Engine's layers, the module named at each block.
+Norms, routers, biases of row-parallel products and MLA's down-projections stand whole on every tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from superpod.planner.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.planner.models.shape import Model
+    from superpod.planner.models.stages import Split
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters by owner. Only `experts` are sharded over expert parallelism, and reduced over the expert grid."""
+
+    embedding: int = 0
+    """Word embeddings, and learned positions."""
+    attention: int = 0
+    mamba: int = 0
+    """Mamba and gated delta-net mixers."""
+    mlp: int = 0
+    """Dense MLPs, and the latent projections around routed experts."""
+    experts: int = 0
+    """Routed experts."""
+    shared_experts: int = 0
+    router: int = 0
+    norms: int = 0
+    head: int = 0
+    """The output matrix, or the copy of a tied one."""
+    mtp: int = 0
+    """What joins a multi-token-prediction layer to the model; its blocks count where blocks do."""
+
+    def __add__(self, other: Parameters) -> Parameters:
+        return Parameters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __mul__(self, times: int) -> Parameters:
+        return Parameters(*(getattr(self, f.name) * times for f in fields(self)))
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(getattr(self, f.name) for f in fields(self))
+
+    @property
+    def dense(self) -> int:
+        """All but the routed experts: those that data parallelism of the dense grid shards."""
+        return self.total - self.experts
+
+
+def stage_parameters(m: Model, split: Split, stage: int) -> list[Parameters]:
+    """Parameters of each model chunk of one rank of a pipeline stage.
+
+    Raises:
+        UserError: when the split does not divide the model.
+    """
+    for problem, hint in problems(m, split):
+        raise UserError(f"{m.name}: {problem}", hint)
+    found = []
+    for virtual, layers in enumerate(split.stage_layers(m.layers, stage)):
+        first = stage == 0 and virtual == 0
+        last = stage == split.pp - 1 and virtual == split.vp - 1
+        kinds = Counter(block for blocks in m.blocks[layers.start : layers.stop] for block in blocks)
+        held = [block_parameters(m, kind, split.tp, split.ep, split.expert_tp) * n for kind, n in kinds.items()]
+        found.append(sum(held, ends(m, split, first, last)))
+    return found
+
+
+def problems(m: Model, split: Split) -> list[tuple[str, str]]:
+    """What does not divide: (rule with its numbers, next move)."""
+    kinds = {block for blocks in (*m.blocks, m.mtp_blocks if m.mtp_layers else ()) for block in blocks}
+    rules: list[tuple[str, int, str, int]] = []
+    if kinds & {"attention", "mla"}:
+        rules.append(("heads", m.heads, "tp", split.tp))
+    if "attention" in kinds:
+        rules.append(("kv_heads", m.groups, "tp", split.tp))
+    if "mlp" in kinds:
+        rules.append(("ffn", m.ffn, "tp", split.tp))
+    if "moe" in kinds:
+        rules += [("experts", m.experts, "ep", split.ep), ("expert_ffn", m.expert_ffn, "etp", split.expert_tp)]
+        rules += [("shared_ffn", m.shared_ffn, "tp", split.tp)]
+    if "mamba" in kinds:
+        rules += [("mamba_heads", m.mamba_heads, "tp", split.tp), ("mamba_groups", m.mamba_groups, "tp", split.tp)]
+    if "delta" in kinds:
+        rules += [("delta_key_heads", m.delta_key_heads, "tp", split.tp)]
+    found = [
+        (f"{key} {size} is no multiple of {degree} {by}", f"set {degree} to a divisor of {size}")
+        for key, size, degree, by in rules
+        if size % by
+    ]
+    if m.pattern and (split.vp > 1 or not split.is_plain):
+        found.append(("Megatron deals a hybrid's layers evenly, without virtual stages", "drop vp and uneven stages"))
+    if split.ep > 1 and not m.experts:
+        found.append((f"ep {split.ep} spreads experts, and this model has none", "set ep 1"))
+    if m.experts and m.bias and split.expert_tp > 1:
+        found.append((f"experts with biases need etp 1, and etp is {split.expert_tp}", "set etp 1"))
+    return found
+
+
+def ends(m: Model, split: Split, first: bool, last: bool) -> Parameters:
+    """Embedding, head, final norm and multi-token prediction, where this chunk has them (gpt_model.py)."""
+    matrix = m.padded_vocab(split.tp) * m.hidden // split.tp
+    embedding = matrix + m.positions * m.hidden
+    found = Parameters()
+    if first or (last and m.mtp_layers):
+        found += Parameters(embedding=embedding)
+    if last:
+        found += Parameters(norms=_norm(m, m.hidden), head=0 if m.tied and first else matrix)
+        found += mtp_layer(m, split) * m.mtp_layers
+    return found
+
+
+def mtp_layer(m: Model, split: Split) -> Parameters:
+    """MultiTokenPredictionLayer: norms of both inputs, their projection, a layer, a final norm."""
+    joined = Parameters(mtp=2 * m.hidden * m.hidden // split.tp, norms=3 * _norm(m, m.hidden))
+    layer = (block_parameters(m, block, split.tp, split.ep, split.expert_tp) for block in m.mtp_blocks)
+    return sum(layer, joined)
+
+
+def block_parameters(m: Model, block: str, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+    """One block of a layer on one rank: `attention`, `mla`, `mamba`, `delta`, `mlp` or `moe`."""
+    return _BLOCKS[block](m, tp, ep, etp)
+
+
+def attention_block(m: Model, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+    """SelfAttention: queries (and their gate), keys, values; the projection; norms of queries and keys."""
+    q, kv = m.heads * m.channels, m.groups * m.channels
+    wide = q * (2 if m.attention_gate else 1) + 2 * kv
+    matrices = m.hidden * wide // tp + q * m.hidden // tp
+    biases = (m.bias or m.qkv_bias) * (wide // tp) + m.bias * m.hidden
+    norms = _norm(m, m.hidden) * (2 if m.post_norms else 1) + m.qk_norm * 2 * _norm(m, m.channels)
+    return Parameters(attention=matrices + biases + m.sink * (m.heads // tp), norms=norms)
+
+
+def mla_block(m: Model, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+    """MLASelfAttention: low-rank queries (or direct ones), low-rank keys and values with a shared rotary key."""
+    qk = m.qk_nope_dim + m.qk_rope_dim
+    queries = m.hidden * m.q_lora + m.q_lora * m.heads * qk // tp if m.q_lora else m.hidden * m.heads * qk // tp
+    keys = m.hidden * (m.kv_lora + m.qk_rope_dim) + m.kv_lora * m.heads * (m.qk_nope_dim + m.v_dim) // tp
+    indexer = m.indexer_heads * (m.q_lora * m.indexer_dim + m.hidden) + m.hidden * m.indexer_dim
+    norms = _norm(m, m.hidden) + _norm(m, m.kv_lora) + _norm(m, m.q_lora) + 2 * m.indexer_dim
+    return Parameters(
+        attention=queries + keys + m.heads * m.v_dim * m.hidden // tp + (indexer if m.indexer_heads else 0), norms=norms
+    )
+
+
+def mlp_block(m: Model, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+    """MLP with the norm before it, and after it in Gemma 2 and 3."""
+    norms = _norm(m, m.hidden) * (2 if m.post_norms else 1)
+    return Parameters(mlp=_feed_forward(m, m.hidden, m.ffn, tp, m.bias), norms=norms)
+
+
+def moe_block(m: Model, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+    """MoELayer: router, routed experts / (ep x etp), shared experts / tp, latent projections whole."""
+    return Parameters(
+        experts=m.experts // ep * _feed_forward(m, m.latent or m.hidden, m.expert_ffn, etp, m.bias),
+        shared_experts=_feed_forward(m, m.hidden, m.shared_ffn, tp, False) + m.shared_gate * m.hidden,
+        router=m.experts * m.hidden + m.bias * m.experts,
+        mlp=2 * m.hidden * m.latent,
+        norms=_norm(m, m.hidden),
+    )
+
+
+def mamba_block(m: Model, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+    """MambaMixer: in_proj (z, x, B, C, dt), convolution with bias, dt_bias, A_log, D per head, gated norm, out_proj."""
+    inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
+    matrices = m.hidden * (2 * inner + states + m.mamba_heads) // tp + inner * m.hidden // tp
+    return Parameters(mamba=matrices + elementwise(m, "mamba", tp), norms=_norm(m, m.hidden))
+
+
+def delta_block(m: Model, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+    """GatedDeltaNet (megatron-core 0.16): in_proj (q, k, v, gate, beta, alpha), convolution, decay, norm, out_proj."""
+    keys, values = m.delta_key_heads * m.delta_key_dim, m.delta_value_heads * m.delta_value_dim
+    matrices = m.hidden * (2 * keys + 2 * values + 2 * m.delta_value_heads) // tp + values * m.hidden // tp
+    return Parameters(mamba=matrices + elementwise(m, "delta", tp), norms=_norm(m, m.hidden))
+
+
+def elementwise(m: Model, block: str, tp: Any = 1) -> Any:
+    """Parameters of a recurrent mixer that no matrix product uses: convolution, decay, its own norm."""
+    if block == "mamba":
+        inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
+        return (m.conv + 1) * ((inner + states) // tp) + 3 * (m.mamba_heads // tp) + inner // tp
+    if block == "delta":
+        mixed = 2 * m.delta_key_heads * m.delta_key_dim + m.delta_value_heads * m.delta_value_dim
+        return m.conv * (mixed // tp) + 2 * (m.delta_value_heads // tp) + m.delta_value_dim
+    return 0
+
+
+_BLOCKS = {
+    "attention": attention_block,
+    "mla": mla_block,
+    "mlp": mlp_block,
+    "moe": moe_block,
+    "mamba": mamba_block,
+    "delta": delta_block,
+}
+
+
+def _norm(m: Model, size: int) -> int:
+    """RMSNorm has a weight, LayerNorm a bias as well."""
+    return size if m.norm == "rms" else 2 * size
+
+
+def _feed_forward(m: Model, hidden: int, ffn: int, tp: Any, bias: bool) -> Any:
+    """Two matrices (three if gated); their biases, the second's whole on every rank."""
+    up = 2 * ffn if m.gated else ffn
+    return hidden * up // tp + ffn * hidden // tp + bias * (up // tp + hidden)

@@ -1,0 +1,144 @@
+"""Which layers a pipeline stage holds, as Megatron deals them out.
+
+Source: megatron-core 0.15.3, `get_num_layers_to_build` (transformer_block.py) and `get_transformer_layer_offset`
+(transformer_layer.py): chunks take contiguous layers in the order virtual stage, then pipeline rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from superpod.planner.errors import UserError
+
+
+@dataclass(frozen=True)
+class Split:
+    """The degrees of a layout that decide which parameters a rank holds."""
+
+    tp: int = 1
+    pp: int = 1
+    vp: int = 1
+    """Model chunks per pipeline rank; 1 = not interleaved."""
+    ep: int = 1
+    etp: int | None = None
+    """None = Megatron's default, tp."""
+    embedding_as_layer: bool = False
+    loss_as_layer: bool = False
+    first_layers: int | None = None
+    """num_layers_in_first_pipeline_stage"""
+    last_layers: int | None = None
+    """num_layers_in_last_pipeline_stage"""
+    chunks: tuple[int, ...] | None = None
+    """Layers of each of the pp x vp chunks, in the order of the model (pipeline_model_parallel_layout)."""
+
+    def __post_init__(self) -> None:
+        for key in ("tp", "pp", "vp", "ep", "expert_tp"):
+            value = getattr(self, key)
+            if type(value) is not int or value < 1:
+                raise UserError(f"{key} is {value!r}; it is a whole number, 1 or more")
+        for key in ("first_layers", "last_layers"):
+            value = getattr(self, key)
+            if value is not None and (type(value) is not int or value < 0):
+                raise UserError(f"{key} is {value!r}; it is a number of layers")
+        if (self.first_layers is not None or self.last_layers is not None) and (
+            self.embedding_as_layer or self.loss_as_layer
+        ):
+            raise UserError(
+                "the first or last stage's layers are given, and the embedding or the loss counts as a layer too",
+                "Megatron takes one or the other",
+            )
+
+    @classmethod
+    def of(cls, layout: Any) -> Split:
+        """The split of anything with the attributes of a `Layout`; those that it lacks are as by default."""
+        return cls(
+            tp=layout.tp,
+            pp=layout.pp,
+            vp=layout.vp or 1,
+            ep=layout.ep,
+            etp=layout.etp,
+            embedding_as_layer=getattr(layout, "embedding_as_layer", False),
+            loss_as_layer=getattr(layout, "loss_as_layer", False),
+            first_layers=getattr(layout, "first_layers", None),
+            last_layers=getattr(layout, "last_layers", None),
+        )
+
+    @property
+    def expert_tp(self) -> int:
+        """Tensor parallelism of the routed experts."""
+        return self.tp if self.etp is None else self.etp
+
+    def chunk_layers(self, layers: int) -> list[range]:
+        """The layers of every chunk in the order of the model: chunk v x pp + r is rank r's chunk v.
+
+        Raises:
+            UserError: when the layers cannot be dealt out so.
+        """
+        counts = self._counts(layers)
+        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+        return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+    def stage_layers(self, layers: int, stage: int) -> list[range]:
+        """The layers of each chunk of one pipeline rank."""
+        if not 0 <= stage < self.pp:
+            raise UserError(f"there is no pipeline stage {stage}: pp {self.pp} has 0 to {self.pp - 1}")
+        return self.chunk_layers(layers)[stage :: self.pp]
+
+    def _counts(self, layers: int) -> list[int]:
+        if self.chunks is not None:
+            if len(self.chunks) != self.pp * self.vp or sum(self.chunks) != layers or min(self.chunks) < 0:
+                raise UserError(
+                    f"the chunks {self.chunks} must be pp {self.pp} x vp {self.vp} = {self.pp * self.vp} counts "
+                    f"that add up to {layers} layers"
+                )
+            return list(self.chunks)
+        per_rank = self._per_rank(layers)
+        for rank, count in enumerate(per_rank):
+            if count % self.vp:
+                raise UserError(
+                    f"the {count} layers of pipeline rank {rank} do not divide into vp {self.vp} chunks",
+                    f"vp divides the layers of a rank ({layers} layers over pp {self.pp})",
+                )
+        counts = [count // self.vp for _ in range(self.vp) for count in per_rank]
+        counts[0] -= self.embedding_as_layer
+        counts[-1] -= self.loss_as_layer
+        if min(counts) < 0:
+            raise UserError(f"{layers} layers are too few for pp {self.pp} x vp {self.vp}", "lower pp or vp")
+        return counts
+
+    def _per_rank(self, layers: int) -> list[int]:
+        """Layers of each pipeline rank, the embedding and the loss counted where they count as one."""
+        if self.pp > layers + 2:
+            raise UserError(f"pp {self.pp} is more stages than {layers} layers can fill", f"pp is at most {layers}")
+        given = {0: self.first_layers, self.pp - 1: self.last_layers}
+        given = {rank: count for rank, count in given.items() if count is not None}
+        left = layers + self.embedding_as_layer + self.loss_as_layer - sum(given.values())
+        ranks = self.pp - len(given)
+        if left < 0 or (left % ranks if ranks else left):
+            raise UserError(self._rule(layers, left, ranks, bool(given)), self._next(layers, bool(given)))
+        return [given.get(rank, left // max(1, ranks)) for rank in range(self.pp)]
+
+    def _rule(self, layers: int, left: int, ranks: int, given: bool) -> str:
+        if given:
+            return (
+                f"{layers} layers with {self.first_layers} on the first stage and {self.last_layers} on the last leave "
+                f"{left} for {ranks} stages"
+            )
+        extra = " + the embedding" * self.embedding_as_layer + " + the loss" * self.loss_as_layer
+        return f"{layers} layers{extra} = {left} do not divide over pp {self.pp} stages"
+
+    def _next(self, layers: int, given: bool) -> str:
+        if given:
+            return "the layers left over must divide over the stages left over"
+        total = layers + self.embedding_as_layer + self.loss_as_layer
+        near = sorted((p for p in range(1, total + 1) if total % p == 0), key=lambda p: abs(p - self.pp))[:2]
+        return f"nearest: pp {' or '.join(map(str, sorted(near)))}; or give the first and last stage's layers"
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether every stage gets the same number of layers."""
+        return not (self.embedding_as_layer or self.loss_as_layer or self.chunks) and (
+            self.first_layers is None and self.last_layers is None
+        )

@@ -1,0 +1,107 @@
+"""Model FLOPs per token and KV cache. The conventions are arguments, or said here.
+
+FLOPs count matrix products only, forward and twice backward (factor 3), two for a multiplication and its addition;
+no norms, activations, rotary embedding or recomputation. The embedding is a look-up, the head a product over the
+unpadded vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from superpod.planner.errors import UserError, did_you_mean
+from superpod.planner.models import counts
+
+if TYPE_CHECKING:
+    from superpod.planner.models.shape import Model
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+"""Bytes of one element."""
+
+
+def flops_per_token(m: Model, seq: int, *, causal: bool) -> float:
+    """FLOPs of one token's training step.
+
+    Args:
+        m: the model.
+        seq: sequence length, tokens.
+        causal: count the scores that a causal mask keeps: half of them. Published figures differ: NeMo 24.07 to 25.07
+            and Megatron-LM print the whole square (Llama 3 8B at 8192: 57.9 GFLOP), Megatron-Bridge half (51.5).
+    """
+    if type(seq) is not int or seq < 1:
+        raise UserError(f"seq is {seq!r}; it is a number of tokens, 1 or more")
+    layers = [block for blocks in m.blocks for block in blocks] + list(m.mtp_blocks) * m.mtp_layers
+    products = sum(product_parameters(m, kind) * layers.count(kind) for kind in set(layers))
+    products += m.vocab * m.hidden * (1 + m.mtp_layers) + 2 * m.hidden * m.hidden * m.mtp_layers
+    return 6.0 * products + 3 * (attention_flops(m, seq, causal) + scan_flops(m))
+
+
+def product_parameters(m: Model, block: str) -> int:
+    """Parameters of one block that a token is multiplied with: of the routed experts, topk."""
+    bare = m.replace(bias=False, qkv_bias=False, sink=False)
+    p = counts.block_parameters(bare, block)
+    passed = p.experts * m.topk // m.experts if p.experts else 0
+    return p.dense - p.norms - counts.elementwise(m, block) + passed
+
+
+def attention_flops(m: Model, seq: int, causal: bool) -> float:
+    """Forward FLOPs per token of scores and of their product with the values, all layers."""
+    if m.kv_lora:
+        width, indexer = m.heads * (m.qk_nope_dim + m.qk_rope_dim + m.v_dim), m.indexer_heads * m.indexer_dim
+    else:
+        width, indexer = 2 * m.heads * m.channels, 0
+    spans = [span(m, seq, i, causal) for i, blocks in enumerate(m.blocks) if blocks[0] in ("attention", "mla")]
+    spans += [span(m, seq, m.layers - 1, causal)] * (m.mtp_layers * (m.mtp_blocks[0] in ("attention", "mla")))
+    whole = (seq / 2 if causal else seq) * len(spans)
+    return 2 * width * sum(spans) + 2 * indexer * whole
+
+
+def span(m: Model, seq: int, layer: int, causal: bool) -> float:
+    """Keys that a token of this layer sees, the mean over the sequence; without `causal`, of the unmasked square."""
+    seen = seq if m.sees_all(layer) else min(seq, m.window)
+    seen = min(seen, m.indexer_topk) if m.indexer_topk else seen
+    if not causal:
+        return seen
+    if seen == seq or (m.chunked and not m.sees_all(layer)):
+        return seen / 2
+    return seen - seen * seen / (2 * seq)  # the first `seen` tokens see half, the others all of their window
+
+
+def scan_flops(m: Model) -> float:
+    """Forward FLOPs per token of the recurrences, all layers.
+
+    Mamba: 2 x inner x state, as NeMo counts it (nemo/utils/flops_formulas.py, `_mamba_layer_flops`, which says that
+    it leaves part of the scan out). Delta net: the state is read twice and updated once, 6 x heads x keys x values.
+    """
+    kinds = [block for blocks in m.blocks for block in blocks]
+    mamba = 2 * m.mamba_heads * m.mamba_head_dim * m.mamba_state
+    delta = 6 * m.delta_value_heads * m.delta_key_dim * m.delta_value_dim
+    return kinds.count("mamba") * mamba + kinds.count("delta") * delta
+
+
+def kv_bytes_per_token(m: Model, dtype: str) -> float:
+    """Bytes of KV cache of one token over all attention layers; MLA caches the latent and the rotary key only."""
+    return _bytes(dtype) * _cached(m) * len(_attention_layers(m))
+
+
+def kv_cache_bytes(m: Model, seq: int, dtype: str) -> float:
+    """Bytes of the cache of one sequence of `seq` tokens; states of recurrent layers are kept in 4 bytes."""
+    tokens = sum(seq if m.sees_all(i) else min(seq, m.window) for i in _attention_layers(m))
+    kinds = [block for blocks in m.blocks for block in blocks]
+    states = kinds.count("mamba") * m.mamba_heads * m.mamba_head_dim * m.mamba_state
+    states += kinds.count("delta") * m.delta_value_heads * m.delta_key_dim * m.delta_value_dim
+    return _bytes(dtype) * _cached(m) * tokens + 4 * states
+
+
+def _cached(m: Model) -> int:
+    return m.kv_lora + m.qk_rope_dim + m.indexer_dim if m.kv_lora else 2 * m.groups * m.channels
+
+
+def _attention_layers(m: Model) -> list[int]:
+    return [i for i, blocks in enumerate(m.blocks) if blocks[0] in ("attention", "mla")]
+
+
+def _bytes(dtype: str) -> int:
+    if dtype not in BYTES:
+        raise UserError(f"no data type is called {dtype!r}", did_you_mean(dtype, list(BYTES)) or ", ".join(BYTES))
+    return BYTES[dtype]

@@ -1,0 +1,163 @@
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from superpod.planner import hardware
+from superpod.planner.errors import UserError
+
+REFERENCE = Path("/work/shared/reference")
+NOT_A_GPU = {"", "8-GPU node (GPU type not stated)"}
+UNKNOWN = {"h100-96gb-500w"}  # one row: no SXM part that NVIDIA sells
+
+
+def published(column):
+    if not REFERENCE.is_dir():
+        pytest.skip(f"{REFERENCE} is not on this machine")
+    found = set()
+    for name in ("step_time.csv", "memory.csv"):
+        with (REFERENCE / name).open() as file:
+            found |= {row[column] for row in csv.DictReader(file)}
+    return found
+
+
+def test_every_published_gpu_has_a_name_here():
+    spellings = published("gpu") - NOT_A_GPU - UNKNOWN
+    names = {spelling: hardware.gpu(spelling).name for spelling in spellings}
+    assert names["h100-80gb"] == "h100"
+    assert names["a100-80gb"] == "a100"
+    assert set(names.values()) == {"a100", "h100", "h200", "b200", "b300", "gb200", "gb300"}
+
+
+def test_every_published_precision_has_a_name_here():
+    names = {spelling: hardware.precision(spelling) for spelling in published("precision") - {""}}
+    assert names["fp8-mx"] == names["MXFP8"] == "mxfp8"
+    assert names["FSDP+CP+compile+Float8"] == names["FP8 current scaling"] == "fp8cs"
+    assert names["BF16, dist-opt (ZeRO-1), fp32 grads, CE fusion, no recompute"] == "bf16"
+    assert set(names.values()) <= {*hardware.PRECISIONS, "fp8"}
+
+
+def test_every_number_has_its_source_beside_it():
+    lines = hardware.DATA.read_text().splitlines()
+    counted = [line for line in lines if re.match(r"(gpus = |\w+ = [\"'])|#|\[|$", line) is None]
+    assert len(counted) > 100
+    assert not [line for line in counted if not re.search(r"#\s+\S", line)]
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "best"),
+    [("a100", 312, "bf16"), ("h100", 989.4, "fp8bw"), ("b200", 2250, "nvfp4"), ("gb300", 2500, "nvfp4")],
+)
+def test_what_a_gpu_trains_in(name, bf16, best):
+    gpu = hardware.gpu(name)
+    assert gpu.tflops("bf16") == bf16
+    assert gpu.precisions[-1] == (best if best != "bf16" else "fp16")
+    assert gpu.tflops(gpu.precisions[-1]) == max(gpu.tflops(p) for p in gpu.precisions)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"), [("a100", "fp8cs"), ("h100", "mxfp8"), ("h200", "nvfp4"), ("l40s", "fp8bw")]
+)
+def test_a_precision_that_a_generation_lacks_is_refused_with_those_it_has(name, precision):
+    with pytest.raises(UserError, match=f"{name} .* has no {precision}") as refused:
+        hardware.gpu(name).tflops(precision)
+    assert "bf16" in refused.value.hint
+
+
+def test_peaks_stand_in_their_natural_proportion():
+    for gpu in hardware.builtin().gpus.values():
+        assert gpu.fp16_tflops == gpu.bf16_tflops
+        assert 1.9 < gpu.bf16_tflops / gpu.tf32_tflops < 2.1
+        if gpu.fp8_tflops:
+            assert 1.9 < gpu.fp8_tflops / gpu.bf16_tflops < 2.1
+        assert 0.9 < gpu.hbm_usable_gib * hardware.GIB / (gpu.hbm_gb * 1e9) < 1.09
+
+
+def test_bandwidth_between_nodes():
+    builtin = hardware.builtin()
+    per_gpu = {name: builtin.fabric_of(node).gb_per_s_per_gpu(node) for name, node in builtin.nodes.items()}
+    assert per_gpu["a100"] == 25
+    assert per_gpu["h100"] == per_gpu["gb200"] == 50
+    assert per_gpu["gb300"] == per_gpu["b300"] == 100
+    assert hardware.fabric("ib_hdr_4rail").gb_per_s_per_gpu(hardware.node("a100")) * 8 * 8 == 800
+    slow = hardware.fabric("ib_ndr").replace(oversubscription=2.0)
+    assert slow.gb_per_s_per_gpu(hardware.node("h100")) == 25
+
+
+def test_nvlink_joins_a_rack_of_nvl72_and_no_l40s():
+    assert hardware.node("gb200").nvlink_domain == 72
+    assert hardware.node("gb200").gpus == 4
+    assert hardware.node("l40s").gpu.nvlink_gb_per_s == 0
+
+
+OWN = """
+[gpu.h20]
+like = "h100"
+bf16_tflops = 148
+hbm_gb = 96
+
+[node.mine]
+like = "h100"
+gpu = "h20"
+nics = 4
+
+[fabric.office]
+kind = "ethernet"
+gbps = 100
+latency_us = 12
+
+[[gemm]]
+dtype = "bf16"
+"""
+
+
+def test_a_users_file_adds_to_the_tables(tmp_path):
+    path = tmp_path / "hardware.toml"
+    path.write_text(OWN)
+    own = hardware.load(path)
+    assert own.gpu("h20").bf16_tflops == 148
+    assert own.gpu("h20").sms == 132
+    assert own.node("mine").gpu is own.gpu("h20")
+    assert own.fabric("office").gb_per_s_per_gpu(own.node("mine")) == 4 * 100 / 8 / 8
+    assert own.gpu("b200") is hardware.gpu("b200")
+    with pytest.raises(UserError):
+        hardware.gpu("h20")
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "hint"),
+    [
+        ("[gpu.x]\nlike='h100'\nbf16_tflop = 3", r"\[gpu.x\]: no key is called 'bf16_tflop'", "bf16_tflops"),
+        ("[gpu.x]\nlike='h10'", "like: no gpu is called 'h10'", "h100"),
+        ("[gpu.x]\nlike='h100'\nhbm_gb = '80'", "hbm_gb takes a number, not '80'", ""),
+        ("[gpu.x]\nlike='h100'\nsms = 1.5", "sms takes a whole number", ""),
+        ("[gpu.x]\nlike='h100'\nhbm_gb = nan", "hbm_gb is nan", ""),
+        ("[gpu.x]\nlike='h100'\nhbm_gb = -1", "hbm_gb is -1", ""),
+        ("[gpu.x]\nlike='h100'\nhbm_gb = true", "hbm_gb takes a number, not True", ""),
+        ("[gpu.x]\nlike='h100'\ngeneration = 'fermi'", "generation is 'fermi'", "ampere, ada, hopper, blackwell"),
+        ("[gpu.x]\nhbm_gb = 80", "generation is missing", "like"),
+        ("[node.x]\nlike='h100'\ngpu = 'h1000'", "gpu: no GPU is called 'h1000'", "h100"),
+        ("[node.x]\nlike='h100'\ngpus = 0", "gpus is 0", ""),
+        ("[fabrik.x]\ngbps = 1", "no section is called 'fabrik'", "fabric"),
+        ("gpu = 3", "gpu holds tables", "[gpu.my_name]"),
+        ("[gpu.x", "is not TOML", ""),
+    ],
+)
+def test_a_users_mistake_is_named_with_its_place(tmp_path, text, says, hint):
+    path = tmp_path / "hardware.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=says) as refused:
+        hardware.load(path)
+    assert str(path) in str(refused.value)
+    assert hint in refused.value.hint
+
+
+def test_an_unknown_name_is_answered_with_the_closest():
+    with pytest.raises(UserError, match="no GPU is called 'h1000'") as refused:
+        hardware.gpu("H1000")
+    assert "h100" in refused.value.hint
+    with pytest.raises(UserError, match="no precision is called 'int4'"):
+        hardware.precision("int4")
+    with pytest.raises(UserError, match="cannot be read"):
+        hardware.load("/nowhere/at/all.toml")
