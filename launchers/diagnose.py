@@ -8,7 +8,9 @@ from pathlib import Path
 
 from superpod.launchers.rundir import Link, RunDir
 
-_ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt)): (.*)$")
+_ERROR = re.compile(
+    r"^(?:\[(?:rank|default)\d+\]:\s*)?((?:[\w.]+\.)?(?:[A-Z]\w*)?(?:Error|Exception|Interrupt)): (.*)$"
+)
 # What a rank says when another one has gone is true, and not why.
 _ECHOES = (
     "Connection closed by peer",
@@ -41,7 +43,7 @@ def why(folder: RunDir, link: Link) -> str:
         if killed := re.search(r"exitcode\s*:\s*-9 \(pid: (\d+)\)", _tail(log)):
             return f"a rank was killed (pid {killed[1]}, signal 9; the kernel does that when memory runs out)"
     for log in _launcher_logs(link):
-        if words := [line.strip(" │╭╮╰╯─") for line in _tail(log).splitlines() if line.strip(" │╭╮╰╯─")]:
+        if words := [line.strip(" │╭╮╰╯─") for line in _tail(log).splitlines() if re.search(r"[a-z]{3}", line)]:
             return f"{words[-1][:_LONGEST]} ({_where(log, link)})"
     return f"the job ended without saying why; its logs are in {link.path / 'logs'}"
 

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superpod.launchers.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
 from superpod.launchers.rehearsal import dry_build, rehearse
 from superpod.launchers.rundir import Link, RunDir
 from superpod.planner.errors import UserError
 
 if TYPE_CHECKING:
     import nemo_run as run
-    import psutil
 
-GRACE_S = 120
-"""How long the ranks may take to save and end after a stop signal, seconds."""
 
-POLL_S = 0.2
-
-MARK = "SUPERPOD_LINK_DIR"
-"""In the environment of every process of a link, so that none is left behind."""
+MOST_LAYERS = 2000
 
 
 @dataclass
@@ -76,10 +73,19 @@ def check(job: Job) -> None:
     Raises:
         UserError: no such recipe or size, or a data folder that is not complete.
     """
+    from superpod.launchers.secrets import redact_text
     from superpod.recipes.data.folder import DataFolder
     from superpod.recipes.registry import find
 
     find(job.recipe).layout(job.num_nodes)
+    for text in job.overrides:
+        if not re.match(r"[A-Za-z_][\w.\[\]]*\W*=", text):
+            raise UserError(f"{text!r} is not an override", "write path=value, such as trainer.max_steps=10")
+        if redact_text(text) != text:
+            path = text.partition("=")[0]
+            raise UserError(
+                f"override {path} looks like a secret, and run folders keep overrides", "use the environment"
+            )
     if job.data:
         DataFolder.load(job.data)
 
@@ -100,6 +106,7 @@ def prepare(job: Job) -> Prepared:
 
     facts = use_data(partial, job.data) if job.data else {}
     overrides.apply(partial, job.overrides)
+    _still_a_recipe(partial, job.overrides)
     ranks = partial.trainer.devices * partial.trainer.num_nodes
     layout = from_layout.read(partial)
     for rule, move in layout.violations(ranks):
@@ -137,6 +144,34 @@ def use_data(partial: run.Partial, path: Path) -> dict[str, Any]:
     return {"unigram_entropy_nats": unigram_entropy(folder)}
 
 
+_PARTS = ("model.config", "data", "trainer.strategy.ddp", "log.ckpt", "resume", "optim.config")
+_OURS = ("log.explicit_log_dir", "log.ckpt.dirpath", "resume.resume_from_directory")
+_COUNTS = ("trainer.devices", "trainer.num_nodes", "trainer.max_steps")
+
+
+def _still_a_recipe(partial: run.Partial, overrides: list[str]) -> None:
+    """Refuse overrides after which there is nothing to run: a part gone, a count that is none, a path that is ours."""
+    import fiddle as fdl
+
+    for path in _PARTS:
+        node = partial
+        for name in path.split("."):
+            node = getattr(node, name, None)
+            if not isinstance(node, fdl.Buildable):
+                raise UserError(f"{path} must stay a configuration; the overrides made {name} {node!r}")
+    if not isinstance(partial.trainer.callbacks, list):
+        raise UserError(f"trainer.callbacks must stay a list, not {partial.trainer.callbacks!r}")
+    for path in _COUNTS:
+        value = getattr(partial.trainer, path.partition(".")[2])
+        if type(value) is not int or value < 1:
+            raise UserError(f"{path} must be a whole number from 1 on, not {value!r}")
+    for text in overrides:
+        if text.startswith(_OURS):
+            raise UserError(
+                f"override {text.partition('=')[0]}: a run keeps these in its run folder", "name it with --runs"
+            )
+
+
 def _fits_gpus(name: str, partial: run.Partial, gpus: int) -> None:
     nodes, devices = partial.trainer.num_nodes, partial.trainer.devices
     if nodes > 1 or devices > gpus:
@@ -150,7 +185,7 @@ def _rehearsable(name: str, partial: run.Partial, ranks: int) -> int:
     """Refuse a rehearsal that this machine's memory does not hold; returns the bytes of one checkpoint."""
     import psutil
 
-    parameters = sum(dry_build(partial, rank=0, world_size=ranks))
+    parameters = _parameters(partial, ranks)
     # NeMo itself takes 0.8 GiB a process; a parameter 18 bytes: weight, gradient, main weight, two moments.
     need = ranks * (0.8 + parameters * 18 / 2**30)
     have = psutil.virtual_memory().available / 2**30
@@ -162,6 +197,21 @@ def _rehearsable(name: str, partial: run.Partial, ranks: int) -> int:
         )
     strategy = partial.trainer.strategy
     return parameters * strategy.tensor_model_parallel_size * strategy.pipeline_model_parallel_size * 14
+
+
+def _parameters(partial: run.Partial, ranks: int) -> int:
+    """Parameters of rank 0, from the real model on the meta device; what Megatron asserts is the user's mistake."""
+    if (partial.model.config.num_layers or 0) > MOST_LAYERS:
+        raise UserError(f"model.config.num_layers {partial.model.config.num_layers} is more than any model has")
+    try:
+        return sum(dry_build(partial, rank=0, world_size=ranks))
+    except UserError:
+        raise
+    except (AssertionError, ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as refused:
+        words = str(refused).strip().splitlines() or [type(refused).__name__]
+        raise UserError(
+            f"Megatron cannot build this model: {words[0]}", "look at the overrides of model.config"
+        ) from refused
 
 
 def point_at(partial: run.Partial, folder: RunDir, link: Link) -> None:
@@ -188,8 +238,8 @@ class Ended:
     message: str
 
 
-def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[[], None]) -> Ended:
-    """Run the prepared job in `link` and wait for it; `tick` is called a few times a second meanwhile.
+def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[..., None]) -> Ended:
+    """Run the prepared job in `link` and wait for it; `tick` is called a few times a second, with words to say or none.
 
     A first SIGINT or SIGTERM asks the ranks to save and end, a second one kills them.
     """
@@ -199,82 +249,23 @@ def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[[], No
     point_at(prepared.partial, folder, link)
     environment = _environment() | {MARK: str(link.path)}
     executor = run.LocalExecutor(ntasks_per_node=prepared.ranks, launcher="torchrun", env_vars=environment)
-    stop = _StopSignal()
-    home, state = link.path / "nemo_run", ""
+    stop = StopSignal()
+    state = ""
     try:
-        with _nemo_run_in(home), run.Experiment("run", base_dir=str(home), enable_goodbye_message=False) as exp:
+        with (
+            _nemo_run_in(link.path / "nemo_run") as home,
+            run.Experiment("run", base_dir=home, enable_goodbye_message=False) as exp,
+        ):
             exp.add(prepared.partial, executor=executor, name="run")
             exp.run()
             with stop.installed():
-                _wait(stop, tick)
+                wait_for_all(stop, tick)
         state = str(exp.jobs[0].state)
     except (KeyboardInterrupt, SignalException):  # while NeMo-Run had the signals, before there were ranks to ask
         stop.received += 1
     finally:
-        _signal(_orphans(link), signal.SIGKILL)
+        send(processes_of(link.path), signal.SIGKILL)
     return _verdict(folder, link, stop.received, state)
-
-
-def _wait(stop: _StopSignal, tick: Callable[[], None]) -> None:
-    """Until no rank and no torchrun of ours is left; passes a stop signal on to the ranks."""
-    asked = 0.0
-    while children := _children():
-        tick()
-        if stop.received > 1 or (asked and time.monotonic() - asked > GRACE_S):
-            _signal(children, signal.SIGKILL)
-        elif stop.received and not asked:
-            ranks = [c for c in children if _is_rank(c)]
-            _signal(ranks or children, signal.SIGTERM)
-            asked = time.monotonic()
-        time.sleep(POLL_S)
-    tick()
-
-
-def _children() -> list[psutil.Process]:
-    import psutil
-
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        try:
-            if child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child)
-        except psutil.NoSuchProcess:
-            continue
-    return found
-
-
-def _orphans(link: Link) -> list[psutil.Process]:
-    """Checkpoint writers and data workers that outlived a killed rank: 0.4 GiB each, waiting for ever."""
-    import psutil
-
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == str(link.path):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def _is_rank(process: psutil.Process) -> bool:
-    """Whether torchrun started this process as a rank: not torchrun itself, not a data worker of a rank."""
-    import psutil
-
-    try:
-        return "RANK" in process.environ() and "RANK" not in process.parent().environ()  # pyright: ignore
-    except (psutil.Error, AttributeError):
-        return False
-
-
-def _signal(processes: list[psutil.Process], number: int) -> None:
-    import psutil
-
-    for process in processes:
-        try:
-            process.send_signal(number)
-        except psutil.NoSuchProcess:
-            continue
 
 
 def _environment() -> dict[str, str]:
@@ -291,37 +282,27 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def _nemo_run_in(home: Path) -> Iterator[None]:
-    """NeMo-Run keeps its experiments and a list of local jobs under ~/.nemo_run; ours stay in the run folder."""
+def _nemo_run_in(folder: Path) -> Iterator[str]:
+    """NeMo-Run keeps its experiments and a list of local jobs under ~/.nemo_run; ours stay in the run folder.
+
+    Yields a link to that folder whose path needs no quoting: NeMo-Run quotes torchrun's arguments for a shell, and its
+    local scheduler uses none, so that a space in them would end every run.
+    """
     from nemo_run.config import set_nemorun_home
 
     before = os.environ.get("PATH", "")
-    home.mkdir(parents=True, exist_ok=True)
-    set_nemorun_home(str(home))
-    os.environ["PATH"] = _environment()["PATH"]
-    try:
-        yield
-    finally:
-        os.environ["PATH"] = before
-
-
-class _StopSignal:
-    """Counts SIGINT and SIGTERM while it is installed, in place of NeMo-Run's handlers, which raise."""
-
-    def __init__(self) -> None:
-        self.received = 0
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._count) for number in (signal.SIGINT, signal.SIGTERM)}
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="recipes-") as scratch:
+        if shlex.quote(scratch) != scratch:
+            raise UserError(f"the folder for temporary files, {scratch}, needs quoting", "set TMPDIR to a plain path")
+        home = os.path.join(scratch, "nemo_run")
+        os.symlink(folder, home)
+        set_nemorun_home(home)
+        os.environ["PATH"] = _environment()["PATH"]
         try:
-            yield
+            yield home
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _count(self, number: int, frame: object) -> None:
-        self.received += 1
+            os.environ["PATH"] = before
 
 
 def _verdict(folder: RunDir, link: Link, stops: int, torchx_state: str) -> Ended:
@@ -330,7 +311,8 @@ def _verdict(folder: RunDir, link: Link, stops: int, torchx_state: str) -> Ended
     if folder.done:
         return Ended("done", 0, "")
     if stops:
-        return Ended("cancelled", 130, "stopped by the user")
+        saved = link.heartbeat().get("checkpoint")
+        return Ended("cancelled", 130, "stopped by the user, checkpoint saved" if saved else "stopped by the user")
     if torchx_state.endswith("SUCCEEDED"):
         return Ended("failed", 1, "the job ended before its last step")
     return Ended("failed", 1, why(folder, link))

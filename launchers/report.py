@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.launchers.rundir import Link, RunDir, Status
+from superpod.launchers.runtime.files import is_number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -64,12 +65,14 @@ def summary(run: RunDir) -> Summary:
 def render(found: Summary) -> "Table":
     """The summary as a rich table of two columns."""
     from rich.table import Table
+    from rich.text import Text  # a str would be read as markup, and paths and messages may hold brackets
 
-    table = Table(title=found.recipe, title_justify="left", show_header=False, box=None, pad_edge=False)
+    title = Text(found.recipe, style="table.title")
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
     for name, value in _rows(found):
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     return table
 
 
@@ -105,7 +108,7 @@ def _rows(found: Summary) -> list[tuple[str, str]]:
         ("loss", _arrow(found.loss_start, found.loss_end)),
         ("validation loss", _figure(found.val_loss, ".4f", "nats/token")),
         ("unigram entropy", _figure(found.unigram_entropy_nats, ".4f", "nats/token")),
-        ("tokens", _figure(found.tokens, ",d", "")),
+        ("tokens", _figure(found.tokens, ",.0f", "")),
         ("throughput", _figure(found.tokens_per_s, ",.0f", "tokens/s")),
         ("per GPU", _figure(found.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
         ("peak memory", _figure(found.peak_allocated_gib, ".2f", "GiB per rank")),
@@ -135,7 +138,7 @@ def _steady(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The lines that tell a throughput, each with its `step_tokens`; a link's first step compiles and warms up."""
     pairs = [(before, line) for before, line in zip([{}, *lines], lines, strict=False) if line.get("step_time_s")]
     known = [(before, line) for before, line in pairs if line.get("tokens") and line.get("tokens_per_s_per_gpu")]
-    warm = [(before, line) for before, line in known if before.get("link") == line["link"]] or known
+    warm = [(before, line) for before, line in known if before.get("link") == line.get("link")] or known
     return [{**line, "step_tokens": line["tokens"] - (before.get("tokens") or 0)} for before, line in warm]
 
 
@@ -147,16 +150,17 @@ def _median(values: Any) -> float | None:
 def _peak(lines: list[dict[str, Any]], links: list[Link]) -> float | None:
     """The largest peak over all ranks and links, GiB."""
     beats = [beat for link in links for beat in link.heartbeats().values()]
-    return max((line["allocated_gib"] for line in [*lines, *beats] if line.get("allocated_gib")), default=None)
+    peaks = [line.get("allocated_gib") for line in [*lines, *beats]]
+    return max((peak for peak in peaks if is_number(peak) and peak), default=None)
 
 
 def _wall_time_s(link: Link) -> float:
     """From the link's start to its end, its last sign of life, or now if it has given none."""
     result = link.result
-    if "started" not in result:
+    if not is_number(result.get("started")):
         return 0.0
-    alive = link.heartbeat().get("t") or time.time()
-    return max(0.0, (result.get("ended") or alive) - result["started"])
+    ends = (result.get("ended"), link.heartbeat().get("t"), time.time())
+    return max(0.0, next(end for end in ends if is_number(end) and end) - result["started"])
 
 
 def _draw_losses(axes: Any, lines: list[dict[str, Any]]) -> None:
@@ -178,7 +182,7 @@ def _draw_links(axes: Any, lines: list[dict[str, Any]]) -> None:
         if before.get("link") != line.get("link"):
             where = (before["step"] + line["step"]) / 2
             axes.axvline(where, color=_FAINT, linewidth=0.9, zorder=1)
-            name = f" link {line['link']}"
+            name = f" link {line.get('link', '?')}"
             axes.text(where, 0.985, name, transform=axes.get_xaxis_transform(), color=_FAINT, fontsize=8.5, va="top")
 
 

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from superpod.launchers.runtime import locks
 from superpod.launchers.runtime.checkpoints import discard_unfinished
-from superpod.launchers.runtime.files import is_full, read_json, read_lines, tail_lines, write_json
+from superpod.launchers.runtime.files import is_full, is_number, read_json, read_lines, tail_lines, write_json
 from superpod.planner.errors import UserError
 
 STATES = ("queued", "running", "saving", "requeued", "done", "failed", "cancelled", "stalled")
@@ -65,7 +65,7 @@ class Link:
 
     def heartbeats(self) -> dict[int, dict[str, Any]]:
         """The last line of every rank."""
-        ranks = sorted(int(p.stem) for p in (self.path / "heartbeat").glob("*.jsonl") if p.stem.isdigit())
+        ranks = sorted(int(p.stem) for p in (self.path / "heartbeat").glob("*.jsonl") if p.stem.isdecimal())
         return {rank: self.heartbeat(rank) for rank in ranks}
 
     def write_env(self, environ: Mapping[str, str]) -> None:
@@ -129,20 +129,25 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path | str) -> "RunDir":
-        """The run at `path`. Raises UserError when there is none."""
+        """The run at `path`. Raises UserError when there is none, or its run.json holds what no run can be run with."""
         run = cls(Path(path).absolute())
-        if read_json(run.path / "run.json") is None:
+        facts = read_json(run.path / "run.json")
+        if facts is None:
             raise UserError(
                 f"{path} is no run folder: it has no readable run.json",
                 "name a folder RUNS/RECIPE/TIME-ID, as `recipes run` prints it",
             )
+        if wrong := _wrong(facts):
+            raise UserError(f"{run.path / 'run.json'}: {wrong}", "mend the file, or start a new run")
         return run
 
     @classmethod
     def latest(cls, runs: Path, recipe: str) -> "RunDir | None":
-        """The newest run of a recipe; None when there is none."""
-        found = [cls(file.parent) for file in (Path(runs).absolute() / recipe).glob("*/run.json") if read_json(file)]
-        return max(found, key=lambda run: (run.path.name[:16], run.facts.get("t", 0)), default=None)
+        """The newest run of a recipe that `open` takes; None when there is none."""
+        files = (Path(runs).absolute() / recipe).glob("*/run.json")
+        found = [(file.parent, facts) for file in files if (facts := read_json(file)) and not _wrong(facts)]
+        path, _ = max(found, key=lambda pair: (pair[0].name[:16], pair[1].get("t", 0)), default=(None, None))
+        return cls(path) if path else None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -162,7 +167,7 @@ class RunDir:
     @property
     def links(self) -> list[Link]:
         """The links so far, oldest first."""
-        return [Link(p) for p in sorted((self.path / "links").glob("*"), key=_number) if p.name.isdigit()]
+        return [Link(p) for p in sorted((self.path / "links").glob("*"), key=_number) if p.name.isdecimal()]
 
     @property
     def done(self) -> bool:
@@ -170,22 +175,34 @@ class RunDir:
         return (self.path / DONE).is_file()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl by step, the last line of a step; a torn line is left out."""
-        by_step = {line["step"]: line for line in read_lines(self.path / "metrics.jsonl") if "step" in line}
+        """The lines of metrics.jsonl by step, the last line of a step; a torn or corrupted line is left out."""
+        by_step = {line["step"]: line for line in read_lines(self.path / "metrics.jsonl") if _is_metric(line)}
         return [by_step[step] for step in sorted(by_step)]
 
-    def go_on(self, facts: dict[str, Any], max_steps: int) -> None:
-        """Before a link: keep the `facts` it runs with, drop what no link can resume from, and an earlier done marker.
+    def go_on(self, max_steps: int) -> dict[str, Any]:
+        """Before a link: drop what no link can resume from, and an earlier done marker, which is returned.
 
         Raises UserError when the run is done at `max_steps` already.
         """
-        step = (read_json(self.path / DONE) or {}).get("step", 0)
+        marker = read_json(self.path / DONE) or {}
+        step = marker.get("step", 0)
         if self.done and step >= max_steps:
             raise UserError(f"{self.path} is done at step {step}", f"give it more steps: trainer.max_steps={2 * step}")
         self.discard_unfinished()
         with _explained(self.path):
-            write_json(self.path / "run.json", self.facts | facts)
             (self.path / DONE).unlink(missing_ok=True)
+        return marker
+
+    def put_back(self, marker: dict[str, Any]) -> None:
+        """After a link that made no step: the done marker that `go_on` took away. Raises UserError."""
+        with _explained(self.path):
+            write_json(self.path / DONE, marker)
+
+    def keep(self, facts: dict[str, Any], recipe_lines: list[str]) -> None:
+        """Once a link has made a step: what it ran with is what the next one goes on with. Raises UserError."""
+        with _explained(self.path):
+            write_json(self.path / "run.json", self.facts | facts)
+            (self.path / "recipe.txt").write_text("".join(f"{line}\n" for line in recipe_lines), encoding="utf-8")
 
     def write_plan(self, plan: dict[str, Any]) -> None:
         """Write plan.json. Raises UserError."""
@@ -272,7 +289,39 @@ def _fresh_folder(parent: Path) -> Path:
 
 
 def _number(path: Path) -> int:
-    return int(path.name) if path.name.isdigit() else -1
+    return int(path.name) if path.name.isdecimal() else -1
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+_FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "recipe": (_is_text, "a string"),
+    "t": (is_number, "a number"),
+    "overrides": (lambda v: isinstance(v, list) and all(map(_is_text, v)), "a list of strings"),
+    "data": (lambda v: v is None or _is_text(v), "a string or null"),
+    "num_nodes": (lambda v: v is None or (_is_count(v) and v > 0), "a whole number from 1 on, or null"),
+    "checkpoint_bytes": (_is_count, "a whole number"),
+    "unigram_entropy_nats": (lambda v: v is None or is_number(v), "a number or null"),
+}
+_NUMBERS = ("t", "loss", "val_loss", "tokens", "step_time_s", "tokens_per_s_per_gpu", "allocated_gib")
+
+
+def _wrong(facts: dict[str, Any]) -> str:
+    """What is wrong with the facts of a run.json, in words; '' when nothing is. A key may be missing."""
+    wrong = (f"{key} must be {words}" for key, (good, words) in _FACTS.items() if key in facts and not good(facts[key]))
+    return next(wrong, "")
+
+
+def _is_metric(line: dict[str, Any]) -> bool:
+    """True for a line that one can draw: an int step, numbers or null, a string for the link."""
+    numbers = all(line.get(key) is None or is_number(line[key]) for key in _NUMBERS)
+    return _is_count(line.get("step")) and numbers and _is_text(line.get("link", ""))
 
 
 @contextlib.contextmanager

@@ -10,14 +10,19 @@ _SECRET_WORDS = frozenset(
     (
         *("TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "PASS", "PWD"),
         *("KEY", "KEYS", "APIKEY", "CREDENTIAL", "CREDENTIALS", "CREDS", "AUTH", "AUTHORIZATION", "COOKIE", "COOKIES"),
-        *("BEARER", "JWT", "NETRC", "SESSION", "PAT"),
+        *("BEARER", "JWT", "NETRC", "SESSION", "PAT", "PW", "SIG", "SIGNATURE"),
     )
 )
 _PLAIN_NAMES = frozenset({"PWD", "OLDPWD"})
 _RUN_TOGETHER = re.compile(r"(?i)(token|secret|passw(or)?d|credential|api_?key|access_?key|private_?key)")
 _NOT_SECRET = re.compile(
-    r"(?i)^(.*_)?(NUM|MAX|MIN|TOTAL|N)_TOKENS?$|TOKENIZERS?|^SSH_AUTH_SOCK$|^XAUTHORITY$|XDG_SESSION"
+    r"(?i)^(.*_)?(NUM|MAX|MIN|TOTAL|N)_TOKENS?$|PER_TOKEN|TOKEN_(DISPATCHER|DROP|LOSS)|^SSH_AUTH_SOCK$|^XAUTHORITY$"
+    r"|XDG_SESSION"
 )
+_TOKENIZER = re.compile(r"(?i)tokeni[sz](ers?|ation|ed)")
+# What is no secret under any name, and what is none under a name with `tokens` in it.
+_PLAIN_VALUE = re.compile(r"(?i)(true|false|none|null)\Z")
+_COUNT = re.compile(r"\d[\d_,.]{0,20}(e[+-]?\d{1,3})?[kKMBT]?\Z")
 
 _VALUES = re.compile(
     r"""
@@ -33,11 +38,35 @@ _VALUES = re.compile(
     """,
     re.VERBOSE,
 )
-_URL_USER = re.compile(r"(?<![a-zA-Z0-9+.-])(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*+://)[^/\s@:]*:[^/\s]*@")
+_URL_USER = re.compile(
+    r"""
+    (?<![a-zA-Z0-9+.-]) (?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*+)://
+    (?P<user>
+        (?![^/\s@:?\#]*[?\#]) [^/\s]*                                     # up to the last @ before a slash
+        | (?!\[) [^/\s@:?\#"']*: (?!\d{1,5}[/?\#]) [^\s"'<>]{0,2000}      # a slash in the password; a port is none
+    )@
+    """,
+    re.VERBOSE,
+)
+_USER_ONLY = re.compile(r"(?i)(.*\+)?(ssh|sftp|rsync|abfss?|wasbs?|s3a?)\Z")  # their `name@` is no token
 _BEARER = re.compile(r"(?i)\b(?P<scheme>bearer|basic)\s+[A-Za-z0-9+/._~-]{8,}=*")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-_ASSIGNMENT = re.compile(
-    r"""(?<![A-Za-z0-9_.-])(?P<name>[.-]*+[A-Za-z_][A-Za-z0-9_.-]*+)(?P<sep>["']?\s*[=:]\s*)(?P<value>"[^"\n]*"|'[^'\n]*'|[^\s"',;}&]+)"""
+_AUTHORIZATION = re.compile(r"""(?i)(authorization["']?\s*[=:]\s*["']?[A-Za-z][\w-]*[ \t]+)[^\s"',;]+""")
+# A name and what stands before its value; a space or a comma is enough after --name.
+_NAME = re.compile(
+    r"""(?<![A-Za-z0-9_.-])(?P<name>[.-]*+[A-Za-z_][A-Za-z0-9_.-]*+)
+    (?: ["']?\s*(?:=[=>]?|:(?!//)=?)\s* | (?P<space>["']?,?[ \t]+)(?!--) )""",
+    re.VERBOSE,
+)
+_QUERY_VALUE = re.compile(r"""[^\s"'&#]+""")
+_VALUE = re.compile(
+    r"""
+    (?P<double>") (?:\\.|[^"\\\n])*+ (?P<double_end>"?)
+    | (?P<single>') (?:\\.|[^'\\\n])*+ (?P<single_end>'?)
+    | (?P<escaped>\\+["']) (?:(?!(?P=escaped)).)*+ (?P<escaped_end>(?:(?P=escaped))?)
+    | (?: [^\s"',;}] | ["'](?=\w) | [,;}](?=[^\s"',;}])(?![A-Za-z_][A-Za-z0-9_.-]*+\s*[=:]) )+
+    """,
+    re.VERBOSE,
 )
 
 _KEPT = re.compile(
@@ -53,6 +82,7 @@ def is_secret_name(name: str) -> bool:
     """True for HF_TOKEN, WANDB_API_KEY, aws.secretKey; false for KEYBOARD, PWD, TOKENIZERS_PARALLELISM, MAX_TOKENS."""
     if name in _PLAIN_NAMES or _NOT_SECRET.search(name):
         return False
+    name = _TOKENIZER.sub("", name)
     words = re.split(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])", name)
     return any(word.upper() in _SECRET_WORDS for word in words) or bool(_RUN_TOGETHER.search(name))
 
@@ -65,19 +95,43 @@ def redact(mapping: Mapping[str, str]) -> dict[str, str]:
 def redact_text(text: str) -> str:
     """`text` with every token, key and password in it replaced; running it twice changes nothing more."""
     text = _PRIVATE_KEY.sub(REDACTED, text)
-    text = _URL_USER.sub(rf"\g<scheme>{REDACTED}@", text)
+    text = _URL_USER.sub(_redact_user, text)
     text = _BEARER.sub(rf"\g<scheme> {REDACTED}", text)
+    text = _AUTHORIZATION.sub(rf"\1{REDACTED}", text)
     text = _VALUES.sub(REDACTED, text)
-    return _ASSIGNMENT.sub(_redact_assignment, text)
+    return _redact_assignments(text)
 
 
-def _redact_assignment(match: re.Match[str]) -> str:
-    """`NAME=value` and `"name": "value"` with the value hidden when the name is secret."""
-    name, separator, value = match["name"], match["sep"], match["value"]
-    if not is_secret_name(name) or value.startswith(REDACTED):
+def _redact_user(match: re.Match[str]) -> str:
+    if ":" not in match["user"] and _USER_ONLY.match(match["scheme"]):
         return match[0]
-    quote = value[0] if value[0] in "\"'" else ""
-    return f"{name}{separator}{quote}{REDACTED}{quote}"
+    return f"{match['scheme']}://{REDACTED}@"
+
+
+def _redact_assignments(text: str) -> str:
+    """`NAME=value`, `"name": "value"` and `--name value`, the value hidden when the name is secret.
+
+    The value of any other name is read on: there may be a secret name in it.
+    """
+    parts, start = [], 0
+    while name := _NAME.search(text, start):
+        parts.append(text[start : name.end()])
+        start = name.end()
+        if not is_secret_name(name["name"]) or (name["space"] and not name["name"].startswith("--")):
+            continue
+        in_query = text[max(0, name.start() - 1) : name.start()] in ("?", "&")
+        value = (_QUERY_VALUE if in_query else _VALUE).match(text, start)
+        if value and not _is_plain(name["name"], value[0].strip("\\\"'")):
+            marks = {key: mark or "" for key, mark in value.groupdict().items()}
+            opening = "".join(mark for key, mark in marks.items() if not key.endswith("_end"))
+            closing = "".join(mark for key, mark in marks.items() if key.endswith("_end"))
+            parts.append(f"{opening}{REDACTED}{closing}")
+            start = value.end()
+    return "".join([*parts, text[start:]])
+
+
+def _is_plain(name: str, value: str) -> bool:
+    return bool(_PLAIN_VALUE.match(value) or ("tokens" in name.lower() and _COUNT.match(value)))
 
 
 def environment_view(environ: Mapping[str, str]) -> dict[str, str]:

@@ -14,18 +14,23 @@ fail() {
 "$python" -m venv "$venv" >/dev/null 2>&1 ||
     fail "cannot make $venv with $python: on Debian, apt-get install python3-venv; else look at 'df -h .'"
 
-echo "installing NeMo, Megatron-Core and torch into $venv: about 2 minutes, 2.5 GB (log: $log)"
+echo "installing NeMo, Megatron-Core and torch into $venv: 2 to 7 minutes, 3 GB (7 GB with CUDA)"
 "$venv/bin/python" -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[nemo,dev]' \
     >"$log" 2>&1 &
 pip=$!
 trap 'kill $pip 2>/dev/null; exit 130' INT TERM
+seconds=0
 while kill -0 $pip 2>/dev/null; do
-    step=$(sed -n 's/^\(Collecting\|Downloading\|Processing\|Installing\) \{0,1\}\([^ ]*\).*/\1 \2/p' "$log" | tail -n 1 | cut -c1-60)
-    if [ -t 1 ]; then printf '\r  %-66s' "$step"; fi
+    if [ -t 1 ] || [ $((seconds % 30)) -eq 29 ]; then
+        step=$(grep -o '^\(Collecting\|Downloading\|Installing\) [^ ;<>=~]*' "$log" | tail -n 1 | cut -c1-50)
+        line=$(printf '%d:%02d  %s  %s' $((seconds / 60)) $((seconds % 60)) "$(du -sh "$venv" 2>/dev/null | cut -f1)" "$step")
+        if [ -t 1 ]; then printf '\r  %-76s' "$line"; else echo "  $line"; fi
+    fi
     sleep 1
+    seconds=$((seconds + 1))
 done
-if [ -t 1 ]; then printf '\r%-70s\r' ''; fi
+if [ -t 1 ]; then printf '\r%-80s\r' ''; fi
 wait $pip || fail "pip could not install: $(sed -n 's/^ERROR: //p' "$log" | head -n 1 | cut -c1-300) (whole log: $log)"
 "$venv/bin/python" -m pip check >>"$log" 2>&1 || fail "the installed versions do not fit together (see the end of $log)"
 touch "$venv/.installed"
-echo "installed: $("$venv/bin/python" -m pip list 2>/dev/null | wc -l) packages"
+echo "installed in $seconds s: $("$venv/bin/python" -m pip list --format=freeze 2>/dev/null | wc -l) packages"

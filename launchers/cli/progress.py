@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.spinner import Spinner
 
 from superpod.launchers.rundir import RunDir
 from superpod.launchers.runtime.files import tail_lines
 
 
+@contextmanager
+def waiting(console: Console, words: str) -> Iterator[None]:
+    """Say what is waited for: a spinner on a terminal, a line elsewhere.
+
+    Rich's `console.status` would send what is printed meanwhile to the terminal, past `quietly`.
+    """
+    if not console.is_terminal:
+        console.print(words, highlight=False)
+        yield
+        return
+    spinner = Spinner("dots", words)
+    with Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
+        yield
+
+
 class Steps:
-    """Shows how far a run is; `last` is its newest step."""
+    """Shows how far a run is; `first` is the step it had when this link began, `last` its newest."""
 
     def __init__(self, console: Console, folder: RunDir, max_steps: int) -> None:
-        self.last = 0
         self._console = console
         self._metrics = folder.path / "metrics.jsonl"
+        self.first = self.last = max((line["step"] for line in folder.metrics()), default=0)
         self._size = self._bytes()
         self._every = max(1, max_steps // 10)
         self._max_steps = max_steps
@@ -30,6 +49,8 @@ class Steps:
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
         self._task = self._bar.add_task("starting the ranks", total=max_steps)
 
@@ -40,13 +61,15 @@ class Steps:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._bar.stop()
 
-    def tick(self) -> None:
-        """Look at the metrics; redraw if there is something new."""
+    def tick(self, words: str = "") -> None:
+        """Look at the metrics; redraw if there is something new. `words` are to be said at once."""
+        if words:
+            self._console.print(words, style="yellow", highlight=False)
         size = self._bytes()
         if size == self._size:
             return
         self._size = size
-        lines = tail_lines(self._metrics)
+        lines = [line for line in tail_lines(self._metrics) if isinstance(line.get("step"), int)]
         if not lines:
             return
         line = lines[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,7 @@ def run(
     name: Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as trainer.max_steps=10.")] = None,
     data: Annotated[Path | None, typer.Option(help="A folder made by `recipes data`; default: mock data.")] = None,
-    resume: Annotated[str, typer.Option(help="Go on with this run folder, or with the `last` one.")] = "",
+    resume: Annotated[str | None, typer.Option(help="Go on with this run folder, or with the `last` one.")] = None,
     num_nodes: Annotated[int | None, typer.Option("--nodes", help="Size; default: its smallest.")] = None,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -39,31 +40,40 @@ def run(
 
     from rich.console import Console
 
-    from superpod.launchers import local, preflight
+    from superpod.launchers import local, preflight, processes
+    from superpod.launchers.cli.progress import waiting
     from superpod.launchers.quiet import quietly
 
-    folder = _earlier(runs, name, resume, overrides or []) if resume else None
+    folder = _earlier(runs, name, resume, overrides or []) if resume is not None else None
+    if folder and num_nodes:
+        raise UserError(f"--nodes {num_nodes}: a run keeps its size when it goes on", "start a new run at that size")
     job = local.Job.of(folder, overrides or []) if folder else local.Job(name, overrides or [], None, num_nodes)
     if data:
         job.data = data.absolute()
+    if folder:
+        with folder.lock():
+            processes.refuse_beside_others(folder)
     local.check(job)
     preflight.writable(folder.path if folder else runs)
     preflight.disk(folder.path if folder else runs, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
     width = shutil.get_terminal_size().columns
     with quietly() as terminal:
         console = Console(file=terminal, width=width)
-        with console.status("importing NeMo and building the recipe (10 to 20 s)"):
+        with waiting(console, "importing NeMo and building the recipe (10 to 20 s)"):
             prepared = local.prepare(job)
         ended, folder = _run(console, job, prepared, folder, runs)
     _report(folder)
     if ended.state != "done":
-        print(f"go on with: recipes run {name} --resume {folder.path}")
+        if any(folder.checkpoints.iterdir()):
+            print(f"go on with: recipes run {name} --resume {shlex.quote(str(folder.path))}")
         raise NotDone(ended.exit_code)
 
 
 def _earlier(runs: Path, name: str, resume: str, overrides: list[str]) -> RunDir:
     from superpod.launchers.rundir import RunDir
 
+    if not resume:
+        raise UserError("--resume names no run", "give a run folder, or `last`")
     folder = RunDir.latest(runs, name) if resume == "last" else RunDir.open(resume)
     if folder is None:
         raise UserError(f"no run of {name} in {runs}", "start one without --resume, or name its folder with --runs")
@@ -77,29 +87,36 @@ def _earlier(runs: Path, name: str, resume: str, overrides: list[str]) -> RunDir
 def _run(console: Console, job: Job, prepared: Prepared, folder: RunDir | None, runs: Path) -> tuple[Ended, RunDir]:
     import os
 
-    from superpod.launchers import local, preflight
+    from superpod.launchers import local, preflight, processes
     from superpod.launchers.cli.progress import Steps
     from superpod.launchers.rundir import RunDir
     from superpod.recipes import flatten
 
     facts = job.facts() | prepared.facts | {"checkpoint_bytes": prepared.checkpoint_bytes}
-    if folder is None:
-        lines = [str(line) for line in flatten.flatten(prepared.partial)]
-        folder = RunDir.create(runs, job.recipe, facts=facts, recipe_lines=lines)
-        folder.write_plan(prepared.plan)
+    lines = [str(line) for line in flatten.flatten(prepared.partial)]
+    folder = folder or RunDir.create(runs, job.recipe, facts=facts, recipe_lines=lines)
     with folder.lock():
+        processes.refuse_beside_others(folder)
         preflight.disk(folder.path, prepared.checkpoint_bytes)
-        folder.go_on(facts, prepared.max_steps)
+        marker = folder.go_on(prepared.max_steps)
+        folder.write_plan(prepared.plan)
         link = folder.new_link()
         link.write_env(os.environ)
         _announce(console, prepared, folder, link)
-        with Steps(console, folder, prepared.max_steps) as steps:
-            ended = local.launch(prepared, folder, link, steps.tick)
-        step = steps.last
-        state = link.finish(ended.state, exit_code=ended.exit_code, message=ended.message, last_step=step)
-    style = {"done": "green", "cancelled": "yellow"}.get(state, "red")
-    console.print(f"[{style}]{state}[/] at step {step} of {prepared.max_steps}", end="")
-    console.print(f": {ended.message}" if ended.message else "", markup=False, highlight=False)
+        ended = local.Ended("failed", 1, "the launcher failed")
+        try:
+            with Steps(console, folder, prepared.max_steps) as steps:
+                ended = local.launch(prepared, folder, link, steps.tick)
+        finally:
+            if steps.last > steps.first:
+                folder.keep(facts, lines)
+            elif marker:
+                folder.put_back(marker)
+            link.finish(ended.state, exit_code=ended.exit_code, message=ended.message, last_step=steps.last)
+    style = {"done": "green", "cancelled": "yellow"}.get(ended.state, "red")
+    console.print(f"[{style}]{ended.state}[/] at step {steps.last} of {prepared.max_steps}")
+    if ended.message:
+        console.print(ended.message, markup=False, highlight=False, soft_wrap=True)
     return ended, folder
 
 

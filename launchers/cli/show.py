@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from superpod.recipes.registry import Recipe
 
 
+WHY_COLUMN = 58
+
+
 def list_(
     words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose names hold every one of these.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
@@ -25,14 +28,20 @@ def list_(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("recipe", "nodes", "GPUs", "layout", "seq", "gbs", box=None, pad_edge=False, header_style="bold")
+    table = Table("recipe", "nodes", "GPUs/node", "layout", "seq", "gbs", box=None, pad_edge=False, header_style="bold")
     for column in table.columns:
         column.no_wrap = True
     for r in found:
         sizes = str(r.nodes[0]) if len(r.nodes) == 1 else f"{r.nodes[0]}..{r.nodes[-1]}"
         layout = r.layout()
-        table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short(), str(r.seq), str(layout.gbs))
-    Console().print(table if found else f"no recipe's name holds {' and '.join(words or [])}")
+        other = "" if len(set(r.layouts.values())) == 1 else " *"
+        table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short() + other, str(r.seq), str(layout.gbs))
+    if not found:
+        print(f"no recipe's name holds {' and '.join(words or [])}")
+        return
+    Console().print(table)
+    if any(len(set(r.layouts.values())) > 1 for r in found):
+        print("* at the smallest size; another layout at larger ones: recipes show NAME --nodes N")
 
 
 def _facts(r: Recipe) -> dict:
@@ -61,9 +70,8 @@ def show(
     if as_json:
         print(json.dumps({line.path: {"value": line.value, "where": line.where} for line in lines}, indent=1))
         return
-    width = max(len(str(line)) for line in lines) if why else 0
     for line in lines:
-        print(f"{line!s:{min(width, 100)}}  # {line.where}" if why else line)
+        print(f"{line!s:{WHY_COLUMN}}  # {line.where}" if why and line.where else line)
 
 
 def _lines(name: str, overrides: list[str], num_nodes: int | None) -> list:

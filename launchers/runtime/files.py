@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any
 
 _TAIL_BYTES = 64 * 1024
+_NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+def is_number(value: Any) -> bool:
+    """True for an int or a float that a float can hold; false for a bool, NaN and infinity."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
 def is_full(error: OSError) -> bool:
@@ -51,7 +57,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`; None when the file is missing, torn, or holds no object."""
     try:
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 
@@ -80,10 +86,10 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every whole JSON object of a lines file, in order; torn lines are left out, a missing file is empty."""
+    """Every whole JSON object of a lines file, in order, torn ones left out; none in a missing file or a folder."""
     try:
         return _objects(path.read_bytes())
-    except FileNotFoundError:
+    except _NO_FILE:
         return []
 
 
@@ -94,7 +100,7 @@ def tail_lines(path: Path) -> list[dict[str, Any]]:
             start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
             file.seek(start)
             data = file.read(_TAIL_BYTES)
-    except FileNotFoundError:
+    except _NO_FILE:
         return []
     return _objects(data.partition(b"\n")[2] if start else data)
 
@@ -105,7 +111,7 @@ def _objects(data: bytes) -> list[dict[str, Any]]:
     for line in data.split(b"\n"):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             found.append(record)

@@ -4,11 +4,21 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from superpod.planner.errors import UserError
-from superpod.recipes.data import indexed, tokenizer
-from superpod.recipes.data.folder import DEFAULT_SPLIT, FILE, HUB, DataFolder, parse_split, stored
+from superpod.recipes.data import indexed, paths, tokenizer
+from superpod.recipes.data.folder import (
+    DEFAULT_SPLIT,
+    FILE,
+    HUB,
+    MAX_VOCAB,
+    DataFolder,
+    check_hub_name,
+    parse_split,
+    stored,
+)
 
 _SAMPLE = 1 << 18
 """Tokens looked at in each of three places of a prefix, to see that their ids fit the vocabulary."""
@@ -33,7 +43,14 @@ def add(
     same again changes nothing. UserError for whatever `DataFolder.load` refuses, for token ids beyond the
     vocabulary, and for a folder that holds something else.
     """
-    folder, plain = Path(out).absolute(), [_bare(prefix) for prefix in prefixes]
+    folder = Path(out).absolute()
+    paths.check_out(folder, FILE)
+    if vocab_size is not None and not 0 < vocab_size <= MAX_VOCAB:
+        said = f"--vocab-size {paths.short(vocab_size)} is outside 1..{MAX_VOCAB}"
+        raise UserError(said, "leave it out where the tokenizer can be read here")
+    for given in (*prefixes, tokenizer_name, *([index_cache] if index_cache else [])):
+        paths.check(given)
+    plain = [_bare(prefix) for prefix in prefixes]
     if not plain:
         raise UserError("data add needs at least one --prefix", "give the path of a .bin/.idx pair without the ending")
     parse_split(split)
@@ -52,11 +69,19 @@ def add(
         vocab=vocab,
         tokens=sum(found.tokens for found in facts),
         documents=sum(found.documents for found in facts),
-        sha256=_digests(named, plain, progress) if sha256 else {},
         index_cache=stored(index_cache, folder) if index_cache else None,
     )
     made.check()
-    return _register(made)
+    _refuse_other(made)
+    return _register(replace(made, sha256=_digests(named, plain, progress)) if sha256 else made)
+
+
+def _refuse_other(made: DataFolder) -> None:
+    folder = made.path
+    if (folder / FILE).exists() or not folder.exists():
+        return
+    if os.listdir(folder) and all(map(os.path.isabs, made.prefixes)):  # none of them lies in it
+        raise UserError(f"{folder} holds something else", "choose another --out, or an empty folder")
 
 
 def _register(made: DataFolder) -> DataFolder:
@@ -68,10 +93,6 @@ def _register(made: DataFolder) -> DataFolder:
             said = f"{folder} is another data folder already: {', '.join(changed)} would change"
             raise UserError(said, f"choose another --out, or delete {folder / FILE}")
         return there
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file, not a folder", "choose another --out")
-    if folder.exists() and os.listdir(folder) and all(map(os.path.isabs, made.prefixes)):  # none of them lies in it
-        raise UserError(f"{folder} holds something else", "choose another --out, or an empty folder")
     folder.mkdir(parents=True, exist_ok=True)
     made.write()
     return DataFolder.load(folder)
@@ -84,10 +105,12 @@ def _bare(prefix: str) -> str:
 
 def _stored_tokenizer(name: str, folder: Path) -> str:
     if name.startswith(HUB) or (not os.path.exists(name) and re.fullmatch(r"[\w.-]*\w/[\w.-]+", name)):
+        check_hub_name(name, "--tokenizer ")
         return HUB + name.removeprefix(HUB)
     if not os.path.exists(name):
         raise UserError(
-            f"--tokenizer {name} does not exist", f"a folder, a .model file, or ORG/NAME ({HUB}NAME) on the hub"
+            f"--tokenizer {paths.short(name)} does not exist",
+            f"a folder, a .model file, or ORG/NAME ({HUB}NAME) on the hub",
         )
     return stored(name, folder)
 
@@ -98,6 +121,8 @@ def _vocab(name: str, folder: Path, given: int | None) -> int:
             found = tokenizer.size(tokenizer.pretrained(name.removeprefix(HUB)).get_vocab())
         else:
             found = tokenizer.load(folder / name).vocab
+    except tokenizer.BrokenTokenizer:
+        raise
     except UserError as error:
         if given:
             return given

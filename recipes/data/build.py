@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from superpod.planner.errors import UserError
-from superpod.recipes.data import documents, pool, shards, tokenizer
+from superpod.recipes.data import documents, paths, pool, shards, tokenizer
 from superpod.recipes.data.folder import FILE, DataFolder, check_parts
 from superpod.recipes.data.options import Options
 from superpod.recipes.data.partial import Partial
@@ -67,11 +67,13 @@ def build(
     """
     started, folder = time.monotonic(), Path(out).absolute()
     options.check()
+    _check_workers(workers)
+    paths.check_out(folder, FILE)
     partial = Partial(folder)
     partial.check_owner()
-    paths = documents.find(text, outside=folder)
+    files = documents.find(text, outside=folder)
     with _disk_full(folder), pool.workers(workers or _cores()) as run:
-        sources, skipped = _sources(run, paths, strict, progress)
+        sources, skipped = _sources(run, files, strict, progress)
         identity = _identity(sources, options)
         if (folder / FILE).is_file():
             return _finished(partial, identity, options, skipped)
@@ -176,14 +178,14 @@ class _Build:
 
 
 def _sources(
-    run: pool.Run, paths: list[str], strict: bool, progress: Progress
+    run: pool.Run, files: list[str], strict: bool, progress: Progress
 ) -> tuple[list[documents.Source], list[str]]:
     """The readable sources in order of path, and the paths of those that are not UTF-8."""
     found: list[documents.Source] = []
-    progress("read", 0, len(paths))
-    for _, part in run(documents.scan, (paths[at : at + _SCAN] for at in range(0, len(paths), _SCAN))):
+    progress("read", 0, len(files))
+    for _, part in run(documents.scan, (files[at : at + _SCAN] for at in range(0, len(files), _SCAN))):
         found += part
-        progress("read", len(found), len(paths))
+        progress("read", len(found), len(files))
     found.sort(key=lambda source: os.fsencode(source.path))
     skipped = [source.path for source in found if not source.utf8]
     if strict and skipped:
@@ -192,10 +194,10 @@ def _sources(
     return [source for source in found if source.utf8], skipped
 
 
-def _named(paths: list[str]) -> str:
-    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
-    verb = "is" if len(paths) == 1 else "are"
-    return f"{', '.join(map(documents.shown, paths[:5]))}{more} {verb}"
+def _named(files: list[str]) -> str:
+    more = f" and {len(files) - 5} more" if len(files) > 5 else ""
+    verb = "is" if len(files) == 1 else "are"
+    return f"{', '.join(map(documents.shown, files[:5]))}{more} {verb}"
 
 
 def _refuse_empty(sources: list[documents.Source], text: Sequence[str]) -> None:
@@ -234,6 +236,13 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _check_workers(workers: int | None) -> None:
+    most = max(16, 4 * _cores())
+    if workers is not None and not 1 <= workers <= most:
+        said = f"--workers {paths.short(workers)} is outside 1..{most}, for {_cores()} cores here"
+        raise UserError(said, "leave it out for one a core")
+
+
 @contextmanager
 def _disk_full(folder: Path) -> Iterator[None]:
     try:
@@ -241,6 +250,9 @@ def _disk_full(folder: Path) -> Iterator[None]:
     except PermissionError as error:
         raise UserError(f"cannot write {error.filename}: {error.strerror}", "choose another --out") from None
     except OSError as error:
+        if error.errno in (errno.EROFS, errno.ENAMETOOLONG):
+            said = f"cannot write {paths.short(error.filename)}: {error.strerror}"
+            raise UserError(said, paths.OTHER_OUT) from None
         if error.errno != errno.ENOSPC:
             raise
         free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free >> 20

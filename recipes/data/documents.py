@@ -165,6 +165,8 @@ def _document(line: str, json_key: str) -> str:
         found = json.loads(line.rstrip())
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("brackets or braces nested too deeply") from None
     if not isinstance(found, dict) or json_key not in found:
         have = f"only {', '.join(map(repr, list(found)[:5]))}" if found and isinstance(found, dict) else "no object"
         raise ValueError(f"no key {json_key!r}, {have}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.planner.errors import UserError
-from superpod.recipes.data import indexed
+from superpod.recipes.data import indexed, paths
 
 FILE = "dataset.json"
 SCHEMA = 1
@@ -19,6 +20,8 @@ DEFAULT_SPLIT = "969,30,1"
 """Shares of training, validation and test documents; NeMo's and Megatron's customary default."""
 HUB = "hf:"
 """Marks a tokenizer that is a name on the Hugging Face hub, not a path."""
+MAX_VOCAB = 2**31 - 1
+"""Megatron's token files hold ids as int32 at most."""
 SPLITS = ("train", "validation", "test")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -31,8 +34,11 @@ def parse_split(split: str) -> tuple[float, float, float]:
     parts = split.split(",")
     if len(parts) != len(SPLITS) or not all(re.fullmatch(r"\d+(\.\d*)?|\.\d+", part.strip()) for part in parts):
         hint = f"for example {DEFAULT_SPLIT}: train, validation, test"
-        raise UserError(f"split {split!r} is not three plain numbers with commas between", hint)
+        raise UserError(f"split {paths.short(repr(split))} is not three plain numbers with commas between", hint)
     shares = [float(part) for part in parts]
+    if not math.isfinite(sum(shares)):
+        said = f"split {paths.short(repr(split))} holds numbers too large to add up"
+        raise UserError(said, f"for example {DEFAULT_SPLIT}")
     if sum(shares) <= 0:
         raise UserError(f"split {split!r} sums to 0: every part would be empty", f"for example {DEFAULT_SPLIT}")
     first, second, third = (share / sum(shares) for share in shares)
@@ -181,10 +187,21 @@ class DataFolder:
                 raise UserError(f"{file}: weights: {list(self.weights)} must be positive", "leave a prefix out instead")
         if len(set(self.prefixes)) < len(self.prefixes):
             raise UserError(f"{file}: prefixes: one stands there twice", "name it once, with the sum of the weights")
+        if self.tokenizer.startswith(HUB):
+            check_hub_name(self.tokenizer, f"{file}: tokenizer: ")
+        cache = self.path / (self.index_cache or "index_cache")
+        paths.check_folder(cache, f"{file}: index_cache: ", "name a folder, or none for the one in the data folder")
         try:
             parse_split(self.split)
         except UserError as error:
             raise UserError(f"{file}: {error}", error.hint) from None
+
+    def _check_digests(self) -> None:
+        for prefix, found in self.sha256.items():
+            if prefix not in self.prefixes or not re.fullmatch("[0-9a-f]{64}", found):
+                said = f"{self.path / FILE}: sha256: {paths.short(repr(prefix))}: {paths.short(repr(found))}"
+                hint = "64 hex digits for each prefix, or none at all: {}"
+                raise UserError(f"{said} is no digest of one of the prefixes", hint)
 
     def _check_files(self, verify_sha: bool) -> None:
         file = self.path / FILE
@@ -195,7 +212,10 @@ class DataFolder:
             if getattr(self, key) != counted:
                 said = f"{file}: {key}: says {getattr(self, key)}, the files hold {counted}"
                 raise UserError(said, "the files were replaced since: make or register the folder again")
+        self._check_digests()
         path = self.tokenizer_path
+        if path:
+            paths.check(path, f"{file}: tokenizer: ", "give its folder, or its .model file")
         if path and not (
             path.is_file() if self.is_sentencepiece else any((path / f).is_file() for f in _TOKENIZER_FILES)
         ):
@@ -204,6 +224,14 @@ class DataFolder:
             if (found := indexed.digest(self.path / prefix)) != wanted:
                 said = f"{file}: sha256: {prefix} has {found[:12]}..., not {wanted[:12]}..."
                 raise UserError(said, "the files changed since they were registered: restore or register them again")
+
+
+def check_hub_name(tokenizer: str, where: str) -> None:
+    """UserError unless "hf:..." names a repository as the Hugging Face hub allows."""
+    name = tokenizer.removeprefix(HUB)
+    if len(name) > 96 or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        said = f"{where}{paths.short(repr(tokenizer))} names nothing on the hub"
+        raise UserError(said, f"give {HUB}ORG/NAME, a folder, or a .model file")
 
 
 def stored(path: str | Path, folder: Path) -> str:
@@ -219,8 +247,13 @@ def _sequences(prefix: Path) -> int:
 def _read(file: Path) -> dict[str, Any]:
     from pydantic import ValidationError
 
+    paths.check(file)
     if not file.is_file():
-        raise UserError(f"{file.parent} is no data folder: it has no {FILE}", "make one with recipes data build or add")
+        raise UserError(
+            f"{paths.short(file.parent)} is no data folder: it has no {FILE}", "make one with recipes data build or add"
+        )
+    if not os.access(file, os.R_OK):
+        raise UserError(f"cannot read {file}", "its owner must allow it: chmod a+r")
     try:
         return _schema().model_validate_json(file.read_bytes()).model_dump(by_alias=True)
     except ValidationError as error:
@@ -240,7 +273,7 @@ def _schema() -> Any:
         weights: tuple[float, ...] | None = None
         split: str
         tokenizer: str = Field(min_length=1)
-        vocab: int = Field(gt=0)
+        vocab: int = Field(gt=0, le=MAX_VOCAB)
         tokens: int = Field(gt=0)
         documents: int = Field(gt=0)
         sha256: dict[str, str]

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import IO
 
 from superpod.planner.errors import UserError
+from superpod.recipes.data import paths
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -141,8 +142,11 @@ class Facts:
 def read_header(prefix: str | Path) -> tuple[str, int, int]:
     """(dtype, sequences, documents + 1) of a prefix; UserError when a file is missing or is no index."""
     for path in (bin_path(prefix), idx_path(prefix)):
+        paths.check(path, hint=_PREFIX_HINT)
         if not path.is_file():
             raise UserError(f"{path} is missing: a prefix needs both {path.stem}.bin and {path.stem}.idx", _PREFIX_HINT)
+        if not os.access(path, os.R_OK):
+            raise UserError(f"cannot read {path}", "its owner must allow it: chmod a+r")
     path = idx_path(prefix)
     with open(path, "rb") as stream:
         raw = stream.read(HEADER.size)

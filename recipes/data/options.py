@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.planner.errors import UserError
-from superpod.recipes.data import tokenizer
+from superpod.recipes.data import paths, tokenizer
 from superpod.recipes.data.folder import default_split, parse_split
 
 
@@ -34,9 +34,12 @@ class Options:
         if self.vocab_size is not None:
             tokenizer.check_vocab(self.vocab_size)
         if self.tokenizer is not None:
+            paths.check(self.tokenizer, "--tokenizer ", tokenizer.FETCH)
             if not self.tokenizer.exists():
                 raise UserError(f"--tokenizer {self.tokenizer} does not exist", tokenizer.FETCH)
             tokenizer.files(self.tokenizer)
+            if self.tokenizer.is_file():
+                tokenizer.load(self.tokenizer)  # quick, unlike the reading of the text that comes next
         if not 0 <= self.seed < 1 << 32:
             raise UserError(f"--seed {self.seed} is outside 0..{2**32 - 1}", "any number in that range")
 

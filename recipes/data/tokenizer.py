@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from superpod.planner.errors import UserError
+from superpod.recipes.data import paths
 
 EOD, PAD = "<|endoftext|>", "<|pad|>"
 MIN_VOCAB = 256 + 2
 """Every byte, so that any text can be encoded, and the two special tokens."""
+MAX_TRAINED = 1 << 24
+"""More ids than any text is good for; the trainer sets memory aside for all of them at once."""
 _MIN_FREQUENCY = 2
 _FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "*.tiktoken",
     "chat_template*", "config.json",
 )  # fmt: skip
 _INSTALL = "pip install -c constraints.txt -e '.[nemo]'"
+
+
+class BrokenTokenizer(UserError):
+    """The file is there, and no tokenizer can be read from it: to say --vocab-size would not help."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,10 @@ def train(texts: Iterable[str], vocab: int, out: Path) -> int:
 
 
 def check_vocab(vocab: int) -> None:
-    """UserError when a vocabulary of `vocab` ids cannot hold every byte."""
+    """UserError when a vocabulary of `vocab` ids cannot hold every byte, or is beyond all reason."""
+    if vocab > MAX_TRAINED:
+        hint = "4096 suits a trial, 32000 to 256000 a real corpus"
+        raise UserError(f"--vocab-size {paths.short(vocab)} is above {MAX_TRAINED}, the most that is trained", hint)
     if vocab < MIN_VOCAB:
         raise UserError(
             f"--vocab-size {vocab} is below {MIN_VOCAB}: 256 bytes and {MIN_VOCAB - 256} special tokens",
@@ -81,7 +91,12 @@ def load(path: Path, backend: Path | None = None) -> Tokenizer:
     tokenizer at `path`, it has no end-of-sequence token, or a library for it is missing.
     """
     if path.is_file() and path.suffix == ".model":
-        model = _library("sentencepiece").SentencePieceProcessor(model_file=str(path))
+        library = _library("sentencepiece")
+        try:
+            model = library.SentencePieceProcessor(model_file=str(path))
+        except (RuntimeError, OSError, ValueError) as error:
+            said = f"{paths.short(path)} is no SentencePiece model: {paths.short(str(error).strip())}"
+            raise BrokenTokenizer(said, FETCH) from None
         return Tokenizer("sentencepiece", str(path), model.get_piece_size(), _eod(model.eos_id(), path))
     settings = path / "tokenizer_config.json"
     if settings.is_file() and (path / "tokenizer.json").is_file():

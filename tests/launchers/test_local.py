@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from superpod.launchers.rundir import RunDir
+from superpod.launchers import processes
+from superpod.launchers.rundir import SILENT, RunDir
 
 pytestmark = [pytest.mark.nemo, pytest.mark.train]
 
@@ -121,11 +122,11 @@ def text(tmp_path_factory, recipes_cli):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A working directory whose `recipes` package is not ours: NeMo-Run's children start here."""
-    decoy = tmp_path / "recipes"
-    decoy.mkdir()
-    (decoy / "__init__.py").write_text("raise SystemExit('the decoy was imported')\n")
-    return tmp_path
+    """A working directory with an awkward name, whose `recipes` package is not ours: NeMo-Run's children start here."""
+    place = tmp_path / "it's a [b]ü"
+    (place / "recipes").mkdir(parents=True)
+    (place / "recipes" / "__init__.py").write_text("raise SystemExit('the decoy was imported')\n")
+    return place
 
 
 def test_tensor_parallel_with_sequence_parallel_gives_the_losses_of_one_rank(folder, text):
@@ -183,13 +184,26 @@ def test_a_run_killed_at_step_35_goes_on_as_if_nothing_had_been(folder, text):
 
 
 def test_ctrl_c_saves_and_the_next_run_goes_on(folder, text):
-    running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text), "trainer.max_steps=40")
+    secret = {"HF_TOKEN": "hf_neverwritten", "NEMO_URL": "https://h/x?access_token=neverwritten&a=b"}
+    running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text), "trainer.max_steps=40", env=secret)
     run = running.until_step(12)
+    code, second = Running(folder, "tiny_llama3", "--resume", str(run.path), "trainer.max_steps=41").end()
+    assert code == 2
+    assert "is in use by pid" in second
     os.kill(running.process.pid, signal.SIGINT)
     code, said = running.end()
     assert code == 130
     assert "cancelled at step" in said
+    assert "checkpoint saved" in said
     assert run.state() == "cancelled"
+    files = {path.relative_to(run.path).as_posix(): path for path in run.path.rglob("*") if path.is_file()}
+    assert {"run.json", "recipe.txt", "plan.json", "metrics.jsonl", "links/001/env.json", "links/001/result.json",
+            "links/001/logs/0.0.log", "links/001/logs/0.1.log", "links/001/heartbeat/0.jsonl",
+            "links/001/heartbeat/1.jsonl"} <= set(files)  # fmt: skip
+    assert "trainer.max_steps = 40\n" in files["recipe.txt"].read_text()
+    assert json.loads(files["plan.json"].read_text())["layouts"][0]["layout"]["tp"] == 2
+    assert "NEMO_URL" in files["links/001/env.json"].read_text()
+    assert [name for name, path in files.items() if b"neverwritten" in path.read_bytes()] == []
     stopped = run.metrics()[-1]["step"]
     assert stopped < 40
 
@@ -212,6 +226,28 @@ def test_ctrl_c_before_there_is_a_run_leaves_none(after_s, folder, text):
     assert code == 130
     assert said.strip().splitlines()[-1] == "error: interrupted"
     assert not list((folder / "runs").glob("*/*"))
+
+
+def test_ranks_that_outlive_a_killed_launcher_keep_the_run_to_themselves(folder, text):
+    """kill -9 of the command itself, before its ranks have even imported NeMo: no second link starts beside them."""
+    running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text), "trainer.max_steps=4")
+    deadline = time.monotonic() + 120
+    while not (ranks := running.ranks()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(running.process.pid, signal.SIGKILL)
+    running.process.communicate(timeout=30)
+    run = running.run_dir()
+    code, said = Running(folder, "tiny_llama3", "--resume", str(run.path), "trainer.max_steps=5").end()
+    assert code == 2, said
+    assert "still run" in said
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+    while left_behind(run) and time.monotonic() < deadline + 60:
+        for process in processes.processes_of(run.path):
+            process.kill()
+        time.sleep(0.1)
+    assert run.status().message == SILENT
+    assert len(run.links) == 1
 
 
 def test_a_full_disk_is_said_and_survived(folder, text):

@@ -1,9 +1,11 @@
+import dataclasses
+
 import pytest
 from rich.console import Console
 
-from superpod.launchers.report import loss_curve, render, summary
+from superpod.launchers.report import Summary, loss_curve, render, summary
 from superpod.launchers.rundir import RunDir
-from superpod.launchers.runtime.files import append_line
+from superpod.launchers.runtime.files import append_line, write_json
 
 NAME = "tiny_pretrain_h100_bf16"
 
@@ -25,8 +27,12 @@ def write(run: RunDir, *lines: dict) -> None:
 
 
 def text(run: RunDir) -> str:
+    return rendered(summary(run))
+
+
+def rendered(found: Summary) -> str:
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(render(summary(run)))
+    console.print(render(found))
     console.file.close()
     return console.export_text()
 
@@ -103,6 +109,39 @@ def test_the_table_reads_as_one_looks_for_it(run):
         str(run.path),
     ):
         assert words in shown
+
+
+@pytest.mark.parametrize("odd", ["a[/b]c", "p[red]m", "x[/red]", "[link=y]"])
+def test_brackets_in_paths_and_messages_are_no_markup(tmp_path, odd):
+    run = RunDir.create(tmp_path / odd.replace("/", ""), NAME, facts={}, recipe_lines=[])
+    run.new_link().finish("failed", exit_code=1, message=f"because {odd}")
+    shown = text(run)
+    assert f"failed: because {odd}" in shown
+    assert str(run.path) in shown
+    found = dataclasses.replace(summary(run), recipe=odd)
+    assert odd in rendered(found)
+
+
+@pytest.mark.parametrize(
+    "result", [{"started": "soon"}, {"started": None}, {"started": 1.0, "ended": "x"}, {"started": [], "ended": {}}]
+)
+@pytest.mark.parametrize("beat", [{"t": "noon"}, {"t": [1], "allocated_gib": "much"}, {"t": None}])
+def test_times_that_are_none_do_not_stop_a_report(run, result, beat):
+    link = run.new_link()
+    write_json(link.path / "result.json", {"state": "failed", **result})
+    append_line(link.path / "heartbeat" / "0.jsonl", beat)
+    (link.path / "heartbeat" / "1.jsonl").mkdir()
+    assert summary(run).wall_time_s >= 0
+    assert "failed" in text(run)
+
+
+def test_lines_without_a_link_or_with_odd_numbers_are_drawn(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    write(run, {"step": 1, "loss": 2.0}, step(2, tokens=2000.5), step(3, link=7), step(4) | {"loss": "low"})
+    write(run, {"step": 5, "loss": 2, "step_time_s": 1, "tokens": 9000, "tokens_per_s_per_gpu": 1})
+    assert summary(run).steps == 5
+    assert "9,000" in text(run)
+    assert loss_curve(run, tmp_path / "loss.png").is_file()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 12])

@@ -237,13 +237,21 @@ def test_a_done_run_goes_on_with_more_steps_only(run):
     (half / "weights").mkdir(parents=True)
     (run.path / DONE).write_text('{"step": 20}')
     with pytest.raises(UserError, match="is done at step 20"):
-        run.go_on({"overrides": []}, max_steps=20)
+        run.go_on(max_steps=20)
     assert run.done
-    run.go_on({"overrides": ["trainer.max_steps=40"]}, max_steps=40)
+    marker = run.go_on(max_steps=40)
     assert not run.done
     assert not half.exists()
+    run.put_back(marker)
+    assert run.done
+    assert json.loads((run.path / DONE).read_text()) == {"step": 20}
+
+
+def test_what_a_link_ran_with_is_kept_beside_what_was_known(run):
+    run.keep({"overrides": ["trainer.max_steps=40"]}, ["a = 3"])
     assert run.facts["overrides"] == ["trainer.max_steps=40"]
     assert (run.facts["seed"], run.facts["recipe"]) == (7, NAME)
+    assert (run.path / "recipe.txt").read_text() == "a = 3\n"
 
 
 def test_a_file_system_without_locks_is_named(run, monkeypatch):
@@ -316,6 +324,65 @@ def test_metrics_last_line_of_a_step_wins_and_torn_lines_are_left_out(run):
     assert [(line["step"], line["loss"]) for line in run.metrics()] == [(1, 5.0), (2, 4.5), (3, 3.0)]
     append_line(path, {"step": 4, "loss": 2.0})
     assert run.metrics()[-1] == {"step": 4, "loss": 2.0}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": "4"}', '{"step": 4.5}', '{"step": true}', '{"step": null}', '{"step": [4]}', '{"step": -1}', "{}",
+        '{"step": 4, "loss": "low"}', '{"step": 4, "loss": NaN}', '{"step": 4, "val_loss": [1]}',
+        '{"step": 4, "t": "x"}',
+        '{"step": 4, "tokens": {}}', '{"step": 4, "tokens": 1e999}', '{"step": 4, "link": 2}',
+        '{"step": 4, "link": null}',
+        '{"step": 4, "step_time_s": "1"}', '{"step": 4, "allocated_gib": "1"}', "[" * 100_000, '"step"', "\xff\0",
+    ],
+)  # fmt: skip
+def test_a_corrupted_line_is_left_out(run, line):
+    good = {"step": 1, "loss": 5, "val_loss": None, "link": "001"}
+    append_line(run.path / "metrics.jsonl", good)
+    with open(run.path / "metrics.jsonl", "a", encoding="latin-1") as file:
+        file.write(f"{line}\n")
+    assert run.metrics() == [good]
+
+
+def test_folders_in_the_place_of_files_hold_no_lines(run):
+    link = run.new_link()
+    for path in (run.path / "metrics.jsonl", link.path / "heartbeat" / "0.jsonl", link.path / "heartbeat" / "².jsonl"):
+        path.mkdir()
+    for name in ("²", "x", "-1"):
+        (run.path / "links" / name).mkdir()
+    (run.path / "links" / "002").touch()
+    assert run.metrics() == []
+    assert [found.name for found in run.links] == ["001", "002"]
+    assert link.heartbeats() == {0: {}}
+    assert run.links[-1].heartbeat() == {}
+    assert run.state() == "failed"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("overrides", "a=1", "a list of strings"), ("overrides", {}, "a list of strings"),
+        ("overrides", None, "a list of strings"), ("overrides", ["a=1", 2], "a list of strings"),
+        ("data", 3, "a string or null"), ("num_nodes", [1], "a whole number"), ("num_nodes", True, "a whole number"),
+        ("num_nodes", 0, "a whole number"), ("checkpoint_bytes", "9", "a whole number"), ("t", "now", "a number"),
+        ("t", None, "a number"), ("recipe", ["x"], "a string"), ("unigram_entropy_nats", "6", "a number or null"),
+    ],
+)  # fmt: skip
+def test_open_names_what_is_wrong_in_run_json_and_latest_passes_over_it(run, key, value, words):
+    runs = run.path.parents[1]
+    broken = RunDir.create(runs, NAME, facts={}, recipe_lines=[])
+    (broken.path / "run.json").write_text(json.dumps(broken.facts | {key: value}))
+    with pytest.raises(UserError, match=rf"run\.json: {key} must be {words}") as caught:
+        RunDir.open(broken.path)
+    assert caught.value.hint
+    assert RunDir.latest(runs, NAME) == run
+
+
+def test_open_takes_the_facts_of_a_run(tmp_path):
+    facts = {"overrides": ["a=1"], "data": None, "num_nodes": 2, "checkpoint_bytes": 0, "unigram_entropy_nats": 6.5}
+    run = RunDir.create(tmp_path, NAME, facts=facts, recipe_lines=[])
+    assert RunDir.open(run.path) == run == RunDir.latest(tmp_path, NAME)
 
 
 def test_the_import_of_a_run_folder_needs_no_torch():

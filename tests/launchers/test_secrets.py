@@ -72,6 +72,60 @@ def test_text(text, clean):
     assert redact_text(text) == clean
 
 
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("NEMO_URL='https://h/x?access_token=qSECRET7&sig=s'", "NEMO_URL='https://h/x?access_token=<redacted>&sig=<redacted>'"),
+        ("https://h/x?page=2&sig=SECRET&z=1#top", "https://h/x?page=2&sig=<redacted>&z=1#top"),
+        ("ARGS=--token=SECRET", "ARGS=--token=<redacted>"),
+        ("a.b=token=SECRET", "a.b=token=<redacted>"),
+        ('{"env": "A=1 DB_PASSWORD=SECRET", "n": 1}', '{"env": "A=1 DB_PASSWORD=<redacted>", "n": 1}'),
+        ("recipes run --token SECRET --x 1", "recipes run --token <redacted> --x 1"),
+        ("--api-key SECRET", "--api-key <redacted>"),
+        ("--api-key 'SECRET more' x", "--api-key '<redacted>' x"),
+        ("['--token', 'SECRET']", "['--token', '<redacted>']"),
+        ("--token --verbose 3", "--token --verbose 3"),
+        ("git clone https://SECRET@host/x", "git clone https://<redacted>@host/x"),
+        ("https://u:SECRET/b@host/x", "https://<redacted>@host/x"),
+        ("https://me@corp.org:SECRET@host/x", "https://<redacted>@host/x"),
+        (r'password="a\"SECRET" x=1', 'password="<redacted>" x=1'),
+        (r'{"c": "password=\"a SECRET\" x"}', r'{"c": "password=\"<redacted>\" x"}'),
+        ("password=a&SECRET tail", "password=<redacted> tail"),
+        ("password=a,SECRET tail", "password=<redacted> tail"),
+        ("password=it'SECRET tail", "password=<redacted> tail"),
+        ("{password=SECRET,user=me}", "{password=<redacted>,user=me}"),
+        ("x.token='SECRET", "x.token='<redacted>"),
+        ("x.token='SECRET SECRET\nrest", "x.token='<redacted>\nrest"),
+        ("Authorization: Token SECRET", "Authorization: <redacted> <redacted>"),
+        ("-H 'Authorization: ApiKey SECRET' x", "-H 'Authorization: <redacted> <redacted>' x"),
+        ("sig=SECRET", "sig=<redacted>"),
+        ("NEMO_PW=SECRET", "NEMO_PW=<redacted>"),
+        ("password == SECRET", "password == <redacted>"),
+        ("data.tokenizer.token=SECRET", "data.tokenizer.token=<redacted>"),
+        ("password=hf_abcdefghijk/SECRET", "password=<redacted>"),
+    ],
+)  # fmt: skip
+def test_forms_of_a_secret(text, clean):
+    assert redact_text(text) == clean
+    assert redact_text(clean) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/home/me/runs/tiny/20260102T030405Z-aaaaaa/links/001", "optim.config.lr=1e-3", "tokenizer=/models/llama3",
+        "model.config.num_attention_heads=8", "data.tokenizer.pretrained_model_name=meta-llama/Llama-3.1-8B",
+        "Tokens: 500", "tokens_per_s=1,234.5 n", "model.config.calculate_per_token_loss=True", "add_bos_token=True",
+        "model.config.moe_token_dispatcher_type=alltoall", "a token a day, the password of the key",
+        "recipes run tiny --data /data/x --runs /runs trainer.max_steps=20", "ssh://git@github.com/a/b.git",
+        "http://host:8080/pkg@1.0", "http://[::1]:80/a@b", "https://host?to=a@b", "abfss://box@account.net/x",
+        "--tokenizer /models/llama3", "tokenization=bpe", "signal=15", "C:/x", "file:///data/x@y",
+    ],
+)  # fmt: skip
+def test_ordinary_text_stays(text):
+    assert redact_text(text) == text
+
+
 def test_no_secret_passes_whatever_its_name():
     assert redact({"EXTRA_ARGS": f"--hub {SECRETS[0]}"}) == {"EXTRA_ARGS": f"--hub {REDACTED}"}
     assert redact({"HF_TOKEN": ""}) == {"HF_TOKEN": ""}
@@ -133,6 +187,15 @@ def test_names_stay_and_the_result_is_json(environ):
         "x " * 30_000,
         "-" * 50_000,
         "user:" * 9_000,
+        "https://u:" * 5_000,
+        "https://" + ":" * 50_000,
+        "token=" * 9_000,
+        "token='" * 7_000,
+        "token=\\'" * 7_000,
+        "token=a," * 7_000,
+        "--token " * 7_000,
+        "authorization: " * 4_000,
+        "token" + " " * 50_000,
     ],
 )
 @pytest.mark.timeout(5)

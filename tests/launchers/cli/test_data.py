@@ -9,6 +9,7 @@ pytest.importorskip("tokenizers", reason="the [nemo] extra is not installed")
 
 from typer.testing import CliRunner
 
+from superpod.launchers.cli import main
 from superpod.launchers.cli.data import app
 from superpod.planner.errors import UserError
 from superpod.recipes.data.folder import DataFolder
@@ -62,6 +63,41 @@ def test_mistakes_leave_as_user_errors(made: Path, more: list[str], message: str
     result = RUN.invoke(app, ["build", *_options(made), *more])
     assert isinstance(result.exception, UserError)
     assert message in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build", "--workers", "100000"], "--workers 100000 is outside 1.."),
+        (["build", "--out", "{}/in.jsonl/x"], "in.jsonl is a file, not a folder"),
+        (["build", "--out", "/proc/x"], "cannot write /proc/x"),
+        (["build", "--out", "a" * 5000], "File name too long"),
+        (["build", "--vocab-size", "999999999999"], "--vocab-size 999999999999 is above"),
+        (["build", "--text", "{}/deep.jsonl"], "deep.jsonl:2: brackets or braces nested too deeply"),
+        (["add", "--out", "{}/in.jsonl/x"], "in.jsonl is a file, not a folder"),
+        (["add", "--prefix", "a" * 5000], "File name too long"),
+        (["add", "--index-cache", "/etc/passwd"], "/etc/passwd is a file, not a folder"),
+        (["add", "--vocab-size", str(10**30)], "is outside 1..2147483647"),
+    ],
+    ids=range(10),
+)
+def test_absurd_arguments_exit_2(
+    made: Path, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    deep = '{"body": "a"}\n' + "[" * 100_000 + "\n"
+    (made / "deep.jsonl").write_text(deep)
+    verb, *more = (part.format(made) for part in arguments)
+    rest = ["--prefix", f"{made}/out/text", "--tokenizer", f"{made}/out/tokenizer"] if verb == "add" else _options(made)
+    whole = ["recipes", "data", verb, *rest, "--out", f"{tmp_path}/o", *more]
+    monkeypatch.setattr(sys, "argv", whole)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in "".join(said.split("\n"))
+    assert "Traceback" not in said
+    assert "our failure" not in said
 
 
 def test_add(made: Path, tmp_path: Path):

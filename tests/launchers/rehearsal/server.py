@@ -13,10 +13,11 @@ import signal
 import sys
 import time
 import traceback
+from collections import deque
 from pathlib import Path
 
 SLOTS = 4  # ranks at a time; more than cores, because they wait for each other
-LOOK_S, QUIET_LOOKS = 0.25, 24  # a job of which nobody wants a core in so many looks waits for ever
+LOOKS, LOOK_S, QUIET = 40, 0.25, 0.1  # a job waits for ever if in a tenth of the last looks at most it wants a core
 LIMIT_S = 120.0
 
 
@@ -67,8 +68,9 @@ class Job:
         self.id, self.name, self.without, self.case = id, case, without, cases[case]
         self.folder = folder / id
         self.folder.mkdir(parents=True)
-        self.started, self.deadline, self.timed_out = time.time(), time.time() + LIMIT_S, False
-        self.quiet_looks, self.looked_at = 0, time.time()
+        self.started, self.deadline = time.time(), time.time() + LIMIT_S
+        self.failed = self.hung = False
+        self.looks, self.looked_at = deque[bool](maxlen=LOOKS), time.time()
         self.pids = dict(enumerate(self.fork(rank, without) for rank in range(self.case.ranks)))
 
     def fork(self, rank: int, without: list[str]) -> int:
@@ -99,11 +101,12 @@ class Job:
                 del self.pids[rank]
                 end_group(pid)
                 if status:  # the other ranks would wait for it for ever
-                    self.deadline = min(self.deadline, time.time() + 1.0)
+                    self.failed, self.deadline = True, min(self.deadline, time.time() + 1.0)
         if self.pids and (kill or self.hangs() or time.time() > self.deadline):
-            self.timed_out = True
+            self.hung = not self.failed
+            for pid in self.pids.values():  # all, before one can report that another is gone
+                end_group(pid)
             for pid in self.pids.values():
-                os.killpg(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
             self.pids.clear()
         return not self.pids
@@ -111,14 +114,14 @@ class Job:
     def hangs(self) -> bool:
         if time.time() - self.looked_at > LOOK_S:
             self.looked_at = time.time()
-            self.quiet_looks = 0 if any_runs(set(self.pids.values())) else self.quiet_looks + 1
-        return self.quiet_looks >= QUIET_LOOKS
+            self.looks.append(any_runs(set(self.pids.values())))
+        return len(self.looks) == LOOKS and sum(self.looks) <= QUIET * LOOKS
 
     def reply(self) -> dict:
         answers = [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))]
+        complete = len(answers) == self.case.ranks and not self.hung
         errors = [answer["error"] for answer in answers if not answer["ok"]]
-        complete = len(answers) == self.case.ranks
-        outcome = "failed" if errors else "passed" if complete else "hung" if self.timed_out else "failed"
+        outcome = "hung" if self.hung else "passed" if complete and not errors else "failed"
         return {
             "id": self.id,
             "case": self.name,
@@ -152,13 +155,20 @@ def torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
 
 
 def any_runs(sessions: set[int]) -> bool:
-    """Whether a process of these sessions, a rank or what it started, computes, waits for a core or for the disk."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    """Whether a thread of these sessions, of a rank or of what it started, computes or waits for a core or the disk.
+
+    By state and not by CPU time: on a busy machine a rank that works may get little of it.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            state, _, _, session, *_ = path.read_text().rpartition(")")[2].split()
-            if int(session) in sessions and state in "RD":
+            if int(stat(process)[3]) in sessions and any(stat(t)[0] in "RD" for t in process.glob("task/*")):
                 return True
     return False
+
+
+def stat(path: Path) -> list[str]:
+    """The fields of proc(5)'s stat from the third on: state, parent, group, session."""
+    return (path / "stat").read_text().rpartition(")")[2].split()
 
 
 # Megatron's checkpoint writer starts processes that import this script again.

@@ -137,8 +137,10 @@ def late_callback() -> Any:
         def on_train_batch_start(self, *_: Any) -> None:
             m_perturb = -6  # malloc.h
             ctypes.CDLL(None).mallopt(m_perturb, 0xA5)
+
+        def on_megatron_microbatch_start(self, *_: Any, **__: Any) -> None:
             if os.environ["RANK"] != "0":
-                time.sleep(0.5)
+                time.sleep(0.05)
 
     return Late()
 

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("tokenizers", reason="the [nemo] extra is not installed")
 
 from superpod.planner.errors import UserError
-from superpod.recipes.data import tokenizer
+from superpod.recipes.data import indexed, tokenizer
 from superpod.recipes.data.add import add
 from superpod.recipes.data.folder import DataFolder
 from superpod.recipes.data.indexed import Writer
@@ -92,3 +92,43 @@ def test_an_unknown_hub_tokenizer_needs_the_vocabulary(built: Path, tmp_path: Pa
         add(tmp_path / "out", [f"{built}/text"], "org/name", split="8,1,1")
     assert caught.value.hint == "fetch it; or say --vocab-size"
     assert add(tmp_path / "out", [f"{built}/text"], "org/name", split="8,1,1", vocab_size=300).vocab == 300
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"out": "{0}/text.bin/x"}, r"text\.bin is a file, not a folder"),
+        ({"out": "/proc/x"}, "cannot write /proc/x: "),
+        ({"out": "a" * 5000}, "File name too long"),
+        ({"out": "/tmp" + "/a" * 2036}, "File name too long"),
+        ({"out": "a\0b"}, "is no path"),
+        ({"prefixes": ["a" * 5000]}, "File name too long"),
+        ({"prefixes": ["a\0b"]}, "is no path"),
+        ({"tokenizer_name": "{0}/bad.model"}, r"bad\.model is no SentencePiece model"),
+        ({"tokenizer_name": "{0}/bad.model", "vocab_size": 50}, r"bad\.model is no SentencePiece model"),
+        ({"tokenizer_name": "hf:"}, "'hf:' names nothing on the hub"),
+        ({"tokenizer_name": "a" * 5000}, "File name too long"),
+        ({"index_cache": "/etc/passwd"}, "index_cache: /etc/passwd is a file"),
+        ({"index_cache": "a\0b"}, "is no path"),
+        ({"vocab_size": 2**31}, r"--vocab-size 2147483648 is outside 1\.\.2147483647"),
+        ({"vocab_size": 0}, "--vocab-size 0 is outside"),
+        ({"split": "9" * 400 + ",1,1"}, "holds numbers too large"),
+    ],
+    ids=range(16),
+)
+def test_refused_before_hashing(
+    built: Path, folder: Path, tmp_path: Path, changes: dict, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    if "bad.model" in str(changes):
+        pytest.importorskip("sentencepiece")
+        (folder / "bad.model").write_bytes(b"garbage" * 9)
+    monkeypatch.setattr(indexed, "digest", lambda *_: pytest.fail("hashed"))
+    arguments = {"out": "{1}/out", "prefixes": ["{0}/text"], "tokenizer_name": f"{built}/tokenizer", "split": "8,1,1"}
+    arguments |= changes
+    for key in ("out", "tokenizer_name"):
+        arguments[key] = arguments[key].format(folder, tmp_path)
+    arguments["prefixes"] = [prefix.format(folder) for prefix in arguments["prefixes"]]
+    with pytest.raises(UserError, match=message) as caught:
+        add(**arguments)
+    assert caught.value.hint
+    assert not (tmp_path / "out").exists()

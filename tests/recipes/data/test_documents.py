@@ -64,6 +64,7 @@ def test_a_text_file_is_one_document(tmp_path: Path):
         (b'["text"]', r"x\.jsonl:3: no key 'text', no object"),
         (b'{"text": 5}', r"x\.jsonl:3: key 'text' holds int, not a string"),
         (b'{"text": "\\ud800"}', r"x\.jsonl:3: key 'text' holds half a surrogate pair"),
+        (b"[" * 100_000, r"x\.jsonl:3: brackets or braces nested too deeply"),
     ],
 )
 @pytest.mark.parametrize("shard_bytes", [5, 10**6])

@@ -141,3 +141,44 @@ def test_split_is_megatrons(nemo: None, shares: tuple[float, ...], sequences: in
             assert ours[0] == ours[1]
         else:  # the rounding of BlendedMegatronDatasetBuilder._build_megatron_dataset_splits
             assert ours == tuple(round(edge * float(sequences)) for edge in theirs)
+
+
+DIGITS = "9" * 5000
+LONG = "a" * 5000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"split": f"{DIGITS},1,1"}, r"dataset\.json: split .* holds numbers too large"),
+        ({"split": "inf,1,1"}, r"dataset\.json: split 'inf,1,1' is not three plain numbers"),
+        ({"split": "nan,1,1"}, r"dataset\.json: split 'nan,1,1' is not three plain numbers"),
+        ({"split": LONG}, r"dataset\.json: split .* is not three plain numbers"),
+        ({"vocab": 10**30}, r"dataset\.json: vocab: .*2147483647"),
+        ({"prefixes": [LONG], "sha256": {}}, r"\(50\d\d characters\): File name too long"),
+        ({"prefixes": ["a\0b"], "sha256": {}}, r"is no path: .*null"),
+        ({"tokenizer": LONG}, r"dataset\.json: tokenizer: .*File name too long"),
+        ({"tokenizer": "a\0b"}, r"dataset\.json: tokenizer: .* is no path"),
+        ({"tokenizer": "hf:"}, r"dataset\.json: tokenizer: 'hf:' names nothing on the hub"),
+        ({"tokenizer": f"hf:{LONG}"}, r"dataset\.json: tokenizer: .* names nothing on the hub"),
+        ({"sha256": {"a": "b"}}, r"dataset\.json: sha256: 'a': 'b' is no digest of one of the prefixes"),
+        ({"sha256": {"text": "b"}}, r"dataset\.json: sha256: 'text': 'b' is no digest"),
+        ({"index_cache": "text.bin"}, r"dataset\.json: index_cache: .*text\.bin is a file, not a folder"),
+        ({"index_cache": "text.bin/x"}, r"dataset\.json: index_cache: .*text\.bin is a file, not a folder"),
+        ({"index_cache": "a\0b"}, r"dataset\.json: index_cache: .* is no path"),
+        ({"index_cache": LONG}, r"dataset\.json: index_cache: .*File name too long"),
+    ],
+    ids=range(17),
+)
+def test_absurd_values(folder: Path, changes: dict[str, Any], message: str):
+    _set(**changes)(folder)
+    with pytest.raises(UserError, match=message) as caught:
+        DataFolder.load(folder)
+    assert caught.value.hint
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(("path", "message"), [(LONG, "File name too long"), ("a\0b", "is no path")], ids=range(2))
+def test_no_path_at_all(path: str, message: str):
+    with pytest.raises(UserError, match=message):
+        DataFolder.load(path)

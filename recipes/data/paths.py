@@ -1,0 +1,64 @@
+"""Paths that a user gave, refused in words before the system calls on them fail."""
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from superpod.planner.errors import UserError
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LONGEST_NAME = ".partial/tokenizer/special_tokens_map.json.tmp"
+"""No file that is made below a data folder has a longer name than this."""
+OTHER_OUT = "choose another --out"
+
+
+def short(text: object) -> str:
+    """A path or a value fit for a message: on one line, and cut in the middle when very long."""
+    said = str(text)
+    said = said if len(said) <= 300 else f"{said[:100]}...{said[-60:]} ({len(said)} characters)"
+    return said if said.isprintable() else repr(said)
+
+
+def check(path: str | Path, where: str = "", hint: str = "give another path") -> None:
+    """UserError when the system cannot even look at `path` (too long, NUL, no permission); absent is fine.
+
+    `where` begins the message: the file and the key that name the path.
+    """
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise UserError(f"{where}{short(path)}: {error.strerror}", hint) from None
+    except ValueError as error:  # NUL, or half a surrogate pair
+        raise UserError(f"{where}{short(path)} is no path: {error}", hint) from None
+
+
+def check_folder(path: Path, where: str = "", hint: str = OTHER_OUT) -> Path:
+    """The nearest of `path` and its parents that exists; UserError unless a folder can stand at `path`."""
+    check(path, where, hint)
+    nearest = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+    if not nearest.is_dir():
+        raise UserError(f"{where}{short(nearest)} is a file, not a folder", hint)
+    return nearest
+
+
+def check_out(folder: Path, finished: str) -> None:
+    """UserError when the data folder `folder` cannot be made or written; nothing is left behind.
+
+    With the file `finished` in it there is nothing to write: it may stand on a read-only disk.
+    """
+    nearest = check_folder(folder)
+    check(folder / _LONGEST_NAME, hint=OTHER_OUT)
+    if (folder / finished).is_file():
+        return
+    if nearest == folder:
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            raise UserError(f"cannot write {short(folder)}: no permission, or a read-only disk", OTHER_OUT)
+        return
+    try:  # os.access says yes to root where nothing can be made, as in /proc
+        os.rmdir(tempfile.mkdtemp(prefix=".recipes-", dir=nearest))
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise UserError(f"cannot write {short(folder)}: {error.strerror}", OTHER_OUT) from None
