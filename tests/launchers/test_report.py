@@ -137,7 +137,7 @@ def test_times_that_are_none_do_not_stop_a_report(run, result, beat):
 
 def test_lines_without_a_link_or_with_odd_numbers_are_drawn(run, tmp_path):
     pytest.importorskip("matplotlib")
-    write(run, {"step": 1, "loss": 2.0}, step(2, tokens=2000.5), step(3, link=7), step(4) | {"loss": "low"})
+    write(run, {"step": 1, "loss": 2.0}, step(2, tokens=2000.5), step(3, link=7), step(4) | {"loss": "low"})  # pyright: ignore[reportArgumentType]
     write(run, {"step": 5, "loss": 2, "step_time_s": 1, "tokens": 9000, "tokens_per_s_per_gpu": 1})
     assert summary(run).steps == 5
     assert "9,000" in text(run)
