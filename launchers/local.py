@@ -123,7 +123,7 @@ def prepare(job: Job) -> Prepared:
         return Prepared(partial, ranks, plan, facts)
     size = _rehearsable(job.recipe, partial, ranks)
     rehearsal, changes = rehearse(partial, devices=ranks)
-    return Prepared(rehearsal, ranks, plan, facts, changes, size)
+    return Prepared(rehearsal, ranks, plan, facts | {"rehearsal": True}, changes, size)
 
 
 def use_data(partial: run.Partial, path: Path) -> dict[str, Any]:

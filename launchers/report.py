@@ -30,6 +30,10 @@ class Summary:
     loss_start: float | None
     loss_end: float | None
     val_loss: float | None
+    val_step: int | None
+    """The step that `val_loss` was measured at."""
+    rehearsal: bool
+    """Run on CPUs: its seconds say nothing of a GPU's."""
     unigram_entropy_nats: float | None
     tokens: int | None
     tokens_per_s: float | None
@@ -42,7 +46,7 @@ def summary(run: RunDir) -> Summary:
     """Sum up a run, finished or not. Throughputs are medians over the steps, without the first step of each link."""
     lines, links = run.metrics(), run.links
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
-    validations = [line["val_loss"] for line in lines if line.get("val_loss") is not None]
+    validations = [line for line in lines if line.get("val_loss") is not None]
     steady = _steady(lines)
     return Summary(
         recipe=run.recipe,
@@ -52,7 +56,9 @@ def summary(run: RunDir) -> Summary:
         steps=lines[-1]["step"] if lines else 0,
         loss_start=losses[0] if losses else None,
         loss_end=losses[-1] if losses else None,
-        val_loss=validations[-1] if validations else None,
+        val_loss=validations[-1]["val_loss"] if validations else None,
+        val_step=validations[-1]["step"] if validations else None,
+        rehearsal=run.facts.get("rehearsal") is True,
         unigram_entropy_nats=run.facts.get("unigram_entropy_nats"),
         tokens=lines[-1].get("tokens") if lines else None,
         tokens_per_s=_median(line["step_tokens"] / line["step_time_s"] for line in steady),
@@ -106,11 +112,12 @@ def _rows(found: Summary) -> list[tuple[str, str]]:
         ("state", state),
         ("steps", f"{found.steps:,} in {found.links} link{'' if found.links == 1 else 's'}"),
         ("loss", _arrow(found.loss_start, found.loss_end)),
-        ("validation loss", _figure(found.val_loss, ".4f", "nats/token")),
+        ("validation loss", _figure(found.val_loss, ".4f", f"nats/token at step {found.val_step}")),
         ("unigram entropy", _figure(found.unigram_entropy_nats, ".4f", "nats/token")),
         ("tokens", _figure(found.tokens, ",.0f", "")),
         ("throughput", _figure(found.tokens_per_s, ",.0f", "tokens/s")),
-        ("per GPU", _figure(found.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
+        ("", "(a rehearsal on CPUs: says nothing of GPUs)" if found.rehearsal and found.tokens_per_s else ""),
+        ("per GPU", "" if found.rehearsal else _figure(found.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
         ("peak memory", _figure(found.peak_allocated_gib, ".2f", "GiB per rank")),
         ("wall time", _duration(found.wall_time_s)),
         ("folder", str(found.path)),

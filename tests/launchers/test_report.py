@@ -55,7 +55,7 @@ def test_summary_of_two_links(run):
     found = summary(run)
     assert (found.recipe, found.path, found.links, found.steps) == (NAME, run.path, 2, 6)
     assert (found.loss_start, found.loss_end) == pytest.approx((10.0, 10 / 6))
-    assert found.val_loss == 4.5
+    assert (found.val_loss, found.val_step) == (4.5, 3)
     assert found.tokens == 6000
     assert found.unigram_entropy_nats == 6.25
     assert found.tokens_per_s == 2000.0  # steps 2, 3, 6 at 2000, step 5 at 4000; the first of each link left out
@@ -175,3 +175,10 @@ def test_what_is_drawn(run, monkeypatch, tmp_path):
     assert axes.get_title(loc="left") == NAME
     assert axes.get_ylabel() == "loss (nats per token)"
     assert axes.get_yscale() == axes.get_xscale() == "linear"
+
+
+def test_a_rehearsal_claims_no_throughput_of_a_gpu(tmp_path):
+    rehearsal = RunDir.create(tmp_path, NAME, facts={"rehearsal": True}, recipe_lines=[])
+    write(rehearsal, step(1), step(2))
+    assert "says nothing of GPUs" in text(rehearsal)
+    assert "per GPU" not in text(rehearsal)
