@@ -8,8 +8,15 @@ from typing import Any, Literal, get_args
 from superpod.planner.errors import UserError, did_you_mean
 
 Recompute = Literal["none", "selective", "full"]
+RecomputeMethod = Literal["uniform", "block"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
-CHOICES = {"recompute": get_args(Recompute), "sharding": get_args(Sharding)}
+CHOICES = {
+    "recompute": get_args(Recompute),
+    "recompute_method": get_args(RecomputeMethod),
+    "sharding": get_args(Sharding),
+}
+MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+"""What selective recomputation can recompute (megatron-core 0.15.3, `TransformerConfig.recompute_modules`)."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,20 @@ class Layout:
     """account_for_embedding_in_pipeline_split: the first stage has one transformer layer less"""
     loss_as_layer: bool = False
     """account_for_loss_in_pipeline_split: the last stage has one transformer layer less"""
+    first_layers: int | None = None
+    """num_layers_in_first_pipeline_stage; None = as many as the others"""
+    last_layers: int | None = None
+    """num_layers_in_last_pipeline_stage"""
+    chunks: tuple[int, ...] | None = None
+    """pipeline_model_parallel_layout: layers of each of the pp x vp chunks in the order of the model; None = even"""
     recompute: Recompute = "none"
     """activation recomputation, Megatron's recompute_granularity"""
+    recompute_method: RecomputeMethod = "uniform"
+    """with full recomputation: uniform = every layer, kept in groups of recompute_layers; block = so many per chunk"""
+    recompute_layers: int = 1
+    """recompute_num_layers, with full recomputation"""
+    recompute_modules: tuple[str, ...] = ("core_attn",)
+    """with selective recomputation: of `MODULES`"""
     sharding: Sharding = "zero1"
     """what data parallelism shards: zero1 = Megatron's distributed optimizer"""
 
@@ -57,9 +76,10 @@ class Layout:
         for key, value in values.items():
             if key not in known:
                 raise UserError(f"{where}: no layout key is called {key!r}", did_you_mean(key, list(known)))
-            default = known[key]
-            if default is None:
-                default = 0
+            default = 0 if known[key] is None else known[key]
+            if key in TUPLES:
+                values = values | {key: TUPLES[key](value, where)}
+                continue
             if type(value) is not type(default):
                 raise UserError(f"{where}: {key} takes {_kind(default)}, not {value!r}")
             if value not in CHOICES.get(key, (value,)):
@@ -146,6 +166,21 @@ class Layout:
                 )
             )
         return found
+
+
+def _modules(value: object, where: str) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not value or not set(value) <= set(MODULES):
+        raise UserError(f"{where}: recompute_modules is a list of {', '.join(MODULES)}, not {value!r}")
+    return tuple(value)
+
+
+def _chunks(value: object, where: str) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)) or not value or not all(type(v) is int and v >= 0 for v in value):
+        raise UserError(f"{where}: chunks is a list of numbers of layers, not {value!r}")
+    return tuple(value)
+
+
+TUPLES = {"recompute_modules": _modules, "chunks": _chunks}
 
 
 def _kind(value: object) -> str:

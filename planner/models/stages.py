@@ -63,6 +63,7 @@ class Split:
             loss_as_layer=getattr(layout, "loss_as_layer", False),
             first_layers=getattr(layout, "first_layers", None),
             last_layers=getattr(layout, "last_layers", None),
+            chunks=getattr(layout, "chunks", None),
         )
 
     @property

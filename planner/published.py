@@ -1,0 +1,172 @@
+"""Rows of published or measured runs (CSV, columns of `contracts.md`) as jobs: spellings, blanks, contradictions.
+
+A row says `tp, pp, ...` and leaves blank what its source does not print. What is filled in then is the usual of its
+framework and release, decided here and nowhere else; nothing is decided by a row's id or by its measured figures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from superpod.planner import hardware, models
+from superpod.planner.errors import UserError
+from superpod.planner.job import Job, Options
+from superpod.planner.layout import MODULES, Layout
+from superpod.planner.models import Model
+
+Row = Mapping[str, str]
+
+FREE_TEXT = {"fp8": "fp8", "": "bf16"}
+SEQ = 4096
+"""Of a row that does not print one."""
+
+
+class Unsupported(UserError):
+    """A row that the planner has no model for: the verdict is `unsupported`."""
+
+
+class Contradiction(UserError):
+    """A row whose own numbers cannot be: the verdict is `illegal`."""
+
+
+def job(row: Row) -> Job:
+    """The run that a row describes.
+
+    Raises:
+        Unsupported: no such model, GPU or precision here.
+        Contradiction: a number that is none, or degrees that cannot be.
+    """
+    try:
+        model = _model(row)
+        node = hardware.node(row.get("gpu") or "h100")
+        fabric = hardware.builtin().fabric_of(node)
+        precision = hardware.precision(row.get("precision") or "bf16")
+    except Contradiction:
+        raise
+    except UserError as unknown:
+        raise Unsupported(*unknown.args) from unknown
+    layout, gpus = _layout(row)
+    layout = _staged(layout, model.layers)
+    return Job(
+        model=model,
+        node=node,
+        fabric=fabric,
+        gpus=gpus,
+        seq=number(row, "seq") or SEQ,
+        precision=precision,
+        layout=layout,
+        task=_task(row),
+        options=_options(row),
+    )
+
+
+def number(row: Row, key: str, default: int | None = None) -> int | None:
+    """A whole number of a row, or `default` where it is blank; `128k` is 131,072, or 128,000 for anything but powers.
+
+    Raises:
+        Contradiction: when it is something else, or not above 0.
+    """
+    text = (row.get(key) or "").strip().replace(",", "")
+    if not text:
+        return default
+    if match := re.fullmatch(r"(\d+)k", text.lower()):
+        return int(match[1]) * 1024
+    try:
+        value = float(text)
+    except ValueError:
+        raise Contradiction(f"{key} is {text!r}; it is a whole number") from None
+    if value != value or value in (float("inf"), float("-inf")) or value != int(value) or not 0 < value < 2**40:
+        raise Contradiction(f"{key} is {text}; it is a whole number, 1 or more")
+    return int(value)
+
+
+def _model(row: Row) -> Model:
+    """A model by name, cut to `layers` where the row says so; `gpt` and `moe` by the row's own shape."""
+    name = (row.get("model") or "").strip()
+    layers = number(row, "layers")
+    if name in ("gpt", "moe"):
+        return _shape(row, layers)
+    model = models.find(name)
+    return model.replace(layers=layers) if layers and layers != model.layers else model
+
+
+def _shape(row: Row, layers: int | None) -> Model:
+    given = {key: number(row, key) for key in ("hidden", "ffn", "heads", "kv_heads")}
+    shape: dict[str, Any] = {key: value for key, value in given.items() if value}
+    return Model.from_shape(
+        name=row["model"], style="gpt", layers=layers or 0, vocab=number(row, "vocab") or 50257, positions=1024, **shape
+    )
+
+
+def _layout(row: Row) -> tuple[Layout, int]:
+    """The layout and the number of GPUs. A blank degree is 1; a blank batch follows from the others."""
+    degree = {key: number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs")}
+    vp, etp = number(row, "vp"), number(row, "etp")
+    unit = degree["tp"] * degree["pp"] * degree["cp"]
+    gpus = number(row, "gpus") or unit * (number(row, "dp") or 1)
+    dp = max(1, gpus // unit)
+    gbs = number(row, "gbs") or degree["mbs"] * dp * (number(row, "num_microbatches") or 1)
+    layout = Layout(
+        **degree,
+        vp=vp if vp and vp > 1 else None,
+        etp=etp,
+        gbs=gbs,
+        sp=degree["tp"] > 1 and "no SP" not in (row.get("recompute") or "") and row.get("release") != "vTrain",
+        sharding="zero3" if (row.get("fsdp") or "").strip() else "zero1",
+    )
+    return _recompute(layout, row), gpus
+
+
+def _staged(layout: Layout, layers: int) -> Layout:
+    """The layout with the stages that Megatron users give when layers do not divide: no source prints them.
+
+    The embedding and the loss count as layers where that makes the rest even; else the first and last chunks get less.
+    """
+    count = layout.pp * (layout.vp or 1)
+    for embedding, loss in ((False, False), (True, True), (False, True), (True, False)):
+        if (layers + embedding + loss) % count == 0:
+            return layout.replace(embedding_as_layer=embedding, loss_as_layer=loss)
+    base, rest = divmod(layers, count)
+    order = [*range(1, count - 1), 0, count - 1]  # the middle takes what is left over
+    extra = set(order[:rest])
+    return layout.replace(chunks=tuple(base + (i in extra) for i in range(count)))
+
+
+def _recompute(layout: Layout, row: Row) -> Layout:
+    """`full`, `selective mlp+core_attn`, `['mla_up_proj']`: granularity and modules. vTrain's recompute all."""
+    text = (row.get("recompute") or "").lower()
+    if "full" in text or row.get("release") == "vTrain":
+        return layout.replace(recompute="full")
+    named = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text))
+    if named or "selective" in text:
+        return layout.replace(recompute="selective", recompute_modules=named or ("core_attn",))
+    return layout
+
+
+def _task(row: Row) -> Any:
+    task = (row.get("task") or "pretrain").strip().lower()
+    if task not in ("pretrain", "sft", "lora"):
+        raise Unsupported(f"no task is called {task!r}", "it is pretrain, sft or lora")
+    return task
+
+
+def _options(row: Row) -> Options:
+    source = (row.get("framework") or "") + (row.get("source") or "")
+    if row.get("release") == "vTrain":
+        return Options(
+            framework="deepspeed",
+            release="vTrain",
+            hidden_dropout=0.1,
+            attention_dropout=0.1,
+            attention="unfused",
+            impl="local",
+            fused_loss=False,
+            overlap_grads=False,
+            overlap_params=False,
+            overlap_tp=False,
+        )
+    if "torchtitan" in source or "Automodel" in source:
+        return Options(framework="fsdp2", release=row.get("release") or "")
+    return Options(release=row.get("release") or "")
