@@ -1,21 +1,23 @@
 """`Columns`: many layouts at once. `memory.py` and `steptime.py` are written over these columns, once for one and many.
 
-A column is a numpy array, and all columns of a table have one shape: `[ranks]` for the pipeline ranks of a single
-layout, `[layouts, ranks]` in a search, where a rank may stand for several that hold the same (`weight`).
+A column is a numpy array, and all columns of a table broadcast to one shape: `[ranks]` for the pipeline ranks of a
+single layout (`of`), `[layouts, ranks]` for many (`Stages`), where a rank may stand for several that hold the same
+(`weight`) and what does not depend on the rank has shape `[layouts, 1]`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from superpod.planner.job import Job
-from superpod.planner.layout import CHOICES, MODULES
+from superpod.planner.layout import CHOICES, MODULES, Layout
+from superpod.planner.models import Model, Split
 
 Column: TypeAlias = NDArray[np.int64]
 
@@ -81,37 +83,93 @@ def of(job: Job) -> Columns:
     Raises:
         UserError: when the layout does not divide the world or the model.
     """
-    layout = job.layout
-    pp = layout.pp
+    pp = job.layout.pp
     chunks = job.split.chunk_layers(job.model.layers)
-    kinds = sorted({block for blocks in job.model.blocks for block in blocks})
     held = [
-        Counter(b for r in chunks[rank::pp] for blocks in job.model.blocks[r.start : r.stop] for b in blocks)
+        Counter(b for r in chunks[rank::pp] for layer in job.model.blocks[r.start : r.stop] for b in layer)
         for rank in range(pp)
     ]
-    selective = layout.recompute == "selective"
-
-    def same(value: int) -> Column:
-        return np.full(pp, value, dtype=np.int64)
-
+    kinds = sorted({block for layer in job.model.blocks for block in layer})
+    own = fields([job.layout], [job.dp * job.layout.model_parallel])
+    same: dict[str, Any] = {
+        name: np.full(pp, column[0])
+        for name, column in own.items()
+        if name not in ("gbs", "embedding_as_layer", "loss_as_layer")
+    }
     return Columns(
-        tp=same(layout.tp),
-        pp=same(pp),
-        vp=same(layout.vp or 1),
-        cp=same(layout.cp),
-        ep=same(layout.ep),
-        etp=same(layout.etp or layout.tp),
-        dp=same(job.dp),
-        sp=same(layout.sp),
-        mbs=same(layout.mbs),
-        micro_batches=same(job.micro_batches),
-        recompute=same(CHOICES["recompute"].index(layout.recompute)),
-        recompute_block=same(layout.recompute_method == "block"),
-        recompute_layers=same(layout.recompute_layers),
-        modules=same(sum(1 << MODULES.index(m) for m in layout.recompute_modules) if selective else 0),
-        sharding=same(CHOICES["sharding"].index(layout.sharding)),
+        **same,
         rank=np.arange(pp),
-        weight=same(1),
+        weight=np.ones(pp, dtype=np.int64),
         blocks={kind: np.array([each[kind] for each in held]) for kind in kinds},
-        layers=np.array([sum(len(r) for r in chunks[rank::pp]) for rank in range(pp)]),
+        layers=np.array([sum(map(len, chunks[rank::pp])) for rank in range(pp)]),
     )
+
+
+def fields(layouts: Sequence[Layout], gpus: Sequence[int]) -> dict[str, Column]:
+    """The layouts' own numbers as columns of shape [layouts], with dp and micro_batches on so many GPUs each."""
+    rows = [_numbers(layout, world) for layout, world in zip(layouts, gpus, strict=True)]
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(NUMBERS))
+    return dict(zip(NUMBERS, table.T, strict=True))
+
+
+NUMBERS = (
+    *("tp", "pp", "vp", "cp", "ep", "etp", "sp", "mbs", "gbs", "dp", "micro_batches"),
+    *("embedding_as_layer", "loss_as_layer"),
+    *("recompute", "recompute_block", "recompute_layers", "modules", "sharding"),
+)
+"""What `fields` gives of each layout."""
+
+
+def _numbers(x: Layout, gpus: int) -> tuple[int, ...]:
+    """One layout as whole numbers, in the order of `NUMBERS`. A rest of the division is `legality`'s to find."""
+    dp = max(1, gpus // x.model_parallel)
+    method = (CHOICES["recompute"].index(x.recompute), int(x.recompute_method == "block"), x.recompute_layers)
+    return (
+        *(x.tp, x.pp, x.vp or 1, x.cp, x.ep, x.etp or x.tp, int(x.sp), x.mbs, x.gbs, dp, x.gbs // (x.mbs * dp)),
+        *(int(x.embedding_as_layer), int(x.loss_as_layer)),
+        *(*method, modules(x), CHOICES["sharding"].index(x.sharding)),
+    )
+
+
+def modules(layout: Layout) -> int:
+    """Selective recomputation's modules as bits; 0 with another granularity."""
+    if layout.recompute != "selective":
+        return 0
+    return sum(1 << MODULES.index(name) for name in layout.recompute_modules)
+
+
+class Stages:
+    """What the distinct pipeline ranks hold, for a number of ways to deal out the layers. Done once, not per layout."""
+
+    def __init__(self, model: Model, splits: Sequence[Split]) -> None:
+        held = [_ranks(model, split) for split in splits]
+        shape = (len(held), max((len(ranks) for ranks in held), default=1))
+        kinds = sorted({kind for blocks in model.blocks for kind in blocks})
+        self._rank, self._weight, self._layers = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+        self._blocks = {kind: np.zeros(shape, dtype=np.int64) for kind in kinds}
+        for i, ranks in enumerate(held):
+            rest = [(*ranks[0][:1], 0, *ranks[0][2:])] * (shape[1] - len(ranks))  # no rank's: a copy of weight 0
+            for j, (rank, weight, layers, blocks) in enumerate(ranks + rest):
+                self._rank[i, j], self._weight[i, j], self._layers[i, j] = rank, weight, layers
+                for kind, count in blocks.items():
+                    self._blocks[kind][i, j] = count
+
+    def columns(self, way: Column, values: Mapping[str, Column]) -> Columns:
+        """Columns of shape [layouts, ranks]: `values` as `fields` gives them, `way` the index of each one's split."""
+        kept = [name for name in NUMBERS if name not in ("gbs", "embedding_as_layer", "loss_as_layer")]
+        one: dict[str, Any] = {name: values[name][:, None] for name in kept}
+        blocks = {kind: counts[way] for kind, counts in self._blocks.items()}
+        return Columns(**one, rank=self._rank[way], weight=self._weight[way], layers=self._layers[way], blocks=blocks)
+
+
+def _ranks(model: Model, split: Split) -> list[tuple[int, int, int, Counter[str]]]:
+    """Distinct ranks as (the first of its kind, how many, layers, blocks); the first and the last are kinds alone."""
+    chunks = split.chunk_layers(model.layers)
+    found: dict[Any, tuple[int, int, int, Counter[str]]] = {}
+    for rank in range(split.pp):
+        mine = chunks[rank :: split.pp]
+        blocks = Counter(block for r in mine for layer in model.blocks[r.start : r.stop] for block in layer)
+        key = (rank == 0, rank == split.pp - 1, *sorted(blocks.items()))
+        first, weight, layers, _ = found.get(key, (rank, 0, sum(map(len, mine)), blocks))
+        found[key] = (first, weight + 1, layers, blocks)
+    return list(found.values())
