@@ -34,6 +34,12 @@ class Options:
     """transformer_impl"""
     fused_loss: bool = True
     """cross_entropy_loss_fusion"""
+    loss_impl: Literal["te", "native"] = "te"
+    """cross_entropy_fusion_impl: Transformer Engine's works in place on the BF16 logits."""
+    cp_comm: Literal["p2p", "a2a", "all_gather"] = "p2p"
+    """cp_comm_type: how context parallelism passes keys and values."""
+    grad_fusion: bool = True
+    """gradient_accumulation_fusion: weight gradients are added to the main gradients by the matrix product itself."""
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     capacity: float | None = None
@@ -48,6 +54,8 @@ class Options:
     """overlap_grad_reduce"""
     overlap_params: bool = True
     """overlap_param_gather"""
+    overlap_p2p: bool = True
+    """overlap_p2p_comm, which NeMo's callback sets wherever there is a vp."""
     overlap_tp: bool = True
     """tp_comm_overlap: Transformer Engine's userbuffers."""
     cuda_graphs: bool = False

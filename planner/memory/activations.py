@@ -1,0 +1,158 @@
+"""Activations that the forward pass keeps for the backward pass: bytes per block, micro-batch and rank.
+
+arXiv:2205.05198 counts 34 bytes per token and hidden unit for a GPT layer; with flash attention and modern blocks a
+token keeps 8h + 4q + 4kv + 6f (SwiGLU; 4f GeLU) + 4a, and 2h of dropout masks: the terms below, op by op, as Megatron-Core
+0.15.3 and Transformer Engine 2.x save them. h hidden, q = heads x head size, kv = groups x head size, f ffn, a heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from superpod.planner.memory.units import Array, Units
+
+ROUTING_BYTES = 13
+"""Per token and expert: logits, probabilities and their top-k in fp32, a mask (moe_utils.topk_softmax_with_capacity)."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Of one block and micro-batch, on a rank."""
+
+    bytes: Array
+    """Kept from the forward to the backward pass, under the layout's selective recomputation."""
+    again: Array
+    """What recomputation brings back, for as long as the block's backward pass runs."""
+    backward: Array
+    """What the backward pass of the block needs for itself at its worst moment, beyond what is kept."""
+
+
+def blocks(u: Units) -> dict[str, Kept]:
+    """Every kind of block that the model has."""
+    return {kind: _BLOCKS[kind](u) for kind in u.c.blocks}
+
+
+def _take(u: Units, module: str, size: Any) -> tuple[Any, Any]:
+    """(kept, brought back) of what a module of selective recomputation would free."""
+    freed = u.recomputes(module)
+    return np.where(freed, 0.0, size), np.where(freed, size, 0.0)
+
+
+def _norm(u: Units, count: int = 1) -> tuple[Any, Any]:
+    """A norm and the product after it: the norm's input, and its output as the product keeps it."""
+    h, outside = u.job.model.hidden, u.tokens * u.over_sp
+    output, again = _take(u, "layernorm", count * u.narrow * h * outside)
+    return u.wide * h * outside + output, again
+
+
+def _residual(u: Units) -> Any:
+    """Mask of the dropout before the residual addition, and the input of a norm after the block (Gemma)."""
+    m, outside = u.job.model, u.tokens * u.over_sp
+    return ((u.job.options.hidden_dropout > 0) + u.wide * m.post_norms) * m.hidden * outside
+
+
+def attention(u: Units) -> Kept:
+    """Norm, fused QKV, core attention, projection."""
+    m, inside = u.job.model, u.tokens * u.over_tp
+    q, kv = m.heads * m.channels, m.groups * m.channels
+    norm, again = _norm(u)
+    inputs = u.wide * (q + 2 * kv) * inside
+    inputs = inputs + u.wide * q * m.attention_gate * inside + u.wide * (q + kv) * m.qk_norm * inside
+    core, core_again = _core(u, q, q)
+    return Kept(norm + inputs + core + _residual(u), again + core_again, (u.wide * (q + 2 * kv)) * inside)
+
+
+def mla(u: Units) -> Kept:
+    """Low-rank queries, keys and values; heads of qk_nope + qk_rope; core attention; projection."""
+    m, inside, outside = u.job.model, u.tokens * u.over_tp, u.tokens * u.over_sp
+    qk, v = m.heads * (m.qk_nope_dim + m.qk_rope_dim), m.heads * m.v_dim
+    norm, again = _norm(u, count=2 if u.is_fp8 else 1)
+    latent = (u.wide + u.narrow) * (m.q_lora + m.kv_lora) * outside + u.wide * m.qk_rope_dim * outside
+    heads, heads_again = _take(u, "mla_up_proj", u.wide * (2 * qk + v) * inside)
+    core, core_again = _core(u, v, qk)
+    kept = norm + latent + heads + core + _residual(u)
+    return Kept(kept, again + heads_again + core_again, u.wide * (2 * qk + v) * inside)
+
+
+def _core(u: Units, out: int, query: int) -> tuple[Any, Any]:
+    """Core attention's output (also the projection's input), its statistics, or its scores where they are kept."""
+    m, o, inside = u.job.model, u.job.options, u.tokens * u.over_tp
+    output = u.wide * out * inside
+    if u.is_fp8:
+        projected, own = u.narrow * out * inside, output
+    else:
+        projected, own = output, 0.0 * output
+    if o.cp_comm == "a2a":
+        own = np.where(u.column("cp") > 1, output, own)
+    if o.attention in ("flash", "fused"):
+        inner = own + 4 * m.heads * inside
+    else:
+        inner = own + u.scores * m.heads * u.job.seq * inside
+    kept, again = _take(u, "core_attn", inner)
+    return projected + kept, again
+
+
+def mlp(u: Units) -> Kept:
+    """Norm, first product, activation, second product."""
+    m, inside = u.job.model, u.tokens * u.over_tp
+    first = u.wide * m.ffn * (1 + m.gated) * inside
+    normed, again = _norm(u)
+    norm_input = u.wide * m.hidden * u.tokens * u.over_sp
+    body, body_again = _take(u, "mlp", normed - norm_input + first + u.narrow * m.ffn * inside)
+    backward = np.maximum(first, u.wide * m.ffn * inside + u.wide * m.hidden * u.tokens)
+    return Kept(norm_input + body + _residual(u), again + body_again, backward)
+
+
+def moe(u: Units) -> Kept:
+    """Norm, router, dispatch, grouped experts, shared experts."""
+    m, o, outside = u.job.model, u.job.options, u.tokens * u.over_sp
+    rows = u.tokens * u.over_tp * m.topk * u.column("etp")
+    rows = rows * (o.capacity if o.capacity else o.imbalance)
+    width, ffn = m.latent or m.hidden, m.expert_ffn / u.column("etp")
+    norm, again = _norm(u)
+    norm_input = u.wide * m.hidden * outside
+    routing = ROUTING_BYTES * m.experts * outside
+    first = u.wide * ffn * (1 + m.gated) * rows
+    act, act_again = _take(u, "moe_act", u.narrow * ffn * rows)
+    experts = routing + (u.narrow * width + 8) * rows + first + act
+    shared, shared_again = _take(u, "shared_experts", _shared(u))
+    latent = u.wide * m.latent * outside
+    body, body_again = _take(u, "moe", experts + shared + latent)
+    backward = first + u.wide * width * rows + u.wide * m.hidden * outside
+    return Kept(
+        norm_input + (norm - norm_input) + body + _residual(u), again + act_again + shared_again + body_again, backward
+    )
+
+
+def _shared(u: Units) -> Any:
+    m, inside = u.job.model, u.tokens * u.over_tp
+    if not m.shared_ffn:
+        return 0.0 * inside
+    quantised = u.narrow * m.hidden * u.tokens * u.over_sp * u.is_fp8
+    return (u.wide * (1 + m.gated) + u.narrow) * m.shared_ffn * inside + quantised
+
+
+def mamba(u: Units) -> Kept:
+    """in_proj's output and the scan's, which the fused scan keeps and recomputes the rest from (mamba_ssm)."""
+    m, inside = u.job.model, u.tokens * u.over_tp
+    inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
+    norm, again = _norm(u)
+    mixed = u.wide * (2 * inner + states + m.mamba_heads) * inside
+    kept = norm + mixed + (u.wide + u.narrow) * inner * inside + _residual(u)
+    return Kept(kept, again, mixed + u.wide * (inner + states) * inside)
+
+
+def delta(u: Units) -> Kept:
+    """in_proj's output, the convolution's, the recurrence's (fla, chunked), the gated norm's."""
+    m, inside = u.job.model, u.tokens * u.over_tp
+    keys, values = m.delta_key_heads * m.delta_key_dim, m.delta_value_heads * m.delta_value_dim
+    norm, again = _norm(u)
+    mixed = u.wide * (2 * keys + 2 * values + 2 * m.delta_value_heads) * inside
+    inner = u.wide * (2 * keys + values) * inside + (2 * u.wide + u.narrow) * values * inside
+    return Kept(norm + mixed + inner + _residual(u), again, mixed + inner)
+
+
+_BLOCKS = {"attention": attention, "mla": mla, "mlp": mlp, "moe": moe, "mamba": mamba, "delta": delta}

@@ -1,0 +1,17 @@
+"""The few numbers of the memory model that are no arithmetic: `planner/data/memory.toml`, each with its source there."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from superpod.planner.hardware import read_toml
+
+FILE = Path(__file__).parent.parent / "data" / "memory.toml"
+GIB, MIB = 2**30, 2**20
+
+
+@cache
+def constant(table: str, key: str) -> float:
+    """One number of the file."""
+    return float(read_toml(FILE)[table][key])

@@ -1,0 +1,64 @@
+"""Sizes that no schedule changes: a checkpoint on disk, a model that serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from superpod.planner.errors import UserError, did_you_mean
+from superpod.planner.job import Job
+from superpod.planner.models import Model, Split
+from superpod.planner.models.work import BYTES
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Bytes on the fullest GPU."""
+
+    weights: float
+    kv_cache: float
+    """Of all sequences of the batch at full length."""
+    kv_per_token: float
+
+    @property
+    def total(self) -> float:
+        """Weights and cache."""
+        return self.weights + self.kv_cache
+
+
+def inference(model: Model, split: Split, seq: int, batch: int, dtype: str = "bf16", cache: str = "") -> Inference:
+    """Weights and KV cache of a model that serves `batch` sequences of `seq` tokens, on its fullest GPU.
+
+    KV cache per token = 2 x layers x groups x head size x bytes: groups, not heads; split over tp as far as there are
+    groups. MLA's latent is whole on every tensor-parallel rank. `cache` is the cache's dtype, `dtype` by default.
+
+    Raises:
+        UserError: when the split does not divide the model, or on an unknown dtype.
+    """
+    for name in (dtype, cache or dtype):
+        if name not in BYTES:
+            raise UserError(f"no data type is called {name!r}", did_you_mean(name, list(BYTES)) or ", ".join(BYTES))
+    stages = [model.parameters(split, stage).total for stage in range(split.pp)]
+    layers = [sum(len(r) for r in split.stage_layers(model.layers, stage)) for stage in range(split.pp)]
+    share = max(layers) / model.layers / (1 if model.kv_lora else min(split.tp, model.groups))
+    cached = cache or dtype
+    return Inference(
+        weights=float(BYTES[dtype] * max(stages)),
+        kv_cache=batch * share * model.kv_cache_bytes(seq, cached),
+        kv_per_token=share * model.kv_bytes_per_token(cached),
+    )
+
+
+def checkpoint_bytes(job: Job) -> int:
+    """Bytes of a distributed checkpoint: BF16 weights, fp32 master copy and both moments, 14 a parameter.
+
+    LoRA saves adapters only (14 of each too); fp32 training saves 12.
+    """
+    from superpod.planner import columns
+    from superpod.planner.memory import lora
+    from superpod.planner.memory.units import Units
+
+    per = 12 if job.precision in ("fp32", "tf32") else 14
+    if job.task == "lora":
+        u = Units(job, columns.of(job))
+        return int(per * lora.adapters(u).dense.sum() * job.layout.tp)
+    return per * job.model.parameters().total

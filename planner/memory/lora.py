@@ -1,0 +1,44 @@
+"""LoRA: parameters of the adapters on each rank. Source: nemo/collections/llm/peft/lora.py (`ParallelLinearAdapter`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from superpod.planner.memory.units import Array, Units
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Trained parameters on each pipeline rank."""
+
+    dense: Array
+    experts: Array
+
+
+def adapters(u: Units) -> Adapters:
+    """Two matrices a target, in x r and r x out, one of them split over tp; experts share one adapter per rank."""
+    m, rank, targets = u.job.model, u.job.options.lora_rank, u.job.options.lora_targets
+    sizes: dict[str, dict[str, tuple[Any, Any]]] = {
+        "attention": _attention(m),
+        "mla": _mla(m),
+        "mlp": {"linear_fc1": (m.hidden, m.ffn * (1 + m.gated)), "linear_fc2": (m.ffn, m.hidden)},
+        "moe": {"linear_fc1": (m.hidden, m.expert_ffn * (1 + m.gated)), "linear_fc2": (m.expert_ffn, m.hidden)},
+        "mamba": {"linear_fc1": (m.hidden, 0)},
+        "delta": {"linear_fc1": (m.hidden, 0)},
+    }
+    dense: Any = 0
+    for kind, blocks in u.c.blocks.items():
+        wide = sum(sum(pair) for name, pair in sizes[kind].items() if name in targets)
+        dense = dense + blocks * (wide * rank * u.over_tp)
+    return Adapters(dense=dense, experts=0.0 * dense)
+
+
+def _attention(m: Any) -> dict[str, tuple[int, int]]:
+    q, kv = m.heads * m.channels, m.groups * m.channels
+    return {"linear_qkv": (m.hidden, q + 2 * kv), "linear_proj": (q, m.hidden)}
+
+
+def _mla(m: Any) -> dict[str, tuple[int, int]]:
+    qk = m.heads * (m.qk_nope_dim + m.qk_rope_dim)
+    return {"linear_qkv": (m.q_lora or m.hidden, qk), "linear_proj": (m.heads * m.v_dim, m.hidden)}

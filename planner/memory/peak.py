@@ -1,0 +1,117 @@
+"""The moment at which memory peaks, and what is held then beside states and activations: logits, buffers, gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from superpod.planner.memory import state
+from superpod.planner.memory.constants import MIB, constant
+from superpod.planner.memory.flight import flight
+from superpod.planner.memory.units import Array, Units
+
+
+def by_owner(u: Units) -> dict[str, Array]:
+    """Bytes of each owner at the peak of each rank.
+
+    The peak is the largest of three moments: the loss (last stage), the backward pass of the last layer, the
+    optimizer's step, in which no activations are left.
+    """
+    held = state.by_owner(u)
+    fly = flight(u)
+    loss, ends = _loss(u), _ends(u)
+    passing = fly.again + fly.backward + u.wide * u.job.model.hidden * u.tokens * u.over_sp
+    at_loss = u.c.last & (loss + ends > passing)
+    step = _optimizer_step(u)
+    busy = fly.kept + np.where(at_loss, loss + ends, passing)
+    at_step = step > busy
+    during = np.where(at_step, 0.0, 1.0)
+    return held | {
+        "activations": during * fly.kept,
+        "logits": during * np.where(at_loss, loss, 0.0),
+        "transient": np.where(at_step, step, np.where(at_loss, ends, passing)),
+        "wgrad_dummies": _dummies(u),
+        "buffers": _buffers(u),
+    }
+
+
+def _loss(u: Units) -> Array:
+    """Logits while their gradient is made; on the last stage.
+
+    Megatron's own loss keeps exp(logits) in fp32 and makes their gradient in BF16 beside it (cross_entropy.py);
+    Transformer Engine's works in place on the BF16 logits.
+    """
+    m, o = u.job.model, u.job.options
+    elements = u.tokens * m.padded_vocab(u.tp) * u.over_tp
+    te = o.fused_loss and o.loss_impl == "te"
+    return (u.wide if te else u.wide + 4) * elements * (1 + m.mtp_layers)
+
+
+def _ends(u: Units) -> Array:
+    """Final norm's input and output; the head's input gradient, whole before it is scattered over tp."""
+    size = u.wide * u.job.model.hidden * u.tokens
+    return size * (2 * u.over_sp + np.where(u.column("tp") > 1, 1 + u.over_sp, 1.0))
+
+
+def _dummies(u: Units) -> Array:
+    """Weight gradients that are there for autograd only, one of each shape, kept for good.
+
+    With gradient accumulation fusion the product adds to the main gradient; autograd gets a tensor of the weight's
+    shape that nobody reads (Transformer Engine, `get_dummy_wgrad`; megatron-core, tensor_parallel/layers.py).
+    """
+    o = u.job.options
+    if o.framework != "megatron" or not o.grad_fusion or o.impl != "te" or u.job.task == "lora":
+        return np.zeros(u.c.rank.shape)
+    m = u.job.model
+    seen: dict[tuple[str, int, int], Any] = {}
+    for kind, blocks in u.c.blocks.items():
+        for split, rows, columns in _shapes(m, kind):
+            there = blocks > 0
+            key = (split, rows, columns)
+            seen[key] = seen[key] | there if key in seen else there
+    over = {"tp": u.over_tp, "etp": 1.0 / u.column("etp"), "": 1.0}
+    layers: Any = sum(
+        there * (2.0 * rows * abs(columns) * over[split]) for (split, rows, columns), there in seen.items()
+    )
+    return layers + u.c.last * 2.0 * m.padded_vocab(u.tp) * m.hidden * u.over_tp
+
+
+def _shapes(m: Any, kind: str) -> list[tuple[str, int, int]]:
+    """(split over, rows, columns) of a block's weights; columns < 0 where the columns are the ones that are split."""
+    q, kv, wide = m.heads * m.channels, m.groups * m.channels, 1 + m.gated
+    if kind == "attention":
+        return [("tp", q * (1 + m.attention_gate) + 2 * kv, m.hidden), ("tp", m.hidden, -q)]
+    if kind == "mla":
+        qk, down = m.heads * (m.qk_nope_dim + m.qk_rope_dim), m.kv_lora + m.qk_rope_dim
+        queries = [("", m.q_lora, m.hidden), ("tp", qk, m.q_lora)] if m.q_lora else [("tp", qk, m.hidden)]
+        keys = [("", down, m.hidden), ("tp", m.heads * (m.qk_nope_dim + m.v_dim), m.kv_lora)]
+        return [*queries, *keys, ("tp", m.hidden, -m.heads * m.v_dim)]
+    if kind == "mlp":
+        return [("tp", wide * m.ffn, m.hidden), ("tp", m.hidden, -m.ffn)]
+    if kind == "moe":
+        size = m.latent or m.hidden
+        shared = [("tp", wide * m.shared_ffn, m.hidden), ("tp", m.hidden, -m.shared_ffn)] if m.shared_ffn else []
+        return [("etp", wide * m.expert_ffn, size), ("etp", size, -m.expert_ffn), *shared]
+    inner = m.mamba_heads * m.mamba_head_dim if kind == "mamba" else m.delta_value_heads * m.delta_value_dim
+    return [("tp", 2 * inner, m.hidden), ("tp", m.hidden, -inner)]
+
+
+def _buffers(u: Units) -> Array:
+    """cuBLAS workspaces; the gather buffer of sequence parallelism; what a pipeline rank receives into."""
+    old = u.job.node.gpu.generation == "ampere"
+    workspace = constant("buffers", "cublas_ampere_mib" if old else "cublas_mib") * MIB
+    size = u.wide * u.job.model.hidden * u.tokens
+    gathered = np.where((u.column("sp") > 0) & u.c.last, size, 0.0)
+    received = np.where(u.column("pp") > 1, size * u.over_sp, 0.0) * ~u.c.first
+    return workspace + gathered + received
+
+
+def _optimizer_step(u: Units) -> Array:
+    """fp32 copies of 2-byte gradients, made for the step (distrib_optimizer.py, `_copy_model_grads_to_main_grads`)."""
+    if state.gradient_bytes(u) == 4 or u.job.precision == "fp16" or u.job.options.moments != "fp32":
+        return np.zeros(u.c.rank.shape)
+    own = state.held(u)
+    degree = np.where(u.column("sharding") >= 1, u.column("dp") * u.column("cp"), 1)
+    experts = np.where(u.column("sharding") >= 1, u.c.edp[..., :1], 1)
+    return 4.0 * (own.dense / degree + own.experts / experts)

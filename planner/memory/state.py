@@ -1,0 +1,126 @@
+"""Weights, gradients, optimizer states: bytes per pipeline rank that a run holds from the first step to the last.
+
+Bytes per parameter: BF16 with fp32 gradients 18, or 6 + 12/d with the distributed optimizer (ZeRO-1), d = dp x cp for
+dense parameters and the expert-data-parallel size for experts. Source: Megatron-LM docs/user-guide/features/dist_optimizer.md,
+checked against MLPerf 405B runs at three data-parallel sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from superpod.planner.memory import lora
+from superpod.planner.memory.units import Array, Units
+from superpod.planner.models import counts
+from superpod.planner.models.counts import Parameters
+
+MOMENT_BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Parameters on each pipeline rank."""
+
+    dense: Array
+    """All but the routed experts."""
+    experts: Array
+    ends: Array
+    """Of the dense ones, embedding and head: never in FP8."""
+    small: Array
+    """Of the dense ones, norms and routers: never in FP8."""
+
+    @property
+    def quantised(self) -> Array:
+        """Those that FP8 keeps copies of: the matrices of the transformer layers."""
+        return self.dense + self.experts - self.ends - self.small
+
+
+def held(u: Units) -> Held:
+    """Parameters of each rank, to the parameter: the vectorised form of `models.counts.stage_parameters`."""
+    m, c = u.job.model, u.c
+    tp, ep, etp = u.tp, u.column("ep"), u.column("etp")
+    dense: Any = 0
+    experts: Any = 0
+    small: Any = 0
+    for kind, blocks in c.blocks.items():
+        each = counts.block_parameters(m, kind, tp, ep, etp)
+        dense = dense + blocks * each.dense
+        experts = experts + blocks * each.experts
+        small = small + blocks * (each.norms + each.router)
+    matrix = m.padded_vocab(tp) * m.hidden // tp
+    joined = _mtp(u)
+    embedding = (c.first | (c.last & (m.mtp_layers > 0))) * (matrix + m.positions * m.hidden)
+    head = c.last * np.where(m.tied & c.first, 0, matrix)
+    norms = m.hidden * (1 if m.norm == "rms" else 2)
+    ends = embedding + head
+    return Held(
+        dense=dense + ends + c.last * (norms + joined.dense),
+        experts=experts + c.last * joined.experts,
+        ends=ends,
+        small=small + c.last * norms,
+    )
+
+
+def _mtp(u: Units) -> Parameters:
+    m = u.job.model
+    split = SimpleNamespace(tp=u.tp, ep=u.column("ep"), expert_tp=u.column("etp"))
+    return counts.mtp_layer(m, split) * m.mtp_layers if m.mtp_layers else Parameters()
+
+
+def by_owner(u: Units) -> dict[str, Array]:
+    """Bytes of parameters, gradients, optimizer states and FP8 copies."""
+    own = held(u)
+    frozen = u.job.task == "lora"
+    trained = lora.adapters(u) if frozen else own
+    weight = _weight_bytes(u, own) + (2 * (trained.dense + trained.experts) if frozen else 0)
+    stage = u.column("sharding")
+    d_dense, d_experts = u.column("dp") * u.column("cp"), u.c.edp[..., :1]
+    keep = [_shared(d_dense, stage, least) for least in (1, 2, 3)]
+    keep_experts = [_shared(d_experts, stage, least) for least in (1, 2, 3)]
+    fraction = np.where(own.dense + own.experts > 0, own.dense / np.maximum(1, own.dense + own.experts), 1.0)
+    optimizer, gradient = _optimizer_bytes(u), gradient_bytes(u)
+    return {
+        "parameters": weight * (fraction * keep[2] + (1 - fraction) * keep_experts[2]),
+        "gradients": gradient * (trained.dense * keep[1] + trained.experts * keep_experts[1]),
+        "optimizer": optimizer * (trained.dense * keep[0] + trained.experts * keep_experts[0]),
+        "fp8_copies": _copies(u, own),
+    }
+
+
+def _shared(degree: Array, stage: Array, least: int) -> Array:
+    """The share that a rank keeps of what is sharded from a ZeRO stage on."""
+    return np.where(stage >= least, 1.0 / degree, 1.0)
+
+
+def _weight_bytes(u: Units, own: Held) -> Array:
+    total = own.dense + own.experts
+    if u.job.options.fp8_params and u.is_fp8:
+        return u.wide * (total - own.quantised) + u.fp8_copies * u.narrow * own.quantised
+    return u.wide * total
+
+
+def _copies(u: Units, own: Held) -> Array:
+    """Weights quantised once a step and kept for its micro-batches (Transformer Engine, `is_first_microbatch`)."""
+    if not u.is_fp8 or u.job.options.fp8_params:
+        return np.zeros_like(own.dense, dtype=float)
+    return u.fp8_copies * u.narrow * own.quantised
+
+
+def gradient_bytes(u: Units) -> int:
+    """Bytes of a parameter's main gradient."""
+    if u.job.precision == "fp16":
+        return 2
+    return 4 if u.job.options.grads == "fp32" or u.wide == 4 else 2
+
+
+def _optimizer_bytes(u: Units) -> float:
+    """Per parameter: the fp32 master copy (where the weights are not fp32 themselves) and two moments."""
+    options = u.job.options
+    master = 0 if u.wide == 4 else 4
+    if u.job.precision == "fp16":
+        master += 4  # Megatron casts FP16 gradients to a second, fp32 buffer: 20 bytes in all
+    return (1 - options.offload) * (master + 2 * MOMENT_BYTES[options.moments])

@@ -1,0 +1,86 @@
+"""Shares and sizes that weights and activations are counted in, from a job and its columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superpod.planner.columns import Columns
+from superpod.planner.job import Job
+
+Array: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Units:
+    """A job and its columns, narrowed to one entry per layout where all pipeline ranks are alike.
+
+    Columns of a layout do not change over the last axis; arithmetic on `[layouts, 1]` is as many times cheaper as
+    there are ranks, and numpy broadcasts it against what differs by rank.
+    """
+
+    job: Job
+    c: Columns
+
+    def column(self, name: str) -> Array:
+        """A column of the layout, last axis of length 1."""
+        return getattr(self.c, name)[..., :1]
+
+    @cached_property
+    def tp(self) -> Array:
+        """Tensor-parallel size, whole numbers."""
+        return self.column("tp")
+
+    @cached_property
+    def over_tp(self) -> Array:
+        """1 / tp: what is split by heads or features."""
+        return 1.0 / self.tp
+
+    @cached_property
+    def over_sp(self) -> Array:
+        """What lies outside tensor-parallel regions: split over tp with sequence parallelism, else whole."""
+        return np.where(self.column("sp") > 0, self.over_tp, 1.0)
+
+    @cached_property
+    def tokens(self) -> Array:
+        """Tokens of a micro-batch on one rank of a context-parallel group."""
+        return self.job.seq * self.column("mbs") / self.column("cp")
+
+    @cached_property
+    def is_fp8(self) -> bool:
+        """Whether matrix products run in FP8 or FP4."""
+        return self.job.precision.startswith(("fp8", "mxfp8", "nvfp4"))
+
+    @cached_property
+    def wide(self) -> int:
+        """Bytes of an activation: 4 in fp32 and tf32, else 2."""
+        return 4 if self.job.precision in ("fp32", "tf32") else 2
+
+    @cached_property
+    def narrow(self) -> float:
+        """Bytes of an element kept as a matrix product's input: quantised in FP8, scales of blocks included."""
+        kept = {"mxfp8": 1 + 1 / 32, "fp8bw": 1 + 4 / 128, "nvfp4": 0.5 + 1 / 16}
+        return kept.get(self.job.precision, 1.0 if self.is_fp8 else float(self.wide))
+
+    @cached_property
+    def fp8_copies(self) -> int:
+        """Copies of a weight that FP8 keeps: rowwise, and columnwise where products need it or scales differ.
+
+        Hopper and Ada multiply FP8 in one memory order only, so that the backward pass takes a transposed copy;
+        block-scaled formats quantise along each direction (Transformer Engine 2.x, `pytorch/tensor`).
+        """
+        plain = self.job.precision in ("fp8", "fp8cs", "fp8ds")
+        return 1 if plain and self.job.node.gpu.generation == "blackwell" else 2
+
+    @cached_property
+    def scores(self) -> int:
+        """Bytes per head, query and key that unfused attention keeps: softmax, and with dropout its mask and output."""
+        return self.wide + (1 + self.wide if self.job.options.attention_dropout else 0)
+
+    def recomputes(self, module: str) -> Array:
+        """Where selective recomputation takes a module of `layout.MODULES`, one entry per layout."""
+        return self.c.recomputes(module)[..., :1]
