@@ -1,11 +1,13 @@
-"""How a model is spread over GPUs: one frozen `Layout`, and the one place that says whether it is legal."""
+"""How a model is spread over GPUs: one frozen `Layout`. Whether it is legal, the tables of `rules.py` say."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from superpod.planner import rules
 from superpod.planner.errors import UserError, did_you_mean
+from superpod.planner.rules import Broken, Facts
 
 Recompute = Literal["none", "selective", "full"]
 RecomputeMethod = Literal["uniform", "block"]
@@ -98,7 +100,7 @@ class Layout:
             UserError: when tp x pp x cp does not divide the world.
         """
         if world % self.model_parallel:
-            raise UserError(*self._world_rule(world))
+            raise UserError(*rules.world(self.facts(world)))
         return world // self.model_parallel
 
     def micro_batches(self, world: int) -> int:
@@ -115,57 +117,36 @@ class Layout:
         """A copy with some fields changed."""
         return replace(self, **changes)
 
-    def _world_rule(self, world: int) -> tuple[str, str]:
-        unit = self.model_parallel
-        nearest = sorted({max(unit, world // unit * unit), (world // unit + 1) * unit})
-        return (
-            f"tp {self.tp} x pp {self.pp} x cp {self.cp} = {unit} must divide the number of GPUs, which is {world}",
-            f"nearest sizes: {' or '.join(map(str, nearest))} GPUs",
+    def facts(self, world: int, **more: Any) -> Facts:
+        """This layout on so many GPUs, as the rules of `rules.py` ask about it."""
+        selective = self.recompute == "selective"
+        return Facts(
+            gpus=world,
+            **{name: getattr(self, name) for name in ("tp", "pp", "cp", "ep", "sp", "mbs", "gbs", "recompute_layers")},
+            vp=self.vp or 1,
+            interleaved=self.vp is not None,
+            etp=self.tp if self.etp is None else self.etp,
+            recompute=CHOICES["recompute"].index(self.recompute),
+            recompute_block=self.recompute_method == "block",
+            modules=sum(1 << MODULES.index(m) for m in self.recompute_modules) if selective else 0,
+            sharding=CHOICES["sharding"].index(self.sharding),
+            **more,
         )
 
+    def below_one(self) -> list[Broken]:
+        """The degrees and sizes that are not 1 or more: nothing else can be asked of such a layout."""
+        numbers = {name: value for name, value in vars(self).items() if type(value) is int}
+        return [
+            Broken("positive", f"{n} must be 1 or more, not {v}", f"set {n} 1") for n, v in numbers.items() if v < 1
+        ]
+
     def violations(self, world: int) -> list[tuple[str, str]]:
-        """Every rule that this layout breaks on `world` GPUs, as (rule with its numbers, next move)."""
-        degrees = {name: value for name, value in vars(self).items() if type(value) is int}
-        if wrong := [(f"{name} must be 1 or more, not {value}", "") for name, value in degrees.items() if value < 1]:
-            return wrong
-        found = []
-        if self.sp and self.tp == 1:
-            found.append(
-                ("sequence parallelism (sp) splits over tensor parallelism, and tp is 1", "drop sp, or set tp 2")
-            )
-        if self.vp is not None and self.pp == 1:
-            found.append((f"vp {self.vp} interleaves pipeline stages, and pp is 1", "drop vp, or set pp 4"))
-        if world % self.model_parallel:
-            return [*found, self._world_rule(world)]
-        dp = self.dp(world)
-        if self.gbs % (self.mbs * dp):
-            step = self.mbs * dp
-            near = sorted({max(step, self.gbs // step * step), (self.gbs // step + 1) * step})
-            found.append(
-                (
-                    f"gbs {self.gbs} must be a multiple of mbs {self.mbs} x dp {dp} = {step}",
-                    f"nearest: gbs {' or '.join(map(str, near))}",
-                )
-            )
-        elif self.vp is not None and self.pp > 1 and (self.gbs // (self.mbs * dp)) % self.pp:
-            count = self.gbs // (self.mbs * dp)
-            found.append(
-                (
-                    f"with vp, the micro-batches per step ({self.gbs} / ({self.mbs} x {dp}) = {count}) "
-                    f"must be a multiple of pp {self.pp}",
-                    f"set gbs {self.mbs * dp * self.pp * max(1, count // self.pp)}",
-                )
-            )
-        etp = self.etp or self.tp
-        if (self.tp * self.cp * dp) % (self.ep * etp):
-            found.append(
-                (
-                    f"the expert grid ep {self.ep} x etp {etp} = {self.ep * etp} must divide "
-                    f"tp x cp x dp = {self.tp * self.cp * dp}",
-                    f"set ep to a divisor of {self.tp * self.cp * dp // etp or 1}",
-                )
-            )
-        return found
+        """Every rule that this layout breaks on `world` GPUs whatever the model, as (rule with its numbers, next move).
+
+        `legality.violations` asks about the whole job.
+        """
+        found = self.below_one() or rules.layout(self.facts(world))
+        return [(broken.message, broken.fix) for broken in found]
 
 
 def _modules(value: object, where: str) -> tuple[str, ...]:

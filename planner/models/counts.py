@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from superpod.planner import rules
 from superpod.planner.errors import UserError
 
 if TYPE_CHECKING:
@@ -76,33 +77,9 @@ def stage_parameters(m: Model, split: Split, stage: int) -> list[Parameters]:
 
 def problems(m: Model, split: Split) -> list[tuple[str, str]]:
     """What does not divide: (rule with its numbers, next move)."""
-    kinds = {block for blocks in (*m.blocks, m.mtp_blocks if m.mtp_layers else ()) for block in blocks}
-    rules: list[tuple[str, int, str, int]] = []
-    if kinds & {"attention", "mla"}:
-        rules.append(("heads", m.heads, "tp", split.tp))
-    if "attention" in kinds:
-        rules.append(("kv_heads", m.groups, "tp", split.tp))
-    if "mlp" in kinds:
-        rules.append(("ffn", m.ffn, "tp", split.tp))
-    if "moe" in kinds:
-        rules += [("experts", m.experts, "ep", split.ep), ("expert_ffn", m.expert_ffn, "etp", split.expert_tp)]
-        rules += [("shared_ffn", m.shared_ffn, "tp", split.tp)]
-    if "mamba" in kinds:
-        rules += [("mamba_heads", m.mamba_heads, "tp", split.tp), ("mamba_groups", m.mamba_groups, "tp", split.tp)]
-    if "delta" in kinds:
-        rules += [("delta_key_heads", m.delta_key_heads, "tp", split.tp)]
-    found = [
-        (f"{key} {size} is no multiple of {degree} {by}", f"set {degree} to a divisor of {size}")
-        for key, size, degree, by in rules
-        if size % by
-    ]
-    if m.pattern and (split.vp > 1 or not split.is_plain):
-        found.append(("Megatron deals a hybrid's layers evenly, without virtual stages", "drop vp and uneven stages"))
-    if split.ep > 1 and not m.experts:
-        found.append((f"ep {split.ep} spreads experts, and this model has none", "set ep 1"))
-    if m.experts and m.bias and split.expert_tp > 1:
-        found.append((f"experts with biases need etp 1, and etp is {split.expert_tp}", "set etp 1"))
-    return found
+    degrees = {"tp": split.tp, "pp": split.pp, "vp": split.vp, "ep": split.ep, "etp": split.expert_tp}
+    facts = rules.Facts(**degrees, interleaved=split.vp > 1, uneven=not split.is_plain, model=m)
+    return [(broken.message, broken.fix) for broken in rules.check(rules.MODEL, facts)]
 
 
 def ends(m: Model, split: Split, first: bool, last: bool) -> Parameters:

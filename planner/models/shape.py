@@ -189,6 +189,12 @@ class Model:
             return tuple(LETTERS[letter][0] for letter in self.mtp_pattern)
         return self.blocks[-1]
 
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of blocks that it has, multi-token prediction included."""
+        layers = (*self.blocks, self.mtp_blocks) if self.mtp_layers else self.blocks
+        return frozenset(block for blocks in layers for block in blocks)
+
     def _mixer(self, layer: int) -> str:
         if self.delta_every and (layer + 1) % self.delta_every:
             return "delta"

@@ -13,6 +13,19 @@ from typing import Any
 from superpod.planner.errors import UserError
 
 
+def even_chunks(layers: Any, pp: Any, vp: Any, embedding: Any, loss: Any) -> tuple[Any, tuple[Any, Any, Any]]:
+    """Whether layers deal out evenly, and the layers of the first, the middle and the last chunk if they do.
+
+    For whole numbers or numpy arrays: what `Split` says of a split without uneven stages or given chunks.
+    `embedding` and `loss` (0 or 1) count as layers.
+    """
+    total, chunks = layers + embedding + loss, pp * vp
+    each, one = total // chunks, chunks == 1
+    first, last = each - embedding - one * loss, each - loss - one * embedding
+    middle = first + (chunks > 2) * (each - first)
+    return (total % pp == 0) & (total // pp % vp == 0), (first, middle, last)
+
+
 @dataclass(frozen=True)
 class Split:
     """The degrees of a layout that decide which parameters a rank holds."""
@@ -40,8 +53,8 @@ class Split:
                 raise UserError(f"{key} is {value!r}; it is a whole number, 1 or more")
         for key in ("first_layers", "last_layers"):
             value = getattr(self, key)
-            if value is not None and (type(value) is not int or value < 0):
-                raise UserError(f"{key} is {value!r}; it is a number of layers")
+            if value is not None and (type(value) is not int or value < 1):
+                raise UserError(f"{key} is {value!r}; it is a number of layers, 1 or more")
         if (self.first_layers is not None or self.last_layers is not None) and (
             self.embedding_as_layer or self.loss_as_layer
         ):

@@ -1,0 +1,245 @@
+"""The rules that make a layout legal, as tables: each is arithmetic over whole numbers or numpy arrays alike.
+
+`LAYOUT` needs only the layout and the number of GPUs (`Layout.violations`), `MODEL` how a model divides
+(`models.counts.problems`); `legality.py` adds what needs the whole job, and asks all of them. No rule stands twice.
+Sources are of megatron-core 0.15.3; tests/planner/test_legality_megatron.py builds it for real and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from superpod.planner.models import Model
+
+
+class Broken(NamedTuple):
+    """A rule that a job breaks: which one, with the numbers that break it, and the nearest legal change."""
+
+    rule: str
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What rules ask about. Numbers are whole numbers, or numpy arrays that broadcast; `model` and `job` are one."""
+
+    gpus: Any = 1
+    tp: Any = 1
+    pp: Any = 1
+    vp: Any = 1
+    """1 = not interleaved."""
+    interleaved: Any = False
+    """A vp is given. In arrays: it is above 1."""
+    cp: Any = 1
+    ep: Any = 1
+    etp: Any = 1
+    """Never None: Megatron's default is filled in."""
+    sp: Any = False
+    mbs: Any = 1
+    gbs: Any = 1
+    recompute: Any = 0
+    """0 none, 1 selective, 2 full."""
+    recompute_block: Any = False
+    recompute_layers: Any = 1
+    modules: Any = 0
+    """Bit i = `layout.MODULES[i]` is recomputed; 0 unless selective."""
+    sharding: Any = 1
+    """ZeRO stage."""
+    uneven: Any = False
+    """Some stage gets another number of layers than the others."""
+    undealt: Any = False
+    """The layers cannot be dealt to the stages."""
+    chunk_sizes: tuple[Any, ...] = ()
+    """Layers of the model chunks, each size once."""
+    why_undealt: tuple[str, str] = ("", "")
+    model: Any = None
+    """`models.Model`; None where only the layout is known."""
+    job: Any = None
+    """`Job`; None where only layout and model are known."""
+
+    @property
+    def model_parallel(self) -> Any:
+        """GPUs that hold one copy of the model."""
+        return self.tp * self.pp * self.cp
+
+    @cached_property
+    def dp(self) -> Any:
+        """Data-parallel size; at least 1, so that rules about it can be asked where the world does not divide."""
+        dp = self.gpus // self.model_parallel
+        return dp + (dp == 0)
+
+    @cached_property
+    def step(self) -> Any:
+        """Samples of one micro-batch on every data-parallel rank."""
+        return self.mbs * self.dp
+
+    @cached_property
+    def micro_batches(self) -> Any:
+        """Of each data-parallel rank per step."""
+        return self.gbs // self.step
+
+    @property
+    def ranks_of_a_stage(self) -> Any:
+        """GPUs of one pipeline rank: the dense grid's tp x cp x dp."""
+        return self.tp * self.cp * self.dp
+
+    def recomputes(self, *names: str) -> Any:
+        """Whether selective recomputation takes one of these modules."""
+        from superpod.planner.layout import MODULES
+
+        return (self.modules & sum(1 << MODULES.index(name) for name in names)) != 0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule."""
+
+    name: str
+    broken: Callable[[Any], Any]
+    """Facts -> whether it is broken: a truth value, or an array of them."""
+    says: Callable[[Any], tuple[str, str]]
+    """Facts of one layout that breaks it -> (rule with its numbers, nearest legal change)."""
+
+
+def check(rules: Iterable[Rule], facts: Facts) -> list[Broken]:
+    """The rules of a table that one layout breaks."""
+    return [Broken(rule.name, *rule.says(facts)) for rule in rules if rule.broken(facts)]
+
+
+def near_multiples(step: int, value: int) -> str:
+    """The multiples of `step` on both sides of a value."""
+    near = sorted({max(step, value // step * step), (value // step + 1) * step})
+    return " or ".join(map(str, near))
+
+
+def near_divisors(size: int, wanted: int) -> str:
+    """The divisors of `size` on both sides of a number."""
+    divisors = [d for d in range(1, min(size, 4 * wanted, 10**5) + 1) if size % d == 0]
+    below = [d for d in divisors if d <= wanted][-1:]
+    above = [d for d in divisors if d > wanted][:1]
+    return " or ".join(map(str, below + above))
+
+
+def world(facts: Facts) -> tuple[str, str]:
+    """What is wrong with the number of GPUs."""
+    f, unit = facts, facts.model_parallel
+    return (
+        f"tp {f.tp} x pp {f.pp} x cp {f.cp} = {unit} must divide the number of GPUs, which is {f.gpus}",
+        f"nearest sizes: {near_multiples(unit, f.gpus)} GPUs",
+    )
+
+
+def _batch(f: Facts) -> tuple[str, str]:
+    return (
+        f"gbs {f.gbs} must be a multiple of mbs {f.mbs} x dp {f.dp} = {f.step}",
+        f"nearest: gbs {near_multiples(f.step, f.gbs)}",
+    )
+
+
+def _micro_batches(f: Facts) -> tuple[str, str]:
+    return (
+        f"with vp, the micro-batches per step ({f.gbs} / ({f.mbs} x {f.dp}) = {f.micro_batches}) "
+        f"must be a multiple of pp {f.pp}",
+        f"set gbs {f.step * f.pp * max(1, f.micro_batches // f.pp)}",
+    )
+
+
+def _expert_grid(f: Facts) -> tuple[str, str]:
+    ranks, grid = f.ranks_of_a_stage, f.ep * f.etp
+    return (
+        f"the expert grid ep {f.ep} x etp {f.etp} = {grid} must divide tp x cp x dp = {ranks}",
+        f"set ep to a divisor of {ranks // f.etp or 1}",
+    )
+
+
+WORLD = Rule("world", lambda f: f.gpus % f.model_parallel != 0, world)
+"""parallel_state.initialize_model_parallel"""
+
+DEGREES = (
+    Rule(
+        "sp",  # ModelParallelConfig.__post_init__
+        lambda f: f.sp & (f.tp == 1),
+        lambda f: (
+            "sequence parallelism (sp) splits over tensor parallelism, and tp is 1",
+            "drop sp, or set tp 2",
+        ),
+    ),
+    Rule(
+        "vp",  # parallel_state.initialize_model_parallel
+        lambda f: f.interleaved & (f.pp == 1),
+        lambda f: (f"vp {f.vp} interleaves pipeline stages, and pp is 1", "drop vp, or set pp 4"),
+    ),
+)
+"""Rules of the degrees alone."""
+
+BATCH = (
+    Rule("gbs", lambda f: f.gbs % f.step != 0, _batch),  # num_microbatches_calculator
+    Rule(
+        "micro_batches",  # schedules.forward_backward_pipelining_with_interleaving, microbatch_group_size_per_vp_stage
+        lambda f: f.interleaved & (f.pp > 1) & (f.gbs % f.step == 0) & (f.micro_batches % f.pp != 0),
+        _micro_batches,
+    ),
+    Rule("expert_grid", lambda f: f.ranks_of_a_stage % (f.ep * f.etp) != 0, _expert_grid),  # parallel_state
+)
+"""Rules that ask for the data-parallel size, and so for a world that divides."""
+
+LAYOUT = (*DEGREES, WORLD, *BATCH)
+"""All that a layout on so many GPUs must keep."""
+
+
+def layout(facts: Facts) -> list[Broken]:
+    """The rules of `LAYOUT` that one layout breaks; those of the batch only where the world divides."""
+    found = check((*DEGREES, WORLD), facts)
+    return found if found and found[-1].rule == "world" else found + check(BATCH, facts)
+
+
+def _divides(name: str, size: Callable[[Model], int], by: str) -> Rule:
+    """A size (0 = the model has no such part) that a degree must divide."""
+
+    def says(f: Facts) -> tuple[str, str]:
+        whole, degree = size(f.model), getattr(f, by)
+        return f"{name} {whole} is no multiple of {by} {degree}", f"nearest: {by} {near_divisors(whole, degree)}"
+
+    return Rule(name, lambda f: size(f.model) % getattr(f, by) != 0, says)
+
+
+def _where(block: str, size: Callable[[Model], int]) -> Callable[[Model], int]:
+    return lambda m: size(m) if block in m.kinds else 0
+
+
+MODEL = (
+    # TransformerConfig.__post_init__, for every model
+    _divides("heads", lambda m: m.heads, "tp"),
+    _divides("kv_heads", lambda m: 0 if m.kv_lora else m.groups, "tp"),
+    # ensure_divisibility in tensor_parallel.layers: column- and row-parallel products, the vocabulary
+    _divides("ffn", _where("mlp", lambda m: m.ffn), "tp"),
+    _divides("expert_ffn", _where("moe", lambda m: m.expert_ffn), "etp"),
+    _divides("shared_ffn", _where("moe", lambda m: m.shared_ffn), "tp"),
+    _divides("vocab", lambda m: m.vocab if m.vocab_divisible_by == 1 else 0, "tp"),
+    _divides("hidden", lambda m: m.hidden if m.mtp_layers else 0, "tp"),  # eh_proj of MultiTokenPredictionLayer
+    _divides("experts", _where("moe", lambda m: m.experts), "ep"),  # BaseMoELayer
+    _divides("mamba_heads", _where("mamba", lambda m: m.mamba_heads), "tp"),  # MambaMixer
+    _divides("mamba_groups", _where("mamba", lambda m: m.mamba_groups), "tp"),
+    _divides("delta_key_heads", _where("delta", lambda m: m.delta_key_heads), "tp"),
+    Rule(
+        "hybrid_stages",  # MambaStack._select_layers_for_pipeline_parallel
+        lambda f: (f.interleaved | f.uneven) & bool(f.model.pattern),
+        lambda f: ("Megatron deals a hybrid's layers evenly, without virtual stages", "drop vp and uneven stages"),
+    ),
+    Rule(
+        "no_experts",  # TransformerConfig.__post_init__
+        lambda f: (f.ep > 1) & (not f.model.experts),
+        lambda f: (f"ep {f.ep} spreads experts, and this model has none", "set ep 1"),
+    ),
+    Rule(
+        "expert_bias",  # TransformerConfig.__post_init__
+        lambda f: (f.etp > 1) & bool(f.model.experts and f.model.bias),
+        lambda f: (f"experts with biases need etp 1, and etp is {f.etp}", "set etp 1"),
+    ),
+)
+"""How a model divides over tp, pp, vp, ep and etp."""
