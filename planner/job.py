@@ -59,6 +59,8 @@ class Options:
     overlap_tp: bool = True
     """tp_comm_overlap: Transformer Engine's userbuffers."""
     cuda_graphs: bool = False
+    deterministic: bool = False
+    """Bitwise repeatable: CUBLAS_WORKSPACE_CONFIG=:4096:8, and no algorithm that is not."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from superpod.planner import hardware, models
+from superpod.planner import hardware, megatron_args, models, vocabulary
 from superpod.planner.errors import UserError
 from superpod.planner.job import Job, Options
 from superpod.planner.layout import MODULES, Layout
@@ -40,7 +40,7 @@ def job(row: Row) -> Job:
     """
     try:
         model = _model(row)
-        node = hardware.node(row.get("gpu") or "h100")
+        node = hardware.node(row.get("gpu") or vocabulary.gpu(row))
         fabric = hardware.builtin().fabric_of(node)
         precision = hardware.precision(row.get("precision") or "bf16")
     except Contradiction:
@@ -49,7 +49,7 @@ def job(row: Row) -> Job:
         raise Unsupported(*unknown.args) from unknown
     layout, gpus = _layout(row)
     layout = _staged(layout, model.layers)
-    return Job(
+    found = Job(
         model=model,
         node=node,
         fabric=fabric,
@@ -60,6 +60,8 @@ def job(row: Row) -> Job:
         task=_task(row),
         options=_options(row),
     )
+    args = vocabulary.arguments(row)
+    return megatron_args.apply(found, args)[0] if args else found
 
 
 def number(row: Row, key: str, default: int | None = None) -> int | None:
@@ -88,7 +90,7 @@ def _model(row: Row) -> Model:
     layers = number(row, "layers")
     if name in ("gpt", "moe"):
         return _shape(row, layers)
-    model = models.find(name)
+    model = vocabulary.variant(row, models.find(name))
     return model.replace(layers=layers) if layers and layers != model.layers else model
 
 
@@ -105,7 +107,7 @@ def _layout(row: Row) -> tuple[Layout, int]:
     degree = {key: number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs")}
     vp, etp = number(row, "vp"), number(row, "etp")
     unit = degree["tp"] * degree["pp"] * degree["cp"]
-    gpus = number(row, "gpus") or unit * (number(row, "dp") or 1)
+    gpus = number(row, "gpus") or vocabulary.gpus(row) or unit * (number(row, "dp") or 1)
     dp = max(1, gpus // unit)
     gbs = number(row, "gbs") or degree["mbs"] * dp * (number(row, "num_microbatches") or 1)
     layout = Layout(
@@ -169,4 +171,4 @@ def _options(row: Row) -> Options:
         )
     if "torchtitan" in source or "Automodel" in source:
         return Options(framework="fsdp2", release=row.get("release") or "")
-    return Options(release=row.get("release") or "")
+    return Options(release=row.get("release") or "", **vocabulary.options(row))

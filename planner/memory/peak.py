@@ -99,12 +99,19 @@ def _shapes(m: Any, kind: str) -> list[tuple[str, int, int]]:
 
 def _buffers(u: Units) -> Array:
     """cuBLAS workspaces; the gather buffer of sequence parallelism; what a pipeline rank receives into."""
-    old = u.job.node.gpu.generation == "ampere"
-    workspace = constant("buffers", "cublas_ampere_mib" if old else "cublas_mib") * MIB
     size = u.wide * u.job.model.hidden * u.tokens
     gathered = np.where((u.column("sp") > 0) & u.c.last, size, 0.0)
     received = np.where(u.column("pp") > 1, size * u.over_sp, 0.0) * ~u.c.first
-    return workspace + gathered + received
+    return _workspaces(u) + gathered + received
+
+
+def _workspaces(u: Units) -> float:
+    """cuBLAS workspaces: PyTorch's, one each for the threads of the forward and the backward pass, and one of
+    Transformer Engine. Deterministic mode asks for eight of 4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8)."""
+    age = "ampere" if u.job.node.gpu.generation in ("ampere", "ada") else "hopper"
+    torch = constant("buffers", "cublas_deterministic_mib" if u.job.options.deterministic else f"cublas_{age}_mib")
+    own = constant("buffers", f"cublas_te_{age}_mib") * (u.job.options.impl == "te")
+    return (2 * torch + own) * MIB
 
 
 def _optimizer_step(u: Units) -> Array:

@@ -1,0 +1,82 @@
+"""What a source of published rows leaves unsaid because all its runs share it: read in its launch scripts, cited here.
+
+`published.py` fills a row's blanks; this is its table of sources. Nothing here looks at a row's id or its figures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from superpod.planner import megatron_args
+from superpod.planner.models import Model
+
+Row = Mapping[str, str]
+
+SIMUMAX = "Megatron-LM 23e00ed0"
+"""MooreThreads/SimuMax docs/b200: runs of simu_tools/megatron_scripts (run_pretrain_llama3.sh, _deepseekv2.sh)."""
+CI = "Megatron-LM CI"
+"""NVIDIA/Megatron-LM tests/functional_tests/test_cases: each case's model_config.yaml, on one node of 8 GPUs."""
+MLPERF = "MLPerf"
+
+CI_ARGUMENTS = {
+    "": {"no-gradient-accumulation-fusion": "true", "deterministic-mode": "true"},
+    "multi-latent-attention": {"q-lora-rank": "1536", "kv-lora-rank": "512", "moe-layer-freq": "([0]*1+[1]*15)"},
+}
+"""Arguments of CI cases that rows do not list: of all, and of those whose flags have the key."""
+
+CI_CASES = {
+    r"_uneven_pipeline": {"decoder-first-pipeline-num-layers": "2", "decoder-last-pipeline-num-layers": "2"},
+    r"_vp1(?!.*_uneven_pipeline)": {"num-layers-per-virtual-pipeline-stage": "1"},
+    r"_nondeterministic|cross_entropy_loss_fusion|memory_speed": {"deterministic-mode": "false"},
+}
+"""Arguments that the names of CI cases stand for; `vp1` counts layers of a virtual stage, not stages."""
+
+
+def gpu(row: Row) -> str:
+    """The GPU of a row that names none: CI's long-term-support runs are on DGX A100."""
+    if CI not in (row.get("framework") or ""):
+        return "h100"
+    return "h100" if "h100" in (row.get("source") or "").rsplit("/", 1)[-1] else "a100"
+
+
+def gpus(row: Row) -> int | None:
+    """The number of GPUs of a row that names none."""
+    return 8 if CI in (row.get("framework") or "") else None
+
+
+def arguments(row: Row) -> dict[str, str]:
+    """Megatron-LM arguments of a row, with those that its source always gives; none for rows without flags."""
+    flags = megatron_args.parse(row.get("flags") or "")
+    if CI not in (row.get("framework") or ""):
+        return flags
+    found = {k: v for key, more in CI_ARGUMENTS.items() if not key or key in flags for k, v in more.items()}
+    for pattern, more in CI_CASES.items():
+        if re.search(pattern, row.get("case") or ""):
+            found |= more
+    return found | flags
+
+
+def variant(row: Row, model: Model) -> Model:
+    """The model as the source runs it, where it differs from the published one.
+
+    SimuMax's Llama 405B has 16 key-value heads (run_pretrain_llama3.sh, num_query_groups), and its DeepSeeks one dense
+    layer (run_pretrain_deepseekv2.sh, MOE_LAYER_FREQ).
+    """
+    if SIMUMAX not in (row.get("framework") or ""):
+        return model
+    if model.dense_first:
+        return model.replace(dense_first=1)
+    return model.replace(kv_heads=16) if model.hidden == 16384 else model
+
+
+def options(row: Row) -> dict[str, Any]:
+    """Fields of `Options` that a source sets."""
+    framework = row.get("framework") or ""
+    if SIMUMAX in framework:
+        # --cp-comm-type a2a, fused loss of Transformer Engine; experts padded to a capacity factor of 1
+        return {"cp_comm": "a2a", "loss_impl": "te", "capacity": 1.0}
+    if MLPERF in framework:
+        return {"fp8_params": True}
+    return {}
