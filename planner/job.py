@@ -44,6 +44,8 @@ class Options:
     attention_dropout: float = 0.0
     capacity: float | None = None
     """moe_expert_capacity_factor; None = dropless."""
+    grouped_gemm: bool = True
+    """moe_grouped_gemm; without, one expert after the other."""
     imbalance: float = 1.0
     """Tokens of the busiest expert-parallel rank over the mean; 1 = forced or perfect balance."""
     lora_rank: int = 32
@@ -59,6 +61,10 @@ class Options:
     overlap_tp: bool = True
     """tp_comm_overlap: Transformer Engine's userbuffers."""
     cuda_graphs: bool = False
+    optimizer_instances: int = 1
+    """num_distributed_optimizer_instances: the optimizer is sharded inside each of so many parts of data parallelism."""
+    microbatch_group: int = 0
+    """microbatch_group_size_per_vp_stage; 0 = pp."""
     deterministic: bool = False
     """Bitwise repeatable: CUBLAS_WORKSPACE_CONFIG=:4096:8, and no algorithm that is not."""
 

@@ -26,6 +26,7 @@ MEGATRON_DEFAULTS: dict[str, str] = {
     "cross-entropy-fusion-impl": "native",
     "use-distributed-optimizer": "false",
     "sequence-parallel": "false",
+    "moe-grouped-gemm": "false",
 }
 """What Megatron-LM does when an argument is missing, where this project's own default differs."""
 
@@ -131,6 +132,8 @@ def _model(changes: dict[str, Any], job: Job) -> dict[str, Any]:
     changes = dict(changes)
     if changes.get("experts") and not changes.get("expert_ffn") and not job.model.expert_ffn:
         changes["expert_ffn"] = changes.get("ffn") or job.model.ffn
+    if changes.get("gated") and not changes.get("ffn") and not job.model.gated:
+        changes["ffn"] = int(4 * changes.get("hidden", job.model.hidden) * 2 / 3 / 64) * 64
     mla = changes.pop("mla", False)
     for key, size in MLA_DEFAULTS.items() if mla else ():
         changes.setdefault(key, getattr(job.model, key) or size)
@@ -138,7 +141,7 @@ def _model(changes: dict[str, Any], job: Job) -> dict[str, Any]:
 
 
 def _layout(changes: dict[str, Any], job: Job, layers: int) -> dict[str, Any]:
-    """Layout fields with what Megatron derives: virtual stages from their layers, no sequence parallelism without tp."""
+    """Layout fields with what Megatron derives: virtual stages from their layers, no `sp` without `tp`."""
     found = dict(changes)
     tp, pp = found.get("tp", job.layout.tp), found.get("pp", job.layout.pp)
     if each := found.pop("layers_per_virtual", 0):
@@ -265,6 +268,7 @@ _SWITCHES: dict[str, tuple[str, Read]] = {
     "qk-layernorm": ("model", _switch("qk_norm")),
     "multi-latent-attention": ("model", _switch("mla")),
     "moe-shared-expert-gate": ("model", _switch("shared_gate")),
+    "moe-grouped-gemm": ("options", _switch("grouped_gemm")),
     "cross-entropy-loss-fusion": ("options", _switch("fused_loss")),
     "no-gradient-accumulation-fusion": ("options", _switch("grad_fusion", False, True)),
     "fp8-param-gather": ("options", _switch("fp8_params")),
@@ -298,6 +302,8 @@ _WORDS: dict[str, tuple[str, Read]] = {
     "optimizer-offload-fraction": ("options", lambda text: {"offload": float(text)}),
     "exp-avg-dtype": ("options", _choice("moments", fp32="fp32", bf16="bf16", fp16="bf16", fp8="fp8")),
     "main-grads-dtype": ("options", _choice("grads", fp32="fp32", bf16="bf16")),
+    "num-distributed-optimizer-instances": ("options", _number("optimizer_instances")),
+    "microbatch-group-size-per-virtual-pipeline-stage": ("options", _number("microbatch_group")),
     "seq-length": ("job", _number("seq")),
     "fp8-format": ("job", lambda text: {"precision": "fp8"}),
     "fp8-recipe": (

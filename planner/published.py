@@ -171,4 +171,4 @@ def _options(row: Row) -> Options:
         )
     if "torchtitan" in source or "Automodel" in source:
         return Options(framework="fsdp2", release=row.get("release") or "")
-    return Options(release=row.get("release") or "", **vocabulary.options(row))
+    return Options(**{"release": row.get("release") or "", **vocabulary.options(row)})

@@ -23,13 +23,19 @@ MLPERF = "MLPerf"
 CI_ARGUMENTS = {
     "": {"no-gradient-accumulation-fusion": "true", "deterministic-mode": "true"},
     "multi-latent-attention": {"q-lora-rank": "1536", "kv-lora-rank": "512", "moe-layer-freq": "([0]*1+[1]*15)"},
+    "moe-ffn-hidden-size": {"moe-grouped-gemm": "true"},
 }
 """Arguments of CI cases that rows do not list: of all, and of those whose flags have the key."""
 
 CI_CASES = {
     r"_uneven_pipeline": {"decoder-first-pipeline-num-layers": "2", "decoder-last-pipeline-num-layers": "2"},
     r"_vp1(?!.*_uneven_pipeline)": {"num-layers-per-virtual-pipeline-stage": "1"},
-    r"_nondeterministic|cross_entropy_loss_fusion|memory_speed": {"deterministic-mode": "false"},
+    r"_tunable_overlap": {"microbatch-group-size-per-virtual-pipeline-stage": "5"},
+    r"_multi_dist_optimizer_instances": {"num-distributed-optimizer-instances": "2"},
+    r"_8experts": {"moe-grouped-gemm": "true"},
+    r"_qk_layernorm": {"qk-layernorm": "true"},
+    r"^deepseek_proxy": {"q-lora-rank": "256", "kv-lora-rank": "128", "moe-layer-freq": "([0]*3+[1]*5)"},
+    r"^gpt3_mcore_te_tp2_pp2_cp2|cross_entropy_loss_fusion|memory_speed": {"deterministic-mode": "false"},
 }
 """Arguments that the names of CI cases stand for; `vp1` counts layers of a virtual stage, not stages."""
 
@@ -47,15 +53,23 @@ def gpus(row: Row) -> int | None:
 
 
 def arguments(row: Row) -> dict[str, str]:
-    """Megatron-LM arguments of a row, with those that its source always gives; none for rows without flags."""
+    """Megatron-LM arguments of a row, with those that its source always gives; none for rows without flags.
+
+    Runs on the cluster dracooci are older than the cases' choice of an attention backend: NVTE_ALLOW_NONDETERMINISTIC_ALGO
+    was 0 there and flash attention off.
+    """
     flags = megatron_args.parse(row.get("flags") or "")
     if CI not in (row.get("framework") or ""):
         return flags
+    if row.get("ffn"):
+        flags["ffn-hidden-size"] = row["ffn"]
     found = {k: v for key, more in CI_ARGUMENTS.items() if not key or key in flags for k, v in more.items()}
     for pattern, more in CI_CASES.items():
         if re.search(pattern, row.get("case") or ""):
             found |= more
-    return found | flags
+    if not re.search(r"dracooci", row.get("source") or ""):
+        return found | flags
+    return found | {"attention-backend": "unfused"} | flags
 
 
 def variant(row: Row, model: Model) -> Model:
@@ -77,6 +91,8 @@ def options(row: Row) -> dict[str, Any]:
     if SIMUMAX in framework:
         # --cp-comm-type a2a, fused loss of Transformer Engine; experts padded to a capacity factor of 1
         return {"cp_comm": "a2a", "loss_impl": "te", "capacity": 1.0}
+    if CI in framework and re.search(r"dracooci", row.get("source") or ""):
+        return {"release": "mcore 0.11"}
     if MLPERF in framework:
         return {"fp8_params": True}
     return {}

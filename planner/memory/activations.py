@@ -62,7 +62,8 @@ def attention(u: Units) -> Kept:
     inputs = u.wide * (q + 2 * kv) * inside
     inputs = inputs + u.wide * q * m.attention_gate * inside + u.wide * (q + kv) * m.qk_norm * inside
     core, core_again = _core(u, q, q)
-    return Kept(norm + inputs + core + _residual(u), again + core_again, (u.wide * (q + 2 * kv)) * inside)
+    backward = u.wide * (q + 2 * kv) * inside + _score_gradients(u)
+    return Kept(norm + inputs + core + _residual(u), again + core_again, backward)
 
 
 def mla(u: Units) -> Kept:
@@ -74,7 +75,12 @@ def mla(u: Units) -> Kept:
     heads, heads_again = _take(u, "mla_up_proj", u.wide * (2 * qk + v) * inside)
     core, core_again = _core(u, v, qk)
     kept = norm + latent + heads + core + _residual(u)
-    return Kept(kept, again + heads_again + core_again, u.wide * (2 * qk + v) * inside)
+    return Kept(kept, again + heads_again + core_again, u.wide * (2 * qk + v) * inside + _score_gradients(u))
+
+
+def _score_gradients(u: Units) -> Any:
+    """Unfused attention's gradients of the probabilities and of the scores (forward: the scores and what they become)."""
+    return u.unfused * 2 * u.wide * u.job.model.heads * u.job.seq * u.tokens * u.over_tp
 
 
 def _core(u: Units, out: int, query: int) -> tuple[Any, Any]:
@@ -87,7 +93,7 @@ def _core(u: Units, out: int, query: int) -> tuple[Any, Any]:
         projected, own = output, 0.0 * output
     if o.cp_comm == "a2a":
         own = np.where(u.column("cp") > 1, output, own)
-    if o.attention in ("flash", "fused"):
+    if not u.unfused:
         inner = own + 4 * m.heads * inside
     else:
         inner = own + u.scores * m.heads * u.job.seq * inside
@@ -117,7 +123,7 @@ def moe(u: Units) -> Kept:
     routing = ROUTING_BYTES * m.experts * outside
     first = u.wide * ffn * (1 + m.gated) * rows
     act, act_again = _take(u, "moe_act", u.narrow * ffn * rows)
-    experts = routing + (u.narrow * width + 8) * rows + first + act
+    experts = routing + (u.narrow * width + 8) * rows + first + act + _weighting(u, ffn, width) * rows
     shared, shared_again = _take(u, "shared_experts", _shared(u))
     latent = u.wide * m.latent * outside
     body, body_again = _take(u, "moe", experts + shared + latent)
@@ -125,6 +131,16 @@ def moe(u: Units) -> Kept:
     return Kept(
         norm_input + (norm - norm_input) + body + _residual(u), again + act_again + shared_again + body_again, backward
     )
+
+
+def _weighting(u: Units, ffn: Array, width: int) -> Any:
+    """Bytes per row for the product with the router's probability: fused into SwiGLU; else of the activation's output.
+
+    Before Megatron-Core 0.12 it came after the experts, and kept their output.
+    """
+    if u.mcore < 0.12:
+        return u.wide * width
+    return 0.0 if u.job.model.gated else u.wide * ffn
 
 
 def _shared(u: Units) -> Any:

@@ -34,8 +34,23 @@ def in_flight(u: Units) -> Array:
     if u.job.options.schedule == "gpipe":
         return np.broadcast_to(1.0 * m, np.broadcast_shapes(m.shape, rank.shape))
     plain = np.minimum(m, pp - rank)
-    chunks = np.minimum(m * vp, 2 * (pp - rank - 1) + (vp - 1) * pp + 1)
-    return np.where(vp > 1, chunks / vp, plain)
+    group = np.minimum(m, u.job.options.microbatch_group or pp)
+    chunks = np.minimum(m * vp, 2 * (pp - rank - 1) + (vp - 1) * group + 1)
+    return np.where(vp > 1, _weighed(u, chunks, group), plain)
+
+
+def _weighed(u: Units, chunks: Array, group: Array) -> Array:
+    """Chunks in flight as parts of the rank's layers, where the first or the last chunk has a layer less.
+
+    Micro-batches pass in groups: so many of chunk 0, then of chunk 1. The embedding takes a layer's place in rank 0's
+    first chunk, the loss in the last rank's last.
+    """
+    c, vp = u.c, u.column("vp")
+    lacking = -c.layers % vp
+    short = np.where(c.rank == 0, 0, vp - 1)
+    turns, rest = np.divmod(chunks, group * vp)
+    of_short = turns * group + np.clip(rest - short * group, 0, group)
+    return ((c.layers + lacking) / vp * chunks - lacking * of_short) / np.maximum(1, c.layers)
 
 
 def flight(u: Units) -> Flight:
@@ -43,23 +58,39 @@ def flight(u: Units) -> Flight:
     kinds = activations.blocks(u)
     count = in_flight(u)
     whole: Any = sum(u.c.blocks[kind] * each.bytes for kind, each in kinds.items())
-    layers = np.maximum(1, u.c.layers)
-    again: Any = _largest(u, kinds, "again")
-    backward: Any = _largest(u, kinds, "backward")
-    one = whole / layers
-    kept, group = _recomputed(u, one)
+    kept, group = _recomputed(u, whole / np.maximum(1, u.c.layers))
     full = u.column("recompute") == 2
+    mixer = _either(u, kinds, MIXERS)
+    rest = _either(u, kinds, FEED_FORWARDS)
+    after = mixer.again + mixer.backward - rest.bytes - rest.again
     return Flight(
-        kept=count * np.where(full, kept, whole),
-        again=np.where(full, group, again),
-        backward=backward,
+        kept=count * np.where(full, kept, whole) + _prediction(u, kinds),
+        again=np.where(full, group, 0.0),
+        backward=np.maximum(np.where(full, rest.backward, rest.again + rest.backward), after),
     )
 
 
-def _largest(u: Units, kinds: dict[str, Kept], what: str) -> Any:
-    """Of the last layer of a rank: its blocks run backward one at a time."""
-    sizes = [np.where(u.c.blocks[kind] > 0, getattr(each, what), 0.0) for kind, each in kinds.items()]
-    return np.maximum.reduce(np.broadcast_arrays(*sizes)) if sizes else 0.0
+MIXERS, FEED_FORWARDS = ("attention", "mla", "mamba", "delta"), ("mlp", "moe")
+
+
+def _either(u: Units, kinds: dict[str, Kept], names: tuple[str, ...]) -> Kept:
+    """The blocks that a rank's last layer has of these, the larger where there are several."""
+    found: list[Any] = [0.0, 0.0, 0.0]
+    for name in set(names) & set(kinds):
+        there, each = u.c.blocks[name] > 0, kinds[name]
+        sizes = (each.bytes, each.again, each.backward)
+        found = [np.maximum(one, np.where(there, size, 0.0)) for one, size in zip(found, sizes, strict=True)]
+    return Kept(*found)
+
+
+def _prediction(u: Units, kinds: dict[str, Kept]) -> Array:
+    """Multi-token prediction on the last rank: its layers, norms of both inputs, their joint projection, a final norm."""
+    m = u.job.model
+    if not m.mtp_layers:
+        return np.zeros(u.c.rank.shape)
+    layer: Any = sum(kinds[block].bytes for block in m.mtp_blocks)
+    outside = m.hidden * u.tokens * u.over_sp
+    return u.c.last * m.mtp_layers * (layer + (2 * u.wide + 2 * u.wide + u.narrow * 2 + 2 * u.wide) * outside)
 
 
 def _recomputed(u: Units, one: Array) -> tuple[Array, Array]:

@@ -37,15 +37,19 @@ def by_owner(u: Units) -> dict[str, Array]:
 
 
 def _loss(u: Units) -> Array:
-    """Logits while their gradient is made; on the last stage.
+    """Logits while the loss is made from them and its gradient; on the last stage.
 
-    Megatron's own loss keeps exp(logits) in fp32 and makes their gradient in BF16 beside it (cross_entropy.py);
-    Transformer Engine's works in place on the BF16 logits.
+    Transformer Engine's loss works in place on the BF16 logits. Megatron's own keeps exp(logits) in fp32 beside the
+    BF16 ones (tensor_parallel/cross_entropy.py); compiled, it makes a second fp32 copy (fusions/fused_cross_entropy.py;
+    two before 0.12). Each multi-token-prediction layer keeps what its own loss needs.
     """
     m, o = u.job.model, u.job.options
     elements = u.tokens * m.padded_vocab(u.tp) * u.over_tp
-    te = o.fused_loss and o.loss_impl == "te"
-    return (u.wide if te else u.wide + 4) * elements * (1 + m.mtp_layers)
+    if o.fused_loss and o.loss_impl == "te":
+        kept, moment = u.wide, 0
+    else:
+        kept, moment = 4, u.wide + 4 * (o.fused_loss + (o.fused_loss and u.mcore < 0.12))
+    return (kept * (1 + m.mtp_layers) + moment) * elements
 
 
 def _ends(u: Units) -> Array:
@@ -107,11 +111,13 @@ def _buffers(u: Units) -> Array:
 
 def _workspaces(u: Units) -> float:
     """cuBLAS workspaces: PyTorch's, one each for the threads of the forward and the backward pass, and one of
-    Transformer Engine. Deterministic mode asks for eight of 4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8)."""
-    age = "ampere" if u.job.node.gpu.generation in ("ampere", "ada") else "hopper"
-    torch = constant("buffers", "cublas_deterministic_mib" if u.job.options.deterministic else f"cublas_{age}_mib")
-    own = constant("buffers", f"cublas_te_{age}_mib") * (u.job.options.impl == "te")
-    return (2 * torch + own) * MIB
+    Transformer Engine, which takes more for the streams of grouped products. Deterministic mode asks for eight of 4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8)."""
+    o, age = u.job.options, u.job.node.gpu.generation
+    te = "ampere" if age in ("ampere", "ada") else "hopper"
+    torch = constant("buffers", "cublas_deterministic_mib" if o.deterministic else f"cublas_{age}_mib")
+    own = constant("buffers", f"cublas_te_{te}_mib")
+    grouped = constant("buffers", "cublas_te_streams") * (u.job.model.is_moe and o.impl == "te" and o.grouped_gemm)
+    return (2 * torch + own * (1 + grouped)) * MIB
 
 
 def _optimizer_step(u: Units) -> Array:
@@ -119,6 +125,6 @@ def _optimizer_step(u: Units) -> Array:
     if state.gradient_bytes(u) == 4 or u.job.precision == "fp16" or u.job.options.moments != "fp32":
         return np.zeros(u.c.rank.shape)
     own = state.held(u)
-    degree = np.where(u.column("sharding") >= 1, u.column("dp") * u.column("cp"), 1)
-    experts = np.where(u.column("sharding") >= 1, u.c.edp[..., :1], 1)
+    degree = np.where(u.column("sharding") >= 1, u.data_parallel, 1)
+    experts = np.where(u.column("sharding") >= 1, u.expert_data_parallel, 1)
     return 4.0 * (own.dense / degree + own.experts / experts)

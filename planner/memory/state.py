@@ -78,9 +78,8 @@ def by_owner(u: Units) -> dict[str, Array]:
     trained = lora.adapters(u) if frozen else own
     weight = _weight_bytes(u, own) + (2 * (trained.dense + trained.experts) if frozen else 0)
     stage = u.column("sharding")
-    d_dense, d_experts = u.column("dp") * u.column("cp"), u.c.edp[..., :1]
-    keep = [_shared(d_dense, stage, least) for least in (1, 2, 3)]
-    keep_experts = [_shared(d_experts, stage, least) for least in (1, 2, 3)]
+    keep = [_shared(u.data_parallel, stage, least) for least in (1, 2, 3)]
+    keep_experts = [_shared(u.expert_data_parallel, stage, least) for least in (1, 2, 3)]
     fraction = np.where(own.dense + own.experts > 0, own.dense / np.maximum(1, own.dense + own.experts), 1.0)
     optimizer, gradient = _optimizer_bytes(u), gradient_bytes(u)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -13,6 +14,10 @@ from superpod.planner.columns import Columns
 from superpod.planner.job import Job
 
 Array: TypeAlias = NDArray[Any]
+
+
+NEW = 0.15
+"""Of Megatron-Core."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,28 @@ class Units:
     def tokens(self) -> Array:
         """Tokens of a micro-batch on one rank of a context-parallel group."""
         return self.job.seq * self.column("mbs") / self.column("cp")
+
+    @cached_property
+    def data_parallel(self) -> Array:
+        """Ranks that share the optimizer of dense parameters: dp x cp, over the optimizer's instances."""
+        return self.column("dp") * self.column("cp") / self.job.options.optimizer_instances
+
+    @cached_property
+    def expert_data_parallel(self) -> Array:
+        """Ranks that share the optimizer of routed experts."""
+        return self.c.edp[..., :1] / self.job.options.optimizer_instances
+
+    @cached_property
+    def unfused(self) -> bool:
+        """Whether attention keeps its scores; Megatron's own layers know no other way."""
+        o = self.job.options
+        return o.attention in ("unfused", "local") or o.impl == "local"
+
+    @cached_property
+    def mcore(self) -> float:
+        """Version of Megatron-Core that the run's release has, as far as it is known to be an old one; else a new one."""
+        match = re.match(r"mcore (\d+\.\d+)", self.job.options.release)
+        return float(match[1]) if match else NEW
 
     @cached_property
     def is_fp8(self) -> bool:
