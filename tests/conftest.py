@@ -1,6 +1,7 @@
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ ROOT = Path(__file__).parent.parent
 
 if not shutil.which("nvidia-smi"):  # as recipes.build does, for the tests that import NeMo by themselves
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.devnull)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it puts in the background without it
 
 
 def pytest_addoption(parser):

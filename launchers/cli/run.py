@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,16 +110,27 @@ def _run(console: Console, job: Job, prepared: Prepared, folder: RunDir | None, 
             with Steps(console, folder, prepared.max_steps) as steps:
                 ended = local.launch(prepared, folder, link, steps.tick)
         finally:
-            if steps.last > steps.first:
-                folder.keep(facts, lines)
-            elif marker:
-                folder.put_back(marker)
-            link.finish(ended.state, exit_code=ended.exit_code, message=ended.message, last_step=steps.last)
+            with _told(console):
+                if steps.last > steps.first:
+                    folder.keep(facts, lines)
+                elif marker:
+                    folder.put_back(marker)
+            with _told(console):
+                link.finish(ended.state, exit_code=ended.exit_code, message=ended.message, last_step=steps.last)
     style = {"done": "green", "cancelled": "yellow"}.get(ended.state, "red")
     console.print(f"[{style}]{ended.state}[/] at step {steps.last} of {prepared.max_steps}")
     if ended.message:
         console.print(ended.message, markup=False, highlight=False, soft_wrap=True)
     return ended, folder
+
+
+@contextmanager
+def _told(console: Console) -> Iterator[None]:
+    """How a run ended stands, though its folder cannot be written any more: a full disk is only said."""
+    try:
+        yield
+    except UserError as error:
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
 
 
 def _announce(console: Console, prepared: Prepared, folder: RunDir, link: Link) -> None:

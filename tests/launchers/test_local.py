@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -168,7 +169,7 @@ def test_a_run_killed_at_step_35_goes_on_as_if_nothing_had_been(folder, text):
     assert "killed" in said
     assert left_behind(run) == []
     assert run.state() == "failed"
-    assert f"--resume {run.path}" in said
+    assert f"--resume {shlex.quote(str(run.path))}" in said
 
     code, said = Running(folder, "tiny_llama3", "--resume", "last").end()
     assert code == 0, said

@@ -11,14 +11,16 @@ from superpod.launchers.rehearsal.registry import install, patches
 pytestmark = pytest.mark.nemo
 
 HANGS, WRONG = "it hangs", "its result is wrong"
+NO_DRIVER = "NVIDIA driver|CUDA driver|Cannot re-initialize CUDA in forked subprocess"
+"""What the CUDA build of torch says where there is no GPU; the CPU build has a message for each call."""
 
 # Patch: (a case, how it fails without the patch: the error, HANGS or WRONG).
 NEEDED_BY = {
-    "cuda-streams": ("resume", "torch.cuda.Stream requires CUDA support"),
-    "cuda-device": ("resume", "Torch not compiled with CUDA enabled"),
-    "cuda-tensors": ("resume", "PyTorch is not linked with support for cuda devices"),
-    "cuda-literals": ("resume", "PyTorch is not linked with support for cuda devices"),
-    "cuda-rng": ("resume", "no attribute '_cuda_getDevice'"),
+    "cuda-streams": ("resume", f"torch.cuda.Stream requires CUDA support|{NO_DRIVER}"),
+    "cuda-device": ("resume", f"Torch not compiled with CUDA enabled|{NO_DRIVER}"),
+    "cuda-tensors": ("resume", f"PyTorch is not linked with support for cuda devices|{NO_DRIVER}"),
+    "cuda-literals": ("resume", f"PyTorch is not linked with support for cuda devices|{NO_DRIVER}"),
+    "cuda-rng": ("resume", f"no attribute '_cuda_getDevice'|{NO_DRIVER}"),
     "rng-tracker": ("resume", "tuple indices must be integers or slices, not torch.device"),
     "torch-norm": ("tp2", "sequence parallel not supported by torch LayerNorm"),
     "attention": ("cp2", "Context parallelism is only supported by TEDotProductAttention"),
