@@ -39,6 +39,7 @@ def job(row: Row) -> Job:
         Contradiction: a number that is none, or degrees that cannot be.
     """
     try:
+        row = {**row, **{key: row.get(key) or str(size) for key, size in vocabulary.degrees(row).items()}}
         model = _model(row)
         node = hardware.node(row.get("gpu") or vocabulary.gpu(row))
         fabric = hardware.builtin().fabric_of(node)
@@ -170,5 +171,5 @@ def _options(row: Row) -> Options:
             overlap_tp=False,
         )
     if "torchtitan" in source or "Automodel" in source:
-        return Options(framework="fsdp2", release=row.get("release") or "")
+        return Options(framework="fsdp2", release=row.get("release") or "")  # shards everything, whatever `fsdp` says
     return Options(**{"release": row.get("release") or "", **vocabulary.options(row)})

@@ -76,8 +76,11 @@ def variant(row: Row, model: Model) -> Model:
     """The model as the source runs it, where it differs from the published one.
 
     SimuMax's Llama 405B has 16 key-value heads (run_pretrain_llama3.sh, num_query_groups), and its DeepSeeks one dense
-    layer (run_pretrain_deepseekv2.sh, MOE_LAYER_FREQ).
+    layer (run_pretrain_deepseekv2.sh, MOE_LAYER_FREQ). MLPerf trains Llama 405B with Mixtral's tokenizer of 32,000
+    (mlcommons/training large_language_model_pretraining/nemo).
     """
+    if MLPERF in (row.get("framework") or ""):
+        return model.replace(vocab=32000) if model.hidden == 16384 else model
     if SIMUMAX not in (row.get("framework") or ""):
         return model
     if model.dense_first:
@@ -94,5 +97,24 @@ def options(row: Row) -> dict[str, Any]:
     if CI in framework and re.search(r"dracooci", row.get("source") or ""):
         return {"release": "mcore 0.11"}
     if MLPERF in framework:
-        return {"fp8_params": True}
+        # training_results_v5.0, NVIDIA's llama31_405b and llama2_70b_lora: FP8 parameters, gradients reduced in BF16,
+        # LoRA of rank 16 on attention only
+        return {"fp8_params": True, "grads": "bf16", "lora_rank": 16, "lora_targets": ("linear_qkv", "linear_proj")}
+    if "sail-sg" in framework:
+        # arXiv:2401.10241, of 2023: no flash attention, dropout on; 2411.05288: flash attention, no dropout
+        unfused = {"attention": "unfused", "hidden_dropout": 0.1, "attention_dropout": 0.1}
+        return {"fused_loss": False, **(unfused if "2401.10241" in (row.get("source") or "") else {})}
+    if "Megatron-Bridge" in framework:
+        # scripts/performance: fp8_param_gather, grad_reduce_in_fp32 off
+        return {"fp8_params": True, "grads": "bf16"}
+    return {}
+
+
+def degrees(row: Row) -> dict[str, int]:
+    """Degrees and sizes of a row that leaves them blank: MLPerf's Llama 70B LoRA runs 8,192 tokens over cp 8."""
+    if MLPERF in (row.get("framework") or "") and row.get("task") == "lora":
+        return {"seq": 8192, "cp": 8}
+    if "2401.10241" in (row.get("source") or ""):
+        pp, layers = int(row["pp"]), int(row["layers"])
+        return {"vp": (layers + 2) // pp} if "interleaved" in (row.get("schedule") or "") else {}
     return {}

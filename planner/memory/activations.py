@@ -41,10 +41,10 @@ def _take(u: Units, module: str, size: Any) -> tuple[Any, Any]:
     return np.where(freed, 0.0, size), np.where(freed, size, 0.0)
 
 
-def _norm(u: Units, count: int = 1) -> tuple[Any, Any]:
+def _norm(u: Units, target: str, count: int = 1) -> tuple[Any, Any]:
     """A norm and the product after it: the norm's input, and its output as the product keeps it."""
     h, outside = u.job.model.hidden, u.tokens * u.over_sp
-    output, again = _take(u, "layernorm", count * u.narrow * h * outside)
+    output, again = _take(u, "layernorm", count * u.input_of(target) * h * outside)
     return u.wide * h * outside + output, again
 
 
@@ -58,7 +58,7 @@ def attention(u: Units) -> Kept:
     """Norm, fused QKV, core attention, projection."""
     m, inside = u.job.model, u.tokens * u.over_tp
     q, kv = m.heads * m.channels, m.groups * m.channels
-    norm, again = _norm(u)
+    norm, again = _norm(u, "linear_qkv")
     inputs = u.wide * (q + 2 * kv) * inside
     inputs = inputs + u.wide * q * m.attention_gate * inside + u.wide * (q + kv) * m.qk_norm * inside
     core, core_again = _core(u, q, q)
@@ -70,8 +70,8 @@ def mla(u: Units) -> Kept:
     """Low-rank queries, keys and values; heads of qk_nope + qk_rope; core attention; projection."""
     m, inside, outside = u.job.model, u.tokens * u.over_tp, u.tokens * u.over_sp
     qk, v = m.heads * (m.qk_nope_dim + m.qk_rope_dim), m.heads * m.v_dim
-    norm, again = _norm(u, count=2 if u.is_fp8 else 1)
-    latent = (u.wide + u.narrow) * (m.q_lora + m.kv_lora) * outside + u.wide * m.qk_rope_dim * outside
+    norm, again = _norm(u, "linear_qkv", count=2 if u.is_fp8 else 1)
+    latent = (u.wide + u.input_of("linear_qkv")) * (m.q_lora + m.kv_lora) * outside + u.wide * m.qk_rope_dim * outside
     heads, heads_again = _take(u, "mla_up_proj", u.wide * (2 * qk + v) * inside)
     core, core_again = _core(u, v, qk)
     kept = norm + latent + heads + core + _residual(u)
@@ -88,7 +88,7 @@ def _core(u: Units, out: int, query: int) -> tuple[Any, Any]:
     m, o, inside = u.job.model, u.job.options, u.tokens * u.over_tp
     output = u.wide * out * inside
     if u.is_fp8:
-        projected, own = u.narrow * out * inside, output
+        projected, own = u.input_of("linear_proj") * out * inside, output
     else:
         projected, own = output, 0.0 * output
     if o.cp_comm == "a2a":
@@ -105,9 +105,9 @@ def mlp(u: Units) -> Kept:
     """Norm, first product, activation, second product."""
     m, inside = u.job.model, u.tokens * u.over_tp
     first = u.wide * m.ffn * (1 + m.gated) * inside
-    normed, again = _norm(u)
+    normed, again = _norm(u, "linear_fc1")
     norm_input = u.wide * m.hidden * u.tokens * u.over_sp
-    body, body_again = _take(u, "mlp", normed - norm_input + first + u.narrow * m.ffn * inside)
+    body, body_again = _take(u, "mlp", normed - norm_input + first + u.input_of("linear_fc2") * m.ffn * inside)
     backward = np.maximum(first, u.wide * m.ffn * inside + u.wide * m.hidden * u.tokens)
     return Kept(norm_input + body + _residual(u), again + body_again, backward)
 
@@ -118,12 +118,12 @@ def moe(u: Units) -> Kept:
     rows = u.tokens * u.over_tp * m.topk * u.column("etp")
     rows = rows * (o.capacity if o.capacity else o.imbalance)
     width, ffn = m.latent or m.hidden, m.expert_ffn / u.column("etp")
-    norm, again = _norm(u)
+    norm, again = _norm(u, "linear_fc1")
     norm_input = u.wide * m.hidden * outside
     routing = ROUTING_BYTES * m.experts * outside
     first = u.wide * ffn * (1 + m.gated) * rows
-    act, act_again = _take(u, "moe_act", u.narrow * ffn * rows)
-    experts = routing + (u.narrow * width + 8) * rows + first + act + _weighting(u, ffn, width) * rows
+    act, act_again = _take(u, "moe_act", u.input_of("linear_fc2") * ffn * rows)
+    experts = routing + (u.input_of("linear_fc1") * width + 8) * rows + first + act + _weighting(u, ffn, width) * rows
     shared, shared_again = _take(u, "shared_experts", _shared(u))
     latent = u.wide * m.latent * outside
     body, body_again = _take(u, "moe", experts + shared + latent)
@@ -147,15 +147,15 @@ def _shared(u: Units) -> Any:
     m, inside = u.job.model, u.tokens * u.over_tp
     if not m.shared_ffn:
         return 0.0 * inside
-    quantised = u.narrow * m.hidden * u.tokens * u.over_sp * u.is_fp8
-    return (u.wide * (1 + m.gated) + u.narrow) * m.shared_ffn * inside + quantised
+    quantised = u.input_of("linear_fc1") * m.hidden * u.tokens * u.over_sp * u.is_fp8
+    return (u.wide * (1 + m.gated) + u.input_of("linear_fc2")) * m.shared_ffn * inside + quantised
 
 
 def mamba(u: Units) -> Kept:
     """in_proj's output and the scan's, which the fused scan keeps and recomputes the rest from (mamba_ssm)."""
     m, inside = u.job.model, u.tokens * u.over_tp
     inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
-    norm, again = _norm(u)
+    norm, again = _norm(u, "in_proj")
     mixed = u.wide * (2 * inner + states + m.mamba_heads) * inside
     kept = norm + mixed + (u.wide + u.narrow) * inner * inside + _residual(u)
     return Kept(kept, again, mixed + u.wide * (inner + states) * inside)
@@ -165,7 +165,7 @@ def delta(u: Units) -> Kept:
     """in_proj's output, the convolution's, the recurrence's (fla, chunked), the gated norm's."""
     m, inside = u.job.model, u.tokens * u.over_tp
     keys, values = m.delta_key_heads * m.delta_key_dim, m.delta_value_heads * m.delta_value_dim
-    norm, again = _norm(u)
+    norm, again = _norm(u, "in_proj")
     mixed = u.wide * (2 * keys + 2 * values + 2 * m.delta_value_heads) * inside
     inner = u.wide * (2 * keys + values) * inside + (2 * u.wide + u.narrow) * values * inside
     return Kept(norm + mixed + inner + _residual(u), again, mixed + inner)

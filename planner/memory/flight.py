@@ -30,7 +30,7 @@ def in_flight(u: Units) -> Array:
     Source: megatron-core 0.15.3, pipeline_parallel/schedules.py (`get_pp_rank_microbatches`).
     """
     c = u.c
-    pp, vp, m, rank = u.column("pp"), u.column("vp"), u.column("micro_batches"), c.rank
+    pp, vp, m, rank = u.column("pp"), u.column("vp"), np.maximum(1, u.column("micro_batches")), c.rank
     if u.job.options.schedule == "gpipe":
         return np.broadcast_to(1.0 * m, np.broadcast_shapes(m.shape, rank.shape))
     plain = np.minimum(m, pp - rank)

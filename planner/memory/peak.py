@@ -32,7 +32,7 @@ def by_owner(u: Units) -> dict[str, Array]:
         "logits": during * np.where(at_loss, loss, 0.0),
         "transient": np.where(at_step, step, np.where(at_loss, ends, passing)),
         "wgrad_dummies": _dummies(u),
-        "buffers": _buffers(u),
+        "buffers": _buffers(u) + _gathered(u),
     }
 
 
@@ -99,6 +99,18 @@ def _shapes(m: Any, kind: str) -> list[tuple[str, int, int]]:
         return [("etp", wide * m.expert_ffn, size), ("etp", size, -m.expert_ffn), *shared]
     inner = m.mamba_heads * m.mamba_head_dim if kind == "mamba" else m.delta_value_heads * m.delta_value_dim
     return [("tp", 2 * inner, m.hidden), ("tp", m.hidden, -inner)]
+
+
+def _gathered(u: Units) -> Array:
+    """ZeRO-2 and 3: what is whole for a moment. Two layers' weights, this one's and the next one's, embedding and head;
+    two layers' gradients on their way to be reduced (torch FSDP2 prefetch; Megatron-FSDP double buffering)."""
+    stage = u.column("sharding")
+    if not np.any(stage >= 2):
+        return np.zeros(u.c.rank.shape)
+    own = state.held(u)
+    layer = (own.dense + own.experts - own.ends) / np.maximum(1, u.c.layers)
+    weights = np.where(stage >= 3, u.wide * (2 * layer + own.ends), 0.0)
+    return weights + np.where(stage >= 2, state.gradient_bytes(u) * 2 * layer, 0.0)
 
 
 def _buffers(u: Units) -> Array:

@@ -99,12 +99,12 @@ def _weight_bytes(u: Units, own: Held) -> Array:
     total = own.dense + own.experts
     if u.job.options.fp8_params and u.is_fp8:
         return u.wide * (total - own.quantised) + u.fp8_copies * u.narrow * own.quantised
-    return u.wide * total
+    return (4 if u.job.options.framework == "fsdp2" else u.wide) * total
 
 
 def _copies(u: Units, own: Held) -> Array:
     """Weights quantised once a step and kept for its micro-batches (Transformer Engine, `is_first_microbatch`)."""
-    if not u.is_fp8 or u.job.options.fp8_params:
+    if not u.is_fp8 or u.job.options.fp8_params or u.job.options.framework == "fsdp2":
         return np.zeros_like(own.dense, dtype=float)
     return u.fp8_copies * u.narrow * own.quantised
 
@@ -117,9 +117,9 @@ def gradient_bytes(u: Units) -> int:
 
 
 def _optimizer_bytes(u: Units) -> float:
-    """Per parameter: the fp32 master copy (where the weights are not fp32 themselves) and two moments."""
+    """Per parameter: the fp32 master copy (where the weights are not fp32 themselves, as FSDP2's are) and two moments."""
     options = u.job.options
-    master = 0 if u.wide == 4 else 4
+    master = 0 if u.wide == 4 or options.framework == "fsdp2" else 4
     if u.job.precision == "fp16":
         master += 4  # Megatron casts FP16 gradients to a second, fp32 buffer: 20 bytes in all
     return (1 - options.offload) * (master + 2 * MOMENT_BYTES[options.moments])

@@ -58,12 +58,12 @@ class Units:
     @cached_property
     def data_parallel(self) -> Array:
         """Ranks that share the optimizer of dense parameters: dp x cp, over the optimizer's instances."""
-        return self.column("dp") * self.column("cp") / self.job.options.optimizer_instances
+        return np.maximum(1, self.column("dp") * self.column("cp") / self.job.options.optimizer_instances)
 
     @cached_property
     def expert_data_parallel(self) -> Array:
         """Ranks that share the optimizer of routed experts."""
-        return self.c.edp[..., :1] / self.job.options.optimizer_instances
+        return np.maximum(1, self.c.edp[..., :1] / self.job.options.optimizer_instances)
 
     @cached_property
     def unfused(self) -> bool:
@@ -92,6 +92,14 @@ class Units:
         """Bytes of an element kept as a matrix product's input: quantised in FP8, scales of blocks included."""
         kept = {"mxfp8": 1 + 1 / 32, "fp8bw": 1 + 4 / 128, "nvfp4": 0.5 + 1 / 16}
         return kept.get(self.job.precision, 1.0 if self.is_fp8 else float(self.wide))
+
+    def input_of(self, target: str) -> float:
+        """Bytes per element of a product's input that is kept for its weight's gradient.
+
+        Under LoRA the weights are frozen: only an adapter beside the product (`lora_targets`) keeps its input.
+        """
+        kept = self.job.task != "lora" or target in self.job.options.lora_targets
+        return self.narrow if kept else 0.0
 
     @cached_property
     def fp8_copies(self) -> int:
