@@ -1,0 +1,210 @@
+"""What one step asks of every pipeline rank, before any calibration: arrays that `steptime.py` puts prices to.
+
+`demand(job, columns)` is the only part of the time model that looks at the job; tables of several jobs can be put
+together (`stack`), so that a fitter prices a thousand published rows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superpod.planner import collectives, roofline
+from superpod.planner.columns import Columns
+from superpod.planner.job import Job
+from superpod.planner.models import counts
+from superpod.planner.roofline import KINDS, Units
+
+Array = NDArray[np.float64]
+LORA_SHARE = 0.01
+"""Adapters' share of the parameters, for the volume of their gradients: 0.3 to 1.5 % at ranks of 16 to 64."""
+DEGREES = (
+    *("tp", "pp", "vp", "cp", "ep", "etp", "dp", "sp", "mbs", "micro_batches"),
+    *("recompute", "recompute_block", "recompute_layers", "modules", "sharding"),
+)
+"""Columns that do not depend on the rank."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Of L layouts, R (distinct) pipeline ranks, U units, K kinds of blocks. Fields from `micro_batches` on are [L]."""
+
+    work: Array
+    """[U, K, PHASES, RESOURCES], `roofline.work`."""
+    unit: NDArray[np.int64]
+    """[L], which unit a layout has."""
+    blocks: Array
+    """[L, R, K]"""
+    weight: Array
+    """[L, R], pipeline ranks that an entry stands for."""
+    again: Array
+    """[L, R], share of what can be recomputed that this rank recomputes."""
+    micro_batches: Array
+    pp: Array
+    vp: Array
+    tp: Array
+    send_near: Array
+    """s at nominal bandwidth of one activation sent to the next stage."""
+    send_far: Array
+    reduce_near: Array
+    """s at nominal bandwidth to reduce-scatter the gradients, on the rank that has most."""
+    reduce_far: Array
+    gather_near: Array
+    """s to gather the parameters."""
+    gather_far: Array
+    dp_steps: Array
+    """Latencies of one such collective."""
+    states: Array
+    """s at HBM bandwidth to read and write the optimizer's states of a rank, its share."""
+    grads: Array
+    """s at HBM bandwidth to pass once over a rank's gradients and parameters, unsharded."""
+    layers: Array
+    """Layers on the fullest rank: the number of parameter tensors goes with it."""
+    sharded: Array
+    """1 = parameters are gathered for each micro-batch (ZeRO-3)."""
+    overlap_grads: Array
+    overlap_params: Array
+    overlap_p2p: Array
+    overlap_tp: Array
+    graphs: Array
+
+
+def demand(job: Job, c: Columns) -> Demand:
+    """What a table of layouts of one job asks for. Columns have shape [..., ranks]; L is the product of the rest."""
+    shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)
+    one = {key: np.broadcast_to(getattr(c, key)[..., 0], shape[:-1]).reshape(-1) for key in DEGREES}
+    units, unit = _units(one)
+    table = (len(unit), shape[-1])
+    blocks = np.zeros((*table, len(KINDS)))
+    first, last, weight, layers = (
+        np.broadcast_to(column, shape).reshape(table) for column in (c.first, c.last, c.weight, c.layers)
+    )
+    m = job.model
+    for kind in m.kinds:
+        held = np.broadcast_to(c.blocks[kind], shape).reshape(table) if kind in c.blocks else 0
+        blocks[..., KINDS.index(kind)] = held + last * (m.mtp_layers * m.mtp_blocks.count(kind))
+    blocks[..., KINDS.index("embedding")] = first
+    blocks[..., KINDS.index("head")] = last * (1 + m.mtp_layers)
+    return Demand(
+        work=roofline.work(job, units),
+        unit=unit,
+        blocks=blocks,
+        weight=weight.astype(float),
+        again=_again(job, one, layers, last),
+        **{key: one[key].astype(float) for key in ("micro_batches", "pp", "vp", "tp")},
+        **_sends(job, one),
+        **_states(job, one, _parameters(job, units)[unit], blocks * (weight > 0)[..., None]),
+        layers=layers.max(axis=1).astype(float),
+        sharded=(one["sharding"] == 3) * 1.0,
+        **{key: np.full(len(unit), float(getattr(job.options, key))) for key in OVERLAPS},
+        graphs=np.full(len(unit), float(job.options.cuda_graphs)),
+    )
+
+
+OVERLAPS = ("overlap_grads", "overlap_params", "overlap_p2p", "overlap_tp")
+
+
+def stack(demands: Sequence[Demand]) -> Demand:
+    """Tables of several jobs as one; ranks are filled up with such of weight 0."""
+    ranks = max(d.weight.shape[1] for d in demands)
+    offsets = np.cumsum([0, *(len(d.work) for d in demands)])
+    found: dict[str, Any] = {}
+    for each in fields(Demand):
+        parts = [getattr(d, each.name) for d in demands]
+        if each.name in ("blocks", "weight", "again"):
+            parts = [np.pad(p, [(0, 0), (0, ranks - p.shape[1])] + [(0, 0)] * (p.ndim - 2)) for p in parts]
+        if each.name == "unit":
+            parts = [part + offset for part, offset in zip(parts, offsets, strict=False)]
+        found[each.name] = np.concatenate(parts)
+    return Demand(**found)
+
+
+def _units(one: Mapping[str, Any]) -> tuple[Units, NDArray[np.int64]]:
+    """The distinct combinations that a block's work depends on, and which one each layout has."""
+    full = one["recompute"] == 2
+    key = np.zeros(len(full), dtype=np.int64)
+    names = ("tp", "cp", "ep", "etp", "sp", "mbs", "modules")
+    for column in (*(one[name] for name in names), full):
+        values, index = np.unique(column, return_inverse=True)
+        key = key * len(values) + index
+    _, at, unit = np.unique(key, return_index=True, return_inverse=True)
+    values = {name: one[name][at] for name in names}
+    degrees = {name: column.astype(float) for name, column in values.items() if name != "modules"}
+    return Units(**degrees, modules=values["modules"], full=full[at]), unit.reshape(-1)
+
+
+def _again(job: Job, one: Mapping[str, Any], layers: Any, last: Any) -> Array:
+    """Share of the layers that a rank recomputes: with the block method, so many of each of its chunks.
+
+    DeepSpeed-style pipelines do not recompute on the last stage, whose backward pass follows at once.
+    """
+    several = one["recompute_layers"] * one["vp"]
+    block = (one["recompute"] == 2) & (one["recompute_block"] == 1)
+    share = np.where(block[:, None], np.minimum(1.0, several[:, None] / np.maximum(layers, 1)), 1.0)
+    return np.where(last, 0.0, share) if job.options.framework == "deepspeed" else share
+
+
+def _sends(job: Job, one: Mapping[str, Any]) -> dict[str, Array]:
+    """One activation to the next pipeline stage: tokens x hidden, over TP with sequence parallelism."""
+    tokens = one["mbs"] * job.seq / one["cp"] / np.where(one["sp"] == 1, one["tp"], 1)
+    size = tokens * job.model.hidden * 2.0
+    inner = one["tp"] * one["cp"] * one["dp"]  # pipeline neighbours are so far apart
+    near_ranks = np.where(inner < job.node.nvlink_domain, 2, 1)
+    v = collectives.volumes("send", size, np.minimum(one["pp"], 2), near_ranks)
+    return {"send_near": v.near / roofline.links_near(job), "send_far": v.far / _far(job)}
+
+
+def _far(job: Job) -> float:
+    return collectives.outside(job.node, job.fabric) * 1e9
+
+
+def _parameters(job: Job, units: Units) -> Array:
+    """Parameters of one block of each kind on one rank: [U, K, (dense, experts)]."""
+    tp, ep, etp = (column.astype(np.int64) for column in (units.tp, units.ep, units.etp))
+    found = np.zeros((len(tp), len(KINDS), 2))
+    for kind in job.model.kinds:
+        p = counts.block_parameters(job.model, kind, tp, ep, etp)
+        found[:, KINDS.index(kind), 0] = p.dense
+        found[:, KINDS.index(kind), 1] = p.experts
+    matrix = job.model.vocab * job.model.hidden / tp
+    found[:, KINDS.index("embedding"), 0] = found[:, KINDS.index("head"), 0] = matrix
+    return found
+
+
+def _states(job: Job, one: Mapping[str, Any], parameters: Array, blocks: Array) -> dict[str, Array]:
+    """Gradients and parameters that data parallelism exchanges, and what the optimizer passes over, worst rank."""
+    options = job.options
+    held = np.einsum("lrk,lkx->lrx", blocks, parameters)
+    held = held[np.arange(len(held)), held.sum(axis=2).argmax(axis=1)]
+    trained = LORA_SHARE if job.task == "lora" else 1.0
+    grad_bytes = 4.0 if options.grads == "fp32" and options.framework == "megatron" else 2.0
+    low = job.precision not in ("fp32", "tf32", "bf16", "fp16")
+    weight_bytes = 1.0 if low and options.fp8_params else 2.0
+    near = {"reduce": 0.0, "gather": 0.0}
+    far = {"reduce": 0.0, "gather": 0.0}
+    grid = one["tp"] * one["cp"] * one["dp"] // (one["ep"] * one["etp"])
+    shards = {0: one["cp"] * one["dp"], 1: np.maximum(1, grid)}
+    strides = {0: one["tp"], 1: one["ep"] * one["etp"]}
+    states, steps = 0.0, 0.0
+    for which, each in (("reduce", grad_bytes), ("gather", weight_bytes)):
+        for part, ranks in shards.items():
+            near_ranks = np.clip(job.node.nvlink_domain / strides[part], 1, ranks)
+            v = collectives.volumes("all_gather", held[:, part] * each * trained, ranks, near_ranks)
+            near[which] = near[which] + v.near / roofline.links_near(job)
+            far[which] = far[which] + v.far / _far(job)
+            steps = np.maximum(steps, v.near_steps + v.far_steps)
+    hbm = job.node.gpu.hbm_tb_per_s * 1e12
+    for part, ranks in shards.items():
+        share = np.where(one["sharding"] > 0, 1.0 / ranks, 1.0)
+        states = states + held[:, part] * share * 28.0 * trained  # FP32 gradient, weight, two moments; BF16 weight
+    return {
+        **{f"{which}_near": near[which] * np.ones(len(held)) for which in near},
+        **{f"{which}_far": far[which] * np.ones(len(held)) for which in far},
+        "dp_steps": steps * np.ones(len(held)),
+        "states": states / hbm,
+        "grads": held.sum(axis=1) * (grad_bytes + 2.0) * trained / hbm,
+    }

@@ -1,0 +1,171 @@
+"""Seconds of one training step: compute roofline + exposed communication + pipeline schedule.
+
+    demand.py    what a step asks for, at nominal peaks and bandwidths      (arithmetic)
+    calibration  what the hardware and the software reach of it             (data/calibration/*.toml)
+    here         prices, overlap, the pipeline                              (arithmetic)
+
+>>> from superpod.planner import columns, steptime
+>>> steptime.step(job, columns.of(job)).seconds
+array(11.2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superpod.planner import calibration, schedule
+from superpod.planner.columns import Columns
+from superpod.planner.demand import Demand, demand
+from superpod.planner.job import Job
+from superpod.planner.roofline import INDEX, KINDS, PHASES, RESOURCES
+
+Array = NDArray[np.float64]
+GROUPS = ("compute", "launch", "tp", "cp", "ep")
+TERMS = (
+    *("compute", "recompute", "overhead", "tp", "cp", "ep"),
+    *("pp_bubble", "pp_p2p", "dp", "optimizer"),
+)
+"""What `Step.terms` holds."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of one step; arrays of the table's shape without its last axis (that of the ranks)."""
+
+    seconds: Array
+    terms: dict[str, Array]
+    """Exposed seconds by what they are spent on; they add up to `seconds`.
+
+    compute, recompute, overhead (launches that the GPU waits for, and what each step costs), tp, cp, ep: of the
+    slowest pipeline rank. pp_bubble: of the other stages, while it waits. pp_p2p, dp, optimizer: what is not hidden.
+    """
+
+
+def step(job: Job, c: Columns) -> Step:
+    """Seconds of one step for every layout of a table; columns of shape [..., ranks].
+
+    Of the job, its layout and its number of GPUs are not looked at: the columns say them.
+    """
+    shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)[:-1]
+    terms = price(demand(job, c), calibration.constants(job))
+    terms = {key: part.reshape(shape) for key, part in terms.items()}
+    return Step(sum(terms.values(), np.zeros(shape)), terms)
+
+
+def price(d: Demand, k: Mapping[str, Any]) -> dict[str, Array]:
+    """Exposed seconds [L] of each term. Constants are numbers, or arrays [L] where layouts are of several jobs."""
+    forward, backward, again = _phases(d, k)
+    compute, launch = forward[..., 0] + backward[..., 0], forward[..., 1] + backward[..., 1]
+    redone = again[..., 0] * d.again
+    launched = (launch + again[..., 1] * d.again) * np.where(d.graphs > 0, _wide(k["graphed"]), 1.0)[:, None]
+    gpu = compute + redone
+    waiting = _larger(gpu, launched) - gpu
+    hidden = {"tp": _wide(k["tp_hidden"]) * d.overlap_tp, "cp": _wide(k["cp_hidden"]), "ep": _wide(k["ep_hidden"])}
+    talk = {}
+    for i, group in enumerate(("tp", "cp", "ep"), start=2):
+        every = forward[..., i] + backward[..., i] + again[..., i] * d.again
+        talk[group] = every * (1 - hidden[group] * np.ones(len(every)))[:, None]
+    each = gpu + waiting + sum(talk.values())
+    slowest = np.where(d.weight > 0, each, -1.0).argmax(axis=1)
+    pick = np.arange(len(slowest)), slowest
+    m = d.micro_batches
+    found = {
+        "compute": m * compute[pick],
+        "recompute": m * redone[pick],
+        "overhead": m * waiting[pick] + k["step_s"] + k["tensor_s"] * d.layers,
+        **{group: m * part[pick] for group, part in talk.items()},
+    }
+    found["pp_bubble"] = schedule.bubble(each, d.weight, d.vp)
+    found["pp_p2p"] = _messages(d, k)
+    found["dp"] = _exposed(d, k, forward[pick][:, 0], backward[pick][:, 0])
+    found["optimizer"] = d.states * k["states"] + d.grads * k["grads"]
+    return found
+
+
+def _phases(d: Demand, k: Mapping[str, Any]) -> list[Array]:
+    """Seconds of a rank for one micro-batch, forward, backward and again: [L, R, GROUPS] each."""
+    kinds = np.flatnonzero(d.work.any(axis=(0, 2, 3)))
+    coefficients = np.zeros(
+        (*np.broadcast_shapes(*(np.shape(k[name]) for name in PRICES)), len(RESOURCES), len(GROUPS))
+    )
+    for name, group in PRICES.items():
+        coefficients[..., INDEX[name], GROUPS.index(group)] = k[name]
+    coefficients[..., INDEX["kernels"], 0] = k["gap"]
+    work = d.work[:, kinds].reshape(len(d.work), -1, len(RESOURCES)) @ coefficients
+    units = work.reshape(len(d.work), len(kinds), len(PHASES) * len(GROUPS))
+    ranks = np.matmul(d.blocks[..., kinds], units[d.unit])
+    ranks = ranks.reshape(*ranks.shape[:2], len(PHASES), len(GROUPS))
+    return [ranks[:, :, i] for i in range(len(PHASES))]
+
+
+PRICES = {
+    **dict.fromkeys(("matmul", "plain", "attention", "scan", "expert"), "compute"),
+    **dict.fromkeys(("operands", "stream", "scores", "cast", "sorting", "weights"), "compute"),
+    **dict.fromkeys(("kernels", "expert_kernels"), "launch"),
+    **{f"{group}_{part}": group for group in ("tp", "cp", "ep") for part in ("near", "far", "steps")},
+}
+"""Resources of `roofline.py`, each with a constant of the same name: what a nominal second, or one of it, costs."""
+
+
+def _messages(d: Demand, k: Mapping[str, Any]) -> Array:
+    """Activations and their gradients sent between stages: hidden in part while the pipeline is full."""
+    one = d.send_near * k["send_near"] + d.send_far * k["send_far"] + k["send_s"]
+    full = 2 * d.micro_batches * d.vp * (1 - k["send_hidden"] * d.overlap_p2p)
+    return np.where(d.pp > 1, one * (full + 2 * (d.pp - 1)), 0.0)
+
+
+def _exposed(d: Demand, k: Mapping[str, Any], forward: Array, backward: Array) -> Array:
+    """What data parallelism's collectives leave to wait for, beside the passes that they run under."""
+    steps = d.dp_steps * k["dp_step_s"]
+    reduce = d.reduce_near * k["dp_near"] + d.reduce_far * k["dp_far"] + steps
+    gather = d.gather_near * k["dp_near"] + d.gather_far * k["dp_far"] + steps
+    tail = k["dp_tail"] / np.maximum(d.layers, 1)
+    after = _rest(reduce, d.overlap_grads * backward * k["dp_under"], tail)
+    before = _rest(gather, d.overlap_params * forward * k["dp_under"], tail)
+    once = after + before
+    again = _rest(gather, forward * k["dp_under"], tail) + _rest(gather + reduce, backward * k["dp_under"], tail)
+    sharded = d.micro_batches * (again + k["dp_slows"] * (2 * gather + reduce))
+    return np.where(d.sharded > 0, sharded, once + k["dp_slows"] * (gather + reduce))
+
+
+def _rest(talk: Array, under: Array, tail: Any) -> Array:
+    """Communication that outlasts what it runs under; the last bucket has nothing to run under."""
+    return np.maximum(talk * np.minimum(tail, 1.0), talk - under)
+
+
+def _larger(a: Array, b: Array) -> Array:
+    """The larger of two, rounded off where they are near: layers differ, and queues run empty for moments."""
+    return np.sqrt(np.sqrt(a**4 + b**4))
+
+
+def _wide(value: Any) -> Any:
+    return np.asarray(value, dtype=float)
+
+
+def mfu(job: Job, seconds: Any) -> Any:
+    """Model FLOP/s over the peak of the job's precision; attention counted causal, nothing recomputed."""
+    flops = job.model.flops_per_token(job.seq, causal=True) * job.tokens
+    return flops / seconds / job.gpus / (job.node.gpu.tflops(job.precision) * 1e12)
+
+
+def hfu(job: Job, seconds: Any) -> Any:
+    """As `mfu`, with the forward passes counted that full recomputation repeats."""
+    layout, layers = job.layout, job.model.layers
+    share = 1.0 if layout.recompute == "full" else 0.0
+    if layout.recompute == "full" and layout.recompute_method == "block":
+        share = min(1.0, layout.recompute_layers * layout.pp * (layout.vp or 1) / layers)
+    head = 6.0 * job.model.vocab * job.model.hidden / job.model.flops_per_token(job.seq, causal=True)
+    return mfu(job, seconds) * (1 + share * (1 - head) / 3)
+
+
+def tokens_per_s_per_gpu(job: Job, seconds: Any) -> Any:
+    """Throughput of one GPU."""
+    return job.tokens / seconds / job.gpus
+
+
+__all__ = ["KINDS", "Step", "hfu", "mfu", "price", "step", "tokens_per_s_per_gpu"]
