@@ -62,7 +62,10 @@ def job(row: Row) -> Job:
         options=_options(row),
     )
     args = vocabulary.arguments(row)
-    return megatron_args.apply(found, args)[0] if args else found
+    found = megatron_args.apply(found, args)[0] if args else found
+    blank = not (row.get("recompute") or "").strip()
+    tuned = (row.get("release") or "").strip() or vocabulary.is_fsdp2(row)
+    return _recompute_as_needed(found) if blank and tuned else found
 
 
 def number(row: Row, key: str, default: int | None = None) -> int | None:
@@ -117,7 +120,7 @@ def _layout(row: Row) -> tuple[Layout, int]:
         etp=etp,
         gbs=gbs,
         sp=degree["tp"] > 1 and "no SP" not in (row.get("recompute") or "") and row.get("release") != "vTrain",
-        sharding="zero3" if (row.get("fsdp") or "").strip() else "zero1",
+        sharding="zero3" if (row.get("fsdp") or "").strip() or vocabulary.is_fsdp2(row) else "zero1",
     )
     return _recompute(layout, row), gpus
 
@@ -148,6 +151,30 @@ def _recompute(layout: Layout, row: Row) -> Layout:
     return layout
 
 
+STEPS = (("mla_up_proj",), ("mla_up_proj", "mlp"), ("mla_up_proj", "mlp", "moe_act", "layernorm", "shared_experts"))
+"""Recomputation of Megatron-Bridge's tuned recipes, by what it costs."""
+
+
+def _recompute_as_needed(found: Job) -> Job:
+    """The job with the cheapest recomputation under which it runs at all, where its table of releases prints none.
+
+    Tuned recipes recompute what does not fit, and their tables do not say it. A run that fits as it is, or never,
+    stays as it is.
+    """
+    from superpod.planner import memory
+
+    layout = found.layout
+    tries = [layout, *(layout.replace(recompute="selective", recompute_modules=step) for step in STEPS)]
+    tries.append(layout.replace(recompute="full"))
+    try:
+        return next(
+            (job for job in map(lambda layout: found.replace(layout=layout), tries) if memory.verdict(job) == "ok"),
+            found,
+        )
+    except UserError:
+        return found  # its layout is illegal: legality says why
+
+
 def _task(row: Row) -> Any:
     task = (row.get("task") or "pretrain").strip().lower()
     if task not in ("pretrain", "sft", "lora"):
@@ -156,7 +183,6 @@ def _task(row: Row) -> Any:
 
 
 def _options(row: Row) -> Options:
-    source = (row.get("framework") or "") + (row.get("source") or "")
     if row.get("release") == "vTrain":
         return Options(
             framework="deepspeed",
@@ -170,6 +196,6 @@ def _options(row: Row) -> Options:
             overlap_params=False,
             overlap_tp=False,
         )
-    if "torchtitan" in source or "Automodel" in source:
-        return Options(framework="fsdp2", release=row.get("release") or "")  # shards everything, whatever `fsdp` says
+    if vocabulary.is_fsdp2(row):
+        return Options(framework="fsdp2", release=row.get("release") or "", fused_loss=False)
     return Options(**{"release": row.get("release") or "", **vocabulary.options(row)})

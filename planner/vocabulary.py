@@ -41,9 +41,9 @@ CI_CASES = {
 
 
 def gpu(row: Row) -> str:
-    """The GPU of a row that names none: CI's long-term-support runs are on DGX A100."""
+    """The GPU of a row that names none: CI's runs for long-term support are on DGX A100; MXFP8 is Blackwell's."""
     if CI not in (row.get("framework") or ""):
-        return "h100"
+        return "gb200" if re.search(r"MXFP8|fp8-mx|nvfp4", row.get("precision") or "", re.I) else "h100"
     return "h100" if "h100" in (row.get("source") or "").rsplit("/", 1)[-1] else "a100"
 
 
@@ -55,8 +55,7 @@ def gpus(row: Row) -> int | None:
 def arguments(row: Row) -> dict[str, str]:
     """Megatron-LM arguments of a row, with those that its source always gives; none for rows without flags.
 
-    Runs on the cluster dracooci are older than the cases' choice of an attention backend: NVTE_ALLOW_NONDETERMINISTIC_ALGO
-    was 0 there and flash attention off.
+    Runs on the cluster dracooci are older than the cases' choice of an attention backend: flash attention was off.
     """
     flags = megatron_args.parse(row.get("flags") or "")
     if CI not in (row.get("framework") or ""):
@@ -79,7 +78,7 @@ def variant(row: Row, model: Model) -> Model:
     layer (run_pretrain_deepseekv2.sh, MOE_LAYER_FREQ). MLPerf trains Llama 405B with Mixtral's tokenizer of 32,000
     (mlcommons/training large_language_model_pretraining/nemo).
     """
-    if MLPERF in (row.get("framework") or ""):
+    if _mlperf(row):
         return model.replace(vocab=32000) if model.hidden == 16384 else model
     if SIMUMAX not in (row.get("framework") or ""):
         return model
@@ -96,7 +95,7 @@ def options(row: Row) -> dict[str, Any]:
         return {"cp_comm": "a2a", "loss_impl": "te", "capacity": 1.0}
     if CI in framework and re.search(r"dracooci", row.get("source") or ""):
         return {"release": "mcore 0.11"}
-    if MLPERF in framework:
+    if _mlperf(row):
         # training_results_v5.0, NVIDIA's llama31_405b and llama2_70b_lora: FP8 parameters, gradients reduced in BF16,
         # LoRA of rank 16 on attention only
         return {"fp8_params": True, "grads": "bf16", "lora_rank": 16, "lora_targets": ("linear_qkv", "linear_proj")}
@@ -104,15 +103,25 @@ def options(row: Row) -> dict[str, Any]:
         # arXiv:2401.10241, of 2023: no flash attention, dropout on; 2411.05288: flash attention, no dropout
         unfused = {"attention": "unfused", "hidden_dropout": 0.1, "attention_dropout": 0.1}
         return {"fused_loss": False, **(unfused if "2401.10241" in (row.get("source") or "") else {})}
-    if "Megatron-Bridge" in framework:
-        # scripts/performance: fp8_param_gather, grad_reduce_in_fp32 off
+    if "Megatron-Bridge" in framework or re.match(r"NeMo|tag v", row.get("release") or ""):
+        # scripts/performance of NeMo and Megatron-Bridge: fp8_param_gather, grad_reduce_in_fp32 off
         return {"fp8_params": True, "grads": "bf16"}
     return {}
 
 
+def is_fsdp2(row: Row) -> bool:
+    """Whether a row is of torchtitan or NeMo Automodel: PyTorch's FSDP2, which shards everything."""
+    text = (row.get("framework") or "") + (row.get("source") or "") + (row.get("unit") or "")
+    return "torchtitan" in text or "Automodel" in text
+
+
+def _mlperf(row: Row) -> bool:
+    return MLPERF in (row.get("framework") or "") + (row.get("release") or "")
+
+
 def degrees(row: Row) -> dict[str, int]:
     """Degrees and sizes of a row that leaves them blank: MLPerf's Llama 70B LoRA runs 8,192 tokens over cp 8."""
-    if MLPERF in (row.get("framework") or "") and row.get("task") == "lora":
+    if _mlperf(row) and row.get("task") == "lora":
         return {"seq": 8192, "cp": 8}
     if "2401.10241" in (row.get("source") or ""):
         pp, layers = int(row["pp"]), int(row["layers"])

@@ -71,5 +71,5 @@ def fits(job: Job, c: Columns) -> Array:
 
 
 def verdict(job: Job) -> Verdict:
-    """`ok` or `oom` of one run: by reserved bytes of its fullest rank against `limit`."""
-    return verdict_of(job, reserved(job, columns.of(job)))
+    """`ok` or `oom` of one run: whether the tensors of its fullest rank are within `limit` (`capacity.verdict_of`)."""
+    return verdict_of(job, allocated(job, columns.of(job)))

@@ -1,8 +1,9 @@
 """Activations that the forward pass keeps for the backward pass: bytes per block, micro-batch and rank.
 
 arXiv:2205.05198 counts 34 bytes per token and hidden unit for a GPT layer; with flash attention and modern blocks a
-token keeps 8h + 4q + 4kv + 6f (SwiGLU; 4f GeLU) + 4a, and 2h of dropout masks: the terms below, op by op, as Megatron-Core
-0.15.3 and Transformer Engine 2.x save them. h hidden, q = heads x head size, kv = groups x head size, f ffn, a heads.
+token keeps 8h + 4q + 4kv + 6f (SwiGLU; 4f GeLU) + 4a, and 2h of dropout masks: the terms below, op by op, as
+Megatron-Core 0.15.3 and Transformer Engine 2.x save them. h hidden, q = heads x head size, kv = groups x head size,
+f ffn, a heads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from superpod.planner.memory.units import Array, Units
 
 ROUTING_BYTES = 13
-"""Per token and expert: logits, probabilities and their top-k in fp32, a mask (moe_utils.topk_softmax_with_capacity)."""
+"""Per token and expert: logits, probabilities and their top-k in fp32, a mask (moe_utils.py)."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def mla(u: Units) -> Kept:
 
 
 def _score_gradients(u: Units) -> Any:
-    """Unfused attention's gradients of the probabilities and of the scores (forward: the scores and what they become)."""
+    """Unfused attention's gradients of probabilities and scores; in the forward pass, the scores and their softmax."""
     return u.unfused * 2 * u.wide * u.job.model.heads * u.job.seq * u.tokens * u.over_tp
 
 
@@ -93,10 +94,7 @@ def _core(u: Units, out: int, query: int) -> tuple[Any, Any]:
         projected, own = output, 0.0 * output
     if o.cp_comm == "a2a":
         own = np.where(u.column("cp") > 1, output, own)
-    if not u.unfused:
-        inner = own + 4 * m.heads * inside
-    else:
-        inner = own + u.scores * m.heads * u.job.seq * inside
+    inner = own + (u.scores * u.job.seq if u.unfused else 4) * m.heads * inside
     kept, again = _take(u, "core_attn", inner)
     return projected + kept, again
 
@@ -119,7 +117,7 @@ def moe(u: Units) -> Kept:
     rows = rows * (o.capacity if o.capacity else o.imbalance)
     width, ffn = m.latent or m.hidden, m.expert_ffn / u.column("etp")
     norm, again = _norm(u, "linear_fc1")
-    norm_input = u.wide * m.hidden * outside
+
     routing = ROUTING_BYTES * m.experts * outside
     first = u.wide * ffn * (1 + m.gated) * rows
     act, act_again = _take(u, "moe_act", u.input_of("linear_fc2") * ffn * rows)
@@ -128,9 +126,7 @@ def moe(u: Units) -> Kept:
     latent = u.wide * m.latent * outside
     body, body_again = _take(u, "moe", experts + shared + latent)
     backward = first + u.wide * width * rows + u.wide * m.hidden * outside
-    return Kept(
-        norm_input + (norm - norm_input) + body + _residual(u), again + act_again + shared_again + body_again, backward
-    )
+    return Kept(norm + body + _residual(u), again + act_again + shared_again + body_again, backward)
 
 
 def _weighting(u: Units, ffn: Array, width: int) -> Any:

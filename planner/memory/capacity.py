@@ -19,11 +19,15 @@ def reserved_of(allocated: Array) -> Array:
 
 
 def limit(job: Job) -> float:
-    """Bytes that PyTorch may reserve: what it sees, less CUDA and NCCL, less a margin."""
+    """Bytes that PyTorch may hold: what it sees, less CUDA and NCCL, less a margin."""
     context = constant("allocator", "context_gib") * GIB
     return (job.node.gpu.hbm_usable_bytes - context) * (1 - constant("allocator", "margin"))
 
 
-def verdict_of(job: Job, reserved: Array) -> Verdict:
-    """`ok` when every rank's reserved bytes stay within the limit."""
-    return "ok" if bool(np.all(reserved <= limit(job))) else "oom"
+def verdict_of(job: Job, allocated: Array) -> Verdict:
+    """`ok` when the bytes in tensors stay within the limit on every rank.
+
+    Not the reserved bytes: before it gives up, PyTorch's allocator returns what it only holds, and with
+    expandable_segments little of it is in pieces. A plan wants more room than a verdict: `fits` goes by reserved bytes.
+    """
+    return "ok" if bool(np.all(allocated <= limit(job))) else "oom"

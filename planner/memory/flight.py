@@ -84,7 +84,7 @@ def _either(u: Units, kinds: dict[str, Kept], names: tuple[str, ...]) -> Kept:
 
 
 def _prediction(u: Units, kinds: dict[str, Kept]) -> Array:
-    """Multi-token prediction on the last rank: its layers, norms of both inputs, their joint projection, a final norm."""
+    """Multi-token prediction on the last rank: its layers, norms of both inputs, their projection, a final norm."""
     m = u.job.model
     if not m.mtp_layers:
         return np.zeros(u.c.rank.shape)
@@ -94,7 +94,7 @@ def _prediction(u: Units, kinds: dict[str, Kept]) -> Array:
 
 
 def _recomputed(u: Units, one: Array) -> tuple[Array, Array]:
-    """(bytes of a micro-batch kept, bytes brought back) under full recomputation, per rank; `one` is a layer's bytes."""
+    """(bytes of a micro-batch kept, bytes brought back) under full recomputation; `one` is a layer's bytes."""
     source = u.wide * u.job.model.hidden * u.tokens * u.over_sp
     vp, group = u.column("vp"), u.column("recompute_layers")
     layers = u.c.layers

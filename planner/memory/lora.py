@@ -1,4 +1,4 @@
-"""LoRA: parameters of the adapters on each rank. Source: nemo/collections/llm/peft/lora.py (`ParallelLinearAdapter`)."""
+"""LoRA: parameters of the adapters on each rank. Source: nemo/collections/llm/peft/lora.py."""
 
 from __future__ import annotations
 

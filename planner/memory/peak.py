@@ -123,7 +123,9 @@ def _buffers(u: Units) -> Array:
 
 def _workspaces(u: Units) -> float:
     """cuBLAS workspaces: PyTorch's, one each for the threads of the forward and the backward pass, and one of
-    Transformer Engine, which takes more for the streams of grouped products. Deterministic mode asks for eight of 4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8)."""
+    Transformer Engine, which takes more for the streams of grouped products. Deterministic mode asks for eight of
+    4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8).
+    """
     o, age = u.job.options, u.job.node.gpu.generation
     te = "ampere" if age in ("ampere", "ada") else "hopper"
     torch = constant("buffers", "cublas_deterministic_mib" if o.deterministic else f"cublas_{age}_mib")

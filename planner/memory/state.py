@@ -1,7 +1,7 @@
 """Weights, gradients, optimizer states: bytes per pipeline rank that a run holds from the first step to the last.
 
 Bytes per parameter: BF16 with fp32 gradients 18, or 6 + 12/d with the distributed optimizer (ZeRO-1), d = dp x cp for
-dense parameters and the expert-data-parallel size for experts. Source: Megatron-LM docs/user-guide/features/dist_optimizer.md,
+dense parameters and the expert-data-parallel size for experts. Source: dist_optimizer.md of Megatron-LM's user guide,
 checked against MLPerf 405B runs at three data-parallel sizes.
 """
 
@@ -117,7 +117,7 @@ def gradient_bytes(u: Units) -> int:
 
 
 def _optimizer_bytes(u: Units) -> float:
-    """Per parameter: the fp32 master copy (where the weights are not fp32 themselves, as FSDP2's are) and two moments."""
+    """Per parameter: two moments, and the fp32 master copy where the weights are not fp32 themselves (FSDP2's are)."""
     options = u.job.options
     master = 0 if u.wide == 4 or options.framework == "fsdp2" else 4
     if u.job.precision == "fp16":

@@ -73,7 +73,7 @@ class Units:
 
     @cached_property
     def mcore(self) -> float:
-        """Version of Megatron-Core that the run's release has, as far as it is known to be an old one; else a new one."""
+        """Version of Megatron-Core, where the run's release is known to be an old one; else a new one."""
         match = re.match(r"mcore (\d+\.\d+)", self.job.options.release)
         return float(match[1]) if match else NEW
 
