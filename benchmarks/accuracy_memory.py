@@ -1,0 +1,154 @@
+"""How well the planner predicts published peak memory: a table per group of rows, hold-out beside fit.
+
+`python benchmarks/accuracy_memory.py REFERENCE` reads `memory.csv` and `step_time.csv` there (shared/reference, never
+shipped); `benchmarks/planner_accuracy.py` prints the same table beside that of the step times.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from superpod.planner import columns, memory, published
+from superpod.planner.errors import UserError
+
+GIB = 2**30
+KEYS = ("case", "model", "layers", "hidden", "gpu", "gpus", "seq", "gbs", "mbs", "tp", "pp", "vp", "cp", "ep", "etp")
+"""What makes a configuration: all rows of one are on one side of the hold-out."""
+BOUNDS = {
+    "dense Llama, B200": (0.01, 0.08),
+    "MoE, B200": (0.02, 0.08),
+    "Megatron-LM CI": (0.02, None),
+    "MLPerf 405B": (0.04, 0.04),
+    "MLPerf LoRA": (0.04, 0.08),
+    "all with max_memory_allocated": (0.02, None),
+}
+"""Of each group, the mean and the worst relative error that may be; the rows beyond the worst are printed."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row and what became of it."""
+
+    row: Mapping[str, str]
+    measured: float
+    """GiB"""
+    predicted: float | None
+    """GiB; None = not covered."""
+
+    @property
+    def error(self) -> float:
+        """Relative; a row that is not covered counts as 100 %."""
+        return 1.0 if self.predicted is None else abs(self.predicted / self.measured - 1)
+
+
+def main(reference: Path) -> int:
+    """Print the tables. 1 when a group is past its bound, a completed run is called oom, or an OOM ok."""
+    rows = read(reference / "memory.csv")
+    results = [result(row) for row in rows if row["allocated_gib"]]
+    groups: dict[str, list[Result]] = {}
+    for each in results:
+        groups.setdefault(group(each.row), []).append(each)
+    exact = [each for each in results if group(each.row) in list(BOUNDS)[:-1]]
+    groups["all with max_memory_allocated"] = exact
+    failed = 0
+    print(
+        f"{'memory: peak allocated':34s} {'rows':>5s} {'covered':>8s} {'mean':>7s} {'worst':>7s} "
+        f"{'fit':>8s} {'hold-out':>9s}"
+    )
+    for name, found in groups.items():
+        failed += line(name, found)
+    worst = sorted(exact, key=lambda each: -each.error)[:6]
+    print("worst:", ", ".join(f"{each.row['id']} {100 * each.error:.1f} %" for each in worst))
+    failed += verdicts([*rows, *read(reference / "step_time.csv")])
+    return int(failed > 0)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def result(row: Mapping[str, str]) -> Result:
+    """A row's peak on the rank that it names; on the fullest where it names none."""
+    measured = float(row["allocated_gib"])
+    try:
+        job = published.job(row)
+        size = memory.allocated(job, columns.of(job)) / GIB
+    except UserError:
+        return Result(row, measured, None)
+    return Result(row, measured, float(size[_rank(row, size)]))
+
+
+def _rank(row: Mapping[str, str], size: np.ndarray) -> int:
+    rank = row["rank"]
+    if rank.startswith("last"):
+        return -1
+    first = rank.startswith("first") or "MLPerf" in row["framework"]  # MLPerf's callback logs on global rank 0
+    return 0 if first else int(size.argmax())
+
+
+def group(row: Mapping[str, str]) -> str:
+    """The table's line that a row belongs to; those with a whole configuration and PyTorch's own figure come first."""
+    framework = row["framework"]
+    if framework.startswith("Megatron-LM 23e00ed0"):
+        return "dense Llama, B200" if row["model"].startswith("llama") else "MoE, B200"
+    if framework == "Megatron-LM CI":
+        return framework
+    if "MLPerf" in framework:
+        return "MLPerf LoRA" if row["task"] == "lora" else "MLPerf 405B"
+    if "torchtitan" in row["unit"]:
+        return "other: torchtitan (reserved)"
+    return f"other: {framework}"
+
+
+def is_held_out(row: Mapping[str, str]) -> bool:
+    """Whether a configuration is one of the fifth that no constant was fitted on."""
+    text = "|".join(row.get(key) or "" for key in KEYS)
+    return int(hashlib.sha256(text.encode()).hexdigest(), 16) % 5 == 0
+
+
+def line(name: str, found: list[Result]) -> bool:
+    """Print a group's line; whether it is past its bound."""
+    errors = [each.error for each in found]
+    sides = [[e.error for e in found if is_held_out(e.row) is side] for side in (False, True)]
+    fit, held = (f"{100 * float(np.mean(side)):6.2f} %" if side else "-" for side in sides)
+    covered = sum(each.predicted is not None for each in found)
+    mean, worst = float(np.mean(errors)), max(errors)
+    bound = BOUNDS.get(name)
+    late = bound is not None and (mean > bound[0] or (bound[1] is not None and worst > bound[1]))
+    print(
+        f"{name:34s} {len(found):5d} {covered:8d} {100 * mean:5.2f} % {100 * worst:5.1f} % {fit:>7s} {held:>9s}"
+        + "  PAST ITS BOUND" * late
+    )
+    return late
+
+
+def verdicts(rows: Iterable[Mapping[str, str]]) -> int:
+    """Print how many completed runs are called oom and how many capacity OOMs ok; the latter's number."""
+    completed, wrong, missed = 0, [], []
+    for row in rows:
+        try:
+            verdict = memory.verdict(published.job(row))
+        except UserError:
+            continue
+        text = f"{row.get('outcome') or ''} {row.get('notes') or ''}".lower()
+        if "oom" in text and "fragment" not in text and not (row.get("allocated_gib") or row.get("step_time_s")):
+            missed += [row["id"]] * (verdict == "ok")
+            continue
+        completed += 1
+        wrong += [row["id"]] * (verdict == "oom")
+    print(f"verdicts: {len(wrong)} of {completed} completed runs called oom: {', '.join(wrong) or 'none'}")
+    print(f"verdicts: capacity OOMs called ok: {', '.join(missed) or 'none'}")
+    return len(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
