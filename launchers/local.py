@@ -54,7 +54,7 @@ class Prepared:
     partial: run.Partial
     ranks: int
     plan: dict[str, Any]
-    """plan.json: the layout that runs; the planner adds what it predicts."""
+    """plan.json: the layout that runs, and what the planner predicts of it on the recipe's GPUs."""
     facts: dict[str, Any]
     """What a report wants to know of the data."""
     rehearsed: list[Any] = field(default_factory=list)
@@ -102,22 +102,18 @@ def prepare(job: Job) -> Prepared:
 
     import torch
 
-    from superpod.recipes import from_layout, overrides
+    from superpod.planner import legality, plans
+    from superpod.recipes import overrides
+    from superpod.recipes.job import of_partial
+    from superpod.recipes.registry import find
 
     facts = use_data(partial, job.data) if job.data else {}
     overrides.apply(partial, job.overrides)
     _still_a_recipe(partial, job.overrides)
     ranks = partial.trainer.devices * partial.trainer.num_nodes
-    layout = from_layout.read(partial)
-    for rule, move in layout.violations(ranks):
-        raise UserError(rule, move)
-    query = {"recipe": job.recipe, "world": ranks}
-    plan = {
-        "schema": 1,
-        "query": query,
-        "candidates": 0,
-        "layouts": [{"layout": vars(layout) | {"dp": layout.dp(ranks)}}],
-    }
+    planned = of_partial(partial, find(job.recipe))
+    legality.require(planned)
+    plan = plans.of_run(planned)
     if torch.cuda.is_available():
         _fits_gpus(job.recipe, partial, torch.cuda.device_count())
         return Prepared(partial, ranks, plan, facts)

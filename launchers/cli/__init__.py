@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from superpod.launchers.cli import data, doctor, run, show
+from superpod.launchers.cli import budget, data, doctor, judge, plan, run, show
 from superpod.planner.errors import UserError
 
 app = typer.Typer(
@@ -20,6 +20,13 @@ app = typer.Typer(
 )
 app.command("list")(show.list_)
 app.command("show")(show.show)
+app.command("plan")(plan.plan)
+app.command("check")(judge.check)
+app.command("memory")(judge.memory)
+app.command("explain")(judge.explain)
+app.command("scale")(budget.scale)
+app.command("cost")(budget.cost)
+app.command("predict")(judge.predict)
 app.command("run", context_settings={"ignore_unknown_options": False})(run.run)
 app.command("report")(run.report)
 app.command("doctor")(doctor.doctor)
@@ -32,7 +39,10 @@ INTERRUPTED = 130
 def main() -> None:
     """Entry point: the exit codes of contracts.md, and never a traceback for a user's mistake."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone away is no error, and not at the interpreter's end
     except UserError as error:
         _say(str(error), error.hint)
         sys.exit(2)

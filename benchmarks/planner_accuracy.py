@@ -1,0 +1,33 @@
+"""How far the planner is from published and measured runs: memory, then step time.
+
+    python benchmarks/planner_accuracy.py ../shared/reference
+
+The bounds of each group stand beside its figures; `tests/planner/test_accuracy.py` holds them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import accuracy_memory
+import accuracy_time
+
+REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
+
+
+def main() -> int:
+    reference = Path(sys.argv[1]) if len(sys.argv) > 1 else REFERENCE
+    if not (reference / "memory.csv").is_file():
+        print(f"no memory.csv and step_time.csv in {reference}: name their folder", file=sys.stderr)
+        return 2
+    accuracy_memory.main(reference)
+    print()
+    accuracy_time.main(reference)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

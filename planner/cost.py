@@ -1,0 +1,67 @@
+"""What a token budget takes: days, GPU-hours, energy, money."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from superpod.planner.errors import UserError
+from superpod.planner.hardware import Node
+
+DAY_S, HOUR_S = 86_400, 3_600
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a whole training, at the throughput given and without interruptions."""
+
+    days: float
+    gpu_hours: float
+    energy_mwh: float
+    """At the nodes' full power x PUE: what a budget must allow for. Real draw is lower."""
+    money: float | None
+    """In the price's currency."""
+
+
+def of(
+    node: Node,
+    gpus: int,
+    *,
+    tokens: float,
+    tokens_per_s_per_gpu: float,
+    price: float | None = None,
+    pue: float = 1.0,
+    goodput: float = 1.0,
+) -> Cost:
+    """The cost of training on `tokens` tokens.
+
+    Args:
+        node: gives the power per GPU, the whole system's at most over its GPUs, in W.
+        gpus: how many.
+        tokens: of the training.
+        tokens_per_s_per_gpu: while it trains.
+        price: of one GPU for an hour.
+        pue: the building's power over the nodes', 1 or more.
+        goodput: share of the wall time that trains, 0 to 1; restarts and lost steps are the rest.
+
+    Raises:
+        UserError: when a number is out of its range.
+    """
+    least = {"tokens": tokens, "tokens_per_s_per_gpu": tokens_per_s_per_gpu, "gpus": gpus}
+    for key, value in least.items():
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"{key} is {value}; it is more than 0")
+    if not 0 < goodput <= 1:
+        raise UserError(f"goodput is {goodput}; it is a share of the wall time, more than 0 and at most 1")
+    if not (math.isfinite(pue) and pue >= 1):
+        raise UserError(f"pue is {pue}; it is 1 or more")
+    if price is not None and not (math.isfinite(price) and price >= 0):
+        raise UserError(f"price is {price}; it is what one GPU costs in an hour, 0 or more")
+    seconds = tokens / (tokens_per_s_per_gpu * gpus) / goodput
+    hours = seconds * gpus / HOUR_S
+    return Cost(
+        days=seconds / DAY_S,
+        gpu_hours=hours,
+        energy_mwh=hours * node.power_w_per_gpu * pue / 1e6,
+        money=None if price is None else hours * price,
+    )

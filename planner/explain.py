@@ -1,0 +1,210 @@
+"""Why a layout wins, what bounds it, what nearly fit, and the next move: sentences with their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from superpod.planner import legality, memory, predict
+from superpod.planner.job import Job, Options
+from superpod.planner.layout import Layout
+from superpod.planner.predict import GIB, Prediction
+from superpod.planner.search import Found
+
+BOUNDS = {
+    "tp": "tensor-parallel communication",
+    "cp": "context-parallel communication",
+    "ep": "expert dispatch",
+    "pp_bubble": "the pipeline bubble",
+    "pp_p2p": "pipeline sends",
+    "dp": "data-parallel gradients and parameters",
+    "recompute": "recomputed activations",
+    "optimizer": "the optimizer step",
+}
+"""What the terms of a step are called in a sentence; anything else is called by its name."""
+
+ZERO = ("none", "zero1", "zero2", "zero3")
+
+
+@dataclass(frozen=True)
+class Move:
+    """One change of a run, and what it does."""
+
+    what: str
+    job: Job
+    prediction: Prediction
+    frees_gib: float
+    slower: float
+    """Step time over the one before, less 1."""
+
+
+def moves(job: Job, before: Prediction | None = None) -> list[Move]:
+    """Every single legal change that frees memory, those that make the run fit first, then the cheapest in time."""
+    before = before or predict.one(job)
+    if before.step_time_s is None or before.reserved_gib_max is None:
+        return []
+    tried = [(what, job.replace(layout=layout)) for what, layout in _changes(job)]
+    tried += [(what, job.replace(options=options)) for what, options in _options(job)]
+    legal = [(what, other) for what, other in tried if not legality.violations(other)]
+    found = []
+    for (what, other), after in zip(legal, predict.many([other for _, other in legal]), strict=True):
+        frees = before.reserved_gib_max - (after.reserved_gib_max or 0)
+        if frees > 0.05 and after.step_time_s:
+            found.append(Move(what, other, after, frees, after.step_time_s / before.step_time_s - 1))
+    return sorted(found, key=lambda m: (m.prediction.verdict != "ok", m.slower if m.prediction.verdict == "ok" else 0))
+
+
+def better(job: Job, before: Prediction, most: int = 3) -> list[str]:
+    """Single changes that make the step faster by 1 % or more and fit, the fastest first."""
+    tried = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
+    legal = [(what, other) for what, other in tried if not legality.violations(other)]
+    after = zip((what for what, _ in legal), predict.many([other for _, other in legal]), strict=True)
+    gains = [(p.step_time_s / before.step_time_s - 1, what) for what, p in after if p.verdict == "ok"]
+    return [f"{what} takes {-gain:.1%} off the step" for gain, what in sorted(gains) if gain < -0.01][:most]
+
+
+def short_of(job: Job, before: Prediction) -> str:
+    """`40.2 GiB short: cp 2 frees 22.1 GiB (+3 % time), ...` for a run that does not fit.
+
+    When a single change makes it fit, those come first and are called so; else the largest savings are listed.
+    """
+    missing = (before.reserved_gib_max or 0) - memory.limit(job) / GIB
+    found = moves(job, before)
+    enough = [m for m in found if m.prediction.verdict == "ok"][:3]
+    shown = enough or sorted(found, key=lambda m: -m.frees_gib)[:3]
+    if not shown:
+        return f"{missing:.1f} GiB short, and no single change of the layout frees memory: take more GPUs"
+    listed = ", ".join(f"{m.what} frees {m.frees_gib:.1f} ({m.slower:+.0%} time)" for m in shown)
+    return f"{missing:.1f} GiB short: {listed}" + ("; each is enough alone" if len(enough) > 1 else "")
+
+
+def bound(prediction: Prediction) -> str:
+    """What takes most of the step beside the products of matrices, with its share."""
+    seconds = prediction.step_time_s or 1.0
+    spent = {key: value for key, value in prediction.terms_s.items() if key != "compute"}
+    compute = prediction.terms_s.get("compute", 0.0) / seconds
+    worst = max(spent, key=lambda key: spent[key], default="")
+    if not worst or spent[worst] / seconds < 0.02:
+        return f"compute ({compute:.0%} of the step)"
+    return f"compute is {compute:.0%} of the step; then {BOUNDS.get(worst, worst)}, {spent[worst] / seconds:.0%}"
+
+
+def why(found: Found, i: int) -> list[str]:
+    """Why the i-th layout stands where it stands: its bound, its headroom, its stages, and what the next one lacks."""
+    prediction = predict.one(found.job_of(i))
+    room = (found.cap - found.reserved[i]) / GIB
+    lines = [bound(prediction), f"{room:.1f} GiB of {found.cap / GIB:.1f} GiB usable are left on the fullest rank"]
+    layout = found.layout(i)
+    if layout.pp > 1:
+        lines.append(pipeline(found.job_of(i)))
+    ranked = found.ranked
+    if i == ranked[0] and (other := _other_degrees(found)) is not None:
+        slower = found.seconds[other] / found.seconds[i] - 1
+        lines.append(f"the next with other degrees, {found.layout(other).short()}, takes {slower:.1%} more time")
+    return lines
+
+
+def pipeline(job: Job) -> str:
+    """The bubble in both conventions, and how uneven the stages are."""
+    p, v, m = job.layout.pp, job.layout.vp or 1, job.micro_batches
+    chunks = [len(r) for r in job.split.chunk_layers(job.model.layers)]
+    per_rank = [sum(chunks[rank::p]) for rank in range(p)]
+    uneven = max(per_rank) * p / sum(per_rank) - 1
+    return (
+        f"the pipeline's bubble is {(p - 1) / (v * m):.1%} of the ideal time, {(p - 1) / (v * m + p - 1):.1%} of the "
+        f"whole; the fullest stage has {uneven:.1%} more layers than the mean"
+    )
+
+
+def misses(found: Found, most: int = 3) -> list[str]:
+    """Layouts that would be faster than the best one but do not fit, and what would make each fit."""
+    if not len(found.ranked):
+        return []
+    best = found.seconds[found.ranked[0]]
+    faster = np.flatnonzero(~found.fits & (found.seconds < best * 0.995))
+    lines: list[str] = []
+    seen: set[tuple[int, ...]] = set()
+    for i in faster[np.argsort(found.reserved[faster] / found.cap + found.seconds[faster] / best)]:
+        job = found.job_of(int(i))
+        degrees = (job.layout.tp, job.layout.pp, job.layout.ep)
+        if degrees in seen:
+            continue
+        seen.add(degrees)
+        gain = 1 - found.seconds[i] / best
+        lines.append(f"{title(job.layout)} would be {gain:.1%} faster, but is {short_of(job, predict.one(job))}")
+        if len(lines) == most:
+            break
+    return lines
+
+
+def title(layout: Layout) -> str:
+    """`TP4 PP8 VP2 SP, mbs 1, full recompute, zero3`: a layout in a line."""
+    words = [layout.short(), f"mbs {layout.mbs}"]
+    if layout.recompute == "selective":
+        words.append("recompute " + "+".join(layout.recompute_modules))
+    elif layout.recompute == "full":
+        all_of = layout.recompute_method == "uniform"
+        words.append("full recompute" + ("" if all_of else f" of {layout.recompute_layers} layers a chunk"))
+    if layout.sharding != "zero1":
+        words.append("no sharding" if layout.sharding == "none" else layout.sharding)
+    return ", ".join(words)
+
+
+def _other_degrees(found: Found) -> int | None:
+    """The best layout whose degrees differ from the winner's."""
+    keys = ("tp", "pp", "vp", "cp", "ep")
+    ranked = found.ranked
+    table = np.stack([found.fields[key][ranked] for key in keys])
+    differs = np.flatnonzero((table != table[:, :1]).any(axis=0))
+    return int(ranked[differs[0]]) if len(differs) else None
+
+
+def _changes(job: Job) -> Iterator[tuple[str, Layout]]:
+    x = job.layout
+    for key in ("tp", "pp", "cp", "ep"):
+        twice = getattr(x, key) * 2
+        sp = x.sp or key == "tp"
+        if key != "ep" or job.model.is_moe:
+            yield f"{key} {twice}", x.replace(**{key: twice}, sp=sp)
+    if x.mbs % 2 == 0:
+        yield f"mbs {x.mbs // 2}", x.replace(mbs=x.mbs // 2)
+    for level in ZERO[ZERO.index(x.sharding) + 1 :] if x.pp == 1 else ():
+        yield level, x.replace(sharding=level)
+    if x.recompute != "full":
+        for module in ("layernorm", "mlp", "moe_act", "moe", "mla_up_proj"):
+            changed = x.replace(recompute="selective", recompute_modules=(module,))
+            yield f"recomputing {module}", changed
+    if x.recompute != "full":
+        for layers in (1, 2, 4, 8):
+            changed = x.replace(recompute="full", recompute_method="block", recompute_layers=layers)
+            yield f"full recompute of {layers} layer{'s' * (layers > 1)} a chunk", changed
+        yield "full recompute", x.replace(recompute="full", recompute_method="uniform", recompute_layers=1)
+
+
+def _reversals(job: Job) -> Iterator[tuple[str, Layout]]:
+    """The changes that give memory back for time."""
+    x = job.layout
+    for key in ("tp", "pp", "cp", "ep"):
+        if (degree := getattr(x, key)) % 2 == 0:
+            halved = x.replace(**{key: degree // 2})
+            if key == "tp" and degree == 2:
+                halved = halved.replace(sp=False)
+            if key == "pp" and degree == 2:
+                halved = halved.replace(vp=None)
+            yield f"{key} {degree // 2}", halved
+    if x.pp > 1:
+        yield from ((f"vp {v}", x.replace(vp=v)) for v in (2, 3, 4, 5, 6, 8, 10) if v != x.vp)
+    yield f"mbs {x.mbs * 2}", x.replace(mbs=x.mbs * 2)
+    if x.recompute != "none":
+        yield "no recomputation", x.replace(recompute="none")
+    if x.sharding in ("zero2", "zero3"):
+        yield "zero1", x.replace(sharding="zero1")
+
+
+def _options(job: Job) -> Iterator[tuple[str, Options]]:
+    if job.options.moments == "fp32" and job.task != "lora":
+        yield "BF16 moments", replace(job.options, moments="bf16")
+    if job.options.offload < 1 and job.task != "lora":
+        yield "the optimizer in host memory", replace(job.options, offload=1.0)

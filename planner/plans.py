@@ -1,0 +1,154 @@
+"""A plan: the search in one precision or in all that the GPU has, as a person and as a program read it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from superpod.planner import columns, explain, memory, predict, steptime, textbook
+from superpod.planner.errors import UserError
+from superpod.planner.job import Job
+from superpod.planner.search import Found, Space
+from superpod.planner.search import search as search_one
+
+SCHEMA = 1
+
+TRAINS_IN = ("bf16", "fp8cs", "mxfp8")
+"""What `auto` tries, of what the GPU has: the precisions that published pretraining uses with the same results."""
+
+
+def search(
+    job: Job, *, auto: bool = False, fixed: dict[str, Any] | None = None, memory_cap_gib: float | None = None
+) -> dict[str, Found]:
+    """Every legal layout, in the job's precision or (`auto`) in each worth trying; the fastest precision first.
+
+    Raises:
+        UserError: when no layout is legal, or a fixed key is none.
+    """
+    tried = [p for p in TRAINS_IN if p in job.node.gpu.precisions] if auto else [job.precision]
+    if memory_cap_gib is not None and not 0 < memory_cap_gib < 1e6:
+        raise UserError(f"--memory-cap is {memory_cap_gib}; it is a number of GiB, more than 0")
+    space = Space(fixed=fixed or {})
+    found = {p: search_one(job.replace(precision=p), space, memory_cap_gib=memory_cap_gib) for p in tried}
+    fastest = {p: float(f.seconds[f.ranked[0]]) if len(f.ranked) else np.inf for p, f in found.items()}
+    return dict(sorted(found.items(), key=lambda item: fastest[item[0]]))
+
+
+def best(job: Job, **how: Any) -> Job:
+    """The run with its fastest layout that fits; `how` as for `search`.
+
+    Raises:
+        UserError: when none fits, saying what would.
+    """
+    found = search(job, **how)
+    precision, first = next(iter(found.items()))
+    if not len(first.ranked):
+        raise UserError(closest(first))
+    return first.job_of(int(first.ranked[0])).replace(precision=precision)
+
+
+def seconds(job: Job) -> float:
+    """Step time of a legal run.
+
+    Raises:
+        UserError: when it is not legal.
+    """
+    prediction = predict.one(job)
+    if prediction.step_time_s is None:
+        raise UserError(prediction.reason)
+    return prediction.step_time_s
+
+
+def ranked(found: dict[str, Found]) -> list[tuple[str, Found, int]]:
+    """All layouts that fit, over the precisions, the fastest first: (precision, search, index)."""
+    every = [(p, f, int(i)) for p, f in found.items() for i in f.ranked[:1000]]
+    return sorted(every, key=lambda each: float(each[1].seconds[each[2]])) if len(found) > 1 else every
+
+
+def mfu(job: Job, seconds: float) -> float:
+    """Model FLOPs utilization: `steptime.mfu`."""
+    return float(steptime.mfu(job, seconds))
+
+
+def closest(found: Found) -> str:
+    """What to do when nothing fits: the layout that is least over, and what would make it fit."""
+    i = int(np.argmin(found.reserved))
+    job = found.job_of(i)
+    return f"nothing fits; closest is {explain.title(job.layout)}, {explain.short_of(job, predict.one(job))}"
+
+
+def against_rules(found: Found) -> str:
+    """What the textbook's rules choose, and the regret of it."""
+    try:
+        rules = textbook.choose(found.job)
+    except UserError as none:
+        return str(none)
+    theirs = predict.one(found.job.replace(layout=rules.layout))
+    if theirs.step_time_s is None:
+        return f"the textbook's rules choose {explain.title(rules.layout)}, which is {theirs.verdict}: {theirs.reason}"
+    regret = theirs.step_time_s / float(found.seconds[found.ranked[0]]) - 1
+    fits = "" if theirs.verdict == "ok" else f" and does not fit ({theirs.reason})"
+    notes = "".join(f"; {note}" for note in rules.notes)
+    return (
+        f"the textbook's rules choose {explain.title(rules.layout)}: {theirs.step_time_s:.3f} s a step, "
+        f"regret {regret:.1%}{fits}{notes}"
+    )
+
+
+def as_json(found: dict[str, Found], *, top: int, memory_cap_gib: float | None = None) -> dict[str, Any]:
+    """The plan as contracts.md has it: query, number of candidates, and the best layouts with all their figures."""
+    query = _query(next(iter(found.values())).job) | {"precision": list(found), "memory_cap_gib": memory_cap_gib}
+    layouts = [_layout(p, f, i) for p, f, i in ranked(found)[:top]]
+    return {"schema": SCHEMA, "query": query, "candidates": sum(map(len, found.values())), "layouts": layouts}
+
+
+def of_run(job: Job) -> dict[str, Any]:
+    """The plan of one run whose layout is given, in the same form."""
+    return {"schema": SCHEMA, "query": _query(job), "candidates": 1, "layouts": [described(job)]}
+
+
+def _query(job: Job) -> dict[str, Any]:
+    return {
+        "model": job.model.name,
+        "gpu": job.node.gpu.name,
+        "gpus": job.gpus,
+        "seq": job.seq,
+        "gbs": job.layout.gbs,
+        "precision": [job.precision],
+        "task": job.task,
+        "memory_cap_gib": None,
+        "fabric": job.fabric.name,
+        "options": asdict(job.options),
+    }
+
+
+def _layout(precision: str, found: Found, i: int) -> dict[str, Any]:
+    return described(found.job_of(i)) | {"precision": precision, "why": explain.why(found, i)}
+
+
+def described(job: Job) -> dict[str, Any]:
+    """One run's layout with its figures: an entry of `layouts`."""
+    prediction = predict.one(job)
+    return {
+        "layout": asdict(job.layout),
+        "verdict": prediction.verdict,
+        "step_time_s": prediction.step_time_s,
+        "tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
+        "mfu": prediction.mfu,
+        "reserved_gib": prediction.reserved_gib_max,
+        "terms_s": dict(prediction.terms_s),
+        "stages": stages(job),
+        "checkpoint_bytes": memory.checkpoint_bytes(job),
+        "why": [explain.bound(prediction)],
+    }
+
+
+def stages(job: Job) -> list[dict[str, Any]]:
+    """Bytes of every pipeline rank at its peak, by owner."""
+    owners = memory.by_owner(job, columns.of(job))
+    return [
+        {"rank": rank, "bytes": {key: round(float(part[rank])) for key, part in owners.items()}}
+        for rank in range(job.layout.pp)
+    ]

@@ -1,0 +1,160 @@
+"""Memory and step time of given runs: one `Job`, or a table of published rows, with a verdict each.
+
+>>> from superpod.planner import predict
+>>> predict.one(job).verdict
+'ok'
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from superpod.planner import columns, legality, memory, published, steptime
+from superpod.planner.columns import Stages
+from superpod.planner.errors import UserError
+from superpod.planner.job import Job
+from superpod.planner.layout import Layout
+from superpod.planner.models import Split
+
+Verdict = Literal["ok", "oom", "illegal", "unsupported"]
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a run is expected to take. Figures are there for `oom` too, and absent for `illegal` and `unsupported`."""
+
+    verdict: Verdict
+    reason: str = ""
+    """Every rule broken, or what does not fit; warnings of a run that is fine."""
+    step_time_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    mfu: float | None = None
+    allocated_gib_first: float | None = None
+    allocated_gib_last: float | None = None
+    allocated_gib_max: float | None = None
+    reserved_gib_max: float | None = None
+    terms_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the step by what they are spent on; they add up to `step_time_s`."""
+    owners_gib: Mapping[str, float] = field(default_factory=dict)
+    """GiB at the peak of the fullest rank by owner; they add up to `allocated_gib_max`."""
+
+
+def one(job: Job) -> Prediction:
+    """The run of one job."""
+    return many([job])[0]
+
+
+def many(jobs: Sequence[Job]) -> list[Prediction]:
+    """The runs of many jobs, in their order; those that differ in their layout only are costed together."""
+    found: list[Prediction | None] = [None] * len(jobs)
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for i, job in enumerate(jobs):
+        alike[_setting(job)].append(i)
+    for places in alike.values():
+        group = [jobs[i] for i in places]
+        refused = _refused(group)
+        for i, why in zip(places, refused, strict=True):
+            found[i] = Prediction("illegal", why) if why else None
+        legal = [i for i, why in zip(places, refused, strict=True) if not why]
+        for i, prediction in zip(legal, _costed([jobs[i] for i in legal]) if legal else [], strict=True):
+            found[i] = prediction
+    return [each for each in found if each is not None]
+
+
+def _refused(jobs: list[Job]) -> list[str]:
+    """Why each of these jobs is illegal, "" where it is not: asked of all at once, and worded for those that are."""
+    layouts = [job.layout for job in jobs]
+    below_one = [bool(x.below_one()) for x in layouts]
+    values = columns.fields(
+        [x if not wrong else Layout() for x, wrong in zip(layouts, below_one, strict=True)], [job.gpus for job in jobs]
+    )
+    values |= {"gpus": np.array([job.gpus for job in jobs])}
+    mask = legality.legal_mask(jobs[0], {key: values[key] for key in legality.FIELDS if key in values and key != "dp"})
+    own_stages = [x.chunks is not None or x.first_layers is not None or x.last_layers is not None for x in layouts]
+    asked = [not legal or wrong or own for legal, wrong, own in zip(mask, below_one, own_stages, strict=True)]
+    return [
+        "; ".join(each.message for each in legality.violations(job)) if ask else ""
+        for job, ask in zip(jobs, asked, strict=True)
+    ]
+
+
+def rows(table: Iterable[published.Row]) -> list[Prediction]:
+    """The runs of published rows (columns of contracts.md), in their order."""
+    found: list[Prediction] = []
+    jobs: list[Job] = []
+    places: list[int] = []
+    for row in table:
+        try:
+            jobs.append(published.job(row))
+            places.append(len(found))
+            found.append(Prediction("ok"))
+        except published.Unsupported as why:
+            found.append(Prediction("unsupported", str(why)))
+        except UserError as why:
+            found.append(Prediction("illegal", str(why)))
+    for place, prediction in zip(places, many(jobs), strict=True):
+        found[place] = prediction
+    return found
+
+
+def _setting(job: Job) -> tuple[object, ...]:
+    """All of a job but its layout and size: jobs with the same are columns of one table."""
+    return (job.model, job.node, job.fabric, job.seq, job.precision, job.task, job.options)
+
+
+def _costed(jobs: list[Job]) -> list[Prediction]:
+    job = jobs[0]
+    ways: dict[Split, int] = {}
+    way = np.array([ways.setdefault(_way(each), len(ways)) for each in jobs])
+    values = columns.fields([each.layout for each in jobs], [each.gpus for each in jobs])
+    table = Stages(job.model, list(ways)).columns(way, values)
+    step = steptime.step(job, table)
+    owners = memory.by_owner(job, table)
+    allocated, reserved = memory.peak(job, table)
+    limit = memory.limit(job)
+    held = table.weight > 0
+    fullest = np.where(held, allocated, 0).argmax(axis=1)
+    at = np.arange(len(jobs))
+    first, last = (np.where(side & held, allocated, 0).max(axis=1) for side in (table.first, table.last))
+    by_owner = {key: part[at, fullest] / GIB for key, part in owners.items()}
+    most = np.where(held, reserved, 0).max(axis=1)
+    found = []
+    for i, each in enumerate(jobs):
+        seconds = float(step.seconds[i])
+        short = (most[i] - limit) / GIB
+        found.append(
+            Prediction(
+                verdict="oom" if short > 0 else "ok",
+                reason=f"{short:.1f} GiB short of {limit / GIB:.1f} GiB usable" if short > 0 else "",
+                step_time_s=seconds,
+                tokens_per_s_per_gpu=each.tokens / seconds / each.gpus,
+                mfu=float(steptime.mfu(each, seconds)),
+                allocated_gib_first=float(first[i]) / GIB,
+                allocated_gib_last=float(last[i]) / GIB,
+                allocated_gib_max=float(allocated[i, fullest[i]]) / GIB,
+                reserved_gib_max=float(most[i]) / GIB,
+                terms_s={key: float(np.broadcast_to(part, len(jobs))[i]) for key, part in step.terms.items()},
+                owners_gib={key: float(part[i]) for key, part in by_owner.items()},
+            )
+        )
+    return found
+
+
+def _way(job: Job) -> Split:
+    """The part of a layout that decides which layers a pipeline rank holds."""
+    x = job.layout
+    return Split(
+        pp=x.pp,
+        vp=x.vp or 1,
+        embedding_as_layer=x.embedding_as_layer,
+        loss_as_layer=x.loss_as_layer,
+        first_layers=x.first_layers,
+        last_layers=x.last_layers,
+        chunks=x.chunks,
+    )

@@ -1,0 +1,53 @@
+"""Throughput over cluster sizes, with the best layout at each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from superpod.planner import plans
+from superpod.planner.errors import UserError
+from superpod.planner.job import Job
+from superpod.planner.layout import Layout
+
+
+@dataclass(frozen=True)
+class Point:
+    """The best of one size. Without a layout that fits, `seconds` is None and `reason` says why."""
+
+    kind: str
+    """`strong`: the global batch stays; `weak`: it grows with the GPUs."""
+    gpus: int
+    gbs: int
+    seconds: float | None = None
+    tokens_per_s: float = 0.0
+    efficiency: float = 0.0
+    """Tokens/s/GPU over that of the smallest size that fits."""
+    layout: Layout | None = None
+    reason: str = ""
+
+
+def table(job: Job, sizes: list[int]) -> list[Point]:
+    """Strong scaling at the job's global batch, then weak scaling from it at the smallest size."""
+    strong = _against_first([_best(job, "strong", size, job.layout.gbs) for size in sizes])
+    weak = _against_first([_best(job, "weak", size, job.layout.gbs * size // sizes[0]) for size in sizes])
+    return strong + weak
+
+
+def as_json(point: Point) -> dict[str, Any]:
+    """For programs."""
+    return asdict(point)
+
+
+def _best(job: Job, kind: str, gpus: int, gbs: int) -> Point:
+    try:
+        best = plans.best(job.replace(gpus=gpus, layout=job.layout.replace(gbs=gbs)))
+    except UserError as none:
+        return Point(kind, gpus, gbs, reason=str(none))
+    seconds = plans.seconds(best)
+    return Point(kind, gpus, gbs, seconds, best.tokens / seconds, layout=best.layout)
+
+
+def _against_first(points: list[Point]) -> list[Point]:
+    first = next((p.tokens_per_s / p.gpus for p in points if p.seconds is not None), 1.0)
+    return [replace(p, efficiency=p.tokens_per_s / p.gpus / first) for p in points]

@@ -1,0 +1,224 @@
+"""Every legal layout of a run, costed at once for memory and time, and ranked.
+
+A search is a product of a few short lists (`Space`), cut down by the rules of `legality.py` and costed by `memory.py`
+and `steptime.py` as columns: no loop over layouts. `search` returns all of them; what does not fit is kept as well, so
+that `explain.py` can say what would have been faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superpod.planner import legality, memory, steptime
+from superpod.planner.columns import Column, Stages
+from superpod.planner.errors import UserError, did_you_mean
+from superpod.planner.job import Job
+from superpod.planner.layout import CHOICES, MODULES, Layout
+from superpod.planner.models import Split
+
+GIB = 2**30
+
+Remedy = tuple[str, str, int, tuple[str, ...]]
+"""Recomputation as (granularity, method, layers, modules)."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search tries. Degrees that do not divide the run fall out by themselves."""
+
+    tp: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    cp: tuple[int, ...] = tuple(2**i for i in range(9))
+    sp: tuple[bool, ...] = (False, True)
+    mbs: tuple[int, ...] = (1, 2, 4, 8)
+    etp: tuple[int, ...] = (1, 2, 4, 8)
+    sharding: tuple[str, ...] = ("none", "zero1", "zero2", "zero3")
+    deepest_vp: int = 16
+    """Most model chunks of a pipeline rank: each costs launches and messages."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Layout` that are given: only such layouts are tried."""
+
+    def __post_init__(self) -> None:
+        known = [name for name in Layout.__dataclass_fields__ if name not in ("chunks", "first_layers", "last_layers")]
+        for key in self.fixed:
+            if key not in known:
+                raise UserError(f"no layout key is called {key!r}", did_you_mean(key, known))
+
+
+@dataclass(frozen=True)
+class Found:
+    """All legal layouts of a run as arrays of shape [layouts], costed."""
+
+    job: Job
+    """The run; its own layout gives nothing but the global batch."""
+    fields: dict[str, Column]
+    """As `columns.fields` gives them, and `split` and `remedy`, indices."""
+    remedies: tuple[Remedy, ...]
+    """What `fields["remedy"]` counts."""
+    seconds: NDArray[np.float64]
+    terms: dict[str, NDArray[np.float64]]
+    reserved: NDArray[np.float64]
+    """Bytes on the fullest pipeline rank."""
+    allocated: NDArray[np.float64]
+    cap: float
+    """Bytes a rank may reserve."""
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    @cached_property
+    def fits(self) -> NDArray[np.bool_]:
+        """Which stay under the cap."""
+        return self.reserved <= self.cap
+
+    @cached_property
+    def ranked(self) -> NDArray[np.int64]:
+        """Indices of those that fit: by step time (to 0.1 %), then by headroom, then the simpler one."""
+        near = np.round(np.log(self.seconds) * 1000)
+        simple = sum(self.fields[key] for key in ("tp", "pp", "vp", "cp", "ep", "sharding", "remedy"))
+        order = np.lexsort((simple, self.reserved, near))
+        return order[self.fits[order]]
+
+    def layout(self, i: int) -> Layout:
+        """The i-th layout."""
+        v = {key: int(column[i]) for key, column in self.fields.items()}
+        granularity, method, layers, modules = self.remedies[v["remedy"]]
+        return Layout(
+            tp=v["tp"], pp=v["pp"], vp=v["vp"] if v["vp"] > 1 else None, cp=v["cp"], ep=v["ep"],
+            etp=v["etp"] if v["etp"] != v["tp"] else None, sp=bool(v["sp"]), mbs=v["mbs"], gbs=self.job.layout.gbs,
+            embedding_as_layer=bool(v["embedding_as_layer"]), loss_as_layer=bool(v["loss_as_layer"]),
+            recompute=granularity, recompute_method=method, recompute_layers=layers, recompute_modules=modules,
+            sharding=CHOICES["sharding"][v["sharding"]],
+        )  # fmt: skip
+
+    def job_of(self, i: int) -> Job:
+        """The run with the i-th layout."""
+        return self.job.replace(layout=self.layout(i))
+
+
+def search(job: Job, space: Space | None = None, *, memory_cap_gib: float | None = None) -> Found:
+    """Cost every legal layout of a run; `job.layout` gives the global batch only.
+
+    Raises:
+        UserError: when no layout at all is legal.
+    """
+    space = space or Space()
+    splits = list(_splits(job, space))
+    remedies = _remedies(job, space)
+    fields = _legal(job, space, splits, remedies)
+    if not len(fields["tp"]):
+        raise UserError(
+            f"no layout of {job.model.name} on {job.gpus} GPUs is legal at gbs {job.layout.gbs} and seq {job.seq}"
+            + (f" with {', '.join(f'{k}={v}' for k, v in space.fixed.items())}" if space.fixed else ""),
+            "the global batch must be a multiple of the data-parallel size: try another number of GPUs, or another gbs",
+        )
+    columns = Stages(job.model, splits).columns(fields["split"], fields)
+    step = steptime.step(job, columns)
+    allocated, reserved = (np.where(columns.weight > 0, part, 0).max(axis=1) for part in memory.peak(job, columns))
+    cap = memory.limit(job) if memory_cap_gib is None else memory_cap_gib * GIB
+    return Found(job, fields, remedies, step.seconds, step.terms, reserved, allocated, cap)
+
+
+def _splits(job: Job, space: Space) -> Iterator[Split]:
+    fixed = space.fixed
+    for embedding, loss in ((False, False), (True, True), (False, True), (True, False)):
+        if fixed.get("embedding_as_layer", embedding) != embedding or fixed.get("loss_as_layer", loss) != loss:
+            continue
+        total = job.model.layers + embedding + loss
+        for pp in (p for p in range(1, total + 1) if total % p == 0 and job.gpus % p == 0):
+            if fixed.get("pp", pp) != pp or (pp == 1 and (embedding or loss)):
+                continue
+            for vp in (v for v in range(1, total // pp + 1) if total // pp % v == 0):
+                if (fixed.get("vp", vp) or 1) != vp or (vp > 1 and (pp == 1 or vp > space.deepest_vp)):
+                    continue
+                yield Split(pp=pp, vp=vp, embedding_as_layer=embedding, loss_as_layer=loss)
+
+
+def _remedies(job: Job, space: Space) -> tuple[Remedy, ...]:
+    """The kinds of recomputation worth trying for this model, from none to all."""
+    m = job.model
+    modules: list[tuple[str, ...]] = [("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp")]
+    if m.kv_lora:
+        modules += [("mla_up_proj",), ("mla_up_proj", "mlp")]
+    if m.is_moe:
+        modules = [mods for mods in modules if "mlp" not in mods]
+        modules += [("moe_act",), ("layernorm", "moe_act"), ("moe",)]
+    found: list[Remedy] = [("none", "uniform", 1, ("core_attn",))]
+    found += [("selective", "uniform", 1, mods) for mods in modules]
+    found += [("full", "uniform", 1, ("core_attn",))]
+    found += [("full", "block", n, ("core_attn",)) for n in (1, 2, 3, 4, 6, 8, 12, 16) if n < m.layers]
+    fixed = space.fixed
+    names = ("recompute", "recompute_method", "recompute_layers", "recompute_modules")
+    return tuple(r for r in found if all(fixed.get(k, v) == v for k, v in zip(names, r, strict=True)))
+
+
+def _legal(job: Job, space: Space, splits: list[Split], remedies: tuple[Remedy, ...]) -> dict[str, Column]:
+    """All legal combinations: first the degrees that divide the run, then what each of them may be combined with."""
+    degrees = _product({}, {"split": np.arange(len(splits)), "tp": _list(space, "tp"), "cp": _list(space, "cp")})
+    for key in ("pp", "vp", "embedding_as_layer", "loss_as_layer"):
+        degrees[key] = np.array([int(getattr(split, key)) for split in splits])[degrees["split"]]
+    unit = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    degrees["dp"] = np.maximum(1, job.gpus // unit)
+    degrees["gbs"] = np.full_like(unit, job.layout.gbs)
+    degrees = _where(degrees, (job.gpus % unit == 0) & (job.layout.gbs % degrees["dp"] == 0))
+    if job.model.is_moe:
+        ep = _list(space, "ep") if "ep" in space.fixed else _divisors(job.model.experts)
+        degrees = _product(degrees, {"ep": ep, "etp": _list(space, "etp")})
+        degrees = _where(degrees, job.gpus // degrees["pp"] % (degrees["ep"] * degrees["etp"]) == 0)
+    else:
+        degrees |= {"ep": np.ones_like(degrees["tp"]), "etp": degrees["tp"]}
+    rows = _product(degrees, {"sp": _list(space, "sp"), "mbs": _list(space, "mbs")})
+    rows = _where(rows, rows["gbs"] % (rows["mbs"] * rows["dp"]) == 0)
+    sharding = np.array([CHOICES["sharding"].index(each) for each in _names(space, "sharding")])
+    wide = {key: column[:, None, None] for key, column in rows.items()}
+    wide |= {key: column[:, None] for key, column in _remedy_columns(remedies, np.arange(len(remedies))).items()}
+    wide["sharding"] = sharding
+    legal = legality.legal_mask(job, {key: wide[key] for key in legality.FIELDS if key in wide})
+    legal = legal & ((wide["sharding"] < 2) | (wide["pp"] == 1))  # recipes of Megatron-FSDP have no pipeline
+    row, remedy, shard = np.nonzero(np.broadcast_to(legal, (len(rows["tp"]), len(remedies), len(sharding))))
+    fields = {key: column[row] for key, column in rows.items()} | _remedy_columns(remedies, remedy)
+    fields |= {"remedy": remedy, "sharding": sharding[shard]}
+    fields["micro_batches"] = fields["gbs"] // (fields["mbs"] * fields["dp"])
+    return fields
+
+
+def _remedy_columns(remedies: tuple[Remedy, ...], index: Column) -> dict[str, Column]:
+    granularity = np.array([CHOICES["recompute"].index(r[0]) for r in remedies])
+    block = np.array([int(r[1] == "block") for r in remedies])
+    layers = np.array([r[2] for r in remedies])
+    bits = np.array([sum(1 << MODULES.index(m) for m in r[3]) if r[0] == "selective" else 0 for r in remedies])
+    return {
+        "recompute": granularity[index],
+        "recompute_block": block[index],
+        "recompute_layers": layers[index],
+        "modules": bits[index],
+    }
+
+
+def _names(space: Space, key: str) -> tuple[Any, ...]:
+    return (space.fixed[key],) if key in space.fixed else getattr(space, key)
+
+
+def _list(space: Space, key: str) -> Column:
+    return np.array([int(value) for value in _names(space, key)], dtype=np.int64)
+
+
+def _divisors(n: int) -> Column:
+    return np.array([d for d in range(1, n + 1) if n % d == 0], dtype=np.int64)
+
+
+def _product(rows: dict[str, Column], lists: dict[str, Column]) -> dict[str, Column]:
+    """Every row with every combination of the lists."""
+    axes = [np.arange(len(next(iter(rows.values()))) if rows else 1), *lists.values()]
+    grid = [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")]
+    return {key: c[grid[0]] for key, c in rows.items()} | dict(zip(lists, grid[1:], strict=True))
+
+
+def _where(columns: dict[str, Column], mask: NDArray[np.bool_]) -> dict[str, Column]:
+    kept = np.flatnonzero(mask)
+    return {key: c[kept] for key, c in columns.items()}

@@ -1,0 +1,47 @@
+import math
+
+import pytest
+
+from superpod.planner import cost, hardware
+from superpod.planner.errors import UserError
+
+NODE = hardware.node("h100")
+RUN = {"tokens": 1e12, "tokens_per_s_per_gpu": 10_000.0}
+
+
+def test_a_trillion_tokens_by_hand():
+    found = cost.of(NODE, 64, **RUN, price=2.0)
+    seconds = 1e12 / (10_000 * 64)
+    assert found.days == pytest.approx(seconds / 86_400)
+    assert found.gpu_hours == pytest.approx(seconds * 64 / 3600)
+    assert found.money == pytest.approx(2 * found.gpu_hours)
+    assert found.energy_mwh == pytest.approx(found.gpu_hours * 10_200 / 8 / 1e6)  # DGX H100: 10.2 kW
+
+
+def test_more_gpus_take_fewer_days_and_the_same_gpu_hours():
+    one, two = cost.of(NODE, 64, **RUN), cost.of(NODE, 128, **RUN)
+    assert two.days == pytest.approx(one.days / 2)
+    assert two.gpu_hours == pytest.approx(one.gpu_hours)
+
+
+def test_lost_time_costs_days_and_a_building_costs_energy():
+    plain, lossy = cost.of(NODE, 64, **RUN), cost.of(NODE, 64, **RUN, goodput=0.5, pue=1.2)
+    assert lossy.days == pytest.approx(2 * plain.days)
+    assert lossy.energy_mwh == pytest.approx(2 * 1.2 * plain.energy_mwh)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"tokens": 0}, "tokens is 0"),
+        ({"tokens": math.nan}, "tokens is nan"),
+        ({"tokens_per_s_per_gpu": -1.0}, "tokens_per_s_per_gpu is -1.0"),
+        ({"pue": 0.9}, "pue is 0.9"),
+        ({"goodput": 0.0}, "goodput is 0.0"),
+        ({"goodput": 1.5}, "goodput is 1.5"),
+        ({"price": math.inf}, "price is inf"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(change, says):
+    with pytest.raises(UserError, match=says):
+        cost.of(NODE, 64, **RUN | change)

@@ -1,0 +1,119 @@
+"""The search costs what the rules allow, as the scalar model costs it, and ranks what fits."""
+
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from superpod.planner import hardware, legality, models, predict, search
+from superpod.planner.errors import UserError
+from superpod.planner.job import Job
+from superpod.planner.layout import Layout
+from superpod.planner.search import GIB, Space
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "gpus", "seq", "gbs", "precision"),
+    [
+        ("llama31_405b", "h100", 1024, 8192, 512, "fp8cs"),
+        ("qwen3_30b_a3b", "gb200", 64, 4096, 512, "bf16"),
+        ("deepseek_v3", "h100", 512, 4096, 1024, "fp8bw"),
+        ("nemotronh_56b", "b200", 64, 8192, 192, "bf16"),
+    ],
+)
+def test_sampled_layouts_cost_what_the_scalar_model_says(run, model, gpu, gpus, seq, gbs, precision):
+    found = search.search(run(model, gpu, gpus, seq, gbs, precision))
+    drawn = random.Random(0).sample(range(len(found)), min(250, len(found)))
+    jobs = [found.job_of(i) for i in drawn]
+    for i, job in zip(drawn, jobs, strict=True):
+        alone = predict.one(job)
+        assert alone.verdict in ("ok", "oom"), alone.reason
+        assert alone.step_time_s == pytest.approx(found.seconds[i], rel=1e-9)
+        assert alone.allocated_gib_max * GIB == pytest.approx(found.allocated[i], rel=1e-9)
+        assert alone.reserved_gib_max * GIB == pytest.approx(found.reserved[i], rel=1e-9)
+
+
+DEGREES = {
+    "tp": (1, 2, 4, 8),
+    "pp": (1, 2, 3, 4, 8),
+    "vp": (None, 2, 4),
+    "cp": (1, 2, 4),
+    "mbs": (1, 2),
+    "sp": (False, True),
+}
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 6, 8, 16])
+def test_a_layout_is_found_if_and_only_if_it_is_legal(run, gpus):
+    """Every combination of a small space, judged one by one, against what the search enumerates."""
+    base = run("llama32_1b", gpus=gpus, gbs=24, seq=2048)
+    space = Space(tp=DEGREES["tp"], cp=DEGREES["cp"], mbs=DEGREES["mbs"], deepest_vp=4, sharding=("zero1",))
+    space = Space(**{**vars(space), "fixed": {"recompute": "none"}})
+    found = search.search(base, space)
+    mine = {found.layout(i) for i in range(len(found)) if found.fields["pp"][i] in DEGREES["pp"]}
+    mine = {x for x in mine if x.vp in DEGREES["vp"] and not x.embedding_as_layer and not x.loss_as_layer}
+    every = (Layout(**dict(zip(DEGREES, values, strict=True)), gbs=24) for values in product(*DEGREES.values()))
+    legal = {x for x in every if not legality.violations(base.replace(layout=x))}
+    assert {x.replace(etp=None) for x in mine} == legal
+    assert legal
+
+
+def test_what_is_ranked_fits_and_the_fastest_comes_first(run):
+    found = search.search(run("llama3_70b", gpus=64))
+    assert len(found.ranked)
+    assert (found.reserved[found.ranked] <= found.cap).all()
+    seconds = found.seconds[found.ranked]
+    assert (np.diff(seconds) > -0.002 * seconds[1:]).all()
+    assert seconds[0] <= found.seconds[found.fits].min() * 1.002
+
+
+def test_a_smaller_cap_never_finds_a_faster_layout(run):
+    job = run("llama3_70b", gpus=64)
+    best = [f.seconds[f.ranked[0]] for f in (search.search(job, memory_cap_gib=cap) for cap in (70, 50, 40))]
+    assert best == sorted(best)
+
+
+def test_fixed_fields_stay_fixed(run):
+    found = search.search(run("llama3_70b", gpus=64), Space(fixed={"tp": 4, "pp": 4, "recompute": "none", "sp": True}))
+    layouts = [found.layout(i) for i in range(len(found))]
+    assert {(x.tp, x.pp, x.recompute, x.sp) for x in layouts} == {(4, 4, "none", True)}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"gpus": 7, "gbs": 512}, "no layout of llama3_8b on 7 GPUs is legal"),
+        ({"gpus": 64, "fixed": {"tp": 3}}, "with tp=3"),
+        ({"gpus": 64, "fixed": {"tq": 3}}, "no layout key is called 'tq'"),
+    ],
+)
+def test_what_cannot_be_searched_is_said(run, change, says):
+    fixed = change.pop("fixed", {})
+    with pytest.raises(UserError, match=says):
+        search.search(run(**change), Space(fixed=fixed))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    gpus=st.integers(1, 96),
+    gbs=st.integers(1, 64),
+    seq=st.integers(1, 5000),
+    layers=st.integers(1, 13),
+    heads=st.sampled_from([1, 2, 6, 8]),
+)
+def test_whatever_is_found_is_legal(gpus, gbs, seq, layers, heads):
+    node = hardware.node("h100")
+    model = models.Model.from_shape(layers=layers, hidden=64 * heads, heads=heads, ffn=256 * heads, vocab=1000)
+    job = Job(model, node, hardware.builtin().fabric_of(node), gpus, seq, "bf16", Layout(gbs=gbs))
+    try:
+        found = search.search(job)
+    except UserError:
+        return
+    for i in random.Random(1).sample(range(len(found)), min(20, len(found))):
+        assert legality.violations(found.job_of(i)) == []
+    assert np.isfinite(found.seconds).all()
+    assert (found.seconds > 0).all()
+    assert (found.reserved > 0).all()

@@ -1,0 +1,77 @@
+import csv
+
+import pytest
+
+from superpod.planner import table
+from superpod.planner.errors import UserError
+
+HEADER = "id,model,gpu,gpus,precision,seq,gbs,mbs,tp,pp\n"
+ROWS = (
+    "a,llama3_8b,h100-80gb,8,bf16,8192,128,1,2,1\n"
+    "b,llama3_70b,h100-80gb,8,bf16,8192,128,1,1,1\n"
+    "c,llama3_70b,h100-80gb,64,bf16,8192,128,1,3,4\n"
+    "d,gpt9,h100-80gb,64,bf16,8192,128,1,4,4\n"
+    "e,llama3_8b,h100-80gb,8,bf16,8192,-1,1,1,1\n"
+    "f,llama3_8b,h100-80gb,nan,bf16,8192,8,1,1,1\n"
+    "g,llama3_8b,a100-80gb,8,fp8,8192,128,1,1,1\n"
+)
+
+
+def predicted(tmp_path, text):
+    source, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    source.write_text(text)
+    table.predict(source, out)
+    with out.open() as file:
+        return {row["id"]: row for row in csv.DictReader(file)}
+
+
+def test_every_row_gets_its_verdict_in_order(tmp_path):
+    rows = predicted(tmp_path, HEADER + ROWS)
+    verdicts = {key: row["verdict"] for key, row in rows.items()}
+    assert list(rows) == list("abcdefg")
+    assert verdicts == {
+        "a": "ok", "b": "oom", "c": "illegal", "d": "unsupported", "e": "illegal", "f": "illegal", "g": "illegal",
+    }  # fmt: skip
+    assert "tp 3" in rows["c"]["reason"]
+    assert "gpt9" in rows["d"]["reason"]
+
+
+def test_figures_stand_for_oom_too_and_the_breakdown_adds_up(tmp_path):
+    rows = predicted(tmp_path, HEADER + ROWS)
+    for key in "ab":
+        row = rows[key]
+        terms = [float(part.partition("=")[2]) for part in row["terms_s"].split()]
+        owners = [float(part.partition("=")[2]) for part in row["owners_gib"].split()]
+        assert sum(terms) == pytest.approx(float(row["step_time_s"]), rel=1e-2)
+        assert sum(owners) == pytest.approx(float(row["allocated_gib_max"]), rel=1e-2)
+        assert float(row["reserved_gib_max"]) > float(row["allocated_gib_max"]) > 0
+        tokens = 128 * 8192 / float(row["step_time_s"]) / 8
+        assert float(row["tokens_per_s_per_gpu"]) == pytest.approx(tokens, rel=1e-4)
+    assert rows["c"]["step_time_s"] == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no column model, gpu, tp"),
+        ("a,b\n1,2\n", "has no column model"),
+        (HEADER, "has no rows"),
+        ("\0", "no"),
+    ],
+)
+def test_another_kind_of_file_is_refused_and_nothing_is_written(tmp_path, text, says):
+    with pytest.raises(UserError, match=says):
+        predicted(tmp_path, text)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.csv"]
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(UserError, match="cannot be read"):
+        table.predict(tmp_path / "none.csv", tmp_path / "out.csv")
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path):
+    source = tmp_path / "rows.csv"
+    source.write_text(HEADER + ROWS)
+    with pytest.raises(UserError, match="cannot be read or written"):
+        table.predict(source, tmp_path / "no folder" / "out.csv")
