@@ -26,6 +26,8 @@ class Options:
     """exp_avg_dtype of the precision-aware optimizer."""
     offload: float = 0.0
     """Share of the optimizer's states that lie in host memory (optimizer_offload_fraction)."""
+    unquantised: Literal["bf16", "fp32"] = "bf16"
+    """With FP8 or FP4: what everything else is in."""
     fp8_params: bool = False
     """fp8_param_gather: the parameters themselves are kept in FP8."""
     attention: Literal["flash", "fused", "unfused", "local"] = "flash"
@@ -62,7 +64,7 @@ class Options:
     """tp_comm_overlap: Transformer Engine's userbuffers."""
     cuda_graphs: bool = False
     optimizer_instances: int = 1
-    """num_distributed_optimizer_instances: the optimizer is sharded inside each of so many parts of data parallelism."""
+    """num_distributed_optimizer_instances: each of so many parts of data parallelism shards the optimizer by itself."""
     microbatch_group: int = 0
     """microbatch_group_size_per_vp_stage; 0 = pp."""
     deterministic: bool = False

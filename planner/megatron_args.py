@@ -97,6 +97,8 @@ def apply(job: Job, args: Args, *, defaults: bool = True) -> tuple[Job, list[str
     changes = changed(({**MEGATRON_DEFAULTS, **args}) if defaults else args)
     model = job.model.replace(**_model(changes.model, job)) if changes.model else job.model
     options = {**vars(job.options), **changes.options}
+    if "fp8-format" in args and job.precision in ("fp32", "tf32"):
+        options["unquantised"] = "fp32"
     new = job.replace(
         model=model,
         layout=job.layout.replace(**_layout(changes.layout, job, model.layers)),

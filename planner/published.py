@@ -101,8 +101,9 @@ def _model(row: Row) -> Model:
 def _shape(row: Row, layers: int | None) -> Model:
     given = {key: number(row, key) for key in ("hidden", "ffn", "heads", "kv_heads")}
     shape: dict[str, Any] = {key: value for key, value in given.items() if value}
+    row = {**row, "vocab": re.sub(r"k$", "000", (row.get("vocab") or "50257").strip().lower())}
     return Model.from_shape(
-        name=row["model"], style="gpt", layers=layers or 0, vocab=number(row, "vocab") or 50257, positions=1024, **shape
+        name=row["model"], style="gpt", layers=layers or 0, vocab=number(row, "vocab") or 0, positions=1024, **shape
     )
 
 

@@ -40,15 +40,16 @@ def _loss(u: Units) -> Array:
     """Logits while the loss is made from them and its gradient; on the last stage.
 
     Transformer Engine's loss works in place on the BF16 logits. Megatron's own keeps exp(logits) in fp32 beside the
-    BF16 ones (tensor_parallel/cross_entropy.py); compiled, it makes a second fp32 copy (fusions/fused_cross_entropy.py;
-    two before 0.12). Each multi-token-prediction layer keeps what its own loss needs.
+    BF16 ones, fp32 ones it overwrites (tensor_parallel/cross_entropy.py); compiled, it makes a second fp32 copy, two
+    before 0.12 (fusions/fused_cross_entropy.py). Each multi-token-prediction layer keeps what its own loss needs.
     """
     m, o = u.job.model, u.job.options
     elements = u.tokens * m.padded_vocab(u.tp) * u.over_tp
     if o.fused_loss and o.loss_impl == "te":
         kept, moment = u.wide, 0
     else:
-        kept, moment = 4, u.wide + 4 * (o.fused_loss + (o.fused_loss and u.mcore < 0.12))
+        copies = o.fused_loss + (o.fused_loss and u.mcore < 0.12)
+        kept, moment = 4, 4 * copies + (u.wide if u.wide < 4 else 0)
     return (kept * (1 + m.mtp_layers) + moment) * elements
 
 

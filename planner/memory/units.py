@@ -85,7 +85,8 @@ class Units:
     @cached_property
     def wide(self) -> int:
         """Bytes of an activation: 4 in fp32 and tf32, else 2."""
-        return 4 if self.job.precision in ("fp32", "tf32") else 2
+        whole = self.job.precision in ("fp32", "tf32") or (self.is_fp8 and self.job.options.unquantised == "fp32")
+        return 4 if whole else 2
 
     @cached_property
     def narrow(self) -> float:
