@@ -1,7 +1,7 @@
 """Seconds of a collective operation, alpha-beta over two tiers: inside an NVLink domain, and between domains.
 
 `volumes` says how many bytes each GPU moves on either tier and how many latencies the operation waits for; `seconds`
-puts bandwidths to them. All arguments may be numpy arrays. Source of the volumes: shared/formulas.md and the NCCL tests'
+puts bandwidths to them. All arguments may be numpy arrays. Source of the volumes: NCCL tests,
 `PERFORMANCE.md` (bus bandwidth): all-reduce 2S(n-1)/n, all-gather and reduce-scatter S(n-1)/n, all-to-all S(n-1)/n.
 """
 

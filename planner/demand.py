@@ -62,6 +62,8 @@ class Demand:
     """s at HBM bandwidth to read and write the optimizer's states of a rank, its share."""
     grads: Array
     """s at HBM bandwidth to pass once over a rank's gradients and parameters, unsharded."""
+    copies: Array
+    """The same where gradients are exchanged: into a buffer, scaled, and back."""
     layers: Array
     """Layers on the fullest rank: the number of parameter tensors goes with it."""
     sharded: Array
@@ -145,7 +147,7 @@ def _again(job: Job, one: Mapping[str, Any], layers: Any, last: Any) -> Array:
     several = one["recompute_layers"] * one["vp"]
     block = (one["recompute"] == 2) & (one["recompute_block"] == 1)
     share = np.where(block[:, None], np.minimum(1.0, several[:, None] / np.maximum(layers, 1)), 1.0)
-    return np.where(last, 0.0, share) if job.options.framework == "deepspeed" else share
+    return share
 
 
 def _sends(job: Job, one: Mapping[str, Any]) -> dict[str, Array]:
@@ -207,4 +209,5 @@ def _states(job: Job, one: Mapping[str, Any], parameters: Array, blocks: Array) 
         "dp_steps": steps * np.ones(len(held)),
         "states": states / hbm,
         "grads": held.sum(axis=1) * (grad_bytes + 2.0) * trained / hbm,
+        "copies": (held * np.stack([shards[0] > 1, shards[1] > 1], axis=1)).sum(axis=1) * grad_bytes * trained / hbm,
     }

@@ -39,11 +39,13 @@ def job(row: Row) -> Job:
         Contradiction: a number that is none, or degrees that cannot be.
     """
     try:
-        row = {**row, **{key: row.get(key) or str(size) for key, size in vocabulary.degrees(row).items()}}
+        row = {**row, **{key: row.get(key) or str(size) for key, size in vocabulary.blanks(row).items()}}
         model = _model(row)
-        node = hardware.node(row.get("gpu") or vocabulary.gpu(row))
+        node = vocabulary.node(row)
         fabric = hardware.builtin().fabric_of(node)
         precision = hardware.precision(row.get("precision") or "bf16")
+        if precision == "fp8" and node.gpu.fp8_tflops:
+            precision = vocabulary.fp8_kind(row, node.gpu.generation == "blackwell")
     except Contradiction:
         raise
     except UserError as unknown:
@@ -198,5 +200,6 @@ def _options(row: Row) -> Options:
             overlap_tp=False,
         )
     if vocabulary.is_fsdp2(row):
-        return Options(framework="fsdp2", release=row.get("release") or "", fused_loss=False)
+        kind = {"grads": "bf16", "moments": "bf16"} if "Automodel" in (row.get("source") or "") else {}
+        return Options(framework="fsdp2", release=row.get("release") or "", fused_loss=False, **kind)
     return Options(**{"release": row.get("release") or "", **vocabulary.options(row)})

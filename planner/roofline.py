@@ -1,7 +1,7 @@
 """What one block of a layer asks of a GPU: ideal seconds of each resource, forward, backward and recomputed.
 
-`work(job, ...)` counts operations: matrix products at the peak of their precision, bytes at the HBM's bandwidth, bytes on
-either tier of links, kernels. What the hardware reaches of it is calibration (`calibration.py`), one efficiency per
+`work(job, ...)` counts operations: matrix products at the peak of their precision, bytes at the HBM's bandwidth, bytes
+on either tier of links, kernels. What the hardware reaches of it is calibration (`calibration.py`), one efficiency per
 resource. A matrix product costs its FLOPs, its operands' bytes and a launch: so its efficiency falls with any small
 dimension, the curve over size. Everything is an array over `Units`: the few distinct (tp, cp, ep, mbs, ...) of a table.
 """
@@ -34,9 +34,11 @@ RESOURCES = (
     "attention",  # s at the BF16 peak: fused attention
     "scan",  # s at the BF16 peak: Mamba and delta-net recurrences
     "expert",  # s at the peak of the job's precision: routed experts
+    "waves",  # s at the peak: one round of tiles over all SMs for each product, of which the last is never full
     "operands",  # s at HBM bandwidth: operands of linear layers
     "stream",  # s at HBM bandwidth: norms, activations, residuals, rotary embedding
     "scores",  # s at HBM bandwidth: attention scores that are not fused
+    "loss",  # s at HBM bandwidth: logits
     "cast",  # s at HBM bandwidth: quantisation
     "sorting",  # s at HBM bandwidth: permutation of tokens to experts and back
     "weights",  # s at HBM bandwidth: routed experts' operands
@@ -45,6 +47,8 @@ RESOURCES = (
     *(f"{group}_{part}" for group in ("tp", "cp", "ep") for part in ("near", "far", "steps")),
 )
 """near and far: s at nominal bandwidth inside and between NVLink domains; steps: latencies."""
+TILE = 128 * 128
+"""Elements of a product that one SM works on at a time; cuBLAS's usual tiles are 128 x 128 to 128 x 256."""
 INDEX = {name: i for i, name in enumerate(RESOURCES)}
 
 
@@ -111,6 +115,8 @@ class Work:
         backward = backward + wgrad * (each * (left + result) + 8 * right)  # adds to FP32 main gradients
         self.add(resource or ("plain" if plain else "matmul"), flops, flops * (1 + wgrad), module)
         self.add(operands, forward / self.hbm, backward / self.hbm, module)
+        wave = 2.0 * TILE * self.job.node.gpu.sms / peak
+        self.add("waves", wave * inner, wave * (out + wgrad * rows / matrices), module)
         if low:
             read = 2 * self.size + 2 * each  # amax or block scales, then the copies by rows and by columns
             self.add("cast", left * read / self.hbm, result * read / self.hbm * (1 + 0 * left), module)
@@ -233,6 +239,10 @@ def _core(w: Work, query: Any, out: Any, keys: Any, heads: Any) -> None:
         w.add("plain", flops, 2 * flops, "core_attn")
         passes = 8.0 if job.options.attention_dropout else 6.0  # product, scale and mask, softmax, dropout, product
         w.stream(passes * t * job.seq * heads, passes * t * job.seq * heads, 6, "core_attn", "scores")
+        if job.options.impl == "local":  # Megatron's fused softmax wants 4 heads x samples (fused_softmax.py)
+            odd = (heads * w.u.mbs % 4 != 0) * 1.0
+            w.stream(odd * 6 * t * job.seq * heads, odd * 4 * t * job.seq * heads, 0, "core_attn", "scores")
+            w.add("kernels", odd * 5, odd * 4, "core_attn")
     else:
         flops = 2.0 * t * seen * (query + out) / w.plain_peak
         w.add("attention", flops, 2.5 * flops, "core_attn")
@@ -356,8 +366,8 @@ def head(w: Work) -> None:
     columns = m.vocab / w.u.tp
     w.norm("")
     w.gemm(t, columns, m.hidden, plain=True)
-    passes = (2.5, 2.5) if w.job.options.fused_loss else (8.0, 4.0)
-    w.stream(passes[0] * t * columns, passes[1] * t * columns, 6)
+    passes = (2.5, 2.5) if w.job.options.fused_loss else (20.0, 10.0)  # cast, maximum, difference, exponent, sum: FP32
+    w.stream(passes[0] * t * columns, passes[1] * t * columns, 6, "", "loss")
     w.collective("tp", "all_reduce", w.size * t * m.hidden, w.u.tp, 1.0, (0.5, 0.5))
 
 

@@ -63,14 +63,15 @@ def price(d: Demand, k: Mapping[str, Any]) -> dict[str, Array]:
     compute, launch = forward[..., 0] + backward[..., 0], forward[..., 1] + backward[..., 1]
     redone = again[..., 0] * d.again
     launched = (launch + again[..., 1] * d.again) * np.where(d.graphs > 0, _wide(k["graphed"]), 1.0)[:, None]
-    gpu = compute + redone
-    waiting = _larger(gpu, launched) - gpu
+    launched = launched * (1 + k["jitter"] * (d.tp - 1))[:, None]
     hidden = {"tp": _wide(k["tp_hidden"]) * d.overlap_tp, "cp": _wide(k["cp_hidden"]), "ep": _wide(k["ep_hidden"])}
     talk = {}
     for i, group in enumerate(("tp", "cp", "ep"), start=2):
         every = forward[..., i] + backward[..., i] + again[..., i] * d.again
         talk[group] = every * (1 - hidden[group] * np.ones(len(every)))[:, None]
-    each = gpu + waiting + sum(talk.values())
+    gpu = compute + redone + sum(talk.values())
+    each = _larger(gpu, launched, k["queue"])
+    waiting = each - gpu
     slowest = np.where(d.weight > 0, each, -1.0).argmax(axis=1)
     pick = np.arange(len(slowest)), slowest
     m = d.micro_batches
@@ -82,7 +83,7 @@ def price(d: Demand, k: Mapping[str, Any]) -> dict[str, Array]:
     }
     found["pp_bubble"] = schedule.bubble(each, d.weight, d.vp)
     found["pp_p2p"] = _messages(d, k)
-    found["dp"] = _exposed(d, k, forward[pick][:, 0], backward[pick][:, 0])
+    found["dp"] = _exposed(d, k, forward[pick][:, 0], backward[pick][:, 0]) + d.copies * k["copies"]
     found["optimizer"] = d.states * k["states"] + d.grads * k["grads"]
     return found
 
@@ -105,7 +106,7 @@ def _phases(d: Demand, k: Mapping[str, Any]) -> list[Array]:
 
 PRICES = {
     **dict.fromkeys(("matmul", "plain", "attention", "scan", "expert"), "compute"),
-    **dict.fromkeys(("operands", "stream", "scores", "cast", "sorting", "weights"), "compute"),
+    **dict.fromkeys(("waves", "operands", "stream", "scores", "loss", "cast", "sorting", "weights"), "compute"),
     **dict.fromkeys(("kernels", "expert_kernels"), "launch"),
     **{f"{group}_{part}": group for group in ("tp", "cp", "ep") for part in ("near", "far", "steps")},
 }
@@ -114,7 +115,8 @@ PRICES = {
 
 def _messages(d: Demand, k: Mapping[str, Any]) -> Array:
     """Activations and their gradients sent between stages: hidden in part while the pipeline is full."""
-    one = d.send_near * k["send_near"] + d.send_far * k["send_far"] + k["send_s"]
+    one = d.send_near * k["send_near"] + d.send_far * k["send_far"]
+    one = one + np.where(d.send_far > 0, k["send_far_s"], k["send_near_s"])
     full = 2 * d.micro_batches * d.vp * (1 - k["send_hidden"] * d.overlap_p2p)
     return np.where(d.pp > 1, one * (full + 2 * (d.pp - 1)), 0.0)
 
@@ -138,9 +140,10 @@ def _rest(talk: Array, under: Array, tail: Any) -> Array:
     return np.maximum(talk * np.minimum(tail, 1.0), talk - under)
 
 
-def _larger(a: Array, b: Array) -> Array:
-    """The larger of two, rounded off where they are near: layers differ, and queues run empty for moments."""
-    return np.sqrt(np.sqrt(a**4 + b**4))
+def _larger(a: Array, b: Array, power: Any) -> Array:
+    """The larger of two, rounded off where they are near: kernels differ, and queues run empty for moments."""
+    power = _wide(power)[..., None]
+    return (a**power + b**power) ** (1 / power)
 
 
 def _wide(value: Any) -> Any:

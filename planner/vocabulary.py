@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from superpod.planner import megatron_args
+from superpod.planner import hardware, megatron_args
+from superpod.planner.hardware import Node
 from superpod.planner.models import Model
 
 Row = Mapping[str, str]
@@ -40,8 +41,22 @@ CI_CASES = {
 """Arguments that the names of CI cases stand for; `vp1` counts layers of a virtual stage, not stages."""
 
 
-def gpu(row: Row) -> str:
-    """The GPU of a row that names none: CI's runs for long-term support are on DGX A100; MXFP8 is Blackwell's."""
+def node(row: Row) -> Node:
+    """The node of a row's GPU. Where it names none: CI's runs for long-term support are on DGX A100, MXFP8 is
+    Blackwell's, the rest are H100. torchtitan's H100s are not the usual ones: 96 GB at 500 W (its benchmark pages).
+
+    Raises:
+        UserError: when there is no such GPU.
+    """
+    name = (row.get("gpu") or "").strip() or _unnamed(row)
+    special = name.startswith("h100-96gb") or ("llama3_h100_202412" in (row.get("source") or "") and "h100" in name)
+    if not special:
+        return hardware.node(name)
+    found = hardware.node("h100")
+    return found.replace(gpu=found.gpu.replace(name="h100_96gb", hbm_gb=96, hbm_usable_gib=95.0, power_w=500))
+
+
+def _unnamed(row: Row) -> str:
     if CI not in (row.get("framework") or ""):
         return "gb200" if re.search(r"MXFP8|fp8-mx|nvfp4", row.get("precision") or "", re.I) else "h100"
     golden = (row.get("source") or "").rsplit("/", 1)[-1]
@@ -113,6 +128,28 @@ def options(row: Row) -> dict[str, Any]:
     return {}
 
 
+SC21_BATCHES = {
+    **{24: (16, 1), 30: (16, 1), 36: (16, 1), 40: (8, 1), 48: (4, 1)},
+    **{60: (2, 3), 80: (2, 2), 96: (1, 2), 105: (1, 3), 128: (1, 1)},
+}
+"""Micro-batch and chunks per stage of arXiv:2104.04473 Table 1, by its layers: Megatron-LM examples/sc21."""
+GROK_LAYERS = ((8, 2), (16, 4), (32, 4), (64, 8), (128, 16), (256, 32))
+"""dgxc-benchmarking grok1/README_314b.md cuts the model on few GPUs: (at most so many GPUs, layers); above, all 64."""
+
+
+def fp8_kind(row: Row, blackwell: bool) -> str:
+    """Which FP8 a row that only says `fp8` means; the notes tell the two columns of NeMo 25.09's tables apart.
+
+    Those in parentheses are scaled by blocks: MXFP8 on Blackwell, 128 x 128 on Hopper. Before mid-2025 NeMo scaled by
+    delayed maxima, as MLPerf still does; later by the current one.
+    """
+    release = row.get("release") or ""
+    if "in parentheses" in (row.get("notes") or ""):
+        return "mxfp8" if blackwell else "fp8bw"
+    late = re.search(r"NeMo 2(5\.(0[4-9]|1)|6)|container 2[56]", release)
+    return "fp8cs" if late else "fp8ds"
+
+
 def is_fsdp2(row: Row) -> bool:
     """Whether a row is of torchtitan or NeMo Automodel: PyTorch's FSDP2, which shards everything."""
     text = (row.get("framework") or "") + (row.get("source") or "") + (row.get("unit") or "")
@@ -123,10 +160,18 @@ def _mlperf(row: Row) -> bool:
     return MLPERF in (row.get("framework") or "") + (row.get("release") or "")
 
 
-def degrees(row: Row) -> dict[str, int]:
-    """Degrees and sizes of a row that leaves them blank: MLPerf's Llama 70B LoRA runs 8,192 tokens over cp 8."""
+def blanks(row: Row) -> dict[str, int | str]:
+    """Fields of a row that leaves them blank. MLPerf's Llama 70B LoRA runs 8,192 tokens over cp 8."""
     if _mlperf(row) and row.get("task") == "lora":
         return {"seq": 8192, "cp": 8}
+    if "torchtitan" in (row.get("source") or ""):
+        # benchmarks/llama3_h100_202412_torchtitan.md: 8,192 tokens; train_configs: selective recomputation by operation
+        return {"seq": 8192, "recompute": "selective AC"}
+    if row.get("release") == "SC21":
+        mbs, vp = SC21_BATCHES.get(int(row.get("layers") or 0), (1, 1))
+        return {"mbs": mbs, "vp": vp}
+    if "grok1" in (row.get("source") or "") and "dgxc" in (row.get("source") or ""):
+        return {"layers": next((n for gpus, n in GROK_LAYERS if int(row.get("gpus") or 0) <= gpus), 64)}
     if "2401.10241" in (row.get("source") or ""):
         pp, layers = int(row["pp"]), int(row["layers"])
         return {"vp": (layers + 2) // pp} if "interleaved" in (row.get("schedule") or "") else {}
