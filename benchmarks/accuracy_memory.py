@@ -81,7 +81,8 @@ def result(row: Mapping[str, str]) -> Result:
     measured = float(row["allocated_gib"])
     try:
         job = published.job(row)
-        size = memory.allocated(job, columns.of(job)) / GIB
+        held = memory.reserved if "torchtitan" in row["unit"] else memory.allocated  # what the source prints
+        size = held(job, columns.of(job)) / GIB
     except UserError:
         return Result(row, measured, None)
     return Result(row, measured, float(size[_rank(row, size)]))

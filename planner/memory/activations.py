@@ -33,7 +33,7 @@ class Kept:
 
 def blocks(u: Units) -> dict[str, Kept]:
     """Every kind of block that the model has."""
-    return {kind: _BLOCKS[kind](u) for kind in u.c.blocks}
+    return {kind: _BLOCKS[kind](u) for kind in {*u.c.blocks, *(u.job.model.mtp_blocks * bool(u.job.model.mtp_layers))}}
 
 
 def _take(u: Units, module: str, size: Any) -> tuple[Any, Any]:

@@ -57,9 +57,11 @@ def flight(u: Units) -> Flight:
     """Activations of all layers that a rank has in flight."""
     kinds = activations.blocks(u)
     count = in_flight(u)
-    whole: Any = sum(u.c.blocks[kind] * each.bytes for kind, each in kinds.items())
+    whole: Any = sum(u.c.blocks[kind] * each.bytes for kind, each in kinds.items() if kind in u.c.blocks)
     kept, group = _recomputed(u, whole / np.maximum(1, u.c.layers))
     full = u.column("recompute") == 2
+    if u.job.options.framework == "fsdp2":  # torchtitan's selective: every second matrix product is done again
+        whole = np.where(u.column("recompute") == 1, 0.5, 1.0) * whole
     mixer = _either(u, kinds, MIXERS)
     rest = _either(u, kinds, FEED_FORWARDS)
     after = mixer.again + mixer.backward - rest.bytes - rest.again
@@ -76,7 +78,7 @@ MIXERS, FEED_FORWARDS = ("attention", "mla", "mamba", "delta"), ("mlp", "moe")
 def _either(u: Units, kinds: dict[str, Kept], names: tuple[str, ...]) -> Kept:
     """The blocks that a rank's last layer has of these, the larger where there are several."""
     found: list[Any] = [0.0, 0.0, 0.0]
-    for name in set(names) & set(kinds):
+    for name in set(names) & set(u.c.blocks):
         there, each = u.c.blocks[name] > 0, kinds[name]
         sizes = (each.bytes, each.again, each.backward)
         found = [np.maximum(one, np.where(there, size, 0.0)) for one, size in zip(found, sizes, strict=True)]

@@ -42,10 +42,13 @@ def _loss(u: Units) -> Array:
     Transformer Engine's loss works in place on the BF16 logits. Megatron's own keeps exp(logits) in fp32 beside the
     BF16 ones, fp32 ones it overwrites (tensor_parallel/cross_entropy.py); compiled, it makes a second fp32 copy, two
     before 0.12 (fusions/fused_cross_entropy.py). Each multi-token-prediction layer keeps what its own loss needs.
+    PyTorch's loss keeps the logits, their fp32 copy and log-probabilities, and makes a gradient in fp32.
     """
     m, o = u.job.model, u.job.options
     elements = u.tokens * m.padded_vocab(u.tp) * u.over_tp
-    if o.fused_loss and o.loss_impl == "te":
+    if o.framework == "fsdp2":
+        kept, moment = u.wide + 8, 4
+    elif o.fused_loss and o.loss_impl == "te":
         kept, moment = u.wide, 0
     else:
         copies = o.fused_loss + (o.fused_loss and u.mcore < 0.12)

@@ -99,7 +99,7 @@ def _weight_bytes(u: Units, own: Held) -> Array:
     total = own.dense + own.experts
     if u.job.options.fp8_params and u.is_fp8:
         return u.wide * (total - own.quantised) + u.fp8_copies * u.narrow * own.quantised
-    return (4 if u.job.options.framework == "fsdp2" else u.wide) * total
+    return (4 if _has_fp32_weights(u) else u.wide) * total
 
 
 def _copies(u: Units, own: Held) -> Array:
@@ -107,6 +107,11 @@ def _copies(u: Units, own: Held) -> Array:
     if not u.is_fp8 or u.job.options.fp8_params or u.job.options.framework == "fsdp2":
         return np.zeros_like(own.dense, dtype=float)
     return u.fp8_copies * u.narrow * own.quantised
+
+
+def _has_fp32_weights(u: Units) -> bool:
+    """FSDP2's weights are fp32, unless a run keeps the optimizer's moments in BF16: then everything is (Automodel)."""
+    return u.job.options.framework == "fsdp2" and u.job.options.moments == "fp32"
 
 
 def gradient_bytes(u: Units) -> int:
@@ -117,9 +122,13 @@ def gradient_bytes(u: Units) -> int:
 
 
 def _optimizer_bytes(u: Units) -> float:
-    """Per parameter: two moments, and the fp32 master copy where the weights are not fp32 themselves (FSDP2's are)."""
+    """Per parameter: two moments, and the fp32 master copy where the weights are not fp32 themselves.
+
+    FSDP2 has no copy: its weights are fp32, or the optimizer works on BF16 ones. NeMo 24 used Apex's distributed Adam,
+    which keeps the 16 bits that a BF16 weight lacks (store_param_remainders).
+    """
     options = u.job.options
-    master = 0 if u.wide == 4 or options.framework == "fsdp2" else 4
+    master = 0 if u.wide == 4 or options.framework == "fsdp2" else 2 if options.release.startswith("NeMo 24") else 4
     if u.job.precision == "fp16":
         master += 4  # Megatron casts FP16 gradients to a second, fp32 buffer: 20 bytes in all
     return (1 - options.offload) * (master + 2 * MOMENT_BYTES[options.moments])
