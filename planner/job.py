@@ -51,6 +51,8 @@ class Options:
     imbalance: float = 1.0
     """Tokens of the busiest expert-parallel rank over the mean; 1 = forced or perfect balance."""
     lora_rank: int = 32
+    lora_dropout: float = 0.0
+    """Of an adapter's input."""
     lora_targets: tuple[str, ...] = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
     """Of the pipeline; with vp it is the interleaved one."""

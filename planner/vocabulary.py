@@ -114,7 +114,8 @@ def options(row: Row) -> dict[str, Any]:
     if _mlperf(row):
         # training_results_v5.0, NVIDIA's llama31_405b and llama2_70b_lora: FP8 parameters, gradients reduced in BF16,
         # LoRA of rank 16 on attention only
-        return {"fp8_params": True, "grads": "bf16", "lora_rank": 16, "lora_targets": ("linear_qkv", "linear_proj")}
+        lora = {"lora_rank": 16, "lora_dropout": 0.1, "lora_targets": ("linear_qkv", "linear_proj")}
+        return {"fp8_params": True, "grads": "bf16", **lora}
     if "sail-sg" in framework:
         # Megatron's dropout. arXiv:2401.10241, of 2023: no flash attention. 2411.05288: 16 bytes a parameter (what the
         # vocabulary adds in its Table 5), so gradients in BF16; 18 in its artifact

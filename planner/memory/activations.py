@@ -62,7 +62,7 @@ def attention(u: Units) -> Kept:
     norm, again = _norm(u, "linear_qkv")
     inputs = u.wide * (q + 2 * kv) * inside
     inputs = inputs + u.wide * q * m.attention_gate * inside + u.wide * (q + kv) * m.qk_norm * inside
-    core, core_again = _core(u, q, q)
+    core, core_again = _core(u, q)
     backward = u.wide * (q + 2 * kv) * inside + _score_gradients(u)
     return Kept(norm + inputs + core + _residual(u), again + core_again, backward)
 
@@ -74,7 +74,7 @@ def mla(u: Units) -> Kept:
     norm, again = _norm(u, "linear_qkv", count=2 if u.is_fp8 else 1)
     latent = (u.wide + u.input_of("linear_qkv")) * (m.q_lora + m.kv_lora) * outside + u.wide * m.qk_rope_dim * outside
     heads, heads_again = _take(u, "mla_up_proj", u.wide * (2 * qk + v) * inside)
-    core, core_again = _core(u, v, qk)
+    core, core_again = _core(u, v)
     kept = norm + latent + heads + core + _residual(u)
     return Kept(kept, again + heads_again + core_again, u.wide * (2 * qk + v) * inside + _score_gradients(u))
 
@@ -84,14 +84,13 @@ def _score_gradients(u: Units) -> Any:
     return u.unfused * 2 * u.wide * u.job.model.heads * u.job.seq * u.tokens * u.over_tp
 
 
-def _core(u: Units, out: int, query: int) -> tuple[Any, Any]:
+def _core(u: Units, out: int) -> tuple[Any, Any]:
     """Core attention's output (also the projection's input), its statistics, or its scores where they are kept."""
     m, o, inside = u.job.model, u.job.options, u.tokens * u.over_tp
     output = u.wide * out * inside
-    if u.is_fp8:
-        projected, own = u.input_of("linear_proj") * out * inside, output
-    else:
-        projected, own = output, 0.0 * output
+    projected = u.input_of("linear_proj") * out * inside
+    same = u.input_of("linear_proj") == u.wide  # the projection keeps the very tensor that attention does
+    own = 0.0 * output if same else output
     if o.cp_comm == "a2a":
         own = np.where(u.column("cp") > 1, output, own)
     inner = own + (u.scores * u.job.seq if u.unfused else 4) * m.heads * inside

@@ -97,10 +97,13 @@ class Units:
     def input_of(self, target: str) -> float:
         """Bytes per element of a product's input that is kept for its weight's gradient.
 
-        Under LoRA the weights are frozen: only an adapter beside the product (`lora_targets`) keeps its input.
+        Under LoRA the weights are frozen: only an adapter beside the product (`lora_targets`) keeps its input, never in
+        FP8 (NeMo's adapters are no Transformer Engine layers), and after dropout with a mask.
         """
-        kept = self.job.task != "lora" or target in self.job.options.lora_targets
-        return self.narrow if kept else 0.0
+        o = self.job.options
+        if self.job.task != "lora":
+            return self.narrow
+        return self.wide + (o.lora_dropout > 0) if target in o.lora_targets else 0.0
 
     @cached_property
     def fp8_copies(self) -> int:
