@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from superpod.planner import columns, legality, memory, published, steptime
 from superpod.planner.columns import Stages
@@ -120,30 +121,38 @@ def _costed(jobs: list[Job]) -> list[Prediction]:
     limit = memory.limit(job)
     held = table.weight > 0
     fullest = np.where(held, allocated, 0).argmax(axis=1)
-    at = np.arange(len(jobs))
-    first, last = (np.where(side & held, allocated, 0).max(axis=1) for side in (table.first, table.last))
-    by_owner = {key: part[at, fullest] / GIB for key, part in owners.items()}
+    at = np.arange(len(jobs)), fullest
+    seconds = np.broadcast_to(step.seconds, len(jobs))
+    rate = np.array([each.tokens / each.gpus for each in jobs]) / seconds
     most = np.where(held, reserved, 0).max(axis=1)
-    found = []
-    for i, each in enumerate(jobs):
-        seconds = float(step.seconds[i])
-        short = (most[i] - limit) / GIB
-        found.append(
-            Prediction(
-                verdict="oom" if short > 0 else "ok",
-                reason=f"{short:.1f} GiB short of {limit / GIB:.1f} GiB usable" if short > 0 else "",
-                step_time_s=seconds,
-                tokens_per_s_per_gpu=each.tokens / seconds / each.gpus,
-                mfu=float(steptime.mfu(each, seconds)),
-                allocated_gib_first=float(first[i]) / GIB,
-                allocated_gib_last=float(last[i]) / GIB,
-                allocated_gib_max=float(allocated[i, fullest[i]]) / GIB,
-                reserved_gib_max=float(most[i]) / GIB,
-                terms_s={key: float(np.broadcast_to(part, len(jobs))[i]) for key, part in step.terms.items()},
-                owners_gib={key: float(part[i]) for key, part in by_owner.items()},
-            )
+    figures = {
+        "step_time_s": seconds,
+        "tokens_per_s_per_gpu": rate,
+        "mfu": rate * steptime.mfu(job, job.tokens / job.gpus),
+        "allocated_gib_first": np.where(table.first & held, allocated, 0).max(axis=1) / GIB,
+        "allocated_gib_last": np.where(table.last & held, allocated, 0).max(axis=1) / GIB,
+        "allocated_gib_max": allocated[at] / GIB,
+        "reserved_gib_max": most / GIB,
+    }
+    short = ((most - limit) / GIB).tolist()
+    terms = _rows({key: np.broadcast_to(part, len(jobs)) for key, part in step.terms.items()})
+    by_owner = _rows({key: part[at] / GIB for key, part in owners.items()})
+    return [
+        Prediction(
+            verdict="oom" if over > 0 else "ok",
+            reason=f"{over:.1f} GiB short of {limit / GIB:.1f} GiB usable" if over > 0 else "",
+            **values,
+            terms_s=spent,
+            owners_gib=owned,
         )
-    return found
+        for over, values, spent, owned in zip(short, _rows(figures), terms, by_owner, strict=True)
+    ]
+
+
+def _rows(table: Mapping[str, NDArray[np.float64]]) -> list[dict[str, float]]:
+    """Columns as a mapping for each row."""
+    lists = [column.tolist() for column in table.values()]
+    return [dict(zip(table, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
 def _way(job: Job) -> Split:

@@ -6,11 +6,12 @@ import csv
 import io
 import itertools
 import os
-from collections import Counter
+import signal
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from superpod.planner import predict as predicting
 from superpod.planner.errors import UserError
@@ -22,7 +23,7 @@ FIGURES = (
 )
 BREAKDOWN = ("terms_s", "owners_gib")
 """Seconds by what they are spent on and GiB by owner, as `name=value name=value`."""
-BATCH = 50_000
+BATCH = 10_000
 """Rows costed at once."""
 NEEDED = ("model", "gpu", "tp")
 """Without these columns a file is another kind of table."""
@@ -38,8 +39,12 @@ def predict(source: Path, out: Path) -> dict[str, int]:
     partial = out.with_name(f"{out.name}.partial")
     try:
         with source.open(newline="", encoding="utf-8-sig") as file, partial.open("w", newline="") as sink:
-            for lines in _written(csv.DictReader(file), source, counts):
+            sink.write(_lines([["id", *FIGURES, *BREAKDOWN]]))
+            for lines, verdicts in _predicted(_batches(file, source)):
                 sink.write(lines)
+                counts.update(verdicts)
+            if not counts:
+                raise UserError(f"{source} has no rows")
         os.replace(partial, out)
     except UnicodeDecodeError as broken:
         raise UserError(f"{source} is no UTF-8 text: {broken}") from broken
@@ -53,17 +58,40 @@ def predict(source: Path, out: Path) -> dict[str, int]:
     return dict(counts)
 
 
-def _written(reader: csv.DictReader[str], source: Path, counts: Counter[str]) -> Iterator[str]:
-    columns = reader.fieldnames or []
-    if missing := [key for key in NEEDED if key not in columns]:
+Batch = list[dict[str, str]]
+
+
+def _batches(file: IO[str], source: Path) -> Iterator[Batch]:
+    reader = csv.DictReader(file)
+    if missing := [key for key in NEEDED if key not in (reader.fieldnames or [])]:
         raise UserError(f"{source} has no column {', '.join(missing)}", "its first line names the columns")
-    yield _lines([["id", *FIGURES, *BREAKDOWN]])
-    for batch in iter(lambda: list(itertools.islice(reader, BATCH)), []):
-        found = predicting.rows(batch)
-        counts.update(p.verdict for p in found)
-        yield _lines([row.get("id", ""), *_figures(each)] for row, each in zip(batch, found, strict=True))
-    if not counts:
-        raise UserError(f"{source} has no rows")
+    return iter(lambda: list(itertools.islice(reader, BATCH)), [])
+
+
+def _predicted(batches: Iterator[Batch]) -> Iterator[tuple[str, Counter[str]]]:
+    """The batches' lines and verdicts in order; more than one batch is spread over the cores."""
+    first = list(itertools.islice(batches, 2 * (os.cpu_count() or 1)))
+    if len(first) < 2 or (os.cpu_count() or 1) < 2:
+        yield from map(_one, itertools.chain(first, batches))
+        return
+    from concurrent.futures import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(initializer=_ignore_interrupts) as pool:
+        waiting = deque(pool.submit(_one, batch) for batch in first)
+        while waiting:
+            yield waiting.popleft().result()
+            waiting.extend(pool.submit(_one, batch) for batch in itertools.islice(batches, 1))
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C is the parent's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _one(batch: Batch) -> tuple[str, Counter[str]]:
+    found = predicting.rows(batch)
+    lines = _lines([row.get("id", ""), *_figures(each)] for row, each in zip(batch, found, strict=True))
+    return lines, Counter(each.verdict for each in found)
 
 
 def _lines(rows: Iterable[list[Any]]) -> str:
