@@ -36,7 +36,7 @@ class Options:
     """transformer_impl"""
     fused_loss: bool = True
     """cross_entropy_loss_fusion"""
-    loss_impl: Literal["te", "native"] = "te"
+    loss_impl: Literal["native", "te"] = "native"
     """cross_entropy_fusion_impl: Transformer Engine's works in place on the BF16 logits."""
     cp_comm: Literal["p2p", "a2a", "all_gather"] = "p2p"
     """cp_comm_type: how context parallelism passes keys and values."""

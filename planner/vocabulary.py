@@ -115,7 +115,7 @@ def options(row: Row) -> dict[str, Any]:
         # training_results_v5.0, NVIDIA's llama31_405b and llama2_70b_lora: FP8 parameters, gradients reduced in BF16,
         # LoRA of rank 16 on attention only
         lora = {"lora_rank": 16, "lora_dropout": 0.1, "lora_targets": ("linear_qkv", "linear_proj")}
-        return {"fp8_params": True, "grads": "bf16", **lora}
+        return {"fp8_params": True, "grads": "bf16", "loss_impl": "te", **lora}
     if "sail-sg" in framework:
         # Megatron's dropout. arXiv:2401.10241, of 2023: no flash attention. 2411.05288: 16 bytes a parameter (what the
         # vocabulary adds in its Table 5), so gradients in BF16; 18 in its artifact
@@ -124,8 +124,9 @@ def options(row: Row) -> dict[str, Any]:
         more |= {"grads": "bf16"} if "2411.05288" in source else {}
         return {"fused_loss": False, "hidden_dropout": 0.1, "attention_dropout": 0.1, **more}
     if "Megatron-Bridge" in framework or re.match(r"NeMo|tag v", row.get("release") or ""):
-        # scripts/performance of NeMo and Megatron-Bridge: fp8_param_gather, grad_reduce_in_fp32 off
-        return {"fp8_params": True, "grads": "bf16"}
+        # scripts/performance of NeMo and Megatron-Bridge: fp8_param_gather, grad_reduce_in_fp32 off, the loss of
+        # Transformer Engine (set_primary_perf_configs)
+        return {"fp8_params": True, "grads": "bf16", "loss_impl": "te"}
     return {}
 
 

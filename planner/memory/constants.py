@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from superpod.planner.hardware import read_toml
 
@@ -11,7 +12,11 @@ FILE = Path(__file__).parent.parent / "data" / "memory.toml"
 GIB, MIB = 2**30, 2**20
 
 
-@cache
 def constant(table: str, key: str) -> float:
     """One number of the file."""
-    return float(read_toml(FILE)[table][key])
+    return float(_tables()[table][key])
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return read_toml(FILE)
