@@ -103,10 +103,14 @@ def _weight_bytes(u: Units, own: Held) -> Array:
 
 
 def _copies(u: Units, own: Held) -> Array:
-    """Weights quantised once a step and kept for its micro-batches (Transformer Engine, `is_first_microbatch`)."""
+    """Weights quantised once a step and kept for its micro-batches (Transformer Engine, `is_first_microbatch`).
+
+    Under ZeRO-3 the weights are whole for two layers at a time, and so are their copies.
+    """
     if not u.is_fp8 or u.job.options.fp8_params or u.job.options.framework == "fsdp2":
         return np.zeros_like(own.dense, dtype=float)
-    return u.fp8_copies * u.narrow * own.quantised
+    whole = np.where(u.column("sharding") >= 3, np.minimum(1.0, 2.0 / np.maximum(1, u.c.layers)), 1.0)
+    return u.fp8_copies * u.narrow * own.quantised * whole
 
 
 def _has_fp32_weights(u: Units) -> bool:
