@@ -82,27 +82,9 @@ ADVICE = (
         lambda f: ("Megatron's Mamba stack recomputes nothing under full recomputation", "set recompute none"),
     ),
     Rule(
-        "recompute_mtp_block",
-        lambda f: f.recompute == 2 and bool(f.recompute_block) and f.model.mtp_layers > 0,
-        lambda f: ("the block method leaves multi-token prediction out of recomputation", "use uniform"),
-    ),
-    Rule(
         "no_sp",
         lambda f: f.tp > 1 and not f.sp,
         lambda f: (f"tp {f.tp} without sequence parallelism keeps norms' activations whole on every rank", "set sp"),
-    ),
-    Rule(
-        "vp_of_one",
-        lambda f: bool(f.interleaved) and f.vp == 1 and f.pp > 1,
-        lambda f: ("vp 1 runs the interleaved schedule over single chunks: its rules and no gain", "drop vp"),
-    ),
-    Rule(
-        "fsdp_pipeline",
-        lambda f: f.sharding >= 2 and f.pp > 1,
-        lambda f: (
-            f"Megatron-FSDP is documented with tensor, context and expert parallelism, not with pp {f.pp}",
-            "set pp 1, or sharding zero1",
-        ),
     ),
 )
 """Rules of thumb, asked of one layout at a time."""

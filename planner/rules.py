@@ -52,6 +52,8 @@ class Facts:
     """ZeRO stage."""
     uneven: Any = False
     """Some stage gets another number of layers than the others."""
+    both_ends: Any = False
+    """The layers of the first and of the last stage are given."""
     undealt: Any = False
     """The layers cannot be dealt to the stages."""
     chunk_sizes: tuple[Any, ...] = ()
@@ -173,6 +175,11 @@ DEGREES = (
         "vp",  # parallel_state.initialize_model_parallel
         lambda f: f.interleaved & (f.pp == 1),
         lambda f: (f"vp {f.vp} interleaves pipeline stages, and pp is 1", "drop vp, or set pp 4"),
+    ),
+    Rule(
+        "vp_of_one",  # with overlapped sends the last rank dies of a NameError, with pp 2 and without they cross
+        lambda f: f.interleaved & (f.vp == 1) & (f.pp > 1),
+        lambda f: ("vp 1 runs the interleaved schedule over single chunks, which Megatron does not mean", "drop vp"),
     ),
 )
 """Rules of the degrees alone."""

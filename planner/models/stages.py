@@ -55,9 +55,11 @@ class Split:
             value = getattr(self, key)
             if value is not None and (type(value) is not int or value < 1):
                 raise UserError(f"{key} is {value!r}; it is a number of layers, 1 or more")
-        if (self.first_layers is not None or self.last_layers is not None) and (
-            self.embedding_as_layer or self.loss_as_layer
-        ):
+        ends = self.first_layers is not None or self.last_layers is not None
+        counted = self.embedding_as_layer or self.loss_as_layer
+        if self.chunks is not None and (ends or counted):
+            raise UserError("chunks say what every stage holds, and so do the other fields", "give chunks alone")
+        if ends and counted:
             raise UserError(
                 "the first or last stage's layers are given, and the embedding or the loss counts as a layer too",
                 "Megatron takes one or the other",
@@ -126,8 +128,8 @@ class Split:
         """Layers of each pipeline rank, the embedding and the loss counted where they count as one."""
         if self.pp > layers + 2:
             raise UserError(f"pp {self.pp} is more stages than {layers} layers can fill", f"pp is at most {layers}")
-        given = {0: self.first_layers, self.pp - 1: self.last_layers}
-        given = {rank: count for rank, count in given.items() if count is not None}
+        ends = ((0, self.first_layers), (self.pp - 1, self.last_layers))
+        given = {rank: count for rank, count in ends if count is not None}  # of a single stage, the last count holds
         left = layers + self.embedding_as_layer + self.loss_as_layer - sum(given.values())
         ranks = self.pp - len(given)
         if left < 0 or (left % ranks if ranks else left):

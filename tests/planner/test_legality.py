@@ -6,7 +6,7 @@ from superpod.planner import hardware, models
 from superpod.planner.errors import UserError
 from superpod.planner.job import Job, Options
 from superpod.planner.layout import CHOICES, MODULES, Layout
-from superpod.planner.legality import FIELDS, legal_mask, require, violations, warnings
+from superpod.planner.legality import FIELDS, legal_mask, violations
 from superpod.planner.models import Model
 
 H100 = hardware.node("h100")
