@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from superpod.planner import legality, memory, predict
+from superpod.planner import legality, predict
 from superpod.planner.job import Job, Options
 from superpod.planner.layout import Layout
 from superpod.planner.predict import GIB, Prediction
@@ -53,7 +53,7 @@ def moves(job: Job, before: Prediction | None = None) -> list[Move]:
         frees = before.reserved_gib_max - (after.reserved_gib_max or 0)
         if frees > 0.05 and after.step_time_s:
             found.append(Move(what, other, after, frees, after.step_time_s / before.step_time_s - 1))
-    return sorted(found, key=lambda m: (m.prediction.verdict != "ok", m.slower if m.prediction.verdict == "ok" else 0))
+    return sorted(found, key=lambda m: (m.prediction.short_gib > 0, m.slower))
 
 
 def better(job: Job, before: Prediction, most: int = 3) -> list[str]:
@@ -61,7 +61,7 @@ def better(job: Job, before: Prediction, most: int = 3) -> list[str]:
     tried = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
     legal = [(what, other) for what, other in tried if not legality.violations(other)]
     after = zip((what for what, _ in legal), predict.many([other for _, other in legal]), strict=True)
-    gains = [(p.step_time_s / before.step_time_s - 1, what) for what, p in after if p.verdict == "ok"]
+    gains = [(p.step_time_s / before.step_time_s - 1, what) for what, p in after if p.verdict == "ok" and not p.tight]
     return [f"{what} takes {-gain:.1%} off the step" for gain, what in sorted(gains) if gain < -0.01][:most]
 
 
@@ -70,9 +70,9 @@ def short_of(job: Job, before: Prediction) -> str:
 
     When a single change makes it fit, those come first and are called so; else the largest savings are listed.
     """
-    missing = (before.reserved_gib_max or 0) - memory.limit(job) / GIB
+    missing = before.short_gib
     found = moves(job, before)
-    enough = [m for m in found if m.prediction.verdict == "ok"][:3]
+    enough = [m for m in found if m.prediction.short_gib <= 0][:3]
     shown = enough or sorted(found, key=lambda m: -m.frees_gib)[:3]
     if not shown:
         return f"{missing:.1f} GiB short, and no single change of the layout frees memory: take more GPUs"

@@ -28,7 +28,11 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run is expected to take. Figures are there for `oom` too, and absent for `illegal` and `unsupported`."""
+    """What a run is expected to take. Figures are there for `oom` too, and absent for `illegal` and `unsupported`.
+
+    `oom` is what cannot be: tensors alone exceed the limit. A plan asks for more, that what the allocator reserves for
+    them is within it (`tight` is what lies between, and may run with expandable segments).
+    """
 
     verdict: Verdict
     reason: str = ""
@@ -36,6 +40,8 @@ class Prediction:
     step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     mfu: float | None = None
+    limit_gib: float = 0.0
+    """What a rank may take."""
     allocated_gib_first: float | None = None
     allocated_gib_last: float | None = None
     allocated_gib_max: float | None = None
@@ -44,6 +50,16 @@ class Prediction:
     """Seconds of the step by what they are spent on; they add up to `step_time_s`."""
     owners_gib: Mapping[str, float] = field(default_factory=dict)
     """GiB at the peak of the fullest rank by owner; they add up to `allocated_gib_max`."""
+
+    @property
+    def short_gib(self) -> float:
+        """What the fullest rank would reserve beyond the limit; 0 or less = it fits."""
+        return (self.reserved_gib_max or 0.0) - self.limit_gib
+
+    @property
+    def tight(self) -> bool:
+        """Whether it may run, but only without fragmentation."""
+        return self.verdict == "ok" and self.short_gib > 0
 
 
 def one(job: Job) -> Prediction:
@@ -134,13 +150,14 @@ def _costed(jobs: list[Job]) -> list[Prediction]:
         "allocated_gib_max": allocated[at] / GIB,
         "reserved_gib_max": most / GIB,
     }
-    short = ((most - limit) / GIB).tolist()
+    short = ((allocated[at] - limit) / GIB).tolist()
     terms = _rows({key: np.broadcast_to(part, len(jobs)) for key, part in step.terms.items()})
     by_owner = _rows({key: part[at] / GIB for key, part in owners.items()})
     return [
         Prediction(
             verdict="oom" if over > 0 else "ok",
             reason=f"{over:.1f} GiB short of {limit / GIB:.1f} GiB usable" if over > 0 else "",
+            limit_gib=limit / GIB,
             **values,
             terms_s=spent,
             owners_gib=owned,

@@ -33,12 +33,12 @@ def check(
     as_json: subject.AsJson = False,
 ) -> None:
     """Say whether a run is legal and fits, before the queue does; exit 2 with every reason if not."""
-    from superpod.planner import explain, legality, memory, predict
+    from superpod.planner import explain, legality, predict
 
     job = _job(name, layout, gpu, gpus, nodes, seq, gbs, precision, task, options, hardware)
     broken, warned = legality.violations(job), legality.warnings(job)
     prediction = predict.one(job)
-    short = explain.short_of(job, prediction) if prediction.verdict == "oom" else ""
+    short = explain.short_of(job, prediction) if prediction.verdict == "oom" or prediction.tight else ""
     if as_json:
         report = {
             "verdict": prediction.verdict,
@@ -46,7 +46,7 @@ def check(
             "warnings": [each._asdict() for each in warned],
             "short": short,
             "reserved_gib": prediction.reserved_gib_max,
-            "usable_gib": memory.limit(job) / predict.GIB,
+            "usable_gib": prediction.limit_gib,
             "step_time_s": prediction.step_time_s,
         }
         print(json.dumps(report, indent=1))
@@ -55,13 +55,13 @@ def check(
         for each in broken:
             print(f"refused: {each.message}" + (f"\n  next: {each.fix}" if each.fix else ""))
         if short:
-            print(f"does not fit: {short}")
+            print(f"{'tight' if prediction.tight else 'does not fit'}: {short}")
         for each in warned:
             print(f"warning: {each.message}" + (f"\n  next: {each.fix}" if each.fix else ""))
         if prediction.verdict == "ok":
             print(
-                f"ok: legal, {prediction.reserved_gib_max:.1f} of {memory.limit(job) / predict.GIB:.1f} GiB on the "
-                f"fullest rank, about {prediction.step_time_s:.3g} s a step"
+                f"ok: legal; {prediction.allocated_gib_max:.1f} GiB allocated and {prediction.reserved_gib_max:.1f} "
+                f"reserved of {prediction.limit_gib:.1f} on the fullest rank; {prediction.step_time_s:.3g} s a step"
             )
     if prediction.verdict != "ok":
         raise typer.Exit(2)
@@ -156,8 +156,8 @@ def explain(
     print(f"bound by {words.bound(prediction)}")
     if job.layout.pp > 1:
         print(words.pipeline(job))
-    if prediction.verdict == "oom":
-        print(f"does not fit: {words.short_of(job, prediction)}")
+    if prediction.verdict == "oom" or prediction.tight:
+        print(f"{'tight' if prediction.tight else 'does not fit'}: {words.short_of(job, prediction)}")
     for line in words.better(job, prediction):
         print(f"next: {line}")
 

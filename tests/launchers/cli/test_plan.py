@@ -80,7 +80,7 @@ def test_check_refuses_with_the_rule_the_numbers_and_the_next_move(recipes_cli):
 
 @pytest.mark.parametrize("name", ["llama3_8b_pretrain_h100_bf16", "llama31_405b_pretrain_h100_bf16", "tiny_llama3"])
 def test_the_recipes_of_this_project_pass_their_own_check(recipes_cli, name):
-    assert "ok: legal" in said(recipes_cli, "check", name)
+    assert "ok: legal;" in said(recipes_cli, "check", name)
 
 
 def test_check_says_what_makes_a_run_fit(recipes_cli):
