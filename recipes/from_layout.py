@@ -25,6 +25,15 @@ STRATEGY = {
 }
 """Fields of `Layout` that are fields of `MegatronStrategy` under a longer name."""
 
+STAGES = {
+    "first_layers": "num_layers_in_first_pipeline_stage",
+    "last_layers": "num_layers_in_last_pipeline_stage",
+}
+"""The same, set only where a layout says them."""
+
+FSDP = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
+"""data_parallel_sharding_strategy of Megatron-FSDP."""
+
 DATA = {"mbs": "micro_batch_size", "gbs": "global_batch_size"}
 """Fields of `Layout` that are fields of the data module."""
 
@@ -38,11 +47,18 @@ def apply(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
     for short, field in DATA.items():
         with _set_by(recipe, short, num_nodes):
             setattr(partial.data, field, getattr(layout, short))
+    for short, field in STAGES.items():
+        if (value := getattr(layout, short)) is not None:
+            with _set_by(recipe, short, num_nodes):
+                setattr(partial.trainer.strategy, field, value)
+    if layout.chunks is not None:
+        with _set_by(recipe, "chunks", num_nodes):
+            mtp = partial.model.config.mtp_num_layers or 0
+            partial.trainer.strategy.pipeline_model_parallel_layout = _stages(layout.chunks, mtp)
     with _set_by(recipe, "recompute", num_nodes):
-        _recompute(partial.model.config, layout.recompute)
+        _recompute(partial.model.config, layout)
     with _set_by(recipe, "sharding", num_nodes):
-        partial.trainer.strategy.ddp.use_distributed_optimizer = layout.sharding == "zero1"
-        partial.optim.config.use_distributed_optimizer = layout.sharding == "zero1"
+        _shard(partial, layout.sharding)
     partial.model.config.seq_length = recipe.seq
     partial.data.seq_length = recipe.seq
     partial.trainer.num_nodes = num_nodes
@@ -51,20 +67,66 @@ def apply(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
 
 def read(partial: run.Partial) -> Layout:
     """The layout that `partial` has now, overrides included: `apply` backwards."""
-    strategy, data = partial.trainer.strategy, partial.data
-    fields = {short: getattr(strategy, field) for short, field in STRATEGY.items()}
+    strategy, data, config = partial.trainer.strategy, partial.data, partial.model.config
+    fields = {short: getattr(strategy, field) for short, field in (STRATEGY | STAGES).items()}
     fields |= {short: getattr(data, field) for short, field in DATA.items()}
-    sharding = "zero1" if partial.optim.config.use_distributed_optimizer else "none"
-    return Layout(**fields, recompute=partial.model.config.recompute_granularity or "none", sharding=sharding)
+    return Layout(
+        **fields,
+        chunks=_chunks(strategy.pipeline_model_parallel_layout),
+        recompute=config.recompute_granularity or "none",
+        recompute_method=config.recompute_method or "uniform",
+        recompute_layers=config.recompute_num_layers or 1,
+        recompute_modules=tuple(config.recompute_modules or ("core_attn",)),
+        sharding=_sharding(partial),
+    )
 
 
-def _recompute(config: run.Config, how: str) -> None:
-    if how == "full":
+def _recompute(config: run.Config, layout: Layout) -> None:
+    if layout.recompute == "full":
         config.recompute_granularity = "full"
-        config.recompute_method = "uniform"
-        config.recompute_num_layers = 1
-    elif how == "selective":
+        config.recompute_method = layout.recompute_method
+        config.recompute_num_layers = layout.recompute_layers
+    elif layout.recompute == "selective":
         config.recompute_granularity = "selective"
+        if layout.recompute_modules != Layout().recompute_modules:
+            config.recompute_modules = list(layout.recompute_modules)
+
+
+def _shard(partial: run.Partial, sharding: str) -> None:
+    strategy = partial.trainer.strategy
+    strategy.ddp.use_distributed_optimizer = sharding != "none"
+    partial.optim.config.use_distributed_optimizer = sharding != "none"
+    if sharding in FSDP:
+        strategy.fsdp = "megatron"
+        strategy.ddp.use_megatron_fsdp = True
+        strategy.ddp.data_parallel_sharding_strategy = FSDP[sharding]
+        strategy.ddp.average_in_collective = False  # as Megatron-Bridge's guide to Megatron-FSDP sets it
+        strategy.save_ckpt_format = "fsdp_dtensor"  # the only format that NeMo saves its shards in
+
+
+def _sharding(partial: run.Partial) -> str:
+    strategy = partial.trainer.strategy
+    if strategy.fsdp == "megatron":
+        stages = {name: stage for stage, name in FSDP.items()}
+        return stages.get(strategy.ddp.data_parallel_sharding_strategy, "zero1")
+    return "zero1" if partial.optim.config.use_distributed_optimizer else "none"
+
+
+def _stages(chunks: tuple[int, ...], mtp: int) -> list[list[str]]:
+    """Chunks in Megatron's words (transformer/pipeline_parallel_layer_layout.py)."""
+    rows = [["decoder"] * count for count in chunks]
+    rows[0].insert(0, "embedding")
+    rows[-1] += ["mtp"] * mtp + ["loss"]
+    return rows
+
+
+def _chunks(stages: str | list[list[str]] | None) -> tuple[int, ...] | None:
+    """Layers of each chunk, of Megatron's list or of its string (`Et|tt|tL`)."""
+    if isinstance(stages, str):
+        from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+        stages = [[kind.name for kind in row] for row in PipelineParallelLayerLayout.parse_str_to_list(stages)]
+    return None if stages is None else tuple(row.count("decoder") for row in stages)
 
 
 @contextmanager

@@ -82,15 +82,14 @@ def _roll(tensor: Any, *args: Any, **kwargs: Any) -> Any:
 rebind(multi_token_prediction, "roll_tensor", _roll)
 
 
-reduce_forward = mappings._ReduceFromModelParallelRegion.forward
+def _copying(reduce: Any) -> Any:
+    """Gives a new tensor, as Transformer Engine's products do: MLP adds biases of experts to it in place."""
+    forward = reduce.forward
+    return staticmethod(lambda context, *args: forward(context, *args).clone())
 
 
-def _copied(context: Any, tensor: Any, *args: Any) -> Any:
-    """A new tensor, as Transformer Engine's products give: MLP adds biases of experts to it in place."""
-    return reduce_forward(context, tensor, *args).clone()
-
-
-mappings._ReduceFromModelParallelRegion.forward = staticmethod(_copied)
+for region in (mappings._ReduceFromModelParallelRegion, mappings._ReduceScatterToSequenceParallelRegion):
+    region.forward = _copying(region)
 
 
 class Sharded(Exception):

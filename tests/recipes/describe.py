@@ -1,10 +1,13 @@
 """describe.py FILE: import NeMo once and answer everything the recipe tests ask, as JSON in FILE."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from superpod.planner.errors import UserError
+from superpod.planner.layout import Layout
 
 OVERRIDES = (
     "trainer.max_steps=10",
@@ -31,7 +34,30 @@ def main() -> None:
         for name, recipe in registry.recipes().items()
     }
     answer = {"lines": lines, "sizes": sizes, "overrides": {text: override(text) for text in OVERRIDES}}
-    Path(sys.argv[1]).write_text(json.dumps(answer | {"dry": dry(), "factories": factories()}))
+    Path(sys.argv[1]).write_text(
+        json.dumps(answer | {"dry": dry(), "factories": factories(), "round_trips": round_trips()})
+    )
+
+
+ROUND_TRIPS = (
+    Layout(),
+    Layout(tp=2, pp=4, vp=2, sp=True, gbs=8, embedding_as_layer=True, loss_as_layer=True, sharding="none"),
+    Layout(pp=4, gbs=4, first_layers=1, last_layers=3, recompute="full", recompute_method="block", recompute_layers=2),
+    Layout(pp=2, vp=2, gbs=4, chunks=(1, 2, 2, 1), recompute="full", recompute_layers=1),
+    Layout(gbs=4, recompute="selective", recompute_modules=("mlp", "layernorm"), sharding="zero2"),
+    Layout(gbs=4, ep=2, etp=1, cp=2, recompute="selective", sharding="zero3"),
+)
+"""Layouts that a recipe is built with and that are read from it again."""
+
+
+def round_trips() -> list[list[dict[str, Any]]]:
+    from superpod.recipes import base, from_layout, registry
+
+    found = []
+    for layout in ROUND_TRIPS:
+        recipe = dataclasses.replace(registry.recipes()["tiny_llama3"], layouts={1: layout})
+        found.append([vars(layout), vars(from_layout.read(base.pretrain(recipe)))])
+    return found
 
 
 def override(text: str) -> list[str]:

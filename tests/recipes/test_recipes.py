@@ -1,5 +1,7 @@
 """What holds of every built recipe; the goldens hold the rest."""
 
+import json
+
 import pytest
 
 from superpod.recipes.registry import recipes
@@ -19,7 +21,12 @@ PUBLISHED = {  # parameters as the model cards give them, billions
 def test_layout_survives_the_way_to_nemo_and_back(name, described):
     for nodes, (num_nodes, layout) in described["sizes"][name].items():
         assert num_nodes == int(nodes)
-        assert layout == vars(recipes()[name].layouts[int(nodes)])
+        assert layout == json.loads(json.dumps(vars(recipes()[name].layouts[int(nodes)])))
+
+
+def test_stages_recomputation_and_sharding_survive_it_too(described):
+    for layout, read in described["round_trips"]:
+        assert read == layout
 
 
 @pytest.mark.parametrize("name", recipes())
