@@ -207,8 +207,8 @@ class Hardware:
 
     def fabric_of(self, node: Node) -> Fabric:
         """The built-in InfiniBand fabric of the speed of the node's ports: that of its SuperPOD."""
-        speed = min((f.gbps for f in self.fabrics.values()), key=lambda gbps: abs(gbps - node.nic_gbps))
-        return next(f for f in self.fabrics.values() if f.gbps == speed and not f.rails)
+        plain = [fabric for fabric in self.fabrics.values() if not fabric.rails]
+        return min(plain, key=lambda fabric: abs(fabric.gbps - node.nic_gbps))
 
 
 def gpu(name: str) -> Gpu:

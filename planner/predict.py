@@ -86,19 +86,28 @@ def many(jobs: Sequence[Job]) -> list[Prediction]:
 
 def _refused(jobs: list[Job]) -> list[str]:
     """Why each of these jobs is illegal, "" where it is not: asked of all at once, and worded for those that are."""
-    layouts = [job.layout for job in jobs]
-    below_one = [bool(x.below_one()) for x in layouts]
-    values = columns.fields(
-        [x if not wrong else Layout() for x, wrong in zip(layouts, below_one, strict=True)], [job.gpus for job in jobs]
-    )
-    values |= {"gpus": np.array([job.gpus for job in jobs])}
-    mask = legality.legal_mask(jobs[0], {key: values[key] for key in legality.FIELDS if key in values and key != "dp"})
-    own_stages = [x.chunks is not None or x.first_layers is not None or x.last_layers is not None for x in layouts]
-    asked = [not legal or wrong or own for legal, wrong, own in zip(mask, below_one, own_stages, strict=True)]
+    values = columns.fields(_layouts(jobs), [job.gpus for job in jobs])
+    values["gpus"] = np.array([job.gpus for job in jobs])
+    asked = {name: values[name] for name in legality.FIELDS if name in values and name != "dp"}
+    counted = [column for name, column in asked.items() if name not in ZERO_OR_MORE]
+    wrong = np.logical_or.reduce([column < 1 for column in counted])
+    mask = legality.legal_mask(jobs[0], {name: np.where(wrong, 1, column) for name, column in asked.items()})
+    own = [x.chunks is not None or x.first_layers is not None or x.last_layers is not None for x in _layouts(jobs)]
     return [
         "; ".join(each.message for each in legality.violations(job)) if ask else ""
-        for job, ask in zip(jobs, asked, strict=True)
+        for job, ask in zip(jobs, ~mask | wrong | np.array(own), strict=True)
     ]
+
+
+def _layouts(jobs: list[Job]) -> list[Layout]:
+    return [job.layout for job in jobs]
+
+
+ZERO_OR_MORE = (
+    *("sp", "recompute", "recompute_block", "modules", "sharding"),
+    *("embedding_as_layer", "loss_as_layer"),
+)
+"""Columns that count nothing: all others are 1 or more."""
 
 
 def rows(table: Iterable[published.Row]) -> list[Prediction]:
@@ -129,7 +138,7 @@ def _costed(jobs: list[Job]) -> list[Prediction]:
     job = jobs[0]
     ways: dict[Split, int] = {}
     way = np.array([ways.setdefault(_way(each), len(ways)) for each in jobs])
-    values = columns.fields([each.layout for each in jobs], [each.gpus for each in jobs])
+    values = columns.fields(_layouts(jobs), [each.gpus for each in jobs])
     table = Stages(job.model, list(ways)).columns(way, values)
     step = steptime.step(job, table)
     owners = memory.by_owner(job, table)
