@@ -1,32 +1,52 @@
-"""Put the newest quickstart run into the README: its numbers and its loss curve. `make figures`, after a quickstart."""
+"""Put what the commands print, and the newest quickstart run, into the README: `make figures`, after a quickstart."""
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"(<!-- figures: quickstart -->\n```\n).*?(```)", re.DOTALL)
+COMMANDS = {
+    "list": "recipes list",
+    "plan": "recipes plan llama3_70b --gpu h100 --gpus 64 --gbs 128 --top 5 --compare-rules",
+    "check": "recipes check llama3_70b --gpu h100 --nodes 6 --layout tp=8,pp=4,cp=2",
+    "memory": "recipes memory llama3_70b_pretrain_h100_bf16",
+}
+"""Blocks of the README and the commands that they show: `<!-- figures: NAME -->` stands above each."""
 
 
 def main() -> None:
     """Write README.md and docs/quickstart.png."""
     from superpod.launchers.rundir import RunDir
 
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    for name, command in COMMANDS.items():
+        text = filled(text, name, command)
     run = RunDir.latest(ROOT / "runs", "tiny_llama3")
     if run is None:
-        sys.exit("no run of tiny_llama3 in runs/: make quickstart")
-    short = run.path.relative_to(ROOT)
-    command = [Path(sys.executable).parent / "recipes", "report", str(short)]
+        print("no run of tiny_llama3 in runs/: its block stays as it is; make quickstart", file=sys.stderr)
+    else:
+        text = filled(text, "quickstart", f"recipes report {run.path.relative_to(ROOT)}")
+        shutil.copy(run.path / "loss.png", ROOT / "docs" / "quickstart.png")
+    readme.write_text(text)
+
+
+def filled(text: str, name: str, command: str) -> str:
+    """The README with the block of that name holding the command and what it prints."""
+    block = re.compile(rf"(<!-- figures: {name} -->\n```\n).*?(```)", re.DOTALL)
+    if not block.search(text):
+        sys.exit(f"README.md has no block {name}: <!-- figures: {name} --> above a fenced one")
+    words = shlex.split(command)
     environment = {**os.environ, "COLUMNS": "100"}
-    shown = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
-    lines = [line.rstrip().replace(f"{ROOT}/", "") for line in shown.splitlines()]
-    block = "\n".join([f"$ recipes report {short}", *lines]) + "\n"
-    readme = ROOT / "README.md"
-    readme.write_text(BLOCK.sub(lambda match: match[1] + block + match[2], readme.read_text()))
-    shutil.copy(run.path / "loss.png", ROOT / "docs" / "quickstart.png")
+    program = Path(sys.executable).parent / words[0]
+    done = subprocess.run([program, *words[1:]], cwd=ROOT, env=environment, capture_output=True, text=True)
+    lines = [line.rstrip().replace(f"{ROOT}/", "") for line in done.stdout.splitlines()]
+    shown = "\n".join([f"$ {command}", *lines]) + "\n"
+    return block.sub(lambda match: match[1] + shown + match[2], text)
 
 
 if __name__ == "__main__":
