@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args, get_type_hints
 
-from superpod.planner.hardware import Fabric, Node
+from superpod.planner.errors import UserError
+from superpod.planner.hardware import PRECISIONS, Fabric, Node
 from superpod.planner.layout import Layout
 from superpod.planner.models import Model, Split
 
 Task = Literal["pretrain", "sft", "lora"]
+MOST = 2**40
+"""Counts beyond this are slips of the hand."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,30 @@ class Options:
     deterministic: bool = False
     """Bitwise repeatable: CUBLAS_WORKSPACE_CONFIG=:4096:8, and no algorithm that is not."""
 
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if problem := _unfit(getattr(self, each.name), _HINTS[each.name], each.default):
+                raise UserError(f"{each.name} takes {problem}, not {getattr(self, each.name)!r}")
+
+
+_HINTS = get_type_hints(Options)
+
+
+def _unfit(value: object, hint: Any, default: object) -> str:
+    """What an option takes, where the value is none of it; "" where it is."""
+    choices = get_args(hint) if isinstance(default, str) else ()
+    if choices or isinstance(default, str):
+        fits = isinstance(value, str) and (not choices or value in choices)
+        return "" if fits else f"one of {', '.join(choices)}" if choices else "a string"
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(default, tuple):
+        whole = isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+        return "" if whole else "a tuple of strings"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "" if math.isfinite(value) and 0 <= value < MOST else "a finite number, 0 or more"
+    return "" if value is None and default is None else "a number"
+
 
 @dataclass(frozen=True)
 class Job:
@@ -88,6 +116,19 @@ class Job:
     layout: Layout
     task: Task = "pretrain"
     options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "seq"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= MOST:
+                raise UserError(f"{name} is {value!r}; it is a whole number, 1 or more")
+        if self.precision not in (*PRECISIONS, "fp8"):
+            raise UserError(f"precision is {self.precision!r}; it is one of {', '.join(PRECISIONS)}")
+        if self.task not in get_args(Task):
+            raise UserError(f"task is {self.task!r}; it is one of {', '.join(get_args(Task))}")
+        for name, kind in (("model", Model), ("node", Node), ("layout", Layout), ("options", Options)):
+            if not isinstance(getattr(self, name), kind):
+                raise UserError(f"{name} is {getattr(self, name)!r}; it is a {kind.__name__}")
 
     @property
     def dp(self) -> int:

@@ -67,6 +67,10 @@ class Layout:
     sharding: Sharding = "zero1"
     """what data parallelism shards: zero1 = Megatron's distributed optimizer"""
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            _of_its_kind(name, value)
+
     @classmethod
     def from_mapping(cls, values: dict[str, Any], where: str) -> Layout:
         """A layout from a TOML table; `where` (file and table) opens the message when a key is unknown.
@@ -149,8 +153,21 @@ class Layout:
         return [(broken.message, broken.fix) for broken in found]
 
 
+def _of_its_kind(name: str, value: object) -> None:
+    """Raises UserError when the value is none that the field can take; what is legal, the rules say."""
+    default = _DEFAULTS[name]
+    if name in TUPLES:
+        if value is not None or default is not None:
+            TUPLES[name](value, "layout")
+    elif name in CHOICES:
+        if not isinstance(value, str) or value not in CHOICES[name]:
+            raise UserError(f"{name} is one of {', '.join(CHOICES[name])}, not {value!r}")
+    elif not (value is None and default is None) and type(value) is not type(0 if default is None else default):
+        raise UserError(f"{name} takes {_kind(0 if default is None else default)}, not {value!r}")
+
+
 def _modules(value: object, where: str) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)) or not value or not set(value) <= set(MODULES):
+    if not isinstance(value, (list, tuple)) or not value or any(each not in MODULES for each in value):
         raise UserError(f"{where}: recompute_modules is a list of {', '.join(MODULES)}, not {value!r}")
     return tuple(value)
 
@@ -166,3 +183,6 @@ TUPLES = {"recompute_modules": _modules, "chunks": _chunks}
 
 def _kind(value: object) -> str:
     return {bool: "true or false", int: "a whole number", str: "a string"}[type(value)]
+
+
+_DEFAULTS = {each.name: each.default for each in fields(Layout)}

@@ -54,7 +54,7 @@ class Split:
         for key in ("first_layers", "last_layers"):
             value = getattr(self, key)
             if value is not None and (type(value) is not int or value < 1):
-                raise UserError(f"{key} is {value!r}; it is a number of layers, 1 or more")
+                raise UserError(f"{key} is {value!r}; it is a number of layers, 1 or more", f"leave {key} out")
         ends = self.first_layers is not None or self.last_layers is not None
         counted = self.embedding_as_layer or self.loss_as_layer
         if self.chunks is not None and (ends or counted):
@@ -107,7 +107,8 @@ class Split:
             if len(self.chunks) != self.pp * self.vp or sum(self.chunks) != layers or min(self.chunks) < 0:
                 raise UserError(
                     f"the chunks {self.chunks} must be pp {self.pp} x vp {self.vp} = {self.pp * self.vp} counts "
-                    f"that add up to {layers} layers"
+                    f"that add up to {layers} layers",
+                    "mend the counts, or leave chunks out",
                 )
             return list(self.chunks)
         per_rank = self._per_rank(layers)

@@ -1,12 +1,14 @@
+import contextlib
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from superpod.planner import hardware, models
 from superpod.planner.errors import UserError
 from superpod.planner.job import Job, Options
 from superpod.planner.layout import CHOICES, MODULES, Layout
-from superpod.planner.legality import FIELDS, legal_mask, violations
+from superpod.planner.legality import FIELDS, legal_mask, require, violations, warnings
 from superpod.planner.models import Model
 
 H100 = hardware.node("h100")
@@ -94,3 +96,114 @@ def test_the_mask_takes_the_jobs_own_layout_for_what_it_is_not_told():
     assert legal_mask(job(gbs=8), {"dp": [8, 4, 3], "tp": 2}).tolist() == [True, True, False]
     with pytest.raises(UserError, match="no column is called 'tpp'"):
         legal_mask(job(), {"tpp": [1]})
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule", "says", "fix"),
+    [
+        ({"cp": 2, "gbs": 4, "seq": 30}, "seq_cp", "2 x cp 2 = 4 chunks, and seq is 30", "seq 28 or 32"),
+        ({"tp": 4, "sp": True, "gbs": 2, "seq": 30}, "seq_tp", "tp 4 x cp 1 = 4 parts, and seq is 30", "seq 28 or 32"),
+        ({"tp": 3, "gpus": 3}, "heads", "heads 32 is no multiple of tp 3", "tp 2 or 4"),
+        ({"tp": 16, "gpus": 16, "model": "llama3_8b"}, "kv_heads", "kv_heads 8 is no multiple of tp 16", "tp 8"),
+        ({"pp": 8, "vp": 3, "gbs": 8}, "layers", "4 layers of pipeline rank 0 do not divide into vp 3", "vp divides"),
+        ({"precision": "mxfp8", "gbs": 8}, "precision", "h100 (hopper) has no mxfp8", "it has fp32"),
+        ({"pp": 2, "vp": 2, "gbs": 8, "options": {"overlap_p2p": False}}, "vp_p2p", "silently wrong", "overlap_p2p"),
+        ({"ep": 2, "gbs": 8}, "no_experts", "ep 2 spreads experts, and this model has none", "set ep 1"),
+        (
+            {"ep": 3, "model": "mixtral_8x7b", "gpus": 6, "gbs": 6},
+            "experts",
+            "experts 8 is no multiple of ep 3",
+            "ep 2",
+        ),
+        ({"tp": 2, "model": "mixtral_8x7b", "gbs": 8}, "experts_sp", "tp 2 need sequence parallelism", "set sp"),
+        ({"gbs": 8, "recompute": "full", "recompute_layers": 5}, "recompute_groups", "groups of 5 layers", "layers 1"),
+        (
+            {"gbs": 8, "pp": 2, "sharding": "zero3"},
+            "fsdp_pipeline",
+            "takes no pipeline parallelism, and pp is 2",
+            "zero1",
+        ),
+        ({"tp": 0}, "positive", "tp must be 1 or more, not 0", "set tp 1"),
+        ({"gbs": 8, "vp": 1, "pp": 2}, "vp_of_one", "vp 1 runs the interleaved schedule", "drop vp"),
+    ],
+)
+def test_a_broken_rule_is_named_with_its_numbers_and_the_nearest_change(broken, rule, says, fix):
+    asked = dict(broken)
+    found = {each.rule: each for each in violations(job(models.find(asked.pop("model", "llama3_8b")), **asked))}
+    assert says in found[rule].message
+    assert fix in found[rule].fix
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(UserError, match=r"(?s)tp 3 .* must divide .*heads 32 is no multiple.*has no mxfp8") as refused:
+        require(job(tp=3, precision="mxfp8"))
+    assert "nearest" in refused.value.hint
+    require(job(tp=2, sp=True, gbs=8))
+
+
+@pytest.mark.parametrize(
+    ("layout", "rule"),
+    [
+        ({"tp": 16, "gpus": 16, "sp": True}, "tp_domain"),
+        ({"pp": 4, "gbs": 4}, "bubble"),
+        ({"seq": 8188, "gbs": 8, "precision": "fp8cs"}, "sizes"),
+        ({"tp": 2, "gbs": 8}, "no_sp"),
+        ({"gbs": 8, "recompute": "selective", "recompute_modules": ("moe",)}, "recompute_idle"),
+    ],
+)
+def test_what_is_legal_and_bad_is_a_warning(layout, rule):
+    assert rule in [each.rule for each in warnings(job(**layout))]
+
+
+def test_no_rule_and_no_warning_against_the_published_layout_of_llama3_70b():
+    good = job(models.find("llama3_70b"), gpus=64, tp=4, pp=4, vp=5, cp=2, sp=True, gbs=128)
+    assert violations(good) == []
+    assert warnings(good) == []
+
+
+JUNK = st.one_of(
+    st.integers(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=4),
+    st.none(),
+    st.booleans(),
+    st.sampled_from([*CHOICES["recompute"], *CHOICES["sharding"], "uniform", "bf16", float("nan"), float("inf")]),
+    st.lists(st.one_of(st.integers(-2, 9), st.sampled_from(MODULES)), max_size=4),
+    st.lists(st.integers(-1, 40), max_size=4).map(tuple),
+    st.dictionaries(st.text(max_size=2), st.integers(), max_size=1),
+)
+HOSTILE = st.tuples(
+    st.dictionaries(
+        st.sampled_from(sorted(vars(Layout()))), st.one_of(JUNK, st.sampled_from([1, 2, 4, 8])), max_size=6
+    ),
+    st.dictionaries(st.sampled_from(sorted(vars(Options()))), JUNK, max_size=1),
+    st.dictionaries(
+        st.sampled_from(["gpus", "seq", "precision", "task", "layout", "options", "model"]), JUNK, max_size=1
+    ),
+    st.sampled_from([DENSE, *SMALL]),
+)
+
+
+def _answers(hostile):
+    """Whatever a job is made of, it is judged or refused: any other exception fails the test."""
+    layout, options, facts, model = hostile
+    with contextlib.suppress(UserError):
+        Layout.from_mapping(layout, "here").violations(8)
+    with contextlib.suppress(UserError):
+        made = job(model, options=options, **layout).replace(**facts)
+        for found in (violations(made), warnings(made)):
+            assert all(each.rule and each.message and each.fix for each in found)
+
+
+@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(HOSTILE)
+def test_hostile_input_is_judged_or_refused(hostile):
+    _answers(hostile)
+
+
+@pytest.mark.slow
+@settings(max_examples=100_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(HOSTILE)
+def test_hostile_input_is_judged_or_refused_a_hundred_thousand_times(hostile):
+    _answers(hostile)
