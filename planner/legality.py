@@ -100,7 +100,7 @@ def _many(job: Job, fields: dict[str, NDArray[Any]]) -> Facts:
 
     own = job.layout.facts(job.gpus)
     one = {**vars(own), "embedding_as_layer": job.layout.embedding_as_layer, "loss_as_layer": job.layout.loss_as_layer}
-    get = {name: fields.get(name, np.asarray(one.get(name, 1))) for name in FIELDS}
+    get: dict[str, Any] = {name: fields.get(name, np.asarray(one.get(name, 1))) for name in FIELDS}
     if "dp" in fields:
         get["gpus"] = get["dp"] * get["tp"] * get["pp"] * get["cp"]
     if "etp" not in fields and job.layout.etp is None:

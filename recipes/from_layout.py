@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import nemo_run as run
 from fiddle._src import history
@@ -104,7 +105,7 @@ def _shard(partial: run.Partial, sharding: str) -> None:
         strategy.save_ckpt_format = "fsdp_dtensor"  # the only format that NeMo saves its shards in
 
 
-def _sharding(partial: run.Partial) -> str:
+def _sharding(partial: run.Partial) -> Any:
     strategy = partial.trainer.strategy
     if strategy.fsdp == "megatron":
         stages = {name: stage for stage, name in FSDP.items()}

@@ -77,7 +77,7 @@ def stage_parameters(m: Model, split: Split, stage: int) -> list[Parameters]:
 
 def problems(m: Model, split: Split) -> list[tuple[str, str]]:
     """What does not divide: (rule with its numbers, next move)."""
-    degrees = {"tp": split.tp, "pp": split.pp, "vp": split.vp, "ep": split.ep, "etp": split.expert_tp}
+    degrees: dict[str, Any] = {"tp": split.tp, "pp": split.pp, "vp": split.vp, "ep": split.ep, "etp": split.expert_tp}
     facts = rules.Facts(**degrees, interleaved=split.vp > 1, uneven=not split.is_plain, model=m)
     return [(broken.message, broken.fix) for broken in rules.check(rules.MODEL, facts)]
 

@@ -23,7 +23,7 @@ MEGATRONS_OWN = {"init": DotProductAttention.__init__, "config": TransformerConf
 """What the rehearsal replaces: the attention that refuses context parallelism, and the checks of FP8 and graphs."""
 
 from superpod.launchers.rehearsal.dry import fake_ranks  # noqa: E402
-from superpod.launchers.rehearsal.registry import install, rebind  # noqa: E402
+from superpod.launchers.rehearsal.registry import install, rebind, replace  # noqa: E402
 
 install()
 
@@ -61,7 +61,7 @@ def _counted(context: Any, *grads: Any) -> Any:
         depth[0] -= 1
 
 
-checkpointing.CheckpointFunction.backward = staticmethod(_counted)
+replace(checkpointing.CheckpointFunction, backward=staticmethod(_counted))
 no_fp8 = types.SimpleNamespace(is_fp8_enabled=lambda: False)
 for name, stand_in in {  # without Transformer Engine, Megatron reads these without having defined them
     "FP8GlobalStateManager": no_fp8,
@@ -270,29 +270,25 @@ def _stages(job: Job) -> list[list[str]] | None:
 
 def _as_many_layers_as_asked(job: Job, config: TransformerConfig) -> None:
     """Megatron does not add up uneven stages: it would train another model without a word."""
-    built = [
-        get_num_layers_to_build(config, vp_stage=stage if job.layout.vp else None, pp_rank=rank)
-        if config.pipeline_model_parallel_layout is None
-        else config.pipeline_model_parallel_layout.get_num_layers_to_build(
-            vp_stage=stage if job.layout.vp else None, pp_rank=rank
-        )
-        for rank in range(job.layout.pp)
-        for stage in range(job.layout.vp or 1)
-    ]
+    given: Any = config.pipeline_model_parallel_layout
+    count: Any = functools.partial(get_num_layers_to_build, config) if given is None else given.get_num_layers_to_build
+    chunks = range(job.layout.vp) if job.layout.vp else (None,)
+    built = [count(vp_stage=chunk, pp_rank=rank) for rank in range(job.layout.pp) for chunk in chunks]
     if sum(built) != job.model.layers or min(built) < 0:
         raise AssertionError(f"silently: {built} layers are built, {job.model.layers} were asked for")
 
 
 def _chunk(job: Job, config: TransformerConfig, stage: int) -> GPTModel:
     m, vp = job.model, job.layout.vp
+    specs: Any = gpt_layer_specs
     at: dict[str, Any] = {"ignore_virtual": False, "vp_stage": stage if vp else None}
     if vp:
         parallel_state.set_virtual_pipeline_model_parallel_rank(stage)
-    block = gpt_layer_specs.get_gpt_decoder_block_spec(config, False, vp_stage=at["vp_stage"])
+    block = specs.get_gpt_decoder_block_spec(config, False, vp_stage=at["vp_stage"])
     mtp = None
     if m.mtp_layers:
         last = block if block.layer_specs else _decoder_layer(config)
-        mtp = gpt_layer_specs.get_gpt_mtp_block_spec(config, last, False, vp_stage=at["vp_stage"])
+        mtp = specs.get_gpt_mtp_block_spec(config, last, False, vp_stage=at["vp_stage"])
     return GPTModel(
         config,
         transformer_layer_spec=block,
@@ -333,7 +329,8 @@ def _decoder_layer(config: TransformerConfig) -> Any:
 def _step(job: Job, chunks: list[GPTModel]) -> None:
     """One step of Megatron's schedule: all micro-batches forward and backward."""
     layout, many = job.layout, len(chunks) > 1 or job.layout.vp is not None
-    get_forward_backward_func()(
+    schedule: Any = get_forward_backward_func()
+    schedule(
         forward_step_func=functools.partial(_forward, job),
         data_iterator=[None] * len(chunks) if many else None,
         model=chunks if many else chunks[0],
