@@ -1,28 +1,92 @@
 """What hardware and software reach of the nominal: the constants of the time model, from `data/calibration/*.toml`.
 
-A GPU's file holds its constants; tables `[class.*]` multiply some of them for a precision, a software era, a class of
-models. A GPU without a file takes `generic.toml`. Nothing here is per row or per model.
+A GPU's file holds its `[constants]`, and `[factors."..."]` that multiply some of them: for a precision, for a software
+era, for mixtures of experts in that era. A GPU without a file takes `generic.toml`. Nothing is per row or per model.
+`benchmarks/fit_steptime.py` writes them.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from superpod.planner import hardware
 from superpod.planner.job import Job
 
 FOLDER = Path(__file__).parent / "data" / "calibration"
 
+ERAS = ((24.99, "24"), (25.08, "25.0"), (25.99, "25.1"), (26.05, "26.0"), (99.0, "26.1"))
+"""Releases up to a number, and what their era is called here."""
+PINNED = "25.1"
+"""The era of what this project installs (NeMo 2.7.3, megatron-core 0.15.3); of a job that says no release."""
+
+
+def era(job: Job) -> str:
+    """The software's era: of a NeMo release or container by its number, else the name of the framework."""
+    release, framework = job.options.release, job.options.framework
+    if framework != "megatron":
+        return framework
+    if "MLPerf" in release:
+        return release.lower().strip()
+    if release in ("SC21", "Korthikanti22"):
+        return "2021"
+    number = re.search(r"(?:NeMo|container|tag v)\s*(\d\d\.\d\d)", release)
+    return next(name for most, name in ERAS if float(number[1]) <= most) if number else PINNED
+
+
+def selectors(job: Job) -> tuple[str, ...]:
+    """The factors that apply to a job, by name: their keys in a GPU's file."""
+    kind = "moe" if job.model.is_moe else "dense"
+    when = era(job)
+    found = [f"precision {job.precision}", f"era {when}", f"era {when} {kind}"]
+    if job.task != "pretrain":
+        found.append(f"task {job.task}")
+    if "verification card" in job.options.release and job.task != "pretrain":
+        found.append(f"functional {kind}")
+    if fused_experts(job):
+        found.append("fused experts")
+    return tuple(found)
+
+
+def fused_experts(job: Job) -> bool:
+    """Whether gated experts run as one fused MXFP8 kernel: Blackwell from 26.06 on (`cutedsl_fused_grouped_mlp` of
+    Megatron-Bridge's scripts/performance/configs)."""
+    m = job.model
+    return (
+        m.is_moe and m.gated and era(job) == "26.1"
+        and job.precision == "mxfp8" and job.node.gpu.generation == "blackwell"
+    )  # fmt: skip
+
 
 def constants(job: Job) -> dict[str, float]:
     """The constants for a job, by name."""
-    found = dict(_base(job.node.gpu.name))
-    return found
+    return dict(_resolved(job.node.gpu.name, selectors(job)))
 
 
 @cache
-def _base(gpu: str) -> dict[str, float]:
+def _resolved(gpu: str, chosen: tuple[str, ...]) -> dict[str, float]:
+    return resolve(_tables(gpu), chosen)
+
+
+def resolve(tables: Mapping[str, Any], chosen: tuple[str, ...]) -> dict[str, float]:
+    """The constants of a file's tables with the chosen factors multiplied in; each within its limits."""
+    found = {key: float(value) for key, value in tables["constants"].items()}
+    for name in chosen:
+        for key, factor in tables.get("factors", {}).get(name, {}).items():
+            found[key] *= factor
+    least = tables.get("least", {})
+    return {key: min(max(value, least.get(key, 0.0)), most(key)) for key, value in found.items()}
+
+
+def most(name: str) -> float:
+    """The most that a constant can be: shares that are hidden stay below 1; an exponent stays one that can be taken."""
+    return 0.95 if name.endswith("_hidden") else 12.0 if name == "queue" else float("inf")
+
+
+@cache
+def _tables(gpu: str) -> dict[str, Any]:
     path = FOLDER / f"{gpu}.toml"
-    tables = hardware.read_toml(path if path.exists() else FOLDER / "generic.toml")
-    return {key: float(value) for key, value in tables["constants"].items()}
+    return hardware.read_toml(path if path.exists() else FOLDER / "generic.toml")

@@ -40,6 +40,7 @@ RESOURCES = (
     "scores",  # s at HBM bandwidth: attention scores that are not fused
     "loss",  # s at HBM bandwidth: logits
     "cast",  # s at HBM bandwidth: quantisation
+    "expert_cast",  # s at HBM bandwidth: quantisation of what experts work on, one by one
     "sorting",  # s at HBM bandwidth: permutation of tokens to experts and back
     "weights",  # s at HBM bandwidth: routed experts' operands
     "kernels",  # launches
@@ -102,7 +103,7 @@ class Work:
             self.table[:, self.kind, 2, i] += np.where(self.u.modules & bits, forward, 0.0)
 
     def gemm(self, rows: Any, out: Any, inner: Any, module: str = "", *, plain: bool = False, trained: bool = True,
-             resource: str = "", operands: str = "operands", matrices: Any = 1) -> None:  # fmt: skip
+             expert: bool = False, matrices: Any = 1, name: str = "") -> None:  # fmt: skip
         """A linear layer of `rows` tokens: forward, gradients of its input, and of its weights if it is trained."""
         low = self.low and not plain
         each = self.operand if low else self.size
@@ -113,15 +114,16 @@ class Work:
         forward = each * (left + right) + self.size * result
         backward = each * (result + right) + self.size * left
         backward = backward + wgrad * (each * (left + result) + 8 * right)  # adds to FP32 main gradients
-        self.add(resource or ("plain" if plain else "matmul"), flops, flops * (1 + wgrad), module)
-        self.add(operands, forward / self.hbm, backward / self.hbm, module)
+        self.add("expert" if expert else "plain" if plain else "matmul", flops, flops * (1 + wgrad), module)
+        self.add("weights" if expert else "operands", forward / self.hbm, backward / self.hbm, module)
         wave = 2.0 * TILE * self.job.node.gpu.sms / peak
         self.add("waves", wave * inner, wave * (out + wgrad * rows / matrices), module)
         if low:
             read = 2 * self.size + 2 * each  # amax or block scales, then the copies by rows and by columns
-            self.add("cast", left * read / self.hbm, result * read / self.hbm * (1 + 0 * left), module)
+            cast = "expert_cast" if expert else "cast"
+            self.add(cast, left * read / self.hbm, result * read / self.hbm, module)
         self.add("kernels", 2.0 if low else 1.0, (2.0 + low) * (1 + wgrad) / 2, module)
-        if self.frozen and trained and not plain:
+        if self.frozen and name in self.job.options.lora_targets:
             self._adapter(rows, out, inner, module)
 
     def _adapter(self, rows: Any, out: Any, inner: Any, module: str) -> None:
@@ -189,7 +191,7 @@ def attention(w: Work) -> None:
     m, tp, t = w.m, w.u.tp, w.tokens
     q, kv = m.heads * m.channels / tp, m.groups * m.channels / np.minimum(tp, m.groups)
     w.norm()
-    w.gemm(t, q * (1 + m.attention_gate) + 2 * kv, m.hidden)
+    w.gemm(t, q * (1 + m.attention_gate) + 2 * kv, m.hidden, name="linear_qkv")
     if not m.positions:
         w.stream(2 * t * (q + kv), 2 * t * (q + kv), 2)
     if m.qk_norm:
@@ -197,7 +199,7 @@ def attention(w: Work) -> None:
     _core(w, q, q, 2 * kv, m.heads / tp)
     if m.attention_gate:
         w.stream(3 * t * q, 5 * t * q, 1)
-    w.gemm(t, m.hidden, q)
+    w.gemm(t, m.hidden, q, name="linear_proj")
     w.parallel()
     w.residual()
     if m.post_norms:
@@ -224,7 +226,7 @@ def mla(w: Work) -> None:
         w.gemm(t, m.indexer_heads * m.indexer_dim, m.q_lora, plain=True)
         w.gemm(t, m.indexer_dim + m.indexer_heads, m.hidden, plain=True)
     _core(w, heads * qk, heads * m.v_dim, heads * (qk + m.v_dim), heads)
-    w.gemm(t, m.hidden, heads * m.v_dim)
+    w.gemm(t, m.hidden, heads * m.v_dim, name="linear_proj")
     w.parallel()
     w.residual()
 
@@ -255,6 +257,9 @@ def _core(w: Work, query: Any, out: Any, keys: Any, heads: Any) -> None:
         w.collective("cp", "all_to_all", w.size * t * (query + out + keys), steps, w.u.tp, (1.0, 1.0), "core_attn")
     else:  # each rank's keys and values go round; backward their gradients as well
         w.collective("cp", "all_gather", w.size * t * keys * steps, steps, w.u.tp, (1.0, 2.0), "core_attn")
+        w.add("cp_steps", steps - 1, 2 * (steps - 1), "core_attn")  # a ring, and partial results joined at each step
+        joined = 3.0 * (steps - 1) * w.size * t * out / w.hbm
+        w.add("stream", joined, joined, "core_attn")
     w.add("kernels", 6.0 * (steps - 1), 8.0 * (steps - 1), "core_attn")
 
 
@@ -272,10 +277,10 @@ def mlp(w: Work) -> None:
 def _feed_forward(w: Work, tokens: Any, ffn: Any, module: str) -> None:
     m = w.m
     up = 2 * ffn if m.gated else ffn
-    w.gemm(tokens, up, m.hidden, module)
+    w.gemm(tokens, up, m.hidden, module, name="linear_fc1")
     passes = (3.0, 5.0) if m.gated else (2.0, 3.0)
     w.stream(passes[0] * tokens * ffn, passes[1] * tokens * ffn, 1, module)
-    w.gemm(tokens, m.hidden, ffn, module)
+    w.gemm(tokens, m.hidden, ffn, module, name="linear_fc2")
 
 
 def moe(w: Work) -> None:
@@ -295,10 +300,10 @@ def moe(w: Work) -> None:
     _dispatch(w, sent, width)
     w.stream(4.0 * routed * width, 4.0 * routed * width, 6, "moe", "sorting")
     up, ffn = (2 if m.gated else 1) * m.expert_ffn / u.etp, m.expert_ffn / u.etp
-    w.gemm(routed, up, width, "moe", resource="expert", operands="weights", matrices=local)
+    w.gemm(routed, up, width, "moe", expert=True, matrices=local)
     passes = (3.0, 5.0) if m.gated else (2.0, 3.0)
     w.stream(passes[0] * routed * ffn, passes[1] * routed * ffn, 1, "moe moe_act")
-    w.gemm(routed, width, ffn, "moe", resource="expert", operands="weights", matrices=local)
+    w.gemm(routed, width, ffn, "moe", expert=True, matrices=local)
     w.add("expert_kernels", 2.0 * local, 4.0 * local, "moe")
     if m.shared_ffn:
         _feed_forward(w, t, m.shared_ffn / u.tp, "shared_experts moe")

@@ -64,7 +64,11 @@ def price(d: Demand, k: Mapping[str, Any]) -> dict[str, Array]:
     redone = again[..., 0] * d.again
     launched = (launch + again[..., 1] * d.again) * np.where(d.graphs > 0, _wide(k["graphed"]), 1.0)[:, None]
     launched = launched * (1 + k["jitter"] * (d.tp - 1))[:, None]
-    hidden = {"tp": _wide(k["tp_hidden"]) * d.overlap_tp, "cp": _wide(k["cp_hidden"]), "ep": _wide(k["ep_hidden"])}
+    hidden = {
+        "tp": _wide(k["tp_hidden"]) * d.overlap_tp,
+        "cp": _wide(k["cp_hidden"]),
+        "ep": np.where(d.vp > 1, k["ep_hidden"], 0.0),
+    }
     talk = {}
     for i, group in enumerate(("tp", "cp", "ep"), start=2):
         every = forward[..., i] + backward[..., i] + again[..., i] * d.again
@@ -97,6 +101,7 @@ def _phases(d: Demand, k: Mapping[str, Any]) -> list[Array]:
     for name, group in PRICES.items():
         coefficients[..., INDEX[name], GROUPS.index(group)] = k[name]
     coefficients[..., INDEX["kernels"], 0] = k["gap"]
+    coefficients[..., 0] *= _wide(k["software"])[..., None]
     work = d.work[:, kinds].reshape(len(d.work), -1, len(RESOURCES)) @ coefficients
     units = work.reshape(len(d.work), len(kinds), len(PHASES) * len(GROUPS))
     ranks = np.matmul(d.blocks[..., kinds], units[d.unit])
@@ -106,7 +111,9 @@ def _phases(d: Demand, k: Mapping[str, Any]) -> list[Array]:
 
 PRICES = {
     **dict.fromkeys(("matmul", "plain", "attention", "scan", "expert"), "compute"),
-    **dict.fromkeys(("waves", "operands", "stream", "scores", "loss", "cast", "sorting", "weights"), "compute"),
+    **dict.fromkeys(
+        ("waves", "operands", "stream", "scores", "loss", "cast", "expert_cast", "sorting", "weights"), "compute"
+    ),
     **dict.fromkeys(("kernels", "expert_kernels"), "launch"),
     **{f"{group}_{part}": group for group in ("tp", "cp", "ep") for part in ("near", "far", "steps")},
 }

@@ -1,0 +1,190 @@
+"""How well the planner predicts published step times: a table per group of rows, hold-out beside fit.
+
+`python benchmarks/accuracy_time.py REFERENCE` reads `step_time.csv` there (shared/reference, never shipped);
+`benchmarks/planner_accuracy.py` prints the same table beside that of memory. The constants were fitted by
+`benchmarks/fit_steptime.py`, which never sees the hold-out.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from superpod.planner import columns, published, steptime
+from superpod.planner.errors import UserError
+from superpod.planner.job import Job
+
+KEYS = (
+    *("task", "model", "layers", "hidden", "gpu", "gpus", "precision", "seq", "gbs", "mbs"),
+    *("tp", "pp", "vp", "cp", "ep", "etp", "fsdp", "recompute"),
+)
+"""What makes a configuration: its rows of all releases are on one side of the hold-out."""
+BOUNDS = {
+    "vTrain, one node": (0.04, 0.06),
+    "vTrain, several nodes": (0.08, 0.04),
+    "tuned, dense": (0.05, 0.07),
+    "tuned, MoE": (0.12, 0.12),
+    "tuned": (0.08, 0.09),
+}
+"""Of each group, the mean relative error wanted, and the bound that the test holds."""
+REGRET, TAU = (0.02, 0.04), (0.9, 0.85)
+"""The same of the rankings: mean regret at most, mean Kendall tau at least."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row and what became of it."""
+
+    row: Mapping[str, str]
+    job: Job | None
+    measured: float
+    """s"""
+    predicted: float | None
+    """s; None = not covered."""
+
+    @property
+    def error(self) -> float:
+        """Relative; a row that is not covered counts as 100 %."""
+        return 1.0 if self.predicted is None else abs(self.predicted / self.measured - 1)
+
+    @property
+    def held(self) -> bool:
+        """Whether the row is in the hold-out."""
+        return held_out(self.row)
+
+
+def main(reference: Path) -> int:
+    """Print the tables. 1 when a group is past its bound."""
+    results, impossible = read(reference / "step_time.csv")
+    print(f"{'step time':30} rows  covered     mean    worst      fit  hold-out   wanted  one constant")
+    failed = 0
+    fixed = constant_baseline(results)
+    for name, members in groups(results).items():
+        wanted, bound = BOUNDS.get(name, (None, None))
+        mean = float(np.mean([each.error for each in members]))
+        failed |= bound is not None and mean > bound
+        print(_line(name, members, wanted, fixed))
+    regret, tau = ranking([each for each in results if each.row["release"] == "vTrain"])
+    failed |= regret > REGRET[1] or tau < TAU[1]
+    print(f"vTrain, choosing a layout: mean regret {regret:.2%} (wanted {REGRET[0]:.0%}),", end=" ")
+    print(f"mean Kendall tau {tau:.3f} (wanted {TAU[0]})")
+    worst = sorted((each for each in results if each.predicted), key=lambda each: -each.error)[:8]
+    print("worst: " + ", ".join(f"{each.row['id']} {each.error:.0%}" for each in worst))
+    print(f"rows whose own numbers cannot be: {', '.join(impossible) or 'none'}")
+    missing = [each.row["id"] for each in results if each.predicted is None]
+    print(f"rows not covered: {', '.join(missing) or 'none'}")
+    return int(failed)
+
+
+def read(path: Path) -> tuple[list[Result], list[str]]:
+    """The rows with a measured time and their predictions; and the ids of those whose own arithmetic is impossible."""
+    results, impossible = [], []
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            try:
+                job = published.job(row)
+                measured = seconds(row, job)
+                if measured is None or contradicts(job, measured):
+                    impossible.append(row["id"])
+                    continue
+                predicted = float(steptime.step(job, columns.of(job)).seconds)
+                results.append(Result(row, job, measured, predicted))
+            except published.Unsupported:
+                results.append(Result(row, None, float("nan"), None))
+            except UserError:
+                impossible.append(row["id"])
+    return results, impossible
+
+
+def seconds(row: Mapping[str, str], job: Job) -> float | None:
+    """The measured step: printed, or from the printed throughput."""
+    if row["step_time_s"]:
+        return float(row["step_time_s"])
+    rate = float(row["tokens_per_s_per_gpu"] or 0)
+    return job.tokens / (rate * job.gpus) if rate else None
+
+
+def contradicts(job: Job, measured: float) -> bool:
+    """Whether the batch is less than one micro-batch a rank, or the rate beyond 90 % of the peak or, tuned, under 1 %."""
+    rate = steptime.mfu(job, measured)
+    return job.layout.gbs < job.layout.mbs * job.dp or rate > 0.9 or (rate < 0.01 and job.options.release != "vTrain")
+
+
+def held_out(row: Mapping[str, str]) -> bool:
+    """A fifth of the configurations, chosen by their hash."""
+    key = "|".join(row[name] for name in KEYS)
+    return int(hashlib.sha256(key.encode()).hexdigest(), 16) % 5 == 0
+
+
+def groups(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The table's groups; a row is in several."""
+    found: dict[str, list[Result]] = {name: [] for name in BOUNDS}
+    for each in results:
+        if each.row["release"] == "vTrain":
+            found["vTrain, one node" if int(each.row["gpus"]) <= 8 else "vTrain, several nodes"].append(each)
+            continue
+        moe = each.job is None or each.job.model.is_moe
+        found["tuned, MoE" if moe else "tuned, dense"].append(each)
+        found["tuned"].append(each)
+        found.setdefault(f"  {each.row['gpu'] or 'h100-80gb'}, {'MoE' if moe else 'dense'}", []).append(each)
+    return found
+
+
+def constant_baseline(results: Sequence[Result]) -> dict[str, float]:
+    """Errors of one constant FLOP rate per GPU, precision and dense or MoE, fitted as well as it can be; by row."""
+    rates = defaultdict(list)
+    for each in results:
+        if each.job:
+            rates[_class(each.job)].append(float(steptime.mfu(each.job, each.measured)))
+    errors = {}
+    for each in results:
+        if each.job:
+            guess = np.exp(np.median(np.log(rates[_class(each.job)])))
+            errors[each.row["id"]] = abs(float(steptime.mfu(each.job, each.measured)) / guess - 1)
+    return errors
+
+
+def _class(job: Job) -> tuple[str, str, bool, bool]:
+    return job.node.gpu.name, job.precision, job.model.is_moe, job.options.release == "vTrain"
+
+
+def ranking(results: Sequence[Result]) -> tuple[float, float]:
+    """Mean regret of the layout predicted fastest, and mean Kendall tau, over runs of one model, size and batch."""
+    found = defaultdict(list)
+    for each in results:
+        if each.predicted:
+            found[tuple(each.row[k] for k in ("layers", "hidden", "gpus", "gbs"))].append(each)
+    regrets, taus = [], []
+    for members in found.values():
+        chosen = min(members, key=lambda each: each.predicted or 0)
+        regrets.append(chosen.measured / min(each.measured for each in members) - 1)
+        if len(members) > 2:
+            taus.append(kendall([e.measured for e in members], [e.predicted or 0 for e in members]))
+    return float(np.mean(regrets)), float(np.mean(taus))
+
+
+def kendall(a: Sequence[float], b: Sequence[float]) -> float:
+    """Kendall's tau-b: agreeing pairs less disagreeing ones, over pairs that are not tied."""
+    x, y = (np.sign(np.subtract.outer(v, v))[np.triu_indices(len(v), 1)] for v in (a, b))
+    return float((x * y).sum() / np.sqrt((x != 0).sum() * (y != 0).sum()))
+
+
+def _line(name: str, members: Sequence[Result], wanted: float | None, fixed: Mapping[str, float]) -> str:
+    covered = [each for each in members if each.predicted is not None]
+    mean, worst = np.mean([e.error for e in members]), max(e.error for e in members)
+    sides = [[e.error for e in covered if e.held is side] for side in (False, True)]
+    fit, hold = (f"{np.mean(side):8.2%}" if side else f"{'-':>8}" for side in sides)
+    base = np.mean([fixed[e.row["id"]] for e in covered]) if covered else float("nan")
+    goal = f"{wanted:8.0%}" if wanted else " " * 8
+    return f"{name:30} {len(members):4}  {len(covered):7} {mean:8.2%} {worst:8.0%} {fit}  {hold} {goal}  {base:12.0%}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,155 @@
+"""What is believed of the time model's constants before any row is seen: where they start, how far they may go.
+
+Values are times over the ideal: 1.3 for `matmul` is 77 % of the peak. Widths are of a factor's log: 0.1 = 10 %.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from superpod.planner import calibration
+from superpod.planner.job import Job
+
+START = {
+    "software": 1.0,  # on all computation of a GPU
+    "matmul": 1.3,  # large BF16 products reach 770 to 800 of 989 TFLOP/s on H200 (measured by this project)
+    "plain": 1.4,
+    "attention": 1.7,  # FlashAttention-3: 50 to 75 % of the peak forward (arXiv:2407.08608), less backward
+    "scan": 3.0,
+    "expert": 1.5,
+    "waves": 0.5,  # the last round of tiles is half full
+    "operands": 1.0,
+    "stream": 1.25,  # copies reach 4.3 of 4.8 TB/s on H200 (measured by this project)
+    "scores": 1.25,
+    "loss": 1.25,
+    "cast": 1.25,
+    "expert_cast": 1.5,
+    "sorting": 1.5,
+    "weights": 1.0,
+    "kernels": 8e-6,  # s of CPU time for each launch
+    "expert_kernels": 4e-6,
+    "gap": 2e-6,  # s of GPU time between kernels
+    "graphed": 0.1,
+    "jitter": 0.01,
+    "queue": 4.0,
+    "tp_near": 1.3,
+    "tp_far": 1.3,
+    "tp_steps": 1e-5,
+    "tp_hidden": 0.3,
+    "cp_near": 1.3,
+    "cp_far": 1.3,
+    "cp_steps": 1e-5,
+    "cp_hidden": 0.7,
+    "ep_near": 1.4,
+    "ep_far": 1.4,
+    "ep_steps": 2e-5,
+    "ep_hidden": 0.3,
+    "send_near": 1.3,
+    "send_far": 1.3,
+    "send_near_s": 1.5e-5,
+    "send_far_s": 3e-5,
+    "send_hidden": 0.8,
+    "dp_near": 1.3,
+    "dp_far": 1.3,
+    "dp_step_s": 2e-5,
+    "dp_under": 0.9,
+    "dp_tail": 1.0,
+    "dp_slows": 0.03,
+    "states": 1.3,
+    "grads": 1.3,
+    "copies": 0.1,
+    "step_s": 5e-3,
+    "tensor_s": 5e-5,
+}
+
+LEAST = {
+    **dict.fromkeys(("matmul", "attention", "expert"), 1.15),
+    **dict.fromkeys(("plain", "scan"), 1.1),
+    **dict.fromkeys(("stream", "scores"), 0.9),
+    **dict.fromkeys(("operands", "weights"), 0.6),
+    **dict.fromkeys(("cast", "loss"), 0.7),
+    **dict.fromkeys(("expert_cast", "sorting"), 0.5),
+    **{f"{group}_{tier}": 1.05 for group in ("tp", "cp", "ep", "send", "dp") for tier in ("near", "far")},
+    "waves": 0.15,
+    "gap": 3e-7,
+    "queue": 1.5,
+}
+"""No faster than this: nothing beats the peak, and bytes that a cache spares are fewer than half."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where a factor applies. The file of a GPU holds the product of those that it and its generation have."""
+
+    selector: str = ""
+    """Of `calibration.selectors`; "" = always."""
+    generation: str = ""
+    gpu: str = ""
+
+
+def scopes(job: Job) -> list[Scope]:
+    """The scopes of one job."""
+    gpu, era = job.node.gpu, calibration.era(job)
+    kind = "moe" if job.model.is_moe else "dense"
+    found = [Scope(), Scope(generation=gpu.generation), Scope(gpu=gpu.name)]
+    for selector in calibration.selectors(job):
+        if selector in (f"precision {job.precision}", f"era {era} {kind}"):
+            found.append(Scope(selector, generation=gpu.generation))
+        else:
+            found.append(Scope(selector))
+    return [*found, Scope(f"precision {job.precision}", gpu=gpu.name)]
+
+
+BASE = {
+    **dict.fromkeys(START, 0.5),
+    **{"matmul": 0.06, "plain": 0.1, "attention": 0.2, "operands": 0.15, "stream": 0.15, "cast": 0.2, "scores": 0.2},
+    **{"send_near": 0.1, "send_far": 0.1, "loss": 0.3, "software": 1e-6},
+    **{"tp_hidden": 0.3, "cp_hidden": 0.2, "ep_hidden": 0.5, "send_hidden": 0.1, "dp_under": 0.2},
+}
+OWN = {**dict.fromkeys(START, 1.5), "matmul": 0.1, "plain": 0.3, "operands": 0.3, "waves": 0.5, "software": 1e-6}
+"""Of Megatron-DeepSpeed on A100: another code, with rows enough to say it all."""
+COMMUNICATION = {"tp_near": 0.2, "ep_near": 0.3, "dp_near": 0.2, "dp_far": 0.2, "ep_far": 0.3}
+
+
+def WIDTHS(scope: Scope) -> dict[str, float]:  # noqa: N802
+    """The constants that a scope has a factor of, and how wide."""
+    name = scope.selector
+    if not name:
+        return _hardware(scope)
+    if name.startswith("precision"):
+        if scope.gpu:
+            return {"matmul": 0.05, "expert": 0.07}
+        return {"matmul": 0.12, "expert": 0.25, "cast": 0.2, "expert_cast": 0.5, "weights": 0.2}
+    if name.startswith("era"):
+        return _era(scope)
+    if name == "fused experts":
+        more = {"kernels": 0.4, "expert_kernels": 0.5, "weights": 0.3, "stream": 0.3}
+        return {"expert": 0.4, "expert_cast": 0.6, "sorting": 0.4, **more}
+    if name.startswith("task"):
+        return {"software": 0.07, "attention": 0.5, "kernels": 0.3, "step_s": 0.5}
+    return {"software": 0.5, "kernels": 0.7, "attention": 0.5}  # functional
+
+
+def _hardware(scope: Scope) -> dict[str, float]:
+    if scope.generation:
+        more = {"kernels": 0.3, "tp_near": 0.2, "ep_near": 0.3, "sorting": 0.3, "scan": 0.2, "weights": 0.2}
+        return {"software": 0.05, "attention": 0.15, "stream": 0.1, "expert": 0.2, **more}
+    return {"software": 0.05, "kernels": 0.15, **COMMUNICATION} if scope.gpu else BASE
+
+
+def _era(scope: Scope) -> dict[str, float]:
+    name = scope.selector
+    if name.endswith(" moe"):
+        more = {"sorting": 0.3, "kernels": 0.3, "expert_kernels": 0.3, "ep_near": 0.3, "ep_far": 0.3}
+        return {"software": 0.12, "expert": 0.15, "expert_cast": 0.3, **more}
+    if name.endswith(" dense"):
+        return {} if "deepspeed" in name else {"software": 0.1, "tp_near": 0.15, "dp_near": 0.2, "attention": 0.1}
+    if name == "era deepspeed":
+        return OWN
+    found = {"software": 0.07, "kernels": 0.3, "tp_near": 0.15, "dp_near": 0.15, "dp_far": 0.15, "loss": 0.2}
+    found["step_s"] = 0.5
+    if name == "era 2021":
+        found |= {"scores": 0.3, "stream": 0.2, "tp_near": 0.3, "kernels": 1.0, "copies": 1.0}
+    if name in ("era fsdp2", "era mlperf v5.0", "era mlperf v5.1"):
+        found["software"] = 0.3
+    return found
