@@ -21,11 +21,11 @@ from scipy.optimize import least_squares
 sys.path.insert(0, str(Path(__file__).parent))
 
 from accuracy_time import Result, read
+from steptime_priors import LEAST, START, WIDTHS, Scope, scopes
 
 from superpod.planner import calibration, columns, steptime
 from superpod.planner.demand import demand, stack
 from superpod.planner.job import Job
-from steptime_priors import LEAST, START, WIDTHS, Scope, scopes
 
 Array = NDArray[np.float64]
 NOISE = 0.04
@@ -149,7 +149,7 @@ def _toml(title: str, tables: dict[str, dict[str, float]], fitted: set[str]) -> 
 
 HEAD = (
     "# Written by benchmarks/fit_steptime.py; the names are explained in planner/roofline.py and planner/steptime.py.",
-    "# (fitted) to published step times, the hold-out left out; (prior) the rows say nothing against it. Factors: fitted.",
+    "# (fitted) to published step times, hold-out left out; (prior) left where it was. All factors are fitted.",
     "",
 )
 

@@ -43,7 +43,7 @@ START = {
     "ep_near": 1.4,
     "ep_far": 1.4,
     "ep_steps": 2e-5,
-    "ep_hidden": 0.3,
+    "ep_hidden": 0.4,
     "send_near": 1.3,
     "send_far": 1.3,
     "send_near_s": 1.5e-5,
@@ -104,7 +104,7 @@ BASE = {
     **dict.fromkeys(START, 0.5),
     **{"matmul": 0.06, "plain": 0.1, "attention": 0.2, "operands": 0.15, "stream": 0.15, "cast": 0.2, "scores": 0.2},
     **{"send_near": 0.1, "send_far": 0.1, "loss": 0.3, "software": 1e-6},
-    **{"tp_hidden": 0.3, "cp_hidden": 0.2, "ep_hidden": 0.5, "send_hidden": 0.1, "dp_under": 0.2},
+    **{"tp_hidden": 0.6, "cp_hidden": 0.2, "ep_hidden": 0.7, "send_hidden": 0.1, "dp_under": 0.2},
 }
 OWN = {**dict.fromkeys(START, 1.5), "matmul": 0.1, "plain": 0.3, "operands": 0.3, "waves": 0.5, "software": 1e-6}
 """Of Megatron-DeepSpeed on A100: another code, with rows enough to say it all."""
@@ -132,15 +132,15 @@ def WIDTHS(scope: Scope) -> dict[str, float]:  # noqa: N802
 
 def _hardware(scope: Scope) -> dict[str, float]:
     if scope.generation:
-        more = {"kernels": 0.3, "tp_near": 0.2, "ep_near": 0.3, "sorting": 0.3, "scan": 0.2, "weights": 0.2}
+        more = {"kernels": 0.5, "tp_near": 0.2, "ep_near": 0.3, "sorting": 0.3, "scan": 0.2, "weights": 0.2}
         return {"software": 0.05, "attention": 0.15, "stream": 0.1, "expert": 0.2, **more}
-    return {"software": 0.05, "kernels": 0.15, **COMMUNICATION} if scope.gpu else BASE
+    return {"software": 0.05, "kernels": 0.4, **COMMUNICATION} if scope.gpu else BASE
 
 
 def _era(scope: Scope) -> dict[str, float]:
     name = scope.selector
     if name.endswith(" moe"):
-        more = {"sorting": 0.3, "kernels": 0.3, "expert_kernels": 0.3, "ep_near": 0.3, "ep_far": 0.3}
+        more = {"sorting": 0.3, "kernels": 0.5, "expert_kernels": 0.3, "ep_near": 0.3, "ep_far": 0.3}
         return {"software": 0.12, "expert": 0.15, "expert_cast": 0.3, **more}
     if name.endswith(" dense"):
         return {} if "deepspeed" in name else {"software": 0.1, "tp_near": 0.15, "dp_near": 0.2, "attention": 0.1}

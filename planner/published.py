@@ -66,7 +66,9 @@ def job(row: Row) -> Job:
     args = vocabulary.arguments(row)
     found = megatron_args.apply(found, args)[0] if args else found
     blank = not (row.get("recompute") or "").strip()
-    tuned = (row.get("release") or "").strip() or vocabulary.is_fsdp2(row)
+    tuned = (row.get("release") or "").strip() or (
+        vocabulary.is_fsdp2(row) and "Automodel" not in row.get("source", "")
+    )
     return _recompute_as_needed(found) if blank and tuned else found
 
 
@@ -79,6 +81,8 @@ def number(row: Row, key: str, default: int | None = None) -> int | None:
     text = (row.get(key) or "").strip().replace(",", "")
     if not text:
         return default
+    if text.isascii() and text.isdigit() and len(text) < 12 and (whole := int(text)):
+        return whole
     if match := re.fullmatch(r"(\d+)k", text.lower()):
         return int(match[1]) * 1024
     try:

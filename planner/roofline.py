@@ -168,6 +168,8 @@ class Work:
     def parallel(self, module: str = "") -> None:
         """What tensor parallelism exchanges for one block: an all-reduce each way, or its two halves."""
         size = self.size * self.tokens * self.m.hidden
+        if self.low:  # with sequence parallelism inputs are gathered as they were quantised: Transformer Engine
+            size = size * np.where(self.u.sp > 0, (self.operand + self.size) / 2 / self.size, 1.0)
         self.collective("tp", "all_reduce", size, self.u.tp, 1.0, (1.0, 1.0), module)
         again = np.where((self.u.sp > 0) & (self.u.tp > 1), 0.5, 0.0)  # the input is gathered again for its weights
         if not self.frozen:
@@ -304,6 +306,8 @@ def moe(w: Work) -> None:
     passes = (3.0, 5.0) if m.gated else (2.0, 3.0)
     w.stream(passes[0] * routed * ffn, passes[1] * routed * ffn, 1, "moe moe_act")
     w.gemm(routed, width, ffn, "moe", expert=True, matrices=local)
+    if m.bias:  # added to each expert's rows, and summed over them backward
+        w.stream(2.0 * routed * (up + width), 2.0 * routed * (up + width), 2, "moe")
     w.add("expert_kernels", 2.0 * local, 4.0 * local, "moe")
     if m.shared_ffn:
         _feed_forward(w, t, m.shared_ffn / u.tp, "shared_experts moe")

@@ -134,8 +134,9 @@ def _exposed(d: Demand, k: Mapping[str, Any], forward: Array, backward: Array) -
     reduce = d.reduce_near * k["dp_near"] + d.reduce_far * k["dp_far"] + steps
     gather = d.gather_near * k["dp_near"] + d.gather_far * k["dp_far"] + steps
     tail = k["dp_tail"] / np.maximum(d.layers, 1)
-    after = _rest(reduce, d.overlap_grads * backward * k["dp_under"], tail)
-    before = _rest(gather, d.overlap_params * forward * k["dp_under"], tail)
+    passes = np.where(d.vp > 1, np.minimum(d.pp, d.micro_batches), 1.0)  # chunks are done one after another
+    after = _rest(reduce, d.overlap_grads * passes * backward * k["dp_under"], tail)
+    before = _rest(gather, d.overlap_params * passes * forward * k["dp_under"], tail)
     once = after + before
     again = _rest(gather, forward * k["dp_under"], tail) + _rest(gather + reduce, backward * k["dp_under"], tail)
     sharded = d.micro_batches * (again + k["dp_slows"] * (2 * gather + reduce))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from superpod.planner import hardware, megatron_args
+from superpod.planner import hardware, megatron_args, models
 from superpod.planner.hardware import Node
 from superpod.planner.models import Model
 
@@ -123,10 +123,14 @@ def options(row: Row) -> dict[str, Any]:
         more = {"attention": "unfused"} if "2401.10241" in source else {}
         more |= {"grads": "bf16"} if "2411.05288" in source else {}
         return {"fused_loss": False, "hidden_dropout": 0.1, "attention_dropout": 0.1, **more}
-    if "Megatron-Bridge" in framework or re.match(r"NeMo|tag v", row.get("release") or ""):
+    if "Megatron-Bridge" in framework + (row.get("source") or "") or re.match(r"NeMo|tag v", row.get("release") or ""):
         # scripts/performance of NeMo and Megatron-Bridge: fp8_param_gather, grad_reduce_in_fp32 off, the loss of
-        # Transformer Engine (set_primary_perf_configs)
-        return {"fp8_params": True, "grads": "bf16", "loss_impl": "te"}
+        # Transformer Engine (set_primary_perf_configs), LoRA of queries, keys and values only (llama3_70b_lora_config)
+        return {"fp8_params": True, "grads": "bf16", "loss_impl": "te", "lora_targets": ("linear_qkv",)}
+    if (row.get("release") or "") in ("SC21", "Korthikanti22"):  # Megatron-LM of 2021 and 2022, before flash attention
+        unfused = {"attention": "unfused", "impl": "local", "fused_loss": False, "overlap_tp": False}
+        dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+        return {**unfused, **dropout, "overlap_grads": False, "overlap_params": False}
     return {}
 
 
@@ -162,6 +166,12 @@ def _mlperf(row: Row) -> bool:
     return MLPERF in (row.get("framework") or "") + (row.get("release") or "")
 
 
+def _size(row: Row, key: str) -> int:
+    """A field's number, or 0 where it is none."""
+    text = (row.get(key) or "").strip()
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
 def blanks(row: Row) -> dict[str, int | str]:
     """Fields of a row that leaves them blank. MLPerf's Llama 70B LoRA runs 8,192 tokens over cp 8."""
     if _mlperf(row) and row.get("task") == "lora":
@@ -170,10 +180,21 @@ def blanks(row: Row) -> dict[str, int | str]:
         # benchmarks/llama3_h100_202412_torchtitan.md: 8,192 tokens; train_configs: selective recomputation by operation
         return {"seq": 8192, "recompute": "selective AC"}
     if row.get("release") == "SC21":
-        mbs, vp = SC21_BATCHES.get(int(row.get("layers") or 0), (1, 1))
+        mbs, vp = SC21_BATCHES.get(_size(row, "layers"), (1, 1))
         return {"mbs": mbs, "vp": vp}
-    if "grok1" in (row.get("source") or "") and "dgxc" in (row.get("source") or ""):
-        return {"layers": next((n for gpus, n in GROK_LAYERS if int(row.get("gpus") or 0) <= gpus), 64)}
+    release = row.get("release") or ""
+    if release.startswith("NeMo 24.07") and row.get("task") != "pretrain" and _size(row, "pp") > 1:
+        # the table of fine-tuning has no column for it; that of pre-training has one layer a chunk
+        return {"vp": models.find(row["model"]).layers // _size(row, "pp")}
+    if re.search(r"NeMo 2(5\.(09|1)|6)|verification card", release):
+        # Megatron-Bridge, scripts/performance/configs: expert_tensor_parallel_size=1 in every preset; Nemotron 3's
+        # sequences are of 8,192 tokens
+        return {"etp": 1} | ({"seq": 8192} if (row.get("model") or "").startswith("nemotron3") else {})
+    dgxc = "dgxc" in (row.get("source") or "")
+    if dgxc and row.get("model") == "nemotron4_340b" and _size(row, "pp") > 1:
+        return {"vp": 12}  # the recipe's; a README of one release leaves it out
+    if dgxc and row.get("model") == "grok1_314b" and "h100" in (row.get("gpu") or ""):
+        return {"layers": next((n for gpus, n in GROK_LAYERS if _size(row, "gpus") <= gpus), 64)}
     if "2401.10241" in (row.get("source") or ""):
         pp, layers = int(row["pp"]), int(row["layers"])
         return {"vp": (layers + 2) // pp} if "interleaved" in (row.get("schedule") or "") else {}
