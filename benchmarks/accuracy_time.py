@@ -112,7 +112,7 @@ def seconds(row: Mapping[str, str], job: Job) -> float | None:
 
 
 def contradicts(job: Job, measured: float) -> bool:
-    """Whether the batch is under a micro-batch a rank, or the rate beyond 90 % of the peak or (but vTrain) under 1 %."""
+    """Whether the batch is under a micro-batch a rank, or the rate over 90 % of the peak or (but vTrain) under 1 %."""
     rate = steptime.mfu(job, measured)
     return job.layout.gbs < job.layout.mbs * job.dp or rate > 0.9 or (rate < 0.01 and job.options.release != "vTrain")
 

@@ -21,7 +21,7 @@ from scipy.optimize import least_squares
 sys.path.insert(0, str(Path(__file__).parent))
 
 from accuracy_time import Result, read
-from steptime_priors import LEAST, START, WIDTHS, Scope, scopes
+from steptime_priors import LEAST, START, Scope, scopes, widths
 
 from superpod.planner import calibration, columns, steptime
 from superpod.planner.demand import demand, stack
@@ -69,7 +69,7 @@ class Fit:
         for scope, members in known.items():
             rows = np.zeros(len(self.jobs))
             rows[members] = 1.0
-            for constant, width in WIDTHS(scope).items():
+            for constant, width in widths(scope).items():
                 yield Factor(constant, scope, width, rows)
 
     def constants(self, x: Array, bumped: int = -1) -> dict[str, Array]:

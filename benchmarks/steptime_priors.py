@@ -111,7 +111,7 @@ OWN = {**dict.fromkeys(START, 1.5), "matmul": 0.1, "plain": 0.3, "operands": 0.3
 COMMUNICATION = {"tp_near": 0.2, "ep_near": 0.3, "dp_near": 0.2, "dp_far": 0.2, "ep_far": 0.3}
 
 
-def WIDTHS(scope: Scope) -> dict[str, float]:  # noqa: N802
+def widths(scope: Scope) -> dict[str, float]:
     """The constants that a scope has a factor of, and how wide."""
     name = scope.selector
     if not name:

@@ -180,7 +180,8 @@ def _parameters(job: Job, units: Units) -> Array:
 def _states(job: Job, one: Mapping[str, Any], parameters: Array, blocks: Array) -> dict[str, Array]:
     """Gradients and parameters that data parallelism exchanges, and what the optimizer passes over, worst rank."""
     options = job.options
-    held = np.einsum("lrk,lkx->lrx", blocks, parameters)
+    kinds = np.flatnonzero(parameters.any(axis=(0, 2)))
+    held = blocks[..., kinds] @ parameters[:, kinds]
     held = held[np.arange(len(held)), held.sum(axis=2).argmax(axis=1)]
     trained = LORA_SHARE if job.task == "lora" else 1.0
     grad_bytes = 4.0 if options.grads == "fp32" and options.framework == "megatron" else 2.0
