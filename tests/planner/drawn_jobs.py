@@ -256,6 +256,7 @@ CHANGES: tuple[Callable[[random.Random, Draft], None], ...] = (
     _makes(job={"node": "a100", "precision": "fp8cs"}),
     _makes(options={"moments": "bf16"}, layout={"sharding": "none"}),
     _makes(options={"moments": "bf16"}, layout={"sharding": "none"}),
+    _makes(options={"moments": "bf16"}),
     _makes(options={"overlap_grads": False}, layout={"sharding": "zero2"}),
     _makes(options={"overlap_grads": False}, layout={"sharding": "zero2"}),
     _makes(model=MOE, layout={"sharding": "zero2", "ep": 2, "etp": 1}),

@@ -35,7 +35,7 @@ from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataPa
 from megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp import MegatronFSDP  # noqa: E402
 from megatron.core.models.gpt import gpt_layer_specs  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
-from megatron.core.optimizer import OptimizerConfig  # noqa: E402
+from megatron.core.optimizer import OptimizerConfig, optimizer_config  # noqa: E402
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func  # noqa: E402
 from megatron.core.tensor_parallel import mappings  # noqa: E402
 from megatron.core.tensor_parallel import random as checkpointing  # noqa: E402
@@ -46,7 +46,8 @@ from megatron.core.utils import get_batch_on_this_cp_rank  # noqa: E402
 
 from superpod.planner.job import Job  # noqa: E402
 
-transformer_config.is_te_min_version = lambda *_: True  # the pinned Transformer Engine, which needs a GPU
+for module in (transformer_config, optimizer_config):
+    replace(module, is_te_min_version=lambda *_: True)  # the pinned Transformer Engine, which needs a GPU
 backward, depth = checkpointing.CheckpointFunction.backward, [0]
 
 

@@ -203,6 +203,7 @@ def test_hostile_input_is_judged_or_refused(hostile):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @settings(max_examples=100_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(HOSTILE)
 def test_hostile_input_is_judged_or_refused_a_hundred_thousand_times(hostile):
