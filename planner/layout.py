@@ -69,7 +69,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            _of_its_kind(name, value)
+            if value is not _DEFAULTS[name]:
+                _of_its_kind(name, value)
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any], where: str) -> Layout:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from superpod.planner import hardware, megatron_args, models, vocabulary
@@ -50,8 +51,7 @@ def job(row: Row) -> Job:
         raise
     except UserError as unknown:
         raise Unsupported(*unknown.args) from unknown
-    layout, gpus = _layout(row)
-    layout = _staged(layout, model.layers)
+    layout, gpus = _layout(row, model.layers)
     found = Job(
         model=model,
         node=node,
@@ -113,7 +113,7 @@ def _shape(row: Row, layers: int | None) -> Model:
     )
 
 
-def _layout(row: Row) -> tuple[Layout, int]:
+def _layout(row: Row, layers: int) -> tuple[Layout, int]:
     """The layout and the number of GPUs. A blank degree is 1; a blank batch follows from the others."""
     degree = {key: number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs")}
     vp, etp = number(row, "vp"), number(row, "etp")
@@ -121,41 +121,43 @@ def _layout(row: Row) -> tuple[Layout, int]:
     gpus = number(row, "gpus") or vocabulary.gpus(row) or unit * (number(row, "dp") or 1)
     dp = max(1, gpus // unit)
     gbs = number(row, "gbs") or degree["mbs"] * dp * (number(row, "num_microbatches") or 1)
+    vp = vp if vp and vp > 1 else None
     layout = Layout(
         **degree,
-        vp=vp if vp and vp > 1 else None,
+        **_stages(degree["pp"] * (vp or 1), layers),
+        **_recompute(row),
+        vp=vp,
         etp=etp,
         gbs=gbs,
         sp=degree["tp"] > 1 and "no SP" not in (row.get("recompute") or "") and row.get("release") != "vTrain",
         sharding="zero3" if (row.get("fsdp") or "").strip() or vocabulary.is_fsdp2(row) else "zero1",
     )
-    return _recompute(layout, row), gpus
+    return layout, gpus
 
 
-def _staged(layout: Layout, layers: int) -> Layout:
-    """The layout with the stages that Megatron users give when layers do not divide: no source prints them.
+def _stages(count: int, layers: int) -> dict[str, Any]:
+    """The stages that Megatron users give when layers do not divide into so many chunks: no source prints them.
 
     The embedding and the loss count as layers where that makes the rest even; else the first and last chunks get less.
     """
-    count = layout.pp * (layout.vp or 1)
     for embedding, loss in ((False, False), (True, True), (False, True), (True, False)):
         if (layers + embedding + loss) % count == 0:
-            return layout.replace(embedding_as_layer=embedding, loss_as_layer=loss)
+            return {"embedding_as_layer": embedding, "loss_as_layer": loss}
     base, rest = divmod(layers, count)
     order = [*range(1, count - 1), 0, count - 1]  # the middle takes what is left over
     extra = set(order[:rest])
-    return layout.replace(chunks=tuple(base + (i in extra) for i in range(count)))
+    return {"chunks": tuple(base + (i in extra) for i in range(count))}
 
 
-def _recompute(layout: Layout, row: Row) -> Layout:
+def _recompute(row: Row) -> dict[str, Any]:
     """`full`, `selective mlp+core_attn`, `['mla_up_proj']`: granularity and modules. vTrain's recompute all."""
     text = (row.get("recompute") or "").lower()
     if "full" in text or row.get("release") == "vTrain":
-        return layout.replace(recompute="full")
-    named = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text))
+        return {"recompute": "full"}
+    named = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text)) if text else ()
     if named or "selective" in text:
-        return layout.replace(recompute="selective", recompute_modules=named or ("core_attn",))
-    return layout
+        return {"recompute": "selective", "recompute_modules": named or ("core_attn",)}
+    return {}
 
 
 STEPS = (("mla_up_proj",), ("mla_up_proj", "mlp"), ("mla_up_proj", "mlp", "moe_act", "layernorm", "shared_experts"))
@@ -190,6 +192,12 @@ def _task(row: Row) -> Any:
 
 
 def _options(row: Row) -> Options:
+    return _options_of(*(row.get(key) or "" for key in ("release", "framework", "source", "unit")))
+
+
+@cache
+def _options_of(release: str, framework: str, source: str, unit: str) -> Options:
+    row = {"release": release, "framework": framework, "source": source, "unit": unit}
     if row.get("release") == "vTrain":
         return Options(
             framework="deepspeed",
