@@ -159,7 +159,7 @@ MEGATRON = (
     ),
     Rule(
         "fp8_params",  # TransformerConfig.__post_init__
-        lambda f: f.job.options.fp8_params and f.job.precision not in FP8,
+        lambda f: f.job.options.fp8_params and f.job.precision not in (*FP8, *("nvfp4",) * bool(f.job.options.release)),
         lambda f: (f"fp8_params keeps parameters in FP8, and the precision is {f.job.precision}", "drop fp8_params"),
     ),
     Rule(
