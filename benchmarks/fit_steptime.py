@@ -28,7 +28,7 @@ from superpod.planner.demand import demand, stack
 from superpod.planner.job import Job
 
 Array = NDArray[np.float64]
-NOISE = 0.04
+NOISE = 0.03
 """Relative; of a published figure, and of the model."""
 
 

@@ -66,9 +66,7 @@ def job(row: Row) -> Job:
     args = vocabulary.arguments(row)
     found = megatron_args.apply(found, args)[0] if args else found
     blank = not (row.get("recompute") or "").strip()
-    tuned = (row.get("release") or "").strip() or (
-        vocabulary.is_fsdp2(row) and "Automodel" not in row.get("source", "")
-    )
+    tuned = (row.get("release") or "").strip() or (vocabulary.is_fsdp2(row) and not vocabulary.keeps_all(row))
     return _recompute_as_needed(found) if blank and tuned else found
 
 

@@ -162,6 +162,11 @@ def is_fsdp2(row: Row) -> bool:
     return "torchtitan" in text or "Automodel" in text
 
 
+def keeps_all(row: Row) -> bool:
+    """Whether a source's runs recompute nothing: Automodel's pre-training, whose local batches are chosen so."""
+    return "Automodel" in (row.get("source") or "") and (row.get("task") or "pretrain") == "pretrain"
+
+
 def _mlperf(row: Row) -> bool:
     return MLPERF in (row.get("framework") or "") + (row.get("release") or "")
 
