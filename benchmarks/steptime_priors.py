@@ -106,7 +106,10 @@ BASE = {
     **{"send_near": 0.1, "send_far": 0.1, "loss": 0.3, "software": 1e-6},
     **{"tp_hidden": 0.6, "cp_hidden": 0.2, "ep_hidden": 0.7, "send_hidden": 0.1, "dp_under": 0.2},
 }
-OWN = {**dict.fromkeys(START, 1.5), "matmul": 0.1, "plain": 0.3, "operands": 0.3, "waves": 0.5, "software": 1e-6, "jitter": 2.0}
+OWN = {
+    **dict.fromkeys(START, 1.5),
+    **{"matmul": 0.1, "plain": 0.3, "operands": 0.3, "waves": 0.5, "software": 1e-6, "jitter": 2.0},
+}
 """Of Megatron-DeepSpeed on A100: another code, with rows enough to say it all."""
 COMMUNICATION = {"tp_near": 0.2, "ep_near": 0.3, "dp_near": 0.2, "dp_far": 0.2, "ep_far": 0.3}
 

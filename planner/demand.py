@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superpod.planner import collectives, roofline
+from superpod.planner.blocks import work as block_work
 from superpod.planner.columns import Columns
 from superpod.planner.job import Job
 from superpod.planner.models import counts
@@ -34,7 +35,7 @@ class Demand:
     """Of L layouts, R (distinct) pipeline ranks, U units, K kinds of blocks. Fields from `micro_batches` on are [L]."""
 
     work: Array
-    """[U, K, PHASES, RESOURCES], `roofline.work`."""
+    """[U, K, PHASES, RESOURCES], `blocks.work`."""
     unit: NDArray[np.int64]
     """[L], which unit a layout has."""
     blocks: Array
@@ -92,7 +93,7 @@ def demand(job: Job, c: Columns) -> Demand:
     blocks[..., KINDS.index("embedding")] = first
     blocks[..., KINDS.index("head")] = last * (1 + m.mtp_layers)
     return Demand(
-        work=roofline.work(job, units),
+        work=block_work(job, units),
         unit=unit,
         blocks=blocks,
         weight=weight.astype(float),

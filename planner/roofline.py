@@ -1,6 +1,6 @@
 """What one block of a layer asks of a GPU: ideal seconds of each resource, forward, backward and recomputed.
 
-`work(job, ...)` counts operations: matrix products at the peak of their precision, bytes at the HBM's bandwidth, bytes
+`blocks.py` counts operations: matrix products at the peak of their precision, bytes at the HBM's bandwidth, bytes
 on either tier of links, kernels. What the hardware reaches of it is calibration (`calibration.py`), one efficiency per
 resource. A matrix product costs its FLOPs, its operands' bytes and a launch: so its efficiency falls with any small
 dimension, the curve over size. Everything is an array over `Units`: the few distinct (tp, cp, ep, mbs, ...) of a table.
@@ -8,7 +8,6 @@ dimension, the curve over size. Everything is an array over `Units`: the few dis
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from superpod.planner import collectives
 from superpod.planner.job import Job
 from superpod.planner.layout import MODULES
-from superpod.planner.models import work as model_work
 
 Array = NDArray[np.float64]
 
@@ -177,229 +175,7 @@ class Work:
             self.add("tp_near", 0, again * v.near / self.near)
             self.add("tp_far", 0, again * v.far / self.far)
 
-    def block(self, kind: str) -> None:
-        """Count one block of a kind."""
-        self.kind = KINDS.index(kind)
-        BLOCKS[kind](self)
-
 
 def links_near(job: Job) -> float:
     """Nominal bytes/s between GPUs of one NVLink domain."""
     return collectives.links(job.node, job.fabric).near_bytes_per_s
-
-
-def attention(w: Work) -> None:
-    """Norm, queries/keys/values, rotary embedding, attention, projection."""
-    m, tp, t = w.m, w.u.tp, w.tokens
-    q, kv = m.heads * m.channels / tp, m.groups * m.channels / np.minimum(tp, m.groups)
-    w.norm()
-    w.gemm(t, q * (1 + m.attention_gate) + 2 * kv, m.hidden, name="linear_qkv")
-    if not m.positions:
-        w.stream(2 * t * (q + kv), 2 * t * (q + kv), 2)
-    if m.qk_norm:
-        w.stream(2 * t * (q + kv), 4 * t * (q + kv), 2)
-    _core(w, q, q, 2 * kv, m.heads / tp)
-    if m.attention_gate:
-        w.stream(3 * t * q, 5 * t * q, 1)
-    w.gemm(t, m.hidden, q, name="linear_proj")
-    w.parallel()
-    w.residual()
-    if m.post_norms:
-        w.norm("")
-
-
-def mla(w: Work) -> None:
-    """Multi-head latent attention: down- and up-projections, a shared rotary key, wide queries and keys."""
-    m, tp, t = w.m, w.u.tp, w.tokens
-    qk = m.qk_nope_dim + m.qk_rope_dim
-    heads = m.heads / tp
-    w.norm()
-    if m.q_lora:
-        w.gemm(w.outer, m.q_lora + m.kv_lora + m.qk_rope_dim, m.hidden)
-        w.gemm(t, heads * qk, m.q_lora, "mla_up_proj")
-        w.stream(2 * t * m.q_lora, 4 * t * m.q_lora, 1, "mla_up_proj")
-    else:
-        w.gemm(w.outer, m.kv_lora + m.qk_rope_dim, m.hidden)
-        w.gemm(t, heads * qk, m.hidden)
-    w.gemm(t, heads * (m.qk_nope_dim + m.v_dim), m.kv_lora, "mla_up_proj")
-    w.stream(2 * t * m.kv_lora, 4 * t * m.kv_lora, 1, "mla_up_proj")
-    w.stream(3 * t * heads * qk, 3 * t * heads * qk, 5, "mla_up_proj")  # rotary parts split off and joined
-    if m.indexer_heads:
-        w.gemm(t, m.indexer_heads * m.indexer_dim, m.q_lora, plain=True)
-        w.gemm(t, m.indexer_dim + m.indexer_heads, m.hidden, plain=True)
-    _core(w, heads * qk, heads * m.v_dim, heads * (qk + m.v_dim), heads)
-    w.gemm(t, m.hidden, heads * m.v_dim, name="linear_proj")
-    w.parallel()
-    w.residual()
-
-
-def _core(w: Work, query: Any, out: Any, keys: Any, heads: Any) -> None:
-    """Scores, softmax and their product with the values; context parallelism passes the keys around."""
-    m, t, job = w.m, w.tokens, w.job
-    spans = [model_work.span(m, job.seq, i, True) for i, b in enumerate(m.blocks) if b[0] in ("attention", "mla")]
-    seen = float(np.mean(spans)) if spans else job.seq / 2.0
-    if job.options.attention in ("unfused", "local"):
-        flops = 2.0 * t * job.seq * (query + out) / w.plain_peak
-        w.add("plain", flops, 2 * flops, "core_attn")
-        passes = 8.0 if job.options.attention_dropout else 6.0  # product, scale and mask, softmax, dropout, product
-        w.stream(passes * t * job.seq * heads, passes * t * job.seq * heads, 6, "core_attn", "scores")
-        if job.options.impl == "local":  # Megatron's fused softmax wants 4 heads x samples (fused_softmax.py)
-            odd = (heads * w.u.mbs % 4 != 0) * 1.0
-            w.stream(odd * 6 * t * job.seq * heads, odd * 4 * t * job.seq * heads, 0, "core_attn", "scores")
-            w.add("kernels", odd * 5, odd * 4, "core_attn")
-    else:
-        flops = 2.0 * t * seen * (query + out) / w.plain_peak
-        w.add("attention", flops, 2.5 * flops, "core_attn")
-        w.add("operands", w.size * t * (query + out + keys) / w.hbm, 2 * w.size * t * (query + out + keys) / w.hbm)
-        w.add("kernels", 1.0, 2.0, "core_attn")
-        if m.indexer_heads:
-            w.add("plain", 2.0 * t * job.seq / 2 * m.indexer_heads * m.indexer_dim / w.plain_peak, 0.0)
-    steps = w.u.cp
-    if job.options.cp_comm == "a2a":
-        w.collective("cp", "all_to_all", w.size * t * (query + out + keys), steps, w.u.tp, (1.0, 1.0), "core_attn")
-    else:  # each rank's keys and values go round; backward their gradients as well
-        w.collective("cp", "all_gather", w.size * t * keys * steps, steps, w.u.tp, (1.0, 2.0), "core_attn")
-        w.add("cp_steps", steps - 1, 2 * (steps - 1), "core_attn")  # a ring, and partial results joined at each step
-        joined = 3.0 * (steps - 1) * w.size * t * out / w.hbm
-        w.add("stream", joined, joined, "core_attn")
-    w.add("kernels", 6.0 * (steps - 1), 8.0 * (steps - 1), "core_attn")
-
-
-def mlp(w: Work) -> None:
-    """The dense MLP."""
-    m, ffn = w.m, w.m.ffn / w.u.tp
-    w.norm()
-    _feed_forward(w, w.tokens, ffn, "mlp")
-    w.parallel("mlp")
-    w.residual()
-    if m.post_norms:
-        w.norm("")
-
-
-def _feed_forward(w: Work, tokens: Any, ffn: Any, module: str) -> None:
-    m = w.m
-    up = 2 * ffn if m.gated else ffn
-    w.gemm(tokens, up, m.hidden, module, name="linear_fc1")
-    passes = (3.0, 5.0) if m.gated else (2.0, 3.0)
-    w.stream(passes[0] * tokens * ffn, passes[1] * tokens * ffn, 1, module)
-    w.gemm(tokens, m.hidden, ffn, module, name="linear_fc2")
-
-
-def moe(w: Work) -> None:
-    """Router, tokens sent to their experts, grouped products, tokens sent back; the shared expert beside it."""
-    m, u, t, options = w.m, w.u, w.tokens, w.job.options
-    width = m.latent or m.hidden
-    local = m.experts / u.ep
-    sent = w.outer if options.capacity is None else w.outer * options.capacity
-    routed = t / u.tp * m.topk * u.etp  # tokens that an expert rank works on, while experts are balanced
-    routed = routed * options.imbalance
-    w.norm()
-    w.gemm(w.outer, m.experts, m.hidden, "moe", plain=True, trained=False)
-    w.stream(8.0 * w.outer * m.experts, 6.0 * w.outer * m.experts, 8, "moe")
-    if m.latent:
-        w.gemm(w.outer, m.latent, m.hidden, "moe", plain=True)
-        w.gemm(w.outer, m.hidden, m.latent, "moe", plain=True)
-    _dispatch(w, sent, width)
-    w.stream(4.0 * routed * width, 4.0 * routed * width, 6, "moe", "sorting")
-    up, ffn = (2 if m.gated else 1) * m.expert_ffn / u.etp, m.expert_ffn / u.etp
-    w.gemm(routed, up, width, "moe", expert=True, matrices=local)
-    passes = (3.0, 5.0) if m.gated else (2.0, 3.0)
-    w.stream(passes[0] * routed * ffn, passes[1] * routed * ffn, 1, "moe moe_act")
-    w.gemm(routed, width, ffn, "moe", expert=True, matrices=local)
-    if m.bias:  # added to each expert's rows, and summed over them backward
-        w.stream(2.0 * routed * (up + width), 2.0 * routed * (up + width), 2, "moe")
-    w.add("expert_kernels", 2.0 * local, 4.0 * local, "moe")
-    if m.shared_ffn:
-        _feed_forward(w, t, m.shared_ffn / u.tp, "shared_experts moe")
-        w.parallel("shared_experts moe")
-    w.residual()
-
-
-def _dispatch(w: Work, tokens: Any, width: int) -> None:
-    """Tokens to the experts' ranks and back. A token goes once to each domain that holds an expert of its."""
-    u, topk = w.u, w.m.topk
-    group = u.ep * u.etp
-    inside = np.clip(w.domain, 1, group)
-    domains = group / inside
-    size = w.size * tokens * width * topk
-    copies = domains * (1 - (1 - 1 / domains) ** topk) / topk  # distinct domains among topk experts
-    v = collectives.volumes("all_to_all", size, group, inside)
-    far = v.far * np.where(domains > 1, copies, 1.0)
-    for part, amount in (("near", v.near / w.near), ("far", far / w.far), ("steps", v.near_steps + v.far_steps)):
-        w.add(f"ep_{part}", 2 * amount, 2 * amount, "moe")
-
-
-def mamba(w: Work) -> None:
-    """Mamba-2 mixer: one projection in, convolution, scan in chunks, gated norm, projection out."""
-    m, tp, t = w.m, w.u.tp, w.tokens
-    inner, states = m.mamba_heads * m.mamba_head_dim / tp, 2 * m.mamba_groups * m.mamba_state / tp
-    w.norm()
-    w.gemm(t, 2 * inner + states + m.mamba_heads / tp, m.hidden)
-    w.stream(2 * t * (inner + states), 4 * t * (inner + states), 2)
-    _scan(w, inner * (2 * m.mamba_state + 128) * 2.0, 4 * inner + 2 * states)
-    w.stream(3 * t * inner, 6 * t * inner, 2)
-    w.gemm(t, m.hidden, inner)
-    w.parallel()
-    w.residual()
-
-
-def delta(w: Work) -> None:
-    """Gated delta net."""
-    m, tp, t = w.m, w.u.tp, w.tokens
-    keys, values = m.delta_key_heads * m.delta_key_dim / tp, m.delta_value_heads * m.delta_value_dim / tp
-    w.norm()
-    w.gemm(t, 2 * keys + 2 * values + 2 * m.delta_value_heads / tp, m.hidden)
-    w.stream(2 * t * (2 * keys + values), 4 * t * (2 * keys + values), 4)
-    _scan(w, 6.0 * values * m.delta_key_dim, 4 * values + 4 * keys)
-    w.stream(3 * t * values, 6 * t * values, 3)
-    w.gemm(t, m.hidden, values)
-    w.parallel()
-    w.residual()
-
-
-def _scan(w: Work, flops: Any, passes: Any) -> None:
-    w.add("scan", w.tokens * flops / w.plain_peak, 2.5 * w.tokens * flops / w.plain_peak)
-    w.stream(w.tokens * passes, 2.5 * w.tokens * passes, 5)
-
-
-def embedding(w: Work) -> None:
-    """A look-up, and the gradients added to its rows."""
-    h = w.m.hidden
-    w.stream(3 * w.outer * h, 4 * w.outer * h, 3)
-    w.collective("tp", "all_reduce", w.size * w.tokens * h, w.u.tp, 1.0, (1.0, 1.0))
-
-
-def head(w: Work) -> None:
-    """Final norm, output matrix, loss over the vocabulary (FP32 in part)."""
-    m, t = w.m, w.tokens
-    columns = m.vocab / w.u.tp
-    w.norm("")
-    w.gemm(t, columns, m.hidden, plain=True)
-    passes = (2.5, 2.5) if w.job.options.fused_loss else (20.0, 10.0)  # cast, maximum, difference, exponent, sum: FP32
-    w.stream(passes[0] * t * columns, passes[1] * t * columns, 6, "", "loss")
-    w.collective("tp", "all_reduce", w.size * t * m.hidden, w.u.tp, 1.0, (0.5, 0.5))
-
-
-BLOCKS: dict[str, Callable[[Work], None]] = {
-    "attention": attention,
-    "mla": mla,
-    "mamba": mamba,
-    "delta": delta,
-    "mlp": mlp,
-    "moe": moe,
-    "embedding": embedding,
-    "head": head,
-}
-
-
-def work(job: Job, units: Units) -> Array:
-    """Work of one block of each kind that the model has: [units, KINDS, PHASES, RESOURCES], for one micro-batch.
-
-    Seconds at nominal peaks and bandwidths; launches and latencies are counts.
-    """
-    found = Work(job, units)
-    for kind in (*sorted(job.model.kinds), "embedding", "head"):
-        found.block(kind)
-    layers = found.table[:, :LAYER_KINDS]
-    layers[units.full, :, 2] = layers[units.full, :, 0]
-    return found.table
