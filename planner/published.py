@@ -7,11 +7,12 @@ framework and release, decided here and nowhere else; nothing is decided by a ro
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from superpod.planner import hardware, megatron_args, models, vocabulary
+from superpod.planner import hardware, legality, megatron_args, models, vocabulary
 from superpod.planner.errors import UserError
 from superpod.planner.job import Job, Options
 from superpod.planner.layout import MODULES, Layout
@@ -20,6 +21,7 @@ from superpod.planner.models import Model
 Row = Mapping[str, str]
 
 FREE_TEXT = {"fp8": "fp8", "": "bf16"}
+PLAIN = ("fp32", "tf32", "bf16", "fp16")
 SEQ = 4096
 """Of a row that does not print one."""
 
@@ -63,6 +65,8 @@ def job(row: Row) -> Job:
         task=_task(row),
         options=_options(row),
     )
+    if found.options.fp8_params and precision in PLAIN:  # a source's habit, where there is FP8
+        found = found.replace(options=replace(found.options, fp8_params=False))
     args = vocabulary.arguments(row)
     found = megatron_args.apply(found, args)[0] if args else found
     blank = not (row.get("recompute") or "").strip()
@@ -124,7 +128,7 @@ def _layout(row: Row, layers: int) -> tuple[Layout, int]:
         **degree,
         **_stages(degree["pp"] * (vp or 1), layers),
         **_recompute(row),
-        vp=vp,
+        vp=vp if degree["pp"] > 1 else None,
         etp=etp,
         gbs=gbs,
         sp=degree["tp"] > 1 and "no SP" not in (row.get("recompute") or "") and row.get("release") != "vTrain",
@@ -170,16 +174,25 @@ def _recompute_as_needed(found: Job) -> Job:
     """
     from superpod.planner import memory
 
-    layout = found.layout
-    tries = [layout, *(layout.replace(recompute="selective", recompute_modules=step) for step in STEPS)]
-    tries.append(layout.replace(recompute="full"))
     try:
-        return next(
-            (job for job in map(lambda layout: found.replace(layout=layout), tries) if memory.verdict(job) == "ok"),
-            found,
-        )
+        return next((job for job in _with_recomputation(found) if memory.verdict(job) == "ok"), found)
     except UserError:
         return found  # its layout is illegal: legality says why
+
+
+def _with_recomputation(found: Job) -> Iterator[Job]:
+    """The job as it is, then with each of `STEPS` as far as the model and precision allow them, then with all of it."""
+    yield found
+    before = len(legality.violations(found))
+    for step in STEPS:
+        allowed = tuple(name for name in step if len(legality.violations(_selective(found, (name,)))) == before)
+        if allowed:
+            yield _selective(found, allowed)
+    yield found.replace(layout=found.layout.replace(recompute="full"))
+
+
+def _selective(found: Job, modules: tuple[str, ...]) -> Job:
+    return found.replace(layout=found.layout.replace(recompute="selective", recompute_modules=modules))
 
 
 def _task(row: Row) -> Any:
