@@ -101,7 +101,14 @@ class Fit:
         """The factors' logs. From a wide loss, which finds the way, to a narrow one, which ignores odd rows."""
         x = np.zeros(len(self.factors))
         for loss, rounds in (("soft_l1", 25), ("cauchy", 60)):
-            x = least_squares(self.residuals, x, jac=self.jacobian, loss=loss, f_scale=2.0, max_nfev=rounds).x
+            x = least_squares(
+                self.residuals,
+                x,
+                jac=self.jacobian,  # type: ignore[arg-type]
+                loss=loss,
+                f_scale=2.0,
+                max_nfev=rounds,
+            ).x
         return x
 
 

@@ -23,10 +23,9 @@ def main() -> int:
     if not (reference / "memory.csv").is_file():
         print(f"no memory.csv and step_time.csv in {reference}: name their folder", file=sys.stderr)
         return 2
-    accuracy_memory.main(reference)
+    memory = accuracy_memory.main(reference)
     print()
-    accuracy_time.main(reference)
-    return 0
+    return max(memory, accuracy_time.main(reference))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """The memory model against closed forms of the literature, against itself, and against measured runs where they are."""
 
 import dataclasses
-import os
-import time
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +27,7 @@ PAPER = Options(attention="unfused", hidden_dropout=0.1, attention_dropout=0.1, 
 """The GPT of arXiv:2205.05198: no flash attention, dropout everywhere."""
 
 
-def job(model=GPT, gpus=1, seq=2048, gpu="h100", precision="bf16", task="pretrain", options=None, **layout):
+def job(model=GPT, gpus=1, seq=2048, gpu="h100", precision="bf16", task: Any = "pretrain", options=None, **layout):
     node = hardware.node(gpu)
     return Job(
         model=model,
@@ -56,7 +54,7 @@ def layer_bytes(of: Job) -> float:
 
 def states(of: Job) -> np.ndarray:
     owners = memory.by_owner(of, columns.of(of))
-    return sum(owners[name] for name in STATES)
+    return np.add.reduce([owners[name] for name in STATES])
 
 
 def total(of: Job) -> float:
@@ -175,7 +173,9 @@ def test_405b_of_mlperf_by_hand():
     h, q, kv, f, a = 16384, 16384, 1024, 53248, 128
     token = 6 * h + 5 * q + 4 * kv + 5 * f + 4 * a  # FP8 keeps one byte of each product's input
     assert owners["activations"][0] == pytest.approx((142 - 15) * token * 4096 / 8, rel=1e-12)
-    assert sum(owners.values())[0] / GIB == pytest.approx(52.484, rel=0.01)  # measured: MLPerf training v5.0
+    assert np.add.reduce(list(owners.values()))[0] / GIB == pytest.approx(
+        52.484, rel=0.01
+    )  # measured: MLPerf training v5.0
 
 
 def test_unfused_attention_of_8192_is_17_gb_a_layer():
@@ -348,24 +348,14 @@ def test_one_row_of_many_is_what_it_is_alone():
     whole = memory.by_owner(of, table)
     for row in range(50):
         cut = {f.name: getattr(table, f.name) for f in dataclasses.fields(table)}
-        alone = columns.Columns(**{
+        cells: dict[str, Any] = {
             name: {kind: c[row] for kind, c in value.items()} if name == "blocks" else value[row]
             for name, value in cut.items()
-        })  # fmt: skip
+        }
+        alone = columns.Columns(**cells)
         single = memory.by_owner(of, alone)
         for owner, size in whole.items():
             assert size[row] == pytest.approx(single[owner], rel=1e-12), owner
-
-
-def test_a_hundred_thousand_layouts_take_no_time():
-    of, table = many(100_000)
-    memory.allocated(of, table)
-    taken = []
-    for _ in range(3):
-        start = time.perf_counter()
-        memory.allocated(of, table)
-        taken.append(time.perf_counter() - start)
-    assert min(taken) < 2.0  # 0.4 s on two cores; a loop over rows would take minutes
 
 
 # Limits, inference, checkpoints
@@ -395,22 +385,3 @@ def test_kv_cache_counts_groups_not_heads():
 def test_checkpoints_hold_14_bytes_a_parameter():
     assert memory.checkpoint_bytes(job(model=LLAMA)) == 14 * LLAMA.parameters().total
     assert memory.checkpoint_bytes(job(model=LLAMA, task="lora")) < 0.02 * memory.checkpoint_bytes(job(model=LLAMA))
-
-
-# Measured runs
-
-REFERENCE = Path(os.environ.get("SUPERPOD_REFERENCE", Path(__file__).parents[3] / "shared" / "reference"))
-
-
-@pytest.mark.skipif(not (REFERENCE / "memory.csv").exists(), reason="the reference tables are not here")
-def test_the_groups_stay_within_their_bounds(capsys):
-    import importlib.util
-
-    path = Path(__file__).parents[2] / "benchmarks" / "accuracy_memory.py"
-    spec = importlib.util.spec_from_file_location("accuracy_memory", path)
-    accuracy = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules[spec.name] = accuracy
-    spec.loader.exec_module(accuracy)
-    assert accuracy.main(REFERENCE) == 0, capsys.readouterr().out

@@ -30,7 +30,8 @@ def test_sampled_layouts_cost_what_the_scalar_model_says(run, model, gpu, gpus, 
     jobs = [found.job_of(i) for i in drawn]
     for i, job in zip(drawn, jobs, strict=True):
         alone = predict.one(job)
-        assert alone.verdict in ("ok", "oom"), alone.reason
+        assert alone.allocated_gib_max is not None, alone.reason
+        assert alone.reserved_gib_max is not None
         assert alone.step_time_s == pytest.approx(found.seconds[i], rel=1e-9)
         assert alone.allocated_gib_max * GIB == pytest.approx(found.allocated[i], rel=1e-9)
         assert alone.reserved_gib_max * GIB == pytest.approx(found.reserved[i], rel=1e-9)

@@ -1,5 +1,7 @@
 """Step time: what must hold of any calibration. How near it comes to published runs: test_accuracy.py."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,9 @@ from superpod.planner.layout import Layout
 from superpod.planner.models import Split
 
 
-def make(model="llama3_70b", node="h100", gpus=64, precision="bf16", seq=8192, task="pretrain", options=None, **layout):
+def make(
+    model="llama3_70b", node="h100", gpus=64, precision="bf16", seq=8192, task: Any = "pretrain", options=None, **layout
+):
     given = {"tp": 4, "pp": 4, "vp": 5, "sp": True, "gbs": 128, **layout}
     given["sp"] = given["sp"] and given["tp"] > 1
     place = hardware.node(node)
@@ -124,7 +128,7 @@ def test_hiding_communication_helps():
 
 
 def test_cuda_graphs_take_launches_off_a_small_model():
-    small = dict(model="llama3_8b", gpus=8, tp=8, pp=1, vp=None, seq=512, gbs=8)
+    small: dict[str, Any] = dict(model="llama3_8b", gpus=8, tp=8, pp=1, vp=None, seq=512, gbs=8)
     eager, graphed = make(**small), make(**small, options={"cuda_graphs": True})
     assert terms(eager)["overhead"] > 2 * terms(graphed)["overhead"]
 
@@ -135,7 +139,7 @@ def test_optimizer_shards_with_data_parallelism():
 
 
 def test_busy_experts_hold_up_the_rest():
-    even = dict(model="qwen3_30b_a3b", gpus=16, seq=4096, tp=1, pp=1, vp=None, ep=8, etp=1, gbs=256)
+    even: dict[str, Any] = dict(model="qwen3_30b_a3b", gpus=16, seq=4096, tp=1, pp=1, vp=None, ep=8, etp=1, gbs=256)
     assert seconds(make(**even, options={"imbalance": 1.3})) > seconds(make(**even))
 
 
