@@ -6,6 +6,7 @@ framework and release, decided here and nowhere else; nothing is decided by a ro
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -70,7 +71,7 @@ def job(row: Row) -> Job:
     args = vocabulary.arguments(row)
     found = megatron_args.apply(found, args)[0] if args else found
     blank = not (row.get("recompute") or "").strip()
-    tuned = (row.get("release") or "").strip() or (vocabulary.is_fsdp2(row) and not vocabulary.keeps_all(row))
+    tuned = (row.get("release") or "").strip() or vocabulary.is_fsdp2(row)
     return _recompute_as_needed(found) if blank and tuned else found
 
 
@@ -120,9 +121,11 @@ def _layout(row: Row, layers: int) -> tuple[Layout, int]:
     degree = {key: number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs")}
     vp, etp = number(row, "vp"), number(row, "etp")
     unit = degree["tp"] * degree["pp"] * degree["cp"]
-    gpus = number(row, "gpus") or vocabulary.gpus(row) or unit * (number(row, "dp") or 1)
+    dp, experts = number(row, "dp"), degree["ep"] * (etp or degree["tp"]) * degree["pp"]
+    gpus = number(row, "gpus") or vocabulary.gpus(row) or (unit * dp if dp else math.lcm(unit, experts))
     dp = max(1, gpus // unit)
-    gbs = number(row, "gbs") or degree["mbs"] * dp * (number(row, "num_microbatches") or 1)
+    batches = number(row, "num_microbatches") or (4 * degree["pp"] if degree["pp"] > 1 else 1)
+    gbs = number(row, "gbs") or degree["mbs"] * dp * batches
     vp = vp if vp and vp > 1 else None
     layout = Layout(
         **degree,

@@ -109,8 +109,8 @@ def options(row: Row) -> dict[str, Any]:
     if SIMUMAX in framework:
         # --cp-comm-type a2a, fused loss of Transformer Engine; experts padded to a capacity factor of 1
         return {"cp_comm": "a2a", "loss_impl": "te", "capacity": 1.0}
-    if CI in framework and re.search(r"dracooci", row.get("source") or ""):
-        return {"release": "mcore 0.11"}
+    if CI in framework:
+        return {"release": "mcore 0.11" if "dracooci" in (row.get("source") or "") else "mcore main"}
     if _mlperf(row):
         # training_results_v5.0, NVIDIA's llama31_405b and llama2_70b_lora: FP8 parameters, gradients reduced in BF16,
         # LoRA of rank 16 on attention only
@@ -162,11 +162,6 @@ def is_fsdp2(row: Row) -> bool:
     return "torchtitan" in text or "Automodel" in text
 
 
-def keeps_all(row: Row) -> bool:
-    """Whether a source's runs recompute nothing: Automodel's pre-training, whose local batches are chosen so."""
-    return "Automodel" in (row.get("source") or "") and (row.get("task") or "pretrain") == "pretrain"
-
-
 def _mlperf(row: Row) -> bool:
     return MLPERF in (row.get("framework") or "") + (row.get("release") or "")
 
@@ -191,7 +186,7 @@ def blanks(row: Row) -> dict[str, int | str]:
     if release.startswith("NeMo 24.07") and row.get("task") != "pretrain" and _size(row, "pp") > 1:
         # the table of fine-tuning has no column for it; that of pre-training has one layer a chunk
         return {"vp": models.find(row["model"]).layers // _size(row, "pp")}
-    if re.search(r"NeMo 2(5\.(09|1)|6)|verification card", release):
+    if re.search(r"NeMo 2(5\.(09|1)|6)|verification card", release) or "Megatron-Bridge" in (row.get("source") or ""):
         # Megatron-Bridge, scripts/performance/configs: expert_tensor_parallel_size=1 in every preset; Nemotron 3's
         # sequences are of 8,192 tokens
         return {"etp": 1} | ({"seq": 8192} if (row.get("model") or "").startswith("nemotron3") else {})
