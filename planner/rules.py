@@ -143,6 +143,13 @@ def _batch(f: Facts) -> tuple[str, str]:
     )
 
 
+def _breaks_groups(f: Facts) -> Any:
+    """Whether the last group of micro-batches is too short to fill the pipeline; a group is pp, unless a job says."""
+    group = (f.job.options.microbatch_group if f.job is not None else 0) or f.pp
+    rest = f.micro_batches % group
+    return (rest != 0) & (rest < f.pp)
+
+
 def _micro_batches(f: Facts) -> tuple[str, str]:
     return (
         f"with vp, the micro-batches per step ({f.gbs} / ({f.mbs} x {f.dp}) = {f.micro_batches}) "
@@ -188,7 +195,7 @@ BATCH = (
     Rule("gbs", lambda f: f.gbs % f.step != 0, _batch),  # num_microbatches_calculator
     Rule(
         "micro_batches",  # schedules.forward_backward_pipelining_with_interleaving, microbatch_group_size_per_vp_stage
-        lambda f: f.interleaved & (f.pp > 1) & (f.gbs % f.step == 0) & (f.micro_batches % f.pp != 0),
+        lambda f: f.interleaved & (f.pp > 1) & (f.gbs % f.step == 0) & _breaks_groups(f),
         _micro_batches,
     ),
     Rule("expert_grid", lambda f: f.ranks_of_a_stage % (f.ep * f.etp) != 0, _expert_grid),  # parallel_state

@@ -142,7 +142,7 @@ def _optimizer_step(u: Units) -> Array:
     """fp32 copies of 2-byte gradients, made for the step (distrib_optimizer.py, `_copy_model_grads_to_main_grads`)."""
     if state.gradient_bytes(u) == 4 or u.job.precision == "fp16" or u.job.options.moments != "fp32":
         return np.zeros(u.c.rank.shape)
-    own = state.held(u)
+    own = state.trained(u)
     degree = np.where(u.column("sharding") >= 1, u.data_parallel, 1)
     experts = np.where(u.column("sharding") >= 1, u.expert_data_parallel, 1)
     return 4.0 * (own.dense / degree + own.experts / experts)

@@ -71,12 +71,15 @@ def _mtp(u: Units) -> Parameters:
     return counts.mtp_layer(m, split) * m.mtp_layers if m.mtp_layers else Parameters()
 
 
+def trained(u: Units) -> Held:
+    """Parameters with a gradient: all, or LoRA's adapters."""
+    return lora.adapters(u) if u.job.task == "lora" else held(u)
+
+
 def by_owner(u: Units) -> dict[str, Array]:
     """Bytes of parameters, gradients, optimizer states and FP8 copies."""
-    own = held(u)
-    frozen = u.job.task == "lora"
-    trained = lora.adapters(u) if frozen else own
-    weight = _weight_bytes(u, own) + (2 * (trained.dense + trained.experts) if frozen else 0)
+    own, learns = held(u), trained(u)
+    weight = _weight_bytes(u, own) + (2 * (learns.dense + learns.experts) if u.job.task == "lora" else 0)
     stage = u.column("sharding")
     keep = [_shared(u.data_parallel, stage, least) for least in (1, 2, 3)]
     keep_experts = [_shared(u.expert_data_parallel, stage, least) for least in (1, 2, 3)]
@@ -84,8 +87,8 @@ def by_owner(u: Units) -> dict[str, Array]:
     optimizer, gradient = _optimizer_bytes(u), gradient_bytes(u)
     return {
         "parameters": weight * (fraction * keep[2] + (1 - fraction) * keep_experts[2]),
-        "gradients": gradient * (trained.dense * keep[1] + trained.experts * keep_experts[1]),
-        "optimizer": optimizer * (trained.dense * keep[0] + trained.experts * keep_experts[0]),
+        "gradients": gradient * (learns.dense * keep[1] + learns.experts * keep_experts[1]),
+        "optimizer": optimizer * (learns.dense * keep[0] + learns.experts * keep_experts[0]),
         "fp8_copies": _copies(u, own),
     }
 
