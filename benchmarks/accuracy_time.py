@@ -27,11 +27,11 @@ KEYS = (
 )
 """What makes a configuration: its rows of all releases are on one side of the hold-out."""
 BOUNDS = {
-    "vTrain, one node": (0.04, 0.06),
-    "vTrain, several nodes": (0.08, 0.04),
-    "tuned, dense": (0.05, 0.07),
-    "tuned, MoE": (0.12, 0.12),
-    "tuned": (0.08, 0.09),
+    "vTrain, one node": (0.04, 0.055),
+    "vTrain, several nodes": (0.08, 0.03),
+    "tuned, dense": (0.05, 0.05),
+    "tuned, MoE": (0.12, 0.1),
+    "tuned": (0.08, 0.07),
 }
 """Of each group, the mean relative error wanted, and the bound that the test holds."""
 REGRET, TAU = (0.02, 0.04), (0.9, 0.85)
@@ -112,9 +112,8 @@ def seconds(row: Mapping[str, str], job: Job) -> float | None:
 
 
 def contradicts(job: Job, measured: float) -> bool:
-    """Whether the batch is under a micro-batch a rank, or the rate over 90 % of the peak or (but vTrain) under 1 %."""
-    rate = steptime.mfu(job, measured)
-    return job.layout.gbs < job.layout.mbs * job.dp or rate > 0.9 or (rate < 0.01 and job.options.release != "vTrain")
+    """Whether the batch is under a micro-batch a rank, or the rate over 90 % of the peak."""
+    return job.layout.gbs < job.layout.mbs * job.dp or steptime.mfu(job, measured) > 0.9
 
 
 def held_out(row: Mapping[str, str]) -> bool:
@@ -129,6 +128,9 @@ def groups(results: Sequence[Result]) -> dict[str, list[Result]]:
     for each in results:
         if each.row["release"] == "vTrain":
             found["vTrain, one node" if int(each.row["gpus"]) <= 8 else "vTrain, several nodes"].append(each)
+            continue
+        if "not tuned" in each.row["notes"]:  # a verification card's own words of a run that shows that it works
+            found.setdefault("functional runs, not tuned", []).append(each)
             continue
         moe = each.job is None or each.job.model.is_moe
         found["tuned, MoE" if moe else "tuned, dense"].append(each)

@@ -34,7 +34,7 @@ def era(job: Job) -> str:
     if release in ("SC21", "Korthikanti22"):
         return "2021"
     number = re.search(r"(?:NeMo|container|tag v)\s*(\d\d\.\d\d)", release)
-    return next(name for most, name in ERAS if float(number[1]) <= most) if number else PINNED
+    return next((name for most, name in ERAS if float(number[1]) <= most), ERAS[-1][1]) if number else PINNED
 
 
 def selectors(job: Job) -> tuple[str, ...]:

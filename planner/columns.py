@@ -122,10 +122,10 @@ NUMBERS = (
 
 def _numbers(x: Layout, gpus: int) -> tuple[int, ...]:
     """One layout as whole numbers, in the order of `NUMBERS`. A rest of the division is `legality`'s to find."""
-    dp = max(1, gpus // x.model_parallel)
+    dp = max(1, gpus // max(1, x.model_parallel))
     method = (CHOICES["recompute"].index(x.recompute), int(x.recompute_method == "block"), x.recompute_layers)
     return (
-        *(x.tp, x.pp, x.vp or 1, x.cp, x.ep, x.etp or x.tp, int(x.sp), x.mbs, x.gbs, dp, x.gbs // (x.mbs * dp)),
+        *(x.tp, x.pp, x.vp or 1, x.cp, x.ep, x.etp or x.tp, int(x.sp), x.mbs, x.gbs, dp, x.gbs // max(1, x.mbs * dp)),
         *(int(x.embedding_as_layer), int(x.loss_as_layer)),
         *(*method, modules(x), CHOICES["sharding"].index(x.sharding)),
     )

@@ -67,8 +67,10 @@ class Demand:
     """The same where gradients are exchanged: into a buffer, scaled, and back."""
     layers: Array
     """Layers on the fullest rank: the number of parameter tensors goes with it."""
-    sharded: Array
-    """1 = parameters are gathered for each micro-batch (ZeRO-3)."""
+    zero: Array
+    """ZeRO stage: from 2 on gradients are reduced for each micro-batch, at 3 parameters are gathered for each pass."""
+    host: Array
+    """s of the optimizer's step in host memory: gradients there and weights back over PCIe, Adam on the CPU."""
     overlap_grads: Array
     overlap_params: Array
     overlap_p2p: Array
@@ -102,11 +104,16 @@ def demand(job: Job, c: Columns) -> Demand:
         **_sends(job, one),
         **_states(job, one, _parameters(job, units)[unit], blocks * (weight > 0)[..., None]),
         layers=layers.max(axis=1).astype(float),
-        sharded=(one["sharding"] == 3) * 1.0,
+        zero=one["sharding"].astype(float),
         **{key: np.full(len(unit), float(getattr(job.options, key))) for key in OVERLAPS},
         graphs=np.full(len(unit), float(job.options.cuda_graphs)),
     )
 
+
+STATE_TRAFFIC = 28.0
+"""Bytes read and written per parameter by Adam: FP32 gradient, weight and two moments, the BF16 weight."""
+HOST_BYTES_PER_S = 40e9
+"""Of host memory, a GPU's part: 16 channels of DDR5-4800 are 614 GB/s for 8 GPUs; half of it is taken to be reached."""
 
 OVERLAPS = ("overlap_grads", "overlap_params", "overlap_p2p", "overlap_tp")
 
@@ -194,22 +201,24 @@ def _states(job: Job, one: Mapping[str, Any], parameters: Array, blocks: Array) 
     shards = {0: one["cp"] * one["dp"], 1: np.maximum(1, grid)}
     strides = {0: one["tp"], 1: one["ep"] * one["etp"]}
     states, steps = 0.0, 0.0
-    for which, each in (("reduce", grad_bytes), ("gather", weight_bytes)):
+    gathered = np.where(one["sharding"] == 3, 1.0, trained)  # what is frozen is sharded by ZeRO-3 all the same
+    for which, each in (("reduce", grad_bytes * trained), ("gather", weight_bytes * gathered)):
         for part, ranks in shards.items():
             near_ranks = np.clip(job.node.nvlink_domain / strides[part], 1, ranks)
-            v = collectives.volumes("all_gather", held[:, part] * each * trained, ranks, near_ranks)
+            v = collectives.volumes("all_gather", held[:, part] * each, ranks, near_ranks)
             near[which] = near[which] + v.near / roofline.links_near(job)
             far[which] = far[which] + v.far / _far(job)
             steps = np.maximum(steps, v.near_steps + v.far_steps)
-    hbm = job.node.gpu.hbm_tb_per_s * 1e12
+    hbm, pcie = job.node.gpu.hbm_tb_per_s * 1e12, job.node.gpu.pcie_gb_per_s * 1e9
     for part, ranks in shards.items():
         share = np.where(one["sharding"] > 0, 1.0 / ranks, 1.0)
-        states = states + held[:, part] * share * 28.0 * trained  # FP32 gradient, weight, two moments; BF16 weight
+        states = states + held[:, part] * share * STATE_TRAFFIC * trained
     return {
         **{f"{which}_near": near[which] * np.ones(len(held)) for which in near},
         **{f"{which}_far": far[which] * np.ones(len(held)) for which in far},
         "dp_steps": steps * np.ones(len(held)),
-        "states": states / hbm,
+        "states": (1 - options.offload) * states / hbm,
+        "host": options.offload * (states / HOST_BYTES_PER_S + states * 6 / STATE_TRAFFIC / pcie),
         "grads": held.sum(axis=1) * (grad_bytes + 2.0) * trained / hbm,
         "copies": (held * np.stack([shards[0] > 1, shards[1] > 1], axis=1)).sum(axis=1) * grad_bytes * trained / hbm,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -86,9 +86,13 @@ def bound(prediction: Prediction) -> str:
     spent = {key: value for key, value in prediction.terms_s.items() if key != "compute"}
     compute = prediction.terms_s.get("compute", 0.0) / seconds
     worst = max(spent, key=lambda key: spent[key], default="")
-    if not worst or spent[worst] / seconds < 0.02:
-        return f"compute ({compute:.0%} of the step)"
-    return f"compute is {compute:.0%} of the step; then {BOUNDS.get(worst, worst)}, {spent[worst] / seconds:.0%}"
+    share = spent[worst] / seconds if worst else 0.0
+    if share < 0.02:
+        return f"bound by compute, {compute:.0%} of the step"
+    first, second = (f"compute, {compute:.0%}", f"{BOUNDS.get(worst, worst)}, {share:.0%}")
+    if share > compute:
+        first, second = second, first
+    return f"bound by {first} of the step; then {second}"
 
 
 def why(found: Found, i: int) -> list[str]:
@@ -100,9 +104,12 @@ def why(found: Found, i: int) -> list[str]:
     if layout.pp > 1:
         lines.append(pipeline(found.job_of(i)))
     ranked = found.ranked
+    lines.append(f"to look closer: --layout {as_option(layout)}")
     if i == ranked[0] and (other := _other_degrees(found)) is not None:
         slower = found.seconds[other] / found.seconds[i] - 1
-        lines.append(f"the next with other degrees, {found.layout(other).short()}, takes {slower:.1%} more time")
+        lines.append(
+            f"the next with other degrees, {found.layout(other).short()}, takes {max(0.0, slower):.1%} more time"
+        )
     return lines
 
 
@@ -142,14 +149,32 @@ def misses(found: Found, most: int = 3) -> list[str]:
 def title(layout: Layout) -> str:
     """`TP4 PP8 VP2 SP, mbs 1, full recompute, zero3`: a layout in a line."""
     words = [layout.short(), f"mbs {layout.mbs}"]
+    ends = ["embedding"] * layout.embedding_as_layer + ["loss"] * layout.loss_as_layer
+    if ends:
+        words.append(f"{' and '.join(ends)} as layer{'s' * (len(ends) > 1)}")
+    if layout.chunks is not None:
+        words.append("uneven stages")
     if layout.recompute == "selective":
         words.append("recompute " + "+".join(layout.recompute_modules))
     elif layout.recompute == "full":
         all_of = layout.recompute_method == "uniform"
-        words.append("full recompute" + ("" if all_of else f" of {layout.recompute_layers} layers a chunk"))
+        count = f" of {layout.recompute_layers} layer{'s' * (layout.recompute_layers > 1)} a chunk"
+        words.append("full recompute" + ("" if all_of else count))
     if layout.sharding != "zero1":
         words.append("no sharding" if layout.sharding == "none" else layout.sharding)
     return ", ".join(words)
+
+
+def as_option(layout: Layout) -> str:
+    """What `--layout` takes to mean this layout: `tp=4,pp=4,vp=5,sp`; the global batch is an option of its own."""
+    parts = []
+    for each in fields(layout):
+        value = getattr(layout, each.name)
+        if value == each.default or each.name == "gbs":
+            continue
+        text = "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        parts.append(each.name if value is True else f"{each.name}={text}")
+    return ",".join(parts) or "tp=1"
 
 
 def _other_degrees(found: Found) -> int | None:

@@ -80,9 +80,24 @@ class Options:
         for each in fields(self):
             if problem := _unfit(getattr(self, each.name), _HINTS[each.name], each.default):
                 raise UserError(f"{each.name} takes {problem}, not {getattr(self, each.name)!r}")
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise UserError(f"{name} is {value}; it is {least:g} to {most:g}")
 
 
 _HINTS = get_type_hints(Options)
+RANGES = {
+    "offload": (0, 1),
+    "hidden_dropout": (0, 1),
+    "attention_dropout": (0, 1),
+    "lora_dropout": (0, 1),
+    "capacity": (0.01, 1000),
+    "imbalance": (1, 1000),
+    "lora_rank": (1, 2**16),
+    "optimizer_instances": (1, 2**16),
+}
+"""What options that are shares, factors or counts can be."""
 
 
 def _unfit(value: object, hint: Any, default: object) -> str:

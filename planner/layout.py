@@ -17,6 +17,8 @@ CHOICES = {
     "recompute_method": get_args(RecomputeMethod),
     "sharding": get_args(Sharding),
 }
+MOST = 2**24
+"""Sizes beyond this are slips of the hand."""
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 """What selective recomputation can recompute (megatron-core 0.15.3, `TransformerConfig.recompute_modules`)."""
 
@@ -91,7 +93,10 @@ class Layout:
                 raise UserError(f"{where}: {key} takes {_kind(default)}, not {value!r}")
             if value not in CHOICES.get(key, (value,)):
                 raise UserError(f"{where}: {key} is one of {', '.join(CHOICES[key])}, not {value!r}")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except UserError as wrong:
+            raise UserError(f"{where}: {wrong}", wrong.hint) from wrong
 
     @property
     def model_parallel(self) -> int:
@@ -163,6 +168,8 @@ def _of_its_kind(name: str, value: object) -> None:
     elif name in CHOICES:
         if not isinstance(value, str) or value not in CHOICES[name]:
             raise UserError(f"{name} is one of {', '.join(CHOICES[name])}, not {value!r}")
+    elif type(value) is int and abs(value) > MOST:
+        raise UserError(f"{name} is {value}; it is at most {MOST:,}")
     elif not (value is None and default is None) and type(value) is not type(0 if default is None else default):
         raise UserError(f"{name} takes {_kind(0 if default is None else default)}, not {value!r}")
 

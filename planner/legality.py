@@ -55,7 +55,7 @@ FIELDS = (
 """Columns that `legal_mask` takes, as in `Columns`."""
 
 
-def legal_mask(job: Job, fields: Mapping[str, Any]) -> NDArray[np.bool_]:
+def legal_mask(job: Job, fields: Mapping[str, Any], dealt: Any = False) -> NDArray[np.bool_]:
     """Which of many layouts of one job are legal: the same rules as `violations`, over arrays.
 
     Args:
@@ -63,6 +63,8 @@ def legal_mask(job: Job, fields: Mapping[str, Any]) -> NDArray[np.bool_]:
             uneven stages and chunks: layers are dealt evenly here.
         fields: columns of `FIELDS`, coded as in `Columns` (vp 1 = none; recompute 0 none, 1 selective, 2 full; modules
             a bit mask), arrays that broadcast, every number 1 or more. With `dp` the GPUs follow from it.
+
+        dealt: True where the caller deals the layers out unevenly itself (`Layout.chunks`).
 
     Raises:
         UserError: on an unknown column.
@@ -72,7 +74,7 @@ def legal_mask(job: Job, fields: Mapping[str, Any]) -> NDArray[np.bool_]:
     for name in fields:
         if name not in FIELDS:
             raise UserError(f"no column is called {name!r}", did_you_mean(name, list(FIELDS)))
-    facts = _many(job, {name: np.asarray(value) for name, value in fields.items()})
+    facts = _many(job, {name: np.asarray(value) for name, value in fields.items()}, np.asarray(dealt))
     shape = np.broadcast_shapes(*(np.shape(value) for value in fields.values()))
     broken = np.zeros(shape, dtype=bool)
     for rule in (*rules.LAYOUT, *rules.MODEL, *job_rules.of(job)):
@@ -94,7 +96,7 @@ def _facts(job: Job) -> Facts:
     return layout.facts(job.gpus, **dealt, model=job.model, job=job)
 
 
-def _many(job: Job, fields: dict[str, NDArray[Any]]) -> Facts:
+def _many(job: Job, fields: dict[str, NDArray[Any]], dealt: NDArray[np.bool_]) -> Facts:
     """As `_facts`, of many layouts that deal their layers evenly."""
     import numpy as np
 
@@ -110,4 +112,5 @@ def _many(job: Job, fields: dict[str, NDArray[Any]]) -> Facts:
     get["modules"] = np.where(get["recompute"] == 1, get["modules"], 0)
     get["interleaved"] = get["vp"] > 1
     del get["dp"]
-    return Facts(**get, uneven=(ends[0] | ends[1]) == 1, undealt=~evenly, chunk_sizes=sizes, model=job.model, job=job)
+    given = {"uneven": ((ends[0] | ends[1]) == 1) | dealt, "undealt": ~(evenly | dealt), "chunk_sizes": sizes}
+    return Facts(**get, **given, model=job.model, job=job)

@@ -202,15 +202,21 @@ def _frequency(text: str) -> dict[str, Any]:
     return {"dense_first": int(match[1])}
 
 
+LONGEST = 100_000
+"""Letters of a pipeline layout."""
+
+
 def pipeline_chunks(text: str) -> tuple[int, ...]:
     """Layers of each chunk of `--pipeline-model-parallel-layout`: `Et*3|(tt|)*6tmL` is 3, six times 2, 1.
 
     Raises:
         ValueError: when it cannot be read.
     """
-    while match := re.search(r"\(([^()]*)\)\*(\d+)", text):
+    while match := re.search(r"\(([^()]*)\)\*(\d{1,4})(?!\d)", text):
         text = text[: match.start()] + match[1] * int(match[2]) + text[match.end() :]
-    text = re.sub(r"([a-zA-Z])\*(\d+)", lambda m: m[1] * int(m[2]), text.replace(",", ""))
+        if len(text) > LONGEST:
+            raise ValueError(f"{text[:20]}... is longer than any model")
+    text = re.sub(r"([a-zA-Z])\*(\d{1,4})(?!\d)", lambda m: m[1] * int(m[2]), text.replace(",", ""))
     if not re.fullmatch(r"[EtmL|]+", text):
         raise ValueError(text)
     return tuple(chunk.count("t") for chunk in text.split("|"))

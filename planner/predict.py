@@ -92,7 +92,10 @@ def _refused(jobs: list[Job]) -> list[str]:
     counted = [column for name, column in asked.items() if name not in ZERO_OR_MORE]
     wrong = np.logical_or.reduce([column < 1 for column in counted])
     mask = legality.legal_mask(jobs[0], {name: np.where(wrong, 1, column) for name, column in asked.items()})
-    own = [x.chunks is not None or x.first_layers is not None or x.last_layers is not None for x in _layouts(jobs)]
+    own = [
+        x.chunks is not None or x.first_layers is not None or x.last_layers is not None or 0 in (x.vp, x.etp)
+        for x in _layouts(jobs)
+    ]
     return [
         "; ".join(each.message for each in legality.violations(job)) if ask else ""
         for job, ask in zip(jobs, ~mask | wrong | np.array(own), strict=True)
@@ -124,6 +127,8 @@ def rows(table: Iterable[published.Row]) -> list[Prediction]:
             found.append(Prediction("unsupported", str(why)))
         except UserError as why:
             found.append(Prediction("illegal", str(why)))
+        except (ArithmeticError, LookupError, TypeError, ValueError) as why:  # a row's text is anybody's
+            found.append(Prediction("illegal", f"the row cannot be read: {why}"))
     for place, prediction in zip(places, many(jobs), strict=True):
         found[place] = prediction
     return found

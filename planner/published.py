@@ -18,6 +18,7 @@ from superpod.planner.errors import UserError
 from superpod.planner.job import Job, Options
 from superpod.planner.layout import MODULES, Layout
 from superpod.planner.models import Model
+from superpod.planner.models.stages import near_even
 
 Row = Mapping[str, str]
 
@@ -145,13 +146,12 @@ def _stages(count: int, layers: int) -> dict[str, Any]:
 
     The embedding and the loss count as layers where that makes the rest even; else the first and last chunks get less.
     """
+    if count > layers + 2:
+        return {}
     for embedding, loss in ((False, False), (True, True), (False, True), (True, False)):
         if (layers + embedding + loss) % count == 0:
             return {"embedding_as_layer": embedding, "loss_as_layer": loss}
-    base, rest = divmod(layers, count)
-    order = [*range(1, count - 1), 0, count - 1]  # the middle takes what is left over
-    extra = set(order[:rest])
-    return {"chunks": tuple(base + (i in extra) for i in range(count))}
+    return {"chunks": near_even(layers, count)}
 
 
 def _recompute(row: Row) -> dict[str, Any]:

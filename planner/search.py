@@ -21,11 +21,18 @@ from superpod.planner.errors import UserError, did_you_mean
 from superpod.planner.job import Job
 from superpod.planner.layout import CHOICES, MODULES, Layout
 from superpod.planner.models import Split
+from superpod.planner.models.stages import near_even
 
 GIB = 2**30
 
 Remedy = tuple[str, str, int, tuple[str, ...]]
 """Recomputation as (granularity, method, layers, modules)."""
+
+
+NOT_SEARCHED = ("gbs", "chunks", "first_layers", "last_layers")
+"""Fields of `Layout` that the run gives, or that follow from the others."""
+BLOCK = 65_536
+"""Layouts costed at once: what they need in between stays in the caches."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,6 @@ class Space:
     cp: tuple[int, ...] = tuple(2**i for i in range(9))
     sp: tuple[bool, ...] = (False, True)
     mbs: tuple[int, ...] = (1, 2, 4, 8)
-    etp: tuple[int, ...] = (1, 2, 4, 8)
     sharding: tuple[str, ...] = ("none", "zero1", "zero2", "zero3")
     deepest_vp: int = 16
     """Most model chunks of a pipeline rank: each costs launches and messages."""
@@ -44,10 +50,12 @@ class Space:
     """Fields of `Layout` that are given: only such layouts are tried."""
 
     def __post_init__(self) -> None:
-        known = [name for name in Layout.__dataclass_fields__ if name not in ("chunks", "first_layers", "last_layers")]
+        known = [name for name in Layout.__dataclass_fields__ if name not in NOT_SEARCHED]
         for key in self.fixed:
             if key not in known:
-                raise UserError(f"no layout key is called {key!r}", did_you_mean(key, known))
+                raise UserError(f"no layout key that can be fixed is called {key!r}", did_you_mean(key, known))
+        if wrong := Layout.from_mapping(self.fixed, "what is fixed").below_one():
+            raise UserError(wrong[0].message)
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,8 @@ class Found:
     """The run; its own layout gives nothing but the global batch."""
     fields: dict[str, Column]
     """As `columns.fields` gives them, and `split` and `remedy`, indices."""
+    splits: tuple[Split, ...]
+    """What `fields["split"]` counts."""
     remedies: tuple[Remedy, ...]
     """What `fields["remedy"]` counts."""
     seconds: NDArray[np.float64]
@@ -89,12 +99,17 @@ class Found:
         v = {key: int(column[i]) for key, column in self.fields.items()}
         granularity, method, layers, modules = self.remedies[v["remedy"]]
         return Layout(
-            tp=v["tp"], pp=v["pp"], vp=v["vp"] if v["vp"] > 1 else None, cp=v["cp"], ep=v["ep"],
-            etp=v["etp"] if v["etp"] != v["tp"] else None, sp=bool(v["sp"]), mbs=v["mbs"], gbs=self.job.layout.gbs,
-            embedding_as_layer=bool(v["embedding_as_layer"]), loss_as_layer=bool(v["loss_as_layer"]),
-            recompute=granularity, recompute_method=method, recompute_layers=layers, recompute_modules=modules,
+            **{key: v[key] for key in ("tp", "pp", "cp", "ep", "mbs", "gbs")},
+            **{key: bool(v[key]) for key in ("sp", "embedding_as_layer", "loss_as_layer")},
+            vp=v["vp"] if v["vp"] > 1 else None,
+            etp=v["etp"] if v["etp"] != v["tp"] else None,
+            chunks=self.splits[v["split"]].chunks,
+            recompute=granularity,
+            recompute_method=method,
+            recompute_layers=layers,
+            recompute_modules=modules,
             sharding=CHOICES["sharding"][v["sharding"]],
-        )  # fmt: skip
+        )
 
     def job_of(self, i: int) -> Job:
         """The run with the i-th layout."""
@@ -108,20 +123,35 @@ def search(job: Job, space: Space | None = None, *, memory_cap_gib: float | None
         UserError: when no layout at all is legal.
     """
     space = space or Space()
-    splits = list(_splits(job, space))
+    splits = (*_splits(job, space), *_uneven(job, space))
     remedies = _remedies(job, space)
     fields = _legal(job, space, splits, remedies)
     if not len(fields["tp"]):
+        given = ", ".join(f"{key}={value}" for key, value in space.fixed.items())
         raise UserError(
             f"no layout of {job.model.name} on {job.gpus} GPUs is legal at gbs {job.layout.gbs} and seq {job.seq}"
-            + (f" with {', '.join(f'{k}={v}' for k, v in space.fixed.items())}" if space.fixed else ""),
-            "the global batch must be a multiple of the data-parallel size: try another number of GPUs, or another gbs",
+            + f" with {given}" * bool(given),
+            "`recipes check --layout` names the rule that it breaks" if given else MOVE,
         )
-    columns = Stages(job.model, splits).columns(fields["split"], fields)
-    step = steptime.step(job, columns)
-    allocated, reserved = (np.where(columns.weight > 0, part, 0).max(axis=1) for part in memory.peak(job, columns))
     cap = memory.limit(job) if memory_cap_gib is None else memory_cap_gib * GIB
-    return Found(job, fields, remedies, step.seconds, step.terms, reserved, allocated, cap)
+    return Found(job, fields, splits, remedies, **_costs(job, Stages(job.model, splits), fields), cap=cap)
+
+
+MOVE = "the global batch must be a multiple of the data-parallel size: try another number of GPUs, or another gbs"
+
+
+def _costs(job: Job, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
+    """Seconds, their terms, and the bytes of the fullest rank, of all layouts, a block after the other."""
+    parts: list[dict[str, Any]] = []
+    for start in range(0, len(fields["tp"]), BLOCK):
+        block = {key: column[start : start + BLOCK] for key, column in fields.items()}
+        columns = stages.columns(block["split"], block)
+        step = steptime.step(job, columns)
+        allocated, reserved = (np.where(columns.weight > 0, part, 0).max(axis=1) for part in memory.peak(job, columns))
+        parts.append({"seconds": step.seconds, "reserved": reserved, "allocated": allocated, **step.terms})
+    whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    own = {key: whole.pop(key) for key in ("seconds", "reserved", "allocated")}
+    return own | {"terms": whole}
 
 
 def _splits(job: Job, space: Space) -> Iterator[Split]:
@@ -139,6 +169,18 @@ def _splits(job: Job, space: Space) -> Iterator[Split]:
                 yield Split(pp=pp, vp=vp, embedding_as_layer=embedding, loss_as_layer=loss)
 
 
+def _uneven(job: Job, space: Space) -> Iterator[Split]:
+    """Pipelines that no even way reaches, 61 layers over 4 stages: chunks that differ by a layer."""
+    layers, fixed = job.model.layers, space.fixed
+    if job.model.pattern or fixed.get("embedding_as_layer") or fixed.get("loss_as_layer"):
+        return
+    even = {split.pp for split in _splits(job, Space())}
+    for pp in (p for p in range(2, min(layers, job.gpus) + 1) if job.gpus % p == 0 and p not in even):
+        for vp in (v for v in (1, 2, 3, 4, 8, 16) if pp * v <= layers and v <= space.deepest_vp):
+            if fixed.get("pp", pp) == pp and (fixed.get("vp", vp) or 1) == vp:
+                yield Split(pp=pp, vp=vp, chunks=near_even(layers, pp * vp))
+
+
 def _remedies(job: Job, space: Space) -> tuple[Remedy, ...]:
     """The kinds of recomputation worth trying for this model, from none to all."""
     m = job.model
@@ -151,13 +193,16 @@ def _remedies(job: Job, space: Space) -> tuple[Remedy, ...]:
     found: list[Remedy] = [("none", "uniform", 1, ("core_attn",))]
     found += [("selective", "uniform", 1, mods) for mods in modules]
     found += [("full", "uniform", 1, ("core_attn",))]
-    found += [("full", "block", n, ("core_attn",)) for n in (1, 2, 3, 4, 6, 8, 12, 16) if n < m.layers]
+    several = (1, 2, 4) if m.is_moe else (1, 2, 3, 4, 6, 8, 12, 16)
+    found += [("full", "block", n, ("core_attn",)) for n in several if n < m.layers]
     fixed = space.fixed
     names = ("recompute", "recompute_method", "recompute_layers", "recompute_modules")
-    return tuple(r for r in found if all(fixed.get(k, v) == v for k, v in zip(names, r, strict=True)))
+    fits = tuple(r for r in found if all(fixed.get(k, v) == v for k, v in zip(names, r, strict=True)))
+    own = Layout.from_mapping({k: v for k, v in fixed.items() if k in names}, "what is fixed")
+    return fits or ((own.recompute, own.recompute_method, own.recompute_layers, own.recompute_modules),)
 
 
-def _legal(job: Job, space: Space, splits: list[Split], remedies: tuple[Remedy, ...]) -> dict[str, Column]:
+def _legal(job: Job, space: Space, splits: tuple[Split, ...], remedies: tuple[Remedy, ...]) -> dict[str, Column]:
     """All legal combinations: first the degrees that divide the run, then what each of them may be combined with."""
     degrees = _product({}, {"split": np.arange(len(splits)), "tp": _list(space, "tp"), "cp": _list(space, "cp")})
     for key in ("pp", "vp", "embedding_as_layer", "loss_as_layer"):
@@ -168,17 +213,24 @@ def _legal(job: Job, space: Space, splits: list[Split], remedies: tuple[Remedy, 
     degrees = _where(degrees, (job.gpus % unit == 0) & (job.layout.gbs % degrees["dp"] == 0))
     if job.model.is_moe:
         ep = _list(space, "ep") if "ep" in space.fixed else _divisors(job.model.experts)
-        degrees = _product(degrees, {"ep": ep, "etp": _list(space, "etp")})
+        etp = [space.fixed["etp"]] if "etp" in space.fixed else [1, 0]  # 0 = as much as tp
+        degrees = _product(degrees, {"ep": ep, "etp": np.array(etp)})
+        degrees = _where(degrees, (degrees["etp"] > 0) | (degrees["tp"] > 1))
+        degrees["etp"] = np.where(degrees["etp"] > 0, degrees["etp"], degrees["tp"])
         degrees = _where(degrees, job.gpus // degrees["pp"] % (degrees["ep"] * degrees["etp"]) == 0)
     else:
-        degrees |= {"ep": np.ones_like(degrees["tp"]), "etp": degrees["tp"]}
+        one = np.ones_like(degrees["tp"])
+        degrees |= {"ep": one * space.fixed.get("ep", 1), "etp": one * space.fixed.get("etp", degrees["tp"])}
     rows = _product(degrees, {"sp": _list(space, "sp"), "mbs": _list(space, "mbs")})
     rows = _where(rows, rows["gbs"] % (rows["mbs"] * rows["dp"]) == 0)
     sharding = np.array([CHOICES["sharding"].index(each) for each in _names(space, "sharding")])
+    if job.model.is_moe and len(sharding) > 1:  # to shard no states at all is never better, and experts are many
+        sharding = sharding[sharding > 0]
     wide = {key: column[:, None, None] for key, column in rows.items()}
     wide |= {key: column[:, None] for key, column in _remedy_columns(remedies, np.arange(len(remedies))).items()}
     wide["sharding"] = sharding
-    legal = legality.legal_mask(job, {key: wide[key] for key in legality.FIELDS if key in wide})
+    dealt = np.array([split.chunks is not None for split in splits])[wide["split"]]
+    legal = legality.legal_mask(job, {key: wide[key] for key in legality.FIELDS if key in wide}, dealt)
     legal = legal & ((wide["sharding"] < 2) | (wide["pp"] == 1))  # recipes of Megatron-FSDP have no pipeline
     row, remedy, shard = np.nonzero(np.broadcast_to(legal, (len(rows["tp"]), len(remedies), len(sharding))))
     fields = {key: column[row] for key, column in rows.items()} | _remedy_columns(remedies, remedy)

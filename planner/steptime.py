@@ -88,7 +88,7 @@ def price(d: Demand, k: Mapping[str, Any]) -> dict[str, Array]:
     found["pp_bubble"] = schedule.bubble(each, d.weight, d.vp)
     found["pp_p2p"] = _messages(d, k)
     found["dp"] = _exposed(d, k, forward[pick][:, 0], backward[pick][:, 0]) + d.copies * k["copies"]
-    found["optimizer"] = d.states * k["states"] + d.grads * k["grads"]
+    found["optimizer"] = d.host + d.states * k["states"] + d.grads * k["grads"]
     return found
 
 
@@ -139,8 +139,10 @@ def _exposed(d: Demand, k: Mapping[str, Any], forward: Array, backward: Array) -
     before = _rest(gather, d.overlap_params * passes * forward * k["dp_under"], tail)
     once = after + before
     again = _rest(gather, forward * k["dp_under"], tail) + _rest(gather + reduce, backward * k["dp_under"], tail)
-    sharded = d.micro_batches * (again + k["dp_slows"] * (2 * gather + reduce))
-    return np.where(d.sharded > 0, sharded, once + k["dp_slows"] * (gather + reduce))
+    three = d.micro_batches * (again + k["dp_slows"] * (2 * gather + reduce))
+    each = _rest(reduce, d.overlap_grads * backward * k["dp_under"], tail) + k["dp_slows"] * reduce
+    two = d.micro_batches * each + before + k["dp_slows"] * gather
+    return np.select([d.zero == 3, d.zero == 2], [three, two], once + k["dp_slows"] * (gather + reduce))
 
 
 def _rest(talk: Array, under: Array, tail: Any) -> Array:
@@ -159,8 +161,11 @@ def _wide(value: Any) -> Any:
 
 
 def mfu(job: Job, seconds: Any) -> Any:
-    """Model FLOP/s over the peak of the job's precision; attention counted causal, nothing recomputed."""
-    flops = job.model.flops_per_token(job.seq, causal=True) * job.tokens
+    """Model FLOP/s over the peak of the job's precision; attention counted causal, nothing recomputed.
+
+    LoRA's frozen weights have no gradient: a forward and one backward product, two thirds.
+    """
+    flops = job.model.flops_per_token(job.seq, causal=True) * job.tokens * (2 / 3 if job.task == "lora" else 1)
     return flops / seconds / job.gpus / (job.node.gpu.tflops(job.precision) * 1e12)
 
 

@@ -36,7 +36,12 @@ def predict(source: Path, out: Path) -> dict[str, int]:
         UserError: when `source` is no such table, or `out` cannot be written. `out` is whole or not there.
     """
     counts: Counter[str] = Counter()
-    partial = out.with_name(f"{out.name}.partial")
+    if not out.name:
+        raise UserError(f"{str(out)!r} is no name of a file", "name the CSV to write: --out predicted.csv")
+    if out.exists() and source.exists() and out.samefile(source):
+        raise UserError(f"{out} is the table that is read", "give --out another name")
+    device = out.exists() and not out.is_file()  # /dev/stdout and its like are written to, not replaced
+    partial = out if device else out.with_name(f"{out.name}.partial")
     try:
         with source.open(newline="", encoding="utf-8-sig") as file, partial.open("w", newline="") as sink:
             sink.write(_lines([["id", *FIGURES, *BREAKDOWN]]))
@@ -45,7 +50,8 @@ def predict(source: Path, out: Path) -> dict[str, int]:
                 counts.update(verdicts)
             if not counts:
                 raise UserError(f"{source} has no rows")
-        os.replace(partial, out)
+        if not device:
+            os.replace(partial, out)
     except UnicodeDecodeError as broken:
         raise UserError(f"{source} is no UTF-8 text: {broken}") from broken
     except csv.Error as broken:
@@ -53,8 +59,9 @@ def predict(source: Path, out: Path) -> dict[str, int]:
     except OSError as broken:
         raise UserError(f"{broken.filename or out} cannot be read or written: {broken.strerror}") from broken
     finally:
-        with suppress(OSError):
-            partial.unlink()
+        if not device:
+            with suppress(OSError):
+                partial.unlink()
     return dict(counts)
 
 

@@ -116,6 +116,6 @@ def _tokens(text: str) -> float:
 
 def _sizes(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() and 0 < int(part) < 2**31 for part in parts):
+    if not parts or not all(re.fullmatch(r"[0-9]{1,9}", part) and int(part) for part in parts):
         raise UserError(f"--gpus is {text!r}; it is a list of sizes, such as 64,128,256")
     return sorted({int(part) for part in parts})

@@ -58,12 +58,12 @@ def check(
             print(f"{'tight' if prediction.tight else 'does not fit'}: {short}")
         for each in warned:
             print(f"warning: {each.message}" + (f"\n  next: {each.fix}" if each.fix else ""))
-        if prediction.verdict == "ok":
+        if prediction.verdict == "ok" and not broken:
             print(
                 f"ok: legal; {prediction.allocated_gib_max:.1f} GiB allocated and {prediction.reserved_gib_max:.1f} "
                 f"reserved of {prediction.limit_gib:.1f} on the fullest rank; {prediction.step_time_s:.3g} s a step"
             )
-    if prediction.verdict != "ok":
+    if prediction.verdict != "ok" or broken:
         raise typer.Exit(2)
 
 
@@ -103,7 +103,7 @@ def _bars(job: Job, stages: list[dict], limit: float, reserved: list[float]) -> 
     from superpod.planner.predict import GIB
 
     console = Console(highlight=False)
-    console.print(_title(job), soft_wrap=True)
+    console.print(_title(job), soft_wrap=True, markup=False)
     owners = sorted(stages[0]["bytes"], key=lambda key: -max(stage["bytes"][key] for stage in stages))
     color = {key: SHADES[min(i, len(SHADES) - 1)] for i, key in enumerate(owners)}
     widest = max(limit, *reserved)
@@ -153,7 +153,7 @@ def explain(
     for key, value in sorted(prediction.terms_s.items(), key=lambda item: -item[1]):
         if value > 0.001 * seconds:
             print(f"  {value / seconds:6.1%}  {value:9.4f} s  {words.BOUNDS.get(key, key)}")
-    print(f"bound by {words.bound(prediction)}")
+    print(words.bound(prediction))
     if job.layout.pp > 1:
         print(words.pipeline(job))
     if prediction.verdict == "oom" or prediction.tight:

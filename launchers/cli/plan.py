@@ -64,7 +64,9 @@ def plan(
         hardware_file=hardware,
         fabric=fabric,
     )
-    found = plans.search(job, auto=auto, fixed=subject.pairs(fix, "--fix") if fix else {}, memory_cap_gib=memory_cap)
+    found = plans.search(
+        job, auto=auto, fixed=subject.layout_values(fix, "--fix") if fix else {}, memory_cap_gib=memory_cap
+    )
     yours = theirs.job(job) if theirs is not None else None
     if write:
         _write(name, found)
@@ -88,20 +90,22 @@ def _print(found: Shown, top: int, yours: Job | None, left_out: tuple[str, ...],
     fit = sum(len(f.ranked) for f in found.values())
     console.print(
         f"{job.model.name}, {job.gpus} x {job.node.gpu.name}, seq {job.seq}, gbs {job.layout.gbs}, "
-        f"{' or '.join(found)}: {legal:,} legal layouts, {fit:,} fit"
+        f"{' or '.join(found)}: {legal:,} legal layouts, {fit:,} fit",
+        soft_wrap=True,
+        markup=False,
     )
     if not fit:
-        console.print(plans.closest(best), soft_wrap=True)
+        console.print(plans.closest(best), soft_wrap=True, markup=False)
         return
     tables.show(_table(found, top))
     for line in explain.why(best, int(best.ranked[0])):
-        console.print(f"- {line}", soft_wrap=True)
+        console.print(f"- {line}", soft_wrap=True, markup=False)
     for line in explain.misses(best):
-        console.print(f"- {line}", soft_wrap=True)
+        console.print(f"- {line}", soft_wrap=True, markup=False)
     if yours is not None:
         _yours(console, yours, best, left_out)
     if rules:
-        console.print(f"- {plans.against_rules(best)}", soft_wrap=True)
+        console.print(f"- {plans.against_rules(best)}", soft_wrap=True, markup=False)
 
 
 def _table(found: Shown, top: int) -> Any:
@@ -134,9 +138,9 @@ def _yours(console: Any, yours: Job, best: Found, left_out: tuple[str, ...]) -> 
     if prediction.step_time_s:
         slower = prediction.step_time_s / float(best.seconds[best.ranked[0]]) - 1
         line += f", {prediction.step_time_s:.3f} s a step, {slower:+.1%} against the best"
-    console.print(f"- {line}" + (f": {prediction.reason}" if prediction.reason else ""), soft_wrap=True)
+    console.print(f"- {line}" + (f": {prediction.reason}" if prediction.reason else ""), soft_wrap=True, markup=False)
     if left_out:
-        console.print(f"- no counterpart here, left out: {', '.join(left_out)}", soft_wrap=True)
+        console.print(f"- no counterpart here, left out: {', '.join(left_out)}", soft_wrap=True, markup=False)
 
 
 def _write(name: str, found: Shown) -> None:

@@ -81,6 +81,8 @@ def model(text: str) -> Model:
     """A model by name, by the path of a config.json, or by its shape: `layers=32,hidden=4096,heads=32,vocab=32000`."""
     from superpod.planner import huggingface, models
 
+    if len(text) > 4000:
+        raise UserError("a model is a name, a path or a short shape, and this has 4,000 letters and more")
     if "=" in text and not Path(text).exists():
         return models.Model.from_shape(**pairs(text, "the shape"))
     if text.endswith(".json") or Path(text).is_dir():
@@ -116,6 +118,8 @@ def _of_recipe(name: str, nodes: int | None, gpus: int | None, facts: Hardware) 
     from superpod.recipes.registry import find
 
     recipe = find(name)
+    if nodes is not None and gpus is not None and gpus != nodes * recipe.gpus_per_node:
+        raise UserError(f"--gpus {gpus} and --nodes {nodes} of {recipe.gpus_per_node} GPUs contradict each other")
     if nodes is None and gpus is not None:
         if gpus % recipe.gpus_per_node:
             raise UserError(f"{gpus} GPUs are no whole nodes: {name} has {recipe.gpus_per_node} GPUs a node")
@@ -147,17 +151,26 @@ def _of_model(name: str, gpu: str | None, gpus: int | None, nodes: int | None, f
     return Job(shape, node, facts.fabric_of(node), world, SEQ, "bf16", Layout(gbs=GBS))
 
 
+def layout_values(text: str, what: str) -> dict[str, Any]:
+    """Fields of `Layout` of a text such as `tp=4,sp,recompute_modules=layernorm+mlp`."""
+    values = pairs(text, what)
+    for key in ("recompute_modules", "chunks"):
+        if key in values:
+            values[key] = tuple(_value(each) for each in str(values[key]).split("+"))
+    return values
+
+
 def _layout(base: Layout, text: str) -> Layout:
     from superpod.planner.layout import Layout
 
-    values = pairs(text, "--layout")
-    for key in ("recompute_modules", "chunks"):
-        if key in values:
-            values[key] = [_value(each) for each in str(values[key]).split("+")]
+    values = layout_values(text, "--layout")
     kept = {f.name: getattr(base, f.name) for f in fields(base) if getattr(base, f.name) is not None}
     if "tp" in values and "sp" not in values:
         kept["sp"] = values["tp"] != 1
-    return Layout.from_mapping(kept | values, "--layout")
+    found = Layout.from_mapping(kept | values, "--layout")
+    if wrong := found.below_one():
+        raise UserError(f"--layout: {wrong[0].message}")
+    return found
 
 
 def _options(base: Options, texts: list[str]) -> Options:

@@ -26,6 +26,14 @@ def even_chunks(layers: Any, pp: Any, vp: Any, embedding: Any, loss: Any) -> tup
     return (total % pp == 0) & (total // pp % vp == 0), (first, middle, last)
 
 
+def near_even(layers: int, count: int) -> tuple[int, ...]:
+    """Layers of so many chunks where they do not divide: the first and the last, which hold more, get the fewer."""
+    base, rest = divmod(layers, count)
+    order = [*range(1, count - 1), 0, count - 1]  # the middle takes what is left over
+    extra = set(order[:rest])
+    return tuple(base + (i in extra) for i in range(count))
+
+
 @dataclass(frozen=True)
 class Split:
     """The degrees of a layout that decide which parameters a rank holds."""

@@ -86,9 +86,9 @@ def test_fixed_fields_stay_fixed(run):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"gpus": 7, "gbs": 512}, "no layout of llama3_8b on 7 GPUs is legal"),
+        ({"gpus": 37, "gbs": 512}, "no layout of llama3_8b on 37 GPUs is legal"),
         ({"gpus": 64, "fixed": {"tp": 3}}, "with tp=3"),
-        ({"gpus": 64, "fixed": {"tq": 3}}, "no layout key is called 'tq'"),
+        ({"gpus": 64, "fixed": {"tq": 3}}, "no layout key that can be fixed is called 'tq'"),
     ],
 )
 def test_what_cannot_be_searched_is_said(run, change, says):

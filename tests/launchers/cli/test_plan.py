@@ -133,7 +133,7 @@ def test_predict_writes_a_row_for_every_row(recipes_cli, tmp_path):
         (["plan", "llama3_8b", "--gpu", "h100", "--gpus", "0"], "--gpus is 0"),
         (["plan", *SMALL, "--gbs", "-5"], "--gbs is -5"),
         (["plan", *SMALL, "--precision", "fp7"], "no precision is called 'fp7'"),
-        (["plan", *SMALL, "--fix", "tq=3"], "no layout key is called 'tq'"),
+        (["plan", *SMALL, "--fix", "tq=3"], "no layout key that can be fixed is called 'tq'"),
         (["plan", *SMALL, "--memory-cap", "nan"], "--memory-cap is nan"),
         (["plan", *SMALL, "--from", "no such file"], "no such file cannot be read"),
         (["plan", *SMALL, "--hardware", "/nowhere.toml"], "/nowhere.toml cannot be read"),
