@@ -63,7 +63,7 @@ def fused_experts(job: Job) -> bool:
 
 def constants(job: Job) -> dict[str, float]:
     """The constants for a job, by name."""
-    return dict(_resolved(job.node.gpu.name, selectors(job)))
+    return dict(_resolved(job.node.gpu.calibrated_as or job.node.gpu.name, selectors(job)))
 
 
 @cache

@@ -77,6 +77,8 @@ def short_of(job: Job, before: Prediction) -> str:
     if not shown:
         return f"{missing:.1f} GiB short, and no single change of the layout frees memory: take more GPUs"
     listed = ", ".join(f"{m.what} frees {m.frees_gib:.1f} ({m.slower:+.0%} time)" for m in shown)
+    if not enough:
+        return f"{missing:.1f} GiB short: {listed}; none is enough alone: `recipes plan` tries them together"
     return f"{missing:.1f} GiB short: {listed}" + ("; each is enough alone" if len(enough) > 1 else "")
 
 

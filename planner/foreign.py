@@ -6,13 +6,15 @@ What has a counterpart here is taken over; what has none is named in `left_out`,
 from __future__ import annotations
 
 import json
-import shlex
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from superpod.planner import megatron_args
 from superpod.planner.errors import UserError
+from superpod.planner.hardware import text_of
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 
@@ -32,11 +34,17 @@ class Foreign:
     seq: int | None = None
     precision: str | None = None
     task: str | None = None
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Megatron-LM's own, for `megatron_args.apply`."""
     left_out: tuple[str, ...] = ()
     """Its keys that have no counterpart here."""
 
     def job(self, base: Job) -> Job:
         """The file's own run: its layout over the model, GPUs and batch of `base`."""
+        if self.arguments:
+            made, unknown = megatron_args.apply(base, self.arguments)
+            self.left_out = (*self.left_out, *unknown)
+            return made.replace(layout=made.layout.replace(gbs=base.layout.gbs), seq=base.seq)
         tp = self.layout.get("tp", 1)
         values = {"sp": tp > 1, "gbs": base.layout.gbs, **self.layout}
         return base.replace(layout=Layout(**values), options=replace(base.options, **self.options))
@@ -48,10 +56,7 @@ def read(path: Path) -> Foreign:
     Raises:
         UserError: when it cannot be read, or is none of the kinds.
     """
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as broken:
-        raise UserError(f"{path} cannot be read: {broken}") from broken
+    text = text_of(path)
     try:
         if text.lstrip().startswith("{"):
             return _deepspeed(_mapping(json.loads(text), path))
@@ -65,7 +70,8 @@ def read(path: Path) -> Foreign:
     except ImportError as missing:
         raise UserError(f"{path} is YAML, and PyYAML is not installed", "pip install PyYAML") from missing
     except Exception as broken:  # of json, yaml, shlex: each has its own
-        if isinstance(broken, (ValueError, TypeError, AttributeError)) or type(broken).__module__.startswith("yaml"):
+        known = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+        if isinstance(broken, known) or type(broken).__module__.startswith("yaml"):
             raise UserError(f"{path} is no configuration that can be read here: {broken}") from broken
         raise
 
@@ -97,10 +103,16 @@ class _Keys:
         return tuple(sorted(self._left))
 
 
+MOST_KEYS = 2_000
+"""Of one file; YAML's aliases can make billions of a few lines."""
+
+
 def _flat(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for key, value in table.items():
         name = f"{prefix}{key}"
+        if len(found) > MOST_KEYS:
+            raise UserError(f"it holds more than {MOST_KEYS:,} keys", "no configuration does")
         found += _flat(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
     return found
 
@@ -183,60 +195,28 @@ def _accelerate(table: dict[str, Any]) -> Foreign:
     return found
 
 
-ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "tensor-model-parallel-size": ("tp", _positive),
-    "pipeline-model-parallel-size": ("pp", _positive),
-    "num-virtual-stages-per-pipeline-rank": ("vp", _positive),
-    "context-parallel-size": ("cp", _positive),
-    "expert-model-parallel-size": ("ep", _positive),
-    "expert-tensor-parallel-size": ("etp", _positive),
-    "micro-batch-size": ("mbs", _positive),
-    "sequence-parallel": ("sp", _yes),
-    "recompute-granularity": ("recompute", str),
-    "recompute-method": ("recompute_method", str),
-    "recompute-num-layers": ("recompute_layers", _positive),
-    "account-for-embedding-in-pipeline-split": ("embedding_as_layer", _yes),
-    "account-for-loss-in-pipeline-split": ("loss_as_layer", _yes),
-    "decoder-first-pipeline-num-layers": ("first_layers", _positive),
-    "decoder-last-pipeline-num-layers": ("last_layers", _positive),
-}
-"""Megatron-LM's arguments (megatron/training/arguments.py) that are fields of `Layout`."""
-
-
 def _megatron(text: str) -> Foreign:
-    """Megatron-LM's command line, as a file of arguments or a whole script."""
-    keys, found = _Keys(_arguments(text)), Foreign()
-    for name, (mine, kind) in ARGUMENTS.items():
-        value = keys.take(name, kind)
-        if value is not None:
-            found.layout[mine] = value
-    found.layout["sharding"] = "zero1" if keys.take("use-distributed-optimizer", _yes) else "none"
-    if modules := keys.take("recompute-modules", str):
-        found.layout["recompute_modules"] = tuple(modules.split())
-    found.gbs, found.seq = keys.take("global-batch-size", _positive), keys.take("seq-length", _positive)
-    per_chunk = keys.take("num-layers-per-virtual-pipeline-stage", _positive)
-    layers = keys.take("num-layers", _positive)
-    if per_chunk and layers:
-        found.layout["vp"] = max(1, layers // (found.layout.get("pp", 1) * per_chunk))
-    for name, precision in (("bf16", "bf16"), ("fp16", "fp16")):
-        if keys.take(name, _yes):
-            found.precision = precision
-    if keys.take("fp8-format", str):
-        kinds = {"tensorwise": "fp8cs", "delayed": "fp8ds", "blockwise": "fp8bw", "mxfp8": "mxfp8"}
-        found.precision = kinds.get(keys.take("fp8-recipe", str) or "delayed", "fp8ds")
-    found.left_out = keys.left
+    """Megatron-LM's command line, as a file of arguments or a whole script: read by `megatron_args`."""
+    args = megatron_args.parse(_plain(text))
+    if not args:
+        raise UserError("it holds no argument that stands for itself", "write the arguments out, without variables")
+    found = Foreign(arguments={k: v for k, v in args.items() if not VARIABLE.search(v)})
+    found.left_out = tuple(f"{name} {value}" for name, value in sorted(args.items()) if VARIABLE.search(value))
+    number = {key: found.arguments.get(name, "") for key, name in BATCH.items()}
+    wrong = [f"{BATCH[key]} is {value!r}" for key, value in number.items() if value and not value.isdigit()]
+    if wrong:
+        raise UserError(f"{wrong[0]}, which is nothing that this key can be")
+    found.gbs, found.seq = (int(number[key]) if number[key] else None for key in ("gbs", "seq"))
     return found
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    """`--name value`, `--name=value` and `--flag`; comments and line continuations as in a shell."""
-    words = shlex.split(text.replace("\\\n", " "), comments=True)
-    found: dict[str, Any] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found[name] = value if equals else True
-        elif name:
-            found[name] = word if found[name] is True else f"{found[name]} {word}"
-    return found
+BATCH = {"gbs": "global-batch-size", "seq": "seq-length"}
+VARIABLE = re.compile(r"[$`]")
+"""What a shell fills in: not ours to guess."""
+
+
+def _plain(text: str) -> str:
+    """A script's arguments without the shell around them: arrays, quotes, redirections, other commands."""
+    text = re.sub(r"#.*", "", text.replace("\\\n", " "))
+    text = re.sub(r"\d?>&\d|\d?>\S*|\|.*|&&|;", " ", text)
+    return re.sub(r"""[()"']|^\s*\w+\+?=(?=[("'\s])""", " ", text, flags=re.MULTILINE)

@@ -88,6 +88,8 @@ class Gpu:
     tf32_tflops: float = 0.0
     fp8_tflops: float = 0.0
     nvfp4_tflops: float = 0.0
+    calibrated_as: str = ""
+    """The GPU whose calibration it takes: that which it is `like`; "" = its own."""
     source: str = field(default="the user's file", compare=False)
 
     @property
@@ -270,11 +272,30 @@ def read_toml(path: Path) -> dict[str, Any]:
     import tomllib  # 10 ms, and only a caller that reads a file needs it
 
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(text_of(path))
+    except (ValueError, RecursionError) as broken:  # TOMLDecodeError, and what Python's own limits say
+        raise UserError(f"{path} is not TOML: {broken}") from broken
+
+
+LARGEST = 10 * 2**20
+"""Bytes of a configuration file; a larger one is another kind of file."""
+
+
+def text_of(path: Path) -> str:
+    """The text of a configuration file.
+
+    Raises:
+        UserError: when it cannot be read, is no text, or is too large to be one.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        text = content.decode()
     except (OSError, UnicodeDecodeError) as broken:
         raise UserError(f"{path} cannot be read: {broken}") from broken
-    except tomllib.TOMLDecodeError as broken:
-        raise UserError(f"{path} is not TOML: {broken}") from broken
+    if len(content) > LARGEST:
+        raise UserError(f"{path} cannot be read: it has more than {LARGEST // 2**20} MiB, and is no configuration")
+    return text
 
 
 SECTIONS = ("gpu", "node", "fabric", "collective", "gemm")
@@ -283,6 +304,7 @@ TEXT = {
     "kind": ("infiniband", "ethernet"),
     "source": (),
     "gpu": (),
+    "calibrated_as": (),
 }
 """Keys that hold words, and which ones; () = any."""
 NONE = ("nvlink_gb_per_s", "tf32_tflops", "fp8_tflops", "nvfp4_tflops", "rails", "scalable_unit", "host_gb", "nics")
@@ -299,6 +321,10 @@ def _hardware(tables: dict[str, Any], where: str, base: Hardware) -> Hardware:
             )
     gpus = {**base.gpus, **_section(Gpu, tables, "gpu", where, base.gpus, {})}
     nodes = {**base.nodes, **_section(Node, tables, "node", where, base.nodes, gpus)}
+    for name in (n.lower() for n in tables.get("gpu", {})):  # a GPU like another has a node like that one's
+        like = base.nodes.get(gpus[name].calibrated_as)
+        if name not in nodes and like is not None:
+            nodes[name] = like.replace(name=name, gpu=gpus[name])
     return Hardware(gpus, nodes, {**base.fabrics, **_section(Fabric, tables, "fabric", where, base.fabrics, {})})
 
 
@@ -320,6 +346,8 @@ def _build(
     if (like := table.pop("like", None)) is not None:
         model = _pick(base, _spelled(like), kind.__name__.lower(), f"{where}: like: ")
         values = {key: getattr(model, key) for key in known if key != "source"} | values
+        if isinstance(model, Gpu):
+            values["calibrated_as"] = model.calibrated_as or model.name
     for key, value in table.items():
         if key not in known:
             hint = did_you_mean(key, known) or f"keys: {', '.join(known)}"
@@ -334,7 +362,16 @@ def _build(
 
 
 def _required(kind: type[Any]) -> list[str]:
-    optional = ("tf32_tflops", "fp8_tflops", "nvfp4_tflops", "oversubscription", "rails", "scalable_unit", "source")
+    optional = (
+        "calibrated_as",
+        "tf32_tflops",
+        "fp8_tflops",
+        "nvfp4_tflops",
+        "oversubscription",
+        "rails",
+        "scalable_unit",
+        "source",
+    )
     return [each.name for each in fields(kind) if each.name not in optional]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.planner.errors import UserError
+from superpod.planner.hardware import text_of
 from superpod.planner.models import Model
 
 Config = dict[str, Any]
@@ -52,10 +53,8 @@ def from_config(path: str | Path, *, vocab_divisible_by: int = 128) -> Model:
 
 def _read(path: Path) -> Config:
     try:
-        config = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as broken:
-        raise UserError(f"{path} cannot be read: {broken}") from broken
-    except (json.JSONDecodeError, RecursionError) as broken:
+        config = json.loads(text_of(path))
+    except (ValueError, RecursionError) as broken:
         raise UserError(f"{path} is not JSON: {broken}") from broken
     if not isinstance(config, dict):
         raise UserError(f"{path} holds no configuration", "a config.json is one JSON object")

@@ -83,16 +83,27 @@ def _predicted(batches: Iterator[Batch]) -> Iterator[tuple[str, Counter[str]]]:
         return
     from concurrent.futures import ProcessPoolExecutor
 
-    with ProcessPoolExecutor(initializer=_ignore_interrupts) as pool:
+    pool = ProcessPoolExecutor(initializer=_ignore_interrupts)
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
         waiting = deque(pool.submit(_one, batch) for batch in first)
         while waiting:
             yield waiting.popleft().result()
             waiting.extend(pool.submit(_one, batch) for batch in itertools.islice(batches, 1))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        pool.shutdown(cancel_futures=True)
+
+
+def _leave(*_: object) -> None:
+    """SIGTERM ends the workers too, and takes the half-written file away."""
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C is the parent's to answer."""
+    """Ctrl-C and SIGTERM are the parent's to answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _one(batch: Batch) -> tuple[str, Counter[str]]:

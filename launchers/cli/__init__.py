@@ -42,7 +42,8 @@ def main() -> None:
         try:
             app()
         finally:
-            sys.stdout.flush()  # here, where a reader that has gone away is no error, and not at the interpreter's end
+            if sys.stdout is not None:  # here, where a reader that has gone away is no error, not at the very end
+                sys.stdout.flush()
     except UserError as error:
         _say(str(error), error.hint)
         sys.exit(2)

@@ -61,19 +61,40 @@ def test_accelerate(tmp_path):
     assert found.left_out == ("fsdp_config.fsdp_auto_wrap_policy",)
 
 
+def base():
+    node = hardware.node("h100")
+    return Job(models.find("llama3_8b"), node, hardware.fabric("ib_ndr"), 32, 4096, "bf16", Layout(gbs=512))
+
+
 def test_megatron_arguments(tmp_path):
     found = read(tmp_path, "train.sh", MEGATRON)
-    assert (found.gbs, found.seq, found.precision) == (128, 4096, "bf16")
+    assert (found.gbs, found.seq) == (128, 4096)
+    layout = found.job(base()).layout
     expected = {"tp": 4, "pp": 2, "vp": 4, "sp": True, "mbs": 1, "sharding": "zero1", "recompute": "selective"}
-    assert expected.items() <= found.layout.items()
-    assert found.layout["recompute_modules"] == ("mlp", "layernorm")
-    assert "log-interval" in found.left_out
+    assert expected.items() <= vars(layout).items()
+    assert set(layout.recompute_modules) == {"mlp", "layernorm"}
+    assert "--log-interval 10" in found.left_out
+
+
+SCRIPT = """
+MODEL_ARGS=(
+    --tensor-model-parallel-size 2
+    --sequence-parallel
+)
+BATCH="--micro-batch-size 2 --global-batch-size $GBS"
+torchrun pretrain_gpt.py "${MODEL_ARGS[@]}" $BATCH --recompute-activations 2>&1 | tee log
+"""
+
+
+def test_a_script_s_arrays_strings_variables_and_pipes_are_seen_through(tmp_path):
+    found = read(tmp_path, "train.sh", SCRIPT)
+    layout = found.job(base()).layout
+    assert (layout.tp, layout.sp, layout.mbs, layout.recompute) == (2, True, 2, "selective")
+    assert any(each.startswith("global-batch-size $GBS") for each in found.left_out)
 
 
 def test_the_file_s_run_keeps_the_batch_of_the_query(tmp_path):
-    node = hardware.node("h100")
-    base = Job(models.find("llama3_8b"), node, hardware.fabric("ib_ndr"), 32, 4096, "bf16", Layout(gbs=512))
-    run = read(tmp_path, "ds.json", DEEPSPEED).job(base)
+    run = read(tmp_path, "ds.json", DEEPSPEED).job(base())
     assert (run.layout.gbs, run.layout.mbs, run.layout.sharding) == (512, 2, "zero3")
     assert run.options.offload == 1.0
 
@@ -87,14 +108,14 @@ def test_the_file_s_run_keeps_the_batch_of_the_query(tmp_path):
         ("a.yaml", "num_processes: many", "num_processes is 'many'"),
         ("a.yaml", "- a list", "holds no table"),
         ("a.yaml", "a: [", "no configuration that can be read"),
-        ("a.txt", "--tensor-model-parallel-size two", "tensor-model-parallel-size is 'two'"),
-        ("a.txt", "--micro-batch-size 'unclosed", "no configuration that can be read"),
+        ("a.txt", "--tensor-model-parallel-size two", "tensor-model-parallel-size two: this value"),
         ("a.txt", "", "holds no table"),
+        ("a.yaml", "a: &a {b: *a}", "no configuration that can be read"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path, name, text, says):
     with pytest.raises(UserError, match=says):
-        read(tmp_path, name, text)
+        read(tmp_path, name, text).job(base())
 
 
 def test_a_missing_file_is_said(tmp_path):

@@ -199,3 +199,21 @@ def test_every_gpu_has_every_constant_and_an_unknown_one_the_generic():
 def test_a_gpu_without_a_file_is_costed():
     job = make("llama3_8b", "l40s", 8, "bf16", 4096, tp=1, pp=2, vp=None, gbs=16)
     assert 0.02 < steptime.mfu(job, seconds(job)) < 0.9
+
+
+def test_zero_2_reduces_gradients_for_every_micro_batch():
+    shape: dict[str, Any] = dict(pp=1, vp=None, tp=4, gbs=512)
+    once, each = (terms(make(**shape, sharding=how))["dp"] for how in ("zero1", "zero2"))
+    assert each > 2 * once
+
+
+def test_the_optimizer_in_host_memory_takes_its_time():
+    here, there = make(), make(options={"offload": 1.0})
+    assert terms(there)["optimizer"] > 3 * terms(here)["optimizer"]
+    assert seconds(there) > seconds(here)
+
+
+def test_lora_under_zero_3_gathers_what_is_frozen_too():
+    shape: dict[str, Any] = dict(gpus=8, tp=1, pp=1, vp=None, gbs=8, task="lora")
+    whole, sharded = (terms(make(**shape, sharding=how))["dp"] for how in ("zero1", "zero3"))
+    assert sharded > 20 * whole

@@ -1,4 +1,6 @@
 import csv
+import os
+import subprocess
 
 import pytest
 
@@ -56,7 +58,6 @@ def test_figures_stand_for_oom_too_and_the_breakdown_adds_up(tmp_path):
         ("", "has no column model, gpu, tp"),
         ("a,b\n1,2\n", "has no column model"),
         (HEADER, "has no rows"),
-        ("\0", "no"),
     ],
 )
 def test_another_kind_of_file_is_refused_and_nothing_is_written(tmp_path, text, says):
@@ -75,3 +76,43 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path):
     source.write_text(HEADER + ROWS)
     with pytest.raises(UserError, match="cannot be read or written"):
         table.predict(source, tmp_path / "no folder" / "out.csv")
+
+
+def test_the_table_that_is_read_is_not_written_over(tmp_path):
+    source = tmp_path / "rows.csv"
+    source.write_text(HEADER + ROWS)
+    with pytest.raises(UserError, match="is the table that is read"):
+        table.predict(source, source)
+    assert source.read_text() == HEADER + ROWS
+
+
+def test_a_device_is_written_to_and_stays_one(tmp_path):
+    source, pipe = tmp_path / "rows.csv", tmp_path / "pipe"
+    source.write_text(HEADER + ROWS)
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
+    table.predict(source, pipe)
+    assert len(reader.communicate(timeout=30)[0].splitlines()) == 8
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "x,llama3_8b,h100,8,bf16,8192,128,1,2,2147483648\n",
+        "x,llama3_8b,h100,8,bf16,8192,128,99999999999999999999999,2,1\n",
+        "x,llama3_8b,h100,8,bf16,8192,128,1,0,1\n",
+        "x,llama3_8b,h100,8,bf16,1e400,128,1,2,1\n",
+    ],
+)
+def test_one_bad_row_spoils_no_other(tmp_path, row):
+    rows = predicted(tmp_path, HEADER + ROWS.splitlines(keepends=True)[0] + row)
+    assert rows["a"]["verdict"] == "ok"
+    assert rows["x"]["verdict"] == "illegal"
+    assert rows["x"]["reason"]
+
+
+def test_many_batches_are_predicted_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "BATCH", 3)
+    rows = predicted(tmp_path, HEADER + ROWS)
+    assert list(rows) == list("abcdefg")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from superpod.planner import collectives, columns, hardware, memory, models, schedule, textbook
+from superpod.planner import collectives, columns, memory, models, schedule, textbook
 from superpod.planner.collectives import Links
 from superpod.planner.errors import UserError
 from superpod.planner.models import Model
@@ -68,10 +68,8 @@ def test_tensor_parallel_traffic_of_96_layers():
     assert float(moved) == pytest.approx(90.2 * GB, rel=0.01)
 
 
-@pytest.mark.parametrize(("billions", "gigabytes"), [(7, 112), (70, 1120)])
-def test_sixteen_bytes_a_parameter(run, billions, gigabytes):
-    """BF16 weights and gradients, FP32 master, momentum and variance. Megatron keeps gradients in FP32 as well: 18."""
-    assert billions * 16 == gigabytes
+def test_sixteen_bytes_a_parameter(run):
+    """112 GB for 7B, 1,120 for 70B: BF16 weights and gradients, FP32 master and moments. FP32 gradients make it 18."""
     model = Model.from_shape(layers=2, hidden=1024, heads=8, ffn=4096, vocab=1024)
     job = run(model, gpus=1, gbs=1, seq=128, sharding="none")
     for grads, per_parameter in (("fp32", 18), ("bf16", 16)):
@@ -107,7 +105,6 @@ def test_65b_on_128_h100(run):
 def test_the_rules_say_what_they_cannot_hold(run):
     with pytest.raises(UserError, match="18 bytes per parameter"):
         textbook.choose(run("llama31_405b", gpus=8, gbs=8))
-    assert hardware.node("h100").gpus == 8
 
 
 @pytest.mark.parametrize(("sharding", "per_gpu_gb"), [("zero1", 385), ("zero2", 262.5), ("zero3", 140)])
