@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from superpod.planner import hardware
+from superpod.planner import files
 from superpod.planner.job import Job
 
 FOLDER = Path(__file__).parent / "data" / "calibration"
@@ -89,4 +89,4 @@ def most(name: str) -> float:
 @cache
 def _tables(gpu: str) -> dict[str, Any]:
     path = FOLDER / f"{gpu}.toml"
-    return hardware.read_toml(path if path.exists() else FOLDER / "generic.toml")
+    return files.read_toml(path if path.exists() else FOLDER / "generic.toml")

@@ -14,7 +14,7 @@ from typing import Any
 
 from superpod.planner import megatron_args
 from superpod.planner.errors import UserError
-from superpod.planner.hardware import text_of
+from superpod.planner.files import text_of
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 

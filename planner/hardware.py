@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from superpod.planner.errors import UserError, did_you_mean
+from superpod.planner.files import read_toml
 
 DATA = Path(__file__).parent / "data" / "hardware.toml"
 
@@ -261,41 +262,6 @@ def load(path: str | Path) -> Hardware:
         UserError: naming file, table and key, and what the key may hold.
     """
     return _hardware(read_toml(Path(path)), str(path), builtin())
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
-
-    Raises:
-        UserError: when it cannot be read.
-    """
-    import tomllib  # 10 ms, and only a caller that reads a file needs it
-
-    try:
-        return tomllib.loads(text_of(path))
-    except (ValueError, RecursionError) as broken:  # TOMLDecodeError, and what Python's own limits say
-        raise UserError(f"{path} is not TOML: {broken}") from broken
-
-
-LARGEST = 10 * 2**20
-"""Bytes of a configuration file; a larger one is another kind of file."""
-
-
-def text_of(path: Path) -> str:
-    """The text of a configuration file.
-
-    Raises:
-        UserError: when it cannot be read, is no text, or is too large to be one.
-    """
-    try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
-        text = content.decode()
-    except (OSError, UnicodeDecodeError) as broken:
-        raise UserError(f"{path} cannot be read: {broken}") from broken
-    if len(content) > LARGEST:
-        raise UserError(f"{path} cannot be read: it has more than {LARGEST // 2**20} MiB, and is no configuration")
-    return text
 
 
 SECTIONS = ("gpu", "node", "fabric", "collective", "gemm")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.planner.errors import UserError
-from superpod.planner.hardware import text_of
+from superpod.planner.files import text_of
 from superpod.planner.models import Model
 
 Config = dict[str, Any]

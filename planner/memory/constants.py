@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from superpod.planner.hardware import read_toml
+from superpod.planner.files import read_toml
 
 FILE = Path(__file__).parent.parent / "data" / "memory.toml"
 GIB, MIB = 2**30, 2**20

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.planner.errors import UserError, did_you_mean
-from superpod.planner.hardware import read_toml
+from superpod.planner.files import read_toml
 from superpod.planner.models.shape import Model
 
 FOLDER = Path(__file__).parent.parent / "data" / "models"
