@@ -54,8 +54,8 @@ def test_unequal_stages_closed_form_is_near_and_never_short(pp, vp, groups, odd)
     backward = [2 * t for t in forward]
     real = span(timeline(forward, backward, groups * pp, vp=vp))
     guess = closed_form(forward, backward, groups * pp, vp=vp)
-    near = 1.1 if groups > 1 else 1.15  # of a single group, filling and draining is most of the step
-    assert real * (1 - 1e-9) <= guess <= real * near
+    fill = 0.3 / groups  # what it overstates is filling and draining, which more micro-batches dilute
+    assert real * (1 - 1e-9) <= guess <= real * (1 + fill)
 
 
 @settings(max_examples=40, deadline=None)
