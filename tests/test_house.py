@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from superpod.launchers.cli import app
+from superpod.launchers.cli.app import app
 from superpod.recipes.registry import FAMILIES
 from tests import house
 from tests.conftest import ROOT

@@ -1,4 +1,4 @@
-"""The command `recipes`. Each verb parses, calls and prints; what it calls imports NeMo only if it must."""
+"""The command `recipes`: its entry point and its exit codes. The verbs are in `app.py`."""
 
 from __future__ import annotations
 
@@ -7,31 +7,7 @@ import errno
 import os
 import sys
 
-import typer
-
-from superpod.launchers.cli import budget, data, doctor, judge, plan, run, show
 from superpod.planner.errors import UserError
-
-app = typer.Typer(
-    help="NeMo 2.0 / Megatron-Core training recipes: read, rehearse and run them.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
-app.command("list")(show.list_)
-app.command("show")(show.show)
-app.command("plan")(plan.plan)
-app.command("check")(judge.check)
-app.command("memory")(judge.memory)
-app.command("explain")(judge.explain)
-app.command("scale")(budget.scale)
-app.command("cost")(budget.cost)
-app.command("predict")(judge.predict)
-app.command("run", context_settings={"ignore_unknown_options": False})(run.run)
-app.command("report")(run.report)
-app.command("doctor")(doctor.doctor)
-app.add_typer(data.app, name="data", help="Make training data: tokenizer, .bin and .idx files, blends.")
-
 
 INTERRUPTED = 130
 
@@ -40,6 +16,8 @@ def main() -> None:
     """Entry point: the exit codes of contracts.md, and never a traceback for a user's mistake."""
     try:
         try:
+            from superpod.launchers.cli.app import app  # here, so that Ctrl-C is answered from the start
+
             app()
         finally:
             if sys.stdout is not None:  # here, where a reader that has gone away is no error, not at the very end
@@ -47,8 +25,10 @@ def main() -> None:
     except UserError as error:
         _say(str(error), error.hint)
         sys.exit(2)
-    except run.NotDone as end:
-        sys.exit(end.exit_code)
+    except KeyboardInterrupt:
+        _say("interrupted", "")
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)  # an import that was interrupted makes Python end by the signal, whatever sys.exit says
     except SystemExit as end:
         if end.code == INTERRUPTED:  # Typer has caught the KeyboardInterrupt, and says nothing
             _say("interrupted", "")
@@ -58,7 +38,13 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except Exception as error:
-        sys.exit(_unexpected(error))
+        sys.exit(_exit_code(error))
+
+
+def _exit_code(error: Exception) -> int:
+    from superpod.launchers.cli.run import NotDone
+
+    return error.exit_code if isinstance(error, NotDone) else _unexpected(error)
 
 
 def _unexpected(error: Exception) -> int:

@@ -6,7 +6,7 @@ import sys
 import pytest
 from typer.main import get_command
 
-from superpod.launchers.cli import app
+from superpod.launchers.cli.app import app
 
 LIGHT = [
     ["--help"],

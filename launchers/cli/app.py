@@ -1,0 +1,27 @@
+"""The verbs of `recipes`. Each parses, calls and prints; what it calls imports NeMo only if it must."""
+
+from __future__ import annotations
+
+import typer
+
+from superpod.launchers.cli import budget, data, doctor, judge, plan, run, show
+
+app = typer.Typer(
+    help="NeMo 2.0 / Megatron-Core training recipes: read, rehearse and run them.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command("list")(show.list_)
+app.command("show")(show.show)
+app.command("plan")(plan.plan)
+app.command("check")(judge.check)
+app.command("memory")(judge.memory)
+app.command("explain")(judge.explain)
+app.command("scale")(budget.scale)
+app.command("cost")(budget.cost)
+app.command("predict")(judge.predict)
+app.command("run", context_settings={"ignore_unknown_options": False})(run.run)
+app.command("report")(run.report)
+app.command("doctor")(doctor.doctor)
+app.add_typer(data.app, name="data", help="Make training data: tokenizer, .bin and .idx files, blends.")
