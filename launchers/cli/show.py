@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.launchers.cli import tables
+
 if TYPE_CHECKING:
     from superpod.recipes.registry import Recipe
 
@@ -25,7 +27,6 @@ def list_(
     if as_json:
         print(json.dumps([_facts(r) for r in found], indent=1))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("recipe", "nodes", "GPUs/node", "layout", "seq", "gbs", box=None, pad_edge=False, header_style="bold")
@@ -39,7 +40,7 @@ def list_(
     if not found:
         print(f"no recipe's name holds {' and '.join(words or [])}")
         return
-    Console().print(table)
+    tables.show(table)
     if any(len(set(r.layouts.values())) > 1 for r in found):
         print("* at the smallest size; another layout at larger ones: recipes show NAME --nodes N")
 
