@@ -1,4 +1,4 @@
-"""`violations` against Megatron-Core itself: 2,000 drawn jobs in the default test, 100,000 by hand (docs/LOG.md)."""
+"""`violations` against Megatron-Core itself: 300 drawn jobs by default, 2,000 in CI, more by hand (docs/LOG.md)."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from superpod.planner import rules
 from superpod.planner.job_rules import GENERAL, MEGATRON, PINNED
 
 HERE = Path(__file__).parent
-JOBS, SHARE_LEGAL, HITS = 2000, 0.4, 20
+SHARE_LEGAL, HITS = 0.4, 20
 
 NOT_BUILT = {
     "hybrid_stages": "Mamba's layers need the CUDA package mamba_ssm",
@@ -26,16 +26,17 @@ NOT_BUILT = {
 
 @pytest.mark.nemo
 @pytest.mark.timeout(900)
-def test_megatron_takes_what_is_legal_here_and_nothing_else():
-    command = [sys.executable, "-W", "ignore", HERE / "compare_megatron.py", "--jobs", JOBS]
+@pytest.mark.parametrize(("jobs", "hits"), [(300, 0), pytest.param(2000, HITS, marks=pytest.mark.slow)])
+def test_megatron_takes_what_is_legal_here_and_nothing_else(jobs, hits):
+    command = [sys.executable, "-W", "ignore", HERE / "compare_megatron.py", "--jobs", jobs]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environ, timeout=850)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout.rpartition("RESULT")[2])
     print({name: value for name, value in result.items() if name != "hits"})
     assert result["differ"] == []
-    assert result["jobs"] == JOBS
-    assert result["legal"] >= SHARE_LEGAL * JOBS
+    assert result["jobs"] == jobs
+    assert result["legal"] >= SHARE_LEGAL * jobs
     known = {rule.name for rule in (*rules.LAYOUT, *rules.MODEL, *GENERAL, *MEGATRON, *PINNED)} - set(NOT_BUILT)
-    seldom = {name: result["hits"].get(name, 0) for name in known if result["hits"].get(name, 0) < HITS}
+    seldom = {name: result["hits"].get(name, 0) for name in known if result["hits"].get(name, 0) < hits}
     assert seldom == {}
