@@ -26,12 +26,10 @@ def main() -> None:
         _say(str(error), error.hint)
         sys.exit(2)
     except KeyboardInterrupt:
-        _say("interrupted", "")
-        sys.stderr.flush()
-        os._exit(INTERRUPTED)  # an import that was interrupted makes Python end by the signal, whatever sys.exit says
+        _interrupted()
     except SystemExit as end:
         if end.code == INTERRUPTED:  # Typer has caught the KeyboardInterrupt, and says nothing
-            _say("interrupted", "")
+            _interrupted()
         raise
     except BrokenPipeError:
         with contextlib.suppress(OSError):
@@ -39,6 +37,13 @@ def main() -> None:
         sys.exit(1)
     except Exception as error:
         sys.exit(_exit_code(error))
+
+
+def _interrupted() -> None:
+    """Say so and leave: where an import was interrupted, Python would end by the signal, whatever sys.exit says."""
+    _say("interrupted", "")
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 def _exit_code(error: Exception) -> int:
