@@ -61,7 +61,7 @@ def run(
     width = shutil.get_terminal_size().columns
     with quietly() as terminal:
         console = Console(file=terminal, width=width)
-        with waiting(console, "importing NeMo and building the recipe (10 to 20 s)"):
+        with waiting(console, "importing NeMo and building the recipe (10 to 20 s)"), _leaving_at_once(console):
             prepared = local.prepare(job)
         ended, folder = _run(console, job, prepared, folder, runs)
     _report(folder)
@@ -122,6 +122,25 @@ def _run(console: Console, job: Job, prepared: Prepared, folder: RunDir | None, 
     if ended.message:
         console.print(ended.message, markup=False, highlight=False, soft_wrap=True)
     return ended, folder
+
+
+@contextmanager
+def _leaving_at_once(console: Console) -> Iterator[None]:
+    """Ctrl-C ends the command here: bare excepts in what NeMo imports swallow it otherwise, and there is no run yet."""
+    import os
+    import signal
+
+    def leave(*_: object) -> None:
+        console.show_cursor(True)
+        console.print("error: interrupted", highlight=False)
+        console.file.flush()
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
