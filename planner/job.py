@@ -69,6 +69,8 @@ class Options:
     overlap_tp: bool = True
     """tp_comm_overlap: Transformer Engine's userbuffers."""
     cuda_graphs: bool = False
+    memory_cap: float | None = None
+    """GiB that a rank may reserve; None = what the GPU has."""
     optimizer_instances: int = 1
     """num_distributed_optimizer_instances: each of so many parts of data parallelism shards the optimizer by itself."""
     microbatch_group: int = 0
@@ -95,6 +97,7 @@ RANGES = {
     "capacity": (0.01, 1000),
     "imbalance": (1, 1000),
     "lora_rank": (1, 2**16),
+    "memory_cap": (1e-3, 1e6),
     "optimizer_instances": (1, 2**16),
 }
 """What options that are shares, factors or counts can be."""

@@ -8,7 +8,7 @@ that `explain.py` can say what would have been faster.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -123,6 +123,8 @@ def search(job: Job, space: Space | None = None, *, memory_cap_gib: float | None
         UserError: when no layout at all is legal.
     """
     space = space or Space()
+    if memory_cap_gib is not None:
+        job = job.replace(options=replace(job.options, memory_cap=memory_cap_gib))
     splits = (*_splits(job, space), *_uneven(job, space))
     remedies = _remedies(job, space)
     fields = _legal(job, space, splits, remedies)
@@ -133,8 +135,7 @@ def search(job: Job, space: Space | None = None, *, memory_cap_gib: float | None
             + f" with {given}" * bool(given),
             "`recipes check --layout` names the rule that it breaks" if given else MOVE,
         )
-    cap = memory.limit(job) if memory_cap_gib is None else memory_cap_gib * GIB
-    return Found(job, fields, splits, remedies, **_costs(job, Stages(job.model, splits), fields), cap=cap)
+    return Found(job, fields, splits, remedies, **_costs(job, Stages(job.model, splits), fields), cap=memory.limit(job))
 
 
 MOVE = "the global batch must be a multiple of the data-parallel size: try another number of GPUs, or another gbs"

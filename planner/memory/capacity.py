@@ -19,7 +19,9 @@ def reserved_of(allocated: Array) -> Array:
 
 
 def limit(job: Job) -> float:
-    """Bytes that PyTorch may hold: what it sees, less CUDA and NCCL, less a margin."""
+    """Bytes that PyTorch may hold: what it sees, less CUDA and NCCL, less a margin; or the run's own cap."""
+    if job.options.memory_cap is not None:
+        return job.options.memory_cap * GIB
     context = constant("allocator", "context_gib") * GIB
     return (job.node.gpu.hbm_usable_bytes - context) * (1 - constant("allocator", "margin"))
 

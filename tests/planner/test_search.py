@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superpod.planner import hardware, legality, models, predict, search
+from superpod.planner import explain, hardware, legality, models, predict, search
 from superpod.planner.errors import UserError
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
@@ -75,6 +75,13 @@ def test_a_smaller_cap_never_finds_a_faster_layout(run):
     job = run("llama3_70b", gpus=64)
     best = [f.seconds[f.ranked[0]] for f in (search.search(job, memory_cap_gib=cap) for cap in (70, 50, 40))]
     assert best == sorted(best)
+
+
+def test_what_nearly_fits_is_measured_against_the_cap(run):
+    found = search.search(run("llama3_70b", gpus=64, gbs=128), memory_cap_gib=50)
+    lines = explain.misses(found)
+    assert lines
+    assert all(float(line.split(" GiB short")[0].split()[-1]) > 0 for line in lines)
 
 
 def test_fixed_fields_stay_fixed(run):
