@@ -24,10 +24,10 @@ KEYS = ("case", "model", "layers", "hidden", "gpu", "gpus", "seq", "gbs", "mbs",
 BOUNDS = {
     "dense Llama, B200": (0.01, 0.08),
     "MoE, B200": (0.02, 0.08),
-    "Megatron-LM CI": (0.02, None),
+    "Megatron-LM CI": (0.02, 0.22),  # m0532, an old recording (docs/LOG.md); all others are within 8 %
     "MLPerf 405B": (0.04, 0.04),
     "MLPerf LoRA": (0.04, 0.08),
-    "all with max_memory_allocated": (0.02, None),
+    "all with max_memory_allocated": (0.02, 0.22),
 }
 """Of each group, the mean and the worst relative error that may be; the rows beyond the worst are printed."""
 

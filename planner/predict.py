@@ -146,15 +146,14 @@ def _costed(jobs: list[Job]) -> list[Prediction]:
     values = columns.fields(_layouts(jobs), [each.gpus for each in jobs])
     table = Stages(job.model, list(ways)).columns(way, values)
     step = steptime.step(job, table)
-    owners = memory.by_owner(job, table)
-    allocated, reserved = memory.peak(job, table)
-    limit = memory.limit(job)
+    peak, limit = memory.peak(job, table), memory.limit(job)
     held = table.weight > 0
+    allocated = peak.allocated
     fullest = np.where(held, allocated, 0).argmax(axis=1)
     at = np.arange(len(jobs)), fullest
     seconds = np.broadcast_to(step.seconds, len(jobs))
     rate = np.array([each.tokens / each.gpus for each in jobs]) / seconds
-    most = np.where(held, reserved, 0).max(axis=1)
+    most = np.where(held, peak.reserved, 0).max(axis=1)
     figures = {
         "step_time_s": seconds,
         "tokens_per_s_per_gpu": rate,
@@ -164,9 +163,9 @@ def _costed(jobs: list[Job]) -> list[Prediction]:
         "allocated_gib_max": allocated[at] / GIB,
         "reserved_gib_max": most / GIB,
     }
-    short = ((allocated[at] - limit) / GIB).tolist()
+    short = ((np.where(held, peak.needed, 0).max(axis=1) - limit) / GIB).tolist()
     terms = _rows({key: np.broadcast_to(part, len(jobs)) for key, part in step.terms.items()})
-    by_owner = _rows({key: part[at] / GIB for key, part in owners.items()})
+    by_owner = _rows({key: part[at] / GIB for key, part in peak.owners.items()})
     return [
         Prediction(
             verdict="oom" if over > 0 else "ok",

@@ -148,7 +148,8 @@ def _costs(job: Job, stages: Stages, fields: dict[str, Column]) -> dict[str, Any
         block = {key: column[start : start + BLOCK] for key, column in fields.items()}
         columns = stages.columns(block["split"], block)
         step = steptime.step(job, columns)
-        allocated, reserved = (np.where(columns.weight > 0, part, 0).max(axis=1) for part in memory.peak(job, columns))
+        peak, held = memory.peak(job, columns), columns.weight > 0
+        allocated, reserved = (np.where(held, part, 0).max(axis=1) for part in (peak.allocated, peak.reserved))
         parts.append({"seconds": step.seconds, "reserved": reserved, "allocated": allocated, **step.terms})
     whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     own = {key: whole.pop(key) for key in ("seconds", "reserved", "allocated")}

@@ -34,6 +34,7 @@ CI_CASES = {
     r"_tunable_overlap": {"microbatch-group-size-per-virtual-pipeline-stage": "5"},
     r"_multi_dist_optimizer_instances": {"num-distributed-optimizer-instances": "2"},
     r"_8experts": {"moe-grouped-gemm": "true"},
+    r"_attn_cudagraph": {"enable-cuda-graph": "true"},
     r"_qk_layernorm": {"qk-layernorm": "true"},
     r"^deepseek_proxy": {"q-lora-rank": "256", "kv-lora-rank": "128", "moe-layer-freq": "([0]*3+[1]*5)"},
     r"^(?!.*experts).*nondeterministic|cross_entropy_loss_fusion|memory_speed": {"deterministic-mode": "false"},

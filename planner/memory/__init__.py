@@ -8,6 +8,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
 
 from superpod.planner import columns
@@ -20,6 +23,7 @@ from superpod.planner.memory.units import Array, Units
 
 __all__ = [
     "Inference",
+    "Peak",
     "Verdict",
     "allocated",
     "by_owner",
@@ -33,36 +37,58 @@ __all__ = [
 ]
 
 
-def by_owner(job: Job, c: Columns) -> dict[str, Array]:
-    """Bytes at the peak of each pipeline rank by owner; their sum is `torch.cuda.max_memory_allocated`.
+@dataclass(frozen=True)
+class Peak:
+    """Bytes at the fullest moment of each rank, arrays of the shape of `Columns.rank`."""
+
+    owners: dict[str, Array]
+    """By owner: parameters, gradients, optimizer, fp8_copies, activations, logits, transient (gradients of activations
+    and what recomputation brings back), wgrad_dummies, buffers."""
+    set_aside: Array | float
+    """What CUDA graphs keep for themselves beside it."""
+
+    @cached_property
+    def allocated(self) -> Array:
+        """In tensors: `torch.cuda.max_memory_allocated`, the sum over owners."""
+        return sum(self.owners.values())  # type: ignore[return-value]
+
+    @cached_property
+    def needed(self) -> Array:
+        """In tensors, and in the pools of CUDA graphs."""
+        return self.allocated + self.set_aside
+
+    @cached_property
+    def reserved(self) -> Array:
+        """What PyTorch's allocator holds."""
+        return reserved_of(self.allocated) + self.set_aside
+
+
+def peak(job: Job, c: Columns) -> Peak:
+    """The fullest moment of each pipeline rank.
 
     Args:
         job: the run; its layout and number of GPUs are not read.
         c: the layouts and ranks.
-
-    Returns:
-        Owner to float64 bytes of the shape of `c.rank`: parameters, gradients, optimizer, fp8_copies, activations,
-        logits, transient (gradients of activations and what recomputation brings back), wgrad_dummies, buffers.
     """
     shape = np.broadcast_shapes(c.rank.shape, c.tp.shape)
-    owners = _peak.by_owner(Units(job, c))
-    return {owner: np.broadcast_to(np.asarray(size, dtype=np.float64), shape) for owner, size in owners.items()}
+    moment = _peak.of(Units(job, c))
+    owners = {o: np.broadcast_to(np.asarray(size, dtype=np.float64), shape) for o, size in moment.owners.items()}
+    return Peak(owners, moment.set_aside)
+
+
+def by_owner(job: Job, c: Columns) -> dict[str, Array]:
+    """Bytes at the peak of each pipeline rank by owner, as `Peak.owners`."""
+    return peak(job, c).owners
 
 
 def allocated(job: Job, c: Columns) -> Array:
     """Peak bytes in tensors on each rank."""
-    return np.add.reduce(list(by_owner(job, c).values()))
+    return peak(job, c).allocated
 
 
 def reserved(job: Job, c: Columns) -> Array:
     """Peak bytes that PyTorch's allocator holds on each rank."""
-    return reserved_of(allocated(job, c))
-
-
-def peak(job: Job, c: Columns) -> tuple[Array, Array]:
-    """(allocated, reserved) on each rank, bytes."""
-    size = allocated(job, c)
-    return size, reserved_of(size)
+    return peak(job, c).reserved
 
 
 def fits(job: Job, c: Columns) -> Array:
@@ -72,4 +98,4 @@ def fits(job: Job, c: Columns) -> Array:
 
 def verdict(job: Job) -> Verdict:
     """`ok` or `oom` of one run: whether the tensors of its fullest rank are within `limit` (`capacity.verdict_of`)."""
-    return verdict_of(job, allocated(job, columns.of(job)))
+    return verdict_of(job, peak(job, columns.of(job)).needed)

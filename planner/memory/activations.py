@@ -81,7 +81,15 @@ def mla(u: Units) -> Kept:
 
 def _score_gradients(u: Units) -> Any:
     """Unfused attention's gradients of probabilities and scores; in the forward pass, the scores and their softmax."""
-    return u.unfused * 2 * u.wide * u.job.model.heads * u.job.seq * u.tokens * u.over_tp
+    return (
+        u.unfused
+        * (1 + (u.job.options.attention_dropout > 0))
+        * u.wide
+        * u.job.model.heads
+        * u.job.seq
+        * u.tokens
+        * u.over_tp
+    )
 
 
 def _core(u: Units, out: int) -> tuple[Any, Any]:

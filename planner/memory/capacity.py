@@ -26,10 +26,10 @@ def limit(job: Job) -> float:
     return (job.node.gpu.hbm_usable_bytes - context) * (1 - constant("allocator", "margin"))
 
 
-def verdict_of(job: Job, allocated: Array) -> Verdict:
+def verdict_of(job: Job, needed: Array) -> Verdict:
     """`ok` when the bytes in tensors stay within the limit on every rank.
 
     Not the reserved bytes: before it gives up, PyTorch's allocator returns what it only holds, and with
     expandable_segments little of it is in pieces. A plan wants more room than a verdict: `fits` goes by reserved bytes.
     """
-    return "ok" if bool(np.all(allocated <= limit(job))) else "oom"
+    return "ok" if bool(np.all(needed <= limit(job))) else "oom"

@@ -13,14 +13,30 @@ from superpod.planner.memory.units import Array, Units
 
 
 @dataclass(frozen=True)
+class Graphs:
+    """Bytes on each rank of Transformer Engine's CUDA graphs of the attention, one a layer and micro-batch in flight.
+
+    All are captured in the order of the schedule, when nothing else is in flight; what they keep counts as freed then,
+    and stays theirs. Source: megatron-core, transformer/cuda_graphs.py `TECudaGraphHelper`, scope attn.
+    """
+
+    kept: Array | float = 0.0
+    backward: Array | float = 0.0
+    """What the last one's backward pass needs."""
+    static: Array | float = 0.0
+    """Inputs and outputs, and their gradients: tensors that stay."""
+
+
+@dataclass(frozen=True)
 class Flight:
-    """Bytes on each rank, at the moment that most micro-batches are in flight."""
+    """Bytes on each rank, at the moment that most micro-batches are in flight; without what is in CUDA graphs."""
 
     kept: Array
     again: Array
     """What recomputation brings back while one part's backward pass runs."""
     backward: Array
     """What the backward pass of the last block needs for itself."""
+    graphs: Graphs
 
 
 def in_flight(u: Units) -> Array:
@@ -53,32 +69,49 @@ def _weighed(u: Units, chunks: Array, group: Array) -> Array:
     return ((c.layers + lacking) / vp * chunks - lacking * of_short) / np.maximum(1, c.layers)
 
 
+MIXERS, FEED_FORWARDS = ("attention", "mla", "mamba", "delta"), ("mlp", "moe")
+GRAPHED = ("attention", "mla", "delta")
+"""What CUDA graphs take."""
+
+
 def flight(u: Units) -> Flight:
     """Activations of all layers that a rank has in flight."""
     kinds = activations.blocks(u)
     count = in_flight(u)
-    whole: Any = sum(u.c.blocks[kind] * each.bytes for kind, each in kinds.items() if kind in u.c.blocks)
+    graphed = GRAPHED if u.job.options.cuda_graphs else ()
+    whole: Any = sum(
+        u.c.blocks[kind] * each.bytes for kind, each in kinds.items() if kind in {*u.c.blocks} - {*graphed}
+    )
     kept, group = _recomputed(u, whole / np.maximum(1, u.c.layers))
     full = u.column("recompute") == 2
     if u.job.options.framework == "fsdp2":  # torchtitan's selective: every second matrix product is done again
         whole = np.where(u.column("recompute") == 1, 0.5, 1.0) * whole
-    mixer = _either(u, kinds, MIXERS)
-    rest = _either(u, kinds, FEED_FORWARDS)
+    mixer = _either(u, kinds, {*MIXERS} - {*graphed})
+    rest = _either(u, kinds, {*FEED_FORWARDS})
     after = mixer.again + mixer.backward - rest.bytes - rest.again
     return Flight(
         kept=count * np.where(full, kept, whole) + _prediction(u, kinds),
         again=np.where(full, group, 0.0),
         backward=np.maximum(np.where(full, rest.backward, rest.again + rest.backward), after),
+        graphs=_graphs(u, kinds, count) if graphed else Graphs(),
     )
 
 
-MIXERS, FEED_FORWARDS = ("attention", "mla", "mamba", "delta"), ("mlp", "moe")
+def _graphs(u: Units, kinds: dict[str, Kept], count: Array) -> Graphs:
+    taken = [kind for kind in GRAPHED if kind in u.c.blocks]
+    last = _either(u, kinds, {*taken})
+    size = u.wide * u.job.model.hidden * u.tokens * u.over_sp
+    return Graphs(
+        kept=count * sum(u.c.blocks[kind] * kinds[kind].bytes for kind in taken),
+        backward=last.again + last.backward,
+        static=4 * size * count * sum(u.c.blocks[kind] for kind in taken),
+    )
 
 
-def _either(u: Units, kinds: dict[str, Kept], names: tuple[str, ...]) -> Kept:
+def _either(u: Units, kinds: dict[str, Kept], names: set[str]) -> Kept:
     """The blocks that a rank's last layer has of these, the larger where there are several."""
     found: list[Any] = [0.0, 0.0, 0.0]
-    for name in set(names) & set(u.c.blocks):
+    for name in names & {*u.c.blocks}:
         there, each = u.c.blocks[name] > 0, kinds[name]
         sizes = (each.bytes, each.again, each.backward)
         found = [np.maximum(one, np.where(there, size, 0.0)) for one, size in zip(found, sizes, strict=True)]

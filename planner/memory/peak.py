@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,21 @@ from superpod.planner.memory.flight import flight
 from superpod.planner.memory.units import Array, Units
 
 
-def by_owner(u: Units) -> dict[str, Array]:
+@dataclass(frozen=True)
+class Moment:
+    """The fullest moment of each rank."""
+
+    owners: dict[str, Array]
+    """Bytes in tensors by owner."""
+    set_aside: Array | float
+    """Bytes beside them that hold nothing at that moment and are no one else's: a pool of CUDA graphs."""
+
+
+def of(u: Units) -> Moment:
     """Bytes of each owner at the peak of each rank.
 
-    The peak is the largest of three moments: the loss (last stage), the backward pass of the last layer, the
-    optimizer's step, in which no activations are left.
+    The peak is the largest of four moments: the loss (last stage), the backward pass of the last layer, the
+    optimizer's step, in which no activations are left, and the capture of CUDA graphs, in which there are no others.
     """
     held = state.by_owner(u)
     fly = flight(u)
@@ -26,14 +37,18 @@ def by_owner(u: Units) -> dict[str, Array]:
     step = _optimizer_step(u)
     busy = fly.kept + np.where(at_loss, loss + ends, passing)
     at_step = step > busy
-    during = np.where(at_step, 0.0, 1.0)
-    return held | {
-        "activations": during * fly.kept,
+    pool = fly.graphs.kept + fly.graphs.backward
+    at_capture = pool > np.maximum(busy, step)
+    during = np.where(at_step | at_capture, 0.0, 1.0)
+    transient = np.where(at_step, step, np.where(at_loss, ends, passing))
+    owners = {
+        "activations": during * fly.kept + np.where(at_capture, fly.graphs.kept, 0.0),
         "logits": during * np.where(at_loss, loss, 0.0),
-        "transient": np.where(at_step, step, np.where(at_loss, ends, passing)),
+        "transient": np.where(at_capture, fly.graphs.backward, transient),
         "wgrad_dummies": _dummies(u),
-        "buffers": _buffers(u) + _gathered(u),
+        "buffers": _buffers(u) + _gathered(u) + fly.graphs.static,
     }
+    return Moment(held | owners, np.minimum(pool, np.maximum(busy, step)))
 
 
 def _loss(u: Units) -> Array:

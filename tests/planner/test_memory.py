@@ -187,6 +187,21 @@ def test_unfused_attention_of_8192_is_17_gb_a_layer():
     assert kept[1] - kept[0] + 4 * 32 * 8192 * 4 == 4 * 32 * 8192**2 * 2
 
 
+def test_cuda_graphs_keep_the_attention_in_a_pool_of_their_own():
+    of = job(model=LLAMA, gpus=4, pp=4, gbs=8, tp=1)
+    eager, graphed = (memory.peak(x, columns.of(x)) for x in (of, of.replace(options=Options(cuda_graphs=True))))
+    size = 2 * 2048 * 4096  # hidden states of a micro-batch
+    flights, layers = np.array([4, 3, 2, 1]), 8
+    assert (graphed.allocated < eager.allocated).all()
+    assert graphed.owners["buffers"] - eager.owners["buffers"] == pytest.approx(4 * size * flights * layers)
+    assert (graphed.needed > eager.needed).all()  # their buffers come on top
+    scores = Options(attention="unfused", cuda_graphs=True)
+    captured = memory.peak(of.replace(options=scores), columns.of(of))  # in which nothing but attention is held
+    one = 2 * 32 * 2048**2  # scores of a layer
+    assert 4 * 8 * one < captured.owners["activations"][0] < 4 * 8 * one * 1.3
+    assert one < captured.owners["transient"][0] < 1.3 * one
+
+
 @pytest.mark.parametrize(
     ("module", "model"),
     [("core_attn", LLAMA), ("layernorm", LLAMA), ("mlp", LLAMA), ("mla_up_proj", MLA), ("moe_act", MOE), ("moe", MOE),
