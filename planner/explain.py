@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -168,15 +169,21 @@ def title(layout: Layout) -> str:
 
 
 def as_option(layout: Layout) -> str:
-    """What `--layout` takes to mean this layout: `tp=4,pp=4,vp=5,sp`; the global batch is an option of its own."""
+    """What `--layout` takes to mean this layout: `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`; the global batch is another's."""
     parts = []
     for each in fields(layout):
         value = getattr(layout, each.name)
         if value == each.default or each.name == "gbs":
             continue
-        text = "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        text = "+".join(_runs(value)) if isinstance(value, tuple) else str(value)
         parts.append(each.name if value is True else f"{each.name}={text}")
     return ",".join(parts) or "tp=1"
+
+
+def _runs(values: tuple[object, ...]) -> list[str]:
+    """Each value, or `6x4` for six 4s in a row."""
+    runs = [(value, len(list(same))) for value, same in groupby(values)]
+    return [f"{count}x{value}" if count > 1 else str(value) for value, count in runs]
 
 
 def _other_degrees(found: Found) -> int | None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import sys
+from typing import NoReturn, TextIO
 
 from superpod.planner.errors import UserError
 
@@ -26,10 +27,10 @@ def main() -> None:
         _say(str(error), error.hint)
         sys.exit(2)
     except KeyboardInterrupt:
-        _interrupted()
+        leave_interrupted()
     except SystemExit as end:
         if end.code == INTERRUPTED:  # Typer has caught the KeyboardInterrupt, and says nothing
-            _interrupted()
+            leave_interrupted()
         raise
     except BrokenPipeError:
         with contextlib.suppress(OSError):
@@ -39,10 +40,12 @@ def main() -> None:
         sys.exit(_exit_code(error))
 
 
-def _interrupted() -> None:
-    """Say so and leave: where an import was interrupted, Python would end by the signal, whatever sys.exit says."""
-    _say("interrupted", "")
-    sys.stderr.flush()
+def leave_interrupted(terminal: TextIO | None = None) -> NoReturn:
+    """Say so on `terminal` (default: stderr) and leave at once.
+
+    Where an import was interrupted, Python would end by the signal, whatever sys.exit says.
+    """
+    print("error: interrupted", file=terminal or sys.stderr, flush=True)
     os._exit(INTERRUPTED)
 
 

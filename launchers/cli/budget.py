@@ -9,30 +9,23 @@ from typing import Annotated, Any
 import typer
 
 from superpod.launchers.cli import subject, tables
+from superpod.launchers.cli.subject import Said
 from superpod.planner.errors import UserError
 
 UNITS = {"": 1.0, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
+@subject.about("layout", "nodes", "task", "fabric")
 def scale(
-    name: subject.Name,
-    gpu: subject.Gpu = None,
+    said: Said,
     gpus: Annotated[str, typer.Option("--gpus", help="Sizes, such as 64,128,256.")] = "8,16,32,64,128,256,512,1024",
-    seq: subject.Seq = None,
-    gbs: subject.Gbs = None,
-    precision: subject.Precision = None,
-    options: subject.OptionTexts = None,
-    hardware: subject.HardwareFile = None,
     as_json: subject.AsJson = False,
 ) -> None:
     """Throughput over cluster sizes, the best layout at each: strong scaling (one batch) and weak (batch per GPU)."""
     from superpod.planner import scaling
 
     sizes = _sizes(gpus)
-    base = subject.job(
-        name, gpu=gpu, gpus=sizes[0], seq=seq, gbs=gbs, precision=precision, options=options, hardware_file=hardware
-    )
-    points = scaling.table(base, sizes)
+    points = scaling.table(said.job(gpus=sizes[0]), sizes)
     if as_json:
         print(json.dumps([scaling.as_json(point) for point in points], indent=1))
     else:
@@ -58,32 +51,22 @@ def _show(points: list[Any]) -> None:
     tables.show(table)
 
 
+@subject.about("task", "option", "fabric")
 def cost(
-    name: subject.Name,
     tokens: Annotated[str, typer.Option("--tokens", help="Of the training: 15T, 300B, 2e12.")],
     price: Annotated[float | None, typer.Option("--price", help="Of one GPU for an hour.")] = None,
     pue: Annotated[float, typer.Option("--pue", help="The building's power over the nodes'.")] = 1.0,
     goodput: Annotated[float, typer.Option("--goodput", help="Share of the wall time that trains.")] = 1.0,
-    layout: subject.LayoutText = None,
-    gpu: subject.Gpu = None,
-    gpus: subject.Gpus = None,
-    nodes: subject.Nodes = None,
-    seq: subject.Seq = None,
-    gbs: subject.Gbs = None,
-    precision: subject.Precision = None,
-    hardware: subject.HardwareFile = None,
+    *,
+    said: Said,
     as_json: subject.AsJson = False,
 ) -> None:
     """Days, GPU-hours, energy and money of a token budget; a model without --layout gets its best one."""
     from superpod.planner import cost as costs
     from superpod.planner import explain, legality, plans, predict
-    from superpod.recipes.registry import recipes
 
-    job = subject.job(
-        name, layout=layout, gpu=gpu, gpus=gpus, nodes=nodes, seq=seq, gbs=gbs, precision=precision,
-        hardware_file=hardware,
-    )  # fmt: skip
-    if layout is None and name not in recipes():
+    job = said.job()
+    if said.layout is None and not said.is_recipe:
         job = plans.best(job)
     legality.require(job)
     prediction = predict.one(job)

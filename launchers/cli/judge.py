@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superpod.launchers.cli import subject
+from superpod.launchers.cli.subject import Said
 
 if TYPE_CHECKING:
     from superpod.planner.job import Job
@@ -18,24 +19,12 @@ BAR = 48
 SHADES = ("bright_blue", "cyan", "green", "yellow", "magenta", "red", "bright_black", "white")
 
 
-def check(
-    name: subject.Name,
-    layout: subject.LayoutText = None,
-    gpu: subject.Gpu = None,
-    gpus: subject.Gpus = None,
-    nodes: subject.Nodes = None,
-    seq: subject.Seq = None,
-    gbs: subject.Gbs = None,
-    precision: subject.Precision = None,
-    task: subject.Task = None,
-    options: subject.OptionTexts = None,
-    hardware: subject.HardwareFile = None,
-    as_json: subject.AsJson = False,
-) -> None:
+@subject.about("fabric")
+def check(said: Said, as_json: subject.AsJson = False) -> None:
     """Say whether a run is legal and fits, before the queue does; exit 2 with every reason if not."""
     from superpod.planner import explain, legality, predict
 
-    job = _job(name, layout, gpu, gpus, nodes, seq, gbs, precision, task, options, hardware)
+    job = said.job()
     broken, warned = legality.violations(job), legality.warnings(job)
     prediction = predict.one(job)
     short = explain.short_of(job, prediction) if prediction.verdict == "oom" or prediction.tight else ""
@@ -63,29 +52,19 @@ def check(
                 f"ok: legal; {prediction.allocated_gib_max:.1f} GiB allocated and {prediction.reserved_gib_max:.1f} "
                 f"reserved of {prediction.limit_gib:.1f} on the fullest rank; {prediction.step_time_s:.3g} s a step"
             )
+        if not said.is_recipe and (said.layout is None or prediction.verdict != "ok"):
+            print(f"next: {said.command('plan', without=('layout',))} ranks every layout that is legal and fits")
     if prediction.verdict != "ok" or broken:
         raise typer.Exit(2)
 
 
-def memory(
-    name: subject.Name,
-    layout: subject.LayoutText = None,
-    gpu: subject.Gpu = None,
-    gpus: subject.Gpus = None,
-    nodes: subject.Nodes = None,
-    seq: subject.Seq = None,
-    gbs: subject.Gbs = None,
-    precision: subject.Precision = None,
-    task: subject.Task = None,
-    options: subject.OptionTexts = None,
-    hardware: subject.HardwareFile = None,
-    as_json: subject.AsJson = False,
-) -> None:
+@subject.about("fabric")
+def memory(said: Said, as_json: subject.AsJson = False) -> None:
     """Show what each pipeline rank's memory holds at its peak, by owner."""
     from superpod.planner import columns, legality, plans
     from superpod.planner import memory as model
 
-    job = _job(name, layout, gpu, gpus, nodes, seq, gbs, precision, task, options, hardware)
+    job = said.job()
     legality.require(job)
     stages = plans.stages(job)
     limit, reserved = model.limit(job), model.reserved(job, columns.of(job))
@@ -127,24 +106,13 @@ def _bars(job: Job, stages: list[dict], limit: float, reserved: list[float]) -> 
             console.print(Text("  █ ", color[key]) + Text(f"{key.replace('_', ' '):<14} {size:8.2f} GiB"))
 
 
-def explain(
-    name: subject.Name,
-    layout: subject.LayoutText = None,
-    gpu: subject.Gpu = None,
-    gpus: subject.Gpus = None,
-    nodes: subject.Nodes = None,
-    seq: subject.Seq = None,
-    gbs: subject.Gbs = None,
-    precision: subject.Precision = None,
-    task: subject.Task = None,
-    options: subject.OptionTexts = None,
-    hardware: subject.HardwareFile = None,
-) -> None:
+@subject.about("fabric")
+def explain(said: Said) -> None:
     """Say what bounds a run, where its step's time goes, and the next move."""
     from superpod.planner import explain as words
     from superpod.planner import legality, predict
 
-    job = _job(name, layout, gpu, gpus, nodes, seq, gbs, precision, task, options, hardware)
+    job = said.job()
     legality.require(job)
     prediction = predict.one(job)
     seconds = prediction.step_time_s or 0.0
@@ -171,34 +139,6 @@ def predict(
 
     counts = table.predict(rows, out)
     print(f"{out}: " + ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items()))
-
-
-def _job(
-    name: str,
-    layout: str | None,
-    gpu: str | None,
-    gpus: int | None,
-    nodes: int | None,
-    seq: int | None,
-    gbs: int | None,
-    precision: str | None,
-    task: str | None,
-    options: list[str] | None,
-    hardware: Path | None,
-) -> Job:
-    return subject.job(
-        name,
-        layout=layout,
-        gpu=gpu,
-        gpus=gpus,
-        nodes=nodes,
-        seq=seq,
-        gbs=gbs,
-        precision=precision,
-        task=task,
-        options=options,
-        hardware_file=hardware,
-    )
 
 
 def _title(job: Job) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.launchers.cli import subject, tables
+from superpod.launchers.cli import subject, tables, texts
+from superpod.launchers.cli.subject import Said
 from superpod.planner.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,21 +21,13 @@ Shown = dict[str, "Found"]
 """The search in each precision tried, the fastest first."""
 
 
+@subject.about("layout")
 def plan(
-    name: subject.Name,
-    gpu: subject.Gpu = None,
-    gpus: subject.Gpus = None,
-    nodes: subject.Nodes = None,
-    seq: subject.Seq = None,
-    gbs: subject.Gbs = None,
+    said: Said,
     precision: Annotated[str | None, typer.Option("--precision", help="bf16, fp8cs, ..., or auto: try them.")] = None,
-    task: subject.Task = None,
     memory_cap: Annotated[float | None, typer.Option("--memory-cap", help="GiB a GPU may reserve.")] = None,
     fix: Annotated[str | None, typer.Option("--fix", help="Only layouts with these, such as tp=8,mbs=1.")] = None,
     top: Annotated[int, typer.Option("--top", min=1, max=1000, help="How many layouts to show.")] = 10,
-    options: subject.OptionTexts = None,
-    hardware: subject.HardwareFile = None,
-    fabric: subject.Fabric = None,
     start: Annotated[
         Path | None, typer.Option("--from", help="DeepSpeed JSON, Accelerate YAML, Megatron args.")
     ] = None,
@@ -48,28 +42,17 @@ def plan(
 
     theirs = foreign.read(start) if start else None
     if theirs is not None:
-        gpus, gbs, seq = gpus or (None if nodes else theirs.gpus), gbs or theirs.gbs, seq or theirs.seq
-        precision, task = precision or theirs.precision, task or theirs.task
+        gpus = said.gpus or (None if said.nodes else theirs.gpus)
+        said = replace(said, gpus=gpus, gbs=said.gbs or theirs.gbs, seq=said.seq or theirs.seq)
+        said, precision = replace(said, task=said.task or theirs.task), precision or theirs.precision
     auto = precision == "auto"
-    job = subject.job(
-        name,
-        gpu=gpu,
-        gpus=gpus,
-        nodes=nodes,
-        seq=seq,
-        gbs=gbs,
-        precision=None if auto else precision,
-        task=task,
-        options=options,
-        hardware_file=hardware,
-        fabric=fabric,
-    )
+    job = said.job(precision=None if auto else precision)
     found = plans.search(
-        job, auto=auto, fixed=subject.layout_values(fix, "--fix") if fix else {}, memory_cap_gib=memory_cap
+        job, auto=auto, fixed=texts.layout_values(fix, "--fix") if fix else {}, memory_cap_gib=memory_cap
     )
     yours = theirs.job(job) if theirs is not None else None
     if write:
-        _write(name, found)
+        _write(said.name, found)
     if as_json:
         print(json.dumps(plans.as_json(found, top=top, memory_cap_gib=memory_cap), indent=1))
     else:
@@ -79,58 +62,45 @@ def plan(
 
 
 def _print(found: Shown, top: int, yours: Job | None, left_out: tuple[str, ...], rules: bool) -> None:
-    from rich.console import Console
-
     from superpod.planner import explain, plans
 
-    console = Console(highlight=False)
     best = next(iter(found.values()))
     job = best.job
     legal = sum(map(len, found.values()))
     fit = sum(len(f.ranked) for f in found.values())
-    console.print(
+    tables.say(
         f"{job.model.name}, {job.gpus} x {job.node.gpu.name}, seq {job.seq}, gbs {job.layout.gbs}, "
-        f"{' or '.join(found)}: {legal:,} legal layouts, {fit:,} fit",
-        soft_wrap=True,
-        markup=False,
+        f"{' or '.join(found)}: {legal:,} legal layouts, {fit:,} fit"
     )
     if not fit:
-        console.print(plans.closest(best), soft_wrap=True, markup=False)
+        tables.say(plans.closest(best))
         return
-    tables.show(_table(found, top))
-    for line in explain.why(best, int(best.ranked[0])):
-        console.print(f"- {line}", soft_wrap=True, markup=False)
-    for line in explain.misses(best):
-        console.print(f"- {line}", soft_wrap=True, markup=False)
-    if yours is not None:
-        _yours(console, yours, best, left_out)
-    if rules:
-        console.print(f"- {plans.against_rules(best)}", soft_wrap=True, markup=False)
+    _table(found, top)
+    lines = [*explain.why(best, int(best.ranked[0])), *explain.misses(best)]
+    lines += _yours(yours, best, left_out) if yours is not None else []
+    lines += [plans.against_rules(best)] if rules else []
+    for line in lines:
+        tables.say(f"- {line}")
 
 
-def _table(found: Shown, top: int) -> Any:
-    from rich.table import Table
-
+def _table(found: Shown, top: int) -> None:
     from superpod.planner import explain, plans
     from superpod.planner.search import GIB
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("layout", no_wrap=True)
-    if len(found) > 1:
-        table.add_column("precision")
-    for title in ("step s", "tokens/s/GPU", "MFU %", "GiB", "bubble %"):
-        table.add_column(title, justify="right")
+    several = ["precision"] * (len(found) > 1)
+    titles = ["layout", *several, "step s", "tokens/s/GPU", "MFU %", "GiB", "bubble %"]
+    rows = []
     for precision, f, i in plans.ranked(found)[:top]:
         job = f.job_of(i)
         seconds = float(f.seconds[i])
-        words = [explain.title(job.layout)] + [precision] * (len(found) > 1)
         bubble = float(f.terms["pp_bubble"][i]) / seconds
         figures = (job.tokens / seconds / job.gpus, 100 * plans.mfu(job, seconds), f.reserved[i] / GIB, 100 * bubble)
-        table.add_row(*words, f"{seconds:.3f}", *(f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in figures))
-    return table
+        texts_of = (f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in figures)
+        rows.append([explain.title(job.layout), *([precision] * len(several)), f"{seconds:.3f}", *texts_of])
+    tables.show_folded(titles, rows)
 
 
-def _yours(console: Any, yours: Job, best: Found, left_out: tuple[str, ...]) -> None:
+def _yours(yours: Job, best: Found, left_out: tuple[str, ...]) -> list[str]:
     from superpod.planner import explain, predict
 
     prediction = predict.one(yours)
@@ -138,9 +108,8 @@ def _yours(console: Any, yours: Job, best: Found, left_out: tuple[str, ...]) -> 
     if prediction.step_time_s:
         slower = prediction.step_time_s / float(best.seconds[best.ranked[0]]) - 1
         line += f", {prediction.step_time_s:.3f} s a step, {slower:+.1%} against the best"
-    console.print(f"- {line}" + (f": {prediction.reason}" if prediction.reason else ""), soft_wrap=True, markup=False)
-    if left_out:
-        console.print(f"- no counterpart here, left out: {', '.join(left_out)}", soft_wrap=True, markup=False)
+    lines = [line + (f": {prediction.reason}" if prediction.reason else "")]
+    return lines + [f"no counterpart here, left out: {', '.join(left_out)}"] * bool(left_out)
 
 
 def _write(name: str, found: Shown) -> None:

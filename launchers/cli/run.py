@@ -127,14 +127,13 @@ def _run(console: Console, job: Job, prepared: Prepared, folder: RunDir | None, 
 @contextmanager
 def _leaving_at_once(console: Console) -> Iterator[None]:
     """Ctrl-C ends the command here: bare excepts in what NeMo imports swallow it otherwise, and there is no run yet."""
-    import os
     import signal
+
+    from superpod.launchers.cli import leave_interrupted
 
     def leave(*_: object) -> None:
         console.show_cursor(True)
-        console.print("error: interrupted", highlight=False)
-        console.file.flush()
-        os._exit(130)
+        leave_interrupted(console.file)
 
     before = signal.signal(signal.SIGINT, leave)
     try:

@@ -2,79 +2,138 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import inspect
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from superpod.launchers.cli import texts
 from superpod.planner.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from superpod.planner.hardware import Hardware
-    from superpod.planner.job import Job, Options
-    from superpod.planner.layout import Layout
+    from superpod.planner.job import Job
     from superpod.planner.models import Model
 
-Name = Annotated[
-    str, typer.Argument(help="A recipe, a model's name, a Hugging Face config.json, or layers=..,hidden=..")
-]
-Gpu = Annotated[str | None, typer.Option("--gpu", help="a100, h100, h200, b200, gb200, ..., or one of --hardware.")]
-Gpus = Annotated[int | None, typer.Option("--gpus", help="How many GPUs.")]
-Nodes = Annotated[int | None, typer.Option("--nodes", help="How many nodes, instead of --gpus.")]
-Seq = Annotated[int | None, typer.Option("--seq", help="Sequence length, tokens. Default of a model: 8192.")]
-Gbs = Annotated[int | None, typer.Option("--gbs", help="Global batch, samples. Default of a model: 512.")]
-Precision = Annotated[str | None, typer.Option("--precision", help="bf16, fp8cs, mxfp8, ...")]
-LayoutText = Annotated[str | None, typer.Option("--layout", help="Such as tp=4,pp=2,sp,mbs=2,recompute=full.")]
-Task = Annotated[str | None, typer.Option("--task", help="pretrain, sft or lora.")]
-OptionTexts = Annotated[list[str] | None, typer.Option("--option", help="Such as moments=bf16 or offload=1.")]
-HardwareFile = Annotated[Path | None, typer.Option("--hardware", help="TOML with your own GPUs, nodes and fabrics.")]
-Fabric = Annotated[str | None, typer.Option("--fabric", help="The network between nodes; default: its SuperPOD's.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 SEQ, GBS = 8192, 512
 
 
-def job(
-    name: str,
-    *,
-    gpu: str | None = None,
-    gpus: int | None = None,
-    nodes: int | None = None,
-    seq: int | None = None,
-    gbs: int | None = None,
-    precision: str | None = None,
-    layout: str | None = None,
-    task: str | None = None,
-    options: list[str] | None = None,
-    hardware_file: Path | None = None,
-    fabric: str | None = None,
-) -> Job:
-    """The run that the words describe: a recipe's, changed where they say so, or a model's own.
+@dataclass(frozen=True)
+class Said:
+    """What a command line says of a run. Each field is an option of the verbs that are `about` a run, in this order."""
 
-    Raises:
-        UserError: when a name is unknown, a number is out of range, or a model's GPUs are not said.
+    name: Annotated[
+        str, typer.Argument(help="A recipe, a model's name, a Hugging Face config.json, or layers=..,hidden=..")
+    ]
+    layout: Annotated[str | None, typer.Option("--layout", help="Such as tp=4,pp=2,sp,mbs=2,recompute=full.")] = None
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="a100, h100, h200, b200, gb200, ..., or one of --hardware.")
+    ] = None
+    gpus: Annotated[int | None, typer.Option("--gpus", help="How many GPUs.")] = None
+    nodes: Annotated[int | None, typer.Option("--nodes", help="How many nodes, instead of --gpus.")] = None
+    seq: Annotated[int | None, typer.Option("--seq", help="Sequence length, tokens. Default of a model: 8192.")] = None
+    gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch, samples. Default of a model: 512.")] = None
+    precision: Annotated[str | None, typer.Option("--precision", help="bf16, fp8cs, mxfp8, ...")] = None
+    task: Annotated[str | None, typer.Option("--task", help="pretrain, sft or lora.")] = None
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="Such as moments=bf16, offload=1 or lora_targets=linear_qkv,linear_proj."),
+    ] = None
+    hardware: Annotated[Path | None, typer.Option("--hardware", help="TOML with your own GPUs, nodes and fabrics.")] = (
+        None
+    )
+    fabric: Annotated[
+        str | None, typer.Option("--fabric", help="The network between nodes; default: its SuperPOD's.")
+    ] = None
+
+    def job(self, **changes: Any) -> Job:
+        """The run: a recipe's, changed where the words say so, or a model's own. `changes` replace what was said.
+
+        Raises:
+            UserError: when a name is unknown, a number is out of range, or a model's GPUs are not said.
+        """
+        return _job(replace(self, **changes))
+
+    @property
+    def is_recipe(self) -> bool:
+        """Whether the name is a recipe's, and not a model's."""
+        from superpod.recipes.registry import recipes
+
+        return self.name in recipes()
+
+    def command(self, verb: str, *, without: tuple[str, ...] = ()) -> str:
+        """The command line of another verb about the same run: `recipes plan llama3_8b --gpu h100 --gpus 16`."""
+        words = ["recipes", verb, self.name]
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value is not None and field.name not in without:
+                each = value if isinstance(value, list) else [value]
+                words += [word for text in each for word in (f"--{field.name}", str(text))]
+        return shlex.join(words)
+
+
+def about(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give the decorated verb the options of `Said`, less those named, in the place of its parameter `said`.
+
+    The name comes first. A parameter of the verb's own that is called like a field takes that field's place among the
+    options, and `said` is without it.
     """
-    from superpod.planner import hardware
-    from superpod.recipes.registry import recipes
 
-    facts = hardware.load(hardware_file) if hardware_file else hardware.builtin()
-    found = _of_recipe(name, nodes, gpus, facts) if name in recipes() else _of_model(name, gpu, gpus, nodes, facts)
-    if gpu is not None and name in recipes():
-        found = found.replace(node=facts.node(gpu), fabric=facts.fabric_of(facts.node(gpu)))
-    if fabric is not None:
-        found = found.replace(fabric=facts.fabric(fabric))
-    if precision is not None:
-        found = found.replace(precision=hardware.precision(precision))
-    if seq is not None:
-        found = found.replace(seq=_positive("--seq", seq))
-    if gbs is not None:
-        found = found.replace(layout=found.layout.replace(gbs=_positive("--gbs", gbs)))
-    if task is not None:
-        found = found.replace(task=_one_of("--task", task, ("pretrain", "sft", "lora")))
-    if options:
-        found = found.replace(options=_options(found.options, options))
-    return found.replace(layout=_layout(found.layout, layout)) if layout else found
+    def wrap(verb: Callable[..., None]) -> Callable[..., None]:
+        own = dict(inspect.signature(verb, eval_str=True).parameters)
+        shared = {name: option for name, option in _options_of_said().items() if name not in without}
+        given = set(shared) - set(own)
+        name, *options = [own.pop(name, option) for name, option in shared.items()]
+        parameters = [name, *(p for each in own.values() for p in (options if each.name == "said" else [each]))]
+
+        @wraps(verb)
+        def call(**words: Any) -> None:
+            said = Said(**{name: words.pop(name) for name in given})
+            verb(said=said, **words)
+
+        # What Typer reads: the parameters and, apart from them, their types.
+        signature = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters])
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        return call
+
+    return wrap
+
+
+def _options_of_said() -> dict[str, inspect.Parameter]:
+    hints = get_type_hints(Said, include_extras=True)
+    declared = inspect.signature(Said).parameters
+    return {name: parameter.replace(annotation=hints[name]) for name, parameter in declared.items()}
+
+
+def _job(said: Said) -> Job:
+    from superpod.planner import hardware
+    from superpod.planner.hardware import precision
+
+    facts = hardware.load(said.hardware) if said.hardware else hardware.builtin()
+    found = _of_recipe(said, facts) if said.is_recipe else _of_model(said, facts)
+    if said.gpu is not None and said.is_recipe:
+        found = found.replace(node=facts.node(said.gpu), fabric=facts.fabric_of(facts.node(said.gpu)))
+    if said.fabric is not None:
+        found = found.replace(fabric=facts.fabric(said.fabric))
+    if said.precision is not None:
+        found = found.replace(precision=precision(said.precision))
+    if said.seq is not None:
+        found = found.replace(seq=_positive("--seq", said.seq))
+    if said.gbs is not None:
+        found = found.replace(layout=found.layout.replace(gbs=_positive("--gbs", said.gbs)))
+    if said.task is not None:
+        found = found.replace(task=_one_of("--task", said.task, ("pretrain", "sft", "lora")))
+    if said.option:
+        found = found.replace(options=texts.options(found.options, said.option))
+    return found.replace(layout=texts.layout(found.layout, said.layout)) if said.layout else found
 
 
 def model(text: str) -> Model:
@@ -84,39 +143,17 @@ def model(text: str) -> Model:
     if len(text) > 4000:
         raise UserError("a model is a name, a path or a short shape, and this has 4,000 letters and more")
     if "=" in text and not Path(text).exists():
-        return models.Model.from_shape(**pairs(text, "the shape"))
+        return models.Model.from_shape(**texts.pairs(text, "the shape"))
     if text.endswith(".json") or Path(text).is_dir():
         return huggingface.from_config(text)
     return models.find(text)
 
 
-def pairs(text: str, what: str) -> dict[str, Any]:
-    """`tp=4,sp,recompute=full` as a mapping: numbers, true and false, words; a bare word is true; + joins a list."""
-    found: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if key in found:
-            raise UserError(f"{what} says {key} twice: {text!r}")
-        found[key] = _value(value) if equals else True
-    return found
-
-
-def _value(text: str) -> Any:
-    low = text.lower()
-    if low in ("true", "false"):
-        return low == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _of_recipe(name: str, nodes: int | None, gpus: int | None, facts: Hardware) -> Job:
+def _of_recipe(said: Said, facts: Hardware) -> Job:
     from superpod.recipes.job import job as recipe_job
     from superpod.recipes.registry import find
 
+    name, nodes, gpus = said.name, said.nodes, said.gpus
     recipe = find(name)
     if nodes is not None and gpus is not None and gpus != nodes * recipe.gpus_per_node:
         raise UserError(f"--gpus {gpus} and --nodes {nodes} of {recipe.gpus_per_node} GPUs contradict each other")
@@ -130,11 +167,12 @@ def _of_recipe(name: str, nodes: int | None, gpus: int | None, facts: Hardware) 
     return smallest.replace(gpus=_positive("--nodes", nodes) * recipe.gpus_per_node)
 
 
-def _of_model(name: str, gpu: str | None, gpus: int | None, nodes: int | None, facts: Hardware) -> Job:
+def _of_model(said: Said, facts: Hardware) -> Job:
     from superpod.planner.job import Job
     from superpod.planner.layout import Layout
     from superpod.recipes.registry import recipes
 
+    name, gpu, gpus, nodes = said.name, said.gpu, said.gpus, said.nodes
     try:
         shape = model(name)
     except UserError as unknown:
@@ -149,41 +187,6 @@ def _of_model(name: str, gpu: str | None, gpus: int | None, nodes: int | None, f
         raise UserError(f"{name} is a model: say on how many GPUs", f"--gpus {8 * node.gpus}, or --nodes 8")
     world = _positive("--gpus", gpus) if gpus is not None else _positive("--nodes", nodes or 0) * node.gpus
     return Job(shape, node, facts.fabric_of(node), world, SEQ, "bf16", Layout(gbs=GBS))
-
-
-def layout_values(text: str, what: str) -> dict[str, Any]:
-    """Fields of `Layout` of a text such as `tp=4,sp,recompute_modules=layernorm+mlp`."""
-    values = pairs(text, what)
-    for key in ("recompute_modules", "chunks"):
-        if key in values:
-            values[key] = tuple(_value(each) for each in str(values[key]).split("+"))
-    return values
-
-
-def _layout(base: Layout, text: str) -> Layout:
-    from superpod.planner.layout import Layout
-
-    values = layout_values(text, "--layout")
-    kept = {f.name: getattr(base, f.name) for f in fields(base) if getattr(base, f.name) is not None}
-    if "tp" in values and "sp" not in values:
-        kept["sp"] = values["tp"] != 1
-    found = Layout.from_mapping(kept | values, "--layout")
-    if wrong := found.below_one():
-        raise UserError(f"--layout: {wrong[0].message}")
-    return found
-
-
-def _options(base: Options, texts: list[str]) -> Options:
-    values = pairs(",".join(texts), "--option")
-    known = {f.name: getattr(base, f.name) for f in fields(base)}
-    for key, value in values.items():
-        if key not in known:
-            raise UserError(f"no option is called {key!r}", did_you_mean(key, list(known)) or ", ".join(known))
-        if isinstance(known[key], float) and isinstance(value, int) and not isinstance(value, bool):
-            values[key] = float(value)
-        elif known[key] is not None and type(values[key]) is not type(known[key]):
-            raise UserError(f"--option {key} is like {known[key]!r}, not {value!r}")
-    return replace(base, **values)
 
 
 def _positive(what: str, value: int) -> int:

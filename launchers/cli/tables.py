@@ -1,18 +1,68 @@
-"""Tables as wide as they need to be: a terminal scrolls or folds, but nothing is cut off."""
+"""Tables and sentences for any terminal: what does not fit is folded between words, and nothing is cut off."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+GAP = 2
+"""Spaces between two columns."""
+INDENT = "  "
+GLUE = "\u00a0"
+"""A space that `textwrap` does not break at."""
+
 
 def show(table: Table) -> None:
-    """Print a table at its full width."""
+    """Print a table at its full width; a narrower terminal scrolls or folds it."""
     from rich.console import Console
     from rich.measure import Measurement
 
     console = Console(highlight=False)
     needed = Measurement.get(console, console.options.update(width=1000), table).maximum
     Console(highlight=False, width=max(console.width, needed)).print(table)
+
+
+def show_folded(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of words and figures at the terminal's width: the first column is folded, at its commas if possible.
+
+    A word is never cut: where the terminal is too narrow for the longest one, the table is wider. Figures are columns
+    whose cells all begin with a digit.
+    """
+    from rich.table import Table
+
+    first, *others = zip(titles, *rows, strict=True)
+    taken = sum(GAP + max(map(len, column)) for column in others)
+    longest = max(len(word) for cell in first for word in cell.split())
+    width = max(_width() - taken, longest + len(INDENT))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (first, *others):
+        figures = all(cell[:1].isdigit() for cell in column[1:])
+        table.add_column(column[0], justify="right" if figures else "left", no_wrap=True)
+    for cell, *rest in rows:
+        table.add_row(_folded(cell, width), *rest)
+    show(table)
+
+
+def say(sentence: str) -> None:
+    """Print a sentence, its lines after the first indented; a word, such as an option, stays whole."""
+    print(_fold(sentence, _width()))
+
+
+def _folded(cell: str, width: int) -> str:
+    """Lines of a cell; a space between two commas is no place to break, unless what they enclose is too long."""
+    parts = [part.replace(" ", GLUE) if len(part) < width - len(INDENT) else part for part in cell.split(", ")]
+    return _fold(", ".join(parts), width).replace(GLUE, " ")
+
+
+def _fold(text: str, width: int) -> str:
+    return textwrap.fill(text, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
+
+
+def _width() -> int:
+    from rich.console import Console
+
+    return Console().width

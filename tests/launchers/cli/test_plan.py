@@ -29,6 +29,13 @@ def test_plan_ranks_and_says_why(recipes_cli):
     assert "the textbook's rules choose" in text
 
 
+@pytest.mark.parametrize("more", [[], ["--precision", "auto"], ["--gpus", "8", "--gbs", "32"]], ids=" ".join)
+def test_plan_fits_a_terminal_of_80_columns(more, recipes_cli):
+    text = said(recipes_cli, "plan", *SMALL, "--top", "30", "--compare-rules", *more, env={"COLUMNS": "80"})
+    assert "--layout" in text
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+
+
 def test_plan_json_is_what_contracts_says(recipes_cli):
     plan = json.loads(said(recipes_cli, "plan", *SMALL, "--json", "--top", "4"))
     assert plan["schema"] == 1
@@ -64,8 +71,8 @@ def test_plan_starts_from_another_tool_s_file_and_names_what_is_left_out(recipes
         json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "steps_per_print": 10})
     )
     text = said(recipes_cli, "plan", *SMALL, "--from", "ds.json", cwd=tmp_path)
-    assert "yours, DP only, mbs 1, zero3" in text
-    assert "left out: steps_per_print" in text
+    assert "yours, DP only, mbs 1, zero3" in " ".join(text.split())
+    assert "left out: steps_per_print" in " ".join(text.split())
 
 
 def test_check_refuses_with_the_rule_the_numbers_and_the_next_move(recipes_cli):
@@ -81,6 +88,20 @@ def test_check_refuses_with_the_rule_the_numbers_and_the_next_move(recipes_cli):
 @pytest.mark.parametrize("name", ["llama3_8b_pretrain_h100_bf16", "llama31_405b_pretrain_h100_bf16", "tiny_llama3"])
 def test_the_recipes_of_this_project_pass_their_own_check(recipes_cli, name):
     assert "ok: legal;" in said(recipes_cli, "check", name)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "advised"),
+    [
+        (["llama3_70b", "--gpu", "h100", "--gpus", "16"], 2, True),
+        (["llama3_70b", "--gpu", "h100", "--gpus", "16", "--layout", "tp=3"], 2, True),
+        (["llama3_8b", "--gpu", "h100", "--gpus", "16", "--layout", "tp=2"], 0, False),
+        (["llama31_405b_pretrain_h100_bf16", "--layout", "tp=1"], 2, False),
+    ],
+)
+def test_check_of_a_model_knows_who_finds_a_layout(words, code, advised, recipes_cli):
+    text = said(recipes_cli, "check", *words, code=code)
+    assert ("next: recipes plan llama3_70b --gpu h100 --gpus 16 ranks" in text) == advised
 
 
 def test_check_says_what_makes_a_run_fit(recipes_cli):
