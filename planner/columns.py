@@ -105,11 +105,20 @@ def of(job: Job) -> Columns:
     )
 
 
-def fields(layouts: Sequence[Layout], gpus: Sequence[int]) -> dict[str, Column]:
-    """The layouts' own numbers as columns of shape [layouts], with dp and micro_batches on so many GPUs each."""
-    rows = [_numbers(layout, world) for layout, world in zip(layouts, gpus, strict=True)]
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(NUMBERS))
-    return dict(zip(NUMBERS, table.T, strict=True))
+def fields(layouts: Sequence[Layout], gpus: Sequence[int], gbs: Sequence[int] | None = None) -> dict[str, Column]:
+    """The layouts' own numbers as columns of shape [layouts], with dp and micro_batches on so many GPUs each.
+
+    `gbs` stands in for the layouts' own. A rest of a division is `legality`'s to find.
+    """
+    known: dict[int, tuple[int, ...]] = {}
+    rows = [known.get(id(x)) or known.setdefault(id(x), _numbers(x)) for x in layouts]
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(_OWN))
+    found = dict(zip(_OWN, table.T, strict=True))
+    found["gbs"] = np.array([x.gbs for x in layouts] if gbs is None else gbs, dtype=np.int64)
+    unit = found["tp"] * found["pp"] * found["cp"]
+    found["dp"] = np.maximum(1, np.array(gpus, dtype=np.int64) // np.maximum(1, unit))
+    found["micro_batches"] = found["gbs"] // np.maximum(1, found["mbs"] * found["dp"])
+    return {name: found[name] for name in NUMBERS}
 
 
 NUMBERS = (
@@ -118,16 +127,16 @@ NUMBERS = (
     *("recompute", "recompute_block", "recompute_layers", "modules", "sharding"),
 )
 """What `fields` gives of each layout."""
+_OWN = tuple(name for name in NUMBERS if name not in ("gbs", "dp", "micro_batches"))
 
 
-def _numbers(x: Layout, gpus: int) -> tuple[int, ...]:
-    """One layout as whole numbers, in the order of `NUMBERS`. A rest of the division is `legality`'s to find."""
-    dp = max(1, gpus // max(1, x.model_parallel))
-    method = (CHOICES["recompute"].index(x.recompute), int(x.recompute_method == "block"), x.recompute_layers)
+def _numbers(x: Layout) -> tuple[int, ...]:
+    """One layout as whole numbers, in the order of `_OWN`."""
     return (
-        *(x.tp, x.pp, x.vp or 1, x.cp, x.ep, x.etp or x.tp, int(x.sp), x.mbs, x.gbs, dp, x.gbs // max(1, x.mbs * dp)),
+        *(x.tp, x.pp, x.vp or 1, x.cp, x.ep, x.etp or x.tp, int(x.sp), x.mbs),
         *(int(x.embedding_as_layer), int(x.loss_as_layer)),
-        *(*method, modules(x), CHOICES["sharding"].index(x.sharding)),
+        *(CHOICES["recompute"].index(x.recompute), int(x.recompute_method == "block"), x.recompute_layers),
+        *(modules(x), CHOICES["sharding"].index(x.sharding)),
     )
 
 

@@ -7,20 +7,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from superpod.planner import columns, legality, memory, published, steptime
-from superpod.planner.columns import Stages
+from superpod.planner.columns import Column, Stages
 from superpod.planner.errors import UserError
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 from superpod.planner.models import Split
+from superpod.planner.published import Run
 
 Verdict = Literal["ok", "oom", "illegal", "unsupported"]
 GIB = 2**30
@@ -69,41 +69,60 @@ def one(job: Job) -> Prediction:
 
 def many(jobs: Sequence[Job]) -> list[Prediction]:
     """The runs of many jobs, in their order; those that differ in their layout only are costed together."""
-    found: list[Prediction | None] = [None] * len(jobs)
-    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for i, job in enumerate(jobs):
-        alike[_setting(job)].append(i)
-    for places in alike.values():
-        group = [jobs[i] for i in places]
-        refused = _refused(group)
-        for i, why in zip(places, refused, strict=True):
-            found[i] = Prediction("illegal", why) if why else None
-        legal = [i for i, why in zip(places, refused, strict=True) if not why]
-        for i, prediction in zip(legal, _costed([jobs[i] for i in legal]) if legal else [], strict=True):
-            found[i] = prediction
-    return [each for each in found if each is not None]
+    return _runs([Run.of(job) for job in jobs])
 
 
-def _refused(jobs: list[Job]) -> list[str]:
-    """Why each of these jobs is illegal, "" where it is not: asked of all at once, and worded for those that are."""
-    values = columns.fields(_layouts(jobs), [job.gpus for job in jobs])
-    values["gpus"] = np.array([job.gpus for job in jobs])
+def _runs(runs: Sequence[Run]) -> list[Prediction]:
+    groups: dict[tuple[object, ...], list[int]] = {}
+    of_setting: dict[int, list[int]] = {}
+    for i, run in enumerate(runs):
+        places = of_setting.get(id(run.setting))
+        if places is None:
+            places = of_setting[id(run.setting)] = groups.setdefault(_setting(run.setting), [])
+        places.append(i)
+    found: dict[int, Prediction] = {}
+    for places in groups.values():
+        found.update(zip(places, _alike([runs[i] for i in places]), strict=True))
+    return [found[i] for i in range(len(runs))]
+
+
+def _alike(runs: list[Run]) -> list[Prediction]:
+    """Runs of one setting."""
+    gpus = [run.gpus for run in runs]
+    values = columns.fields([run.layout for run in runs], gpus, [run.gbs for run in runs])
+    values["gpus"] = np.array(gpus)
+    refused = _refused(runs, values)
+    found = {i: Prediction("illegal", why) for i, why in refused.items()}
+    legal = [i for i in range(len(runs)) if i not in refused]
+    if legal:
+        kept = {name: column[legal] for name, column in values.items()}
+        found.update(zip(legal, _costed([runs[i] for i in legal], kept), strict=True))
+    return [found[i] for i in range(len(runs))]
+
+
+def _refused(runs: list[Run], values: Mapping[str, Column]) -> dict[int, str]:
+    """Why runs are illegal, by their place: asked of all at once, and worded for those that are."""
     asked = {name: values[name] for name in legality.FIELDS if name in values and name != "dp"}
     counted = [column for name, column in asked.items() if name not in ZERO_OR_MORE]
     wrong = np.logical_or.reduce([column < 1 for column in counted])
-    mask = legality.legal_mask(jobs[0], {name: np.where(wrong, 1, column) for name, column in asked.items()})
-    own = [
-        x.chunks is not None or x.first_layers is not None or x.last_layers is not None or 0 in (x.vp, x.etp)
-        for x in _layouts(jobs)
-    ]
-    return [
-        "; ".join(each.message for each in legality.violations(job)) if ask else ""
-        for job, ask in zip(jobs, ~mask | wrong | np.array(own), strict=True)
-    ]
+    layers = runs[0].setting.model.layers
+    dealt, odd = (np.array([test(run.layout, layers) for run in runs]) for test in (_is_dealt, _is_odd))
+    asked = {name: np.where(wrong, 1, column) for name, column in asked.items()}
+    mask = legality.legal_mask(runs[0].setting, asked, dealt)
+    suspects = np.flatnonzero(~mask | wrong | odd).tolist()
+    worded = {i: "; ".join(each.message for each in legality.violations(runs[i].job)) for i in suspects}
+    return {i: why for i, why in worded.items() if why}
 
 
-def _layouts(jobs: list[Job]) -> list[Layout]:
-    return [job.layout for job in jobs]
+def _is_dealt(x: Layout, layers: int) -> bool:
+    """Whether its chunks hold the model's layers, and are all that can be uneven."""
+    return x.chunks is not None and len(x.chunks) == x.pp * (x.vp or 1) and sum(x.chunks) == layers
+
+
+def _is_odd(x: Layout, layers: int) -> bool:
+    """Whether `legality.legal_mask` cannot say all about it."""
+    chunks = x.chunks is not None and (not _is_dealt(x, layers) or x.recompute_layers > 1)
+    return chunks or x.first_layers is not None or x.last_layers is not None or 0 in (x.vp, x.etp)
 
 
 ZERO_OR_MORE = (
@@ -115,23 +134,20 @@ ZERO_OR_MORE = (
 
 def rows(table: Iterable[published.Row]) -> list[Prediction]:
     """The runs of published rows (columns of contracts.md), in their order."""
-    found: list[Prediction] = []
-    jobs: list[Job] = []
-    places: list[int] = []
+    found: list[Prediction | None] = []
+    runs: list[Run] = []
     for row in table:
         try:
-            jobs.append(published.job(row))
-            places.append(len(found))
-            found.append(Prediction("ok"))
+            runs.append(published.run(row))
+            found.append(None)
         except published.Unsupported as why:
             found.append(Prediction("unsupported", str(why)))
         except UserError as why:
             found.append(Prediction("illegal", str(why)))
         except (ArithmeticError, LookupError, TypeError, ValueError) as why:  # a row's text is anybody's
             found.append(Prediction("illegal", f"the row cannot be read: {why}"))
-    for place, prediction in zip(places, many(jobs), strict=True):
-        found[place] = prediction
-    return found
+    predicted = iter(_runs(runs))
+    return [each or next(predicted) for each in found]
 
 
 def _setting(job: Job) -> tuple[object, ...]:
@@ -139,44 +155,46 @@ def _setting(job: Job) -> tuple[object, ...]:
     return (job.model, job.node, job.fabric, job.seq, job.precision, job.task, job.options)
 
 
-def _costed(jobs: list[Job]) -> list[Prediction]:
-    job = jobs[0]
-    ways: dict[Split, int] = {}
-    way = np.array([ways.setdefault(_way(each), len(ways)) for each in jobs])
-    values = columns.fields(_layouts(jobs), [each.gpus for each in jobs])
-    table = Stages(job.model, list(ways)).columns(way, values)
+def _costed(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
+    """Legal runs of one setting; `values` as `columns.fields` gives them, and `gpus`."""
+    job, count = runs[0].setting, len(runs)
+    ways: dict[tuple[Any, ...], int] = {}
+    way = np.array([ways.setdefault(_way(run.layout), len(ways)) for run in runs])
+    table = Stages(job.model, [Split(**dict(zip(WAY, each, strict=True))) for each in ways]).columns(way, values)
     step = steptime.step(job, table)
     peak, limit = memory.peak(job, table), memory.limit(job)
     held = table.weight > 0
-    allocated = peak.allocated
-    fullest = np.where(held, allocated, 0).argmax(axis=1)
-    at = np.arange(len(jobs)), fullest
-    seconds = np.broadcast_to(step.seconds, len(jobs))
-    rate = np.array([each.tokens / each.gpus for each in jobs]) / seconds
-    most = np.where(held, peak.reserved, 0).max(axis=1)
+    at = np.arange(count), np.where(held, peak.allocated, 0).argmax(axis=1)
+    seconds = np.broadcast_to(step.seconds, count)
+    rate = values["gbs"] * job.seq / values["gpus"] / seconds
     figures = {
         "step_time_s": seconds,
         "tokens_per_s_per_gpu": rate,
         "mfu": rate * steptime.mfu(job, job.tokens / job.gpus),
-        "allocated_gib_first": np.where(table.first & held, allocated, 0).max(axis=1) / GIB,
-        "allocated_gib_last": np.where(table.last & held, allocated, 0).max(axis=1) / GIB,
-        "allocated_gib_max": allocated[at] / GIB,
-        "reserved_gib_max": most / GIB,
+        "allocated_gib_first": np.where(table.first & held, peak.allocated, 0).max(axis=1) / GIB,
+        "allocated_gib_last": np.where(table.last & held, peak.allocated, 0).max(axis=1) / GIB,
+        "allocated_gib_max": peak.allocated[at] / GIB,
+        "reserved_gib_max": np.where(held, peak.reserved, 0).max(axis=1) / GIB,
     }
     short = ((np.where(held, peak.needed, 0).max(axis=1) - limit) / GIB).tolist()
-    terms = _rows({key: np.broadcast_to(part, len(jobs)) for key, part in step.terms.items()})
+    terms = _rows({key: np.broadcast_to(part, count) for key, part in step.terms.items()})
     by_owner = _rows({key: part[at] / GIB for key, part in peak.owners.items()})
     return [
         Prediction(
             verdict="oom" if over > 0 else "ok",
-            reason=f"{over:.1f} GiB short of {limit / GIB:.1f} GiB usable" if over > 0 else "",
+            reason=_reason(over, limit, run.note) if over > 0 or run.note else "",
             limit_gib=limit / GIB,
-            **values,
+            **figures,
             terms_s=spent,
             owners_gib=owned,
         )
-        for over, values, spent, owned in zip(short, _rows(figures), terms, by_owner, strict=True)
+        for run, over, figures, spent, owned in zip(runs, short, _rows(figures), terms, by_owner, strict=True)
     ]
+
+
+def _reason(over: float, limit: float, note: str) -> str:
+    short = f"{over:.1f} GiB short of {limit / GIB:.1f} GiB usable"
+    return "; ".join([short] * (over > 0) + [note] * bool(note))
 
 
 def _rows(table: Mapping[str, NDArray[np.float64]]) -> list[dict[str, float]]:
@@ -185,15 +203,9 @@ def _rows(table: Mapping[str, NDArray[np.float64]]) -> list[dict[str, float]]:
     return [dict(zip(table, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
-def _way(job: Job) -> Split:
-    """The part of a layout that decides which layers a pipeline rank holds."""
-    x = job.layout
-    return Split(
-        pp=x.pp,
-        vp=x.vp or 1,
-        embedding_as_layer=x.embedding_as_layer,
-        loss_as_layer=x.loss_as_layer,
-        first_layers=x.first_layers,
-        last_layers=x.last_layers,
-        chunks=x.chunks,
-    )
+WAY = ("pp", "vp", "embedding_as_layer", "loss_as_layer", "first_layers", "last_layers", "chunks")
+"""Fields of a layout that decide which layers a pipeline rank holds."""
+
+
+def _way(x: Layout) -> tuple[Any, ...]:
+    return (x.pp, x.vp or 1, x.embedding_as_layer, x.loss_as_layer, x.first_layers, x.last_layers, x.chunks)

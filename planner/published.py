@@ -10,8 +10,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 from superpod.planner import hardware, legality, megatron_args, models, vocabulary
 from superpod.planner.errors import UserError
@@ -22,7 +22,6 @@ from superpod.planner.models.stages import near_even
 
 Row = Mapping[str, str]
 
-FREE_TEXT = {"fp8": "fp8", "": "bf16"}
 PLAIN = ("fp32", "tf32", "bf16", "fp16")
 SEQ = 4096
 """Of a row that does not print one."""
@@ -36,44 +35,131 @@ class Contradiction(UserError):
     """A row whose own numbers cannot be: the verdict is `illegal`."""
 
 
+class Run(NamedTuple):
+    """A row that has been read."""
+
+    setting: Job
+    """All but layout and number of GPUs, which say nothing here: rows that share it share the object."""
+    layout: Layout
+    """Its gbs says nothing either."""
+    gpus: int
+    gbs: int
+    note: str = ""
+    """What was filled in that `recipes check` would ask for."""
+
+    @classmethod
+    def of(cls, job: Job) -> Run:
+        """Of a job, in the same form."""
+        return cls(job, job.layout, job.gpus, job.layout.gbs)
+
+    @property
+    def job(self) -> Job:
+        """The run as a whole."""
+        return self.setting.replace(layout=self.layout.replace(gbs=self.gbs), gpus=self.gpus)
+
+
 def job(row: Row) -> Job:
-    """The run that a row describes.
+    """The run that a row describes. Raises as `run`."""
+    return run(row).job
+
+
+def run(row: Row) -> Run:
+    """The run that a row describes; what most rows of a table have in common is read once.
 
     Raises:
         Unsupported: no such model, GPU or precision here.
         Contradiction: a number that is none, or degrees that cannot be.
     """
+    shared = _shared(*map(row.get, SHARED))
+    if isinstance(shared, UserError):
+        raise shared.with_traceback(None)
+    if shared.blanks:
+        row = {**row, **{key: row.get(key) or str(size) for key, size in shared.blanks.items()}}
+    laid = _layout(shared.setting.model.layers, shared.fsdp2, shared.gpus, *map(row.get, LAYOUT))
+    if isinstance(laid, UserError):
+        raise laid.with_traceback(None)
+    found = Run(shared.setting, laid.layout, laid.gpus, number(row, "gbs") or laid.gbs, laid.note)
+    tuned = shared.tuned and not (row.get("recompute") or "").strip()
+    if not shared.arguments and not tuned:
+        return found
+    whole = found.job
+    if shared.arguments:
+        whole = megatron_args.apply(whole, shared.arguments)[0]
+    if tuned:
+        whole = _recompute_as_needed(whole)
+    return Run.of(whole)._replace(note=found.note, **({} if shared.arguments else {"setting": shared.setting}))
+
+
+SETTING = (
+    *("release", "framework", "source", "unit", "task", "case", "notes", "flags"),
+    *("model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "gpu", "precision", "seq"),
+)
+"""Columns that make a run's setting."""
+SHARED = (*SETTING, "schedule", "pp", "gpus")
+"""Those, and columns that a source's habits go by."""
+LAYOUT = (
+    *("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "num_microbatches", "gpus"),
+    *("fsdp", "recompute", "release"),
+)
+"""Columns that make a layout, but for gbs."""
+KEPT = 2**14
+"""Settings and layouts remembered."""
+
+
+class Shared(NamedTuple):
+    """What rows have in common that differ in their layout only."""
+
+    setting: Job
+    blanks: Mapping[str, int | str]
+    """What the source leaves blank, and means."""
+    arguments: Mapping[str, str]
+    """Of Megatron-LM."""
+    tuned: bool
+    """Whether its runs recompute what they need to, and do not say so."""
+    fsdp2: bool
+    gpus: int | None
+    """Where a row gives no number of GPUs."""
+
+
+@lru_cache(KEPT)
+def _shared(*values: str | None) -> Shared | UserError:
+    """Of the columns `SHARED`; a mistake is remembered too."""
+    row = {key: value or "" for key, value in zip(SHARED, values, strict=True)}
     try:
-        row = {**row, **{key: row.get(key) or str(size) for key, size in vocabulary.blanks(row).items()}}
-        model = _model(row)
-        node = vocabulary.node(row)
-        fabric = hardware.builtin().fabric_of(node)
-        precision = hardware.precision(row.get("precision") or "bf16")
-        if precision == "fp8" and node.gpu.fp8_tflops:
-            precision = vocabulary.fp8_kind(row, node.gpu.generation == "blackwell")
-    except Contradiction:
-        raise
+        blanks = vocabulary.blanks(row)
+        filled = {**row, **{key: row.get(key) or str(size) for key, size in blanks.items()}}
+        setting = _setting(*(filled[key] for key in SETTING))
+    except Contradiction as cannot_be:
+        return cannot_be
     except UserError as unknown:
-        raise Unsupported(*unknown.args) from unknown
-    layout, gpus = _layout(row, model.layers)
+        return Unsupported(*unknown.args)
+    fsdp2 = vocabulary.is_fsdp2(row)
+    tuned = bool(row["release"].strip()) or fsdp2
+    return Shared(setting, blanks, vocabulary.arguments(row), tuned, fsdp2, vocabulary.gpus(row))
+
+
+@lru_cache(KEPT)
+def _setting(*values: str) -> Job:
+    row = dict(zip(SETTING, values, strict=True))
+    model = _model(row)
+    node = vocabulary.node(row)
+    precision = hardware.precision(row["precision"] or "bf16")
+    if precision == "fp8" and node.gpu.fp8_tflops:
+        precision = vocabulary.fp8_kind(row, node.gpu.generation == "blackwell")
     found = Job(
         model=model,
         node=node,
-        fabric=fabric,
-        gpus=gpus,
+        fabric=hardware.builtin().fabric_of(node),
+        gpus=1,
         seq=number(row, "seq") or SEQ,
         precision=precision,
-        layout=layout,
+        layout=Layout(),
         task=_task(row),
         options=_options(row),
     )
     if found.options.fp8_params and precision in PLAIN:  # a source's habit, where there is FP8
         found = found.replace(options=replace(found.options, fp8_params=False))
-    args = vocabulary.arguments(row)
-    found = megatron_args.apply(found, args)[0] if args else found
-    blank = not (row.get("recompute") or "").strip()
-    tuned = (row.get("release") or "").strip() or vocabulary.is_fsdp2(row)
-    return _recompute_as_needed(found) if blank and tuned else found
+    return found
 
 
 def number(row: Row, key: str, default: int | None = None) -> int | None:
@@ -117,44 +203,62 @@ def _shape(row: Row, layers: int | None) -> Model:
     )
 
 
-def _layout(row: Row, layers: int) -> tuple[Layout, int]:
-    """The layout and the number of GPUs. A blank degree is 1; a blank batch follows from the others."""
-    degree = {key: number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs")}
-    vp, etp = number(row, "vp"), number(row, "etp")
-    unit = degree["tp"] * degree["pp"] * degree["cp"]
-    dp, experts = number(row, "dp"), degree["ep"] * (etp or degree["tp"]) * degree["pp"]
-    gpus = number(row, "gpus") or vocabulary.gpus(row) or (unit * dp if dp else math.lcm(unit, experts))
-    dp = max(1, gpus // unit)
-    batches = number(row, "num_microbatches") or (4 * degree["pp"] if degree["pp"] > 1 else 1)
-    gbs = number(row, "gbs") or degree["mbs"] * dp * batches
-    vp = vp if vp and vp > 1 else None
-    layout = Layout(
-        **degree,
-        **_stages(degree["pp"] * (vp or 1), layers),
-        **_recompute(row),
-        vp=vp if degree["pp"] > 1 else None,
-        etp=etp,
-        gbs=gbs,
-        sp=degree["tp"] > 1 and "no SP" not in (row.get("recompute") or "") and row.get("release") != "vTrain",
-        sharding="zero3" if (row.get("fsdp") or "").strip() or vocabulary.is_fsdp2(row) else "zero1",
-    )
-    return layout, gpus
+class Laid(NamedTuple):
+    """A layout without its batch."""
+
+    layout: Layout
+    gpus: int
+    gbs: int
+    """Where a row gives none."""
+    note: str
 
 
-def _stages(count: int, layers: int) -> dict[str, Any]:
+@lru_cache(KEPT)
+def _layout(layers: int, fsdp2: bool, usual: int | None, *values: str | None) -> Laid | UserError:
+    """Of the columns `LAYOUT`. A blank degree is 1; a blank batch follows from the others. A mistake is remembered."""
+    row = {key: value or "" for key, value in zip(LAYOUT, values, strict=True)}
+    try:
+        tp, pp, cp, ep, mbs = (number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs"))
+        vp, etp, dp = (number(row, key) for key in ("vp", "etp", "dp"))
+        unit = tp * pp * cp
+        gpus = number(row, "gpus") or usual or (unit * dp if dp else math.lcm(unit, ep * (etp or tp) * pp))
+        batches = number(row, "num_microbatches") or (4 * pp if pp > 1 else 1)
+        if dp and gpus not in (unit * dp, unit * dp * ep):  # some count the experts' data parallelism
+            whole = f"tp {tp} x pp {pp} x cp {cp} x dp {dp} = {unit * dp}"
+            raise Contradiction(f"{whole}, and gpus is {gpus}", "leave dp blank: it is what the GPUs leave over")
+        vp = vp if vp and vp > 1 else None
+        stages, note = _stages(pp * (vp or 1), layers)
+        layout = Layout(
+            **{"tp": tp, "pp": pp, "cp": cp, "ep": ep, "mbs": mbs},
+            **stages,
+            **_recompute(row),
+            vp=vp if pp > 1 else None,
+            etp=etp,
+            sp=tp > 1 and "no SP" not in row["recompute"] and row["release"] != "vTrain",
+            sharding="zero3" if row["fsdp"].strip() or fsdp2 else "zero1",
+        )
+    except UserError as mistake:
+        return mistake
+    return Laid(layout, gpus, mbs * max(1, gpus // unit) * batches, note)
+
+
+def _stages(count: int, layers: int) -> tuple[Mapping[str, Any], str]:
     """The stages that Megatron users give when layers do not divide into so many chunks: no source prints them.
 
     The embedding and the loss count as layers where that makes the rest even; else the first and last chunks get less.
+    With them, a sentence that says so.
     """
     if count > layers + 2:
-        return {}
-    for embedding, loss in ((False, False), (True, True), (False, True), (True, False)):
-        if (layers + embedding + loss) % count == 0:
-            return {"embedding_as_layer": embedding, "loss_as_layer": loss}
-    return {"chunks": near_even(layers, count)}
+        return {}, ""
+    uneven = f"{layers} layers do not divide into {count} chunks; counted with "
+    for ends in ((), ("embedding", "loss"), ("loss",), ("embedding",)):
+        if (layers + len(ends)) % count == 0:
+            keys = " and ".join(f"{end}_as_layer" for end in ends)
+            return {f"{end}_as_layer": True for end in ends}, (uneven + keys) * bool(ends)
+    return {"chunks": near_even(layers, count)}, uneven + "chunks that differ by a layer"
 
 
-def _recompute(row: Row) -> dict[str, Any]:
+def _recompute(row: Row) -> Mapping[str, Any]:
     """`full`, `selective mlp+core_attn`, `['mla_up_proj']`: granularity and modules. vTrain's recompute all."""
     text = (row.get("recompute") or "").lower()
     if "full" in text or row.get("release") == "vTrain":

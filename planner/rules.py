@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def near_multiples(step: int, value: int) -> str:
     return " or ".join(map(str, near))
 
 
+@lru_cache(2**12)
 def near_divisors(size: int, wanted: int) -> str:
     """The divisors of `size` on both sides of a number."""
     divisors = [d for d in range(1, min(size, 4 * wanted, 10**5) + 1) if size % d == 0]

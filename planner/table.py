@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import os
+import re
 import signal
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from superpod.planner import predict as predicting
 from superpod.planner.errors import UserError
@@ -44,7 +46,7 @@ def predict(source: Path, out: Path) -> dict[str, int]:
     partial = out if device else out.with_name(f"{out.name}.partial")
     try:
         with source.open(newline="", encoding="utf-8-sig") as file, partial.open("w", newline="") as sink:
-            sink.write(_lines([["id", *FIGURES, *BREAKDOWN]]))
+            sink.write(",".join(["id", *FIGURES, *BREAKDOWN]) + "\n")
             for lines, verdicts in _predicted(_batches(file, source)):
                 sink.write(lines)
                 counts.update(verdicts)
@@ -65,14 +67,17 @@ def predict(source: Path, out: Path) -> dict[str, int]:
     return dict(counts)
 
 
-Batch = list[dict[str, str]]
+Batch = tuple[list[str], list[list[str]]]
+"""Names of the columns, and rows of their values."""
 
 
 def _batches(file: IO[str], source: Path) -> Iterator[Batch]:
-    reader = csv.DictReader(file)
-    if missing := [key for key in NEEDED if key not in (reader.fieldnames or [])]:
+    reader = csv.reader(file)
+    names = next(reader, [])
+    if missing := [key for key in NEEDED if key not in names]:
         raise UserError(f"{source} has no column {', '.join(missing)}", "its first line names the columns")
-    return iter(lambda: list(itertools.islice(reader, BATCH)), [])
+    rows = filter(None, reader)
+    return ((names, batch) for batch in iter(lambda: list(itertools.islice(rows, BATCH)), []))
 
 
 def _predicted(batches: Iterator[Batch]) -> Iterator[tuple[str, Counter[str]]]:
@@ -107,18 +112,37 @@ def _ignore_interrupts() -> None:
 
 
 def _one(batch: Batch) -> tuple[str, Counter[str]]:
-    found = predicting.rows(batch)
-    lines = _lines([row.get("id", ""), *_figures(each)] for row, each in zip(batch, found, strict=True))
+    names, rows = batch
+    table = [dict(zip(names, values, strict=False)) for values in rows]
+    found = predicting.rows(table)
+    lines = "".join([_line(row.get("id", ""), each) for row, each in zip(table, found, strict=True)])
     return lines, Counter(each.verdict for each in found)
 
 
-def _lines(rows: Iterable[list[Any]]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(rows)
-    return buffer.getvalue()
+NUMBERS = FIGURES[2:]
+_NUMBERS_OF = attrgetter(*NUMBERS)
+_SHOWN = ",".join(["%.6g"] * len(NUMBERS))
+_NO_FIGURES = "," * (len(NUMBERS) + len(BREAKDOWN) - 1)
 
 
-def _figures(p: Prediction) -> list[Any]:
-    values = [getattr(p, key) for key in FIGURES]
-    shown = [f"{value:.6g}" if isinstance(value, float) else "" if value is None else value for value in values]
-    return shown + [" ".join(f"{key}={value:.4g}" for key, value in getattr(p, each).items()) for each in BREAKDOWN]
+def _line(name: str, p: Prediction) -> str:
+    """A line of the output; csv.writer takes as long as the prediction itself."""
+    head = f"{_quoted(name)},{p.verdict},{_quoted(p.reason)}"
+    if p.step_time_s is None:
+        return f"{head},{_NO_FIGURES}\n"
+    numbers = _SHOWN % _NUMBERS_OF(p)
+    terms, owners = (_named(tuple(part)) % tuple(part.values()) for part in (p.terms_s, p.owners_gib))
+    return f"{head},{numbers},{terms},{owners}\n"
+
+
+def _quoted(text: str) -> str:
+    """A field as RFC 4180 has it."""
+    return '"' + text.replace('"', '""') + '"' if _SPECIAL(text) else text
+
+
+_SPECIAL = re.compile('[,"\r\n]').search
+
+
+@cache
+def _named(names: tuple[str, ...]) -> str:
+    return " ".join(f"{name}=%.4g" for name in names)

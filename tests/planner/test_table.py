@@ -116,3 +116,27 @@ def test_many_batches_are_predicted_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "BATCH", 3)
     rows = predicted(tmp_path, HEADER + ROWS)
     assert list(rows) == list("abcdefg")
+
+
+def test_data_parallelism_that_the_gpus_contradict_is_said(tmp_path):
+    header = "id,model,gpu,gpus,tp,pp,ep,dp,gbs\n"
+    rows = predicted(tmp_path, header + "a,llama3_8b,h100,16,2,1,1,8,64\nb,llama3_8b,h100,16,2,1,1,4,64\n")
+    assert rows["a"]["verdict"] == "ok"
+    assert rows["b"]["verdict"] == "illegal"
+    assert "tp 2 x pp 1 x cp 1 x dp 4 = 8, and gpus is 16" in rows["b"]["reason"]
+    experts = predicted(tmp_path, header + "c,mixtral_8x7b,h100,64,2,4,8,1,64\n")  # data parallelism of the experts
+    assert experts["c"]["verdict"] == "ok"
+
+
+def test_stages_that_no_row_prints_are_said(tmp_path):
+    header = "id,model,gpu,gpus,tp,pp,vp,gbs\n"
+    rows = predicted(tmp_path, header + "a,llama3_70b,h100,64,4,4,5,64\nb,llama3_70b,h100,64,4,4,3,64\n")
+    assert rows["a"]["reason"] == ""
+    assert rows["b"]["verdict"] == "ok"
+    assert "80 layers do not divide into 12 chunks" in rows["b"]["reason"]
+
+
+def test_text_that_csv_quotes_comes_through(tmp_path):
+    name = 'a "b", c'
+    rows = predicted(tmp_path, HEADER + '"a ""b"", c"' + ROWS.splitlines()[0][1:] + "\n")
+    assert rows[name]["verdict"] == "ok"
