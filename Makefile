@@ -12,7 +12,7 @@ quickstart: $(STAMP) ## train tiny_llama3 on real text on this machine, stop, go
 	@sh scripts/quickstart.sh $(BIN)
 
 test: $(STAMP) ## the default tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not slurm"
 
 test-all: $(STAMP) ## the slow ones too
 	$(BIN)/python -m pytest

@@ -119,8 +119,8 @@ class Container(_Table):
 class Software(_Table):
     """What runs the ranks: the container's Python, or a virtual environment on a shared disk."""
 
-    python: Line = "python"
-    """of the ranks; an absolute path for a virtual environment"""
+    python: Line = ""
+    """of the ranks: an absolute path for a virtual environment; "" = the container's, or the one that submits"""
     host_python: Line = "python3"
     """of the batch script on the first node, 3.10 or later, standard library only"""
     modules: list[Line] = []

@@ -56,6 +56,7 @@ _BLACKWELL = "blackwell"
 # `scripts/performance`; NCCL's and PyTorch's lists of variables.
 TABLE: tuple[tuple[str, str, When, str], ...] = (
     ("PYTHONUNBUFFERED", "1", lambda f: True, "a rank that is killed has written its last lines"),
+    ("SUPERPOD_REHEARSE", "1", lambda f: not f.on_gpu, "the GPUs are declared and not there: the recipe runs on CPUs"),
     ("OMP_NUM_THREADS", "1", lambda f: True, "as torchrun sets it: ranks of a node must not fight for its cores"),
     ("TOKENIZERS_PARALLELISM", "false", lambda f: True, "tokenizer threads do not survive the data loader's fork"),
     ("HF_HUB_OFFLINE", "1", lambda f: True, "a thousand ranks must not ask the hub; preflight looks for the files"),

@@ -109,7 +109,7 @@ def prepare(job: Job) -> Prepared:
 
     facts = use_data(partial, job.data) if job.data else {}
     overrides.apply(partial, job.overrides)
-    _still_a_recipe(partial, job.overrides)
+    still_a_recipe(partial, job.overrides)
     ranks = partial.trainer.devices * partial.trainer.num_nodes
     planned = of_partial(partial, find(job.recipe))
     legality.require(planned)
@@ -145,7 +145,7 @@ _OURS = ("log.explicit_log_dir", "log.ckpt.dirpath", "resume.resume_from_directo
 _COUNTS = ("trainer.devices", "trainer.num_nodes", "trainer.max_steps")
 
 
-def _still_a_recipe(partial: run.Partial, overrides: list[str]) -> None:
+def still_a_recipe(partial: run.Partial, overrides: list[str]) -> None:
     """Refuse overrides after which there is nothing to run: a part gone, a count that is none, a path that is ours."""
     import fiddle as fdl
 

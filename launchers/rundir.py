@@ -107,8 +107,12 @@ class RunDir:
     path: Path
 
     @classmethod
-    def create(cls, runs: Path, recipe: str, *, facts: dict[str, Any], recipe_lines: list[str]) -> "RunDir":
+    def create(
+        cls, runs: Path, recipe: str, *, facts: dict[str, Any], recipe_lines: list[str], suffix: str = ""
+    ) -> "RunDir":
         """Make a new run folder, never one that exists, with run.json (`facts` and recipe, t, id) and recipe.txt.
+
+        Its name is the time and `suffix` (default: random).
 
         Raises UserError when the folder cannot be written, a file is in the way, or the disk is full; nothing is left
         behind then.
@@ -116,7 +120,7 @@ class RunDir:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", recipe):
             raise UserError(f"{recipe!r} cannot name a folder", "use letters, digits, '.', '_', '+' and '-'")
         with _explained(Path(runs) / recipe):
-            path = _fresh_folder(Path(runs).absolute() / recipe)
+            path = _fresh_folder(Path(runs).absolute() / recipe, suffix)
             try:
                 for name in ("checkpoints", "links"):
                     (path / name).mkdir()
@@ -229,10 +233,11 @@ class RunDir:
         return link
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, *, ranks: bool = True) -> Iterator[None]:
         """Hold the run: one link at a time. The kernel lets go when this process dies, however it dies.
 
-        Raises UserError, naming the holder, when another process holds it or ranks of a dead launcher still run.
+        Raises UserError, naming the holder, when another process holds it or ranks of a dead launcher still run. Where
+        Slurm has ended the job of those `ranks`, they may be on a node that was cut off, and are not looked for.
         """
         with _explained(self.path):
             handle = locks.take(self.path / locks.LAUNCHER)
@@ -240,7 +245,7 @@ class RunDir:
             who = locks.holder(self.path / locks.LAUNCHER)
             raise UserError(f"{self.path} is in use by {who}", "wait for it, or stop that process")
         try:
-            if locks.is_held(self.path / locks.RANKS):
+            if ranks and locks.is_held(self.path / locks.RANKS):
                 link = self.links[-1].name if self.links else "?"
                 raise UserError(
                     f"ranks of link {link} of {self.path} still run, though the process that started them is gone",
@@ -278,11 +283,11 @@ class RunDir:
             return discard_unfinished(self.checkpoints)
 
 
-def _fresh_folder(parent: Path) -> Path:
+def _fresh_folder(parent: Path, suffix: str) -> Path:
     """Make `parent/{utc}-{id}`; mkdir is atomic, so two processes never get one folder."""
     parent.mkdir(parents=True, exist_ok=True)
     while True:
-        path = parent / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+        path = parent / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{suffix or secrets.token_hex(3)}"
         with contextlib.suppress(FileExistsError):
             path.mkdir()
             return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from superpod.launchers.cli import budget, data, doctor, judge, plan, run, show
+from superpod.launchers.cli import budget, data, doctor, judge, plan, run, show, slurm
 
 app = typer.Typer(
     help="NeMo 2.0 / Megatron-Core training recipes: read, rehearse and run them.",
@@ -22,6 +22,7 @@ app.command("scale")(budget.scale)
 app.command("cost")(budget.cost)
 app.command("predict")(judge.predict)
 app.command("run", context_settings={"ignore_unknown_options": False})(run.run)
+app.command("render")(slurm.render)
 app.command("report")(run.report)
 app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data", help="Make training data: tokenizer, .bin and .idx files, blends.")

@@ -1,6 +1,5 @@
 """The one callback that a run carries: metrics, heartbeats, signals, and the done marker."""
 
-import contextlib
 import math
 import os
 import resource
@@ -13,8 +12,9 @@ from lightning.pytorch import Callback
 
 from .capture import capture_output
 from .files import append_line, tail_lines, write_json
+from .heartbeat import Heartbeat
 from .locks import RANKS, share
-from .stopping import StopSignals, save_last
+from .stopping import Deadline, StopSignals, save_last
 
 GIB = 2**30
 
@@ -41,7 +41,9 @@ class RunCallback(Callback):
         self.heartbeat_s = heartbeat_s
         self._signals = StopSignals()
         self._line: dict[str, Any] = {}
-        self._beat: dict[str, Any] = {}
+        self._beat: Heartbeat | None = None
+        self._deadline = Deadline.of(os.environ)
+        self._save_began = 0.0
         self._step_began = 0.0
         self._stopped_by = 0
         self._held: int | None = None
@@ -77,6 +79,7 @@ class RunCallback(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Start the clock of the step."""
+        self._saved(trainer)
         self._heartbeat(trainer, "train")
         self._step_began = time.monotonic()
 
@@ -85,12 +88,15 @@ class RunCallback(Callback):
         metrics = trainer.callback_metrics  # on every rank: computing a metric may be a collective
         if trainer.is_global_zero and trainer.global_step != self._line.get("step"):
             self._write_step(trainer, metrics)
+        if self._deadline.is_near(time.monotonic() - self._step_began):
+            self._signals.note(signal.SIGUSR1)
         number = self._signals.agreed()
         if number and not self._stopped_by:
             self._stop(trainer, number)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Say that the rank validates."""
+        self._saved(trainer)
         self._heartbeat(trainer, "validate")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -103,7 +109,11 @@ class RunCallback(Callback):
         self._append({"link": self.link, **line, "t": time.time(), "val_loss": value})
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Say that the rank saves: a long silence is then no stall."""
+        """Say that the rank saves: a long silence is then no stall. Raises RunError when another link has begun."""
+        newest = max((p.name for p in (self._run / "links").glob("*") if p.name.isdecimal()), default=self.link)
+        if int(newest) > int(self.link or 0):
+            raise RunError(f"link {newest} has taken this run over; link {self.link} ends without saving")
+        self._save_began = time.monotonic()
         self._heartbeat(trainer, "save")
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
@@ -116,6 +126,8 @@ class RunCallback(Callback):
             self._heartbeat(trainer, "stopped", signal=signal.Signals(self._stopped_by).name)
         else:
             self._heartbeat(trainer, "done" if finished else "ended")
+        if self._beat:
+            self._beat.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave the reason in the heartbeat."""
@@ -165,17 +177,24 @@ class RunCallback(Callback):
         self._stopped_by = number
         print(f"got {signal.Signals(number).name}: saving and stopping after step {trainer.global_step}", flush=True)
         saved = save_last(trainer)
+        self._saved(trainer)
         self._heartbeat(trainer, "stopped", signal=signal.Signals(number).name, checkpoint=saved)
         trainer.limit_val_batches = 0  # else Lightning validates before it stops, and the grace time runs out
         trainer.should_stop = True
 
+    def _saved(self, trainer: Any) -> None:
+        """After a save: how long it took, for the links to come and for the time limit of this one."""
+        if self._save_began:
+            seconds = time.monotonic() - self._save_began
+            self._save_began = 0.0
+            self._deadline.save_took(seconds)
+            self._heartbeat(trainer, "saved", save_s=round(seconds, 3))
+
     def _heartbeat(self, trainer: Any, phase: str, **facts: Any) -> None:
-        now = time.time()
-        if phase == self._beat.get("phase") and now - self._beat["t"] < self.heartbeat_s:
-            return
-        self._beat = {"t": now, "step": trainer.global_step, "phase": phase, **memory_gib(), **facts}
-        with contextlib.suppress(OSError):  # a lost heartbeat is no reason to end a training
-            append_line(self._link_dir / "heartbeat" / f"{trainer.global_rank}.jsonl", self._beat)
+        if self._beat is None:
+            self._beat = Heartbeat(self._link_dir / "heartbeat", trainer.global_rank, self.heartbeat_s)
+            self._beat.begin()
+        self._beat.beat(trainer.global_step, phase, **memory_gib(), **facts)
 
 
 def _count_the_saved_batch(trainer: Any) -> None:

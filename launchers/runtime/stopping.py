@@ -2,6 +2,8 @@
 
 import signal
 import threading
+import time
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -39,6 +41,10 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number
 
+    def note(self, number: int) -> None:
+        """As if the signal had come."""
+        self._note(number, None)
+
     def agreed(self) -> int:
         """The signal that any rank has got, the same answer on every rank; 0 for none. A collective: call it on all."""
         import torch
@@ -50,6 +56,26 @@ class StopSignals:
         flag = torch.tensor([self.received], dtype=torch.int32, device=device)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return int(flag.item())
+
+
+class Deadline:
+    """When to begin the last save before a time limit: early enough for the longest save seen, and a step more."""
+
+    def __init__(self, at: float, save_s: float) -> None:
+        self._at, self._save_s = at, save_s
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> "Deadline":
+        """From SUPERPOD_DEADLINE (Unix time, 0 = none) and SUPERPOD_SAVE_S (seconds)."""
+        return cls(float(environ.get("SUPERPOD_DEADLINE") or 0), float(environ.get("SUPERPOD_SAVE_S") or 0))
+
+    def save_took(self, seconds: float) -> None:
+        """A save has been measured: leave twice that from now on."""
+        self._save_s = max(self._save_s, 2 * seconds)
+
+    def is_near(self, step_s: float) -> bool:
+        """True when another step of `step_s` would leave too little time to save."""
+        return bool(self._at) and time.time() + self._save_s + 2 * step_s > self._at
 
 
 def save_last(trainer: Any) -> bool:

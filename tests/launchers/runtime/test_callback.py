@@ -135,7 +135,7 @@ def test_heartbeats_tell_the_phases_and_keep_to_one_a_second(run):
     assert phases[0] == "start"
     assert phases[-1] == "done"
     assert phases.count("train") < 10  # of 40 steps in about a second
-    assert set(phases) == {"start", "validate", "train", "save", "done"}
+    assert set(phases) == {"start", "validate", "train", "save", "saved", "done"}
     assert all({"t", "step", "phase", "allocated_gib"} <= set(beat) for beat in beats)
     assert beats[-1]["step"] == 40
 

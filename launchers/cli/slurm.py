@@ -1,0 +1,80 @@
+"""`recipes render` and the other verbs for a cluster with Slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.planner.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.launchers.exported import Exported
+    from superpod.launchers.submit import Wanted
+
+Name = Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Changes, such as trainer.max_steps=10.")]
+Cluster = Annotated[str, typer.Option("--cluster", help="A profile: dgx_h100, ..., or the path of a TOML file.")]
+Nodes = Annotated[int | None, typer.Option("--nodes", help="Size; default: its smallest.")]
+Data = Annotated[Path | None, typer.Option(help="A folder made by `recipes data`; default: mock data.")]
+Time = Annotated[str, typer.Option("--time", help="Limit of one link, as Slurm writes it; default: the profile's.")]
+Runs = Annotated[str, typer.Option("--runs", help="Where run folders are kept; default: the profile's.")]
+
+
+def render(
+    name: Name,
+    cluster: Cluster,
+    overrides: Overrides = None,
+    num_nodes: Nodes = None,
+    data: Data = None,
+    time: Time = "",
+    runs: Runs = "",
+) -> None:
+    """Print a plain sbatch script that trains a recipe on a cluster: sbatch job.sbatch."""
+    from superpod.launchers.submit import script
+
+    wanted = wanted_of(name, cluster, overrides, num_nodes, data, time, runs)
+    print(script(wanted, exported_of(wanted)), end="")
+
+
+def wanted_of(
+    name: str,
+    cluster: str,
+    overrides: list[str] | None,
+    num_nodes: int | None,
+    data: Path | None,
+    time: str,
+    runs: str,
+) -> Wanted:
+    """What the words of a command line ask for, checked as far as that needs no NeMo."""
+    from superpod.launchers import cluster as clusters
+    from superpod.launchers import local
+    from superpod.launchers.submit import Wanted, absolute
+
+    if time:
+        try:
+            clusters.seconds(time)
+        except ValueError as wrong:
+            raise UserError(str(wrong), "write it like 4:00:00 or 1-12:00:00") from None
+    if runs and not runs.startswith("/"):
+        raise UserError(f"--runs {runs}: every node must find it", "give an absolute path on a shared disk")
+    job = local.Job(name, overrides or [], absolute(data), num_nodes)
+    profile = clusters.load(cluster)
+    local.check(job)
+    return Wanted(job, profile, runs, time)
+
+
+def exported_of(wanted: Wanted) -> Exported:
+    """The recipe as a file; the first time NeMo builds it, which is said."""
+    import sys
+
+    from superpod.launchers import exported
+    from superpod.launchers.quiet import quietly
+
+    if exported.is_known(wanted.job):
+        return exported.export(wanted.job)
+    with quietly() as terminal:
+        if sys.stderr.isatty():
+            print("building the recipe with NeMo (10 to 20 s, once)", file=terminal, flush=True)
+        return exported.export(wanted.job)

@@ -1,0 +1,35 @@
+"""What a job carries beside its recipe: a small runtime, as one archive that is the same for the same files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+FILES = (
+    "planner/errors.py",
+    "launchers/rundir.py",
+    "launchers/diagnose.py",
+    "launchers/doctor.py",
+    "launchers/secrets.py",
+    "launchers/runtime/*.py",
+)
+"""Standard library only, but for the callback, which needs lightning."""
+
+
+@cache
+def runtime() -> bytes:
+    """A tar.gz of the runtime as the package `superpod`, without times and owners."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for pattern in FILES:
+            for path in sorted(ROOT.glob(pattern)):
+                data = path.read_bytes()
+                entry = tarfile.TarInfo(f"superpod/{path.relative_to(ROOT).as_posix()}")
+                entry.size, entry.mode = len(data), 0o644
+                archive.addfile(entry, io.BytesIO(data))
+    return gzip.compress(raw.getvalue(), mtime=0)

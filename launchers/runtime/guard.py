@@ -1,0 +1,130 @@
+"""Whether a link may start: done, stopped, cancelled, or going round in circles. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from superpod.launchers.rundir import Link, RunDir
+from superpod.launchers.runtime.checkpoints import is_half
+from superpod.launchers.runtime.files import is_number, read_json, read_lines, write_json
+
+STOP = "stop"
+"""The marker of a run that must not go on by itself: `RUN/stop`, with the reason."""
+
+CHAIN = "chain.json"
+"""The jobs that were queued for a run: `{"jobs": [ids]}`."""
+
+_STEP = re.compile(r"step=(\d+)")
+
+
+def newest_step(run: RunDir) -> int:
+    """Steps done at the newest whole checkpoint; 0 when there is none. NeMo names it by the last step's index."""
+    steps = [-1]
+    with contextlib.suppress(OSError):
+        folders = list(run.checkpoints.iterdir())
+        marked = {f.name.removesuffix("-unfinished") for f in folders if f.name.endswith("-unfinished")}
+        for folder in folders:
+            match = _STEP.search(folder.name)
+            if match and folder.is_dir() and not folder.is_symlink() and folder.name not in marked:
+                with contextlib.suppress(OSError):
+                    steps += [] if is_half(folder) else [int(match[1])]
+    return 1 + max(steps)
+
+
+def nothing_to_do(run: RunDir, state_of: Callable[[str], str]) -> str:
+    """Why this job has nothing to do, in words: the run is done, stopped, or its user cancelled it; '' to go on."""
+    if run.done:
+        return f"{run.path} is done"
+    if reason := stopped(run):
+        return f"{run.path} is stopped: {reason}"
+    last = run.links[-1] if run.links else None
+    job = str(last.result.get("job", "")) if last else ""
+    if last and job and state_of(job) == "CANCELLED" and last.result.get("state") not in ("stalled", "requeued"):
+        stop(run, f"job {job} was cancelled by the user")
+        with contextlib.suppress(Exception):
+            last.finish("cancelled", message="cancelled by the user (scancel)")
+        return f"{run.path}: job {job} was cancelled by the user, so the run ends"
+    return ""
+
+
+def must_stop(run: RunDir, idle_links: int, failures: int) -> str:
+    """Why the run must not go on by itself: no progress, or too many failures; '' to go on."""
+    ended = [_closed(link) for link in run.links]
+    newest = newest_step(run)
+    idle = 0
+    for link in reversed(ended):
+        if newest > int(link.result.get("before") or 0):
+            break
+        idle += 1
+    if idle >= idle_links:
+        why = next((words for link in reversed(ended) if (words := str(link.result.get("message", "")))), "")
+        return f"{idle} links in a row made no new checkpoint; the last one: {why or 'ended without a word'}"
+    failed = sum(link.result.get("state") == "failed" for link in ended)
+    if failed > failures:
+        return f"{failed} links failed, and {failures} are allowed; the last one: {ended[-1].result.get('message', '')}"
+    return ""
+
+
+def _closed(link: Link) -> Link:
+    """A link whose job was killed wrote no last word: write it now, since this job holds the run."""
+    if link.result.get("state") in ("running", "saving", "stalled", None):
+        from superpod.launchers.diagnose import why
+
+        with contextlib.suppress(Exception):
+            run = RunDir(link.path.parents[1])
+            link.finish("failed", message=f"killed with its job or its node ({why(run, link)})")
+    return link
+
+
+def stop(run: RunDir, reason: str) -> None:
+    """Let no further link of the run start by itself."""
+    with contextlib.suppress(OSError):
+        write_json(run.path / STOP, {"t": time.time(), "reason": reason}, even_in_place=True)
+
+
+def stopped(run: RunDir) -> str:
+    """Why the run was stopped; '' when it was not."""
+    found = read_json(run.path / STOP)
+    return str(found.get("reason", "?")) if found is not None else ""
+
+
+def save_seconds(run: RunDir, least: float) -> float:
+    """Seconds before the limit at which the ranks must begin to save: twice the longest save seen, `least` at least."""
+    longest = max((line.get("save_s") or 0 for link in run.links for line in _beats(link)), default=0)
+    return max(least, 2 * longest)
+
+
+def _beats(link: Link) -> list[dict]:
+    return [line for line in read_lines(link.path / "heartbeat" / "0.jsonl") if is_number(line.get("save_s"))]
+
+
+def last_words(run: RunDir, link: Link, code: int) -> str:
+    """Why the ranks failed: what the logs say, srun's own included."""
+    from superpod.launchers.diagnose import why
+
+    said = why(run, link)
+    if "without saying why" not in said:
+        return said
+    with contextlib.suppress(OSError):
+        lines = (link.path / "logs" / "srun.log").read_text(errors="replace").strip().splitlines()
+        if lines:
+            return f"{lines[-1][-400:]} (links/{link.name}/logs/srun.log)"
+    return f"{said} (srun ended with {code})"
+
+
+def drop_chain(run: RunDir, job: str) -> None:
+    """Take the links that are queued behind this job out of the queue; where Slurm refuses, they end by themselves."""
+    jobs = [str(j) for j in (read_json(run.path / CHAIN) or {}).get("jobs", []) if str(j) != job]
+    if jobs:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(["scancel", "--state=PENDING", *jobs], capture_output=True, timeout=30)
+
+
+def runs_of(folder: Path) -> list[RunDir]:
+    """Every run below a folder for runs, oldest first."""
+    return [RunDir(path.parent) for path in sorted(folder.glob("*/*/run.json"), key=lambda p: p.parent.name)]

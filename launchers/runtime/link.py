@@ -1,0 +1,227 @@
+"""One link of a run, from inside its Slurm job: open it, start the ranks, watch them, and say how it ended.
+
+Runs on the job's first node with nothing but a Python 3.11: `python3 link.py --recipe NAME ... -- srun ...`. The batch
+script becomes this process, so that Slurm's signals arrive here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+if sys.version_info < (3, 11):  # noqa: UP036 - this is whatever Python a node has
+    sys.exit(f"link.py needs Python 3.11, and this is {sys.version.split()[0]}: name another as software.host_python")
+if __name__ == "__main__":  # as a file of the run folder: what it imports lies beside it
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from superpod.launchers.rundir import RunDir
+from superpod.launchers.runtime import guard, stall
+from superpod.planner.errors import UserError
+
+POLL_S = 1.0
+LOCK_S = 60.0
+STARTING = 10  # a rank that imports and builds may be silent for so many times longer than one that trains
+
+
+def main(words: list[str]) -> int:
+    """Run one link; the exit code of the job: 0 = done, saved to go on, or nothing left to do; 1 = it failed."""
+    options, command = _parse(words)
+    job = Job()
+    try:
+        run = open_run(options, job)
+        if reason := guard.nothing_to_do(run, job.state_of):
+            _say(reason)
+            return 0
+        with _held(run):
+            if reason := guard.must_stop(run, options.idle_links, options.failures):
+                guard.stop(run, reason)
+                _say(reason)
+                return 1
+            return _Running(run, job, options).until_it_ends(command)
+    except UserError as error:
+        _say(f"{error}; {error.hint}" if error.hint else str(error))
+        return 1
+
+
+class Job:
+    """The Slurm job that this is."""
+
+    def __init__(self) -> None:
+        self.id = os.environ.get("SLURM_JOB_ID", "")
+        self.restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0)
+        self.nodes = _slurm("scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")).split()
+
+    @staticmethod
+    def state_of(job: str) -> str:
+        """Slurm's word for a job, '' when it has forgotten it: from the controller, not from accounting."""
+        match = re.search(r"\bJobState=(\w+)", _slurm("scontrol", "show", "job", "-o", job))
+        return match[1] if match else ""
+
+    def deadline(self) -> float:
+        """Unix time of the job's limit; 0 when there is none."""
+        match = re.search(r"\bEndTime=(\S+)", _slurm("scontrol", "show", "job", "-o", self.id))
+        with contextlib.suppress(ValueError, TypeError):
+            return time.mktime(time.strptime(match[1] if match else "", "%Y-%m-%dT%H:%M:%S"))
+        return 0.0
+
+    def free_port(self) -> int:
+        """A port that nobody listens on here, below the range that the kernel hands out by itself."""
+        for step in range(2000):
+            port = 20000 + (int(self.id or 0) * 7 + step) % 10000
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("", port))
+                return port
+        raise UserError("no port is free between 20000 and 30000 on this node")
+
+
+def open_run(options: argparse.Namespace, job: Job) -> RunDir:
+    """The run that this job belongs to: the one it was submitted with, or one of its own, found again by a requeue."""
+    if given := os.environ.get("SUPERPOD_RUN_DIR"):
+        return RunDir.open(given)
+    for path in sorted((Path(options.runs) / options.recipe).glob(f"*-j{job.id}")):
+        return RunDir.open(path)
+    lines = Path(options.lines).read_text(encoding="utf-8").splitlines() if options.lines else []
+    facts = json.loads(options.facts)
+    return RunDir.create(Path(options.runs), options.recipe, facts=facts, recipe_lines=lines, suffix=f"j{job.id}")
+
+
+class _Running:
+    """The ranks of one link, from their start to the last word in result.json."""
+
+    def __init__(self, run: RunDir, job: Job, options: argparse.Namespace) -> None:
+        run.discard_unfinished()
+        self.run, self.job, self.options = run, job, options
+        self.link = run.new_link(job=job.id)
+        self.link.mark("running", job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run))
+        self.link.write_env(os.environ)
+        self.told: list[str] = []
+        self.stalled = ""
+        self.began = time.time()
+
+    def until_it_ends(self, command: list[str]) -> int:
+        """Start the ranks, wait, and record; returns the job's exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda got, _: self.told.append(signal.Signals(got).name))
+        _say(f"link {self.link.name} of {self.run.path} on {', '.join(self.job.nodes)}")
+        with open(self.link.path / "logs" / "srun.log", "ab") as log:
+            ranks = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                start_new_session=True,
+            )
+            while ranks.poll() is None:
+                time.sleep(POLL_S)
+                self._watch(ranks)
+        return self._record(ranks.returncode)
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {
+            "SUPERPOD_RUN_DIR": str(self.run.path),
+            "SUPERPOD_LINK": self.link.name,
+            "SUPERPOD_DEADLINE": str(self.job.deadline()),
+            "SUPERPOD_SAVE_S": str(guard.save_seconds(self.run, self.options.save_s)),
+            "MASTER_ADDR": self.job.nodes[0],
+            "MASTER_PORT": str(self.job.free_port()),
+        }
+
+    def _watch(self, ranks: subprocess.Popen) -> None:
+        """Name the rank that stopped first, and end a link that nobody will end."""
+        found = stall.first_silent(self.link, self.options.stalled_s, self.options.stalled_s * STARTING, self.began)
+        if found and not self.stalled:
+            self.stalled = found
+            with contextlib.suppress(UserError):
+                self.link.mark("stalled", message=found)
+            _say(found)
+            _slurm("scancel", "--signal=KILL", f"{self.job.id}.0")
+            ranks.send_signal(signal.SIGTERM)
+
+    def _record(self, code: int) -> int:
+        newest, done = guard.newest_step(self.run), self.run.done
+        cancelled = self.job.state_of(self.job.id) == "CANCELLED"
+        before = self.link.result.get("before") or 0
+        saved = any(beat.get("phase") == "stopped" for beat in self.link.heartbeats().values())
+        if done:
+            state, message = "done", ""
+        elif cancelled:
+            state, message = "cancelled", "cancelled by the user (scancel)"
+            guard.stop(self.run, message)
+        elif self.stalled:
+            state, message = "stalled", self.stalled
+        elif saved or self.told:
+            state, message = "requeued", f"stopped by {', '.join(dict.fromkeys(self.told)) or 'its time limit'}"
+            message += f"; goes on from step {newest}" if newest else "; no checkpoint yet"
+        else:
+            state, message = "failed", guard.last_words(self.run, self.link, code)
+        last = max((int(b.get("step", 0)) for b in self.link.heartbeats().values()), default=0)
+        self.link.finish(state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=newest - before)
+        _say(f"{state}: {message or f'step {last}'}")
+        if state in ("done", "cancelled"):
+            guard.drop_chain(self.run, self.job.id)
+        if "SIGTERM" in self.told and state == "requeued" and self._requeue():
+            time.sleep(600)  # until Slurm ends this attempt
+        return 0 if state in ("done", "requeued", "cancelled") else 1
+
+    def _requeue(self) -> bool:
+        """Give the nodes back to whoever preempted this job, and queue for the next attempt."""
+        return subprocess.run(["scontrol", "requeue", self.job.id], capture_output=True).returncode == 0
+
+
+@contextlib.contextmanager
+def _held(run: RunDir) -> Iterator[None]:
+    """Hold the run, waiting a little for a link that is just ending. Raises UserError when another one goes on."""
+    with contextlib.ExitStack() as stack:
+        end = time.monotonic() + LOCK_S
+        while True:
+            try:
+                stack.enter_context(run.lock(ranks=time.monotonic() < end))
+                break
+            except UserError:
+                if time.monotonic() > end + POLL_S:
+                    raise
+                time.sleep(POLL_S)
+        yield
+
+
+def _slurm(*words: str) -> str:
+    """What a Slurm command prints; '' when it fails, is not there, or does not answer within 30 s."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} recipes: {text}", flush=True)
+
+
+def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(prog="link.py")
+    parser.add_argument("--recipe", required=True)
+    parser.add_argument("--runs", required=True)
+    parser.add_argument("--facts", default="{}")
+    parser.add_argument("--lines", default="")
+    parser.add_argument("--save-s", type=float, default=300)
+    parser.add_argument("--stalled-s", type=float, default=600)
+    parser.add_argument("--idle-links", type=int, default=2)
+    parser.add_argument("--failures", type=int, default=20)
+    if "--" not in words:
+        parser.error("the command that starts the ranks is missing: -- srun ...")
+    at = words.index("--")
+    return parser.parse_args(words[:at]), words[at + 1 :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
