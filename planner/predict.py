@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from superpod.planner import columns, legality, memory, published, steptime
 from superpod.planner.columns import Column, Stages
 from superpod.planner.errors import UserError
+from superpod.planner.hardware import GIB
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 from superpod.planner.models import Split
 from superpod.planner.published import Run
 
 Verdict = Literal["ok", "oom", "illegal", "unsupported"]
-GIB = 2**30
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ that `explain.py` can say what would have been faster.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,12 +19,11 @@ from numpy.typing import NDArray
 from superpod.planner import legality, memory, steptime
 from superpod.planner.columns import Column, Stages
 from superpod.planner.errors import UserError, did_you_mean
+from superpod.planner.hardware import GIB  # noqa: F401  the command line takes it from here
 from superpod.planner.job import Job
 from superpod.planner.layout import CHOICES, MODULES, Layout
 from superpod.planner.models import Split
 from superpod.planner.models.stages import near_even
-
-GIB = 2**30
 
 Remedy = tuple[str, str, int, tuple[str, ...]]
 """Recomputation as (granularity, method, layers, modules)."""
@@ -31,7 +31,7 @@ Remedy = tuple[str, str, int, tuple[str, ...]]
 
 NOT_SEARCHED = ("gbs", "chunks", "first_layers", "last_layers")
 """Fields of `Layout` that the run gives, or that follow from the others."""
-BLOCK = 65_536
+BLOCK = 16_384
 """Layouts costed at once: what they need in between stays in the caches."""
 
 
@@ -142,18 +142,37 @@ MOVE = "the global batch must be a multiple of the data-parallel size: try anoth
 
 
 def _costs(job: Job, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
-    """Seconds, their terms, and the bytes of the fullest rank, of all layouts, a block after the other."""
-    parts: list[dict[str, Any]] = []
-    for start in range(0, len(fields["tp"]), BLOCK):
-        block = {key: column[start : start + BLOCK] for key, column in fields.items()}
-        columns = stages.columns(block["split"], block)
-        step = steptime.step(job, columns)
-        peak, held = memory.peak(job, columns), columns.weight > 0
-        allocated, reserved = (np.where(held, part, 0).max(axis=1) for part in (peak.allocated, peak.reserved))
-        parts.append({"seconds": step.seconds, "reserved": reserved, "allocated": allocated, **step.terms})
-    whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    """Seconds, their terms, and the bytes of the fullest rank, of all layouts.
+
+    Those that ask the same of a layer come one after the other, so that each block prices few kinds of layers.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    order = np.lexsort([fields[key] for key in ("remedy", *UNIT)])
+
+    def cost(start: int) -> dict[str, Any]:
+        at = order[start : start + BLOCK]
+        return _costs_of(job, stages, {key: column[at] for key, column in fields.items()})
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy computes outside Python's lock
+        parts = list(pool.map(cost, range(0, len(order), BLOCK)))
+    whole = {key: np.empty(len(order)) for key in parts[0]}
+    for key, column in whole.items():
+        column[order] = np.concatenate([part[key] for part in parts])
     own = {key: whole.pop(key) for key in ("seconds", "reserved", "allocated")}
     return own | {"terms": whole}
+
+
+def _costs_of(job: Job, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
+    columns = stages.columns(fields["split"], fields)
+    step = steptime.step(job, columns)
+    peak, held = memory.peak(job, columns), columns.weight > 0
+    allocated, reserved = (np.where(held, part, 0).max(axis=1) for part in (peak.allocated, peak.reserved))
+    return {"seconds": step.seconds, "reserved": reserved, "allocated": allocated, **step.terms}
+
+
+UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")
+"""What a layer's work goes by, beside recomputation."""
 
 
 def _splits(job: Job, space: Space) -> Iterator[Split]:

@@ -6,8 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from superpod.planner.hardware import GIB
 from superpod.planner.job import Job
-from superpod.planner.memory.constants import GIB, constant
+from superpod.planner.memory.constants import constant
 from superpod.planner.memory.units import Array
 
 Verdict = Literal["ok", "oom"]

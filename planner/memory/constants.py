@@ -9,7 +9,7 @@ from typing import Any
 from superpod.planner.files import read_toml
 
 FILE = Path(__file__).parent.parent / "data" / "memory.toml"
-GIB, MIB = 2**30, 2**20
+MIB = 2**20
 
 
 def constant(table: str, key: str) -> float:

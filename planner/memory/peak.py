@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from superpod.planner.memory import state
+from superpod.planner.memory import lora, state
 from superpod.planner.memory.constants import MIB, constant
 from superpod.planner.memory.flight import flight
 from superpod.planner.memory.units import Array, Units
@@ -29,12 +29,12 @@ def of(u: Units) -> Moment:
     The peak is the largest of four moments: the loss (last stage), the backward pass of the last layer, the
     optimizer's step, in which no activations are left, and the capture of CUDA graphs, in which there are no others.
     """
-    held = state.by_owner(u)
+    own = state.held(u)
     fly = flight(u)
     loss, ends = _loss(u), _ends(u)
     passing = fly.again + fly.backward + u.wide * u.job.model.hidden * u.tokens * u.over_sp
     at_loss = u.c.last & (loss + ends > passing)
-    step = _optimizer_step(u)
+    step = _optimizer_step(u, state.trained(u, own))
     busy = fly.kept + np.where(at_loss, loss + ends, passing)
     at_step = step > busy
     pool = fly.graphs.kept + fly.graphs.backward
@@ -46,9 +46,9 @@ def of(u: Units) -> Moment:
         "logits": during * np.where(at_loss, loss, 0.0),
         "transient": np.where(at_capture, fly.graphs.backward, transient),
         "wgrad_dummies": _dummies(u),
-        "buffers": _buffers(u) + _gathered(u) + fly.graphs.static,
+        "buffers": _buffers(u) + _gathered(u, own) + fly.graphs.static,
     }
-    return Moment(held | owners, np.minimum(pool, np.maximum(busy, step)))
+    return Moment(state.by_owner(u, own) | owners, np.minimum(pool, np.maximum(busy, step)))
 
 
 def _loss(u: Units) -> Array:
@@ -120,13 +120,12 @@ def _shapes(m: Any, kind: str) -> list[tuple[str, int, int]]:
     return [("tp", 2 * inner, m.hidden), ("tp", m.hidden, -inner)]
 
 
-def _gathered(u: Units) -> Array:
+def _gathered(u: Units, own: state.Held) -> Array:
     """ZeRO-2 and 3: what is whole for a moment. Two layers' weights, this one's and the next one's, embedding and head;
     two layers' gradients on their way to be reduced (torch FSDP2 prefetch; Megatron-FSDP double buffering)."""
     stage = u.column("sharding")
     if not np.any(stage >= 2):
         return np.zeros(u.c.rank.shape)
-    own = state.held(u)
     layer = (own.dense + own.experts - own.ends) / np.maximum(1, u.c.layers)
     weights = np.where(stage >= 3, u.wide * (2 * layer + own.ends), 0.0)
     return weights + np.where(stage >= 2, state.gradient_bytes(u) * 2 * layer, 0.0)
@@ -153,11 +152,10 @@ def _workspaces(u: Units) -> float:
     return (2 * torch + own * (1 + grouped)) * MIB
 
 
-def _optimizer_step(u: Units) -> Array:
+def _optimizer_step(u: Units, learns: state.Held | lora.Adapters) -> Array:
     """fp32 copies of 2-byte gradients, made for the step (distrib_optimizer.py, `_copy_model_grads_to_main_grads`)."""
     if state.gradient_bytes(u) == 4 or u.job.precision == "fp16" or u.job.options.moments != "fp32":
         return np.zeros(u.c.rank.shape)
-    own = state.trained(u)
     degree = np.where(u.column("sharding") >= 1, u.data_parallel, 1)
     experts = np.where(u.column("sharding") >= 1, u.expert_data_parallel, 1)
-    return 4.0 * (own.dense / degree + own.experts / experts)
+    return 4.0 * (learns.dense / degree + learns.experts / experts)

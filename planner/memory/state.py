@@ -71,14 +71,14 @@ def _mtp(u: Units) -> Parameters:
     return counts.mtp_layer(m, split) * m.mtp_layers if m.mtp_layers else Parameters()
 
 
-def trained(u: Units) -> Held:
-    """Parameters with a gradient: all, or LoRA's adapters."""
-    return lora.adapters(u) if u.job.task == "lora" else held(u)
+def trained(u: Units, own: Held) -> Held | lora.Adapters:
+    """Of those held, the parameters with a gradient: all, or LoRA's adapters."""
+    return lora.adapters(u) if u.job.task == "lora" else own
 
 
-def by_owner(u: Units) -> dict[str, Array]:
-    """Bytes of parameters, gradients, optimizer states and FP8 copies."""
-    own, learns = held(u), trained(u)
+def by_owner(u: Units, own: Held) -> dict[str, Array]:
+    """Bytes of parameters, gradients, optimizer states and FP8 copies, of those held."""
+    learns = trained(u, own)
     weight = _weight_bytes(u, own) + (2 * (learns.dense + learns.experts) if u.job.task == "lora" else 0)
     stage = u.column("sharding")
     keep = [_shared(u.data_parallel, stage, least) for least in (1, 2, 3)]
