@@ -1,13 +1,13 @@
 import csv
 import re
-from pathlib import Path
 
 import pytest
 
 from superpod.planner import hardware
 from superpod.planner.errors import UserError
+from tests.conftest import ROOT
 
-REFERENCE = Path("/work/shared/reference")
+REFERENCE = ROOT.parent / "shared" / "reference"
 NOT_A_GPU = {"", "8-GPU node (GPU type not stated)"}
 UNKNOWN = {"h100-96gb-500w"}  # one row: no SXM part that NVIDIA sells
 

@@ -22,11 +22,26 @@ LAYOUTS = st.builds(
 )
 
 
-@given(layout=LAYOUTS, world=st.integers(1, 512))
-def test_a_legal_layout_divides_up_the_world_and_the_batch_without_rest(layout, world):
-    if layout.violations(world):
+@given(layout=LAYOUTS, dp=DEGREES, steps=st.integers(1, 4), rest=st.sampled_from([0, 0, 0, 1]))
+def test_a_legal_layout_divides_up_the_world_and_the_batch_without_rest(layout, dp, steps, rest):
+    """Whatever is legal divides; and what divides, with a rest of 0, is legal."""
+    pp, experts = layout.pp, layout.tp * layout.cp * dp
+    ep = max(d for d in range(1, layout.ep + 1) if experts % d == 0)
+    layout = layout.replace(
+        sp=layout.sp and layout.tp > 1,
+        vp=layout.vp if layout.vp != 1 and pp > 1 else None,
+        ep=ep,
+        etp=1,
+        gbs=layout.mbs * dp * pp * steps + rest,
+    )
+    world = layout.model_parallel * dp
+    broken = layout.violations(world)
+    divides = layout.gbs % (layout.mbs * dp) == 0 and (layout.vp is None or layout.gbs // (layout.mbs * dp) % pp == 0)
+    assert (not broken) == divides, broken
+    if broken:
+        assert rest
         return
-    dp = layout.dp(world)
+    assert layout.dp(world) == dp
     assert layout.tp * layout.pp * layout.cp * dp == world
     assert layout.mbs * dp * layout.micro_batches(world) == layout.gbs
     experts = layout.ep * (layout.etp or layout.tp)
