@@ -10,6 +10,7 @@ import numpy as np
 from superpod.planner import columns, explain, memory, predict, steptime, textbook
 from superpod.planner.errors import UserError
 from superpod.planner.job import Job
+from superpod.planner.predict import Prediction
 from superpod.planner.search import Found, Space
 from superpod.planner.search import search as search_one
 
@@ -125,12 +126,14 @@ def _query(job: Job) -> dict[str, Any]:
 
 
 def _layout(precision: str, found: Found, i: int) -> dict[str, Any]:
-    return described(found.job_of(i)) | {"precision": precision, "why": explain.why(found, i)}
-
-
-def described(job: Job) -> dict[str, Any]:
-    """One run's layout with its figures: an entry of `layouts`."""
+    job = found.job_of(i)
     prediction = predict.one(job)
+    return described(job, prediction) | {"precision": precision, "why": explain.why(found, i, prediction)}
+
+
+def described(job: Job, prediction: Prediction | None = None) -> dict[str, Any]:
+    """One run's layout with its figures: an entry of `layouts`."""
+    prediction = prediction or predict.one(job)
     return {
         "layout": asdict(job.layout),
         "verdict": prediction.verdict,
