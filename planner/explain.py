@@ -9,9 +9,10 @@ from itertools import groupby
 import numpy as np
 
 from superpod.planner import legality, predict
+from superpod.planner.hardware import GIB
 from superpod.planner.job import Job, Options
 from superpod.planner.layout import Layout
-from superpod.planner.predict import GIB, Prediction
+from superpod.planner.predict import Prediction
 from superpod.planner.search import Found
 
 BOUNDS = {
@@ -98,9 +99,9 @@ def bound(prediction: Prediction) -> str:
     return f"bound by {first} of the step; then {second}"
 
 
-def why(found: Found, i: int) -> list[str]:
+def why(found: Found, i: int, prediction: Prediction | None = None) -> list[str]:
     """Why the i-th layout stands where it stands: its bound, its headroom, its stages, and what the next one lacks."""
-    prediction = predict.one(found.job_of(i))
+    prediction = prediction or predict.one(found.job_of(i))
     room = (found.cap - found.reserved[i]) / GIB
     lines = [bound(prediction), f"{room:.1f} GiB of {found.cap / GIB:.1f} GiB usable are left on the fullest rank"]
     layout = found.layout(i)

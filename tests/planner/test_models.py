@@ -2,7 +2,6 @@ import csv
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +12,9 @@ from superpod.planner.errors import UserError
 from superpod.planner.layout import Layout
 from superpod.planner.models import Model, Split
 from superpod.planner.models.counts import block_parameters
+from tests.conftest import ROOT
 
-REFERENCE = Path("/work/shared/reference")
+REFERENCE = ROOT.parent / "shared" / "reference"
 GENERIC = {"gpt", "moe", "(see issue)", "Mixtral-8x2B (reduced, model_configs/test_small.yaml)"}
 
 # Parameters of the safetensors files, as the model cards on huggingface.co print them.
