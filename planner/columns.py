@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superpod.planner.job import Job
-from superpod.planner.layout import CHOICES, MODULES, Layout
+from superpod.planner.layout import CHOICES, Layout
 from superpod.planner.models import Model, Split
+from superpod.planner.rules import bits
 
 Column: TypeAlias = NDArray[np.int64]
 
@@ -45,7 +46,7 @@ class Columns:
     """1 = the block method, 0 = uniform."""
     recompute_layers: Column
     modules: Column
-    """Bit i = `MODULES[i]` is recomputed; 0 unless selective."""
+    """Bit i = `rules.MODULES[i]` is recomputed; 0 unless selective."""
     sharding: Column
     """ZeRO stage: 0 none, 1 to 3."""
     rank: Column
@@ -74,7 +75,7 @@ class Columns:
 
     def recomputes(self, module: str) -> NDArray[np.bool_]:
         """Where selective recomputation takes a module of `layout.MODULES`."""
-        return (self.modules >> MODULES.index(module)) & 1 == 1
+        return (self.modules & bits([module])) != 0
 
 
 def of(job: Job) -> Columns:
@@ -85,10 +86,7 @@ def of(job: Job) -> Columns:
     """
     pp = job.layout.pp
     chunks = job.split.chunk_layers(job.model.layers)
-    held = [
-        Counter(b for r in chunks[rank::pp] for layer in job.model.blocks[r.start : r.stop] for b in layer)
-        for rank in range(pp)
-    ]
+    held = [_held(job.model, chunks[rank::pp]) for rank in range(pp)]
     kinds = sorted({block for layer in job.model.blocks for block in layer})
     own = fields([job.layout], [job.dp * job.layout.model_parallel])
     same: dict[str, Any] = {
@@ -136,15 +134,8 @@ def _numbers(x: Layout) -> tuple[int, ...]:
         *(x.tp, x.pp, x.vp or 1, x.cp, x.ep, x.etp or x.tp, int(x.sp), x.mbs),
         *(int(x.embedding_as_layer), int(x.loss_as_layer)),
         *(CHOICES["recompute"].index(x.recompute), int(x.recompute_method == "block"), x.recompute_layers),
-        *(modules(x), CHOICES["sharding"].index(x.sharding)),
+        *(x.modules, CHOICES["sharding"].index(x.sharding)),
     )
-
-
-def modules(layout: Layout) -> int:
-    """Selective recomputation's modules as bits; 0 with another granularity."""
-    if layout.recompute != "selective":
-        return 0
-    return sum(1 << MODULES.index(name) for name in layout.recompute_modules)
 
 
 class Stages:
@@ -171,13 +162,18 @@ class Stages:
         return Columns(**one, rank=self._rank[way], weight=self._weight[way], layers=self._layers[way], blocks=blocks)
 
 
+def _held(model: Model, chunks: Sequence[range]) -> Counter[str]:
+    """Blocks of each kind in these layers."""
+    return Counter(block for r in chunks for layer in model.blocks[r.start : r.stop] for block in layer)
+
+
 def _ranks(model: Model, split: Split) -> list[tuple[int, int, int, Counter[str]]]:
     """Distinct ranks as (the first of its kind, how many, layers, blocks); the first and the last are kinds alone."""
     chunks = split.chunk_layers(model.layers)
     found: dict[Any, tuple[int, int, int, Counter[str]]] = {}
     for rank in range(split.pp):
         mine = chunks[rank :: split.pp]
-        blocks = Counter(block for r in mine for layer in model.blocks[r.start : r.stop] for block in layer)
+        blocks = _held(model, mine)
         key = (rank == 0, rank == split.pp - 1, *sorted(blocks.items()))
         first, weight, layers, _ = found.get(key, (rank, 0, sum(map(len, mine)), blocks))
         found[key] = (first, weight + 1, layers, blocks)

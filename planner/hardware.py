@@ -28,7 +28,9 @@ FP8_KINDS = {
 """Scaled formats by GPU generation: fp8ds delayed, fp8cs current, fp8bw blockwise scaling. Ampere has no FP8 units;
 blockwise needs Hopper, MXFP8 and NVFP4 need Blackwell (Transformer Engine 2.x, `transformer_engine/pytorch/fp8.py`)."""
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8ds", "fp8cs", "fp8bw", "mxfp8", "nvfp4")
+PLAIN = ("fp32", "tf32", "bf16", "fp16")
+"""Precisions that scale nothing."""
+PRECISIONS = (*PLAIN, "fp8ds", "fp8cs", "fp8bw", "mxfp8", "nvfp4")
 
 GPU_ALIASES = {
     "a100-80gb": "a100",
@@ -101,7 +103,7 @@ class Gpu:
     @property
     def precisions(self) -> tuple[str, ...]:
         """What it can train in, of `PRECISIONS`."""
-        plain = tuple(p for p in ("fp32", "tf32", "bf16", "fp16") if getattr(self, f"{p}_tflops"))
+        plain = tuple(p for p in PLAIN if getattr(self, f"{p}_tflops"))
         kinds = FP8_KINDS[self.generation]
         return plain + tuple(k for k in kinds if (self.nvfp4_tflops if k == "nvfp4" else self.fp8_tflops))
 
@@ -117,7 +119,7 @@ class Gpu:
             raise UserError(
                 f"{self.name} ({self.generation}) has no {precision}", f"it has {', '.join(self.precisions)}"
             )
-        if precision in ("fp32", "tf32", "bf16", "fp16", "nvfp4"):
+        if precision in (*PLAIN, "nvfp4"):
             return getattr(self, f"{precision}_tflops")
         return self.fp8_tflops
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from superpod.planner import rules
 from superpod.planner.errors import UserError, did_you_mean
-from superpod.planner.rules import Broken, Facts
+from superpod.planner.rules import MODULES, Broken, Facts, bits
 
 Recompute = Literal["none", "selective", "full"]
 RecomputeMethod = Literal["uniform", "block"]
@@ -19,8 +19,8 @@ CHOICES = {
 }
 MOST = 2**24
 """Sizes beyond this are slips of the hand."""
-MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
-"""What selective recomputation can recompute (megatron-core 0.15.3, `TransformerConfig.recompute_modules`)."""
+ENDS = ((False, False), (True, True), (False, True), (True, False))
+"""Whether the embedding and the loss count as layers, in the order that is tried: both keep the stages alike."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,11 @@ class Layout:
         """Micro-batches each data-parallel rank runs per step."""
         return self.gbs // (self.mbs * self.dp(world))
 
+    @property
+    def modules(self) -> int:
+        """Selective recomputation's modules as bits (`rules.bits`); 0 with another granularity."""
+        return bits(self.recompute_modules) if self.recompute == "selective" else 0
+
     def short(self) -> str:
         """`TP4 PP4 VP5 CP2 SP`: the degrees above 1, as the field writes them."""
         degrees = {"TP": self.tp, "PP": self.pp, "VP": self.vp or 1, "CP": self.cp, "EP": self.ep, "ETP": self.etp or 1}
@@ -129,7 +134,6 @@ class Layout:
 
     def facts(self, world: int, **more: Any) -> Facts:
         """This layout on so many GPUs, as the rules of `rules.py` ask about it."""
-        selective = self.recompute == "selective"
         return Facts(
             gpus=world,
             **{name: getattr(self, name) for name in ("tp", "pp", "cp", "ep", "sp", "mbs", "gbs", "recompute_layers")},
@@ -138,7 +142,7 @@ class Layout:
             etp=self.tp if self.etp is None else self.etp,
             recompute=CHOICES["recompute"].index(self.recompute),
             recompute_block=self.recompute_method == "block",
-            modules=sum(1 << MODULES.index(m) for m in self.recompute_modules) if selective else 0,
+            modules=self.modules,
             sharding=CHOICES["sharding"].index(self.sharding),
             **more,
         )

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 from superpod.planner import hardware, legality, megatron_args, models, vocabulary
 from superpod.planner.errors import UserError
 from superpod.planner.job import Job, Options
-from superpod.planner.layout import MODULES, Layout
+from superpod.planner.layout import ENDS, MODULES, Layout
 from superpod.planner.models import Model
 from superpod.planner.models.stages import near_even
 
 Row = Mapping[str, str]
 
-PLAIN = ("fp32", "tf32", "bf16", "fp16")
 SEQ = 4096
 """Of a row that does not print one."""
 
@@ -157,7 +156,7 @@ def _setting(*values: str) -> Job:
         task=_task(row),
         options=_options(row),
     )
-    if found.options.fp8_params and precision in PLAIN:  # a source's habit, where there is FP8
+    if found.options.fp8_params and precision in hardware.PLAIN:  # a source's habit, where there is FP8
         found = found.replace(options=replace(found.options, fp8_params=False))
     return found
 
@@ -251,10 +250,10 @@ def _stages(count: int, layers: int) -> tuple[Mapping[str, Any], str]:
     if count > layers + 2:
         return {}, ""
     uneven = f"{layers} layers do not divide into {count} chunks; counted with "
-    for ends in ((), ("embedding", "loss"), ("loss",), ("embedding",)):
-        if (layers + len(ends)) % count == 0:
-            keys = " and ".join(f"{end}_as_layer" for end in ends)
-            return {f"{end}_as_layer": True for end in ends}, (uneven + keys) * bool(ends)
+    for each in ENDS:
+        if (layers + sum(each)) % count == 0:
+            ends = [key for key, counted in zip(("embedding_as_layer", "loss_as_layer"), each, strict=True) if counted]
+            return dict.fromkeys(ends, True), (uneven + " and ".join(ends)) * bool(ends)
     return {"chunks": near_even(layers, count)}, uneven + "chunks that differ by a layer"
 
 

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from superpod.planner.models import Model
 
 
+MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+"""What selective recomputation can recompute (megatron-core 0.15.3, `TransformerConfig.recompute_modules`)."""
+
+
+def bits(modules: Iterable[str]) -> int:
+    """Modules as a mask: bit i = `MODULES[i]`."""
+    return sum(1 << MODULES.index(name) for name in modules)
+
+
 class Broken(NamedTuple):
     """A rule that a job breaks: which one, with the numbers that break it, and the nearest legal change."""
 
@@ -47,7 +56,7 @@ class Facts:
     recompute_block: Any = False
     recompute_layers: Any = 1
     modules: Any = 0
-    """Bit i = `layout.MODULES[i]` is recomputed; 0 unless selective."""
+    """Bit i = `MODULES[i]` is recomputed; 0 unless selective."""
     sharding: Any = 1
     """ZeRO stage."""
     uneven: Any = False
@@ -92,9 +101,7 @@ class Facts:
 
     def recomputes(self, *names: str) -> Any:
         """Whether selective recomputation takes one of these modules."""
-        from superpod.planner.layout import MODULES
-
-        return (self.modules & sum(1 << MODULES.index(name) for name in names)) != 0
+        return (self.modules & bits(names)) != 0
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superpod.planner import legality, memory, steptime
+from superpod.planner import legality, memory, rules, steptime
 from superpod.planner.columns import Column, Stages
 from superpod.planner.errors import UserError, did_you_mean
 from superpod.planner.hardware import GIB  # noqa: F401  the command line takes it from here
 from superpod.planner.job import Job
-from superpod.planner.layout import CHOICES, MODULES, Layout
+from superpod.planner.layout import CHOICES, ENDS, Layout
 from superpod.planner.models import Split
 from superpod.planner.models.stages import near_even
 
@@ -177,7 +177,7 @@ UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")
 
 def _splits(job: Job, space: Space) -> Iterator[Split]:
     fixed = space.fixed
-    for embedding, loss in ((False, False), (True, True), (False, True), (True, False)):
+    for embedding, loss in ENDS:
         if fixed.get("embedding_as_layer", embedding) != embedding or fixed.get("loss_as_layer", loss) != loss:
             continue
         total = job.model.layers + embedding + loss
@@ -264,7 +264,7 @@ def _remedy_columns(remedies: tuple[Remedy, ...], index: Column) -> dict[str, Co
     granularity = np.array([CHOICES["recompute"].index(r[0]) for r in remedies])
     block = np.array([int(r[1] == "block") for r in remedies])
     layers = np.array([r[2] for r in remedies])
-    bits = np.array([sum(1 << MODULES.index(m) for m in r[3]) if r[0] == "selective" else 0 for r in remedies])
+    bits = np.array([rules.bits(r[3]) if r[0] == "selective" else 0 for r in remedies])
     return {
         "recompute": granularity[index],
         "recompute_block": block[index],
