@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import tarfile
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.launchers import environment, payload, slurm
 from superpod.launchers.local import Job
+from superpod.launchers.rundir import RunDir
+from superpod.launchers.runtime.files import read_json, write_json
+from superpod.launchers.runtime.guard import CHAIN, STOP
+from superpod.planner.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.launchers.cluster import Cluster
     from superpod.launchers.exported import Exported
+    from superpod.launchers.login import Login
+
+SCRIPT = "job.sbatch"
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,8 @@ def facts(wanted: Wanted, exported: Exported) -> dict:
         "nodes": exported.nodes,
         "gpus_per_node": exported.gpus,
         "max_steps": exported.max_steps,
+        "links": wanted.cluster.chain.links,
+        "stalled_s": wanted.cluster.chain.stalled_s,
         "save_every": exported.save_every,
         "checkpoint_bytes": int(exported.plan["layouts"][0]["checkpoint_bytes"]),
         "step_time_s": exported.plan["layouts"][0]["step_time_s"],
@@ -86,3 +98,77 @@ def facts(wanted: Wanted, exported: Exported) -> dict:
 def absolute(path: Path | None) -> Path | None:
     """A path that means the same on every node."""
     return path.absolute() if path else None
+
+
+def new_run(wanted: Wanted, exported: Exported, login: Login) -> str:
+    """Make the run folder where the nodes will look for it, with the script in it; returns its path there.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    known = facts(wanted, exported)
+    if not login.remote:
+        run = RunDir.create(Path(wanted.folder), wanted.job.recipe, facts=known, recipe_lines=exported.lines)
+        _fill(run, wanted, exported)
+        return str(run.path)
+    with tempfile.TemporaryDirectory() as scratch:
+        run = RunDir.create(Path(scratch), wanted.job.recipe, facts=known, recipe_lines=exported.lines)
+        _fill(run, wanted, exported)
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            archive.add(run.path, arcname=f"{wanted.job.recipe}/{run.path.name}")
+        login.run(["mkdir", "-p", wanted.folder])
+        login.run(["tar", "-xz", "-C", wanted.folder], stdin=packed.getvalue())
+        return f"{wanted.folder}/{wanted.job.recipe}/{run.path.name}"
+
+
+def _fill(run: RunDir, wanted: Wanted, exported: Exported) -> None:
+    run.write_plan(exported.plan)
+    text = script(wanted, exported, name=job_name(str(run.path)))
+    (run.path / SCRIPT).write_text(text, encoding="utf-8")
+
+
+def job_name(run: str) -> str:
+    """The name of every job of a run: Slurm's `singleton` lets one of a name run at a time."""
+    path = Path(run)
+    return f"{path.parent.name}.{path.name}"
+
+
+def queue(login: Login, run: str, links: int) -> list[str]:
+    """Put so many links of a run into the queue, each waiting for those before it; returns their job ids.
+
+    Raises:
+        UserError: sbatch refuses, in its own words.
+    """
+    words = ["sbatch", "--parsable", f"--job-name={job_name(run)}", "--dependency=singleton", f"--chdir={run}"]
+    words += [f"--output={run.replace('%', '%%')}/slurm-%j.out", f"{run}/{SCRIPT}"]
+    jobs: list[str] = []
+    for _ in range(links):
+        try:
+            said = login.run(words, env={"SUPERPOD_RUN_DIR": run})
+        except UserError:
+            if jobs:
+                break  # a limit on queued jobs: the first links stand, `recipes status` adds the others later
+            raise
+        jobs.append(said.strip().partition(";")[0])
+    return jobs
+
+
+def remember(login: Login, run: str, jobs: list[str]) -> None:
+    """Keep the ids of queued links in the run folder, so that a link that ends the run can take them back."""
+    if not login.remote:
+        note(RunDir(Path(run)), jobs)
+        return
+    text = f'{{"jobs": [{", ".join(jobs)}]}}\n'
+    login.run(["sh", "-c", 'cat >"$0"', f"{run}/{CHAIN}"], stdin=text.encode())
+
+
+def note(run: RunDir, jobs: list[str]) -> None:
+    """Keep the ids of queued links in the run folder."""
+    known = [str(j) for j in (read_json(run.path / CHAIN) or {}).get("jobs", [])]
+    write_json(run.path / CHAIN, {"jobs": [*known, *jobs]})
+
+
+def let_go_on(run: RunDir) -> None:
+    """Take away the marker that stops a run: its user wants it to go on."""
+    (run.path / STOP).unlink(missing_ok=True)

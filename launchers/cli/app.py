@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from superpod.launchers.cli import budget, data, doctor, judge, plan, run, show, slurm
+from superpod.launchers.cli import budget, clusters, data, doctor, judge, plan, run, show, slurm, watching
 
 app = typer.Typer(
     help="NeMo 2.0 / Megatron-Core training recipes: read, rehearse and run them.",
@@ -23,6 +23,12 @@ app.command("cost")(budget.cost)
 app.command("predict")(judge.predict)
 app.command("run", context_settings={"ignore_unknown_options": False})(run.run)
 app.command("render")(slurm.render)
+app.command("submit")(slurm.submit)
+app.command("status")(watching.status)
+app.command("logs")(watching.logs)
+app.command("cancel")(watching.cancel)
+app.command("history")(watching.history)
+app.add_typer(clusters.app, name="cluster", help="A cluster's profile and its health.")
 app.command("report")(run.report)
 app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data", help="Make training data: tokenizer, .bin and .idx files, blends.")

@@ -38,6 +38,64 @@ def render(
     print(script(wanted, exported_of(wanted)), end="")
 
 
+def submit(
+    name: Name,
+    cluster: Cluster,
+    overrides: Overrides = None,
+    num_nodes: Nodes = None,
+    data: Data = None,
+    time: Time = "",
+    runs: Runs = "",
+    links: Annotated[int, typer.Option("--links", help="Jobs queued at once; 0 = as the profile says.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything; queue nothing.")] = False,
+) -> None:
+    """Check a recipe against a cluster and queue it, with the links that it will go on in."""
+    from superpod.launchers import login, preflight_slurm, site
+    from superpod.launchers import submit as submission
+
+    wanted = wanted_of(name, cluster, overrides, num_nodes, data, time, runs)
+    way = login.of(wanted.cluster)
+    exported = exported_of(wanted)
+    python = submission.python_of(wanted.cluster) if not wanted.cluster.container.image else ""
+    answers = site.ask(way, wanted.cluster, wanted.folder, preflight_slurm.paths(wanted), python)
+    preflight_slurm.refuse(preflight_slurm.Case(wanted, exported, answers))
+    count = links or wanted.cluster.chain.links
+    if dry_run:
+        _say_everything(wanted, exported, count)
+        print(submission.script(wanted, exported), end="")
+        return
+    run = submission.new_run(wanted, exported, way)
+    jobs = submission.queue(way, run, count)
+    submission.remember(way, run, jobs)
+    print(f"run    {run}")
+    print(f"jobs   {', '.join(jobs)}: each goes on where the one before it ended")
+    print(f"watch  recipes status {_quoted(run)}" + (f" --cluster {_quoted(cluster)}" if way.remote else ""))
+
+
+def _say_everything(wanted: Wanted, exported: Exported, links: int) -> None:
+    """What a submission would do, as comments, so that the whole is still a script."""
+    from superpod.launchers.preflight_slurm import START_S
+
+    layout = exported.plan["layouts"][0]
+    step = layout["step_time_s"]
+    print(f"# preflight: nothing to object; {exported.nodes} nodes x {exported.gpus} GPUs of {wanted.cluster.name}")
+    print(f"# layout: {', '.join(f'{k} {v}' for k, v in layout['layout'].items() if k in ('tp', 'pp', 'cp', 'ep'))}")
+    print(f"# checkpoint: {layout['checkpoint_bytes'] / 2**30:,.1f} GiB, every {exported.save_every} steps")
+    if step and not wanted.cluster.declared_only:
+        print(
+            f"# steps: {exported.max_steps} of {step:.2f} s are {exported.max_steps * step / 3600:,.1f} h of training,"
+        )
+        print(f"#   and {START_S} s more a link; links of {wanted.time or wanted.cluster.slurm.time}")
+    print(f"# run folder: {wanted.folder}/{wanted.job.recipe}/TIME-ID; jobs queued at once: {links}")
+    print("#" + "-" * 100)
+
+
+def _quoted(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text)
+
+
 def wanted_of(
     name: str,
     cluster: str,

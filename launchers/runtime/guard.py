@@ -36,15 +36,15 @@ def newest_step(run: RunDir) -> int:
     return 1 + max(steps)
 
 
-def nothing_to_do(run: RunDir, state_of: Callable[[str], str]) -> str:
-    """Why this job has nothing to do, in words: the run is done, stopped, or its user cancelled it; '' to go on."""
+def nothing_to_do(run: RunDir, end_of: Callable[[str], str], me: str) -> str:
+    """Why job `me` has nothing to do, in words: the run is done, stopped, or its user cancelled it; '' to go on."""
     if run.done:
         return f"{run.path} is done"
     if reason := stopped(run):
         return f"{run.path} is stopped: {reason}"
     last = run.links[-1] if run.links else None
     job = str(last.result.get("job", "")) if last else ""
-    if last and job and state_of(job) == "CANCELLED" and last.result.get("state") not in ("stalled", "requeued"):
+    if last and job and job != me and end_of(job) == "CANCELLED":
         stop(run, f"job {job} was cancelled by the user")
         with contextlib.suppress(Exception):
             last.finish("cancelled", message="cancelled by the user (scancel)")

@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
     job = Job()
     try:
         run = open_run(options, job)
-        if reason := guard.nothing_to_do(run, job.state_of):
+        if reason := guard.nothing_to_do(run, job.end_of, job.id):
             _say(reason)
             return 0
         with _held(run):
@@ -66,6 +66,14 @@ class Job:
         """Slurm's word for a job, '' when it has forgotten it: from the controller, not from accounting."""
         match = re.search(r"\bJobState=(\w+)", _slurm("scontrol", "show", "job", "-o", job))
         return match[1] if match else ""
+
+    @classmethod
+    def end_of(cls, job: str) -> str:
+        """How another job ended; while its processes are being ended, Slurm does not say, so this waits a minute."""
+        end = time.monotonic() + LOCK_S
+        while (state := cls.state_of(job)) == "COMPLETING" and time.monotonic() < end:
+            time.sleep(POLL_S)
+        return state
 
     def deadline(self) -> float:
         """Unix time of the job's limit; 0 when there is none."""
@@ -150,14 +158,11 @@ class _Running:
 
     def _record(self, code: int) -> int:
         newest, done = guard.newest_step(self.run), self.run.done
-        cancelled = self.job.state_of(self.job.id) == "CANCELLED"
+        now = self.job.state_of(self.job.id)
         before = self.link.result.get("before") or 0
         saved = any(beat.get("phase") == "stopped" for beat in self.link.heartbeats().values())
         if done:
             state, message = "done", ""
-        elif cancelled:
-            state, message = "cancelled", "cancelled by the user (scancel)"
-            guard.stop(self.run, message)
         elif self.stalled:
             state, message = "stalled", self.stalled
         elif saved or self.told:
@@ -168,11 +173,11 @@ class _Running:
         last = max((int(b.get("step", 0)) for b in self.link.heartbeats().values()), default=0)
         self.link.finish(state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=newest - before)
         _say(f"{state}: {message or f'step {last}'}")
-        if state in ("done", "cancelled"):
+        if state == "done":
             guard.drop_chain(self.run, self.job.id)
-        if "SIGTERM" in self.told and state == "requeued" and self._requeue():
-            time.sleep(600)  # until Slurm ends this attempt
-        return 0 if state in ("done", "requeued", "cancelled") else 1
+        if "SIGTERM" in self.told and now == "RUNNING" and state != "done" and self._requeue():
+            time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
+        return 0 if state in ("done", "requeued") else 1
 
     def _requeue(self) -> bool:
         """Give the nodes back to whoever preempted this job, and queue for the next attempt."""

@@ -1,0 +1,197 @@
+"""What runs on a cluster are doing: from their folders and from Slurm, so that nothing is lost by logging out."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from superpod.launchers.rundir import Link, RunDir
+from superpod.launchers.runtime import drift, guard, stall
+from superpod.launchers.runtime.files import is_number
+from superpod.launchers.submit import job_name
+from superpod.planner.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.launchers.login import Login
+
+LIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
+STALLED_S = 600.0
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A job in Slurm's queue."""
+
+    id: str
+    state: str
+    reason: str
+    start: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One run, as `recipes status` shows it; None for what is not known."""
+
+    run: RunDir
+    state: str
+    message: str = ""
+    link: str = ""
+    links: int = 0
+    step: int = 0
+    max_steps: int | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    eta_s: float | None = None
+    checkpoint_step: int = 0
+    checkpoint_age_s: float | None = None
+    alarm: str = ""
+    jobs: list[Queued] = field(default_factory=list)
+
+
+def queue(login: Login) -> dict[str, list[Queued]] | None:
+    """This user's jobs by name; None when the controller does not answer."""
+    try:
+        said = login.run(["squeue", "--me", "-h", "-o", "%i\x1f%j\x1f%T\x1f%r\x1f%S"], limit_s=30)
+    except UserError:
+        return None
+    found: dict[str, list[Queued]] = {}
+    for line in said.splitlines():
+        job, name, state, reason, start = line.split("\x1f")
+        found.setdefault(name, []).append(Queued(job, state, reason, start))
+    return found
+
+
+def look(run: RunDir, jobs: list[Queued] | None, now: float | None = None) -> Seen:
+    """Sum a run up. `jobs` are its jobs in the queue; None = Slurm does not answer, so the folder alone speaks."""
+    now = now or time.time()
+    lines, facts = run.metrics(), run.facts
+    state, message = judge(run, jobs, now)
+    steady = [line["step_time_s"] for line in lines[-20:] if is_number(line.get("step_time_s"))]
+    step_s = statistics.median(steady) if steady else None
+    step = lines[-1]["step"] if lines else 0
+    most = facts.get("max_steps")
+    newest = guard.newest_step(run)
+    moving = state in ("running", "saving", "requeued", "queued")
+    return Seen(
+        run=run,
+        state=state,
+        message=message,
+        link=run.links[-1].name if run.links else "",
+        links=len(run.links),
+        step=step,
+        max_steps=most,
+        loss=next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None),
+        tokens_per_s=_tokens(lines, facts),
+        mfu=_mfu(run, step_s),
+        eta_s=(most - step) * step_s if most and step_s and moving else None,
+        checkpoint_step=newest,
+        checkpoint_age_s=_age(run, now) if newest else None,
+        alarm=drift.alarm(lines) if state in ("running", "saving") else "",
+        jobs=jobs or [],
+    )
+
+
+def judge(run: RunDir, jobs: list[Queued] | None, now: float) -> tuple[str, str]:
+    """State and why: the done marker first, then the stop marker, then the last link against the queue."""
+    if run.done:
+        return "done", ""
+    if reason := guard.stopped(run):
+        return ("cancelled" if "cancelled" in reason else "failed"), reason
+    last = run.links[-1] if run.links else None
+    if last is None:
+        return _not_begun(jobs)
+    state, message = str(last.result.get("state", "failed")), str(last.result.get("message", ""))
+    job = str(last.result.get("job", ""))
+    if jobs is None:
+        return (state, message) if state not in ("running", "saving") else _going(run, last, now)
+    here = next((j for j in jobs if j.id == job), None)
+    if here and here.state in LIVE and state in ("running", "saving", "stalled"):
+        return _going(run, last, now)
+    if jobs:
+        first = jobs[0]
+        why = message if state not in ("running", "saving") else f"link {last.name} was killed with its job or its node"
+        return "requeued", f"{why}; job {first.id} is {first.state.lower()} ({first.reason})".lstrip("; ")
+    if state in ("running", "saving", "stalled"):
+        return "failed", f"link {last.name} was killed with its job, and nothing is queued"
+    if state == "requeued":
+        return "requeued", f"{message}; nothing is queued"
+    return state, message
+
+
+def _not_begun(jobs: list[Queued] | None) -> tuple[str, str]:
+    if jobs is None:
+        return "queued", "Slurm does not answer"
+    if not jobs:
+        return "failed", "no link has begun, and nothing is queued: see slurm-*.out in the run folder"
+    starts = jobs[0].start if jobs[0].start not in ("N/A", "") else ""
+    return "queued", jobs[0].reason + (f", expected to start {starts}" if starts else "")
+
+
+def _going(run: RunDir, link: Link, now: float) -> tuple[str, str]:
+    limit = run.facts.get("stalled_s")
+    limit = float(limit) if is_number(limit) and limit else STALLED_S
+    began = link.result.get("started")
+    silent = stall.first_silent(link, limit, 10 * limit, began if is_number(began) and began else now, now)
+    if silent:
+        return "stalled", silent
+    return ("saving" if link.heartbeat().get("phase") == "save" else "running"), ""
+
+
+def _tokens(lines: list[dict[str, Any]], facts: dict[str, Any]) -> float | None:
+    found = [line["tokens_per_s_per_gpu"] for line in lines[-20:] if is_number(line.get("tokens_per_s_per_gpu"))]
+    gpus = facts.get("nodes", 1) * facts.get("gpus_per_node", 1)
+    return statistics.median(found) * gpus if found else None
+
+
+def _mfu(run: RunDir, step_s: float | None) -> float | None:
+    """The plan's MFU, scaled by how long a step really takes; none for a rehearsal."""
+    from superpod.launchers.runtime.files import read_json
+
+    plan = (read_json(run.path / "plan.json") or {}).get("layouts") or [{}]
+    mfu, planned = plan[0].get("mfu"), plan[0].get("step_time_s")
+    if run.facts.get("rehearsal") or not (is_number(mfu) and is_number(planned) and step_s):
+        return None
+    return mfu * planned / step_s
+
+
+def _age(run: RunDir, now: float) -> float | None:
+    times = [p.stat().st_mtime for p in run.checkpoints.glob("*") if p.is_dir() and not p.is_symlink()]
+    return now - max(times) if times else None
+
+
+def of_folder(runs: list[RunDir], login: Login) -> list[Seen]:
+    """Every run of a folder, the newest last, with one question to Slurm for all."""
+    queued = queue(login)
+    found = []
+    for run in runs:
+        jobs = None if queued is None else queued.get(job_name(str(run.path)), [])
+        if jobs == [] and not run.done and _was_cancelled(run, login):
+            guard.stop(run, "cancelled by the user (scancel)")
+        found.append(look(run, jobs))
+    return found
+
+
+def _was_cancelled(run: RunDir, login: Login) -> bool:
+    """Whether Slurm says so of the newest link's job: the controller while it remembers, then accounting."""
+    job = str(run.links[-1].result.get("job", "")) if run.links else ""
+    if not job or guard.stopped(run):
+        return False
+    for words in (["scontrol", "show", "job", "-o", job], ["sacct", "-X", "-nP", "-j", job, "-o", "State"]):
+        try:
+            said = login.run(words, limit_s=20)
+        except UserError:
+            continue
+        if found := re.search(r"(?:^|JobState=)([A-Z_]+)", said.strip()):
+            return found[1] == "CANCELLED"
+    return False
+
+
+def wants_links(seen: Seen, links: int) -> int:
+    """How many links to add to the queue so that the run goes on by itself."""
+    if seen.state not in ("queued", "running", "saving", "requeued", "stalled"):
+        return 0
+    return max(0, links - len(seen.jobs))

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Health of one node: node.sh CHECK...; prints CHECK<TAB>ok|bad|skip<TAB>words. Environment: GPUS (how many must be
+# there), HCAS (comma-separated; empty = all), RUNS and FREE_GIB (disk). Reads only; needs no root.
+set -uo pipefail
+
+say() { printf '%s\t%s\t%s\n' "$1" "$2" "$3"; }
+has() { command -v "$1" >/dev/null; }
+
+gpus() {
+    has nvidia-smi || { say gpus "$([[ $GPUS == 0 ]] && echo skip || echo bad)" "no nvidia-smi"; return; }
+    local found errors
+    found=$(nvidia-smi -L | wc -l)
+    errors=$(nvidia-smi --query-gpu=index,ecc.errors.uncorrected.volatile.total,retired_pages.pending \
+        --format=csv,noheader 2>/dev/null | awk -F', ' '$2 + 0 > 0 || $3 == "Yes" {printf "GPU %s has memory errors ", $1}')
+    if ((found < GPUS)); then say gpus bad "$found of $GPUS GPUs answer"
+    elif [[ $errors ]]; then say gpus bad "$errors"
+    else say gpus ok "$found GPUs"; fi
+    if has dcgmi; then
+        if dcgmi diag -r 1 2>/dev/null | grep -q Fail; then say dcgm bad "dcgmi diag -r 1 fails"; else say dcgm ok "level 1"; fi
+    fi
+}
+
+nvlink() {
+    has nvidia-smi || { say nvlink skip "no nvidia-smi"; return; }
+    local down
+    down=$(nvidia-smi nvlink --status 2>/dev/null | grep -ci inactive)
+    if ((down)); then say nvlink bad "$down NVLinks are inactive"; else say nvlink ok "all links active"; fi
+}
+
+infiniband() {
+    local port name state rate bad=() good=0
+    for port in /sys/class/infiniband/*/ports/1; do
+        [[ -e $port/state ]] || continue
+        name=${port#/sys/class/infiniband/}
+        name=${name%%/*}
+        [[ -z $HCAS || ",$HCAS," == *",$name,"* ]] || continue
+        state=$(cut -d' ' -f2 <"$port/state")
+        rate=$(cut -d' ' -f1 <"$port/rate")
+        if [[ $state == ACTIVE ]]; then good=$((good + 1)); rates+=("$rate"); else bad+=("$name is $state"); fi
+    done
+    if ((${#bad[@]})); then say infiniband bad "${bad[*]}"
+    elif ((good == 0)); then say infiniband skip "no InfiniBand port"
+    elif [[ $(printf '%s\n' "${rates[@]}" | sort -u | wc -l) != 1 ]]; then say infiniband bad "rates differ: ${rates[*]} Gb/s"
+    else say infiniband ok "$good ports at ${rates[0]} Gb/s"; fi
+}
+
+clocks() {
+    has nvidia-smi || { say clocks skip "no nvidia-smi"; return; }
+    local slowed
+    slowed=$(nvidia-smi --query-gpu=index,clocks_throttle_reasons.hw_slowdown,clocks_throttle_reasons.hw_thermal_slowdown \
+        --format=csv,noheader 2>/dev/null | awk -F', ' '$2 == "Active" || $3 == "Active" {printf "GPU %s ", $1}')
+    if [[ $slowed ]]; then say clocks bad "slowed down by hardware: $slowed"; else say clocks ok "no slow-down"; fi
+}
+
+disk() {
+    local folder free
+    for folder in /tmp /dev/shm "$RUNS"; do
+        while [[ ! -e $folder && $folder != / ]]; do folder=$(dirname "$folder"); done
+        free=$(df -Pk "$folder" | awk 'NR == 2 {print int($4 / 1048576)}')
+        if [[ $folder != /dev/shm ]] && ((free < FREE_GIB)); then say disk bad "$free GiB free in $folder, want $FREE_GIB"; return; fi
+    done
+    say disk ok "$FREE_GIB GiB and more free"
+}
+
+clock() { say clock ok "$(date +%s.%N)"; }
+
+rates=()
+for check in "$@"; do
+    case $check in
+        gpus | nvlink | infiniband | clocks | disk) "$check" ;;
+        time) clock ;;
+        *) say "$check" bad "no such check" ;;
+    esac
+done

@@ -1,0 +1,157 @@
+"""Faults, each alone: the last step is reached, at most one checkpoint interval is done again, nothing is left."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.slurm.conftest import until
+from tests.slurm.toys import ToyRun, ranks
+
+STEPS = 220
+
+
+@pytest.fixture
+def toy(testbed, profile):
+    found = ToyRun(testbed, profile(), links=4, max_steps=STEPS, step_s=0.2)
+    found.until_step(15)
+    return found
+
+
+def ends_well(toy: ToyRun, least_links: int = 2) -> None:
+    toy.until_done(400)
+    toy.check_whole()
+    assert len(toy.run.links) >= least_links, toy.told()
+    assert toy.left_behind() == []
+
+
+def rank_of(testbed, node: int) -> int:
+    """The process of one rank on a node."""
+    for pid in ranks(testbed):
+        where = ["nsenter", "--target", str(pid), "--uts", "hostname"]
+        if subprocess.run(where, capture_output=True, text=True).stdout.strip() == f"node{node}":
+            return pid
+    raise AssertionError(f"no rank on node {node}")
+
+
+def test_kill_9_of_a_rank(toy, testbed):
+    os.kill(rank_of(testbed, 2), signal.SIGKILL)
+    ends_well(toy)
+
+
+def test_kill_9_of_slurmd(toy, testbed):
+    """The daemon alone; its job goes on, or is requeued, and the daemon comes back."""
+    testbed("slurmd-kill", "2")
+    time.sleep(3)
+    testbed("boot", "2")
+    ends_well(toy, least_links=1)
+
+
+def test_a_rank_that_hangs(testbed, profile):
+    """Nobody's process has died, and Slurm sees nothing; the heartbeats do."""
+    toy = ToyRun(testbed, profile(("stalled_s = 30", "stalled_s = 12")), links=4, max_steps=STEPS)
+    toy.until_step(15)
+    pid = rank_of(testbed, 2)
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: toy.seen().state == "stalled" or len(toy.run.links) > 1, 60, toy.told)
+    until(lambda: len(toy.run.links) > 1, 90, toy.told)
+    first = toy.run.links[0].result
+    assert first["state"] == "stalled", toy.told()
+    assert "on node2 no longer answers" in first["message"]
+    ends_well(toy)
+
+
+def test_a_node_that_hangs(toy, testbed):
+    testbed("hang", "2")
+    until(lambda: len(toy.run.links) > 1 or toy.seen().state == "requeued", 180, toy.told)
+    testbed("unhang", "2")
+    ends_well(toy)
+
+
+def test_a_node_that_loses_power(toy, testbed):
+    testbed("crash", "2")
+    ends_well(toy)
+
+
+def test_the_first_node_that_loses_power(toy, testbed):
+    testbed("crash", "1")
+    ends_well(toy)
+
+
+def test_a_node_that_is_drained(toy, testbed):
+    """Draining lets the job go on; it ends where it is."""
+    testbed.slurm("scontrol", "update", "nodename=node2", "state=drain", "reason=test")
+    ends_well(toy, least_links=1)
+
+
+def test_a_network_that_is_cut(toy, testbed):
+    testbed("cut", "2")
+    until(lambda: len(toy.run.links) > 1, 180, toy.told)
+    time.sleep(5)
+    testbed("join", "2")
+    ends_well(toy)
+
+
+def test_a_preemption_with_grace(testbed, profile):
+    toy = ToyRun(testbed, profile(('partition = "batch"', 'partition = "low"')), links=2, max_steps=STEPS, nodes=4)
+    toy.until_step(15)
+    high = testbed.slurm("sbatch", "--parsable", "-p", "batch", "-N4", "-o", "/dev/null", "--wrap", "sleep 5").strip()
+    until(lambda: testbed.state(high) != "PENDING", 90, toy.told)
+    toy.until_done(300)
+    toy.check_whole(most_lost=0)
+    assert toy.run.links[0].result["state"] == "requeued", toy.told()
+    assert len(toy.run.links) >= 2
+    assert toy.left_behind() == []
+
+
+def test_the_controller_is_restarted(toy, testbed):
+    testbed("ctld-stop")
+    step = toy.step
+    time.sleep(8)
+    assert toy.step > step, "ranks need no controller"
+    testbed("ctld-start")
+    ends_well(toy, least_links=1)
+
+
+def test_accounting_is_gone_for_two_minutes(testbed, profile):
+    toy = ToyRun(testbed, profile(), links=3, max_steps=STEPS, time_limit="1:00")
+    toy.until_step(5)
+    testbed("dbd-stop")
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not toy.run.done:
+        assert toy.seen().state in ("running", "saving", "requeued", "queued", "done"), toy.told()
+        time.sleep(5)
+    testbed("dbd-start")
+    ends_well(toy, least_links=1)
+
+
+def test_a_full_folder_that_is_freed(testbed, profile, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", disk], check=True)
+    try:
+        where = profile((str(tmp_path / "runs"), str(disk)))
+        testbed.all_well()
+        for node in "1234":
+            testbed("inside", node, "mount", "-t", "tmpfs", "none", "/mnt")  # nodes have mounts of their own
+            testbed("inside", node, "umount", "/mnt")
+        toy = ToyRun(testbed, where, links=4, max_steps=STEPS)
+        toy.until_step(15)
+        subprocess.run(["dd", "if=/dev/zero", f"of={disk}/filler", "bs=1M"], capture_output=True)
+        until(lambda: len(toy.run.links) > 1 or toy.run.links[0].result["state"] != "running", 120, toy.told)
+        assert "disk" in toy.run.links[0].result.get("message", ""), toy.told()
+        (disk / "filler").unlink()
+        ends_well(toy)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_kill_while_a_checkpoint_is_written(testbed, profile):
+    toy = ToyRun(testbed, profile(), links=4, max_steps=120, save_s=4)
+    toy.until_new_checkpoint()
+    until(lambda: list(toy.run.checkpoints.glob("*-unfinished")), 60, toy.told)
+    for pid in ranks(testbed):
+        os.kill(pid, signal.SIGKILL)
+    ends_well(toy)
