@@ -47,6 +47,11 @@ def _dims(f: Facts) -> tuple[str, str]:
 
 ADVICE = (
     Rule(
+        "approximate",
+        lambda f: bool(f.model.approximate),
+        lambda f: (f"{f.model.name} is planned approximately: {f.model.approximate}", ""),
+    ),
+    Rule(
         "tp_domain",
         lambda f: f.tp > f.job.node.nvlink_domain,
         lambda f: (
@@ -78,7 +83,7 @@ ADVICE = (
     ),
     Rule(
         "recompute_hybrid",
-        lambda f: f.recompute == 2 and bool(f.model.pattern),
+        lambda f: f.recompute == 2 and bool(f.model.pattern) and not f.model.approximate,
         lambda f: ("Megatron's Mamba stack recomputes nothing under full recomputation", "set recompute none"),
     ),
     Rule(

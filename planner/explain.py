@@ -104,6 +104,8 @@ def why(found: Found, i: int, prediction: Prediction | None = None) -> list[str]
     prediction = prediction or predict.one(found.job_of(i))
     room = (found.cap - found.reserved[i]) / GIB
     lines = [bound(prediction), f"{room:.1f} GiB of {found.cap / GIB:.1f} GiB usable are left on the fullest rank"]
+    if approximate := found.job_of(i).model.approximate:
+        lines.append(f"this model is planned approximately: {approximate}")
     layout = found.layout(i)
     if layout.pp > 1:
         lines.append(pipeline(found.job_of(i)))

@@ -69,10 +69,16 @@ def stage_parameters(m: Model, split: Split, stage: int) -> list[Parameters]:
     for virtual, layers in enumerate(split.stage_layers(m.layers, stage)):
         first = stage == 0 and virtual == 0
         last = stage == split.pp - 1 and virtual == split.vp - 1
-        kinds = Counter(block for blocks in m.blocks[layers.start : layers.stop] for block in blocks)
-        held = [block_parameters(m, kind, split.tp, split.ep, split.expert_tp) * n for kind, n in kinds.items()]
-        found.append(sum(held, ends(m, split, first, last)))
+        found.append(sum(_layers(m, split, layers), ends(m, split, first, last)))
     return found
+
+
+def _layers(m: Model, split: Split, layers: range) -> list[Parameters]:
+    """Parameters of these layers' blocks, summed by kind; MLPs by width as well. One of width 0 is none."""
+    kinds = Counter(block for i in layers for block in m.blocks[i] if block != "mlp")
+    widths = Counter(m.widths[i] for i in layers if m.widths[i])
+    held = [block_parameters(m, kind, split.tp, split.ep, split.expert_tp) * n for kind, n in kinds.items()]
+    return held + [_mlp(m, width, split.tp) * n for width, n in widths.items()]
 
 
 def problems(m: Model, split: Split) -> list[tuple[str, str]]:
@@ -131,8 +137,12 @@ def mla_block(m: Model, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
 
 def mlp_block(m: Model, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
     """MLP with the norm before it, and after it in Gemma 2 and 3."""
+    return _mlp(m, m.ffn, tp)
+
+
+def _mlp(m: Model, ffn: int, tp: Any) -> Parameters:
     norms = _norm(m, m.hidden) * (2 if m.post_norms else 1)
-    return Parameters(mlp=_feed_forward(m, m.hidden, m.ffn, tp, m.bias), norms=norms)
+    return Parameters(mlp=_feed_forward(m, m.hidden, ffn, tp, m.bias), norms=norms)
 
 
 def moe_block(m: Model, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -20,6 +23,8 @@ STYLES: dict[str, dict[str, Any]] = {
 LETTERS = {"M": ("mamba",), "*": ("attention",), "-": ("mlp",), "E": ("moe",)}
 """Megatron's letters of a hybrid pattern (megatron/core/ssm/mamba_hybrid_layer_allocation.py), one block a layer."""
 
+RUN = re.compile(r"(\d{1,5})x(\d{1,7})(-?)")
+"""One run of `Model.runs`: layers, width of the MLP, - = without attention."""
 
 MOST, MOST_LAYERS = 2**31, 10_000
 """Sizes beyond these are slips of the hand."""
@@ -36,7 +41,7 @@ class Model:
     vocab: int
     """Tokens of the model's own tokenizer, before padding."""
     ffn: int = 0
-    """Width of the dense MLP; of no use where every layer is a mixture of experts."""
+    """Width of the dense MLP; of no use where every layer is a mixture of experts; with `runs`, a typical one."""
     kv_heads: int = 0
     """Query groups; 0 = as many as heads."""
     head_dim: int = 0
@@ -91,6 +96,9 @@ class Model:
     """Keys that it selects for each token."""
     pattern: str = ""
     """A hybrid's layers, one of Megatron's letters each: M, *, -, E."""
+    runs: str = ""
+    """Layers that differ in their MLP, as runs in order: `5x28672` = five layers with attention and an MLP so wide,
+    `2x14336-` = two without attention, `4x0-` = four that pass their input on (Llama-Nemotron Super and Ultra)."""
     mamba_heads: int = 0
     mamba_head_dim: int = 0
     mamba_state: int = 0
@@ -108,6 +116,8 @@ class Model:
     mtp_layers: int = 0
     """Multi-token-prediction layers, on the last stage. Each is built like the last layer, or like `mtp_pattern`."""
     mtp_pattern: str = ""
+    approximate: str = field(default="", compare=False)
+    """What the shape simplifies of a model that the blocks here do not quite describe; a warning says it."""
     source: str = field(default="given by hand", compare=False)
 
     def __post_init__(self) -> None:
@@ -155,9 +165,12 @@ class Model:
         return cls.from_mapping(name, {"style": style, **shape}, name)
 
     def replace(self, **changes: Any) -> Model:
-        """A copy with some fields changed; `layers` alone cuts the model to so many (a hybrid's pattern with it)."""
+        """A copy with some fields changed; `layers` alone cuts the model to so many (its pattern or runs with it)."""
         if self.pattern and "layers" in changes and "pattern" not in changes:
             changes["pattern"] = self.pattern[: changes["layers"]]
+        if self.runs and "layers" in changes and "runs" not in changes:
+            cut = self._runs[: changes["layers"]]
+            changes["runs"] = " ".join(f"1x{ffn}{'' if mixer else '-'}" for mixer, ffn in cut)
         return replace(self, **changes)
 
     @property
@@ -180,7 +193,28 @@ class Model:
         """The blocks of every layer: mixers `attention`, `mla`, `mamba`, `delta`; then `mlp` or `moe`."""
         if self.pattern:
             return tuple(LETTERS[letter] for letter in self.pattern)
+        if self.runs:
+            return tuple(("attention", "mlp") if mixer else ("mlp",) for mixer, _ in self._runs)
         return tuple((self._mixer(i), self._feed_forward(i)) for i in range(self.layers))
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Width of every layer's dense MLP; 0 = it has none."""
+        if self.runs:
+            return tuple(ffn for _, ffn in self._runs)
+        return tuple(self.ffn * ("mlp" in blocks) for blocks in self.blocks)
+
+    @property
+    def _runs(self) -> tuple[tuple[bool, int], ...]:
+        """Of every layer of `runs`: whether it has attention, and its MLP's width."""
+        runs = (RUN.fullmatch(run) for run in self.runs.split())
+        return tuple(each for run in runs if run for each in int(run[1]) * [(not run[3], int(run[2]))])
+
+    def held(self, layers: Iterable[int]) -> Mapping[str, float]:
+        """Blocks of each kind in these layers; MLPs that differ in width count in units of `ffn`."""
+        layers = list(layers)
+        found = Counter(block for i in layers for block in self.blocks[i])
+        return {**found, "mlp": sum(self.widths[i] for i in layers) / self.ffn} if self.runs else found
 
     @property
     def mtp_blocks(self) -> tuple[str, ...]:
@@ -251,9 +285,9 @@ class Model:
         return work.kv_cache_bytes(self, seq, dtype)
 
 
+TEXTS = ("name", "source", "approximate", "norm", "pattern", "mtp_pattern", "runs")
 _KINDS: dict[str, Any] = {
-    each.name: "" if each.name in ("name", "source", "norm", "pattern", "mtp_pattern") else each.default
-    for each in fields(Model)
+    each.name: "" if each.name in TEXTS else each.default for each in fields(Model)
 } | dict.fromkeys(("layers", "hidden", "heads", "vocab"), 0)
 """A value of each field's type."""
 
@@ -275,7 +309,7 @@ def _problems(m: Model) -> list[tuple[str, str]]:
         found.append((f"heads {m.heads} is no multiple of kv_heads {m.kv_heads}", "kv_heads divides heads"))
     if m.topk > m.experts:
         found.append((f"topk {m.topk} is more than experts {m.experts}", "topk is at most the number of experts"))
-    return found or _pattern_problems(m) or _missing(m)
+    return found or _pattern_problems(m) or _runs_problems(m) or _missing(m)
 
 
 def _pattern_problems(m: Model) -> list[tuple[str, str]]:
@@ -283,6 +317,18 @@ def _pattern_problems(m: Model) -> list[tuple[str, str]]:
         return [(f"the pattern has {''.join(sorted(unknown))!r}", f"its letters are {' '.join(LETTERS)}")]
     if m.pattern and len(m.pattern) != m.layers:
         return [(f"the pattern has {len(m.pattern)} layers, and layers is {m.layers}", "one letter for each layer")]
+    return []
+
+
+def _runs_problems(m: Model) -> list[tuple[str, str]]:
+    if not m.runs:
+        return []
+    if wrong := [run for run in m.runs.split() if not RUN.fullmatch(run)]:
+        return [(f"runs has {wrong[0]!r}", "a run is layers x width, 5x28672; 5x28672- has no attention")]
+    if len(m.widths) != m.layers:
+        return [(f"the runs have {len(m.widths)} layers, and layers is {m.layers}", "the runs add up to layers")]
+    if m.pattern or m.experts or m.kv_lora or m.delta_every:
+        return [("runs are of attention and dense MLPs", "give runs, or a pattern, experts, kv_lora or delta_every")]
     return []
 
 

@@ -7,6 +7,7 @@ unpadded vocabulary.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from superpod.planner.errors import UserError, did_you_mean
@@ -30,8 +31,8 @@ def flops_per_token(m: Model, seq: int, *, causal: bool) -> float:
     """
     if type(seq) is not int or seq < 1:
         raise UserError(f"seq is {seq!r}; it is a number of tokens, 1 or more")
-    layers = [block for blocks in m.blocks for block in blocks] + list(m.mtp_blocks) * m.mtp_layers
-    products = sum(product_parameters(m, kind) * layers.count(kind) for kind in set(layers))
+    blocks = Counter(m.held(range(m.layers))) + Counter(list(m.mtp_blocks) * m.mtp_layers)
+    products = sum(product_parameters(m, kind) * count for kind, count in blocks.items())
     products += m.vocab * m.hidden * (1 + m.mtp_layers) + 2 * m.hidden * m.hidden * m.mtp_layers
     return 6.0 * products + 3 * (attention_flops(m, seq, causal) + scan_flops(m))
 
