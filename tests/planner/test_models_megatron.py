@@ -146,7 +146,7 @@ def vocab_of(name):
     return model.vocab if model.vocab_divisible_by > 1 else None
 
 
-# Of models that no machine without a GPU can build: NeMo's class, tp, pp, rank, and the share that the count may be off.
+# Models that need a GPU's packages: NeMo's class, tp, pp, rank, and the share by which the count may be off.
 STANDING_IN = {
     "mamba2_130m": ("BaseMambaConfig130M", 1, 1, 0, 0),
     "mamba2_370m": ("BaseMambaConfig370M", 1, 2, 1, 0),
