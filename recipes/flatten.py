@@ -42,13 +42,13 @@ def _walk(path: str, value: Any, where: str) -> Iterator[Line]:
     if isinstance(value, fdl.Buildable):
         yield Line(path or "recipe", _name(fdl.get_callable(value)), where)
         for field, item in _arguments(value):
-            yield from _walk(f"{path}.{field}" if path else field, item, _where(value, field))
+            yield from _walk(f"{path}.{field}" if path else field, item, set_at(value, field))
         yield from _class_defaults(path, value)
     elif isinstance(value, list | tuple) and any(isinstance(v, fdl.Buildable) for v in value):
         for index, item in enumerate(value):
             yield from _walk(f"{path}[{index}]", item, where)
     else:
-        yield Line(path, _text(value), where)
+        yield Line(path, text_of(value), where)
 
 
 def _arguments(config: fdl.Buildable) -> Iterator[tuple[str, Any]]:
@@ -66,10 +66,11 @@ def _class_defaults(path: str, config: fdl.Buildable) -> Iterator[Line]:
     for field in dataclasses.fields(cls):
         unset = field.name not in config.__arguments__ and field.default is not dataclasses.MISSING
         if unset and field.default != base.get(field.name, dataclasses.MISSING):
-            yield Line(f"{path}.{field.name}", _text(field.default), f"default of {cls.__name__}")
+            yield Line(f"{path}.{field.name}", text_of(field.default), f"default of {cls.__name__}")
 
 
-def _where(config: fdl.Buildable, field: str) -> str:
+def set_at(config: fdl.Buildable, field: str) -> str:
+    """`recipes/base.py:64`: the file and line that set an argument last; "" where nothing is recorded."""
     changes = config.__argument_history__.get(field)
     if not changes:
         return ""
@@ -104,12 +105,13 @@ def _name(thing: Any) -> str:
     return f"{module}.{name}" if module and module != "builtins" else name
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as flattened recipes show it: functions and classes by name."""
     if isinstance(value, list | tuple):
-        inner = ", ".join(map(_text, value))
+        inner = ", ".join(map(text_of, value))
         return f"[{inner}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {_text(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{k}: {text_of(v)}" for k, v in value.items()) + "}"
     if callable(value) and not isinstance(value, type(None)) and hasattr(value, "__name__"):
         return _name(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

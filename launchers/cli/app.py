@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from superpod.launchers.cli import budget, clusters, data, doctor, judge, plan, run, show, slurm, watching
+from superpod.launchers.cli import budget, clusters, copying, data, doctor, judge, plan, run, show, slurm, watching
 
 app = typer.Typer(
     help="NeMo 2.0 / Megatron-Core training recipes: read, rehearse and run them.",
@@ -14,6 +14,8 @@ app = typer.Typer(
 )
 app.command("list")(show.list_)
 app.command("show")(show.show)
+app.command("export")(copying.export)
+app.command("diff")(copying.diff)
 app.command("plan")(plan.plan)
 app.command("check")(judge.check)
 app.command("memory")(judge.memory)

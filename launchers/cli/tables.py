@@ -26,30 +26,34 @@ def show(table: Table) -> None:
     Console(highlight=False, width=max(console.width, needed)).print(table)
 
 
-def show_folded(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of words and figures at the terminal's width: the first column is folded, at its commas if possible.
+def show_folded(titles: Sequence[str], rows: Sequence[Sequence[str]], *, fold: int = 0, least: int = 0) -> None:
+    """Print rows of words and figures at the terminal's width: the column `fold` is folded, at its commas if possible.
 
-    A word is never cut: where the terminal is too narrow for the longest one, the table is wider. Figures are columns
-    whose cells all begin with a digit.
+    A word is never cut: where the terminal is too narrow for the longest one, or for `least` columns of it, the table
+    is wider. Figures are columns whose cells all begin with a digit.
     """
     from rich.table import Table
 
-    first, *others = zip(titles, *rows, strict=True)
-    taken = sum(GAP + max(map(len, column)) for column in others)
-    longest = max(len(word) for cell in first for word in cell.split())
-    width = max(_width() - taken, longest + len(INDENT))
+    columns = [*zip(titles, *rows, strict=True)]
+    taken = sum(GAP + max(map(_columns, column)) for i, column in enumerate(columns) if i != fold)
+    longest = max((len(word) for cell in columns[fold] for word in cell.split()), default=0)
+    columns_left = max(width() - taken, longest + len(INDENT), least)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in (first, *others):
+    for column in columns:
         figures = all(cell[:1].isdigit() for cell in column[1:])
         table.add_column(column[0], justify="right" if figures else "left", no_wrap=True)
-    for cell, *rest in rows:
-        table.add_row(_folded(cell, width), *rest)
+    for row in rows:
+        table.add_row(*(_folded(cell, columns_left) if i == fold else cell for i, cell in enumerate(row)))
     show(table)
 
 
 def say(sentence: str) -> None:
     """Print a sentence, its lines after the first indented; a word, such as an option, stays whole."""
-    print(_fold(sentence, _width()))
+    print(_fold(sentence, width()))
+
+
+def _columns(cell: str) -> int:
+    return max(map(len, cell.splitlines()), default=0)
 
 
 def _folded(cell: str, width: int) -> str:
@@ -62,7 +66,8 @@ def _fold(text: str, width: int) -> str:
     return textwrap.fill(text, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
 
 
-def _width() -> int:
+def width() -> int:
+    """Columns of the terminal; 80 where there is none."""
     from rich.console import Console
 
     return Console().width

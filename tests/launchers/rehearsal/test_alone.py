@@ -1,0 +1,44 @@
+"""An exported file trains where this project cannot be imported: real NeMo, two ranks of this machine, no GPU."""
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from tests.recipes.exported import answers
+
+from superpod.launchers.rehearsal.alone import hidden
+
+
+def test_inside_this_project_is_nowhere_and_after_it_is_as_before():
+    import superpod.planner.errors as before
+
+    with hidden():
+        for name in ("superpod", "superpod.planner"):
+            with pytest.raises(ModuleNotFoundError, match="superpod"):
+                importlib.import_module(name)
+        assert importlib.import_module("json")
+    assert importlib.import_module("superpod.planner.errors") is before
+
+
+@pytest.mark.nemo
+@pytest.mark.train
+def test_an_exported_recipe_trains_without_this_project(tmp_path):
+    shutil.copy(answers()["folder"] / "alone" / "mine.py", tmp_path)
+    check = "try:\n    import superpod\nexcept ModuleNotFoundError:\n    print('superpod is not here')\n"
+    (tmp_path / "mine.py").write_text(
+        (tmp_path / "mine.py").read_text().replace("import os\n", f"{check}import os\n", 1)
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "-m", "superpod.launchers.rehearsal.alone", "mine.py"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.stdout.count("superpod is not here") == 2
+    losses = re.findall(r"iteration \d/1 .* reduced_train_loss: (\d+\.\d+)", done.stdout)
+    assert len(losses) == 2
+    assert all(7 < float(loss) < 9 for loss in losses)  # ln 4096 = 8.3: the model has learnt nothing yet
+    assert list((tmp_path / "nemo_experiments" / "tiny_llama3").rglob("*.distcp"))

@@ -1,0 +1,201 @@
+"""exported.py FOLDER: export every recipe there, run the files without this project, and say what came of it, as JSON.
+
+`answers()` is the same for pytest: one process that imports NeMo once, whose answer is kept.
+"""
+
+import atexit
+import enum
+import json
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from superpod.planner.errors import UserError
+
+DIFFS = (
+    ("tiny_llama3", "tiny_llama3"),
+    ("tiny_llama3", "tiny_llama3_fp32"),
+    ("llama3_8b_pretrain_h100_bf16", "nemo:llama3_8b"),
+    ("nemo:llama3_8b", "nemo:llama3_8b.finetune_recipe"),
+    ("tiny_llama3", "nemo:llama3_9b"),
+    ("tiny_llama3", "nemo:llama3_8b.train_recipe"),
+    ("tiny_llama3", "nemo:llama33_nemotron_super_49b"),
+    ("tiny_llama3", "nemo:llama3_8b.run_cli"),
+)
+
+
+def answers() -> dict[str, Any]:
+    """What `main` says, and the folder of the exported files as `folder`."""
+    folder, failed = _answer()
+    assert not failed, failed
+    return json.loads((folder / "answer.json").read_text()) | {"folder": folder}
+
+
+@cache
+def _answer() -> tuple[Path, str]:
+    folder = tempfile.TemporaryDirectory(prefix="exported-")
+    atexit.register(folder.cleanup)
+    command = [sys.executable, "-W", "ignore", __file__, folder.name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    return Path(folder.name), done.stderr[-4000:] if done.returncode else ""
+
+
+def main(folder: Path) -> None:
+    from superpod.recipes import registry
+
+    answer = {
+        "wrong": {name: found for name in registry.recipes() if (found := exported(name, folder))},
+        "nemo": {name: exported(f"nemo:{name}", folder) for name in ("llama3_8b.finetune_recipe", "deepseek_v3")},
+        "started": {name: started(folder / f"{name}.py") for name in ("tiny_llama3", "llama3_70b_pretrain_h100_bf16")},
+        "values": values(folder),
+        "refused": [refused(value) for value in (lambda: None, UserError, object(), Inner())],
+        "diffs": {" ".join(pair): differing(*pair) for pair in DIFFS},
+        "fields": fields(),
+    }
+    changed(folder)
+    (folder / "answer.json").write_text(json.dumps(answer))
+
+
+def exported(name: str, folder: Path) -> list[str]:
+    """Lines in which the recipe of the file and the one it was made of differ; the file runs without this project."""
+    from superpod.launchers.rehearsal.alone import hidden
+    from superpod.recipes import diff, export, registry
+    from superpod.recipes.flatten import flatten
+
+    partial = diff.load(name)
+    ours = not name.startswith(diff.NEMO)
+    heading = export.heading(registry.find(name), partial, f"recipes export {name}") if ours else name
+    file = folder / f"{name.replace(':', '_').replace('.', '_')}.py"
+    file.write_text(export.source(partial, heading))
+    with hidden():
+        copy = runpy.run_path(str(file))["recipe"]()
+    return sorted({str(line) for line in flatten(copy)} ^ {str(line) for line in flatten(partial)})
+
+
+def started(file: Path) -> list[str]:
+    """What the file would start where no launcher has: the command, or what it says instead."""
+    begun: list[str] = []
+    real, os.execv = os.execv, lambda _, command: begun.extend(command)  # type: ignore[assignment]
+    try:
+        runpy.run_path(str(file), run_name="__main__")
+    except SystemExit as end:
+        begun.append(str(end.code))
+    finally:
+        os.execv = real
+    return begun
+
+
+def changed(folder: Path) -> None:
+    """The tiny recipe with two steps, in a folder of its own: what the rehearsal trains."""
+    from superpod.recipes import build, export, overrides
+
+    partial = build("tiny_llama3")
+    overrides.apply(partial, ["trainer.max_steps=2", "trainer.limit_val_batches=0", "trainer.limit_test_batches=0"])
+    (folder / "alone").mkdir()
+    (folder / "alone" / "mine.py").write_text(export.source(partial, "Two steps."))
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@dataclass
+class Inner:
+    color: Color = Color.RED
+    sizes: tuple[int, ...] = (1,)
+
+
+def function(*positional: Any, **named: Any) -> Any:
+    return positional, named
+
+
+def values(folder: Path) -> str:
+    """The text of a configuration with a value of every kind; its making compares it with the original."""
+    sys.modules["exported_values"] = sys.modules[__name__]
+    (folder / "exported_values.py").write_text("")
+    for thing in (Color, Inner, function):
+        thing.__module__ = "exported_values"
+    import nemo_run as run
+    import torch
+
+    from superpod.recipes import export
+
+    nested = run.Config(dict, one=run.Partial(function, b=2), words=["it's", 'a "b"', "line\nend", "ü" * 80])
+    whole = run.Partial(
+        function,
+        numbers=[1e-5, float("inf"), -3, 2 + 1j, True, None, b"raw"],
+        things=[torch.bfloat16, Color.RED, Inner(sizes=(2, 3)), function, int, pathlib.PurePosixPath("a/b")],
+        holders=[(), (1,), {"k": (1, 2), "3": [4]}, {5}, frozenset({6}), set()],
+        nested=nested,
+        configs=[nested.one.__class__(function, c=3), run.Config(function)],
+    )
+    return export.source(whole, "Values.")
+
+
+def refused(value: Any) -> str:
+    """What export says of a recipe that holds this."""
+    import nemo_run as run
+
+    from superpod.recipes import export
+
+    if isinstance(value, Inner):  # one configuration in two places: two would be built of the copy
+        twice = run.Config(function, a=1)
+        try:
+            export.source(run.Partial(function, a=twice, b=twice), "")
+        except RuntimeError as error:
+            return str(error)
+    try:
+        export.source(run.Partial(function, value=value), "")
+    except UserError as error:
+        return str(error)
+    return "not refused"
+
+
+def differing(a: str, b: str) -> Any:
+    from superpod.recipes import diff
+
+    try:
+        return [vars(each) for each in diff.differences(diff.load(a), diff.load(b))]
+    except UserError as error:
+        return [str(error), error.hint]
+
+
+def fields() -> list[str]:
+    """Names that a path can end with: parameters of what recipes are made of, and classes of callbacks."""
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.loggers import TensorBoardLogger
+    from lightning.pytorch.strategies import DDPStrategy
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from nemo import lightning as nl
+    from nemo.collections import llm
+    from nemo.collections.llm.t5.data import MockDataModule as T5Data
+    from nemo.lightning.pytorch.callbacks import megatron_comm_overlap
+    from nemo.lightning.pytorch.callbacks.garbage_collection import GarbageCollectionCallback
+    from nemo.lightning.pytorch.optim import CosineAnnealingScheduler, MegatronOptimizerModule
+    from torch.nn.parallel import DistributedDataParallel
+
+    from superpod.recipes.overrides import parameters
+
+    classes = (
+        *(Trainer, nl.Trainer, nl.MegatronStrategy, nl.MegatronMixedPrecision, nl.NeMoLogger, nl.ModelCheckpoint),
+        *(nl.AutoResume, nl.RestoreConfig, DistributedDataParallelConfig, OptimizerConfig, MegatronOptimizerModule),
+        *(CosineAnnealingScheduler, llm.MockDataModule, llm.PreTrainingDataModule, T5Data, llm.peft.LoRA),
+        *(llm.GPTConfig, llm.MixtralConfig8x7B, llm.pretrain, llm.finetune, llm.Llama3Config8B),
+        *(megatron_comm_overlap.MegatronCommOverlapCallback, GarbageCollectionCallback),
+        *(DDPStrategy, DistributedDataParallel, TensorBoardLogger),
+    )
+    names = {name for cls in classes for name in parameters(cls)}
+    callbacks = {"recipe", "GarbageCollectionCallback", "TimingCallback", "NsysCallback", "MegatronCommOverlapCallback"}
+    return sorted(names | callbacks)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

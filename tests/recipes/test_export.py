@@ -1,0 +1,128 @@
+"""Every recipe leaves the project as a file that makes an equal recipe without it, reads well, and runs."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from superpod.planner.errors import UserError
+from superpod.recipes import export_file
+from superpod.recipes.registry import recipes
+from tests.recipes.exported import answers
+
+
+@pytest.mark.nemo
+def test_every_recipe_s_file_makes_an_equal_recipe_where_this_project_is_not():
+    assert answers()["wrong"] == {}
+    files = {path.stem for path in answers()["folder"].glob("*.py")}
+    assert set(recipes()) <= files
+
+
+@pytest.mark.nemo
+def test_nemo_s_own_recipes_can_be_exported_too():
+    assert answers()["nemo"] == {"llama3_8b.finetune_recipe": [], "deepseek_v3": []}
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize("name", recipes())
+def test_a_file_imports_nothing_of_this_project(name):
+    text = (answers()["folder"] / f"{name}.py").read_text()
+    assert not re.search(r"^\s*(from|import) superpod", text, re.MULTILINE)
+    assert f'"""{name}\n' in text
+    assert "def recipe() -> run.Partial:" in text
+
+
+@pytest.mark.nemo
+def test_files_are_formatted_as_ruff_formats():
+    ruff = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
+    if not Path(ruff).exists():
+        pytest.skip("ruff is not installed")
+    for words in (["format", "--check"], ["check", "--select", "E,F,I,W"]):
+        command = [ruff, *words, "--isolated", "--line-length", "100", answers()["folder"]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.nemo
+def test_a_file_says_why_in_the_words_of_the_source():
+    text = (answers()["folder"] / "llama3_70b_pretrain_h100_bf16.py").read_text()
+    assert "check_for_nan_in_grad=True,  # stop at the step that went wrong, not days later\n" in text
+    assert re.search(r"tensor_model_parallel_size=4,  # recipes/layouts/llama3_70b.toml, line \d+\n", text)
+    above = text[: text.index("run.Config(GarbageCollectionCallback")].rstrip().splitlines()
+    assert "# Python's collector at its own moments" in "\n".join(above[-3:])
+    assert "Set in recipes/precision.py" in text
+
+
+@pytest.mark.nemo
+def test_a_file_starts_a_process_for_each_gpu_of_one_node_and_says_how_on_more():
+    tiny, big = answers()["started"].values()
+    assert tiny[1:3] == ["-m", "torch.distributed.run"]
+    assert tiny[-2] == "--nproc-per-node=2"
+    assert Path(tiny[-1]).name == "tiny_llama3.py"
+    assert big == ["start this on 16 nodes, a process for each of 8 GPUs: see its top"]
+
+
+@pytest.mark.nemo
+def test_every_kind_of_value_has_its_source():
+    text = answers()["values"]
+    for words in (
+        *('float("inf")', "torch.bfloat16", "Color.RED", 'b"raw"', '"it\'s"', "'a \"b\"'", '"line\\nend"', "(1,)"),
+        *("frozenset([6])", "set()", "Inner(color=Color.RED, sizes=(2, 3))", 'pathlib.PurePosixPath("a/b")'),
+        *("import pathlib", "from exported_values import Color, Inner, function", "run.Partial(function, b=2)"),
+    ):
+        assert words in text, words
+
+
+@pytest.mark.nemo
+def test_what_has_no_source_is_refused():
+    function, ours, thing, twice = answers()["refused"]
+    assert "<lambda>, which a file that stands alone cannot import" in function
+    assert "superpod.planner.errors.UserError, which a file that stands alone cannot import" in ours
+    assert thing == "value is a object, which cannot be written as source"
+    assert "makes another recipe: its parts are shared" in twice
+
+
+def test_a_file_is_written_whole_and_never_over_another(tmp_path):
+    path = tmp_path / "mine.py"
+    export_file.write("first", path)
+    with pytest.raises(UserError, match="is there already") as refused:
+        export_file.write("second", path)
+    assert "--force" in refused.value.hint
+    assert path.read_text() == "first"
+    export_file.write("second", path, force=True)
+    assert path.read_text() == "second"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "mine.py"
+    path.write_text("first")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(UserError, match="No space left"):
+        export_file.write("second", path, force=True)
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("torch.py", "would hide a module"),
+        ("json.py", "would hide a module"),
+        ("mine.txt", "no name of a Python module"),
+        ("my-recipe.py", "no name of a Python module"),
+        ("none/mine.py", "no such folder"),
+        ("folder.py", "it is a folder"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(name, says, tmp_path):
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(UserError, match=says):
+        export_file.check(tmp_path / name)
