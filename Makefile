@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help quickstart test test-all lint format goldens benchmarks figures clean
+.PHONY: help quickstart test test-all test-slurm soak lint format goldens benchmarks figures clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
@@ -16,6 +16,12 @@ test: $(STAMP) ## the default tests
 
 test-all: $(STAMP) ## the slow ones too
 	$(BIN)/python -m pytest
+
+test-slurm: $(STAMP) ## those on a real Slurm, as root: tests/slurm/testbed.sh
+	$(BIN)/python -m pytest -m slurm
+
+soak: $(STAMP) ## twenty random faults on a run of the testbed, as root
+	$(BIN)/python -m tests.slurm.soak
 
 lint: $(STAMP) ## what the style checks say
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright

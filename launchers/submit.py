@@ -14,7 +14,7 @@ from superpod.launchers import environment, payload, slurm
 from superpod.launchers.local import Job
 from superpod.launchers.rundir import RunDir
 from superpod.launchers.runtime.files import read_json, write_json
-from superpod.launchers.runtime.guard import CHAIN, STOP
+from superpod.launchers.runtime.guard import CHAIN
 from superpod.planner.errors import UserError
 
 if TYPE_CHECKING:
@@ -167,8 +167,3 @@ def note(run: RunDir, jobs: list[str]) -> None:
     """Keep the ids of queued links in the run folder."""
     known = [str(j) for j in (read_json(run.path / CHAIN) or {}).get("jobs", [])]
     write_json(run.path / CHAIN, {"jobs": [*known, *jobs]})
-
-
-def let_go_on(run: RunDir) -> None:
-    """Take away the marker that stops a run: its user wants it to go on."""
-    (run.path / STOP).unlink(missing_ok=True)

@@ -178,7 +178,7 @@ def of_folder(runs: list[RunDir], login: Login) -> list[Seen]:
 def _was_cancelled(run: RunDir, login: Login) -> bool:
     """Whether Slurm says so of the newest link's job: the controller while it remembers, then accounting."""
     job = str(run.links[-1].result.get("job", "")) if run.links else ""
-    if not job or guard.stopped(run):
+    if not job or guard.stopped(run) or guard.was_let_go_on(run):
         return False
     for words in (["scontrol", "show", "job", "-o", job], ["sacct", "-X", "-nP", "-j", job, "-o", "State"]):
         try:

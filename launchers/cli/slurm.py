@@ -48,11 +48,15 @@ def submit(
     runs: Runs = "",
     links: Annotated[int, typer.Option("--links", help="Jobs queued at once; 0 = as the profile says.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything; queue nothing.")] = False,
+    resume: Annotated[str, typer.Option("--resume", help="Go on with this run, stopped or cancelled ones too.")] = "",
 ) -> None:
     """Check a recipe against a cluster and queue it, with the links that it will go on in."""
     from superpod.launchers import login, preflight_slurm, site
     from superpod.launchers import submit as submission
 
+    if resume:
+        _go_on(name, cluster, resume, links, [*(overrides or []), *filter(None, [num_nodes, data, time, runs])])
+        return
     wanted = wanted_of(name, cluster, overrides, num_nodes, data, time, runs)
     way = login.of(wanted.cluster)
     exported = exported_of(wanted)
@@ -70,6 +74,32 @@ def submit(
     print(f"run    {run}")
     print(f"jobs   {', '.join(jobs)}: each goes on where the one before it ended")
     print(f"watch  recipes status {_quoted(run)}" + (f" --cluster {_quoted(cluster)}" if way.remote else ""))
+
+
+def _go_on(name: str, cluster: str, folder: str, links: int, changes: list) -> None:
+    """Queue links of a run that is there, as it was submitted."""
+    from superpod.launchers import cluster as clusters
+    from superpod.launchers import login, watch
+    from superpod.launchers import submit as submission
+    from superpod.launchers.rundir import RunDir
+    from superpod.launchers.runtime import guard
+
+    profile = clusters.load(cluster)
+    way = login.of(profile)
+    if way.remote:
+        raise UserError("--resume works where the run folder is", "log in to the cluster for it")
+    run = RunDir.open(folder)
+    seen = watch.of_folder([run], way)[0]
+    if changes:
+        raise UserError("a run goes on as it was submitted", "leave out changes, or start a new run")
+    if run.recipe != name or run.done:
+        raise UserError(f"{folder} is {'done' if run.done else f'a run of {run.recipe}, not of {name}'}")
+    if seen.jobs:
+        raise UserError(f"{folder} has jobs in the queue: {', '.join(j.id for j in seen.jobs)}", "`recipes status`")
+    guard.let_go_on(run)
+    jobs = submission.queue(way, str(run.path), links or profile.chain.links)
+    submission.note(run, jobs)
+    print(f"jobs   {', '.join(jobs)}: the run goes on from step {seen.checkpoint_step}")
 
 
 def _say_everything(wanted: Wanted, exported: Exported, links: int) -> None:

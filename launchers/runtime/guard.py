@@ -16,6 +16,9 @@ from superpod.launchers.runtime.files import is_number, read_json, read_lines, w
 STOP = "stop"
 """The marker of a run that must not go on by itself: `RUN/stop`, with the reason."""
 
+AGAIN = "again.json"
+"""What its user has let pass: `{"after": link}`, when they let a stopped run go on."""
+
 CHAIN = "chain.json"
 """The jobs that were queued for a run: `{"jobs": [ids]}`."""
 
@@ -44,7 +47,7 @@ def nothing_to_do(run: RunDir, end_of: Callable[[str], str], me: str) -> str:
         return f"{run.path} is stopped: {reason}"
     last = run.links[-1] if run.links else None
     job = str(last.result.get("job", "")) if last else ""
-    if last and job and job != me and end_of(job) == "CANCELLED":
+    if last and job and job != me and not was_let_go_on(run) and end_of(job) == "CANCELLED":
         stop(run, f"job {job} was cancelled by the user")
         with contextlib.suppress(Exception):
             last.finish("cancelled", message="cancelled by the user (scancel)")
@@ -54,7 +57,7 @@ def nothing_to_do(run: RunDir, end_of: Callable[[str], str], me: str) -> str:
 
 def must_stop(run: RunDir, idle_links: int, failures: int) -> str:
     """Why the run must not go on by itself: no progress, or too many failures; '' to go on."""
-    ended = [_closed(link) for link in run.links]
+    ended = [_closed(link) for link in run.links if int(link.name) > _let_pass(run)]
     newest = newest_step(run)
     idle = 0
     for link in reversed(ended):
@@ -72,7 +75,7 @@ def must_stop(run: RunDir, idle_links: int, failures: int) -> str:
 
 def _closed(link: Link) -> Link:
     """A link whose job was killed wrote no last word: write it now, since this job holds the run."""
-    if link.result.get("state") in ("running", "saving", "stalled", None):
+    if "ended" not in link.result:
         from superpod.launchers.diagnose import why
 
         with contextlib.suppress(Exception):
@@ -85,6 +88,21 @@ def stop(run: RunDir, reason: str) -> None:
     """Let no further link of the run start by itself."""
     with contextlib.suppress(OSError):
         write_json(run.path / STOP, {"t": time.time(), "reason": reason}, even_in_place=True)
+
+
+def let_go_on(run: RunDir) -> None:
+    """A stopped or cancelled run may go on: its user says so; links so far count no more. Raises OSError."""
+    write_json(run.path / AGAIN, {"after": int(run.links[-1].name) if run.links else 0})
+    (run.path / STOP).unlink(missing_ok=True)
+
+
+def was_let_go_on(run: RunDir) -> bool:
+    """Whether its user has let the run go on after its newest link."""
+    return bool(run.links) and int(run.links[-1].name) <= _let_pass(run)
+
+
+def _let_pass(run: RunDir) -> int:
+    return int((read_json(run.path / AGAIN) or {}).get("after", 0))
 
 
 def stopped(run: RunDir) -> str:

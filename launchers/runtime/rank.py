@@ -106,11 +106,12 @@ def shield_children() -> None:
     ours = (signal.SIGUSR1, signal.SIGTERM)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the training can save
     os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ours) and None)
-    from multiprocessing import popen_spawn_posix
+    from multiprocessing import popen_spawn_posix, resource_tracker
 
     launch = popen_spawn_posix.Popen._launch
 
     def shielded(self: Any, process: Any) -> None:
+        resource_tracker.ensure_running()  # starting it would unblock SIGTERM again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
         try:
             launch(self, process)

@@ -79,7 +79,7 @@ def accounting(bed: Testbed, draw: random.Random) -> str:
 
 def preempt(bed: Testbed, draw: random.Random) -> str:
     """A job of a higher partition takes the nodes."""
-    run(["sbatch", "-p", "batch", "-N4", "-o", "/dev/null", "--wrap", "sleep 3"])
+    run(["sbatch", "-p", "batch", "-N4", "--gpus-per-node=8", "-o", "/dev/null", "--wrap", "sleep 3"])
     return "preempted"
 
 

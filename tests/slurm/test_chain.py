@@ -98,6 +98,22 @@ def test_two_links_never_run_on_one_folder(testbed, profile):
     toy.check_whole()
 
 
+def test_a_cancelled_run_goes_on_when_its_user_says_so(testbed, profile, recipes_cli):
+    where = profile()
+    toy = ToyRun(testbed, where, links=2, max_steps=60)
+    toy.until_new_checkpoint()
+    recipes_cli("cancel", toy.run.path)
+    toy.until_gone()
+    done = recipes_cli("submit", "toy", "--cluster", where, "--resume", toy.run.path)
+    assert done.returncode == 0, done.stderr
+    assert "goes on from step" in done.stdout
+    toy.until_done()
+    toy.check_whole()
+    again = recipes_cli("submit", "toy", "--cluster", where, "--resume", toy.run.path)
+    assert again.returncode == 2
+    assert "is done" in again.stderr
+
+
 def test_links_that_are_left_over_end_at_once(testbed, profile):
     toy = ToyRun(testbed, profile(), links=1, max_steps=20, step_s=0.05)
     toy.until_done()

@@ -2,7 +2,7 @@
 # A real Slurm with several nodes on one machine: slurmctld, slurmdbd on MariaDB, munge, and a slurmd per node in its own
 # network, host-name, process and /dev/shm namespaces. The file system is shared, the GPUs are declared. Needs root.
 #
-#   testbed.sh up | down | status | env
+#   testbed.sh install | up | down | status | env
 #   testbed.sh crash I | boot I          a node loses power / comes back
 #   testbed.sh cut I | join I            its network cable
 #   testbed.sh hang I | unhang I         its processes stop answering, the cable still carries
@@ -37,7 +37,9 @@ packages() {
 
 configure() {
     local i
-    mkdir -p "$BASE"/{etc,log,run,state,dev,munge,db,runs}
+    mkdir -p "$BASE"/{etc,log,run,state,dev,munge,db,runs,small}
+    # A disk to fill: nodes see what is mounted before they boot.
+    mountpoint -q "$BASE/small" || mount -t tmpfs -o size=40m none "$BASE/small"
     chmod 755 "$BASE"
     for i in $(seq 1 "$NODES"); do
         mkdir -p "$BASE/spool/node$i" "$BASE/shm/node$i"
@@ -207,6 +209,7 @@ boot() {
         ip -n "snode$i" link set lo up
     fi
     if alive "$BASE/run/node$i.pid"; then
+        # shellcheck disable=SC2016
         inside "$i" sh -c 'pgrep -x slurmd >/dev/null || slurmd -N "$(hostname)"'
         return
     fi
@@ -256,9 +259,11 @@ down() {
     for i in slurmctld slurmdbd mariadbd munged; do stop "$BASE/run/$i.pid"; done
     for i in $(seq 1 "$NODES"); do ip netns del "snode$i" 2>/dev/null || true; done
     ip link del "$BRIDGE" 2>/dev/null || true
+    umount "$BASE/small" 2>/dev/null || true
 }
 
 case ${1:-} in
+    install) packages ;;
     up) up ;;
     down) down ;;
     status) sinfo -N -l && squeue ;;

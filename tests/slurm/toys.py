@@ -97,6 +97,10 @@ class ToyRun:
         assert self.run.done, self.told()
         self.until_gone()
 
+    def until_gone_or_done(self, limit_s: float = 180) -> None:
+        """Wait until the run is done, or has nothing queued."""
+        until(lambda: self.run.done or not self.seen().jobs, limit_s, self.told)
+
     def until_gone(self, limit_s: float = 60) -> None:
         """Wait until no job of the run is left."""
         until(lambda: not self.seen().jobs, limit_s, self.told)

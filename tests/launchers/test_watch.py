@@ -1,0 +1,117 @@
+"""States of runs on Slurm, from folder and queue; logs; pairs of nodes."""
+
+import itertools
+import time
+
+import pytest
+
+from superpod.launchers.health import Pair, slow_nodes
+from superpod.launchers.logs import Reader
+from superpod.launchers.runtime import guard
+from superpod.launchers.runtime.files import append_line
+from superpod.launchers.runtime.pairs import rounds
+from superpod.launchers.watch import Queued, look, wants_links
+
+RUNNING, PENDING = Queued("1", "RUNNING", "None", "N/A"), Queued("2", "PENDING", "Dependency", "N/A")
+
+
+def begun(run, state="running", **more):
+    link = run.new_link(job="1")
+    if state == "running":
+        link.mark("running", job="1", before=0)
+        append_line(link.path / "heartbeat" / "0.jsonl", {"t": time.time(), "step": 3, "phase": "train"})
+    else:
+        link.finish(state, **more)
+    return link
+
+
+@pytest.mark.parametrize(
+    ("last", "jobs", "state"),
+    [
+        (None, [PENDING], "queued"),
+        (None, None, "queued"),
+        (None, [], "failed"),
+        ("running", [RUNNING, PENDING], "running"),
+        ("running", None, "running"),
+        ("running", [PENDING], "requeued"),
+        ("running", [Queued("1", "PENDING", "BeginTime", "N/A")], "requeued"),
+        ("running", [], "failed"),
+        ("requeued", [PENDING], "requeued"),
+        ("requeued", [], "requeued"),
+        ("failed", [PENDING], "requeued"),
+        ("failed", [], "failed"),
+        ("stalled", [PENDING], "requeued"),
+    ],
+)
+def test_states(run, last, jobs, state):
+    if last:
+        begun(run, last)
+    assert look(run, jobs).state == state
+
+
+def test_done_is_the_marker_and_nothing_else(run):
+    begun(run, "requeued")
+    assert look(run, []).state != "done"
+    (run.path / "done").write_text("{}")
+    assert look(run, [RUNNING]).state == "done"
+
+
+def test_stopped_and_cancelled(run):
+    begun(run, "failed")
+    guard.stop(run, "2 links in a row made no new checkpoint; the last one: ValueError")
+    assert look(run, []).state == "failed"
+    assert "ValueError" in look(run, []).message
+    guard.stop(run, "cancelled by the user")
+    assert look(run, []).state == "cancelled"
+
+
+def test_a_silent_rank_is_a_stall(run):
+    link = begun(run)
+    append_line(link.path / "heartbeat" / "0.jsonl", {"t": time.time() - 5000, "step": 3, "phase": "train"})
+    seen = look(run, [RUNNING])
+    assert seen.state == "stalled"
+    assert "rank 0" in seen.message
+
+
+def test_links_that_lack(run):
+    begun(run)
+    assert wants_links(look(run, [RUNNING]), 3) == 2
+    assert wants_links(look(run, [RUNNING, PENDING, PENDING]), 3) == 0
+    guard.stop(run, "cancelled by the user")
+    assert wants_links(look(run, []), 3) == 0
+
+
+def test_logs_come_in_order_and_only_once(run):
+    first, second = run.new_link(), run.new_link()
+    (first.path / "logs" / "0.0.log").write_text("one\ntwo\n")
+    (first.path / "logs" / "1.1.log").write_text("other\n")
+    (second.path / "logs" / "0.0.log").write_text("three\nhal")
+    reader = Reader(run)
+    assert list(reader.new()) == [
+        "[001 node 0 rank 0] one",
+        "[001 node 0 rank 0] two",
+        "[002 node 0 rank 0] three",
+    ]
+    (second.path / "logs" / "0.0.log").write_text("three\nhalf\n")
+    assert list(reader.new()) == ["[002 node 0 rank 0] half"]
+    assert list(reader.new()) == []
+    assert [line for line in Reader(run, all_ranks=True).new() if "node 1" in line] == ["[001 node 1 rank 1] other"]
+    assert list(Reader(run, link="1", rank=1).new()) == ["[001 node 1 rank 1] other"]
+    assert list(Reader(run, link="1", tail=1).new()) == ["[001 node 0 rank 0] two"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+def test_every_pair_meets_once_and_nobody_twice_a_round(size):
+    found = list(rounds(size))
+    assert sorted(itertools.chain(*found)) == list(itertools.combinations(range(size), 2))
+    for pairs in found:
+        nodes = list(itertools.chain(*pairs))
+        assert len(nodes) == len(set(nodes))
+
+
+def test_the_slow_node_is_the_one_whose_best_pair_is_slow():
+    names = ["a", "b", "c", "d"]
+    pairs = [Pair(p, 1.0 if "c" in p else 10.0) for p in itertools.combinations(names, 2)]
+    assert slow_nodes(pairs) == ["c"]
+    assert slow_nodes([Pair(p.nodes, 10.0) for p in pairs]) == []
+    assert slow_nodes([]) == []

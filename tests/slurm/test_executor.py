@@ -1,0 +1,93 @@
+"""NeMo-Run's own experiments through our executor: each defect of NeMo-Run 0.11.1 that it works around, seen mended."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.conftest import until
+
+pytestmark = pytest.mark.nemo
+
+SUBMIT = """
+import os, sys
+from pathlib import Path
+import nemo_run as run
+from superpod.launchers.executor import executor, finish
+
+if __name__ == "__main__":
+    words = dict(word.split("=", 1) for word in sys.argv[2:])
+    fields = {"env_vars": {"MINE": os.environ["MINE_VALUE"], "HF_TOKEN": "hf_neverwritten1234"}, "time": "5:00"}
+    fields |= {key: words[key] for key in ("partition",) if key in words}
+    if "launcher" in words:
+        fields["launcher"] = words["launcher"]
+    where = executor(sys.argv[1], nodes=2, gpus=int(words.get("gpus", 2)), job_dir=os.getcwd() + "/jobs", **fields)
+    with run.Experiment("mine", base_dir=os.getcwd() + "/home", enable_goodbye_message=False) as experiment:
+        experiment.add(run.Script(inline=Path("script.sh").read_text()), executor=where, name="train")
+        experiment.run(detach=False, tail_logs=False)
+    finish(experiment)
+"""
+
+
+@pytest.fixture
+def submit(tmp_path, profile, testbed):
+    """Run the script as an experiment; returns the process, and what the job wrote."""
+    where = profile()
+    (tmp_path / "submit.py").write_text(SUBMIT)
+
+    def call(script: str, *words: str, mine: str = "plain", wait: bool = True):
+        (tmp_path / "script.sh").write_text(script)
+        command = [sys.executable, "-W", "ignore", "submit.py", str(where), *words]
+        env = os.environ | {"MINE_VALUE": mine, "NEMORUN_HOME": str(tmp_path / "nemorun")}
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        if wait:
+            process.said = process.communicate(timeout=300)[0]
+        return process
+
+    call.folder = tmp_path
+    return call
+
+
+def logs(folder: Path) -> str:
+    return "\n".join(p.read_text(errors="replace") for p in sorted(folder.rglob("log-*.out")))
+
+
+SAY = 'echo "rank=$RANK local=$LOCAL_RANK node=$GROUP_RANK host=$(hostname) port=$MASTER_PORT mine=[$MINE]"\n'
+
+
+@pytest.mark.parametrize("value", ["plain", "bar baz", "x;touch pwned", "$(touch pwned)", "it's"])
+def test_variables_arrive_and_nothing_else_happens(submit, value):
+    done = submit(SAY, mine=value)
+    assert done.returncode == 0, done.said
+    lines = [line for line in logs(submit.folder).splitlines() if line.startswith("rank=")]
+    assert len(lines) == 4, done.said
+    assert all(f"mine=[{value}]" in line for line in lines)
+    assert {line.split()[2] for line in lines} == {"node=0", "node=1"}
+    assert {line.split()[0] for line in lines} == {"rank=0", "rank=1", "rank=2", "rank=3"}
+    assert "port=29500" not in lines[0]
+    assert not list(submit.folder.rglob("pwned"))
+    assert "neverwritten" not in logs(submit.folder) + done.said
+
+
+def test_a_failed_job_ends_the_script_with_1(submit):
+    done = submit("exit 3\n")
+    assert done.returncode == 1, done.said
+
+
+def test_a_requeued_job_is_no_failure(submit, testbed):
+    """Preempted with a grace time: requeued, not failed, and the blocking wait goes on to the end."""
+    process = submit("sleep 25\n", "partition=low", "gpus=8", wait=False)
+    try:
+        until(lambda: testbed.slurm("squeue", "-h", "-p", "low", "-t", "R").strip(), 120)
+        testbed.slurm("sbatch", "-p", "batch", "-N4", "--gpus-per-node=8", "-o", "/dev/null", "--wrap", "sleep 5")
+        said = process.communicate(timeout=400)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert "Restarts=1" in testbed.slurm("scontrol", "show", "job") or "Restarts=2" in testbed.slurm(
+        "scontrol", "show", "job"
+    )
