@@ -19,6 +19,9 @@ from typing import Any
 
 from superpod.planner.errors import UserError
 
+EVERY = "SUPERPOD_EXPORT_EVERY"
+"""Set in the environment: every recipe, 0.4 s each, not a choice of them."""
+
 DIFFS = (
     ("tiny_llama3", "tiny_llama3"),
     ("tiny_llama3", "tiny_llama3_fp32"),
@@ -29,6 +32,18 @@ DIFFS = (
     ("tiny_llama3", "nemo:llama33_nemotron_super_49b"),
     ("tiny_llama3", "nemo:llama3_8b.run_cli"),
 )
+
+
+def chosen() -> list[str]:
+    """Every recipe, or the first of each model and task and of each task, GPU and precision, and the tiny ones."""
+    from superpod.recipes.registry import recipes
+
+    first: dict[tuple[str, ...], str] = {}
+    for name, r in recipes().items():
+        for kind in ((r.model.name, r.task), (r.task, r.gpu, r.precision), *[(name,)] * (EVERY in os.environ)):
+            first.setdefault(kind, name)
+    shown = {"tiny_llama3", "llama3_70b_pretrain_h100_bf16"}
+    return [name for name in recipes() if name in shown | set(first.values())]
 
 
 def answers() -> dict[str, Any]:
@@ -43,15 +58,13 @@ def _answer() -> tuple[Path, str]:
     folder = tempfile.TemporaryDirectory(prefix="exported-")
     atexit.register(folder.cleanup)
     command = [sys.executable, "-W", "ignore", __file__, folder.name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * 3600)
     return Path(folder.name), done.stderr[-4000:] if done.returncode else ""
 
 
 def main(folder: Path) -> None:
-    from superpod.recipes import registry
-
     answer = {
-        "wrong": {name: found for name in registry.recipes() if (found := exported(name, folder))},
+        "wrong": {name: found for name in chosen() if (found := exported(name, folder))},
         "nemo": {name: exported(f"nemo:{name}", folder) for name in ("llama3_8b.finetune_recipe", "deepseek_v3")},
         "started": {name: started(folder / f"{name}.py") for name in ("tiny_llama3", "llama3_70b_pretrain_h100_bf16")},
         "values": values(folder),
