@@ -84,6 +84,7 @@ def _build(job: Job) -> Exported:
     from superpod.launchers.local import still_a_recipe, use_data
     from superpod.planner import legality, plans
     from superpod.recipes import build, flatten, overrides
+    from superpod.recipes.copying import export
     from superpod.recipes.job import of_partial
     from superpod.recipes.registry import find
 
@@ -96,7 +97,7 @@ def _build(job: Job) -> Exported:
     trainer = partial.trainer
     heading = f"{job.recipe} on {trainer.num_nodes} nodes x {trainer.devices} GPUs, as it was submitted."
     return Exported(
-        source=_source(partial, heading),
+        source=export.source(partial, heading),
         lines=[str(line) for line in flatten.flatten(partial)],
         nodes=trainer.num_nodes,
         gpus=trainer.devices,
@@ -105,17 +106,3 @@ def _build(job: Job) -> Exported:
         plan=plans.of_run(planned),
         facts=facts,
     )
-
-
-def _source(partial: Any, heading: str) -> str:
-    try:
-        from superpod.recipes import export
-    except ImportError:
-        from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
-
-        config = ZlibJSONSerializer().serialize(partial)
-        return (
-            f'"""{heading}"""\n\nfrom nemo_run.core.serialization.zlib_json import ZlibJSONSerializer\n\n\n'
-            f"def recipe():\n    return ZlibJSONSerializer().deserialize({config!r})\n"
-        )
-    return export.source(partial, heading)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CHECKS = Path(__file__).resolve().parent.parent / "slurm" / "checks"
 RUNTIME = Path(__file__).resolve().parent / "runtime"
+PASSES = 3
 SLOW = 0.6
 """Of the median bandwidth: below it a pair is slow."""
 
@@ -136,15 +137,23 @@ def bisect(login: Login, cluster: Cluster, nodes: list[str], mib: int = 16) -> t
     """
     if len(nodes) < 3:
         raise UserError(f"{len(nodes)} nodes make no comparison", "name three or more")
-    script = (RUNTIME / "pairs.py").read_text()
-    python = cluster.software.host_python
     ordered = sorted_nodes(login, cluster, nodes)
-    command = [python, "-c", script, str(mib), *ordered]
-    said = login.run([*_srun(cluster, nodes), *command], limit_s=600)
-    pairs = [
-        Pair((a, b), float(gb_s)) for a, b, gb_s in re.findall(r"^pair\t(\S+)\t(\S+)\t([\d.e+-]+)$", said, re.MULTILINE)
-    ]
+    best: dict[tuple[str, str], float] = {}
+    for _ in range(PASSES):
+        for pair in _measured(login, cluster, nodes, ordered, mib):
+            best[pair.nodes] = max(best.get(pair.nodes, 0.0), pair.gb_s)
+        pairs = [Pair(*each) for each in best.items()]
+        if not slow_nodes(pairs):
+            break  # what is slow must be so every time: a busy host is slow once
     return pairs, slow_nodes(pairs)
+
+
+def _measured(login: Login, cluster: Cluster, nodes: list[str], ordered: list[str], mib: int) -> list[Pair]:
+    script = (RUNTIME / "pairs.py").read_text()
+    command = [cluster.software.host_python, "-c", script, str(mib), *ordered]
+    said = login.run([*_srun(cluster, nodes), *command], limit_s=600)
+    found = re.findall(r"^pair\t(\S+)\t(\S+)\t([\d.e+-]+)$", said, re.MULTILINE)
+    return [Pair((a, b), float(gb_s)) for a, b, gb_s in found]
 
 
 def slow_nodes(pairs: list[Pair], share: float = SLOW) -> list[str]:

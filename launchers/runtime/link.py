@@ -30,6 +30,10 @@ from superpod.planner.errors import UserError
 
 POLL_S = 1.0
 LOCK_S = 60.0
+WHY = {
+    "SIGUSR1": "the time limit is near",
+    "SIGTERM": "Slurm ends the job (preempted, requeued or cancelled)",
+}
 STARTING = 10  # a rank that imports and builds may be silent for so many times longer than one that trains
 
 
@@ -74,6 +78,10 @@ class Job:
         while (state := cls.state_of(job)) == "COMPLETING" and time.monotonic() < end:
             time.sleep(POLL_S)
         return state
+
+    def is_preempted(self) -> bool:
+        """Whether Slurm lets this job run on for a grace time only; the steps are told so, and the script is not."""
+        return bool(re.search(r"\bPreemptTime=\d", _slurm("scontrol", "show", "job", "-o", self.id)))
 
     def deadline(self) -> float:
         """Unix time of the job's limit; 0 when there is none."""
@@ -160,17 +168,19 @@ class _Running:
         newest, done = guard.newest_step(self.run), self.run.done
         now = self.job.state_of(self.job.id)
         before = self.link.result.get("before") or 0
-        saved = any(beat.get("phase") == "stopped" for beat in self.link.heartbeats().values())
+        beats = self.link.heartbeats().values()
+        self.told += [str(beat.get("signal", "")) for beat in beats if beat.get("phase") == "stopped"]
+        self.told += ["SIGTERM"] if not done and self.job.is_preempted() else []
         if done:
             state, message = "done", ""
         elif self.stalled:
             state, message = "stalled", self.stalled
-        elif saved or self.told:
-            state, message = "requeued", f"stopped by {', '.join(dict.fromkeys(self.told)) or 'its time limit'}"
+        elif self.told:
+            state, message = "requeued", " and ".join(dict.fromkeys(WHY.get(n, n) for n in self.told))
             message += f"; goes on from step {newest}" if newest else "; no checkpoint yet"
         else:
             state, message = "failed", guard.last_words(self.run, self.link, code)
-        last = max((int(b.get("step", 0)) for b in self.link.heartbeats().values()), default=0)
+        last = max((int(b.get("step", 0)) for b in beats), default=0)
         self.link.finish(state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=newest - before)
         _say(f"{state}: {message or f'step {last}'}")
         if state == "done":

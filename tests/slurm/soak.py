@@ -13,28 +13,28 @@ from pathlib import Path
 
 from superpod.launchers import cluster
 from tests.slurm.conftest import BASE, SCRIPT, Testbed, run, until
-from tests.slurm.toys import ToyRun, ranks
+from tests.slurm.toys import ToyRun
 
 
-def kill_rank(bed: Testbed, draw: random.Random) -> str:
+def kill_rank(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     """kill -9 of any rank."""
-    found = ranks(bed)
+    found = toy.ranks()
     if not found:
         return "no rank to kill"
     os.kill(draw.choice(found), signal.SIGKILL)
     return "kill -9 of a rank"
 
 
-def stop_rank(bed: Testbed, draw: random.Random) -> str:
+def stop_rank(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     """A rank that hangs for ever."""
-    found = ranks(bed)
+    found = toy.ranks()
     if not found:
         return "no rank to stop"
     os.kill(draw.choice(found), signal.SIGSTOP)
     return "a rank hangs"
 
 
-def crash(bed: Testbed, draw: random.Random) -> str:
+def crash(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     """A node loses power and comes back."""
     node = str(draw.randint(1, 4))
     bed("crash", node)
@@ -43,7 +43,7 @@ def crash(bed: Testbed, draw: random.Random) -> str:
     return f"node{node} loses power"
 
 
-def cut(bed: Testbed, draw: random.Random) -> str:
+def cut(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     """A cable is pulled and put back."""
     node = str(draw.randint(1, 4))
     bed("cut", node)
@@ -52,7 +52,7 @@ def cut(bed: Testbed, draw: random.Random) -> str:
     return f"the cable of node{node} is pulled"
 
 
-def slurmd(bed: Testbed, draw: random.Random) -> str:
+def slurmd(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     """kill -9 of slurmd."""
     node = str(draw.randint(1, 4))
     bed("slurmd-kill", node)
@@ -61,7 +61,7 @@ def slurmd(bed: Testbed, draw: random.Random) -> str:
     return f"kill -9 of slurmd on node{node}"
 
 
-def controller(bed: Testbed, draw: random.Random) -> str:
+def controller(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     """slurmctld is restarted."""
     bed("ctld-stop")
     time.sleep(draw.uniform(1, 10))
@@ -69,7 +69,7 @@ def controller(bed: Testbed, draw: random.Random) -> str:
     return "slurmctld is restarted"
 
 
-def accounting(bed: Testbed, draw: random.Random) -> str:
+def accounting(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     """slurmdbd is gone for a while."""
     bed("dbd-stop")
     time.sleep(draw.uniform(5, 30))
@@ -77,13 +77,13 @@ def accounting(bed: Testbed, draw: random.Random) -> str:
     return "slurmdbd is gone for a while"
 
 
-def preempt(bed: Testbed, draw: random.Random) -> str:
+def preempt(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     """A job of a higher partition takes the nodes."""
     run(["sbatch", "-p", "batch", "-N4", "--gpus-per-node=8", "-o", "/dev/null", "--wrap", "sleep 3"])
     return "preempted"
 
 
-def requeue(bed: Testbed, draw: random.Random) -> str:
+def requeue(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     """An administrator requeues the job."""
     jobs = run(["squeue", "-h", "-t", "R", "-p", "low", "-o", "%i"]).split()
     run(["scontrol", "requeue", *jobs[:1]], check=False)
@@ -103,7 +103,7 @@ def soak(bed: Testbed, faults: int, seed: int, folder: Path, say=print) -> ToyRu
     toy = ToyRun(bed, profile, nodes=2, links=8, max_steps=10**6, save_every=10, step_s=0.15)
     for number in range(1, faults + 1):
         toy.until_new_checkpoint(300)
-        step, said = toy.step, draw.choice(FAULTS)(bed, draw)
+        step, said = toy.step, draw.choice(FAULTS)(bed, draw, toy)
         say(f"{number:3} {time.strftime('%H:%M:%S')} step {step:5} link {len(toy.run.links):3}  {said}", flush=True)
         toy.queue(max(0, 4 - len(toy.seen().jobs)))
     toy.until_new_checkpoint(300)

@@ -38,7 +38,7 @@ def test_a_save_of_45_seconds_before_the_limit(testbed, profile):
         profile(("save_s = 20", "save_s = 60")),
         time_limit="2:00",
         links=3,
-        max_steps=90,
+        max_steps=180,
         save_every=1000,
         step_s=0.5,
         save_s=45,

@@ -23,8 +23,8 @@ if __name__ == "__main__":
     fields |= {key: words[key] for key in ("partition",) if key in words}
     if "launcher" in words:
         fields["launcher"] = words["launcher"]
-    where = executor(sys.argv[1], nodes=2, gpus=int(words.get("gpus", 2)), job_dir=os.getcwd() + "/jobs", **fields)
-    with run.Experiment("mine", base_dir=os.getcwd() + "/home", enable_goodbye_message=False) as experiment:
+    where = executor(sys.argv[1], nodes=2, gpus=int(words.get("gpus", 2)), **fields)
+    with run.Experiment("mine", enable_goodbye_message=False) as experiment:
         experiment.add(run.Script(inline=Path("script.sh").read_text()), executor=where, name="train")
         experiment.run(detach=False, tail_logs=False)
     finish(experiment)
@@ -56,7 +56,7 @@ def logs(folder: Path) -> str:
     return "\n".join(p.read_text(errors="replace") for p in sorted(folder.rglob("log-*.out")))
 
 
-SAY = 'echo "rank=$RANK local=$LOCAL_RANK node=$GROUP_RANK host=$(hostname) port=$MASTER_PORT mine=[$MINE]"\n'
+SAY = 'echo "rank=$RANK local=$LOCAL_RANK node=$GROUP_RANK port=$MASTER_PORT mine=[$MINE] ${#HF_TOKEN}"\n'
 
 
 @pytest.mark.parametrize("value", ["plain", "bar baz", "x;touch pwned", "$(touch pwned)", "it's"])
@@ -70,7 +70,10 @@ def test_variables_arrive_and_nothing_else_happens(submit, value):
     assert {line.split()[0] for line in lines} == {"rank=0", "rank=1", "rank=2", "rank=3"}
     assert "port=29500" not in lines[0]
     assert not list(submit.folder.rglob("pwned"))
-    assert "neverwritten" not in logs(submit.folder) + done.said
+    assert all(line.endswith(f" {len('hf_neverwritten1234')}") for line in lines), "the token has arrived"
+    files = [path for path in (submit.folder / "nemorun").rglob("*") if path.is_file()]
+    written = [path.name for path in files if b"neverwritten" in path.read_bytes()]
+    assert [name for name in written if name != "__main__.py"] == [], "which is this test's own script"
 
 
 def test_a_failed_job_ends_the_script_with_1(submit):

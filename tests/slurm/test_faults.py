@@ -10,7 +10,7 @@ import pytest
 
 from superpod.launchers.runtime import guard
 from tests.slurm.conftest import BASE, until
-from tests.slurm.toys import ToyRun, ranks
+from tests.slurm.toys import ToyRun
 
 STEPS = 220
 
@@ -29,9 +29,9 @@ def ends_well(toy: ToyRun, least_links: int = 2) -> None:
     assert toy.left_behind() == []
 
 
-def rank_of(testbed, node: int) -> int:
+def rank_of(toy: ToyRun, node: int) -> int:
     """The process of one rank on a node."""
-    for pid in ranks(testbed):
+    for pid in toy.ranks():
         where = ["nsenter", "--target", str(pid), "--uts", "hostname"]
         if subprocess.run(where, capture_output=True, text=True).stdout.strip() == f"node{node}":
             return pid
@@ -39,7 +39,7 @@ def rank_of(testbed, node: int) -> int:
 
 
 def test_kill_9_of_a_rank(toy, testbed):
-    os.kill(rank_of(testbed, 2), signal.SIGKILL)
+    os.kill(rank_of(toy, 2), signal.SIGKILL)
     ends_well(toy)
 
 
@@ -55,7 +55,7 @@ def test_a_rank_that_hangs(testbed, profile):
     """Nobody's process has died, and Slurm sees nothing; the heartbeats do."""
     toy = ToyRun(testbed, profile(("stalled_s = 30", "stalled_s = 12")), links=4, max_steps=STEPS)
     toy.until_step(15)
-    pid = rank_of(testbed, 2)
+    pid = rank_of(toy, 2)
     os.kill(pid, signal.SIGSTOP)
     until(lambda: toy.seen().state == "stalled" or len(toy.run.links) > 1, 60, toy.told)
     until(lambda: len(toy.run.links) > 1, 90, toy.told)
@@ -153,6 +153,6 @@ def test_a_kill_while_a_checkpoint_is_written(testbed, profile):
     toy = ToyRun(testbed, profile(), links=4, max_steps=120, save_s=4)
     toy.until_new_checkpoint()
     until(lambda: list(toy.run.checkpoints.glob("*-unfinished")), 60, toy.told)
-    for pid in ranks(testbed):
+    for pid in toy.ranks():
         os.kill(pid, signal.SIGKILL)
     ends_well(toy)

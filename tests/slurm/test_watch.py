@@ -55,7 +55,7 @@ def test_logs_follow_all_nodes_and_links(testbed, profile):
 
 def test_a_slowed_cable_raises_the_alarm_and_bisect_names_the_node(testbed, profile, recipes_cli):
     where = profile()
-    toy = ToyRun(testbed, where, links=1, nodes=4, gpus=1, max_steps=200, step_s=0.1, ballast=100_000)
+    toy = ToyRun(testbed, where, links=1, nodes=4, gpus=1, max_steps=300, step_s=0.1, ballast=100_000)
     toy.until_step(25)
     assert toy.seen().alarm == ""
     testbed("slow", "3", "3mbit")

@@ -15,8 +15,9 @@ BASE=${TESTBED:-/tmp/superpod-testbed}
 NODES=${TESTBED_NODES:-4}
 GPUS=8
 PORT=${TESTBED_PORT:-27000}
-NET=10.77.0
-BRIDGE=sbr0
+NET=${TESTBED_NET:-10.77.0}
+NAME=${TESTBED_NAME:-s} # of the bridge and the namespaces: another one for a second testbed beside the first
+BRIDGE=${NAME}br0
 HOST=$(hostname -s)
 export SLURM_CONF=$BASE/etc/slurm.conf DEBIAN_FRONTEND=noninteractive
 
@@ -43,11 +44,8 @@ configure() {
     chmod 755 "$BASE"
     for i in $(seq 1 "$NODES"); do
         mkdir -p "$BASE/spool/node$i" "$BASE/shm/node$i"
-        # /etc/hosts may be a bind mount: rewritten in place, never renamed over.
-        sed "/[[:space:]]node$i\$/d" /etc/hosts >"$BASE/hosts.new"
-        cat "$BASE/hosts.new" >/etc/hosts
-        echo "$NET.$((10 + i)) node$i" >>/etc/hosts
     done
+    { for i in $(seq 1 "$NODES"); do echo "$NET.$((10 + i)) node$i"; done && cat /etc/hosts; } >"$BASE/hosts"
     # slurmd takes no plain files as GPUs; clones of /dev/null will do.
     for i in $(seq 0 $((GPUS - 1))); do [[ -c $BASE/dev/gpu$i ]] || mknod -m 666 "$BASE/dev/gpu$i" c 1 3; done
     if [[ ! -s $BASE/munge/munge.key ]]; then
@@ -200,13 +198,13 @@ accounts() {
 
 boot() {
     local i=$1
-    if [[ ! -e /run/netns/snode$i ]]; then
-        ip netns add "snode$i"
-        ip link add "snode-h$i" type veth peer name eth0 netns "snode$i"
-        ip link set "snode-h$i" master "$BRIDGE" up
-        ip -n "snode$i" addr add "$NET.$((10 + i))/24" dev eth0
-        ip -n "snode$i" link set eth0 up
-        ip -n "snode$i" link set lo up
+    if [[ ! -e /run/netns/${NAME}node$i ]]; then
+        ip netns add "${NAME}node$i"
+        ip link add "${NAME}node-h$i" type veth peer name eth0 netns "${NAME}node$i"
+        ip link set "${NAME}node-h$i" master "$BRIDGE" up
+        ip -n "${NAME}node$i" addr add "$NET.$((10 + i))/24" dev eth0
+        ip -n "${NAME}node$i" link set eth0 up
+        ip -n "${NAME}node$i" link set lo up
     fi
     if alive "$BASE/run/node$i.pid"; then
         # shellcheck disable=SC2016
@@ -214,9 +212,9 @@ boot() {
         return
     fi
     # shellcheck disable=SC2016
-    setsid ip netns exec "snode$i" unshare --uts --ipc --pid --fork --kill-child --mount-proc bash -c '
-        hostname "$1"; mount --bind "$2" /dev/shm; slurmd -N "$1"; while :; do sleep 1 & wait -n; done' \
-        node "node$i" "$BASE/shm/node$i" >"$BASE/log/node$i.out" 2>&1 </dev/null &
+    setsid ip netns exec "${NAME}node$i" unshare --uts --ipc --pid --fork --kill-child --mount-proc bash -c '
+        hostname "$1"; mount --bind "$2" /dev/shm; mount --bind "$3" /etc/hosts; slurmd -N "$1"; while :; do sleep 1 & wait -n; done' \
+        node "node$i" "$BASE/shm/node$i" "$BASE/hosts" >"$BASE/log/node$i.out" 2>&1 </dev/null &
     echo $! >"$BASE/run/node$i.pid"
 }
 
@@ -231,6 +229,12 @@ signal_all() { # I SIGNAL: to every process of the node but its first
     # shellcheck disable=SC2016
     inside "$1" bash -c 'for p in /proc/[0-9]*; do p=${p#/proc/}; [[ $p == 1 || $p == $$ ]] || kill "-$1" "$p" 2>/dev/null; done; true' _ "$2"
 }
+
+cable() { [[ $1 ]] && echo eth0 || echo "${NAME}node-h$2"; } # its end on this side
+# shellcheck disable=SC2086 # the side is a command's first words
+limit() { $1 tc qdisc replace dev "$(cable "$1" "$2")" root tbf rate "$3" burst 32kbit latency 400ms; }
+# shellcheck disable=SC2086
+unlimit() { $1 tc qdisc del dev "$(cable "$1" "$2")" root; }
 
 up() {
     ((EUID == 0)) || die "needs root"
@@ -257,7 +261,7 @@ down() {
     [[ ! -s $BASE/run/slurmctld.pid ]] || timeout 10 scancel -u root 2>/dev/null || true
     for i in $(seq 1 "$NODES"); do stop "$BASE/run/node$i.pid" KILL; done
     for i in slurmctld slurmdbd mariadbd munged; do stop "$BASE/run/$i.pid"; done
-    for i in $(seq 1 "$NODES"); do ip netns del "snode$i" 2>/dev/null || true; done
+    for i in $(seq 1 "$NODES"); do ip netns del "${NAME}node$i" 2>/dev/null || true; done
     ip link del "$BRIDGE" 2>/dev/null || true
     umount "$BASE/small" 2>/dev/null || true
 }
@@ -270,12 +274,12 @@ case ${1:-} in
     env) echo "export SLURM_CONF=$SLURM_CONF" ;;
     boot) boot "$2" ;;
     crash) kill -9 "$(cat "$BASE/run/node$2.pid")" ;;
-    cut) ip link set "snode-h$2" down ;;
-    join) ip link set "snode-h$2" up ;;
+    cut) ip link set "${NAME}node-h$2" down ;;
+    join) ip link set "${NAME}node-h$2" up ;;
     hang) signal_all "$2" STOP ;;
     unhang) signal_all "$2" CONT ;;
-    slow) tc qdisc replace dev "snode-h$2" root tbf rate "$3" burst 32kbit latency 400ms ;;
-    fast) tc qdisc del dev "snode-h$2" root ;;
+    slow) for side in "" "ip netns exec ${NAME}node$2"; do limit "$side" "$2" "$3"; done ;;
+    fast) for side in "" "ip netns exec ${NAME}node$2"; do unlimit "$side" "$2"; done ;;
     slurmd-kill) inside "$2" pkill -9 -x slurmd ;;
     inside) shift && inside "$@" ;;
     ctld-stop) stop "$BASE/run/slurmctld.pid" ;;

@@ -16,12 +16,6 @@ from tests.slurm.conftest import Testbed, until
 TOY = Path(__file__).parent / "toy.py"
 
 
-def ranks(testbed: Testbed) -> list[int]:
-    """The toy's ranks, as this machine numbers their processes."""
-    others = ("slurmstepd", "srun", "link.py")
-    return [int(line.split()[0]) for line in testbed.processes("toy.py") if not any(word in line for word in others)]
-
-
 class ToyRun:
     """A run of the toy on so many nodes, two ranks each."""
 
@@ -77,6 +71,12 @@ class ToyRun:
     def job(self) -> str:
         """The job of the newest link."""
         return str(self.run.links[-1].result["job"])
+
+    def ranks(self) -> list[int]:
+        """Its ranks, as this machine numbers their processes."""
+        others = ("slurmstepd", "srun", "link.py")
+        mine = [line for line in self.testbed.processes("toy.py") if str(self.run.path) in line]
+        return [int(line.split()[0]) for line in mine if not any(word in line for word in others)]
 
     def seen(self) -> watch.Seen:
         """As `recipes status` sees it."""
