@@ -161,6 +161,7 @@ def _start(job: Job) -> str:
         '--runs "$runs"',
         f"--save-s {chain.save_s} --stalled-s {chain.stalled_s}",
         f"--idle-links {chain.idle_links} --failures {chain.failures}",
+        *(["--self-submit"] if chain.self_submit else []),
         f"--facts {quoted(json.dumps(dict(job.facts), sort_keys=True))}",
     ]
     ranks = ["srun --kill-on-bad-exit=1 --wait=300", f"--mpi={cluster.slurm.mpi}", *_container(job)]

@@ -180,14 +180,21 @@ def _was_cancelled(run: RunDir, login: Login) -> bool:
     job = str(run.links[-1].result.get("job", "")) if run.links else ""
     if not job or guard.stopped(run) or guard.was_let_go_on(run):
         return False
-    for words in (["scontrol", "show", "job", "-o", job], ["sacct", "-X", "-nP", "-j", job, "-o", "State"]):
+    for words, pattern in _ENDINGS:
         try:
-            said = login.run(words, limit_s=20)
+            said = login.run([word.replace("JOB", job) for word in words], limit_s=20)
         except UserError:
             continue
-        if found := re.search(r"(?:^|JobState=)([A-Z_]+)", said.strip()):
+        if found := re.search(pattern, said):
             return found[1] == "CANCELLED"
     return False
+
+
+_ENDINGS = (
+    (("scontrol", "show", "job", "-o", "JOB"), r"\bJobState=([A-Z_]+)"),
+    (("sacct", "-X", "-nP", "-j", "JOB", "-o", "State"), r"^([A-Z_]+)"),
+)
+"""Who is asked how a job ended, and where its answer has the state."""
 
 
 def wants_links(seen: Seen, links: int) -> int:

@@ -185,9 +185,23 @@ class _Running:
         _say(f"{state}: {message or f'step {last}'}")
         if state == "done":
             guard.drop_chain(self.run, self.job.id)
+        if state != "done" and self.options.self_submit and not self._queued():
+            _slurm("sbatch", "--parsable", f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}", *self._again())
         if "SIGTERM" in self.told and now == "RUNNING" and state != "done" and self._requeue():
             time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
         return 0 if state in ("done", "requeued") else 1
+
+    def _queued(self) -> bool:
+        """Whether another job of the run waits."""
+        name = os.environ.get("SLURM_JOB_NAME", "")
+        return bool(_slurm("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").strip())
+
+    def _again(self) -> list[str]:
+        """How the job is submitted from inside, where the profile says that nodes can."""
+        where = str(self.run.path)
+        os.environ["SUPERPOD_RUN_DIR"] = where
+        words = ["--dependency=singleton", f"--chdir={where}", f"--output={where.replace('%', '%%')}/slurm-%j.out"]
+        return [*words, f"{where}/job.sbatch"]
 
     def _requeue(self) -> bool:
         """Give the nodes back to whoever preempted this job, and queue for the next attempt."""
@@ -232,6 +246,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--stalled-s", type=float, default=600)
     parser.add_argument("--idle-links", type=int, default=2)
     parser.add_argument("--failures", type=int, default=20)
+    parser.add_argument("--self-submit", action="store_true")
     if "--" not in words:
         parser.error("the command that starts the ranks is missing: -- srun ...")
     at = words.index("--")

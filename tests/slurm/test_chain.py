@@ -13,7 +13,7 @@ def test_a_run_in_one_link(testbed, profile):
     toy = ToyRun(testbed, profile(), max_steps=30, step_s=0.05)
     toy.until_done()
     toy.check_whole()
-    assert testbed.slurm("sacct", "-X", "-n", "-j", toy.job, "-o", "state").split() == ["COMPLETED"]
+    until(lambda: testbed.slurm("sacct", "-X", "-n", "-j", toy.job, "-o", "state").split() == ["COMPLETED"], 30)
     assert len(toy.run.links) == 1
     assert toy.left_behind() == []
 
@@ -58,6 +58,18 @@ def test_a_cancelled_run_stays_cancelled(testbed, profile):
     assert toy.left_behind() == []
 
 
+def test_status_resubmits_nothing_of_a_cancelled_run(testbed, profile, recipes_cli):
+    """The last link that was queued, cancelled with Slurm's own command: no link is left to notice it."""
+    toy = ToyRun(testbed, profile(), links=1, max_steps=10000)
+    toy.until_step(5)
+    testbed.slurm("scancel", toy.job)
+    until(lambda: testbed.state(toy.job) == "CANCELLED", 60)
+    said = recipes_cli("status", toy.run.path)
+    assert "cancelled" in said.stdout
+    assert "queued" not in said.stdout
+    assert toy.seen().jobs == []
+
+
 def test_recipes_cancel_ends_everything(testbed, profile, recipes_cli):
     toy = ToyRun(testbed, profile(), max_steps=10000)
     toy.until_step(5)
@@ -80,8 +92,7 @@ def test_a_recipe_that_crashes_at_step_0_stops_after_the_bound(testbed, profile)
     assert "2 links in a row made no new checkpoint" in seen.message
     assert "ValueError: planted: the recipe is wrong" in seen.message
     assert [link.result["state"] for link in toy.run.links] == ["failed", "failed"]
-    codes = testbed.slurm("sacct", "-X", "-n", "-j", toy.job, "-o", "state").split()
-    assert codes == ["FAILED"]
+    until(lambda: testbed.slurm("sacct", "-X", "-n", "-j", toy.job, "-o", "state").split() == ["FAILED"], 30)
 
 
 def test_two_links_never_run_on_one_folder(testbed, profile):
@@ -112,6 +123,18 @@ def test_a_cancelled_run_goes_on_when_its_user_says_so(testbed, profile, recipes
     again = recipes_cli("submit", "toy", "--cluster", where, "--resume", toy.run.path)
     assert again.returncode == 2
     assert "is done" in again.stderr
+
+
+def test_a_job_that_may_submits_its_own_next_link(testbed, profile):
+    """Only where the profile says so: two jobs queued by nobody but the run."""
+    where = profile(("[health]", "self_submit = true\n\n[health]"))
+    toy = ToyRun(testbed, where, links=1, max_steps=60)
+    for link in (1, 2):
+        until(lambda link=link: len(toy.run.links) == link and toy.step >= 15 * link, 120, toy.told)
+        testbed.slurm("scancel", "--signal=USR1", f"{toy.job}.0")
+    toy.until_done()
+    toy.check_whole(most_lost=0)
+    assert len({link.result["job"] for link in toy.run.links}) == 3
 
 
 def test_links_that_are_left_over_end_at_once(testbed, profile):

@@ -96,17 +96,22 @@ def test_a_plain_sbatch_of_the_rendered_script(testbed, profile, recipes_cli, te
     assert len(run.metrics()) == 6
 
 
-def test_a_killed_rank_and_a_preempted_link_lose_nothing_that_was_saved(testbed, profile, recipes_cli, text):
-    """Two links after a kill -9: losses as of an uninterrupted run within 1e-5."""
+def test_a_warned_and_a_killed_link_lose_nothing_that_was_saved(testbed, profile, recipes_cli, text):
+    """Slurm's warning before the limit, then a kill -9: losses as of an uninterrupted run within 1e-5."""
     where = profile()
     words = ("tiny_llama3_fp32", "--cluster", where, "--nodes", 2, "--data", text, *SMALL, *QUICK, *TP1)
     steps = ("trainer.max_steps=24", "log.ckpt.every_n_train_steps=6")
     whole = submitted(recipes_cli, *words, *steps)
     until_done(whole)
     broken = submitted(recipes_cli, *words, *steps)
-    until(lambda: len(broken.metrics()) >= 9, 600)
-    testbed.slurm("scancel", "--signal=KILL", f"{broken.links[0].result['job']}.0")
+    until(lambda: len(broken.metrics()) >= 3, 600)
+    testbed.slurm("scancel", "--signal=USR1", f"{broken.links[0].result['job']}.0")
+    until(lambda: len(broken.metrics()) >= 9 and len(broken.links) == 2, 600)
+    first = broken.links[0].result
+    assert first["state"] == "requeued"
+    assert first["last_step"] == first["checkpoint"], "saved where it stopped"
+    testbed.slurm("scancel", "--signal=KILL", f"{broken.links[1].result['job']}.0")
     until_done(broken)
-    assert len(broken.links) >= 2
+    assert len(broken.links) == 3
     for one, two in zip(whole.metrics(), broken.metrics(), strict=True):
         assert abs(one["loss"] - two["loss"]) < 1e-5
