@@ -14,8 +14,9 @@ from superpod.planner.errors import UserError, did_you_mean
 from superpod.planner.files import text_of
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel as Cluster
     from pydantic import ValidationError
+
+    from superpod.launchers.cluster_schema import Cluster
 
 SHIPPED = Path(__file__).resolve().parent.parent / "slurm" / "clusters"
 
@@ -101,7 +102,8 @@ def _words(error: Any, keys: list[str]) -> str:
     words = {"string_type": "takes a string", "int_type": "takes a whole number", "bool_type": "is true or false"}
     words |= {"list_type": "takes a list", "dict_type": "takes a table", "model_type": "is a table"}
     limits = {"greater_than_equal": "is at least {ge}", "less_than_equal": "is at most {le}"}
-    said = words.get(kind) or limits.get(kind, error["msg"][0].lower() + error["msg"][1:]).format(**context)
+    plain = str(error["msg"])
+    said = words.get(kind) or (limits.get(kind) or plain[0].lower() + plain[1:]).format(**context)
     return f"{said}, not {error['input']!r}"
 
 

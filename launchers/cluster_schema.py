@@ -98,7 +98,7 @@ class Slurm(_Table):
     exclusive: bool = True
     mem: Annotated[str, AfterValidator(_memory)] = "0"
     """of a node; "0" = all of it, "" is not allowed"""
-    cpus_per_task: int = Field(0, ge=0, le=1024)
+    cpus_per_task: int = Field(default=0, ge=0, le=1024)
     """0 = what Slurm gives; with whole nodes every task may use them all"""
     time: Annotated[str, AfterValidator(_time)] = "4:00:00"
     mpi: Mpi = "none"
@@ -152,22 +152,22 @@ class Login(_Table):
 
     host: Line = ""
     user: Line = ""
-    port: int = Field(22, ge=1, le=65535)
+    port: int = Field(default=22, ge=1, le=65535)
     key: OptionalPath = ""
 
 
 class Chain(_Table):
     """How a run goes on until it is done."""
 
-    links: int = Field(3, ge=1, le=50)
+    links: int = Field(default=3, ge=1, le=50)
     """jobs queued at once, each waiting for the one before it"""
-    save_s: int = Field(300, ge=10, le=7200)
+    save_s: int = Field(default=300, ge=10, le=7200)
     """seconds before the time limit at which the ranks are told to save and end"""
-    idle_links: int = Field(2, ge=1, le=50)
+    idle_links: int = Field(default=2, ge=1, le=50)
     """links in a row without a new checkpoint after which the run stops and says so"""
-    failures: int = Field(20, ge=1, le=1000)
+    failures: int = Field(default=20, ge=1, le=1000)
     """links of a run that may fail altogether"""
-    stalled_s: int = Field(600, ge=10, le=86400)
+    stalled_s: int = Field(default=600, ge=10, le=86400)
     """without a heartbeat for so long, a rank is called stalled"""
     self_submit: bool = False
     """may the job itself submit the next link (compute nodes can sbatch)"""
@@ -179,10 +179,10 @@ class Health(_Table):
     checks: list[Check] = []
     first_step: bool = False
     """run the checks at the start of every job"""
-    min_bus_gb_s: float = Field(0.0, ge=0.0, le=10000.0)
+    min_bus_gb_s: float = Field(default=0.0, ge=0.0, le=10000.0)
     """all-reduce bus bandwidth below which a node is bad; 0 = only measured"""
-    free_gib: int = Field(10, ge=0)
-    max_skew_s: float = Field(2.0, gt=0.0)
+    free_gib: int = Field(default=10, ge=0)
+    max_skew_s: float = Field(default=2.0, gt=0.0)
 
 
 class Cluster(_Table):
@@ -193,7 +193,7 @@ class Cluster(_Table):
     gpu: Annotated[str, AfterValidator(_gpu)]
     fabric: Annotated[str, AfterValidator(_fabric)] = ""
     """of the planner's fabrics; "" = the one of this GPU's SuperPOD"""
-    gpus_per_node: int = Field(8, ge=1, le=64)
+    gpus_per_node: int = Field(default=8, ge=1, le=64)
     declared_only: bool = False
     """the GPUs are declared and not there (a testbed): ranks rehearse on CPUs"""
     slurm: Slurm

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CHECKS = Path(__file__).resolve().parent.parent / "slurm" / "checks"
 RUNTIME = Path(__file__).resolve().parent / "runtime"
 PASSES = 3
-SLOW = 0.6
+SLOW = 0.5
 """Of the median bandwidth: below it a pair is slow."""
 
 

@@ -17,8 +17,9 @@ FILES = (
     "launchers/doctor.py",
     "launchers/secrets.py",
     "launchers/runtime/*.py",
+    "slurm/checks/node.sh",
 )
-"""Standard library only, but for the callback, which needs lightning."""
+"""Standard library only, but for the callback, which needs lightning, and the measurements, which need torch."""
 
 
 @cache

@@ -135,7 +135,17 @@ def _environment(job: Job) -> str:
     lines = [f"export {v.name}={quoted(v.value)}" for v in job.variables]
     width = min(60, max(map(len, lines), default=0))
     rows = [f"{text:{width}}  # {v.reason}" for text, v in zip(lines, job.variables, strict=True)]
+    if first_checks(job.cluster):
+        rows += ["# For the checks of every node, the job's first step.", *_for_checks(job)]
     return "# What every rank finds in its environment, and why.\n" + "\n".join(rows) + "\n"
+
+
+def _for_checks(job: Job) -> list[str]:
+    """What slurm/checks/node.sh wants to know, where it is the job's first step."""
+    cluster = job.cluster
+    known = {"GPUS": str(0 if cluster.declared_only else cluster.gpus_per_node), "HCAS": cluster.network.hcas}
+    known |= {"FREE_GIB": str(cluster.health.free_gib), "RUNS": job.runs}
+    return [f"export {name}={quoted(value)}" for name, value in known.items()]
 
 
 def _unpack(job: Job) -> str:
@@ -165,6 +175,7 @@ def _start(job: Job) -> str:
         f"--facts {quoted(json.dumps(dict(job.facts), sort_keys=True))}",
     ]
     ranks = ["srun --kill-on-bad-exit=1 --wait=300", f"--mpi={cluster.slurm.mpi}", *_container(job)]
+    controller += [f"--checks {' '.join(checks)}"] if (checks := first_checks(cluster)) else []
     words = [*controller, "--", *ranks, f'{python} "$code/superpod/launchers/runtime/rank.py" "$code/{RECIPE}"']
     body = " \\\n    ".join(
         [f'exec {quoted(cluster.software.host_python)} "$code/superpod/launchers/runtime/link.py"', *words]
@@ -174,6 +185,11 @@ def _start(job: Job) -> str:
 # below with srun, watches their heartbeats, and writes how it ended. Slurm's signals reach it: it takes this process.
 {body}
 """
+
+
+def first_checks(cluster: Cluster) -> list[str]:
+    """Checks of every node before the ranks start; those that need all nodes together are left to `cluster health`."""
+    return [c for c in cluster.health.checks if c not in ("bandwidth", "time")] if cluster.health.first_step else []
 
 
 def _container(job: Job) -> list[str]:

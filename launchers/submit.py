@@ -6,6 +6,7 @@ import io
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,14 +135,17 @@ def job_name(run: str) -> str:
     return f"{path.parent.name}.{path.name}"
 
 
-def queue(login: Login, run: str, links: int) -> list[str]:
+def queue(login: Login, run: str, links: int, exclude: Sequence[str] = ()) -> list[str]:
     """Put so many links of a run into the queue, each waiting for those before it; returns their job ids.
+
+    `exclude` are nodes that were found bad.
 
     Raises:
         UserError: sbatch refuses, in its own words.
     """
     words = ["sbatch", "--parsable", f"--job-name={job_name(run)}", "--dependency=singleton", f"--chdir={run}"]
     words += [f"--output={run.replace('%', '%%')}/slurm-%j.out", f"{run}/{SCRIPT}"]
+    words[2:2] = [f"--exclude={','.join(exclude)}"] if exclude else []
     jobs: list[str] = []
     for _ in range(links):
         try:

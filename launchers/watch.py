@@ -155,7 +155,7 @@ def _mfu(run: RunDir, step_s: float | None) -> float | None:
     mfu, planned = plan[0].get("mfu"), plan[0].get("step_time_s")
     if run.facts.get("rehearsal") or not (is_number(mfu) and is_number(planned) and step_s):
         return None
-    return mfu * planned / step_s
+    return float(mfu or 0) * float(planned or 0) / step_s
 
 
 def _age(run: RunDir, now: float) -> float | None:

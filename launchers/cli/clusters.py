@@ -91,7 +91,7 @@ def bisect(
     way = login.of(known)
     pairs, slow = measure(way, known, _nodes(way, known.slurm.partition, nodes), mib)
     for pair in sorted(pairs, key=lambda p: p.gb_s):
-        print(f"{pair.nodes[0]:12} {pair.nodes[1]:12} {pair.gb_s:8.3f} GB/s")
+        print(f"{pair.nodes[0]:12} {pair.nodes[1]:12} {pair.gb_s:8.3g} GB/s")
     print(f"slow: {', '.join(slow)}" if slow else f"no node stands out over {len(pairs)} pairs")
     if slow:
         raise typer.Exit(1)

@@ -83,6 +83,7 @@ def _go_on(name: str, cluster: str, folder: str, links: int, changes: list) -> N
     from superpod.launchers import submit as submission
     from superpod.launchers.rundir import RunDir
     from superpod.launchers.runtime import guard
+    from superpod.launchers.runtime.first_step import excluded
 
     profile = clusters.load(cluster)
     way = login.of(profile)
@@ -97,7 +98,7 @@ def _go_on(name: str, cluster: str, folder: str, links: int, changes: list) -> N
     if seen.jobs:
         raise UserError(f"{folder} has jobs in the queue: {', '.join(j.id for j in seen.jobs)}", "`recipes status`")
     guard.let_go_on(run)
-    jobs = submission.queue(way, str(run.path), links or profile.chain.links)
+    jobs = submission.queue(way, str(run.path), links or profile.chain.links, excluded(run))
     submission.note(run, jobs)
     print(f"jobs   {', '.join(jobs)}: the run goes on from step {seen.checkpoint_step}")
 

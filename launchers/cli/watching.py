@@ -113,6 +113,7 @@ def _top_up(seen: Seen, way: Login) -> None:
     """Queue what a run lacks to go on by itself; its profile says how many links."""
     from superpod.launchers import submit, watch
     from superpod.launchers.runtime.files import read_json
+    from superpod.launchers.runtime.first_step import excluded
     from superpod.launchers.runtime.guard import CHAIN
 
     chain = read_json(seen.run.path / CHAIN)
@@ -120,7 +121,7 @@ def _top_up(seen: Seen, way: Login) -> None:
         return  # run on this machine, or by a plain sbatch: its user queues it
     lacks = watch.wants_links(seen, int(seen.run.facts.get("links", 1)))
     if lacks and seen.jobs is not None and watch.queue(way) is not None:
-        jobs = submit.queue(way, str(seen.run.path), lacks)
+        jobs = submit.queue(way, str(seen.run.path), lacks, excluded(seen.run))
         submit.note(seen.run, jobs)
         print(f"{seen.run.path.name}: queued {len(jobs)} more: {', '.join(jobs)}")
 

@@ -25,7 +25,7 @@ if __name__ == "__main__":  # as a file of the run folder: what it imports lies 
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from superpod.launchers.rundir import RunDir
-from superpod.launchers.runtime import guard, stall
+from superpod.launchers.runtime import first_step, guard, stall
 from superpod.planner.errors import UserError
 
 POLL_S = 1.0
@@ -50,6 +50,10 @@ def main(words: list[str]) -> int:
             if reason := guard.must_stop(run, options.idle_links, options.failures):
                 guard.stop(run, reason)
                 _say(reason)
+                return 1
+            if bad := _health(options, job):
+                first_step.keep_out(run, bad, _waiting())
+                _say("bad nodes, kept out of the next link: " + "; ".join(f"{n}: {why}" for n, why in bad.items()))
                 return 1
             return _Running(run, job, options).until_it_ends(command)
     except UserError as error:
@@ -161,7 +165,7 @@ class _Running:
             with contextlib.suppress(UserError):
                 self.link.mark("stalled", message=found)
             _say(found)
-            _slurm("scancel", "--signal=KILL", f"{self.job.id}.0")
+            _slurm("scancel", "--signal=KILL", f"{self.job.id}.{1 if self.options.checks else 0}")
             ranks.send_signal(signal.SIGTERM)
 
     def _record(self, code: int) -> int:
@@ -185,16 +189,11 @@ class _Running:
         _say(f"{state}: {message or f'step {last}'}")
         if state == "done":
             guard.drop_chain(self.run, self.job.id)
-        if state != "done" and self.options.self_submit and not self._queued():
+        if state != "done" and self.options.self_submit and not _waiting():
             _slurm("sbatch", "--parsable", f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}", *self._again())
         if "SIGTERM" in self.told and now == "RUNNING" and state != "done" and self._requeue():
             time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
         return 0 if state in ("done", "requeued") else 1
-
-    def _queued(self) -> bool:
-        """Whether another job of the run waits."""
-        name = os.environ.get("SLURM_JOB_NAME", "")
-        return bool(_slurm("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").strip())
 
     def _again(self) -> list[str]:
         """How the job is submitted from inside, where the profile says that nodes can."""
@@ -206,6 +205,18 @@ class _Running:
     def _requeue(self) -> bool:
         """Give the nodes back to whoever preempted this job, and queue for the next attempt."""
         return subprocess.run(["scontrol", "requeue", self.job.id], capture_output=True).returncode == 0
+
+
+def _waiting() -> list[str]:
+    """Other jobs of the run that wait in the queue."""
+    name = os.environ.get("SLURM_JOB_NAME", "")
+    return _slurm("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").split()
+
+
+def _health(options: argparse.Namespace, job: Job) -> dict[str, str]:
+    """Bad nodes of this job, by the checks of its profile; none where it has none."""
+    script = Path(__file__).resolve().parents[2] / "slurm" / "checks" / "node.sh"
+    return first_step.bad_nodes(script, options.checks, job.nodes, os.environ) if options.checks else {}
 
 
 @contextlib.contextmanager
@@ -246,6 +257,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--stalled-s", type=float, default=600)
     parser.add_argument("--idle-links", type=int, default=2)
     parser.add_argument("--failures", type=int, default=20)
+    parser.add_argument("--checks", nargs="*", default=[])
     parser.add_argument("--self-submit", action="store_true")
     if "--" not in words:
         parser.error("the command that starts the ranks is missing: -- srun ...")

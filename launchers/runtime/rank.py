@@ -108,7 +108,7 @@ def shield_children() -> None:
     os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ours) and None)
     from multiprocessing import popen_spawn_posix, resource_tracker
 
-    launch = popen_spawn_posix.Popen._launch
+    launch = popen_spawn_posix.Popen._launch  # pyright: ignore[reportAttributeAccessIssue]
 
     def shielded(self: Any, process: Any) -> None:
         resource_tracker.ensure_running()  # starting it would unblock SIGTERM again
@@ -118,7 +118,7 @@ def shield_children() -> None:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    popen_spawn_posix.Popen._launch = shielded
+    popen_spawn_posix.Popen._launch = shielded  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def load(path: Path) -> ModuleType:

@@ -55,7 +55,7 @@ def test_the_superpods_of_the_issue_are_there():
         ("[chain]", '[container]\nmounts = ["/a"]\n[chain]', 'container.mounts takes mounts as "/outside:/inside"'),
         ('checks = ["disk"', 'checks = ["disks"', "health.checks is one of 'gpus', 'nvlink'"),
         ("[health]", "[login]\nport = 0\n[health]", "login.port is at least 1, not 0"),
-        ("[chain]", "[chains]", "my.toml:27: chains is no key; did you mean chain or container?"),
+        ("[chain]", "[chains]", "my.toml:24: chains is no key; did you mean chain or container?"),
     ],
 )
 def test_a_mistake_is_named_with_its_line_and_what_is_allowed(old, new, says):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -31,24 +32,33 @@ if __name__ == "__main__":
 """
 
 
+@dataclass
+class Submitted:
+    """A script that has submitted an experiment, and what it said."""
+
+    process: subprocess.Popen
+    said: str
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.returncode
+
+
 @pytest.fixture
 def submit(tmp_path, profile, testbed):
     """Run the script as an experiment; returns the process, and what the job wrote."""
     where = profile()
     (tmp_path / "submit.py").write_text(SUBMIT)
 
-    def call(script: str, *words: str, mine: str = "plain", wait: bool = True):
+    def call(script: str, *words: str, mine: str = "plain", wait: bool = True) -> Submitted:
         (tmp_path / "script.sh").write_text(script)
         command = [sys.executable, "-W", "ignore", "submit.py", str(where), *words]
         env = os.environ | {"MINE_VALUE": mine, "NEMORUN_HOME": str(tmp_path / "nemorun")}
         process = subprocess.Popen(
             command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        if wait:
-            process.said = process.communicate(timeout=300)[0]
-        return process
+        return Submitted(process, process.communicate(timeout=300)[0] if wait else "")
 
-    call.folder = tmp_path
     return call
 
 
@@ -60,18 +70,18 @@ SAY = 'echo "rank=$RANK local=$LOCAL_RANK node=$GROUP_RANK port=$MASTER_PORT min
 
 
 @pytest.mark.parametrize("value", ["plain", "bar baz", "x;touch pwned", "$(touch pwned)", "it's"])
-def test_variables_arrive_and_nothing_else_happens(submit, value):
+def test_variables_arrive_and_nothing_else_happens(submit, value, tmp_path):
     done = submit(SAY, mine=value)
     assert done.returncode == 0, done.said
-    lines = [line for line in logs(submit.folder).splitlines() if line.startswith("rank=")]
+    lines = [line for line in logs(tmp_path).splitlines() if line.startswith("rank=")]
     assert len(lines) == 4, done.said
     assert all(f"mine=[{value}]" in line for line in lines)
     assert {line.split()[2] for line in lines} == {"node=0", "node=1"}
     assert {line.split()[0] for line in lines} == {"rank=0", "rank=1", "rank=2", "rank=3"}
     assert "port=29500" not in lines[0]
-    assert not list(submit.folder.rglob("pwned"))
+    assert not list(tmp_path.rglob("pwned"))
     assert all(line.endswith(f" {len('hf_neverwritten1234')}") for line in lines), "the token has arrived"
-    files = [path for path in (submit.folder / "nemorun").rglob("*") if path.is_file()]
+    files = [path for path in (tmp_path / "nemorun").rglob("*") if path.is_file()]
     written = [path.name for path in files if b"neverwritten" in path.read_bytes()]
     assert [name for name in written if name != "__main__.py"] == [], "which is this test's own script"
 
@@ -83,7 +93,7 @@ def test_a_failed_job_ends_the_script_with_1(submit):
 
 def test_a_requeued_job_is_no_failure(submit, testbed):
     """Preempted with a grace time: requeued, not failed, and the blocking wait goes on to the end."""
-    process = submit("sleep 25\n", "partition=low", "gpus=8", wait=False)
+    process = submit("sleep 25\n", "partition=low", "gpus=8", wait=False).process
     try:
         until(lambda: testbed.slurm("squeue", "-h", "-p", "low", "-t", "R").strip(), 120)
         testbed.slurm("sbatch", "-p", "batch", "-N4", "--gpus-per-node=8", "-o", "/dev/null", "--wrap", "sleep 5")

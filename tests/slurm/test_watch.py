@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from superpod.launchers.runtime import first_step
 from tests.slurm.conftest import until
 from tests.slurm.toys import ToyRun
 
@@ -91,6 +92,25 @@ def test_a_node_with_a_full_disk_is_named(testbed, profile, recipes_cli):
     assert found.returncode == 1
     assert "bad: node2" in found.stdout
     assert "--exclude=node2" in found.stdout
+
+
+def test_a_bad_node_is_kept_out_of_the_next_link(testbed, profile, tmp_path):
+    """Checks as the job's first step; the bad GPU is planted: a nvidia-smi of node1's own that reports one."""
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    (fake / "nvidia-smi").write_text('#!/bin/sh\ncase $* in *ecc*) echo "3, 7, No";; esac\n')
+    (fake / "nvidia-smi").chmod(0o755)
+    checks = ('checks = ["disk", "time", "bandwidth"]', 'checks = ["gpus", "disk"]\nfirst_step = true')
+    testbed("inside", "1", "mount", "--bind", str(fake), "/usr/local/bin")
+    try:
+        toy = ToyRun(testbed, profile(checks), links=3, max_steps=20)
+        toy.until_done()
+    finally:
+        testbed("inside", "1", "umount", "/usr/local/bin")
+    assert first_step.excluded(toy.run) == ["node1"]
+    assert toy.run.links[0].result["nodes"] == ["node2", "node3"]
+    said = "".join(out.read_text() for out in toy.run.path.glob("slurm-*.out"))
+    assert "bad nodes, kept out of the next link: node1: gpus: GPU 3 has memory errors" in said
 
 
 @pytest.mark.nemo
