@@ -1,5 +1,6 @@
 """Planted mistakes: each is found, with a message that names the fix; a clean case passes."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from superpod.launchers.preflight_slurm import Case, findings, of_site, refuse
 from superpod.launchers.site import Site, parse
 from superpod.launchers.submit import Wanted
 from superpod.planner.errors import UserError
+from superpod.recipes import registry
 
 GIB = 2**30
 NODES = "\n".join(
@@ -164,3 +166,17 @@ def test_what_is_wrong_with_the_words_is_refused_before_anybody_is_asked():
         check(Job("llama3_8b_pretrain_h100_bf16", num_nodes=3000))
     with pytest.raises(UserError, match="is not an override"):
         check(Job("tiny_llama3", ["max_steps 3"]))
+
+
+def test_a_precision_that_the_gpu_has_not(monkeypatch):
+    real = registry.find("llama3_8b_pretrain_h100_bf16")
+    monkeypatch.setattr(registry, "find", lambda name: dataclasses.replace(real, precision="fp8cs"))
+    (found,) = [f for f in findings(case(profile(gpu="a100"))) if "fp8cs" in f.message]
+    assert "fp8cs is in no a100" in found.message
+    assert found.hint == "recipes list a100"
+
+
+def test_a_recipe_for_another_gpu_is_judged_on_this_one():
+    assert findings(case(profile(gpu="h200"))) == []
+    found = [f.message for f in findings(case(profile(gpu="a100_40gb")))]
+    assert any("does not fit a100_40gb" in message for message in found)
