@@ -7,7 +7,6 @@ single layout (`of`), `[layouts, ranks]` for many (`Stages`), where a rank may s
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -54,7 +53,8 @@ class Columns:
     weight: Column
     """Pipeline ranks that this entry stands for; over the last axis they add up to pp."""
     blocks: Mapping[str, Column]
-    """Blocks of each kind (`attention`, `mla`, `mamba`, `delta`, `mlp`, `moe`) on this rank, its chunks together."""
+    """Blocks of each kind (`attention`, `mla`, `mamba`, `delta`, `mlp`, `moe`) on this rank, its chunks together; MLPs
+    that differ in width count by it (`Model.held`)."""
     layers: Column
     """Transformer layers on this rank."""
 
@@ -98,7 +98,7 @@ def of(job: Job) -> Columns:
         **same,
         rank=np.arange(pp),
         weight=np.ones(pp, dtype=np.int64),
-        blocks={kind: np.array([each[kind] for each in held]) for kind in kinds},
+        blocks={kind: np.array([each.get(kind, 0) for each in held]) for kind in kinds},
         layers=np.array([sum(map(len, chunks[rank::pp])) for rank in range(pp)]),
     )
 
@@ -146,7 +146,7 @@ class Stages:
         shape = (len(held), max((len(ranks) for ranks in held), default=1))
         kinds = sorted({kind for blocks in model.blocks for kind in blocks})
         self._rank, self._weight, self._layers = (np.zeros(shape, dtype=np.int64) for _ in range(3))
-        self._blocks = {kind: np.zeros(shape, dtype=np.int64) for kind in kinds}
+        self._blocks = {kind: np.zeros(shape) for kind in kinds}
         for i, ranks in enumerate(held):
             rest = [(*ranks[0][:1], 0, *ranks[0][2:])] * (shape[1] - len(ranks))  # no rank's: a copy of weight 0
             for j, (rank, weight, layers, blocks) in enumerate(ranks + rest):
@@ -162,15 +162,15 @@ class Stages:
         return Columns(**one, rank=self._rank[way], weight=self._weight[way], layers=self._layers[way], blocks=blocks)
 
 
-def _held(model: Model, chunks: Sequence[range]) -> Counter[str]:
+def _held(model: Model, chunks: Sequence[range]) -> Mapping[str, float]:
     """Blocks of each kind in these layers."""
-    return Counter(block for r in chunks for layer in model.blocks[r.start : r.stop] for block in layer)
+    return model.held(layer for r in chunks for layer in r)
 
 
-def _ranks(model: Model, split: Split) -> list[tuple[int, int, int, Counter[str]]]:
+def _ranks(model: Model, split: Split) -> list[tuple[int, int, int, Mapping[str, float]]]:
     """Distinct ranks as (the first of its kind, how many, layers, blocks); the first and the last are kinds alone."""
     chunks = split.chunk_layers(model.layers)
-    found: dict[Any, tuple[int, int, int, Counter[str]]] = {}
+    found: dict[Any, tuple[int, int, int, Mapping[str, float]]] = {}
     for rank in range(split.pp):
         mine = chunks[rank :: split.pp]
         blocks = _held(model, mine)

@@ -254,6 +254,11 @@ MODEL = (
         lambda f: ("Megatron deals a hybrid's layers evenly, without virtual stages", "drop vp and uneven stages"),
     ),
     Rule(
+        "runs_stages",  # NeMo 2.7.3, heterogeneous_layer_spec: it does not pass vp_stage on, and Megatron asserts one
+        lambda f: f.interleaved & bool(f.model.runs),
+        lambda f: ("NeMo builds layers of different widths without virtual stages", "drop vp"),
+    ),
+    Rule(
         "no_experts",  # TransformerConfig.__post_init__
         lambda f: (f.ep > 1) & (not f.model.experts),
         lambda f: (f"ep {f.ep} spreads experts, and this model has none", "set ep 1"),

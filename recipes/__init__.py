@@ -12,11 +12,16 @@ if TYPE_CHECKING:
     import nemo_run as run
 
 
-def build(name: str, num_nodes: int | None = None) -> run.Partial:
+def build(name: str, num_nodes: int | None = None, options: str = "") -> run.Partial:
     """The recipe `name` as a `run.Partial`, to be changed like any other and given to NeMo-Run.
 
+    Args:
+        name: as `recipes list` shows it.
+        num_nodes: one of the recipe's sizes; None = the smallest.
+        options: variants, comma-separated: `superpod.recipes.options.OPTIONS`.
+
     Raises:
-        UserError: when there is no such recipe, it is not laid out for `num_nodes`, or NeMo is not installed.
+        UserError: when there is no such recipe or option, it is not laid out for `num_nodes`, or NeMo is not installed.
     """
     from superpod.planner.errors import UserError
     from superpod.recipes.registry import find
@@ -26,12 +31,15 @@ def build(name: str, num_nodes: int | None = None) -> run.Partial:
     try:
         _no_compiler_without_gpu()
         from superpod.recipes import base
+        from superpod.recipes import options as variants
     except ModuleNotFoundError as missing:
         raise UserError(
             f"building a recipe needs NeMo, and {missing.name} is not installed",
             "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` shows what is there",
         ) from missing
-    return base.pretrain(recipe, num_nodes)
+    partial = base.build(recipe, num_nodes)
+    variants.apply(partial, options)
+    return partial
 
 
 def _no_compiler_without_gpu() -> None:

@@ -1,4 +1,5 @@
-"""The one full pretraining `run.Partial`. Every recipe is this plus its layout, precision, overlap and model.
+"""The one full `run.Partial` of pretraining and of fine-tuning. Every recipe is this plus its layout, precision,
+overlap and model.
 
 Imports NeMo: reach it through `superpod.recipes.build`.
 """
@@ -16,7 +17,7 @@ from nemo.lightning.pytorch.callbacks.garbage_collection import GarbageCollectio
 from nemo.lightning.pytorch.optim import CosineAnnealingScheduler, MegatronOptimizerModule
 from nemo.utils.exp_manager import TimingCallback
 
-from superpod.recipes import from_layout, overlap, precision, resilience
+from superpod.recipes import finetune, from_layout, overlap, precision, resilience
 from superpod.recipes.data.module import mock_data_module
 from superpod.recipes.registry import Recipe
 
@@ -25,15 +26,16 @@ for _library in ("nemo_run/config.py", "fiddle/_src/experimental/dataclasses.py"
     history.add_exclude_location(_library)
 
 
-def pretrain(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
-    """The whole pretraining configuration of `recipe` on `num_nodes` nodes (default: its smallest size).
+def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
+    """The whole configuration of `recipe` on `num_nodes` nodes (default: its smallest size).
 
     Raises:
         UserError: when the recipe is not laid out for that many nodes.
     """
     size = num_nodes or recipe.nodes[0]
+    layout = recipe.layout(size)
     partial = run.Partial(
-        llm.pretrain,
+        llm.pretrain if recipe.task == "pretrain" else llm.finetune,
         model=recipe.model.make(),
         data=mock_data_module(recipe.model.vocab_size),
         trainer=_trainer(recipe),
@@ -44,10 +46,12 @@ def pretrain(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
         ),
         optim=_optimizer(recipe),
     )
-    precision.apply(partial, recipe.precision)
+    precision.apply(partial, recipe.precision, layout.sharding)
     from_layout.apply(partial, recipe, size)
-    overlap.apply(partial, recipe.layout(size), recipe)
-    resilience.apply(partial)
+    overlap.apply(partial, layout, recipe)
+    resilience.apply(partial, recipe, size)
+    if recipe.task != "pretrain":
+        finetune.apply(partial, recipe)
     if recipe.model.tune:
         recipe.model.tune(partial)
     return partial
@@ -63,7 +67,7 @@ def _trainer(recipe: Recipe) -> run.Config:
     return run.Config(
         nl.Trainer,
         accelerator="gpu",
-        max_steps=recipe.model.max_steps,
+        max_steps=recipe.schedule.max_steps,
         val_check_interval=2000,
         limit_val_batches=32,
         limit_test_batches=32,
@@ -83,7 +87,7 @@ def _optimizer(recipe: Recipe) -> run.Config:
     config = run.Config(
         OptimizerConfig,
         optimizer="adam",
-        lr=recipe.model.lr,
+        lr=recipe.schedule.lr,
         weight_decay=0.1,
         adam_beta1=0.9,
         adam_beta2=0.95,
@@ -94,8 +98,8 @@ def _optimizer(recipe: Recipe) -> run.Config:
     # The strategy copies trainer.max_steps into the schedule; its own default is 10.
     schedule = run.Config(
         CosineAnnealingScheduler,
-        warmup_steps=recipe.model.warmup_steps,
+        warmup_steps=recipe.schedule.warmup_steps,
         constant_steps=0,
-        min_lr=recipe.model.min_lr,
+        min_lr=recipe.schedule.min_lr,
     )
     return run.Config(MegatronOptimizerModule, config=config, lr_scheduler=schedule)

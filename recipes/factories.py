@@ -14,8 +14,8 @@ from superpod.recipes.registry import Recipe, recipes
 
 
 def _factory(recipe: Recipe) -> Callable[..., run.Partial]:
-    def make(num_nodes: int = recipe.nodes[0]) -> run.Partial:
-        return build(recipe.name, num_nodes)
+    def make(num_nodes: int = recipe.nodes[0], options: str = "") -> run.Partial:
+        return build(recipe.name, num_nodes, options)
 
     make.__name__ = make.__qualname__ = recipe.name
     make.__doc__ = f"{recipe.model.title}: {recipe.task} on {recipe.gpu} in {recipe.precision}."
@@ -23,4 +23,5 @@ def _factory(recipe: Recipe) -> Callable[..., run.Partial]:
 
 
 for _recipe in recipes().values():
-    run.cli.factory(_factory(_recipe), target=llm.pretrain, name=_recipe.name)
+    _target = llm.pretrain if _recipe.task == "pretrain" else llm.finetune
+    run.cli.factory(_factory(_recipe), target=_target, name=_recipe.name)

@@ -39,7 +39,9 @@ def flatten(partial: fdl.Buildable) -> list[Line]:
 
 
 def _walk(path: str, value: Any, where: str) -> Iterator[Line]:
-    if isinstance(value, fdl.Buildable):
+    if name := _constant(value):
+        yield Line(path, name, where)
+    elif isinstance(value, fdl.Buildable):
         yield Line(path or "recipe", _name(fdl.get_callable(value)), where)
         for field, item in _arguments(value):
             yield from _walk(f"{path}.{field}" if path else field, item, set_at(value, field))
@@ -49,6 +51,17 @@ def _walk(path: str, value: Any, where: str) -> Iterator[Line]:
             yield from _walk(f"{path}[{index}]", item, where)
     else:
         yield Line(path, text_of(value), where)
+
+
+def _constant(value: Any) -> str:
+    """The name of NVIDIA's tuned overlap that `value` is as a whole, seventy lines of it; "" where it is none."""
+    if getattr(getattr(value, "__fn_or_cls__", None), "__name__", "") != "TransformerLayerTPOverlapCfg":
+        return ""
+    from nemo.collections.llm.recipes.tp_overlap_configs import userbuffers
+
+    built = fdl.build(value)
+    names = (name for name in dir(userbuffers) if name.startswith("userbuffers_"))
+    return next((f"{userbuffers.__name__}.{name}" for name in names if getattr(userbuffers, name) == built), "")
 
 
 def _arguments(config: fdl.Buildable) -> Iterator[tuple[str, Any]]:

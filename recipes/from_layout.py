@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import nemo_run as run
@@ -59,7 +61,7 @@ def apply(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
     with _set_by(recipe, "recompute", num_nodes):
         _recompute(partial.model.config, layout)
     with _set_by(recipe, "sharding", num_nodes):
-        _shard(partial, layout.sharding)
+        shard(partial, layout.sharding)
     partial.model.config.seq_length = recipe.seq
     partial.data.seq_length = recipe.seq
     partial.trainer.num_nodes = num_nodes
@@ -83,6 +85,8 @@ def read(partial: run.Partial) -> Layout:
 
 
 def _recompute(config: run.Config, layout: Layout) -> None:
+    if layout.recompute == "none" and config.recompute_granularity is not None:  # NeMo's Hyena recomputes by default
+        config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
     if layout.recompute == "full":
         config.recompute_granularity = "full"
         config.recompute_method = layout.recompute_method
@@ -93,7 +97,8 @@ def _recompute(config: run.Config, layout: Layout) -> None:
             config.recompute_modules = list(layout.recompute_modules)
 
 
-def _shard(partial: run.Partial, sharding: str) -> None:
+def shard(partial: run.Partial, sharding: str) -> None:
+    """Set what data parallelism shards, of `layout.CHOICES["sharding"]`."""
     strategy = partial.trainer.strategy
     strategy.ddp.use_distributed_optimizer = sharding != "none"
     partial.optim.config.use_distributed_optimizer = sharding != "none"
@@ -143,13 +148,22 @@ def _set_by(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
 
 
 def _line_of(recipe: Recipe, key: str, num_nodes: int) -> int | None:
-    """Line of `key` in the recipe's table: in its `at.N` line for this size, else the table's own."""
-    table, own = None, None
-    for number, line in enumerate(recipe.source.read_text().splitlines(), start=1):
+    """Line of `key` in the recipe's table; where the size has a line of its own, only that one says."""
+    lines = _lines(recipe.source).get(recipe.table, {})
+    at, own = lines.get(f"at.{num_nodes}"), lines.get(key)
+    if at is None or (key not in at[1] and key == "gbs"):
+        return own[0] if own else None
+    return at[0] if key in at[1] else None
+
+
+@cache
+def _lines(file: Path) -> dict[str, dict[str, tuple[int, set[str]]]]:
+    """Of each table, the line of each key, and the keys that stand in that line's braces."""
+    found: dict[str, dict[str, tuple[int, set[str]]]] = {}
+    table: dict[str, tuple[int, set[str]]] = {}
+    for number, line in enumerate(file.read_text().splitlines(), start=1):
         if header := re.fullmatch(r"\[(\w+)\]\s*", line):
-            table = header[1]
-        elif table == recipe.table and re.match(rf"at\.{num_nodes}\s*=.*[{{ ]{key}\s*=", line):
-            return number
-        elif table == recipe.table and re.match(rf"{key}\s*=", line):
-            own = number
-    return own
+            table = found.setdefault(header[1], {})
+        elif given := re.match(r"([\w.]+)\s*=", line):
+            table[given[1]] = number, set(re.findall(r"(\w+)\s*=", line[given.end() :]))
+    return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from superpod.planner import hardware, models
 from superpod.planner.hardware import Hardware
-from superpod.planner.job import Job
-from superpod.recipes.registry import Recipe
+from superpod.planner.job import Job, Options
+from superpod.recipes.registry import ADAPTERS, Recipe
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -20,6 +21,22 @@ SHAPE = {
     "kv_heads": "num_query_groups",
 }
 """Fields of the planner's `Model` that a user's override of NeMo's model config changes."""
+
+GATHERED = ("fp8ds", "fp8cs", "mxfp8")
+"""Formats in which the distributed optimizer gathers parameters as FP8; blockwise scales cannot be cut into shards."""
+
+
+def gathers_fp8(precision: str, sharding: str) -> bool:
+    """Whether parameters are kept and gathered in FP8: half the bytes of BF16, where there is a gathering."""
+    return precision in GATHERED and sharding != "none"
+
+
+def options(recipe: Recipe, num_nodes: int | None = None) -> Options:
+    """What the recipe decides beside its layout, as the planner knows it."""
+    return Options(
+        fp8_params=gathers_fp8(recipe.precision, recipe.layout(num_nodes).sharding),
+        fused_loss=recipe.task not in ADAPTERS,
+    )
 
 
 def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None = None) -> Job:
@@ -39,7 +56,8 @@ def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None 
         seq=recipe.seq,
         precision=recipe.precision,
         layout=recipe.layout(size),
-        task="lora" if recipe.task in ("lora", "dora") else "sft" if recipe.task == "sft" else "pretrain",
+        task="lora" if recipe.task == "dora" else recipe.task,
+        options=options(recipe, size),
     )
 
 
@@ -53,9 +71,24 @@ def of_partial(partial: run.Partial, recipe: Recipe) -> Job:
 
     base, config = job(recipe), partial.model.config
     sizes = {mine: getattr(config, theirs) for mine, theirs in SHAPE.items()}
+    layout = from_layout.read(partial)
     return base.replace(
         model=base.model.replace(**{key: value for key, value in sizes.items() if value}),
         gpus=partial.trainer.devices * partial.trainer.num_nodes,
         seq=partial.data.seq_length,
-        layout=from_layout.read(partial),
+        layout=layout,
+        options=_options_of(partial, base.options),
+    )
+
+
+def _options_of(partial: run.Partial, base: Options) -> Options:
+    """What overrides and options have made of the recipe's own."""
+    optimizer, config = partial.optim.config, partial.model.config
+    return replace(
+        base,
+        offload=optimizer.optimizer_offload_fraction if optimizer.optimizer_cpu_offload else 0.0,
+        moments="bf16" if "bfloat16" in str(optimizer.exp_avg_dtype) else "fp32",
+        fused_loss=bool(config.cross_entropy_loss_fusion),
+        cuda_graphs=bool(config.enable_cuda_graph),
+        deterministic=bool(config.deterministic_mode),
     )

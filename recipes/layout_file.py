@@ -17,7 +17,7 @@ def write(model: str, job: Job, *, folder: Path | None = None) -> Path:
     """Put the job's layout into `{model}.toml` as the table of its task, GPU and precision.
 
     A table that is there already gets the layout at this number of nodes: as its own when that is its only size,
-    else as the delta `at.N`.
+    else as its line `at.N`. A recipe that another table lays out gets a table of its own.
 
     Raises:
         UserError: when the model has no recipes, the GPUs are no whole nodes, or the file cannot be written.
@@ -34,6 +34,7 @@ def write(model: str, job: Job, *, folder: Path | None = None) -> Path:
         document = tomlkit.parse(path.read_text() if path.exists() else "")
         name = _table(job)
         table = document.get(name)
+        _part(document, name)
         if table is None or list(table.get("nodes", [])) == [nodes]:
             document[name] = _whole(tomlkit, nodes, job.layout)
         else:
@@ -69,17 +70,21 @@ def _whole(tomlkit: Any, nodes: int, layout: Layout) -> Any:
     return table
 
 
+def _part(document: Any, name: str) -> None:
+    """Take a recipe out of the table that lays it out together with others."""
+    for table in document.values():
+        if name in table.get("also", ()):
+            table["also"].remove(name)
+
+
 def _add(tomlkit: Any, table: Any, nodes: int, layout: Layout) -> None:
-    """Another size: what differs from the table's own layout, as its `at.N` line."""
-    own = Layout.from_mapping(
-        {k: v for k, v in table.unwrap().items() if k not in ("nodes", "at", "gpus_per_node")}, ""
-    )
-    delta = {f.name: getattr(layout, f.name) for f in fields(layout) if getattr(layout, f.name) != getattr(own, f.name)}
-    if None in delta.values():
-        raise UserError(f"{', '.join(k for k, v in delta.items() if v is None)} cannot be unset in a size's own line")
+    """Another size: its layout whole, but for the global batch where that is the table's, as its `at.N` line."""
+    values = _values(layout)
+    if values["gbs"] == table.get("gbs"):
+        del values["gbs"]
     if nodes not in table["nodes"]:
         table["nodes"] = sorted([*table["nodes"], nodes])
     sizes = table.setdefault("at", tomlkit.table())
     inline = tomlkit.inline_table()
-    inline.update({key: list(value) if isinstance(value, tuple) else value for key, value in delta.items()})
+    inline.update(values)
     sizes[str(nodes)] = inline

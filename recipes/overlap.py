@@ -8,7 +8,7 @@ from nemo.collections.llm.recipes.tp_overlap_configs import userbuffers
 from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 
 from superpod.planner.layout import Layout
-from superpod.recipes.registry import Recipe
+from superpod.recipes.registry import ADAPTERS, Recipe
 
 
 def apply(partial: run.Partial, layout: Layout, recipe: Recipe) -> None:
@@ -18,8 +18,10 @@ def apply(partial: run.Partial, layout: Layout, recipe: Recipe) -> None:
     """
     ddp = partial.trainer.strategy.ddp
     ddp.overlap_grad_reduce = True
-    ddp.overlap_param_gather = True
-    callback = run.Config(MegatronCommOverlapCallback, tp_comm_overlap=layout.tp > 1 and layout.sp)
+    ddp.overlap_param_gather = layout.sharding != "none"
+    # Userbuffers send what the sequence-parallel regions exchange; an adapter beside a linear layer breaks into that.
+    overlapped = layout.tp > 1 and layout.sp and recipe.task not in ADAPTERS
+    callback = run.Config(MegatronCommOverlapCallback, tp_comm_overlap=overlapped)
     if callback.tp_comm_overlap:
         tuned = _userbuffers(partial, layout, recipe)
         if tuned is not None:
@@ -29,7 +31,7 @@ def apply(partial: run.Partial, layout: Layout, recipe: Recipe) -> None:
 
 def _userbuffers(partial: run.Partial, layout: Layout, recipe: Recipe) -> run.Config | None:
     """NVIDIA's tuned overlap of each linear layer, where NeMo has one for this very shape; else TE's default."""
-    kind = "bf16" if recipe.precision == "bf16" else "fp8"
+    kind = "bf16" if recipe.precision in ("bf16", "fp16") else "fp8"
     shape = f"userbuffers_{kind}_{recipe.gpu}_h{partial.model.config.hidden_size}_tp{layout.tp}"
     tail = f"_mbs{layout.mbs}_seqlen{recipe.seq}"
     for name in (f"{shape}_cp{layout.cp}{tail}", f"{shape}{tail}"):

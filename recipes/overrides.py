@@ -13,6 +13,7 @@ from fiddle._src import history
 from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
 from superpod.planner.errors import UserError, did_you_mean
+from superpod.recipes import options
 
 logging.getLogger(parse_cli_args.__module__).setLevel(logging.CRITICAL)  # it logs what we raise
 
@@ -20,13 +21,17 @@ _FORM = re.compile(r"(?P<path>[A-Za-z_][\w.\[\]]*)\s*(?:[-+*/|&]|//)?=(?P<value>
 
 
 def apply(partial: run.Partial, overrides: list[str]) -> None:
-    """Set each `path=value` (also `*=`, `+=` and the rest of NeMo-Run's operators) in `partial`.
+    """Set each `path=value` (also `*=`, `+=` and the rest of NeMo-Run's operators), and each `with=OPTION`, in order.
 
     Raises:
         UserError: when an override is not of that form, names nothing in the recipe, or its value does not parse.
     """
     where = history.Location(filename="command line", line_number=0, function_name=None)
     for text in overrides:
+        if text.startswith(options.PREFIX):
+            with history.custom_location(lambda: where):
+                options.apply(partial, text.removeprefix(options.PREFIX))
+            continue
         match = _FORM.fullmatch(text)
         if match is None:
             raise UserError(f"{text!r} is not an override", "write path=value, such as trainer.max_steps=10")

@@ -2,36 +2,67 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import nemo_run as run
 import torch
 from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecision
 
 from superpod.planner.errors import UserError
+from superpod.recipes.job import gathers_fp8
 
-# Gradients are reduced in FP32 everywhere: at thousands of ranks a BF16 sum loses what small gradients add.
-_FORMATS = {
+PLAIN = {
     "bf16": {"precision": "bf16-mixed", "dtype": torch.bfloat16},
+    "fp16": {"precision": "16-mixed", "dtype": torch.float16},  # the loss scale is dynamic: the plugin's default
     "fp32": {"precision": "32", "dtype": torch.float32},
 }
 
+FP8: dict[str, dict[str, Any]] = {
+    # One scale a tensor, from the largest values of the last 1,024 steps.
+    "fp8ds": {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"},
+    # One scale a tensor, from its own values; the first and the last layer stay in BF16, where errors cost most.
+    "fp8cs": {
+        "fp8": "hybrid",
+        "fp8_recipe": "tensorwise",
+        "first_last_layers_bf16": True,
+        "num_layers_at_start_in_bf16": 1,
+        "num_layers_at_end_in_bf16": 1,
+    },
+    # One scale for each 128 x 128 of a weight and 1 x 128 of an activation: DeepSeek V3's recipe.
+    "fp8bw": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    # One power-of-two scale for each 32 values, in Blackwell's tensor cores.
+    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
+}
+"""What is set above BF16: the recipes of NeMo 2.7.3's mixed_precision.py, which NVIDIA's published runs use."""
 
-def apply(partial: run.Partial, precision: str) -> None:
+
+def apply(partial: run.Partial, precision: str, sharding: str = "zero1") -> None:
     """Train in `precision`; a recipe's name ends with it.
 
     Raises:
         UserError: when no plugin is written for that precision.
     """
-    if precision not in _FORMATS:
-        raise UserError(f"no recipe is written for precision {precision!r}", f"known: {', '.join(_FORMATS)}")
-    dtype = _FORMATS[precision]["dtype"]
-    partial.trainer.plugins = run.Config(
+    if precision not in PLAIN | FP8:
+        raise UserError(f"no recipe is written for precision {precision!r}", f"known: {', '.join(PLAIN | FP8)}")
+    plain = PLAIN["bf16" if precision in FP8 else precision]
+    plugin = run.Config(
         MegatronMixedPrecision,
-        precision=_FORMATS[precision]["precision"],
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
+        precision=plain["precision"],
+        params_dtype=plain["dtype"],
+        pipeline_dtype=plain["dtype"],
         autocast_enabled=False,
+        # Everywhere: at thousands of ranks a 16-bit sum loses what small gradients add.
         grad_reduce_in_fp32=True,
     )
-    partial.trainer.strategy.pipeline_dtype = dtype
+    for key, value in FP8.get(precision, {}).items():
+        setattr(plugin, key, value)
+    if precision in FP8:
+        plugin.fp8_param_gather = gathers_fp8(precision, sharding)
+        if precision == "mxfp8" and plugin.fp8_param_gather:
+            # It keeps weights twice, by rows and by columns; gathered through the gradients' buffer, not a third time.
+            plugin.reuse_grad_buf_for_mxfp8_param_ag = True
+    partial.trainer.plugins = plugin
+    partial.trainer.strategy.pipeline_dtype = plain["dtype"]
     partial.trainer.strategy.ddp.grad_reduce_in_fp32 = True
-    partial.optim.config.bf16 = precision != "fp32"
+    partial.optim.config.bf16 = plain["dtype"] is torch.bfloat16
+    partial.optim.config.fp16 = plain["dtype"] is torch.float16

@@ -14,13 +14,27 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superpod.planner import models as planned
 from superpod.planner.errors import UserError, did_you_mean
 from superpod.planner.layout import Layout
 
 if TYPE_CHECKING:
     import nemo_run as run
 
-FAMILIES = ("llama", "tiny")
+FAMILIES = (
+    "llama",
+    "llama_nemotron",
+    "nemotron",
+    "qwen",
+    "mistral",
+    "deepseek",
+    "gemma",
+    "gpt",
+    "others",
+    "ssm",
+    "encoders",
+    "tiny",
+)
 """The family files of this folder, in the order `recipes list` shows them."""
 
 LAYOUTS = Path(__file__).parent / "layouts"
@@ -32,6 +46,10 @@ TABLE = re.compile(
 """A recipe's name is `{model}_{table}`; this is what a table may be called."""
 
 
+FINETUNE_SEQ = 4096
+"""Tokens of a packed fine-tuning sample: what NVIDIA's published SFT and LoRA runs use (NeMo performance summary)."""
+
+
 @dataclass(frozen=True)
 class Model:
     """A model as a family file declares it: facts that need no NeMo, and the function that configures it."""
@@ -39,23 +57,50 @@ class Model:
     name: str
     family: str
     make: Callable[[], run.Config]
-    vocab_size: int
-    """Tokens of the model's own tokenizer, unpadded."""
     seq: int
-    """Sequence length it is trained at, tokens."""
+    """Sequence length it is pretrained at, tokens."""
     lr: float
+    """Peak learning rate of pretraining."""
     min_lr: float
     warmup_steps: int
     max_steps: int
+    """Of pretraining."""
+    sft_lr: float = 5e-6
+    """Peak learning rate of full fine-tuning: what NeMo's own recipes take."""
     hf: str = ""
-    """Hugging Face id of the weights and tokenizer."""
+    """Hugging Face id of the weights and tokenizer: where fine-tuning starts."""
+    unproven: str = ""
+    """Why no machine without a GPU can build it, where that is so."""
     tune: Callable[[run.Partial], None] | None = None
     """What this model's recipes have different from the base, beyond the layout."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the model's own tokenizer, unpadded."""
+        return planned.find(self.name).vocab
 
     @property
     def title(self) -> str:
         """First line of the function's docstring."""
         return (self.make.__doc__ or "").strip().splitlines()[0].rstrip(".")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How fast and how long a recipe learns, at its own global batch."""
+
+    lr: float
+    """Peak."""
+    min_lr: float
+    warmup_steps: int
+    max_steps: int
+
+
+ADAPTERS = ("lora", "dora")
+"""Tasks that train adapters beside frozen weights."""
+
+ADAPTER_LR = 1e-4
+"""Their peak learning rate (NeMo 2.7.3, finetune_recipe of every model)."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +118,22 @@ class Recipe:
     """Layout at each node count the recipe is meant to run at."""
     source: Path
     table: str
+    """Head of the table in `source` that lays it out; of several recipes, where they are laid out alike."""
+    table_name: str
+    """The recipe's name without its model."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
         """Declared node counts, ascending; the first is the default."""
         return tuple(self.layouts)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of pretraining the model's; of fine-tuning a thousand steps with a short warm-up, down to nothing."""
+        m = self.model
+        if self.task == "pretrain":
+            return Schedule(m.lr, m.min_lr, m.warmup_steps, m.max_steps)
+        return Schedule(ADAPTER_LR if self.task in ADAPTERS else m.sft_lr, 0.0, 50, 1000)
 
     def layout(self, num_nodes: int | None = None) -> Layout:
         """The layout at `num_nodes` (default: the smallest declared size).
@@ -93,6 +149,14 @@ class Recipe:
 
 
 _models: dict[str, Model] = {}
+
+
+def nemo(model: str, config: str, **sizes: Any) -> run.Config:
+    """NeMo's model class `model` on its configuration class `config`, both of `nemo.collections.llm`."""
+    import nemo_run as run
+    from nemo.collections import llm
+
+    return run.Config(getattr(llm, model), config=run.Config(getattr(llm, config), **sizes))
 
 
 def model(**facts: Any) -> Callable[[Callable[[], run.Config]], Callable[[], run.Config]]:
@@ -119,8 +183,7 @@ def models() -> dict[str, Model]:
 @cache
 def recipes() -> dict[str, Recipe]:
     """Every registered recipe by name: models in the order of their family files, tables in the file's order."""
-    found = {r.name: r for m in models().values() for r in _read(m, LAYOUTS / f"{m.name}.toml")}
-    return found
+    return {name: recipe for m in models().values() for name, recipe in _of(m).items()}
 
 
 def find(name: str) -> Recipe:
@@ -129,42 +192,71 @@ def find(name: str) -> Recipe:
     Raises:
         UserError: naming the closest ones when there is none.
     """
-    known = recipes()
-    if name not in known:
-        hint = did_you_mean(name, list(known)) or "`recipes list` shows them all"
-        raise UserError(f"no recipe is called {name!r}", hint)
-    return known[name]
+    for m in models().values():  # its own file is enough
+        if name.startswith(m.name) and name in (own := _of(m)):
+            return own[name]
+    known = list(recipes())
+    hint = did_you_mean(name, known) or "`recipes list` shows them all"
+    raise UserError(f"no recipe is called {name!r}", hint)
+
+
+@cache
+def _of(m: Model) -> dict[str, Recipe]:
+    return {recipe.name: recipe for recipe in _read(m, LAYOUTS / f"{m.name}.toml")}
 
 
 def _read(m: Model, path: Path) -> Iterator[Recipe]:
+    """The recipes of a layout file: of each table its own, and those that it also lays out."""
     if not path.is_file():
         return
     with path.open("rb") as f:
         tables = tomllib.load(f)
     for table, values in tables.items():
-        yield _recipe(m, path, table, dict(values))
+        where = f"{path.name} [{table}]"
+        names = (table, *values.pop("also", ()))
+        tiny = m.name.startswith("tiny_")
+        given = {key: values.pop(key) for key in ("task", "gpu", "precision")} if tiny else {}
+        gpus_per_node = values.pop("gpus_per_node", None)
+        layouts = _layouts(values, where)
+        for name in names:
+            yield _recipe(m, name, given, gpus_per_node, layouts, (path, table))
 
 
-def _recipe(m: Model, path: Path, table: str, values: dict[str, Any]) -> Recipe:
-    where = f"{path.name} [{table}]"
-    tiny = m.name.startswith("tiny_")
-    match = TABLE.fullmatch(table)
-    if match is None and not tiny:
-        raise UserError(f"{where}: a table is called [NNk_]task_gpu_precision, such as pretrain_h100_bf16")
-    facts = match.groupdict() if match else {k: values.pop(k) for k in ("task", "gpu", "precision")}
+def _layouts(values: dict[str, Any], where: str) -> dict[int, Layout]:
+    """The layout at each size: the table's, or where a size has a line of its own, what that says."""
     at = values.pop("at", {})
     if not (nodes := values.pop("nodes", [])):
         raise UserError(f"{where}: nodes is missing", "list the node counts this recipe is meant to run at")
-    gpus = values.pop("gpus_per_node", 4 if facts["gpu"] in ("gb200", "gb300") else 8)
+    usual = Layout.from_mapping(values, where)
+    own = {size: Layout.from_mapping({"gbs": usual.gbs} | given, f"{where} at.{size}") for size, given in at.items()}
+    return {n: own.get(str(n), usual) for n in nodes}
+
+
+def _recipe(
+    m: Model, name: str, given: dict[str, str], gpus: int | None, layouts: dict[int, Layout], place: tuple[Path, str]
+) -> Recipe:
+    path, table = place
+    match = TABLE.fullmatch(name)
+    if match is None and not given:
+        where = f"{path.name} [{table}]"
+        raise UserError(f"{where}: {name} is not [NNk_]task_gpu_precision, such as pretrain_h100_bf16")
+    facts: dict[str, Any] = match.groupdict() if match else given
     return Recipe(
-        name=m.name if tiny and table == "default" else f"{m.name}_{table}",
+        name=m.name if name == "default" else f"{m.name}_{name}",
         model=m,
         task=facts["task"],
         gpu=facts["gpu"],
         precision=facts["precision"],
-        seq=int(facts["context_k"]) * 1024 if facts.get("context_k") else m.seq,
-        gpus_per_node=gpus,
-        layouts={n: Layout.from_mapping(values | at.get(str(n), {}), where) for n in nodes},
+        seq=_seq(m, facts),
+        gpus_per_node=gpus or (4 if facts["gpu"] in ("gb200", "gb300") else 8),
+        layouts=layouts,
         source=path,
         table=table,
+        table_name=name,
     )
+
+
+def _seq(m: Model, facts: dict[str, Any]) -> int:
+    if facts.get("context_k"):
+        return int(facts["context_k"]) * 1024
+    return m.seq if facts["task"] == "pretrain" else min(m.seq, FINETUNE_SEQ)

@@ -19,7 +19,7 @@ def _short(partial: run.Partial) -> None:
     partial.log.ckpt.every_n_train_steps = 10
 
 
-@model(vocab_size=4096, seq=256, lr=3e-3, min_lr=3e-4, warmup_steps=10, max_steps=60, tune=_short)
+@model(seq=256, lr=3e-3, min_lr=3e-4, warmup_steps=10, max_steps=60, tune=_short)
 def tiny_llama3() -> run.Config:
     """Llama 3 with 4 layers of 192: 3 million parameters, for two ranks of any machine."""
     import nemo_run as run

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = {
-    "list": "recipes list",
+    "list": "recipes list llama3_70b pretrain h100",
     "plan": "recipes plan llama3_70b --gpu h100 --gpus 64 --gbs 128 --top 5 --compare-rules",
     "check": "recipes check llama3_70b --gpu h100 --nodes 6 --layout tp=8,pp=4,cp=2",
     "memory": "recipes memory llama3_70b_pretrain_h100_bf16",

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import typer
 
-from superpod.launchers.cli import budget, clusters, copying, data, doctor, judge, plan, run, show, slurm, watching
+from superpod.launchers.cli import (
+    budget,
+    clusters,
+    copying,
+    data,
+    doctor,
+    judge,
+    plan,
+    prove,
+    run,
+    show,
+    slurm,
+    tuning,
+    watching,
+)
 
 app = typer.Typer(
     help="NeMo 2.0 / Megatron-Core training recipes: read, rehearse and run them.",
@@ -16,6 +30,8 @@ app.command("list")(show.list_)
 app.command("show")(show.show)
 app.command("export")(copying.export)
 app.command("diff")(copying.diff)
+app.command("tune")(tuning.tune)
+app.command("prove")(prove.prove)
 app.command("plan")(plan.plan)
 app.command("check")(judge.check)
 app.command("memory")(judge.memory)

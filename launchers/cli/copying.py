@@ -15,7 +15,7 @@ from superpod.planner.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.launchers.local import Job
-    from superpod.recipes.diff import Difference
+    from superpod.recipes.copying.diff import Difference
 
 Recipe = Annotated[str, typer.Argument(help="A recipe, or one of NeMo's own: nemo:llama3_8b.finetune_recipe.")]
 WHY = 24
@@ -34,14 +34,14 @@ def export(
     """Write a recipe as one Python file that needs NeMo and NeMo-Run only, and that runs."""
     from superpod.launchers import local
     from superpod.launchers.quiet import quietly
-    from superpod.recipes import export_file
+    from superpod.recipes.copying import file
 
-    export_file.check(to, force=force)
+    file.check(to, force=force)
     job = local.Job(name, overrides or [], data.absolute() if data else None, num_nodes)
     local.check(job)
     with quietly():
         text = _text(job)
-    export_file.write(text, to, force=force)
+    file.write(text, to, force=force)
     print(f"wrote {to}: {len(text.splitlines())} lines, an equal recipe")
 
 
@@ -51,7 +51,8 @@ def _text(job: Job) -> str:
     from superpod.recipes.registry import find
 
     partial = build(job.recipe, job.num_nodes)
-    from superpod.recipes import export, overrides
+    from superpod.recipes import overrides
+    from superpod.recipes.copying import export
 
     if job.data:
         local.use_data(partial, job.data)
@@ -73,7 +74,7 @@ def diff(
 
     _need_nemo()
     with quietly():
-        from superpod.recipes import diff as diffs
+        from superpod.recipes.copying import diff as diffs
 
         found = diffs.differences(diffs.load(a, num_nodes), diffs.load(b, num_nodes))
     if as_json:

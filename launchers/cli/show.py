@@ -20,9 +20,12 @@ def list_(
     words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose names hold every one of these.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """List the recipes: model, hardware, sizes, layout."""
+    """List the recipes that hold all words in their names; without any, the models that there are recipes of."""
     from superpod.recipes.registry import recipes
 
+    if not words and not as_json:
+        _models()
+        return
     found = [r for r in recipes().values() if all(w in r.name for w in words or [])]
     if as_json:
         print(json.dumps([_facts(r) for r in found], indent=1))
@@ -43,6 +46,22 @@ def list_(
     tables.show(table)
     if any(len(set(r.layouts.values())) > 1 for r in found):
         print("* at the smallest size; another layout at larger ones: recipes show NAME --nodes N")
+
+
+def _models() -> None:
+    from superpod.recipes.registry import models, recipes
+
+    every = recipes().values()
+    rows = []
+    for model in models().values():
+        mine = [r for r in every if r.model is model]
+        long = dict.fromkeys(f"{r.seq // 1024}k" for r in mine if r.seq > model.seq)
+        tasks = ", ".join(dict.fromkeys(r.task for r in mine))
+        rows.append((model.name, f"{len(mine)}", tasks + (f"; pretrain at {' '.join(long)}" if long else "")))
+    tables.show_folded(("model", "recipes", "tasks"), rows, fold=2)
+    gpus, precisions = (dict.fromkeys(getattr(r, key) for r in every) for key in ("gpu", "precision"))
+    print(f"{len(every):,} recipes, MODEL_TASK_GPU_PRECISION: {', '.join(gpus)}; {', '.join(precisions)}")
+    print("recipes list llama3_8b sft h100 shows those whose names hold all the words")
 
 
 def _facts(r: Recipe) -> dict:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 # Llama 3's vocabulary, for a recipe that names none this machine can find: NeMo's stock recipes leave it to a
 # tokenizer, and with mock data have none. The counts of other models are then off by the difference.
@@ -27,7 +28,7 @@ def dry_build(recipe: Any, rank: int, world_size: int, *, vocab_size: int | None
             the tokenizer's where it can be had offline, else ``STAND_IN_VOCAB``.
 
     Returns:
-        One count per virtual pipeline stage (one element without virtual stages), in order.
+        One count per virtual pipeline stage (one element without virtual stages), in order; with adapters, theirs too.
 
     Raises:
         AssertionError, RuntimeError, ValueError: Megatron or NeMo refuses the layout.
@@ -38,16 +39,17 @@ def dry_build(recipe: Any, rank: int, world_size: int, *, vocab_size: int | None
 
     install()
     strategy = fdl.build(recipe.trainer.strategy)
-    with fake_ranks(rank, world_size, **_layout(strategy)):
-        config = _connected_config(recipe, strategy)
+    with fake_ranks(rank, world_size, **degrees(strategy)):
+        config = connected_config(recipe, strategy)
         if vocab_size is not None:
             config.vocab_size = None
         tokenizer = SimpleNamespace(vocab_size=vocab_size or _tokenizer_vocab(recipe) or STAND_IN_VOCAB)
         stages = range(config.virtual_pipeline_model_parallel_size or 1)
-        return [_parameters(config, tokenizer, stage) for stage in stages]
+        peft = fdl.build(recipe.peft) if getattr(recipe, "peft", None) else None
+        return [_parameters(config, tokenizer, stage, peft) for stage in stages]
 
 
-def _connected_config(recipe: Any, strategy: Any) -> Any:
+def connected_config(recipe: Any, strategy: Any) -> Any:
     """The model's configuration after NeMo has written layout and precision into it, as at the start of a run."""
     import copy
 
@@ -70,15 +72,18 @@ def _connected_config(recipe: Any, strategy: Any) -> Any:
     return built.config
 
 
-def _parameters(config: Any, tokenizer: Any, stage: int) -> int:
+def _parameters(config: Any, tokenizer: Any, stage: int, peft: Any = None) -> int:
     import torch
     from megatron.core import parallel_state
+    from nemo.collections.llm.fn import walk
 
     virtual = config.virtual_pipeline_model_parallel_size
     if virtual:
         parallel_state.set_virtual_pipeline_model_parallel_rank(stage)
     with torch.device("meta"):
         chunk = config.configure_model(tokenizer, vp_stage=stage if virtual else None)
+        if peft is not None:
+            walk(chunk, peft.transform)
     return sum(parameter.numel() for parameter in chunk.parameters())
 
 
@@ -94,9 +99,17 @@ def fake_ranks(rank: int, world_size: int, **layout: Any) -> Iterator[None]:
     random_state, environment = torch.get_rng_state(), dict(os.environ)
     for name in NVTE:  # Megatron sets them as it builds a model, and refuses the next model's attention backend
         os.environ.pop(name, None)
+    create_group = parallel_state.create_group
+
+    def own_group(ranks: Any = None, *args: Any, **kw: Any) -> Any:
+        """Of thousands of groups a rank is in a dozen: the others are not made."""
+        mine = ranks is None or rank in ranks
+        return create_group(ranks, *args, **kw) if mine else dist.GroupMember.NON_GROUP_MEMBER
+
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
-        parallel_state.initialize_model_parallel(**layout, create_gloo_process_groups=False)
+        with mock.patch.object(parallel_state, "create_group", own_group):
+            parallel_state.initialize_model_parallel(**layout, create_gloo_process_groups=False)
         model_parallel_cuda_manual_seed(1234, force_reset_rng=True)
         yield
     finally:
@@ -108,7 +121,7 @@ def fake_ranks(rank: int, world_size: int, **layout: Any) -> Iterator[None]:
         os.environ.update(environment)
 
 
-def _layout(strategy: Any) -> dict[str, Any]:
+def degrees(strategy: Any) -> dict[str, Any]:
     """The arguments NeMo gives to initialize_model_parallel (nemo.lightning._strategy_lib.init_model_parallel)."""
     names = (
         "tensor_model_parallel_size",

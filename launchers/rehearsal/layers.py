@@ -18,17 +18,52 @@ def layer_norm_linear_class() -> type:
         def __init__(self, input_size: int, output_size: int, *, config: Any, **kw: Any) -> None:
             super().__init__(input_size, output_size, config=config, **kw)
             self.epsilon = config.layernorm_epsilon
+            self.return_layernorm_output = False  # TE's switch: an adapter wants what the linear layer gets
             add_norm_parameters(self, config, input_size, prefix="layer_norm_")
 
         def forward(self, x: Any, *args: Any, **kw: Any) -> Any:
             bias = getattr(self, "layer_norm_bias", None)
             normed = normalize(x, self.config, self.epsilon, self.layer_norm_weight, bias)
-            return super().forward(normed, *args, **kw)
+            output, bias = super().forward(normed, *args, **kw)
+            return ((output, normed) if self.return_layernorm_output else output), bias
 
     return LayerNormColumnParallelLinear
 
 
-def spec_provider_class(fused: type) -> type:
+def linear_class() -> type:
+    """TELinear in torch, as Megatron asks for it in latent attention: whole on every tensor-parallel rank."""
+    import torch
+
+    class Linear(torch.nn.Module):
+        def __init__(self, input_size: int, output_size: int, *, config: Any, init_method: Any, **kw: Any) -> None:
+            super().__init__()
+            self.config = config
+            if kw.get("parallel_mode") != "duplicated" or kw.get("bias"):
+                raise NotImplementedError(f"a linear layer with {kw}: Megatron-Core 0.15.3 asks for none such")
+            weight = torch.empty(output_size, input_size, dtype=config.params_dtype)
+            self.weight = torch.nn.Parameter(weight)
+            if config.perform_initialization:
+                init_method(self.weight)  # before any rank draws its own numbers: the same on all of them
+            self.weight.allreduce = True
+            self.weight.sequence_parallel = config.sequence_parallel  # its gradient is summed over the ranks' tokens
+
+        def forward(self, x: Any) -> Any:
+            return torch.nn.functional.linear(x, self.weight), None
+
+        def set_extra_state(self, state: Any) -> None:
+            """TE's layers keep FP8 scales there; this one has none."""
+
+        def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+            from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+
+            return make_sharded_tensors_for_checkpoint(
+                self.state_dict(prefix="", keep_vars=True), prefix, {}, sharded_offsets
+            )
+
+    return Linear
+
+
+def spec_provider_class(fused: type, linear: type) -> type:
     """What Megatron asks for a layer's parts: TE's shape, local parts."""
     from megatron.core.models.backends import LocalSpecProvider
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -44,7 +79,7 @@ def spec_provider_class(fused: type) -> type:
             return fused
 
         def linear(self) -> type:
-            return ColumnParallelLinear
+            return linear
 
         def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
             return WrappedTorchNorm
@@ -63,10 +98,12 @@ def spec_provider_class(fused: type) -> type:
 )
 def _te_layers() -> None:
     from megatron.core.models.gpt import gpt_layer_specs, moe_module_specs
-    from megatron.core.transformer import multi_token_prediction
+    from megatron.core.transformer import multi_latent_attention, multi_token_prediction
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
-    provider = spec_provider_class(layer_norm_linear_class())
+    linear = linear_class()
+    provider = spec_provider_class(layer_norm_linear_class(), linear)
+    define(multi_latent_attention, TELinear=linear)  # by which it knows that the layer is whole
     for module in (gpt_layer_specs, moe_module_specs, multi_token_prediction):
         define(module, TESpecProvider=provider, LocalSpecProvider=provider)  # without TE the first is not there
     define(gpt_layer_specs, TENorm=WrappedTorchNorm, LNImpl=WrappedTorchNorm)

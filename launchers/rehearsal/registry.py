@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # The order they are applied in: torch first, because Megatron reads torch.cuda while it is imported.
-MODULES = ("torch_cuda", "megatron", "attention", "optimizer", "layers", "moe", "settings", "nemo")
+MODULES = ("torch_cuda", "megatron", "attention", "optimizer", "layers", "moe", "settings", "nemo", "adapters")
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superpod.planner import hardware, legality, models
+from superpod.planner import columns, hardware, legality, models
 from superpod.planner.errors import UserError
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
+from superpod.planner.memory import state
+from superpod.planner.memory.units import Units
 from superpod.planner.models import Model, Split
 from superpod.planner.models.counts import block_parameters
 from tests.conftest import ROOT
@@ -272,3 +274,19 @@ def test_what_a_shape_simplifies_is_said_as_a_warning():
         fabric = hardware.builtin().fabric_of(node)
         job = Job(model=model, node=node, fabric=fabric, gpus=8, seq=512, precision="bf16", layout=Layout())
         assert any("planned approximately" in each.message for each in legality.warnings(job)) == said
+
+
+@pytest.mark.parametrize("name", ["llama33_nemotron_super_49b", "llama31_nemotron_ultra_253b"])
+def test_memory_holds_what_each_stage_of_different_widths_holds(name):
+    model, node = models.find(name), hardware.builtin().node("h100")
+    layout = Layout(tp=8, pp=2, sp=True, gbs=16)
+    job = Job(model, node, hardware.builtin().fabric_of(node), 16, 8192, "bf16", layout)
+    held = state.held(Units(job, columns.of(job)))
+    exact = [model.parameters(Split.of(layout), rank).total for rank in (0, 1)]
+    assert held.dense.tolist() == pytest.approx(exact, rel=1e-4)
+
+
+def test_layers_of_different_widths_take_no_virtual_stages():
+    split = Split(pp=2, vp=2)
+    with pytest.raises(UserError, match="without virtual stages"):
+        models.find("llama33_nemotron_super_49b").parameters(split)

@@ -8,10 +8,20 @@ import pytest
 
 @pytest.fixture(scope="session")
 def described(tmp_path_factory):
-    """What tests/recipes/describe.py says of every recipe; NeMo is imported once, in a process of its own."""
+    """What tests/recipes/describe.py says of the first recipe of every model and task."""
+    return _described(tmp_path_factory.mktemp("described") / "answer.json")
+
+
+@pytest.fixture(scope="session")
+def all_described(tmp_path_factory):
+    """What it says of every recipe."""
+    return _described(tmp_path_factory.mktemp("described") / "answer.json", "--all")
+
+
+def _described(answer, *arguments):
+    """NeMo is imported once, in a process of its own."""
     script = Path(__file__).parent / "describe.py"
-    answer = tmp_path_factory.mktemp("described") / "answer.json"
-    command = [sys.executable, "-W", "ignore", script, answer]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-W", "ignore", script, answer, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(answer.read_text())

@@ -1,8 +1,12 @@
-"""describe.py FILE: import NeMo once and answer everything the recipe tests ask, as JSON in FILE."""
+"""describe.py FILE [--all]: import NeMo once and answer everything the recipe tests ask, as JSON in FILE.
+
+With --all, of every recipe; without, of the first of each model and task.
+"""
 
 import dataclasses
 import json
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +25,56 @@ OVERRIDES = (
     "trainer.max_steps.more=1",
     "max_steps",
     "__class__=1",
+    "with=full_recompute",
+    "with=offload_optimizer",
+    "with=offload_activations",
+    "with=fsdp",
+    "with=precision_aware",
+    "with=cuda_graphs",
+    "with=deterministic",
+    "with=full_recompute,fsdpp",
 )
 
 
 def main() -> None:
-    from superpod.recipes import build, from_layout, registry
+    from superpod.recipes import build, registry
     from superpod.recipes.flatten import flatten
 
-    lines = {name: [[i.path, i.value, i.where] for i in flatten(build(name))] for name in registry.recipes()}
-    sizes = {
-        name: {n: [build(name, n).trainer.num_nodes, vars(from_layout.read(build(name, n)))] for n in recipe.nodes}
-        for name, recipe in registry.recipes().items()
-    }
+    asked = dict(registry.recipes() if "--all" in sys.argv else {r.name: r for r in firsts().values()})
+    built = {name: resolved(recipe) for name, recipe in asked.items()}
+    lines = {name: [[i.path, i.value, i.where] for i in flatten(partial)] for name, partial in built.items()}
+    sizes = [[name, *read(build(name, nodes), nodes)] for name, nodes in one_of_each_layout(asked).values()]
     answer = {"lines": lines, "sizes": sizes, "overrides": {text: override(text) for text in OVERRIDES}}
-    Path(sys.argv[1]).write_text(
-        json.dumps(answer | {"dry": dry(), "factories": factories(), "round_trips": round_trips()})
-    )
+    Path(sys.argv[1]).write_text(json.dumps(answer | {"factories": factories(), "round_trips": round_trips()}))
+
+
+def read(partial: Any, nodes: int) -> list[Any]:
+    """The size asked for, the size built, and the layout as NeMo has it."""
+    from superpod.recipes import from_layout
+
+    return [nodes, partial.trainer.num_nodes, vars(from_layout.read(partial))]
+
+
+def firsts() -> dict[str, Any]:
+    """The recipes that stand whole in a golden: of each model and task that on H100s in BF16; DoRA's are LoRA's."""
+    from superpod.recipes import registry
+
+    found: dict[str, Any] = {}
+    for recipe in registry.recipes().values():
+        usual = recipe.name.endswith("_h100_bf16") and recipe.seq <= recipe.model.seq
+        if recipe.task != "dora" and (usual or recipe.model.family == "tiny"):
+            found.setdefault(golden_of(recipe), recipe)
+    return found
+
+
+def golden_of(recipe: Any) -> str:
+    """The golden that a recipe stands in."""
+    return f"{recipe.model.name}_{'lora' if recipe.task == 'dora' else recipe.task}"
+
+
+def one_of_each_layout(asked: dict[str, Any]) -> dict[Layout, tuple[str, int]]:
+    """A recipe and a size that has it, of every layout there is."""
+    return {layout: (name, n) for name, recipe in asked.items() for n, layout in recipe.layouts.items()}
 
 
 ROUND_TRIPS = (
@@ -56,7 +94,7 @@ def round_trips() -> list[list[dict[str, Any]]]:
     found = []
     for layout in ROUND_TRIPS:
         recipe = dataclasses.replace(registry.recipes()["tiny_llama3"], layouts={1: layout})
-        found.append([vars(layout), vars(from_layout.read(base.pretrain(recipe)))])
+        found.append([vars(layout), vars(from_layout.read(base.build(recipe)))])
     return found
 
 
@@ -73,26 +111,26 @@ def override(text: str) -> list[str]:
     return ["changed", *sorted(f"{line}  # {line.where}" for line in flatten(recipe) if str(line) not in before)]
 
 
-def dry() -> dict[str, list[list[int]]]:
-    """Parameters per chunk of the first, a middle and the last pipeline rank, at the smallest declared size."""
-    from superpod.launchers.rehearsal import dry_build
-    from superpod.recipes import build, registry
+def resolved(recipe: Any) -> Any:
+    """The recipe as `nemo llm pretrain --factory NAME` resolves it (nemo_run/cli/lazy.py), or `finetune`."""
+    from nemo.collections import llm
+    from nemo_run.cli.cli_parser import parse_factory
 
-    found = {}
-    for name, recipe in registry.recipes().items():
-        world = recipe.nodes[0] * recipe.gpus_per_node
-        pp = recipe.layout().pp
-        ranks = sorted({stage * (world // pp) for stage in (0, pp // 2, pp - 1)})
-        found[name] = [dry_build(build(name), rank=rank, world_size=world) for rank in ranks]
-    return found
+    factories()
+    target = llm.pretrain if recipe.task == "pretrain" else llm.finetune
+    return parse_factory(target, "", target, recipe.name)
 
 
-def factories() -> list[str]:
-    """Names that NeMo-Run knows for llm.pretrain, after it has loaded its entry points as its CLI does."""
+@cache
+def factories() -> dict[str, list[str]]:
+    """Names that NeMo-Run knows for each entry point, after it has loaded its plugins as its CLI does."""
     from nemo.collections import llm
     from nemo_run.cli import api
 
-    return sorted(f.wrapped.__name__ for f in api.list_factories(api.get_type_namespace(llm.pretrain)))
+    return {
+        target.__name__: sorted(f.wrapped.__name__ for f in api.list_factories(api.get_type_namespace(target)))
+        for target in (llm.pretrain, llm.finetune)
+    }
 
 
 if __name__ == "__main__":

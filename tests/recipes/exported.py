@@ -79,7 +79,8 @@ def main(folder: Path) -> None:
 def exported(name: str, folder: Path) -> list[str]:
     """Lines in which the recipe of the file and the one it was made of differ; the file runs without this project."""
     from superpod.launchers.rehearsal.alone import hidden
-    from superpod.recipes import diff, export, registry
+    from superpod.recipes import registry
+    from superpod.recipes.copying import diff, export
     from superpod.recipes.flatten import flatten
 
     partial = diff.load(name)
@@ -138,7 +139,7 @@ def values(folder: Path) -> str:
     import nemo_run as run
     import torch
 
-    from superpod.recipes import export
+    from superpod.recipes.copying import export
 
     nested = run.Config(dict, one=run.Partial(function, b=2), words=["it's", 'a "b"', "line\nend", "ü" * 80])
     whole = run.Partial(
@@ -156,7 +157,7 @@ def refused(value: Any) -> str:
     """What export says of a recipe that holds this."""
     import nemo_run as run
 
-    from superpod.recipes import export
+    from superpod.recipes.copying import export
 
     if isinstance(value, Inner):  # one configuration in two places: two would be built of the copy
         twice = run.Config(function, a=1)
@@ -172,7 +173,7 @@ def refused(value: Any) -> str:
 
 
 def differing(a: str, b: str) -> Any:
-    from superpod.recipes import diff
+    from superpod.recipes.copying import diff
 
     try:
         return [vars(each) for each in diff.differences(diff.load(a), diff.load(b))]

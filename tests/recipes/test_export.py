@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from superpod.planner.errors import UserError
-from superpod.recipes import export_file
+from superpod.recipes.copying import file
 from tests.recipes.exported import answers, chosen
 
 
@@ -86,12 +86,12 @@ def test_what_has_no_source_is_refused():
 
 def test_a_file_is_written_whole_and_never_over_another(tmp_path):
     path = tmp_path / "mine.py"
-    export_file.write("first", path)
+    file.write("first", path)
     with pytest.raises(UserError, match="is there already") as refused:
-        export_file.write("second", path)
+        file.write("second", path)
     assert "--force" in refused.value.hint
     assert path.read_text() == "first"
-    export_file.write("second", path, force=True)
+    file.write("second", path, force=True)
     assert path.read_text() == "second"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -105,7 +105,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(UserError, match="No space left"):
-        export_file.write("second", path, force=True)
+        file.write("second", path, force=True)
     assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -124,4 +124,4 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
 def test_a_name_that_cannot_be_is_refused(name, says, tmp_path):
     (tmp_path / "folder.py").mkdir()
     with pytest.raises(UserError, match=says):
-        export_file.check(tmp_path / name)
+        file.check(tmp_path / name)

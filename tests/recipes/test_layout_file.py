@@ -22,8 +22,9 @@ def folder(tmp_path):
 
 
 def test_a_new_table_is_a_recipe_and_the_rest_of_the_file_stays(folder):
-    before = (folder / "llama3_70b.toml").read_text()
-    path = layout_file.write("llama3_70b", planned(precision="fp8cs", tp=4, pp=4, vp=5, sp=True), folder=folder)
+    path = folder / "llama3_70b.toml"
+    path.write_text(before := "# By hand.\n[pretrain_h100_bf16]\nnodes = [16]  # eight racks\ntp = 8\n")
+    layout_file.write("llama3_70b", planned(precision="fp8cs", tp=4, pp=4, vp=5, sp=True), folder=folder)
     after = path.read_text()
     assert after.startswith(before.rstrip("\n"))
     table = tomllib.loads(after)["pretrain_h100_fp8cs"]
@@ -32,11 +33,24 @@ def test_a_new_table_is_a_recipe_and_the_rest_of_the_file_stays(folder):
     assert Layout.from_mapping(values, "") == Layout(tp=4, pp=4, vp=5, sp=True, gbs=512)
 
 
-def test_another_size_of_a_table_becomes_its_delta(folder):
-    path = layout_file.write("llama3_70b", planned(gpus=256, tp=4, pp=4, vp=5, cp=1, sp=True, mbs=2), folder=folder)
+def test_another_size_of_a_table_becomes_its_line(folder):
+    path = folder / "llama3_70b.toml"
+    path.write_text("# By hand.\n[pretrain_h100_bf16]\nnodes = [16]\ntp = 4\npp = 4\nvp = 5\nsp = true\ngbs = 512\n")
+    layout_file.write("llama3_70b", planned(gpus=256, tp=4, pp=2, cp=1, sp=True, mbs=2), folder=folder)
     table = tomllib.loads(path.read_text())["pretrain_h100_bf16"]
-    assert table["at"] == {"32": {"cp": 1, "mbs": 2}}
-    assert "# NVIDIA's published layout" in path.read_text()
+    assert (table["nodes"], table["at"]) == ([16, 32], {"32": {"tp": 4, "pp": 2, "sp": True, "mbs": 2}})
+    assert path.read_text().startswith("# By hand.")
+
+
+def test_a_recipe_that_another_table_lays_out_gets_its_own(folder):
+    path = folder / "llama3_70b.toml"
+    path.write_text(
+        '[pretrain_h100_bf16]\nalso = ["pretrain_h100_fp8cs", "pretrain_h100_fp8ds"]\nnodes = [16]\ngbs = 512\n'
+    )
+    layout_file.write("llama3_70b", planned(precision="fp8cs", tp=8, sp=True), folder=folder)
+    tables = tomllib.loads(path.read_text())
+    assert tables["pretrain_h100_bf16"]["also"] == ["pretrain_h100_fp8ds"]
+    assert tables["pretrain_h100_fp8cs"] == {"nodes": [16], "tp": 8, "sp": True, "gbs": 512}
 
 
 def test_what_was_written_twice_is_written_once(folder):
@@ -48,7 +62,7 @@ def test_what_was_written_twice_is_written_once(folder):
 @pytest.mark.parametrize(
     ("name", "job", "says"),
     [
-        ("gpt3_175b", {"model": "gpt3_175b"}, "has no recipes"),
+        ("kimi_k2", {"model": "kimi_k2"}, "has no recipes"),
         ("llama3_70b", {"gpus": 12}, "12 GPUs are no whole nodes of 8"),
         ("llama3_70b", {"precision": "fp32"}, "no recipe can be called pretrain_h100_fp32"),
     ],

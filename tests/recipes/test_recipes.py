@@ -1,27 +1,31 @@
 """What holds of every built recipe; the goldens hold the rest."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from superpod.recipes.registry import recipes
+from tests.recipes.describe import firsts
 
 pytestmark = pytest.mark.nemo
 
-PUBLISHED = {  # parameters as the model cards give them, billions
-    "llama3_8b_pretrain_h100_bf16": 8.03,
-    "llama3_70b_pretrain_h100_bf16": 70.55,
-    "llama31_405b_pretrain_h100_bf16": 405.85,
-    "llama32_1b_pretrain_h100_bf16": 1.236,
-    "llama32_3b_pretrain_h100_bf16": 3.213,
-}
+
+def test_layouts_survive_the_way_to_nemo_and_back(described):
+    _survive(described)
 
 
-@pytest.mark.parametrize("name", recipes())
-def test_layout_survives_the_way_to_nemo_and_back(name, described):
-    for nodes, (num_nodes, layout) in described["sizes"][name].items():
-        assert num_nodes == int(nodes)
-        assert layout == json.loads(json.dumps(vars(recipes()[name].layouts[int(nodes)])))
+@pytest.mark.slow
+def test_every_layout_of_every_recipe_does(all_described):
+    _survive(all_described)
+
+
+def _survive(described):
+    assert described["sizes"]
+    for name, nodes, num_nodes, layout in described["sizes"]:
+        assert (num_nodes, layout) == (nodes, json.loads(json.dumps(vars(recipes()[name].layouts[nodes])))), name
 
 
 def test_stages_recomputation_and_sharding_survive_it_too(described):
@@ -29,41 +33,40 @@ def test_stages_recomputation_and_sharding_survive_it_too(described):
         assert read == layout
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", [recipe.name for recipe in firsts().values()])
 def test_every_value_knows_its_line(name, described):
     for path, _, where in described["lines"][name]:
         if path != "recipe":
             assert where.startswith(("recipes/", "default of ")), (path, where)
 
 
-def test_layout_values_point_into_the_layout_file(described):
-    where = {path: where for path, _, where in described["lines"]["llama3_70b_pretrain_h100_bf16"]}
-    assert where["trainer.strategy.tensor_model_parallel_size"] == "recipes/layouts/llama3_70b.toml:4"
-    assert where["data.global_batch_size"] == "recipes/layouts/llama3_70b.toml:9"
-
-
-def test_the_line_of_one_size_is_found(described):
-    where = {path: where for path, _, where in described["lines"]["llama3_8b_pretrain_h100_bf16"]}
-    assert where["trainer.strategy.tensor_model_parallel_size"] == "recipes/layouts/llama3_8b.toml:7"
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_megatron_builds_a_model_of_the_published_size(name, described):
-    """First, middle and last pipeline rank, real Megatron-Core: the stages between are like the middle one."""
-    layout = recipes()[name].layout()
-    stages = [sum(chunks) for chunks in described["dry"][name]]
-    if layout.pp == 1:
-        total = stages[0] * layout.tp
-    else:
-        first, middle, last = stages
-        total = (first + middle * (layout.pp - 2) + last) * layout.tp
-    # Norms are whole on every tensor-parallel rank, so the sum is a little high.
-    assert total / 1e9 == pytest.approx(PUBLISHED[name], rel=2e-3)
-    assert all(len(chunks) == (layout.vp or 1) for chunks in described["dry"][name])
+@pytest.mark.parametrize("name", ["llama3_8b_pretrain_h100_bf16", "llama3_70b_pretrain_h100_bf16"])
+def test_layout_values_point_at_the_lines_that_say_them(name, described):
+    """Also those of a size with a line of its own: the smallest of both has one."""
+    file = recipes()[name].source
+    lines, layout = file.read_text().splitlines(), recipes()[name].layout()
+    where = {path: where for path, _, where in described["lines"][name]}
+    for field, key in (("trainer.strategy.tensor_model_parallel_size", "tp"), ("data.global_batch_size", "gbs")):
+        path, _, number = where[field].rpartition(":")
+        assert path == f"recipes/layouts/{file.name}"
+        assert f"{key} = {getattr(layout, key)}" in lines[int(number) - 1]
 
 
 def test_nemo_run_finds_every_recipe(described):
-    assert set(recipes()) <= set(described["factories"])
+    found = described["factories"]
+    for name, recipe in recipes().items():
+        assert name in found["pretrain" if recipe.task == "pretrain" else "finetune"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", list(firsts().values())[::10], ids=lambda r: r.name)
+def test_nemos_own_command_takes_it(recipe):
+    command = Path(sys.executable).parent / "nemo"
+    verb = "pretrain" if recipe.task == "pretrain" else "finetune"
+    words = [command, "llm", verb, "--factory", recipe.name, "--dryrun"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+    assert f"Dry run for {verb}" in done.stdout, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -96,3 +99,28 @@ def test_a_wrong_override_is_refused(override, says, hint, described):
     assert how == "refused"
     assert says in message
     assert hint in next_move
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("full_recompute", "model.config.recompute_granularity = 'full'"),
+        ("offload_optimizer", "optim.config.optimizer_cpu_offload = True"),
+        ("offload_activations", "model.config.cpu_offloading_num_layers = 3"),
+        ("fsdp", "trainer.strategy.fsdp = 'megatron'"),
+        ("precision_aware", "optim.config.exp_avg_dtype = torch.bfloat16"),
+        ("cuda_graphs", "model.config.enable_cuda_graph = True"),
+        ("deterministic", "model.config.deterministic_mode = True"),
+    ],
+)
+def test_an_option_changes_the_recipe_and_says_that_it_was_asked_for(option, changes, described):
+    how, *lines = described["overrides"][f"with={option}"]
+    assert how == "changed"
+    assert f"{changes}  # command line" in lines
+    assert all(line.endswith("# command line") for line in lines)
+
+
+def test_an_option_that_is_none_is_refused(described):
+    how, message, hint = described["overrides"]["with=full_recompute,fsdpp"]
+    assert (how, message) == ("refused", "no option is called 'fsdpp'")
+    assert "fsdp" in hint

@@ -1,0 +1,1 @@
+"""Recipes as files of their own, and two recipes side by side."""

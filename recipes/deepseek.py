@@ -1,0 +1,34 @@
+"""DeepSeek V2 and V3: multi-head latent attention, many small experts.
+
+Learning rates: DeepSeek-V2 (arXiv:2405.04434, section 3.1.2 and appendix B), DeepSeek-V3 (arXiv:2412.19437, section
+4.2). Steps: their tokens, 8.1, 5.7 and 14.8 trillion, at the recipe's global batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from superpod.recipes.registry import model, nemo
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+V2 = {"seq": 4096, "warmup_steps": 2000, "lr": 2.4e-4, "min_lr": 2.4e-5}
+
+
+@model(**V2 | {"lr": 4.2e-4, "min_lr": 4.2e-5}, max_steps=301_996, hf="deepseek-ai/DeepSeek-V2-Lite")
+def deepseek_v2_lite() -> run.Config:
+    """DeepSeek V2 Lite: 16B, 64 experts, 6 at work, latent attention."""
+    return nemo("DeepSeekModel", "DeepSeekV2LiteConfig")
+
+
+@model(**V2, max_steps=858_307, hf="deepseek-ai/DeepSeek-V2")
+def deepseek_v2() -> run.Config:
+    """DeepSeek V2: 236B, 160 experts, 6 at work, latent attention."""
+    return nemo("DeepSeekModel", "DeepSeekV2Config")
+
+
+@model(**V2 | {"lr": 2.2e-4, "min_lr": 2.2e-5}, max_steps=235_240, hf="deepseek-ai/DeepSeek-V3-Base")
+def deepseek_v3() -> run.Config:
+    """DeepSeek V3: 671B, 256 experts, 8 at work, latent attention, one layer for the token after the next."""
+    return nemo("DeepSeekModel", "DeepSeekV3Config", mtp_num_layers=1, mtp_loss_scaling_factor=0.1)

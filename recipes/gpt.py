@@ -1,0 +1,36 @@
+"""GPT-3 and GPT-OSS.
+
+Learning rate of GPT-3 175B: Language Models are Few-Shot Learners (arXiv:2005.14165), table 2.1, and its 300 billion
+tokens twice over as in MLPerf's benchmark. OpenAI published neither for GPT-OSS: NeMo 2.7.3's for fine-tuning, and the
+same for pretraining as other models of that size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from superpod.recipes.registry import model, nemo
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+GPT3 = {"seq": 2048, "lr": 6e-5, "min_lr": 6e-6, "warmup_steps": 2000, "max_steps": 143_051}
+GPT_OSS = {"seq": 4096, "lr": 3e-4, "min_lr": 3e-5, "warmup_steps": 500, "max_steps": 300_000}
+
+
+@model(**GPT3)
+def gpt3_175b() -> run.Config:
+    """GPT-3 175B: dense, learned positions, 96 layers of 12,288."""
+    return nemo("GPTModel", "GPTConfig175B")
+
+
+@model(**GPT_OSS, hf="openai/gpt-oss-20b")
+def gpt_oss_20b() -> run.Config:
+    """GPT-OSS 20B: 32 experts, 4 at work, a window in every other layer, attention sinks."""
+    return nemo("GPTOSSModel", "GPTOSSConfig20B")
+
+
+@model(**GPT_OSS, hf="openai/gpt-oss-120b")
+def gpt_oss_120b() -> run.Config:
+    """GPT-OSS 120B: 128 experts, 4 at work, a window in every other layer, attention sinks."""
+    return nemo("GPTOSSModel", "GPTOSSConfig120B")

@@ -1,0 +1,115 @@
+"""Variants that any recipe can have: `with=full_recompute` among the overrides, `options="fsdp"` in a factory.
+
+Each is a change of a few fields, said beside the recipe where it is asked for, so that no recipe is copied for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from superpod.planner.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+PREFIX = "with="
+
+
+@dataclass(frozen=True)
+class Option:
+    """A variant: what it does to a recipe, in a line, and the function that does it."""
+
+    about: str
+    change: Callable[[run.Partial], None]
+
+
+def apply(partial: run.Partial, names: str) -> None:
+    """Change `partial` by each of the comma-separated options, in order.
+
+    Raises:
+        UserError: for a name that is none, or a recipe that cannot have the option.
+    """
+    for name in filter(None, (each.strip() for each in names.split(","))):
+        if name not in OPTIONS:
+            raise UserError(f"no option is called {name!r}", did_you_mean(name, list(OPTIONS)) or _all())
+        OPTIONS[name].change(partial)
+
+
+def _all() -> str:
+    return f"the options are {', '.join(OPTIONS)}"
+
+
+def _full_recompute(partial: run.Partial) -> None:
+    config = partial.model.config
+    config.recompute_granularity, config.recompute_method, config.recompute_num_layers = "full", "uniform", 1
+    config.recompute_modules = None
+
+
+def _offload_optimizer(partial: run.Partial) -> None:
+    config = partial.optim.config
+    config.optimizer_cpu_offload, config.optimizer_offload_fraction = True, 1.0
+    config.overlap_cpu_optimizer_d2h_h2d = True
+    config.use_precision_aware_optimizer = True  # Megatron's hybrid optimizer is only reached through it
+
+
+def _offload_activations(partial: run.Partial) -> None:
+    strategy, config = partial.trainer.strategy, partial.model.config
+    if strategy.pipeline_model_parallel_size > 1:
+        raise UserError(
+            f"offload_activations goes with one pipeline stage, and this layout has "
+            f"{strategy.pipeline_model_parallel_size}",
+            "with=full_recompute saves more and goes with any layout",
+        )
+    config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
+    config.cpu_offloading, config.cpu_offloading_activations, config.cpu_offloading_weights = True, True, False
+    config.cpu_offloading_num_layers = _layers(config) - 1  # the last layer's are needed at once
+
+
+def _layers(config: run.Config) -> int:
+    return int(config.num_layers)
+
+
+def _fsdp(partial: run.Partial) -> None:
+    from superpod.recipes.from_layout import shard
+
+    shard(partial, "zero3")
+
+
+def _deterministic(partial: run.Partial) -> None:
+    config = partial.model.config
+    config.deterministic_mode = True
+    config.cross_entropy_loss_fusion = False  # its kernel adds up in any order
+    for callback in partial.trainer.callbacks:
+        if hasattr(callback, "tp_comm_overlap"):
+            callback.tp_comm_overlap = False  # and so do the userbuffers' reductions
+
+
+def _cuda_graphs(partial: run.Partial) -> None:
+    config = partial.model.config
+    if getattr(config, "num_moe_experts", None):
+        raise UserError("cuda_graphs needs the same shapes in every step, and dropless experts have none", _all())
+    config.enable_cuda_graph = True
+    partial.trainer.strategy.use_te_rng_tracker = True  # random states that a graph can hold
+
+
+def _precision_aware(partial: run.Partial) -> None:
+    import torch
+
+    config = partial.optim.config
+    if not config.use_distributed_optimizer:
+        raise UserError("precision_aware is the distributed optimizer's, and this recipe does not shard its own")
+    config.use_precision_aware_optimizer = True
+    config.exp_avg_dtype = config.exp_avg_sq_dtype = torch.bfloat16
+
+
+OPTIONS = {
+    "full_recompute": Option("recompute every layer: least memory, about a third more work", _full_recompute),
+    "offload_optimizer": Option("the optimizer and its states on the host", _offload_optimizer),
+    "offload_activations": Option("activations wait on the host; one pipeline stage only", _offload_activations),
+    "fsdp": Option("Megatron-FSDP: parameters, gradients and optimizer sharded over data parallelism", _fsdp),
+    "precision_aware": Option("Adam's moments in BF16: 8 bytes a parameter less, sharded", _precision_aware),
+    "cuda_graphs": Option("launches recorded once; dense models, where the CPU cannot keep up", _cuda_graphs),
+    "deterministic": Option("bitwise repeatable, and slower", _deterministic),
+}

@@ -1,0 +1,98 @@
+"""A recipe at a size that it does not declare: layout planned anew, batch, learning rate and steps carried over."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from superpod.planner import plans
+from superpod.planner.errors import UserError
+from superpod.planner.job import Job
+from superpod.planner.search import Space, search
+from superpod.recipes.job import job as job_of
+from superpod.recipes.registry import Recipe
+
+LrRule = Literal["sqrt", "linear"]
+RULES = {
+    "sqrt": "square root of the batch: Adam's noise falls with it (arXiv:2205.10287)",
+    "linear": "as the batch: SGD's rule (arXiv:1706.02677), bolder",
+}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What becomes of a recipe at another size."""
+
+    job: Job
+    """The run, with its layout."""
+    nodes: int
+    step_time_s: float
+    lr: float
+    min_lr: float
+    warmup_steps: int
+    max_steps: int
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole training."""
+        return self.job.tokens * self.max_steps
+
+    @property
+    def days(self) -> float:
+        """The whole training, without restarts."""
+        return self.step_time_s * self.max_steps / 86_400
+
+
+def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule = "sqrt") -> Tuned:
+    """Plan `recipe` for `nodes` nodes, with a global batch of `gbs` samples (default: its own).
+
+    The tokens of warm-up and training stay; the learning rate follows the batch by `lr_rule`.
+
+    Raises:
+        UserError: when no layout is legal or fits there, with the nearest sizes that do.
+    """
+    if nodes < 1:
+        raise UserError(f"--nodes is {nodes}; it is 1 or more")
+    own = job_of(recipe)
+    batch = own.layout.gbs if gbs is None else gbs
+    if batch < 1:
+        raise UserError(f"--gbs is {batch}; it is 1 or more")
+    found = _best(recipe, nodes, batch)
+    if found is None:
+        raise UserError(*_refusal(recipe, nodes, batch))
+    grown = batch / own.layout.gbs
+    scale = math.sqrt(grown) if lr_rule == "sqrt" else grown
+    own_pace = recipe.schedule
+    return Tuned(
+        job=found,
+        nodes=nodes,
+        step_time_s=plans.seconds(found),
+        lr=own_pace.lr * scale,
+        min_lr=own_pace.min_lr * scale,
+        warmup_steps=max(round(own_pace.warmup_steps / grown), 1),
+        max_steps=max(round(own_pace.max_steps / grown), 1),
+    )
+
+
+def _best(recipe: Recipe, nodes: int, gbs: int) -> Job | None:
+    own = job_of(recipe)
+    run = own.replace(gpus=nodes * recipe.gpus_per_node)
+    run = run.replace(layout=type(own.layout)(gbs=gbs, sharding=own.layout.sharding))
+    try:
+        found = search(run, Space(sharding=(own.layout.sharding,), tp=(1, 2, 4, 8)))
+    except UserError:
+        return None
+    return found.job_of(int(found.ranked[0])) if len(found.ranked) else None
+
+
+def _refusal(recipe: Recipe, nodes: int, gbs: int) -> tuple[str, str]:
+    """Why not, and the nearest sizes on both sides where the recipe can run."""
+    below = next((n for n in range(nodes - 1, max(nodes // 2, 0), -1) if _best(recipe, n, gbs)), None)
+    above = next((n for n in range(nodes + 1, 2 * nodes + 9) if _best(recipe, n, gbs)), None)
+    size = f"{nodes} nodes of {recipe.gpus_per_node} GPUs"
+    near = " or ".join(f"--nodes {n}" for n in (below, above) if n)
+    return (
+        f"no legal layout of {recipe.name} fits {size} at a global batch of {gbs:,}",
+        near or f"it is laid out for {', '.join(map(str, recipe.nodes))} nodes; another --gbs may divide better",
+    )
