@@ -25,7 +25,7 @@ die() { echo "testbed: $*" >&2; exit 1; }
 
 packages() {
     local c missing=
-    for c in slurmctld slurmd munged slurmdbd mariadbd mariadb ip unshare tc shellcheck; do
+    for c in slurmctld slurmd munged slurmdbd mariadbd mariadb ip unshare tc shellcheck sshd ssh; do
         command -v "$c" >/dev/null || missing=1
     done
     [[ $missing ]] || return 0
@@ -33,7 +33,7 @@ packages() {
     [[ -e /usr/sbin/policy-rc.d ]] || { printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; }
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core \
-        mariadb-client-core iproute2 procps hostname util-linux shellcheck >/dev/null
+        mariadb-client-core iproute2 procps hostname util-linux shellcheck openssh-server openssh-client >/dev/null
 }
 
 configure() {
