@@ -84,11 +84,7 @@ def _build(job: Job) -> Exported:
     from superpod.launchers.local import still_a_recipe, use_data
     from superpod.planner import legality, plans
     from superpod.recipes import build, flatten, overrides
-
-    try:
-        from superpod.recipes.copying import export
-    except ImportError:
-        from superpod.recipes import export  # pyright: ignore[reportAttributeAccessIssue]
+    from superpod.recipes.copying import export
     from superpod.recipes.job import of_partial
     from superpod.recipes.registry import find
 
