@@ -14,8 +14,8 @@ quickstart: $(STAMP) ## train tiny_llama3 on real text on this machine, stop, go
 test: $(STAMP) ## the default tests
 	$(BIN)/python -m pytest -m "not slow and not slurm"
 
-test-all: $(STAMP) ## the slow ones too
-	$(BIN)/python -m pytest
+test-all: $(STAMP) ## the slow ones too, as .ci/run does; not those marked long
+	$(BIN)/python -m pytest -m "not long"
 
 test-slurm: $(STAMP) ## those on a real Slurm, as root: tests/slurm/testbed.sh
 	$(BIN)/python -m pytest -m slurm

@@ -24,7 +24,7 @@ from superpod.planner.job import Job
 from superpod.planner.memory.lora import adapters
 from superpod.planner.memory.units import Units
 from superpod.recipes import job as jobs
-from superpod.recipes.registry import ADAPTERS, Recipe
+from superpod.recipes.registry import ADAPTERS, Recipe, find
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEN_BY_BUILDS = ("recipes/*.py", "launchers/rehearsal/*.py")
@@ -34,6 +34,8 @@ GRID = ("tp", "pp", "vp", "cp", "ep", "etp")
 STAGES = ("embedding_as_layer", "loss_as_layer", "first_layers", "last_layers", "chunks")
 WEIGHTS = (*(name for name in GRID if name != "cp"), *STAGES)
 """Fields of a layout on which a rank's parameters depend."""
+BATCH = 20
+"""What a process makes between two notes."""
 NOT_SEEN = ("gbs", "mbs")
 """Fields that the strategy does not hand to Megatron."""
 Build = dict[str, Any]
@@ -174,17 +176,18 @@ def _build_all(
     if not missing:
         return {}
     done: dict[str, Any] = {}
-    # One model's builds together: the recipe files and NeMo's classes stay warm.
     order = sorted(missing, key=lambda key: (missing[key]["recipe"], key))
-    batches = [order[i : i + 20] for i in range(0, len(order), 20)]
+    # NeMo's LlamaEmbeddingModel cannot be made in a process that has made a LlamaModel.
+    apart = [key for key in order if find(missing[key]["recipe"]).model.family == "encoders"]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_ready) as pool:
-        for batch, found in zip(
-            batches, pool.map(_build_batch, [[missing[k] for k in b] for b in batches]), strict=True
-        ):
-            done |= dict(zip(batch, found, strict=True))
-            _remember(path, known | done)
-            note(len(done), len(missing))
+    for keys in (apart, [key for key in order if key not in apart]):
+        batches = [keys[i : i + BATCH] for i in range(0, len(keys), BATCH)]
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_ready) as pool:
+            asked = ([missing[key] for key in batch] for batch in batches)
+            for batch, found in zip(batches, pool.map(_build_batch, asked), strict=True):
+                done |= dict(zip(batch, found, strict=True))
+                _remember(path, known | done)
+                note(len(done), len(missing))
     return done
 
 
@@ -235,15 +238,24 @@ def _differs(build: Build, found: dict[str, Any], planned: dict[tuple[str, int],
         return ""
     job = planned[build["recipe"], build["nodes"]]
     model, layout = job.model, job.layout
-    extra = _adapters(job) if build["seen"]["adapter"] == "lora" else [0] * layout.pp
-    if build["seen"]["adapter"] == "dora":
-        return ""  # LoRA's matrices and one magnitude per output: not counted apart
+    if build["seen"]["adapter"] and not _adapters_known(build, model):
+        return ""
+    extra = _adapters(job) if build["seen"]["adapter"] else [0] * layout.pp
     for rank, real in zip(build["ranks"], found["parameters"], strict=True):
         stage = rank // (build["world"] // layout.pp)
         counted = sum(chunk.total for chunk in model.chunk_parameters(job.split, stage)) + extra[stage]
         if counted != sum(real):
             return f"rank {rank} holds {sum(real):,} parameters, and the planner counts {counted:,}"
     return ""
+
+
+def _adapters_known(build: Build, model: models.Model) -> bool:
+    """Whether the planner counts the adapters that are built here to the parameter.
+
+    Experts have an adapter each without grouped GEMM, and one for all on a GPU; latent attention and layers of
+    different widths are counted on the average; DoRA has a magnitude per output beside LoRA's matrices.
+    """
+    return build["seen"]["adapter"] == "lora" and not (model.is_moe or model.kv_lora or model.runs)
 
 
 def _adapters(job: Job) -> list[int]:

@@ -28,7 +28,7 @@ def deepseek_v2() -> run.Config:
     return nemo("DeepSeekModel", "DeepSeekV2Config")
 
 
-@model(**V2 | {"lr": 2.2e-4, "min_lr": 2.2e-5}, max_steps=235_240, hf="deepseek-ai/DeepSeek-V3-Base")
+@model(**V2 | {"lr": 2.2e-4, "min_lr": 2.2e-5}, max_steps=235_240, mtp_layers=1, hf="deepseek-ai/DeepSeek-V3-Base")
 def deepseek_v3() -> run.Config:
     """DeepSeek V3: 671B, 256 experts, 8 at work, latent attention, one layer for the token after the next."""
     return nemo("DeepSeekModel", "DeepSeekV3Config", mtp_num_layers=1, mtp_loss_scaling_factor=0.1)

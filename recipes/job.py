@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from superpod.planner import hardware, models
+from superpod.planner import hardware
 from superpod.planner.hardware import Hardware
 from superpod.planner.job import Job, Options
 from superpod.recipes.registry import ADAPTERS, Recipe
@@ -49,7 +49,7 @@ def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None 
     size = recipe.nodes[0] if num_nodes is None else num_nodes
     node = facts.node(recipe.gpu)
     return Job(
-        model=models.find(recipe.model.name),
+        model=recipe.model.shape,
         node=node,
         fabric=facts.fabric_of(node),
         gpus=size * recipe.gpus_per_node,

@@ -69,15 +69,22 @@ class Model:
     """Peak learning rate of full fine-tuning: what NeMo's own recipes take."""
     hf: str = ""
     """Hugging Face id of the weights and tokenizer: where fine-tuning starts."""
+    mtp_layers: int = 0
+    """Layers that predict the token after the next, on the last pipeline stage, in this model's recipes."""
     unproven: str = ""
     """Why no machine without a GPU can build it, where that is so."""
     tune: Callable[[run.Partial], None] | None = None
     """What this model's recipes have different from the base, beyond the layout."""
 
     @property
+    def shape(self) -> planned.Model:
+        """As the planner knows it."""
+        return planned.find(self.name).replace(mtp_layers=self.mtp_layers)
+
+    @property
     def vocab_size(self) -> int:
         """Tokens of the model's own tokenizer, unpadded."""
-        return planned.find(self.name).vocab
+        return self.shape.vocab
 
     @property
     def title(self) -> str:
@@ -247,7 +254,7 @@ def _recipe(
         task=facts["task"],
         gpu=facts["gpu"],
         precision=facts["precision"],
-        seq=_seq(m, facts),
+        seq=sequence(m, facts["task"], int(facts.get("context_k") or 0)),
         gpus_per_node=gpus or (4 if facts["gpu"] in ("gb200", "gb300") else 8),
         layouts=layouts,
         source=path,
@@ -256,7 +263,10 @@ def _recipe(
     )
 
 
-def _seq(m: Model, facts: dict[str, Any]) -> int:
-    if facts.get("context_k"):
-        return int(facts["context_k"]) * 1024
-    return m.seq if facts["task"] == "pretrain" else min(m.seq, FINETUNE_SEQ)
+def sequence(m: Model, task: str, context_k: int = 0) -> int:
+    """Tokens of a sample: of a longer context as asked for, of fine-tuning no more than is usual."""
+    if context_k:
+        return context_k * 1024
+    if task == "pretrain" or m.shape.positions:  # a learned table of positions keeps its length
+        return m.seq
+    return min(m.seq, FINETUNE_SEQ)

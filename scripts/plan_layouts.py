@@ -88,10 +88,7 @@ class Case:
     @property
     def seq(self) -> int:
         """Tokens of a sample."""
-        trained = registry.models()[self.model].seq
-        if self.context_k:
-            return self.context_k * 1024
-        return trained if self.task == "pretrain" else min(trained, registry.FINETUNE_SEQ)
+        return registry.sequence(registry.models()[self.model], self.task, self.context_k)
 
     @property
     def gbs(self) -> int:
@@ -109,7 +106,7 @@ class Case:
             fp8_params=gathers_fp8(self.precision, self.sharding), fused_loss=self.task not in ("lora", "dora")
         )
         return Job(
-            model=models.find(self.model),
+            model=registry.models()[self.model].shape,
             node=node,
             fabric=facts.fabric_of(node),
             gpus=gpus,

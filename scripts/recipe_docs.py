@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 STOCK = DOCS / "recipes" / "nemo.json"
 
+PAGES = tuple(family for family in registry.FAMILIES if family != "tiny")
+
 OTHER_NAMES = {
     "llama4_e16": "llama4_scout",
     "llama4_e128": "llama4_maverick",
@@ -34,7 +36,7 @@ NOT_OURS = {"hyena_base": "what NeMo's three Hyena recipes are made from; it nam
 
 
 def counterpart(name: str) -> str:
-    """Ours for a recipe file of NeMo's: `llama3_8b_16k` -> `llama3_8b_16k`, `llama4_e16` -> `llama4_scout`; "" = none."""
+    """Ours for a recipe file of NeMo's: `llama4_e16` -> `llama4_scout`, `llama3_8b_16k` as it is; "" = none."""
     model, _, context = name.rpartition("_")
     if name in OTHER_NAMES or name in registry.models():
         return OTHER_NAMES.get(name, name)
@@ -105,11 +107,8 @@ def _rows(mine: list[Recipe]) -> Iterable[str]:
         for layout, nodes in by_layout.items():
             found = predict.one(job(alike[0], nodes[0]))
             figures = f"{found.step_time_s:.2f} | {found.reserved_gib_max:.0f} | {100 * (found.mfu or 0):.0f}"
-            sizes = ", ".join(map(str, nodes))
-            yield (
-                f"| {', '.join(tasks)} | {_machines(alike)} | {sizes} | {_layout(layout)} | {layout.mbs} / {layout.gbs} "
-                f"| {figures} |"
-            )
+            sizes, batch = ", ".join(map(str, nodes)), f"{layout.mbs} / {layout.gbs}"
+            yield f"| {', '.join(tasks)} | {_machines(alike)} | {sizes} | {_layout(layout)} | {batch} | {figures} |"
 
 
 def _task(recipe: Recipe) -> str:
@@ -143,11 +142,11 @@ def published_rows() -> list[str]:
             nearest = min(recipe.nodes, key=lambda n, to=nodes: abs(n - to))
             ours = replace(recipe.layout(nearest), gbs=theirs.gbs)
             same = replace(ours, sharding=theirs.sharding) == theirs
-            lines.append(
-                f"| {name} | {case['gpus']} | {_layout(theirs)}, MBS {theirs.mbs} "
-                f"| {'the same' if same else f'{_layout(ours)}, MBS {ours.mbs}'} | {_tokens(recipe, case['gpus'], theirs)} "
-                f"| {_tokens(recipe, case['gpus'], ours)} | {case['tokens_per_s_per_gpu']:,.0f} | {case['release']} |"
-            )
+            mine = "the same" if same else f"{_layout(ours)}, MBS {ours.mbs}"
+            planned = [_tokens(recipe, case["gpus"], layout) for layout in (theirs, ours)]
+            measured = f"{case['tokens_per_s_per_gpu']:,.0f} | {case['release']}"
+            cells = (name, case["gpus"], f"{_layout(theirs)}, MBS {theirs.mbs}", mine, *planned, measured)
+            lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines
 
 
@@ -162,11 +161,8 @@ def index() -> str:
     """docs/recipes.md."""
     every = registry.recipes().values()
     sizes = sum(len(recipe.nodes) for recipe in every)
-    families = "\n".join(
-        f"- [{family}](recipes/{family}.md): {', '.join(m.name for m in registry.models().values() if m.family == family)}"
-        for family in registry.FAMILIES
-        if family != "tiny"
-    )
+    names = {family: [name for name, m in registry.models().items() if m.family == family] for family in PAGES}
+    families = "\n".join(f"- [{page}](recipes/{page}.md): {', '.join(found)}" for page, found in names.items())
     unproven = [m for m in registry.models().values() if m.unproven]
     rows = coverage(json.loads(STOCK.read_text()))
     covered = "\n".join(f"| {name} | {task} | {ours or f'none: {why}'} |" for name, task, ours, why in rows)
@@ -191,9 +187,8 @@ def main() -> None:
     parser.add_argument("--nemo", action="store_true", help="read which recipes the installed NeMo ships")
     if parser.parse_args().nemo:
         STOCK.write_text(json.dumps(stock_of_nemo(), indent=1) + "\n")
-    for family in registry.FAMILIES:
-        if family != "tiny":
-            (DOCS / "recipes" / f"{family}.md").write_text(family_page(family))
+    for family in PAGES:
+        (DOCS / "recipes" / f"{family}.md").write_text(family_page(family))
     (DOCS / "recipes.md").write_text(index())
 
 

@@ -8,6 +8,8 @@ from superpod.launchers.runtime import guard
 from tests.slurm.conftest import until
 from tests.slurm.toys import ToyRun
 
+pytestmark = pytest.mark.long
+
 
 def test_a_run_in_one_link(testbed, profile):
     toy = ToyRun(testbed, profile(), max_steps=30, step_s=0.05)

@@ -12,6 +12,8 @@ from superpod.launchers.runtime import guard
 from tests.slurm.conftest import BASE, until
 from tests.slurm.toys import ToyRun
 
+pytestmark = pytest.mark.long
+
 STEPS = 220
 
 

@@ -16,6 +16,8 @@ from superpod.launchers.rundir import RunDir
 from superpod.planner.errors import UserError
 from tests.slurm.conftest import until
 
+pytestmark = pytest.mark.long
+
 PLAN = {
     "layouts": [{"step_time_s": 1.0, "checkpoint_bytes": 1 << 20, "verdict": "ok", "reserved_gib": 1.0, "mfu": 0.4}]
 }
