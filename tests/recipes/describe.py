@@ -117,7 +117,7 @@ def resolved(recipe: Any) -> Any:
     from nemo_run.cli.cli_parser import parse_factory
 
     factories()
-    target = llm.pretrain if recipe.task == "pretrain" else llm.finetune
+    target: Any = llm.pretrain if recipe.task == "pretrain" else llm.finetune
     return parse_factory(target, "", target, recipe.name)
 
 

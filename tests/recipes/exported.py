@@ -108,7 +108,8 @@ def started(file: Path) -> list[str]:
 
 def changed(folder: Path) -> None:
     """The tiny recipe with two steps, in a folder of its own: what the rehearsal trains."""
-    from superpod.recipes import build, export, overrides
+    from superpod.recipes import build, overrides
+    from superpod.recipes.copying import export
 
     partial = build("tiny_llama3")
     overrides.apply(partial, ["trainer.max_steps=2", "trainer.limit_val_batches=0", "trainer.limit_test_batches=0"])
