@@ -14,7 +14,7 @@ from superpod.recipes.registry import recipes
         (["run", "tiny_lama3"], "no recipe is called 'tiny_lama3'", "tiny_llama3"),
         (["run", 'it\'s; a "name" $(id)'], "no recipe is called", "recipes list"),
         (["run", "tiny_llama3", "--data", "no such folder"], "no such folder", ""),
-        (["run", "llama3_70b_pretrain_h100_bf16", "--nodes", "3"], "laid out for 16, 32, 64, 128 nodes", "16"),
+        (["run", "llama3_70b_pretrain_h100_bf16", "--nodes", "3"], "laid out for 4, 8, 16, 32 nodes", "16"),
         (["run", "tiny_llama3", "--resume", "last"], "no run of tiny_llama3", "without --resume"),
         (["run", "tiny_llama3", "--resume", "/nowhere"], "/nowhere is no run folder", ""),
         (["report", "/nowhere"], "/nowhere is no run folder", ""),

@@ -111,7 +111,7 @@ def test_check_says_what_makes_a_run_fit(recipes_cli):
 
 
 def test_memory_shows_every_stage(recipes_cli):
-    words = ("memory", "llama3_70b_pretrain_h100_bf16")
+    words = ("memory", "llama3_70b_pretrain_h100_bf16", "--layout", "tp=4,pp=4,vp=5,cp=2,sp")
     text = said(recipes_cli, *words)
     assert [line.split()[1] for line in text.splitlines() if line.startswith("rank")] == ["0", "1", "2", "3"]
     stages = json.loads(said(recipes_cli, *words, "--json"))["stages"]
