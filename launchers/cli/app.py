@@ -13,6 +13,7 @@ from superpod.launchers.cli import (
     judge,
     plan,
     prove,
+    rehearse,
     run,
     show,
     slurm,
@@ -40,6 +41,7 @@ app.command("scale")(budget.scale)
 app.command("cost")(budget.cost)
 app.command("predict")(judge.predict)
 app.command("run", context_settings={"ignore_unknown_options": False})(run.run)
+app.command("rehearse")(rehearse.rehearse)
 app.command("render")(slurm.render)
 app.command("submit")(slurm.submit)
 app.command("status")(watching.status)

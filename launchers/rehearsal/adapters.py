@@ -42,3 +42,40 @@ def _adapters() -> None:
     replace(utils, HAVE_TE=False)
     define(lora, te=SimpleNamespace(Linear=_NoLinear))
     rebind(utils, "get_adapter_attributes_from_linear", attributes)
+
+
+def start_alike() -> None:
+    """Have adapters draw their numbers by their layer's kind: the same in every layout, which can then be compared.
+
+    Megatron draws each rank's shard from that rank's own generator.
+    """
+    from nemo.collections.llm.peft import utils
+
+    original = utils.ParallelLinearAdapter.__init__
+
+    def init(
+        self: Any, in_features: int, out_features: int, dim: int, base_linear_name: str, *args: Any, **kw: Any
+    ) -> None:
+        original(self, in_features, out_features, dim, base_linear_name, *args, **kw)
+        _draw(self.linear_in.weight, base_linear_name.rpartition(".")[2])
+
+    replace(utils.ParallelLinearAdapter, __init__=init)
+
+
+def _draw(weight: Any, seed: str) -> None:
+    """Fill this rank's shard of a matrix from numbers for the whole of it."""
+    import zlib
+
+    import torch
+    from megatron.core import parallel_state
+
+    if weight.is_meta:
+        return
+    cut, shape = getattr(weight, "partition_dim", 0), list(weight.shape)
+    ranks = parallel_state.get_tensor_model_parallel_world_size()
+    shape[cut] *= ranks
+    generator = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
+    whole = torch.empty(shape).uniform_(-1, 1, generator=generator) * (3 / shape[1]) ** 0.5
+    shard = whole.chunk(ranks, cut)[parallel_state.get_tensor_model_parallel_rank()]
+    with torch.no_grad():
+        weight.copy_(shard)

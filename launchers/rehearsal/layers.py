@@ -50,8 +50,11 @@ def linear_class() -> type:
         def forward(self, x: Any) -> Any:
             return torch.nn.functional.linear(x, self.weight), None
 
+        def get_extra_state(self) -> None:
+            """TE's layers keep FP8 scales there; this one has none, but the key, as Megatron's own layers."""
+
         def set_extra_state(self, state: Any) -> None:
-            """TE's layers keep FP8 scales there; this one has none."""
+            """Nothing to take over."""
 
         def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
             from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint

@@ -1,0 +1,270 @@
+"""A recipe rehearsed: its shrunk self trained on CPUs in its own layout, and held against one rank.
+
+The runs, all on the same text and from the same weights:
+
+    one        one rank in fp32; it draws the weights, and saves them before its first step
+    fp32       the recipe's layout in fp32, for a few steps: the losses of `one`, to the last digits
+    own        the recipe's layout and precision, all steps; it saves in the middle
+    resumed    the same from that checkpoint on: the losses of `own`
+    resharded  one rank takes that checkpoint's weights: the next loss of `own`
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from superpod.launchers.rehearsal import agree, forks, resize
+from superpod.launchers.rehearsal.convert import Change, RehearsalError, rehearse
+from superpod.launchers.rehearsal.forks import Ended
+from superpod.launchers.rehearsal.shrink import RANKS, Shrunk, shrink
+
+FP32_STEPS = 3
+"""Steps of the recipe's layout in fp32: the first has the forward pass, the second the gradients, the third Adam's."""
+FP32_BOUND = 1e-5
+"""How far the losses of two layouts may be apart in fp32, relative."""
+BF16_BOUND = 0.03
+"""How far losses in bf16 or fp16 may be from one rank's in fp32, relative: rounding, grown over the steps."""
+RESUME_BOUND = 1e-6
+"""How far a resumed run may be from the one that was not interrupted, relative."""
+LEAST_FALL = 0.05
+"""Share by which the loss must fall."""
+
+CANNOT_SHOW = "FP8 and FP4 numerics, GPU kernels, NCCL and its hangs, memory, speed"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the verdict."""
+
+    name: str
+    passed: bool
+    said: str
+
+
+@dataclass
+class Trial:
+    """A rehearsal, and how it went."""
+
+    recipe: str
+    nodes: int
+    shrunk: Shrunk
+    precision: str
+    changes: list[Change] = field(default_factory=list)
+    """What was changed beside the sizes."""
+    runs: dict[str, Ended] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where the time went."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether all checks did."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    @property
+    def dropped(self) -> dict[str, str]:
+        """GPU-only settings that the ranks switched off: {field: the recipe's value}."""
+        return next((run.ranks[0]["dropped"] for run in reversed(self.runs.values()) if run.ranks), {})
+
+
+def plan(name: str, nodes: int | None, ranks: int = RANKS) -> Trial:
+    """What would be rehearsed, without NeMo.
+
+    Raises:
+        UserError: no such recipe or size, or one that cannot be rehearsed.
+    """
+    from superpod.recipes import job
+    from superpod.recipes.registry import find
+
+    recipe = find(name)
+    size = recipe.nodes[0] if nodes is None else nodes
+    recipe.layout(size)
+    if recipe.model.unproven:
+        raise RehearsalError(f"{name} cannot be rehearsed: {recipe.model.unproven}")
+    if recipe.model.family == "encoders":
+        raise RehearsalError(f"{name} cannot be rehearsed: {recipe.model.name} predicts no next token")
+    return Trial(name, size, shrink(job.job(recipe, size), ranks), recipe.precision)
+
+
+def conduct(trial: Trial, folder: Path, steps: int = 10, note: Callable[[str], None] = lambda _: None) -> Trial:
+    """Run the rehearsal in `folder` and judge it. Imports NeMo, and patches it in this process.
+
+    Args:
+        trial: from `plan`.
+        folder: an empty folder; checkpoints and logs of all runs stay there.
+        steps: of training, 4 or more.
+        note: called with what is being done.
+    """
+    started = time.time()
+    note("importing NeMo")
+    import superpod.launchers.rehearsal.entry  # noqa: F401 - the patches, before NeMo
+    from superpod.recipes import build
+
+    full = build(trial.recipe, trial.nodes)
+    trial.seconds["import and build"] = time.time() - started
+    stage = _Stage(trial, full, folder, steps)
+    for name, run in stage.runs():
+        note(name)
+        trial.runs[name] = ended = run()
+        trial.seconds[name] = ended.seconds
+        if ended.error:
+            trial.checks.append(Check(f"run {name}", False, ended.error))
+            return trial
+    trial.checks = list(_verdict(trial, steps))
+    return trial
+
+
+class _Stage:
+    """The runs of one trial."""
+
+    def __init__(self, trial: Trial, full: Any, folder: Path, steps: int) -> None:
+        self.trial, self.folder, self.steps = trial, folder, steps
+        self.middle = steps // 2
+        job = trial.shrunk.job
+        self.ranks = job.gpus
+        self.own = resize.resize(full, job)
+        text = folder / "text" / "text"
+        resize.write_text(text, job.model.vocab, job.seq, job.layout.gbs * (steps + 1))
+        trial.changes += resize.train_briefly(self.own, steps, text, job.model.vocab, self.middle)
+        self.weights = folder / "start"  # not "weights": NeMo adds that
+
+    def runs(self) -> Iterator[tuple[str, Callable[[], Ended]]]:
+        """Each run's name and how to start it, in order."""
+        if getattr(self.own, "peft", None) is not None:
+            yield "base", self._base
+        yield "one", self._one
+        if self.trial.precision != "fp32":
+            yield "fp32", self._fp32
+        yield "own", self._own
+        yield "resumed", self._resumed
+        yield "resharded", self._resharded
+
+    def _base(self) -> Ended:
+        """The model without its adapters, for its weights."""
+        import fiddle as fdl
+        from nemo.collections import llm
+
+        base = self._single(self.own)
+        resize.in_fp32(base)
+        base.peft, base.resume.restore_config = None, None
+        fdl.update_callable(base, llm.pretrain, drop_invalid_args=True)
+        base.trainer.max_steps = 1
+        return self._run("base", base, 1, save=True)
+
+    def _one(self) -> Ended:
+        one = self._single(self.own)
+        resize.in_fp32(one)
+        if self.weights.exists():
+            self._start_from_weights(one)
+            return self._run("one", one, 1)
+        one.resume.restore_config = None
+        return self._run("one", one, 1, save=True)
+
+    def _fp32(self) -> Ended:
+        run = copy.deepcopy(self.own)
+        resize.in_fp32(run)
+        run.trainer.max_steps = FP32_STEPS
+        self._start_from_weights(run)
+        return self._run("fp32", run, self.ranks)
+
+    def _own(self) -> Ended:
+        run = copy.deepcopy(self.own)
+        self._start_from_weights(run)
+        return self._run("own", run, self.ranks)
+
+    def _resumed(self) -> Ended:
+        run = copy.deepcopy(self.own)
+        self._go_on(run)
+        return self._run("resumed", run, self.ranks)
+
+    def _resharded(self) -> Ended:
+        run = self._single(self.own)
+        self._go_on(run)
+        run.trainer.strategy.ckpt_load_optimizer = False  # its shards fit no other layout by default
+        run.trainer.max_steps = self.middle + 1
+        return self._run("resharded", run, 1)
+
+    def _go_on(self, partial: Any) -> None:
+        """Resume as a later link does: from the newest checkpoint of a folder. Here that is the one in the middle."""
+        newest = self.folder / "newest"
+        newest.mkdir(exist_ok=True)
+        link = newest / f"step={self.middle - 1}-last"
+        if not link.exists():
+            link.symlink_to(self.folder / "own" / "checkpoints" / f"step={self.middle - 1}")
+        partial.resume.resume_from_directory = str(newest)
+        self._start_from_weights(partial)  # as the recipe says; what was saved later takes precedence
+
+    def _single(self, partial: Any) -> Any:
+        """On one rank, with the same global batch."""
+        one = copy.deepcopy(partial)
+        layout = self.trial.shrunk.job.layout
+        alone = {name: 1 for name in ("tp", "pp", "cp", "ep")} | {"vp": None, "etp": None, "sp": False, "chunks": None}
+        ends = {"first_layers": None, "last_layers": None, "embedding_as_layer": False, "loss_as_layer": False}
+        resize.place(one, layout.replace(**alone, **ends), 1)
+        return one
+
+    def _start_from_weights(self, partial: Any) -> None:
+        import nemo_run as run
+        from nemo import lightning as nl
+
+        partial.resume.restore_config = run.Config(
+            nl.RestoreConfig, path=str(self.weights), load_optim_state=False, load_artifacts=False
+        )
+
+    def _run(self, name: str, partial: Any, ranks: int, *, save: bool = False) -> Ended:
+        import nemo_run as run
+
+        from superpod.launchers.rehearsal.witness import Witness
+
+        folder = self.folder / name
+        partial.log.explicit_log_dir = str(folder)
+        partial.log.ckpt.dirpath = str(folder / "checkpoints")
+        if name != "own":
+            partial.log.ckpt.every_n_train_steps = 10 * self.steps
+        weights = str(self.weights) if save else ""
+        partial.trainer.callbacks = [
+            *partial.trainer.callbacks,
+            run.Config(Witness, folder=str(folder / "ranks"), weights=weights, resharded=name == "resharded"),
+        ]
+        rehearsal, changes = rehearse(partial, devices=ranks)
+        if name == "own":
+            self.trial.changes += changes
+        return forks.run(name, rehearsal, folder / "ranks", ranks)
+
+
+def _verdict(trial: Trial, steps: int) -> Iterator[Check]:
+    runs, own, one = trial.runs, trial.runs["own"], trial.runs["one"]
+    fall = 1 - own.losses[-1] / own.losses[0]
+    yield Check(
+        "loss falls", fall >= LEAST_FALL, f"{own.losses[0]:.3f} -> {own.losses[-1]:.3f} in {len(own.losses)} steps"
+    )
+    sharp = runs.get("fp32", own)
+    yield _near("one rank's losses, fp32", sharp.losses, one.losses[: len(sharp.losses)], FP32_BOUND)
+    if sharp is not own:
+        yield _near(f"one rank's losses, {trial.precision}", own.losses, one.losses, BF16_BOUND)
+    yield _all_took_part(own, steps)
+    yield from agree.replicas(own)
+    middle = steps // 2
+    yield _near("resumed", runs["resumed"].losses, own.losses[middle:], RESUME_BOUND)
+    bound = FP32_BOUND if sharp is own else BF16_BOUND
+    yield _near("resharded to one rank", runs["resharded"].losses, own.losses[middle : middle + 1], bound)
+
+
+def _near(name: str, found: list[float], wanted: list[float], bound: float) -> Check:
+    if len(found) != len(wanted):
+        return Check(name, False, f"{len(found)} steps, not {len(wanted)}")
+    far = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+    steps = f"{len(found)} step" + "s" * (len(found) > 1)
+    return Check(name, far <= bound, f"{far:.1e} apart over {steps}, {bound:.0e} allowed")
+
+
+def _all_took_part(own: Ended, steps: int) -> Check:
+    idle = [rank for rank, seen in enumerate(own.ranks) if len(seen["losses"]) != steps or not agree.moved(seen)]
+    if idle:
+        return Check("every rank took part", False, f"ranks {', '.join(map(str, idle))} learnt nothing")
+    return Check("every rank took part", True, f"{len(own.ranks)} ranks trained parameters in {steps} steps")
