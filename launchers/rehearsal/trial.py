@@ -12,6 +12,7 @@ The runs, all on the same text and from the same weights:
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -258,7 +259,8 @@ def _verdict(trial: Trial, steps: int) -> Iterator[Check]:
 def _near(name: str, found: list[float], wanted: list[float], bound: float) -> Check:
     if len(found) != len(wanted):
         return Check(name, False, f"{len(found)} steps, not {len(wanted)}")
-    far = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+    apart = [abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True)]
+    far = max(apart, key=lambda each: (math.isnan(each), each))
     steps = f"{len(found)} step" + "s" * (len(found) > 1)
     return Check(name, far <= bound, f"{far:.1e} apart over {steps}, {bound:.0e} allowed")
 
