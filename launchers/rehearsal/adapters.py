@@ -18,13 +18,12 @@ class _NoLinear:
 )
 def _adapters() -> None:
     import nemo.collections.llm  # noqa: F401 - first: the adapters' module alone imports itself in a circle
-    from megatron.core.models.gpt import gpt_layer_specs
     from nemo.collections.llm.peft import dora, lora, utils
 
-    original, duplicated = utils.get_adapter_attributes_from_linear, gpt_layer_specs.TESpecProvider().linear()
+    original = utils.get_adapter_attributes_from_linear
 
     def attributes(layer: Any) -> tuple[bool, int, int, bool, bool]:
-        if isinstance(layer, duplicated):
+        if getattr(layer, "whole_on_each_rank", False):
             rows, columns = layer.weight.shape
             return False, columns, rows, not layer.config.sequence_parallel, False
         if hasattr(layer, "return_layernorm_output"):
@@ -42,6 +41,43 @@ def _adapters() -> None:
     replace(utils, HAVE_TE=False)
     define(lora, te=SimpleNamespace(Linear=_NoLinear))
     rebind(utils, "get_adapter_attributes_from_linear", attributes)
+
+
+@patch(
+    "adapters-of-experts",
+    target="nemo.lightning.pytorch.callbacks.peft.PEFT.__call__",
+    reason="grouped GEMM has one adapter for all experts, whose gradient is averaged over the ranks that share them; "
+    "one GEMM per expert would have an adapter each: another model, and with EP yet another",
+)
+def _adapters_of_experts() -> None:
+    import nemo.collections.llm  # noqa: F401 - first, as above
+    from nemo.lightning.pytorch.callbacks.peft import PEFT
+
+    original = PEFT.__call__
+
+    def call(self: Any, model: Any) -> Any:
+        adapted = original(self, model)
+        share_among_experts(adapted)
+        return adapted
+
+    replace(PEFT, __call__=call)
+
+
+def share_among_experts(model: Any) -> None:
+    """Give the experts of a rank one LoRA adapter for each of their layers, where the recipe asked for grouped GEMM."""
+    from megatron.core.transformer.moe.experts import SequentialMLP
+    from nemo.collections.llm.peft.utils import ParallelLinearAdapter
+
+    from superpod.launchers.rehearsal.settings import dropped
+
+    if "moe_grouped_gemm" not in dropped:
+        return
+    for experts in [each for each in model.modules() if isinstance(each, SequentialMLP)]:
+        first, *others = experts.local_experts
+        for name, layer in first.named_children():
+            if type(getattr(layer, "adapter", None)) is ParallelLinearAdapter:
+                for other in others:
+                    getattr(other, name).adapter = layer.adapter
 
 
 def start_alike() -> None:

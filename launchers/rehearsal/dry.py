@@ -77,6 +77,8 @@ def _parameters(config: Any, tokenizer: Any, stage: int, peft: Any = None) -> in
     from megatron.core import parallel_state
     from nemo.collections.llm.fn import walk
 
+    from superpod.launchers.rehearsal.adapters import share_among_experts
+
     virtual = config.virtual_pipeline_model_parallel_size
     if virtual:
         parallel_state.set_virtual_pipeline_model_parallel_rank(stage)
@@ -84,6 +86,7 @@ def _parameters(config: Any, tokenizer: Any, stage: int, peft: Any = None) -> in
         chunk = config.configure_model(tokenizer, vp_stage=stage if virtual else None)
         if peft is not None:
             walk(chunk, peft.transform)
+            share_among_experts(chunk)
     return sum(parameter.numel() for parameter in chunk.parameters())
 
 

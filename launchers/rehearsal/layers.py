@@ -35,6 +35,8 @@ def linear_class() -> type:
     import torch
 
     class Linear(torch.nn.Module):
+        whole_on_each_rank = True
+
         def __init__(self, input_size: int, output_size: int, *, config: Any, init_method: Any, **kw: Any) -> None:
             super().__init__()
             self.config = config

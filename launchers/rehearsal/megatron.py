@@ -40,6 +40,23 @@ def _rng_tracker() -> None:
 
 
 @patch(
+    "recompute-fp8",
+    target="megatron.core.tensor_parallel.random.CheckpointWithoutOutput.__init__",
+    reason="it takes fp8=False for FP8, and asks Transformer Engine's FP8 state: a norm or an activation could not be "
+    "recomputed without TE",
+)
+def _recompute_fp8() -> None:
+    from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
+
+    original = CheckpointWithoutOutput.__init__
+
+    def init(self: Any, fp8: Any = None) -> None:
+        original(self, None)  # a rehearsal computes nothing in FP8
+
+    replace(CheckpointWithoutOutput, __init__=init)
+
+
+@patch(
     "torch-norm",
     target="megatron.core.transformer.torch_norm.WrappedTorchNorm",
     reason="Megatron's torch norm refuses sequence parallelism and zero-centred weights; TE's norm, which a GPU "

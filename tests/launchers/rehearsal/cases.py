@@ -26,6 +26,8 @@ ONE = {f"{kind}_parallel_size": 1 for kind in ("tensor_model", "pipeline_model",
     "virtual_pipeline_model_parallel_size": None,
     "sequence_parallel": False,
 }
+NORMS = {"recompute_modules": ["layernorm"]}
+MOE_LORA = partial(training.finetuned, peft="LoRA", source="moe-reference", alike=True, experts=4, steps=3)
 DP_FORMAT = {"ckpt_optim_fully_reshardable": False}
 
 CASES = {
@@ -44,6 +46,10 @@ CASES = {
     "moe-ep2": Case(2, partial(training.restored, expert_model_parallel_size=2)),
     "moe-tp2ep2": Case(4, partial(training.restored, expert_model_parallel_size=2, **TP2)),
     "finetune": Case(1, training.finetuned),
+    "lora": Case(1, partial(training.finetuned, peft="LoRA")),
+    "moe-lora": Case(1, MOE_LORA),
+    "moe-lora-ep2": Case(2, partial(MOE_LORA, expert_model_parallel_size=2)),
+    "moe-recompute": Case(1, partial(training.restored, recompute_granularity="selective", **NORMS)),
     "settings": Case(1, building.settings),
     "dry-fp8": Case(1, building.dry_fp8),
     "attention-values": Case(1, building.attention_values),

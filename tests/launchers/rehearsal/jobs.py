@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-REFERENCES = {"dp2": "dp-reference", "moe-ep2": "moe-reference", "moe-tp2ep2": "moe-reference"}
-RESUMES = {"resume", "recompute", "tp2", "tp2-save", "tp2-bf16", "cp2", "pp2vp2", "finetune"}
+REFERENCES = {"dp2": "dp-reference"}
+REFERENCES |= dict.fromkeys(("moe-ep2", "moe-tp2ep2", "moe-recompute", "moe-lora", "moe-lora-ep2"), "moe-reference")
+RESUMES = {"resume", "recompute", "tp2", "tp2-save", "tp2-bf16", "cp2", "pp2vp2", "finetune", "lora"}
 
 
 class Job(NamedTuple):

@@ -3,12 +3,11 @@
 import importlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
-from tests.recipes.exported import answers
+from tests.recipes.exported import TRAINED, answers
 
 from superpod.launchers.rehearsal.alone import hidden
 
@@ -24,14 +23,16 @@ def test_inside_this_project_is_nowhere_and_after_it_is_as_before():
     assert importlib.import_module("superpod.planner.errors") is before
 
 
+PRETRAIN, *FINETUNE = TRAINED
+
+
 @pytest.mark.nemo
 @pytest.mark.train
-def test_an_exported_recipe_trains_without_this_project(tmp_path):
-    shutil.copy(answers()["folder"] / "alone" / "mine.py", tmp_path)
+@pytest.mark.parametrize("name", [PRETRAIN, *(pytest.param(each, marks=pytest.mark.slow) for each in FINETUNE)])
+def test_an_exported_recipe_trains_without_this_project(name, tmp_path):
+    file = (answers()["folder"] / "alone" / f"{name}.py").read_text()
     check = "try:\n    import superpod\nexcept ModuleNotFoundError:\n    print('superpod is not here')\n"
-    (tmp_path / "mine.py").write_text(
-        (tmp_path / "mine.py").read_text().replace("import os\n", f"{check}import os\n", 1)
-    )
+    (tmp_path / "mine.py").write_text(file.replace("import os\n", f"{check}import os\n", 1))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, "-m", "superpod.launchers.rehearsal.alone", "mine.py"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -41,4 +42,4 @@ def test_an_exported_recipe_trains_without_this_project(tmp_path):
     losses = re.findall(r"iteration \d/1 .* reduced_train_loss: (\d+\.\d+)", done.stdout)
     assert len(losses) == 2
     assert all(7 < float(loss) < 9 for loss in losses)  # ln 4096 = 8.3: the model has learnt nothing yet
-    assert list((tmp_path / "nemo_experiments" / "tiny_llama3").rglob("*.distcp"))
+    assert list((tmp_path / "nemo_experiments" / name).rglob("*.distcp"))

@@ -3,6 +3,10 @@
 import pytest
 from tests.launchers.rehearsal.jobs import Job, asks
 
+from superpod.launchers.rehearsal.dry import STAND_IN_VOCAB
+from superpod.planner import models
+from superpod.planner.models import Split
+
 pytestmark = pytest.mark.nemo
 
 LLAMA3_8B = 8_030_261_248  # huggingface.co/meta-llama/Meta-Llama-3-8B: 8.03 B
@@ -49,7 +53,12 @@ def test_experts(outcome):
 
 @asks(Job("dry-deepseek"))
 def test_attention_with_latents(outcome):
-    assert counts(outcome) == [[1_343_176_704], [1_868_017_664]]
+    """As planned: Megatron asks TE for the matrices down to the latents with parallel_mode="duplicated", so that they
+    are whole on both tensor-parallel ranks."""
+    model = models.find("deepseek_v3").replace(mtp_layers=1, vocab=STAND_IN_VOCAB)
+    split = Split(tp=2, pp=16, ep=64, etp=1, first_layers=3, last_layers=2)
+    planned = [[chunk.total for chunk in model.chunk_parameters(split, stage)] for stage in (0, 15)]
+    assert counts(outcome) == planned == [[1_365_884_928], [1_890_725_888]]
 
 
 @asks(Job("dry-fp8"))

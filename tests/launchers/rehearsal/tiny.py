@@ -97,6 +97,7 @@ def mixtral(recipe: Any, experts: int) -> None:
     fdl.update_callable(recipe.model, MixtralModel)
     fdl.update_callable(recipe.model.config, MixtralConfig8x7B)
     recipe.model.config.num_moe_experts = experts
+    recipe.model.config.moe_grouped_gemm = True
 
 
 @cache

@@ -35,17 +35,30 @@ def restored(folder: Path, without: frozenset[str], **changes: Any) -> Any:
     return train(folder, recipe, without)
 
 
-def finetuned(folder: Path, without: frozenset[str]) -> Any:
-    """llm.finetune from the reference's weights."""
+def finetuned(
+    folder: Path,
+    without: frozenset[str],
+    peft: str = "",
+    source: str = "reference",
+    alike: bool = False,
+    **changes: Any,
+) -> Any:
+    """llm.finetune from a reference's weights, or of adapters beside them, which may start as in other layouts."""
     import fiddle as fdl
     import nemo_run as run
     from nemo.collections import llm
     from nemo.lightning import AutoResume
     from nemo.lightning.pytorch.strategies.utils import RestoreConfig
 
-    recipe = tiny(folder, steps=2)
+    from superpod.launchers.rehearsal.adapters import start_alike
+
+    recipe = tiny(folder, **{"steps": 2, **changes})
     fdl.update_callable(recipe, llm.finetune)
     recipe.tokenizer = "data"
-    checkpoint = folder.parent / "reference/run/checkpoints/step=1"
+    if peft:
+        recipe.peft = run.Config(getattr(llm.peft, peft), dim=4)
+    if alike:
+        start_alike()
+    checkpoint = folder.parent / source / "run/checkpoints/step=1"
     recipe.resume = run.Config(AutoResume, restore_config=run.Config(RestoreConfig, path=str(checkpoint)))
     return train(folder, recipe, without)
