@@ -27,7 +27,7 @@ ONE = {f"{kind}_parallel_size": 1 for kind in ("tensor_model", "pipeline_model",
     "sequence_parallel": False,
 }
 NORMS = {"recompute_modules": ["layernorm"]}
-MOE_LORA = partial(training.finetuned, peft="LoRA", source="moe-reference", alike=True, experts=4, steps=3)
+MOE_LORA = partial(training.finetuned, peft="LoRA", source="moe-reference", experts=4, steps=3)
 DP_FORMAT = {"ckpt_optim_fully_reshardable": False}
 
 CASES = {

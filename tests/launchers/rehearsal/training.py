@@ -57,8 +57,7 @@ def finetuned(
     recipe.tokenizer = "data"
     if peft:
         recipe.peft = run.Config(getattr(llm.peft, peft), dim=4)
-    if alike:
-        start_alike()
+    start_alike()
     checkpoint = folder.parent / source / "run/checkpoints/step=1"
     recipe.resume = run.Config(AutoResume, restore_config=run.Config(RestoreConfig, path=str(checkpoint)))
     return train(folder, recipe, without)
