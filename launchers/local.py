@@ -189,7 +189,7 @@ def _rehearsable(name: str, partial: run.Partial, ranks: int) -> int:
         raise UserError(
             f"this machine has no GPU, and rehearsing {name} on CPUs at its own size takes {ranks} processes and "
             f"{need:,.0f} GiB; {have:.0f} GiB are free",
-            "rehearse the mechanics with tiny_llama3, or run this one where its GPUs are",
+            f"`recipes rehearse {name}` shrinks it to what this machine holds; or run it where its GPUs are",
         )
     strategy = partial.trainer.strategy
     return parameters * strategy.tensor_model_parallel_size * strategy.pipeline_model_parallel_size * 14

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.planner import columns, models, predict
+from superpod.planner.errors import UserError
 from superpod.planner.job import Job
 from superpod.planner.memory.lora import adapters
 from superpod.planner.memory.units import Units
@@ -243,7 +244,10 @@ def _differs(build: Build, found: dict[str, Any], planned: dict[tuple[str, int],
     extra = _adapters(job) if build["seen"]["adapter"] else [0] * layout.pp
     for rank, real in zip(build["ranks"], found["parameters"], strict=True):
         stage = rank // (build["world"] // layout.pp)
-        counted = sum(chunk.total for chunk in model.chunk_parameters(job.split, stage)) + extra[stage]
+        try:
+            counted = sum(chunk.total for chunk in model.chunk_parameters(job.split, stage)) + extra[stage]
+        except UserError as refused:
+            return str(refused)
         if counted != sum(real):
             return f"rank {rank} holds {sum(real):,} parameters, and the planner counts {counted:,}"
     return ""

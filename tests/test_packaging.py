@@ -59,7 +59,7 @@ def test_the_wheel_holds_the_package_once_with_its_data(wheel):
 
 
 def test_the_wheel_lists_recipes_beside_torchtunes(installed, tmp_path):
-    done = run(installed, "-m", "superpod.launchers.cli", "list", cwd=tmp_path)
+    done = run(installed, "-m", "superpod.launchers.cli", "list", "llama31_405b", "pretrain", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "llama31_405b_pretrain_h100_bf16" in done.stdout
 

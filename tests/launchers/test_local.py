@@ -16,6 +16,7 @@ import pytest
 
 from superpod.launchers import processes
 from superpod.launchers.rundir import SILENT, RunDir
+from superpod.recipes import registry
 
 pytestmark = [pytest.mark.nemo, pytest.mark.train]
 
@@ -309,9 +310,11 @@ def test_damaged_data_is_refused_before_nemo_is_imported(damage, says, folder, t
 
 
 def test_what_does_not_fit_is_refused(folder):
-    code, said = Running(folder, "llama31_405b_pretrain_h100_bf16").end()
+    recipe = registry.find("llama31_405b_pretrain_h100_bf16")
+    code, said = Running(folder, recipe.name).end()
     assert code == 2
-    assert "512 processes" in said
+    assert f"takes {8 * recipe.nodes[0]} processes" in " ".join(said.split())
+    assert f"recipes rehearse {recipe.name}" in " ".join(said.split())
     assert not list((folder / "runs").glob("*/*"))
 
 

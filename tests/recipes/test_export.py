@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from superpod.planner.errors import UserError
+from superpod.recipes import registry
 from superpod.recipes.copying import file
 from tests.recipes.exported import answers, chosen
 
@@ -49,7 +50,8 @@ def test_files_are_formatted_as_ruff_formats():
 def test_a_file_says_why_in_the_words_of_the_source():
     text = (answers()["folder"] / "llama3_70b_pretrain_h100_bf16.py").read_text()
     assert "check_for_nan_in_grad=True,  # stop at the step that went wrong, not days later\n" in text
-    assert re.search(r"tensor_model_parallel_size=4,  # recipes/layouts/llama3_70b.toml, line \d+\n", text)
+    tp = registry.find("llama3_70b_pretrain_h100_bf16").layout().tp
+    assert re.search(rf"tensor_model_parallel_size={tp},  # recipes/layouts/llama3_70b.toml, line \d+\n", text)
     above = text[: text.index("run.Config(GarbageCollectionCallback")].rstrip().splitlines()
     assert "# Python's collector at its own moments" in "\n".join(above[-3:])
     assert "Set in recipes/precision.py" in text
@@ -61,7 +63,8 @@ def test_a_file_starts_a_process_for_each_gpu_of_one_node_and_says_how_on_more()
     assert tiny[1:3] == ["-m", "torch.distributed.run"]
     assert tiny[-2] == "--nproc-per-node=2"
     assert Path(tiny[-1]).name == "tiny_llama3.py"
-    assert big == ["start this on 16 nodes, a process for each of 8 GPUs: see its top"]
+    nodes = registry.find("llama3_70b_pretrain_h100_bf16").nodes[0]
+    assert big == [f"start this on {nodes} nodes, a process for each of 8 GPUs: see its top"]
 
 
 @pytest.mark.nemo
