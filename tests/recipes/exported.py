@@ -106,15 +106,21 @@ def started(file: Path) -> list[str]:
     return begun
 
 
+TRAINED = ("tiny_llama3", "tiny_llama3_sft", "tiny_llama3_lora")
+"""Recipes whose files are trained where this project is not."""
+
+
 def changed(folder: Path) -> None:
-    """The tiny recipe with two steps, in a folder of its own: what the rehearsal trains."""
+    """A recipe of each task with two small steps, in a folder of their own: what the rehearsal trains."""
     from superpod.recipes import build, overrides
     from superpod.recipes.copying import export
 
-    partial = build("tiny_llama3")
-    overrides.apply(partial, ["trainer.max_steps=2", "trainer.limit_val_batches=0", "trainer.limit_test_batches=0"])
+    short = ["trainer.max_steps=2", "trainer.limit_val_batches=0", "trainer.limit_test_batches=0"]
     (folder / "alone").mkdir()
-    (folder / "alone" / "mine.py").write_text(export.source(partial, "Two steps."))
+    for name in TRAINED:
+        partial = build(name)
+        overrides.apply(partial, [*short, "data.global_batch_size=4", "data.micro_batch_size=2"])
+        (folder / "alone" / f"{name}.py").write_text(export.source(partial, "Two steps."))
 
 
 class Color(enum.Enum):
