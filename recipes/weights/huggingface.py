@@ -1,0 +1,203 @@
+"""Between a Hugging Face folder and a NeMo checkpoint, through NeMo's own importers and exporters.
+
+Needs NeMo, and one process of its own: NeMo sets up a world of one rank. On a machine without a GPU the caller has
+installed the rehearsal's patches, because the converters build layers with Transformer Engine's names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from superpod.planner.errors import UserError
+
+FAMILIES = {
+    "llama": "LlamaModel",
+    "mistral": "MistralModel",
+    "mixtral": "MixtralModel",
+    "qwen2": "Qwen2Model",
+    "qwen3": "Qwen3Model",
+    "qwen3_moe": "Qwen3Model",
+    "gemma": "GemmaModel",
+    "gemma2": "Gemma2Model",
+    "gemma3_text": "Gemma3Model",
+    "nemotron": "NemotronModel",
+    "phi3": "Phi3Model",
+    "starcoder2": "Starcoder2Model",
+    "deepseek_v2": "DeepSeekModel",
+    "deepseek_v3": "DeepSeekModel",
+    "gpt_oss": "GPTOSSModel",
+}
+"""model_type of a config.json -> class of `nemo.collections.llm` whose importer reads it (NeMo 2.7.3)."""
+
+
+def family(folder: Path) -> str:
+    """The class of `nemo.collections.llm` for a Hugging Face folder; imports nothing.
+
+    Raises:
+        UserError: no config.json, no weights, or an architecture that NeMo has no importer for.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        kind = str(config.get("model_type") or "")
+    except FileNotFoundError:
+        raise UserError(f"{folder} is no Hugging Face folder: it has no config.json", FETCH) from None
+    except (OSError, ValueError, AttributeError) as broken:
+        raise UserError(f"{folder / 'config.json'} cannot be read: {broken}", FETCH) from None
+    if kind not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise UserError(f"{folder}: model_type {kind!r} has no importer in NeMo 2.7.3", f"known: {known}")
+    if not weights(folder):
+        raise UserError(f"{folder} holds no weights: no *.safetensors, no *.bin", FETCH)
+    return FAMILIES[kind]
+
+
+def weights(folder: Path) -> list[Path]:
+    """The files of weights: safetensors, or PyTorch's where there are none."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+
+
+def import_hf(folder: Path, out: Path) -> Path:
+    """Write the NeMo checkpoint `out` from a Hugging Face folder; it stands there whole or not at all."""
+    name = family(folder)
+    if out.exists():
+        raise UserError(*_there(out))
+    from nemo.collections import llm
+
+    importer = getattr(llm, name).importer(f"hf://{folder.absolute()}")
+    with _whole(out) as passing, _own_tokenizer_folder():
+        importer(output_path=passing)
+        _keep(folder, passing / KEPT)
+    return out
+
+
+KEPT = Path("context") / "huggingface"
+"""Where an imported checkpoint keeps what its Hugging Face folder holds beside the weights."""
+
+
+def _keep(folder: Path, kept: Path) -> None:
+    from superpod.recipes.data import tokenizer
+
+    kept.mkdir(parents=True)
+    for file in {folder / "config.json", *folder.glob("generation_config.json"), *tokenizer.files(folder)}:
+        shutil.copyfile(file, kept / file.name)
+
+
+def export_hf(checkpoint: Path, out: Path, like: Path | None = None) -> Path:
+    """Write the Hugging Face folder `out` from a NeMo checkpoint of a whole model; whole or not at all.
+
+    `like` is the Hugging Face folder that the model came from (default: what the import kept of it): names, shapes,
+    number format, config.json and tokenizer are then the same. Without one the configuration is NeMo's own guess, whose
+    vocabulary is the tokenizer's.
+
+    Raises:
+        UserError: `out` is there, or the checkpoint is an adapter's.
+    """
+    if out.exists():
+        raise UserError(*_there(out))
+    if (checkpoint / "weights" / "adapter_metadata.json").exists():
+        raise UserError(f"{checkpoint} holds an adapter, not a model", "merge it first: recipes ckpt convert merges")
+    kept = checkpoint / KEPT
+    like = like or (kept if kept.is_dir() else None)
+    from nemo.lightning.io import api
+
+    exporter = api.load_connector_from_trainer_ckpt(checkpoint.absolute(), "hf")
+    exporter.trust_remote_code = False
+    with _whole(out) as passing:
+        if type(exporter).__name__ in OWN_WAY:
+            exporter(output_path=passing)
+        else:
+            _convert(exporter, like).save_pretrained(passing)
+            _tokenizer(exporter, like, passing)
+    return out
+
+
+OWN_WAY = ("HFDeepSeekExporter", "HFGemma3Exporter", "HFGPTOSSExporter")
+"""Exporters that read the checkpoint by themselves; the others only map names and shapes."""
+
+
+def _convert(exporter: Any, like: Path | None) -> Any:
+    """The transformers model with the checkpoint's weights.
+
+    NeMo 2.7.3's own exporters cut the vocabulary to the tokenizer's, untie Qwen's embeddings, and Mixtral's fails on
+    bf16; the mapping of names and shapes is theirs, the model it fills is ours.
+    """
+    import torch
+    from nemo.lightning.io.state import _ModelState
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_utils import no_init_weights
+
+    source: Any = exporter.nemo_load(str(exporter))[0]
+    while hasattr(source, "module"):
+        source = source.module
+    state = {name: value for name, value in source.state_dict().items() if isinstance(value, torch.Tensor)}
+    state.setdefault("output_layer.weight", state["embedding.word_embeddings.weight"])
+    config = AutoConfig.from_pretrained(like) if like else exporter.config
+    kind = state["embedding.word_embeddings.weight"].dtype
+    config.tie_word_embeddings = config.tie_word_embeddings and torch.equal(
+        state["output_layer.weight"], state["embedding.word_embeddings.weight"]
+    )
+    with no_init_weights():
+        target = AutoModelForCausalLM.from_config(config, torch_dtype=kind)
+    target = exporter.convert_state(_ModelState(state, source.config), target)
+    target.tie_weights()
+    return target.to(getattr(config, "torch_dtype", None) or kind)
+
+
+def _tokenizer(exporter: Any, like: Path | None, out: Path) -> None:
+    """The tokenizer's files, as they were in the folder that the model came from."""
+    from superpod.recipes.data import tokenizer
+
+    if like:
+        for file in (*tokenizer.files(like), *like.glob("generation_config.json")):
+            if file.name != "config.json":
+                shutil.copyfile(file, out / file.name)
+    else:
+        getattr(exporter.tokenizer, "tokenizer", exporter.tokenizer).save_pretrained(out)
+
+
+def _there(out: Path) -> tuple[str, str]:
+    return f"{out} is there already", "name another folder, or remove it"
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """A path beside `out` that is renamed to it when all went well, and removed otherwise."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+        passing = Path(scratch) / out.name
+        yield passing
+        os.rename(passing, out)
+
+
+@contextmanager
+def _own_tokenizer_folder() -> Iterator[None]:
+    """NeMo's importers keep the tokenizer in /tmp/nemo_tokenizer, which two imports at once would share, and run code
+    that a model folder brings along; this one has a folder of its own, and runs none."""
+    from nemo.lightning.io.connector import ModelConnector
+
+    original = ModelConnector.save_hf_tokenizer_assets
+    scratch = tempfile.mkdtemp(prefix="recipes-tokenizer-")
+
+    def save(self: Any, name: str, save_path: str = "") -> str:
+        from transformers import AutoTokenizer
+
+        folder = os.path.join(scratch, "nemo_tokenizer")  # NeMo looks for this name
+        AutoTokenizer.from_pretrained(name, local_files_only=True).save_pretrained(folder)
+        return folder
+
+    ModelConnector.save_hf_tokenizer_assets = save  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ModelConnector.save_hf_tokenizer_assets = original  # type: ignore[method-assign]
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+FETCH = "fetch it first: hf download ORG/NAME --local-dir DIR, then name DIR"
