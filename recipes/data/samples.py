@@ -1,0 +1,118 @@
+"""Fine-tuning data as people have it: a JSON object a line, of one of three kinds. Needs no library."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from superpod.planner.errors import UserError
+from superpod.recipes.data import paths
+
+ROLES = ("system", "user", "assistant", "tool")
+KINDS = (("prompt", "completion"), ("messages",), ("text",))
+"""Keys that make a kind."""
+SHOWN = 3
+"""Lines that are wrong and named, before the others are counted."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One line: the messages of a chat, or text of which all beyond `prompt` characters is to be learnt."""
+
+    line: int
+    text: str = ""
+    prompt: int = 0
+    messages: tuple[dict[str, str], ...] = ()
+
+
+def read(path: Path) -> list[Sample]:
+    """Every sample of a .jsonl file, in its order; blank lines are passed over.
+
+    Raises:
+        UserError: no such file, no sample in it, or lines that are none: the first of them by number, and why.
+    """
+    paths.check(str(path))
+    wrong: list[str] = []
+    found: list[Sample] = []
+    for number, text in _lines(path):
+        try:
+            found.append(_sample(number, text))
+        except ValueError as error:
+            wrong.append(f"{path}:{number}: {error}")
+    if wrong:
+        more = f"\nand {len(wrong) - SHOWN} more lines" if len(wrong) > SHOWN else ""
+        raise UserError("\n".join(wrong[:SHOWN]) + more, HINT)
+    if not found:
+        raise UserError(f"{path} holds no sample", HINT)
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with open(path, "rb") as stream:
+            yield from ((number, line) for number, line in enumerate(stream, 1) if line.strip())
+    except (FileNotFoundError, IsADirectoryError):
+        raise UserError(f"{path} is no file", "name a .jsonl file: a JSON object a line") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _sample(number: int, line: bytes) -> Sample:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"not a JSON object but {_kind(row)}")
+    kinds = [keys for keys in KINDS if set(keys) <= row.keys()]
+    if len(kinds) != 1:
+        raise ValueError(f"has the keys {', '.join(map(repr, list(row)[:8])) or 'none'}")
+    if kinds[0] == ("messages",):
+        if row.get("tools"):
+            raise ValueError("tools are not put into the template; write them into the system message")
+        return Sample(number, messages=_messages(row["messages"]))
+    prompt, answer = ("", *(_text(row, key) for key in kinds[0]))[-2:]
+    if not answer.strip():
+        raise ValueError(f"{kinds[0][-1]} is empty: there is nothing to learn")
+    return Sample(number, prompt + answer, len(prompt))
+
+
+def _text(row: dict[str, Any], key: str) -> str:
+    if not isinstance(row[key], str):
+        raise ValueError(f"{key} is {_kind(row[key])}, not a text")
+    return row[key]
+
+
+def _messages(given: Any) -> tuple[dict[str, str], ...]:
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"messages is {_kind(given)}, not a list with messages in it")
+    for at, message in enumerate(given):
+        where = f"messages[{at}]"
+        if not isinstance(message, dict):
+            raise ValueError(f"{where} is {_kind(message)}, not an object")
+        role = message.get("role")
+        if role not in ROLES:
+            raise ValueError(f"{where}: role {role!r} is none of {', '.join(ROLES)}")
+        if not isinstance(message.get("content"), str):
+            raise ValueError(f"{where}: content is {_kind(message.get('content'))}, not a text")
+        if role == "system" and at:
+            raise ValueError(f"{where}: a system message comes first")
+    if not any(message["role"] == "assistant" and message["content"].strip() for message in given):
+        raise ValueError("no assistant message with content: there is nothing to learn")
+    return tuple({"role": message["role"], "content": message["content"]} for message in given)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    if value in ([], {}, ""):
+        return f"empty ({value!r})"
+    return names.get(type(value), "a number")
+
+
+HINT = (
+    'a line is {"prompt": ..., "completion": ...}, {"text": ...}, or '
+    '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
+)

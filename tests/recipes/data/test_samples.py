@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+from superpod.planner.errors import UserError
+from superpod.recipes.data import samples
+from superpod.recipes.data.samples import Sample
+
+
+def written(folder, *lines):
+    file = folder / "data.jsonl"
+    file.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
+    return file
+
+
+def chat(*turns):
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def test_the_three_kinds_and_their_lines(tmp_path):
+    talk = chat(("system", "short"), ("user", "2+2?"), ("assistant", "4"))
+    file = written(tmp_path, {"prompt": "2+2=", "completion": "4"}, b"  ", {"text": "four", "id": 7}, talk)
+    one, two, three = samples.read(file)
+    assert one == Sample(1, "2+2=4", 4)
+    assert two == Sample(3, "four", 0)
+    assert (three.line, three.messages) == (4, tuple(talk["messages"]))
+
+
+WRONG = [
+    (b"\xff\xfe{}", "not UTF-8 at byte 0"),
+    (b'{"text": ', "not JSON: "),
+    (b"[" * 100_000, "not JSON: "),
+    ([1], "not a JSON object but a list"),
+    ({}, "has the keys none"),
+    ({"instruction": "a", "output": "b"}, "has the keys 'instruction', 'output'"),
+    ({"text": "a", "prompt": "b", "completion": "c"}, "has the keys 'text', 'prompt', 'completion'"),
+    ({"prompt": "a", "completion": " "}, "completion is empty"),
+    ({"prompt": ["a"], "completion": "b"}, "prompt is a list, not a text"),
+    ({"text": None}, "text is null, not a text"),
+    ({"messages": []}, r"messages is empty \(\[\]\), not a list with"),
+    ({"messages": ["hello"]}, r"messages\[0\] is a text, not an object"),
+    (chat(("user", "a"), ("bot", "b")), r"messages\[1\]: role 'bot' is none of system, user, assistant, tool"),
+    (chat(("user", "a"), ("assistant", 3)), r"messages\[1\]: content is a number, not a text"),
+    (chat(("user", "a"), ("system", "b"), ("assistant", "c")), r"messages\[1\]: a system message comes first"),
+    (chat(("user", "a"), ("assistant", "")), "no assistant message with content"),
+    (chat(("user", "a"), ("assistant", "b")) | {"tools": [{}]}, "tools are not put into the template"),
+]
+
+
+@pytest.mark.parametrize(("line", "says"), WRONG, ids=[says for _, says in WRONG])
+def test_a_line_that_is_none_is_named(line, says, tmp_path):
+    file = written(tmp_path, {"text": "fine"}, line)
+    with pytest.raises(UserError, match=f"data.jsonl:2: {says}") as refused:
+        samples.read(file)
+    assert '{"prompt": ..., "completion": ...}' in refused.value.hint
+
+
+def test_many_wrong_lines_are_counted(tmp_path):
+    with pytest.raises(UserError) as refused:
+        samples.read(written(tmp_path, *[{}] * 10))
+    assert [line.split(": ")[0].rpartition(":")[2] for line in str(refused.value).splitlines()[:3]] == ["1", "2", "3"]
+    assert str(refused.value).splitlines()[3:] == ["and 7 more lines"]
+
+
+def test_no_file_and_an_empty_one_are_refused(tmp_path):
+    for path, says in (
+        (tmp_path / "none.jsonl", "is no file"),
+        (tmp_path, "is no file"),
+        (written(tmp_path), "no sam"),
+    ):
+        with pytest.raises(UserError, match=says):
+            samples.read(path)
