@@ -45,22 +45,41 @@ def _adapters() -> None:
 
 @patch(
     "adapters-of-experts",
-    target="nemo.lightning.pytorch.callbacks.peft.PEFT.__call__",
+    target="nemo.lightning.pytorch.callbacks.peft.PEFT.__call__, SequentialMLP.sharded_state_dict",
     reason="grouped GEMM has one adapter for all experts, whose gradient is averaged over the ranks that share them; "
     "one GEMM per expert would have an adapter each: another model, and with EP yet another",
 )
 def _adapters_of_experts() -> None:
     import nemo.collections.llm  # noqa: F401 - first, as above
+    from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
+    from megatron.core.transformer.moe.experts import SequentialMLP
     from nemo.lightning.pytorch.callbacks.peft import PEFT
 
-    original = PEFT.__call__
+    call, sharded = PEFT.__call__, SequentialMLP.sharded_state_dict
 
-    def call(self: Any, model: Any) -> Any:
-        adapted = original(self, model)
+    def call_and_share(self: Any, model: Any) -> Any:
+        adapted = call(self, model)
         share_among_experts(adapted)
         return adapted
 
-    replace(PEFT, __call__=call)
+    def with_shared(self: Any, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        """As for grouped GEMM: the adapters belong to no expert."""
+        state = sharded(self, prefix, sharded_offsets, metadata)
+        for name, adapter in _shared(self).items():
+            state = {key: value for key, value in state.items() if f".{name}.adapter." not in key}
+            first = f"{prefix}local_experts.0."
+            shared = adapter.sharded_state_dict(f"{first}{name}.adapter.", sharded_offsets, metadata)
+            replace_prefix_for_sharding(shared, first, prefix)
+            state |= shared
+        return state
+
+    replace(PEFT, __call__=call_and_share)
+    replace(SequentialMLP, sharded_state_dict=with_shared)
+
+
+def _shared(experts: Any) -> dict[str, Any]:
+    layers = experts.local_experts[0].named_children()
+    return {name: layer.adapter for name, layer in layers if getattr(layer, "adapter_of_all_experts", False)}
 
 
 def share_among_experts(model: Any) -> None:
@@ -76,6 +95,7 @@ def share_among_experts(model: Any) -> None:
         first, *others = experts.local_experts
         for name, layer in first.named_children():
             if type(getattr(layer, "adapter", None)) is ParallelLinearAdapter:
+                layer.adapter_of_all_experts = True
                 for other in others:
                     getattr(other, name).adapter = layer.adapter
 

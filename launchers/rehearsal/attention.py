@@ -12,6 +12,8 @@ from superpod.launchers.rehearsal.registry import patch, replace
     "mask of sequence x sequence; this one gathers K and V over the CP group and makes its own causal mask",
 )
 def _attention() -> None:
+    import torch
+    from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
     from megatron.core.transformer.dot_product_attention import DotProductAttention
 
     original = DotProductAttention.__init__
@@ -25,6 +27,9 @@ def _attention() -> None:
             original(self, config, *args, **kw)
         finally:
             config.context_parallel_size = cp
+        if isinstance(self.softmax_offset, torch.nn.Parameter):  # Megatron leaves it as memory was
+            torch.nn.init.zeros_(self.softmax_offset)
+            set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
 
     replace(DotProductAttention, __init__=init, forward=_forward)
 
@@ -39,42 +44,66 @@ def _forward(
     attention_bias: Any = None,
     packed_seq_params: Any = None,
 ) -> Any:
-    """[s/cp, b, heads, d] -> [s/cp, b, heads * d]."""
-    import torch.nn.functional as F
+    """[s/cp, b, heads, d] -> [s/cp, b, heads * d]; packed, without the b."""
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
-    _refuse(self, attention_bias, packed_seq_params)
-    query_at, key_at, key, value = _over_context_parallel_ranks(self.config.context_parallel_size, query, key, value)
+    cp = self.config.context_parallel_size
+    _refuse(cp, attention_bias, packed_seq_params)
+    if packed_seq_params is not None:
+        query, key, value = (t.unsqueeze(1) for t in (query, key, value))
+    query_at, key_at, key, value = _over_context_parallel_ranks(cp, query, key, value)
     keep = _keep(query_at, key_at, attn_mask_type or self.attn_mask_type, self.scale_mask_softmax.window_size)
-    if keep is None and attention_mask is not None:
+    if packed_seq_params is not None:
+        keep = _of_one_sample(query_at, packed_seq_params) & (True if keep is None else keep)
+    elif keep is None and attention_mask is not None:
         keep = ~attention_mask
     repeats = query.size(2) // key.size(2)  # grouped queries share a key
     q, k, v = (
         t.permute(1, 2, 0, 3) for t in (query, key.repeat_interleave(repeats, 2), value.repeat_interleave(repeats, 2))
     )
-    dropout = self.attention_dropout.p if self.training else 0.0
-
-    def attend() -> Any:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout, scale=self.softmax_scale)
-
-    if dropout and not self.config.sequence_parallel:
+    if self.training and self.attention_dropout.p and not self.config.sequence_parallel:
         tracker: Any = get_cuda_rng_tracker()
         with tracker.fork():
-            out = attend()
+            out = _attend(self, q, k, v, keep)
     else:
-        out = attend()
-    return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+        out = _attend(self, q, k, v, keep)
+    out = out.permute(2, 0, 1, 3)
+    return out.flatten(1) if packed_seq_params is not None else out.flatten(2)
 
 
-def _refuse(self: Any, attention_bias: Any, packed_seq_params: Any) -> None:
+def _attend(self: Any, q: Any, k: Any, v: Any, keep: Any) -> Any:
+    """[b, heads, s, d], [b, heads, keys, d] -> [b, heads, s, d]."""
+    import torch
+    import torch.nn.functional as F
+
+    dropout = self.attention_dropout.p if self.training else 0.0
+    if self.softmax_offset is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout, scale=self.softmax_scale)
+    scores = (q @ k.transpose(2, 3)).float() * self.softmax_scale
+    if keep is not None:
+        scores = scores.masked_fill(~keep, float("-inf"))
+    sink = self.softmax_offset.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)  # a key without a value
+    weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1].to(v.dtype)
+    return F.dropout(weights, dropout) @ v
+
+
+def _refuse(cp: int, attention_bias: Any, packed_seq_params: Any) -> None:
     lacking = {
         "attention bias": attention_bias is not None,
-        "packed sequences": packed_seq_params is not None,
-        "softmax offsets": self.softmax_offset is not None,
+        "packed sequences over context-parallel ranks": packed_seq_params is not None and cp > 1,
     }
     for what, asked in lacking.items():
         if asked:
             raise NotImplementedError(f"a rehearsal's attention has no {what}; switch them off in the rehearsed recipe")
+
+
+def _of_one_sample(at: Any, packed: Any) -> Any:
+    """True where a query and a key belong to the same packed sample: [queries, keys]."""
+    import torch
+
+    starts = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
+    sample = torch.searchsorted(starts[1:].contiguous().to(at.dtype), at, right=True)
+    return sample[:, None] == sample[None]
 
 
 def _over_context_parallel_ranks(cp: int, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, Any]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from superpod.launchers.rehearsal import agree, forks, resize
+from superpod.launchers.rehearsal import agree, fed, forks, resize
 from superpod.launchers.rehearsal.convert import Change, RehearsalError, rehearse
 from superpod.launchers.rehearsal.forks import Ended
 from superpod.launchers.rehearsal.shrink import RANKS, Shrunk, shrink
@@ -116,6 +116,9 @@ def conduct(trial: Trial, folder: Path, steps: int = 10, note: Callable[[str], N
         if ended.error:
             trial.checks.append(Check(f"run {name}", False, ended.error))
             return trial
+        if name == "own" and not (saved := stage.saved()).passed:
+            trial.checks.append(saved)
+            return trial
     trial.checks = list(_verdict(trial, steps))
     return trial
 
@@ -190,6 +193,17 @@ class _Stage:
         run.trainer.max_steps = self.middle + 1
         return self._run("resharded", run, 1)
 
+    def saved(self) -> Check:
+        """Whether the checkpoint in the middle holds what was trained: the model, or its adapters."""
+        from torch.distributed.checkpoint import FileSystemReader
+
+        weights = self.folder / "own" / "checkpoints" / f"step={self.middle - 1}" / "weights"
+        keys = FileSystemReader(weights).read_metadata().state_dict_metadata
+        wanted = ".adapter." if getattr(self.own, "peft", None) is not None else ".weight"
+        held = [key for key in keys if wanted in key and not key.startswith("optimizer")]
+        what = "matrices of adapters" if "adapter" in wanted else "weights"
+        return Check("saved", bool(held), f"{len(held)} {what} are in the checkpoint")
+
     def _go_on(self, partial: Any) -> None:
         """Resume as a later link does: from the newest checkpoint of a folder. Here that is the one in the middle."""
         newest = self.folder / "newest"
@@ -248,6 +262,8 @@ def _verdict(trial: Trial, steps: int) -> Iterator[Check]:
     yield _near("one rank's losses, fp32", sharp.losses, one.losses[: len(sharp.losses)], FP32_BOUND)
     if sharp is not own:
         yield _near(f"one rank's losses, {trial.precision}", own.losses, one.losses, BF16_BOUND)
+    yield fed.check(own, one)
+    yield agree.layers(own, trial.shrunk.job.model.layers)
     yield _all_took_part(own, steps)
     yield from agree.replicas(own)
     middle = steps // 2
@@ -262,7 +278,14 @@ def _near(name: str, found: list[float], wanted: list[float], bound: float) -> C
     apart = [abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True)]
     far = max(apart, key=lambda each: (math.isnan(each), each))
     steps = f"{len(found)} step" + "s" * (len(found) > 1)
-    return Check(name, far <= bound, f"{far:.1e} apart over {steps}, {bound:.0e} allowed")
+    where = "" if far <= bound else _where(next(i for i, each in enumerate(apart) if not each <= bound))
+    return Check(name, far <= bound, f"{far:.1e} apart over {steps}, {bound:.0e} allowed{where}")
+
+
+def _where(step: int) -> str:
+    """What the first step that is off tells, counted from 0."""
+    why = ("the forward pass, the weights or the data differ", "the gradients differ", "the optimizer differs")
+    return f"; from step {step + 1} on: {why[min(step, 2)]}"
 
 
 def _all_took_part(own: Ended, steps: int) -> Check:

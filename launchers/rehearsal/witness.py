@@ -15,6 +15,8 @@ from typing import Any
 import lightning.pytorch as pl
 
 PLACES = ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel", "data_parallel")
+FED_STEPS = 2
+"""Steps of which a rank keeps the tokens that it was fed."""
 EXPERT_PLACES = ("expert_model_parallel", "expert_tensor_parallel")
 
 
@@ -38,12 +40,15 @@ class Witness(pl.Callback):
             trainer.save_checkpoint(Path(self.weights))
         for each in trainer.lr_scheduler_configs if self.resharded else ():
             each.scheduler.base_lrs = each.scheduler.base_lrs[: len(each.scheduler.optimizer.param_groups)]
-        self.seen |= {"started": time.time(), "first_step": trainer.global_step}
+        model = trainer.strategy.megatron_parallel
+        self.seen |= {"started": time.time(), "first_step": trainer.global_step, "layers": layers(model), "fed": []}
+        watch_input(model, self.seen["fed"])
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         """Adapters are there from the first epoch's start on."""
         if "before" not in self.seen:
-            self.seen["before"] = digests(pl_module)
+            self.seen["before"] = digests(trainer.strategy.megatron_parallel)
+        self.seen["fed"].append([])
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """A step is done."""
@@ -53,11 +58,12 @@ class Witness(pl.Callback):
             self.seen["grad_norms"].append(float(metrics["grad_norm"]))
         self.seen["step_ends"].append(time.time())
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Any, *_: Any) -> None:
         """All is done but the last checkpoint."""
         from superpod.launchers.rehearsal.settings import dropped
 
-        self.seen["after"] = digests(pl_module)
+        self.seen["after"] = digests(trainer.strategy.megatron_parallel)
+        self.seen["fed"] = self.seen["fed"][:FED_STEPS]
         self.seen["place"] = place()
         self.seen["dropped"] = {name: str(value) for name, value in sorted(dropped.items())}
         self.path.write_text(json.dumps(self.seen))
@@ -70,9 +76,31 @@ def place() -> dict[str, int]:
     return {name: getattr(parallel_state, f"get_{name}_rank")() for name in (*PLACES, *EXPERT_PLACES)}
 
 
+def layers(model: Any) -> list[int]:
+    """Numbers of the decoder layers that this rank holds, from 1; those of multi-token prediction are none of them."""
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    named = [(name, each) for name, each in model.named_modules() if isinstance(each, TransformerLayer)]
+    return [each.layer_number for name, each in named if ".mtp." not in name]
+
+
+def watch_input(model: Any, fed: list[list[Any]]) -> None:
+    """Append each micro-batch that enters the model here, [tokens, positions], to the newest list of `fed`."""
+    from megatron.core.models.gpt import GPTModel
+
+    def enters(_: Any, args: tuple[Any, ...], kw: dict[str, Any]) -> None:
+        named = dict(zip(("input_ids", "position_ids"), args, strict=False)) | kw
+        if fed and len(fed) <= FED_STEPS:
+            fed[-1].append([named[name].tolist() for name in ("input_ids", "position_ids")])
+
+    for module in model.modules():
+        if isinstance(module, GPTModel) and module.pre_process:
+            module.register_forward_pre_hook(enters, with_kwargs=True)
+
+
 def digests(model: Any) -> dict[str, list[Any]]:
     """Of every parameter: a hash of its bits, whether tensor parallelism shards it, whether it is an expert's, and
-    whether it is trained."""
+    whether it is an embedding that several stages hold."""
     import torch
 
     found = {}
@@ -80,5 +108,6 @@ def digests(model: Any) -> dict[str, list[Any]]:
         raw = parameter.detach().contiguous().view(torch.uint8).numpy().tobytes()
         sharded = bool(getattr(parameter, "tensor_model_parallel", False))
         expert = not getattr(parameter, "allreduce", True)
-        found[name] = [hashlib.sha1(raw).hexdigest()[:16], sharded, expert, parameter.requires_grad]
+        tied = bool(getattr(parameter, "shared_embedding", False))
+        found[name] = [hashlib.sha1(raw).hexdigest()[:16], sharded, expert, tied]
     return found

@@ -1,5 +1,6 @@
 """Cases that build without training: dry builds, attention by itself, what rehearse changes."""
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,34 @@ def attention_values(_: Path, without: frozenset[str]) -> dict[str, float]:
         tracker.set_states(states)
         again = dropping(query, key, value)
         ours, expected = plain(query, key, value), theirs(plain, query, key, value, mask[None, None])
+        packed, apart = _packed(plain)
+        sinks = attention(softmax_type="learnable")
+        sinks.softmax_offset.data.uniform_(-2, 2)
         expected_windowed = theirs(windowed, query, key, value, outside[None, None])
         return {
             "causal": (ours - expected).abs().max().item(),
+            "packed": (packed - apart).abs().max().item(),
+            "sinks": (sinks(query, key, value) - theirs(sinks, query, key, value, mask[None, None])).abs().max().item(),
             "window": (windowed(query, key, value) - expected_windowed).abs().max().item(),
             "dropout from the same state": (first - again).abs().max().item(),
             "dropout changes nothing": float(torch.allclose(first, ours)),
         }
+
+
+def _packed(layer: Any) -> tuple[Any, Any]:
+    """The output for samples of 5, 3 and 4 tokens in one row; and for each by itself."""
+    import torch
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    starts = torch.tensor([0, 5, 8, 12], dtype=torch.int32)
+    query, key, value = (torch.randn(12, heads, 8) for heads in (4, 2, 2))
+    params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=starts, cu_seqlens_kv=starts)
+    ends = starts.tolist()
+    apart = [
+        layer(*(t[start:end].unsqueeze(1) for t in (query, key, value))).squeeze(1)
+        for start, end in itertools.pairwise(ends)
+    ]
+    return layer(query, key, value, packed_seq_params=params), torch.cat(apart)
 
 
 def attention(**settings: Any) -> Any:

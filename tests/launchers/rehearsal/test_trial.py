@@ -1,10 +1,11 @@
 """Rehearsals: what the checks find in runs that are made up, and real ones of small recipes by the command."""
 
 import json
+import re
 
 import pytest
 
-from superpod.launchers.rehearsal import agree, forks, trial
+from superpod.launchers.rehearsal import agree, fed, forks, trial
 from superpod.launchers.rehearsal.forks import Ended
 
 PLACE = dict.fromkeys(("pipeline_model_parallel", "tensor_model_parallel", "expert_model_parallel"), 0)
@@ -13,9 +14,11 @@ PLACE |= {"expert_tensor_parallel": 0, "context_parallel": 0, "data_parallel": 0
 
 def seen(losses, *, weights=None, before="x", **place):
     """A rank's witness: `weights` = {name: (digest, sharded, expert)}."""
-    after = {name: [*facts, True] for name, facts in (weights or {"w": ("a", False, False)}).items()}
+    after = {name: [*facts, False] for name, facts in (weights or {"w": ("a", False, False)}).items()}
     start = {name: [before, *facts[1:]] for name, facts in after.items()}
-    return {"losses": losses, "before": start, "after": after, "place": PLACE | place, "dropped": {}}
+    fed = [[[[[7, 8]], [[0, 1]]]]]
+    facts = {"losses": losses, "before": start, "after": after, "place": PLACE | place, "dropped": {}}
+    return facts | {"layers": [1, 2], "fed": [[]] if set(place) & {"pipeline_model_parallel", "data_parallel"} else fed}
 
 
 def ended(name, losses, **ranks):
@@ -86,6 +89,67 @@ def test_replicas_that_differ_are_named_and_shards_are_not(facts, places, said):
     assert [check.passed for check in found] == ([False] if said else [])
     if said:
         assert said in found[0].said
+
+
+def fed_ranks(*rows, **place):
+    """A rank for each row of (tokens, positions, places)."""
+    made = [seen([1.0], **place) for _, _, place in rows]
+    for rank, (tokens, positions, _) in zip(made, rows, strict=True):
+        rank["fed"] = [[[[tokens], [positions]]]]
+    return Ended("own", 1.0, made)
+
+
+HALVES = [([1, 4], [0, 3], {"context_parallel": 0}), ([2, 3], [1, 2], {"context_parallel": 1})]
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted", "said"),
+    [
+        (HALVES, [[1, 2, 3, 4]], ""),
+        ([HALVES[0], ([3, 4], [2, 3], {"context_parallel": 1})], [[1, 2, 3, 4]], "rank 1, .* positions 2-3, not 1-2"),
+        (
+            [([1, 2], [0, 1], {}), ([1, 2], [0, 1], {"data_parallel": 1})],
+            [[1, 2], [3, 4]],
+            "data-parallel ranks 0 and 1 were fed the same samples",
+        ),
+        ([([1, 2], [0, 1], {}), ([1, 2], [0, 1], {"data_parallel": 1})], [[1, 2], [1, 2]], ""),
+        (
+            [([1, 2], [0, 1], {}), ([1, 3], [0, 1], {"tensor_model_parallel": 1})],
+            [[1, 2]],
+            "ranks 0 and 1 hold the same",
+        ),
+        ([([1, 2], [0, 1], {})], [[1, 3]], "other samples than one rank"),
+    ],
+)
+def test_what_the_ranks_were_fed(rows, wanted, said):
+    one = fed_ranks(([], [], {}))
+    one.ranks[0]["fed"] = [[[[row], [[0, 1]]] for row in wanted]]
+    found = fed.check(fed_ranks(*rows), one)
+    assert found.passed is not bool(said)
+    assert re.search(said, found.said)
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ([[1, 3], [2, 4]], ""),
+        ([[1], [2, 4]], "layer 3 of 4 is on no stage"),
+        ([[1, 2], [1, 2]], "layer 4 of 4 is on no stage; layer 1 is on 2 stages; layer 2 is on 2 stages"),
+    ],
+)
+def test_every_layer_is_on_one_stage(stages, said):
+    ranks = [seen([1.0], pipeline_model_parallel=stage) | {"layers": held} for stage, held in enumerate(stages)]
+    found = agree.layers(Ended("own", 1.0, ranks), 4)
+    assert found.passed is not bool(said)
+    assert said in found.said
+
+
+def test_a_tied_embedding_is_compared_across_stages():
+    ranks = [seen([1.0], pipeline_model_parallel=stage) for stage in (0, 1)]
+    for rank, name, digest in zip(ranks, ("embedding.weight", "output_layer.weight"), "ab", strict=True):
+        rank["after"] = {name: [digest, True, False, True]}
+    (found,) = agree.replicas(Ended("own", 1.0, ranks))
+    assert "the tied embedding differs between ranks 0 and ranks 1" in found.said
 
 
 def test_the_last_words_of_a_rank(tmp_path):
