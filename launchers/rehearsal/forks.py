@@ -18,9 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from superpod.launchers.rehearsal.adapters import start_alike
+from superpod.launchers.rundir import Link
+from superpod.launchers.runtime import stall
 
 LIMIT_S = 300.0
-"""A run that takes longer than this hangs."""
+"""A run that takes longer than this hangs; so does a rank that has not begun to train by then."""
+QUIET_S = 120.0
+"""A rank that has come to no new step for so long hangs."""
 RANK_GIB = 0.4
 """What a forked rank takes of its own: it shares what NeMo's import left in this process."""
 
@@ -47,8 +51,13 @@ class Ended:
         """Of every step, as rank 0 has them."""
         return self.ranks[0]["losses"] if self.ranks else []
 
+    @property
+    def grad_norms(self) -> list[float]:
+        """Of every step, before clipping."""
+        return self.ranks[0]["grad_norms"] if self.ranks else []
 
-def run(name: str, partial: Any, folder: Path, ranks: int, limit_s: float = LIMIT_S) -> Ended:
+
+def run(name: str, partial: Any, folder: Path, ranks: int, limit_s: float = LIMIT_S, quiet_s: float = QUIET_S) -> Ended:
     """Run `partial`, a rehearsal with a `Witness` that writes to `folder`, on so many forked ranks."""
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
@@ -57,7 +66,7 @@ def run(name: str, partial: Any, folder: Path, ranks: int, limit_s: float = LIMI
     started = time.time()
     pids = {_fork(rank, ranks, text, folder): rank for rank in range(ranks)}
     try:
-        error = _wait(dict(pids), folder, started + limit_s)
+        error = _wait(dict(pids), folder, started, limit_s, quiet_s)
     finally:
         for pid in pids:
             _end_session(pid)
@@ -133,8 +142,9 @@ def _environment(rank: int, ranks: int) -> dict[str, str]:
     }
 
 
-def _wait(running: dict[int, int], folder: Path, deadline: float) -> str:
-    """Until all ranks have ended, one has failed, or time is up; what went wrong."""
+def _wait(running: dict[int, int], folder: Path, began: float, limit_s: float, quiet_s: float) -> str:
+    """Until all ranks have ended, one has failed, or one is silent; what went wrong."""
+    asked = began
     while running:
         for pid in list(running):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -144,8 +154,12 @@ def _wait(running: dict[int, int], folder: Path, deadline: float) -> str:
             if status:
                 how = f"was killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "failed"
                 return f"rank {rank} {how}: {_last_words(folder / f'{rank}.log')}"
-        if time.time() > deadline:
-            return f"ranks {', '.join(map(str, sorted(running.values())))} hang: no end in time"
+        if time.time() > asked + 1:
+            asked = time.time()
+            if silent := stall.first_silent(Link(folder), quiet_s, limit_s, began):
+                return silent
+            if asked > began + 2 * limit_s:
+                return f"ranks {', '.join(map(str, sorted(running.values())))} hang: no end in time"
         time.sleep(0.02)
     return ""
 

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", help="default: all; they are listed in shapes.py")
     parser.add_argument("--write", action="store_true", help="write the table, and rehearse nothing")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--folder", type=Path, help="for results, a file each, instead of docs/")
     parser.add_argument("--steps", type=int, default=10)
     asked = parser.parse_args(arguments)
     if asked.write:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     wanted = [shape for shape in SHAPES if not asked.shapes or shape.key in asked.shapes]
     _import_once()
-    sys.exit(0 if all([_keep(shape, asked.results, asked.steps) for shape in wanted]) else 1)
+    sys.exit(0 if all([_keep(shape, asked.folder, asked.steps) for shape in wanted]) else 1)
 
 
 def _import_once() -> None:
@@ -53,13 +53,16 @@ def _import_once() -> None:
     print(f"importing NeMo: {time.time() - started:.0f} s", flush=True)
 
 
-def _keep(shape: Shape, results: Path, steps: int) -> bool:
+def _keep(shape: Shape, results: Path | None, steps: int) -> bool:
     """Rehearse a recipe of the shape, and write down how it went."""
     folder = Path(tempfile.mkdtemp(prefix="recipes-rehearse-"))
     found = _rehearse(shape, folder, steps)
     if found["passed"]:
         shutil.rmtree(folder, ignore_errors=True)
-    write_json(results, (read_json(results) or {}) | {shape.key: found})
+    if results:
+        write_json(results / f"{shape.key}.json", found)
+    else:
+        write_json(RESULTS, dict(sorted(((read_json(RESULTS) or {}) | {shape.key: found}).items())))
     said = "passed" if found["passed"] else f"FAILED {_why(found)} ({folder})"
     spent = ", ".join(f"{name} {value:.0f} s" for name, value in found.get("seconds", {}).items())
     print(f"{shape.what}: {found['recipe']} at {found['nodes']} nodes {said}; {spent}", flush=True)

@@ -28,6 +28,8 @@ FP32_STEPS = 3
 """Steps of the recipe's layout in fp32: the first has the forward pass, the second the gradients, the third Adam's."""
 FP32_BOUND = 1e-5
 """How far the losses of two layouts may be apart in fp32, relative."""
+NORM_BOUND = 1e-4
+"""How far the gradients' norms may be apart in fp32, relative."""
 BF16_BOUND = 0.03
 """How far losses in bf16 or fp16 may be from one rank's in fp32, relative: rounding, grown over the steps."""
 RESUME_BOUND = 1e-6
@@ -260,6 +262,8 @@ def _verdict(trial: Trial, steps: int) -> Iterator[Check]:
     )
     sharp = runs.get("fp32", own)
     yield _near("one rank's losses, fp32", sharp.losses, one.losses[: len(sharp.losses)], FP32_BOUND)
+    norms = one.grad_norms[: len(sharp.losses)]
+    yield _near("one rank's gradient norms, fp32", sharp.grad_norms, norms, NORM_BOUND)
     if sharp is not own:
         yield _near(f"one rank's losses, {trial.precision}", own.losses, one.losses, BF16_BOUND)
     yield fed.check(own, one)

@@ -14,6 +14,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from superpod.launchers.runtime.heartbeat import Heartbeat
+
 PLACES = ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel", "data_parallel")
 FED_STEPS = 2
 """Steps of which a rank keeps the tokens that it was fed."""
@@ -34,6 +36,14 @@ class Witness(pl.Callback):
         self.weights, self.resharded = weights, resharded
         self.seen: dict[str, Any] = {"losses": [], "grad_norms": [], "built": time.time(), "step_ends": []}
 
+    def setup(self, *_: Any, **__: Any) -> None:
+        """The rank is there."""
+        folder = self.path.parent / "heartbeat"
+        folder.mkdir(exist_ok=True)
+        self.heart = Heartbeat(folder, int(os.environ["RANK"]), every_s=0.0)
+        self.heart.begin()
+        self.heart.beat(0, "start")
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The model is there, and its weights are loaded."""
         if self.weights:
@@ -49,6 +59,7 @@ class Witness(pl.Callback):
         if "before" not in self.seen:
             self.seen["before"] = digests(trainer.strategy.megatron_parallel)
         self.seen["fed"].append([])
+        self.heart.beat(trainer.global_step, "train")
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """A step is done."""
@@ -67,6 +78,8 @@ class Witness(pl.Callback):
         self.seen["place"] = place()
         self.seen["dropped"] = {name: str(value) for name, value in sorted(dropped.items())}
         self.path.write_text(json.dumps(self.seen))
+        self.heart.beat(trainer.global_step, "done")
+        self.heart.end()
 
 
 def place() -> dict[str, int]:

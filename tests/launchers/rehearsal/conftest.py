@@ -1,10 +1,11 @@
 """The ``outcome`` of a case as a fixture."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launchers.rehearsal.jobs import Server
+from tests.launchers.rehearsal.jobs import OneByOne, Server
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +25,37 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def outcome(request: pytest.FixtureRequest, outcomes: Any) -> dict[str, Any]:
     """The outcome of the job that this test is parametrised with."""
     return outcomes(request.param)
+
+
+def _one_by_one(request: pytest.FixtureRequest, folder: Path, fixture: str, *command: str) -> Iterator[OneByOne]:
+    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    names = [each.params[fixture] for each in parameters if each and fixture in each.params]
+    script = OneByOne(folder, [*command, *names])
+    yield script
+    script.end()
+
+
+@pytest.fixture(scope="session")
+def all_planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneByOne]:
+    folder = tmp_path_factory.mktemp("planted")
+    script = str(Path(__file__).with_name("planted.py"))
+    yield from _one_by_one(request, folder, "planted", script, str(folder))
+
+
+@pytest.fixture
+def planted(request: pytest.FixtureRequest, all_planted: OneByOne) -> dict[str, Any]:
+    """What a rehearsal says of the bug that this test is parametrised with."""
+    return all_planted.wait_for(request.param)
+
+
+@pytest.fixture(scope="session")
+def all_shapes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneByOne]:
+    folder = tmp_path_factory.mktemp("shapes")
+    command = ("-m", "superpod.launchers.rehearsal.table", "--steps", "6", "--folder", str(folder))
+    yield from _one_by_one(request, folder, "shape", *command)
+
+
+@pytest.fixture
+def shape(request: pytest.FixtureRequest, all_shapes: OneByOne) -> dict[str, Any]:
+    """How the rehearsal went of a recipe of the shape that this test is parametrised with."""
+    return all_shapes.wait_for(request.param)

@@ -1,10 +1,13 @@
 """Jobs for the server, and the server as pytest sees it."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,6 +83,36 @@ class Server:
         self.process.wait(timeout=30)
         self.process.stdout.close()
         self.temporary.cleanup()
+
+
+class OneByOne:
+    """A script that imports NeMo once and answers one question after the other, in files: FOLDER/NAME.json."""
+
+    def __init__(self, folder: Path, command: list[str]) -> None:
+        self.folder, self.log = folder, folder / "log.txt"
+        environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", *command],
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def wait_for(self, name: str) -> dict[str, Any]:
+        """The answer, as soon as it is there."""
+        file = self.folder / f"{name}.json"
+        while not file.is_file():
+            assert self.process.poll() is None or file.is_file(), self.log.read_text()[-3000:]
+            time.sleep(0.2)
+        return json.loads(file.read_text())
+
+    def end(self) -> None:
+        """End it, and what it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        self.process.wait(timeout=30)
 
 
 def asks(*jobs: Job) -> pytest.MarkDecorator:
