@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from superpod.launchers.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
 from superpod.launchers.rehearsal import dry_build, rehearse
 from superpod.launchers.rundir import Link, RunDir
+from superpod.launchers.watchdog import Watchdog
 from superpod.planner.errors import UserError
 
 if TYPE_CHECKING:
@@ -237,7 +238,8 @@ class Ended:
 def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[..., None]) -> Ended:
     """Run the prepared job in `link` and wait for it; `tick` is called a few times a second, with words to say or none.
 
-    A first SIGINT or SIGTERM asks the ranks to save and end, a second one kills them.
+    A first SIGINT or SIGTERM asks the ranks to save and end, a second one kills them. Ranks that make no steps any more
+    are ended too.
     """
     import nemo_run as run
     from torchx.schedulers.local_scheduler import SignalException
@@ -245,7 +247,7 @@ def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[..., N
     point_at(prepared.partial, folder, link)
     environment = _environment() | {MARK: str(link.path)}
     executor = run.LocalExecutor(ntasks_per_node=prepared.ranks, launcher="torchrun", env_vars=environment)
-    stop = StopSignal()
+    stop, watchdog = StopSignal(), Watchdog(link)
     state = ""
     try:
         with (
@@ -255,12 +257,14 @@ def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[..., N
             exp.add(prepared.partial, executor=executor, name="run")
             exp.run()
             with stop.installed():
-                wait_for_all(stop, tick)
+                wait_for_all(stop, watchdog.beside(tick))
         state = str(exp.jobs[0].state)
     except (KeyboardInterrupt, SignalException):  # while NeMo-Run had the signals, before there were ranks to ask
         stop.received += 1
     finally:
         send(processes_of(link.path), signal.SIGKILL)
+    if watchdog.stalled and not folder.done:
+        return Ended("stalled", 1, watchdog.stalled)
     return _verdict(folder, link, stop.received, state)
 
 

@@ -75,7 +75,8 @@ def run(name: str, partial: Any, folder: Path, ranks: int, limit_s: float = LIMI
         files = [folder / f"{rank}.json" for rank in range(ranks)]
         missing = [rank for rank, file in enumerate(files) if not file.is_file()]
         error = f"rank {missing[0]} ended without a word" if missing else ""
-    return Ended(name, seconds, [] if error else [json.loads(file.read_text()) for file in files], error)
+    seen = [] if error else [json.loads(file.read_text()) for file in files]
+    return Ended(name, seconds, seen, error, started)
 
 
 def _fork(rank: int, ranks: int, text: str, folder: Path) -> int:

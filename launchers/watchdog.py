@@ -1,0 +1,52 @@
+"""A run on this machine whose ranks make no steps any more: the one that stopped first is named, and all are ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from superpod.launchers.processes import processes_of, send
+from superpod.launchers.rundir import Link
+from superpod.launchers.runtime import stall
+from superpod.planner.errors import UserError
+
+VARIABLE = "SUPERPOD_STALLED_S"
+"""Seconds that a training rank may take between two steps; 600 where it is not set, as on Slurm."""
+
+STARTING = 3
+"""Importing, building, saving and validating may take so many times as long."""
+
+EVERY_S = 1.0
+
+
+class Watchdog:
+    """Looks after the ranks of a link while somebody waits for them; `stalled` says in words which rank stopped."""
+
+    def __init__(self, link: Link, limit_s: float | None = None) -> None:
+        self.link, self.stalled = link, ""
+        self.limit_s = float(os.environ.get(VARIABLE, "600")) if limit_s is None else limit_s
+        self.began = self.looked = time.time()
+
+    def beside(self, tick: Callable[..., None]) -> Callable[..., None]:
+        """A `tick` that looks too."""
+
+        def both(*words: str) -> None:
+            tick(*words)
+            self.look()
+
+        return both
+
+    def look(self) -> None:
+        """End the link when a rank has made no progress for too long."""
+        now = time.time()
+        if self.stalled or now < self.looked + EVERY_S:
+            return
+        self.looked = now
+        self.stalled = stall.first_silent(self.link, self.limit_s, STARTING * self.limit_s, self.began, now)
+        if self.stalled:
+            with contextlib.suppress(UserError):
+                self.link.mark("stalled", message=self.stalled)
+            send(processes_of(self.link.path), signal.SIGKILL)

@@ -1,0 +1,73 @@
+"""Failure drills: a real run of two ranks loses one, has one stuck, or learns nothing but NaN. It ends by itself."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.launchers.test_local import SMALL, TP1, Running, left_behind, text
+
+pytestmark = [pytest.mark.nemo, pytest.mark.train]
+
+DP2 = (*TP1[1:], "trainer.devices=2")
+LIMIT_S = 45
+"""Seconds without a step after which a run is ended, in these drills."""
+
+assert text  # a fixture
+
+
+def running(tmp_path, data, *more, steps=2000):
+    words = ("tiny_llama3_fp32", *SMALL, *DP2, f"trainer.max_steps={steps}", *more, "--data", str(data))
+    return Running(tmp_path, *words, env={"SUPERPOD_STALLED_S": str(LIMIT_S)})
+
+
+def ranks(run):
+    """Process ids by rank."""
+    import psutil
+
+    return {int(psutil.Process(pid).environ()["RANK"]): pid for pid in run.ranks()}
+
+
+def ended(run, began, within_s):
+    code, said = run.end(within_s)
+    assert code == 1, said
+    assert time.monotonic() - began < within_s
+    folder = run.run_dir()
+    assert left_behind(folder) == []
+    return folder.links[-1].result, said
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_the_run(tmp_path, text):
+    run = running(tmp_path, text)
+    run.until_step(3)
+    os.kill(ranks(run)[1], signal.SIGKILL)
+    result, said = ended(run, time.monotonic(), 120)
+    assert result["state"] == "failed"
+    assert "rank 1" in result["message"], said
+    assert "SIGKILL" in result["message"] or "signal 9" in result["message"]
+
+
+def test_a_rank_that_is_stuck_ends_the_run(tmp_path, text):
+    run = running(tmp_path, text)
+    folder = run.until_step(3)
+    os.kill(ranks(run)[1], signal.SIGSTOP)
+    result, said = ended(run, time.monotonic(), LIMIT_S + 120)
+    assert result["state"] == "stalled"
+    assert result["message"].startswith("rank 1 on ")
+    assert "no longer answers since step" in result["message"]
+    assert result["message"] in " ".join(said.split())
+    assert folder.metrics()
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path, text):
+    run = running(
+        tmp_path, text, "optim.config.lr=1e30", "optim.lr_scheduler.min_lr=1e30", "optim.config.clip_grad=0.0"
+    )
+    began = time.monotonic()
+    result, said = ended(run, began, 300)
+    assert result["state"] == "failed"
+    assert "nan" in result["message"].lower(), said
+    assert "step" in result["message"]
