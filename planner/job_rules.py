@@ -218,6 +218,15 @@ PINNED = (
         ),
     ),
     Rule(
+        "recompute_frozen",  # a checkpointed layer passes gradients on only if its input takes one (measured)
+        lambda f: (f.recompute == 2) & (f.job.task == "lora"),
+        lambda f: (
+            "adapters take no full recomputation in megatron-core 0.15: what the frozen embeddings give takes no "
+            "gradient, so the recomputed layers behind them train nothing",
+            "set recompute selective, or more tp, pp or cp",
+        ),
+    ),
+    Rule(
         "recompute_mlp_bias",  # CheckpointFunction makes the bias that MLP hands on its own output (measured)
         lambda f: f.recomputes("mlp") & bool(f.model.bias and "mlp" in f.model.kinds),
         lambda f: (

@@ -85,7 +85,7 @@ def read(partial: run.Partial) -> Layout:
 
 
 def _recompute(config: run.Config, layout: Layout) -> None:
-    if layout.recompute == "none" and config.recompute_granularity is not None:  # NeMo's Hyena recomputes by default
+    if layout.recompute != "full" and config.recompute_granularity is not None:  # NeMo's Hyena recomputes by default
         config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
     if layout.recompute == "full":
         config.recompute_granularity = "full"

@@ -42,6 +42,11 @@ def _all() -> str:
 
 
 def _full_recompute(partial: run.Partial) -> None:
+    if getattr(partial, "peft", None):
+        raise UserError(
+            "full_recompute goes with no adapters: the frozen embeddings give recomputed layers no gradient to pass on",
+            "with=offload_activations, or more tp, pp or cp",
+        )
     config = partial.model.config
     config.recompute_granularity, config.recompute_method, config.recompute_num_layers = "full", "uniform", 1
     config.recompute_modules = None
@@ -104,6 +109,25 @@ def _precision_aware(partial: run.Partial) -> None:
     config.exp_avg_dtype = config.exp_avg_sq_dtype = torch.bfloat16
 
 
+def _stragglers(partial: run.Partial) -> None:
+    import nemo_run as run
+    from nvidia_resiliency_ext.ptl_resiliency import StragglerDetectionCallback
+
+    partial.trainer.callbacks.append(
+        run.Config(
+            StragglerDetectionCallback,
+            report_time_interval=300,  # s
+            calc_relative_gpu_perf=True,
+            calc_individual_gpu_perf=True,
+            num_gpu_perf_scores_to_print=5,
+            gpu_relative_perf_threshold=0.7,
+            gpu_individual_perf_threshold=0.7,
+            stop_if_detected=False,  # a run that stops at night waits until the morning
+            enable_ptl_logging=True,
+        )
+    )
+
+
 OPTIONS = {
     "full_recompute": Option("recompute every layer: least memory, about a third more work", _full_recompute),
     "offload_optimizer": Option("the optimizer and its states on the host", _offload_optimizer),
@@ -111,5 +135,6 @@ OPTIONS = {
     "fsdp": Option("Megatron-FSDP: parameters, gradients and optimizer sharded over data parallelism", _fsdp),
     "precision_aware": Option("Adam's moments in BF16: 8 bytes a parameter less, sharded", _precision_aware),
     "cuda_graphs": Option("launches recorded once; dense models, where the CPU cannot keep up", _cuda_graphs),
+    "stragglers": Option("slow GPUs named every 5 minutes, by nvidia-resiliency-ext", _stragglers),
     "deterministic": Option("bitwise repeatable, and slower", _deterministic),
 }

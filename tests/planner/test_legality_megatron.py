@@ -20,6 +20,8 @@ NOT_BUILT = {
     "mamba_groups": "the same",
     "mamba_cp": "the same",
     "delta_key_heads": "gated delta net comes with megatron-core 0.16",
+    "runs_stages": "layers of different widths are NeMo's: recipes prove builds them",
+    "recompute_frozen": "adapters are NeMo's: tests/launchers/rehearsal trains them",
 }
 """Rules whose models cannot be built here, and why."""
 

@@ -31,6 +31,7 @@ OVERRIDES = (
     "with=fsdp",
     "with=precision_aware",
     "with=cuda_graphs",
+    "with=stragglers",
     "with=deterministic",
     "with=full_recompute,fsdpp",
 )
@@ -44,7 +45,9 @@ def main() -> None:
     built = {name: resolved(recipe) for name, recipe in asked.items()}
     lines = {name: [[i.path, i.value, i.where] for i in flatten(partial)] for name, partial in built.items()}
     sizes = [[name, *read(build(name, nodes), nodes)] for name, nodes in one_of_each_layout(asked).values()]
-    answer = {"lines": lines, "sizes": sizes, "overrides": {text: override(text) for text in OVERRIDES}}
+    overrides = {text: override(text) for text in OVERRIDES}
+    overrides["tiny_llama3_lora with=full_recompute"] = override("with=full_recompute", "tiny_llama3_lora")
+    answer = {"lines": lines, "sizes": sizes, "overrides": overrides}
     Path(sys.argv[1]).write_text(json.dumps(answer | {"factories": factories(), "round_trips": round_trips()}))
 
 
@@ -98,11 +101,11 @@ def round_trips() -> list[list[dict[str, Any]]]:
     return found
 
 
-def override(text: str) -> list[str]:
+def override(text: str, name: str = "tiny_llama3") -> list[str]:
     from superpod.recipes import build, overrides
     from superpod.recipes.flatten import flatten
 
-    recipe = build("tiny_llama3")
+    recipe = build(name)
     before = {str(line) for line in flatten(recipe)}
     try:
         overrides.apply(recipe, [text])

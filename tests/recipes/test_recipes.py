@@ -111,13 +111,21 @@ def test_a_wrong_override_is_refused(override, says, hint, described):
         ("precision_aware", "optim.config.exp_avg_dtype = torch.bfloat16"),
         ("cuda_graphs", "model.config.enable_cuda_graph = True"),
         ("deterministic", "model.config.deterministic_mode = True"),
+        ("stragglers", "trainer.callbacks[3].stop_if_detected = False"),
     ],
 )
 def test_an_option_changes_the_recipe_and_says_that_it_was_asked_for(option, changes, described):
     how, *lines = described["overrides"][f"with={option}"]
     assert how == "changed"
     assert f"{changes}  # command line" in lines
-    assert all(line.endswith("# command line") for line in lines)
+    fields = [line for line in lines if "Callback  #" not in line]  # a callback itself stands where the recipe is built
+    assert all(line.endswith("# command line") for line in fields)
+
+
+def test_full_recomputation_is_refused_beside_frozen_weights(described):
+    how, message, _ = described["overrides"]["tiny_llama3_lora with=full_recompute"]
+    assert how == "refused"
+    assert "adapters" in message
 
 
 def test_an_option_that_is_none_is_refused(described):
