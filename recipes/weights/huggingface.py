@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.planner.errors import UserError
+from superpod.recipes.weights import load
 
 FAMILIES = {
     "llama": "LlamaModel",
@@ -63,7 +64,7 @@ def weights(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
-def import_hf(folder: Path, out: Path) -> Path:
+def import_hf(folder: Path, out: Path) -> None:
     """Write the NeMo checkpoint `out` from a Hugging Face folder; it stands there whole or not at all."""
     name = family(folder)
     if out.exists():
@@ -71,59 +72,64 @@ def import_hf(folder: Path, out: Path) -> Path:
     from nemo.collections import llm
 
     importer = getattr(llm, name).importer(f"hf://{folder.absolute()}")
-    with _whole(out) as passing, _own_tokenizer_folder():
+    with _whole(out) as passing, own_tokenizer_folder():
         importer(output_path=passing)
         _keep(folder, passing / KEPT)
-    return out
 
 
 KEPT = Path("context") / "huggingface"
 """Where an imported checkpoint keeps what its Hugging Face folder holds beside the weights."""
 
 
-def _keep(folder: Path, kept: Path) -> None:
+def kept(checkpoint: Path) -> Path | None:
+    """That folder of an imported checkpoint; None for another."""
+    return checkpoint / KEPT if (checkpoint / KEPT).is_dir() else None
+
+
+def _keep(folder: Path, into: Path) -> None:
     from superpod.recipes.data import tokenizer
 
-    kept.mkdir(parents=True)
+    into.mkdir(parents=True)
     for file in {folder / "config.json", *folder.glob("generation_config.json"), *tokenizer.files(folder)}:
-        shutil.copyfile(file, kept / file.name)
+        shutil.copyfile(file, into / file.name)
 
 
-def export_hf(checkpoint: Path, out: Path, like: Path | None = None) -> Path:
-    """Write the Hugging Face folder `out` from a NeMo checkpoint of a whole model; whole or not at all.
+def export_hf(checkpoint: Path, out: Path, like: Path | None = None, dtype: str = "") -> dict[str, Any]:
+    """Write the Hugging Face folder `out` from a NeMo checkpoint, an adapter merged into its base; whole or not at all.
 
     `like` is the Hugging Face folder that the model came from (default: what the import kept of it): names, shapes,
-    number format, config.json and tokenizer are then the same. Without one the configuration is NeMo's own guess, whose
-    vocabulary is the tokenizer's.
+    config.json and tokenizer are then the same. Without one the configuration is NeMo's own guess. `dtype` is of the
+    numbers; default: that of `like`, else bfloat16. Returns `merged`, how many matrices an adapter was added to.
 
     Raises:
-        UserError: `out` is there, or the checkpoint is an adapter's.
+        UserError: `out` is there, or an adapter's base is gone.
     """
     if out.exists():
         raise UserError(*_there(out))
-    if (checkpoint / "weights" / "adapter_metadata.json").exists():
-        raise UserError(f"{checkpoint} holds an adapter, not a model", "merge it first: recipes ckpt convert merges")
-    kept = checkpoint / KEPT
-    like = like or (kept if kept.is_dir() else None)
+    checkpoint = checkpoint.absolute()
+    like = like or kept(load.base_of(checkpoint) or checkpoint)
+    import torch
     from nemo.lightning.io import api
 
-    exporter = api.load_connector_from_trainer_ckpt(checkpoint.absolute(), "hf")
+    exporter = api.load_connector_from_trainer_ckpt(checkpoint, "hf")
     exporter.trust_remote_code = False
     with _whole(out) as passing:
         if type(exporter).__name__ in OWN_WAY:
             exporter(output_path=passing)
-        else:
-            _convert(exporter, like).save_pretrained(passing)
-            _tokenizer(exporter, like, passing)
-    return out
+            return {"merged": 0}
+        model = load.load(checkpoint, torch.float32)
+        merged = load.merge(model)
+        _convert(exporter, model, like, dtype).save_pretrained(passing)
+        _tokenizer(exporter, like, passing)
+    return {"merged": merged}
 
 
 OWN_WAY = ("HFDeepSeekExporter", "HFGemma3Exporter", "HFGPTOSSExporter")
 """Exporters that read the checkpoint by themselves; the others only map names and shapes."""
 
 
-def _convert(exporter: Any, like: Path | None) -> Any:
-    """The transformers model with the checkpoint's weights.
+def _convert(exporter: Any, model: Any, like: Path | None, dtype: str) -> Any:
+    """The transformers model with the weights of a loaded one.
 
     NeMo 2.7.3's own exporters cut the vocabulary to the tokenizer's, untie Qwen's embeddings, and Mixtral's fails on
     bf16; the mapping of names and shapes is theirs, the model it fills is ours.
@@ -133,21 +139,17 @@ def _convert(exporter: Any, like: Path | None) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_utils import no_init_weights
 
-    source: Any = exporter.nemo_load(str(exporter))[0]
-    while hasattr(source, "module"):
-        source = source.module
-    state = {name: value for name, value in source.state_dict().items() if isinstance(value, torch.Tensor)}
-    state.setdefault("output_layer.weight", state["embedding.word_embeddings.weight"])
+    state = load.state(model)
+    words = state["embedding.word_embeddings.weight"]
+    state.setdefault("output_layer.weight", words)
     config = AutoConfig.from_pretrained(like) if like else exporter.config
-    kind = state["embedding.word_embeddings.weight"].dtype
-    config.tie_word_embeddings = config.tie_word_embeddings and torch.equal(
-        state["output_layer.weight"], state["embedding.word_embeddings.weight"]
-    )
+    config.tie_word_embeddings = config.tie_word_embeddings and torch.equal(state["output_layer.weight"], words)
+    kind = getattr(torch, dtype or str((like and config.torch_dtype) or "bfloat16").removeprefix("torch."))
     with no_init_weights():
-        target = AutoModelForCausalLM.from_config(config, torch_dtype=kind)
-    target = exporter.convert_state(_ModelState(state, source.config), target)
+        target = AutoModelForCausalLM.from_config(config, torch_dtype=words.dtype)
+    target = exporter.convert_state(_ModelState(state, model.config), target)
     target.tie_weights()
-    return target.to(getattr(config, "torch_dtype", None) or kind)
+    return target.to(kind)
 
 
 def _tokenizer(exporter: Any, like: Path | None, out: Path) -> None:
@@ -177,7 +179,7 @@ def _whole(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _own_tokenizer_folder() -> Iterator[None]:
+def own_tokenizer_folder() -> Iterator[None]:
     """NeMo's importers keep the tokenizer in /tmp/nemo_tokenizer, which two imports at once would share, and run code
     that a model folder brings along; this one has a folder of its own, and runs none."""
     from nemo.lightning.io.connector import ModelConnector

@@ -24,8 +24,9 @@ def there_and_back(folder: Path, kind: str) -> dict[str, Any]:
     from tests.recipes.weights import tiny
 
     first = tiny.folder(folder / kind, kind)
-    nemo = huggingface.import_hf(first, folder / f"{kind}-nemo")
-    back = huggingface.export_hf(nemo, folder / f"{kind}-back")
+    nemo, back = folder / f"{kind}-nemo", folder / f"{kind}-back"
+    huggingface.import_hf(first, nemo)
+    huggingface.export_hf(nemo, back)
     one, two = (load_file(each / "model.safetensors") for each in (first, back))
     _, loading = AutoModelForCausalLM.from_pretrained(back, output_loading_info=True)
     words = AutoTokenizer.from_pretrained(back)("the quick brown fox")["input_ids"]
