@@ -44,7 +44,9 @@ class Ended:
     ranks: list[dict[str, Any]] = field(default_factory=list)
     """What each rank's `Witness` wrote, by rank; empty unless `error` is."""
     error: str = ""
-    """The first rank that failed and why, or which ranks hung."""
+    """The first rank that failed and why, or which hung first."""
+    began: float = 0.0
+    """Unix time."""
 
     @property
     def losses(self) -> list[float]:
@@ -109,7 +111,7 @@ def _train(text: str, folder: Path, ranks: int) -> None:
     from torch.distributed import FileStore  # type: ignore[reportPrivateImportUsage]
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _report_writes_here()
+    report_writes_here()
     start_alike()
     call = fdl.build(ZlibJSONSerializer().deserialize(text))
     # A file, because a port that was free may be taken by the time rank 0 listens on it.
@@ -117,7 +119,7 @@ def _train(text: str, folder: Path, ranks: int) -> None:
     call()
 
 
-def _report_writes_here() -> None:
+def report_writes_here() -> None:
     """Megatron starts a process to collect what its checkpoint writers report, which imports torch: seconds a rank.
 
     Where the saving is not asynchronous, as in a rehearsal, the reports never leave this process.

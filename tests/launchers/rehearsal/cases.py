@@ -27,6 +27,8 @@ ONE = {f"{kind}_parallel_size": 1 for kind in ("tensor_model", "pipeline_model",
     "sequence_parallel": False,
 }
 NORMS = {"recompute_modules": ["layernorm"]}
+# One group of queries for each of up to four tensor-parallel ranks.
+RESHARDED = partial(training.resumed, source="tp2pp2", num_query_groups=4)
 MOE_LORA = partial(training.finetuned, peft="LoRA", source="moe-reference", experts=4, steps=3)
 DP_FORMAT = {"ckpt_optim_fully_reshardable": False}
 
@@ -43,6 +45,9 @@ CASES = {
     "cp2": Case(2, partial(training.resumed, context_parallel_size=2)),
     # With the overlap callback: Megatron-LM refuses PP 2 x VP without overlapped p2p, NeMo trains it wrongly.
     "pp2vp2": Case(2, partial(training.resumed, overlap=True, **PP2_VP2)),
+    "tp2pp2": Case(4, partial(training.reference, num_query_groups=4, pipeline_model_parallel_size=2, **TP2)),
+    "to-tp1pp4": Case(4, partial(RESHARDED, pipeline_model_parallel_size=4)),
+    "to-tp4pp1": Case(4, partial(RESHARDED, tensor_model_parallel_size=4, sequence_parallel=True)),
     "moe-ep2": Case(2, partial(training.restored, expert_model_parallel_size=2)),
     "moe-tp2ep2": Case(4, partial(training.restored, expert_model_parallel_size=2, **TP2)),
     "finetune": Case(1, training.finetuned),

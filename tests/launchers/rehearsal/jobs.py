@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-REFERENCES = {"dp2": "dp-reference"}
+REFERENCES = {"dp2": "dp-reference", "to-tp1pp4": "tp2pp2", "to-tp4pp1": "tp2pp2"}
 REFERENCES |= dict.fromkeys(("moe-ep2", "moe-tp2ep2", "moe-recompute", "moe-lora", "moe-lora-ep2"), "moe-reference")
 RESUMES = {"resume", "recompute", "tp2", "tp2-save", "tp2-bf16", "cp2", "pp2vp2", "finetune", "lora"}
 
