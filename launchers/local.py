@@ -91,8 +91,10 @@ def check(job: Job) -> None:
         DataFolder.load(job.data)
 
 
-def prepare(job: Job) -> Prepared:
+def prepare(job: Job, change: Callable[[run.Partial], dict[str, Any]] | None = None) -> Prepared:
     """Build the job's recipe for this machine: its GPUs, or a CPU rehearsal when it has none.
+
+    `change` is called last, with the recipe that this machine can run, and returns more facts.
 
     Raises:
         UserError: an override that names nothing, an illegal layout, too few GPUs, or too little memory.
@@ -115,10 +117,13 @@ def prepare(job: Job) -> Prepared:
     planned = of_partial(partial, find(job.recipe))
     legality.require(planned)
     plan = plans.of_run(planned)
-    if torch.cuda.is_available():
-        _fits_gpus(job.recipe, partial, torch.cuda.device_count())
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus:
+        _fits_gpus(job.recipe, partial, gpus)
+    size = 0 if gpus else _rehearsable(job.recipe, partial, ranks)
+    facts |= change(partial) if change else {}
+    if gpus:
         return Prepared(partial, ranks, plan, facts)
-    size = _rehearsable(job.recipe, partial, ranks)
     rehearsal, changes = rehearse(partial, devices=ranks)
     return Prepared(rehearsal, ranks, plan, facts | {"rehearsal": True}, changes, size)
 

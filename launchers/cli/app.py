@@ -6,10 +6,13 @@ import typer
 
 from superpod.launchers.cli import (
     budget,
+    ckpt,
     clusters,
     copying,
     data,
     doctor,
+    finetune,
+    generate,
     judge,
     plan,
     prove,
@@ -41,6 +44,9 @@ app.command("scale")(budget.scale)
 app.command("cost")(budget.cost)
 app.command("predict")(judge.predict)
 app.command("run", context_settings={"ignore_unknown_options": False})(run.run)
+app.command("finetune", context_settings={"ignore_unknown_options": False})(finetune.finetune)
+app.command("generate")(generate.generate)
+app.command("perplexity")(generate.perplexity)
 app.command("rehearse")(rehearse.rehearse)
 app.command("render")(slurm.render)
 app.command("submit")(slurm.submit)
@@ -51,4 +57,5 @@ app.command("history")(watching.history)
 app.add_typer(clusters.app, name="cluster", help="A cluster's profile and its health.")
 app.command("report")(run.report)
 app.command("doctor")(doctor.doctor)
+app.add_typer(ckpt.app, name="ckpt", help="Checkpoints: list, verify, prune, convert.")
 app.add_typer(data.app, name="data", help="Make training data: tokenizer, .bin and .idx files, blends.")

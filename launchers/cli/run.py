@@ -81,6 +81,10 @@ def _earlier(runs: Path, name: str, resume: str, overrides: list[str]) -> RunDir
         raise UserError(f"no run of {name} in {runs}", "start one without --resume, or name its folder with --runs")
     if folder.recipe != name:
         raise UserError(f"{folder.path} is a run of {folder.recipe}, not of {name}")
+    if "finetune" in folder.facts:
+        raise UserError(
+            f"{folder.path} is a fine-tuning", f"go on with: recipes finetune {name} --resume {folder.path}"
+        )
     if folder.done and not overrides:
         raise UserError(f"{folder.path} is done", "give it more steps, such as trainer.max_steps=100")
     return folder

@@ -111,7 +111,7 @@ def _train(text: str, folder: Path, ranks: int) -> None:
     from torch.distributed import FileStore  # type: ignore[reportPrivateImportUsage]
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    report_writes_here()
+    _report_writes_here()
     start_alike()
     call = fdl.build(ZlibJSONSerializer().deserialize(text))
     # A file, because a port that was free may be taken by the time rank 0 listens on it.
@@ -119,7 +119,7 @@ def _train(text: str, folder: Path, ranks: int) -> None:
     call()
 
 
-def report_writes_here() -> None:
+def _report_writes_here() -> None:
     """Megatron starts a process to collect what its checkpoint writers report, which imports torch: seconds a rank.
 
     Where the saving is not asynchronous, as in a rehearsal, the reports never leave this process.

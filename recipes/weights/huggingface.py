@@ -94,12 +94,15 @@ def _keep(folder: Path, into: Path) -> None:
         shutil.copyfile(file, into / file.name)
 
 
-def export_hf(checkpoint: Path, out: Path, like: Path | None = None, dtype: str = "") -> dict[str, Any]:
+def export_hf(
+    checkpoint: Path, out: Path, like: Path | None = None, dtype: str = "", chat: bool = False
+) -> dict[str, Any]:
     """Write the Hugging Face folder `out` from a NeMo checkpoint, an adapter merged into its base; whole or not at all.
 
     `like` is the Hugging Face folder that the model came from (default: what the import kept of it): names, shapes,
     config.json and tokenizer are then the same. Without one the configuration is NeMo's own guess. `dtype` is of the
-    numbers; default: that of `like`, else bfloat16. Returns `merged`, how many matrices an adapter was added to.
+    numbers; default: that of `like`, else bfloat16. With `chat`, a tokenizer without a chat template gets the plain
+    one. Returns `merged`, how many matrices an adapter was added to.
 
     Raises:
         UserError: `out` is there, or an adapter's base is gone.
@@ -121,6 +124,8 @@ def export_hf(checkpoint: Path, out: Path, like: Path | None = None, dtype: str 
         merged = load.merge(model)
         _convert(exporter, model, like, dtype).save_pretrained(passing)
         _tokenizer(exporter, like, passing)
+        if chat:
+            keep_template(passing)
     return {"merged": merged}
 
 
@@ -162,6 +167,14 @@ def _tokenizer(exporter: Any, like: Path | None, out: Path) -> None:
                 shutil.copyfile(file, out / file.name)
     else:
         getattr(exporter.tokenizer, "tokenizer", exporter.tokenizer).save_pretrained(out)
+
+
+def keep_template(folder: Path) -> None:
+    """Give a folder's tokenizer the plain chat template if it has none: it was fine-tuned with that one."""
+    from superpod.recipes.data import chat, tokenizer
+
+    if not tokenizer.pretrained(str(folder)).chat_template:
+        (folder / "chat_template.jinja").write_text(chat.PLAIN, encoding="utf-8")
 
 
 def _there(out: Path) -> tuple[str, str]:

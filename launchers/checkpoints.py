@@ -1,0 +1,154 @@
+"""The checkpoints of a run or a folder: what is there, what can be used, what can go."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from superpod.launchers import stored
+from superpod.launchers.runtime.files import read_lines
+from superpod.planner.errors import UserError
+
+ADAPTER = "adapter_metadata.json"
+MARK = "-unfinished"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint folder; `problems` are why it cannot be used."""
+
+    path: Path
+    step: int | None
+    problems: list[str] = field(default_factory=list)
+    bytes: int = 0
+    adapter: bool = False
+    parameters: int = 0
+    """Of the weights that it holds."""
+    optimizer: bool = False
+    layout: dict[str, int] = field(default_factory=dict)
+    val_loss: float | None = None
+    newest: bool = False
+    """NeMo resumes from it."""
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.path.name
+
+    @property
+    def whole(self) -> bool:
+        """Whether it can be used."""
+        return not self.problems
+
+
+def found(path: Path) -> list[Checkpoint]:
+    """The checkpoints at `path`, by step: a run folder, a folder of checkpoints, or one checkpoint.
+
+    Raises:
+        UserError: there is nothing of the kind.
+    """
+    path = path.absolute()
+    if not path.is_dir():
+        raise UserError(f"{path} is no folder", "name a run folder, a folder of checkpoints, or a checkpoint")
+    if (path / stored.WEIGHTS).is_dir():
+        return [_read(path, {})]
+    folder = path / "checkpoints" if (path / "run.json").is_file() else path
+    losses = _losses(path) if folder != path else {}
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    marked = {entry.name.removesuffix(MARK) for entry in entries if entry.name.endswith(MARK) and entry.is_file()}
+    mine = [each for each in entries if each.is_dir() and not each.is_symlink() and _is_one(each, marked)]
+    if not mine and folder == path:
+        raise UserError(f"{path} holds no checkpoint", "name a run folder, a folder of checkpoints, or a checkpoint")
+    return sorted((_read(each, losses) for each in mine), key=lambda each: (each.step or 0, each.name))
+
+
+def _is_one(folder: Path, marked: set[str]) -> bool:
+    return (folder / stored.WEIGHTS).is_dir() or (folder / "context").is_dir() or folder.name in marked
+
+
+def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
+    problems = stored.problems(path)
+    files = [each for each in path.rglob("*") if each.is_file()]
+    step = _step(path.name)
+    facts: dict[str, Any] = {}
+    try:
+        held = stored.read(path)
+        facts = {"parameters": sum(each.numbers for each in held.model.values()), "optimizer": held.optimizer}
+    except ValueError:
+        pass
+    return Checkpoint(
+        path=path,
+        step=step,
+        problems=problems,
+        bytes=sum(each.stat().st_size for each in files),
+        adapter=(path / stored.WEIGHTS / ADAPTER).is_file(),
+        layout=stored.layout(path),
+        val_loss=losses.get(step) if step is not None else None,
+        newest=path.name.endswith("-last"),
+        **facts,
+    )
+
+
+def _step(name: str) -> int | None:
+    """Optimizer steps done: NeMo names a checkpoint after the index of its last step, from 0 on."""
+    at = re.search(r"step=(\d+)", name)
+    return int(at[1]) + 1 if at else None
+
+
+def _losses(run: Path) -> dict[int, float]:
+    """Validation loss by step; the last line of a step wins."""
+    lines = {line["step"]: line.get("val_loss") for line in read_lines(run / "metrics.jsonl") if "step" in line}
+    return {step: loss for step, loss in lines.items() if isinstance(loss, (int, float))}
+
+
+def best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
+    """The whole checkpoint with the least validation loss; the newest where none was validated.
+
+    Raises:
+        UserError: none is whole.
+    """
+    whole = [each for each in checkpoints if each.whole]
+    if not whole:
+        raise UserError("no checkpoint is whole", "`recipes ckpt verify` says what each lacks")
+    judged = [each for each in whole if each.val_loss is not None]
+    return (
+        min(judged, key=lambda each: (each.val_loss, each.newest)) if judged else max(whole, key=lambda e: e.step or 0)
+    )
+
+
+def spare(checkpoints: Sequence[Checkpoint], keep: int) -> list[Checkpoint]:
+    """What can go so that the `keep` newest whole ones stay, and the best: the older ones, and all that is not whole.
+
+    Raises:
+        UserError: fewer than one is to be kept.
+    """
+    if keep < 1:
+        raise UserError(f"--keep {keep} would leave nothing to go on with", "--keep 1 leaves the newest")
+    whole = [each for each in checkpoints if each.whole]
+    kept = {each.path for each in sorted(whole, key=lambda each: (each.step or 0, each.newest))[-keep:]}
+    kept |= {best(whole).path} if whole else set()
+    if not whole:
+        return []  # half of something may be all there is
+    return [each for each in checkpoints if each.path not in kept]
+
+
+def remove(checkpoint: Checkpoint) -> None:
+    """Remove a checkpoint, marked as NeMo marks one meanwhile, so that a half-removed one is never resumed from."""
+    mark = checkpoint.path.with_name(f"{checkpoint.name}{MARK}")
+    mark.touch()
+    shutil.rmtree(checkpoint.path)
+    for link in checkpoint.path.parent.iterdir():
+        if link.is_symlink() and not link.exists():
+            link.unlink()
+    mark.unlink()
+
+
+def facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    """For programs."""
+    kept = {**vars(checkpoint), "path": str(checkpoint.path), "whole": checkpoint.whole}
+    return json.loads(json.dumps(kept))

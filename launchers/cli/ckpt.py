@@ -1,0 +1,123 @@
+"""`recipes ckpt`: what lies in a folder of checkpoints, what can go, and the way to Hugging Face and back."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.planner.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.launchers.checkpoints import Checkpoint
+
+app = typer.Typer(no_args_is_help=True, help="Checkpoints: list, verify, prune, convert.")
+
+Where = Annotated[Path, typer.Argument(help="A run folder, a folder of checkpoints, or a checkpoint.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@app.command("list")
+def list_(where: Where, as_json: AsJson = False) -> None:
+    """Say of each checkpoint whether it is whole, its step, layout, size and validation loss."""
+    from superpod.launchers import checkpoints
+
+    found = checkpoints.found(where)
+    if as_json:
+        import json
+
+        print(json.dumps([checkpoints.facts(each) for each in found], indent=1))
+    else:
+        _table(found)
+
+
+@app.command()
+def verify(where: Where, as_json: AsJson = False) -> None:
+    """Check that every file is there with all its bytes, and every tensor in the files; exit 1 if not."""
+    from superpod.launchers import checkpoints
+
+    found = checkpoints.found(where)
+    if as_json:
+        import json
+
+        print(json.dumps({str(each.path): each.problems for each in found}, indent=1))
+    for each in found if not as_json else []:
+        print(f"{each.name}: {'whole' if each.whole else 'NOT WHOLE'}")
+        for problem in each.problems:
+            print(f"  {problem}")
+    if not found:
+        raise UserError(f"{where} holds no checkpoint yet")
+    if not all(each.whole for each in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def prune(
+    where: Where,
+    keep: Annotated[int, typer.Option(help="Newest whole checkpoints to keep; the best one stays too.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Remove all but the newest checkpoints, and what is not whole."""
+    from superpod.launchers import checkpoints
+    from superpod.launchers.rundir import RunDir
+
+    run = RunDir.open(where) if (where / "run.json").is_file() else None
+    with run.lock() if run and not dry_run else nullcontext():
+        found = checkpoints.found(where)
+        going = checkpoints.spare(found, keep)
+        for each in going:
+            print(f"{'would remove' if dry_run else 'removing'} {each.name}: {_size(each.bytes)}, {_why(each)}")
+            if not dry_run:
+                checkpoints.remove(each)
+    freed = _size(sum(each.bytes for each in going))
+    print(f"{len(going)} of {len(found)} checkpoints, {freed}{' would be' if dry_run else ''} freed")
+
+
+def _why(checkpoint: Checkpoint) -> str:
+    return "older" if checkpoint.whole else checkpoint.problems[0]
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="A Hugging Face folder, or a NeMo checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there.")],
+    like: Annotated[
+        Path | None, typer.Option(help="Hugging Face folder that the model came from.", show_default="as kept")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the exported numbers.", show_default="as in --like")] = "",
+) -> None:
+    """Hugging Face to NeMo, or NeMo to Hugging Face with an adapter merged, by what SOURCE is."""
+    import tempfile
+
+    from superpod.launchers import apart, convert
+
+    job = convert.plan(source.absolute(), out.absolute(), like.absolute() if like else None, dtype)
+    with tempfile.TemporaryDirectory(prefix="recipes-convert-") as scratch:
+        said = apart.call(job.function, Path(scratch) / "log", **job.arguments)
+    print(f"{job.title}: {out}" + (f", {said['merged']} matrices merged" if said and said.get("merged") else ""))
+
+
+def _table(found: list[Checkpoint]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("checkpoint", "step", "state", "holds", "layout", "size", "val loss"):
+        table.add_column(name, justify="right" if name in ("step", "size", "val loss") else "left", overflow="fold")
+    for each in found:
+        holds = f"{'adapter' if each.adapter else 'model'}{', optimizer' if each.optimizer else ''}"
+        layout = " ".join(f"{name}{value}" for name, value in each.layout.items() if value > 1 or name == "ranks")
+        loss = "" if each.val_loss is None else f"{each.val_loss:.4f}"
+        state = "whole" if each.whole else "not whole"
+        table.add_row(each.name, str(each.step or ""), state, holds, layout, _size(each.bytes), loss)
+    Console().print(table)
+
+
+def _size(count: int) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

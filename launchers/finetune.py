@@ -1,0 +1,192 @@
+"""From a Hugging Face folder to a Hugging Face folder: import, data, training, the best checkpoint, export."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superpod.planner.errors import UserError, did_you_mean
+from superpod.recipes.data import packing
+from superpod.recipes.registry import find, recipes
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+    from superpod.launchers.rundir import RunDir
+
+FACT = "finetune"
+"""Key of run.json that keeps the `Task`."""
+BASES = ".models"
+"""Folder beside the run folders: imported models, each once."""
+SHARE = 0.05
+"""Of the samples held out, where no file of them is given."""
+_SAMPLE = 1 << 20
+"""Bytes of either end of a file of weights that tell it from another."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to fine-tune, and on what."""
+
+    model: str
+    """A Hugging Face folder, absolute."""
+    data: str
+    validation_data: str = ""
+    share: float = SHARE
+    seed: int = 1234
+    long: str = packing.LONG[0]
+    pack: bool = True
+    steps: int | None = None
+
+    @classmethod
+    def of(cls, run: RunDir) -> Task:
+        """That of an earlier run.
+
+        Raises:
+            UserError: the run is no fine-tuning.
+        """
+        kept = run.facts.get(FACT)
+        if not isinstance(kept, dict) or not {"model", "data"} <= kept.keys():
+            raise UserError(f"{run.path} is no fine-tuning", "`recipes run` goes on with other runs")
+        return cls(**{each.name: kept[each.name] for each in fields(cls) if each.name in kept})
+
+
+def check(name: str, task: Task) -> None:
+    """Refuse what can be refused before NeMo is imported.
+
+    Raises:
+        UserError: no recipe of fine-tuning, no model, or lines that are no samples.
+    """
+    from superpod.recipes.data import samples
+    from superpod.recipes.weights import huggingface
+
+    recipe = find(name)
+    if recipe.task == "pretrain":
+        others = [each for each in recipes() if each.startswith(recipe.model.name) and "pretrain" not in each]
+        raise UserError(
+            f"{name} is a recipe of pretraining", did_you_mean(name, others) or "see `recipes list sft lora`"
+        )
+    if task.long not in packing.LONG:
+        raise UserError(f"--long {task.long} is none of {', '.join(packing.LONG)}")
+    huggingface.family(Path(task.model))
+    for file in filter(None, (task.data, task.validation_data)):
+        samples.read(Path(file))
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model: a path, or where the hub's cache on this machine keeps ORG/NAME.
+
+    Raises:
+        UserError: neither is there; nothing is downloaded.
+    """
+    if Path(name).is_dir():
+        return Path(name).absolute()
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+        try:
+            return Path(snapshot_download(name, local_files_only=True))
+        except (LocalEntryNotFoundError, HFValidationError):
+            pass
+    raise UserError(f"--model {name} is no folder, and not in this machine's hub cache", f"hf download {name}")
+
+
+def change(task: Task, run_folder: Path, note: Callable[[str], None]) -> Callable[[run.Partial], dict[str, Any]]:
+    """What makes a recipe the task's: for `local.prepare`. Imports the model and packs the data where not done yet."""
+
+    def apply(partial: run.Partial) -> dict[str, Any]:
+        from superpod.recipes.weights import fit
+        from superpod.recipes.weights import task as given
+        from superpod.recipes.weights.huggingface import KEPT
+
+        note("holding the model against the recipe")
+        changed = fit.fit(partial, Path(task.model))
+        base = imported(Path(task.model), run_folder.parents[1] / BASES, note)
+        sizes = given.sizes(partial, task.pack)
+        note("encoding and packing the data")
+        counts = packed(task, sizes, base / KEPT, run_folder / "data")
+        given.give_weights(partial, base)
+        given.give_data(partial, run_folder / "data", sizes, base / KEPT, counts["validation"]["sequences"])
+        given.give_steps(partial, task.steps)
+        model = {field: [str(old), str(new)] for field, old, new in changed}
+        return {FACT: asdict(task), "base": str(base), "samples": counts, "model_taken": model}
+
+    return apply
+
+
+def imported(model: Path, bases: Path, note: Callable[[str], None]) -> Path:
+    """The NeMo checkpoint of a Hugging Face folder, made once for each content."""
+    from superpod.launchers import apart
+
+    base = bases / f"{model.name}-{digest(model)}"
+    if not base.is_dir():
+        note(f"importing {model} into NeMo")
+        apart.call("superpod.launchers.convert:import_hf", bases / f"{base.name}.log", folder=str(model), out=str(base))
+    return base
+
+
+def digest(model: Path) -> str:
+    """Twelve letters for a folder's content: its small files whole, of weights the size, the beginning and the end."""
+    found = hashlib.sha256()
+    for file in sorted(each for each in model.iterdir() if each.is_file() and not each.name.startswith(".")):
+        size = file.stat().st_size
+        found.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            found.update(stream.read(_SAMPLE))
+            stream.seek(max(0, size - _SAMPLE))
+            found.update(stream.read())
+    return found.hexdigest()[:12]
+
+
+def packed(task: Task, sizes: Any, tokenizer: Path, out: Path) -> dict[str, Any]:
+    """Write packed.json and the .npy files to `out`; returns the counts of both parts. What is there already stays.
+
+    Raises:
+        UserError: long samples that are refused, or too few.
+    """
+    from superpod.recipes.data import chat, samples
+    from superpod.recipes.weights.task import METADATA, TRAIN, VALIDATION
+
+    if (out / "counts.json").is_file():
+        return json.loads((out / "counts.json").read_bytes())
+    words = chat.load(str(tokenizer))
+    files = filter(None, (task.data, task.validation_data))
+    encoded = [[chat.encode(each, words) for each in samples.read(Path(file))] for file in files]
+    fitting, counts = zip(*(packing.fit(each, sizes.longest, task.long) for each in encoded), strict=True)
+    parts = fitting if task.validation_data else packing.part(fitting[0], task.share, task.seed)
+    pack = packing.pack if task.pack else lambda part, *_: [[each] for each in part]
+    bins = [pack(part, sizes.size, sizes.multiple, task.seed) for part in parts]
+    out.mkdir(parents=True, exist_ok=True)
+    for name, each, batch in ((TRAIN, bins[0], 1), (VALIDATION, bins[1], sizes.batch)):
+        packing.write(each, out / name, multiple=sizes.multiple, filler=words.eos_token_id, batch=batch)
+    packing.metadata(bins, out / METADATA)
+    found = {"read": [asdict(each) for each in counts]}
+    for name, part, each in zip(("training", "validation"), parts, bins, strict=True):
+        found[name] = _filling(part, each, sizes)
+    found["validation"]["sequences"] += -len(bins[1]) % sizes.batch
+    (out / "counts.json").write_text(json.dumps(found, indent=1))
+    return found
+
+
+def _filling(part: Any, bins: Any, sizes: Any) -> dict[str, Any]:
+    tokens = sum(len(each.ids) - 1 for each in part)
+    filled = round(tokens / (len(bins) * sizes.size), 3)
+    return {"samples": len(part), "tokens": tokens, "sequences": len(bins), "filled": filled}
+
+
+def export(run: RunDir, out: Path) -> dict[str, Any]:
+    """Write the best checkpoint of a run as the Hugging Face folder `out`; returns which, its loss and what was merged.
+
+    The tokenizer goes with the chat template that the model has learnt.
+    """
+    from superpod.launchers import apart, checkpoints, convert
+
+    chosen = checkpoints.best(checkpoints.found(run.path))
+    job = convert.plan(run.path, out)
+    said = apart.call(job.function, run.links[-1].path / "export.log", **job.arguments)
+    return {"checkpoint": chosen.name, "val_loss": chosen.val_loss, **said}

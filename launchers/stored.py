@@ -1,0 +1,169 @@
+"""What a Megatron checkpoint says of itself, read without torch: tensors, files, and whether the files hold them.
+
+`weights/.metadata` is a pickle of torch's classes. Here every class in it becomes an empty one of our own, so that
+nothing of torch is needed and nothing of the file is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import zipfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+WEIGHTS = "weights"
+
+
+class _Blank:
+    """Stands for any object of a pickle: keeps what it was made with and given."""
+
+    def __init__(self, *given: Any) -> None:
+        self.given = given
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state if isinstance(state, dict) else {"state": state})
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return _blank(module, name)
+
+
+@lru_cache(maxsize=256)
+def _blank(module: str, name: str) -> type:
+    return type(name, (_Blank,), {"__module__": module})
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the whole model: its shape, its type ("bfloat16"), and how many of its numbers are stored."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    stored: int
+
+    @property
+    def numbers(self) -> int:
+        """How many it has."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """`needed` is bytes that each file must have at least; `tensors` are by name, optimizer states among them."""
+
+    tensors: dict[str, Tensor]
+    needed: dict[str, int]
+
+    @property
+    def model(self) -> dict[str, Tensor]:
+        """The tensors that are weights."""
+        return {name: each for name, each in self.tensors.items() if not name.startswith("optimizer")}
+
+    @property
+    def optimizer(self) -> bool:
+        """Whether a training can go on with its optimizer."""
+        return len(self.model) < len(self.tensors)
+
+
+def read(checkpoint: Path) -> Stored:
+    """What `weights/.metadata` says.
+
+    Raises:
+        ValueError: it is not there, or not a pickle of what Megatron writes.
+    """
+    try:
+        with (checkpoint / WEIGHTS / ".metadata").open("rb") as stream:
+            found: Any = _Reader(stream).load()
+        tensors = {name: _tensor(each) for name, each in found.state_dict_metadata.items() if hasattr(each, "chunks")}
+        needed: dict[str, int] = {}
+        for each in found.storage_data.values():
+            needed[each.relative_path] = max(needed.get(each.relative_path, 0), each.offset + each.length)
+    except FileNotFoundError:
+        raise ValueError("weights/.metadata is missing") from None
+    except Exception as broken:  # a damaged pickle fails in any way there is
+        raise ValueError(f"weights/.metadata is damaged: {type(broken).__name__}") from None
+    return Stored(tensors, needed)
+
+
+def _tensor(found: Any) -> Tensor:
+    dtype = found.properties.state[0] if hasattr(found.properties, "state") else found.properties.dtype
+    shape, stored = _size(found.size), sum(math.prod(_size(chunk.sizes)) for chunk in found.chunks)
+    return Tensor(shape, getattr(dtype, "__name__", str(dtype)), stored)
+
+
+def _size(found: Any) -> tuple[int, ...]:
+    return tuple(found.given[0])
+
+
+def problems(checkpoint: Path) -> list[str]:
+    """What is wrong with a checkpoint, as far as sizes and names tell; contents carry no checksum. Empty: whole."""
+    found = []
+    if checkpoint.with_name(f"{checkpoint.name}-unfinished").exists():
+        found.append("marked as unfinished")
+    if not _is_json(checkpoint / WEIGHTS / "metadata.json"):
+        found.append("weights/metadata.json, which is written last, is missing or damaged")
+    if not zipfile.is_zipfile(checkpoint / WEIGHTS / "common.pt"):
+        found.append("weights/common.pt is missing or cut off")
+    if not _is_json(checkpoint / "context" / "io.json"):
+        found.append("context/io.json is missing or damaged")
+    try:
+        stored = read(checkpoint)
+    except ValueError as error:
+        return [*found, str(error)]
+    for name, least in sorted(stored.needed.items()):
+        file = checkpoint / WEIGHTS / name
+        size = file.stat().st_size if file.is_file() else None
+        if size is None:
+            found.append(f"weights/{name} is missing")
+        elif size < least:
+            found.append(f"weights/{name} has {size} bytes, {least - size} too few")
+    lacking = [name for name, each in stored.tensors.items() if each.stored < each.numbers]
+    if lacking:
+        found.append(f"{len(lacking)} tensors are stored in part, {lacking[0]} first")
+    return found
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        return isinstance(json.loads(file.read_bytes()), dict)
+    except (OSError, ValueError):
+        return False
+
+
+LAYOUT = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+}
+
+
+def layout(checkpoint: Path) -> dict[str, int]:
+    """The degrees it was saved under (tp, pp, ..., ranks), as `context/io.json` has them; empty where it has none."""
+    try:
+        objects = json.loads((checkpoint / "context" / "io.json").read_bytes())["objects"]
+        strategy = _attributes(objects, "strategy")
+        trainer = _attributes(objects, "trainer")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    found = {mine: strategy[theirs] for mine, theirs in LAYOUT.items() if isinstance(strategy.get(theirs), int)}
+    ranks = [trainer.get(name) for name in ("devices", "num_nodes")]
+    return found | ({"ranks": math.prod(ranks)} if all(isinstance(each, int) for each in ranks) else {})
+
+
+def _attributes(objects: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The plain attributes of the one object that is the trainer, or its strategy, in fiddle's JSON."""
+    whose = "<root>.trainer.strategy" if kind == "strategy" else "<root>.trainer"
+    for each in objects.values():
+        items = [(name, item) for name, item in each.get("items", []) if str(name).startswith("Attr(")]
+        plain = {name[len("Attr(name='") : -2]: item for name, item in items if isinstance(item, dict)}
+        if any(f"{whose}.{name}" in (item.get("paths") or []) for name, item in plain.items()):
+            return {name: item.get("value") for name, item in plain.items()}
+    return {}
