@@ -1,0 +1,94 @@
+"""Checkpoint folders as Megatron and NeMo write them, made without either: the pickle names torch's classes."""
+
+import io
+import json
+import pickle
+import sys
+import types
+import zipfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+TORCH = "torch.distributed.checkpoint.metadata"
+
+
+def pickled(tensors: dict[str, tuple[tuple[int, ...], list[tuple[int, ...]]]], files: dict[str, int]) -> bytes:
+    """`.metadata` of tensors (shape, shapes of the chunks) and of files that need so many bytes."""
+    modules = {name: types.ModuleType(name) for name in ("torch", TORCH, "torch.distributed.checkpoint.filesystem")}
+
+    def make(module: str, name: str, **state: Any) -> Any:
+        known = getattr(modules[module], name, None) or type(name, (), {"__module__": module, "__qualname__": name})
+        setattr(modules[module], name, known)
+        made = known()
+        made.__dict__.update(state)
+        return made
+
+    class Size:
+        def __init__(self, given: tuple[int, ...]) -> None:
+            self.shape = given
+
+        def __reduce__(self) -> Any:
+            return Size, (self.shape,)
+
+    def bfloat16() -> None:
+        """Torch's own is no class either."""
+
+    for thing, module in ((Size, "torch"), (bfloat16, "torch")):
+        thing.__module__, thing.__qualname__ = module, thing.__name__
+        setattr(modules[module], thing.__name__, thing)
+    held = {
+        name: make(
+            TORCH,
+            "TensorStorageMetadata",
+            properties=make(TORCH, "TensorProperties", dtype=bfloat16),
+            size=Size(shape),
+            chunks=[make(TORCH, "ChunkStorageMetadata", offsets=Size((0,)), sizes=Size(each)) for each in chunks],
+        )
+        for name, (shape, chunks) in tensors.items()
+    }
+    places = {
+        name: make(
+            "torch.distributed.checkpoint.filesystem", "_StorageInfo", relative_path=name, offset=8, length=n - 8
+        )
+        for name, n in files.items()
+    }
+    whole = make(TORCH, "Metadata", state_dict_metadata=held, storage_data=places)
+    with mock.patch.dict(sys.modules, modules):
+        return pickle.dumps(whole)
+
+
+def write(path: Path, *, files: int = 2, adapter: bool = False, optimizer: bool = True) -> Path:
+    """A whole checkpoint folder, saved with TP 2 by four ranks."""
+    weights, context = path / "weights", path / "context"
+    weights.mkdir(parents=True)
+    context.mkdir()
+    names = {f"__{rank}_0.distcp": 64 + rank for rank in range(files)}
+    tensors = {"decoder.weight": ((4, 6), [(2, 6), (2, 6)])}
+    if optimizer:
+        tensors["optimizer.state.exp_avg.decoder.weight"] = ((24,), [(24,)])
+    (weights / ".metadata").write_bytes(pickled(tensors, names))
+    for name, size in names.items():
+        (weights / name).write_bytes(b"x" * size)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("data", "common")
+    (weights / "common.pt").write_bytes(buffer.getvalue())
+    (weights / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    if adapter:
+        (weights / "adapter_metadata.json").write_text('{"model_ckpt_path": "/base"}')
+    (context / "io.json").write_text(
+        json.dumps({"objects": {"a": _config("trainer.strategy"), "b": _config("trainer")}})
+    )
+    return path
+
+
+def _config(name: str) -> dict[str, Any]:
+    values = {
+        "trainer": {"devices": 2, "num_nodes": 2},
+        "trainer.strategy": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1},
+    }[name]
+    items = [
+        [f"Attr(name='{key}')", {"value": value, "paths": [f"<root>.{name}.{key}"]}] for key, value in values.items()
+    ]
+    return {"items": items}
