@@ -59,7 +59,7 @@ def test_nemo_run_finds_every_recipe(described):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", list(firsts().values())[::10], ids=lambda r: r.name)
+@pytest.mark.parametrize("recipe", list(firsts().values())[::60], ids=lambda r: r.name)
 def test_nemos_own_command_takes_it(recipe):
     command = Path(sys.executable).parent / "nemo"
     verb = "pretrain" if recipe.task == "pretrain" else "finetune"
@@ -67,6 +67,16 @@ def test_nemos_own_command_takes_it(recipe):
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
     assert f"Dry run for {verb}" in done.stdout, done.stderr[-2000:]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_nemos_own_command_takes_one_in_ten():
+    command = [sys.executable, "-W", "ignore", Path(__file__).with_name("commands.py")]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1700)
+    result = json.loads(done.stdout.rpartition("RESULT")[2])
+    assert result["asked"] > len(recipes()) / 11
+    assert result["wrong"] == {}
 
 
 @pytest.mark.parametrize(
