@@ -31,8 +31,10 @@ CONFIG = {
 }
 """Of the planner's `Model`, the field of NeMo's configurations; one that has not got the field needs no value."""
 
-LR = 2e-3
+LR = 1e-3
 """Learning rate of a rehearsal: a model of this size learns the made-up text in ten steps."""
+LOSS_SCALE = 2.0**12
+"""Where FP16 begins: the recipe's own scale takes dozens of skipped steps to come down."""
 
 
 def resize(partial: Any, job: Any) -> Any:
@@ -69,7 +71,7 @@ def _rows(layout: Layout, mtp: int) -> list[list[str]] | None:
     return [["embedding", *rows[0]], *rows[1:-1], [*rows[-1], *["mtp"] * mtp, "loss"]]
 
 
-def _value(config: Any, name: str) -> Any:
+def value_of(config: Any, name: str) -> Any:
     """A field of a configuration, its default included; None where it has no such field."""
     import dataclasses
 
@@ -85,17 +87,17 @@ def _value(config: Any, name: str) -> Any:
 
 def _size(config: Any, model: Model, seq: int) -> None:
     for mine, theirs in CONFIG.items():
-        if _value(config, theirs) or theirs == "vocab_size":
+        if value_of(config, theirs) or theirs == "vocab_size":
             setattr(config, theirs, getattr(model, mine) or None)
     config.seq_length = seq
-    if isinstance(_value(config, "moe_layer_freq"), list):
+    if isinstance(value_of(config, "moe_layer_freq"), list):
         config.moe_layer_freq = [int("moe" in blocks) for blocks in model.blocks]
-    if (_value(config, "moe_router_num_groups") or 1) > 1:
+    if (value_of(config, "moe_router_num_groups") or 1) > 1:
         config.moe_router_num_groups, config.moe_router_group_topk = 2, 1
     window = model.window or seq
-    if old := _value(config, "window_size"):
+    if old := value_of(config, "window_size"):
         config.window_size = type(old)((window, old[1]))
-    if _value(config, "attention_chunk_size"):
+    if value_of(config, "attention_chunk_size"):
         config.attention_chunk_size = window
 
 
@@ -127,7 +129,13 @@ def train_briefly(partial: Any, steps: int, data: Path, vocab: int, save_every: 
     partial.log.tensorboard = None
     saving = partial.log.ckpt
     saving.every_n_train_steps, saving.save_top_k, saving.save_last, saving.filename = save_every, -1, False, "{step}"
+    plugin = trainer.plugins
+    scaled = getattr(plugin, "precision", "") == "16-mixed"
+    if scaled:
+        plugin.fp16_initial_loss_scale = LOSS_SCALE
+    scale = Change("trainer.plugins.fp16_initial_loss_scale", None, LOSS_SCALE, "a rehearsal is short")
     return [
+        *[scale] * scaled,
         Change("trainer.max_steps", old["steps"], steps, "a rehearsal is short"),
         Change("optim.config.lr", old["lr"], LR, "without warm-up, so that a few steps show learning"),
         Change("data", old["data"], "PreTrainingDataModule", "made-up text in Megatron's own files: it can be learnt"),
@@ -164,6 +172,21 @@ def write_text(prefix: Path, vocab: int, seq: int, samples: int) -> None:
                 word = (word + 1) % words if draw.random() < 0.9 else draw.randrange(words)
                 document.append(word)
             writer.add(document)
+
+
+def weaken_balance(partial: Any, cp: int) -> list[Change]:
+    """Have one rank balance its experts as weakly as `cp` context-parallel ranks do in Megatron-Core 0.15.3.
+
+    Each of them adds its share of these losses, and the gradients are averaged over them as over data-parallel ranks
+    (schedules.forward_step_calc_loss).
+    """
+    changes = []
+    for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
+        if cp > 1 and (old := value_of(partial.model.config, name)):
+            setattr(partial.model.config, name, old / cp)
+            why = f"with CP {cp}, Megatron-Core 0.15.3 divides this loss by {cp}"
+            changes.append(Change(f"model.config.{name} on one rank", old, old / cp, why))
+    return changes
 
 
 def _name(config: Any) -> str:

@@ -223,6 +223,9 @@ class _Stage:
         alone = {name: 1 for name in ("tp", "pp", "cp", "ep")} | {"vp": None, "etp": None, "sp": False, "chunks": None}
         ends = {"first_layers": None, "last_layers": None, "embedding_as_layer": False, "loss_as_layer": False}
         resize.place(one, layout.replace(**alone, **ends), 1)
+        for change in resize.weaken_balance(one, layout.cp):
+            if change not in self.trial.changes:
+                self.trial.changes.append(change)
         return one
 
     def _start_from_weights(self, partial: Any) -> None:

@@ -73,6 +73,7 @@ class Witness(pl.Callback):
         """All is done but the last checkpoint."""
         from superpod.launchers.rehearsal.settings import dropped
 
+        gather(trainer.strategy.megatron_parallel)
         self.seen["after"] = digests(trainer.strategy.megatron_parallel)
         self.seen["fed"] = self.seen["fed"][:FED_STEPS]
         self.seen["place"] = place()
@@ -87,6 +88,13 @@ def place() -> dict[str, int]:
     from megatron.core import parallel_state
 
     return {name: getattr(parallel_state, f"get_{name}_rank")() for name in (*PLACES, *EXPERT_PLACES)}
+
+
+def gather(model: Any) -> None:
+    """Have every rank take the newest parameters, which an overlapped gather leaves to the next forward pass."""
+    for chunk in model:
+        if chunk.module.ddp_config.overlap_param_gather:
+            chunk.module.start_param_sync(force_sync=True)
 
 
 def layers(model: Any) -> list[int]:
