@@ -1,5 +1,6 @@
 """Tiny Hugging Face folders with random weights, made on the spot: no hub, no network."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,33 @@ def folder(out: Path, kind: str, **sizes: Any) -> Path:
     model = transformers.AutoModelForCausalLM.from_config(config, torch_dtype=torch.bfloat16)
     model.save_pretrained(out)
     return out
+
+
+RECIPE = {
+    "num_hidden_layers": 4,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+}
+"""Sizes of the recipe tiny_llama3."""
+
+NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+def sums(count: int) -> list[dict[str, Any]]:
+    """Sums of two numbers below five, as prompts and, every third, as a chat."""
+    import random
+
+    draw, rows = random.Random(1), []
+    for at in range(count):
+        a, b = draw.randrange(5), draw.randrange(5)
+        asked, answer = f"{NUMBERS[a]} and {NUMBERS[b]}", NUMBERS[a + b]
+        talk = [{"role": "user", "content": f"{asked}?"}, {"role": "assistant", "content": answer}]
+        rows.append({"prompt": f"{asked} are", "completion": f" {answer}"} if at % 3 else {"messages": talk})
+    return rows
+
+
+if __name__ == "__main__":  # tiny.py OUT: a folder that fits the recipe tiny_llama3
+    folder(Path(sys.argv[1]), "llama", **RECIPE)

@@ -1,0 +1,1 @@
+"""A model fine-tuned on samples of our own."""

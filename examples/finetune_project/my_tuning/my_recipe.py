@@ -1,0 +1,229 @@
+"""tiny_llama3_sft
+
+Llama 3 with 4 layers of 192: 3 million parameters, for two ranks of any machine. Sft, bf16, 1 x 2
+h100: TP2 SP, mbs 4, gbs 16, 256 tokens a sample.
+
+Written by `recipes export tiny_llama3_sft trainer.max_steps=20 optim.config.lr=1e-3` for NeMo
+2.7.3, NeMo-Run 0.11.1 and Megatron-Core 0.15.3. It needs nothing else: change it as you like.
+
+    python FILE.py              on one node: starts a process for each of its GPUs
+    torchrun ... FILE.py        on several: --nnodes 1 --nproc-per-node 2, and where they meet
+    srun ... python FILE.py     a task for each GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR
+                                and MASTER_PORT in its environment
+"""
+
+import os
+import sys
+
+import nemo_run as run
+import torch
+from lightning.pytorch.loggers.tensorboard import TensorBoardLogger
+from megatron.core.distributed.distributed_data_parallel_config import DistributedDataParallelConfig
+from megatron.core.optimizer.optimizer_config import OptimizerConfig
+from nemo import lightning as nl
+from nemo.collections import llm
+from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
+from nemo.collections.llm.gpt.model.llama import Llama3Config
+from nemo.lightning.pytorch.callbacks.garbage_collection import GarbageCollectionCallback
+from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
+from nemo.lightning.pytorch.optim.lr_scheduler import CosineAnnealingScheduler
+from nemo.utils.exp_manager import TimingCallback
+
+
+def model() -> run.Config:
+    """The network. Set in recipes/tiny.py."""
+    return run.Config(
+        llm.LlamaModel,
+        config=run.Config(
+            Llama3Config,
+            num_layers=4,
+            hidden_size=192,
+            num_attention_heads=6,
+            num_query_groups=2,
+            ffn_hidden_size=512,
+            init_method_std=0.02,
+            seq_length=256,
+        ),
+    )
+
+
+def data() -> run.Config:
+    """What it trains on.
+
+    Set in recipes/data/module.py, recipes/from_layout.py, recipes/layouts/tiny_llama3.toml.
+    """
+    return run.Config(
+        llm.MockDataModule,
+        seq_length=256,
+        tokenizer=run.Config(NullTokenizer, vocab_size=4095),
+        micro_batch_size=4,  # recipes/layouts/tiny_llama3.toml, line 33
+        global_batch_size=16,  # recipes/layouts/tiny_llama3.toml, line 34
+        num_workers=2,
+    )
+
+
+def strategy() -> run.Config:
+    """How the model and its optimizer are spread over the GPUs.
+
+    Set in recipes/base.py, recipes/from_layout.py, recipes/layouts/tiny_llama3.toml,
+    recipes/precision.py, recipes/resilience.py.
+    """
+    return run.Config(
+        nl.MegatronStrategy,
+        ddp=run.Config(
+            DistributedDataParallelConfig,
+            use_distributed_optimizer=True,
+            check_for_nan_in_grad=True,  # stop at the step that went wrong, not days later
+            # the collective divides; no pass over the gradients of its own
+            average_in_collective=True,
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=True,
+            overlap_param_gather=True,
+        ),
+        gradient_as_bucket_view=True,
+        pipeline_dtype=torch.bfloat16,
+        tensor_model_parallel_size=2,  # recipes/layouts/tiny_llama3.toml, line 31
+        pipeline_model_parallel_size=1,
+        virtual_pipeline_model_parallel_size=None,
+        context_parallel_size=1,
+        expert_model_parallel_size=1,
+        expert_tensor_parallel_size=None,
+        sequence_parallel=True,  # recipes/layouts/tiny_llama3.toml, line 32
+        account_for_embedding_in_pipeline_split=False,
+        account_for_loss_in_pipeline_split=False,
+        ckpt_async_save=True,
+        ckpt_assume_constant_structure=True,  # the save plan is made once, not at every save
+        ckpt_parallel_save=True,
+        ckpt_parallel_load=True,
+    )
+
+
+def callbacks() -> list:
+    """What happens beside the training. Set in recipes/base.py, recipes/overlap.py."""
+    return [
+        run.Config(TimingCallback),
+        # Python's collector at its own moments makes ranks wait for one another; at fixed steps
+        # they stop together.
+        run.Config(GarbageCollectionCallback, gc_interval_train=100, gc_interval_val=100),
+        run.Config(MegatronCommOverlapCallback, tp_comm_overlap=True),
+    ]
+
+
+def plugins() -> run.Config:
+    """Number formats. Set in recipes/precision.py."""
+    return run.Config(
+        nl.MegatronMixedPrecision,
+        precision="bf16-mixed",
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+        autocast_enabled=False,
+        # Everywhere: at thousands of ranks a 16-bit sum loses what small gradients add.
+        grad_reduce_in_fp32=True,
+    )
+
+
+def trainer() -> run.Config:
+    """How long it trains, and on what.
+
+    Set in recipes/base.py, recipes/from_layout.py, recipes/precision.py, recipes/tiny.py.
+    """
+    return run.Config(
+        nl.Trainer,
+        accelerator="gpu",
+        strategy=strategy(),
+        callbacks=callbacks(),
+        max_steps=20,  # command line
+        limit_val_batches=4,
+        limit_test_batches=1,
+        val_check_interval=20,
+        log_every_n_steps=1,
+        accumulate_grad_batches=1,  # Megatron accumulates: gbs / (mbs x dp)
+        use_distributed_sampler=False,  # NeMo's MegatronDataSampler distributes
+        plugins=plugins(),
+        num_nodes=1,
+        devices=2,
+    )
+
+
+def ckpt() -> run.Config:
+    """What is saved, and when. Set in recipes/resilience.py, recipes/tiny.py."""
+    return run.Config(
+        nl.ModelCheckpoint,
+        monitor="step",
+        save_last="link",  # a link to the newest, not a second copy
+        save_top_k=3,
+        mode="max",
+        every_n_train_steps=10,
+        save_optim_on_train_end=True,  # without it a finished run cannot be continued
+        filename="{step}-{consumed_samples}",
+    )
+
+
+def log() -> run.Config:
+    """Where logs go. Set in recipes/base.py, recipes/resilience.py."""
+    return run.Config(
+        nl.NeMoLogger,
+        name="tiny_llama3_sft",
+        tensorboard=run.Config(TensorBoardLogger, save_dir="tb_logs", name="tiny_llama3_sft"),
+        ckpt=ckpt(),
+    )
+
+
+def resume() -> run.Config:
+    """Where a run goes on, or starts from. Set in recipes/resilience.py."""
+    return run.Config(nl.AutoResume, resume_if_exists=True, resume_ignore_no_checkpoint=True)
+
+
+def optim() -> run.Config:
+    """The optimizer and its schedule. Set in recipes/base.py."""
+    return run.Config(
+        nl.MegatronOptimizerModule,
+        config=run.Config(
+            OptimizerConfig,
+            optimizer="adam",
+            lr=0.001,  # command line
+            weight_decay=0.1,
+            adam_beta1=0.9,
+            adam_beta2=0.98,  # a thousand steps are too few to average over two hundred
+            adam_eps=1e-05,
+            use_distributed_optimizer=True,
+            clip_grad=1.0,
+            bf16=True,
+            fp16=False,
+        ),
+        # The strategy copies trainer.max_steps into the schedule; its own default is 10.
+        lr_scheduler=run.Config(
+            CosineAnnealingScheduler, warmup_steps=50, constant_steps=0, min_lr=0.0
+        ),
+    )
+
+
+def recipe() -> run.Partial:
+    """The whole recipe. Set in recipes/base.py, recipes/finetune.py, recipes/resilience.py."""
+    return run.Partial(
+        llm.finetune,
+        model=model(),
+        data=data(),
+        trainer=trainer(),
+        log=log(),
+        resume=resume(),
+        optim=optim(),
+        tokenizer="data",  # the data module's, as in pretraining; real data brings the model's own
+    )
+
+
+def main() -> None:
+    """Train as one of a launcher's processes, or start one for each GPU of this machine."""
+    whole = recipe()
+    nodes, gpus = whole.trainer.num_nodes, whole.trainer.devices
+    if "RANK" in os.environ:  # torchrun's process, or a task of srun that was given its rank
+        run.run(whole, direct=True)
+    elif nodes > 1:
+        sys.exit(f"start this on {nodes} nodes, a process for each of {gpus} GPUs: see its top")
+    else:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        os.execv(sys.executable, [*torchrun, f"--nproc-per-node={gpus}", __file__])
+
+
+if __name__ == "__main__":  # checkpoint writers import this file again
+    main()

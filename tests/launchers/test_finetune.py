@@ -1,0 +1,119 @@
+"""A tiny Hugging Face folder fine-tuned by the command itself, and the folder that comes out judged by transformers."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from superpod.launchers import finetune
+from superpod.launchers.rundir import RunDir
+from superpod.planner.errors import UserError
+from tests.conftest import ROOT
+from tests.recipes.weights import tiny
+
+SHORT = ["optim.config.lr=2e-3", "data.seq_length=64", "data.global_batch_size=8"]
+SFT = ["tiny_llama3_sft", *SHORT, "--steps", "50"]
+LORA = ["tiny_llama3_lora", *SHORT, "trainer.devices=1", "trainer.strategy.tensor_model_parallel_size=1"]
+LORA += ["trainer.strategy.sequence_parallel=False", "--steps", "20", "--no-pack"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, recipes_cli):
+    """What `recipes finetune` leaves of SFT on two ranks and LoRA on one, and what was found of both."""
+    folder = tmp_path_factory.mktemp("tuned")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    make = [sys.executable, "-W", "ignore", "-m", "tests.recipes.weights.tiny", str(folder / "model")]
+    subprocess.run(make, cwd=ROOT, env=environment, check=True, timeout=300)
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, tiny.sums(300))))
+    for name, words in (("sft", SFT), ("lora", LORA)):
+        more = ["--model", "model", "--data", "data.jsonl", "--validation", "0.1", "--out", name]
+        done = recipes_cli("finetune", *words, *more, cwd=folder, timeout=1500)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        (folder / f"{name}.txt").write_text(done.stderr + done.stdout)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.launchers.tuned", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def judged(folder):
+    return json.loads((folder / "judged.json").read_text())
+
+
+slow = [pytest.mark.nemo, pytest.mark.train, pytest.mark.slow, pytest.mark.timeout(4000)]
+
+
+def marked(test):
+    for mark in slow:
+        test = mark(test)
+    return test
+
+
+@marked
+@pytest.mark.parametrize("name", ["sft", "lora"])
+def test_transformers_loss_equals_nemo_s(name, judged):
+    found = judged[name]
+    assert found["state"] == "done"
+    assert found["transformers"] == pytest.approx(found["nemo"], abs=1e-3)
+    assert found["transformers"] < found["before"] - 1.0
+    assert found["val_loss"][-1] < found["val_loss"][0]
+    assert found["template"]
+
+
+@marked
+def test_sft_changes_every_matrix_and_lora_the_adapted_ones(judged):
+    sft, lora = judged["sft"]["changed"], judged["lora"]["changed"]
+    assert {name.split(".")[-2] for name in lora} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    }
+    assert len(lora) == 4 * 7
+    assert set(lora) < set(sft)
+
+
+@marked
+def test_lora_merged_equals_lora_applied_in_all_adapted_matrices(judged):
+    assert judged["sft"]["merged"] == {}
+    found = judged["lora"]["merged"]
+    assert len(found) == 4 * 4
+    assert all(does > 1e-4 and apart < 1e-5 for does, apart in found.values()), found
+
+
+@marked
+def test_the_command_says_what_it_did(folder, judged):
+    text = (folder / "lora.txt").read_text()
+    assert "300 samples" in text
+    assert "model.config.vocab_size: None -> 320, as the model has it" in text
+    assert "16 matrices merged: Hugging Face folder lora" in text
+    assert judged["sft"]["facts"]["training"]["filled"] > 0.8 > judged["lora"]["facts"]["training"]["filled"]
+    bases = sorted(path.name for path in (folder / "runs" / finetune.BASES).iterdir() if path.is_dir())
+    assert len(bases) == 1  # imported once for both
+
+
+def test_a_folder_s_digest_is_of_its_content(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_bytes(b"x" * 5_000_000)
+    one = finetune.digest(tmp_path / "a")
+    assert finetune.digest(tmp_path / "b") == one
+    (tmp_path / "b" / "model.safetensors").write_bytes(b"x" * 4_999_999 + b"y")
+    assert finetune.digest(tmp_path / "b") != one
+    (tmp_path / "a" / "config.json").write_text("{ }")
+    assert finetune.digest(tmp_path / "a") != one
+
+
+def test_a_task_is_kept_in_the_run_and_read_again(tmp_path):
+    task = finetune.Task("/m", "/d.jsonl", steps=7, pack=False)
+    run = RunDir.create(tmp_path, "tiny", facts={finetune.FACT: vars(task)}, recipe_lines=[])
+    assert finetune.Task.of(run) == task
+    with pytest.raises(UserError, match="is no fine-tuning"):
+        finetune.Task.of(RunDir.create(tmp_path, "tiny", facts={}, recipe_lines=[]))
+
+
+def test_a_model_that_is_nowhere_is_refused_without_the_network(tmp_path):
+    for name in (str(tmp_path / "none"), "../none"):
+        with pytest.raises(UserError, match="is no folder, and not in this machine's hub cache"):
+            finetune.model_folder(name)
