@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,6 +48,7 @@ def finetune(
     folder = _earlier(runs, name, resume) if resume is not None else None
     if folder:
         task, job = tuning.Task.of(folder), local.Job.of(folder, overrides or [])
+        task = replace(task, steps=steps or task.steps)
     else:
         if not model or not data:
             raise UserError("finetune needs --model and --data", "or --resume RUN")
@@ -81,7 +83,7 @@ def _run(name: str, task: Task, job: Job, folder: RunDir | None, out: Path | Non
         folder, prepared = _prepared(console, task, job, folder, runs)
         ended, folder = running._run(console, job, prepared, folder, runs)
         if ended.state == "done":
-            _export(console, folder, out or folder.path / "hf")
+            _export(console, folder, out)
     running._report(folder)
     if ended.state != "done":
         if any(folder.checkpoints.iterdir()):
@@ -91,10 +93,9 @@ def _run(name: str, task: Task, job: Job, folder: RunDir | None, out: Path | Non
 
 def _prepared(console: Console, task: Task, job: Job, folder: RunDir | None, runs: Path) -> tuple[RunDir, Prepared]:
     """The run folder and what will run in it; a new folder goes again when preparing fails."""
-    from dataclasses import asdict
-
     from superpod.launchers import finetune as tuning
     from superpod.launchers import local
+    from superpod.launchers.cli.run import _leaving_at_once
     from superpod.launchers.rundir import RunDir
 
     def note(words: str) -> None:
@@ -102,11 +103,16 @@ def _prepared(console: Console, task: Task, job: Job, folder: RunDir | None, run
 
     note("importing NeMo and building the recipe (10 to 20 s)")
     mine = folder or RunDir.create(runs, job.recipe, facts=job.facts() | {tuning.FACT: asdict(task)}, recipe_lines=[])
-    try:
-        prepared = local.prepare(job, tuning.change(task, mine.path, note))
-    except BaseException:
+
+    def tidy() -> None:
         if folder is None:
             shutil.rmtree(mine.path, ignore_errors=True)
+
+    try:
+        with _leaving_at_once(console, tidy):
+            prepared = local.prepare(job, tuning.change(task, mine.path, note))
+    except BaseException:
+        tidy()
         raise
     _tell(console, prepared)
     return mine, prepared
@@ -125,9 +131,12 @@ def _tell(console: Console, prepared: Prepared) -> None:
         console.print(f"model.config.{field}: {old} -> {new}, as the model has it", markup=False, highlight=False)
 
 
-def _export(console: Console, folder: RunDir, out: Path) -> None:
+def _export(console: Console, folder: RunDir, out: Path | None) -> None:
     from superpod.launchers import finetune as tuning
 
+    if not out:
+        out = folder.path / "hf"
+        shutil.rmtree(out, ignore_errors=True)  # of the run when it had fewer steps
     console.print("exporting the best checkpoint")
     said = tuning.export(folder, out)
     loss = "" if said["val_loss"] is None else f", validation loss {said['val_loss']:.4f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -129,13 +129,14 @@ def _run(console: Console, job: Job, prepared: Prepared, folder: RunDir | None, 
 
 
 @contextmanager
-def _leaving_at_once(console: Console) -> Iterator[None]:
-    """Ctrl-C ends the command here: bare excepts in what NeMo imports swallow it otherwise, and there is no run yet."""
+def _leaving_at_once(console: Console, tidy: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Ctrl-C ends the command here, once `tidy` is done: bare excepts in what NeMo imports swallow it otherwise."""
     import signal
 
     from superpod.launchers.cli import leave_interrupted
 
     def leave(*_: object) -> None:
+        tidy()
         console.show_cursor(True)
         leave_interrupted(console.file)
 

@@ -55,8 +55,8 @@ def load(checkpoint: Path, dtype: Any) -> Any:
     model.configure_model()
     strategy.setup(trainer)
     strategy.load_checkpoint(base or checkpoint)
+    model.trainer = trainer
     if base and adapter:
-        model.trainer = trainer
         adapter(model)
         weights = ckpt_to_weights_subdir(checkpoint, is_saving=False)
         metadata = strategy.unwrapped_checkpoint_io.load_content_metadata(weights)

@@ -12,7 +12,49 @@ def main(folder: Path) -> None:
     install()
     from tests.recipes.weights import tiny
 
-    (folder / "answer.json").write_text(json.dumps({kind: there_and_back(folder, kind) for kind in tiny.KINDS}))
+    answer: dict[str, Any] = {kind: there_and_back(folder, kind) for kind in tiny.KINDS}
+    answer["merging"] = {f"{kind} {name}": merging(folder, kind, name) for kind, name in MERGED}
+    (folder / "answer.json").write_text(json.dumps(answer))
+
+
+MERGED = (("llama", "LoRA"), ("llama", "DoRA"), ("qwen2", "LoRA"))
+
+
+def merging(folder: Path, kind: str, name: str) -> dict[str, Any]:
+    """Random adapters on an imported model: what they change, and how far merged is from applied."""
+    import torch
+    from nemo.collections import llm
+
+    from superpod.recipes.weights import load
+
+    model = load.load(folder / f"{kind}-nemo", torch.float32)
+    whole = load.core(model)
+    tokens, positions = torch.arange(2, 34)[None], torch.arange(32)[None]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        plain = whole(tokens, positions, None)
+        getattr(llm.peft, name)(dim=4, alpha=8)(model)
+        for layer in (each for each in whole.modules() if hasattr(each, "to_wrap")):
+            for each in (layer.adapter.linear_in, layer.adapter.linear_out):
+                each.weight.normal_(std=0.2)
+            if name == "DoRA":
+                layer.adapter.weight_magnitude.copy_(1.5 * layer.to_wrap.weight.norm(dim=1))
+        applied = whole(tokens, positions, None)
+        count = load.merge(model)
+        for each, weight in whole.named_parameters():
+            if "adapter.linear_out" in each:
+                weight.zero_()
+        state = load.state(model)
+        bare = load.core(load.load(folder / f"{kind}-nemo", torch.float32))
+        names = {each for each, _ in bare.named_parameters()}
+        bare.load_state_dict({each: state[each] for each in names}, strict=False)
+        merged = bare(tokens, positions, None)
+    return {
+        "count": count,
+        "names": sorted(names - state.keys()),
+        "does": (applied - plain).abs().max().item(),
+        "apart": (applied - merged).abs().max().item(),
+    }
 
 
 def there_and_back(folder: Path, kind: str) -> dict[str, Any]:

@@ -39,6 +39,16 @@ def test_weights_come_back_as_they_were(answer, kind):
     }
 
 
+@pytest.mark.nemo
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["llama LoRA", "llama DoRA", "qwen2 LoRA"])
+def test_merged_adapters_say_what_applied_ones_say(answer, which):
+    found = answer["merging"][which]
+    assert (found["count"], found["names"]) == (2 * 4, [])
+    assert found["does"] > 0.05
+    assert found["apart"] < 1e-4
+
+
 @pytest.mark.parametrize(
     ("files", "says"),
     [
