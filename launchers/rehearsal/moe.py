@@ -63,3 +63,20 @@ def _uneven() -> None:
 
     rebind(mappings, "_gather_along_first_dim", uneven_gather)
     rebind(mappings, "_reduce_scatter_along_first_dim", uneven_scatter)
+
+
+@patch(
+    "expert-bias",
+    target="megatron.core.tensor_parallel.mappings._reduce",
+    reason="an expert's bias is added in place to what a reduction over one rank hands on as it was, which autograd "
+    "forbids; grouped GEMM adds it elsewhere",
+)
+def _expert_bias() -> None:
+    from megatron.core.tensor_parallel import mappings
+
+    reduce = mappings._reduce
+
+    def to_a_new_tensor(x: Any, group: Any) -> Any:
+        return x.clone() if group.size() == 1 else reduce(x, group)
+
+    rebind(mappings, "_reduce", to_a_new_tensor)

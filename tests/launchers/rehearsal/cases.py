@@ -52,6 +52,7 @@ CASES = {
     "moe-tp2ep2": Case(4, partial(training.restored, expert_model_parallel_size=2, **TP2)),
     "finetune": Case(1, training.finetuned),
     "lora": Case(1, partial(training.finetuned, peft="LoRA")),
+    "biased-experts": Case(1, partial(training.reference, experts=4, add_bias_linear=True)),
     "moe-lora": Case(1, MOE_LORA),
     "moe-lora-ep2": Case(2, partial(MOE_LORA, expert_model_parallel_size=2)),
     "moe-recompute": Case(1, partial(training.restored, recompute_granularity="selective", **NORMS)),

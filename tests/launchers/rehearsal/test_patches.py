@@ -1,5 +1,6 @@
 """Each patch is needed: a case of real NeMo is right with all patches, and without that one fails in a known way."""
 
+import math
 import re
 from typing import Any
 
@@ -32,6 +33,7 @@ NEEDED_BY = {
     "moe-router-gemm": ("moe-ep2", "name 'te_general_gemm' is not defined"),
     "moe-splits": ("moe-ep2", r"all_to_all_single\(\): incompatible function arguments"),
     "moe-uneven-gather": ("moe-tp2ep2", "ProcessGroupGloo::allgather: invalid tensor size"),
+    "expert-bias": ("biased-experts", "is a view and is being modified inplace"),
     "gpu-settings": ("resume", "apply_rope_fusion is not available"),
     "pipeline-outputs": ("pp2vp2", WRONG),
     "gpu-settings-late": ("pp2vp2", "object of type 'NoneType' has no len"),
@@ -54,6 +56,8 @@ def fault(case: str, value: Any, outcomes: Any) -> str:
         first, then = value["losses"]
         own = outcomes(Job("finetune"))["value"]["losses"][0]
         return "" if first == pytest.approx(own, abs=1e-5) and then != first else f"{first}, {then}, not {own}"
+    if case == "biased-experts":  # it has learnt nothing yet
+        return "" if value["losses"][0] == pytest.approx(math.log(64), abs=0.5) else f"{value['losses']}"
     if "moe-lora" in case:
         expected = outcomes(Job("moe-lora"))["value"]["losses"]
     elif case.startswith("moe"):  # the two ways of spreading experts agree

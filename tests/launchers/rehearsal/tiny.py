@@ -32,7 +32,7 @@ TRAINER = {"val_check_interval": 100, "limit_val_batches": 0, "log_every_n_steps
 def tiny(
     folder: Path, *, steps: int, precision: str = "32", overlap: bool = False, experts: int = 0, **changes: Any
 ) -> Any:
-    """Stock llama3_8b, shrunk; ``changes`` are fields of the strategy; ``recompute_*`` and ``num_*`` of the model."""
+    """Stock llama3_8b, shrunk; ``changes`` are of the strategy; ``recompute_*``, ``num_*``, ``add_*`` of the model."""
     import nemo_run as run
     import torch
     from nemo.collections.llm.recipes import llama3_8b
@@ -50,7 +50,7 @@ def tiny(
     strategy.pipeline_dtype = torch.float32 if precision == "32" else torch.bfloat16
     strategy.ckpt_optim_fully_reshardable = True  # so that TP and PP may change; not NeMo's default
     for name, value in changes.items():
-        setattr(recipe.model.config if name.startswith(("recompute", "num_")) else strategy, name, value)
+        setattr(recipe.model.config if name.startswith(("recompute", "num_", "add_")) else strategy, name, value)
     recipe.trainer.callbacks = [run.Config(losses_callback)]
     if overlap:
         recipe.trainer.callbacks += [
