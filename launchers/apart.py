@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,20 @@ def call(function: str, log: Path, /, **arguments: Any) -> Any:
     return said["value"]
 
 
+def once(function: str, /, **arguments: Any) -> Any:
+    """`call` with a log that is kept only where the process failed."""
+    folder = Path(tempfile.mkdtemp(prefix="recipes-apart-"))
+    keep = False
+    try:
+        return call(function, folder / "log", **arguments)
+    except Apart:
+        keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _can_fork() -> bool:
     torch = sys.modules.get("torch")
     return "nemo.collections.llm" in sys.modules and not torch.cuda.is_available()
@@ -63,6 +79,7 @@ def _forked(asked: str, log: Path) -> int:
         sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for number in (1, 2):
             os.dup2(sink, number)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
         _answer(asked)
         sys.stdout.flush()
         sys.stderr.flush()

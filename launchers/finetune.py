@@ -168,7 +168,6 @@ def packed(task: Task, sizes: Any, tokenizer: Path, out: Path) -> dict[str, Any]
     found = {"read": [asdict(each) for each in counts]}
     for name, part, each in zip(("training", "validation"), parts, bins, strict=True):
         found[name] = _filling(part, each, sizes)
-    found["validation"]["sequences"] += -len(bins[1]) % sizes.batch
     (out / "counts.json").write_text(json.dumps(found, indent=1))
     return found
 

@@ -89,13 +89,10 @@ def convert(
     dtype: Annotated[str, typer.Option(help="Of the exported numbers.", show_default="as in --like")] = "",
 ) -> None:
     """Hugging Face to NeMo, or NeMo to Hugging Face with an adapter merged, by what SOURCE is."""
-    import tempfile
-
     from superpod.launchers import apart, convert
 
     job = convert.plan(source.absolute(), out.absolute(), like.absolute() if like else None, dtype)
-    with tempfile.TemporaryDirectory(prefix="recipes-convert-") as scratch:
-        said = apart.call(job.function, Path(scratch) / "log", **job.arguments)
+    said = apart.once(job.function, **job.arguments)
     print(f"{job.title}: {out}" + (f", {said['merged']} matrices merged" if said and said.get("merged") else ""))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,9 +69,7 @@ def _chosen(where: Path) -> Checkpoint:
 def _ask(what: str, chosen: Checkpoint, **arguments: Any) -> Any:
     from superpod.launchers import apart
 
-    with tempfile.TemporaryDirectory(prefix="recipes-ask-") as scratch:
-        asked = {"checkpoint": str(chosen.path), **arguments}
-        return apart.call(f"superpod.recipes.weights.speak:{what}", Path(scratch) / "log", **asked)
+    return apart.once(f"superpod.recipes.weights.speak:{what}", checkpoint=str(chosen.path), **arguments)
 
 
 def _print(facts: dict[str, Any]) -> None:

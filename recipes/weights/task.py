@@ -80,7 +80,7 @@ def give_data(partial: run.Partial, folder: Path, made: Sizes, tokenizer: Path, 
     # Every learnt token counts alike, whatever sequence it is in. Context parallelism demands it: a rank may have none.
     partial.model.config.calculate_per_token_loss = True
     partial.trainer.strategy.ddp.average_in_collective = False
-    partial.trainer.limit_val_batches = max(1, validation // made.batch)
+    partial.trainer.limit_val_batches = -(-validation // made.batch)
     partial.trainer.limit_test_batches = 0
 
 
