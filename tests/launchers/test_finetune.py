@@ -16,7 +16,7 @@ from tests.recipes.weights import tiny
 SHORT = ["optim.config.lr=2e-3", "data.seq_length=64", "data.global_batch_size=8"]
 SFT = ["tiny_llama3_sft", *SHORT, "--steps", "50"]
 LORA = ["tiny_llama3_lora", *SHORT, "trainer.devices=1", "trainer.strategy.tensor_model_parallel_size=1"]
-LORA += ["trainer.strategy.sequence_parallel=False", "--steps", "20", "--no-pack"]
+LORA += ["trainer.strategy.sequence_parallel=False", "--steps", "30", "--no-pack"]
 
 
 @pytest.fixture(scope="module")

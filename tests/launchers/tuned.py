@@ -35,7 +35,7 @@ def judged(folder: Path, name: str) -> dict[str, Any]:
         "template": (folder / name / "chat_template.jinja").is_file(),
         "val_loss": [line["val_loss"] for line in run.metrics() if line.get("val_loss") is not None],
         "facts": run.facts["samples"],
-        "state": run.state,
+        "state": run.state(),
     }
 
 

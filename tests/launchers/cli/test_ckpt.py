@@ -46,6 +46,15 @@ def test_a_run_that_runs_is_not_pruned(run, recipes_cli):
     assert len(list(run.checkpoints.iterdir())) == 2
 
 
+def test_a_fine_tuning_does_not_go_on_as_a_plain_run(tmp_path, recipes_cli):
+    facts = {"finetune": {"model": "m", "data": "d"}}
+    run = RunDir.create(tmp_path / "runs", "tiny_llama3_sft", facts=facts, recipe_lines=[])
+    done = recipes_cli("run", "tiny_llama3_sft", "--resume", run.path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is a fine-tuning" in done.stderr
+    assert f"recipes finetune tiny_llama3_sft --resume {run.path}" in done.stderr
+
+
 SAMPLES = '{"prompt": "a", "completion": "b"}\n'
 
 

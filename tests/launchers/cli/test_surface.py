@@ -16,6 +16,8 @@ LIGHT = [
     ["doctor", "--json"],
     ["data", "--help"],
     ["run", "--help"],
+    ["finetune", "--help"],
+    ["ckpt", "list", "--help"],
 ]
 
 
