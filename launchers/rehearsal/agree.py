@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from superpod.launchers.rehearsal.check import Check
+
 if TYPE_CHECKING:
     from superpod.launchers.rehearsal.forks import Ended
-    from superpod.launchers.rehearsal.trial import Check
 
 
 def moved(seen: dict[str, Any]) -> list[str]:
@@ -18,8 +19,6 @@ def moved(seen: dict[str, Any]) -> list[str]:
 
 def replicas(ended: Ended) -> Iterator[Check]:
     """Check that each parameter is the same on all ranks that hold it, or the same shard of it."""
-    from superpod.launchers.rehearsal.trial import Check
-
     held: dict[tuple[Any, ...], dict[str, list[int]]] = {}
     for rank, seen in enumerate(ended.ranks):
         for name, (digest, sharded, expert, tied) in seen["after"].items():
@@ -48,8 +47,6 @@ def _copy(name: str, sharded: bool, expert: bool, place: dict[str, int]) -> tupl
 
 def layers(ended: Ended, count: int) -> Check:
     """Check that each of the decoder's layers, 1 to `count`, is on one stage."""
-    from superpod.launchers.rehearsal.trial import Check
-
     stages: dict[int, set[int]] = {}
     for seen in ended.ranks:
         stages.setdefault(seen["place"]["pipeline_model_parallel"], set()).update(seen["layers"])

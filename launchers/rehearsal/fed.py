@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from superpod.launchers.rehearsal.check import Check
+
 if TYPE_CHECKING:
     from superpod.launchers.rehearsal.forks import Ended
-    from superpod.launchers.rehearsal.trial import Check
 
 
 def check(ended: Ended, one: Ended) -> Check:
     """Check that the ranks were fed what one rank was, each sample once, and each token at its place."""
-    from superpod.launchers.rehearsal.trial import Check
-
     for step, samples in enumerate(one.ranks[0]["fed"]):
         if wrong := _wrong_step(ended, step, [row for tokens, _ in samples for row in tokens]):
             return Check("data", False, f"step {step + 1}: {wrong}")

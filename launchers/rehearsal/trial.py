@@ -12,41 +12,21 @@ The runs, all on the same text and from the same weights:
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from superpod.launchers.rehearsal import agree, fed, forks, resize
+from superpod.launchers.rehearsal import forks, resize, verdict
+from superpod.launchers.rehearsal.check import Check
 from superpod.launchers.rehearsal.convert import Change, RehearsalError, rehearse
 from superpod.launchers.rehearsal.forks import Ended
 from superpod.launchers.rehearsal.shrink import RANKS, Shrunk, shrink
 
 FP32_STEPS = 3
 """Steps of the recipe's layout in fp32: the first has the forward pass, the second the gradients, the third Adam's."""
-FP32_BOUND = 1e-5
-"""How far the losses of two layouts may be apart in fp32, relative."""
-NORM_BOUND = 1e-4
-"""How far the gradients' norms may be apart in fp32, relative."""
-BF16_BOUND = 0.03
-"""How far losses in bf16 or fp16 may be from one rank's in fp32, relative: rounding, grown over the steps."""
-RESUME_BOUND = 1e-6
-"""How far a resumed run may be from the one that was not interrupted, relative."""
-LEAST_FALL = 0.05
-"""Share by which the loss must fall."""
-
 CANNOT_SHOW = "FP8 and FP4 numerics, GPU kernels, NCCL and its hangs, memory, speed"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the verdict."""
-
-    name: str
-    passed: bool
-    said: str
 
 
 @dataclass
@@ -115,13 +95,10 @@ def conduct(trial: Trial, folder: Path, steps: int = 10, note: Callable[[str], N
         note(name)
         trial.runs[name] = ended = run()
         trial.seconds[name] = ended.seconds
-        if ended.error:
-            trial.checks.append(Check(f"run {name}", False, ended.error))
-            return trial
-        if name == "own" and not (saved := stage.saved()).passed:
-            trial.checks.append(saved)
-            return trial
-    trial.checks = list(_verdict(trial, steps))
+        if ended.error or (name == "own" and not stage.saved().passed):
+            break
+    well = [name for name, run in trial.runs.items() if not run.error]
+    trial.checks = [*([stage.saved()] if "own" in well else []), *verdict.of(trial, steps)]
     return trial
 
 
@@ -197,7 +174,7 @@ class _Stage:
 
     def saved(self) -> Check:
         """Whether the checkpoint in the middle holds what was trained: the model, or its adapters."""
-        from torch.distributed.checkpoint import FileSystemReader
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
 
         weights = self.folder / "own" / "checkpoints" / f"step={self.middle - 1}" / "weights"
         keys = FileSystemReader(weights).read_metadata().state_dict_metadata
@@ -255,48 +232,3 @@ class _Stage:
         if name == "own":
             self.trial.changes += changes
         return forks.run(name, rehearsal, folder / "ranks", ranks)
-
-
-def _verdict(trial: Trial, steps: int) -> Iterator[Check]:
-    runs, own, one = trial.runs, trial.runs["own"], trial.runs["one"]
-    fall = 1 - own.losses[-1] / own.losses[0]
-    yield Check(
-        "loss falls", fall >= LEAST_FALL, f"{own.losses[0]:.3f} -> {own.losses[-1]:.3f} in {len(own.losses)} steps"
-    )
-    sharp = runs.get("fp32", own)
-    yield _near("one rank's losses, fp32", sharp.losses, one.losses[: len(sharp.losses)], FP32_BOUND)
-    norms = one.grad_norms[: len(sharp.losses)]
-    yield _near("one rank's gradient norms, fp32", sharp.grad_norms, norms, NORM_BOUND)
-    if sharp is not own:
-        yield _near(f"one rank's losses, {trial.precision}", own.losses, one.losses, BF16_BOUND)
-    yield fed.check(own, one)
-    yield agree.layers(own, trial.shrunk.job.model.layers)
-    yield _all_took_part(own, steps)
-    yield from agree.replicas(own)
-    middle = steps // 2
-    yield _near("resumed", runs["resumed"].losses, own.losses[middle:], RESUME_BOUND)
-    bound = FP32_BOUND if sharp is own else BF16_BOUND
-    yield _near("resharded to one rank", runs["resharded"].losses, own.losses[middle : middle + 1], bound)
-
-
-def _near(name: str, found: list[float], wanted: list[float], bound: float) -> Check:
-    if len(found) != len(wanted):
-        return Check(name, False, f"{len(found)} steps, not {len(wanted)}")
-    apart = [abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True)]
-    far = max(apart, key=lambda each: (math.isnan(each), each))
-    steps = f"{len(found)} step" + "s" * (len(found) > 1)
-    where = "" if far <= bound else _where(next(i for i, each in enumerate(apart) if not each <= bound))
-    return Check(name, far <= bound, f"{far:.1e} apart over {steps}, {bound:.0e} allowed{where}")
-
-
-def _where(step: int) -> str:
-    """What the first step that is off tells, counted from 0."""
-    why = ("the forward pass, the weights or the data differ", "the gradients differ", "the optimizer differs")
-    return f"; from step {step + 1} on: {why[min(step, 2)]}"
-
-
-def _all_took_part(own: Ended, steps: int) -> Check:
-    idle = [rank for rank, seen in enumerate(own.ranks) if len(seen["losses"]) != steps or not agree.moved(seen)]
-    if idle:
-        return Check("every rank took part", False, f"ranks {', '.join(map(str, idle))} learnt nothing")
-    return Check("every rank took part", True, f"{len(own.ranks)} ranks trained parameters in {steps} steps")

@@ -51,7 +51,7 @@ def planted(request: pytest.FixtureRequest, all_planted: OneByOne) -> dict[str, 
 @pytest.fixture(scope="session")
 def all_shapes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneByOne]:
     folder = tmp_path_factory.mktemp("shapes")
-    command = ("-m", "superpod.launchers.rehearsal.table", "--steps", "6", "--folder", str(folder))
+    command = ("-m", "superpod.launchers.rehearsal.table", "--steps", "8", "--folder", str(folder))
     yield from _one_by_one(request, folder, "shape", *command)
 
 

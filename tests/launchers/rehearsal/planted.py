@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.launchers.rehearsal import shapes, trial
+from superpod.launchers.rehearsal.registry import rebind, replace
 from superpod.launchers.runtime.files import write_json
 
 
@@ -36,8 +37,6 @@ def layer_left_out() -> None:
         alone = parallel_state.get_pipeline_model_parallel_world_size() == 1
         return original(*args, **kw) - (not alone and parallel_state.is_pipeline_last_stage(ignore_virtual=True))
 
-    from superpod.launchers.rehearsal.registry import rebind
-
     rebind(transformer_block, "get_num_layers_to_build", fewer)
 
 
@@ -45,16 +44,17 @@ def layer_twice() -> None:
     """Every stage believes that its layers begin with the first one."""
     from megatron.core.transformer import transformer_layer
 
-    from superpod.launchers.rehearsal.registry import rebind
-
     rebind(transformer_layer, "get_transformer_layer_offset", lambda *_, **__: 0)
 
 
 def tied_apart() -> None:
     """The first and the last stage keep their own gradients of the embedding they share."""
-    from megatron.core.distributed import finalize_model_grads
+    replace(_finalize(), _allreduce_word_embedding_grads=lambda *_, **__: None)
 
-    finalize_model_grads._allreduce_word_embedding_grads = lambda *_, **__: None
+
+def _finalize() -> Any:
+    """Megatron's module of this name; the package has the function."""
+    return importlib.import_module("megatron.core.distributed.finalize_model_grads")
 
 
 def contiguous_chunks() -> None:
@@ -77,9 +77,7 @@ def _unmarked(which: str) -> Callable[[], None]:
     """Parameters of this name are not summed over the tensor-parallel ranks, which see other tokens."""
 
     def plant() -> None:
-        from megatron.core.distributed import finalize_model_grads
-
-        original = finalize_model_grads._allreduce_non_tensor_model_parallel_grads
+        original = _finalize()._allreduce_non_tensor_model_parallel_grads
 
         def without(model: Any, *args: Any, **kw: Any) -> None:
             for chunk in model:
@@ -88,7 +86,7 @@ def _unmarked(which: str) -> Callable[[], None]:
                         parameter.sequence_parallel = False
             original(model, *args, **kw)
 
-        finalize_model_grads._allreduce_non_tensor_model_parallel_grads = without
+        replace(_finalize(), _allreduce_non_tensor_model_parallel_grads=without)
 
     return plant
 
@@ -105,7 +103,7 @@ def gradients_apart() -> None:
 
 
 def idle_stage() -> None:
-    """The last stage throws its gradients away."""
+    """The last stage learns at rate 0."""
     from megatron.core import parallel_state
     from megatron.core.optimizer import ChainedOptimizer, DistributedOptimizer, Float16OptimizerWithFloat16Params
     from megatron.core.optimizer.optimizer import FP32Optimizer
@@ -118,7 +116,9 @@ def idle_stage() -> None:
         original = kind.step_with_ready_grads
 
         def step(self: Any, original: Any = original) -> bool:
-            return True if idle() else original(self)
+            for group in self.param_groups if idle() else ():
+                group["lr"] = 0.0
+            return original(self)
 
         kind.step_with_ready_grads = step
 
@@ -139,17 +139,17 @@ def data_anew() -> None:
 
 
 def crossed_sends() -> None:
-    """Two interleaved stages without overlapped p2p."""
+    """Two interleaved stages whose sends are neither overlapped nor batched."""
     from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback as Callback
 
-    original = Callback._get_model_comm_overlap_cfgs
+    original = Callback._apply_cfgs
 
-    def without(self: Any, *args: Any, **kw: Any) -> Any:
-        found = original(self, *args, **kw)
-        found.overlap_p2p_comm, found.batch_p2p_comm = False, True
-        return found
+    def apply(self: Any, source: Any, target: Any) -> None:
+        original(self, source, target)
+        if hasattr(target, "overlap_p2p_comm"):
+            target.overlap_p2p_comm = target.batch_p2p_comm = False
 
-    Callback._get_model_comm_overlap_cfgs = without
+    replace(Callback, _apply_cfgs=apply)
 
 
 def experts_scaled() -> None:

@@ -55,8 +55,8 @@ def test_what_they_are_planted_in_is_legal():
 APART = "one rank's losses, fp32"
 SHOWN_BY_A_RUN = {
     "same-data": ("data", "data-parallel ranks 0 and 1 were fed the same samples"),
-    "layer-left-out": ("layers", "layer 2 of 4 is on no stage; layer 4 of 4 is on no stage"),
-    "layer-twice": ("layers", "is on 2 stages"),
+    "layer-left-out": ("run fp32", "the stages do not hold each of 4 layers once"),
+    "layer-twice": ("run fp32", "the stages do not hold each of 4 layers once"),
     "tied-apart": ("replicas agree", "the tied embedding differs between ranks 0"),
     "contiguous-chunks": ("data", "was fed positions 0-"),
     "keys-not-gathered": (APART, "from step 1 on: the forward pass"),
@@ -64,10 +64,10 @@ SHOWN_BY_A_RUN = {
     "router-apart": ("replicas agree", "router.weight differs between ranks"),
     "gradients-apart": (APART, "from step 2 on: the gradients differ"),
     "idle-stage": ("every rank took part", "learnt nothing"),
-    "forgotten-moments": ("resumed", "from step 2 on"),
-    "data-anew": ("resumed", "from step 1 on"),
+    "forgotten-moments": ("resumed", "from step 2 on: its optimizer is not"),
+    "data-anew": ("resumed", "from step 1 on: its weights or its data are not those"),
     "crossed-sends": (APART, "apart over 3 steps"),
-    "experts-scaled": ("one rank's gradient norms, fp32", "from step 1 on"),
+    "experts-scaled": ("one rank's gradient norms, fp32", "from step 1 on: the gradients differ"),
     "adapters-not-saved": ("saved", "0 matrices of adapters are in the checkpoint"),
 }
 QUICK = ("same-data", "tied-apart")

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from superpod.launchers.rehearsal import agree, fed, forks, trial
+from superpod.launchers.rehearsal import agree, fed, forks, trial, verdict
 from superpod.launchers.rehearsal.forks import Ended
 
 PLACE = dict.fromkeys(("pipeline_model_parallel", "tensor_model_parallel", "expert_model_parallel"), 0)
@@ -32,7 +32,7 @@ def ended(name, losses, **ranks):
     return Ended(name, 1.0, ranks.get("ranks") or [seen(losses)])
 
 
-def verdict(**changes):
+def failures(**changes):
     """The failed checks of a rehearsal of four steps in which all is well but for `changes`."""
     one = [5.0, 4.0, 3.0, 2.0]
     runs = {
@@ -44,12 +44,12 @@ def verdict(**changes):
     }
     found = trial.plan("llama3_8b_pretrain_a100_bf16", None)
     found.runs = runs | changes
-    found.checks = list(trial._verdict(found, 4))
+    found.checks = list(verdict.of(found, 4))
     return {check.name: check.said for check in found.checks if not check.passed}
 
 
 def test_all_is_well():
-    assert verdict() == {}
+    assert failures() == {}
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,27 @@ def test_all_is_well():
     ],
 )
 def test_other_losses_are_found(run, losses, name):
-    assert name in verdict(**{run: ended(run, losses)})
+    assert name in failures(**{run: ended(run, losses)})
+
+
+def test_layers_that_the_stages_do_not_hold_once_are_said():
+    broken = Ended("fp32", 1.0, [], f"rank 0 failed: CheckpointingException: {verdict.LAYERS_ASKED}.weight'")
+    found = trial.plan("llama3_8b_pretrain_a100_bf16", None)
+    found.runs = {"one": ended("one", [5.0]), "fp32": broken}
+    (check,) = verdict.of(found, 4)
+    assert check.said.startswith("rank 0 failed: the stages do not hold each of 2 layers once; Megatron says: Checkp")
 
 
 def test_other_gradients_are_found_and_where_they_begin():
     apart = seen([5.0, 4.0, 3.0]) | {"grad_norms": [2.0, 2.0, 2.1]}
-    (said,) = verdict(fp32=ended("fp32", [], ranks=[apart])).values()
+    (said,) = failures(fp32=ended("fp32", [], ranks=[apart])).values()
     assert said == "5.0e-02 apart over 3 steps, 1e-04 allowed; from step 3 on: the optimizer differs"
 
 
 def test_a_rank_that_learns_nothing_is_named():
     losses = [5.0, 4.0, 3.0, 2.0]
     idle = seen(losses, before="a", data_parallel=1)
-    failed = verdict(own=ended("own", losses, ranks=[seen(losses), idle]))
+    failed = failures(own=ended("own", losses, ranks=[seen(losses), idle]))
     assert failed == {"every rank took part": "ranks 1 learnt nothing"}
 
 
