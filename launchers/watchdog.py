@@ -16,9 +16,6 @@ from superpod.planner.errors import UserError
 VARIABLE = "SUPERPOD_STALLED_S"
 """Seconds that a training rank may take between two steps; 600 where it is not set, as on Slurm."""
 
-STARTING = 3
-"""Importing, building, saving and validating may take so many times as long."""
-
 EVERY_S = 1.0
 
 
@@ -45,7 +42,7 @@ class Watchdog:
         if self.stalled or now < self.looked + EVERY_S:
             return
         self.looked = now
-        self.stalled = stall.first_silent(self.link, self.limit_s, STARTING * self.limit_s, self.began, now)
+        self.stalled = stall.first_silent(self.link, self.limit_s, stall.STARTING * self.limit_s, self.began, now)
         if self.stalled:
             with contextlib.suppress(UserError):
                 self.link.mark("stalled", message=self.stalled)

@@ -34,7 +34,6 @@ WHY = {
     "SIGUSR1": "the time limit is near",
     "SIGTERM": "Slurm ends the job (preempted, requeued or cancelled)",
 }
-STARTING = 10  # a rank that imports and builds may be silent for so many times longer than one that trains
 
 
 def main(words: list[str]) -> int:
@@ -159,7 +158,7 @@ class _Running:
 
     def _watch(self, ranks: subprocess.Popen) -> None:
         """Name the rank that stopped first, and end a link that nobody will end."""
-        found = stall.first_silent(self.link, self.options.stalled_s, self.options.stalled_s * STARTING, self.began)
+        found = stall.first_silent(self.link, self.options.stalled_s, self.options.stalled_s * stall.STARTING, self.began)
         if found and not self.stalled:
             self.stalled = found
             with contextlib.suppress(UserError):

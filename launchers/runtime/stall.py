@@ -7,6 +7,9 @@ import time
 from superpod.launchers.rundir import Link
 from superpod.launchers.runtime.files import is_number
 
+STARTING = 10
+"""Importing, building, saving and validating may take so many times as long as a training step."""
+
 ENDED = ("done", "stopped", "ended", "failed")
 
 
