@@ -125,8 +125,8 @@ def _tell(console: Console, prepared: Prepared) -> None:
         console.print(f"{each['samples']} samples{f' ({lost})' if lost else ''}, {each['learnt']} tokens to learn")
     for part in ("training", "validation"):
         each = counts[part]
-        full = f"{each['filled']:.0%} full"
-        console.print(f"{part}: {each['samples']} samples in {each['sequences']} sequences, {full}", highlight=False)
+        count = f"{each['sequences']} sequence{'s' if each['sequences'] > 1 else ''}"
+        console.print(f"{part}: {each['samples']} samples in {count}, {each['filled']:.0%} full", highlight=False)
     for field, (old, new) in prepared.facts["model_taken"].items():
         console.print(f"model.config.{field}: {old} -> {new}, as the model has it", markup=False, highlight=False)
 
