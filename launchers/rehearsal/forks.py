@@ -157,9 +157,10 @@ def _wait(running: dict[int, int], folder: Path, began: float, limit_s: float, q
             if not ended:
                 continue
             rank = running.pop(pid)
+            if status and os.WIFSIGNALED(status):
+                return f"rank {rank} was killed by signal {os.WTERMSIG(status)}"
             if status:
-                how = f"was killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "failed"
-                return f"rank {rank} {how}: {_last_words(folder / f'{rank}.log')}"
+                return f"rank {rank} failed: {_last_words(folder / f'{rank}.log')}"
         if time.time() > asked + 1:
             asked = time.time()
             if silent := stall.first_silent(Link(folder), quiet_s, limit_s, began):

@@ -74,7 +74,7 @@ QUICK = ("same-data", "tied-apart")
 
 # What ends a run by itself, and who is to blame.
 ENDED_BY = {
-    "dying-rank": "rank 3 was killed by signal 9",
+    "dying-rank": "^rank 3 was killed by signal 9$",
     "stuck-rank": r"rank 3 on \S+ is stuck in train since step 0, \d+ s ago, before the others",
     "nan-loss": r"rank \d failed: .*(NaN|nan)",
 }
