@@ -6,6 +6,7 @@ Needs NeMo. On a machine without a GPU the caller has installed the rehearsal's 
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,15 @@ def base_of(checkpoint: Path) -> Path | None:
     return base
 
 
-def load(checkpoint: Path, dtype: Any) -> Any:
+def load(checkpoint: Path, dtype: Any, *, gpu: bool = False) -> Any:
     """The LightningModule of a checkpoint, whole, in `dtype` on one rank, adapters applied and not merged.
 
-    The process gets a Megatron world of one rank, which stays. On a GPU where there is one.
+    The process gets a Megatron world of one rank, which stays. In the host's memory unless `gpu`.
     """
-    import torch
     from nemo import lightning as nl
     from nemo.collections.llm.modelopt import set_modelopt_spec_if_exists_in_ckpt
     from nemo.lightning import io
+    from nemo.lightning._strategy_lib import megatron_cpu_init_context
     from nemo.lightning.ckpt_utils import ckpt_to_context_subdir
     from nemo.lightning.io.pl import ckpt_to_weights_subdir
 
@@ -48,11 +49,13 @@ def load(checkpoint: Path, dtype: Any) -> Any:
     _plain(model.config, dtype)
     set_modelopt_spec_if_exists_in_ckpt(model, base or checkpoint)
     strategy = nl.MegatronStrategy(ddp="pytorch", setup_optimizers=False)
-    kind = "gpu" if torch.cuda.is_available() else "cpu"
-    trainer: Any = nl.Trainer(devices=1, accelerator=kind, strategy=strategy, logger=False, enable_checkpointing=False)
+    trainer: Any = nl.Trainer(
+        devices=1, accelerator="gpu" if gpu else "cpu", strategy=strategy, logger=False, enable_checkpointing=False
+    )
     strategy.connect(model)
     strategy.setup_environment()
-    model.configure_model()
+    with nullcontext() if gpu else megatron_cpu_init_context(model.config):
+        model.configure_model()
     strategy.setup(trainer)
     strategy.load_checkpoint(base or checkpoint)
     model.trainer = trainer
@@ -102,13 +105,22 @@ def merge(model: Any) -> int:
         for layer in core(model).modules():
             if not isinstance(layer, (LoRALinear, DoRALinear)):
                 continue
-            adapter, weight = layer.adapter, layer.to_wrap.weight
-            whole = weight + adapter.alpha / adapter.dim * (adapter.linear_out.weight @ adapter.linear_in.weight)
-            if isinstance(layer, DoRALinear):
-                whole *= (adapter.get_weight_magnitude() / whole.norm(dim=1)).unsqueeze(1)
-            weight.data = whole
-            count += 1
+            adapter = layer.adapter
+            added = adapter.alpha / adapter.dim * (adapter.linear_out.weight @ adapter.linear_in.weight)
+            for weight in _weights(layer.to_wrap):
+                whole = weight + added
+                if isinstance(layer, DoRALinear):
+                    whole *= (adapter.get_weight_magnitude() / whole.norm(dim=1)).unsqueeze(1)
+                weight.data = whole
+                count += 1
     return count
+
+
+def _weights(linear: Any) -> list[Any]:
+    """Of a linear layer its matrix, of Transformer Engine's grouped one each expert's."""
+    if hasattr(linear, "weight"):
+        return [linear.weight]
+    return [getattr(linear, f"weight{number}") for number in range(linear.num_gemms)]
 
 
 def state(model: Any) -> dict[str, Any]:
@@ -119,5 +131,5 @@ def state(model: Any) -> dict[str, Any]:
     return {
         name.replace(".to_wrap.", "."): value
         for name, value in found.items()
-        if isinstance(value, torch.Tensor) and ".adapter." not in name
+        if isinstance(value, torch.Tensor) and ".adapter." not in name and not name.endswith("_extra_state")
     }

@@ -93,8 +93,8 @@ def _loaded(checkpoint: str) -> tuple[Any, Any]:
 
     from superpod.recipes.data.chat import PLAIN
 
-    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    model = load.load(Path(checkpoint), dtype)
+    gpu = torch.cuda.is_available()
+    model = load.load(Path(checkpoint), torch.bfloat16 if gpu else torch.float32, gpu=gpu)
     words = getattr(model.tokenizer, "tokenizer", None)
     if not getattr(words, "is_fast", False):
         raise UserError(
