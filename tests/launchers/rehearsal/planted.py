@@ -138,20 +138,6 @@ def data_anew() -> None:
     PreTrainingDataModule.state_dict = lambda *_: {}  # type: ignore[method-assign]
 
 
-def crossed_sends() -> None:
-    """Two interleaved stages whose sends are neither overlapped nor batched."""
-    from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback as Callback
-
-    original = Callback._apply_cfgs
-
-    def apply(self: Any, source: Any, target: Any) -> None:
-        original(self, source, target)
-        if hasattr(target, "overlap_p2p_comm"):
-            target.overlap_p2p_comm = target.batch_p2p_comm = False
-
-    replace(Callback, _apply_cfgs=apply)
-
-
 def experts_scaled() -> None:
     """Gradients of experts are averaged over the data-parallel ranks, and not over those that hold the expert."""
     from megatron.core.distributed import distributed_data_parallel as ddp
@@ -241,7 +227,6 @@ BUGS: dict[str, tuple[str, Callable[[], None]]] = {
     "idle-stage": (TIED, idle_stage),
     "forgotten-moments": (DENSE, forgotten_moments),
     "data-anew": (DENSE, data_anew),
-    "crossed-sends": (TIED, crossed_sends),
     "experts-scaled": (MOE, experts_scaled),
     "adapters-not-saved": (LORA, adapters_not_saved),
     "stuck-rank": (DENSE, stuck_rank),

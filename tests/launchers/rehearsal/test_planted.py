@@ -53,6 +53,7 @@ def test_what_they_are_planted_in_is_legal():
 
 # Name in planted.py: which check of the rehearsal fails, and what it says.
 APART = "one rank's losses, fp32"
+# Sends that cross (no overlapped p2p with PP 2 and VP) are left to the planner's rule above.
 SHOWN_BY_A_RUN = {
     "same-data": ("data", "data-parallel ranks 0 and 1 were fed the same samples"),
     "layer-left-out": ("run fp32", "the stages do not hold each of 4 layers once"),
@@ -66,7 +67,6 @@ SHOWN_BY_A_RUN = {
     "idle-stage": ("every rank took part", "learnt nothing"),
     "forgotten-moments": ("resumed", "from step 2 on: its optimizer is not"),
     "data-anew": ("resumed", "from step 1 on: its weights or its data are not those"),
-    "crossed-sends": (APART, "apart over 3 steps"),
     "experts-scaled": ("one rank's gradient norms, fp32", "from step 1 on: the gradients differ"),
     "adapters-not-saved": ("saved", "0 matrices of adapters are in the checkpoint"),
 }
@@ -99,3 +99,7 @@ def test_a_run_that_breaks_ends_by_itself_and_names_the_rank(planted):
     (said,) = planted["failed"].values()
     assert re.search(ENDED_BY[planted["name"]], said), planted
     assert sum(planted["seconds"].values()) < 200
+
+
+def test_there_are_twenty():
+    assert len(SHOWN_BY_NUMBERS) + len(SHOWN_BY_A_RUN) >= 20
