@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from superpod.launchers.rehearsal.registry import define, patch, rebind
+from superpod.launchers.rehearsal.registry import define, patch, rebind, replace
 
 
 @patch(
@@ -67,16 +67,23 @@ def _uneven() -> None:
 
 @patch(
     "expert-bias",
-    target="megatron.core.tensor_parallel.mappings._reduce",
-    reason="an expert's bias is added in place to what a reduction over one rank hands on as it was, which autograd "
-    "forbids; grouped GEMM adds it elsewhere",
+    target="megatron.core.tensor_parallel: mappings._reduce, RowParallelLinear.__init__",
+    reason="grouped GEMM has its own way with biases; one GEMM per expert adds them in place to what a reduction over one "
+    "rank hands on as it was, which autograd forbids, and sums their gradients over ranks that hold other experts",
 )
 def _expert_bias() -> None:
     from megatron.core.tensor_parallel import mappings
+    from megatron.core.tensor_parallel.layers import RowParallelLinear
 
-    reduce = mappings._reduce
+    reduce, original = mappings._reduce, RowParallelLinear.__init__
 
     def to_a_new_tensor(x: Any, group: Any) -> Any:
         return x.clone() if group.size() == 1 else reduce(x, group)
 
+    def init(self: Any, *args: Any, **kw: Any) -> None:
+        original(self, *args, **kw)
+        if self.is_expert and self.bias is not None:
+            self.bias.sequence_parallel = False
+
     rebind(mappings, "_reduce", to_a_new_tensor)
+    replace(RowParallelLinear, __init__=init)
