@@ -64,7 +64,7 @@ def once(function: str, /, **arguments: Any) -> Any:
 
 
 def _can_fork() -> bool:
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     return "nemo.collections.llm" in sys.modules and not torch.cuda.is_available()
 
 

@@ -39,7 +39,12 @@ def plan(source: Path, out: Path, like: Path | None = None, dtype: str = "") -> 
     facts = RunDir.open(source).facts if (source / "run.json").is_file() else {}
     if finetune.FACT in facts:
         like = like or Path(facts["base"]) / huggingface.KEPT
-    arguments = {"checkpoint": str(chosen.path), "out": str(out), "like": str(like) if like else "", "dtype": dtype}
+    arguments: dict[str, Any] = {
+        "checkpoint": str(chosen.path),
+        "out": str(out),
+        "like": str(like) if like else "",
+        "dtype": dtype,
+    }
     arguments["chat"] = finetune.FACT in facts
     return Conversion(f"exported {chosen.name}", f"{__name__}:export_hf", arguments)
 

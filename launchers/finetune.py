@@ -165,7 +165,7 @@ def packed(task: Task, sizes: Any, tokenizer: Path, out: Path) -> dict[str, Any]
     for name, each, batch in ((TRAIN, bins[0], 1), (VALIDATION, bins[1], sizes.batch)):
         packing.write(each, out / name, multiple=sizes.multiple, filler=words.eos_token_id, batch=batch)
     packing.metadata(bins, out / METADATA)
-    found = {"read": [asdict(each) for each in counts]}
+    found: dict[str, Any] = {"read": [asdict(each) for each in counts]}
     for name, part, each in zip(("training", "validation"), parts, bins, strict=True):
         found[name] = _filling(part, each, sizes)
     (out / "counts.json").write_text(json.dumps(found, indent=1))

@@ -154,8 +154,8 @@ def layout(checkpoint: Path) -> dict[str, int]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     found = {mine: strategy[theirs] for mine, theirs in LAYOUT.items() if isinstance(strategy.get(theirs), int)}
-    ranks = [trainer.get(name) for name in ("devices", "num_nodes")]
-    return found | ({"ranks": math.prod(ranks)} if all(isinstance(each, int) for each in ranks) else {})
+    ranks = [count for name in ("devices", "num_nodes") if isinstance(count := trainer.get(name), int)]
+    return found | ({"ranks": math.prod(ranks)} if len(ranks) == 2 else {})
 
 
 def _attributes(objects: dict[str, Any], kind: str) -> dict[str, Any]:

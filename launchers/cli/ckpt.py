@@ -112,7 +112,7 @@ def _table(found: list[Checkpoint]) -> None:
     Console().print(table)
 
 
-def _size(count: int) -> str:
+def _size(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             break

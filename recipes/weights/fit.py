@@ -53,7 +53,7 @@ def fit(partial: run.Partial, folder: Path) -> list[tuple[str, Any, Any]]:
 
     name = huggingface.family(folder)
     theirs = getattr(llm, name)
-    ours = fdl.get_callable(partial.model)
+    ours: Any = fdl.get_callable(partial.model)
     if not issubclass(ours, theirs):
         raise UserError(f"{folder} is a {name}, and the recipe trains a {ours.__name__}", "take a recipe of that model")
     importer = theirs.importer(f"hf://{folder.absolute()}")

@@ -114,7 +114,7 @@ def export_hf(
     import torch
     from nemo.lightning.io import api
 
-    exporter = api.load_connector_from_trainer_ckpt(checkpoint, "hf")
+    exporter: Any = api.load_connector_from_trainer_ckpt(checkpoint, "hf")
     exporter.trust_remote_code = False
     with _whole(out) as passing:
         if type(exporter).__name__ in OWN_WAY:

@@ -47,8 +47,8 @@ def load(checkpoint: Path, dtype: Any, *, gpu: bool = False) -> Any:
     model: Any = io.load_context(ckpt_to_context_subdir(checkpoint), "model")
     adapter, model.model_transform = model.model_transform, None
     _plain(model.config, dtype)
-    set_modelopt_spec_if_exists_in_ckpt(model, base or checkpoint)
-    strategy = nl.MegatronStrategy(ddp="pytorch", setup_optimizers=False)
+    set_modelopt_spec_if_exists_in_ckpt(model, str(base or checkpoint))
+    strategy: Any = nl.MegatronStrategy(ddp="pytorch", setup_optimizers=False)
     trainer: Any = nl.Trainer(
         devices=1, accelerator="gpu" if gpu else "cpu", strategy=strategy, logger=False, enable_checkpointing=False
     )
@@ -102,9 +102,8 @@ def merge(model: Any) -> int:
 
     count = 0
     with torch.no_grad():
-        for layer in core(model).modules():
-            if not isinstance(layer, (LoRALinear, DoRALinear)):
-                continue
+        adapted: list[Any] = [each for each in core(model).modules() if isinstance(each, (LoRALinear, DoRALinear))]
+        for layer in adapted:
             adapter = layer.adapter
             added = adapter.alpha / adapter.dim * (adapter.linear_out.weight @ adapter.linear_in.weight)
             for weight in _weights(layer.to_wrap):

@@ -95,7 +95,7 @@ def _loaded(checkpoint: str) -> tuple[Any, Any]:
 
     gpu = torch.cuda.is_available()
     model = load.load(Path(checkpoint), torch.bfloat16 if gpu else torch.float32, gpu=gpu)
-    words = getattr(model.tokenizer, "tokenizer", None)
+    words: Any = getattr(model.tokenizer, "tokenizer", None)
     if not getattr(words, "is_fast", False):
         raise UserError(
             f"{checkpoint} has no tokenizer that can be read here", "train with --data, or from a Hugging Face folder"

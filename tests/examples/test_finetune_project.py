@@ -47,6 +47,7 @@ def test_the_example_names_what_it_needs():
 @pytest.mark.slow
 def test_its_recipe_is_what_export_writes(tmp_path, recipes_cli):
     words = re.search(r"recipes (export .*) --to my_recipe.py", (EXAMPLE / "README.md").read_text())
+    assert words
     done = recipes_cli(*words[1].split(), "--to", "my_recipe.py", cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "my_recipe.py").read_text() == (EXAMPLE / "my_tuning" / "my_recipe.py").read_text()

@@ -18,7 +18,9 @@ def pickled(tensors: dict[str, tuple[tuple[int, ...], list[tuple[int, ...]]]], f
     modules = {name: types.ModuleType(name) for name in ("torch", TORCH, "torch.distributed.checkpoint.filesystem")}
 
     def make(module: str, name: str, **state: Any) -> Any:
-        known = getattr(modules[module], name, None) or type(name, (), {"__module__": module, "__qualname__": name})
+        known: Any = getattr(modules[module], name, None) or type(
+            name, (), {"__module__": module, "__qualname__": name}
+        )
         setattr(modules[module], name, known)
         made = known()
         made.__dict__.update(state)
@@ -64,7 +66,7 @@ def write(path: Path, *, files: int = 2, adapter: bool = False, optimizer: bool 
     weights.mkdir(parents=True)
     context.mkdir()
     names = {f"__{rank}_0.distcp": 64 + rank for rank in range(files)}
-    tensors = {"decoder.weight": ((4, 6), [(2, 6), (2, 6)])}
+    tensors: dict[str, Any] = {"decoder.weight": ((4, 6), [(2, 6), (2, 6)])}
     if optimizer:
         tensors["optimizer.state.exp_avg.decoder.weight"] = ((24,), [(24,)])
     (weights / ".metadata").write_bytes(pickled(tensors, names))

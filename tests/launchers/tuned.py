@@ -66,7 +66,7 @@ def merged(checkpoint: str) -> dict[str, list[float]]:
     from superpod.recipes.weights import load
 
     model = load.load(Path(checkpoint), torch.float32)
-    layers = {n: each for n, each in load.core(model).named_modules() if isinstance(each, LoRALinear)}
+    layers: dict[str, Any] = {n: each for n, each in load.core(model).named_modules() if isinstance(each, LoRALinear)}
     given = {name: torch.randn(3, 1, each.adapter.linear_in.weight.shape[1]) for name, each in layers.items()}
     with torch.no_grad():
         applied = {name: each(given[name])[0] for name, each in layers.items()}

@@ -70,7 +70,8 @@ def there_and_back(folder: Path, kind: str) -> dict[str, Any]:
     huggingface.import_hf(first, nemo)
     huggingface.export_hf(nemo, back)
     one, two = (load_file(each / "model.safetensors") for each in (first, back))
-    _, loading = AutoModelForCausalLM.from_pretrained(back, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(back, output_loading_info=True)
+    loading = loaded[1]
     words = AutoTokenizer.from_pretrained(back)("the quick brown fox")["input_ids"]
     return {
         "names": sorted(set(one) ^ set(two)),
