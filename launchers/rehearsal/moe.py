@@ -68,8 +68,8 @@ def _uneven() -> None:
 @patch(
     "expert-bias",
     target="megatron.core.tensor_parallel: mappings._reduce, RowParallelLinear.__init__",
-    reason="grouped GEMM has its own way with biases; one GEMM per expert adds them in place to what a reduction over one "
-    "rank hands on as it was, which autograd forbids, and sums their gradients over ranks that hold other experts",
+    reason="grouped GEMM has its own way with biases; one GEMM per expert adds them in place to what a reduction over "
+    "one rank hands on as it was, which autograd forbids, and sums their gradients over ranks that hold other experts",
 )
 def _expert_bias() -> None:
     from megatron.core.tensor_parallel import mappings
