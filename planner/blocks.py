@@ -21,7 +21,7 @@ def attention(w: Work) -> None:
     """Norm, queries/keys/values, rotary embedding, attention, projection."""
     m, tp, t = w.m, w.u.tp, w.tokens
     q, kv = m.heads * m.channels / tp, m.groups * m.channels / np.minimum(tp, m.groups)
-    w.norm()
+    w.norm("attention")
     w.gemm(t, q * (1 + m.attention_gate) + 2 * kv, m.hidden, name="linear_qkv")
     if not m.positions:
         w.stream(2 * t * (q + kv), 2 * t * (q + kv), 2)
@@ -34,7 +34,7 @@ def attention(w: Work) -> None:
     w.parallel()
     w.residual()
     if m.post_norms:
-        w.norm("")
+        w.norm()
 
 
 def mla(w: Work) -> None:
@@ -42,7 +42,7 @@ def mla(w: Work) -> None:
     m, tp, t = w.m, w.u.tp, w.tokens
     qk = m.qk_nope_dim + m.qk_rope_dim
     heads = m.heads / tp
-    w.norm()
+    w.norm("mla")
     if m.q_lora:
         w.gemm(w.outer, m.q_lora + m.kv_lora + m.qk_rope_dim, m.hidden)
         w.gemm(t, heads * qk, m.q_lora, "mla_up_proj")
@@ -97,12 +97,12 @@ def _core(w: Work, query: Any, out: Any, keys: Any, heads: Any) -> None:
 def mlp(w: Work) -> None:
     """The dense MLP."""
     m, ffn = w.m, w.m.ffn / w.u.tp
-    w.norm()
+    w.norm("mlp")
     _feed_forward(w, w.tokens, ffn, "mlp")
     w.parallel("mlp")
     w.residual()
     if m.post_norms:
-        w.norm("")
+        w.norm()
 
 
 def _feed_forward(w: Work, tokens: Any, ffn: Any, module: str) -> None:
@@ -122,7 +122,7 @@ def moe(w: Work) -> None:
     sent = w.outer if options.capacity is None else w.outer * options.capacity
     routed = t / u.tp * m.topk * u.etp  # tokens that an expert rank works on, while experts are balanced
     routed = routed * options.imbalance
-    w.norm()
+    w.norm("moe")
     w.gemm(w.outer, m.experts, m.hidden, "moe", plain=True, trained=False)
     w.stream(8.0 * w.outer * m.experts, 6.0 * w.outer * m.experts, 8, "moe")
     if m.latent:
@@ -162,7 +162,7 @@ def mamba(w: Work) -> None:
     """Mamba-2 mixer: one projection in, convolution, scan in chunks, gated norm, projection out."""
     m, tp, t = w.m, w.u.tp, w.tokens
     inner, states = m.mamba_heads * m.mamba_head_dim / tp, 2 * m.mamba_groups * m.mamba_state / tp
-    w.norm()
+    w.norm("mamba")
     w.gemm(t, 2 * inner + states + m.mamba_heads / tp, m.hidden)
     w.stream(2 * t * (inner + states), 4 * t * (inner + states), 2)
     _scan(w, inner * (2 * m.mamba_state + 128) * 2.0, 4 * inner + 2 * states)
@@ -176,7 +176,7 @@ def delta(w: Work) -> None:
     """Gated delta net."""
     m, tp, t = w.m, w.u.tp, w.tokens
     keys, values = m.delta_key_heads * m.delta_key_dim / tp, m.delta_value_heads * m.delta_value_dim / tp
-    w.norm()
+    w.norm("delta")
     w.gemm(t, 2 * keys + 2 * values + 2 * m.delta_value_heads / tp, m.hidden)
     w.stream(2 * t * (2 * keys + values), 4 * t * (2 * keys + values), 4)
     _scan(w, 6.0 * values * m.delta_key_dim, 4 * values + 4 * keys)
@@ -202,7 +202,7 @@ def head(w: Work) -> None:
     """Final norm, output matrix, loss over the vocabulary (FP32 in part)."""
     m, t = w.m, w.tokens
     columns = m.vocab / w.u.tp
-    w.norm("")
+    w.norm()
     w.gemm(t, columns, m.hidden, plain=True)
     passes = (2.5, 2.5) if w.job.options.fused_loss else (20.0, 10.0)  # cast, maximum, difference, exponent, sum: FP32
     w.stream(passes[0] * t * columns, passes[1] * t * columns, 6, "", "loss")

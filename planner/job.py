@@ -168,6 +168,14 @@ class Job:
         """Which layers and which part of them a rank holds."""
         return Split.of(self.layout)
 
+    def norm_apart(self, block: str) -> bool:
+        """Whether the norm before a block is a module of its own, which selective recomputation can give up.
+
+        Transformer Engine computes it inside the product that follows (megatron gpt_layer_specs.py), but before a
+        router and before latent attention's small projections.
+        """
+        return self.options.impl == "local" or block in ("mla", "moe")
+
     def replace(self, **changes: Any) -> Job:
         """A copy with some fields changed."""
         return replace(self, **changes)

@@ -227,6 +227,15 @@ PINNED = (
         ),
     ),
     Rule(
+        "recompute_frozen_norm",  # CheckpointWithoutOutput keeps nothing of an input without gradient (measured)
+        lambda f: f.recomputes("layernorm") & bool(f.model.kv_lora) & (f.job.task == "lora"),
+        lambda f: (
+            "adapters take no recomputed layernorm in front of latent attention in megatron-core 0.15: what the frozen "
+            "embeddings give takes no gradient, and the backward pass of the first layer fails",
+            "drop layernorm from recompute_modules",
+        ),
+    ),
+    Rule(
         "recompute_mlp_bias",  # CheckpointFunction makes the bias that MLP hands on its own output (measured)
         lambda f: f.recomputes("mlp") & bool(f.model.bias and "mlp" in f.model.kinds),
         lambda f: (

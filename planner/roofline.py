@@ -150,9 +150,9 @@ class Work:
         ):
             self.add(f"{group}_{part}", amount * times[0], amount * times[1], module)
 
-    def norm(self, module: str = "layernorm") -> None:
-        """A norm over the hidden size; backward reads input and gradient, and writes one."""
-        h = self.m.hidden
+    def norm(self, before: str = "") -> None:
+        """A norm over the hidden size, before a block or after; backward reads input and gradient, and writes one."""
+        h, module = self.m.hidden, "layernorm" if before and self.job.norm_apart(before) else ""
         self.stream(2 * self.outer * h, 4 * self.outer * h, 1, module)
 
     def residual(self) -> None:

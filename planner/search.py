@@ -206,6 +206,8 @@ def _remedies(job: Job, space: Space) -> tuple[Remedy, ...]:
     """The kinds of recomputation worth trying for this model, from none to all."""
     m = job.model
     modules: list[tuple[str, ...]] = [("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp")]
+    if not any(job.norm_apart(kind) for kind in m.kinds):
+        modules = [mods for mods in modules if "layernorm" not in mods]
     if m.kv_lora:
         modules += [("mla_up_proj",), ("mla_up_proj", "mlp")]
     if m.is_moe:

@@ -42,10 +42,11 @@ def _take(u: Units, module: str, size: Any) -> tuple[Any, Any]:
     return np.where(freed, 0.0, size), np.where(freed, size, 0.0)
 
 
-def _norm(u: Units, target: str, count: int = 1) -> tuple[Any, Any]:
+def _norm(u: Units, block: str, target: str, count: int = 1) -> tuple[Any, Any]:
     """A norm and the product after it: the norm's input, and its output as the product keeps it."""
     h, outside = u.job.model.hidden, u.tokens * u.over_sp
-    output, again = _take(u, "layernorm", count * u.input_of(target) * h * outside)
+    kept = count * u.input_of(target) * h * outside
+    output, again = _take(u, "layernorm", kept) if u.job.norm_apart(block) else (kept, 0.0 * kept)
     return u.wide * h * outside + output, again
 
 
@@ -59,7 +60,7 @@ def attention(u: Units) -> Kept:
     """Norm, fused QKV, core attention, projection."""
     m, inside = u.job.model, u.tokens * u.over_tp
     q, kv = m.heads * m.channels, m.groups * m.channels
-    norm, again = _norm(u, "linear_qkv")
+    norm, again = _norm(u, "attention", "linear_qkv")
     inputs = u.wide * (q + 2 * kv) * inside
     inputs = inputs + u.wide * q * m.attention_gate * inside + u.wide * (q + kv) * m.qk_norm * inside
     core, core_again = _core(u, q)
@@ -71,7 +72,7 @@ def mla(u: Units) -> Kept:
     """Low-rank queries, keys and values; heads of qk_nope + qk_rope; core attention; projection."""
     m, inside, outside = u.job.model, u.tokens * u.over_tp, u.tokens * u.over_sp
     qk, v = m.heads * (m.qk_nope_dim + m.qk_rope_dim), m.heads * m.v_dim
-    norm, again = _norm(u, "linear_qkv", count=2 if u.is_fp8 else 1)
+    norm, again = _norm(u, "mla", "linear_qkv", count=2 if u.is_fp8 else 1)
     latent = (u.wide + u.input_of("linear_qkv")) * (m.q_lora + m.kv_lora) * outside + u.wide * m.qk_rope_dim * outside
     heads, heads_again = _take(u, "mla_up_proj", u.wide * (2 * qk + v) * inside)
     core, core_again = _core(u, v)
@@ -110,7 +111,7 @@ def mlp(u: Units) -> Kept:
     """Norm, first product, activation, second product."""
     m, inside = u.job.model, u.tokens * u.over_tp
     first = u.wide * m.ffn * (1 + m.gated) * inside
-    normed, again = _norm(u, "linear_fc1")
+    normed, again = _norm(u, "mlp", "linear_fc1")
     norm_input = u.wide * m.hidden * u.tokens * u.over_sp
     body, body_again = _take(u, "mlp", normed - norm_input + first + u.input_of("linear_fc2") * m.ffn * inside)
     backward = np.maximum(first, u.wide * m.ffn * inside + u.wide * m.hidden * u.tokens)
@@ -123,7 +124,7 @@ def moe(u: Units) -> Kept:
     rows = u.tokens * u.over_tp * m.topk * u.column("etp")
     rows = rows * (o.capacity if o.capacity else o.imbalance)
     width, ffn = m.latent or m.hidden, m.expert_ffn / u.column("etp")
-    norm, again = _norm(u, "linear_fc1")
+    norm, again = _norm(u, "moe", "linear_fc1")
 
     routing = ROUTING_BYTES * m.experts * outside
     first = u.wide * ffn * (1 + m.gated) * rows
@@ -158,7 +159,7 @@ def mamba(u: Units) -> Kept:
     """in_proj's output and the scan's, which the fused scan keeps and recomputes the rest from (mamba_ssm)."""
     m, inside = u.job.model, u.tokens * u.over_tp
     inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
-    norm, again = _norm(u, "in_proj")
+    norm, again = _norm(u, "mamba", "in_proj")
     mixed = u.wide * (2 * inner + states + m.mamba_heads) * inside
     kept = norm + mixed + (u.wide + u.narrow) * inner * inside + _residual(u)
     return Kept(kept, again, mixed + u.wide * (inner + states) * inside)
@@ -168,7 +169,7 @@ def delta(u: Units) -> Kept:
     """in_proj's output, the convolution's, the recurrence's (fla, chunked), the gated norm's."""
     m, inside = u.job.model, u.tokens * u.over_tp
     keys, values = m.delta_key_heads * m.delta_key_dim, m.delta_value_heads * m.delta_value_dim
-    norm, again = _norm(u, "in_proj")
+    norm, again = _norm(u, "delta", "in_proj")
     mixed = u.wide * (2 * keys + 2 * values + 2 * m.delta_value_heads) * inside
     inner = u.wide * (2 * keys + values) * inside + (2 * u.wide + u.narrow) * values * inside
     return Kept(norm + mixed + inner + _residual(u), again, mixed + inner)

@@ -22,6 +22,7 @@ NOT_BUILT = {
     "delta_key_heads": "gated delta net comes with megatron-core 0.16",
     "runs_stages": "layers of different widths are NeMo's: recipes prove builds them",
     "recompute_frozen": "adapters are NeMo's: tests/launchers/rehearsal trains them",
+    "recompute_frozen_norm": "the same",
 }
 """Rules whose models cannot be built here, and why."""
 
