@@ -138,7 +138,7 @@ def _grid(recipe: Recipe, nodes: int) -> Build:
 
 def _whose(recipe: Recipe) -> dict[str, Any]:
     adapter = recipe.task if recipe.task in ADAPTERS else ""
-    return {"model": recipe.model.name, "adapter": adapter}
+    return {"model": recipe.model.name, "adapter": adapter, "mtp": recipe.shape.mtp_layers}
 
 
 def _build(kind: str, recipe: Recipe, nodes: int, seen: dict[str, Any], ranks: list[int]) -> Build:
@@ -256,10 +256,10 @@ def _differs(build: Build, found: dict[str, Any], planned: dict[tuple[str, int],
 def _adapters_known(build: Build, model: models.Model) -> bool:
     """Whether the planner counts the adapters that are built here to the parameter.
 
-    Experts have an adapter each without grouped GEMM, and one for all on a GPU; latent attention and layers of
-    different widths are counted on the average; DoRA has a magnitude per output beside LoRA's matrices.
+    Latent attention and layers of different widths are counted on the average; DoRA has a magnitude per output beside
+    LoRA's matrices.
     """
-    return build["seen"]["adapter"] == "lora" and not (model.is_moe or model.kv_lora or model.runs)
+    return build["seen"]["adapter"] == "lora" and not (model.kv_lora or model.runs)
 
 
 def _adapters(job: Job) -> list[int]:

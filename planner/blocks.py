@@ -44,13 +44,13 @@ def mla(w: Work) -> None:
     heads = m.heads / tp
     w.norm("mla")
     if m.q_lora:
-        w.gemm(w.outer, m.q_lora + m.kv_lora + m.qk_rope_dim, m.hidden)
-        w.gemm(t, heads * qk, m.q_lora, "mla_up_proj")
+        w.gemm(w.outer, m.q_lora + m.kv_lora + m.qk_rope_dim, m.hidden, name="linear_kv_down_proj")
+        w.gemm(t, heads * qk, m.q_lora, "mla_up_proj", name="linear_q_up_proj")
         w.stream(2 * t * m.q_lora, 4 * t * m.q_lora, 1, "mla_up_proj")
     else:
-        w.gemm(w.outer, m.kv_lora + m.qk_rope_dim, m.hidden)
-        w.gemm(t, heads * qk, m.hidden)
-    w.gemm(t, heads * (m.qk_nope_dim + m.v_dim), m.kv_lora, "mla_up_proj")
+        w.gemm(w.outer, m.kv_lora + m.qk_rope_dim, m.hidden, name="linear_kv_down_proj")
+        w.gemm(t, heads * qk, m.hidden, name="linear_q_proj")
+    w.gemm(t, heads * (m.qk_nope_dim + m.v_dim), m.kv_lora, "mla_up_proj", name="linear_kv_up_proj")
     w.stream(2 * t * m.kv_lora, 4 * t * m.kv_lora, 1, "mla_up_proj")
     w.stream(3 * t * heads * qk, 3 * t * heads * qk, 5, "mla_up_proj")  # rotary parts split off and joined
     if m.indexer_heads:

@@ -46,6 +46,8 @@ def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
         ),
         optim=_optimizer(recipe),
     )
+    if recipe.model.mtp_layers and not recipe.shape.mtp_layers:
+        partial.model.config.mtp_num_layers = None  # imported weights have none
     precision.apply(partial, recipe.precision, layout.sharding)
     from_layout.apply(partial, recipe, size)
     overlap.apply(partial, layout, recipe)

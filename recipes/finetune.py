@@ -6,10 +6,10 @@ import nemo_run as run
 from nemo import lightning as nl
 from nemo.collections import llm
 
-from superpod.recipes.registry import ADAPTERS, Recipe
+from superpod.recipes.registry import ADAPTERS, Recipe, adapted
 
 CLASSES = {"lora": "LoRA", "dora": "DoRA"}
-"""Task -> class of `llm.peft`; rank 32 on all four linear layers is their default."""
+"""Task -> class of `llm.peft`; rank 32 is their default."""
 
 
 def apply(partial: run.Partial, recipe: Recipe) -> None:
@@ -22,5 +22,7 @@ def apply(partial: run.Partial, recipe: Recipe) -> None:
     partial.optim.config.adam_beta2 = 0.98  # a thousand steps are too few to average over two hundred
     if recipe.task in ADAPTERS:
         partial.peft = run.Config(getattr(llm.peft, CLASSES[recipe.task]))
+        if list(adapted(recipe.shape)) != partial.peft.target_modules:
+            partial.peft.target_modules = list(adapted(recipe.shape))
         # NeMo's own recipes: the fused loss does not work together with adapters.
         partial.model.config.cross_entropy_loss_fusion = False

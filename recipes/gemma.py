@@ -1,7 +1,7 @@
 """Gemma 1, 2 and 3 (text models). Every Gemma ties its embeddings.
 
 Their learning rates are not published: these, and the steps, are NeMo 2.7.3's. Gemma 3 builds, but does not train on
-Megatron-Core 0.15.3 (docs/rehearsal.md).
+Megatron-Core 0.15.3: it hands NeMo's Gemma3SelfAttention a `rotary_pos_cos_sin` that it does not take (rehearsed).
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ def gemma2_27b() -> run.Config:
 
 @model(**GEMMA, hf="google/gemma-3-1b-pt")
 def gemma3_1b() -> run.Config:
-    """Gemma 3 1B: five layers with a window to one without."""
+    """Gemma 3 1B: five layers with a window to one without. NeMo 2.7.3's does not train on Megatron-Core 0.15.3."""
     return nemo("Gemma3Model", "Gemma3Config1B")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from superpod.planner import hardware
 from superpod.planner.hardware import Hardware
 from superpod.planner.job import Job, Options
-from superpod.recipes.registry import ADAPTERS, Recipe
+from superpod.planner.models import Model
+from superpod.recipes.registry import ADAPTERS, Recipe, adapted
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -31,12 +32,29 @@ def gathers_fp8(precision: str, sharding: str) -> bool:
     return precision in GATHERED and sharding != "none"
 
 
-def options(recipe: Recipe, num_nodes: int | None = None) -> Options:
-    """What the recipe decides beside its layout, as the planner knows it."""
+def overlaps_tp(task: str, precision: str, shape: Model) -> bool:
+    """Whether Transformer Engine's userbuffers can hide tensor-parallel communication.
+
+    They send what the sequence-parallel regions exchange, and an adapter beside a linear layer breaks into that; so do
+    latent attention's small projections (Megatron switches it off). They know no blockwise scales, and are either all
+    in FP8 or all in BF16, where current scaling keeps the first and the last layer in BF16.
+    """
+    return not (task in ADAPTERS or shape.kv_lora or precision in ("fp8bw", "fp8cs"))
+
+
+def decided(task: str, precision: str, sharding: str, shape: Model) -> Options:
+    """What a recipe decides beside its layout, as the planner knows it."""
     return Options(
-        fp8_params=gathers_fp8(recipe.precision, recipe.layout(num_nodes).sharding),
-        fused_loss=recipe.task not in ADAPTERS,
+        fp8_params=gathers_fp8(precision, sharding),
+        fused_loss=task not in ADAPTERS,
+        overlap_tp=overlaps_tp(task, precision, shape),
+        lora_targets=adapted(shape),
     )
+
+
+def options(recipe: Recipe, num_nodes: int | None = None) -> Options:
+    """`decided` of a recipe."""
+    return decided(recipe.task, recipe.precision, recipe.layout(num_nodes).sharding, recipe.shape)
 
 
 def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None = None) -> Job:
@@ -49,7 +67,7 @@ def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None 
     size = recipe.nodes[0] if num_nodes is None else num_nodes
     node = facts.node(recipe.gpu)
     return Job(
-        model=recipe.model.shape,
+        model=recipe.shape,
         node=node,
         fabric=facts.fabric_of(node),
         gpus=size * recipe.gpus_per_node,

@@ -31,7 +31,11 @@ def apply(partial: run.Partial, names: str) -> None:
     Raises:
         UserError: for a name that is none, or a recipe that cannot have the option.
     """
-    for name in filter(None, (each.strip() for each in names.split(","))):
+    wanted = [each.strip() for each in names.split(",") if each.strip()]
+    for one, other in CONFLICTS:
+        if one in wanted and other in wanted:
+            raise UserError(f"{one} and {other} do not go together: both say what becomes of activations", "choose one")
+    for name in wanted:
         if name not in OPTIONS:
             raise UserError(f"no option is called {name!r}", did_you_mean(name, list(OPTIONS)) or _all())
         OPTIONS[name].change(partial)
@@ -127,6 +131,9 @@ def _stragglers(partial: run.Partial) -> None:
         )
     )
 
+
+CONFLICTS = (("full_recompute", "offload_activations"),)
+"""Options that undo each other; Megatron refuses to offload what it recomputes."""
 
 OPTIONS = {
     "full_recompute": Option("recompute every layer: least memory, about a third more work", _full_recompute),

@@ -8,7 +8,8 @@ from nemo.collections.llm.recipes.tp_overlap_configs import userbuffers
 from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 
 from superpod.planner.layout import Layout
-from superpod.recipes.registry import ADAPTERS, Recipe
+from superpod.recipes.job import overlaps_tp
+from superpod.recipes.registry import Recipe
 
 
 def apply(partial: run.Partial, layout: Layout, recipe: Recipe) -> None:
@@ -19,8 +20,7 @@ def apply(partial: run.Partial, layout: Layout, recipe: Recipe) -> None:
     ddp = partial.trainer.strategy.ddp
     ddp.overlap_grad_reduce = True
     ddp.overlap_param_gather = layout.sharding != "none"
-    # Userbuffers send what the sequence-parallel regions exchange; an adapter beside a linear layer breaks into that.
-    overlapped = layout.tp > 1 and layout.sp and recipe.task not in ADAPTERS
+    overlapped = layout.tp > 1 and layout.sp and overlaps_tp(recipe.task, recipe.precision, recipe.shape)
     callback = run.Config(MegatronCommOverlapCallback, tp_comm_overlap=overlapped)
     if callback.tp_comm_overlap:
         tuned = _userbuffers(partial, layout, recipe)

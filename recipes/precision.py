@@ -64,5 +64,8 @@ def apply(partial: run.Partial, precision: str, sharding: str = "zero1") -> None
     partial.trainer.plugins = plugin
     partial.trainer.strategy.pipeline_dtype = plain["dtype"]
     partial.trainer.strategy.ddp.grad_reduce_in_fp32 = True
+    if precision == "fp16":
+        # The loss scale starts so high that gradients overflow, and falls until they do not: no reason to stop.
+        partial.trainer.strategy.ddp.check_for_nan_in_grad = False
     partial.optim.config.bf16 = plain["dtype"] is torch.bfloat16
     partial.optim.config.fp16 = plain["dtype"] is torch.float16

@@ -106,6 +106,19 @@ class Schedule:
 ADAPTERS = ("lora", "dora")
 """Tasks that train adapters beside frozen weights."""
 
+
+def adapted(shape: planned.Model) -> tuple[str, ...]:
+    """The linear layers beside which adapters are put: all of a dense model's, the attention's of a model with experts.
+
+    What NeMo 2.7.3's own recipes adapt. Latent attention has no `linear_qkv`, but small projections down and up.
+    """
+    if shape.kv_lora:
+        queries = ("linear_q_down_proj", "linear_q_up_proj") if shape.q_lora else ("linear_q_proj",)
+        return (*queries, "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
+    attention = ("linear_qkv", "linear_proj")
+    return attention if shape.is_moe else (*attention, "linear_fc1", "linear_fc2")
+
+
 ADAPTER_LR = 1e-4
 """Their peak learning rate (NeMo 2.7.3, finetune_recipe of every model)."""
 
@@ -128,6 +141,11 @@ class Recipe:
     """Head of the table in `source` that lays it out; of several recipes, where they are laid out alike."""
     table_name: str
     """The recipe's name without its model."""
+
+    @property
+    def shape(self) -> planned.Model:
+        """Its model, as the planner knows it."""
+        return shape_for(self.model, self.task)
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -261,6 +279,11 @@ def _recipe(
         table=table,
         table_name=name,
     )
+
+
+def shape_for(m: Model, task: str) -> planned.Model:
+    """A model in a task: imported weights have no layer that predicts further tokens, so only pretraining has one."""
+    return m.shape if task == "pretrain" else m.shape.replace(mtp_layers=0)
 
 
 def sequence(m: Model, task: str, context_k: int = 0) -> int:

@@ -13,6 +13,7 @@ from superpod.planner.search import Space, search
 from superpod.recipes.job import job as job_of
 from superpod.recipes.registry import Recipe
 
+MOST_NODES = 8192
 LrRule = Literal["sqrt", "linear"]
 RULES = {
     "sqrt": "square root of the batch: Adam's noise falls with it (arXiv:2205.10287)",
@@ -52,8 +53,8 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
     Raises:
         UserError: when no layout is legal or fits there, with the nearest sizes that do.
     """
-    if nodes < 1:
-        raise UserError(f"--nodes is {nodes}; it is 1 or more")
+    if not 1 <= nodes <= MOST_NODES:
+        raise UserError(f"--nodes is {nodes:,}; it is 1 to {MOST_NODES:,}")
     own = job_of(recipe)
     batch = own.layout.gbs if gbs is None else gbs
     if batch < 1:
@@ -86,10 +87,15 @@ def _best(recipe: Recipe, nodes: int, gbs: int) -> Job | None:
     return found.job_of(int(found.ranked[0])) if len(found.ranked) else None
 
 
+def _near(sizes: range) -> list[int]:
+    """The next few sizes, then the even ones among the rest: each is a search of a second."""
+    return [*sizes[:4], *sorted((n for n in sizes[4:] if n & (n - 1) == 0), reverse=sizes.step < 0)]
+
+
 def _refusal(recipe: Recipe, nodes: int, gbs: int) -> tuple[str, str]:
     """Why not, and the nearest sizes on both sides where the recipe can run."""
-    below = next((n for n in range(nodes - 1, max(nodes // 2, 0), -1) if _best(recipe, n, gbs)), None)
-    above = next((n for n in range(nodes + 1, 2 * nodes + 9) if _best(recipe, n, gbs)), None)
+    below = next((n for n in _near(range(nodes - 1, max(nodes // 2, 0), -1)) if _best(recipe, n, gbs)), None)
+    above = next((n for n in _near(range(nodes + 1, 2 * nodes + 9)) if _best(recipe, n, gbs)), None)
     size = f"{nodes} nodes of {recipe.gpus_per_node} GPUs"
     near = " or ".join(f"--nodes {n}" for n in (below, above) if n)
     return (

@@ -22,18 +22,18 @@ from typing import Any
 
 from superpod.planner import hardware, memory, models, predict, published
 from superpod.planner.errors import UserError
-from superpod.planner.job import Job, Options
+from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 from superpod.planner.search import Space, search
 from superpod.recipes import registry
-from superpod.recipes.job import gathers_fp8
+from superpod.recipes.job import decided
 
 PRECISIONS = {
     "a100": ("bf16", "fp16"),
     **dict.fromkeys(("h100", "h200"), ("bf16", "fp8ds", "fp8cs", "fp8bw")),
     **dict.fromkeys(("b200", "gb200", "b300", "gb300"), ("bf16", "fp8cs", "mxfp8")),
 }
-SEARCHED = {"h100": ("bf16", "fp8cs"), "h200": ("bf16", "fp8cs"), "b300": ("bf16", "fp8cs")}
+SEARCHED = dict.fromkeys(("h100", "h200", "b200", "b300"), ("bf16", "fp8cs"))
 """What is searched: a precision of each kind, a GPU of each size of memory. The others choose from what is found."""
 SIZED = {"a100": "h100", "h100": "h100", "h200": "h200"} | dict.fromkeys(("b200", "gb200", "b300", "gb300"), "b200")
 """The GPU whose memory says how few GPUs a model takes."""
@@ -43,6 +43,8 @@ PUBLISHED = {"dense": 1.0916, "moe": 1.1604}
 """Twice the planner's error on tuned runs (docs/planner.md): a published layout within so much of the fastest stays."""
 HEADROOM = 0.95
 """Of what a rank may take, the most that a recipe does: for unlike experts, longer lists of buckets, a newer NCCL."""
+MOST_STAGES = 32
+"""Pipelines deeper than that are planned well and run badly: every stage waits for the slowest."""
 MOST_GPUS = 2048
 TOKENS = 2**22
 """Tokens of a global batch, pretraining: 4 million, as Llama 2 and 3 were trained."""
@@ -102,11 +104,9 @@ class Case:
         facts = hardware.builtin()
         node = facts.node(self.gpu)
         layout = layout or Layout(gbs=self.gbs, sharding=self.sharding)
-        options = Options(
-            fp8_params=gathers_fp8(self.precision, self.sharding), fused_loss=self.task not in ("lora", "dora")
-        )
+        shape = registry.shape_for(registry.models()[self.model], self.task)
         return Job(
-            model=registry.models()[self.model].shape,
+            model=shape,
             node=node,
             fabric=facts.fabric_of(node),
             gpus=gpus,
@@ -114,7 +114,7 @@ class Case:
             precision=self.precision,
             layout=layout,
             task="lora" if self.task == "dora" else self.task,  # type: ignore[arg-type]
-            options=options,
+            options=decided(self.task, self.precision, self.sharding, shape),
         )
 
     @property
@@ -157,9 +157,10 @@ def plan(group: list[Case], measured: dict[tuple[str, int], Layout]) -> dict[Cas
             least = min([*seconds.values(), fastest.get((case, gpus), 1e9)])
             allowed[case, gpus] = {layout for layout, s in seconds.items() if s <= AS_FAST * least}
             kept = measured.get((case.table, gpus))
-            kept = replace(kept, gbs=case.gbs) if kept else None
-            if kept in seconds and seconds[kept] <= PUBLISHED["moe" if _is_moe(case) else "dense"] * least:
-                allowed[case, gpus] = {kept}
+            own = _seconds(case, gpus, {replace(kept, gbs=case.gbs)}, headroom=1.0) if kept else {}
+            for layout, s in own.items():  # it ran: it needs no room for surprises
+                if s <= PUBLISHED["moe" if _is_moe(case) else "dense"] * least:
+                    allowed[case, gpus] = {layout}
     everywhere = {}
     for case in {case for case, _ in allowed}:
         everywhere[case] = set.intersection(*(layouts for (of, _), layouts in allowed.items() if of == case))
@@ -198,13 +199,14 @@ def _found(case: Case, gpus: int) -> tuple[tuple[Layout, float], ...]:
         mbs=(1, 2, 4),
         sharding=(case.sharding,),
         deepest_vp=8,
+        fixed={"pp": 1} if case.model.startswith("t5") else {},  # of two halves: no pipeline in 0.15.3
     )
     try:
         job = case.job(gpus)
         found = search(job, space, memory_cap_gib=HEADROOM * memory.limit(job) / 2**30)
     except UserError:
         return ()
-    best = found.ranked[:400]
+    best = found.ranked[found.fields["pp"][found.ranked] <= MOST_STAGES][:400]
     if not len(best):
         return ()
     least = float(found.seconds[best[0]])
@@ -228,17 +230,18 @@ def _pool(group: list[Case], sizes: dict[str, list[int]]) -> tuple[set[Layout], 
 def _features(layout: Layout) -> int:
     """What a reader has to understand in it."""
     odd = 4 * (layout.chunks is not None) + 2 * (layout.recompute == "full")
+    odd += 2 * (layout.tp > 1 and not layout.sp)  # sequence parallelism sends no more, and holds less
     return odd + sum(getattr(layout, f.name) != f.default for f in fields(layout))
 
 
-def _seconds(case: Case, gpus: int, pool: set[Layout]) -> dict[Layout, float]:
+def _seconds(case: Case, gpus: int, pool: set[Layout], headroom: float = HEADROOM) -> dict[Layout, float]:
     """Step time of each layout that is legal and fits with its margin."""
     layouts = list(pool)
     found = predict.many([case.job(gpus, layout) for layout in layouts])
     return {
         layout: p.step_time_s
         for layout, p in zip(layouts, found, strict=True)
-        if p.verdict == "ok" and (p.reserved_gib_max or 0) <= HEADROOM * p.limit_gib and p.step_time_s
+        if p.verdict == "ok" and (p.reserved_gib_max or 0) <= headroom * p.limit_gib and p.step_time_s
     }
 
 

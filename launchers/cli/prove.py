@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.planner.errors import UserError
+
 if TYPE_CHECKING:
     from superpod.launchers.proof import Proof
 
@@ -29,6 +31,8 @@ def prove(
     from superpod.recipes.registry import recipes
 
     found = [r for r in recipes().values() if all(w in r.name for w in words or [])]
+    if not found:
+        raise UserError(f"no recipe's name holds {' '.join(words or [])}", "`recipes list` shows them all")
     with Progress(
         TextColumn("building"),
         MofNCompleteColumn(),

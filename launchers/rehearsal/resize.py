@@ -96,7 +96,7 @@ def _size(config: Any, model: Model, seq: int) -> None:
         config.moe_router_num_groups, config.moe_router_group_topk = 2, 1
     window = model.window or seq
     if old := value_of(config, "window_size"):
-        config.window_size = type(old)((window, old[1]))
+        config.window_size = window if isinstance(old, int) else type(old)((window, old[1]))  # Gemma 3's is a number
     if value_of(config, "attention_chunk_size"):
         config.attention_chunk_size = window
 

@@ -72,8 +72,9 @@ def mla(u: Units) -> Kept:
     """Low-rank queries, keys and values; heads of qk_nope + qk_rope; core attention; projection."""
     m, inside, outside = u.job.model, u.tokens * u.over_tp, u.tokens * u.over_sp
     qk, v = m.heads * (m.qk_nope_dim + m.qk_rope_dim), m.heads * m.v_dim
-    norm, again = _norm(u, "mla", "linear_qkv", count=2 if u.is_fp8 else 1)
-    latent = (u.wide + u.input_of("linear_qkv")) * (m.q_lora + m.kv_lora) * outside + u.wide * m.qk_rope_dim * outside
+    norm, again = _norm(u, "mla", "linear_kv_down_proj", count=2 if u.is_fp8 else 1)
+    latent = (u.wide + u.input_of("linear_kv_up_proj")) * (m.q_lora + m.kv_lora) * outside
+    latent = latent + u.wide * m.qk_rope_dim * outside
     heads, heads_again = _take(u, "mla_up_proj", u.wide * (2 * qk + v) * inside)
     core, core_again = _core(u, v)
     kept = norm + latent + heads + core + _residual(u)

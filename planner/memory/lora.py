@@ -41,4 +41,10 @@ def _attention(m: Any) -> dict[str, tuple[int, int]]:
 
 def _mla(m: Any) -> dict[str, tuple[int, int]]:
     qk = m.heads * (m.qk_nope_dim + m.qk_rope_dim)
-    return {"linear_qkv": (m.q_lora or m.hidden, qk), "linear_proj": (m.heads * m.v_dim, m.hidden)}
+    queries = {"linear_q_down_proj": (m.hidden, m.q_lora), "linear_q_up_proj": (m.q_lora, qk)}
+    return {
+        **(queries if m.q_lora else {"linear_q_proj": (m.hidden, qk)}),
+        "linear_kv_down_proj": (m.hidden, m.kv_lora + m.qk_rope_dim),
+        "linear_kv_up_proj": (m.kv_lora, m.heads * (m.qk_nope_dim + m.v_dim)),
+        "linear_proj": (m.heads * m.v_dim, m.hidden),
+    }

@@ -34,6 +34,7 @@ OVERRIDES = (
     "with=stragglers",
     "with=deterministic",
     "with=full_recompute,fsdpp",
+    "with=offload_activations,full_recompute",
 )
 
 

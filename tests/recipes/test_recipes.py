@@ -138,6 +138,11 @@ def test_full_recomputation_is_refused_beside_frozen_weights(described):
     assert "adapters" in message
 
 
+def test_options_that_undo_each_other_are_refused(described):
+    how, message, _ = described["overrides"]["with=offload_activations,full_recompute"]
+    assert (how, "do not go together" in message) == ("refused", True)
+
+
 def test_an_option_that_is_none_is_refused(described):
     how, message, hint = described["overrides"]["with=full_recompute,fsdpp"]
     assert (how, message) == ("refused", "no option is called 'fsdpp'")
