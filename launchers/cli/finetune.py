@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,9 +46,10 @@ def finetune(
     if out and out.exists():
         raise UserError(f"--out {out} is there already", "name another folder, or remove it")
     folder = _earlier(runs, name, resume) if resume is not None else None
+    if folder and (steps or model or data):
+        raise UserError("--resume goes on with what the run was given", "leave out --steps, --model and --data")
     if folder:
         task, job = tuning.Task.of(folder), local.Job.of(folder, overrides or [])
-        task = replace(task, steps=steps or task.steps)
     else:
         if not model or not data:
             raise UserError("finetune needs --model and --data", "or --resume RUN")
@@ -69,6 +70,10 @@ def _earlier(runs: Path, name: str, resume: str) -> RunDir:
     found = RunDir.latest(runs, name) if resume == "last" else RunDir.open(resume)
     if found is None:
         raise UserError(f"no run of {name} in {runs}", "start one with --model and --data")
+    if found.done:
+        raise UserError(
+            f"{found.path} is done: its learning rate has come to its end", "start a new one, with --steps N"
+        )
     return found
 
 
@@ -134,9 +139,7 @@ def _tell(console: Console, prepared: Prepared) -> None:
 def _export(console: Console, folder: RunDir, out: Path | None) -> None:
     from superpod.launchers import finetune as tuning
 
-    if not out:
-        out = folder.path / "hf"
-        shutil.rmtree(out, ignore_errors=True)  # of the run when it had fewer steps
+    out = out or folder.path / "hf"
     console.print("exporting the best checkpoint")
     said = tuning.export(folder, out)
     loss = "" if said["val_loss"] is None else f", validation loss {said['val_loss']:.4f}"

@@ -96,6 +96,8 @@ def give_steps(partial: run.Partial, steps: int | None) -> None:
         schedule.warmup_steps = min(schedule.warmup_steps, steps // 10)
     most = min(trainer.val_check_interval, trainer.max_steps)
     trainer.val_check_interval = max(n for n in range(1, most + 1) if trainer.max_steps % n == 0)
+    # Steps of the whole training: counted within what is left of the data, a resumed run would have too few for one.
+    trainer.check_val_every_n_epoch = None
     saving: Any = partial.log.ckpt
     saving.monitor, saving.mode, saving.save_top_k = "val_loss", "min", 1
     saving.filename = "{step}-{val_loss:.4f}"

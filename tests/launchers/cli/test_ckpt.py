@@ -69,6 +69,7 @@ SAMPLES = '{"prompt": "a", "completion": "b"}\n'
         (["finetune", "tiny_llama3_sft", "--model", "m", "--data", "d.jsonl", "--long", "no"], "--long no is none of"),
         (["finetune", "tiny_llama3_sft", "--model", "m", "--data", "d.jsonl", "--out", "m"], "m is there already"),
         (["finetune", "tiny_llama3_sft", "--resume", "last"], "no run of tiny_llama3_sft"),
+        (["finetune", "tiny_llama3_sft", "--model", "m", "--data", "d.jsonl", "--nodes", "7"], "not for 7"),
         (["ckpt", "convert", "m", "empty"], "empty is there already"),
         (["ckpt", "convert", "empty", "new"], "empty holds no checkpoint"),
         (["ckpt", "prune", "empty", "--keep", "0"], "holds no checkpoint"),
