@@ -33,8 +33,6 @@ CONFIG = {
 
 LR = 1e-3
 """Learning rate of a rehearsal: a model of this size learns the made-up text in ten steps."""
-LOSS_SCALE = 2.0**12
-"""Where FP16 begins: the recipe's own scale takes dozens of skipped steps to come down."""
 
 
 def resize(partial: Any, job: Any) -> Any:
@@ -129,13 +127,7 @@ def train_briefly(partial: Any, steps: int, data: Path, vocab: int, save_every: 
     partial.log.tensorboard = None
     saving = partial.log.ckpt
     saving.every_n_train_steps, saving.save_top_k, saving.save_last, saving.filename = save_every, -1, False, "{step}"
-    plugin = trainer.plugins
-    scaled = getattr(plugin, "precision", "") == "16-mixed"
-    if scaled:
-        plugin.fp16_initial_loss_scale = LOSS_SCALE
-    scale = Change("trainer.plugins.fp16_initial_loss_scale", None, LOSS_SCALE, "a rehearsal is short")
     return [
-        *[scale] * scaled,
         Change("trainer.max_steps", old["steps"], steps, "a rehearsal is short"),
         Change("optim.config.lr", old["lr"], LR, "without warm-up, so that a few steps show learning"),
         Change("data", old["data"], "PreTrainingDataModule", "made-up text in Megatron's own files: it can be learnt"),

@@ -107,7 +107,6 @@ SHAPES = (
     Shape("multi-query attention", "starcoder_15b_", lambda la, m: la.model_parallel > 1),
     Shape("half of each head rotated", "chatglm3_6b_", lambda la, m: la.model_parallel > 1),
     Shape("heads together wider than the hidden state; TP", "mistral_nemo_12b_pretrain", lambda la, m: la.tp > 1),
-    Shape("FP16", "nemotron3_22b_pretrain_a100_fp16", lambda la, m: la.model_parallel > 1),
     Shape("full recomputation by block", "llama3_70b_16k_pretrain", lambda la, m: la.recompute_method == "block"),
     Shape(
         "recomputed MLPs and norms",

@@ -17,6 +17,8 @@ FP32_BOUND = 1e-5
 """How far the losses of two layouts may be apart in fp32, relative."""
 NORM_BOUND = 1e-4
 """How far the gradients' norms may be apart in fp32, relative."""
+SCALE_BOUND = 0.1
+"""How far the first gradients' norm in bf16 or fp16 may be from that in fp32, relative."""
 BF16_BOUND = 0.03
 """How far losses in bf16 or fp16 may be from one rank's in fp32, relative: rounding, grown over the steps."""
 RESUME_BOUND = 1e-6
@@ -77,6 +79,7 @@ def _against_one(precision: str, own: Ended, sharp: Ended, one: Ended) -> Iterat
     if sharp is not own:
         plain = precision if precision in ("bf16", "fp16") else f"bf16 for {precision}"
         yield _near(f"one rank's losses, {plain}", own.losses, one.losses, BF16_BOUND)
+        yield _scale(plain, own.grad_norms[0], one.grad_norms[0])
 
 
 def _near(name: str, found: list[float], wanted: list[float], bound: float, why: tuple[str, ...] = LOSSES) -> Check:
@@ -88,6 +91,12 @@ def _near(name: str, found: list[float], wanted: list[float], bound: float, why:
     first = next((i for i, each in enumerate(apart) if not each <= bound), None)
     where = "" if first is None else f"; from step {first + 1} on: {why[min(first, 2)]}"
     return Check(name, far <= bound, f"{far:.1e} apart over {steps}, {bound:.0e} allowed{where}")
+
+
+def _scale(precision: str, found: float, wanted: float) -> Check:
+    """Whether the gradients are as long as in fp32: a loss scale that is applied on one side only is found so."""
+    said = f"{found:.3g}, and {wanted:.3g} in fp32"
+    return Check(f"gradients' scale, {precision}", abs(found - wanted) <= SCALE_BOUND * wanted, said)
 
 
 def _all_took_part(own: Ended, steps: int) -> Check:

@@ -82,6 +82,12 @@ def test_other_gradients_are_found_and_where_they_begin():
     assert said == "5.0e-02 apart over 3 steps, 1e-04 allowed; from step 3 on: the optimizer differs"
 
 
+def test_gradients_of_another_scale_are_found():
+    small = seen([5.0, 4.0, 3.0, 2.0]) | {"grad_norms": [2.0 / 2**32] * 4}
+    failed = failures(own=ended("own", [], ranks=[small]))
+    assert failed == {"gradients' scale, bf16": "4.66e-10, and 2 in fp32"}
+
+
 def test_a_rank_that_learns_nothing_is_named():
     losses = [5.0, 4.0, 3.0, 2.0]
     idle = seen(losses, before="a", data_parallel=1)
