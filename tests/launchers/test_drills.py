@@ -41,7 +41,7 @@ def ended(run, began, within_s):
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_the_run(tmp_path, text):
     run = running(tmp_path, text)
-    run.until_step(3)
+    run.until_step(3, limit_s=420)
     os.kill(ranks(run)[1], signal.SIGKILL)
     result, said = ended(run, time.monotonic(), 120)
     assert result["state"] == "failed"
@@ -51,7 +51,7 @@ def test_a_rank_that_dies_ends_the_run(tmp_path, text):
 
 def test_a_rank_that_is_stuck_ends_the_run(tmp_path, text):
     run = running(tmp_path, text)
-    folder = run.until_step(3)
+    folder = run.until_step(3, limit_s=420)
     os.kill(ranks(run)[1], signal.SIGSTOP)
     result, said = ended(run, time.monotonic(), LIMIT_S + 120)
     assert result["state"] == "stalled"
@@ -67,7 +67,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, text):
         tmp_path, text, "optim.config.lr=1e30", "optim.lr_scheduler.min_lr=1e30", "optim.config.clip_grad=0.0"
     )
     began = time.monotonic()
-    result, said = ended(run, began, 300)
+    result, said = ended(run, began, 420)
     assert result["state"] == "failed"
     assert "nan" in result["message"].lower(), said
     assert "step" in result["message"]
