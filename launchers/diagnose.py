@@ -40,8 +40,9 @@ def why(folder: RunDir, link: Link) -> str:
             meant = [meaning for pattern, meaning in _KNOWN.items() if re.match(pattern, found)]
             return f"{meant[0] if meant else found[:_LONGEST]} ({_where(log, link)})"
     for log in _launcher_logs(link):
-        if killed := re.search(r"exitcode\s*:\s*-9 \(pid: (\d+)\)", _tail(log)):
-            return f"a rank was killed (pid {killed[1]}, signal 9; the kernel does that when memory runs out)"
+        if killed := re.search(r"(?:rank\s*:\s*(\d+) .*\n\s*)?exitcode\s*:\s*-9 \(pid: (\d+)\)", _tail(log)):
+            who = f"rank {killed[1]}" if killed[1] else "a rank"
+            return f"{who} was killed (pid {killed[2]}, signal 9; the kernel does that when memory runs out)"
     for log in _launcher_logs(link):
         if words := [line.strip(" │╭╮╰╯─") for line in _tail(log).splitlines() if re.search(r"[a-z]{3}", line)]:
             return f"{words[-1][:_LONGEST]} ({_where(log, link)})"

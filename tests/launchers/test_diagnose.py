@@ -27,6 +27,7 @@ def said(link, rank="", torchrun=""):
         ("[rank1]: RuntimeError: Connection closed by peer [::1]\nTypeError: the cause\n", "", "TypeError: the cause"),
         ("TypeError: the cause\nRuntimeError: Connection reset by peer\n", "", "TypeError: the cause"),
         ("", "exitcode  : -9 (pid: 77)\n", "a rank was killed (pid 77, signal 9"),
+        ("", "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 77)\n", "rank 1 was killed (pid 77, signal 9"),
         ("", "╭─ Error ─╮\n│ No such option: -n │\n╰─────╯\n======\n", "No such option: -n"),
         ("OSError: [Errno 28] No space left on device\n", "", "is full"),
         ("KeyError: 'optimizer.distributed.x from model not in state dict: [..]'\n", "", "of another TP or PP"),
