@@ -84,6 +84,7 @@ def _expert_bias() -> None:
         original(self, *args, **kw)
         if self.is_expert and self.bias is not None:
             self.bias.sequence_parallel = False
+            self.bias.tensor_model_parallel = True  # no other rank has it: else the gradients' norm leaves it out
 
     rebind(mappings, "_reduce", to_a_new_tensor)
     replace(RowParallelLinear, __init__=init)
