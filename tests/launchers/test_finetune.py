@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -27,15 +29,35 @@ def folder(tmp_path_factory, recipes_cli):
     make = [sys.executable, "-W", "ignore", "-m", "tests.recipes.weights.tiny", str(folder / "model")]
     subprocess.run(make, cwd=ROOT, env=environment, check=True, timeout=300)
     (folder / "data.jsonl").write_text("\n".join(map(json.dumps, tiny.sums(300))))
-    for name, words in (("sft", SFT), ("lora", LORA)):
-        more = ["--model", "model", "--data", "data.jsonl", "--validation", "0.1", "--out", name]
-        done = recipes_cli("finetune", *words, *more, cwd=folder, timeout=1500)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-        (folder / f"{name}.txt").write_text(done.stderr + done.stdout)
+    more = ["--model", "model", "--data", "data.jsonl", "--validation", "0.1"]
+    finished(folder, "sft", recipes_cli("finetune", *SFT, *more, "--out", "sft", cwd=folder, timeout=1500))
+    interrupted(folder, "finetune", *LORA, *more)
+    again = ["finetune", LORA[0], "--resume", "last", "--out", "lora"]
+    finished(folder, "lora", recipes_cli(*again, cwd=folder, timeout=1500))
     command = [sys.executable, "-W", "ignore", "-m", "tests.launchers.tuned", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
+
+
+def finished(folder, name, done):
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    (folder / f"{name}.txt").write_text(done.stderr + done.stdout)
+
+
+def interrupted(folder, *words):
+    """Run the command, and press Ctrl-C after its seventeenth step: fewer are left than lie between validations."""
+    with (folder / "interrupted.txt").open("w") as log:
+        command = [sys.executable, "-m", "superpod.launchers.cli", *words]
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+        deadline = time.time() + 1500
+        while process.poll() is None and time.time() < deadline:
+            lines = [each.read_text().count("\n") for each in folder.glob("runs/tiny_llama3_lora/*/metrics.jsonl")]
+            if lines and max(lines) >= 18:  # one of them says the validation loss
+                process.send_signal(signal.SIGINT)
+                break
+            time.sleep(0.2)
+        assert process.wait(timeout=300) == 130, (folder / "interrupted.txt").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +112,16 @@ def test_the_command_says_what_it_did(folder, judged):
     assert judged["sft"]["facts"]["training"]["filled"] > 0.8 > judged["lora"]["facts"]["training"]["filled"]
     bases = sorted(path.name for path in (folder / "runs" / finetune.BASES).iterdir() if path.is_dir())
     assert len(bases) == 1  # imported once for both
+
+
+@marked
+def test_what_was_interrupted_went_on_to_its_end(folder, judged):
+    run = RunDir.latest(folder / "runs", "tiny_llama3_lora")
+    assert run
+    first, second = (link.result["state"] for link in run.links)
+    assert (first, second) == ("cancelled", "done")
+    assert [line["step"] for line in run.metrics()] == list(range(1, 31))
+    assert run.metrics()[-1]["val_loss"] is not None
 
 
 def test_a_folder_s_digest_is_of_its_content(tmp_path):
