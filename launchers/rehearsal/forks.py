@@ -23,7 +23,7 @@ from superpod.launchers.runtime import stall
 
 LIMIT_S = 300.0
 """A run that takes longer than this hangs; so does a rank that has not begun to train by then."""
-QUIET_S = 120.0
+QUIET_S = 180.0
 """A rank that has come to no new step for so long hangs."""
 RANK_GIB = 0.4
 """What a forked rank takes of its own: it shares what NeMo's import left in this process."""
