@@ -218,6 +218,14 @@ PINNED = (
         ),
     ),
     Rule(
+        "adapters_vp",  # NeMo 2.7.3, WrappedAdapterIO.save_checkpoint: chunks are called model_0, model_1 (measured)
+        lambda f: f.interleaved & (f.job.task == "lora"),
+        lambda f: (
+            f"vp {f.vp} with adapters: NeMo 2.7.3 leaves the adapters of interleaved stages out of its checkpoints",
+            "drop vp",
+        ),
+    ),
+    Rule(
         "recompute_frozen",  # a checkpointed layer passes gradients on only if its input takes one (measured)
         lambda f: (f.recompute == 2) & (f.job.task == "lora"),
         lambda f: (

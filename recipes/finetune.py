@@ -21,6 +21,8 @@ def apply(partial: run.Partial, recipe: Recipe) -> None:
     partial.trainer.val_check_interval = 50
     partial.optim.config.adam_beta2 = 0.98  # a thousand steps are too few to average over two hundred
     if recipe.task in ADAPTERS:
-        partial.peft = run.Config(getattr(llm.peft, CLASSES[recipe.task]), target_modules=list(adapted(recipe.shape)))
+        partial.peft = run.Config(
+            getattr(llm.peft, CLASSES[recipe.task]), target_modules=list(adapted(recipe.shape, recipe.task))
+        )
         # NeMo's own recipes: the fused loss does not work together with adapters.
         partial.model.config.cross_entropy_loss_fusion = False

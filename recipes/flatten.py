@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -127,6 +128,9 @@ def text_of(value: Any) -> str:
         return "{" + ", ".join(f"{k}: {text_of(v)}" for k, v in value.items()) + "}"
     if callable(value) and not isinstance(value, type(None)) and hasattr(value, "__name__"):
         return _name(value)
+    if isinstance(value, functools.partial):  # DeepSeek's layer specification; its repr holds an address
+        given = [*map(text_of, value.args), *(f"{key}={text_of(each)}" for key, each in value.keywords.items())]
+        return f"functools.partial({', '.join([_name(value.func), *given])})"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return f"{type(value).__name__}(...)"
     return repr(value)

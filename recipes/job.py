@@ -48,7 +48,7 @@ def decided(task: str, precision: str, sharding: str, shape: Model) -> Options:
         fp8_params=gathers_fp8(precision, sharding),
         fused_loss=task not in ADAPTERS,
         overlap_tp=overlaps_tp(task, precision, shape),
-        lora_targets=adapted(shape),
+        lora_targets=adapted(shape, task),
     )
 
 

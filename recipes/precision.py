@@ -13,7 +13,7 @@ from superpod.recipes.job import gathers_fp8
 
 PLAIN = {
     "bf16": {"precision": "bf16-mixed", "dtype": torch.bfloat16},
-    "fp16": {"precision": "16-mixed", "dtype": torch.float16},  # the loss scale is dynamic: the plugin's default
+    "fp16": {"precision": "16-mixed", "dtype": torch.float16},
     "fp32": {"precision": "32", "dtype": torch.float32},
 }
 
@@ -65,7 +65,9 @@ def apply(partial: run.Partial, precision: str, sharding: str = "zero1") -> None
     partial.trainer.strategy.pipeline_dtype = plain["dtype"]
     partial.trainer.strategy.ddp.grad_reduce_in_fp32 = True
     if precision == "fp16":
-        # The loss scale starts so high that gradients overflow, and falls until they do not: no reason to stop.
-        partial.trainer.strategy.ddp.check_for_nan_in_grad = False
+        # NeMo 2.7.3 divides gradients by the loss scale and never multiplies the loss (grad_scale_func is not set):
+        # from its 2^32 on, a dynamic scale would leave nothing of them.
+        plugin.fp16_loss_scale = 1.0
+        partial.trainer.strategy.ddp.check_for_nan_in_grad = False  # a step that overflows is left out
     partial.optim.config.bf16 = plain["dtype"] is torch.bfloat16
     partial.optim.config.fp16 = plain["dtype"] is torch.float16

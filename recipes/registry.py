@@ -107,11 +107,18 @@ ADAPTERS = ("lora", "dora")
 """Tasks that train adapters beside frozen weights."""
 
 
-def adapted(shape: planned.Model) -> tuple[str, ...]:
+def adapted(shape: planned.Model, task: str) -> tuple[str, ...]:
     """The linear layers beside which adapters are put: all of a dense model's, the attention's of a model with experts.
 
-    What NeMo 2.7.3's own recipes adapt. Latent attention has no `linear_qkv`, but small projections down and up.
+    What NeMo 2.7.3's own recipes adapt. Latent attention has no `linear_qkv`, but small projections down and up. DoRA
+    leaves out the layers that are split over tensor parallelism by their inputs: NeMo 2.7.3 takes the norm of a rank's
+    own columns for that of the whole row, so that each rank would have another magnitude (rehearsed).
     """
+    found = _adapted(shape)
+    return tuple(name for name in found if name not in ("linear_proj", "linear_fc2")) if task == "dora" else found
+
+
+def _adapted(shape: planned.Model) -> tuple[str, ...]:
     if shape.kv_lora:
         queries = ("linear_q_down_proj", "linear_q_up_proj") if shape.q_lora else ("linear_q_proj",)
         return (*queries, "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")

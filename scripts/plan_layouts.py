@@ -43,6 +43,7 @@ PUBLISHED = {"dense": 1.0916, "moe": 1.1604}
 """Twice the planner's error on tuned runs (docs/planner.md): a published layout within so much of the fastest stays."""
 HEADROOM = 0.95
 """Of what a rank may take, the most that a recipe does: for unlike experts, longer lists of buckets, a newer NCCL."""
+TASKS = ["pretrain", "sft", "lora", "dora"]
 MOST_STAGES = 32
 """Pipelines deeper than that are planned well and run badly: every stage waits for the slowest."""
 MOST_GPUS = 2048
@@ -260,18 +261,23 @@ def _fewest(allowed: dict[Any, set[Layout]], known: Iterable[Layout] = ()) -> di
 
 
 def write(name: str, planned: list[dict[Case, dict[int, Layout]]], measured: dict[tuple[str, int], Layout]) -> Path:
-    """The layouts of a model as its file, tables that are alike under one head."""
+    """The layouts of a model as its file, tables that are alike under one head; of tasks not planned, those it has."""
+    path = registry.LAYOUTS / f"{name}.toml"
+    tasks = {case.task for group in planned for case in group}
     text = "# By scripts/plan_layouts.py: within 3 % of the fastest that leaves 5 % of memory, as few as that takes.\n"
+    for block in path.read_text().split("\n\n")[1:] if path.is_file() else ():
+        head = registry.TABLE.fullmatch(f"\n{block}".partition("\n[")[2].partition("]")[0])
+        if head and head["task"] not in tasks:
+            text += f"\n{block.rstrip()}\n"
     for group in planned:
         alike: dict[str, list[Case]] = defaultdict(list)
         for case, layouts in group.items():
             alike[_body(case, layouts)].append(case)
-        for body, head in alike.items():
-            text += f"\n{''.join(_remarks(head, group, measured))}[{head[0].table}]\n"
-            if len(head) > 1:
-                text += f"also = [{_wrapped([case.table for case in head[1:]])}]\n"
+        for body, cases_alike in alike.items():
+            text += f"\n{''.join(_remarks(cases_alike, group, measured))}[{cases_alike[0].table}]\n"
+            if len(cases_alike) > 1:
+                text += f"also = [{_wrapped([case.table for case in cases_alike[1:]])}]\n"
             text += body
-    path = registry.LAYOUTS / f"{name}.toml"
     path.write_text(text)
     return path
 
@@ -380,6 +386,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--published", type=Path)
+    parser.add_argument(
+        "--tasks", nargs="*", default=["pretrain", "sft", "lora", "dora"], help="others stay as they are"
+    )
     given = parser.parse_args()
     measured = measured_layouts(given.published) if given.published else {}
     if measured:
@@ -387,7 +396,7 @@ def main() -> None:
     for name in given.models or [m for m in registry.models() if not m.startswith("tiny_")]:
         mine = measured.get(name, {})
         planned = []
-        for group in cases(name):
+        for group in (group for group in cases(name) if group[0].task in given.tasks):
             tables = {case.table for case in group}
             planned.append(plan(group, {key: layout for key, layout in mine.items() if key[0] in tables}))
         _found.cache_clear()

@@ -204,8 +204,8 @@ def test_cuda_graphs_keep_the_attention_in_a_pool_of_their_own():
 
 @pytest.mark.parametrize(
     ("module", "model"),
-    [("core_attn", LLAMA), ("layernorm", LLAMA), ("mlp", LLAMA), ("mla_up_proj", MLA), ("moe_act", MOE), ("moe", MOE),
-     ("shared_experts", MLA)],
+    [("core_attn", LLAMA), ("layernorm", MOE), ("layernorm", MLA), ("mlp", LLAMA), ("mla_up_proj", MLA),
+     ("moe_act", MOE), ("moe", MOE), ("shared_experts", MLA)],
 )  # fmt: skip
 def test_each_module_of_selective_recomputation_frees_some(module, model):
     # The last rank's peak is the loss: there, nothing is brought back yet.
@@ -214,6 +214,14 @@ def test_each_module_of_selective_recomputation_frees_some(module, model):
     before, after = (memory.by_owner(of, columns.of(of))["activations"][0] for of in (none, some))
     assert after < before
     assert total(some) < total(none)
+
+
+def test_a_norm_inside_the_next_product_stays():
+    """Transformer Engine's LayerNormLinear: Megatron has no norm to recompute there."""
+    none, some = (job(model=LLAMA, recompute=how, recompute_modules=("layernorm",)) for how in ("none", "selective"))
+    assert total(some) == total(none)
+    local = Options(impl="local")
+    assert total(some.replace(options=local)) < total(none.replace(options=local))
 
 
 def test_lora_freezes_the_base():

@@ -97,8 +97,9 @@ def test_recomputation_repeats_the_forward_pass():
     assert 0.2 * plain["compute"] < full["recompute"] < 0.45 * plain["compute"]
     part = terms(make(recompute="full", recompute_method="block", recompute_layers=1))
     assert part["recompute"] == pytest.approx(full["recompute"] / 4)  # one of each chunk's four layers
-    some = terms(make(recompute="selective", recompute_modules=("layernorm",)))
+    some = terms(make(recompute="selective", recompute_modules=("core_attn",)))
     assert 0 < some["recompute"] < part["recompute"]
+    assert terms(make(recompute="selective", recompute_modules=("layernorm",)))["recompute"] == 0  # in the next product
 
 
 def test_frozen_weights_have_no_gradients():
