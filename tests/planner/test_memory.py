@@ -216,14 +216,6 @@ def test_each_module_of_selective_recomputation_frees_some(module, model):
     assert total(some) < total(none)
 
 
-def test_a_norm_inside_the_next_product_stays():
-    """Transformer Engine's LayerNormLinear: Megatron has no norm to recompute there."""
-    none, some = (job(model=LLAMA, recompute=how, recompute_modules=("layernorm",)) for how in ("none", "selective"))
-    assert total(some) == total(none)
-    local = Options(impl="local")
-    assert total(some.replace(options=local)) < total(none.replace(options=local))
-
-
 def test_lora_freezes_the_base():
     of = job(model=LLAMA, gpus=8, gbs=8, task="lora", options=Options(lora_rank=16))
     owners = memory.by_owner(of, columns.of(of))

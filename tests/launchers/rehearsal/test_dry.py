@@ -38,7 +38,6 @@ def test_llama31_405b_on_16384_gpus(outcome):
     assert embedding == 129_024 / 8 * 16_384  # 128,256 padded to a multiple of 128 x TP
     assert last[1] == first[0] + 16_384  # the last norm
     assert (8 * 16 - 2) * layer * 8 + 2 * embedding * 8 == pytest.approx(405.9e9, rel=1e-3)
-    assert outcome["value"]["seconds"] < 60
 
 
 @asks(Job("dry-gemma2", order="patches-first"))
