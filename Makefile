@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help quickstart test test-all test-slurm soak lint format goldens benchmarks figures clean
+.PHONY: help quickstart test test-all test-long test-slurm soak lint format goldens benchmarks figures clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
@@ -12,10 +12,13 @@ quickstart: $(STAMP) ## train tiny_llama3 on real text on this machine, stop, go
 	@sh scripts/quickstart.sh $(BIN)
 
 test: $(STAMP) ## the default tests
-	$(BIN)/python -m pytest -m "not slow and not slurm"
+	$(BIN)/python -m pytest -m "not slow and not slurm and not long"
 
 test-all: $(STAMP) ## the slow ones too, as .ci/run does; not those marked long
 	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(STAMP) ## those that would take .ci/run over its hour: rehearsals of every shape, drills, fine-tunings
+	$(BIN)/python -m pytest -m "long and not slurm"
 
 test-slurm: $(STAMP) ## those on a real Slurm, as root: tests/slurm/testbed.sh
 	$(BIN)/python -m pytest -m slurm

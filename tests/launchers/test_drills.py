@@ -8,7 +8,7 @@ import pytest
 
 from tests.launchers.test_local import SMALL, TP1, Running, left_behind, text
 
-pytestmark = [pytest.mark.nemo, pytest.mark.train]
+pytestmark = [pytest.mark.nemo, pytest.mark.train, pytest.mark.long]
 
 DP2 = (*TP1[1:], "trainer.devices=2")
 LIMIT_S = 45
@@ -38,7 +38,6 @@ def ended(run, began, within_s):
     return folder.links[-1].result, said
 
 
-@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_run(tmp_path, text):
     run = running(tmp_path, text)
     run.until_step(3, limit_s=420)
@@ -61,7 +60,6 @@ def test_a_rank_that_is_stuck_ends_the_run(tmp_path, text):
     assert folder.metrics()
 
 
-@pytest.mark.slow
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path, text):
     run = running(
         tmp_path, text, "optim.config.lr=1e30", "optim.lr_scheduler.min_lr=1e30", "optim.config.clip_grad=0.0"

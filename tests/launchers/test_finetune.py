@@ -65,7 +65,7 @@ def judged(folder):
     return json.loads((folder / "judged.json").read_text())
 
 
-slow = [pytest.mark.nemo, pytest.mark.train, pytest.mark.slow, pytest.mark.timeout(4000)]
+slow = [pytest.mark.nemo, pytest.mark.train, pytest.mark.long, pytest.mark.timeout(4000)]
 
 
 def marked(test):
