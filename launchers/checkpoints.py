@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from superpod.launchers import stored
+from superpod.launchers.runtime.checkpoints import MARK, marked_names, step_of
 from superpod.launchers.runtime.files import read_lines
 from superpod.planner.errors import UserError
-
-ADAPTER = "adapter_metadata.json"
-MARK = "-unfinished"
+from superpod.recipes.weights import load
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def found(path: Path) -> list[Checkpoint]:
     folder = path / "checkpoints" if (path / "run.json").is_file() else path
     losses = _losses(path) if folder != path else {}
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    marked = {entry.name.removesuffix(MARK) for entry in entries if entry.name.endswith(MARK) and entry.is_file()}
+    marked = marked_names(entries)
     mine = [each for each in entries if each.is_dir() and not each.is_symlink() and _is_one(each, marked)]
     if not mine and folder == path:
         raise UserError(f"{path} holds no checkpoint", "name a run folder, a folder of checkpoints, or a checkpoint")
@@ -74,7 +72,7 @@ def _is_one(folder: Path, marked: set[str]) -> bool:
 def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
     problems = stored.problems(path)
     files = [each for each in path.rglob("*") if each.is_file()]
-    step = _step(path.name)
+    step = step_of(path.name)
     facts: dict[str, Any] = {}
     try:
         held = stored.read(path)
@@ -86,18 +84,12 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
         step=step,
         problems=problems,
         bytes=sum(each.stat().st_size for each in files),
-        adapter=(path / stored.WEIGHTS / ADAPTER).is_file(),
+        adapter=(path / load.ADAPTER).is_file(),
         layout=stored.layout(path),
         val_loss=losses.get(step) if step is not None else None,
         newest=path.name.endswith("-last"),
         **facts,
     )
-
-
-def _step(name: str) -> int | None:
-    """Optimizer steps done: NeMo names a checkpoint after the index of its last step, from 0 on."""
-    at = re.search(r"step=(\d+)", name)
-    return int(at[1]) + 1 if at else None
 
 
 def _losses(run: Path) -> dict[int, float]:

@@ -28,8 +28,7 @@ def plan(source: Path, out: Path, like: Path | None = None, dtype: str = "") -> 
     from superpod.launchers.rundir import RunDir
     from superpod.recipes.weights import huggingface
 
-    if out.exists():
-        raise UserError(f"{out} is there already", "name another folder, or remove it")
+    huggingface.must_be_new(out)
     if (source / "config.json").is_file():
         huggingface.family(source)
         return Conversion("imported", f"{__name__}:import_hf", {"folder": str(source), "out": str(out)})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superpod.launchers.runtime.files import read_json, write_json
 from superpod.planner.errors import UserError, did_you_mean
 from superpod.recipes.data import packing
 from superpod.recipes.registry import find, recipes
@@ -152,8 +152,8 @@ def packed(task: Task, sizes: Any, tokenizer: Path, out: Path) -> dict[str, Any]
     from superpod.recipes.data import chat, samples
     from superpod.recipes.weights.task import METADATA, TRAIN, VALIDATION
 
-    if (out / "counts.json").is_file():
-        return json.loads((out / "counts.json").read_bytes())
+    if kept := read_json(out / "counts.json"):
+        return kept
     words = chat.load(str(tokenizer))
     files = filter(None, (task.data, task.validation_data))
     encoded = [[chat.encode(each, words) for each in samples.read(Path(file))] for file in files]
@@ -168,7 +168,7 @@ def packed(task: Task, sizes: Any, tokenizer: Path, out: Path) -> dict[str, Any]
     found: dict[str, Any] = {"read": [asdict(each) for each in counts]}
     for name, part, each in zip(("training", "validation"), parts, bins, strict=True):
         found[name] = _filling(part, each, sizes)
-    (out / "counts.json").write_text(json.dumps(found, indent=1))
+    write_json(out / "counts.json", found)
     return found
 
 

@@ -15,6 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from superpod.launchers.runtime.checkpoints import MARK
+from superpod.launchers.runtime.files import read_json
+from superpod.planner.layout import DEGREES
+
 WEIGHTS = "weights"
 
 
@@ -103,13 +107,13 @@ def _size(found: Any) -> tuple[int, ...]:
 def problems(checkpoint: Path) -> list[str]:
     """What is wrong with a checkpoint, as far as sizes and names tell; contents carry no checksum. Empty: whole."""
     found = []
-    if checkpoint.with_name(f"{checkpoint.name}-unfinished").exists():
+    if checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
         found.append("marked as unfinished")
-    if not _is_json(checkpoint / WEIGHTS / "metadata.json"):
+    if read_json(checkpoint / WEIGHTS / "metadata.json") is None:
         found.append("weights/metadata.json, which is written last, is missing or damaged")
     if not zipfile.is_zipfile(checkpoint / WEIGHTS / "common.pt"):
         found.append("weights/common.pt is missing or cut off")
-    if not _is_json(checkpoint / "context" / "io.json"):
+    if read_json(checkpoint / "context" / "io.json") is None:
         found.append("context/io.json is missing or damaged")
     try:
         stored = read(checkpoint)
@@ -128,23 +132,6 @@ def problems(checkpoint: Path) -> list[str]:
     return found
 
 
-def _is_json(file: Path) -> bool:
-    try:
-        return isinstance(json.loads(file.read_bytes()), dict)
-    except (OSError, ValueError):
-        return False
-
-
-LAYOUT = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-}
-
-
 def layout(checkpoint: Path) -> dict[str, int]:
     """The degrees it was saved under (tp, pp, ..., ranks), as `context/io.json` has them; empty where it has none."""
     try:
@@ -153,7 +140,7 @@ def layout(checkpoint: Path) -> dict[str, int]:
         trainer = _attributes(objects, "trainer")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    found = {mine: strategy[theirs] for mine, theirs in LAYOUT.items() if isinstance(strategy.get(theirs), int)}
+    found = {mine: strategy[theirs] for mine, theirs in DEGREES.items() if isinstance(strategy.get(theirs), int)}
     ranks = [count for name in ("devices", "num_nodes") if isinstance(count := trainer.get(name), int)]
     return found | ({"ranks": math.prod(ranks)} if len(ranks) == 2 else {})
 

@@ -135,7 +135,7 @@ def _going(run: RunDir, link: Link, now: float) -> tuple[str, str]:
     limit = run.facts.get("stalled_s")
     limit = float(limit) if is_number(limit) and limit else STALLED_S
     began = link.result.get("started")
-    silent = stall.first_silent(link, limit, stall.STARTING * limit, began if is_number(began) and began else now, now)
+    silent = stall.first_silent(link, limit, began if is_number(began) and began else now, now)
     if silent:
         return "stalled", silent
     return ("saving" if link.heartbeat().get("phase") == "save" else "running"), ""

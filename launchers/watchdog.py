@@ -42,7 +42,7 @@ class Watchdog:
         if self.stalled or now < self.looked + EVERY_S:
             return
         self.looked = now
-        self.stalled = stall.first_silent(self.link, self.limit_s, stall.STARTING * self.limit_s, self.began, now)
+        self.stalled = stall.first_silent(self.link, self.limit_s, self.began, now)
         if self.stalled:
             with contextlib.suppress(UserError):
                 self.link.mark("stalled", message=self.stalled)

@@ -19,6 +19,15 @@ CHOICES = {
 }
 MOST = 2**24
 """Sizes beyond this are slips of the hand."""
+DEGREES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+}
+"""Megatron's own names of the degrees of parallelism."""
 ENDS = ((False, False), (True, True), (False, True), (True, False))
 """Whether the embedding and the loss count as layers, in the order that is tried: both keep the stages alike."""
 

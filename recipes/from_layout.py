@@ -12,16 +12,10 @@ from typing import Any
 import nemo_run as run
 from fiddle._src import history
 
-from superpod.planner.layout import Layout
+from superpod.planner.layout import DEGREES, Layout
 from superpod.recipes.registry import Recipe
 
-STRATEGY = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
+STRATEGY = DEGREES | {
     "sp": "sequence_parallel",
     "embedding_as_layer": "account_for_embedding_in_pipeline_split",
     "loss_as_layer": "account_for_loss_in_pipeline_split",

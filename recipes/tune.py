@@ -88,7 +88,7 @@ def _best(recipe: Recipe, nodes: int, gbs: int) -> Job | None:
 
 
 def _near(sizes: range) -> list[int]:
-    """The next few sizes, then the even ones among the rest: each is a search of a second."""
+    """The next few sizes, then the powers of two among the rest: each is a search of a second."""
     return [*sizes[:4], *sorted((n for n in sizes[4:] if n & (n - 1) == 0), reverse=sizes.step < 0)]
 
 

@@ -386,9 +386,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--published", type=Path)
-    parser.add_argument(
-        "--tasks", nargs="*", default=["pretrain", "sft", "lora", "dora"], help="others stay as they are"
-    )
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=TASKS, help="others stay as they are")
     given = parser.parse_args()
     measured = measured_layouts(given.published) if given.published else {}
     if measured:

@@ -42,9 +42,10 @@ def finetune(
     """Fine-tune a model on this machine: import, training, best checkpoint, export. Without a GPU, a rehearsal."""
     from superpod.launchers import finetune as tuning
     from superpod.launchers import local, preflight
+    from superpod.recipes.weights import huggingface
 
-    if out and out.exists():
-        raise UserError(f"--out {out} is there already", "name another folder, or remove it")
+    if out:
+        huggingface.must_be_new(out, "--out ")
     folder = _earlier(runs, name, resume) if resume is not None else None
     if folder and (steps or model or data):
         raise UserError("--resume goes on with what the run was given", "leave out --steps, --model and --data")

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from superpod.planner.layout import DEGREES
+
 # Llama 3's vocabulary, for a recipe that names none this machine can find: NeMo's stock recipes leave it to a
 # tokenizer, and with mock data have none. The counts of other models are then off by the difference.
 STAND_IN_VOCAB = 128_256
@@ -126,15 +128,7 @@ def fake_ranks(rank: int, world_size: int, **layout: Any) -> Iterator[None]:
 
 def degrees(strategy: Any) -> dict[str, Any]:
     """The arguments NeMo gives to initialize_model_parallel (nemo.lightning._strategy_lib.init_model_parallel)."""
-    names = (
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-        "context_parallel_size",
-        "expert_model_parallel_size",
-        "expert_tensor_parallel_size",
-        "num_distributed_optimizer_instances",
-    )
+    names = (*DEGREES.values(), "num_distributed_optimizer_instances")
     return {
         **{name: getattr(strategy, name) for name in names},
         "order": "tp-cp-ep-pp-dp" if strategy.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",

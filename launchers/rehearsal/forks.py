@@ -163,7 +163,7 @@ def _wait(running: dict[int, int], folder: Path, began: float, limit_s: float, q
                 return f"rank {rank} failed: {_last_words(folder / f'{rank}.log')}"
         if time.time() > asked + 1:
             asked = time.time()
-            if silent := stall.first_silent(Link(folder), quiet_s, limit_s, began):
+            if silent := stall.first_silent(Link(folder), quiet_s, began, other_s=limit_s):
                 return silent
             if asked > began + 2 * limit_s:
                 return f"ranks {', '.join(map(str, sorted(running.values())))} hang: no end in time"

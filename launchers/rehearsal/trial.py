@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from superpod.launchers import stored
 from superpod.launchers.rehearsal import forks, resize, verdict
 from superpod.launchers.rehearsal.check import Check
 from superpod.launchers.rehearsal.convert import Change, RehearsalError, rehearse
@@ -95,10 +96,11 @@ def conduct(trial: Trial, folder: Path, steps: int = 10, note: Callable[[str], N
         note(name)
         trial.runs[name] = ended = run()
         trial.seconds[name] = ended.seconds
-        if ended.error or (name == "own" and not stage.saved().passed):
+        if name == "own" and not ended.error:
+            trial.checks.append(stage.saved())
+        if ended.error or not all(check.passed for check in trial.checks):
             break
-    well = [name for name, run in trial.runs.items() if not run.error]
-    trial.checks = [*([stage.saved()] if "own" in well else []), *verdict.of(trial, steps)]
+    trial.checks += verdict.of(trial, steps)
     return trial
 
 
@@ -174,12 +176,9 @@ class _Stage:
 
     def saved(self) -> Check:
         """Whether the checkpoint in the middle holds what was trained: the model, or its adapters."""
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-        weights = self.folder / "own" / "checkpoints" / f"step={self.middle - 1}" / "weights"
-        keys = FileSystemReader(weights).read_metadata().state_dict_metadata
+        checkpoint = self.folder / "own" / "checkpoints" / f"step={self.middle - 1}"
         wanted = ".adapter." if getattr(self.own, "peft", None) is not None else ".weight"
-        held = [key for key in keys if wanted in key and not key.startswith("optimizer")]
+        held = [name for name in stored.read(checkpoint).model if wanted in name]
         what = "matrices of adapters" if "adapter" in wanted else "weights"
         return Check("saved", bool(held), f"{len(held)} {what} are in the checkpoint")
 

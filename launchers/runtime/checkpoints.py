@@ -1,11 +1,13 @@
 """Telling whole checkpoints from half ones, on the file system alone."""
 
+import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from .files import read_json
 
-_MARK = "-unfinished"  # NeMo's ModelCheckpoint.UNFINISHED_CHECKPOINT_SUFFIX
+MARK = "-unfinished"  # NeMo's ModelCheckpoint.UNFINISHED_CHECKPOINT_SUFFIX
 
 
 def discard_unfinished(checkpoints: Path) -> list[Path]:
@@ -16,8 +18,8 @@ def discard_unfinished(checkpoints: Path) -> list[Path]:
     while no link runs. Raises OSError.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
-    markers = [entry for entry in entries if entry.name.endswith(_MARK) and entry.is_file()]
-    marked = {marker.name.removesuffix(_MARK) for marker in markers}
+    markers = [entry for entry in entries if entry.name.endswith(MARK) and entry.is_file()]
+    marked = marked_names(entries)
     half = [e for e in entries if e not in markers and (_stem(e) in marked or is_half(e))]
     for entry in half:
         _remove(entry)
@@ -25,6 +27,17 @@ def discard_unfinished(checkpoints: Path) -> list[Path]:
     for entry in [*dangling, *markers]:  # markers last: when killed in between, what is left is still marked
         _remove(entry)
     return [*half, *dangling, *markers]
+
+
+def marked_names(entries: Iterable[Path]) -> set[str]:
+    """The checkpoints among the entries of a folder that are marked as unfinished."""
+    return {entry.name.removesuffix(MARK) for entry in entries if entry.name.endswith(MARK) and entry.is_file()}
+
+
+def step_of(name: str) -> int | None:
+    """Steps done at a checkpoint, which NeMo names after the index of its last step, from 0 on; None: no such name."""
+    found = re.search(r"step=(\d+)", name)
+    return int(found[1]) + 1 if found else None
 
 
 def is_half(folder: Path) -> bool:

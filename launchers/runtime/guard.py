@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from superpod.launchers.rundir import Link, RunDir
-from superpod.launchers.runtime.checkpoints import is_half
+from superpod.launchers.runtime.checkpoints import is_half, marked_names, step_of
 from superpod.launchers.runtime.files import is_number, read_json, read_lines, write_json
 
 STOP = "stop"
@@ -22,21 +21,19 @@ AGAIN = "again.json"
 CHAIN = "chain.json"
 """The jobs that were queued for a run: `{"jobs": [ids]}`."""
 
-_STEP = re.compile(r"step=(\d+)")
-
 
 def newest_step(run: RunDir) -> int:
-    """Steps done at the newest whole checkpoint; 0 when there is none. NeMo names it by the last step's index."""
-    steps = [-1]
+    """Steps done at the newest whole checkpoint; 0 when there is none."""
+    steps = [0]
     with contextlib.suppress(OSError):
         folders = list(run.checkpoints.iterdir())
-        marked = {f.name.removesuffix("-unfinished") for f in folders if f.name.endswith("-unfinished")}
+        marked = marked_names(folders)
         for folder in folders:
-            match = _STEP.search(folder.name)
-            if match and folder.is_dir() and not folder.is_symlink() and folder.name not in marked:
+            step = step_of(folder.name)
+            if step is not None and folder.is_dir() and not folder.is_symlink() and folder.name not in marked:
                 with contextlib.suppress(OSError):
-                    steps += [] if is_half(folder) else [int(match[1])]
-    return 1 + max(steps)
+                    steps += [] if is_half(folder) else [step]
+    return max(steps)
 
 
 def nothing_to_do(run: RunDir, end_of: Callable[[str], str], me: str) -> str:

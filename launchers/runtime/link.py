@@ -158,8 +158,7 @@ class _Running:
 
     def _watch(self, ranks: subprocess.Popen) -> None:
         """Name the rank that stopped first, and end a link that nobody will end."""
-        limit = self.options.stalled_s
-        found = stall.first_silent(self.link, limit, stall.STARTING * limit, self.began)
+        found = stall.first_silent(self.link, self.options.stalled_s, self.began)
         if found and not self.stalled:
             self.stalled = found
             with contextlib.suppress(UserError):

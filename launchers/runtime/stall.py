@@ -14,14 +14,14 @@ ENDED = ("done", "stopped", "ended", "failed")
 
 
 def first_silent(
-    link: Link, train_s: float, other_s: float, began: float, now: float | None = None, ranks: int = 0
+    link: Link, train_s: float, began: float, now: float | None = None, other_s: float | None = None
 ) -> str:
     """In words, the rank that stopped first when a link has made no progress for too long; '' when all is well.
 
     `train_s` is what a training rank may take between two steps; `other_s` what importing, building, saving and
-    validating may take. `began` (Unix time) is when the ranks were started.
+    validating may take, `STARTING` times as long unless said. `began` (Unix time) is when the ranks were started.
     """
-    now = now or time.time()
+    now, other_s = now or time.time(), other_s or STARTING * train_s
     beats = {rank: beat for rank, beat in link.heartbeats().items() if is_number(beat.get("t"))}
     if not beats:
         return f"no rank has begun after {other_s:.0f} s" if now - began > other_s else ""

@@ -179,7 +179,8 @@ def lines(document: str | Group, indent: int, before: int, after: int = 0) -> li
     if isinstance(document, str) or (not _commented(document) and before + len(one_line(document)) + after <= WIDTH):
         return [one_line(document)]
     inner = one_line(document).removeprefix(document.opening).removesuffix(document.closing)
-    if not _commented(document) and len(document.items) > 1 and indent + 4 + len(inner) <= WIDTH:
+    a_call = document.opening[:-1]  # what ruff never does to a list of its own
+    if a_call and not _commented(document) and len(document.items) > 1 and indent + 4 + len(inner) <= WIDTH:
         return [document.opening, " " * (indent + 4) + inner, " " * indent + document.closing]
     found = [document.opening]
     for item in document.items:

@@ -37,10 +37,19 @@ def load(folder: str) -> Any:
     found = tokenizer.pretrained(folder)
     if not found.is_fast:
         raise UserError(f"the tokenizer of {folder} has no tokenizer.json", "save it as a fast tokenizer first")
-    if found.eos_token_id is None:
-        raise UserError(f"the tokenizer of {folder} has no end-of-sequence token", "set its eos_token")
-    found.chat_template = found.chat_template or PLAIN
-    return found
+    return ready(found, folder)
+
+
+def ready(tokenizer: Any, whose: str) -> Any:
+    """A tokenizer that ends its answers, with a chat template: its own, or `PLAIN`.
+
+    Raises:
+        UserError: it has no end-of-sequence token.
+    """
+    if len(tokenizer) == 0 or tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {whose} has no end-of-sequence token", "set its eos_token")
+    tokenizer.chat_template = tokenizer.chat_template or PLAIN
+    return tokenizer
 
 
 def encode(sample: Sample, tokenizer: Any) -> Encoded:

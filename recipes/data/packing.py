@@ -6,9 +6,8 @@ import bisect
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from superpod.planner.errors import UserError
 from superpod.recipes.data.chat import Encoded
@@ -136,8 +135,3 @@ def metadata(parts: Sequence[Sequence[Sequence[Encoded]]], path: Path) -> None:
         for bins in parts
     ]
     path.write_text(json.dumps(facts))
-
-
-def facts(counts: Counts, bins: int, size: int) -> dict[str, Any]:
-    """For people and run.json: the counts, the sequences, and how full they are."""
-    return {**asdict(counts), "sequences": bins, "filled": round(counts.tokens / (bins * size), 4)}

@@ -67,8 +67,7 @@ def weights(folder: Path) -> list[Path]:
 def import_hf(folder: Path, out: Path) -> None:
     """Write the NeMo checkpoint `out` from a Hugging Face folder; it stands there whole or not at all."""
     name = family(folder)
-    if out.exists():
-        raise UserError(*_there(out))
+    must_be_new(out)
     from nemo.collections import llm
 
     importer = getattr(llm, name).importer(f"hf://{folder.absolute()}")
@@ -107,8 +106,7 @@ def export_hf(
     Raises:
         UserError: `out` is there, or an adapter's base is gone.
     """
-    if out.exists():
-        raise UserError(*_there(out))
+    must_be_new(out)
     checkpoint = checkpoint.absolute()
     like = like or kept(load.base_of(checkpoint) or checkpoint)
     import torch
@@ -177,8 +175,10 @@ def keep_template(folder: Path) -> None:
         (folder / "chat_template.jinja").write_text(chat.PLAIN, encoding="utf-8")
 
 
-def _there(out: Path) -> tuple[str, str]:
-    return f"{out} is there already", "name another folder, or remove it"
+def must_be_new(out: Path, option: str = "") -> None:
+    """Raises UserError where something stands already that would be written over."""
+    if out.exists():
+        raise UserError(f"{option}{out} is there already", "name another folder, or remove it")
 
 
 @contextmanager

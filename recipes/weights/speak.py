@@ -91,7 +91,7 @@ def _continued(model: Any, words: Any, ids: list[int], tokens: int, temperature:
 def _loaded(checkpoint: str) -> tuple[Any, Any]:
     import torch
 
-    from superpod.recipes.data.chat import PLAIN
+    from superpod.recipes.data import chat
 
     gpu = torch.cuda.is_available()
     model = load.load(Path(checkpoint), torch.bfloat16 if gpu else torch.float32, gpu=gpu)
@@ -100,10 +100,7 @@ def _loaded(checkpoint: str) -> tuple[Any, Any]:
         raise UserError(
             f"{checkpoint} has no tokenizer that can be read here", "train with --data, or from a Hugging Face folder"
         )
-    if len(words) == 0 or words.eos_token_id is None:
-        raise UserError(f"the tokenizer of {checkpoint} has no end-of-sequence token", "set its eos_token")
-    words.chat_template = words.chat_template or PLAIN
-    return model, words
+    return model, chat.ready(words, checkpoint)
 
 
 def _device() -> str:

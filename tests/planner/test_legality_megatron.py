@@ -20,9 +20,9 @@ NOT_BUILT = {
     "mamba_groups": "the same",
     "mamba_cp": "the same",
     "delta_key_heads": "gated delta net comes with megatron-core 0.16",
-    "runs_stages": "layers of different widths are NeMo's: recipes prove builds them",
+    "runs_stages": "layers of different widths are NeMo's own specification",
     "adapters_vp": "adapters are NeMo's, and it is their checkpoint that is empty",
-    "recompute_frozen": "adapters are NeMo's: tests/launchers/rehearsal trains them",
+    "recompute_frozen": "adapters are NeMo's; seen in a rehearsal (docs/LOG.md)",
     "recompute_frozen_norm": "the same",
 }
 """Rules whose models cannot be built here, and why."""

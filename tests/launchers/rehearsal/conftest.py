@@ -11,8 +11,7 @@ from tests.launchers.rehearsal.jobs import OneByOne, Server
 @pytest.fixture(scope="session")
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A function from a job to its outcome. All collected tests' jobs are sent at once, so that the cores stay busy."""
-    parameters = [getattr(item, "callspec", None) for item in request.session.items]
-    jobs = [each.params["outcome"] for each in parameters if each and "outcome" in each.params]
+    jobs = _asked(request, "outcome")
     servers = {order: Server(order, tmp_path_factory.mktemp(order)) for order in sorted({job.order for job in jobs})}
     for job in jobs:
         servers[job.order].send(job)
@@ -27,10 +26,15 @@ def outcome(request: pytest.FixtureRequest, outcomes: Any) -> dict[str, Any]:
     return outcomes(request.param)
 
 
+def _asked(request: pytest.FixtureRequest, fixture: str) -> list[Any]:
+    """What the collected tests of this folder are parametrised with."""
+    mine = [item for item in request.session.items if item.path.parent == Path(__file__).parent]
+    calls = [getattr(item, "callspec", None) for item in mine]
+    return [call.params[fixture] for call in calls if call and fixture in call.params]
+
+
 def _one_by_one(request: pytest.FixtureRequest, folder: Path, fixture: str, *command: str) -> Iterator[OneByOne]:
-    parameters = [getattr(item, "callspec", None) for item in request.session.items]
-    names = [each.params[fixture] for each in parameters if each and fixture in each.params]
-    script = OneByOne(folder, [*command, *names])
+    script = OneByOne(folder, [*command, *_asked(request, fixture)])
     yield script
     script.end()
 

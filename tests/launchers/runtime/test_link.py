@@ -105,7 +105,7 @@ def test_the_longest_save_sets_the_warning(run):
 
 
 def silent(link, began_ago=1000.0):
-    return stall.first_silent(link, 30, 300, NOW - began_ago, NOW)
+    return stall.first_silent(link, 30, NOW - began_ago, NOW)
 
 
 def test_all_is_well(run):
