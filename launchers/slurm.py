@@ -52,7 +52,15 @@ def render(job: Job) -> str:
     Raises:
         UserError: a value that cannot be written into a line of its own.
     """
-    parts = [_head(job), _options(job), _shell(job), _environment(job), _unpack(job), _start(job), _carried(job)]
+    parts = [
+        _head(job),
+        _options(job),
+        _shell(job.cluster),
+        _environment(job),
+        _unpack(job),
+        _start(job),
+        _carried(job),
+    ]
     return "\n".join(parts)
 
 
@@ -94,40 +102,49 @@ def _head(job: Job) -> str:
 """
 
 
-def _options(job: Job) -> str:
-    slurm, chain = job.cluster.slurm, job.cluster.chain
-    lines = [option("job-name", job.name or job.recipe)]
-    lines += [
-        option(key, value) for key in ("account", "partition", "qos", "constraint") if (value := getattr(slurm, key))
+def asked(cluster: Cluster, nodes: int, gpus: int, time: str = "") -> list[str]:
+    """What Slurm is asked for, as sbatch's own words: nodes, and tasks with a GPU each on every one of them."""
+    slurm = cluster.slurm
+    words = [
+        f"--{key}={value}" for key in ("account", "partition", "qos", "constraint") if (value := getattr(slurm, key))
     ]
-    lines += [option("nodes", str(job.nodes)), option("ntasks-per-node", str(job.gpus))]
+    words += [f"--nodes={nodes}", f"--ntasks-per-node={gpus}"]
     kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
     if slurm.gpus == "gres":
-        lines.append(option("gres", f"gpu:{kind}{job.gpus}"))
+        words.append(f"--gres=gpu:{kind}{gpus}")
     elif slurm.gpus == "gpus-per-node":
-        lines.append(option("gpus-per-node", f"{kind}{job.gpus}"))
-    lines += [option("cpus-per-task", str(slurm.cpus_per_task))] if slurm.cpus_per_task else []
-    lines += ["#SBATCH --exclusive"] if slurm.exclusive else []
-    lines += [option("mem", slurm.mem), option("time", job.time or slurm.time)]
-    lines += [
+        words.append(f"--gpus-per-node={kind}{gpus}")
+    words += [f"--cpus-per-task={slurm.cpus_per_task}"] if slurm.cpus_per_task else []
+    words += ["--exclusive"] if slurm.exclusive else []
+    return [*words, f"--mem={slurm.mem}", f"--time={time or slurm.time}"]
+
+
+def _options(job: Job) -> str:
+    slurm, chain = job.cluster.slurm, job.cluster.chain
+    words = [f"--job-name={job.name or job.recipe}", *asked(job.cluster, job.nodes, job.gpus, job.time)]
+    lines = [
+        *map(_line, words),
         f"#SBATCH --signal=USR1@{chain.save_s}    # to the ranks, so long before the limit: save and end",
         "#SBATCH --requeue    # after a node failure or a preemption the same job starts again",
         "#SBATCH --open-mode=append",
         "#SBATCH --wait-all-nodes=1",
-    ]
-    lines += [
-        option(*text.removeprefix("--").split("=", 1)) if "=" in text else f"#SBATCH {text}" for text in slurm.options
+        *map(_line, slurm.options),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _own_option(text: str) -> str:
-    name, given, value = text.removeprefix("--").partition("=")
+def _line(word: str) -> str:
+    name, given, value = word.removeprefix("--").partition("=")
     return option(name, value) if given else f"#SBATCH --{name}"
 
 
-def _shell(job: Job) -> str:
-    modules = "".join(f"module load {quoted(name)}\n" for name in job.cluster.software.modules)
+def plain(cluster: Cluster, command: list[str]) -> str:
+    """A script that is this command, in the cluster's environment."""
+    return f"#!/bin/bash\n{_shell(cluster)}exec {' '.join(map(quoted, command))}\n"
+
+
+def _shell(cluster: Cluster) -> str:
+    modules = "".join(f"module load {quoted(name)}\n" for name in cluster.software.modules)
     return f"set -uo pipefail\n{modules}"
 
 

@@ -158,6 +158,25 @@ def queue(login: Login, run: str, links: int, exclude: Sequence[str] = ()) -> li
     return jobs
 
 
+def alone(login: Login, cluster: Cluster, title: str, words: list[str], log: str) -> str:
+    """Queue one command of `recipes` as a job of one task; returns its job id.
+
+    Raises:
+        UserError: the cluster is not here, its ranks have not got this project, or sbatch refuses.
+    """
+    if login.remote:
+        raise UserError(f"the files are here, and {cluster.name} is behind {login}", "log in there, and ask again")
+    if cluster.container.image:
+        raise UserError(
+            f"{cluster.name} runs its ranks in a container, which has not got this project",
+            "leave out --cluster on a node that has NeMo, or give a profile with [software] python and no image",
+        )
+    asked = [f"--job-name={title}", *slurm.asked(cluster, 1, 1), *cluster.slurm.options]
+    script = slurm.plain(cluster, [python_of(cluster), "-m", "superpod.launchers.cli", *words])
+    output = f"--output={log.replace('%', '%%')}"
+    return login.run(["sbatch", "--parsable", *asked, output], stdin=script.encode()).strip().partition(";")[0]
+
+
 def remember(login: Login, run: str, jobs: list[str]) -> None:
     """Keep the ids of queued links in the run folder, so that a link that ends the run can take them back."""
     if not login.remote:

@@ -87,13 +87,28 @@ def convert(
         Path | None, typer.Option(help="Hugging Face folder that the model came from.", show_default="as kept")
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of the exported numbers.", show_default="as in --like")] = "",
+    cluster: Annotated[str, typer.Option(help="A profile: as a Slurm job there.", show_default="here and now")] = "",
 ) -> None:
     """Hugging Face to NeMo, or NeMo to Hugging Face with an adapter merged, by what SOURCE is."""
     from superpod.launchers import apart, convert
 
-    job = convert.plan(source.absolute(), out.absolute(), like.absolute() if like else None, dtype)
+    source, out, like = source.absolute(), out.absolute(), like.absolute() if like else None
+    job = convert.plan(source, out, like, dtype)
+    if cluster:
+        _queue(cluster, out, [str(source), str(out), *(["--like", str(like)] if like else []), "--dtype", dtype])
+        return
     said = apart.once(job.function, **job.arguments)
     print(f"{job.title}: {out}" + (f", {said['merged']} matrices merged" if said and said.get("merged") else ""))
+
+
+def _queue(cluster: str, out: Path, words: list[str]) -> None:
+    from superpod.launchers import cluster as clusters
+    from superpod.launchers import login, submit
+
+    profile, log = clusters.load(cluster), f"{out}.log"
+    job = submit.alone(login.of(profile), profile, "convert", ["ckpt", "convert", *words], log)
+    print(f"job    {job}: {out} is there when it has ended well")
+    print(f"log    {log}")
 
 
 def _table(found: list[Checkpoint]) -> None:

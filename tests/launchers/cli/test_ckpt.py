@@ -72,6 +72,8 @@ SAMPLES = '{"prompt": "a", "completion": "b"}\n'
         (["finetune", "tiny_llama3_sft", "--model", "m", "--data", "d.jsonl", "--nodes", "7"], "not for 7"),
         (["ckpt", "convert", "m", "empty"], "empty is there already"),
         (["ckpt", "convert", "empty", "new"], "empty holds no checkpoint"),
+        (["ckpt", "convert", "m", "new", "--cluster", "dgx_h100"], "runs its ranks in a container"),
+        (["ckpt", "convert", "m", "new", "--cluster", "testbeds"], "did you mean testbed"),
         (["ckpt", "prune", "empty", "--keep", "0"], "holds no checkpoint"),
         (["perplexity", "empty", "--data", "bad.jsonl"], "bad.jsonl:2"),
         (["generate", "empty", "hello"], "empty holds no checkpoint"),

@@ -1,0 +1,31 @@
+"""A conversion as a job of the testbed, there and back."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.nemo]
+
+MAKE = """
+import sys
+from pathlib import Path
+from tests.recipes.weights import tiny
+tiny.folder(Path(sys.argv[1]), "llama")
+"""
+
+
+def test_a_model_goes_to_nemo_and_back_in_jobs(testbed, profile, recipes_cli, tmp_path):
+    tensors = pytest.importorskip("safetensors.torch")
+    hub, nemo, back = (tmp_path / f"it's $({name}) 100%" for name in ("hub", "nemo", "back"))
+    subprocess.run([sys.executable, "-W", "ignore", "-c", MAKE, str(hub)], cwd=ROOT, check=True, timeout=200)
+    for source, out in ((hub, nemo), (nemo, back)):
+        asked = recipes_cli("ckpt", "convert", source, out, "--cluster", profile())
+        assert asked.returncode == 0, asked.stderr
+        job = asked.stdout.split()[1].rstrip(":")
+        assert testbed.until_ended(job) == "COMPLETED", (tmp_path / f"{out.name}.log").read_text()[-3000:]
+    before, after = (tensors.load_file(folder / "model.safetensors") for folder in (hub, back))
+    assert set(before) == set(after)
+    assert all(before[name].equal(after[name]) for name in before)
