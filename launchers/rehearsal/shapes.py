@@ -77,6 +77,7 @@ SHAPES = (
     Shape("LoRA: TP x PP", "llama3_70b_lora", lambda la, m: la.tp > 1 and la.pp > 1 and not la.vp),
     Shape("LoRA: TP x DP", "qwen3_32b_lora", lambda la, m: la.tp > 1 and not la.vp, True),
     Shape("LoRA beside experts, EP", "qwen3_30b_a3b_lora", lambda la, m: la.ep > 1 and not la.vp),
+    Shape("attention sinks, windows, experts with biases; TP, EP", "gpt_oss_20b_pretrain", lambda la, m: la.ep > 1),
     Shape("DoRA; PP, CP", "llama2_70b_dora", lambda la, m: la.pp > 1 and la.cp > 1),
     Shape(
         "GPT-3: learned positions, biases, LayerNorm; PP", "gpt3_175b_pretrain", lambda la, m: la.pp > 1 and not la.vp
