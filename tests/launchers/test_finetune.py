@@ -12,6 +12,7 @@ import pytest
 from superpod.launchers import finetune
 from superpod.launchers.rundir import RunDir
 from superpod.planner.errors import UserError
+from superpod.planner.layout import DEGREES
 from tests.conftest import ROOT
 from tests.recipes.weights import tiny
 
@@ -21,23 +22,58 @@ LORA = ["tiny_llama3_lora", *SHORT, "trainer.devices=1", "trainer.strategy.tenso
 LORA += ["trainer.strategy.sequence_parallel=False", "--steps", "30", "--no-pack"]
 
 
+TINY = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 96, "num_attention_heads": 4, "num_query_groups": 2}
+SMALL = [f"model.config.{name}={size}" for name, size in TINY.items()]
+SMALL += ["model.config.seq_length=64", "data.micro_batch_size=1", *SHORT, "--steps", "50"]
+EP2 = {"tp": 1, "pp": 1, "vp": None, "cp": 1, "ep": 2, "etp": 1}
+MOE = [f"trainer.strategy.{DEGREES[name]}={degree}" for name, degree in EP2.items()]
+MOE += ["trainer.strategy.sequence_parallel=False", "trainer.num_nodes=1", "trainer.devices=2"]
+MOE += ["model.config.num_moe_experts=4"]
+FAMILIES = {
+    "qwen2": ["qwen2_500m_sft_a100_bf16", *SMALL, "trainer.devices=1"],
+    "mixtral": ["mixtral_8x7b_sft_a100_bf16", *SMALL, *MOE],
+}
+"""Recipes of other families, made as small as tiny.py's models: the embeddings are tied, there are experts."""
+
+
+def start(folder, **kinds):
+    """The data, and models of these kinds; returns what every fine-tuning is given."""
+    for name, kind in kinds.items():
+        run_module("tests.recipes.weights.tiny", folder / name, *kind)
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, tiny.sums(300))))
+    return ["--data", "data.jsonl", "--validation", "0.1"]
+
+
+def run_module(name, *words):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-W", "ignore", "-m", name, *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, recipes_cli):
     """What `recipes finetune` leaves of SFT on two ranks and LoRA on one, and what was found of both."""
     folder = tmp_path_factory.mktemp("tuned")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    make = [sys.executable, "-W", "ignore", "-m", "tests.recipes.weights.tiny", str(folder / "model")]
-    subprocess.run(make, cwd=ROOT, env=environment, check=True, timeout=300)
-    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, tiny.sums(300))))
-    more = ["--model", "model", "--data", "data.jsonl", "--validation", "0.1"]
+    more = [*start(folder, model=[]), "--model", "model"]
     finished(folder, "sft", recipes_cli("finetune", *SFT, *more, "--out", "sft", cwd=folder, timeout=1500))
     interrupted(folder, "finetune", *LORA, *more)
     again = ["finetune", LORA[0], "--resume", "last", "--out", "lora"]
     finished(folder, "lora", recipes_cli(*again, cwd=folder, timeout=1500))
-    command = [sys.executable, "-W", "ignore", "-m", "tests.launchers.tuned", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_module("tests.launchers.tuned", folder, "sft", "lora")
     return folder
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory, recipes_cli):
+    """What was found of each family's SFT."""
+    folder = tmp_path_factory.mktemp("families")
+    more = start(folder, **{f"{kind}-model": [kind] for kind in FAMILIES})
+    for kind, words in FAMILIES.items():
+        asked = ["finetune", *words, *more, "--model", f"{kind}-model", "--out", kind]
+        finished(folder, kind, recipes_cli(*asked, cwd=folder, timeout=1500))
+    run_module("tests.launchers.tuned", folder, *FAMILIES)
+    return {kind: json.loads((folder / f"{kind}.json").read_text()) for kind in FAMILIES}
 
 
 def finished(folder, name, done):
@@ -62,7 +98,7 @@ def interrupted(folder, *words):
 
 @pytest.fixture(scope="module")
 def judged(folder):
-    return json.loads((folder / "judged.json").read_text())
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in ("sft", "lora")}
 
 
 slow = [pytest.mark.nemo, pytest.mark.train, pytest.mark.long, pytest.mark.timeout(4000)]
@@ -83,6 +119,15 @@ def test_transformers_loss_equals_nemo_s(name, judged):
     assert found["transformers"] < found["before"] - 1.0
     assert found["val_loss"][-1] < found["val_loss"][0]
     assert found["template"]
+
+
+@marked
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_transformers_loss_equals_nemo_s_in_other_families(kind, families):
+    found = families[kind]
+    assert found["state"] == "done"
+    assert found["transformers"] == pytest.approx(found["nemo"], abs=1e-3)
+    assert found["transformers"] < found["before"] - 1.0
 
 
 @marked

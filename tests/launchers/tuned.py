@@ -1,38 +1,46 @@
-"""tuned.py FOLDER: judge the fine-tunings in FOLDER by transformers, in one process; says what it found, as JSON."""
+"""tuned.py FOLDER NAME ...: judge fine-tunings in FOLDER by transformers, in one process: FOLDER/NAME.json of each."""
 
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+RUNS = {
+    "sft": ("tiny_llama3_sft", "model"),
+    "lora": ("tiny_llama3_lora", "model"),
+    "qwen2": ("qwen2_500m_sft_a100_bf16", "qwen2-model"),
+    "mixtral": ("mixtral_8x7b_sft_a100_bf16", "mixtral-model"),
+}
+"""The recipe and the model that each began with."""
 
-def main(folder: Path) -> None:
+
+def main(folder: Path, *names: str) -> None:
     from superpod.launchers.rehearsal import install
 
     install()
     import nemo.collections.llm  # noqa: F401 - once, for the processes that are forked from this one
 
-    found = {name: judged(folder, name) for name in ("sft", "lora")}
-    (folder / "judged.json").write_text(json.dumps(found))
+    for name in names:
+        (folder / f"{name}.json").write_text(json.dumps(judged(folder, *RUNS[name], name)))
 
 
-def judged(folder: Path, name: str) -> dict[str, Any]:
+def judged(folder: Path, recipe: str, model: str, out: str) -> dict[str, Any]:
     from superpod.launchers import apart, checkpoints
     from superpod.launchers.rundir import RunDir
 
-    run = RunDir.latest(folder / "runs", f"tiny_llama3_{name}")
+    run = RunDir.latest(folder / "runs", recipe)
     assert run
     best = str(checkpoints.best(checkpoints.found(run.path)).path)
     data, log = str(folder / "data.jsonl"), folder / "log"
     asked = {"checkpoint": best, "prompts": ["two and two are"], "tokens": 4}
     return {
         "nemo": apart.call("superpod.recipes.weights.speak:perplexity", log, checkpoint=best, data=data)["loss"],
-        "transformers": transformers_loss(folder / name, folder / "data.jsonl"),
-        "before": transformers_loss(folder / "model", folder / "data.jsonl"),
+        "transformers": transformers_loss(folder / out, folder / "data.jsonl"),
+        "before": transformers_loss(folder / model, folder / "data.jsonl"),
         "says": apart.call("superpod.recipes.weights.speak:generate", log, **asked),
         "merged": apart.call("tests.launchers.tuned:merged", log, checkpoint=best),
-        "changed": changed(folder / "model", folder / name),
-        "template": (folder / name / "chat_template.jinja").is_file(),
+        "changed": changed(folder / model, folder / out),
+        "template": (folder / out / "chat_template.jinja").is_file(),
         "val_loss": [line["val_loss"] for line in run.metrics() if line.get("val_loss") is not None],
         "facts": run.facts["samples"],
         "state": run.state(),
@@ -92,4 +100,4 @@ def changed(before: Path, after: Path) -> list[str]:
 
 
 if __name__ == "__main__":  # checkpoint writers import this file again
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

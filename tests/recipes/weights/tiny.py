@@ -66,5 +66,6 @@ def sums(count: int) -> list[dict[str, Any]]:
     return rows
 
 
-if __name__ == "__main__":  # tiny.py OUT: a folder that fits the recipe tiny_llama3
-    folder(Path(sys.argv[1]), "llama", **RECIPE)
+if __name__ == "__main__":  # tiny.py OUT [KIND]: a folder of that kind; without one, that fits the recipe tiny_llama3
+    out, *kinds = sys.argv[1:]
+    folder(Path(out), *(kinds or ["llama"]), **({} if kinds else RECIPE))
