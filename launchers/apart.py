@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -110,6 +111,8 @@ def _answer(asked: str) -> None:
     except Exception as error:
         traceback.print_exc()
         found = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
+    for each in multiprocessing.active_children():  # Megatron's checkpoint writers outlive who started them
+        each.kill()
     passing = Path(f"{said['answer']}.tmp")
     passing.write_text(json.dumps(found, default=str))
     passing.replace(said["answer"])

@@ -1,9 +1,12 @@
 """A function in a process of its own: its value, its refusal, its failure, its death."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +25,12 @@ def refuse():
 
 def fail():
     raise ValueError("broken")
+
+
+def leave_a_process():
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    process.start()
+    return process.pid
 
 
 def die():
@@ -44,6 +53,23 @@ def test_the_value_comes_back_and_the_words_go_to_the_log(tmp_path):
     assert (said["twice"], said["pid"] != os.getpid()) == (8, True)
     assert (tmp_path / "log").read_text() == "working\n"
     assert [each.name for each in tmp_path.iterdir()] == ["log"]
+
+
+def test_no_process_is_left(tmp_path):
+    sys.modules.setdefault("aparts", sys.modules[__name__])
+    pid = apart.call("aparts:leave_a_process", tmp_path / "log")
+    end = time.monotonic() + 20
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not alive(pid)
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 @pytest.mark.parametrize(
