@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from superpod.launchers import stored
+from superpod.launchers.rundir import RunDir
 from superpod.launchers.runtime.checkpoints import MARK, marked_names, step_of
-from superpod.launchers.runtime.files import read_lines
+from superpod.launchers.runtime.files import is_number, read_lines
 from superpod.planner.errors import UserError
 from superpod.recipes.weights import load
 
@@ -53,10 +56,11 @@ def found(path: Path) -> list[Checkpoint]:
     path = path.absolute()
     if not path.is_dir():
         raise UserError(f"{path} is no folder", "name a run folder, a folder of checkpoints, or a checkpoint")
+    run = run_of(path)
+    losses = _losses(run.path) if run else {}
     if (path / stored.WEIGHTS).is_dir():
-        return [_read(path, {})]
-    folder = path / "checkpoints" if (path / "run.json").is_file() else path
-    losses = _losses(path) if folder != path else {}
+        return [_read(path, losses)]
+    folder = run.checkpoints if run and run.path == path else path
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     marked = marked_names(entries)
     mine = [each for each in entries if each.is_dir() and not each.is_symlink() and _is_one(each, marked)]
@@ -65,15 +69,25 @@ def found(path: Path) -> list[Checkpoint]:
     return sorted((_read(each, losses) for each in mine), key=lambda each: (each.step or 0, each.name))
 
 
+def run_of(path: Path) -> RunDir | None:
+    """The run that `path` is the folder, the folder of checkpoints, or a checkpoint of."""
+    path = path.absolute()
+    runs = [RunDir(home) for home in (path, *path.parents[:2]) if (home / "run.json").is_file()]
+    return next((run for run in runs if run.path == path or run.checkpoints in (path, path.parent)), None)
+
+
 def _is_one(folder: Path, marked: set[str]) -> bool:
     return (folder / stored.WEIGHTS).is_dir() or (folder / "context").is_dir() or folder.name in marked
 
 
 def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
     problems = stored.problems(path)
-    files = [each for each in path.rglob("*") if each.is_file()]
     step = step_of(path.name)
     facts: dict[str, Any] = {}
+    try:
+        load.base_of(path)
+    except UserError as gone:
+        problems.append(str(gone))
     try:
         held = stored.read(path)
         facts = {"parameters": sum(each.numbers for each in held.model.values()), "optimizer": held.optimizer}
@@ -83,7 +97,7 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
         path=path,
         step=step,
         problems=problems,
-        bytes=sum(each.stat().st_size for each in files),
+        bytes=_bytes(path),
         adapter=(path / load.ADAPTER).is_file(),
         layout=stored.layout(path),
         val_loss=losses.get(step) if step is not None else None,
@@ -92,10 +106,16 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
     )
 
 
+def _bytes(folder: Path) -> int:
+    """Of all files; a run that goes on removes some meanwhile."""
+    files = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
+    return sum(stored.size(Path(file)) or 0 for file in files)
+
+
 def _losses(run: Path) -> dict[int, float]:
     """Validation loss by step; the last line of a step wins."""
     lines = {line["step"]: line.get("val_loss") for line in read_lines(run / "metrics.jsonl") if "step" in line}
-    return {step: loss for step, loss in lines.items() if isinstance(loss, (int, float))}
+    return {step: loss for step, loss in lines.items() if is_number(loss) and math.isfinite(loss)}
 
 
 def best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:

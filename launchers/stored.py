@@ -6,10 +6,13 @@ nothing of torch is needed and nothing of the file is executed.
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
 import pickle
 import zipfile
+import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -58,10 +61,18 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Stored:
-    """`needed` is bytes that each file must have at least; `tensors` are by name, optimizer states among them."""
+    """`tensors` are by name, optimizer states among them; `places` are (file, offset, bytes) of what is stored."""
 
     tensors: dict[str, Tensor]
-    needed: dict[str, int]
+    places: list[tuple[str, int, int]]
+
+    @property
+    def needed(self) -> dict[str, int]:
+        """Bytes that each file must have at least."""
+        least: dict[str, int] = {}
+        for name, offset, length in self.places:
+            least[name] = max(least.get(name, 0), offset + length)
+        return least
 
     @property
     def model(self) -> dict[str, Tensor]:
@@ -84,14 +95,12 @@ def read(checkpoint: Path) -> Stored:
         with (checkpoint / WEIGHTS / ".metadata").open("rb") as stream:
             found: Any = _Reader(stream).load()
         tensors = {name: _tensor(each) for name, each in found.state_dict_metadata.items() if hasattr(each, "chunks")}
-        needed: dict[str, int] = {}
-        for each in found.storage_data.values():
-            needed[each.relative_path] = max(needed.get(each.relative_path, 0), each.offset + each.length)
+        places = [(each.relative_path, each.offset, each.length) for each in found.storage_data.values()]
     except FileNotFoundError:
         raise ValueError("weights/.metadata is missing") from None
     except Exception as broken:  # a damaged pickle fails in any way there is
         raise ValueError(f"weights/.metadata is damaged: {type(broken).__name__}") from None
-    return Stored(tensors, needed)
+    return Stored(tensors, places)
 
 
 def _tensor(found: Any) -> Tensor:
@@ -105,31 +114,92 @@ def _size(found: Any) -> tuple[int, ...]:
 
 
 def problems(checkpoint: Path) -> list[str]:
-    """What is wrong with a checkpoint, as far as sizes and names tell; contents carry no checksum. Empty: whole."""
+    """What is wrong with a checkpoint, as far as sizes and names tell (see `damages`). Empty: whole."""
     found = []
     if checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
         found.append("marked as unfinished")
     if read_json(checkpoint / WEIGHTS / "metadata.json") is None:
         found.append("weights/metadata.json, which is written last, is missing or damaged")
-    if not zipfile.is_zipfile(checkpoint / WEIGHTS / "common.pt"):
-        found.append("weights/common.pt is missing or cut off")
-    if read_json(checkpoint / "context" / "io.json") is None:
+    if not _intact(checkpoint / WEIGHTS / "common.pt"):
+        found.append("weights/common.pt is missing or damaged")
+    if "objects" not in (read_json(checkpoint / "context" / "io.json") or {}):
         found.append("context/io.json is missing or damaged")
     try:
         stored = read(checkpoint)
     except ValueError as error:
         return [*found, str(error)]
     for name, least in sorted(stored.needed.items()):
-        file = checkpoint / WEIGHTS / name
-        size = file.stat().st_size if file.is_file() else None
-        if size is None:
+        have = size(checkpoint / WEIGHTS / name)
+        if have is None:
             found.append(f"weights/{name} is missing")
-        elif size < least:
-            found.append(f"weights/{name} has {size} bytes, {least - size} too few")
+        elif have < least:
+            found.append(f"weights/{name} has {have} bytes, {least - have} too few")
     lacking = [name for name, each in stored.tensors.items() if each.stored < each.numbers]
     if lacking:
         found.append(f"{len(lacking)} tensors are stored in part, {lacking[0]} first")
     return found
+
+
+def damages(checkpoint: Path) -> list[str]:
+    """What is not as it was written, of a checkpoint without `problems`; reads all of it.
+
+    Each tensor is stored as torch saves one: a zip archive, with a CRC-32 of what it holds.
+    """
+    found = []
+    for name, offset, length in sorted(read(checkpoint).places):
+        if not _intact(_Part(checkpoint / WEIGHTS / name, offset, length)):
+            found.append(f"weights/{name} is damaged between bytes {offset} and {offset + length}")
+    return found
+
+
+class _Part(io.RawIOBase):
+    """Some bytes of a file, as a file."""
+
+    def __init__(self, file: Path, offset: int, length: int) -> None:
+        self.stream, self.offset, self.length, self.at = file.open("rb"), offset, length, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def seek(self, to: int, whence: int = os.SEEK_SET) -> int:
+        self.at = max(0, to + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.length}[whence])
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        self.stream.seek(self.offset + self.at)
+        read = self.stream.readinto(memoryview(buffer)[: max(0, self.length - self.at)])
+        self.at += read
+        return read
+
+    def close(self) -> None:
+        self.stream.close()
+        super().close()
+
+
+def _intact(file: Path | _Part) -> bool:
+    """Whether a zip archive holds what its checksums say."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.testzip() is None
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
+        return False
+    finally:
+        if isinstance(file, _Part):
+            file.close()
+
+
+def size(file: Path) -> int | None:
+    """Bytes of a file; None: it is not there, or no longer."""
+    try:
+        return file.stat().st_size if file.is_file() else None
+    except OSError:
+        return None
 
 
 def layout(checkpoint: Path) -> dict[str, int]:

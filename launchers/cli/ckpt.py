@@ -35,21 +35,20 @@ def list_(where: Where, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(where: Where, as_json: AsJson = False) -> None:
-    """Check that every file is there with all its bytes, and every tensor in the files; exit 1 if not."""
-    from superpod.launchers import checkpoints
+    """Read every file, and check that all its bytes are there and as they were written; exit 1 if not."""
+    from superpod.launchers import checkpoints, stored
 
     found = checkpoints.found(where)
+    problems = {each.path: each.problems or stored.damages(each.path) for each in found}
     if as_json:
         import json
 
-        print(json.dumps({str(each.path): each.problems for each in found}, indent=1))
-    for each in found if not as_json else []:
-        print(f"{each.name}: {'whole' if each.whole else 'NOT WHOLE'}")
-        for problem in each.problems:
-            print(f"  {problem}")
+        print(json.dumps({str(path): said for path, said in problems.items()}, indent=1))
+    for path, said in problems.items() if not as_json else []:
+        print("\n  ".join([f"{path.name}: {'NOT WHOLE' if said else 'whole'}", *said]))
     if not found:
         raise UserError(f"{where} holds no checkpoint yet")
-    if not all(each.whole for each in found):
+    if any(problems.values()):
         raise typer.Exit(1)
 
 
@@ -61,9 +60,8 @@ def prune(
 ) -> None:
     """Remove all but the newest checkpoints, and what is not whole."""
     from superpod.launchers import checkpoints
-    from superpod.launchers.rundir import RunDir
 
-    run = RunDir.open(where) if (where / "run.json").is_file() else None
+    run = checkpoints.run_of(where)
     with run.lock() if run and not dry_run else nullcontext():
         found = checkpoints.found(where)
         going = checkpoints.spare(found, keep)
@@ -124,7 +122,9 @@ def _table(found: list[Checkpoint]) -> None:
         loss = "" if each.val_loss is None else f"{each.val_loss:.4f}"
         state = "whole" if each.whole else "not whole"
         table.add_row(each.name, str(each.step or ""), state, holds, layout, _size(each.bytes), loss)
-    Console().print(table)
+    console = Console()
+    console = console if console.is_terminal else Console(width=240)  # for grep
+    console.print(table)
 
 
 def _size(count: float) -> str:

@@ -65,24 +65,31 @@ def write(path: Path, *, files: int = 2, adapter: bool = False, optimizer: bool 
     weights, context = path / "weights", path / "context"
     weights.mkdir(parents=True)
     context.mkdir()
-    names = {f"__{rank}_0.distcp": 64 + rank for rank in range(files)}
+    held = {f"__{rank}_0.distcp": bytes(8) + _archive(f"tensor {rank}") for rank in range(files)}
+    names = {name: len(data) for name, data in held.items()}
     tensors: dict[str, Any] = {"decoder.weight": ((4, 6), [(2, 6), (2, 6)])}
     if optimizer:
         tensors["optimizer.state.exp_avg.decoder.weight"] = ((24,), [(24,)])
     (weights / ".metadata").write_bytes(pickled(tensors, names))
-    for name, size in names.items():
-        (weights / name).write_bytes(b"x" * size)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("data", "common")
-    (weights / "common.pt").write_bytes(buffer.getvalue())
+    for name, data in held.items():
+        (weights / name).write_bytes(data)
+    (weights / "common.pt").write_bytes(_archive("common"))
     (weights / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     if adapter:
-        (weights / "adapter_metadata.json").write_text('{"model_ckpt_path": "/base"}')
+        base = path.with_name("base")
+        (base / "weights").mkdir(parents=True)
+        (weights / "adapter_metadata.json").write_text(json.dumps({"model_ckpt_path": str(base)}))
     (context / "io.json").write_text(
         json.dumps({"objects": {"a": _config("trainer.strategy"), "b": _config("trainer")}})
     )
     return path
+
+
+def _archive(text: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("data", text)
+    return buffer.getvalue()
 
 
 def _config(name: str) -> dict[str, Any]:

@@ -38,10 +38,17 @@ def cut(file):
     os.truncate(file, file.stat().st_size - 3)
 
 
+def flip(file, at):
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+
+
 DAMAGES = {
     "__1_0.distcp is missing": lambda folder: (folder / "weights" / "__1_0.distcp").unlink(),
-    "__1_0.distcp has 62 bytes, 3 too few": lambda folder: cut(folder / "weights" / "__1_0.distcp"),
-    "weights/common.pt is missing or cut off": lambda folder: cut(folder / "weights" / "common.pt"),
+    "bytes, 3 too few": lambda folder: cut(folder / "weights" / "__1_0.distcp"),
+    "weights/common.pt is missing or damaged": lambda folder: cut(folder / "weights" / "common.pt"),
+    "common.pt is missing or": lambda folder: flip(folder / "weights" / "common.pt", 32),
     "weights/metadata.json, which is written last": lambda folder: (folder / "weights" / "metadata.json").unlink(),
     "weights/.metadata is missing": lambda folder: (folder / "weights" / ".metadata").unlink(),
     "weights/.metadata is damaged": lambda folder: cut(folder / "weights" / ".metadata"),
@@ -62,6 +69,30 @@ def test_every_damage_is_found_and_named(says, tmp_path):
     assert says in problem
 
 
+@pytest.mark.parametrize("damage", [lambda file: flip(file, 8 + 36), lambda file: file.write_bytes(bytes(4096))])
+def test_contents_that_are_not_what_was_written_are_found(damage, tmp_path):
+    folder = stored_files.write(tmp_path / "step=9")
+    assert stored.damages(folder) == []
+    damage(folder / "weights" / "__1_0.distcp")
+    assert stored.problems(folder) == []
+    [problem] = stored.damages(folder)
+    assert problem.startswith("weights/__1_0.distcp is damaged between bytes 8 and ")
+
+
+def test_an_adapter_without_its_base_is_not_whole(tmp_path):
+    folder = stored_files.write(tmp_path / "step=9", adapter=True)
+    (tmp_path / "base" / "weights").rmdir()
+    assert "which is not there" in checkpoints.found(folder)[0].problems[0]
+    (folder / "weights" / "adapter_metadata.json").write_text("xx")
+    assert "adapter_metadata.json is damaged" in checkpoints.found(folder)[0].problems[0]
+
+
+def test_a_loss_that_is_no_number_is_no_best(tuned):
+    text = (tuned.path / "metrics.jsonl").read_text()
+    (tuned.path / "metrics.jsonl").write_text(text.replace('"val_loss": 2.5', '"val_loss": NaN'))
+    assert checkpoints.best(checkpoints.found(tuned.path)).step == 20
+
+
 def test_nothing_in_the_pickle_is_executed(tmp_path):
     class Evil:
         def __reduce__(self):
@@ -77,9 +108,12 @@ def test_the_best_has_the_least_validation_loss_and_is_whole(tuned):
     found = checkpoints.found(tuned.path)
     assert [(each.step, each.val_loss) for each in found] == [(10, 2.5), (20, 1.5), (30, 1.75)]
     assert checkpoints.best(found).step == 20
+    assert checkpoints.found(tuned.checkpoints) == found
+    assert checkpoints.found(found[1].path) == found[1:2]
     cut(found[1].path / "weights" / "__0_0.distcp")
     assert checkpoints.best(checkpoints.found(tuned.path)).step == 30
-    assert checkpoints.best(checkpoints.found(tuned.checkpoints)).step == 30  # without metrics, the newest
+    (tuned.path / "metrics.jsonl").unlink()
+    assert checkpoints.best(checkpoints.found(tuned.path)).step == 30  # the newest
     with pytest.raises(UserError, match="no checkpoint is whole"):
         checkpoints.best([])
 

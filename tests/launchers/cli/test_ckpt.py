@@ -39,9 +39,10 @@ def test_a_run_s_checkpoints_are_listed_verified_and_pruned(run, recipes_cli):
     assert [path.name for path in run.checkpoints.iterdir()] == ["step=9"]
 
 
-def test_a_run_that_runs_is_not_pruned(run, recipes_cli):
+@pytest.mark.parametrize("where", ["path", "checkpoints"])
+def test_a_run_that_runs_is_not_pruned(where, run, recipes_cli):
     with run.lock():
-        done = recipes_cli("ckpt", "prune", run.path)
+        done = recipes_cli("ckpt", "prune", getattr(run, where))
     assert done.returncode == 2
     assert len(list(run.checkpoints.iterdir())) == 2
 
