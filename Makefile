@@ -17,7 +17,7 @@ test: $(STAMP) ## the default tests
 test-all: $(STAMP) ## the slow ones too, as .ci/run does; not those marked long
 	$(BIN)/python -m pytest -m "not long"
 
-test-long: $(STAMP) ## those that would take .ci/run over its hour: planted bugs, drills, fine-tunings
+test-long: $(STAMP) ## those that would take .ci/run over its hour: every shape, planted bugs, drills, fine-tunings
 	$(BIN)/python -m pytest -m "long and not slurm"
 
 test-slurm: $(STAMP) ## those on a real Slurm, as root: tests/slurm/testbed.sh

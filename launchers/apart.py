@@ -75,7 +75,7 @@ def _forked(asked: str, log: Path) -> int:
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what was begun in temporary folders is tidied up
     try:
         sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for number in (1, 2):

@@ -34,6 +34,8 @@ def plan(source: Path, out: Path, like: Path | None = None, dtype: str = "") -> 
         return Conversion("imported", f"{__name__}:import_hf", {"folder": str(source), "out": str(out)})
     if dtype not in ("", *DTYPES):
         raise UserError(f"--dtype {dtype} is none of {', '.join(DTYPES)}")
+    if like and not (like / "config.json").is_file():
+        raise UserError(f"--like {like} is no Hugging Face folder: it has no config.json")
     chosen = checkpoints.best(checkpoints.found(source))
     facts = RunDir.open(source).facts if (source / "run.json").is_file() else {}
     if finetune.FACT in facts:

@@ -66,15 +66,18 @@ def check(name: str, task: Task) -> None:
 
     recipe = find(name)
     if recipe.task == "pretrain":
-        others = [each for each in recipes() if each.startswith(recipe.model.name) and "pretrain" not in each]
+        others = [each for each in recipes() if recipe.model.name in each and recipes()[each].task != "pretrain"]
         raise UserError(
             f"{name} is a recipe of pretraining", did_you_mean(name, others) or "see `recipes list sft lora`"
         )
     if task.long not in packing.LONG:
         raise UserError(f"--long {task.long} is none of {', '.join(packing.LONG)}")
     huggingface.family(Path(task.model))
-    for file in filter(None, (task.data, task.validation_data)):
-        samples.read(Path(file))
+    read = [samples.read(Path(file)) for file in filter(None, (task.data, task.validation_data))]
+    if not task.validation_data and not 0 < task.share < 1:
+        raise UserError(f"--validation {task.share} is no share of the samples", "0.05 holds out one in twenty")
+    if not task.validation_data and len(read[0]) < 2:
+        raise UserError(f"{task.data} holds one sample, and one is held out", "give --validation-data as well")
 
 
 def model_folder(name: str) -> Path:

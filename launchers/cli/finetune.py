@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from superpod.launchers.rundir import RunDir
 
 
+GIVEN = (0.05, "refuse", True, 1234)
+"""What --validation, --long, --pack and --seed are where nothing is said."""
+
+
 def finetune(
     name: Annotated[str, typer.Argument(help="A recipe of sft, lora or dora, from `recipes list`.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as optim.config.lr=1e-4.")] = None,
@@ -29,11 +33,11 @@ def finetune(
     validation_data: Annotated[
         Path | None, typer.Option(help="Its own file.", show_default="a share of --data")
     ] = None,
-    validation: Annotated[float, typer.Option(help="Share of the samples held out.")] = 0.05,
-    long: Annotated[str, typer.Option(help="Samples beyond the sequence length: refuse, cut or drop.")] = "refuse",
-    pack: Annotated[bool, typer.Option("--pack/--no-pack", help="Several samples in a sequence.")] = True,
+    validation: Annotated[float, typer.Option(help="Share of the samples held out.")] = GIVEN[0],
+    long: Annotated[str, typer.Option(help="Samples beyond the sequence length: refuse, cut or drop.")] = GIVEN[1],
+    pack: Annotated[bool, typer.Option("--pack/--no-pack", help="Several samples in a sequence.")] = GIVEN[2],
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of training.", show_default="the recipe's")] = None,
-    seed: Annotated[int, typer.Option(help="Decides which samples are held out, and their order.")] = 1234,
+    seed: Annotated[int, typer.Option(help="Decides which samples are held out, and their order.")] = GIVEN[3],
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="hf in the run folder")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with this run folder, or with the `last` one.")] = None,
     num_nodes: Annotated[int | None, typer.Option("--nodes", help="Size; default: its smallest.")] = None,
@@ -47,8 +51,8 @@ def finetune(
     if out:
         huggingface.must_be_new(out, "--out ")
     folder = _earlier(runs, name, resume) if resume is not None else None
-    if folder and (steps or model or data):
-        raise UserError("--resume goes on with what the run was given", "leave out --steps, --model and --data")
+    if folder and (steps or model or data or validation_data or (validation, long, pack, seed) != GIVEN):
+        raise UserError("--resume goes on with what the run was given", "leave out what says something of its data")
     if folder:
         task, job = tuning.Task.of(folder), local.Job.of(folder, overrides or [])
     else:
@@ -71,11 +75,15 @@ def _earlier(runs: Path, name: str, resume: str) -> RunDir:
     found = RunDir.latest(runs, name) if resume == "last" else RunDir.open(resume)
     if found is None:
         raise UserError(f"no run of {name} in {runs}", "start one with --model and --data")
+    if found.recipe != name:
+        raise UserError(f"{found.path} is a run of {found.recipe}, not of {name}")
     if found.done:
         raise UserError(
-            f"{found.path} is done: its learning rate has come to its end", "start a new one, with --steps N"
+            f"{found.path} is done: its learning rate has come to its end",
+            f"start a new one, with --steps N; or export it: {_export_again(found, None)}",
         )
-    return found
+    with found.lock():
+        return found  # what goes on elsewhere is said before NeMo is imported
 
 
 def _run(name: str, task: Task, job: Job, folder: RunDir | None, out: Path | None, runs: Path) -> None:
@@ -124,6 +132,10 @@ def _prepared(console: Console, task: Task, job: Job, folder: RunDir | None, run
     return mine, prepared
 
 
+def _export_again(folder: RunDir, out: Path | None) -> str:
+    return shlex.join(["recipes", "ckpt", "convert", str(folder.path), str(out or "OUT")])
+
+
 def _tell(console: Console, prepared: Prepared) -> None:
     counts = prepared.facts["samples"]
     for each in counts["read"]:
@@ -140,9 +152,13 @@ def _tell(console: Console, prepared: Prepared) -> None:
 def _export(console: Console, folder: RunDir, out: Path | None) -> None:
     from superpod.launchers import finetune as tuning
 
-    out = out or folder.path / "hf"
     console.print("exporting the best checkpoint")
-    said = tuning.export(folder, out)
+    try:
+        said = tuning.export(folder, out or folder.path / "hf")
+    except BaseException:
+        console.print(f"the training is done, and not exported; do it by {_export_again(folder, out)}", soft_wrap=True)
+        raise
+    out = out or folder.path / "hf"
     loss = "" if said["val_loss"] is None else f", validation loss {said['val_loss']:.4f}"
     merged = f", {said['merged']} matrices merged" if said["merged"] else ""
     words = f"{said['checkpoint']}{loss}{merged}: Hugging Face folder {out}"

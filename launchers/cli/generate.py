@@ -26,11 +26,14 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Let a checkpoint continue prompts, on this machine's GPU or its CPU."""
+    if not all(prompt.strip() for prompt in prompts):
+        raise UserError("a prompt is empty: there is nothing to go on with")
     chosen = _chosen(where)
     asked = {"prompts": prompts, "tokens": tokens, "temperature": temperature, "seed": seed, "chat": chat}
     said = _ask("generate", chosen, **asked)
     if as_json:
-        _print({"checkpoint": str(chosen.path), "answers": dict(zip(prompts, said, strict=True))})
+        answers = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, said, strict=True)]
+        _print({"checkpoint": str(chosen.path), "answers": answers})
         return
     for prompt, answer in zip(prompts, said, strict=True):
         print(f"{prompt} | {answer}" if not chat else f"user: {prompt}\nassistant: {answer}")

@@ -60,7 +60,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _sample(number: int, line: bytes) -> Sample:
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start}") from None
     except (ValueError, RecursionError) as error:
@@ -69,7 +69,8 @@ def _sample(number: int, line: bytes) -> Sample:
         raise ValueError(f"not a JSON object but {_kind(row)}")
     kinds = [keys for keys in KINDS if set(keys) <= row.keys()]
     if len(kinds) != 1:
-        raise ValueError(f"has the keys {', '.join(map(repr, list(row)[:8])) or 'none'}")
+        of = " of more than one kind" if kinds else ""
+        raise ValueError(f"has the keys {', '.join(map(repr, list(row)[:8])) or 'none'}{of}")
     if kinds[0] == ("messages",):
         if row.get("tools"):
             raise ValueError("tools are not put into the template; write them into the system message")
@@ -81,9 +82,15 @@ def _sample(number: int, line: bytes) -> Sample:
 
 
 def _text(row: dict[str, Any], key: str) -> str:
-    if not isinstance(row[key], str):
-        raise ValueError(f"{key} is {_kind(row[key])}, not a text")
-    return row[key]
+    return _clean(row[key], key)
+
+
+def _clean(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{where} is {_kind(value)}, not a text")
+    if any("\ud800" <= each <= "\udfff" for each in value):
+        raise ValueError(f"{where} holds half a surrogate pair, which is no character")
+    return value
 
 
 def _messages(given: Any) -> tuple[dict[str, str], ...]:
@@ -96,8 +103,7 @@ def _messages(given: Any) -> tuple[dict[str, str], ...]:
         role = message.get("role")
         if role not in ROLES:
             raise ValueError(f"{where}: role {role!r} is none of {', '.join(ROLES)}")
-        if not isinstance(message.get("content"), str):
-            raise ValueError(f"{where}: content is {_kind(message.get('content'))}, not a text")
+        _clean(message.get("content"), f"{where}: content")
         if role == "system" and at:
             raise ValueError(f"{where}: a system message comes first")
     if not any(message["role"] == "assistant" and message["content"].strip() for message in given):

@@ -65,6 +65,7 @@ def train(texts: Iterable[str], vocab: int, out: Path) -> int:
     out.mkdir(parents=True)
     special = {"bos_token": EOD, "eos_token": EOD, "pad_token": PAD}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | special
+    settings["model_input_names"] = ["input_ids", "attention_mask"]  # else token_type_ids, which no GPT takes
     _dump(out / "tokenizer_config.json", settings | {"model_max_length": 10**30})
     _dump(out / "special_tokens_map.json", special)
     (out / "tokenizer.json").write_text(found.to_str(pretty=True), encoding="utf-8")  # OSError when the disk is full

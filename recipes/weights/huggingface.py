@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.planner.errors import UserError
+from superpod.recipes.data import paths
 from superpod.recipes.weights import load
 
 FAMILIES = {
@@ -36,6 +37,8 @@ FAMILIES = {
     "gpt_oss": "GPTOSSModel",
 }
 """model_type of a config.json -> class of `nemo.collections.llm` whose importer reads it (NeMo 2.7.3)."""
+WORDS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+"""Files that a tokenizer is read from; one of them must be there."""
 
 
 def family(folder: Path) -> str:
@@ -49,14 +52,33 @@ def family(folder: Path) -> str:
         kind = str(config.get("model_type") or "")
     except FileNotFoundError:
         raise UserError(f"{folder} is no Hugging Face folder: it has no config.json", FETCH) from None
-    except (OSError, ValueError, AttributeError) as broken:
+    except AttributeError:
+        raise UserError(f"{folder / 'config.json'} is no JSON object", FETCH) from None
+    except (OSError, ValueError) as broken:
         raise UserError(f"{folder / 'config.json'} cannot be read: {broken}", FETCH) from None
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UserError(f"{folder}: model_type {kind!r} has no importer in NeMo 2.7.3", f"known: {known}")
     if not weights(folder):
         raise UserError(f"{folder} holds no weights: no *.safetensors, no *.bin", FETCH)
+    for file in folder.glob("*.safetensors"):
+        if not _is_whole(file):
+            raise UserError(f"{file} is cut off, or no file of safetensors", FETCH)
+    if not any((folder / name).is_file() for name in WORDS):
+        raise UserError(f"{folder} holds no tokenizer: none of {', '.join(WORDS)}", FETCH)
     return FAMILIES[kind]
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a file of safetensors is as long as its header says: 8 bytes for its length, JSON, numbers."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            tensors = json.loads(stream.read(length)) if length < file.stat().st_size else None
+        ends = [each["data_offsets"][1] for name, each in tensors.items() if name != "__metadata__"]
+        return file.stat().st_size >= 8 + length + max(ends, default=0)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, IndexError):
+        return False
 
 
 def weights(folder: Path) -> list[Path]:
@@ -176,9 +198,10 @@ def keep_template(folder: Path) -> None:
 
 
 def must_be_new(out: Path, option: str = "") -> None:
-    """Raises UserError where something stands already that would be written over."""
+    """Raises UserError where something stands already that would be written over, or nothing can be made."""
     if out.exists():
         raise UserError(f"{option}{out} is there already", "name another folder, or remove it")
+    paths.check_out(out, "config.json")
 
 
 @contextmanager

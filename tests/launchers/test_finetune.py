@@ -119,6 +119,7 @@ def test_transformers_loss_equals_nemo_s(name, judged):
     assert found["transformers"] < found["before"] - 1.0
     assert found["val_loss"][-1] < found["val_loss"][0]
     assert found["template"]
+    assert found["says"] == [found["transformers_says"]]
 
 
 @marked

@@ -38,6 +38,7 @@ def judged(folder: Path, recipe: str, model: str, out: str) -> dict[str, Any]:
         "transformers": transformers_loss(folder / out, folder / "data.jsonl"),
         "before": transformers_loss(folder / model, folder / "data.jsonl"),
         "says": apart.call("superpod.recipes.weights.speak:generate", log, **asked),
+        "transformers_says": transformers_says(folder / out, asked["prompts"][0], asked["tokens"]),
         "merged": apart.call("tests.launchers.tuned:merged", log, checkpoint=best),
         "changed": changed(folder / model, folder / out),
         "template": (folder / out / "chat_template.jinja").is_file(),
@@ -64,6 +65,19 @@ def transformers_loss(model: Path, data: Path) -> float:
         total -= known.gather(1, ids[0, 1:, None])[learnt].sum().item()
         count += int(learnt.sum())
     return total / count
+
+
+def transformers_says(model: Path, prompt: str, tokens: int) -> str:
+    """The likeliest tokens after a prompt, by transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from superpod.recipes.data import chat
+
+    whole, words = AutoModelForCausalLM.from_pretrained(model, torch_dtype=torch.float32), chat.load(str(model))
+    given = words(prompt, return_tensors="pt")
+    said = whole.generate(**given, max_new_tokens=tokens, do_sample=False)[0, given["input_ids"].shape[1] :]
+    return words.decode(said, skip_special_tokens=True)
 
 
 def merged(checkpoint: str) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ import pytest
 
 from superpod.launchers.rundir import RunDir
 from tests.launchers import stored_files
+from tests.recipes.weights import tiny
 
 
 @pytest.fixture
@@ -72,6 +73,12 @@ SAMPLES = '{"prompt": "a", "completion": "b"}\n'
         (["finetune", "tiny_llama3_sft", "--resume", "last"], "no run of tiny_llama3_sft"),
         (["finetune", "tiny_llama3_sft", "--model", "m", "--data", "d.jsonl", "--nodes", "7"], "not for 7"),
         (["ckpt", "convert", "m", "empty"], "empty is there already"),
+        (["finetune", "tiny_llama3_lora", "--resume", "run"], "is a run of tiny_llama3_sft, not of tiny_llama3_lora"),
+        (["finetune", "tiny_llama3_sft", "--resume", "run", "--seed", "3"], "--resume goes on with what the run was"),
+        (["finetune", "tiny_llama3_sft", "--model", "m", "--data", "d.jsonl"], "holds one sample"),
+        (["finetune", "tiny_llama3_sft", "--model", "m", "--data", "d.jsonl", "--validation", "0"], "is no share"),
+        (["finetune", "tiny_llama3_sft", "--model", "m", "--data", "d.jsonl", "--out", "d.jsonl/x"], "not a folder"),
+        (["generate", "empty", " "], "a prompt is empty"),
         (["ckpt", "convert", "empty", "new"], "empty holds no checkpoint"),
         (["ckpt", "convert", "m", "new", "--cluster", "dgx_h100"], "runs its ranks in a container"),
         (["ckpt", "convert", "m", "new", "--cluster", "testbeds"], "did you mean testbed"),
@@ -84,10 +91,9 @@ SAMPLES = '{"prompt": "a", "completion": "b"}\n'
 def test_mistakes_are_refused_with_exit_code_2(words, says, tmp_path, recipes_cli):
     for name, text in (("d.jsonl", SAMPLES), ("bad.jsonl", SAMPLES + '{"prompt": "a", "completion": ""}\n')):
         (tmp_path / name).write_text(text)
-    for name in ("empty", "m"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "m" / "config.json").write_text('{"model_type": "llama"}')
-    (tmp_path / "m" / "model.safetensors").write_text("")
+    (tmp_path / "empty").mkdir()
+    tiny.hollow(tmp_path / "m")
+    RunDir.create(tmp_path / "sft", "tiny_llama3_sft", facts={}, recipe_lines=["a = 1"]).path.rename(tmp_path / "run")
     done = recipes_cli(*words, cwd=tmp_path)
     assert done.returncode == 2, done.stderr[-2000:]
     assert says in done.stderr

@@ -19,7 +19,8 @@ def chat(*turns):
 
 def test_the_three_kinds_and_their_lines(tmp_path):
     talk = chat(("system", "short"), ("user", "2+2?"), ("assistant", "4"))
-    file = written(tmp_path, {"prompt": "2+2=", "completion": "4"}, b"  ", {"text": "four", "id": 7}, talk)
+    first = b'\xef\xbb\xbf{"prompt": "2+2=", "completion": "4"}'  # as Windows begins a file
+    file = written(tmp_path, first, b"  ", {"text": "four", "id": 7}, talk)
     one, two, three = samples.read(file)
     assert one == Sample(1, "2+2=4", 4)
     assert two == Sample(3, "four", 0)
@@ -33,7 +34,11 @@ WRONG = [
     ([1], "not a JSON object but a list"),
     ({}, "has the keys none"),
     ({"instruction": "a", "output": "b"}, "has the keys 'instruction', 'output'"),
-    ({"text": "a", "prompt": "b", "completion": "c"}, "has the keys 'text', 'prompt', 'completion'"),
+    (
+        {"text": "a", "prompt": "b", "completion": "c"},
+        "has the keys 'text', 'prompt', 'completion' of more than one kind",
+    ),
+    (b'{"text": "\\ud800 hi"}', "text holds half a surrogate pair"),
     ({"prompt": "a", "completion": " "}, "completion is empty"),
     ({"prompt": ["a"], "completion": "b"}, "prompt is a list, not a text"),
     ({"text": None}, "text is null, not a text"),

@@ -65,9 +65,28 @@ def test_what_is_no_model_is_refused(files, says, tmp_path):
         huggingface.family(tmp_path)
 
 
+NINE_BYTES = (60).to_bytes(8, "little") + b'{"a": {"data_offsets": [0, 9]}}'.ljust(60) + bytes(9)
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "says"),
+    [
+        ("model.safetensors", NINE_BYTES[:-1], "cut off"),
+        ("model.safetensors", b"", "cut off"),
+        ("tokenizer.json", None, "holds no tokenizer"),
+        ("config.json", b"[]", "is no JSON object"),
+    ],
+)
+def test_what_is_broken_is_refused_before_nemo_is_asked(file, data, says, tmp_path):
+    (tiny.hollow(tmp_path) / "more.safetensors").write_bytes(NINE_BYTES)
+    assert huggingface.family(tmp_path) == "LlamaModel"
+    (tmp_path / file).unlink() if data is None else (tmp_path / file).write_bytes(data)
+    with pytest.raises(UserError, match=says):
+        huggingface.family(tmp_path)
+
+
 def test_a_folder_that_is_there_is_not_written_over(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    (tmp_path / "model.safetensors").write_text("")
+    tiny.hollow(tmp_path)
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match="is there already"):
         huggingface.export_hf(tmp_path, tmp_path / "out")

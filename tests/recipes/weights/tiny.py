@@ -40,6 +40,15 @@ def folder(out: Path, kind: str, **sizes: Any) -> Path:
     return out
 
 
+def hollow(out: Path) -> Path:
+    """What passes for a Hugging Face folder as long as nobody loads it."""
+    out.mkdir(exist_ok=True)
+    (out / "config.json").write_text('{"model_type": "llama"}')
+    (out / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (out / "tokenizer.json").write_text("{}")
+    return out
+
+
 RECIPE = {
     "num_hidden_layers": 4,
     "hidden_size": 192,
