@@ -212,7 +212,7 @@ def _on_step(happens: Callable[[], None]) -> None:
 
 
 DENSE, TIED, CP = "dense-gqa-tp-with-sp-dp", "sft-tied-embeddings-on-two-stages-interleaved", "long-context-cp"
-MOE, LORA = "moe-ep-qk-norms", "lora-tp-x-dp"
+MOE, LORA = "moe-with-expert-tensor-parallelism", "lora-tp-x-dp"
 
 BUGS: dict[str, tuple[str, Callable[[], None]]] = {
     "same-data": (DENSE, same_data),
@@ -222,7 +222,7 @@ BUGS: dict[str, tuple[str, Callable[[], None]]] = {
     "contiguous-chunks": (CP, contiguous_chunks),
     "keys-not-gathered": (CP, keys_not_gathered),
     "norms-apart": (DENSE, _unmarked("layer_norm")),
-    "router-apart": ("moe-with-expert-tensor-parallelism", _unmarked("router")),
+    "router-apart": (MOE, _unmarked("router")),
     "gradients-apart": (DENSE, gradients_apart),
     "idle-stage": (TIED, idle_stage),
     "forgotten-moments": (DENSE, forgotten_moments),
