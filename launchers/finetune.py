@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -123,13 +124,17 @@ def change(task: Task, run_folder: Path, note: Callable[[str], None]) -> Callabl
 
 
 def imported(model: Path, bases: Path, note: Callable[[str], None]) -> Path:
-    """The NeMo checkpoint of a Hugging Face folder, made once for each content."""
+    """The NeMo checkpoint of a Hugging Face folder, made once for each content; who comes second waits for it."""
     from superpod.launchers import apart
 
     base = bases / f"{model.name}-{digest(model)}"
-    if not base.is_dir():
-        note(f"importing {model} into NeMo")
-        apart.call("superpod.launchers.convert:import_hf", bases / f"{base.name}.log", folder=str(model), out=str(base))
+    log = base.with_name(f"{base.name}.log")
+    bases.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as alone:
+        fcntl.flock(alone, fcntl.LOCK_EX)
+        if not base.is_dir():
+            note(f"importing {model} into NeMo")
+            apart.call("superpod.launchers.convert:import_hf", log, folder=str(model), out=str(base))
     return base
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -181,6 +182,22 @@ def test_a_folder_s_digest_is_of_its_content(tmp_path):
     assert finetune.digest(tmp_path / "b") != one
     (tmp_path / "a" / "config.json").write_text("{ }")
     assert finetune.digest(tmp_path / "a") != one
+
+
+def test_two_that_want_one_model_import_it_once(tmp_path, monkeypatch):
+    calls = []
+
+    def slowly(function, log, folder, out):
+        calls.append(function)
+        time.sleep(0.5)
+        (tmp_path / "bases" / out).mkdir()
+
+    monkeypatch.setattr("superpod.launchers.apart.call", slowly)
+    wanted = (tiny.hollow(tmp_path / "m"), tmp_path / "bases", lambda words: None)
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda _: finetune.imported(*wanted), range(2))
+    assert one == two
+    assert calls == ["superpod.launchers.convert:import_hf"]
 
 
 def test_a_task_is_kept_in_the_run_and_read_again(tmp_path):
