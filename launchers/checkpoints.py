@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -115,7 +114,7 @@ def _bytes(folder: Path) -> int:
 def _losses(run: Path) -> dict[int, float]:
     """Validation loss by step; the last line of a step wins."""
     lines = {line["step"]: line.get("val_loss") for line in read_lines(run / "metrics.jsonl") if "step" in line}
-    return {step: loss for step, loss in lines.items() if is_number(loss) and math.isfinite(loss)}
+    return {step: loss for step, loss in lines.items() if is_number(loss)}
 
 
 def best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:

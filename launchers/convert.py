@@ -25,7 +25,6 @@ def plan(source: Path, out: Path, like: Path | None = None, dtype: str = "") -> 
         UserError: `source` is neither, is not whole, or `out` is there.
     """
     from superpod.launchers import checkpoints, finetune
-    from superpod.launchers.rundir import RunDir
     from superpod.recipes.weights import huggingface
 
     huggingface.must_be_new(out)
@@ -37,7 +36,8 @@ def plan(source: Path, out: Path, like: Path | None = None, dtype: str = "") -> 
     if like and not (like / "config.json").is_file():
         raise UserError(f"--like {like} is no Hugging Face folder: it has no config.json")
     chosen = checkpoints.best(checkpoints.found(source))
-    facts = RunDir.open(source).facts if (source / "run.json").is_file() else {}
+    run = checkpoints.run_of(source)
+    facts = run.facts if run else {}
     if finetune.FACT in facts:
         like = like or Path(facts["base"]) / huggingface.KEPT
     arguments: dict[str, Any] = {

@@ -20,7 +20,7 @@ from typing import Any
 
 from superpod.launchers.runtime.checkpoints import MARK
 from superpod.launchers.runtime.files import read_json
-from superpod.planner.layout import DEGREES
+from superpod.planner.layout import PARALLEL_SIZES
 
 WEIGHTS = "weights"
 
@@ -210,7 +210,7 @@ def layout(checkpoint: Path) -> dict[str, int]:
         trainer = _attributes(objects, "trainer")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    found = {mine: strategy[theirs] for mine, theirs in DEGREES.items() if isinstance(strategy.get(theirs), int)}
+    found = {mine: strategy[theirs] for mine, theirs in PARALLEL_SIZES.items() if isinstance(strategy.get(theirs), int)}
     ranks = [count for name in ("devices", "num_nodes") if isinstance(count := trainer.get(name), int)]
     return found | ({"ranks": math.prod(ranks)} if len(ranks) == 2 else {})
 

@@ -19,7 +19,7 @@ CHOICES = {
 }
 MOST = 2**24
 """Sizes beyond this are slips of the hand."""
-DEGREES = {
+PARALLEL_SIZES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
     "vp": "virtual_pipeline_model_parallel_size",

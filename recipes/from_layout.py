@@ -12,10 +12,10 @@ from typing import Any
 import nemo_run as run
 from fiddle._src import history
 
-from superpod.planner.layout import DEGREES, Layout
+from superpod.planner.layout import PARALLEL_SIZES, Layout
 from superpod.recipes.registry import Recipe
 
-STRATEGY = DEGREES | {
+STRATEGY = PARALLEL_SIZES | {
     "sp": "sequence_parallel",
     "embedding_as_layer": "account_for_embedding_in_pipeline_split",
     "loss_as_layer": "account_for_loss_in_pipeline_split",

@@ -110,8 +110,9 @@ def _queue(cluster: str, out: Path, words: list[str]) -> None:
 
 
 def _table(found: list[Checkpoint]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from superpod.launchers.cli import tables
 
     table = Table(box=None, pad_edge=False)
     for name in ("checkpoint", "step", "state", "holds", "layout", "size", "val loss"):
@@ -122,9 +123,7 @@ def _table(found: list[Checkpoint]) -> None:
         loss = "" if each.val_loss is None else f"{each.val_loss:.4f}"
         state = "whole" if each.whole else "not whole"
         table.add_row(each.name, str(each.step or ""), state, holds, layout, _size(each.bytes), loss)
-    console = Console()
-    console = console if console.is_terminal else Console(width=240)  # for grep
-    console.print(table)
+    tables.show(table)
 
 
 def _size(count: float) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.launchers.cli import run as running
 from superpod.launchers.cli.run import NotDone, Runs
 from superpod.planner.errors import UserError
 
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from superpod.launchers.rundir import RunDir
 
 
-GIVEN = (0.05, "refuse", True, 1234)
-"""What --validation, --long, --pack and --seed are where nothing is said."""
-
-
 def finetune(
     name: Annotated[str, typer.Argument(help="A recipe of sft, lora or dora, from `recipes list`.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as optim.config.lr=1e-4.")] = None,
@@ -33,11 +30,11 @@ def finetune(
     validation_data: Annotated[
         Path | None, typer.Option(help="Its own file.", show_default="a share of --data")
     ] = None,
-    validation: Annotated[float, typer.Option(help="Share of the samples held out.")] = GIVEN[0],
-    long: Annotated[str, typer.Option(help="Samples beyond the sequence length: refuse, cut or drop.")] = GIVEN[1],
-    pack: Annotated[bool, typer.Option("--pack/--no-pack", help="Several samples in a sequence.")] = GIVEN[2],
+    validation: Annotated[float, typer.Option(help="Share of the samples held out.")] = 0.05,
+    long: Annotated[str, typer.Option(help="Samples beyond the sequence length: refuse, cut or drop.")] = "refuse",
+    pack: Annotated[bool, typer.Option("--pack/--no-pack", help="Several samples in a sequence.")] = True,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of training.", show_default="the recipe's")] = None,
-    seed: Annotated[int, typer.Option(help="Decides which samples are held out, and their order.")] = GIVEN[3],
+    seed: Annotated[int, typer.Option(help="Decides which samples are held out, and their order.")] = 1234,
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="hf in the run folder")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with this run folder, or with the `last` one.")] = None,
     num_nodes: Annotated[int | None, typer.Option("--nodes", help="Size; default: its smallest.")] = None,
@@ -51,7 +48,9 @@ def finetune(
     if out:
         huggingface.must_be_new(out, "--out ")
     folder = _earlier(runs, name, resume) if resume is not None else None
-    if folder and (steps or model or data or validation_data or (validation, long, pack, seed) != GIVEN):
+    files = [str(each.absolute()) if each else "" for each in (data, validation_data)]
+    task = tuning.Task(model or "", files[0], files[1], validation, seed, long, pack, steps)
+    if folder and task != tuning.Task("", ""):
         raise UserError("--resume goes on with what the run was given", "leave out what says something of its data")
     if folder:
         task, job = tuning.Task.of(folder), local.Job.of(folder, overrides or [])
@@ -59,9 +58,7 @@ def finetune(
         if not model or not data:
             raise UserError("finetune needs --model and --data", "or --resume RUN")
         local.check(local.Job(name))
-        files = [str(each.absolute()) if each else "" for each in (data, validation_data)]
-        found = str(tuning.model_folder(model))
-        task = tuning.Task(found, files[0], files[1], validation, seed, long, pack, steps)
+        task = replace(task, model=str(tuning.model_folder(model)))
         job = local.Job(name, overrides or [], None, num_nodes)
     local.check(job)
     tuning.check(name, task)
@@ -70,13 +67,7 @@ def finetune(
 
 
 def _earlier(runs: Path, name: str, resume: str) -> RunDir:
-    from superpod.launchers.rundir import RunDir
-
-    found = RunDir.latest(runs, name) if resume == "last" else RunDir.open(resume)
-    if found is None:
-        raise UserError(f"no run of {name} in {runs}", "start one with --model and --data")
-    if found.recipe != name:
-        raise UserError(f"{found.path} is a run of {found.recipe}, not of {name}")
+    found = running.earlier(runs, name, resume)
     if found.done:
         raise UserError(
             f"{found.path} is done: its learning rate has come to its end",
@@ -89,7 +80,6 @@ def _earlier(runs: Path, name: str, resume: str) -> RunDir:
 def _run(name: str, task: Task, job: Job, folder: RunDir | None, out: Path | None, runs: Path) -> None:
     from rich.console import Console
 
-    from superpod.launchers.cli import run as running
     from superpod.launchers.quiet import quietly
 
     with quietly() as terminal:
@@ -153,13 +143,13 @@ def _export(console: Console, folder: RunDir, out: Path | None) -> None:
     from superpod.launchers import finetune as tuning
 
     console.print("exporting the best checkpoint")
+    place = out or folder.path / "hf"
     try:
-        said = tuning.export(folder, out or folder.path / "hf")
+        said = tuning.export(folder, place)
     except BaseException:
         console.print(f"the training is done, and not exported; do it by {_export_again(folder, out)}", soft_wrap=True)
         raise
-    out = out or folder.path / "hf"
     loss = "" if said["val_loss"] is None else f", validation loss {said['val_loss']:.4f}"
     merged = f", {said['merged']} matrices merged" if said["merged"] else ""
-    words = f"{said['checkpoint']}{loss}{merged}: Hugging Face folder {out}"
+    words = f"{said['checkpoint']}{loss}{merged}: Hugging Face folder {place}"
     console.print(words, markup=False, highlight=False, soft_wrap=True)

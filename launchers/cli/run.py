@@ -71,7 +71,8 @@ def run(
         raise NotDone(ended.exit_code)
 
 
-def _earlier(runs: Path, name: str, resume: str, overrides: list[str]) -> RunDir:
+def earlier(runs: Path, name: str, resume: str) -> RunDir:
+    """The run of a recipe that `--resume` names: its folder, or `last`. Raises UserError: there is none."""
     from superpod.launchers.rundir import RunDir
 
     if not resume:
@@ -81,6 +82,11 @@ def _earlier(runs: Path, name: str, resume: str, overrides: list[str]) -> RunDir
         raise UserError(f"no run of {name} in {runs}", "start one without --resume, or name its folder with --runs")
     if folder.recipe != name:
         raise UserError(f"{folder.path} is a run of {folder.recipe}, not of {name}")
+    return folder
+
+
+def _earlier(runs: Path, name: str, resume: str, overrides: list[str]) -> RunDir:
+    folder = earlier(runs, name, resume)
     if "finetune" in folder.facts:
         raise UserError(
             f"{folder.path} is a fine-tuning", f"go on with: recipes finetune {name} --resume {folder.path}"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from superpod.planner.layout import DEGREES
+from superpod.planner.layout import PARALLEL_SIZES
 
 # Llama 3's vocabulary, for a recipe that names none this machine can find: NeMo's stock recipes leave it to a
 # tokenizer, and with mock data have none. The counts of other models are then off by the difference.
@@ -128,7 +128,7 @@ def fake_ranks(rank: int, world_size: int, **layout: Any) -> Iterator[None]:
 
 def degrees(strategy: Any) -> dict[str, Any]:
     """The arguments NeMo gives to initialize_model_parallel (nemo.lightning._strategy_lib.init_model_parallel)."""
-    names = (*DEGREES.values(), "num_distributed_optimizer_instances")
+    names = (*PARALLEL_SIZES.values(), "num_distributed_optimizer_instances")
     return {
         **{name: getattr(strategy, name) for name in names},
         "order": "tp-cp-ep-pp-dp" if strategy.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",

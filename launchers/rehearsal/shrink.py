@@ -84,13 +84,12 @@ def shrink(job: Job, ranks: int = RANKS) -> Shrunk:
 
 def _refuse(job: Job) -> None:
     """What has no rehearsal, by name."""
-    model, name = job.model, job.model.name
+    model, name, sharding = job.model, job.model.name, job.layout.sharding
     lacking = {
         "Mamba and hybrid layers need GPU packages": bool(model.pattern or {"mamba", "delta"} & model.kinds),
         "its layers differ in width one by one, and its configuration lists each": bool(model.runs),
         "sparse attention's indexer is not in Megatron-Core 0.15.3": bool(model.indexer_heads),
-        f"{job.layout.sharding} is Megatron-FSDP, which orders its work on CUDA's streams": job.layout.sharding
-        in ("zero2", "zero3"),
+        f"{sharding} is Megatron-FSDP, which orders its work on CUDA's streams": sharding in ("zero2", "zero3"),
     }
     for why, found in lacking.items():
         if found:

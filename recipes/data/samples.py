@@ -75,17 +75,13 @@ def _sample(number: int, line: bytes) -> Sample:
         if row.get("tools"):
             raise ValueError("tools are not put into the template; write them into the system message")
         return Sample(number, messages=_messages(row["messages"]))
-    prompt, answer = ("", *(_text(row, key) for key in kinds[0]))[-2:]
+    prompt, answer = ("", *(_text(row[key], key) for key in kinds[0]))[-2:]
     if not answer.strip():
         raise ValueError(f"{kinds[0][-1]} is empty: there is nothing to learn")
     return Sample(number, prompt + answer, len(prompt))
 
 
-def _text(row: dict[str, Any], key: str) -> str:
-    return _clean(row[key], key)
-
-
-def _clean(value: Any, where: str) -> str:
+def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{where} is {_kind(value)}, not a text")
     if any("\ud800" <= each <= "\udfff" for each in value):
@@ -103,7 +99,7 @@ def _messages(given: Any) -> tuple[dict[str, str], ...]:
         role = message.get("role")
         if role not in ROLES:
             raise ValueError(f"{where}: role {role!r} is none of {', '.join(ROLES)}")
-        _clean(message.get("content"), f"{where}: content")
+        _text(message.get("content"), f"{where}: content")
         if role == "system" and at:
             raise ValueError(f"{where}: a system message comes first")
     if not any(message["role"] == "assistant" and message["content"].strip() for message in given):

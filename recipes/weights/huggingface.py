@@ -59,10 +59,11 @@ def family(folder: Path) -> str:
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UserError(f"{folder}: model_type {kind!r} has no importer in NeMo 2.7.3", f"known: {known}")
-    if not weights(folder):
+    files = weights(folder)
+    if not files:
         raise UserError(f"{folder} holds no weights: no *.safetensors, no *.bin", FETCH)
-    for file in folder.glob("*.safetensors"):
-        if not _is_whole(file):
+    for file in files:
+        if file.suffix == ".safetensors" and not _is_whole(file):
             raise UserError(f"{file} is cut off, or no file of safetensors", FETCH)
     if not any((folder / name).is_file() for name in WORDS):
         raise UserError(f"{folder} holds no tokenizer: none of {', '.join(WORDS)}", FETCH)

@@ -16,9 +16,6 @@ ADAPTER = Path("weights") / "adapter_metadata.json"
 """What tells an adapter's checkpoint from a whole model's; it names the base."""
 
 
-HINT = "`recipes ckpt list` says which checkpoints are whole"
-
-
 def base_of(checkpoint: Path) -> Path | None:
     """The checkpoint that an adapter's stands on; None for a whole model. Imports nothing.
 
@@ -31,7 +28,10 @@ def base_of(checkpoint: Path) -> Path | None:
     try:
         base = Path(json.loads(file.read_bytes())["model_ckpt_path"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{file} is damaged: it names the model that the adapter is of", HINT) from None
+        raise UserError(
+            f"{file} is damaged: it names the model that the adapter is of",
+            "`recipes ckpt list` says which checkpoints are whole",
+        ) from None
     if not (base / "weights").is_dir():
         raise UserError(f"{checkpoint} is an adapter of {base}, which is not there", "put the base model back")
     return base

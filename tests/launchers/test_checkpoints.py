@@ -46,9 +46,9 @@ def flip(file, at):
 
 DAMAGES = {
     "__1_0.distcp is missing": lambda folder: (folder / "weights" / "__1_0.distcp").unlink(),
-    "bytes, 3 too few": lambda folder: cut(folder / "weights" / "__1_0.distcp"),
+    "__1_0.distcp has 119 bytes, 3 too few": lambda folder: cut(folder / "weights" / "__1_0.distcp"),
     "weights/common.pt is missing or damaged": lambda folder: cut(folder / "weights" / "common.pt"),
-    "common.pt is missing or": lambda folder: flip(folder / "weights" / "common.pt", 32),
+    "common.pt is missing or damaged": lambda folder: flip(folder / "weights" / "common.pt", 32),
     "weights/metadata.json, which is written last": lambda folder: (folder / "weights" / "metadata.json").unlink(),
     "weights/.metadata is missing": lambda folder: (folder / "weights" / ".metadata").unlink(),
     "weights/.metadata is damaged": lambda folder: cut(folder / "weights" / ".metadata"),

@@ -13,7 +13,7 @@ import pytest
 from superpod.launchers import finetune
 from superpod.launchers.rundir import RunDir
 from superpod.planner.errors import UserError
-from superpod.planner.layout import DEGREES
+from superpod.planner.layout import PARALLEL_SIZES
 from tests.conftest import ROOT
 from tests.recipes.weights import tiny
 
@@ -27,7 +27,7 @@ TINY = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 96, "num_attentio
 SMALL = [f"model.config.{name}={size}" for name, size in TINY.items()]
 SMALL += ["model.config.seq_length=64", "data.micro_batch_size=1", *SHORT, "--steps", "50"]
 EP2 = {"tp": 1, "pp": 1, "vp": None, "cp": 1, "ep": 2, "etp": 1}
-MOE = [f"trainer.strategy.{DEGREES[name]}={degree}" for name, degree in EP2.items()]
+MOE = [f"trainer.strategy.{PARALLEL_SIZES[name]}={degree}" for name, degree in EP2.items()]
 MOE += ["trainer.strategy.sequence_parallel=False", "trainer.num_nodes=1", "trainer.devices=2"]
 MOE += ["model.config.num_moe_experts=4"]
 FAMILIES = {

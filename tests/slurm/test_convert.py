@@ -9,18 +9,13 @@ from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.nemo]
 
-MAKE = """
-import sys
-from pathlib import Path
-from tests.recipes.weights import tiny
-tiny.folder(Path(sys.argv[1]), "llama")
-"""
+MAKE = [sys.executable, "-W", "ignore", "-m", "tests.recipes.weights.tiny"]
 
 
 def test_a_model_goes_to_nemo_and_back_in_jobs(testbed, profile, recipes_cli, tmp_path):
     tensors = pytest.importorskip("safetensors.torch")
     hub, nemo, back = (tmp_path / f"it's $({name}) 100%" for name in ("hub", "nemo", "back"))
-    subprocess.run([sys.executable, "-W", "ignore", "-c", MAKE, str(hub)], cwd=ROOT, check=True, timeout=200)
+    subprocess.run([*MAKE, str(hub), "llama"], cwd=ROOT, check=True, timeout=200)
     for source, out in ((hub, nemo), (nemo, back)):
         asked = recipes_cli("ckpt", "convert", source, out, "--cluster", profile())
         assert asked.returncode == 0, asked.stderr

@@ -74,6 +74,7 @@ SAMPLES = '{"prompt": "a", "completion": "b"}\n'
         (["finetune", "tiny_llama3_sft", "--model", "m", "--data", "d.jsonl", "--nodes", "7"], "not for 7"),
         (["ckpt", "convert", "m", "empty"], "empty is there already"),
         (["finetune", "tiny_llama3_lora", "--resume", "run"], "is a run of tiny_llama3_sft, not of tiny_llama3_lora"),
+        (["finetune", "tiny_llama3_sft", "--resume", "run"], "is no fine-tuning"),
         (["finetune", "tiny_llama3_sft", "--resume", "run", "--seed", "3"], "--resume goes on with what the run was"),
         (["finetune", "tiny_llama3_sft", "--model", "m", "--data", "d.jsonl"], "holds one sample"),
         (["finetune", "tiny_llama3_sft", "--model", "m", "--data", "d.jsonl", "--validation", "0"], "is no share"),

@@ -33,6 +33,7 @@ def test_rehearsed(shape):
     assert shape["passed"], shape
     assert shape["ranks"] >= 4
     assert {check["name"] for check in shape["checks"]} >= CHECKS
+    assert "its own topology" in shape["topology"] or "folded" in shape["topology"]
 
 
 def test_there_are_enough_shapes():
