@@ -19,6 +19,8 @@ _ECHOES = (
     "SignalException",
     "Broken pipe",
 )
+# nvidia-resiliency-ext's rank monitor, before it ends its rank.
+_HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subsequent) heartbeat\. ?Waited ([\d.]+)")
 _LONGEST = 400
 _FULL_BYTES = 1 << 20
 _KNOWN = {
@@ -31,10 +33,13 @@ _KNOWN = {
 
 
 def why(folder: RunDir, link: Link) -> str:
-    """The first cause that can be named: a full disk, a rank killed, or the error that a rank's log ends with."""
+    """The first cause that can be named: a full disk, a rank that hung, the error a log ends with, a rank killed."""
     free = shutil.disk_usage(folder.path).free
     if free < _FULL_BYTES or _mentions(link, "No space left on device"):
         return f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free): make room, then resume"
+    if hung := [match for log in link.logs if (match := _HUNG.search(_tail(log)))]:
+        who = ", ".join(f"rank {match[2]} on {match[1]}" for match in hung)
+        return f"no heartbeat of {who} for {float(hung[0][3]):.0f} s, longer than was learned: ended (fault_tolerance)"
     for log in [*link.logs, *_launcher_logs(link)]:
         if found := _last_error(log):
             meant = [meaning for pattern, meaning in _KNOWN.items() if re.match(pattern, found)]

@@ -183,7 +183,9 @@ def _place(request: SlurmBatchRequest, folder: str) -> list[str]:
         return ["--chdir", os.path.join(folder, "code")]
     mounts = [m.replace("/nemo_run", folder, 1) if m.startswith("/nemo_run") else m for m in wanted.container_mounts]
     words = ["--container-image", wanted.container_image, "--container-workdir", "/nemo_run/code"]
-    return [*words, "--container-mounts", ",".join([*mounts, f"{folder}:/nemo_run"])]
+    words += ["--container-mounts", ",".join([*mounts, f"{folder}:/nemo_run"])]
+    names = ",".join([*(wanted.container_env or []), *wanted.env_vars])
+    return [*words, "--container-env", names] if names else words
 
 
 _describe = scheduler.SlurmTunnelScheduler.describe

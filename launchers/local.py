@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from superpod.launchers.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
 from superpod.launchers.rehearsal import dry_build, rehearse
 from superpod.launchers.rundir import Link, RunDir
+from superpod.launchers.runtime.rank import attach
 from superpod.launchers.watchdog import Watchdog
 from superpod.planner.errors import UserError
 
@@ -216,21 +217,6 @@ def _parameters(partial: run.Partial, ranks: int) -> int:
         ) from refused
 
 
-def point_at(partial: run.Partial, folder: RunDir, link: Link) -> None:
-    """Have the run write where contracts say: checkpoints shared by all links, logs of its own, metrics."""
-    import nemo_run as run
-
-    from superpod.launchers.runtime import RunCallback
-
-    partial.log.explicit_log_dir = str(link.path / "nemo")
-    partial.log.ckpt.dirpath = str(folder.checkpoints)
-    partial.resume.resume_from_directory = str(folder.checkpoints)
-    partial.trainer.callbacks = [
-        *partial.trainer.callbacks,
-        run.Config(RunCallback, run_dir=str(folder.path), link=link.name),
-    ]
-
-
 @dataclass(frozen=True)
 class Ended:
     """How a link ended."""
@@ -249,7 +235,7 @@ def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[..., N
     import nemo_run as run
     from torchx.schedulers.local_scheduler import SignalException
 
-    point_at(prepared.partial, folder, link)
+    attach(prepared.partial, folder.path, link.path)
     environment = _environment() | {MARK: str(link.path)}
     executor = run.LocalExecutor(ntasks_per_node=prepared.ranks, launcher="torchrun", env_vars=environment)
     stop, watchdog = StopSignal(), Watchdog(link)

@@ -215,6 +215,8 @@ def _container(job: Job) -> list[str]:
         return []
     mounts = ",".join([*box.mounts, "$runs:$runs"])
     flags = [f"--container-image={quoted(box.image)}", f'--container-mounts="{_in_quotes(mounts)}"']
+    # pyxis lets an image's own value of a variable win, but for those that are named.
+    flags.append(f"--container-env={quoted(','.join(variable.name for variable in job.variables))}")
     flags.append("--container-mount-home" if box.mount_home else "--no-container-mount-home")
     return flags + (["--container-writable"] if box.writable else [])
 

@@ -132,6 +132,19 @@ def _stragglers(partial: run.Partial) -> None:
     )
 
 
+def _fault_tolerance(partial: run.Partial) -> None:
+    import nemo_run as run
+    from nvidia_resiliency_ext.ptl_resiliency import FaultToleranceCallback
+
+    partial.trainer.callbacks.append(
+        run.Config(
+            FaultToleranceCallback,
+            autoresume=False,  # links of a run know by its done marker whether to go on
+            calculate_timeouts=True,  # five times the longest wait seen, from the second link on
+        )
+    )
+
+
 CONFLICTS = (("full_recompute", "offload_activations"),)
 """Options that undo each other; Megatron refuses to offload what it recomputes."""
 
@@ -143,5 +156,8 @@ OPTIONS = {
     "precision_aware": Option("Adam's moments in BF16: 8 bytes a parameter less, sharded", _precision_aware),
     "cuda_graphs": Option("launches recorded once; dense models, where the CPU cannot keep up", _cuda_graphs),
     "stragglers": Option("slow GPUs named every 5 minutes, by nvidia-resiliency-ext", _stragglers),
+    "fault_tolerance": Option(
+        "a rank that hangs is ended, by timeouts that nvidia-resiliency-ext learns", _fault_tolerance
+    ),
     "deterministic": Option("bitwise repeatable, and slower", _deterministic),
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
+from . import rank_monitor
 from .capture import capture_output
 from .files import append_line, tail_lines, write_json
 from .heartbeat import Heartbeat
@@ -30,11 +31,12 @@ class RunCallback(Callback):
     validation loss over the stages. Every rank writes `heartbeat/{rank}.jsonl`: at most one line per `heartbeat_s`
     seconds, plus one at each change of phase (start, train, validate, save, stopped, done, ended, failed).
 
+    `monitored` starts the rank monitor that the FaultToleranceCallback of nvidia-resiliency-ext reports to.
     `run_dir` and `link` ("003") say where; an empty one is taken from SUPERPOD_RUN_DIR or SUPERPOD_LINK, so that a
     requeued job can open a new link with the same recipe file. Raises RunError (see there) out of the training.
     """
 
-    def __init__(self, run_dir: str = "", link: str = "", heartbeat_s: int = 1) -> None:
+    def __init__(self, run_dir: str = "", link: str = "", heartbeat_s: int = 1, monitored: bool = False) -> None:
         super().__init__()
         self.run_dir = run_dir or os.environ.get("SUPERPOD_RUN_DIR", "")
         self.link = link or os.environ.get("SUPERPOD_LINK", "")
@@ -48,6 +50,8 @@ class RunCallback(Callback):
         self._stopped_by = 0
         self._held: int | None = None
         capture_output(self._link_dir)
+        if monitored:
+            rank_monitor.start(self._run)
 
     @property
     def _run(self) -> Path:

@@ -148,13 +148,15 @@ def attach(partial: Any, run: Path, link: Path) -> None:
     """Have the recipe write into its run folder: checkpoints shared by all links, logs of its own, metrics."""
     import nemo_run
 
-    from superpod.launchers.runtime import RunCallback
+    from superpod.launchers.runtime import RunCallback, rank_monitor
 
     partial.log.explicit_log_dir = str(link / "nemo")
     partial.log.ckpt.dirpath = str(run / "checkpoints")
     partial.resume.resume_from_directory = str(run / "checkpoints")
-    callback = nemo_run.Config(RunCallback, run_dir=str(run), link=link.name)
-    partial.trainer.callbacks = [*(partial.trainer.callbacks or []), callback]
+    callbacks = partial.trainer.callbacks or []
+    rank_monitor.keep_in(callbacks, run)
+    ours = nemo_run.Config(RunCallback, run_dir=str(run), link=link.name, monitored=rank_monitor.is_wanted(callbacks))
+    partial.trainer.callbacks = [*callbacks, ours]
 
 
 def _leave() -> None:

@@ -1,5 +1,6 @@
 """Failure drills: a real run of two ranks loses one, has one stuck, or learns nothing but NaN. It ends by itself."""
 
+import json
 import os
 import signal
 import time
@@ -58,6 +59,27 @@ def test_a_rank_that_is_stuck_ends_the_run(tmp_path, text):
     assert "no longer answers since step" in result["message"]
     assert result["message"] in " ".join(said.split())
     assert folder.metrics()
+
+
+def test_a_rank_that_hangs_is_ended_by_what_two_links_have_taught(tmp_path, text):
+    """nvidia-resiliency-ext learns its timeouts from a link that loaded a checkpoint and saved one."""
+    run = running(tmp_path, text, "with=fault_tolerance", "log.ckpt.every_n_train_steps=4")
+    folder = run.until_step(6, limit_s=420)
+    for step in (12, 18):
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.end()[0] == 130
+        run = Running(tmp_path, "tiny_llama3_fp32", "--resume", str(folder.path))
+        run.until_step(step, folder, limit_s=420)
+    learned = json.loads((folder.path / "ft_state" / "_ft_state.json").read_text())["current_timeouts"]["heartbeat"]
+    os.kill(ranks(run)[1], signal.SIGSTOP)
+    began = time.monotonic()
+    code, said = run.end(learned["subsequent"] + 120)
+    assert code == 1, said
+    assert time.monotonic() - began < 600, "before our own watch would have"
+    result = folder.links[-1].result
+    assert result["state"] == "failed"
+    assert "no heartbeat of rank" in result["message"], said
+    assert left_behind(folder) == []
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path, text):

@@ -32,6 +32,7 @@ OVERRIDES = (
     "with=precision_aware",
     "with=cuda_graphs",
     "with=stragglers",
+    "with=fault_tolerance",
     "with=deterministic",
     "with=full_recompute,fsdpp",
     "with=offload_activations,full_recompute",

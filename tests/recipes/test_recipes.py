@@ -122,6 +122,7 @@ def test_a_wrong_override_is_refused(override, says, hint, described):
         ("cuda_graphs", "model.config.enable_cuda_graph = True"),
         ("deterministic", "model.config.deterministic_mode = True"),
         ("stragglers", "trainer.callbacks[3].stop_if_detected = False"),
+        ("fault_tolerance", "trainer.callbacks[3].calculate_timeouts = True"),
     ],
 )
 def test_an_option_changes_the_recipe_and_says_that_it_was_asked_for(option, changes, described):

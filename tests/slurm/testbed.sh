@@ -11,6 +11,7 @@
 #   testbed.sh ctld-stop | ctld-start | dbd-stop | dbd-start
 set -euo pipefail
 
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 BASE=${TESTBED:-/tmp/superpod-testbed}
 NODES=${TESTBED_NODES:-4}
 GPUS=8
@@ -25,15 +26,17 @@ die() { echo "testbed: $*" >&2; exit 1; }
 
 packages() {
     local c missing=
-    for c in slurmctld slurmd munged slurmdbd mariadbd mariadb ip unshare tc shellcheck sshd ssh; do
+    for c in slurmctld slurmd munged slurmdbd mariadbd mariadb ip unshare tc shellcheck sshd ssh gcc; do
         command -v "$c" >/dev/null || missing=1
     done
+    [[ -e /usr/include/slurm/spank.h ]] || missing=1
     [[ $missing ]] || return 0
     # Debian's maintainer scripts would start daemons of their own.
     [[ -e /usr/sbin/policy-rc.d ]] || { printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; }
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core \
-        mariadb-client-core iproute2 procps hostname util-linux shellcheck openssh-server openssh-client >/dev/null
+        mariadb-client-core iproute2 procps hostname util-linux shellcheck openssh-server openssh-client \
+        gcc libc6-dev libslurm-dev >/dev/null
 }
 
 configure() {
@@ -55,7 +58,9 @@ configure() {
     slurm_conf >"$BASE/etc/slurm.conf"
     echo "Name=gpu Type=h100 File=$BASE/dev/gpu[0-$((GPUS - 1))]" >"$BASE/etc/gres.conf"
     echo "CgroupPlugin=cgroup/v1" >"$BASE/etc/cgroup.conf" # 22.05 has no "disabled", and looks for systemd otherwise
-    : >>"$BASE/etc/plugstack.conf"
+    gcc -O1 -shared -fPIC -o "$BASE/etc/fake_pyxis.so.new" "$HERE/fake_pyxis.c"
+    mv "$BASE/etc/fake_pyxis.so.new" "$BASE/etc/fake_pyxis.so" # a step may have the old one loaded
+    echo "required $BASE/etc/fake_pyxis.so" >"$BASE/etc/plugstack.conf"
     dbd_conf >"$BASE/etc/slurmdbd.conf"
     chmod 600 "$BASE/etc/slurmdbd.conf"
 }

@@ -1,0 +1,72 @@
+"""The process beside a rank that ends it when it hangs: nvidia-resiliency-ext's, without that package's own launcher.
+
+A recipe with `with=fault_tolerance` carries its FaultToleranceCallback, which sends heartbeats to this process and
+learns from them how long is too long. `ft_launcher` would start it; here each rank, started by Slurm or torchrun, does.
+"""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+CALLBACK = "FaultToleranceCallback"
+LEARNED = "ft_state"
+"""The folder in RUN where timeouts that were learned are kept for the links to come."""
+
+CHECK_S = 1.0
+_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def is_wanted(callbacks: list[Any]) -> bool:
+    """Whether the callback that needs a rank monitor is among these configs."""
+    return any(_name(each) == CALLBACK for each in callbacks)
+
+
+def keep_in(callbacks: list[Any], run: Path) -> None:
+    """Have what is learned about timeouts written into the run folder, for all its links."""
+    for each in callbacks:
+        if _name(each) == CALLBACK:
+            each.exp_dir = str(run / LEARNED)
+
+
+def start(run: Path) -> int:
+    """Start the monitor of this rank; its process id. It dies with this process, unless that is killed itself.
+
+    Raises:
+        ImportError: nvidia-resiliency-ext is not installed.
+    """
+    from nvidia_resiliency_ext import fault_tolerance as ft
+    from nvidia_resiliency_ext.fault_tolerance.data import FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR
+
+    (run / LEARNED).mkdir(exist_ok=True)
+    socket = f"{tempfile.gettempdir()}/superpod_rank_{os.getpid()}.socket"
+    config = ft.FaultToleranceConfig(workload_check_interval=CHECK_S, enable_nic_monitor=False)
+    # A warning before the time limit, or Ctrl-C, reaches all processes: the monitor would end, and the rank's save
+    # with it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+    try:
+        monitor = ft.RankMonitorServer.run_in_subprocess(
+            config, socket, is_restarter_logger=False, mp_ctx=multiprocessing.get_context("fork")
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    atexit.register(_end, monitor, socket)
+    os.environ[FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR] = socket
+    return int(monitor.pid)
+
+
+def _end(monitor: Any, socket: str) -> None:
+    monitor.kill()  # it hears no polite signal
+    for path in (socket, f"{tempfile.gettempdir()}/_ft_launcher{monitor.pid}_to_rmon.socket"):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _name(config: Any) -> str:
+    import fiddle as fdl
+
+    return getattr(fdl.get_callable(config), "__name__", "")
