@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TWO := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help quickstart test test-all test-long test-slurm soak lint format goldens benchmarks figures clean
 help:
@@ -12,10 +13,10 @@ quickstart: $(STAMP) ## train tiny_llama3 on real text on this machine, stop, go
 	@sh scripts/quickstart.sh $(BIN)
 
 test: $(STAMP) ## the default tests
-	$(BIN)/python -m pytest -m "not slow and not slurm and not long"
+	$(BIN)/python -m pytest $(TWO) -m "not slow and not slurm and not long"
 
 test-all: $(STAMP) ## the slow ones too, as .ci/run does; not those marked long
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest $(TWO) -m "not long"
 
 test-long: $(STAMP) ## those that would take .ci/run over its hour: every shape, planted bugs, drills, fine-tunings
 	$(BIN)/python -m pytest -m "long and not slurm"

@@ -21,6 +21,8 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(items):
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        _for_workers(items)
     if importlib.util.find_spec("nemo") is not None:
         return
     for item in items:
@@ -28,6 +30,18 @@ def pytest_collection_modifyitems(items):
             item.add_marker(
                 pytest.mark.skip(reason="NeMo is not installed: pip install -c constraints.txt -e '.[nemo]'")
             )
+
+
+def _for_workers(items):
+    """Keep together what shares costly fixtures: a file, or one of these folders. The slow ones start first."""
+    whole = {ROOT / "tests" / name for name in ("launchers/rehearsal", "recipes", "slurm")}
+    slow = set()
+    for item in items:
+        group = str(item.path.parent if item.path.parent in whole else item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+        if any(item.get_closest_marker(name) for name in ("slurm", "train", "slow")):
+            slow.add(group)
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0] not in slow)
 
 
 @pytest.fixture

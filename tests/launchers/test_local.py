@@ -131,6 +131,7 @@ def folder(tmp_path):
     return place
 
 
+@pytest.mark.slow
 def test_tensor_parallel_with_sequence_parallel_gives_the_losses_of_one_rank(folder, text):
     """From one checkpoint, FP32, no dropout: 20 steps on one rank and on two differ by less than 1e-4."""
     reshardable = "trainer.strategy.ckpt_optim_fully_reshardable=True"
@@ -148,6 +149,7 @@ def test_tensor_parallel_with_sequence_parallel_gives_the_losses_of_one_rank(fol
     assert on_one[25] < on_one[6]
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_step_35_goes_on_as_if_nothing_had_been(folder, text):
     """kill -9 between two checkpoints: the resumed run's losses are the uninterrupted run's."""
     words = ("tiny_llama3", *SMALL, "--data", str(text))
@@ -230,6 +232,7 @@ def test_ctrl_c_before_there_is_a_run_leaves_none(after_s, folder, text):
     assert not list((folder / "runs").glob("*/*"))
 
 
+@pytest.mark.slow
 def test_ranks_that_outlive_a_killed_launcher_keep_the_run_to_themselves(folder, text):
     """kill -9 of the command itself, before its ranks have even imported NeMo: no second link starts beside them."""
     running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text), "trainer.max_steps=4")
@@ -252,6 +255,7 @@ def test_ranks_that_outlive_a_killed_launcher_keep_the_run_to_themselves(folder,
     assert len(run.links) == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_survived(folder, text):
     disk = folder / "disk"
     disk.mkdir()

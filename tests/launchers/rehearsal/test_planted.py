@@ -81,7 +81,7 @@ ENDED_BY = {
 
 
 def planted_bugs(names):
-    return [pytest.param(name, id=name, marks=[] if name in QUICK else [pytest.mark.long]) for name in names]
+    return [pytest.param(name, id=name, marks=pytest.mark.slow if name in QUICK else pytest.mark.long) for name in names]
 
 
 @pytest.mark.nemo

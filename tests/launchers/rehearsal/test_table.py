@@ -26,7 +26,7 @@ CHECKS = {
 @pytest.mark.train
 @pytest.mark.parametrize(
     "shape",
-    [pytest.param(each.key, id=each.key, marks=[] if each.quick else [pytest.mark.long]) for each in SHAPES],
+    [pytest.param(each.key, id=each.key, marks=pytest.mark.slow if each.quick else pytest.mark.long) for each in SHAPES],
     indirect=True,
 )
 def test_rehearsed(shape):
