@@ -81,7 +81,8 @@ ENDED_BY = {
 
 
 def planted_bugs(names):
-    return [pytest.param(name, id=name, marks=pytest.mark.slow if name in QUICK else pytest.mark.long) for name in names]
+    quick, other = pytest.mark.slow, pytest.mark.long
+    return [pytest.param(name, id=name, marks=quick if name in QUICK else other) for name in names]
 
 
 @pytest.mark.nemo

@@ -22,11 +22,14 @@ CHECKS = {
 }
 
 
+QUICK, OTHER = pytest.mark.slow, pytest.mark.long
+
+
 @pytest.mark.nemo
 @pytest.mark.train
 @pytest.mark.parametrize(
     "shape",
-    [pytest.param(each.key, id=each.key, marks=pytest.mark.slow if each.quick else pytest.mark.long) for each in SHAPES],
+    [pytest.param(each.key, id=each.key, marks=QUICK if each.quick else OTHER) for each in SHAPES],
     indirect=True,
 )
 def test_rehearsed(shape):
