@@ -1,5 +1,7 @@
 """What this machine has, what is missing, and what each missing part would enable. Imports neither torch nor NeMo."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import os
 import platform

@@ -205,9 +205,9 @@ def python(cluster: Cluster, site: Site) -> Iterator[Finding]:
     """A Python for the batch script, and one for the ranks."""
     name = cluster.software.host_python
     if not site.python:
-        yield Finding(f"software.host_python {name!r} is not there", "name a Python 3.11 or later")
-    elif site.python < 311:
-        yield Finding(f"software.host_python {name!r} is {site.python // 100}.{site.python % 100}", "3.11 or later")
+        yield Finding(f"software.host_python {name!r} is not there", "name a Python 3.9 or later")
+    elif site.python < 309:
+        yield Finding(f"software.host_python {name!r} is {site.python // 100}.{site.python % 100}", "3.9 or later")
     if not site.ranks_python:
         yield Finding(f"the ranks' Python {cluster.software.python!r} is not there", "see software.python")
 

@@ -1,5 +1,7 @@
 """What a run leaves behind: one folder per training, one numbered link in it per attempt (see docs/runs.md)."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
@@ -10,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +111,7 @@ class RunDir:
     @classmethod
     def create(
         cls, runs: Path, recipe: str, *, facts: dict[str, Any], recipe_lines: list[str], suffix: str = ""
-    ) -> "RunDir":
+    ) -> RunDir:
         """Make a new run folder, never one that exists, with run.json (`facts` and recipe, t, id) and recipe.txt.
 
         Its name is the time and `suffix` (default: random).
@@ -132,7 +134,7 @@ class RunDir:
         return cls(path)
 
     @classmethod
-    def open(cls, path: Path | str) -> "RunDir":
+    def open(cls, path: Path | str) -> RunDir:
         """The run at `path`. Raises UserError when there is none, or its run.json holds what no run can be run with."""
         run = cls(Path(path).absolute())
         facts = read_json(run.path / "run.json")
@@ -146,7 +148,7 @@ class RunDir:
         return run
 
     @classmethod
-    def latest(cls, runs: Path, recipe: str) -> "RunDir | None":
+    def latest(cls, runs: Path, recipe: str) -> RunDir | None:
         """The newest run of a recipe that `open` takes; None when there is none."""
         files = (Path(runs).absolute() / recipe).glob("*/run.json")
         found = [(file.parent, facts) for file in files if (facts := read_json(file)) and not _wrong(facts)]
@@ -287,7 +289,7 @@ def _fresh_folder(parent: Path, suffix: str) -> Path:
     """Make `parent/{utc}-{id}`; mkdir is atomic, so two processes never get one folder."""
     parent.mkdir(parents=True, exist_ok=True)
     while True:
-        path = parent / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{suffix or secrets.token_hex(3)}"
+        path = parent / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{suffix or secrets.token_hex(3)}"
         with contextlib.suppress(FileExistsError):
             path.mkdir()
             return path
@@ -340,7 +342,7 @@ def _explained(path: Path) -> Iterator[None]:
             raise UserError(
                 f"no space left for {where}", "make room there, or name another folder for the runs"
             ) from error
-        if isinstance(error, FileExistsError | NotADirectoryError):
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
             raise UserError(f"a file is in the way of the folder {where}", "move it, or name another folder") from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise UserError(f"cannot write {where}: {error.strerror}", "name a folder that you may write to") from error

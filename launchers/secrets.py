@@ -1,5 +1,7 @@
 """Keeping tokens, keys and passwords out of what a run leaves behind."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 

@@ -51,7 +51,7 @@ class Site:
     mpi: list[str] = field(default_factory=list)
     has_pyxis: bool = False
     python: int = 0
-    """of the batch script, as 311; 0 = not there"""
+    """of the batch script, as 309; 0 = not there"""
     ranks_python: bool = True
     runs_free: int | None = None
     """bytes free where run folders are made; None = it cannot be written"""

@@ -97,7 +97,7 @@ def _head(job: Job) -> str:
 #   sbatch --export=ALL,SUPERPOD_RUN_DIR=DIR job.sbatch     the next link of the run in DIR
 #
 # Written by `recipes render`, to be read and changed. Nothing of it is needed where it is submitted; the nodes need
-# {job.cluster.software.host_python} 3.11, and for the ranks NeMo: in the container, or as the Python named below.
+# {job.cluster.software.host_python} 3.9, and for the ranks NeMo: in the container, or as the Python named below.
 # shellcheck disable=SC1003,SC2016 # what stands in single quotes is meant as it stands
 """
 

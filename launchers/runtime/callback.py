@@ -1,5 +1,7 @@
 """The one callback that a run carries: metrics, heartbeats, signals, and the done marker."""
 
+from __future__ import annotations
+
 import math
 import os
 import resource

@@ -1,5 +1,7 @@
 """Each rank's own log file, filled from the earliest moment in the child process."""
 
+from __future__ import annotations
+
 import io
 import os
 import sys

@@ -1,5 +1,7 @@
 """Telling whole checkpoints from half ones, on the file system alone."""
 
+from __future__ import annotations
+
 import re
 import shutil
 from collections.abc import Iterable

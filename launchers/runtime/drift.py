@@ -20,7 +20,7 @@ def alarm(lines: list[dict[str, Any]], share: float = SHARE) -> str:
     steady: list[dict[str, Any]] = []
     before = None
     for line in lines:
-        if line.get("link") == before and isinstance(line.get("step_time_s"), int | float):
+        if line.get("link") == before and isinstance(line.get("step_time_s"), (int, float)):
             steady.append(line)
         before = line.get("link")
     if len(steady) < 2 * WINDOW:

@@ -1,5 +1,7 @@
 """Small files that survive kills and full disks: a line is whole or absent, a document is new or old."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import json
@@ -13,7 +15,7 @@ _NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 def is_number(value: Any) -> bool:
     """True for an int or a float that a float can hold; false for a bool, NaN and infinity."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
 def is_full(error: OSError) -> bool:

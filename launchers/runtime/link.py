@@ -1,6 +1,6 @@
 """One link of a run, from inside its Slurm job: open it, start the ranks, watch them, and say how it ended.
 
-Runs on the job's first node with nothing but a Python 3.11: `python3 link.py --recipe NAME ... -- srun ...`. The batch
+Runs on the job's first node with nothing but a Python 3.9: `python3 link.py --recipe NAME ... -- srun ...`. The batch
 script becomes this process, so that Slurm's signals arrive here.
 """
 
@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-if sys.version_info < (3, 11):  # noqa: UP036 - this is whatever Python a node has
-    sys.exit(f"link.py needs Python 3.11, and this is {sys.version.split()[0]}: name another as software.host_python")
+if sys.version_info < (3, 9):  # noqa: UP036 - this is whatever Python a node has
+    sys.exit(f"link.py needs Python 3.9, and this is {sys.version.split()[0]}: name another as software.host_python")
 if __name__ == "__main__":  # as a file of the run folder: what it imports lies beside it
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 

@@ -1,5 +1,7 @@
 """File locks that the kernel drops when the holder dies: `RUN/.lock` for the launcher, `RUN/.ranks` for its ranks."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl

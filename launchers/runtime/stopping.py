@@ -1,5 +1,7 @@
 """Stopping a distributed training between two steps, on all ranks at the same step."""
 
+from __future__ import annotations
+
 import signal
 import threading
 import time
@@ -65,7 +67,7 @@ class Deadline:
         self._at, self._save_s = at, save_s
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> "Deadline":
+    def of(cls, environ: Mapping[str, str]) -> Deadline:
         """From SUPERPOD_DEADLINE (Unix time, 0 = none) and SUPERPOD_SAVE_S (seconds)."""
         return cls(float(environ.get("SUPERPOD_DEADLINE") or 0), float(environ.get("SUPERPOD_SAVE_S") or 0))
 

@@ -3,10 +3,13 @@
 import base64
 import dataclasses
 import io
+import json
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +103,32 @@ def test_the_runtime_needs_the_standard_library_only(tmp_path):
     isolated = ["/usr/bin/env", "-i", "PATH=/usr/bin:/bin", shutil.which("python3") or "python3", "-S", str(link)]
     done = subprocess.run([*isolated, "--recipe", "x", "--runs", "y"], capture_output=True, text=True)
     assert "the command that starts the ranks is missing" in done.stderr
+
+
+def test_the_runtime_needs_no_newer_python_than_it_says(tmp_path):
+    """Of a node: 3.9 is RHEL 9's, 3.10 that of Ubuntu 22.04, which DGX OS 6 is. rank.py runs in NeMo's own."""
+    pyright = Path(sys.executable).parent / "pyright"
+    if not pyright.exists():
+        pytest.skip("pyright: [dev] extra")
+    with tarfile.open(fileobj=io.BytesIO(payload.runtime())) as archive:
+        archive.extractall(tmp_path, filter="data")
+    of_the_node = {
+        "pythonVersion": "3.9",
+        "include": ["superpod"],
+        "exclude": ["**/rank.py"],
+        "reportMissingImports": False,
+    }
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(of_the_node))
+
+    def says() -> str:
+        return subprocess.run([pyright, "-p", tmp_path], capture_output=True, text=True, timeout=300).stdout
+
+    said = says()
+    if "error" not in said:
+        pytest.skip("pyright cannot start here")
+    assert said.startswith("0 errors"), said
+    (tmp_path / "superpod" / "newer.py").write_text("from datetime import UTC\nfound: int | None = UTC\n")
+    assert '"UTC" is unknown import symbol' in says()
 
 
 @pytest.mark.parametrize("value", HOSTILE)
