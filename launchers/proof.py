@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -77,12 +77,8 @@ def prove(
         note: called with (done, all) as builds finish.
     """
     sizes = [(recipe, nodes) for recipe in recipes for nodes in recipe.nodes]
-    proof = Proof(recipes=len({recipe.name for recipe, _ in sizes}), sizes=len(sizes))
-    planned = {(recipe.name, nodes): jobs.job(recipe, nodes) for recipe, nodes in sizes}
-    for (name, nodes), job, found in zip(planned, planned.values(), predict.many(list(planned.values())), strict=True):
-        if found.verdict != "ok" or found.tight:
-            why = found.reason or f"{found.short_gib:.1f} GiB over the limit of {job.node.gpu.name}"
-            proof.failures.append(f"{name} at {nodes} nodes: {found.verdict}: {why}")
+    planned = plan(sizes)
+    proof = Proof(recipes=len({recipe.name for recipe, _ in sizes}), sizes=len(sizes), failures=refused(planned))
     wanted: dict[str, Build] = {}
     used: dict[str, list[tuple[str, int]]] = {}
     for recipe, nodes in sizes:
@@ -107,6 +103,21 @@ def prove(
             more = f" (and {len(used[key]) - 1} more)" if len(used[key]) > 1 else ""
             proof.failures.append(f"{name} at {nodes} nodes{more}: {problem}")
     return proof
+
+
+def plan(sizes: Iterable[tuple[Recipe, int]]) -> dict[tuple[str, int], Job]:
+    """The job of every recipe's size, in nodes; by the recipe's name and the nodes."""
+    return {(recipe.name, nodes): jobs.job(recipe, nodes) for recipe, nodes in sizes}
+
+
+def refused(planned: Mapping[tuple[str, int], Job]) -> list[str]:
+    """What is illegal, or too large for its GPU, in words; builds nothing."""
+    failures = []
+    for (name, nodes), job, found in zip(planned, planned.values(), predict.many(list(planned.values())), strict=True):
+        if found.verdict != "ok" or found.tight:
+            why = found.reason or f"{found.short_gib:.1f} GiB over the limit of {job.node.gpu.name}"
+            failures.append(f"{name} at {nodes} nodes: {found.verdict}: {why}")
+    return failures
 
 
 def _is_model(build: Build) -> bool:

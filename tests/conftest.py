@@ -33,15 +33,15 @@ def pytest_collection_modifyitems(items):
 
 
 def _for_workers(items):
-    """Keep together what shares costly fixtures: a file, or one of these folders. The slow ones start first."""
+    """Keep together what shares costly fixtures: a file, or one of these folders. Those of Slurm, which wait, first."""
     whole = {ROOT / "tests" / name for name in ("launchers/rehearsal", "recipes", "slurm")}
-    slow = set()
+    order: dict[str, int] = {}
     for item in items:
         group = str(item.path.parent if item.path.parent in whole else item.path)
         item.add_marker(pytest.mark.xdist_group(group))
-        if any(item.get_closest_marker(name) for name in ("slurm", "train", "slow")):
-            slow.add(group)
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0] not in slow)
+        place = next((i for i, name in enumerate(("slurm", "train", "slow")) if item.get_closest_marker(name)), 3)
+        order[group] = min(place, order.get(group, place))
+    items.sort(key=lambda item: order[item.get_closest_marker("xdist_group").args[0]])
 
 
 @pytest.fixture
