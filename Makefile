@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-TWO := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+TWO := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: help quickstart test test-all test-long test-slurm soak lint format goldens benchmarks figures clean
 help:

@@ -22,7 +22,7 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(items):
     if "PYTEST_XDIST_WORKER" in os.environ:
-        _for_workers(items)
+        _order_for_workers(items)
     if importlib.util.find_spec("nemo") is not None:
         return
     for item in items:
@@ -32,16 +32,35 @@ def pytest_collection_modifyitems(items):
             )
 
 
-def _for_workers(items):
-    """Keep together what shares costly fixtures: a file, or one of these folders. Those of Slurm, which wait, first."""
-    whole = {ROOT / "tests" / name for name in ("launchers/rehearsal", "recipes", "slurm")}
-    order: dict[str, int] = {}
+TOGETHER = ("tests/launchers/rehearsal", "tests/recipes", "tests/slurm")
+"""Folders whose files share costly fixtures: one worker has them all."""
+
+
+def _together(file):
+    folder = file.rpartition("/")[0]
+    return folder if folder in TOGETHER else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """What shares fixtures goes to one worker. Groups of xdist 3.8 are lost on pytest 9.2, which renamed `_nodeid`."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFixtures(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return _together(nodeid.partition("::")[0])
+
+    return ByFixtures(config, log)
+
+
+def _order_for_workers(items):
+    """The slow ones start first, before all those of Slurm, which mostly wait."""
+    order = {}
     for item in items:
-        group = str(item.path.parent if item.path.parent in whole else item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+        group = _together(item.nodeid.partition("::")[0])
         place = next((i for i, name in enumerate(("slurm", "train", "slow")) if item.get_closest_marker(name)), 3)
         order[group] = min(place, order.get(group, place))
-    items.sort(key=lambda item: order[item.get_closest_marker("xdist_group").args[0]])
+    items.sort(key=lambda item: order[_together(item.nodeid.partition("::")[0])])
 
 
 @pytest.fixture
