@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -40,11 +41,20 @@ def profile(login: Login, *, like: str = "", host: str = "", runs: str = "") -> 
         text = _set(text, key, f'"{value}"')
     text = _set(text, "gpus_per_node", str(count)) if count else text
     text = _set(text, "runs", f'"{runs}"') if runs else text
-    if not answers.has_pyxis:
+    if answers.has_pyxis:
+        mounts = cluster.load(name).container.mounts
+        paths = site.ask(login, cluster.load("testbed"), runs or "/", [_outside(each) for each in mounts]).paths
+        there = [each for each in mounts if paths.get(_outside(each)) in ("folder", "file")]
+        text = re.sub(r"(?m)^(mounts\s*=\s*)\[.*\]", lambda match: match[1] + json.dumps(there), text)
+    else:
         text = re.sub(r"\[container\]\n(?:.+\n)*", "", text)  # no pyxis: the ranks' Python is a virtual environment
     if host:
         text += f'\n[login]\nhost = "{host}"\n'
     return text
+
+
+def _outside(mount: str) -> str:
+    return mount.split(":")[0]
 
 
 def _shipped(kind: str) -> str:
