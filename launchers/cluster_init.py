@@ -21,7 +21,8 @@ def profile(login: Login, *, like: str = "", host: str = "", runs: str = "") -> 
     Raises:
         UserError: Slurm does not answer, or it does not say which GPUs it has and `like` does not either.
     """
-    answers = site.ask(login, cluster.load("testbed"), runs or "/", [])
+    mounted = sorted({path for shipped in cluster.names() for path in cluster.load(shipped).container.mounted})
+    answers = site.ask(login, cluster.load("testbed"), runs or "/", mounted)
     partition = answers.default_partition or next(iter(answers.partitions), "")
     nodes = answers.nodes_of(partition)
     (count, kind), _ = Counter(map(site.gpus_of, nodes)).most_common(1)[0] if nodes else ((0, ""), 0)
@@ -42,19 +43,15 @@ def profile(login: Login, *, like: str = "", host: str = "", runs: str = "") -> 
     text = _set(text, "gpus_per_node", str(count)) if count else text
     text = _set(text, "runs", f'"{runs}"') if runs else text
     if answers.has_pyxis:
-        mounts = cluster.load(name).container.mounts
-        paths = site.ask(login, cluster.load("testbed"), runs or "/", [_outside(each) for each in mounts]).paths
-        there = [each for each in mounts if paths.get(_outside(each)) in ("folder", "file")]
+        box = cluster.load(name).container
+        places = zip(box.mounts, box.mounted, strict=True)
+        there = [mount for mount, path in places if answers.paths.get(path) in ("folder", "file")]
         text = re.sub(r"(?m)^(mounts\s*=\s*)\[.*\]", lambda match: match[1] + json.dumps(there), text)
     else:
         text = re.sub(r"\[container\]\n(?:.+\n)*", "", text)  # no pyxis: the ranks' Python is a virtual environment
     if host:
         text += f'\n[login]\nhost = "{host}"\n'
     return text
-
-
-def _outside(mount: str) -> str:
-    return mount.split(":")[0]
 
 
 def _shipped(kind: str) -> str:

@@ -115,6 +115,11 @@ class Container(_Table):
     writable: bool = False
     mount_home: bool = False
 
+    @property
+    def mounted(self) -> list[str]:
+        """The path outside of each mount, in their order."""
+        return [mount.split(":")[0] for mount in self.mounts]
+
 
 class Software(_Table):
     """What runs the ranks: the container's Python, or a virtual environment on a shared disk."""

@@ -39,7 +39,7 @@ def why(folder: RunDir, link: Link) -> str:
         return f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free): make room, then resume"
     if hung := [match for log in link.logs if (match := _HUNG.search(_tail(log)))]:
         who = ", ".join(f"rank {match[2]} on {match[1]}" for match in hung)
-        return f"no heartbeat of {who} for {float(hung[0][3]):.0f} s, longer than was learned: ended (fault_tolerance)"
+        return f"no heartbeat of {who} for {float(hung[0][3]):.0f} s, longer than it may take: ended (fault_tolerance)"
     for log in [*link.logs, *_launcher_logs(link)]:
         if found := _last_error(log):
             meant = [meaning for pattern, meaning in _KNOWN.items() if re.match(pattern, found)]

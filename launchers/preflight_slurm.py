@@ -195,8 +195,7 @@ def image(cluster: Cluster, site: Site) -> Iterator[Finding]:
 
 def mounts(cluster: Cluster, site: Site) -> Iterator[Finding]:
     """Mounts of what is there."""
-    for mount in cluster.container.mounts if cluster.container.image else []:
-        outside = mount.split(":")[0]
+    for outside in cluster.container.mounted if cluster.container.image else []:
         if site.paths.get(outside, "folder") not in ("folder", "file"):
             yield Finding(f"container.mounts: {outside} is {site.paths[outside]}", "mount what every node has")
 
@@ -331,7 +330,7 @@ def data(case: Case) -> Iterator[Finding]:
     if case.site.paths.get(str(folder), "folder") != "folder":
         yield Finding(f"data folder {folder} is {case.site.paths[str(folder)]} on the cluster", "copy it there first")
     if case.cluster.container.image:
-        inside = [PurePosixPath(m.split(":")[0]) for m in case.cluster.container.mounts]
+        inside = [PurePosixPath(path) for path in case.cluster.container.mounted]
         if not any(PurePosixPath(folder).is_relative_to(m) for m in [*inside, PurePosixPath(case.wanted.folder)]):
             yield Finding(f"data folder {folder} is in no mount of the container", "add it to container.mounts")
 
@@ -359,7 +358,7 @@ CHECKS = (profile, folder_name, size, generation, interval, room, data, cache, a
 def paths(wanted: Wanted) -> list[str]:
     """What is looked for on the cluster."""
     cluster = wanted.cluster
-    found = [m.split(":")[0] for m in cluster.container.mounts] if cluster.container.image else []
+    found = cluster.container.mounted if cluster.container.image else []
     found += [cluster.container.image] if cluster.container.image.startswith("/") else []
     found += [cluster.folders.cache] if cluster.folders.cache else []
     return list(dict.fromkeys([*found, *([str(wanted.job.data)] if wanted.job.data else [])]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from .files import is_number
+
 SHARE = 0.3
 """Slower by this share: an alarm."""
 
@@ -20,7 +22,7 @@ def alarm(lines: list[dict[str, Any]], share: float = SHARE) -> str:
     steady: list[dict[str, Any]] = []
     before = None
     for line in lines:
-        if line.get("link") == before and isinstance(line.get("step_time_s"), (int, float)):
+        if line.get("link") == before and is_number(line.get("step_time_s")):
             steady.append(line)
         before = line.get("link")
     if len(steady) < 2 * WINDOW:

@@ -154,8 +154,8 @@ def attach(partial: Any, run: Path, link: Path) -> None:
     partial.log.ckpt.dirpath = str(run / "checkpoints")
     partial.resume.resume_from_directory = str(run / "checkpoints")
     callbacks = partial.trainer.callbacks or []
-    rank_monitor.keep_in(callbacks, run)
-    ours = nemo_run.Config(RunCallback, run_dir=str(run), link=link.name, monitored=rank_monitor.is_wanted(callbacks))
+    monitored = rank_monitor.prepare(callbacks, run)
+    ours = nemo_run.Config(RunCallback, run_dir=str(run), link=link.name, monitored=monitored)
     partial.trainer.callbacks = [*callbacks, ours]
 
 

@@ -21,16 +21,14 @@ CHECK_S = 1.0
 _OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def is_wanted(callbacks: list[Any]) -> bool:
-    """Whether the callback that needs a rank monitor is among these configs."""
-    return any(_name(each) == CALLBACK for each in callbacks)
+def prepare(callbacks: list[Any], run: Path) -> bool:
+    """Whether one of these configs needs a rank monitor; what that learns is then kept in the run for its links."""
+    import fiddle as fdl
 
-
-def keep_in(callbacks: list[Any], run: Path) -> None:
-    """Have what is learned about timeouts written into the run folder, for all its links."""
-    for each in callbacks:
-        if _name(each) == CALLBACK:
-            each.exp_dir = str(run / LEARNED)
+    wanting = [each for each in callbacks if getattr(fdl.get_callable(each), "__name__", "") == CALLBACK]
+    for each in wanting:
+        each.exp_dir = str(run / LEARNED)
+    return bool(wanting)
 
 
 def start(run: Path) -> int:
@@ -64,9 +62,3 @@ def _end(monitor: Any, socket: str) -> None:
     for path in (socket, f"{tempfile.gettempdir()}/_ft_launcher{monitor.pid}_to_rmon.socket"):
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-def _name(config: Any) -> str:
-    import fiddle as fdl
-
-    return getattr(fdl.get_callable(config), "__name__", "")

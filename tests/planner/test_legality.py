@@ -1,5 +1,6 @@
 import contextlib
 import random
+import struct
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -174,14 +175,13 @@ JUNK = st.one_of(
     st.lists(st.integers(-1, 40), max_size=4).map(tuple),
     st.dictionaries(st.text(max_size=2), st.integers(), max_size=1),
 )
+FACTS = ("gpus", "seq", "precision", "task", "layout", "options", "model")
 HOSTILE = st.tuples(
     st.dictionaries(
         st.sampled_from(sorted(vars(Layout()))), st.one_of(JUNK, st.sampled_from([1, 2, 4, 8])), max_size=6
     ),
     st.dictionaries(st.sampled_from(sorted(vars(Options()))), JUNK, max_size=1),
-    st.dictionaries(
-        st.sampled_from(["gpus", "seq", "precision", "task", "layout", "options", "model"]), JUNK, max_size=1
-    ),
+    st.dictionaries(st.sampled_from(FACTS), JUNK, max_size=1),
     st.sampled_from([DENSE, *SMALL]),
 )
 
@@ -204,12 +204,14 @@ def test_hostile_input_is_judged_or_refused(hostile):
 
 
 def _some(draw):
-    """Junk as JUNK has it, drawn without hypothesis: that takes 6 ms for each, and finds no more."""
+    """Junk of the kinds of JUNK, drawn plainly: hypothesis takes 6 ms for each, and shrinks those above."""
     kinds = (
         lambda: draw.randint(-9, 99),
         lambda: draw.choice((-1, 1)) * 2 ** draw.randint(0, 80) + draw.randint(-1, 1),
-        lambda: draw.choice((draw.uniform(-9, 99), float("nan"), float("inf"), -0.0, 5e-324, 1e308)),
+        lambda: draw.choice((draw.uniform(-9, 99), float("nan"), float("inf"), float("-inf"), -0.0, 5e-324, 1e308)),
+        lambda: struct.unpack("d", draw.randbytes(8))[0],
         lambda: "".join(draw.choices("a1-_ \n\0é☃'\"$(){};", k=draw.randint(0, 4))),
+        lambda: "".join(chr(draw.randint(0, 0x10FFFF)) for _ in range(draw.randint(0, 4))),
         lambda: draw.choice((None, True, False)),
         lambda: draw.choice([*CHOICES["recompute"], *CHOICES["sharding"], "uniform", "bf16"]),
         lambda: draw.choices([*range(-2, 10), *MODULES], k=draw.randint(0, 4)),
@@ -222,14 +224,13 @@ def _some(draw):
 def test_hostile_input_is_judged_or_refused_a_hundred_thousand_times():
     draw = random.Random(20261122)
     fields, options = sorted(vars(Layout())), sorted(vars(Options()))
-    facts = ["gpus", "seq", "precision", "task", "layout", "options", "model"]
     for number in range(100_000):
         some = draw.sample(fields, draw.randint(0, 6))
         layout = {name: draw.choice((1, 2, 4, 8)) if draw.random() < 0.5 else _some(draw) for name in some}
         hostile = (
             layout,
             {draw.choice(options): _some(draw)} if draw.random() < 0.5 else {},
-            {draw.choice(facts): _some(draw)} if draw.random() < 0.5 else {},
+            {draw.choice(FACTS): _some(draw)} if draw.random() < 0.5 else {},
             draw.choice([DENSE, *SMALL]),
         )
         try:
