@@ -18,6 +18,7 @@ START = {
     "scan": 3.0,
     "expert": 1.5,
     "waves": 0.5,  # the last round of tiles is half full
+    "misaligned": 0.6,
     "operands": 1.0,
     "stream": 1.25,  # copies reach 4.3 of 4.8 TB/s on H200 (measured by this project)
     "scores": 1.25,
@@ -112,6 +113,11 @@ OWN = {
 }
 """Of Megatron-DeepSpeed on A100: another code, with rows enough to say it all."""
 COMMUNICATION = {"tp_near": 0.2, "ep_near": 0.3, "dp_near": 0.2, "dp_far": 0.2, "ep_far": 0.3}
+
+
+BEGIN = {("era deepspeed", "kernels"): 2.2}
+"""Logs that the search begins at, where not at 0: from there it takes vTrain's slow launches, traced by CUPTI, for long
+gaps between kernels, and does not come back."""
 
 
 def widths(scope: Scope) -> dict[str, float]:

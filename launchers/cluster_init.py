@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from superpod.launchers import cluster, site
 from superpod.planner import hardware
-from superpod.planner.errors import UserError
+from superpod.planner.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from superpod.launchers.login import Login
@@ -19,20 +19,23 @@ def profile(login: Login, *, like: str = "", host: str = "", runs: str = "") -> 
     """TOML of a profile for the cluster behind `login`.
 
     Raises:
-        UserError: Slurm does not answer, or it does not say which GPUs it has and `like` does not either.
+        UserError: `like` is no shipped profile, Slurm does not answer, or says GPUs that no shipped profile is for.
     """
+    if like and like not in cluster.names():
+        hint = did_you_mean(like, cluster.names()) or f"shipped: {', '.join(cluster.names())}"
+        raise UserError(f"no shipped profile is called {like!r}", hint)
     mounted = sorted({path for shipped in cluster.names() for path in cluster.load(shipped).container.mounted})
     answers = site.ask(login, cluster.load("testbed"), runs or "/", mounted)
     partition = answers.default_partition or next(iter(answers.partitions), "")
     nodes = answers.nodes_of(partition)
     (count, kind), _ = Counter(map(site.gpus_of, nodes)).most_common(1)[0] if nodes else ((0, ""), 0)
     name = like or _shipped(kind)
-    text = (cluster.SHIPPED / f"{name}.toml").read_text() if name in cluster.names() else ""
-    if not text:
+    if name not in cluster.names():
         raise UserError(
             f"Slurm calls its GPUs {kind!r}, which no shipped profile is for",
             f"name one with --like: {', '.join(cluster.names())}",
         )
+    text = (cluster.SHIPPED / f"{name}.toml").read_text()
     account = answers.associations[0][0] if answers.associations else ""
     longest = answers.partitions.get(partition, {}).get("MaxTime", "UNLIMITED")
     values = {"account": account, "partition": partition, "gpus": "gpus-per-node" if count else "none"}

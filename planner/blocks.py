@@ -201,7 +201,7 @@ def embedding(w: Work) -> None:
 def head(w: Work) -> None:
     """Final norm, output matrix, loss over the vocabulary (FP32 in part)."""
     m, t = w.m, w.tokens
-    columns = m.vocab / w.u.tp
+    columns = m.padded_vocab(w.u.tp) / w.u.tp
     w.norm()
     w.gemm(t, columns, m.hidden, plain=True)
     passes = (2.5, 2.5) if w.job.options.fused_loss else (20.0, 10.0)  # cast, maximum, difference, exponent, sum: FP32

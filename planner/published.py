@@ -77,7 +77,8 @@ def run(row: Row) -> Run:
     laid = _layout(shared.setting.model.layers, shared.fsdp2, shared.gpus, *map(row.get, LAYOUT))
     if isinstance(laid, UserError):
         raise laid.with_traceback(None)
-    found = Run(shared.setting, laid.layout, laid.gpus, number(row, "gbs") or laid.gbs, laid.note)
+    setting = _unpadded(shared.setting, laid.layout.tp) if shared.unpadded else shared.setting
+    found = Run(setting, laid.layout, laid.gpus, number(row, "gbs") or laid.gbs, laid.note)
     tuned = shared.tuned and not (row.get("recompute") or "").strip()
     if not shared.arguments and not tuned:
         return found
@@ -86,7 +87,7 @@ def run(row: Row) -> Run:
         whole = megatron_args.apply(whole, shared.arguments)[0]
     if tuned:
         whole = _recompute_as_needed(whole)
-    return Run.of(whole)._replace(note=found.note, **({} if shared.arguments else {"setting": shared.setting}))
+    return Run.of(whole)._replace(note=found.note, **({} if shared.arguments else {"setting": setting}))
 
 
 SETTING = (
@@ -118,6 +119,8 @@ class Shared(NamedTuple):
     fsdp2: bool
     gpus: int | None
     """Where a row gives no number of GPUs."""
+    unpadded: bool
+    """Whether its runs cut the vocabulary over TP as it is."""
 
 
 @lru_cache(KEPT)
@@ -134,7 +137,8 @@ def _shared(*values: str | None) -> Shared | UserError:
         return Unsupported(*unknown.args)
     fsdp2 = vocabulary.is_fsdp2(row)
     tuned = bool(row["release"].strip()) or fsdp2
-    return Shared(setting, blanks, vocabulary.arguments(row), tuned, fsdp2, vocabulary.gpus(row))
+    unpadded = vocabulary.is_vtrain_node(row)
+    return Shared(setting, blanks, vocabulary.arguments(row), tuned, fsdp2, vocabulary.gpus(row), unpadded)
 
 
 @lru_cache(KEPT)
@@ -202,6 +206,12 @@ def _shape(row: Row, layers: int | None) -> Model:
     )
 
 
+@lru_cache(KEPT)
+def _unpadded(setting: Job, tp: int) -> Job:
+    """The setting with a vocabulary of 50,257 in equal parts, the rest of the division left out."""
+    return setting.replace(model=setting.model.replace(vocab=50257 // tp * tp, vocab_divisible_by=1))
+
+
 class Laid(NamedTuple):
     """A layout without its batch."""
 
@@ -258,9 +268,9 @@ def _stages(count: int, layers: int) -> tuple[Mapping[str, Any], str]:
 
 
 def _recompute(row: Row) -> Mapping[str, Any]:
-    """`full`, `selective mlp+core_attn`, `['mla_up_proj']`: granularity and modules. vTrain's recompute all."""
+    """`full`, `selective mlp+core_attn`, `['mla_up_proj']`: granularity and modules."""
     text = (row.get("recompute") or "").lower()
-    if "full" in text or row.get("release") == "vTrain":
+    if "full" in text:
         return {"recompute": "full"}
     named = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text)) if text else ()
     if named or "selective" in text:
@@ -315,7 +325,7 @@ def _options(row: Row) -> Options:
 @cache
 def _options_of(release: str, framework: str, source: str, unit: str) -> Options:
     row = {"release": release, "framework": framework, "source": source, "unit": unit}
-    if row.get("release") == "vTrain":
+    if release == "vTrain":
         return Options(
             framework="deepspeed",
             release="vTrain",

@@ -33,6 +33,7 @@ RESOURCES = (
     "scan",  # s at the BF16 peak: Mamba and delta-net recurrences
     "expert",  # s at the peak of the job's precision: routed experts
     "waves",  # s at the peak: one round of tiles over all SMs for each product, of which the last is never full
+    "misaligned",  # s at the peak: products with a side off 16 bytes, once for each factor of 2 that it lacks
     "operands",  # s at HBM bandwidth: operands of linear layers
     "stream",  # s at HBM bandwidth: norms, activations, residuals, rotary embedding
     "scores",  # s at HBM bandwidth: attention scores that are not fused
@@ -113,6 +114,8 @@ class Work:
         backward = each * (result + right) + self.size * left
         backward = backward + wgrad * (each * (left + result) + 8 * right)  # adds to FP32 main gradients
         self.add("expert" if expert else "plain" if plain else "matmul", flops, flops * (1 + wgrad), module)
+        off = np.maximum(_off(out, self.size), _off(inner, self.size))
+        self.add("misaligned", flops * off, flops * (1 + wgrad) * off, module)
         self.add("weights" if expert else "operands", forward / self.hbm, backward / self.hbm, module)
         wave = 2.0 * TILE * self.job.node.gpu.sms / peak
         self.add("waves", wave * inner, wave * (out + wgrad * rows / matrices), module)
@@ -174,6 +177,15 @@ class Work:
             v = collectives.volumes("all_reduce", size, self.u.tp, np.minimum(self.u.tp, self.domain))
             self.add("tp_near", 0, again * v.near / self.near)
             self.add("tp_far", 0, again * v.far / self.far)
+
+
+def _off(side: Any, size: int) -> Any:
+    """Factors of 2 that a side of a matrix lacks to be a multiple of 16 bytes, which tensor cores want.
+
+    Source: NVIDIA, Matrix Multiplication Background User's Guide, section 3 (requirements to use tensor cores).
+    """
+    whole = 16 // size
+    return np.log2(whole / np.gcd(np.asarray(side).astype(np.int64), whole))
 
 
 def links_near(job: Job) -> float:

@@ -112,7 +112,8 @@ def _phases(d: Demand, k: Mapping[str, Any]) -> list[Array]:
 PRICES = {
     **dict.fromkeys(("matmul", "plain", "attention", "scan", "expert"), "compute"),
     **dict.fromkeys(
-        ("waves", "operands", "stream", "scores", "loss", "cast", "expert_cast", "sorting", "weights"), "compute"
+        ("waves", "misaligned", "operands", "stream", "scores", "loss", "cast", "expert_cast", "sorting", "weights"),
+        "compute",
     ),
     **dict.fromkeys(("kernels", "expert_kernels"), "launch"),
     **{f"{group}_{part}": group for group in ("tp", "cp", "ep") for part in ("near", "far", "steps")},

@@ -168,6 +168,7 @@ def _of_recipe(said: Said, facts: Hardware) -> Job:
 
 
 def _of_model(said: Said, facts: Hardware) -> Job:
+    from superpod.planner import models
     from superpod.planner.job import Job
     from superpod.planner.layout import Layout
     from superpod.recipes.registry import recipes
@@ -176,7 +177,7 @@ def _of_model(said: Said, facts: Hardware) -> Job:
     try:
         shape = model(name)
     except UserError as unknown:
-        near = did_you_mean(name, list(recipes()))
+        near = did_you_mean(name, [*models.names(), *recipes()])
         raise UserError(str(unknown), near or unknown.hint) from unknown
     if gpu is None:
         raise UserError(f"{name} is a model: say on which GPU", "--gpu h100 --gpus 64, for example")

@@ -102,6 +102,17 @@ def test_recomputation_repeats_the_forward_pass():
     assert terms(make(recompute="selective", recompute_modules=("layernorm",)))["recompute"] == 0  # in the next product
 
 
+def test_an_odd_vocabulary_slows_its_product_and_padding_mends_it():
+    def head(vocab, divisible_by):
+        own = models.find("llama3_8b").replace(layers=1, vocab=vocab, vocab_divisible_by=divisible_by)
+        job = make("llama3_8b", gpus=1, tp=1, pp=1, vp=None, gbs=1).replace(model=own)
+        return terms(job)["compute"]
+
+    whole, even, odd = head(50264, 1), head(50260, 1), head(50257, 1)
+    assert 1.05 * whole < even < odd / 1.1
+    assert head(50257, 128) == pytest.approx(whole, rel=0.01)
+
+
 def test_frozen_weights_have_no_gradients():
     full, lora = terms(make(precision="bf16")), terms(make(precision="bf16", task="lora"))
     assert lora["compute"] < 0.8 * full["compute"]
@@ -129,7 +140,7 @@ def test_hiding_communication_helps():
 
 
 def test_cuda_graphs_take_launches_off_a_small_model():
-    small: dict[str, Any] = dict(model="llama3_8b", gpus=8, tp=8, pp=1, vp=None, seq=512, gbs=8)
+    small: dict[str, Any] = dict(model="llama3_8b", gpus=8, tp=8, pp=1, vp=None, seq=512, gbs=64)
     eager, graphed = make(**small), make(**small, options={"cuda_graphs": True})
     assert terms(eager)["overhead"] > 2 * terms(graphed)["overhead"]
 

@@ -58,3 +58,18 @@ def test_a_tuned_run_recomputes_what_does_not_fit_and_no_more():
     assert dense.layout.recompute == "none"
     said = published.job({**row, "recompute": "full"})
     assert said.layout.recompute == "full"
+
+
+VTRAIN = {"release": "vTrain", "model": "gpt", "layers": "24", "hidden": "2048", "heads": "16", "vocab": "51200",
+          "gpu": "a100-80gb", "precision": "fp16", "seq": "1024", "gbs": "16", "mbs": "1"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("tp", "vocab"), [(1, 50257), (2, 50256), (8, 50256)])
+def test_vtrain_on_one_node_recomputes_nothing_and_pads_nothing(tp, vocab):
+    job = published.job({**VTRAIN, "gpus": "8", "tp": str(tp)})
+    assert (job.layout.recompute, job.model.vocab, job.model.padded_vocab(tp)) == ("none", vocab, vocab)
+
+
+def test_vtrain_on_several_nodes_recomputes_all():
+    job = published.job({**VTRAIN, "gpus": "64", "tp": "8", "pp": "4"})
+    assert (job.layout.recompute, job.model.vocab) == ("full", 51200)

@@ -1,6 +1,7 @@
 """NeMo-Run's own experiments through our executor: each defect of NeMo-Run 0.11.1 that it works around, seen mended."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -93,7 +94,8 @@ def test_a_failed_job_ends_the_script_with_1(submit):
 
 def test_a_requeued_job_is_no_failure(submit, testbed):
     """Preempted with a grace time: requeued, not failed, and the blocking wait goes on to the end."""
-    process = submit("sleep 25\n", "partition=low", "gpus=8", wait=False).process
+    until_preempted = 'test "${SLURM_RESTART_COUNT:-0}" != 0 || sleep 300\n'
+    process = submit(until_preempted, "partition=low", "gpus=8", wait=False).process
     try:
         until(lambda: testbed.slurm("squeue", "-h", "-p", "low", "-t", "R").strip(), 120)
         testbed.slurm("sbatch", "-p", "batch", "-N4", "--gpus-per-node=8", "-o", "/dev/null", "--wrap", "sleep 5")
@@ -101,6 +103,4 @@ def test_a_requeued_job_is_no_failure(submit, testbed):
     finally:
         process.kill()
     assert process.returncode == 0, said
-    assert "Restarts=1" in testbed.slurm("scontrol", "show", "job") or "Restarts=2" in testbed.slurm(
-        "scontrol", "show", "job"
-    )
+    assert re.search(r"Restarts=[1-9]", testbed.slurm("scontrol", "show", "job"))

@@ -43,10 +43,11 @@ def test_list_filters_by_words(recipes_cli):
 
 
 def test_a_closed_pipe_is_no_error(recipes_cli):
+    import shlex
     import subprocess
     import sys
 
-    command = f"{sys.executable} -m superpod.launchers.cli list --json | head -n 1"
+    command = f"{shlex.quote(sys.executable)} -m superpod.launchers.cli list --json | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[\n"
     assert done.stderr == ""

@@ -148,6 +148,7 @@ def test_predict_writes_a_row_for_every_row(recipes_cli, tmp_path):
     ("words", "says"),
     [
         (["plan", "llama3_8c", "--gpu", "h100", "--gpus", "8"], "no model is called 'llama3_8c'"),
+        (["plan", "llama3_8c", "--gpu", "h100", "--gpus", "8"], "did you mean llama3_8b or"),
         (["plan", "llama3_8b"], "say on which GPU"),
         (["plan", "llama3_8b", "--gpu", "h1000", "--gpus", "8"], "no node is called 'h1000'"),
         (["plan", "llama3_8b", "--gpu", "h100"], "say on how many GPUs"),
