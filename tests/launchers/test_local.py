@@ -255,7 +255,7 @@ def test_ranks_that_outlive_a_killed_launcher_keep_the_run_to_themselves(folder,
     assert len(run.links) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_full_disk_is_said_and_survived(folder, text):
     disk = folder / "disk"
     disk.mkdir()

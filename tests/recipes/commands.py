@@ -1,4 +1,4 @@
-"""commands.py: `nemo llm VERB --factory NAME --dryrun` of every tenth recipe; prints those that went wrong, as JSON.
+"""commands.py N: `nemo llm VERB --factory NAME --dryrun` of every Nth recipe; prints those that went wrong, as JSON.
 
 Each command is run by NeMo-Run's own entry point with those words, in a child forked after its imports: half a second
 instead of twelve.
@@ -11,13 +11,14 @@ import traceback
 
 
 def main() -> None:
+    one_in = int(sys.argv[1])
     sys.argv = ["nemo", "llm"]  # what is imported below reads them
     from nemo_run.__main__ import app
 
     from superpod.recipes.registry import recipes
 
     wrong = {}
-    asked = list(recipes().values())[::10]
+    asked = list(recipes().values())[::one_in]
     for recipe in asked:
         verb = "pretrain" if recipe.task == "pretrain" else "finetune"
         code, said = forked(app, ["nemo", "llm", verb, "--factory", recipe.name, "--dryrun"])

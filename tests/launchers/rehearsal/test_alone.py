@@ -23,12 +23,14 @@ def test_inside_this_project_is_nowhere_and_after_it_is_as_before():
     assert importlib.import_module("superpod.planner.errors") is before
 
 
-PRETRAIN, *FINETUNE = TRAINED
+PRETRAIN, SFT, LORA = TRAINED
 
 
 @pytest.mark.nemo
 @pytest.mark.train
-@pytest.mark.parametrize("name", [PRETRAIN, *(pytest.param(each, marks=pytest.mark.slow) for each in FINETUNE)])
+@pytest.mark.parametrize(
+    "name", [PRETRAIN, pytest.param(LORA, marks=pytest.mark.slow), pytest.param(SFT, marks=pytest.mark.long)]
+)
 def test_an_exported_recipe_trains_without_this_project(name, tmp_path):
     file = (answers()["folder"] / "alone" / f"{name}.py").read_text()
     check = "try:\n    import superpod\nexcept ModuleNotFoundError:\n    print('superpod is not here')\n"
