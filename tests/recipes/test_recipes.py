@@ -58,8 +58,15 @@ def test_nemo_run_finds_every_recipe(described):
         assert name in found["pretrain" if recipe.task == "pretrain" else "finetune"]
 
 
+FIRSTS = list(firsts().values())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", list(firsts().values())[::120], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "recipe",
+    [*FIRSTS[::120], *(pytest.param(each, marks=pytest.mark.long) for each in FIRSTS[60::120])],
+    ids=lambda recipe: recipe.name,
+)
 def test_nemos_own_command_takes_it(recipe):
     command = Path(sys.executable).parent / "nemo"
     verb = "pretrain" if recipe.task == "pretrain" else "finetune"
