@@ -21,11 +21,11 @@ test-all: $(STAMP) ## the slow ones too, as .ci/run does; not those marked long
 test-long: $(STAMP) ## those that would take .ci/run over its hour: every shape, planted bugs, drills, fine-tunings
 	$(BIN)/python -m pytest -m "long and not slurm"
 
-test-slurm: $(STAMP) ## those on a real Slurm, as root: tests/slurm/testbed.sh
+test-slurm: $(STAMP) ## those on a real Slurm, as root: tests/slurm/testbed/testbed.sh
 	$(BIN)/python -m pytest -m slurm
 
 soak: $(STAMP) ## twenty random faults on a run of the testbed, as root
-	$(BIN)/python -m tests.slurm.soak
+	$(BIN)/python -m tests.slurm.testbed.soak
 
 lint: $(STAMP) ## what the style checks say
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
@@ -34,7 +34,7 @@ format: $(STAMP) ## mend what can be mended by itself
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 goldens: $(STAMP) ## write the goldens anew; review the diff
-	$(BIN)/python -m pytest tests/recipes/test_goldens.py tests/launchers/cli/test_surface.py --update-goldens -q
+	$(BIN)/python -m pytest tests/recipes/test_goldens.py tests/cli/test_surface.py --update-goldens -q
 
 benchmarks: $(STAMP) ## measure what has a target
 	for b in cli_startup planner_speed planner_accuracy; do $(BIN)/python benchmarks/$$b.py || exit 1; done

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from superpod.planner import columns, memory, published
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
+from superpod.planner import columns, memory
+from superpod.planner.tables import published
 
 GIB = 2**30
 KEYS = ("case", "model", "layers", "hidden", "gpu", "gpus", "seq", "gbs", "mbs", "tp", "pp", "vp", "cp", "ep", "etp")

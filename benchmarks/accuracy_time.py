@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from superpod.planner import columns, published, steptime
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
+from superpod.planner import columns, steptime
 from superpod.planner.job import Job
+from superpod.planner.tables import published
 
 KEYS = (
     *("task", "model", "layers", "hidden", "gpu", "gpus", "precision", "seq", "gbs", "mbs"),

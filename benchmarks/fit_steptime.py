@@ -24,8 +24,8 @@ from accuracy_time import Result, read
 from steptime_priors import BEGIN, LEAST, START, Scope, scopes, widths
 
 from superpod.planner import calibration, columns, steptime
-from superpod.planner.demand import demand, stack
 from superpod.planner.job import Job
+from superpod.planner.step_cost import demand, stack
 
 Array = NDArray[np.float64]
 NOISE = 0.03

@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def recipes(*words: str) -> str:
-    command = [sys.executable, "-m", "superpod.launchers.cli", *words]
+    command = [sys.executable, "-m", "superpod.cli", *words]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

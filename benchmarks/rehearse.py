@@ -21,8 +21,8 @@ SHAPE = "biases-of-q-k-v-tp-x-pp-x-dp-fp8"
 
 def main() -> None:
     """Rehearse, and say what it took."""
-    from superpod.launchers.quiet import quietly
-    from superpod.launchers.rehearsal import shapes, trial
+    from superpod.lifecycle.quiet import quietly
+    from superpod.rehearsal import shapes, trial
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     key = sys.argv[1] if len(sys.argv) > 1 else SHAPE

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ def plan(source: Path, out: Path, like: Path | None = None, dtype: str = "") -> 
     Raises:
         UserError: `source` is neither, is not whole, or `out` is there.
     """
-    from superpod.launchers import checkpoints, finetune
+    from superpod.launchers import finetune
+    from superpod.lifecycle import checkpoints
     from superpod.recipes.weights import huggingface
 
     huggingface.must_be_new(out)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
 import platform
 import re
 import shutil
-import socket
-import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-GIB = 2**30
-PROJECT = Path(__file__).resolve().parents[1]
+from superpod.node.versions import GIB, PROJECT, cpu_model, output_of, ram_bytes, usable_cores, version_of
 
 # The one set of versions that resolves, imports and trains together: constraints.txt, docs/LOG.md.
 KNOWN_GOOD = {
@@ -29,7 +22,6 @@ KNOWN_GOOD = {
     "numpy": "<2",
     "protobuf": "==5.29.*",
 }
-REPORTED = ("torch", "nemo_toolkit", "megatron-core", "nemo_run", "transformer-engine", "lightning", "numpy")
 
 _EXTRAS = {
     "base": (("typer", "rich", "pydantic"), "list, report, data add"),
@@ -71,49 +63,11 @@ def checks() -> list[Check]:
     ]
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of Python and of what a run depends on; None for what is not installed."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in REPORTED}}
-
-
-def commit() -> str | None:
-    """This project's git commit, with `+changes` when files differ from it; None outside its own git checkout."""
-    if not (PROJECT / ".git").exists():
-        return None
-    head = _output(["git", "-C", str(PROJECT), "rev-parse", "HEAD"])
-    if head is None:
-        return None
-    return head + ("+changes" if _output(["git", "-C", str(PROJECT), "status", "--porcelain", "-uno"]) else "")
-
-
-def machine_facts() -> dict[str, Any]:
-    """Versions, commit, command line and machine, as env.json keeps them."""
-    from superpod.launchers.secrets import redact_text
-
-    return {
-        "versions": versions(),
-        "commit": commit(),
-        "command": redact_text(" ".join(sys.argv)),
-        "host": socket.gethostname(),
-        "cpu": _cpu_model(),
-        "cores": _usable_cores(),
-        "ram_gib": round(_ram_bytes() / GIB, 1),
-    }
-
-
 def satisfies(version: str, rule: str) -> bool:
     """Whether `version` keeps a rule of the forms `==2.7.*` and `<22`; a local part such as `+cpu` does not count."""
     numbers = [int(n) for n in re.findall(r"\d+", re.split(r"[+a-z]", version)[0])]
     wanted = [int(n) for n in re.findall(r"\d+", rule)]
     return numbers[: len(wanted)] == wanted if rule.startswith("==") else numbers < wanted
-
-
-@cache
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _python() -> Check:
@@ -123,8 +77,8 @@ def _python() -> Check:
 
 def _extra(name: str) -> Check:
     packages, enables = _EXTRAS[name]
-    have = [f"{package} {_version(package)}" for package in packages if _version(package)]
-    missing = [package for package in packages if not _version(package)]
+    have = [f"{package} {version_of(package)}" for package in packages if version_of(package)]
+    missing = [package for package in packages if not version_of(package)]
     where = "." if name == "base" else f"'.[{name}]'"
     found = ", ".join(have[:4]) if not missing else f"missing: {', '.join(missing)}"
     fix = f"pip install -c constraints.txt -e {where}" if missing else ""
@@ -135,11 +89,11 @@ def _pins() -> list[Check]:
     """A finding for each installed package outside the known-good versions, or one that all is well."""
     wrong = []
     for name, rule in KNOWN_GOOD.items():
-        version = _version(name)
+        version = version_of(name)
         if version and not satisfies(version, rule):
             fix = f"pip install '{name}{rule}'"
             wrong.append(Check(f"version of {name}", False, f"{version}, known to work: {rule}", "NeMo 2.7.3", fix))
-    checked = [name for name in KNOWN_GOOD if _version(name)]
+    checked = [name for name in KNOWN_GOOD if version_of(name)]
     return wrong or [
         Check("versions", True, f"{len(checked)} of {len(KNOWN_GOOD)} pinned packages here, all as known to work")
     ]
@@ -151,7 +105,7 @@ def _gpu() -> Check:
     if tool is None:
         return Check("GPU", False, "none (no nvidia-smi on PATH)", enables)
     query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
-    out = _output(query, timeout_s=10)
+    out = output_of(query, timeout_s=10)
     rows = [[part.strip() for part in line.split(",")] for line in (out or "").splitlines()]
     rows = [row for row in rows if len(row) == 3 and row[1].isdigit()]
     if not rows:
@@ -161,8 +115,8 @@ def _gpu() -> Check:
 
 
 def _cores() -> Check:
-    cores, ram = _usable_cores(), _ram_bytes() / GIB
-    found = f"{_cpu_model()}, {cores} cores, {ram:.0f} GiB RAM"
+    cores, ram = usable_cores(), ram_bytes() / GIB
+    found = f"{cpu_model()}, {cores} cores, {ram:.0f} GiB RAM"
     return Check("CPU", cores >= 2 and ram >= 4, found, "a rehearsal takes a core and about 1 GiB per rank")
 
 
@@ -197,29 +151,3 @@ def _decoys() -> list[Check]:
                     Check(f"package {name}", True, f"another one in {folder}: harmless, ours is superpod.{name}")
                 )
     return found
-
-
-def _cpu_model() -> str:
-    try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    return match[1].strip() if match else platform.machine()
-
-
-def _usable_cores() -> int:
-    """Cores that this process may use: a Slurm or container limit counts."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _ram_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _output(command: list[str], timeout_s: float = 5) -> str | None:
-    """The command's standard output, stripped; None when it cannot run or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

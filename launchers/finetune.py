@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.launchers.runtime.files import read_json, write_json
-from superpod.planner.errors import UserError, did_you_mean
+from superpod.errors import UserError, did_you_mean
+from superpod.node.files import read_json, write_json
 from superpod.recipes.data import packing
 from superpod.recipes.registry import find, recipes
 
 if TYPE_CHECKING:
     import nemo_run as run
 
-    from superpod.launchers.rundir import RunDir
+    from superpod.node.run_folder import RunFolder
 
 FACT = "finetune"
 """Key of run.json that keeps the `Task`."""
@@ -44,7 +44,7 @@ class Task:
     steps: int | None = None
 
     @classmethod
-    def of(cls, run: RunDir) -> Task:
+    def of(cls, run: RunFolder) -> Task:
         """That of an earlier run.
 
         Raises:
@@ -125,7 +125,7 @@ def change(task: Task, run_folder: Path, note: Callable[[str], None]) -> Callabl
 
 def imported(model: Path, bases: Path, note: Callable[[str], None]) -> Path:
     """The NeMo checkpoint of a Hugging Face folder, made once for each content; who comes second waits for it."""
-    from superpod.launchers import apart
+    from superpod.launchers import subprocess_call
 
     base = bases / f"{model.name}-{digest(model)}"
     log = base.with_name(f"{base.name}.log")
@@ -134,7 +134,7 @@ def imported(model: Path, bases: Path, note: Callable[[str], None]) -> Path:
         fcntl.flock(alone, fcntl.LOCK_EX)
         if not base.is_dir():
             note(f"importing {model} into NeMo")
-            apart.call("superpod.launchers.convert:import_hf", log, folder=str(model), out=str(base))
+            subprocess_call.call("superpod.launchers.convert:import_hf", log, folder=str(model), out=str(base))
     return base
 
 
@@ -186,14 +186,15 @@ def _filling(part: Any, bins: Any, sizes: Any) -> dict[str, Any]:
     return {"samples": len(part), "tokens": tokens, "sequences": len(bins), "filled": filled}
 
 
-def export(run: RunDir, out: Path) -> dict[str, Any]:
+def export(run: RunFolder, out: Path) -> dict[str, Any]:
     """Write the best checkpoint of a run as the Hugging Face folder `out`; returns which, its loss and what was merged.
 
     The tokenizer goes with the chat template that the model has learnt.
     """
-    from superpod.launchers import apart, checkpoints, convert
+    from superpod.launchers import convert, subprocess_call
+    from superpod.lifecycle import checkpoints
 
     chosen = checkpoints.best(checkpoints.found(run.path))
     job = convert.plan(run.path, out)
-    said = apart.call(job.function, run.links[-1].path / "export.log", **job.arguments)
+    said = subprocess_call.call(job.function, run.attempts[-1].path / "export.log", **job.arguments)
     return {"checkpoint": chosen.name, "val_loss": chosen.val_loss, **said}

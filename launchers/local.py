@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.launchers.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
-from superpod.launchers.rehearsal import dry_build, rehearse
-from superpod.launchers.rundir import Link, RunDir
-from superpod.launchers.runtime.rank import attach
+from superpod.errors import UserError
 from superpod.launchers.watchdog import Watchdog
-from superpod.planner.errors import UserError
+from superpod.node.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
+from superpod.node.rank import attach
+from superpod.node.run_folder import Attempt, RunFolder
+from superpod.rehearsal import dry_build, rehearse
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -42,7 +42,7 @@ class Job:
         return {"overrides": self.overrides, "data": str(self.data) if self.data else None, "num_nodes": self.num_nodes}
 
     @classmethod
-    def of(cls, folder: RunDir, more: list[str]) -> Job:
+    def of(cls, folder: RunFolder, more: list[str]) -> Job:
         """The job of an earlier run, with `more` overrides after its own."""
         facts = folder.facts
         data = Path(facts["data"]) if facts.get("data") else None
@@ -75,7 +75,7 @@ def check(job: Job) -> None:
     Raises:
         UserError: no such recipe or size, or a data folder that is not complete.
     """
-    from superpod.launchers.secrets import redact_text
+    from superpod.node.redaction import redact_text
     from superpod.recipes.data.folder import DataFolder
     from superpod.recipes.registry import find
 
@@ -108,7 +108,7 @@ def prepare(job: Job, change: Callable[[run.Partial], dict[str, Any]] | None = N
 
     from superpod.planner import legality, plans
     from superpod.recipes import overrides
-    from superpod.recipes.job import of_partial
+    from superpod.recipes.planned_job import of_partial
     from superpod.recipes.registry import find
 
     facts = use_data(partial, job.data) if job.data else {}
@@ -219,15 +219,17 @@ def _parameters(partial: run.Partial, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a link ended."""
+    """How an attempt ended."""
 
     state: str
     exit_code: int
     message: str
 
 
-def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[..., None]) -> Ended:
-    """Run the prepared job in `link` and wait for it; `tick` is called a few times a second, with words to say or none.
+def launch(prepared: Prepared, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> Ended:
+    """Run the prepared job in `attempt` and wait for it.
+
+    `tick` is called a few times a second, with words to say or none.
 
     A first SIGINT or SIGTERM asks the ranks to save and end, a second one kills them. Ranks that make no steps any more
     are ended too.
@@ -235,14 +237,14 @@ def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[..., N
     import nemo_run as run
     from torchx.schedulers.local_scheduler import SignalException
 
-    attach(prepared.partial, folder.path, link.path)
-    environment = _environment() | {MARK: str(link.path)}
+    attach(prepared.partial, folder.path, attempt.path)
+    environment = _environment() | {MARK: str(attempt.path)}
     executor = run.LocalExecutor(ntasks_per_node=prepared.ranks, launcher="torchrun", env_vars=environment)
-    stop, watchdog = StopSignal(), Watchdog(link)
+    stop, watchdog = StopSignal(), Watchdog(attempt)
     state = ""
     try:
         with (
-            _nemo_run_in(link.path / "nemo_run") as home,
+            _nemo_run_in(attempt.path / "nemo_run") as home,
             run.Experiment("run", base_dir=home, enable_goodbye_message=False) as exp,
         ):
             exp.add(prepared.partial, executor=executor, name="run")
@@ -253,10 +255,10 @@ def launch(prepared: Prepared, folder: RunDir, link: Link, tick: Callable[..., N
     except (KeyboardInterrupt, SignalException):  # while NeMo-Run had the signals, before there were ranks to ask
         stop.received += 1
     finally:
-        send(processes_of(link.path), signal.SIGKILL)
+        send(processes_of(attempt.path), signal.SIGKILL)
     if watchdog.stalled and not folder.done:
         return Ended("stalled", 1, watchdog.stalled)
-    return _verdict(folder, link, stop.received, state)
+    return _verdict(folder, attempt, stop.received, state)
 
 
 def _environment() -> dict[str, str]:
@@ -296,14 +298,14 @@ def _nemo_run_in(folder: Path) -> Iterator[str]:
             os.environ["PATH"] = before
 
 
-def _verdict(folder: RunDir, link: Link, stops: int, torchx_state: str) -> Ended:
-    from superpod.launchers.diagnose import why
+def _verdict(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: str) -> Ended:
+    from superpod.node.diagnose import why
 
     if folder.done:
         return Ended("done", 0, "")
     if stops:
-        saved = link.heartbeat().get("checkpoint")
+        saved = attempt.heartbeat().get("checkpoint")
         return Ended("cancelled", 130, "stopped by the user, checkpoint saved" if saved else "stopped by the user")
     if torchx_state.endswith("SUCCEEDED"):
         return Ended("failed", 1, "the job ended before its last step")
-    return Ended("failed", 1, why(folder, link))
+    return Ended("failed", 1, why(folder, attempt))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 
 LOGS_BYTES = 16 * 2**20
 """What a run writes beside its checkpoints, roughly."""

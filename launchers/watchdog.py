@@ -8,10 +8,10 @@ import signal
 import time
 from collections.abc import Callable
 
-from superpod.launchers.processes import processes_of, send
-from superpod.launchers.rundir import Link
-from superpod.launchers.runtime import stall
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
+from superpod.node import stall
+from superpod.node.processes import processes_of, send
+from superpod.node.run_folder import Attempt
 
 VARIABLE = "SUPERPOD_STALLED_S"
 """Seconds that a training rank may take between two steps; 600 where it is not set, as on Slurm."""
@@ -20,10 +20,10 @@ EVERY_S = 1.0
 
 
 class Watchdog:
-    """Looks after the ranks of a link while somebody waits for them; `stalled` says in words which rank stopped."""
+    """Looks after the ranks of an attempt while somebody waits for them; `stalled` says in words which rank stopped."""
 
-    def __init__(self, link: Link, limit_s: float | None = None) -> None:
-        self.link, self.stalled = link, ""
+    def __init__(self, attempt: Attempt, limit_s: float | None = None) -> None:
+        self.attempt, self.stalled = attempt, ""
         self.limit_s = float(os.environ.get(VARIABLE, "600")) if limit_s is None else limit_s
         self.began = self.looked = time.time()
 
@@ -37,13 +37,13 @@ class Watchdog:
         return both
 
     def look(self) -> None:
-        """End the link when a rank has made no progress for too long."""
+        """End the attempt when a rank has made no progress for too long."""
         now = time.time()
         if self.stalled or now < self.looked + EVERY_S:
             return
         self.looked = now
-        self.stalled = stall.first_silent(self.link, self.limit_s, self.began, now)
+        self.stalled = stall.first_silent(self.attempt, self.limit_s, self.began, now)
         if self.stalled:
             with contextlib.suppress(UserError):
-                self.link.mark("stalled", message=self.stalled)
-            send(processes_of(self.link.path), signal.SIGKILL)
+                self.attempt.mark("stalled", message=self.stalled)
+            send(processes_of(self.attempt.path), signal.SIGKILL)

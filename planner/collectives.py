@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.planner.hardware import Fabric, Node
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]

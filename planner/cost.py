@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.planner.hardware import Node
 
 DAY_S, HOUR_S = 86_400, 3_600

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.planner.hardware import PRECISIONS, Fabric, Node
 from superpod.planner.layout import Layout
 from superpod.planner.models import Model, Split

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from superpod.errors import UserError, did_you_mean
 from superpod.planner import rules
-from superpod.planner.errors import UserError, did_you_mean
 from superpod.planner.rules import MODULES, Broken, Facts, bits
 
 Recompute = Literal["none", "selective", "full"]
@@ -36,7 +36,7 @@ ENDS = ((False, False), (True, True), (False, True), (True, False))
 class Layout:
     """Degrees of parallelism and batch of one training run. Data parallelism is what the world leaves over.
 
-    Names are Megatron's usual short ones; `recipes/from_layout.py` spells them out for the strategy.
+    Names are Megatron's usual short ones; `recipes/layout.py` spells them out for the strategy.
     """
 
     tp: int = 1

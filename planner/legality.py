@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from superpod.errors import UserError, did_you_mean
 from superpod.planner import job_rules, rules
-from superpod.planner.errors import UserError, did_you_mean
 from superpod.planner.models.stages import Split, even_chunks
 from superpod.planner.rules import Broken, Facts
 

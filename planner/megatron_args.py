@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.planner.job import Job
 from superpod.planner.layout import MODULES
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from superpod.errors import UserError
 from superpod.planner import columns, explain, memory, predict, steptime, textbook
-from superpod.planner.errors import UserError
 from superpod.planner.job import Job
 from superpod.planner.predict import Prediction
 from superpod.planner.search import Found, Space

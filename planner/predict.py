@@ -14,14 +14,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from superpod.planner import columns, legality, memory, published, steptime
+from superpod.errors import UserError
+from superpod.planner import columns, legality, memory, steptime
 from superpod.planner.columns import Column, Stages
-from superpod.planner.errors import UserError
 from superpod.planner.hardware import GIB
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 from superpod.planner.models import Split
-from superpod.planner.published import Run
+from superpod.planner.tables import published
+from superpod.planner.tables.published import Run
 
 Verdict = Literal["ok", "oom", "illegal", "unsupported"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from superpod.errors import UserError
 from superpod.planner import plans
-from superpod.planner.errors import UserError
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 

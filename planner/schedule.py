@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 
 Array = NDArray[np.float64]
 Kind = Literal["forward", "backward"]

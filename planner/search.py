@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from superpod.errors import UserError, did_you_mean
 from superpod.planner import legality, memory, rules, steptime
 from superpod.planner.columns import Column, Stages
-from superpod.planner.errors import UserError, did_you_mean
 from superpod.planner.hardware import GIB  # noqa: F401  the command line takes it from here
 from superpod.planner.job import Job
 from superpod.planner.layout import CHOICES, ENDS, Layout

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from superpod.planner import calibration, schedule
 from superpod.planner.columns import Columns
-from superpod.planner.demand import Demand, demand
 from superpod.planner.job import Job
 from superpod.planner.roofline import INDEX, KINDS, PHASES, RESOURCES
+from superpod.planner.step_cost import Demand, demand
 
 Array = NDArray[np.float64]
 GROUPS = ("compute", "launch", "tp", "cp", "ep")

@@ -23,21 +23,21 @@ def build(name: str, num_nodes: int | None = None, options: str = "") -> run.Par
     Raises:
         UserError: when there is no such recipe or option, it is not laid out for `num_nodes`, or NeMo is not installed.
     """
-    from superpod.planner.errors import UserError
+    from superpod.errors import UserError
     from superpod.recipes.registry import find
 
     recipe = find(name)
     recipe.layout(num_nodes)
     try:
         _no_compiler_without_gpu()
-        from superpod.recipes import base
         from superpod.recipes import options as variants
+        from superpod.recipes import partial
     except ModuleNotFoundError as missing:
         raise UserError(
             f"building a recipe needs NeMo, and {missing.name} is not installed",
             "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` shows what is there",
         ) from missing
-    partial = base.build(recipe, num_nodes)
+    partial = partial.build(recipe, num_nodes)
     variants.apply(partial, options)
     return partial
 

@@ -84,7 +84,7 @@ def _class_defaults(path: str, config: fdl.Buildable) -> Iterator[Line]:
 
 
 def set_at(config: fdl.Buildable, field: str) -> str:
-    """`recipes/base.py:64`: the file and line that set an argument last; "" where nothing is recorded."""
+    """`recipes/partial.py:64`: the file and line that set an argument last; "" where nothing is recorded."""
     changes = config.__argument_history__.get(field)
     if not changes:
         return ""

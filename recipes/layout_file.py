@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 from superpod.recipes import registry

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superpod.planner.errors import UserError, did_you_mean
+from superpod.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -81,7 +81,7 @@ def _layers(config: run.Config) -> int:
 
 
 def _fsdp(partial: run.Partial) -> None:
-    from superpod.recipes.from_layout import shard
+    from superpod.recipes.layout import shard
 
     shard(partial, "zero3")
 
@@ -139,8 +139,8 @@ def _fault_tolerance(partial: run.Partial) -> None:
     partial.trainer.callbacks.append(
         run.Config(
             FaultToleranceCallback,
-            autoresume=False,  # links of a run know by its done marker whether to go on
-            calculate_timeouts=True,  # five times the longest wait seen, from the second link on
+            autoresume=False,  # attempts of a run know by its done marker whether to go on
+            calculate_timeouts=True,  # five times the longest wait seen, from the second attempt on
         )
     )
 

@@ -8,7 +8,7 @@ from nemo.collections.llm.recipes.tp_overlap_configs import userbuffers
 from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 
 from superpod.planner.layout import Layout
-from superpod.recipes.job import overlaps_tp
+from superpod.recipes.planned_job import overlaps_tp
 from superpod.recipes.registry import Recipe
 
 

@@ -12,7 +12,7 @@ import nemo_run as run
 from fiddle._src import history
 from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
-from superpod.planner.errors import UserError, did_you_mean
+from superpod.errors import UserError, did_you_mean
 from superpod.recipes import options
 
 logging.getLogger(parse_cli_args.__module__).setLevel(logging.CRITICAL)  # it logs what we raise

@@ -8,8 +8,8 @@ import nemo_run as run
 import torch
 from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecision
 
-from superpod.planner.errors import UserError
-from superpod.recipes.job import gathers_fp8
+from superpod.errors import UserError
+from superpod.recipes.planned_job import gathers_fp8
 
 PLAIN = {
     "bf16": {"precision": "bf16-mixed", "dtype": torch.bfloat16},

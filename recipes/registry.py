@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superpod.errors import UserError, did_you_mean
 from superpod.planner import models as planned
-from superpod.planner.errors import UserError, did_you_mean
 from superpod.planner.layout import Layout
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def model(**facts: Any) -> Callable[[Callable[[], run.Config]], Callable[[], run
 def models() -> dict[str, Model]:
     """Every model of the family files, by name."""
     for family in FAMILIES:
-        importlib.import_module(f"superpod.recipes.{family}")
+        importlib.import_module(f"superpod.recipes.models.{family}")
     return dict(_models)
 
 

@@ -6,7 +6,7 @@ import nemo_run as run
 from nemo import lightning as nl
 
 from superpod.planner import predict
-from superpod.recipes.job import job
+from superpod.recipes.planned_job import job
 from superpod.recipes.registry import Recipe
 
 LOST_AT_MOST_S = 30 * 60

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from superpod.errors import UserError
 from superpod.planner import plans
-from superpod.planner.errors import UserError
 from superpod.planner.job import Job
 from superpod.planner.search import Space, search
-from superpod.recipes.job import job as job_of
+from superpod.recipes.planned_job import job as job_of
 from superpod.recipes.registry import Recipe
 
 MOST_NODES = 8192

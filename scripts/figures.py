@@ -23,13 +23,13 @@ REFERENCE = ROOT.parent / "shared" / "reference"
 
 def main() -> None:
     """Write README.md, docs/planner.md and docs/quickstart.png."""
-    from superpod.launchers.rundir import RunDir
+    from superpod.node.run_folder import RunFolder
 
     readme = ROOT / "README.md"
     text = readme.read_text()
     for name, command in COMMANDS.items():
         text = filled(text, name, command)
-    run = RunDir.latest(ROOT / "runs", "tiny_llama3")
+    run = RunFolder.latest(ROOT / "runs", "tiny_llama3")
     if run is None:
         print("no run of tiny_llama3 in runs/: its block stays as it is; make quickstart", file=sys.stderr)
     else:

@@ -20,13 +20,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from superpod.planner import hardware, memory, models, predict, published
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
+from superpod.planner import hardware, memory, models, predict
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 from superpod.planner.search import Space, search
+from superpod.planner.tables import published
 from superpod.recipes import registry
-from superpod.recipes.job import decided
+from superpod.recipes.planned_job import decided
 
 PRECISIONS = {
     "a100": ("bf16", "fp16"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from superpod.planner import predict
 from superpod.planner.layout import Layout
 from superpod.recipes import registry
-from superpod.recipes.job import job
+from superpod.recipes.planned_job import job
 from superpod.recipes.registry import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,3 +1,4 @@
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from superpod.node.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,7 +35,7 @@ def pytest_collection_modifyitems(items):
             )
 
 
-TOGETHER = ("tests/launchers/rehearsal", "tests/recipes", "tests/slurm")
+TOGETHER = ("tests/rehearsal", "tests/recipes", "tests/slurm")
 """Folders whose files share costly fixtures: one worker has them all."""
 
 
@@ -83,8 +86,36 @@ def recipes_cli():
     """Run the command as a user does; returns the finished process with text output."""
 
     def call(*args, cwd=None, env=None, timeout=120, python=()):
-        command = [sys.executable, *python, "-m", "superpod.launchers.cli", *map(str, args)]
+        command = [sys.executable, *python, "-m", "superpod.cli", *map(str, args)]
         environ = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", **(env or {})}
         return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=timeout)
 
     return call
+
+
+NAME = "tiny_pretrain_h100_bf16"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "runs", NAME, facts={"seed": 7}, recipe_lines=["a = 1", "b = 2"])
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 512 KiB."""
+    if os.geteuid():
+        pytest.skip("mounting a small tmpfs needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", disk], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no small tmpfs: {made.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def fill(disk: Path, name: str = "filler") -> None:
+    with contextlib.suppress(OSError), open(disk / name, "ab", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass

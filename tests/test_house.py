@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from superpod.launchers.cli.app import app
+from superpod.cli.app import app
 from superpod.recipes.registry import FAMILIES
 from tests import house
 from tests.conftest import ROOT
@@ -61,9 +61,13 @@ def test_a_copy_of_six_lines_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "says"),
     [
-        ("llama.py", "@model()\ndef llama9():\n    '''Llama 9.'''\n", "llama9 of llama.py has no layouts/llama9.toml"),
+        (
+            "models/llama.py",
+            "@model()\ndef llama9():\n    '''Llama 9.'''\n",
+            "llama9 of llama.py has no layouts/llama9.toml",
+        ),
         ("layouts/llama9.toml", "", "layouts/llama9.toml is of no model"),
-        ("new.py", "@model()\ndef llama3_8b():\n    '''Again.'''\n", "new.py is no family of the registry"),
+        ("models/new.py", "@model()\ndef llama3_8b():\n    '''Again.'''\n", "new.py is no family of the registry"),
     ],
 )
 def test_an_unregistered_recipe_is_found(tmp_path, file, text, says):

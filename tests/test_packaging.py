@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.house import FOLDERS
 
 DECOY = "raise SystemExit('a decoy called recipes was imported')\n"
 
@@ -53,19 +54,19 @@ def test_the_wheel_holds_the_package_once_with_its_data(wheel):
 
     names = zipfile.ZipFile(wheel).namelist()
     assert "superpod/recipes/layouts/llama3_8b.toml" in names
-    assert "superpod/launchers/cli/__init__.py" in names
+    assert "superpod/cli/__init__.py" in names
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"superpod"}
     assert not [name for name in names if "/tests/" in name]
 
 
 def test_the_wheel_lists_recipes_beside_torchtunes(installed, tmp_path):
-    done = run(installed, "-m", "superpod.launchers.cli", "list", "llama31_405b", "pretrain", cwd=tmp_path)
+    done = run(installed, "-m", "superpod.cli", "list", "llama31_405b", "pretrain", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "llama31_405b_pretrain_h100_bf16" in done.stdout
 
 
 def test_building_without_nemo_says_what_to_install(installed, tmp_path):
-    done = run(installed, "-m", "superpod.launchers.cli", "show", "tiny_llama3", cwd=tmp_path)
+    done = run(installed, "-m", "superpod.cli", "show", "tiny_llama3", cwd=tmp_path)
     assert done.returncode == 2
     assert "needs NeMo" in done.stderr
     assert "pip install" in done.stderr
@@ -82,7 +83,7 @@ def test_a_recipes_folder_in_the_working_directory_is_not_ours(tmp_path):
 
 
 def test_folders_and_names_are_one_tree():
-    for name in ("planner", "recipes", "launchers", "slurm"):
+    for name in FOLDERS:
         link = ROOT / "src" / "superpod" / name
         assert link.is_symlink()
         assert link.resolve() == ROOT / name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from superpod.planner.errors import UserError, did_you_mean
+from superpod.errors import UserError, did_you_mean
 from superpod.planner.job import Job
 from superpod.planner.models import Model, Split
 from superpod.planner.models.work import BYTES

@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from superpod.errors import UserError
 from superpod.planner import rules
-from superpod.planner.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.planner.models.shape import Model

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from superpod.planner.errors import UserError, did_you_mean
+from superpod.errors import UserError, did_you_mean
 from superpod.planner.models import counts, work
 from superpod.planner.models.counts import Parameters
 from superpod.planner.models.stages import Split

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from superpod.planner.errors import UserError, did_you_mean
+from superpod.errors import UserError, did_you_mean
 from superpod.planner.files import read_toml
 from superpod.planner.models.shape import Model
 

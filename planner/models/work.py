@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from superpod.planner.errors import UserError, did_you_mean
+from superpod.errors import UserError, did_you_mean
 from superpod.planner.models import counts
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import indexed, paths, tokenizer
 from superpod.recipes.data.folder import (
     DEFAULT_SPLIT,

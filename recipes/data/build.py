@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import documents, paths, pool, shards, tokenizer
 from superpod.recipes.data.folder import FILE, DataFolder, check_parts
 from superpod.recipes.data.options import Options

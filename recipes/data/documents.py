@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 
 STDLIB = "stdlib"
 """`--text stdlib`: the .py files of this Python's standard library, without site-packages and tests (12 MB)."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import indexed
 from superpod.recipes.data.folder import SPLITS, DataFolder, split_ranges
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import paths
 
 MAGIC = b"MMIDIDX\x00\x00"

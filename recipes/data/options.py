@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import paths, tokenizer
 from superpod.recipes.data.folder import default_split, parse_split
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data.chat import Encoded
 
 LONG = ("refuse", "cut", "drop")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data.folder import FILE
 
 _MANIFEST, _LOCK = "build.json", "lock"

@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _FULL = (errno.ENOSPC, errno.EDQUOT)

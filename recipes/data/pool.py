@@ -12,7 +12,7 @@ from itertools import islice
 from multiprocessing import resource_tracker
 from typing import Any
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[tuple[Any, Any]]]
 """run(function, jobs) yields (job, result) in the order in which they end."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import documents, indexed, tokenizer
 
 _BATCH = 1 << 20

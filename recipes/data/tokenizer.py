@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import paths
 
 EOD, PAD = "<|endoftext|>", "<|pad|>"

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.weights import huggingface
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 
 ADAPTER = Path("weights") / "adapter_metadata.json"
 """What tells an adapter's checkpoint from a whole model's; it names the base."""

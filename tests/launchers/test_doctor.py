@@ -6,6 +6,7 @@ import pytest
 
 from superpod.launchers import doctor
 from superpod.launchers.doctor import checks, satisfies
+from superpod.node import versions
 
 MIXED = {
     "torch": "2.13.0+cpu",
@@ -154,7 +155,7 @@ def test_another_recipes_package_is_reported_as_harmless(tmp_path, monkeypatch):
 
 
 def test_machine_facts_are_those_of_this_machine():
-    facts = doctor.machine_facts()
+    facts = versions.machine_facts()
     assert facts["versions"]["python"] == sys.version.split()[0]
     assert facts["cores"] >= 1
     assert facts["ram_gib"] > 0.5
@@ -166,17 +167,17 @@ def git(folder, *words: str) -> str:
 
 
 def test_commit_says_when_files_differ_from_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "PROJECT", tmp_path)
-    assert doctor.commit() is None
+    monkeypatch.setattr(versions, "PROJECT", tmp_path)
+    assert versions.commit() is None
     git(tmp_path, "init", "-q")
-    assert doctor.commit() is None
+    assert versions.commit() is None
     (tmp_path / "a").write_text("1")
     git(tmp_path, "add", "a")
     git(tmp_path, "commit", "-qm", "a")
     head = git(tmp_path, "rev-parse", "HEAD")
-    assert doctor.commit() == head
+    assert versions.commit() == head
     (tmp_path / "a").write_text("2")
-    assert doctor.commit() == head + "+changes"
+    assert versions.commit() == head + "+changes"
 
 
 def test_the_doctor_is_quick_and_imports_nothing_heavy():

@@ -36,7 +36,7 @@ def ended(run, began, within_s):
     assert time.monotonic() - began < within_s
     folder = run.run_dir()
     assert left_behind(folder) == []
-    return folder.links[-1].result, said
+    return folder.attempts[-1].result, said
 
 
 def test_a_rank_that_dies_ends_the_run(tmp_path, text):
@@ -61,8 +61,8 @@ def test_a_rank_that_is_stuck_ends_the_run(tmp_path, text):
     assert folder.metrics()
 
 
-def test_a_rank_that_hangs_is_ended_by_what_two_links_have_taught(tmp_path, text):
-    """nvidia-resiliency-ext learns its timeouts from a link that loaded a checkpoint and saved one."""
+def test_a_rank_that_hangs_is_ended_by_what_two_attempts_have_taught(tmp_path, text):
+    """nvidia-resiliency-ext learns its timeouts from an attempt that loaded a checkpoint and saved one."""
     run = running(tmp_path, text, "with=fault_tolerance", "log.ckpt.every_n_train_steps=4")
     folder = run.until_step(6, limit_s=420)
     for step in (12, 18):
@@ -76,7 +76,7 @@ def test_a_rank_that_hangs_is_ended_by_what_two_links_have_taught(tmp_path, text
     code, said = run.end(learned["subsequent"] + 120)
     assert code == 1, said
     assert time.monotonic() - began < 600, "before our own watch would have"
-    result = folder.links[-1].result
+    result = folder.attempts[-1].result
     assert result["state"] == "failed"
     assert "no heartbeat of rank" in result["message"], said
     assert left_behind(folder) == []

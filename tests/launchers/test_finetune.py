@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from superpod.errors import UserError
 from superpod.launchers import finetune
-from superpod.launchers.rundir import RunDir
-from superpod.planner.errors import UserError
+from superpod.node.run_folder import RunFolder
 from superpod.planner.layout import PARALLEL_SIZES
 from tests.conftest import ROOT
 from tests.recipes.weights import tiny
@@ -85,7 +85,7 @@ def finished(folder, name, done):
 def interrupted(folder, *words):
     """Run the command, and press Ctrl-C after its seventeenth step: fewer are left than lie between validations."""
     with (folder / "interrupted.txt").open("w") as log:
-        command = [sys.executable, "-m", "superpod.launchers.cli", *words]
+        command = [sys.executable, "-m", "superpod.cli", *words]
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
         deadline = time.time() + 1500
         while process.poll() is None and time.time() < deadline:
@@ -163,9 +163,9 @@ def test_the_command_says_what_it_did(folder, judged):
 
 @marked
 def test_what_was_interrupted_went_on_to_its_end(folder, judged):
-    run = RunDir.latest(folder / "runs", "tiny_llama3_lora")
+    run = RunFolder.latest(folder / "runs", "tiny_llama3_lora")
     assert run
-    first, second = (link.result["state"] for link in run.links)
+    first, second = (attempt.result["state"] for attempt in run.attempts)
     assert (first, second) == ("cancelled", "done")
     assert [line["step"] for line in run.metrics()] == list(range(1, 31))
     assert run.metrics()[-1]["val_loss"] is not None
@@ -192,7 +192,7 @@ def test_two_that_want_one_model_import_it_once(tmp_path, monkeypatch):
         time.sleep(0.5)
         (tmp_path / "bases" / out).mkdir()
 
-    monkeypatch.setattr("superpod.launchers.apart.call", slowly)
+    monkeypatch.setattr("superpod.launchers.subprocess_call.call", slowly)
     wanted = (tiny.hollow(tmp_path / "m"), tmp_path / "bases", lambda words: None)
     with ThreadPoolExecutor(2) as pool:
         one, two = pool.map(lambda _: finetune.imported(*wanted), range(2))
@@ -202,10 +202,10 @@ def test_two_that_want_one_model_import_it_once(tmp_path, monkeypatch):
 
 def test_a_task_is_kept_in_the_run_and_read_again(tmp_path):
     task = finetune.Task("/m", "/d.jsonl", steps=7, pack=False)
-    run = RunDir.create(tmp_path, "tiny", facts={finetune.FACT: vars(task)}, recipe_lines=[])
+    run = RunFolder.create(tmp_path, "tiny", facts={finetune.FACT: vars(task)}, recipe_lines=[])
     assert finetune.Task.of(run) == task
     with pytest.raises(UserError, match="is no fine-tuning"):
-        finetune.Task.of(RunDir.create(tmp_path, "tiny", facts={}, recipe_lines=[]))
+        finetune.Task.of(RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[]))
 
 
 def test_a_model_that_is_nowhere_is_refused_without_the_network(tmp_path):

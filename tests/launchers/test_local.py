@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from superpod.launchers import processes
-from superpod.launchers.rundir import SILENT, RunDir
+from superpod.node import processes
+from superpod.node.run_folder import SILENT, RunFolder
 from superpod.recipes import registry
 
 pytestmark = [pytest.mark.nemo, pytest.mark.train]
@@ -41,7 +41,7 @@ class Running:
         self.runs = runs or folder / "runs"
         self.before = set(self.runs.glob("*/*"))
         self.made: Path | None = None
-        command = [sys.executable, "-m", "superpod.launchers.cli", "run", *words, "--runs", str(self.runs)]
+        command = [sys.executable, "-m", "superpod.cli", "run", *words, "--runs", str(self.runs)]
         self.process = subprocess.Popen(
             command,
             cwd=folder,
@@ -52,12 +52,12 @@ class Running:
             start_new_session=True,
         )
 
-    def run_dir(self) -> RunDir:
+    def run_dir(self) -> RunFolder:
         if self.made is None:
             (self.made,) = set(self.runs.glob("*/*")) - self.before
-        return RunDir(self.made)
+        return RunFolder(self.made)
 
-    def until_step(self, step: int, run: RunDir | None = None, limit_s: float = 180) -> RunDir:
+    def until_step(self, step: int, run: RunFolder | None = None, limit_s: float = 180) -> RunFolder:
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and self.process.poll() is None:
             with contextlib.suppress(ValueError):
@@ -83,24 +83,24 @@ class Running:
         return self.process.returncode, said
 
 
-def left_behind(run: RunDir) -> list[str]:
+def left_behind(run: RunFolder) -> list[str]:
     import psutil
 
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE and str(run.path) in process.environ().get(
-                "SUPERPOD_LINK_DIR", ""
+                "SUPERPOD_ATTEMPT_DIR", ""
             ):
                 found.append(" ".join(process.cmdline()))
     return found
 
 
-def losses(run: RunDir) -> dict[int, float]:
+def losses(run: RunFolder) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in run.metrics()}
 
 
-def back_to(run: RunDir, checkpoint: str, path: Path) -> RunDir:
+def back_to(run: RunFolder, checkpoint: str, path: Path) -> RunFolder:
     """A copy of `run` as it was when it had just saved `checkpoint`."""
     shutil.copytree(run.path, path, symlinks=True)
     (kept,) = (path / "checkpoints").glob(checkpoint)
@@ -108,7 +108,7 @@ def back_to(run: RunDir, checkpoint: str, path: Path) -> RunDir:
         other.unlink() if other.is_symlink() else shutil.rmtree(other)
     kept.with_name(f"{kept.name}-last").symlink_to(kept.name)
     (path / "done").unlink()
-    return RunDir(path)
+    return RunFolder(path)
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +142,9 @@ def test_tensor_parallel_with_sequence_parallel_gives_the_losses_of_one_rank(fol
     copy = back_to(one.run_dir(), "step=4-*", folder / "two" / "tiny_llama3_fp32" / "copy")
     code, said = Running(folder, words[0], "--resume", str(copy.path), *TP2, runs=folder / "two").end()
     assert code == 0, said
-    assert len(copy.links[-1].logs) == 2
+    assert len(copy.attempts[-1].logs) == 2
     on_one, on_two = losses(one.run_dir()), losses(copy)
-    assert min(line["step"] for line in copy.metrics() if line["link"] == "002") == 6
+    assert min(line["step"] for line in copy.metrics() if line["attempt"] == "002") == 6
     assert max(abs(on_one[step] - on_two[step]) for step in range(6, 26)) < 1e-4
     assert on_one[25] < on_one[6]
 
@@ -177,7 +177,7 @@ def test_a_run_killed_at_step_35_goes_on_as_if_nothing_had_been(folder, text):
     code, said = Running(folder, "tiny_llama3", "--resume", "last").end()
     assert code == 0, said
     resumed = losses(run)
-    from_second = [line["step"] for line in run.metrics() if line["link"] == "002"]
+    from_second = [line["step"] for line in run.metrics() if line["attempt"] == "002"]
     assert min(from_second) == 31
     assert {step: resumed[step] for step in range(31, 61)} == pytest.approx(
         {step: expected[step] for step in range(31, 61)}, abs=1e-5
@@ -201,19 +201,19 @@ def test_ctrl_c_saves_and_the_next_run_goes_on(folder, text):
     assert "checkpoint saved" in said
     assert run.state() == "cancelled"
     files = {path.relative_to(run.path).as_posix(): path for path in run.path.rglob("*") if path.is_file()}
-    assert {"run.json", "recipe.txt", "plan.json", "metrics.jsonl", "links/001/env.json", "links/001/result.json",
-            "links/001/logs/0.0.log", "links/001/logs/0.1.log", "links/001/heartbeat/0.jsonl",
-            "links/001/heartbeat/1.jsonl"} <= set(files)  # fmt: skip
+    assert {"run.json", "recipe.txt", "plan.json", "metrics.jsonl", "attempts/001/env.json", "attempts/001/result.json",
+            "attempts/001/logs/0.0.log", "attempts/001/logs/0.1.log", "attempts/001/heartbeat/0.jsonl",
+            "attempts/001/heartbeat/1.jsonl"} <= set(files)  # fmt: skip
     assert "trainer.max_steps = 40\n" in files["recipe.txt"].read_text()
     assert json.loads(files["plan.json"].read_text())["layouts"][0]["layout"]["tp"] == 2
-    assert "NEMO_URL" in files["links/001/env.json"].read_text()
+    assert "NEMO_URL" in files["attempts/001/env.json"].read_text()
     assert [name for name, path in files.items() if b"neverwritten" in path.read_bytes()] == []
     stopped = run.metrics()[-1]["step"]
     assert stopped < 40
 
     code, said = Running(folder, "tiny_llama3", "--resume", str(run.path)).end()
     assert code == 0, said
-    assert min(line["step"] for line in run.metrics() if line["link"] == "002") == stopped + 1
+    assert min(line["step"] for line in run.metrics() if line["attempt"] == "002") == stopped + 1
     assert run.state() == "done"
 
     code, said = Running(folder, "tiny_llama3", "--resume", str(run.path)).end(limit_s=20)
@@ -234,7 +234,7 @@ def test_ctrl_c_before_there_is_a_run_leaves_none(after_s, folder, text):
 
 @pytest.mark.slow
 def test_ranks_that_outlive_a_killed_launcher_keep_the_run_to_themselves(folder, text):
-    """kill -9 of the command itself, before its ranks have even imported NeMo: no second link starts beside them."""
+    """kill -9 of the command itself, before its ranks have even imported NeMo: no second attempt starts beside them."""
     running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text), "trainer.max_steps=4")
     deadline = time.monotonic() + 120
     while not (ranks := running.ranks()) and time.monotonic() < deadline:
@@ -252,7 +252,7 @@ def test_ranks_that_outlive_a_killed_launcher_keep_the_run_to_themselves(folder,
             process.kill()
         time.sleep(0.1)
     assert run.status().message == SILENT
-    assert len(run.links) == 1
+    assert len(run.attempts) == 1
 
 
 @pytest.mark.long
@@ -275,7 +275,7 @@ def test_a_full_disk_is_said_and_survived(folder, text):
         subprocess.run(["mount", "-o", "remount,size=2g", disk], check=True)
         code, said = Running(folder, "tiny_llama3", "--resume", "last", "trainer.max_steps=30", runs=disk).end()
         assert code == 0, said
-        assert min(line["step"] for line in full.run_dir().metrics() if line["link"] == "002") > 1
+        assert min(line["step"] for line in full.run_dir().metrics() if line["attempt"] == "002") > 1
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
 

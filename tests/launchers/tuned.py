@@ -15,7 +15,7 @@ RUNS = {
 
 
 def main(folder: Path, *names: str) -> None:
-    from superpod.launchers.rehearsal import install
+    from superpod.rehearsal import install
 
     install()
     import nemo.collections.llm  # noqa: F401 - once, for the processes that are forked from this one
@@ -25,21 +25,24 @@ def main(folder: Path, *names: str) -> None:
 
 
 def judged(folder: Path, recipe: str, model: str, out: str) -> dict[str, Any]:
-    from superpod.launchers import apart, checkpoints
-    from superpod.launchers.rundir import RunDir
+    from superpod.launchers import subprocess_call
+    from superpod.lifecycle import checkpoints
+    from superpod.node.run_folder import RunFolder
 
-    run = RunDir.latest(folder / "runs", recipe)
+    run = RunFolder.latest(folder / "runs", recipe)
     assert run
     best = str(checkpoints.best(checkpoints.found(run.path)).path)
     data, log = str(folder / "data.jsonl"), folder / "log"
     asked = {"checkpoint": best, "prompts": ["two and two are"], "tokens": 4}
     return {
-        "nemo": apart.call("superpod.recipes.weights.speak:perplexity", log, checkpoint=best, data=data)["loss"],
+        "nemo": subprocess_call.call("superpod.recipes.weights.generate:perplexity", log, checkpoint=best, data=data)[
+            "loss"
+        ],
         "transformers": transformers_loss(folder / out, folder / "data.jsonl"),
         "before": transformers_loss(folder / model, folder / "data.jsonl"),
-        "says": apart.call("superpod.recipes.weights.speak:generate", log, **asked),
+        "says": subprocess_call.call("superpod.recipes.weights.generate:generate", log, **asked),
         "transformers_says": transformers_says(folder / out, asked["prompts"][0], asked["tokens"]),
-        "merged": apart.call("tests.launchers.tuned:merged", log, checkpoint=best),
+        "merged": subprocess_call.call("tests.launchers.tuned:merged", log, checkpoint=best),
         "changed": changed(folder / model, folder / out),
         "template": (folder / out / "chat_template.jinja").is_file(),
         "val_loss": [line["val_loss"] for line in run.metrics() if line.get("val_loss") is not None],

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from drawn_jobs import draw
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.planner.legality import violations
 
 STRICTER = {

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from superpod.launchers.rehearsal.dry import fake_ranks
-from superpod.launchers.rehearsal.registry import install
+from superpod.rehearsal.dry import fake_ranks
+from superpod.rehearsal.registry import install
 
 KERNELS = {
     "mamba_ssm": (),
@@ -107,7 +107,7 @@ def parameters(config: str, tp: int, pp: int, rank: int, vocab: int) -> int:
 def main() -> None:
     """The command."""
     put_in_place()
-    import superpod.launchers.rehearsal.entry  # noqa: F401 - before NeMo
+    import superpod.rehearsal.entry  # noqa: F401 - before NeMo
 
     install()
     with transformer_engine() as te:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from superpod.errors import UserError
 from superpod.planner import collectives, hardware
 from superpod.planner.collectives import Links, links, seconds, volumes
-from superpod.planner.errors import UserError
 
 FAST = Links(near_bytes_per_s=400e9, far_bytes_per_s=50e9, near_s=5e-6, far_s=20e-6)
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

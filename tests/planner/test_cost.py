@@ -2,8 +2,8 @@ import math
 
 import pytest
 
+from superpod.errors import UserError
 from superpod.planner import cost, hardware
-from superpod.planner.errors import UserError
 
 NODE = hardware.node("h100")
 RUN = {"tokens": 1e12, "tokens_per_s_per_gpu": 10_000.0}

@@ -3,8 +3,8 @@ import re
 
 import pytest
 
+from superpod.errors import UserError
 from superpod.planner import hardware
-from superpod.planner.errors import UserError
 from tests.conftest import ROOT
 
 REFERENCE = ROOT.parent / "shared" / "reference"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from superpod.errors import UserError
 from superpod.planner import models
-from superpod.planner.errors import UserError
 from superpod.planner.huggingface import FAMILIES, from_config
 
 # What the config.json of each model says, cut to the keys that decide its shape.

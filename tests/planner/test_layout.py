@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.planner.layout import CHOICES, MOST, Layout
 
 DEGREES = st.sampled_from([1, 2, 3, 4, 5, 8])

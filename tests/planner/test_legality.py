@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from superpod.errors import UserError
 from superpod.planner import hardware, models
-from superpod.planner.errors import UserError
 from superpod.planner.job import Job, Options
 from superpod.planner.layout import CHOICES, MODULES, Layout
 from superpod.planner.legality import FIELDS, legal_mask, require, violations, warnings

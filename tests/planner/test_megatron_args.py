@@ -2,8 +2,8 @@
 
 import pytest
 
+from superpod.errors import UserError
 from superpod.planner import hardware, megatron_args, models
-from superpod.planner.errors import UserError
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from superpod.errors import UserError
 from superpod.planner import columns, hardware, memory, models
-from superpod.planner.errors import UserError
 from superpod.planner.job import Job, Options
 from superpod.planner.layout import Layout
 from superpod.planner.memory import state

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from superpod.errors import UserError
 from superpod.planner import columns, hardware, legality, models
-from superpod.planner.errors import UserError
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 from superpod.planner.memory import state

@@ -74,8 +74,8 @@ CASES = [
 
 BUILD = """
 import importlib, json, math, sys
-import superpod.launchers.rehearsal.entry  # before NeMo: Gemma 2 and 3 need its classes
-from superpod.launchers.rehearsal import dry_build
+import superpod.rehearsal.entry  # before NeMo: Gemma 2 and 3 need its classes
+from superpod.rehearsal import dry_build
 
 def measure(recipe, vocab):
     s = recipe.trainer.strategy

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.planner.schedule import closed_form, order, span, timeline
 
 

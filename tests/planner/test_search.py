@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from superpod.errors import UserError
 from superpod.planner import explain, hardware, legality, models, predict, search
-from superpod.planner.errors import UserError
 from superpod.planner.hardware import GIB
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout

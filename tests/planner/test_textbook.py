@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from superpod.errors import UserError
 from superpod.planner import collectives, columns, memory, models, schedule, textbook
 from superpod.planner.collectives import Links
-from superpod.planner.errors import UserError
 from superpod.planner.models import Model
 
 GB, GIB = 1e9, 2**30

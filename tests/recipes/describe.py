@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.planner.layout import Layout
 
 OVERRIDES = (
@@ -55,9 +55,9 @@ def main() -> None:
 
 def read(partial: Any, nodes: int) -> list[Any]:
     """The size asked for, the size built, and the layout as NeMo has it."""
-    from superpod.recipes import from_layout
+    from superpod.recipes.layout import layout_of
 
-    return [nodes, partial.trainer.num_nodes, vars(from_layout.read(partial))]
+    return [nodes, partial.trainer.num_nodes, vars(layout_of(partial))]
 
 
 def firsts() -> dict[str, Any]:
@@ -94,12 +94,13 @@ ROUND_TRIPS = (
 
 
 def round_trips() -> list[list[dict[str, Any]]]:
-    from superpod.recipes import base, from_layout, registry
+    from superpod.recipes import partial, registry
+    from superpod.recipes.layout import layout_of
 
     found = []
     for layout in ROUND_TRIPS:
         recipe = dataclasses.replace(registry.recipes()["tiny_llama3"], layouts={1: layout})
-        found.append([vars(layout), vars(from_layout.read(base.build(recipe)))])
+        found.append([vars(layout), vars(layout_of(partial.build(recipe)))])
     return found
 
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 
 EVERY = "SUPERPOD_EXPORT_EVERY"
 """Set in the environment: every recipe, 0.4 s each, not a choice of them."""
@@ -78,16 +78,16 @@ def main(folder: Path) -> None:
 
 def exported(name: str, folder: Path) -> list[str]:
     """Lines in which the recipe of the file and the one it was made of differ; the file runs without this project."""
-    from superpod.launchers.rehearsal.alone import hidden
     from superpod.recipes import registry
-    from superpod.recipes.copying import diff, export
+    from superpod.recipes.export import diff, source
     from superpod.recipes.flatten import flatten
+    from superpod.rehearsal.alone import hidden
 
     partial = diff.load(name)
     ours = not name.startswith(diff.NEMO)
-    heading = export.heading(registry.find(name), partial, f"recipes export {name}") if ours else name
+    heading = source.heading(registry.find(name), partial, f"recipes export {name}") if ours else name
     file = folder / f"{name.replace(':', '_').replace('.', '_')}.py"
-    file.write_text(export.source(partial, heading))
+    file.write_text(source.source(partial, heading))
     with hidden():
         copy = runpy.run_path(str(file))["recipe"]()
     return sorted({str(line) for line in flatten(copy)} ^ {str(line) for line in flatten(partial)})
@@ -113,14 +113,14 @@ TRAINED = ("tiny_llama3", "tiny_llama3_sft", "tiny_llama3_lora")
 def changed(folder: Path) -> None:
     """A recipe of each task with two small steps, in a folder of their own: what the rehearsal trains."""
     from superpod.recipes import build, overrides
-    from superpod.recipes.copying import export
+    from superpod.recipes.export import source
 
     short = ["trainer.max_steps=2", "trainer.limit_val_batches=0", "trainer.limit_test_batches=0"]
     (folder / "alone").mkdir()
     for name in TRAINED:
         partial = build(name)
         overrides.apply(partial, [*short, "data.global_batch_size=4", "data.micro_batch_size=2"])
-        (folder / "alone" / f"{name}.py").write_text(export.source(partial, "Two steps."))
+        (folder / "alone" / f"{name}.py").write_text(source.source(partial, "Two steps."))
 
 
 class Color(enum.Enum):
@@ -146,7 +146,7 @@ def values(folder: Path) -> str:
     import nemo_run as run
     import torch
 
-    from superpod.recipes.copying import export
+    from superpod.recipes.export import source
 
     nested = run.Config(dict, one=run.Partial(function, b=2), words=["it's", 'a "b"', "line\nend", "ü" * 80])
     whole = run.Partial(
@@ -157,30 +157,30 @@ def values(folder: Path) -> str:
         nested=nested,
         configs=[nested.one.__class__(function, c=3), run.Config(function)],
     )
-    return export.source(whole, "Values.")
+    return source.source(whole, "Values.")
 
 
 def refused(value: Any) -> str:
     """What export says of a recipe that holds this."""
     import nemo_run as run
 
-    from superpod.recipes.copying import export
+    from superpod.recipes.export import source
 
     if isinstance(value, Inner):  # one configuration in two places: two would be built of the copy
         twice = run.Config(function, a=1)
         try:
-            export.source(run.Partial(function, a=twice, b=twice), "")
+            source.source(run.Partial(function, a=twice, b=twice), "")
         except RuntimeError as error:
             return str(error)
     try:
-        export.source(run.Partial(function, value=value), "")
+        source.source(run.Partial(function, value=value), "")
     except UserError as error:
         return str(error)
     return "not refused"
 
 
 def differing(a: str, b: str) -> Any:
-    from superpod.recipes.copying import diff
+    from superpod.recipes.export import diff
 
     try:
         return [vars(each) for each in diff.differences(diff.load(a), diff.load(b))]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes import registry
-from superpod.recipes.copying import file
+from superpod.recipes.export import file
 from tests.recipes.exported import answers, chosen
 
 
@@ -82,7 +82,7 @@ def test_every_kind_of_value_has_its_source():
 def test_what_has_no_source_is_refused():
     function, ours, thing, twice = answers()["refused"]
     assert "<lambda>, which a file that stands alone cannot import" in function
-    assert "superpod.planner.errors.UserError, which a file that stands alone cannot import" in ours
+    assert "superpod.errors.UserError, which a file that stands alone cannot import" in ours
     assert thing == "value is a object, which cannot be written as source"
     assert "makes another recipe: its parts are shared" in twice
 

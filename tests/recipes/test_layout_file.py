@@ -3,8 +3,8 @@ import tomllib
 
 import pytest
 
+from superpod.errors import UserError
 from superpod.planner import hardware, models
-from superpod.planner.errors import UserError
 from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 from superpod.recipes import layout_file, registry

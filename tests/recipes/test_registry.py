@@ -1,6 +1,6 @@
 import pytest
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.planner.layout import Layout
 from superpod.recipes import registry
 

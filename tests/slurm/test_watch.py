@@ -1,150 +1,117 @@
-"""Status, logs, history, the drift alarm, and finding the slow cable."""
+"""States of runs on Slurm, from folder and queue; logs; pairs of nodes."""
 
-import json
-import subprocess
-import sys
+import itertools
 import time
 
 import pytest
 
-from superpod.launchers.runtime import first_step
-from tests.slurm.conftest import until
-from tests.slurm.toys import ToyRun
+from superpod.lifecycle.logs import Reader
+from superpod.node import guard
+from superpod.node.files import append_line
+from superpod.node.pairs import rounds
+from superpod.slurm.health import Pair, slow_nodes
+from superpod.slurm.watch import Queued, look, wants_attempts
+
+RUNNING, PENDING = Queued("1", "RUNNING", "None", "N/A"), Queued("2", "PENDING", "Dependency", "N/A")
 
 
-def test_status_logs_and_history_agree(testbed, profile, recipes_cli):
-    where = profile()
-    toy = ToyRun(testbed, where, links=2, max_steps=60, step_s=0.3)
-    toy.until_step(10)
-    seen = json.loads(recipes_cli("status", toy.run.path, "--json").stdout)[0]
-    assert seen["state"] in ("running", "saving")
-    assert 10 <= seen["step"] <= 60
-    assert seen["max_steps"] == 60
-    assert seen["eta_s"] > 0
-    table = recipes_cli("status", "--cluster", where).stdout
-    assert "running" in table or "saving" in table
-    toy.until_done()
-    assert "done" in recipes_cli("status", toy.run.path).stdout
-    assert "60/60" in recipes_cli("status", toy.run.path).stdout
-    history = recipes_cli("history", toy.run.path, env={"COLUMNS": "300"}).stdout
-    assert "001" in history
-    assert toy.run.links[0].result["job"] in history
-    followed = recipes_cli("logs", "-f", "--all", toy.run.path)
-    assert followed.returncode == 0
+def begun(run, state="running", **more):
+    attempt = run.new_attempt(job="1")
+    if state == "running":
+        attempt.mark("running", job="1", before=0)
+        append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": time.time(), "step": 3, "phase": "train"})
+    else:
+        attempt.finish(state, **more)
+    return attempt
 
 
-def test_status_queues_the_links_that_a_run_lacks(testbed, profile, recipes_cli):
-    toy = ToyRun(testbed, profile(), links=3, max_steps=10000, step_s=0.3)
-    toy.until_step(2)
-    for job in [j for j in toy.seen().jobs if j.state == "PENDING"]:
-        testbed.slurm("scancel", job.id)
-    until(lambda: len(toy.seen().jobs) == 1)
-    said = recipes_cli("status", toy.run.path).stdout
-    assert "queued 2 more" in said
-    assert len(toy.seen().jobs) == 3
+@pytest.mark.parametrize(
+    ("last", "jobs", "state"),
+    [
+        (None, [PENDING], "queued"),
+        (None, None, "queued"),
+        (None, [], "failed"),
+        ("running", [RUNNING, PENDING], "running"),
+        ("running", None, "running"),
+        ("running", [PENDING], "requeued"),
+        ("running", [Queued("1", "PENDING", "BeginTime", "N/A")], "requeued"),
+        ("running", [], "failed"),
+        ("requeued", [PENDING], "requeued"),
+        ("requeued", [], "requeued"),
+        ("failed", [PENDING], "requeued"),
+        ("failed", [], "failed"),
+        ("stalled", [PENDING], "requeued"),
+    ],
+)
+def test_states(run, last, jobs, state):
+    if last:
+        begun(run, last)
+    assert look(run, jobs).state == state
 
 
-def test_logs_follow_all_nodes_and_links(testbed, profile):
-    toy = ToyRun(testbed, profile(), links=3, max_steps=40, crash_at=0)
-    command = [sys.executable, "-m", "superpod.launchers.cli", "logs", "-f", "--all", str(toy.run.path)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=180).stdout
-    for link in ("001", "002"):
-        for who in ("node 0 rank 0", "node 0 rank 1", "node 1 rank 2", "node 1 rank 3"):
-            assert f"[{link} {who}]" in said
-    assert "ValueError: planted" in said
+def test_done_is_the_marker_and_nothing_else(run):
+    begun(run, "requeued")
+    assert look(run, []).state != "done"
+    (run.path / "done").write_text("{}")
+    assert look(run, [RUNNING]).state == "done"
 
 
-def test_a_slowed_cable_raises_the_alarm_and_bisect_names_the_node(testbed, profile, recipes_cli):
-    where = profile()
-    toy = ToyRun(testbed, where, links=1, nodes=4, gpus=1, max_steps=300, step_s=0.1, ballast=100_000)
-    toy.until_step(25)
-    assert toy.seen().alarm == ""
-    testbed("slow", "3", "3mbit")
-    until(lambda: toy.seen().alarm or toy.run.done, 120, toy.told)
-    alarm = toy.seen().alarm
-    assert "more than the" in alarm, toy.told()
-    assert "steps take" in recipes_cli("status", "--no-top-up", toy.run.path).stdout
-    recipes_cli("cancel", toy.run.path)
-    toy.until_gone(120)
-    for node in "124":  # a bound of their own, so that a busy machine is not what is measured
-        testbed("slow", node, "100mbit")
-    found = recipes_cli("cluster", "bisect", where, "--nodes", "node[1-4]", "--mib", "1", timeout=180)
-    assert found.returncode == 1, found.stderr + found.stdout
-    assert found.stdout.strip().splitlines()[-1] == "slow: node3"
-    testbed("slow", "3", "100mbit")
-    found = recipes_cli("cluster", "bisect", where, "--nodes", "node[1-4]", "--mib", "1", timeout=180)
-    assert found.returncode == 0, found.stdout
+def test_stopped_and_cancelled(run):
+    begun(run, "failed")
+    guard.stop(run, "2 attempts in a row made no new checkpoint; the last one: ValueError")
+    assert look(run, []).state == "failed"
+    assert "ValueError" in look(run, []).message
+    guard.stop(run, "cancelled by the user")
+    assert look(run, []).state == "cancelled"
 
 
-def test_health_of_the_testbed(testbed, profile, recipes_cli):
-    where = profile(('checks = ["disk", "time", "bandwidth"]', 'checks = ["gpus", "nvlink", "disk", "time"]'))
-    found = recipes_cli("cluster", "health", where)
-    assert found.returncode == 0, found.stdout + found.stderr
-    for node in ("node1", "node2", "node3", "node4"):
-        assert f"{node:12} {'disk':12} ok" in found.stdout
-        assert f"{node:12} {'time':12} ok" in found.stdout
-        assert f"{node:12} {'gpus':12} skip" in found.stdout
+def test_a_silent_rank_is_a_stall(run):
+    attempt = begun(run)
+    append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": time.time() - 5000, "step": 3, "phase": "train"})
+    seen = look(run, [RUNNING])
+    assert seen.state == "stalled"
+    assert "rank 0" in seen.message
 
 
-def test_a_node_with_a_full_disk_is_named(testbed, profile, recipes_cli):
-    where = profile(
-        ('checks = ["disk", "time", "bandwidth"]', 'checks = ["disk"]'), ("free_gib = 1", "free_gib = 9999999")
-    )
-    found = recipes_cli("cluster", "health", where, "--nodes", "node2")
-    assert found.returncode == 1
-    assert "bad: node2" in found.stdout
-    assert "--exclude=node2" in found.stdout
+def test_attempts_that_lack(run):
+    begun(run)
+    assert wants_attempts(look(run, [RUNNING]), 3) == 2
+    assert wants_attempts(look(run, [RUNNING, PENDING, PENDING]), 3) == 0
+    guard.stop(run, "cancelled by the user")
+    assert wants_attempts(look(run, []), 3) == 0
 
 
-def test_a_bad_node_is_kept_out_of_the_next_link(testbed, profile, tmp_path):
-    """Checks as the job's first step; the bad GPU is planted: a nvidia-smi of node1's own that reports one."""
-    fake = tmp_path / "bin"
-    fake.mkdir()
-    (fake / "nvidia-smi").write_text('#!/bin/sh\ncase $* in *ecc*) echo "3, 7, No";; esac\n')
-    (fake / "nvidia-smi").chmod(0o755)
-    checks = ('checks = ["disk", "time", "bandwidth"]', 'checks = ["gpus", "disk"]\nfirst_step = true')
-    testbed("inside", "1", "mount", "--bind", str(fake), "/usr/local/bin")
-    try:
-        toy = ToyRun(testbed, profile(checks), links=3, max_steps=20)
-        toy.until_done()
-    finally:
-        testbed("inside", "1", "umount", "/usr/local/bin")
-    assert first_step.excluded(toy.run) == ["node1"]
-    assert toy.run.links[0].result["nodes"] == ["node2", "node3"]
-    said = "".join(out.read_text() for out in toy.run.path.glob("slurm-*.out"))
-    assert "bad nodes, kept out of the next link: node1: gpus: GPU 3 has memory errors" in said
+def test_logs_come_in_order_and_only_once(run):
+    first, second = run.new_attempt(), run.new_attempt()
+    (first.path / "logs" / "0.0.log").write_text("one\ntwo\n")
+    (first.path / "logs" / "1.1.log").write_text("other\n")
+    (second.path / "logs" / "0.0.log").write_text("three\nhal")
+    reader = Reader(run)
+    assert list(reader.new()) == [
+        "[001 node 0 rank 0] one",
+        "[001 node 0 rank 0] two",
+        "[002 node 0 rank 0] three",
+    ]
+    (second.path / "logs" / "0.0.log").write_text("three\nhalf\n")
+    assert list(reader.new()) == ["[002 node 0 rank 0] half"]
+    assert list(reader.new()) == []
+    assert [line for line in Reader(run, all_ranks=True).new() if "node 1" in line] == ["[001 node 1 rank 1] other"]
+    assert list(Reader(run, attempt="1", rank=1).new()) == ["[001 node 1 rank 1] other"]
+    assert list(Reader(run, attempt="1", tail=1).new()) == ["[001 node 0 rank 0] two"]
 
 
-@pytest.mark.nemo
-def test_the_all_reduce_of_health(testbed, profile, recipes_cli):
-    where = profile(('checks = ["disk", "time", "bandwidth"]', 'checks = ["bandwidth"]'))
-    found = recipes_cli("cluster", "health", where, "--nodes", "node[1-2]", timeout=300)
-    assert "GB/s on the bus over 2 nodes (gloo)" in found.stdout, found.stdout + found.stderr
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+def test_every_pair_meets_once_and_nobody_twice_a_round(size):
+    found = list(rounds(size))
+    assert sorted(itertools.chain(*found)) == list(itertools.combinations(range(size), 2))
+    for pairs in found:
+        nodes = list(itertools.chain(*pairs))
+        assert len(nodes) == len(set(nodes))
 
 
-def test_cluster_check_and_init(testbed, profile, recipes_cli, tmp_path):
-    good = recipes_cli("cluster", "check", profile())
-    assert good.returncode == 0, good.stdout
-    assert "4 nodes in batch" in good.stdout
-    bad = recipes_cli("cluster", "check", profile(('account = "acct"', 'account = "acme"')))
-    assert bad.returncode == 2
-    assert "'acme' is none of yours" in bad.stdout
-    made = tmp_path / "made.toml"
-    done = recipes_cli("cluster", "init", "--to", made, "--runs", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert 'account = "acct"' in made.read_text()
-    assert recipes_cli("cluster", "check", made).returncode == 0
-
-
-def test_a_run_whose_slurm_is_silent_still_has_a_state(testbed, profile, recipes_cli):
-    toy = ToyRun(testbed, profile(), links=1, max_steps=40)
-    toy.until_step(3)
-    testbed("ctld-stop")
-    try:
-        said = recipes_cli("status", "--no-top-up", toy.run.path, timeout=180)
-        assert said.returncode == 0, said.stderr
-        assert any(word in said.stdout for word in ("running", "saving", "done"))
-    finally:
-        testbed("ctld-start")
-    time.sleep(1)
-    toy.until_done()
+def test_the_slow_node_is_the_one_whose_best_pair_is_slow():
+    names = ["a", "b", "c", "d"]
+    pairs = [Pair(p, 1.0 if "c" in p else 10.0) for p in itertools.combinations(names, 2)]
+    assert slow_nodes(pairs) == ["c"]
+    assert slow_nodes([Pair(p.nodes, 10.0) for p in pairs]) == []
+    assert slow_nodes([]) == []

@@ -31,7 +31,7 @@ from nemo.utils.exp_manager import TimingCallback
 
 
 def model() -> run.Config:
-    """The network. Set in recipes/tiny.py."""
+    """The network. Set in recipes/models/tiny.py."""
     return run.Config(
         llm.LlamaModel,
         config=run.Config(
@@ -50,7 +50,7 @@ def model() -> run.Config:
 def data() -> run.Config:
     """What it trains on.
 
-    Set in recipes/data/module.py, recipes/from_layout.py, recipes/layouts/tiny_llama3.toml.
+    Set in recipes/data/module.py, recipes/layout.py, recipes/layouts/tiny_llama3.toml.
     """
     return run.Config(
         llm.MockDataModule,
@@ -65,7 +65,7 @@ def data() -> run.Config:
 def strategy() -> run.Config:
     """How the model and its optimizer are spread over the GPUs.
 
-    Set in recipes/base.py, recipes/from_layout.py, recipes/layouts/tiny_llama3.toml,
+    Set in recipes/partial.py, recipes/layout.py, recipes/layouts/tiny_llama3.toml,
     recipes/precision.py, recipes/resilience.py.
     """
     return run.Config(
@@ -99,7 +99,7 @@ def strategy() -> run.Config:
 
 
 def callbacks() -> list:
-    """What happens beside the training. Set in recipes/base.py, recipes/overlap.py."""
+    """What happens beside the training. Set in recipes/partial.py, recipes/overlap.py."""
     return [
         run.Config(TimingCallback),
         # Python's collector at its own moments makes ranks wait for one another; at fixed steps
@@ -125,7 +125,7 @@ def plugins() -> run.Config:
 def trainer() -> run.Config:
     """How long it trains, and on what.
 
-    Set in recipes/base.py, recipes/from_layout.py, recipes/precision.py, recipes/tiny.py.
+    Set in recipes/partial.py, recipes/layout.py, recipes/precision.py, recipes/models/tiny.py.
     """
     return run.Config(
         nl.Trainer,
@@ -146,7 +146,7 @@ def trainer() -> run.Config:
 
 
 def ckpt() -> run.Config:
-    """What is saved, and when. Set in recipes/resilience.py, recipes/tiny.py."""
+    """What is saved, and when. Set in recipes/resilience.py, recipes/models/tiny.py."""
     return run.Config(
         nl.ModelCheckpoint,
         monitor="step",
@@ -160,7 +160,7 @@ def ckpt() -> run.Config:
 
 
 def log() -> run.Config:
-    """Where logs go. Set in recipes/base.py, recipes/resilience.py."""
+    """Where logs go. Set in recipes/partial.py, recipes/resilience.py."""
     return run.Config(
         nl.NeMoLogger,
         name="tiny_llama3_sft",
@@ -175,7 +175,7 @@ def resume() -> run.Config:
 
 
 def optim() -> run.Config:
-    """The optimizer and its schedule. Set in recipes/base.py."""
+    """The optimizer and its schedule. Set in recipes/partial.py."""
     return run.Config(
         nl.MegatronOptimizerModule,
         config=run.Config(
@@ -199,7 +199,7 @@ def optim() -> run.Config:
 
 
 def recipe() -> run.Partial:
-    """The whole recipe. Set in recipes/base.py, recipes/finetune.py, recipes/resilience.py."""
+    """The whole recipe. Set in recipes/partial.py, recipes/finetuning.py, recipes/resilience.py."""
     return run.Partial(
         llm.finetune,
         model=model(),

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("tokenizers", reason="the [nemo] extra is not installed")
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import indexed, tokenizer
 from superpod.recipes.data.add import add
 from superpod.recipes.data.folder import DataFolder

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("tokenizers", reason="the [nemo] extra is not installed")
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import indexed, pool, shards
 from superpod.recipes.data.build import Report, build
 from superpod.recipes.data.folder import DataFolder

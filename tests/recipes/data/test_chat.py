@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data.samples import Sample
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers: [nemo] extra")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import documents
 
 ODD = 'it\'s "odd"\n[red] ☃.txt'

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("numpy", reason="the [nemo] extra is not installed")
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import DataFolder, unigram_entropy
 from superpod.recipes.data.indexed import Writer
 

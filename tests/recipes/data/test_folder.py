@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data.folder import DataFolder, default_split, parse_split, split_ranges, stored
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import indexed
 
 DOCUMENTS = [[1, 2, 3], [4], [], [65499, 0, 7, 7]]

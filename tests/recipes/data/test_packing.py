@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import packing
 from superpod.recipes.data.chat import Encoded
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.data import samples
 from superpod.recipes.data.samples import Sample
 

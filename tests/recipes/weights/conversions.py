@@ -7,7 +7,7 @@ from typing import Any
 
 
 def main(folder: Path) -> None:
-    from superpod.launchers.rehearsal import install
+    from superpod.rehearsal import install
 
     install()
     from tests.recipes.weights import tiny

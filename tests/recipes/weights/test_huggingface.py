@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from superpod.planner.errors import UserError
+from superpod.errors import UserError
 from superpod.recipes.weights import huggingface
 from tests.conftest import ROOT
 from tests.recipes.weights import tiny

@@ -1,0 +1,78 @@
+"""The command `recipes`: its entry point and its exit codes. The verbs are in `app.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from typing import NoReturn, TextIO
+
+from superpod.errors import UserError
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Entry point: the exit codes of contracts.md, and never a traceback for a user's mistake."""
+    try:
+        try:
+            from superpod.cli.app import app  # here, so that Ctrl-C is answered from the start
+
+            app()
+        finally:
+            if sys.stdout is not None:  # here, where a reader that has gone away is no error, not at the very end
+                sys.stdout.flush()
+    except UserError as error:
+        _say(str(error), error.hint)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        leave_interrupted()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # Typer has caught the KeyboardInterrupt, and says nothing
+            leave_interrupted()
+        raise
+    except BrokenPipeError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except Exception as error:
+        sys.exit(_exit_code(error))
+
+
+def leave_interrupted(terminal: TextIO | None = None) -> NoReturn:
+    """Say so on `terminal` (default: stderr) and leave at once.
+
+    Where an import was interrupted, Python would end by the signal, whatever sys.exit says.
+    """
+    print("error: interrupted", file=terminal or sys.stderr, flush=True)
+    os._exit(INTERRUPTED)
+
+
+def _exit_code(error: Exception) -> int:
+    from superpod.cli.run import NotDone
+
+    return error.exit_code if isinstance(error, NotDone) else _unexpected(error)
+
+
+def _unexpected(error: Exception) -> int:
+    """Our own failure: one line, and the traceback in a file for whoever mends it."""
+    import tempfile
+    import traceback
+
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        _say(f"{error.strerror} ({error.filename or 'while writing'})", "make room, then run this again")
+        return 1
+    if os.environ.get("SUPERPOD_DEBUG"):
+        traceback.print_exception(error)
+        return 1
+    with tempfile.NamedTemporaryFile("w", prefix="recipes-", suffix=".log", delete=False) as log:
+        traceback.print_exception(error, file=log)
+    _say(f"this is our failure, not yours: {type(error).__name__}: {error}", f"the traceback is in {log.name}")
+    return 1
+
+
+def _say(message: str, hint: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"  next: {hint}", file=sys.stderr)

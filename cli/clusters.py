@@ -1,0 +1,111 @@
+"""`recipes cluster check | init | health | bisect`: a profile and its live cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from superpod.errors import UserError
+
+app = typer.Typer(no_args_is_help=True)
+Profile = Annotated[str, typer.Argument(help="A profile: dgx_h100, ..., or the path of a TOML file.")]
+NodeList = Annotated[
+    str, typer.Option("--nodes", help="Which, as Slurm writes them: node[1-4]; default: all idle ones.")
+]
+
+
+@app.command()
+def check(profile: Profile) -> None:
+    """Compare a profile with the live Slurm: what would be refused, and what to write instead."""
+    from superpod.slurm import connection, live_cluster, preflight, profiles
+
+    known = profiles.load(profile)
+    answers = live_cluster.ask(connection.of(known), known, known.folders.runs, _paths(known), known.software.python)
+    found = preflight.of_site(known, answers)
+    for each in found:
+        print(each.message + (f"\n  next: {each.hint}" if each.hint else ""))
+    if found:
+        raise typer.Exit(2)
+    partition = known.slurm.partition or answers.default_partition
+    print(f"ok: {known.name} agrees with its cluster: {len(answers.nodes_of(partition))} nodes in {partition}")
+
+
+def _paths(known: object) -> list[str]:
+    from superpod.launchers import local
+    from superpod.slurm import preflight
+    from superpod.slurm.submit import Wanted
+
+    return preflight.paths(Wanted(local.Job(""), known))  # pyright: ignore[reportArgumentType]
+
+
+@app.command()
+def init(
+    like: Annotated[str, typer.Option("--like", help="The shipped profile to start from.")] = "",
+    to: Annotated[Path, typer.Option("--to", help="Where to write it.")] = Path("cluster.toml"),
+    host: Annotated[str, typer.Option("--host", help="The login node, behind SSH; default: this machine.")] = "",
+    runs: Annotated[str, typer.Option("--runs", help="The shared folder for runs.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
+) -> None:
+    """Write a profile by asking Slurm: partition, account, GPUs, limits."""
+    from superpod.slurm import connection, profile_init, profiles
+
+    if to.exists() and not force:
+        raise UserError(f"{to} is there already", "--force writes over it")
+    way = connection.Ssh(host) if host else connection.Login()
+    text = profile_init.profile(way, like=like, host=host, runs=runs)
+    profiles.parse(text, str(to))
+    to.write_text(text)
+    print(f"wrote {to}; read it, then: recipes cluster check {to}")
+
+
+@app.command()
+def health(profile: Profile, nodes: NodeList = "") -> None:
+    """Look at nodes: GPUs, NVLink, InfiniBand, clocks, disk, time, and a short all-reduce."""
+    from superpod.slurm import connection, profiles
+    from superpod.slurm.health import check_nodes
+
+    known = profiles.load(profile)
+    way = connection.of(known)
+    found = check_nodes(way, known, _nodes(way, known.slurm.partition, nodes))
+    for verdict in sorted(found, key=lambda v: (v.node, v.check)):
+        print(f"{verdict.node:12} {verdict.check:12} {verdict.state:5} {verdict.words}")
+    bad = sorted({v.node for v in found if v.state == "bad"} - {"all"})
+    if bad:
+        print(f'bad: {", ".join(bad)}\n  next: keep jobs away: slurm.options = ["--exclude={",".join(bad)}"]')
+    if any(v.state == "bad" for v in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def bisect(
+    profile: Profile,
+    nodes: NodeList = "",
+    mib: Annotated[int, typer.Option("--mib", help="MiB to send each way between every pair.")] = 16,
+) -> None:
+    """Find a slow node or attempt: transfers between every pair of nodes, a round of pairs at a time."""
+    from superpod.slurm import connection, profiles
+    from superpod.slurm.health import bisect as measure
+
+    known = profiles.load(profile)
+    way = connection.of(known)
+    pairs, slow = measure(way, known, _nodes(way, known.slurm.partition, nodes), mib)
+    for pair in sorted(pairs, key=lambda p: p.gb_s):
+        print(f"{pair.nodes[0]:12} {pair.nodes[1]:12} {pair.gb_s:8.3g} GB/s")
+    print(f"slow: {', '.join(slow)}" if slow else f"no node stands out over {len(pairs)} pairs")
+    if slow:
+        raise typer.Exit(1)
+
+
+def _nodes(way: object, partition: str, given: str) -> list[str]:
+    from superpod.slurm.connection import Login
+
+    assert isinstance(way, Login)
+    if given:
+        return way.run(["scontrol", "show", "hostnames", given]).split()
+    where = ["-p", partition] if partition else []
+    idle = sorted(set(way.run(["sinfo", "-h", "-N", *where, "-t", "idle", "-o", "%N"]).split()))
+    if not idle:
+        raise UserError("no node is idle", "name nodes with --nodes, or wait")
+    return idle

@@ -1,0 +1,90 @@
+"""`recipes rehearse`: a recipe shrunk to this machine's CPUs, trained in its own layout, and judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.rehearsal.trial import Trial
+
+LEAST_STEPS, MOST_STEPS = 4, 1000
+
+
+def rehearse(
+    name: Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")],
+    ranks: Annotated[int, typer.Option(min=1, max=1024, help="Processes at most; beyond, degrees are folded.")] = 12,
+    steps: Annotated[int, typer.Option(min=LEAST_STEPS, max=MOST_STEPS, help="Steps of training.")] = 10,
+    num_nodes: Annotated[int | None, typer.Option("--nodes", help="Size; default: its smallest.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Train a recipe's shrunk self on CPUs in its own layout, and hold it against one rank."""
+    import shutil
+    import tempfile
+
+    from superpod.rehearsal import trial as trials
+
+    trial = trials.plan(name, num_nodes, ranks)
+    _enough_memory(trial.shrunk.job.gpus)
+    if not as_json:
+        print(_before(trial))
+    folder = Path(tempfile.mkdtemp(prefix="recipes-rehearse-"))
+    try:
+        _conduct(trial, folder, steps)
+    finally:
+        if trial.passed:
+            shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(trials.facts(trial), indent=1) if as_json else _after(trial))
+    if not trial.passed:
+        if not as_json:
+            print(f"logs of every rank: {folder}")
+        raise typer.Exit(1)
+
+
+def _conduct(trial: Trial, folder: Path, steps: int) -> None:
+    import os
+
+    from rich.console import Console
+
+    from superpod.lifecycle.quiet import quietly
+    from superpod.rehearsal import trial as trials
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a rehearsal is one without a GPU, also where there is one
+    with quietly(folder / "rehearse.log") as terminal:
+        console = Console(file=terminal, highlight=False)
+        trials.conduct(trial, folder, steps, note=lambda what: console.print(f"[dim]{what} ...[/]"))
+
+
+def _enough_memory(ranks: int) -> None:
+    """Refuse what this machine does not hold; forked ranks share NeMo's pages, and take less than 0.8 GB."""
+    from superpod.rehearsal.forks import RANK_GIB, available_gib
+
+    need, have = 1.0 + ranks * RANK_GIB, available_gib()
+    if need > have:
+        raise UserError(
+            f"{ranks} ranks take about {need:.1f} GiB, and {have:.1f} GiB are free", f"try --ranks {max(1, ranks // 2)}"
+        )
+
+
+def _before(trial: Trial) -> str:
+    job = trial.shrunk.job
+    lines = [f"{trial.recipe} at {trial.nodes} nodes on {job.gpus} CPU ranks: {trial.shrunk.topology}", "shrunk:"]
+    lines += [f"  {each.what} {each.old} -> {each.new}" for each in trial.shrunk.sizes]
+    return "\n".join(lines)
+
+
+def _after(trial: Trial) -> str:
+    from superpod.rehearsal.trial import CANNOT_SHOW
+
+    lines = ["changed:", *(f"  {each.path or 'recipe'}: {each.new}  ({each.reason})" for each in trial.changes)]
+    listed = ", ".join(f"{name}={value}" for name, value in trial.dropped.items())
+    lines += [f"GPU-only settings switched off: {listed or 'none'}", ""]
+    lines += [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.said}" for check in trial.checks]
+    lines += [f"time: {', '.join(f'{name} {seconds:.0f} s' for name, seconds in trial.seconds.items())}"]
+    lines += [f"a rehearsal cannot show: {CANNOT_SHOW}", "passed" if trial.passed else "failed"]
+    return "\n".join(lines)

@@ -1,0 +1,202 @@
+"""What a planning verb is about, from the words of a command line: a recipe, or a model on its GPUs."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from superpod.cli import texts
+from superpod.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from superpod.planner.hardware import Hardware
+    from superpod.planner.job import Job
+    from superpod.planner.models import Model
+
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+SEQ, GBS = 8192, 512
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command line says of a run. Each field is an option of the verbs that are `about` a run, in this order."""
+
+    name: Annotated[
+        str, typer.Argument(help="A recipe, a model's name, a Hugging Face config.json, or layers=..,hidden=..")
+    ]
+    layout: Annotated[str | None, typer.Option("--layout", help="Such as tp=4,pp=2,sp,mbs=2,recompute=full.")] = None
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="a100, h100, h200, b200, gb200, ..., or one of --hardware.")
+    ] = None
+    gpus: Annotated[int | None, typer.Option("--gpus", help="How many GPUs.")] = None
+    nodes: Annotated[int | None, typer.Option("--nodes", help="How many nodes, instead of --gpus.")] = None
+    seq: Annotated[int | None, typer.Option("--seq", help="Sequence length, tokens. Default of a model: 8192.")] = None
+    gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch, samples. Default of a model: 512.")] = None
+    precision: Annotated[str | None, typer.Option("--precision", help="bf16, fp8cs, mxfp8, ...")] = None
+    task: Annotated[str | None, typer.Option("--task", help="pretrain, sft or lora.")] = None
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="Such as moments=bf16, offload=1 or lora_targets=linear_qkv,linear_proj."),
+    ] = None
+    hardware: Annotated[Path | None, typer.Option("--hardware", help="TOML with your own GPUs, nodes and fabrics.")] = (
+        None
+    )
+    fabric: Annotated[
+        str | None, typer.Option("--fabric", help="The network between nodes; default: its SuperPOD's.")
+    ] = None
+
+    def job(self, **changes: Any) -> Job:
+        """The run: a recipe's, changed where the words say so, or a model's own. `changes` replace what was said.
+
+        Raises:
+            UserError: when a name is unknown, a number is out of range, or a model's GPUs are not said.
+        """
+        return _job(replace(self, **changes))
+
+    @property
+    def is_recipe(self) -> bool:
+        """Whether the name is a recipe's, and not a model's."""
+        from superpod.recipes.registry import recipes
+
+        return self.name in recipes()
+
+    def command(self, verb: str, *, without: tuple[str, ...] = ()) -> str:
+        """The command line of another verb about the same run: `recipes plan llama3_8b --gpu h100 --gpus 16`."""
+        words = ["recipes", verb, self.name]
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value is not None and field.name not in without:
+                each = value if isinstance(value, list) else [value]
+                words += [word for text in each for word in (f"--{field.name}", str(text))]
+        return shlex.join(words)
+
+
+def about(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give the decorated verb the options of `Said`, less those named, in the place of its parameter `said`.
+
+    The name comes first. A parameter of the verb's own that is called like a field takes that field's place among the
+    options, and `said` is without it.
+    """
+
+    def wrap(verb: Callable[..., None]) -> Callable[..., None]:
+        own = dict(inspect.signature(verb, eval_str=True).parameters)
+        shared = {name: option for name, option in _options_of_said().items() if name not in without}
+        given = set(shared) - set(own)
+        name, *options = [own.pop(name, option) for name, option in shared.items()]
+        parameters = [name, *(p for each in own.values() for p in (options if each.name == "said" else [each]))]
+
+        @wraps(verb)
+        def call(**words: Any) -> None:
+            said = Said(**{name: words.pop(name) for name in given})
+            verb(said=said, **words)
+
+        # What Typer reads: the parameters and, apart from them, their types.
+        signature = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters])
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        return call
+
+    return wrap
+
+
+def _options_of_said() -> dict[str, inspect.Parameter]:
+    hints = get_type_hints(Said, include_extras=True)
+    declared = inspect.signature(Said).parameters
+    return {name: parameter.replace(annotation=hints[name]) for name, parameter in declared.items()}
+
+
+def _job(said: Said) -> Job:
+    from superpod.planner import hardware
+    from superpod.planner.hardware import precision
+
+    facts = hardware.load(said.hardware) if said.hardware else hardware.builtin()
+    found = _of_recipe(said, facts) if said.is_recipe else _of_model(said, facts)
+    if said.gpu is not None and said.is_recipe:
+        found = found.replace(node=facts.node(said.gpu), fabric=facts.fabric_of(facts.node(said.gpu)))
+    if said.fabric is not None:
+        found = found.replace(fabric=facts.fabric(said.fabric))
+    if said.precision is not None:
+        found = found.replace(precision=precision(said.precision))
+    if said.seq is not None:
+        found = found.replace(seq=_positive("--seq", said.seq))
+    if said.gbs is not None:
+        found = found.replace(layout=found.layout.replace(gbs=_positive("--gbs", said.gbs)))
+    if said.task is not None:
+        found = found.replace(task=_one_of("--task", said.task, ("pretrain", "sft", "lora")))
+    if said.option:
+        found = found.replace(options=texts.options(found.options, said.option))
+    return found.replace(layout=texts.layout(found.layout, said.layout)) if said.layout else found
+
+
+def model(text: str) -> Model:
+    """A model by name, by the path of a config.json, or by its shape: `layers=32,hidden=4096,heads=32,vocab=32000`."""
+    from superpod.planner import huggingface, models
+
+    if len(text) > 4000:
+        raise UserError("a model is a name, a path or a short shape, and this has 4,000 letters and more")
+    if "=" in text and not Path(text).exists():
+        return models.Model.from_shape(**texts.pairs(text, "the shape"))
+    if text.endswith(".json") or Path(text).is_dir():
+        return huggingface.from_config(text)
+    return models.find(text)
+
+
+def _of_recipe(said: Said, facts: Hardware) -> Job:
+    from superpod.recipes.planned_job import job as recipe_job
+    from superpod.recipes.registry import find
+
+    name, nodes, gpus = said.name, said.nodes, said.gpus
+    recipe = find(name)
+    if nodes is not None and gpus is not None and gpus != nodes * recipe.gpus_per_node:
+        raise UserError(f"--gpus {gpus} and --nodes {nodes} of {recipe.gpus_per_node} GPUs contradict each other")
+    if nodes is None and gpus is not None:
+        if gpus % recipe.gpus_per_node:
+            raise UserError(f"{gpus} GPUs are no whole nodes: {name} has {recipe.gpus_per_node} GPUs a node")
+        nodes = gpus // recipe.gpus_per_node
+    if nodes is None or nodes in recipe.layouts:
+        return recipe_job(recipe, nodes, facts=facts)
+    smallest = recipe_job(recipe, None, facts=facts)  # a size it is not laid out for: its layout all the same
+    return smallest.replace(gpus=_positive("--nodes", nodes) * recipe.gpus_per_node)
+
+
+def _of_model(said: Said, facts: Hardware) -> Job:
+    from superpod.planner import models
+    from superpod.planner.job import Job
+    from superpod.planner.layout import Layout
+    from superpod.recipes.registry import recipes
+
+    name, gpu, gpus, nodes = said.name, said.gpu, said.gpus, said.nodes
+    try:
+        shape = model(name)
+    except UserError as unknown:
+        near = did_you_mean(name, [*models.names(), *recipes()])
+        raise UserError(str(unknown), near or unknown.hint) from unknown
+    if gpu is None:
+        raise UserError(f"{name} is a model: say on which GPU", "--gpu h100 --gpus 64, for example")
+    node = facts.node(gpu)
+    if gpus is not None and nodes is not None and gpus != nodes * node.gpus:
+        raise UserError(f"--gpus {gpus} and --nodes {nodes} of {node.gpus} GPUs contradict each other", "give one")
+    if gpus is None and nodes is None:
+        raise UserError(f"{name} is a model: say on how many GPUs", f"--gpus {8 * node.gpus}, or --nodes 8")
+    world = _positive("--gpus", gpus) if gpus is not None else _positive("--nodes", nodes or 0) * node.gpus
+    return Job(shape, node, facts.fabric_of(node), world, SEQ, "bf16", Layout(gbs=GBS))
+
+
+def _positive(what: str, value: int) -> int:
+    if not 1 <= value < 2**31:
+        raise UserError(f"{what} is {value}; it is 1 or more")
+    return value
+
+
+def _one_of(what: str, value: str, choices: tuple[str, ...]) -> Any:
+    if value not in choices:
+        raise UserError(f"{what} is {value!r}", did_you_mean(value, list(choices)) or f"one of {', '.join(choices)}")
+    return value

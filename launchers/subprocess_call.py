@@ -1,0 +1,122 @@
+"""A function called in a process of its own, because NeMo leaves a process full of groups and memory behind.
+
+Without a GPU the process is forked from this one, which has imported NeMo. With one it is started afresh: CUDA does not
+survive a fork.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from superpod.errors import UserError
+
+
+class Apart(RuntimeError):
+    """The process failed; the message holds its last words."""
+
+
+def call(function: str, log: Path, /, **arguments: Any) -> Any:
+    """Call "module:function" with JSON values, and return its JSON value; all it prints goes to `log`.
+
+    Raises:
+        UserError: as the function did.
+        Apart: it failed otherwise, or was killed.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    answer = log.with_suffix(".json")
+    answer.unlink(missing_ok=True)
+    asked = json.dumps({"function": function, "arguments": arguments, "answer": str(answer)}, default=str)
+    code = _forked(asked, log) if _can_fork() else _started(asked, log)
+    try:
+        said = json.loads(answer.read_bytes())
+        answer.unlink()
+    except (OSError, ValueError):
+        said = {"failed": f"it ended with code {code}"}
+    if "refused" in said:
+        raise UserError(*said["refused"])
+    if "failed" in said:
+        raise Apart(f"{function.partition(':')[2]} failed: {said['failed']}; its log is {log}")
+    return said["value"]
+
+
+def once(function: str, /, **arguments: Any) -> Any:
+    """`call` with a log that is kept only where the process failed."""
+    folder = Path(tempfile.mkdtemp(prefix="recipes-apart-"))
+    keep = False
+    try:
+        return call(function, folder / "log", **arguments)
+    except Apart:
+        keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _can_fork() -> bool:
+    torch: Any = sys.modules.get("torch")
+    return "nemo.collections.llm" in sys.modules and not torch.cuda.is_available()
+
+
+def _forked(asked: str, log: Path) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what was begun in temporary folders is tidied up
+    try:
+        sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for number in (1, 2):
+            os.dup2(sink, number)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+        _answer(asked)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+def _started(asked: str, log: Path) -> int:
+    with log.open("ab") as sink:
+        command = [sys.executable, "-m", __name__]
+        return subprocess.run(command, input=asked.encode(), stdout=sink, stderr=sink, check=False).returncode
+
+
+def _answer(asked: str) -> None:
+    from superpod.rehearsal import install
+
+    said: dict[str, Any] = json.loads(asked)
+    module, _, name = said["function"].partition(":")
+    try:
+        install()
+        found = {"value": getattr(importlib.import_module(module), name)(**said["arguments"])}
+    except UserError as refused:
+        found = {"refused": [str(refused), refused.hint]}
+    except Exception as error:
+        traceback.print_exc()
+        found = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
+    for each in multiprocessing.active_children():  # Megatron's checkpoint writers outlive who started them
+        each.kill()
+    passing = Path(f"{said['answer']}.tmp")
+    passing.write_text(json.dumps(found, default=str))
+    passing.replace(said["answer"])
+
+
+if __name__ == "__main__":  # checkpoint writers import this file again
+    _answer(sys.stdin.read())

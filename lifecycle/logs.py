@@ -1,0 +1,60 @@
+"""What ranks have written, over attempts and nodes, as one stream that can be followed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from superpod.node.run_folder import Attempt, RunFolder
+
+
+class Reader:
+    """Reads the logs of a run in the order of attempts and ranks, and later only what is new."""
+
+    def __init__(
+        self, run: RunFolder, *, rank: int | None = None, all_ranks: bool = False, attempt: str = "", tail: int = 0
+    ) -> None:
+        self._run, self._rank, self._all, self._attempt, self._tail = run, rank, all_ranks, attempt, tail
+        self._at: dict[Path, int] = {}
+
+    def new(self) -> Iterator[str]:
+        """Every line that was not given before, with its attempt, node and rank."""
+        for attempt in self._run.attempts:
+            if self._attempt and attempt.name != self._attempt.zfill(3):
+                continue
+            for path in self._files(attempt):
+                for line in self._lines(path):
+                    yield f"[{attempt.name} {_who(path)}] {line}"
+
+    def _files(self, attempt: Attempt) -> list[Path]:
+        ranks = attempt.logs
+        if self._all:
+            return ranks
+        wanted = self._rank if self._rank is not None else 0
+        chosen = [path for path in ranks if _rank(path) == wanted]
+        if self._rank is None and attempt.result.get("state") in ("failed", "stalled"):
+            chosen += [path for path in ranks if _rank(path) is None]  # srun's own words
+        return chosen
+
+    def _lines(self, path: Path) -> list[str]:
+        """Whole lines from where reading stopped; a line in the making waits."""
+        first = path not in self._at
+        at = self._at.setdefault(path, 0)
+        with path.open("rb") as file:
+            file.seek(at)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._at[path] = at + end
+        lines = data[:end].decode(errors="replace").splitlines()
+        return lines[-self._tail :] if first and self._tail else lines
+
+
+def _rank(path: Path) -> int | None:
+    match = re.fullmatch(r"\d+\.(\d+)", path.stem)
+    return int(match[1]) if match else None
+
+
+def _who(path: Path) -> str:
+    match = re.fullmatch(r"(\d+)\.(\d+)", path.stem)
+    return f"node {match[1]} rank {match[2]}" if match else path.stem

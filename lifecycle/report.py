@@ -1,0 +1,228 @@
+"""What a run came to: a table for the terminal, and its loss curve as a picture. Losses in nats per token."""
+
+import itertools
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superpod.node.files import is_number
+from superpod.node.run_folder import Attempt, RunFolder, Status
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# One ink for words, one colour per kind of mark; all legible in grey.
+_INK, _FAINT = "#1f2933", "#9aa5b1"
+_TRAIN, _VALIDATION, _ENTROPY = "#2563a8", "#d1590b", "#55606b"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in numbers: losses in nats per token, times in seconds, memory in GiB; None for what is not known."""
+
+    recipe: str
+    path: Path
+    status: Status
+    attempts: int
+    steps: int
+    loss_start: float | None
+    loss_end: float | None
+    val_loss: float | None
+    val_step: int | None
+    """The step that `val_loss` was measured at."""
+    rehearsal: bool
+    """Run on CPUs: its seconds say nothing of a GPU's."""
+    unigram_entropy_nats: float | None
+    tokens: int | None
+    tokens_per_s: float | None
+    tokens_per_s_per_gpu: float | None
+    peak_allocated_gib: float | None
+    wall_time_s: float
+
+
+def summary(run: RunFolder) -> Summary:
+    """Sum up a run, finished or not. Throughputs are medians over the steps, without the first step of each attempt."""
+    lines, attempts = run.metrics(), run.attempts
+    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    validations = [line for line in lines if line.get("val_loss") is not None]
+    steady = _steady(lines)
+    return Summary(
+        recipe=run.recipe,
+        path=run.path,
+        status=run.status(),
+        attempts=len(attempts),
+        steps=lines[-1]["step"] if lines else 0,
+        loss_start=losses[0] if losses else None,
+        loss_end=losses[-1] if losses else None,
+        val_loss=validations[-1]["val_loss"] if validations else None,
+        val_step=validations[-1]["step"] if validations else None,
+        rehearsal=run.facts.get("rehearsal") is True,
+        unigram_entropy_nats=run.facts.get("unigram_entropy_nats"),
+        tokens=lines[-1].get("tokens") if lines else None,
+        tokens_per_s=_median(line["step_tokens"] / line["step_time_s"] for line in steady),
+        tokens_per_s_per_gpu=_median(line["tokens_per_s_per_gpu"] for line in steady),
+        peak_allocated_gib=_peak(lines, attempts),
+        wall_time_s=sum(_wall_time_s(attempt) for attempt in attempts),
+    )
+
+
+def render(found: Summary) -> "Table":
+    """The summary as a rich table of two columns."""
+    from rich.table import Table
+    from rich.text import Text  # a str would be read as markup, and paths and messages may hold brackets
+
+    title = Text(found.recipe, style="table.title")
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in _rows(found):
+        table.add_row(name, Text(value))
+    return table
+
+
+def loss_curve(run: RunFolder, path: Path) -> Path:
+    """Draw training and validation loss over steps into the PNG `path` (900 x 500 pixels); returns it.
+
+    A thin vertical line says where a later attempt began, a dashed horizontal one the unigram entropy of the data: a
+    model that only counts words ends there. Raises OSError when `path` cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    padding = ConstrainedLayoutEngine(w_pad=0.16, h_pad=0.14)
+    figure = Figure(figsize=(9, 5), dpi=100, facecolor="white", layout=padding)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    lines = run.metrics()
+    _draw_losses(axes, lines)
+    _draw_attempts(axes, lines)
+    _draw_entropy(axes, run.facts.get("unigram_entropy_nats"))
+    _dress(axes, run.recipe, _caption(lines))
+    figure.savefig(path)
+    return path
+
+
+def _rows(found: Summary) -> list[tuple[str, str]]:
+    """Names and values of the table, in reading order; what is not known is left out."""
+    state = f"{found.status.state}: {found.status.message}" if found.status.message else found.status.state
+    rows = [
+        ("state", state),
+        ("steps", f"{found.steps:,} in {found.attempts} attempt{'' if found.attempts == 1 else 's'}"),
+        ("loss", _arrow(found.loss_start, found.loss_end)),
+        ("validation loss", _figure(found.val_loss, ".4f", f"nats/token at step {found.val_step}")),
+        ("unigram entropy", _figure(found.unigram_entropy_nats, ".4f", "nats/token")),
+        ("tokens", _figure(found.tokens, ",.0f", "")),
+        ("throughput", _figure(found.tokens_per_s, ",.0f", "tokens/s")),
+        ("", "(a rehearsal on CPUs: says nothing of GPUs)" if found.rehearsal and found.tokens_per_s else ""),
+        ("per GPU", "" if found.rehearsal else _figure(found.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
+        ("peak memory", _figure(found.peak_allocated_gib, ".2f", "GiB per rank")),
+        ("wall time", _duration(found.wall_time_s)),
+        ("folder", str(found.path)),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _arrow(start: float | None, end: float | None) -> str:
+    return "" if start is None or end is None else f"{start:.4f} -> {end:.4f} nats/token"
+
+
+def _figure(value: float | None, form: str, unit: str) -> str:
+    return "" if value is None else f"{value:{form}} {unit}".strip()
+
+
+def _duration(seconds: float) -> str:
+    """'1 h 02 min', '3 min 20 s', '12.3 s'."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _steady(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines that tell a throughput, each with its `step_tokens`; an attempt's first step compiles and warms up."""
+    pairs = [(before, line) for before, line in zip([{}, *lines], lines, strict=False) if line.get("step_time_s")]
+    known = [(before, line) for before, line in pairs if line.get("tokens") and line.get("tokens_per_s_per_gpu")]
+    warm = [(before, line) for before, line in known if before.get("attempt") == line.get("attempt")] or known
+    return [{**line, "step_tokens": line["tokens"] - (before.get("tokens") or 0)} for before, line in warm]
+
+
+def _median(values: Any) -> float | None:
+    values = list(values)
+    return statistics.median(values) if values else None
+
+
+def _peak(lines: list[dict[str, Any]], attempts: list[Attempt]) -> float | None:
+    """The largest peak over all ranks and attempts, GiB."""
+    beats = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
+    peaks = [line.get("allocated_gib") for line in [*lines, *beats]]
+    return max((peak for peak in peaks if is_number(peak) and peak), default=None)
+
+
+def _wall_time_s(attempt: Attempt) -> float:
+    """From the attempt's start to its end, its last sign of life, or now if it has given none."""
+    result = attempt.result
+    if not is_number(result.get("started")):
+        return 0.0
+    ends = (result.get("ended"), attempt.heartbeat().get("t"), time.time())
+    return max(0.0, next(end for end in ends if is_number(end) and end) - result["started"])
+
+
+def _draw_losses(axes: Any, lines: list[dict[str, Any]]) -> None:
+    train = [(line["step"], line["loss"]) for line in lines if line.get("loss") is not None]
+    validation = [(line["step"], line["val_loss"]) for line in lines if line.get("val_loss") is not None]
+    if train:
+        marker = "o" if len(train) == 1 else ""
+        axes.plot(
+            *zip(*train, strict=True), color=_TRAIN, linewidth=1.6, marker=marker, label="training loss", zorder=3
+        )
+    if validation:
+        style = {"color": _VALIDATION, "marker": "o", "markersize": 6, "markeredgecolor": "white", "zorder": 4}
+        axes.plot(*zip(*validation, strict=True), linewidth=0, label="validation loss", **style)
+
+
+def _draw_attempts(axes: Any, lines: list[dict[str, Any]]) -> None:
+    """A line between the last step of one attempt and the first of the next, with the next one's name."""
+    for before, line in itertools.pairwise(lines):
+        if before.get("attempt") != line.get("attempt"):
+            where = (before["step"] + line["step"]) / 2
+            axes.axvline(where, color=_FAINT, linewidth=0.9, zorder=1)
+            name = f" attempt {line.get('attempt', '?')}"
+            axes.text(where, 0.985, name, transform=axes.get_xaxis_transform(), color=_FAINT, fontsize=8.5, va="top")
+
+
+def _draw_entropy(axes: Any, nats: float | None) -> None:
+    if nats is not None:
+        label = f"unigram entropy {nats:.2f}"
+        axes.axhline(nats, color=_ENTROPY, linewidth=1.1, linestyle=(0, (5, 4)), label=label, zorder=2)
+
+
+def _caption(lines: list[dict[str, Any]]) -> str:
+    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    if not losses:
+        return "no step recorded yet"
+    return f"{lines[-1]['step']:,} steps, loss {losses[0]:.3f} \u2192 {losses[-1]:.3f}"
+
+
+def _dress(axes: Any, title: str, caption: str) -> None:
+    """Title, labels, a light grid behind, no frame that says nothing."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
+    axes.set_title(caption, loc="right", fontsize=10, color=_ENTROPY, pad=12)
+    axes.set_xlabel("step", color=_INK, fontsize=10)
+    axes.set_ylabel("loss (nats per token)", color=_INK, fontsize=10)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.02, y=0.08)
+    axes.tick_params(colors=_INK, labelsize=9, length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_FAINT)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(edgecolor="none", framealpha=0.9, fontsize=9.5, labelcolor=_INK, loc="best")
+    else:
+        axes.set(xticks=[], yticks=[])

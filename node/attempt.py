@@ -1,0 +1,270 @@
+"""One attempt of a run, from inside its Slurm job: open it, start the ranks, watch them, and say how it ended.
+
+Runs on the job's first node with nothing but a Python 3.9: `python3 attempt.py --recipe NAME ... -- srun ...`. The
+batch script becomes this process, so that Slurm's signals arrive here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+if sys.version_info < (3, 9):  # noqa: UP036 - this is whatever Python a node has
+    sys.exit(f"attempt.py needs Python 3.9, and this is {sys.version.split()[0]}: name another as software.host_python")
+if __name__ == "__main__":  # as a file of the run folder: what it imports lies beside it
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from superpod.errors import UserError
+from superpod.node import first_step, guard, stall
+from superpod.node.run_folder import RunFolder
+
+POLL_S = 1.0
+LOCK_S = 60.0
+WHY = {
+    "SIGUSR1": "the time limit is near",
+    "SIGTERM": "Slurm ends the job (preempted, requeued or cancelled)",
+}
+
+
+def main(words: list[str]) -> int:
+    """Run one attempt; the exit code of the job: 0 = done, saved to go on, or nothing left to do; 1 = it failed."""
+    options, command = _parse(words)
+    job = Job()
+    try:
+        run = open_run(options, job)
+        if reason := guard.nothing_to_do(run, job.end_of, job.id):
+            _say(reason)
+            return 0
+        with _held(run):
+            if reason := guard.must_stop(run, options.idle_attempts, options.failures):
+                guard.stop(run, reason)
+                _say(reason)
+                return 1
+            if bad := _health(options, job):
+                first_step.keep_out(run, bad, _waiting())
+                _say("bad nodes, kept out of the next attempt: " + "; ".join(f"{n}: {why}" for n, why in bad.items()))
+                return 1
+            return _Running(run, job, options).until_it_ends(command)
+    except UserError as error:
+        _say(f"{error}; {error.hint}" if error.hint else str(error))
+        return 1
+
+
+class Job:
+    """The Slurm job that this is."""
+
+    def __init__(self) -> None:
+        self.id = os.environ.get("SLURM_JOB_ID", "")
+        self.restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0)
+        self.nodes = _slurm("scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")).split()
+
+    @staticmethod
+    def state_of(job: str) -> str:
+        """Slurm's word for a job, '' when it has forgotten it: from the controller, not from accounting."""
+        match = re.search(r"\bJobState=(\w+)", _slurm("scontrol", "show", "job", "-o", job))
+        return match[1] if match else ""
+
+    @classmethod
+    def end_of(cls, job: str) -> str:
+        """How another job ended; while its processes are being ended, Slurm does not say, so this waits a minute."""
+        end = time.monotonic() + LOCK_S
+        while (state := cls.state_of(job)) == "COMPLETING" and time.monotonic() < end:
+            time.sleep(POLL_S)
+        return state
+
+    def is_preempted(self) -> bool:
+        """Whether Slurm lets this job run on for a grace time only; the steps are told so, and the script is not."""
+        return bool(re.search(r"\bPreemptTime=\d", _slurm("scontrol", "show", "job", "-o", self.id)))
+
+    def deadline(self) -> float:
+        """Unix time of the job's limit; 0 when there is none."""
+        match = re.search(r"\bEndTime=(\S+)", _slurm("scontrol", "show", "job", "-o", self.id))
+        with contextlib.suppress(ValueError, TypeError):
+            return time.mktime(time.strptime(match[1] if match else "", "%Y-%m-%dT%H:%M:%S"))
+        return 0.0
+
+    def free_port(self) -> int:
+        """A port that nobody listens on here, below the range that the kernel hands out by itself."""
+        for step in range(2000):
+            port = 20000 + (int(self.id or 0) * 7 + step) % 10000
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("", port))
+                return port
+        raise UserError("no port is free between 20000 and 30000 on this node")
+
+
+def open_run(options: argparse.Namespace, job: Job) -> RunFolder:
+    """The run that this job belongs to: the one it was submitted with, or one of its own, found again by a requeue."""
+    if given := os.environ.get("SUPERPOD_RUN_DIR"):
+        return RunFolder.open(given)
+    for path in sorted((Path(options.runs) / options.recipe).glob(f"*-j{job.id}")):
+        return RunFolder.open(path)
+    lines = Path(options.lines).read_text(encoding="utf-8").splitlines() if options.lines else []
+    facts = json.loads(options.facts)
+    return RunFolder.create(Path(options.runs), options.recipe, facts=facts, recipe_lines=lines, suffix=f"j{job.id}")
+
+
+class _Running:
+    """The ranks of one attempt, from their start to the last word in result.json."""
+
+    def __init__(self, run: RunFolder, job: Job, options: argparse.Namespace) -> None:
+        run.discard_unfinished()
+        self.run, self.job, self.options = run, job, options
+        self.attempt = run.new_attempt(job=job.id)
+        self.attempt.mark("running", job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run))
+        self.attempt.write_env(os.environ)
+        self.told: list[str] = []
+        self.stalled = ""
+        self.began = time.time()
+
+    def until_it_ends(self, command: list[str]) -> int:
+        """Start the ranks, wait, and record; returns the job's exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda got, _: self.told.append(signal.Signals(got).name))
+        _say(f"attempt {self.attempt.name} of {self.run.path} on {', '.join(self.job.nodes)}")
+        with open(self.attempt.path / "logs" / "srun.log", "ab") as log:
+            ranks = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                start_new_session=True,
+            )
+            while ranks.poll() is None:
+                time.sleep(POLL_S)
+                self._watch(ranks)
+        return self._record(ranks.returncode)
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {
+            "SUPERPOD_RUN_DIR": str(self.run.path),
+            "SUPERPOD_ATTEMPT": self.attempt.name,
+            "SUPERPOD_DEADLINE": str(self.job.deadline()),
+            "SUPERPOD_SAVE_S": str(guard.save_seconds(self.run, self.options.save_s)),
+            "MASTER_ADDR": self.job.nodes[0],
+            "MASTER_PORT": str(self.job.free_port()),
+        }
+
+    def _watch(self, ranks: subprocess.Popen) -> None:
+        """Name the rank that stopped first, and end an attempt that nobody will end."""
+        found = stall.first_silent(self.attempt, self.options.stalled_s, self.began)
+        if found and not self.stalled:
+            self.stalled = found
+            with contextlib.suppress(UserError):
+                self.attempt.mark("stalled", message=found)
+            _say(found)
+            _slurm("scancel", "--signal=KILL", f"{self.job.id}.{1 if self.options.checks else 0}")
+            ranks.send_signal(signal.SIGTERM)
+
+    def _record(self, code: int) -> int:
+        newest, done = guard.newest_step(self.run), self.run.done
+        now = self.job.state_of(self.job.id)
+        before = self.attempt.result.get("before") or 0
+        beats = self.attempt.heartbeats().values()
+        self.told += [str(beat.get("signal", "")) for beat in beats if beat.get("phase") == "stopped"]
+        self.told += ["SIGTERM"] if not done and self.job.is_preempted() else []
+        if done:
+            state, message = "done", ""
+        elif self.stalled:
+            state, message = "stalled", self.stalled
+        elif self.told:
+            state, message = "requeued", " and ".join(dict.fromkeys(WHY.get(n, n) for n in self.told))
+            message += f"; goes on from step {newest}" if newest else "; no checkpoint yet"
+        else:
+            state, message = "failed", guard.last_words(self.run, self.attempt, code)
+        last = max((int(b.get("step", 0)) for b in beats), default=0)
+        self.attempt.finish(
+            state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=newest - before
+        )
+        _say(f"{state}: {message or f'step {last}'}")
+        if state == "done":
+            guard.drop_chain(self.run, self.job.id)
+        if state != "done" and self.options.self_submit and not _waiting():
+            _slurm("sbatch", "--parsable", f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}", *self._again())
+        if "SIGTERM" in self.told and now == "RUNNING" and state != "done" and self._requeue():
+            time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
+        return 0 if state in ("done", "requeued") else 1
+
+    def _again(self) -> list[str]:
+        """How the job is submitted from inside, where the profile says that nodes can."""
+        where = str(self.run.path)
+        os.environ["SUPERPOD_RUN_DIR"] = where
+        words = ["--dependency=singleton", f"--chdir={where}", f"--output={where.replace('%', '%%')}/slurm-%j.out"]
+        return [*words, f"{where}/job.sbatch"]
+
+    def _requeue(self) -> bool:
+        """Give the nodes back to whoever preempted this job, and queue for the next attempt."""
+        return subprocess.run(["scontrol", "requeue", self.job.id], capture_output=True).returncode == 0
+
+
+def _waiting() -> list[str]:
+    """Other jobs of the run that wait in the queue."""
+    name = os.environ.get("SLURM_JOB_NAME", "")
+    return _slurm("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").split()
+
+
+def _health(options: argparse.Namespace, job: Job) -> dict[str, str]:
+    """Bad nodes of this job, by the checks of its profile; none where it has none."""
+    script = Path(__file__).resolve().parents[1] / "slurm" / "checks" / "node.sh"
+    return first_step.bad_nodes(script, options.checks, job.nodes, os.environ) if options.checks else {}
+
+
+@contextlib.contextmanager
+def _held(run: RunFolder) -> Iterator[None]:
+    """Hold the run, waiting a little for an attempt that is just ending. Raises UserError when another one goes on."""
+    with contextlib.ExitStack() as stack:
+        end = time.monotonic() + LOCK_S
+        while True:
+            try:
+                stack.enter_context(run.lock(ranks=time.monotonic() < end))
+                break
+            except UserError:
+                if time.monotonic() > end + POLL_S:
+                    raise
+                time.sleep(POLL_S)
+        yield
+
+
+def _slurm(*words: str) -> str:
+    """What a Slurm command prints; '' when it fails, is not there, or does not answer within 30 s."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} recipes: {text}", flush=True)
+
+
+def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(prog="attempt.py")
+    parser.add_argument("--recipe", required=True)
+    parser.add_argument("--runs", required=True)
+    parser.add_argument("--facts", default="{}")
+    parser.add_argument("--lines", default="")
+    parser.add_argument("--save-s", type=float, default=300)
+    parser.add_argument("--stalled-s", type=float, default=600)
+    parser.add_argument("--idle-attempts", type=int, default=2)
+    parser.add_argument("--failures", type=int, default=20)
+    parser.add_argument("--checks", nargs="*", default=[])
+    parser.add_argument("--self-submit", action="store_true")
+    if "--" not in words:
+        parser.error("the command that starts the ranks is missing: -- srun ...")
+    at = words.index("--")
+    return parser.parse_args(words[:at]), words[at + 1 :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,243 @@
+"""The one callback that a run carries: metrics, heartbeats, signals, and the done marker."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from . import rank_monitor
+from .capture import capture_output
+from .files import append_line, tail_lines, write_json
+from .heartbeat import Heartbeat
+from .locks import RANKS, share
+from .stopping import Deadline, StopSignals, save_last
+
+GIB = 2**30
+
+
+class RunError(RuntimeError):
+    """Training must not go on: the loss is not a number, or the run folder cannot be written."""
+
+
+class RunCallback(Callback):
+    """Writes what contracts.md says a run leaves behind, from inside the job.
+
+    Rank 0 writes `metrics.jsonl`: NeMo's strategy sends the loss of the last pipeline stage to it, and averages the
+    validation loss over the stages. Every rank writes `heartbeat/{rank}.jsonl`: at most one line per `heartbeat_s`
+    seconds, plus one at each change of phase (start, train, validate, save, stopped, done, ended, failed).
+
+    `monitored` starts the rank monitor that the FaultToleranceCallback of nvidia-resiliency-ext reports to.
+    `run_dir` and `attempt` ("003") say where; an empty one is taken from SUPERPOD_RUN_DIR or SUPERPOD_ATTEMPT, so that
+    a requeued job can open a new attempt with the same recipe file. Raises RunError (see there) out of the training.
+    """
+
+    def __init__(self, run_dir: str = "", attempt: str = "", heartbeat_s: int = 1, monitored: bool = False) -> None:
+        super().__init__()
+        self.run_dir = run_dir or os.environ.get("SUPERPOD_RUN_DIR", "")
+        self.attempt = attempt or os.environ.get("SUPERPOD_ATTEMPT", "")
+        self.heartbeat_s = heartbeat_s
+        self._signals = StopSignals()
+        self._line: dict[str, Any] = {}
+        self._beat: Heartbeat | None = None
+        self._deadline = Deadline.of(os.environ)
+        self._save_began = 0.0
+        self._step_began = 0.0
+        self._stopped_by = 0
+        self._held: int | None = None
+        capture_output(self._attempt_dir)
+        if monitored:
+            rank_monitor.start(self._run)
+
+    @property
+    def _run(self) -> Path:
+        return Path(self.run_dir)
+
+    @property
+    def _attempt_dir(self) -> Path:
+        return self._run / "attempts" / self.attempt
+
+    # -- hooks, in the order of a training ---------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Make the heartbeat folder, and take up the last line that an earlier attempt wrote."""
+        self._signals.remember()
+        (self._attempt_dir / "heartbeat").mkdir(parents=True, exist_ok=True)
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0 and self._held is None:
+            self._held = share(self._run / RANKS)  # no second attempt while ranks of a killed launcher live on
+        self._heartbeat(trainer, "start")
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Take over the signals: from here on a checkpoint can be saved."""
+        self._signals.install()
+        _count_the_saved_batch(trainer)
+        if trainer.is_global_zero:
+            lines = [
+                line for line in tail_lines(self._run / "metrics.jsonl") if line.get("step") == trainer.global_step
+            ]
+            self._line = lines[-1] if lines else {}
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Start the clock of the step."""
+        self._saved(trainer)
+        self._heartbeat(trainer, "train")
+        self._step_began = time.monotonic()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Write the step's line; stop here, with a checkpoint, when any rank got a signal."""
+        metrics = trainer.callback_metrics  # on every rank: computing a metric may be a collective
+        if trainer.is_global_zero and trainer.global_step != self._line.get("step"):
+            self._write_step(trainer, metrics)
+        if self._deadline.is_near(time.monotonic() - self._step_began):
+            self._signals.note(signal.SIGUSR1)
+        number = self._signals.agreed()
+        if number and not self._stopped_by:
+            self._stop(trainer, number)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Say that the rank validates."""
+        self._saved(trainer)
+        self._heartbeat(trainer, "validate")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the line of this step again, with its validation loss (nats per token)."""
+        value = _number(trainer.callback_metrics.get("val_loss"))
+        if trainer.sanity_checking or not trainer.is_global_zero or value is None:
+            return
+        step = trainer.global_step
+        line = self._line if self._line.get("step") == step else {"step": step}
+        self._append({"attempt": self.attempt, **line, "t": time.time(), "val_loss": value})
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Say that the rank saves: a long silence is then no stall. Raises RunError when another attempt has begun."""
+        newest = max((p.name for p in (self._run / "attempts").glob("*") if p.name.isdecimal()), default=self.attempt)
+        if int(newest) > int(self.attempt or 0):
+            raise RunError(f"attempt {newest} has taken this run over; attempt {self.attempt} ends without saving")
+        self._save_began = time.monotonic()
+        self._heartbeat(trainer, "save")
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the done marker if the last step is reached; only here is the last checkpoint surely saved."""
+        self._signals.restore()  # not before: a signal must not break into the last save
+        finished = not self._stopped_by and trainer.global_step >= max(trainer.max_steps, 0)
+        if finished and trainer.is_global_zero:
+            write_json(self._run / "done", {"t": time.time(), "attempt": self.attempt, "step": trainer.global_step})
+        if self._stopped_by:
+            self._heartbeat(trainer, "stopped", signal=signal.Signals(self._stopped_by).name)
+        else:
+            self._heartbeat(trainer, "done" if finished else "ended")
+        if self._beat:
+            self._beat.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave the reason in the heartbeat."""
+        self._signals.restore()
+        self._heartbeat(trainer, "failed", error=f"{type(exception).__name__}: {exception}"[:2000])
+
+    # -- the parts ---------------------------------------------------------------------------------------------------
+
+    def _write_step(self, trainer: Any, metrics: dict[str, Any]) -> None:
+        loss = _number(metrics.get("reduced_train_loss"))
+        seconds = time.monotonic() - self._step_began  # reading the loss has waited for the GPU
+        tokens = _tokens_per_step(trainer)
+        before = self._line.get("tokens") or (tokens or 0) * (trainer.global_step - 1)
+        self._append(
+            {
+                "t": time.time(),
+                "attempt": self.attempt,
+                "step": trainer.global_step,
+                "loss": loss,
+                "val_loss": None,
+                "lr": _number(metrics.get("lr")),
+                "grad_norm": _number(metrics.get("grad_norm")),
+                "step_time_s": round(seconds, 6),
+                "tokens": before + tokens if tokens else None,
+                "tokens_per_s_per_gpu": tokens / seconds / trainer.world_size if tokens else None,
+                **memory_gib(),
+            }
+        )
+        if loss is not None and not math.isfinite(loss):
+            raise RunError(
+                f"the loss is {loss} at step {trainer.global_step}; stopped here. Resume from the last checkpoint "
+                "with a lower learning rate, or past the data that this step read"
+            )
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self._line = line
+        path = self._run / "metrics.jsonl"
+        try:
+            append_line(path, {key: _json_number(value) for key, value in line.items()})
+        except OSError as error:
+            raise RunError(
+                f"cannot write {path}: {error.strerror}; the training stops at step {line['step']} rather than go on "
+                "unrecorded. Make room, then resume from the last checkpoint"
+            ) from error
+
+    def _stop(self, trainer: Any, number: int) -> None:
+        self._stopped_by = number
+        print(f"got {signal.Signals(number).name}: saving and stopping after step {trainer.global_step}", flush=True)
+        saved = save_last(trainer)
+        self._saved(trainer)
+        self._heartbeat(trainer, "stopped", signal=signal.Signals(number).name, checkpoint=saved)
+        trainer.limit_val_batches = 0  # else Lightning validates before it stops, and the grace time runs out
+        trainer.should_stop = True
+
+    def _saved(self, trainer: Any) -> None:
+        """After a save: how long it took, for the attempts to come and for the time limit of this one."""
+        if self._save_began:
+            seconds = time.monotonic() - self._save_began
+            self._save_began = 0.0
+            self._deadline.save_took(seconds)
+            self._heartbeat(trainer, "saved", save_s=round(seconds, 3))
+
+    def _heartbeat(self, trainer: Any, phase: str, **facts: Any) -> None:
+        if self._beat is None:
+            self._beat = Heartbeat(self._attempt_dir / "heartbeat", trainer.global_rank, self.heartbeat_s)
+            self._beat.begin()
+        self._beat.beat(trainer.global_step, phase, **memory_gib(), **facts)
+
+
+def _count_the_saved_batch(trainer: Any) -> None:
+    """Lightning saves before it counts the batch: on resume its count is one behind, and validation a step late."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    behind = trainer.global_step - progress.current.completed
+    if trainer.fit_loop.epoch_loop.restarting and behind == 1:
+        for counter in (progress.current, progress.total):
+            for name in ("ready", "started", "processed", "completed"):
+                setattr(counter, name, trainer.global_step)
+
+
+def memory_gib() -> dict[str, float]:
+    """Peak memory of this rank in GiB: the CUDA allocator's, or the process's resident set where there is no GPU."""
+    import torch
+
+    if torch.version.cuda and torch.cuda.device_count():
+        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    else:
+        allocated = reserved = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"allocated_gib": round(allocated / GIB, 4), "reserved_gib": round(reserved / GIB, 4)}
+
+
+def _tokens_per_step(trainer: Any) -> int | None:
+    """Tokens of one step over all ranks, padding included, from NeMo's data sampler; None without one."""
+    sampler = getattr(trainer.datamodule, "data_sampler", None)
+    if sampler is None:
+        return None
+    samples = sampler.current_global_batch_size if sampler.rampup_batch_size else sampler.global_batch_size
+    return int(samples) * int(sampler.seq_len)
+
+
+def _number(value: Any) -> float | None:
+    """A metric (tensor or number) as a float."""
+    return None if value is None else float(value)
+
+
+def _json_number(value: Any) -> Any:
+    """None in place of NaN and infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,80 @@
+"""Why a job failed, in one line: what the ranks' logs and the disk say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from superpod.node.run_folder import Attempt, RunFolder
+
+_ERROR = re.compile(
+    r"^(?:\[(?:rank|default)\d+\]:\s*)?((?:[\w.]+\.)?(?:[A-Z]\w*)?(?:Error|Exception|Interrupt)): (.*)$"
+)
+# What a rank says when another one has gone is true, and not why.
+_ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "ChildFailedError",
+    "SignalException",
+    "Broken pipe",
+)
+# nvidia-resiliency-ext's rank monitor, before it ends its rank.
+_HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subsequent) heartbeat\. ?Waited ([\d.]+)")
+_LONGEST = 400
+_FULL_BYTES = 1 << 20
+_KNOWN = {
+    r"KeyError: .optimizer\.distributed\..* from model not in state dict": (
+        "the checkpoint's optimizer state is of another TP or PP; save it with "
+        "trainer.strategy.ckpt_optim_fully_reshardable=True to change them between attempts"
+    ),
+}
+"""Errors whose words do not say what to do, and what they mean."""
+
+
+def why(folder: RunFolder, attempt: Attempt) -> str:
+    """The first cause that can be named: a full disk, a rank that hung, the error a log ends with, a rank killed."""
+    free = shutil.disk_usage(folder.path).free
+    if free < _FULL_BYTES or _mentions(attempt, "No space left on device"):
+        return f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free): make room, then resume"
+    if hung := [match for log in attempt.logs if (match := _HUNG.search(_tail(log)))]:
+        who = ", ".join(f"rank {match[2]} on {match[1]}" for match in hung)
+        return f"no heartbeat of {who} for {float(hung[0][3]):.0f} s, longer than it may take: ended (fault_tolerance)"
+    for log in [*attempt.logs, *_launcher_logs(attempt)]:
+        if found := _last_error(log):
+            meant = [meaning for pattern, meaning in _KNOWN.items() if re.match(pattern, found)]
+            return f"{meant[0] if meant else found[:_LONGEST]} ({_where(log, attempt)})"
+    for log in _launcher_logs(attempt):
+        if killed := re.search(r"(?:rank\s*:\s*(\d+) .*\n\s*)?exitcode\s*:\s*-9 \(pid: (\d+)\)", _tail(log)):
+            who = f"rank {killed[1]}" if killed[1] else "a rank"
+            return f"{who} was killed (pid {killed[2]}, signal 9; the kernel does that when memory runs out)"
+    for log in _launcher_logs(attempt):
+        if words := [line.strip(" │╭╮╰╯─") for line in _tail(log).splitlines() if re.search(r"[a-z]{3}", line)]:
+            return f"{words[-1][:_LONGEST]} ({_where(log, attempt)})"
+    return f"the job ended without saying why; its logs are in {attempt.path / 'logs'}"
+
+
+def _mentions(attempt: Attempt, text: str) -> bool:
+    return any(text in _tail(log) for log in [*attempt.logs, *_launcher_logs(attempt)])
+
+
+def _launcher_logs(attempt: Attempt) -> list[Path]:
+    """What torchrun wrote, and the ranks before they had logs of their own."""
+    return sorted((attempt.path / "nemo_run").glob("**/std*.log"))
+
+
+def _last_error(log: Path) -> str:
+    errors = [m for line in _tail(log).splitlines() if (m := _ERROR.match(line))]
+    causes = [m for m in errors if not any(echo in m[0] for echo in _ECHOES)]
+    return f"{causes[-1][1].rpartition('.')[2]}: {causes[-1][2]}" if causes else ""
+
+
+def _where(log: Path, attempt: Attempt) -> str:
+    return str(log.relative_to(attempt.path.parent.parent))
+
+
+def _tail(log: Path, size: int = 64 * 1024) -> str:
+    with log.open("rb") as f:
+        f.seek(0, 2)
+        f.seek(max(0, f.tell() - size))
+        return f.read().decode(errors="replace")

@@ -1,0 +1,147 @@
+"""Whether an attempt may start: done, stopped, cancelled, or going round in circles. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from superpod.node.checkpoints import is_half, marked_names, step_of
+from superpod.node.files import is_number, read_json, read_lines, write_json
+from superpod.node.run_folder import Attempt, RunFolder
+
+STOP = "stop"
+"""The marker of a run that must not go on by itself: `RUN/stop`, with the reason."""
+
+AGAIN = "again.json"
+"""What its user has let pass: `{"after": attempt}`, when they let a stopped run go on."""
+
+CHAIN = "chain.json"
+"""The jobs that were queued for a run: `{"jobs": [ids]}`."""
+
+
+def newest_step(run: RunFolder) -> int:
+    """Steps done at the newest whole checkpoint; 0 when there is none."""
+    steps = [0]
+    with contextlib.suppress(OSError):
+        folders = list(run.checkpoints.iterdir())
+        marked = marked_names(folders)
+        for folder in folders:
+            step = step_of(folder.name)
+            if step is not None and folder.is_dir() and not folder.is_symlink() and folder.name not in marked:
+                with contextlib.suppress(OSError):
+                    steps += [] if is_half(folder) else [step]
+    return max(steps)
+
+
+def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str) -> str:
+    """Why job `me` has nothing to do, in words: the run is done, stopped, or its user cancelled it; '' to go on."""
+    if run.done:
+        return f"{run.path} is done"
+    if reason := stopped(run):
+        return f"{run.path} is stopped: {reason}"
+    last = run.attempts[-1] if run.attempts else None
+    job = str(last.result.get("job", "")) if last else ""
+    if last and job and job != me and not was_let_go_on(run) and end_of(job) == "CANCELLED":
+        stop(run, f"job {job} was cancelled by the user")
+        with contextlib.suppress(Exception):
+            last.finish("cancelled", message="cancelled by the user (scancel)")
+        return f"{run.path}: job {job} was cancelled by the user, so the run ends"
+    return ""
+
+
+def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
+    """Why the run must not go on by itself: no progress, or too many failures; '' to go on."""
+    ended = [_closed(attempt) for attempt in run.attempts if int(attempt.name) > _let_pass(run)]
+    newest = newest_step(run)
+    idle = 0
+    for attempt in reversed(ended):
+        if newest > int(attempt.result.get("before") or 0):
+            break
+        idle += 1
+    if idle >= idle_attempts:
+        why = next((words for attempt in reversed(ended) if (words := str(attempt.result.get("message", "")))), "")
+        return f"{idle} attempts in a row made no new checkpoint; the last one: {why or 'ended without a word'}"
+    failed = sum(attempt.result.get("state") == "failed" for attempt in ended)
+    if failed > failures:
+        return (
+            f"{failed} attempts failed, and {failures} are allowed; the last one: {ended[-1].result.get('message', '')}"
+        )
+    return ""
+
+
+def _closed(attempt: Attempt) -> Attempt:
+    """An attempt whose job was killed wrote no last word: write it now, since this job holds the run."""
+    if "ended" not in attempt.result:
+        from superpod.node.diagnose import why
+
+        with contextlib.suppress(Exception):
+            run = RunFolder(attempt.path.parents[1])
+            attempt.finish("failed", message=f"killed with its job or its node ({why(run, attempt)})")
+    return attempt
+
+
+def stop(run: RunFolder, reason: str) -> None:
+    """Let no further attempt of the run start by itself."""
+    with contextlib.suppress(OSError):
+        write_json(run.path / STOP, {"t": time.time(), "reason": reason}, even_in_place=True)
+
+
+def let_go_on(run: RunFolder) -> None:
+    """A stopped or cancelled run may go on: its user says so; attempts so far count no more. Raises OSError."""
+    write_json(run.path / AGAIN, {"after": int(run.attempts[-1].name) if run.attempts else 0})
+    (run.path / STOP).unlink(missing_ok=True)
+
+
+def was_let_go_on(run: RunFolder) -> bool:
+    """Whether its user has let the run go on after its newest attempt."""
+    return bool(run.attempts) and int(run.attempts[-1].name) <= _let_pass(run)
+
+
+def _let_pass(run: RunFolder) -> int:
+    return int((read_json(run.path / AGAIN) or {}).get("after", 0))
+
+
+def stopped(run: RunFolder) -> str:
+    """Why the run was stopped; '' when it was not."""
+    found = read_json(run.path / STOP)
+    return str(found.get("reason", "?")) if found is not None else ""
+
+
+def save_seconds(run: RunFolder, least: float) -> float:
+    """Seconds before the limit at which the ranks must begin to save: twice the longest save seen, `least` at least."""
+    longest = max((line.get("save_s") or 0 for attempt in run.attempts for line in _beats(attempt)), default=0)
+    return max(least, 2 * longest)
+
+
+def _beats(attempt: Attempt) -> list[dict]:
+    return [line for line in read_lines(attempt.path / "heartbeat" / "0.jsonl") if is_number(line.get("save_s"))]
+
+
+def last_words(run: RunFolder, attempt: Attempt, code: int) -> str:
+    """Why the ranks failed: what the logs say, srun's own included."""
+    from superpod.node.diagnose import why
+
+    said = why(run, attempt)
+    if "without saying why" not in said:
+        return said
+    with contextlib.suppress(OSError):
+        lines = (attempt.path / "logs" / "srun.log").read_text(errors="replace").strip().splitlines()
+        if lines:
+            return f"{lines[-1][-400:]} (attempts/{attempt.name}/logs/srun.log)"
+    return f"{said} (srun ended with {code})"
+
+
+def drop_chain(run: RunFolder, job: str) -> None:
+    """Take the attempts queued behind this job out of the queue; where Slurm refuses, they end by themselves."""
+    jobs = [str(j) for j in (read_json(run.path / CHAIN) or {}).get("jobs", []) if str(j) != job]
+    if jobs:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(["scancel", "--state=PENDING", *jobs], capture_output=True, timeout=30)
+
+
+def runs_of(folder: Path) -> list[RunFolder]:
+    """Every run below a folder for runs, oldest first."""
+    return [RunFolder(path.parent) for path in sorted(folder.glob("*/*/run.json"), key=lambda p: p.parent.name)]

@@ -1,0 +1,30 @@
+"""What a job carries beside its recipe: a small runtime, as one archive that is the same for the same files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from functools import cache
+from pathlib import Path
+
+import superpod
+
+PACKAGE = Path(superpod.__file__).parent
+
+FILES = ("errors.py", "node/*.py", "slurm/checks/node.sh")
+"""Standard library only, but for the callback, which needs lightning, and the measurements, which need torch."""
+
+
+@cache
+def runtime() -> bytes:
+    """A tar.gz of the runtime as the package `superpod`, without times and owners."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for pattern in FILES:
+            for path in sorted(PACKAGE.glob(pattern)):
+                data = path.read_bytes()
+                entry = tarfile.TarInfo(f"superpod/{path.relative_to(PACKAGE).as_posix()}")
+                entry.size, entry.mode = len(data), 0o644
+                archive.addfile(entry, io.BytesIO(data))
+    return gzip.compress(raw.getvalue(), mtime=0)

@@ -1,0 +1,126 @@
+"""The processes of an attempt on this machine: waiting for them, stopping them, leaving none behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superpod.errors import UserError
+from superpod.node.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import psutil
+
+GRACE_S = 120
+"""How long the ranks may take to save and end after a stop signal, seconds."""
+
+POLL_S = 0.2
+
+MARK = "SUPERPOD_ATTEMPT_DIR"
+"""In the environment of every process of an attempt, so that none is left behind."""
+
+
+def wait_for_all(stop: StopSignal, tick: Callable[..., None]) -> None:
+    """Until no rank and no torchrun of ours is left; passes a stop signal on to the ranks."""
+    asked = 0.0
+    while children := _children():
+        tick()
+        if stop.received > 1 or (asked and time.monotonic() - asked > GRACE_S):
+            send(children, signal.SIGKILL)
+        elif stop.received and not asked:
+            tick("stopping: the ranks finish their step and save (a second Ctrl-C kills them, and nothing is saved)")
+            ranks = [c for c in children if _is_rank(c)]
+            send(ranks or children, signal.SIGTERM)
+            asked = time.monotonic()
+        time.sleep(POLL_S)
+    tick()
+
+
+def _children() -> list[psutil.Process]:
+    import psutil
+
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def refuse_beside_others(folder: RunFolder) -> None:
+    """Refuse an attempt while anything of an earlier one lives, from torchrun's first moment on: `.ranks` comes later.
+
+    Raises:
+        UserError: naming one of the processes.
+    """
+    if alive := processes_of(folder.path):
+        raise UserError(
+            f"{len(alive)} processes of {folder.path} still run, pid {alive[0].pid} for one",
+            "wait until they end, or stop them",
+        )
+
+
+def processes_of(path: Path) -> list[psutil.Process]:
+    """What runs for an attempt, or for any attempt of a run: torchrun, ranks, and what outlives a killed rank.
+
+    Checkpoint writers and data workers do: 0.4 GiB each, waiting for ever.
+    """
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mark = process.environ().get(MARK)
+            if process.pid != os.getpid() and mark and Path(mark).is_relative_to(path):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    """Whether torchrun started this process as a rank: not torchrun itself, not a data worker of a rank."""
+    import psutil
+
+    try:
+        return "RANK" in process.environ() and "RANK" not in process.parent().environ()  # pyright: ignore
+    except (psutil.Error, AttributeError):
+        return False
+
+
+def send(processes: list[psutil.Process], number: int) -> None:
+    """Send signal `number` to those that still live."""
+    import psutil
+
+    for process in processes:
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            continue
+
+
+class StopSignal:
+    """Counts SIGINT and SIGTERM while it is installed, in place of NeMo-Run's handlers, which raise."""
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside, this process counts stop signals and goes on."""
+        before = {number: signal.signal(number, self._count) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _count(self, number: int, frame: object) -> None:
+        self.received += 1

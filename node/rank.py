@@ -1,0 +1,131 @@
+"""One rank of a Slurm job: `srun ... python rank.py recipe.py`, one task per GPU.
+
+Gives the process the names that PyTorch expects, its own log, and its run folder, then runs the recipe.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+
+
+def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Callable[[Any], Any] = lambda p: p) -> None:
+    """Run the recipe file as this rank. Ends the process.
+
+    `before` is called before anything imports NeMo, `change` with the recipe before it runs: a rehearsal's ways in
+    (`rehearsal/rank.py`).
+    """
+    os.environ.update(names(os.environ))
+    from superpod.node.capture import capture_output
+
+    attempt = Path(os.environ["SUPERPOD_RUN_DIR"]) / "attempts" / os.environ["SUPERPOD_ATTEMPT"]
+    capture_output(attempt)
+    shield_children()
+    if os.environ["RANK"] == "0":
+        _announce(attempt)
+    before()
+    partial = change(load(recipe).recipe())
+    attach(partial, Path(os.environ["SUPERPOD_RUN_DIR"]), attempt)
+
+    import fiddle as fdl
+
+    fdl.build(partial)()
+    _leave()
+
+
+def names(slurm: Mapping[str, str]) -> dict[str, str]:
+    """PyTorch's variables from Slurm's.
+
+    TORCHELASTIC_RUN_ID makes Lightning read them; its own Slurm plug-in would requeue the job by itself on a signal.
+    """
+    return {
+        "RANK": slurm["SLURM_PROCID"],
+        "LOCAL_RANK": slurm["SLURM_LOCALID"],
+        "GROUP_RANK": slurm["SLURM_NODEID"],
+        "WORLD_SIZE": slurm["SLURM_NTASKS"],
+        "LOCAL_WORLD_SIZE": str(int(slurm["SLURM_NTASKS"]) // int(slurm["SLURM_NNODES"])),
+        "TORCHELASTIC_RUN_ID": slurm["SLURM_JOB_ID"],
+        "SLURM_JOB_NAME": "interactive",  # the one name under which Lightning does not look for Slurm
+    }
+
+
+def _announce(attempt: Path) -> None:
+    from superpod.node.run_folder import Attempt
+    from superpod.node.versions import SHOWN, bad_pair, installed
+
+    found = installed()
+    print("versions: " + ", ".join(f"{name} {found.get(name, 'missing')}" for name in SHOWN), flush=True)
+    if why := bad_pair(found):
+        sys.exit(f"refused: {why}")
+    Attempt(attempt).write_env(os.environ)
+
+
+def shield_children() -> None:
+    """Let signals of Slurm, which reach every process of the job, pass by data workers and checkpoint writers.
+
+    They inherit a blocked SIGUSR1 and SIGTERM; the rank alone saves and ends them.
+    """
+    ours = (signal.SIGUSR1, signal.SIGTERM)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the training can save
+    os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ours) and None)
+    from multiprocessing import popen_spawn_posix, resource_tracker
+
+    launch = popen_spawn_posix.Popen._launch  # pyright: ignore[reportAttributeAccessIssue]
+
+    def shielded(self: Any, process: Any) -> None:
+        resource_tracker.ensure_running()  # starting it would unblock SIGTERM again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+        try:
+            launch(self, process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    popen_spawn_posix.Popen._launch = shielded  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def load(path: Path) -> ModuleType:
+    """The exported recipe as a module: it has `recipe()`, which returns the `run.Partial`."""
+    spec = importlib.util.spec_from_file_location("exported_recipe", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["exported_recipe"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def attach(partial: Any, run: Path, attempt: Path) -> None:
+    """Have the recipe write into its run folder: checkpoints shared by all attempts, logs of its own, metrics."""
+    import nemo_run
+
+    from superpod.node import RunCallback, rank_monitor
+
+    partial.log.explicit_log_dir = str(attempt / "nemo")
+    partial.log.ckpt.dirpath = str(run / "checkpoints")
+    partial.resume.resume_from_directory = str(run / "checkpoints")
+    callbacks = partial.trainer.callbacks or []
+    monitored = rank_monitor.prepare(callbacks, run)
+    ours = nemo_run.Config(RunCallback, run_dir=str(run), attempt=attempt.name, monitored=monitored)
+    partial.trainer.callbacks = [*callbacks, ours]
+
+
+def _leave() -> None:
+    """End, and with it the helpers that ignore a polite signal."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

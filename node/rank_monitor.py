@@ -1,0 +1,64 @@
+"""The process beside a rank that ends it when it hangs: nvidia-resiliency-ext's, without that package's own launcher.
+
+A recipe with `with=fault_tolerance` carries its FaultToleranceCallback, which sends heartbeats to this process and
+learns from them how long is too long. `ft_launcher` would start it; here each rank, started by Slurm or torchrun, does.
+"""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+CALLBACK = "FaultToleranceCallback"
+LEARNED = "ft_state"
+"""The folder in RUN where timeouts that were learned are kept for the attempts to come."""
+
+CHECK_S = 1.0
+_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def prepare(callbacks: list[Any], run: Path) -> bool:
+    """Whether one of these configs needs a rank monitor; what that learns is then kept in the run for its attempts."""
+    import fiddle as fdl
+
+    wanting = [each for each in callbacks if getattr(fdl.get_callable(each), "__name__", "") == CALLBACK]
+    for each in wanting:
+        each.exp_dir = str(run / LEARNED)
+    return bool(wanting)
+
+
+def start(run: Path) -> int:
+    """Start the monitor of this rank; its process id. It dies with this process, unless that is killed itself.
+
+    Raises:
+        ImportError: nvidia-resiliency-ext is not installed.
+    """
+    from nvidia_resiliency_ext import fault_tolerance as ft
+    from nvidia_resiliency_ext.fault_tolerance.data import FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR
+
+    (run / LEARNED).mkdir(exist_ok=True)
+    socket = f"{tempfile.gettempdir()}/superpod_rank_{os.getpid()}.socket"
+    config = ft.FaultToleranceConfig(workload_check_interval=CHECK_S, enable_nic_monitor=False)
+    # A warning before the time limit, or Ctrl-C, reaches all processes: the monitor would end, and the rank's save
+    # with it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+    try:
+        monitor = ft.RankMonitorServer.run_in_subprocess(
+            config, socket, is_restarter_logger=False, mp_ctx=multiprocessing.get_context("fork")
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    atexit.register(_end, monitor, socket)
+    os.environ[FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR] = socket
+    return int(monitor.pid)
+
+
+def _end(monitor: Any, socket: str) -> None:
+    monitor.kill()  # it hears no polite signal
+    for path in (socket, f"{tempfile.gettempdir()}/_ft_launcher{monitor.pid}_to_rmon.socket"):
+        with contextlib.suppress(OSError):
+            os.unlink(path)

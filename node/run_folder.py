@@ -1,0 +1,357 @@
+"""What a run leaves behind: one folder per training, one numbered attempt in it per attempt (see docs/runs.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from superpod.errors import UserError
+from superpod.node import locks
+from superpod.node.checkpoints import discard_unfinished
+from superpod.node.files import is_full, is_number, read_json, read_lines, tail_lines, write_json
+
+STATES = ("queued", "running", "saving", "requeued", "done", "failed", "cancelled", "stalled")
+DONE = "done"  # the marker's file name, written inside the job
+SILENT = "ended without a word (killed?)"
+
+_RESERVE_BYTES = 64 * 1024
+_MESSAGE_CHARS = 4000
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a run stands: `state` is one of STATES, `message` says why, `attempt` is the last attempt's name or ''."""
+
+    state: str
+    message: str = ""
+    attempt: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a run: `RUN/attempts/NNN`."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """'001', '002', ..."""
+        return self.path.name
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What result.json holds; empty when it cannot be read."""
+        return read_json(self.path / "result.json") or {}
+
+    @property
+    def logs(self) -> list[Path]:
+        """The log files of the ranks, ordered by node and rank."""
+        return sorted((self.path / "logs").glob("*.log"), key=lambda p: [int(n) for n in re.findall(r"\d+", p.stem)])
+
+    def heartbeat(self, rank: int = 0) -> dict[str, Any]:
+        """The last line that a rank wrote (t, step, phase, allocated_gib, ...); empty before its first."""
+        lines = tail_lines(self.path / "heartbeat" / f"{rank}.jsonl")
+        return lines[-1] if lines else {}
+
+    def heartbeats(self) -> dict[int, dict[str, Any]]:
+        """The last line of every rank."""
+        ranks = sorted(int(p.stem) for p in (self.path / "heartbeat").glob("*.jsonl") if p.stem.isdecimal())
+        return {rank: self.heartbeat(rank) for rank in ranks}
+
+    def write_env(self, environ: Mapping[str, str]) -> None:
+        """Write env.json: the variables that matter, without secrets; versions, machine, commit. Raises UserError."""
+        from superpod.node.redaction import environment_view
+        from superpod.node.versions import machine_facts
+
+        with _explained(self.path):
+            write_json(self.path / "env.json", {"environment": environment_view(environ), **machine_facts()})
+
+    def mark(self, state: str, **more: Any) -> None:
+        """Set the state of an attempt that goes on (queued, running, saving). Raises ValueError for another."""
+        if state not in STATES or state == "done":
+            raise ValueError(f"no such state of an attempt that goes on: {state}")
+        with _explained(self.path):
+            write_json(self.path / "result.json", {**self.result, **more, "state": state})
+
+    def finish(self, state: str, *, exit_code: int | None = None, message: str = "", **more: Any) -> str:
+        """Write the last result.json of the attempt, on a full disk too; returns the state as recorded.
+
+        That is `failed` in place of `done` where the job left no done marker. `more` may hold last_step and the like.
+        Raises ValueError for an unknown state.
+        """
+        if state not in STATES:
+            raise ValueError(f"unknown state {state!r}; known: {', '.join(STATES)}")
+        if state == "done" and not (self.path.parents[1] / DONE).is_file():
+            state, message = "failed", (message or "the job ended, but it never reached its last step (no done marker)")
+        ended = {"state": state, "ended": time.time(), "exit_code": exit_code, "message": message[-_MESSAGE_CHARS:]}
+        (self.path / ".reserve").unlink(missing_ok=True)
+        with _explained(self.path):
+            write_json(self.path / "result.json", {**self.result, **more, **ended}, even_in_place=True)
+        return state
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One training: `RUNS/{recipe}/{utc}-{id}`."""
+
+    path: Path
+
+    @classmethod
+    def create(
+        cls, runs: Path, recipe: str, *, facts: dict[str, Any], recipe_lines: list[str], suffix: str = ""
+    ) -> RunFolder:
+        """Make a new run folder, never one that exists, with run.json (`facts` and recipe, t, id) and recipe.txt.
+
+        Its name is the time and `suffix` (default: random).
+
+        Raises UserError when the folder cannot be written, a file is in the way, or the disk is full; nothing is left
+        behind then.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", recipe):
+            raise UserError(f"{recipe!r} cannot name a folder", "use letters, digits, '.', '_', '+' and '-'")
+        with _explained(Path(runs) / recipe):
+            path = _fresh_folder(Path(runs).absolute() / recipe, suffix)
+            try:
+                for name in ("checkpoints", "attempts"):
+                    (path / name).mkdir()
+                (path / "recipe.txt").write_text("".join(f"{line}\n" for line in recipe_lines), encoding="utf-8")
+                write_json(path / "run.json", {**facts, "recipe": recipe, "id": path.name, "t": time.time()})
+            except OSError:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """The run at `path`. Raises UserError when there is none, or its run.json holds what no run can be run with."""
+        run = cls(Path(path).absolute())
+        facts = read_json(run.path / "run.json")
+        if facts is None:
+            raise UserError(
+                f"{path} is no run folder: it has no readable run.json",
+                "name a folder RUNS/RECIPE/TIME-ID, as `recipes run` prints it",
+            )
+        if (run.path / "links").is_dir() and not (run.path / "attempts").is_dir():
+            raise UserError(
+                f"{run.path} was written by version 0.1, which kept its attempts in links/", "mv links attempts, there"
+            )
+        if wrong := _wrong(facts):
+            raise UserError(f"{run.path / 'run.json'}: {wrong}", "mend the file, or start a new run")
+        return run
+
+    @classmethod
+    def latest(cls, runs: Path, recipe: str) -> RunFolder | None:
+        """The newest run of a recipe that `open` takes; None when there is none."""
+        files = (Path(runs).absolute() / recipe).glob("*/run.json")
+        found = [(file.parent, facts) for file in files if (facts := read_json(file)) and not _wrong(facts)]
+        path, _ = max(found, key=lambda pair: (pair[0].name[:16], pair[1].get("t", 0)), default=(None, None))
+        return cls(path) if path else None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What run.json holds."""
+        return read_json(self.path / "run.json") or {}
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name."""
+        return str(self.facts.get("recipe", self.path.parent.name))
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that NeMo saves to and resumes from."""
+        return self.path / "checkpoints"
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The attempts so far, oldest first."""
+        return [Attempt(p) for p in sorted((self.path / "attempts").glob("*"), key=_number) if p.name.isdecimal()]
+
+    @property
+    def done(self) -> bool:
+        """True when the job has written the done marker: max_steps reached, last checkpoint saved."""
+        return (self.path / DONE).is_file()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl by step, the last line of a step; a torn or corrupted line is left out."""
+        by_step = {line["step"]: line for line in read_lines(self.path / "metrics.jsonl") if _is_metric(line)}
+        return [by_step[step] for step in sorted(by_step)]
+
+    def go_on(self, max_steps: int) -> dict[str, Any]:
+        """Before an attempt: drop what no attempt can resume from, and an earlier done marker, which is returned.
+
+        Raises UserError when the run is done at `max_steps` already.
+        """
+        marker = read_json(self.path / DONE) or {}
+        step = marker.get("step", 0)
+        if self.done and step >= max_steps:
+            raise UserError(f"{self.path} is done at step {step}", f"give it more steps: trainer.max_steps={2 * step}")
+        self.discard_unfinished()
+        with _explained(self.path):
+            (self.path / DONE).unlink(missing_ok=True)
+        return marker
+
+    def put_back(self, marker: dict[str, Any]) -> None:
+        """After an attempt that made no step: the done marker that `go_on` took away. Raises UserError."""
+        with _explained(self.path):
+            write_json(self.path / DONE, marker)
+
+    def keep(self, facts: dict[str, Any], recipe_lines: list[str]) -> None:
+        """Once an attempt has made a step: what it ran with is what the next one goes on with. Raises UserError."""
+        with _explained(self.path):
+            write_json(self.path / "run.json", self.facts | facts)
+            (self.path / "recipe.txt").write_text("".join(f"{line}\n" for line in recipe_lines), encoding="utf-8")
+
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        """Write plan.json. Raises UserError."""
+        with _explained(self.path):
+            write_json(self.path / "plan.json", plan)
+
+    def new_attempt(self, *, state: str = "running", job: str = "") -> Attempt:
+        """Open the next attempt, in `state`. Do it under `lock()`: a running attempt without a holder counts as killed.
+
+        With a Slurm `job`, Slurm and not the lock knows whether it lives. Raises UserError (no space, no permission).
+        """
+        with _explained(self.path):
+            while True:
+                number = 1 + max((int(attempt.name) for attempt in self.attempts), default=0)
+                attempt = Attempt(self.path / "attempts" / f"{number:03d}")
+                with contextlib.suppress(FileExistsError):
+                    attempt.path.mkdir()
+                    break
+            for name in ("logs", "heartbeat"):
+                (attempt.path / name).mkdir()
+            (attempt.path / ".reserve").write_bytes(os.urandom(_RESERVE_BYTES))  # random: zeros may take no space
+            start = {"state": state, "started": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
+            write_json(attempt.path / "result.json", {**start, "job": job, "attempt": attempt.name})
+        return attempt
+
+    @contextlib.contextmanager
+    def lock(self, *, ranks: bool = True) -> Iterator[None]:
+        """Hold the run: one attempt at a time. The kernel lets go when this process dies, however it dies.
+
+        Raises UserError, naming the holder, when another process holds it or ranks of a dead launcher still run. Where
+        Slurm has ended the job of those `ranks`, they may be on a node that was cut off, and are not looked for.
+        """
+        with _explained(self.path):
+            handle = locks.take(self.path / locks.LAUNCHER)
+        if handle is None:
+            who = locks.holder(self.path / locks.LAUNCHER)
+            raise UserError(f"{self.path} is in use by {who}", "wait for it, or stop that process")
+        try:
+            if ranks and locks.is_held(self.path / locks.RANKS):
+                attempt = self.attempts[-1].name if self.attempts else "?"
+                raise UserError(
+                    f"ranks of attempt {attempt} of {self.path} still run, but the process that started them is gone",
+                    "wait until they end, or stop them",
+                )
+            yield
+        finally:
+            os.close(handle)
+
+    def state(self) -> str:
+        """One of STATES."""
+        return self.status().state
+
+    def status(self) -> Status:
+        """Where the run stands: the done marker, then the last attempt's word, then whether anyone holds the run."""
+        last = self.attempts[-1] if self.attempts else None
+        if self.done:
+            return Status("done", "", last.name if last else "", last.result.get("exit_code") if last else None)
+        if last is None:
+            return Status("queued", "no attempt yet")
+        result = last.result
+        state, message = str(result.get("state", "failed")), str(result.get("message", ""))
+        if not result or (state in ("running", "saving") and not result.get("job") and not self._held()):
+            return Status("failed", SILENT, last.name)
+        if state == "running" and last.heartbeat().get("phase") == "save":
+            state = "saving"
+        return Status(state, message, last.name, result.get("exit_code"))
+
+    def _held(self) -> bool:
+        return locks.is_held(self.path / locks.LAUNCHER) or locks.is_held(self.path / locks.RANKS)
+
+    def discard_unfinished(self) -> list[Path]:
+        """Remove what no attempt can resume from (see node/checkpoints.py), under `lock()`. Raises UserError."""
+        with _explained(self.checkpoints):
+            return discard_unfinished(self.checkpoints)
+
+
+def _fresh_folder(parent: Path, suffix: str) -> Path:
+    """Make `parent/{utc}-{id}`; mkdir is atomic, so two processes never get one folder."""
+    parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        path = parent / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{suffix or secrets.token_hex(3)}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+
+
+def _number(path: Path) -> int:
+    return int(path.name) if path.name.isdecimal() else -1
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+_FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "recipe": (_is_text, "a string"),
+    "t": (is_number, "a number"),
+    "overrides": (lambda v: isinstance(v, list) and all(map(_is_text, v)), "a list of strings"),
+    "data": (lambda v: v is None or _is_text(v), "a string or null"),
+    "num_nodes": (lambda v: v is None or (_is_count(v) and v > 0), "a whole number from 1 on, or null"),
+    "checkpoint_bytes": (_is_count, "a whole number"),
+    "unigram_entropy_nats": (lambda v: v is None or is_number(v), "a number or null"),
+}
+_NUMBERS = ("t", "loss", "val_loss", "tokens", "step_time_s", "tokens_per_s_per_gpu", "allocated_gib")
+
+
+def _wrong(facts: dict[str, Any]) -> str:
+    """What is wrong with the facts of a run.json, in words; '' when nothing is. A key may be missing."""
+    wrong = (f"{key} must be {words}" for key, (good, words) in _FACTS.items() if key in facts and not good(facts[key]))
+    return next(wrong, "")
+
+
+def _is_metric(line: dict[str, Any]) -> bool:
+    """True for a line that one can draw: an int step, numbers or null, a string for the attempt."""
+    numbers = all(line.get(key) is None or is_number(line[key]) for key in _NUMBERS)
+    return _is_count(line.get("step")) and numbers and _is_text(line.get("attempt", ""))
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn what the operating system refuses into a UserError with the next move."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        if is_full(error):
+            raise UserError(
+                f"no space left for {where}", "make room there, or name another folder for the runs"
+            ) from error
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            raise UserError(f"a file is in the way of the folder {where}", "move it, or name another folder") from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise UserError(f"cannot write {where}: {error.strerror}", "name a folder that you may write to") from error
+        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise UserError(
+                f"the file system of {where} has no file locks", "mount it with flock, or use another"
+            ) from error
+        raise UserError(f"cannot write {where}: {error.strerror}", "look at that file system") from error

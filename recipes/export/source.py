@@ -1,0 +1,204 @@
+"""A recipe as one Python file that needs NeMo and NeMo-Run, and nothing of this project: `recipes export`.
+
+fiddle can write code too (`fiddle.experimental.codegen`): one expression with absolute names, in black's format, which
+is no dependency of NeMo, and without a word on why. This writes what a person would keep: a function for each part,
+comments, and a way to run it.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import fiddle as fdl
+
+from superpod.errors import UserError
+from superpod.recipes import flatten
+from superpod.recipes.export.code import KINDS, WIDTH, Group, Imports, Writer, comment, lines
+from superpod.recipes.export.why import about, sources, table
+
+if TYPE_CHECKING:
+    from superpod.recipes.registry import Recipe
+
+PARTS = {
+    "model": "The network.",
+    "data": "What it trains on.",
+    "trainer": "How long it trains, and on what.",
+    "trainer.strategy": "How the model and its optimizer are spread over the GPUs.",
+    "trainer.plugins": "Number formats.",
+    "trainer.callbacks": "What happens beside the training.",
+    "log": "Where logs go.",
+    "log.ckpt": "What is saved, and when.",
+    "optim": "The optimizer and its schedule.",
+    "resume": "Where a run goes on, or starts from.",
+    "peft": "What is trained beside the frozen weights.",
+}
+"""Parts of a recipe that are functions of their own, whatever their length; so is any other that is long."""
+
+LONG = 16
+"""Lines from which on a configuration within another becomes a function."""
+
+MAIN = '''
+
+def main() -> None:
+    """Train as one of a launcher's processes, or start one for each GPU of this machine."""
+    whole = recipe()
+    nodes, gpus = whole.trainer.num_nodes, whole.trainer.devices
+    if "RANK" in os.environ:  # torchrun's process, or a task of srun that was given its rank
+        run.run(whole, direct=True)
+    elif nodes > 1:
+        sys.exit(f"start this on {nodes} nodes, a process for each of {gpus} GPUs: see its top")
+    else:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        os.execv(sys.executable, [*torchrun, f"--nproc-per-node={gpus}", __file__])
+
+
+if __name__ == "__main__":  # checkpoint writers import this file again
+    main()
+'''
+
+
+HEADING = """{name}
+
+{about}
+
+{written}
+
+    python FILE.py              on one node: starts a process for each of its GPUs
+    torchrun ... FILE.py        on several: --nnodes {nodes} --nproc-per-node {gpus}, and where they meet
+    srun ... python FILE.py     a task for each GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR
+                                and MASTER_PORT in its environment
+"""
+
+
+def heading(recipe: Recipe, partial: fdl.Buildable, command: str) -> str:
+    """What the top of a recipe's file says of it; `command` wrote the file.
+
+    Raises:
+        UserError: when overrides have taken a part away.
+    """
+    from superpod.planner import explain
+    from superpod.recipes.layout import layout_of
+
+    try:
+        layout = layout_of(partial)
+    except (AttributeError, TypeError) as gone:
+        raise UserError(f"the overrides left no whole recipe: {gone}", "keep its parts configurations") from gone
+    nodes, gpus = partial.trainer.num_nodes, partial.trainer.devices
+    about = (
+        f"{recipe.model.title}. {recipe.task.capitalize()}, {recipe.precision}, {nodes} x {gpus} {recipe.gpu}: "
+        f"{explain.title(layout)}, gbs {layout.gbs}, {partial.data.seq_length} tokens a sample. {table(recipe)}"
+    )
+    written = f"Written by `{command}` for {_versions()}. It needs nothing else: change it as you like."
+    return HEADING.format(name=recipe.name, about=_filled(about), written=_filled(written), nodes=nodes, gpus=gpus)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _versions() -> str:
+    names = {"NeMo": "nemo_toolkit", "NeMo-Run": "nemo_run", "Megatron-Core": "megatron-core"}
+    *others, last = [f"{title} {metadata.version(name)}" for title, name in names.items()]
+    return f"{', '.join(others)} and {last}"
+
+
+def source(partial: fdl.Buildable, heading: str) -> str:
+    """The text of a file whose `recipe()` equals `partial`; `heading` becomes its docstring.
+
+    Raises:
+        UserError: when something in it has no source, or is this project's own.
+    """
+    file = _File()
+    file.function("recipe", "The whole recipe.", partial, file.writer.buildable("", partial))
+    for name in ("os", "sys"):
+        file.imports.module(f"import {name}", name)
+    file.imports.module("import nemo_run as run", "run")
+    text = "\n".join([*_docstring(heading), "", *_imports(file.imports), *file.functions]) + "\n" + MAIN
+    _same(text, partial)
+    return text
+
+
+@dataclass
+class _File:
+    """The functions of the file, in the order they are written: a part before the whole it is part of."""
+
+    imports: Imports = field(default_factory=Imports)
+    functions: list[str] = field(default_factory=list)
+
+    @property
+    def writer(self) -> Writer:
+        return Writer(self.imports, self.part)
+
+    def part(self, path: str, value: Any, document: str | Group) -> str | Group:
+        """The call of a new function where `value` deserves one; else the document."""
+        holds = [value] if isinstance(value, fdl.Buildable) else value if isinstance(value, list) else []
+        if isinstance(document, str) or not holds or not isinstance(holds[0], fdl.Buildable):
+            return document
+        if path not in PARTS and "." in path and len(lines(document, 4, 4)) < LONG:
+            return document
+        name = path.rpartition(".")[2].partition("[")[0]
+        while name in self.imports.lines or name in ("recipe", "main"):
+            name += "_"
+        self.function(name, PARTS.get(path, f"`{path}` of the recipe."), value, document)
+        return f"{name}()"
+
+    def function(self, name: str, title: str, value: Any, document: Group) -> None:
+        """Add a function that returns the document."""
+        self.imports.lines[name] = ""
+        kind = KINDS[type(value)] if isinstance(value, fdl.Buildable) else "list"
+        files = sources(value)
+        body = _docstring(title + (f" Set in {', '.join(files)}." if files else ""), 4)
+        body += comment(about(value), 4) if about(value) else []
+        first, *rest = lines(document, 4, len("    return "))
+        self.functions += ["", "", f"def {name}() -> {kind}:", *body, f"    return {first}", *rest]
+
+
+def _docstring(text: str, indent: int = 0) -> list[str]:
+    margin = " " * indent
+    if "\n" not in text and len(text) + 6 + indent <= WIDTH:
+        return [f'{margin}"""{text}"""']
+    if "\n" in text:
+        return [f'{margin}"""{text.rstrip()}', f'{margin}"""']
+    title, _, rest = text.partition(". ")
+    wrapped = textwrap.wrap(rest, WIDTH, initial_indent=margin, subsequent_indent=margin)
+    return [f'{margin}"""{title}.', "", *wrapped, f'{margin}"""']
+
+
+def _imports(imports: Imports) -> list[str]:
+    """Import statements as ruff sorts them: the standard library's, then the others."""
+    found: list[str] = []
+    for standard in (True, False):
+        block = sorted({line for line in imports.lines.values() if line and _is_standard(line) == standard})
+        plain = [line for line in block if line.startswith("import ")]
+        named: dict[str, list[str]] = {}
+        for line in block:
+            if line.startswith("from "):
+                module, _, name = line.removeprefix("from ").partition(" import ")
+                named.setdefault(module if " as " not in name else f"{module} ", []).append(name)
+        statements = plain + [_from(module.strip(), names) for module, names in sorted(named.items())]
+        found += ([""] if found and statements else []) + statements
+    return found
+
+
+def _is_standard(line: str) -> bool:
+    return line.split()[1].partition(".")[0] in sys.stdlib_module_names
+
+
+def _from(module: str, names: list[str]) -> str:
+    ordered = sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+    line = f"from {module} import {', '.join(ordered)}"
+    return line if len(line) <= WIDTH else "\n".join([f"from {module} import (", *(f"    {n}," for n in ordered), ")"])
+
+
+def _same(text: str, partial: fdl.Buildable) -> None:
+    """Execute the file's text, and see that it makes an equal configuration."""
+    names: dict[str, Any] = {"__name__": "exported"}
+    exec(compile(text, "exported", "exec"), names)
+    copy = names["recipe"]()
+    wrong = {str(line) for line in flatten.flatten(copy)} ^ {str(line) for line in flatten.flatten(partial)}
+    if wrong or copy != partial:
+        raise RuntimeError(f"the exported file makes another recipe: {sorted(wrong)[:4] or 'its parts are shared'}")

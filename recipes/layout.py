@@ -1,0 +1,163 @@
+"""The one bridge from a `Layout` to the fields of NeMo's strategy, model config and data module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import nemo_run as run
+from fiddle._src import history
+
+from superpod.planner.layout import PARALLEL_SIZES, Layout
+from superpod.recipes.registry import Recipe
+
+STRATEGY = PARALLEL_SIZES | {
+    "sp": "sequence_parallel",
+    "embedding_as_layer": "account_for_embedding_in_pipeline_split",
+    "loss_as_layer": "account_for_loss_in_pipeline_split",
+}
+"""Fields of `Layout` that are fields of `MegatronStrategy` under a longer name."""
+
+STAGES = {
+    "first_layers": "num_layers_in_first_pipeline_stage",
+    "last_layers": "num_layers_in_last_pipeline_stage",
+}
+"""The same, set only where a layout says them."""
+
+FSDP = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
+"""data_parallel_sharding_strategy of Megatron-FSDP."""
+
+DATA = {"mbs": "micro_batch_size", "gbs": "global_batch_size"}
+"""Fields of `Layout` that are fields of the data module."""
+
+
+def apply_layout(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
+    """Set everything that follows from the recipe's layout at `num_nodes`, and from its sequence length."""
+    layout = recipe.layout(num_nodes)
+    for short, field in STRATEGY.items():
+        with _set_by(recipe, short, num_nodes):
+            setattr(partial.trainer.strategy, field, getattr(layout, short))
+    for short, field in DATA.items():
+        with _set_by(recipe, short, num_nodes):
+            setattr(partial.data, field, getattr(layout, short))
+    for short, field in STAGES.items():
+        if (value := getattr(layout, short)) is not None:
+            with _set_by(recipe, short, num_nodes):
+                setattr(partial.trainer.strategy, field, value)
+    if layout.chunks is not None:
+        with _set_by(recipe, "chunks", num_nodes):
+            mtp = partial.model.config.mtp_num_layers or 0
+            partial.trainer.strategy.pipeline_model_parallel_layout = _stages(layout.chunks, mtp)
+    with _set_by(recipe, "recompute", num_nodes):
+        _recompute(partial.model.config, layout)
+    with _set_by(recipe, "sharding", num_nodes):
+        shard(partial, layout.sharding)
+    partial.model.config.seq_length = recipe.seq
+    partial.data.seq_length = recipe.seq
+    partial.trainer.num_nodes = num_nodes
+    partial.trainer.devices = recipe.gpus_per_node
+
+
+def layout_of(partial: run.Partial) -> Layout:
+    """The layout that `partial` has now, overrides included: `apply_layout` backwards."""
+    strategy, data, config = partial.trainer.strategy, partial.data, partial.model.config
+    fields = {short: getattr(strategy, field) for short, field in (STRATEGY | STAGES).items()}
+    fields |= {short: getattr(data, field) for short, field in DATA.items()}
+    return Layout(
+        **fields,
+        chunks=_chunks(strategy.pipeline_model_parallel_layout),
+        recompute=config.recompute_granularity or "none",
+        recompute_method=config.recompute_method or "uniform",
+        recompute_layers=config.recompute_num_layers or 1,
+        recompute_modules=tuple(config.recompute_modules or ("core_attn",)),
+        sharding=_sharding(partial),
+    )
+
+
+def _recompute(config: run.Config, layout: Layout) -> None:
+    if layout.recompute != "full" and config.recompute_granularity is not None:  # NeMo's Hyena recomputes by default
+        config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
+    if layout.recompute == "full":
+        config.recompute_granularity = "full"
+        config.recompute_method = layout.recompute_method
+        config.recompute_num_layers = layout.recompute_layers
+    elif layout.recompute == "selective":
+        config.recompute_granularity = "selective"
+        if layout.recompute_modules != Layout().recompute_modules:
+            config.recompute_modules = list(layout.recompute_modules)
+
+
+def shard(partial: run.Partial, sharding: str) -> None:
+    """Set what data parallelism shards, of `layout.CHOICES["sharding"]`."""
+    strategy = partial.trainer.strategy
+    strategy.ddp.use_distributed_optimizer = sharding != "none"
+    partial.optim.config.use_distributed_optimizer = sharding != "none"
+    if sharding in FSDP:
+        strategy.fsdp = "megatron"
+        strategy.ddp.use_megatron_fsdp = True
+        strategy.ddp.data_parallel_sharding_strategy = FSDP[sharding]
+        strategy.ddp.average_in_collective = False  # as Megatron-Bridge's guide to Megatron-FSDP sets it
+        strategy.save_ckpt_format = "fsdp_dtensor"  # the only format that NeMo saves its shards in
+
+
+def _sharding(partial: run.Partial) -> Any:
+    strategy = partial.trainer.strategy
+    if strategy.fsdp == "megatron":
+        stages = {name: stage for stage, name in FSDP.items()}
+        return stages.get(strategy.ddp.data_parallel_sharding_strategy, "zero1")
+    return "zero1" if partial.optim.config.use_distributed_optimizer else "none"
+
+
+def _stages(chunks: tuple[int, ...], mtp: int) -> list[list[str]]:
+    """Chunks in Megatron's words (transformer/pipeline_parallel_layer_layout.py)."""
+    rows = [["decoder"] * count for count in chunks]
+    rows[0].insert(0, "embedding")
+    rows[-1] += ["mtp"] * mtp + ["loss"]
+    return rows
+
+
+def _chunks(stages: str | list[list[str]] | None) -> tuple[int, ...] | None:
+    """Layers of each chunk, of Megatron's list or of its string (`Et|tt|tL`)."""
+    if isinstance(stages, str):
+        from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+        stages = [[kind.name for kind in row] for row in PipelineParallelLayerLayout.parse_str_to_list(stages)]
+    return None if stages is None else tuple(row.count("decoder") for row in stages)
+
+
+@contextmanager
+def _set_by(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
+    """Inside, what is set is recorded as set by the line of the layout file that says so, if one does."""
+    line = _line_of(recipe, key, num_nodes)
+    if line is None:
+        yield
+        return
+    where = history.Location(filename=str(recipe.source), line_number=line, function_name=recipe.table)
+    with history.custom_location(lambda: where):
+        yield
+
+
+def _line_of(recipe: Recipe, key: str, num_nodes: int) -> int | None:
+    """Line of `key` in the recipe's table; where the size has a line of its own, only that one says."""
+    lines = _lines(recipe.source).get(recipe.table, {})
+    at, own = lines.get(f"at.{num_nodes}"), lines.get(key)
+    if at is None or (key not in at[1] and key == "gbs"):
+        return own[0] if own else None
+    return at[0] if key in at[1] else None
+
+
+@cache
+def _lines(file: Path) -> dict[str, dict[str, tuple[int, set[str]]]]:
+    """Of each table, the line of each key, and the keys that stand in that line's braces."""
+    found: dict[str, dict[str, tuple[int, set[str]]]] = {}
+    table: dict[str, tuple[int, set[str]]] = {}
+    for number, line in enumerate(file.read_text().splitlines(), start=1):
+        if header := re.fullmatch(r"\[(\w+)\]\s*", line):
+            table = found.setdefault(header[1], {})
+        elif given := re.match(r"([\w.]+)\s*=", line):
+            table[given[1]] = number, set(re.findall(r"(\w+)\s*=", line[given.end() :]))
+    return found

@@ -1,0 +1,112 @@
+"""A registered recipe as the planner's `Job`: by its facts, which needs no NeMo, or as it was built and changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from superpod.planner import hardware
+from superpod.planner.hardware import Hardware
+from superpod.planner.job import Job, Options
+from superpod.planner.models import Model
+from superpod.recipes.registry import ADAPTERS, Recipe, adapted
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+SHAPE = {
+    "layers": "num_layers",
+    "hidden": "hidden_size",
+    "ffn": "ffn_hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_query_groups",
+}
+"""Fields of the planner's `Model` that a user's override of NeMo's model config changes."""
+
+GATHERED = ("fp8ds", "fp8cs", "mxfp8")
+"""Formats in which the distributed optimizer gathers parameters as FP8; blockwise scales cannot be cut into shards."""
+
+
+def gathers_fp8(precision: str, sharding: str) -> bool:
+    """Whether parameters are kept and gathered in FP8: half the bytes of BF16, where there is a gathering."""
+    return precision in GATHERED and sharding != "none"
+
+
+def overlaps_tp(task: str, precision: str, shape: Model) -> bool:
+    """Whether Transformer Engine's userbuffers can hide tensor-parallel communication.
+
+    They send what the sequence-parallel regions exchange, and an adapter beside a linear layer breaks into that; so do
+    latent attention's small projections (Megatron switches it off). They know no blockwise scales, and are either all
+    in FP8 or all in BF16, where current scaling keeps the first and the last layer in BF16.
+    """
+    return not (task in ADAPTERS or shape.kv_lora or precision in ("fp8bw", "fp8cs"))
+
+
+def decided(task: str, precision: str, sharding: str, shape: Model) -> Options:
+    """What a recipe decides beside its layout, as the planner knows it."""
+    return Options(
+        fp8_params=gathers_fp8(precision, sharding),
+        fused_loss=task not in ADAPTERS,
+        overlap_tp=overlaps_tp(task, precision, shape),
+        lora_targets=adapted(shape, task),
+    )
+
+
+def options(recipe: Recipe, num_nodes: int | None = None) -> Options:
+    """`decided` of a recipe."""
+    return decided(recipe.task, recipe.precision, recipe.layout(num_nodes).sharding, recipe.shape)
+
+
+def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None = None) -> Job:
+    """The run that a recipe describes at `num_nodes` (default: its smallest size), on its GPU's DGX and fabric.
+
+    Raises:
+        UserError: when the recipe does not declare that size.
+    """
+    facts = facts or hardware.builtin()
+    size = recipe.nodes[0] if num_nodes is None else num_nodes
+    node = facts.node(recipe.gpu)
+    return Job(
+        model=recipe.shape,
+        node=node,
+        fabric=facts.fabric_of(node),
+        gpus=size * recipe.gpus_per_node,
+        seq=recipe.seq,
+        precision=recipe.precision,
+        layout=recipe.layout(size),
+        task="lora" if recipe.task == "dora" else recipe.task,
+        options=options(recipe, size),
+    )
+
+
+def of_partial(partial: run.Partial, recipe: Recipe) -> Job:
+    """The run that a built recipe describes, overrides included.
+
+    Raises:
+        UserError: when its model's sizes contradict each other.
+    """
+    from superpod.recipes.layout import layout_of
+
+    base, config = job(recipe), partial.model.config
+    sizes = {mine: getattr(config, theirs) for mine, theirs in SHAPE.items()}
+    layout = layout_of(partial)
+    return base.replace(
+        model=base.model.replace(**{key: value for key, value in sizes.items() if value}),
+        gpus=partial.trainer.devices * partial.trainer.num_nodes,
+        seq=partial.data.seq_length,
+        layout=layout,
+        options=_options_of(partial, base.options),
+    )
+
+
+def _options_of(partial: run.Partial, base: Options) -> Options:
+    """What overrides and options have made of the recipe's own."""
+    optimizer, config = partial.optim.config, partial.model.config
+    return replace(
+        base,
+        offload=optimizer.optimizer_offload_fraction if optimizer.optimizer_cpu_offload else 0.0,
+        moments="bf16" if "bfloat16" in str(optimizer.exp_avg_dtype) else "fp32",
+        fused_loss=bool(config.cross_entropy_loss_fusion),
+        cuda_graphs=bool(config.enable_cuda_graph),
+        deterministic=bool(config.deterministic_mode),
+    )

@@ -1,0 +1,137 @@
+"""LoRA and DoRA beside linear layers of plain torch."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from superpod.rehearsal.registry import define, patch, rebind, replace
+
+
+class _NoLinear:
+    """What `te.Linear` is where there is no Transformer Engine: no module's class."""
+
+
+@patch(
+    "adapters",
+    target="nemo.collections.llm.peft: utils.HAVE_TE, utils.get_adapter_attributes_from_linear, lora.te, DoRALinear",
+    reason="NeMo takes Megatron's placeholders for Transformer Engine's classes; and an adapter must see its layer's "
+    "input after the norm, which TE's fused layer hands out",
+)
+def _adapters() -> None:
+    import nemo.collections.llm  # noqa: F401 - first: the adapters' module alone imports itself in a circle
+    from nemo.collections.llm.peft import dora, lora, utils
+
+    original = utils.get_adapter_attributes_from_linear
+
+    def attributes(layer: Any) -> tuple[bool, int, int, bool, bool]:
+        if getattr(layer, "whole_on_each_rank", False):
+            rows, columns = layer.weight.shape
+            return False, columns, rows, not layer.config.sequence_parallel, False
+        if hasattr(layer, "return_layernorm_output"):
+            layer.return_layernorm_output = True
+        return original(layer)
+
+    norms = dora.DoRALinear._get_weight_norm
+
+    def weight_norm(self: Any) -> Any:
+        """A magnitude per output; with no weights to gather, as in a dry build, its shape alone."""
+        weight = self.to_wrap.weight
+        return weight.new_empty(weight.shape[0]) if weight.is_meta else norms(self)
+
+    replace(dora.DoRALinear, _get_weight_norm=weight_norm)
+    replace(utils, HAVE_TE=False)
+    define(lora, te=SimpleNamespace(Linear=_NoLinear))
+    rebind(utils, "get_adapter_attributes_from_linear", attributes)
+
+
+@patch(
+    "adapters-of-experts",
+    target="nemo.lightning.pytorch.callbacks.peft.PEFT.__call__, SequentialMLP.sharded_state_dict",
+    reason="grouped GEMM has one adapter for all experts, whose gradient is averaged over the ranks that share them; "
+    "one GEMM per expert would have an adapter each: another model, and with EP yet another",
+)
+def _adapters_of_experts() -> None:
+    import nemo.collections.llm  # noqa: F401 - first, as above
+    from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
+    from megatron.core.transformer.moe.experts import SequentialMLP
+    from nemo.lightning.pytorch.callbacks.peft import PEFT
+
+    call, sharded = PEFT.__call__, SequentialMLP.sharded_state_dict
+
+    def call_and_share(self: Any, model: Any) -> Any:
+        adapted = call(self, model)
+        share_among_experts(adapted)
+        return adapted
+
+    def with_shared(self: Any, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        """As for grouped GEMM: the adapters belong to no expert."""
+        state = sharded(self, prefix, sharded_offsets, metadata)
+        for name, adapter in _shared(self).items():
+            state = {key: value for key, value in state.items() if f".{name}.adapter." not in key}
+            first = f"{prefix}local_experts.0."
+            shared = adapter.sharded_state_dict(f"{first}{name}.adapter.", sharded_offsets, metadata)
+            replace_prefix_for_sharding(shared, first, prefix)
+            state |= shared
+        return state
+
+    replace(PEFT, __call__=call_and_share)
+    replace(SequentialMLP, sharded_state_dict=with_shared)
+
+
+def _shared(experts: Any) -> dict[str, Any]:
+    layers = experts.local_experts[0].named_children()
+    return {name: layer.adapter for name, layer in layers if getattr(layer, "adapter_of_all_experts", False)}
+
+
+def share_among_experts(model: Any) -> None:
+    """Give the experts of a rank one LoRA adapter for each of their layers, where the recipe asked for grouped GEMM."""
+    from megatron.core.transformer.moe.experts import SequentialMLP
+    from nemo.collections.llm.peft.utils import ParallelLinearAdapter
+
+    from superpod.rehearsal.settings import dropped
+
+    if "moe_grouped_gemm" not in dropped:
+        return
+    for experts in [each for each in model.modules() if isinstance(each, SequentialMLP)]:
+        first, *others = experts.local_experts
+        for name, layer in first.named_children():
+            if type(getattr(layer, "adapter", None)) is ParallelLinearAdapter:
+                layer.adapter_of_all_experts = True
+                for other in others:
+                    getattr(other, name).adapter = layer.adapter
+
+
+def start_alike() -> None:
+    """Have adapters draw their numbers by their layer's kind: the same in every layout, which can then be compared.
+
+    Megatron draws each rank's shard from that rank's own generator.
+    """
+    from nemo.collections.llm.peft import utils
+
+    original = utils.ParallelLinearAdapter.__init__
+
+    def init(
+        self: Any, in_features: int, out_features: int, dim: int, base_linear_name: str, *args: Any, **kw: Any
+    ) -> None:
+        original(self, in_features, out_features, dim, base_linear_name, *args, **kw)
+        _draw(self.linear_in.weight, base_linear_name.rpartition(".")[2])
+
+    replace(utils.ParallelLinearAdapter, __init__=init)
+
+
+def _draw(weight: Any, seed: str) -> None:
+    """Fill this rank's shard of a matrix from numbers for the whole of it."""
+    import zlib
+
+    import torch
+    from megatron.core import parallel_state
+
+    if weight.is_meta:
+        return
+    cut, shape = getattr(weight, "partition_dim", 0), list(weight.shape)
+    ranks = parallel_state.get_tensor_model_parallel_world_size()
+    shape[cut] *= ranks
+    generator = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
+    whole = torch.empty(shape).uniform_(-1, 1, generator=generator) * (3 / shape[1]) ** 0.5
+    shard = whole.chunk(ranks, cut)[parallel_state.get_tensor_model_parallel_rank()]
+    with torch.no_grad():
+        weight.copy_(shard)

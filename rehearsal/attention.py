@@ -1,0 +1,148 @@
+"""Attention in plain torch that accepts context parallelism, which Megatron gives to TE's attention only."""
+
+from typing import Any
+
+from superpod.rehearsal.registry import patch, replace
+
+
+@patch(
+    "attention",
+    target="megatron.core.transformer.dot_product_attention.DotProductAttention",
+    reason="Megatron's own attention refuses context parallelism and the arguments that TE's takes, and needs a "
+    "mask of sequence x sequence; this one gathers K and V over the CP group and makes its own causal mask",
+)
+def _attention() -> None:
+    import torch
+    from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    original = DotProductAttention.__init__
+
+    def init(self: Any, config: Any, *args: Any, k_channels: Any = None, v_channels: Any = None, **kw: Any) -> None:
+        # v_channels: the values' width is read from the values. k_channels: MLA's keys are wider than kv_channels.
+        if k_channels is not None and kw.get("softmax_scale") is None:
+            kw["softmax_scale"] = k_channels**-0.5
+        cp, config.context_parallel_size = config.context_parallel_size, 1
+        try:
+            original(self, config, *args, **kw)
+        finally:
+            config.context_parallel_size = cp
+        if isinstance(self.softmax_offset, torch.nn.Parameter):  # Megatron leaves it as memory was
+            torch.nn.init.zeros_(self.softmax_offset)
+            set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
+
+    replace(DotProductAttention, __init__=init, forward=_forward)
+
+
+def _forward(
+    self: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any = None,
+    attn_mask_type: Any = None,
+    attention_bias: Any = None,
+    packed_seq_params: Any = None,
+) -> Any:
+    """[s/cp, b, heads, d] -> [s/cp, b, heads * d]; packed, without the b."""
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    cp = self.config.context_parallel_size
+    _refuse(cp, attention_bias, packed_seq_params)
+    if packed_seq_params is not None:
+        query, key, value = (t.unsqueeze(1) for t in (query, key, value))
+    query_at, key_at, key, value = _over_context_parallel_ranks(cp, query, key, value)
+    keep = _keep(query_at, key_at, attn_mask_type or self.attn_mask_type, self.scale_mask_softmax.window_size)
+    if packed_seq_params is not None:
+        keep = _of_one_sample(query_at, packed_seq_params) & (True if keep is None else keep)
+    elif keep is None and attention_mask is not None:
+        keep = ~attention_mask
+    repeats = query.size(2) // key.size(2)  # grouped queries share a key
+    q, k, v = (
+        t.permute(1, 2, 0, 3) for t in (query, key.repeat_interleave(repeats, 2), value.repeat_interleave(repeats, 2))
+    )
+    if self.training and self.attention_dropout.p and not self.config.sequence_parallel:
+        tracker: Any = get_cuda_rng_tracker()
+        with tracker.fork():
+            out = _attend(self, q, k, v, keep)
+    else:
+        out = _attend(self, q, k, v, keep)
+    out = out.permute(2, 0, 1, 3)
+    return out.flatten(1) if packed_seq_params is not None else out.flatten(2)
+
+
+def _attend(self: Any, q: Any, k: Any, v: Any, keep: Any) -> Any:
+    """[b, heads, s, d], [b, heads, keys, d] -> [b, heads, s, d]."""
+    import torch
+    import torch.nn.functional as F
+
+    dropout = self.attention_dropout.p if self.training else 0.0
+    if self.softmax_offset is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout, scale=self.softmax_scale)
+    scores = (q @ k.transpose(2, 3)).float() * self.softmax_scale
+    if keep is not None:
+        scores = scores.masked_fill(~keep, float("-inf"))
+    sink = self.softmax_offset.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)  # a key without a value
+    weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1].to(v.dtype)
+    return F.dropout(weights, dropout) @ v
+
+
+def _refuse(cp: int, attention_bias: Any, packed_seq_params: Any) -> None:
+    lacking = {
+        "attention bias": attention_bias is not None,
+        "packed sequences over context-parallel ranks": packed_seq_params is not None and cp > 1,
+    }
+    for what, asked in lacking.items():
+        if asked:
+            raise NotImplementedError(f"a rehearsal's attention has no {what}; switch them off in the rehearsed recipe")
+
+
+def _of_one_sample(at: Any, packed: Any) -> Any:
+    """True where a query and a key belong to the same packed sample: [queries, keys]."""
+    import torch
+
+    starts = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
+    sample = torch.searchsorted(starts[1:].contiguous().to(at.dtype), at, right=True)
+    return sample[:, None] == sample[None]
+
+
+def _over_context_parallel_ranks(cp: int, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, Any]:
+    """Positions of the queries and of the keys in the whole sequence, and all keys and values."""
+    import torch
+    from megatron.core.parallel_state import get_context_parallel_group
+    from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+
+    if cp == 1:
+        return torch.arange(query.size(0)), torch.arange(key.size(0)), key, value
+    group: Any = get_context_parallel_group()
+    chunk = query.size(0) // 2
+
+    def positions(rank: int) -> Any:
+        # The zig-zag of get_batch_on_this_cp_rank: every rank holds an early and a late chunk, for balance.
+        late = 2 * cp - 1 - rank
+        return torch.cat(
+            [torch.arange(rank * chunk, (rank + 1) * chunk), torch.arange(late * chunk, (late + 1) * chunk)]
+        )
+
+    width = key.size(-1)
+    both = gather_from_sequence_parallel_region(torch.cat([key, value], -1).contiguous(), group=group)
+    key, value = both.split([width, both.size(-1) - width], -1)
+    return positions(group.rank()), torch.cat([positions(rank) for rank in range(cp)]), key, value
+
+
+def _keep(query_at: Any, key_at: Any, mask_type: Any, window: Any) -> Any:
+    """True where a query sees a key: [queries, keys]; None where it sees all."""
+    import torch
+    from megatron.core.transformer.enums import AttnMaskType
+
+    distance = query_at[:, None] - key_at[None]
+    keep = None
+    if mask_type in (AttnMaskType.causal, AttnMaskType.padding_causal):
+        keep = distance >= 0
+    if window is not None:
+        before, after = window  # -1: no limit on that side
+        near = torch.ones_like(distance, dtype=torch.bool)
+        near &= (distance <= before) if before >= 0 else True
+        near &= (distance >= -after) if after >= 0 else True
+        keep = near if keep is None else keep & near
+    return keep

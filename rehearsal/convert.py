@@ -1,0 +1,138 @@
+"""A recipe to its CPU rehearsal, at its own size, with every altered setting listed."""
+
+import copy
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from superpod.errors import UserError
+
+
+class RehearsalError(UserError):
+    """The recipe can't be rehearsed as asked: the user's mistake, said with the next move."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting that the rehearsal altered: ``path`` is dotted from the recipe, ``""`` the recipe itself."""
+
+    path: str
+    old: Any
+    new: Any
+    reason: str
+
+
+# (path, value in a rehearsal, reason); applied where the recipe has the path and another value.
+_CPU_SETTINGS: tuple[tuple[str, Any, str], ...] = (
+    ("trainer.accelerator", "cpu", "no GPU"),
+    ("trainer.num_nodes", 1, "one machine"),
+    ("trainer.strategy.process_group_backend", "gloo", "NCCL needs GPUs"),
+    ("trainer.strategy.ckpt_async_save", False, "asynchronous saving copies from GPU memory in a forked process"),
+    ("trainer.strategy.nccl_communicator_config_path", None, "NCCL needs GPUs"),
+    ("trainer.strategy.use_sharp", False, "SHARP reduces in the InfiniBand switches"),
+    ("trainer.strategy.ddp.nccl_ub", False, "NCCL needs GPUs"),
+    ("trainer.plugins.fp8", None, "FP8 needs tensor cores"),
+    ("trainer.plugins.fp8_params", False, "FP8 needs tensor cores"),
+    ("trainer.plugins.fp8_param_gather", False, "FP8 needs tensor cores"),
+    ("optim.config.use_precision_aware_optimizer", False, "needs Transformer Engine's FusedAdam"),
+    ("data.pin_memory", False, "pins memory for a GPU"),
+    ("data.num_workers", 0, "the ranks of a rehearsal share few cores"),
+    ("data.persistent_workers", False, "no workers"),
+)
+
+# Class names, because some of them can't be imported without a GPU.
+_GPU_CALLBACKS = {
+    "NsysCallback": "drives the CUDA profiler",
+    "MemoryProfileCallback": "records GPU memory",
+    "DeepEPCallback": "DeepEP is a CUDA library",
+    "StragglerDetectionCallback": "times CUDA kernels",
+}
+
+
+def rehearse(recipe: Any, *, devices: int) -> tuple[Any, list[Change]]:
+    """The CPU rehearsal of ``recipe`` on ``devices`` processes, and every setting that it altered.
+
+    Imports NeMo and, on a machine without a GPU, patches it in this process too.
+
+    Args:
+        recipe: a ``run.Partial`` of ``llm.pretrain`` or ``llm.finetune``; it is left as it is.
+        devices: processes on this machine; a multiple of the recipe's TP x PP x CP.
+
+    Raises:
+        RehearsalError: the recipe calls something else, or ``devices`` does not fit its model-parallel size.
+    """
+    import fiddle as fdl
+
+    from superpod.rehearsal import entry
+
+    _check_devices(recipe.trainer.strategy, devices)
+    rehearsal = copy.deepcopy(recipe)
+    called = fdl.get_callable(recipe).__name__
+    entries = {"pretrain": entry.pretrain, "finetune": entry.finetune}
+    if called not in entries:
+        raise RehearsalError(f"only llm.pretrain and llm.finetune are rehearsed, but the recipe calls {called}")
+    fdl.update_callable(rehearsal, entries[called])
+    changes = [Change("", f"llm.{called}", f"{entry.__name__}.{called}", "installs the patches")]
+    for path, value, reason in (("trainer.devices", devices, "processes of this machine"), *_CPU_SETTINGS):
+        changes += _set(rehearsal, path, value, reason)
+    return rehearsal, changes + _drop_callbacks(rehearsal.trainer)
+
+
+def _set(recipe: Any, path: str, value: Any, reason: str) -> Iterator[Change]:
+    """Set ``path`` wherever the recipe has it and it differs."""
+    parents, _, name = path.rpartition(".")
+    for where, node in _nodes(recipe, parents):
+        old = getattr(node, name, None)
+        off_already = old == value or (old is None and value is False)
+        if _accepts(node, name) and not off_already:
+            setattr(node, name, value)
+            yield Change(f"{where}.{name}", old, value, reason)
+
+
+def _nodes(recipe: Any, path: str) -> list[tuple[str, Any]]:
+    """The configurations at a dotted path; every element of a list, as for trainer.plugins."""
+    node = recipe
+    for name in path.split("."):
+        node = getattr(node, name, None)
+    if isinstance(node, list):
+        return [(f"{path}[{i}]", each) for i, each in enumerate(node)]
+    return [(path, node)]
+
+
+def _accepts(node: Any, name: str) -> bool:
+    """Whether the callable of this configuration has the argument: data modules and plugins differ."""
+    import fiddle as fdl
+
+    if not isinstance(node, fdl.Buildable):
+        return False
+    # MegatronStrategy hands this one on to Lightning's strategy, in **kwargs.
+    return name == "process_group_backend" or name in inspect.signature(fdl.get_callable(node)).parameters
+
+
+def _drop_callbacks(trainer: Any) -> list[Change]:
+    import fiddle as fdl
+
+    kept, changes = [], []
+    for i, callback in enumerate(getattr(trainer, "callbacks", None) or []):
+        name = fdl.get_callable(callback).__name__ if isinstance(callback, fdl.Buildable) else type(callback).__name__
+        if reason := _GPU_CALLBACKS.get(name):
+            changes.append(Change(f"trainer.callbacks[{i}]", name, None, reason))
+        else:
+            kept.append(callback)
+    if changes:
+        trainer.callbacks = kept
+    return changes
+
+
+def _check_devices(strategy: Any, devices: int) -> None:
+    tp, pp, cp = (
+        getattr(strategy, f"{kind}_size", None) or 1
+        for kind in ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel")
+    )
+    need = tp * pp * cp
+    if devices < 1 or devices % need:
+        raise RehearsalError(
+            f"a rehearsal needs a multiple of tp {tp} x pp {pp} x cp {cp} = {need} processes, but devices is {devices}",
+            hint=f"try devices={need * max(1, round(devices / need))}",
+        )

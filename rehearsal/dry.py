@@ -1,0 +1,163 @@
+"""The real model of any rank at any world size, without memory and without the other ranks."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from superpod.planner.layout import PARALLEL_SIZES
+
+# Llama 3's vocabulary, for a recipe that names none this machine can find: NeMo's stock recipes leave it to a
+# tokenizer, and with mock data have none. The counts of other models are then off by the difference.
+STAND_IN_VOCAB = 128_256
+
+NVTE = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+
+
+def dry_build(recipe: Any, rank: int, world_size: int, *, vocab_size: int | None = None) -> list[int]:
+    """Parameters of each model chunk that ``rank`` of ``world_size`` holds, from the recipe's real Megatron model.
+
+    The model is built by the recipe's own NeMo configuration and strategy on the meta device, inside a fake
+    process group: Megatron's own checks run, nothing is allocated, and all is cleaned up afterwards.
+
+    Args:
+        recipe: a ``run.Partial`` of ``llm.pretrain`` or ``llm.finetune``.
+        rank: global rank, 0-based.
+        world_size: GPUs of the run; it need not be what the recipe's trainer says.
+        vocab_size: vocabulary before padding. If None: as in NeMo, the configuration's ``vocab_size``, else
+            the tokenizer's where it can be had offline, else ``STAND_IN_VOCAB``.
+
+    Returns:
+        One count per virtual pipeline stage (one element without virtual stages), in order; with adapters, theirs too.
+
+    Raises:
+        AssertionError, RuntimeError, ValueError: Megatron or NeMo refuses the layout.
+    """
+    import fiddle as fdl
+
+    from superpod.rehearsal.registry import install
+
+    install()
+    strategy = fdl.build(recipe.trainer.strategy)
+    with fake_ranks(rank, world_size, **degrees(strategy)):
+        config = connected_config(recipe, strategy)
+        if vocab_size is not None:
+            config.vocab_size = None
+        tokenizer = SimpleNamespace(vocab_size=vocab_size or _tokenizer_vocab(recipe) or STAND_IN_VOCAB)
+        stages = range(config.virtual_pipeline_model_parallel_size or 1)
+        peft = fdl.build(recipe.peft) if getattr(recipe, "peft", None) else None
+        return [_parameters(config, tokenizer, stage, peft) for stage in stages]
+
+
+def connected_config(recipe: Any, strategy: Any) -> Any:
+    """The model's configuration after NeMo has written layout and precision into it, as at the start of a run."""
+    import copy
+
+    import fiddle as fdl
+
+    from superpod.rehearsal.settings import switch_off_gpu_only
+
+    model = copy.deepcopy(recipe.model)
+    if hasattr(model, "tokenizer"):
+        model.tokenizer = None  # building one may download it
+    built = fdl.build(model)
+    plugins = getattr(recipe.trainer, "plugins", None)
+    for plugin in plugins if isinstance(plugins, list) else [plugins]:
+        if plugin is not None and "Precision" in fdl.get_callable(plugin).__name__:
+            strategy.precision_plugin = fdl.build(plugin)
+    strategy.connect(built)
+    switch_off_gpu_only(built.config)  # what the precision plugin has just written: FP8
+    built.config.use_cpu_initialization = True  # else Megatron names the device, and the meta device is passed over
+    built.config.perform_initialization = False
+    return built.config
+
+
+def _parameters(config: Any, tokenizer: Any, stage: int, peft: Any = None) -> int:
+    import torch
+    from megatron.core import parallel_state
+    from nemo.collections.llm.fn import walk
+
+    from superpod.rehearsal.adapters import share_among_experts
+
+    virtual = config.virtual_pipeline_model_parallel_size
+    if virtual:
+        parallel_state.set_virtual_pipeline_model_parallel_rank(stage)
+    with torch.device("meta"):
+        chunk = config.configure_model(tokenizer, vp_stage=stage if virtual else None)
+        if peft is not None:
+            walk(chunk, peft.transform)
+            share_among_experts(chunk)
+    return sum(parameter.numel() for parameter in chunk.parameters())
+
+
+@contextlib.contextmanager
+def fake_ranks(rank: int, world_size: int, **layout: Any) -> Iterator[None]:
+    """Megatron's parallel state as ``rank`` sees it, with a process group that sends nothing; then all as before."""
+    import torch
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import initialize_rng_tracker, model_parallel_cuda_manual_seed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    random_state, environment = torch.get_rng_state(), dict(os.environ)
+    for name in NVTE:  # Megatron sets them as it builds a model, and refuses the next model's attention backend
+        os.environ.pop(name, None)
+    create_group = parallel_state.create_group
+
+    def own_group(ranks: Any = None, *args: Any, **kw: Any) -> Any:
+        """Of thousands of groups a rank is in a dozen: the others are not made."""
+        mine = ranks is None or rank in ranks
+        return create_group(ranks, *args, **kw) if mine else dist.GroupMember.NON_GROUP_MEMBER
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        with mock.patch.object(parallel_state, "create_group", own_group):
+            parallel_state.initialize_model_parallel(**layout, create_gloo_process_groups=False)
+        model_parallel_cuda_manual_seed(1234, force_reset_rng=True)
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+        initialize_rng_tracker(force_reset=True)
+        torch.set_rng_state(random_state)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def degrees(strategy: Any) -> dict[str, Any]:
+    """The arguments NeMo gives to initialize_model_parallel (nemo.lightning._strategy_lib.init_model_parallel)."""
+    names = (*PARALLEL_SIZES.values(), "num_distributed_optimizer_instances")
+    return {
+        **{name: getattr(strategy, name) for name in names},
+        "order": "tp-cp-ep-pp-dp" if strategy.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+    }
+
+
+def _tokenizer_vocab(recipe: Any) -> int | None:
+    """The vocabulary of the recipe's tokenizer; None when it names none, or one that would have to be downloaded."""
+    import fiddle as fdl
+
+    for owner in (getattr(recipe, "data", None), recipe.model):
+        tokenizer = getattr(owner, "tokenizer", None)
+        if isinstance(tokenizer, fdl.Buildable):
+            with _offline(), contextlib.suppress(Exception):  # whatever a tokenizer raises when its files are missing
+                tokenizer = fdl.build(tokenizer)
+        if isinstance(size := getattr(tokenizer, "vocab_size", None), int) and not isinstance(tokenizer, fdl.Buildable):
+            return size
+    return None
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Hugging Face's libraries read only their cache, instead of retrying a network for minutes."""
+    from huggingface_hub import constants
+    from transformers.utils import hub
+
+    before = constants.HF_HUB_OFFLINE, hub._is_offline_mode
+    constants.HF_HUB_OFFLINE = hub._is_offline_mode = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, hub._is_offline_mode = before

@@ -1,0 +1,160 @@
+"""Transformer layers in plain torch, with the module and parameter names of Transformer Engine's."""
+
+import importlib.util
+import sys
+from typing import Any
+from unittest.mock import NonCallableMock
+
+from superpod.rehearsal.registry import define, patch, rebind, replace
+
+
+def layer_norm_linear_class() -> type:
+    """TELayerNormColumnParallelLinear in torch: the norm's parameters live in the linear layer."""
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+
+    from superpod.rehearsal.megatron import add_norm_parameters, normalize
+
+    class LayerNormColumnParallelLinear(ColumnParallelLinear):
+        def __init__(self, input_size: int, output_size: int, *, config: Any, **kw: Any) -> None:
+            super().__init__(input_size, output_size, config=config, **kw)
+            self.epsilon = config.layernorm_epsilon
+            self.return_layernorm_output = False  # TE's switch: an adapter wants what the linear layer gets
+            add_norm_parameters(self, config, input_size, prefix="layer_norm_")
+
+        def forward(self, x: Any, *args: Any, **kw: Any) -> Any:
+            bias = getattr(self, "layer_norm_bias", None)
+            normed = normalize(x, self.config, self.epsilon, self.layer_norm_weight, bias)
+            output, bias = super().forward(normed, *args, **kw)
+            return ((output, normed) if self.return_layernorm_output else output), bias
+
+    return LayerNormColumnParallelLinear
+
+
+def linear_class() -> type:
+    """TELinear in torch, as Megatron asks for it in latent attention: whole on every tensor-parallel rank."""
+    import torch
+
+    class Linear(torch.nn.Module):
+        whole_on_each_rank = True
+
+        def __init__(self, input_size: int, output_size: int, *, config: Any, init_method: Any, **kw: Any) -> None:
+            super().__init__()
+            self.config = config
+            if kw.get("parallel_mode") != "duplicated" or kw.get("bias"):
+                raise NotImplementedError(f"a linear layer with {kw}: Megatron-Core 0.15.3 asks for none such")
+            weight = torch.empty(output_size, input_size, dtype=config.params_dtype)
+            self.weight = torch.nn.Parameter(weight)
+            if config.perform_initialization:
+                init_method(self.weight)  # before any rank draws its own numbers: the same on all of them
+            self.weight.allreduce = True
+            self.weight.sequence_parallel = config.sequence_parallel  # its gradient is summed over the ranks' tokens
+
+        def forward(self, x: Any) -> Any:
+            return torch.nn.functional.linear(x, self.weight), None
+
+        def get_extra_state(self) -> None:
+            """TE's layers keep FP8 scales there; this one has none, but the key, as Megatron's own layers."""
+
+        def set_extra_state(self, state: Any) -> None:
+            """Nothing to take over."""
+
+        def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+            from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+
+            return make_sharded_tensors_for_checkpoint(
+                self.state_dict(prefix="", keep_vars=True), prefix, {}, sharded_offsets
+            )
+
+    return Linear
+
+
+def spec_provider_class(fused: type, linear: type) -> type:
+    """What Megatron asks for a layer's parts: TE's shape, local parts."""
+    from megatron.core.models.backends import LocalSpecProvider
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer.mlp import MLPSubmodules
+    from megatron.core.transformer.moe.experts import SequentialMLP
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    class TorchSpecProvider(LocalSpecProvider):
+        def fuse_layernorm_and_linear(self) -> bool:
+            return True
+
+        def column_parallel_layer_norm_linear(self) -> type:
+            return fused
+
+        def linear(self) -> type:
+            return linear
+
+        def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
+            return WrappedTorchNorm
+
+        def grouped_mlp_modules(self, *_: Any) -> tuple[type, MLPSubmodules]:
+            return SequentialMLP, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+
+    return TorchSpecProvider
+
+
+@patch(
+    "te-layers",
+    target="megatron.core.models.gpt.gpt_layer_specs: get_gpt_layer_local_spec, TESpecProvider",
+    reason="without TE, NeMo takes Megatron's local layers, whose parameters have other names "
+    "(input_layernorm.weight): a rehearsal's model would not be that of a GPU run",
+)
+def _te_layers() -> None:
+    from megatron.core.models.gpt import gpt_layer_specs, moe_module_specs
+    from megatron.core.transformer import multi_latent_attention, multi_token_prediction
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    linear = linear_class()
+    provider = spec_provider_class(layer_norm_linear_class(), linear)
+    define(multi_latent_attention, TELinear=linear)  # by which it knows that the layer is whole
+    for module in (gpt_layer_specs, moe_module_specs, multi_token_prediction):
+        define(module, TESpecProvider=provider, LocalSpecProvider=provider)  # without TE the first is not there
+    define(gpt_layer_specs, TENorm=WrappedTorchNorm, LNImpl=WrappedTorchNorm)
+    te_spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec
+
+    def local_spec(*_: Any, **kw: Any) -> Any:
+        names = ("num_experts", "qk_layernorm", "multi_latent_attention", "qk_l2_norm")
+        return te_spec(**{name: kw[name] for name in names if name in kw})
+
+    rebind(gpt_layer_specs, "get_gpt_layer_local_spec", local_spec)
+
+
+@patch(
+    "te-classes",
+    target="megatron.core.extensions.transformer_engine: TENorm, TERowParallelLinear, TEDotProductAttention, ...",
+    reason="Gemma 2 and 3 name TE's classes themselves, also as base classes; without TE they are mocks",
+)
+def _te_classes() -> None:
+    from megatron.core.extensions import transformer_engine
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    stand_ins = {
+        "TENorm": WrappedTorchNorm,
+        "TEColumnParallelLinear": ColumnParallelLinear,
+        "TERowParallelLinear": RowParallelLinear,
+        "TELayerNormColumnParallelLinear": layer_norm_linear_class(),
+        "TEDotProductAttention": DotProductAttention,
+    }
+    for name, stand_in in stand_ins.items():
+        rebind(transformer_engine, name, stand_in)
+    for model in ("gemma2", "gemma3"):  # in this order: the second takes a class from the first
+        _define_mocks_again(f"nemo.collections.llm.gpt.model.{model}")
+
+
+def _define_mocks_again(module_name: str) -> None:
+    """Give a loaded module real classes where ``class X(mock)`` made mocks of them.
+
+    The module is executed once more, aside, and only what was a mock is taken over: its other classes keep
+    their identity, because recipes refer to them already.
+    """
+    module = sys.modules.get(module_name)
+    mocks = [name for name, value in vars(module).items() if isinstance(value, NonCallableMock)] if module else []
+    spec = importlib.util.find_spec(module_name) if mocks else None
+    if spec and spec.loader:
+        again = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(again)
+        replace(module, **{name: getattr(again, name) for name in mocks})

@@ -1,0 +1,90 @@
+"""Patches of Megatron's mixture of experts."""
+
+from typing import Any
+
+from superpod.rehearsal.registry import define, patch, rebind, replace
+
+
+@patch(
+    "moe-router-gemm",
+    target="megatron.core.transformer.moe.moe_utils.te_general_gemm",
+    reason="megatron-core 0.15.3 never defines the name when TE is absent, and then reads it: NameError",
+)
+def _router_gemm() -> None:
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        define(moe_utils, te_general_gemm=None)
+
+
+@patch(
+    "moe-splits",
+    target="megatron.core.transformer.moe.moe_utils.maybe_move_tensor_to_cpu",
+    reason="it turns CUDA tensors into the sequences that all_to_all wants, and leaves CPU tensors as they are",
+)
+def _splits() -> None:
+    import torch
+    from megatron.core.transformer.moe import moe_utils
+
+    def to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    rebind(moe_utils, "maybe_move_tensor_to_cpu", to_cpu)
+
+
+@patch(
+    "moe-uneven-gather",
+    target="megatron.core.tensor_parallel.mappings: _gather_along_first_dim, _reduce_scatter_along_first_dim",
+    reason="experts get unequal numbers of tokens, and gloo gathers and scatters equal shards only: pad, then trim",
+)
+def _uneven() -> None:
+    import torch
+    import torch.distributed as dist
+    from megatron.core.tensor_parallel import mappings
+
+    gather, scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    def uneven_gather(x: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if sizes is None or group.size() == 1:
+            return gather(x, group, sizes, use_global_buffer)
+        sizes = [int(size) for size in sizes]
+        padded = x.new_zeros((max(sizes), *x.shape[1:]))
+        padded[: x.size(0)] = x
+        shards = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(shards, padded, group=group)
+        return torch.cat([shard[:size] for shard, size in zip(shards, sizes, strict=True)])
+
+    def uneven_scatter(x: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if sizes is None or group.size() == 1:
+            return scatter(x, group, sizes, use_global_buffer)
+        total = x.clone().contiguous()
+        dist.all_reduce(total, group=group)
+        return total.split([int(size) for size in sizes])[group.rank()].contiguous()
+
+    rebind(mappings, "_gather_along_first_dim", uneven_gather)
+    rebind(mappings, "_reduce_scatter_along_first_dim", uneven_scatter)
+
+
+@patch(
+    "expert-bias",
+    target="megatron.core.tensor_parallel: mappings._reduce, RowParallelLinear.__init__",
+    reason="grouped GEMM has its own way with biases; one GEMM per expert adds them in place to what a reduction over "
+    "one rank hands on as it was, which autograd forbids, and sums their gradients over ranks that hold other experts",
+)
+def _expert_bias() -> None:
+    from megatron.core.tensor_parallel import mappings
+    from megatron.core.tensor_parallel.layers import RowParallelLinear
+
+    reduce, original = mappings._reduce, RowParallelLinear.__init__
+
+    def to_a_new_tensor(x: Any, group: Any) -> Any:
+        return x.clone() if group.size() == 1 else reduce(x, group)
+
+    def init(self: Any, *args: Any, **kw: Any) -> None:
+        original(self, *args, **kw)
+        if self.is_expert and self.bias is not None:
+            self.bias.sequence_parallel = False
+            self.bias.tensor_model_parallel = True  # no other rank has it: else the gradients' norm leaves it out
+
+    rebind(mappings, "_reduce", to_a_new_tensor)
+    replace(RowParallelLinear, __init__=init)

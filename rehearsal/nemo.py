@@ -1,0 +1,66 @@
+"""Patches of NeMo."""
+
+from typing import Any
+
+from superpod.rehearsal.registry import patch, rebind, replace
+
+
+@patch(
+    "gloo-timers",
+    target="nemo ProgressPrinter.log_megatron_timers",
+    reason="rank 0 alone asks Megatron's timers for their string, which gathers over WORLD: no harm on NCCL, but "
+    "on gloo the ranks' sequences part and the next collective waits for ever",
+)
+def _timers() -> None:
+    from nemo.lightning.pytorch.callbacks.progress_printer import ProgressPrinter
+
+    replace(ProgressPrinter, log_megatron_timers=lambda self, timers: None)
+
+
+@patch(
+    "checkpoint-device",
+    target="nemo.lightning.io.pl._fix_tensors_device",
+    reason="after loading, it asserts that CUDA is initialised and moves tensors to the current GPU",
+)
+def _checkpoint_device() -> None:
+    from nemo.lightning.io import pl
+
+    rebind(pl, "_fix_tensors_device", lambda checkpoint: checkpoint)
+
+
+@patch(
+    "model-parallel-seed",
+    target="nemo.lightning.megatron_init._set_random_seed",
+    reason="NeMo seeds the model-parallel generators only when device_count() > 0",
+)
+def _seed() -> None:
+    import torch
+    from nemo.lightning import megatron_init
+
+    original = megatron_init._set_random_seed
+
+    def seed(value: int) -> None:
+        count, torch.cuda.device_count = torch.cuda.device_count, lambda: 1
+        try:
+            original(value)
+        finally:
+            torch.cuda.device_count = count
+
+    rebind(megatron_init, "_set_random_seed", seed)
+
+
+@patch(
+    "attention-mask",
+    target="nemo.collections.llm.gpt.model.base.get_batch_on_this_cp_rank",
+    reason="without TE NeMo wants a mask of sequence x sequence in every batch (and its MockDataModule passes the "
+    "flag that asks for one as the data set's seed); our attention makes the causal mask itself",
+)
+def _attention_mask() -> None:
+    from nemo.collections.llm.gpt.model import base
+
+    original = base.get_batch_on_this_cp_rank
+
+    def without_mask(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**original({**batch, "attention_mask": None}), "attention_mask": None}
+
+    replace(base, get_batch_on_this_cp_rank=without_mask)

@@ -1,0 +1,86 @@
+"""Adam as TE and Apex ship it, in plain torch."""
+
+from typing import Any
+
+from superpod.rehearsal.registry import patch, replace
+
+
+def fused_adam_class() -> type:
+    """An AdamW that keeps ``step`` in its parameter group, like TE's and Apex's FusedAdam."""
+    import torch
+
+    class FusedAdam(torch.optim.Optimizer):
+        def __init__(
+            self,
+            params: Any,
+            lr: float = 1e-3,
+            bias_correction: bool = True,
+            betas: tuple[float, float] = (0.9, 0.999),
+            eps: float = 1e-8,
+            adam_w_mode: bool = True,
+            weight_decay: float = 0.0,
+            **_: Any,
+        ) -> None:
+            self.adam_w_mode = adam_w_mode
+            super().__init__(
+                params, dict(lr=lr, bias_correction=bias_correction, betas=betas, eps=eps, weight_decay=weight_decay)
+            )
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                if group["params"]:
+                    group["step"] = group.get("step", 0) + 1
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        _update(parameter, self.state[parameter], group, decoupled=self.adam_w_mode)
+
+    return FusedAdam
+
+
+def _update(parameter: Any, state: dict[str, Any], group: dict[str, Any], *, decoupled: bool) -> None:
+    import torch
+
+    if not state:
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+    beta1, beta2 = group["betas"]
+    correct1 = correct2 = 1.0
+    if group["bias_correction"]:
+        correct1, correct2 = 1 - beta1 ** group["step"], 1 - beta2 ** group["step"]
+    gradient = parameter.grad.to(parameter.dtype)
+    if decoupled:
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+    else:
+        gradient = gradient.add(parameter, alpha=group["weight_decay"])
+    state["exp_avg"].lerp_(gradient, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    divisor = (state["exp_avg_sq"].sqrt() / correct2**0.5).add_(group["eps"])
+    parameter.addcdiv_(state["exp_avg"], divisor, value=-group["lr"] / correct1)
+
+
+@patch(
+    "fused-adam",
+    target="megatron.core.optimizer: Adam; distrib_optimizer: Adam, HAVE_APEX_OR_TE",
+    reason="torch's Adam keeps a 0-dim `step` in each parameter's state, which the distributed optimizer's "
+    "checkpoint cannot shard; TE's keeps it in the group, and the checkpoint's keys are then those of a GPU run",
+)
+def _fused_adam() -> None:
+    import megatron.core.optimizer as optimizer
+    from megatron.core.optimizer import distrib_optimizer
+
+    adam = fused_adam_class()
+    replace(optimizer, Adam=adam, USING_PYTORCH_OPTIMIZER=False)
+    replace(distrib_optimizer, Adam=adam, HAVE_APEX_OR_TE=True, USING_APEX_OPTIMIZER=True)
+
+
+@patch(
+    "optimizer-no-grad",
+    target="DistributedOptimizer._set_main_param_and_optimizer_states",
+    reason="resuming in fp32 copies into leaf parameters that require gradients; TE's path sets them by other means",
+)
+def _no_grad() -> None:
+    import torch
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer as Optimizer
+
+    original = Optimizer._set_main_param_and_optimizer_states
+    replace(Optimizer, _set_main_param_and_optimizer_states=torch.no_grad()(original))

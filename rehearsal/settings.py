@@ -1,0 +1,115 @@
+"""Settings that only a GPU can honour: switched off while a configuration is built, and remembered."""
+
+from typing import Any
+
+from superpod.rehearsal.registry import patch, replace
+
+_FUSED = "a fused CUDA kernel"
+_TE = "needs Transformer Engine"
+_GRAPH = "CUDA graphs"
+_FP8 = "FP8 and FP4 need tensor cores: the rehearsal computes in bf16"
+
+# Field of TransformerConfig: (its value in a rehearsal, why).
+GPU_ONLY: dict[str, tuple[Any, str]] = {
+    "apply_rope_fusion": (False, _FUSED),
+    "masked_softmax_fusion": (False, _FUSED),
+    "persist_layer_norm": (False, _FUSED),
+    "gradient_accumulation_fusion": (False, _FUSED),
+    "cross_entropy_loss_fusion": (False, _FUSED),
+    "fused_single_qkv_rope": (False, _FUSED),
+    "moe_permute_fusion": (False, _FUSED),
+    "moe_router_fusion": (False, _FUSED),
+    "moe_grouped_gemm": (False, "grouped GEMM is a CUDA kernel: one GEMM per expert instead"),
+    "bias_activation_fusion": (False, "torch.compile: it would compile C++ for minutes"),
+    "bias_dropout_fusion": (False, "torch.compile: it would compile C++ for minutes"),
+    "defer_embedding_wgrad_compute": (False, "needs gradient_accumulation_fusion"),
+    "tp_comm_overlap": (False, "userbuffers live in GPU memory"),
+    "enable_cuda_graph": (False, _GRAPH),
+    "external_cuda_graph": (False, _GRAPH),
+    "cuda_graph_impl": ("none", _GRAPH),
+    "fp8": (None, _FP8),
+    "fp8_param": (False, _FP8),
+    "fp4": (None, _FP8),
+    "fp4_param": (False, _FP8),
+    "moe_router_padding_for_fp8": (False, _FP8),
+    "delay_wgrad_compute": (False, _TE),
+    "use_te_rng_tracker": (False, _TE),
+    "use_te_activation_func": (False, _TE),
+    "use_transformer_engine_full_layer_spec": (False, _TE),
+    "cpu_offloading": (False, "offloads from GPU memory"),
+    "moe_enable_deepep": (False, "DeepEP is a CUDA library"),
+}
+
+dropped: dict[str, Any] = {}  # what has been switched off in this process: {field: the recipe's value}
+
+
+def switch_off_gpu_only(config: Any) -> None:
+    """Set the GPU-only fields of a TransformerConfig to their neutral values; remember them in ``dropped``."""
+    for name, (neutral, _) in GPU_ONLY.items():
+        _replace(config, name, neutral)
+    if config.moe_token_dispatcher_type == "flex":  # DeepEP's
+        _replace(config, "moe_token_dispatcher_type", "alltoall")
+    if "moe_act" in (config.recompute_modules or []):  # Megatron has it for grouped GEMM only
+        _replace(config, "recompute_modules", [name for name in config.recompute_modules if name != "moe_act"])
+
+
+def _replace(config: Any, name: str, neutral: Any) -> None:
+    value = getattr(config, name, neutral)
+    if value not in (neutral, None):
+        dropped[name] = value
+        setattr(config, name, neutral)
+
+
+@patch(
+    "gpu-settings",
+    target="megatron.core TransformerConfig.__post_init__",
+    reason="recipes ask for kernels that need a GPU; each one switched off is named when the rehearsal ends",
+)
+def _gpu_settings() -> None:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    original = TransformerConfig.__post_init__
+
+    def post_init(self: Any) -> None:
+        switch_off_gpu_only(self)
+        original(self)
+
+    replace(TransformerConfig, __post_init__=post_init)
+
+
+@patch(
+    "pipeline-outputs",
+    target="megatron.core TransformerConfig.deallocate_pipeline_outputs",
+    reason="a stage frees its output when it has handed it to NCCL; gloo may not have sent it yet: the losses are "
+    "wrong, silently",
+)
+def _pipeline_outputs() -> None:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    original = TransformerConfig.__post_init__
+
+    def post_init(self: Any) -> None:
+        _replace(self, "deallocate_pipeline_outputs", False)
+        original(self)
+
+    replace(TransformerConfig, __post_init__=post_init)
+
+
+@patch(
+    "gpu-settings-late",
+    target="nemo: MegatronCommOverlapCallback._apply_cfgs",
+    reason="the overlap callback writes GPU-only settings into a configuration that has been built already",
+)
+def _gpu_settings_late() -> None:
+    import nemo.collections.llm  # noqa: F401 - first: the callback's module alone imports itself in a circle
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
+
+    original = MegatronCommOverlapCallback._apply_cfgs
+
+    def apply(self: Any, source: Any, target: Any) -> None:
+        original(self, source, target)
+        if isinstance(target, TransformerConfig):
+            switch_off_gpu_only(target)
+
+    replace(MegatronCommOverlapCallback, _apply_cfgs=apply)

@@ -1,0 +1,157 @@
+"""Patches of torch.cuda: Megatron calls it without asking whether a GPU is there."""
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+from superpod.rehearsal.registry import patch, replace
+
+
+class _Stream:
+    """A stream on which everything has already happened: CPU work is synchronous."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, *_: Any) -> None: ...
+
+    def wait_event(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def record_event(self, *_: Any) -> "_Event":
+        return _Event()
+
+
+class _Event:
+    """An event that has already occurred."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, *_: Any) -> None: ...
+
+    def wait(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, _: Any) -> float:
+        return 0.0
+
+
+def _always(value: Any) -> Any:
+    """A new function each time: torch._dynamo refuses one function under two names of torch.cuda."""
+    return lambda *_, **__: value
+
+
+@patch(
+    "cuda-streams",
+    target="torch.cuda: Stream, Event, stream, current_stream, synchronize",
+    reason="Megatron orders its overlapped communication with streams; on a CPU everything is already in order",
+)
+def _streams() -> None:
+    import torch
+
+    replace(
+        torch.cuda,
+        Stream=_Stream,
+        Event=_Event,
+        stream=lambda _stream: contextlib.nullcontext(),
+        current_stream=lambda *_, **__: _Stream(),
+        default_stream=lambda *_, **__: _Stream(),
+        synchronize=_always(None),
+    )
+
+
+@patch(
+    "cuda-device",
+    target="torch.cuda: current_device, set_device, get_device_properties, get_device_capability, memory figures",
+    reason="Megatron allocates on torch.cuda.current_device() and reads the device's capability",
+)
+def _device() -> None:
+    import torch
+
+    replace(
+        torch.cuda,
+        current_device=_always(torch.device("cpu")),
+        set_device=_always(None),
+        is_initialized=_always(True),
+        _lazy_init=_always(None),
+        empty_cache=_always(None),
+        reset_peak_memory_stats=_always(None),
+        get_device_capability=_always((9, 0)),
+        get_device_properties=_always(SimpleNamespace(name="rehearsal", major=9, minor=0)),
+        memory_allocated=_always(0),
+        max_memory_allocated=_always(0),
+        memory_reserved=_always(0),
+        max_memory_reserved=_always(0),
+    )
+
+
+@patch(
+    "cuda-tensors",
+    target="torch: Tensor.cuda, Module.cuda, Tensor.pin_memory, torch.cuda.FloatTensor",
+    reason="a tensor 'on the GPU' is the CPU tensor itself",
+)
+def _tensors() -> None:
+    import torch
+
+    def itself(self: Any, *_: Any, **__: Any) -> Any:
+        return self
+
+    replace(torch.Tensor, cuda=itself, pin_memory=itself)
+    replace(torch.nn.Module, cuda=itself)
+    for kind in ("Float", "Long", "Int", "Byte", "Double", "Half", "BFloat16"):
+        replace(torch.cuda, **{f"{kind}Tensor": getattr(torch, f"{kind}Tensor")})
+
+
+@patch(
+    "cuda-literals",
+    target="every torch function: device='cuda', pin_memory=True; Tensor.type()",
+    reason="Megatron and NeMo write device='cuda' into calls, and the loss scaler and the gradient norm assert "
+    "the type name 'torch.cuda.FloatTensor'",
+)
+def _literals() -> None:
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    def on_cpu(value: Any) -> Any:
+        kind = value.type if isinstance(value, torch.device) else value
+        return "cpu" if isinstance(kind, str) and kind.partition(":")[0] == "cuda" else value
+
+    class CpuForCuda(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if "device" in kwargs:
+                kwargs["device"] = on_cpu(kwargs["device"])
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+            out = func(*map(on_cpu, args), **kwargs)
+            if func is torch.Tensor.type and isinstance(out, str):
+                return out.replace("torch.", "torch.cuda.")
+            return out
+
+    CpuForCuda().__enter__()  # for the life of the process: a rehearsal is one
+
+
+@patch(
+    "cuda-rng",
+    target="torch.cuda: get_rng_state, set_rng_state, manual_seed",
+    reason="without a GPU there is one generator: the CPU's, which then plays the GPU's",
+)
+def _rng() -> None:
+    import torch
+
+    generator = torch.default_generator
+
+    def get_state(*_: Any, **__: Any) -> Any:
+        return generator.get_state()
+
+    def set_state(state: Any, *_: Any, **__: Any) -> None:
+        generator.set_state(state)
+
+    def seed(value: int) -> None:
+        generator.manual_seed(int(value))
+
+    for module in (torch.cuda, torch.cuda.random):
+        replace(module, get_rng_state=get_state, set_rng_state=set_state, manual_seed=seed)

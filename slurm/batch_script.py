@@ -1,0 +1,240 @@
+"""A recipe and a cluster profile as one plain sbatch script. Pure: nothing is read, looked up or submitted here."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.slurm.environment import Variable
+    from superpod.slurm.profiles import Cluster
+
+RECIPE, RUNTIME = "recipe.py", "runtime.tar.gz"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one sbatch script starts: a recipe's ranks on nodes of a cluster."""
+
+    recipe: str
+    cluster: Cluster
+    nodes: int
+    gpus: int
+    """ranks and GPUs a node"""
+    runs: str
+    """the folder for runs, seen by every node"""
+    variables: tuple[Variable, ...]
+    recipe_file: str
+    """the exported recipe, Python"""
+    runtime: bytes = field(repr=False)
+    """tar.gz of what runs beside it"""
+    python: str = ""
+    """of the ranks; "" = the profile's"""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """for run.json, where the job makes a run of its own"""
+    name: str = ""
+    """the job's name; "" = the recipe's"""
+    time: str = ""
+    """the limit of an attempt; "" = the profile's"""
+
+
+def render(job: Job) -> str:
+    """The whole script. The same job gives the same text, byte by byte.
+
+    Raises:
+        UserError: a value that cannot be written into a line of its own.
+    """
+    parts = [
+        _head(job),
+        _options(job),
+        _shell(job.cluster),
+        _environment(job),
+        _unpack(job),
+        _start(job),
+        _carried(job),
+    ]
+    return "\n".join(parts)
+
+
+def quoted(text: str) -> str:
+    """A word for a shell, inert whatever is in it. Raises UserError for a zero byte, which no shell can hold."""
+    if "\0" in text:
+        raise UserError("a value holds a zero byte, which no shell can pass on")
+    return shlex.quote(text)
+
+
+def option(name: str, value: str) -> str:
+    """A `#SBATCH --name=value` line. sbatch reads quotes and backslashes there as a shell does, and nothing else.
+
+    Raises:
+        UserError: the value holds a line break or a control character.
+    """
+    if any(not c.isprintable() for c in value):
+        raise UserError(f"{name} {value!r} cannot stand in an #SBATCH line", "leave out line breaks and controls")
+    plain = re.fullmatch(r"[\w@%+=:,./\[\]{}()^~-]*", value, re.ASCII)
+    return f"#SBATCH --{name}={value}" if plain else f'#SBATCH --{name}="{_escaped(value)}"'
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _head(job: Job) -> str:
+    ranks = job.nodes * job.gpus
+    return f"""\
+#!/bin/bash
+# {job.recipe}: {ranks} ranks on {job.nodes} nodes of {job.cluster.name}, one task per GPU.
+#
+#   sbatch job.sbatch                                  a run of its own, in the folder for runs
+#   sbatch --export=ALL,SUPERPOD_RUN_DIR=DIR job.sbatch     the next attempt of the run in DIR
+#
+# Written by `recipes render`, to be read and changed. Nothing of it is needed where it is submitted; the nodes need
+# {job.cluster.software.host_python} 3.9, and for the ranks NeMo: in the container, or as the Python named below.
+# shellcheck disable=SC1003,SC2016 # what stands in single quotes is meant as it stands
+"""
+
+
+def asked(cluster: Cluster, nodes: int, gpus: int, time: str = "") -> list[str]:
+    """What Slurm is asked for, as sbatch's own words: nodes, and tasks with a GPU each on every one of them."""
+    slurm = cluster.slurm
+    words = [
+        f"--{key}={value}" for key in ("account", "partition", "qos", "constraint") if (value := getattr(slurm, key))
+    ]
+    words += [f"--nodes={nodes}", f"--ntasks-per-node={gpus}"]
+    kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
+    if slurm.gpus == "gres":
+        words.append(f"--gres=gpu:{kind}{gpus}")
+    elif slurm.gpus == "gpus-per-node":
+        words.append(f"--gpus-per-node={kind}{gpus}")
+    words += [f"--cpus-per-task={slurm.cpus_per_task}"] if slurm.cpus_per_task else []
+    words += ["--exclusive"] if slurm.exclusive else []
+    return [*words, f"--mem={slurm.mem}", f"--time={time or slurm.time}"]
+
+
+def _options(job: Job) -> str:
+    slurm, chain = job.cluster.slurm, job.cluster.chain
+    words = [f"--job-name={job.name or job.recipe}", *asked(job.cluster, job.nodes, job.gpus, job.time)]
+    lines = [
+        *map(_line, words),
+        f"#SBATCH --signal=USR1@{chain.save_s}    # to the ranks, so long before the limit: save and end",
+        "#SBATCH --requeue    # after a node failure or a preemption the same job starts again",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --wait-all-nodes=1",
+        *map(_line, slurm.options),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(word: str) -> str:
+    name, given, value = word.removeprefix("--").partition("=")
+    return option(name, value) if given else f"#SBATCH --{name}"
+
+
+def plain(cluster: Cluster, command: list[str]) -> str:
+    """A script that is this command, in the cluster's environment."""
+    return f"#!/bin/bash\n{_shell(cluster)}exec {' '.join(map(quoted, command))}\n"
+
+
+def _shell(cluster: Cluster) -> str:
+    modules = "".join(f"module load {quoted(name)}\n" for name in cluster.software.modules)
+    return f"set -uo pipefail\n{modules}"
+
+
+def _environment(job: Job) -> str:
+    lines = [f"export {v.name}={quoted(v.value)}" for v in job.variables]
+    width = min(60, max(map(len, lines), default=0))
+    rows = [f"{text:{width}}  # {v.reason}" for text, v in zip(lines, job.variables, strict=True)]
+    if first_checks(job.cluster):
+        rows += ["# For the checks of every node, the job's first step.", *_for_checks(job)]
+    return "# What every rank finds in its environment, and why.\n" + "\n".join(rows) + "\n"
+
+
+def _for_checks(job: Job) -> list[str]:
+    """What slurm/checks/node.sh wants to know, where it is the job's first step."""
+    cluster = job.cluster
+    known = {"GPUS": str(0 if cluster.declared_only else cluster.gpus_per_node), "HCAS": cluster.network.hcas}
+    known |= {"FREE_GIB": str(cluster.health.free_gib), "RUNS": job.runs}
+    return [f"export {name}={quoted(value)}" for name, value in known.items()]
+
+
+def _unpack(job: Job) -> str:
+    return f"""\
+# The recipe and a small runtime, carried at the end of this file, go into a folder that every node sees.
+runs={quoted(job.runs)}
+code=${{SUPERPOD_RUN_DIR:-$runs/.jobs/$SLURM_JOB_ID}}/code
+carried() {{ sed -n "/^#>> $1\\$/,/^#<<\\$/{{s/^#| \\{{0,1\\}}//p}}" "$0"; }}
+if [[ ! -s $code/{RECIPE} ]]; then
+    mkdir -p "$code" || exit 1
+    carried {RUNTIME} | base64 --decode | tar -xz -C "$code" || exit 1
+    carried {RECIPE} >"$code/.{RECIPE}.$$" && mv "$code/.{RECIPE}.$$" "$code/{RECIPE}" || exit 1
+fi
+export PYTHONPATH="$code${{PYTHONPATH:+:$PYTHONPATH}}"
+"""
+
+
+def _start(job: Job) -> str:
+    cluster, chain = job.cluster, job.cluster.chain
+    python = quoted(job.python or cluster.software.python)
+    controller = [
+        f"--recipe {quoted(job.recipe)}",
+        '--runs "$runs"',
+        f"--save-s {chain.save_s} --stalled-s {chain.stalled_s}",
+        f"--idle-attempts {chain.idle_attempts} --failures {chain.failures}",
+        *(["--self-submit"] if chain.self_submit else []),
+        f"--facts {quoted(json.dumps(dict(job.facts), sort_keys=True))}",
+    ]
+    ranks = ["srun --kill-on-bad-exit=1 --wait=300", f"--mpi={cluster.slurm.mpi}", *_container(job)]
+    controller += [f"--checks {' '.join(checks)}"] if (checks := first_checks(cluster)) else []
+    rank = "-m superpod.rehearsal.rank" if cluster.declared_only else '"$code/superpod/node/rank.py"'
+    words = [*controller, "--", *ranks, f'{python} {rank} "$code/{RECIPE}"']
+    body = " \\\n    ".join([f'exec {quoted(cluster.software.host_python)} "$code/superpod/node/attempt.py"', *words])
+    return f"""\
+# attempt.py opens the next attempt of the run, picks MASTER_ADDR (this job's first node) and a free port, starts the
+# ranks below with srun, watches their heartbeats, and writes how it ended. It takes this process, so that Slurm's
+# signals reach it.
+{body}
+"""
+
+
+def first_checks(cluster: Cluster) -> list[str]:
+    """Checks of every node before the ranks start; those that need all nodes together are left to `cluster health`."""
+    return [c for c in cluster.health.checks if c not in ("bandwidth", "time")] if cluster.health.first_step else []
+
+
+def _container(job: Job) -> list[str]:
+    box = job.cluster.container
+    if not box.image:
+        return []
+    mounts = ",".join([*box.mounts, "$runs:$runs"])
+    flags = [f"--container-image={quoted(box.image)}", f'--container-mounts="{_in_quotes(mounts)}"']
+    # pyxis lets an image's own value of a variable win, but for those that are named.
+    flags.append(f"--container-env={quoted(','.join(variable.name for variable in job.variables))}")
+    flags.append("--container-mount-home" if box.mount_home else "--no-container-mount-home")
+    return flags + (["--container-writable"] if box.writable else [])
+
+
+def _in_quotes(text: str) -> str:
+    """For double quotes: everything inert but our own $runs."""
+    inert = re.sub(r'([\\"`$])', r"\\\1", text)
+    return inert.replace("\\$runs", "$runs")
+
+
+def _carried(job: Job) -> str:
+    blocks = {RECIPE: job.recipe_file.rstrip("\n").split("\n"), RUNTIME: list(_base64(job.runtime))}
+    text = [
+        f"#>> {name}\n" + "\n".join(f"#| {line}" if line else "#|" for line in lines) + "\n#<<"
+        for name, lines in blocks.items()
+    ]
+    return "exit 1 # not reached; what follows is carried, not run\n" + "\n".join(text) + "\n"
+
+
+def _base64(data: bytes) -> Iterator[str]:
+    yield from textwrap.wrap(base64.b64encode(data).decode(), 116)

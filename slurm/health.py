@@ -1,0 +1,168 @@
+"""Node health before a job, and bad links by measurement: `recipes cluster health` and `bisect`.
+
+The checks themselves are shell and standard-library Python in `slurm/checks/`; here they are sent to nodes with srun,
+and what they print is judged. A check prints lines `name<TAB>ok|bad|skip<TAB>words`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.slurm.connection import Login
+    from superpod.slurm.profiles import Cluster
+
+CHECKS = Path(__file__).resolve().parent / "checks"
+RUNTIME = Path(__file__).resolve().parent.parent / "node"
+PASSES = 3
+SLOW = 0.5
+"""Of the median bandwidth: below it a pair is slow."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one check said of one node."""
+
+    node: str
+    check: str
+    state: str
+    """ok, bad or skip"""
+    words: str
+
+
+def check_nodes(login: Login, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
+    """Every check of the profile on every node at once.
+
+    Raises:
+        UserError: srun does not get the nodes.
+    """
+    script = (CHECKS / "node.sh").read_text()
+    health = cluster.health
+    local = [name for name in health.checks if name != "bandwidth"]
+    words = [*local] or ["disk"]
+    given = {
+        "FREE_GIB": str(health.free_gib),
+        "RUNS": cluster.folders.runs,
+        "GPUS": str(0 if cluster.declared_only else cluster.gpus_per_node),
+        "HCAS": cluster.network.hcas,
+    }
+    command = ["env", *(f"{k}={v}" for k, v in given.items()), "bash", "-c", script, "node.sh", *words]
+    said = login.run([*_srun(cluster, nodes), "--label", *command], limit_s=300)
+    found = _verdicts(said, sorted_nodes(login, cluster, nodes))
+    if "time" in health.checks:
+        found += _clocks(found, health.max_skew_s)
+    if "bandwidth" in health.checks:
+        found += bandwidth(login, cluster, sorted_nodes(login, cluster, nodes))
+    return [v for v in found if v.check != "clock"]
+
+
+def sorted_nodes(login: Login, cluster: Cluster, nodes: list[str]) -> list[str]:
+    """Nodes in the order in which srun numbers its tasks."""
+    return login.run(["scontrol", "show", "hostnames", ",".join(nodes)]).split()
+
+
+def _srun(cluster: Cluster, nodes: list[str]) -> list[str]:
+    slurm = cluster.slurm
+    words = ["srun", f"--nodes={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--time=10"]
+    words += [f"--account={slurm.account}"] if slurm.account else []
+    words += [f"--partition={slurm.partition}"] if slurm.partition else []
+    return [*words, "--job-name=recipes-health", f"--mpi={slurm.mpi}", "--immediate=60"]
+
+
+def _verdicts(said: str, nodes: list[str]) -> list[Verdict]:
+    found = []
+    for line in said.splitlines():
+        match = re.match(r"\s*(\d+): ([\w-]+)\t(\w+)\t(.*)", line)
+        if match:
+            found.append(Verdict(nodes[int(match[1])], match[2], match[3], match[4]))
+    return found
+
+
+def _clocks(found: list[Verdict], most_s: float) -> list[Verdict]:
+    """Clocks against the middle one; each node wrote its own in Unix seconds."""
+    clocks = {v.node: float(v.words) for v in found if v.check == "clock"}
+    if len(clocks) < 2:
+        return []
+    middle = sorted(clocks.values())[len(clocks) // 2]
+    return [
+        Verdict(node, "time", "bad" if abs(t - middle) > most_s else "ok", f"{t - middle:+.2f} s from the others")
+        for node, t in clocks.items()
+    ]
+
+
+def bandwidth(login: Login, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
+    """A short all-reduce over every GPU of the nodes (NCCL; gloo where there is none): its bus bandwidth.
+
+    Raises:
+        UserError: srun does not get the nodes, or the ranks have no torch.
+    """
+    from superpod.slurm.submit import python_of
+
+    tasks = 1 if cluster.declared_only else cluster.gpus_per_node
+    env = ["env", f"MASTER_ADDR={nodes[0]}", "MASTER_PORT=29500"]
+    if cluster.network.interface:
+        env += [f"{name}_SOCKET_IFNAME={cluster.network.interface}" for name in ("GLOO", "NCCL")]
+    box = [f"--container-image={cluster.container.image}"] if cluster.container.image else []
+    gpus = [] if cluster.declared_only else [f"--gpus-per-node={tasks}"]
+    words = [*_srun(cluster, nodes), f"--ntasks-per-node={tasks}", *gpus, *box, *env, python_of(cluster), "-c"]
+    said = login.run([*words, (RUNTIME / "allreduce.py").read_text()], limit_s=300)
+    match = re.search(r"^bus\t([\d.e+-]+)\t(\S+)$", said, re.MULTILINE)
+    if match is None:
+        return [Verdict(nodes[0], "bandwidth", "bad", "the all-reduce has not ended")]
+    gb_s, least = float(match[1]), cluster.health.min_bus_gb_s
+    words_of = f"{gb_s:.3g} GB/s on the bus over {len(nodes)} nodes ({match[2]})" + (
+        f", want {least:g}" if least else ""
+    )
+    return [Verdict("all", "bandwidth", "bad" if gb_s < least else "ok", words_of)]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Measured bandwidth between two nodes, GB/s."""
+
+    nodes: tuple[str, str]
+    gb_s: float
+
+
+def bisect(login: Login, cluster: Cluster, nodes: list[str], mib: int = 16) -> tuple[list[Pair], list[str]]:
+    """Transfers between pairs of nodes, and the nodes that are in every slow pair they are in.
+
+    Raises:
+        UserError: fewer than three nodes, or srun does not get them.
+    """
+    if len(nodes) < 3:
+        raise UserError(f"{len(nodes)} nodes make no comparison", "name three or more")
+    ordered = sorted_nodes(login, cluster, nodes)
+    best: dict[tuple[str, str], float] = {}
+    for _ in range(PASSES):
+        for pair in _measured(login, cluster, nodes, ordered, mib):
+            best[pair.nodes] = max(best.get(pair.nodes, 0.0), pair.gb_s)
+        pairs = [Pair(*each) for each in best.items()]
+        if not slow_nodes(pairs):
+            break  # what is slow must be so every time: a busy host is slow once
+    return pairs, slow_nodes(pairs)
+
+
+def _measured(login: Login, cluster: Cluster, nodes: list[str], ordered: list[str], mib: int) -> list[Pair]:
+    script = (RUNTIME / "pairs.py").read_text()
+    command = [cluster.software.host_python, "-c", script, str(mib), *ordered]
+    said = login.run([*_srun(cluster, nodes), *command], limit_s=600)
+    found = re.findall(r"^pair\t(\S+)\t(\S+)\t([\d.e+-]+)$", said, re.MULTILINE)
+    return [Pair((a, b), float(gb_s)) for a, b, gb_s in found]
+
+
+def slow_nodes(pairs: list[Pair], share: float = SLOW) -> list[str]:
+    """The nodes whose best pair is slow: a good node has a fast pair with another good one."""
+    if not pairs:
+        return []
+    best: dict[str, float] = {}
+    for pair in pairs:
+        for node in pair.nodes:
+            best[node] = max(best.get(node, 0.0), pair.gb_s)
+    fastest = sorted(best.values())[len(best) // 2]
+    return sorted(node for node, gb_s in best.items() if gb_s < share * fastest)

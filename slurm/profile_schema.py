@@ -1,0 +1,220 @@
+"""Every key of a cluster profile, with what it may hold. Imports pydantic: reach it through `cluster.load`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from superpod.errors import did_you_mean
+from superpod.planner import hardware
+from superpod.slurm.profiles import Check, GpuForm, Mpi, Network, one_line, seconds
+
+
+def _time(value: str) -> str:
+    try:
+        seconds(value)
+    except ValueError:
+        raise ValueError('takes a time of Slurm, such as "4:00:00" or "1-12:00:00"') from None
+    return value
+
+
+def _memory(value: str) -> str:
+    if not re.fullmatch(r"\d+[KMGT]?", value):
+        raise ValueError('takes a size of Slurm, such as "0" (all of the node) or "900G"')
+    return value
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError("takes an absolute path")
+    return one_line(value)
+
+
+def _path_or_none(value: str) -> str:
+    return _absolute(value) if value else value
+
+
+def _mount(value: str) -> str:
+    if "," in value or not 1 <= value.count(":") <= 2 or not value.startswith("/"):
+        raise ValueError('takes mounts as "/outside:/inside" or "/outside:/inside:ro", without commas')
+    return one_line(value)
+
+
+def _gpu(value: str) -> str:
+    known = list(hardware.builtin().nodes)
+    if value not in known:
+        raise ValueError(f"is one of {', '.join(known)}; {did_you_mean(value, known)}".rstrip("; "))
+    return value
+
+
+def _fabric(value: str) -> str:
+    known = list(hardware.builtin().fabrics)
+    if value and value not in known:
+        raise ValueError(f"is one of {', '.join(known)}; {did_you_mean(value, known)}".rstrip("; "))
+    return value
+
+
+def _environment(values: dict[str, str]) -> dict[str, str]:
+    from superpod.node.redaction import is_secret_name
+
+    for name, value in values.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(f"has the name {name!r}, which no shell can export; allowed: letters, digits and _")
+        if "\0" in value:
+            raise ValueError(f"has a zero byte in {name}")
+        if is_secret_name(name):
+            raise ValueError(f"would write the secret {name} into job files; export it where you call `recipes submit`")
+    return values
+
+
+def _option(value: str) -> str:
+    if not re.match(r"--[a-z][a-z-]*(=|$)", value):
+        raise ValueError('takes options of sbatch, such as "--reservation=mine"')
+    return one_line(value)
+
+
+Line = Annotated[str, AfterValidator(one_line)]
+Path_ = Annotated[str, AfterValidator(_absolute)]
+OptionalPath = Annotated[str, AfterValidator(_path_or_none)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Slurm(_Table):
+    """How jobs are asked for."""
+
+    account: Line = ""
+    partition: Line = ""
+    qos: Line = ""
+    constraint: Line = ""
+    gpus: GpuForm = "gpus-per-node"
+    """how GPUs are asked for: gpus-per-node, gres, or none where nodes are given whole"""
+    gpu_type: Line = ""
+    """type in the site's gres, as in gpu:h100:8; mostly empty"""
+    exclusive: bool = True
+    mem: Annotated[str, AfterValidator(_memory)] = "0"
+    """of a node; "0" = all of it, "" is not allowed"""
+    cpus_per_task: int = Field(default=0, ge=0, le=1024)
+    """0 = what Slurm gives; with whole nodes every task may use them all"""
+    time: Annotated[str, AfterValidator(_time)] = "4:00:00"
+    mpi: Mpi = "none"
+    """srun --mpi: PyTorch starts its own ranks, so none; pmix where the site's srun insists"""
+    options: list[Annotated[str, AfterValidator(_option)]] = []
+    """more options of sbatch, such as "--reservation=mine" or "--switches=1" """
+
+
+class Container(_Table):
+    """pyxis and enroot; no image = no container."""
+
+    image: Line = ""
+    mounts: list[Annotated[str, AfterValidator(_mount)]] = []
+    writable: bool = False
+    mount_home: bool = False
+
+    @property
+    def mounted(self) -> list[str]:
+        """The path outside of each mount, in their order."""
+        return [mount.split(":")[0] for mount in self.mounts]
+
+
+class Software(_Table):
+    """What runs the ranks: the container's Python, or a virtual environment on a shared disk."""
+
+    python: Line = ""
+    """of the ranks: an absolute path for a virtual environment; "" = the container's, or the one that submits"""
+    host_python: Line = "python3"
+    """of the batch script on the first node, 3.10 or later, standard library only"""
+    modules: list[Line] = []
+    """`module load` of these first"""
+
+
+class NetworkTable(_Table):
+    """What NCCL is told."""
+
+    kind: Network = "infiniband"
+    interface: Line = ""
+    """of the bootstrap and of gloo (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)"""
+    hcas: Line = ""
+    """compute HCAs (NCCL_IB_HCA); "" = NCCL finds them"""
+
+
+class Folders(_Table):
+    """Shared by all nodes, seen from the login node."""
+
+    runs: Path_
+    """where run folders are made"""
+    data: OptionalPath = ""
+    cache: OptionalPath = ""
+    """HF_HOME: tokenizers and weights fetched beforehand"""
+
+
+class Login(_Table):
+    """Where Slurm's commands are: on this machine, or behind SSH."""
+
+    host: Line = ""
+    user: Line = ""
+    port: int = Field(default=22, ge=1, le=65535)
+    key: OptionalPath = ""
+
+
+class Chain(_Table):
+    """How a run goes on until it is done."""
+
+    attempts: int = Field(default=3, ge=1, le=50)
+    """jobs queued at once, each waiting for the one before it"""
+    save_s: int = Field(default=300, ge=10, le=7200)
+    """seconds before the time limit at which the ranks are told to save and end"""
+    idle_attempts: int = Field(default=2, ge=1, le=50)
+    """attempts in a row without a new checkpoint after which the run stops and says so"""
+    failures: int = Field(default=20, ge=1, le=1000)
+    """attempts of a run that may fail altogether"""
+    stalled_s: int = Field(default=600, ge=10, le=86400)
+    """without a heartbeat for so long, a rank is called stalled"""
+    self_submit: bool = False
+    """may the job itself submit the next attempt (compute nodes can sbatch)"""
+
+
+class Health(_Table):
+    """What is looked at on every node before a job trains, and by `recipes cluster health`."""
+
+    checks: list[Check] = []
+    first_step: bool = False
+    """run the checks at the start of every job"""
+    min_bus_gb_s: float = Field(default=0.0, ge=0.0, le=10000.0)
+    """all-reduce bus bandwidth below which a node is bad; 0 = only measured"""
+    free_gib: int = Field(default=10, ge=0)
+    max_skew_s: float = Field(default=2.0, gt=0.0)
+
+
+class Cluster(_Table):
+    """One site."""
+
+    name: Line
+    title: Line = ""
+    gpu: Annotated[str, AfterValidator(_gpu)]
+    fabric: Annotated[str, AfterValidator(_fabric)] = ""
+    """of the planner's fabrics; "" = the one of this GPU's SuperPOD"""
+    gpus_per_node: int = Field(default=8, ge=1, le=64)
+    declared_only: bool = False
+    """the GPUs are declared and not there (a testbed): ranks rehearse on CPUs"""
+    slurm: Slurm
+    container: Container = Container()
+    software: Software = Software()
+    network: NetworkTable = NetworkTable()
+    folders: Folders
+    login: Login = Login()
+    chain: Chain = Chain()
+    health: Health = Health()
+    env: Annotated[dict[str, str], AfterValidator(_environment)] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _together(self) -> Cluster:
+        if 2 * self.chain.save_s > seconds(self.slurm.time):
+            raise ValueError(
+                f"slurm.time {self.slurm.time} leaves too little to train before chain.save_s {self.chain.save_s}"
+            )
+        return self

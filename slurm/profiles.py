@@ -1,0 +1,152 @@
+"""A cluster as a TOML file: what Slurm, the containers, the network and the folders of a site are called.
+
+`slurm/clusters/*.toml` ships DGX SuperPOD profiles; a site copies one and fills in its account, partition and folders.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from superpod.errors import UserError, did_you_mean
+from superpod.planner.files import text_of
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from superpod.slurm.profile_schema import Cluster
+
+SHIPPED = Path(__file__).resolve().parent / "clusters"
+
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+def load(name: str) -> Cluster:
+    """The profile called `name`: a shipped one, or the path of a TOML file.
+
+    Raises:
+        UserError: no such profile, or what is wrong in it, each with its line and what is allowed there.
+    """
+    path = Path(name) if name.endswith(".toml") or "/" in name else SHIPPED / f"{name}.toml"
+    if not path.is_file():
+        known = names()
+        hint = did_you_mean(name, known) or f"known: {', '.join(known)}, or the path of a TOML file"
+        raise UserError(f"no cluster profile is called {name!r}", hint)
+    return parse(text_of(path), str(path))
+
+
+def names() -> list[str]:
+    """The shipped profiles."""
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def parse(text: str, where: str) -> Cluster:
+    """A profile from TOML; `where` opens each line of the message when it is wrong.
+
+    Raises:
+        UserError: with every mistake, its line, and what is allowed.
+    """
+    import tomllib
+
+    from pydantic import ValidationError
+
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as broken:
+        raise UserError(f"{where} is not TOML: {broken}") from broken
+    try:
+        return schema().model_validate({"name": Path(where).stem, **values})
+    except ValidationError as wrong:
+        raise UserError("\n".join(_mistakes(wrong, text, where)), "see docs/slurm.md for every key") from None
+
+
+def seconds(time: str) -> int:
+    """Seconds of Slurm's time format: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Raises ValueError."""
+    match = _TIME.fullmatch(time)
+    if match is None:
+        raise ValueError(f"not a time limit of Slurm: {time!r}")
+    days, *rest = match.groups()
+    numbers = [int(part) for part in rest if part is not None]
+    if days is not None:
+        hours, minutes, secs = [*numbers, 0, 0][:3]
+    elif len(numbers) == 3:
+        hours, minutes, secs = numbers
+    else:
+        hours, (minutes, secs) = 0, [*numbers, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
+
+
+def _mistakes(wrong: ValidationError, text: str, where: str) -> list[str]:
+    found = []
+    for error in wrong.errors():
+        keys = [str(key) for key in error["loc"] if not isinstance(key, int)]
+        line = line_of(text, keys)
+        found.append(f"{where}:{line}: {'.'.join(keys)} {_words(error, keys)}")
+    return found
+
+
+def _words(error: Any, keys: list[str]) -> str:
+    """What a mistake is, and what is allowed in its place."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = _keys_of(keys[:-1])
+        return f"is no key; {did_you_mean(keys[-1], known) or 'known: ' + ', '.join(known)}"
+    if kind == "missing":
+        return "is missing"
+    if kind == "literal_error":
+        return f"is one of {context['expected']}, not {error['input']!r}"
+    if kind == "value_error":
+        return f"{context['error']}, not {error['input']!r}"
+    words = {"string_type": "takes a string", "int_type": "takes a whole number", "bool_type": "is true or false"}
+    words |= {"list_type": "takes a list", "dict_type": "takes a table", "model_type": "is a table"}
+    limits = {"greater_than_equal": "is at least {ge}", "less_than_equal": "is at most {le}"}
+    plain = str(error["msg"])
+    said = words.get(kind) or (limits.get(kind) or plain[0].lower() + plain[1:]).format(**context)
+    return f"{said}, not {error['input']!r}"
+
+
+def _keys_of(path: list[str]) -> list[str]:
+    model: Any = schema()
+    for key in path:
+        model = model.model_fields[key].annotation
+    return list(model.model_fields)
+
+
+def line_of(text: str, keys: list[str]) -> int:
+    """Line of a key in TOML text; of its table where the key is not there, and 1 where neither is."""
+    table, best = "", 1
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            table = header[1].strip()
+            if table == ".".join(keys):
+                return number
+            if table == ".".join(keys[:-1]):
+                best = number
+        elif match := re.match(r"""\s*["']?([\w.-]+)["']?\s*=""", line):
+            path = f"{table}.{match[1]}" if table else match[1]
+            if path == ".".join(keys):
+                return number
+    return best
+
+
+def one_line(value: str) -> str:
+    """`value`, which goes into a line of its own somewhere. Raises ValueError for a line break or a control."""
+    if any(not c.isprintable() and c != "\t" for c in value):
+        raise ValueError("must be printable and on one line")
+    return value
+
+
+@lru_cache
+def schema() -> Any:
+    """The profile as a pydantic model; its fields are the documentation of every key."""
+    from superpod.slurm import profile_schema
+
+    return profile_schema.Cluster
+
+
+GpuForm = Literal["gpus-per-node", "gres", "none"]
+Mpi = Literal["none", "pmi2", "pmix", "cray_shasta"]
+Network = Literal["infiniband", "roce", "ethernet", "none"]
+Check = Literal["gpus", "nvlink", "infiniband", "clocks", "disk", "time", "bandwidth"]

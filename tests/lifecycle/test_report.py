@@ -1,0 +1,193 @@
+import dataclasses
+
+import pytest
+from rich.console import Console
+
+from superpod.lifecycle.report import Summary, loss_curve, render, summary
+from superpod.node.files import append_line, write_json
+from superpod.node.run_folder import RunFolder
+
+NAME = "tiny_pretrain_h100_bf16"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "runs", NAME, facts={"unigram_entropy_nats": 6.25}, recipe_lines=[])
+
+
+def step(number: int, attempt: str = "001", **more: object) -> dict:
+    line = {
+        "t": 100.0 + number,
+        "attempt": attempt,
+        "step": number,
+        "loss": 10.0 / number,
+        "val_loss": None,
+        "lr": 1e-3,
+    }
+    speed = {"step_time_s": 0.5, "tokens": 1000 * number, "tokens_per_s_per_gpu": 500.0, "allocated_gib": 1.0}
+    return line | speed | more
+
+
+def write(run: RunFolder, *lines: dict) -> None:
+    for line in lines:
+        append_line(run.path / "metrics.jsonl", line)
+
+
+def text(run: RunFolder) -> str:
+    return rendered(summary(run))
+
+
+def rendered(found: Summary) -> str:
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(found))
+    console.file.close()
+    return console.export_text()
+
+
+def two_attempts(run: RunFolder) -> None:
+    slow = {"step_time_s": 50.0, "tokens_per_s_per_gpu": 5.0}
+    write(run, step(1) | slow, step(2), step(3, val_loss=4.5), step(4, loss=99.0))
+    write(run, step(4, "002") | slow, step(5, "002", step_time_s=0.25, tokens_per_s_per_gpu=1000.0), step(6, "002"))
+    first, second = run.new_attempt(), run.new_attempt()
+    append_line(first.path / "heartbeat" / "1.jsonl", {"t": 1.0, "step": 3, "phase": "train", "allocated_gib": 2.5})
+    first.finish("failed", exit_code=1, started=100.0)
+    second.finish("failed", exit_code=1, message="out of memory", started=200.0)
+    for attempt, seconds in ((first, 60.0), (second, 65.0)):
+        result = attempt.result
+        attempt.finish("failed", exit_code=1, message="out of memory", started=result["ended"] - seconds)
+
+
+def test_summary_of_two_attempts(run):
+    two_attempts(run)
+    found = summary(run)
+    assert (found.recipe, found.path, found.attempts, found.steps) == (NAME, run.path, 2, 6)
+    assert (found.loss_start, found.loss_end) == pytest.approx((10.0, 10 / 6))
+    assert (found.val_loss, found.val_step) == (4.5, 3)
+    assert found.tokens == 6000
+    assert found.unigram_entropy_nats == 6.25
+    assert found.tokens_per_s == 2000.0  # steps 2, 3, 6 at 2000, step 5 at 4000; the first of each attempt left out
+    assert found.tokens_per_s_per_gpu == 500.0
+    assert found.peak_allocated_gib == 2.5  # another rank than the one that writes the metrics
+    assert found.wall_time_s == pytest.approx(125, abs=1)
+    assert found.status.message == "out of memory"
+
+
+def test_summary_of_a_run_without_a_step(run):
+    found = summary(run)
+    assert (found.steps, found.attempts, found.wall_time_s, found.status.state) == (0, 0, 0.0, "queued")
+    assert found.loss_start is found.tokens_per_s is found.peak_allocated_gib is None
+    assert "queued" in text(run)
+    assert "None" not in text(run)
+
+
+def test_a_single_step_still_has_a_throughput(run):
+    write(run, step(1))
+    assert summary(run).tokens_per_s == 2000.0
+
+
+def test_unknown_tokens_are_left_out(run):
+    write(run, step(1, tokens=None, tokens_per_s_per_gpu=None), step(2, tokens=None, tokens_per_s_per_gpu=None))
+    assert summary(run).tokens_per_s is None
+    assert "throughput" not in text(run)
+    assert "loss" in text(run)
+
+
+def test_an_attempt_without_a_word_counts_until_its_last_heartbeat(run):
+    attempt = run.new_attempt()
+    append_line(
+        attempt.path / "heartbeat" / "0.jsonl", {"t": attempt.result["started"] + 30, "step": 3, "phase": "train"}
+    )
+    assert summary(run).wall_time_s == pytest.approx(30)
+
+
+def test_the_table_reads_as_one_looks_for_it(run):
+    two_attempts(run)
+    shown = text(run)
+    for words in (
+        NAME,
+        "failed: out of memory",
+        "6 in 2 attempts",
+        "10.0000 -> 1.6667 nats/token",
+        "4.5000 nats/token",
+        "6.2500 nats/token",
+        "6,000",
+        "2,000 tokens/s",
+        "500 tokens/s",
+        "2.50 GiB per rank",
+        "2 min 05 s",
+        str(run.path),
+    ):
+        assert words in shown
+
+
+@pytest.mark.parametrize("odd", ["a[/b]c", "p[red]m", "x[/red]", "[attempt=y]"])
+def test_brackets_in_paths_and_messages_are_no_markup(tmp_path, odd):
+    run = RunFolder.create(tmp_path / odd.replace("/", ""), NAME, facts={}, recipe_lines=[])
+    run.new_attempt().finish("failed", exit_code=1, message=f"because {odd}")
+    shown = text(run)
+    assert f"failed: because {odd}" in shown
+    assert str(run.path) in shown
+    found = dataclasses.replace(summary(run), recipe=odd)
+    assert odd in rendered(found)
+
+
+@pytest.mark.parametrize(
+    "result", [{"started": "soon"}, {"started": None}, {"started": 1.0, "ended": "x"}, {"started": [], "ended": {}}]
+)
+@pytest.mark.parametrize("beat", [{"t": "noon"}, {"t": [1], "allocated_gib": "much"}, {"t": None}])
+def test_times_that_are_none_do_not_stop_a_report(run, result, beat):
+    attempt = run.new_attempt()
+    write_json(attempt.path / "result.json", {"state": "failed", **result})
+    append_line(attempt.path / "heartbeat" / "0.jsonl", beat)
+    (attempt.path / "heartbeat" / "1.jsonl").mkdir()
+    assert summary(run).wall_time_s >= 0
+    assert "failed" in text(run)
+
+
+def test_lines_without_a_attempt_or_with_odd_numbers_are_drawn(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    write(run, {"step": 1, "loss": 2.0}, step(2, tokens=2000.5), step(3, attempt=7), step(4) | {"loss": "low"})  # pyright: ignore[reportArgumentType]
+    write(run, {"step": 5, "loss": 2, "step_time_s": 1, "tokens": 9000, "tokens_per_s_per_gpu": 1})
+    assert summary(run).steps == 5
+    assert "9,000" in text(run)
+    assert loss_curve(run, tmp_path / "loss.png").is_file()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 12])
+def test_the_loss_curve_is_a_picture_of_900_by_500(run, tmp_path, steps):
+    pytest.importorskip("matplotlib")
+    write(
+        run,
+        *(step(n, "001" if n < 6 else "002", val_loss=9.0 / n if n % 4 == 0 else None) for n in range(1, steps + 1)),
+    )
+    data = loss_curve(run, tmp_path / "loss.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) == (900, 500)
+
+
+def test_what_is_drawn(run, monkeypatch, tmp_path):
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    save = figure.Figure.savefig
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
+    two_attempts(run)
+    loss_curve(run, tmp_path / "loss.png")
+    (axes,) = drawn[0].axes
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert list(lines["training loss"].get_xdata()) == [1, 2, 3, 4, 5, 6]
+    assert list(lines["training loss"].get_ydata()) == pytest.approx([10, 5, 10 / 3, 2.5, 2, 10 / 6])
+    assert list(lines["validation loss"].get_xdata()) == [3]
+    assert list(lines["unigram entropy 6.25"].get_ydata()) == [6.25, 6.25]
+    (began,) = [line for label, line in lines.items() if label.startswith("_")]
+    assert list(began.get_xdata()) == [3.5, 3.5]
+    assert [words.get_text().strip() for words in axes.texts] == ["attempt 002"]
+    assert axes.get_title(loc="left") == NAME
+    assert axes.get_ylabel() == "loss (nats per token)"
+    assert axes.get_yscale() == axes.get_xscale() == "linear"
+
+
+def test_a_rehearsal_claims_no_throughput_of_a_gpu(tmp_path):
+    rehearsal = RunFolder.create(tmp_path, NAME, facts={"rehearsal": True}, recipe_lines=[])
+    write(rehearsal, step(1), step(2))
+    assert "says nothing of GPUs" in text(rehearsal)
+    assert "per GPU" not in text(rehearsal)

@@ -1,0 +1,58 @@
+"""What a rehearsal changes in a recipe, what it refuses, and that nothing else in the project patches."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from superpod.rehearsal import RehearsalError
+from superpod.rehearsal.convert import _check_devices
+from superpod.rehearsal.patches import with_table
+from tests.conftest import ROOT
+from tests.rehearsal.jobs import Job, asks
+
+
+@pytest.mark.nemo
+@asks(Job("changes"))
+def test_changes_are_listed_and_the_recipe_is_left_alone(outcome):
+    assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
+    assert outcome["value"] == [
+        ["", "llm.pretrain", "superpod.rehearsal.entry.pretrain"],
+        ["trainer.devices", "8", "2"],
+        ["trainer.accelerator", "gpu", "cpu"],
+        ["trainer.num_nodes", "4", "1"],
+        ["trainer.strategy.process_group_backend", "None", "gloo"],
+        ["trainer.strategy.ckpt_async_save", "True", "False"],
+        ["trainer.plugins.fp8", "hybrid", "None"],
+        ["trainer.plugins.fp8_param_gather", "True", "False"],
+        ["optim.config.use_precision_aware_optimizer", "True", "False"],
+        ["data.pin_memory", "True", "False"],
+        ["data.num_workers", "8", "0"],
+        ["trainer.callbacks[1]", "NsysCallback", "None"],
+    ]
+
+
+@pytest.mark.parametrize(("devices", "hint"), [(6, "try devices=8"), (0, "try devices=4"), (1, "try devices=4")])
+def test_devices_must_fit_the_layout(devices, hint):
+    strategy = SimpleNamespace(tensor_model_parallel_size=2, pipeline_model_parallel_size=2, context_parallel_size=None)
+    with pytest.raises(RehearsalError, match=f"tp 2 x pp 2 x cp 1 = 4 processes, but devices is {devices}") as error:
+        _check_devices(strategy, devices)
+    assert error.value.hint == hint
+    _check_devices(strategy, 8)
+
+
+def test_the_page_has_the_current_table():
+    page = ROOT / "docs" / "rehearsal.md"
+    assert with_table(page.read_text()) == page.read_text(), (
+        "python -m superpod.rehearsal.patches --write docs/rehearsal.md"
+    )
+
+
+PATCHES = re.compile(r"torch\.(cuda|Tensor|nn\.Module)\.\w+ = |(setattr|replace)\(torch|TorchFunctionMode")
+
+
+def test_only_the_rehearsal_patches_torch():
+    folders = [ROOT / folder for folder in ("planner", "recipes", "launchers", "slurm")]
+    patching = {p.parent.relative_to(ROOT) for f in folders for p in f.rglob("*.py") if PATCHES.search(p.read_text())}
+    assert patching == {Path("launchers/rehearsal")}

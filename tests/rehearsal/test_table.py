@@ -1,0 +1,60 @@
+"""A recipe of every shape, rehearsed: its own layout in small, on four to eight ranks, held against one rank."""
+
+import json
+
+import pytest
+
+from superpod.rehearsal import shapes, table
+from superpod.rehearsal.shapes import SHAPES
+from superpod.rehearsal.shrink import shrink
+
+CHECKS = {
+    "saved",
+    "loss falls",
+    "one rank's losses, fp32",
+    "one rank's gradient norms, fp32",
+    "data",
+    "layers",
+    "every rank took part",
+    "replicas agree",
+    "resumed",
+    "resharded to one rank",
+}
+
+
+QUICK, OTHER = pytest.mark.slow, pytest.mark.long
+
+
+@pytest.mark.nemo
+@pytest.mark.train
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(each.key, id=each.key, marks=QUICK if each.quick else OTHER) for each in SHAPES],
+    indirect=True,
+)
+def test_rehearsed(shape):
+    assert shape["passed"], shape
+    assert shape["ranks"] >= 4
+    assert {check["name"] for check in shape["checks"]} >= CHECKS
+    assert "its own topology" in shape["topology"] or "folded" in shape["topology"]
+
+
+def test_there_are_enough_shapes():
+    assert len(SHAPES) == len({shape.key for shape in SHAPES}) >= 14
+    assert sum(shape.quick for shape in SHAPES) >= 6
+
+
+@pytest.mark.parametrize("wanted", [pytest.param(each, id=each.key) for each in SHAPES])
+def test_a_recipe_has_it(wanted):
+    found = shapes.find(wanted)
+    small = shrink(found.job).job
+    assert found.recipe.startswith(wanted.recipes)
+    assert wanted.has(small.layout, found.job.model)
+    assert 4 <= small.gpus <= 8
+
+
+def test_the_page_has_the_current_table():
+    page = table.PAGE.read_text()
+    results = json.loads(table.RESULTS.read_text())
+    assert table.with_table(page, results) == page, "python -m superpod.rehearsal.table --write"
+    assert {shape.key for shape in SHAPES if not results.get(shape.key, {}).get("passed")} == set()

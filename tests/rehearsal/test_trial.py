@@ -1,0 +1,205 @@
+"""Rehearsals: what the checks find in runs that are made up, and real ones of small recipes by the command."""
+
+import json
+import re
+
+import pytest
+
+from superpod.rehearsal import agree, fed, forks, trial, verdict
+from superpod.rehearsal.forks import Ended
+
+PLACE = dict.fromkeys(("pipeline_model_parallel", "tensor_model_parallel", "expert_model_parallel"), 0)
+PLACE |= {"expert_tensor_parallel": 0, "context_parallel": 0, "data_parallel": 0}
+
+
+def seen(losses, *, weights=None, before="x", **place):
+    """A rank's witness: `weights` = {name: (digest, sharded, expert)}."""
+    after = {name: [*facts, False] for name, facts in (weights or {"w": ("a", False, False)}).items()}
+    start = {name: [before, *facts[1:]] for name, facts in after.items()}
+    fed = [[[[[7, 8]], [[0, 1]]]]]
+    facts = {
+        "losses": losses,
+        "grad_norms": [2.0 for _ in losses],
+        "before": start,
+        "after": after,
+        "place": PLACE | place,
+        "dropped": {},
+    }
+    return facts | {"layers": [1, 2], "fed": [[]] if set(place) & {"pipeline_model_parallel", "data_parallel"} else fed}
+
+
+def ended(name, losses, **ranks):
+    return Ended(name, 1.0, ranks.get("ranks") or [seen(losses)])
+
+
+def failures(**changes):
+    """The failed checks of a rehearsal of four steps in which all is well but for `changes`."""
+    one = [5.0, 4.0, 3.0, 2.0]
+    runs = {
+        "one": ended("one", one),
+        "fp32": ended("fp32", one[:3]),
+        "own": ended("own", one),
+        "resumed": ended("resumed", one[2:]),
+        "resharded": ended("resharded", one[2:3]),
+    }
+    found = trial.plan("llama3_8b_pretrain_a100_bf16", None)
+    found.runs = runs | changes
+    found.checks = list(verdict.of(found, 4))
+    return {check.name: check.said for check in found.checks if not check.passed}
+
+
+def test_all_is_well():
+    assert failures() == {}
+
+
+@pytest.mark.parametrize(
+    ("run", "losses", "name"),
+    [
+        ("fp32", [5.0, 4.0, 3.001], "one rank's losses, fp32"),
+        ("own", [5.0, 4.0, 3.0, 2.2], "one rank's losses, bf16"),
+        ("own", [5.0, 5.0, 5.0, 5.0], "loss falls"),
+        ("resumed", [3.0, 2.001], "resumed"),
+        ("resumed", [3.0], "resumed"),
+        ("resharded", [3.2], "resharded to one rank"),
+        ("fp32", [5.0, 4.0, float("nan")], "one rank's losses, fp32"),
+    ],
+)
+def test_other_losses_are_found(run, losses, name):
+    assert name in failures(**{run: ended(run, losses)})
+
+
+def test_layers_that_the_stages_do_not_hold_once_are_said():
+    broken = Ended("fp32", 1.0, [], f"rank 0 failed: CheckpointingException: {verdict.LAYERS_ASKED}.weight'")
+    found = trial.plan("llama3_8b_pretrain_a100_bf16", None)
+    found.runs = {"one": ended("one", [5.0]), "fp32": broken}
+    (check,) = verdict.of(found, 4)
+    assert check.said.startswith("rank 0 failed: the stages do not hold each of 2 layers once; Megatron says: Checkp")
+
+
+def test_other_gradients_are_found_and_where_they_begin():
+    apart = seen([5.0, 4.0, 3.0]) | {"grad_norms": [2.0, 2.0, 2.1]}
+    (said,) = failures(fp32=ended("fp32", [], ranks=[apart])).values()
+    assert said == "5.0e-02 apart over 3 steps, 1e-04 allowed; from step 3 on: the optimizer differs"
+
+
+def test_gradients_of_another_scale_are_found():
+    small = seen([5.0, 4.0, 3.0, 2.0]) | {"grad_norms": [2.0 / 2**32] * 4}
+    failed = failures(own=ended("own", [], ranks=[small]))
+    assert failed == {"gradients' scale, bf16": "4.66e-10, and 2 in fp32"}
+
+
+def test_a_rank_that_learns_nothing_is_named():
+    losses = [5.0, 4.0, 3.0, 2.0]
+    idle = seen(losses, before="a", data_parallel=1)
+    failed = failures(own=ended("own", losses, ranks=[seen(losses), idle]))
+    assert failed == {"every rank took part": "ranks 1 learnt nothing"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "places", "said"),
+    [
+        (
+            (("a", False, False), ("b", False, False)),
+            ({}, {"tensor_model_parallel": 1}),
+            "w differs between ranks 0",
+        ),
+        ((("a", True, False), ("b", True, False)), ({}, {"tensor_model_parallel": 1}), None),
+        ((("a", True, False), ("b", True, False)), ({}, {"data_parallel": 1}), "w differs"),
+        ((("a", False, True), ("b", False, True)), ({}, {"expert_model_parallel": 1}), None),
+        ((("a", False, True), ("b", False, True)), ({}, {"data_parallel": 1}), "w differs"),
+        ((("a", False, False), ("b", False, False)), ({}, {"pipeline_model_parallel": 1}), None),
+    ],
+)
+def test_replicas_that_differ_are_named_and_shards_are_not(facts, places, said):
+    ranks = [seen([1.0], weights={"w": fact}, **place) for fact, place in zip(facts, places, strict=True)]
+    found = list(agree.replicas(Ended("own", 1.0, ranks)))
+    assert [check.passed for check in found] == ([False] if said else [])
+    if said:
+        assert said in found[0].said
+
+
+def fed_ranks(*rows, **place):
+    """A rank for each row of (tokens, positions, places)."""
+    made = [seen([1.0], **place) for _, _, place in rows]
+    for rank, (tokens, positions, _) in zip(made, rows, strict=True):
+        rank["fed"] = [[[[tokens], [positions]]]]
+    return Ended("own", 1.0, made)
+
+
+HALVES = [([1, 4], [0, 3], {"context_parallel": 0}), ([2, 3], [1, 2], {"context_parallel": 1})]
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted", "said"),
+    [
+        (HALVES, [[1, 2, 3, 4]], ""),
+        ([HALVES[0], ([3, 4], [2, 3], {"context_parallel": 1})], [[1, 2, 3, 4]], "rank 1, .* positions 2-3, not 1-2"),
+        (
+            [([1, 2], [0, 1], {}), ([1, 2], [0, 1], {"data_parallel": 1})],
+            [[1, 2], [3, 4]],
+            "data-parallel ranks 0 and 1 were fed the same samples",
+        ),
+        ([([1, 2], [0, 1], {}), ([1, 2], [0, 1], {"data_parallel": 1})], [[1, 2], [1, 2]], ""),
+        (
+            [([1, 2], [0, 1], {}), ([1, 3], [0, 1], {"tensor_model_parallel": 1})],
+            [[1, 2]],
+            "ranks 0 and 1 hold the same",
+        ),
+        ([([1, 2], [0, 1], {})], [[1, 3]], "other samples than one rank"),
+    ],
+)
+def test_what_the_ranks_were_fed(rows, wanted, said):
+    one = fed_ranks(([], [], {}))
+    one.ranks[0]["fed"] = [[[[row], [[0, 1]]] for row in wanted]]
+    found = fed.check(fed_ranks(*rows), one)
+    assert found.passed is not bool(said)
+    assert re.search(said, found.said)
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ([[1, 3], [2, 4]], ""),
+        ([[1], [2, 4]], "layer 3 of 4 is on no stage"),
+        ([[1, 2], [1, 2]], "layer 4 of 4 is on no stage; layer 1 is on 2 stages; layer 2 is on 2 stages"),
+    ],
+)
+def test_every_layer_is_on_one_stage(stages, said):
+    ranks = [seen([1.0], pipeline_model_parallel=stage) | {"layers": held} for stage, held in enumerate(stages)]
+    found = agree.layers(Ended("own", 1.0, ranks), 4)
+    assert found.passed is not bool(said)
+    assert said in found.said
+
+
+def test_a_tied_embedding_is_compared_across_stages():
+    ranks = [seen([1.0], pipeline_model_parallel=stage) for stage in (0, 1)]
+    for rank, name, digest in zip(ranks, ("embedding.weight", "output_layer.weight"), "ab", strict=True):
+        rank["after"] = {name: [digest, True, False, True]}
+    (found,) = agree.replicas(Ended("own", 1.0, ranks))
+    assert "the tied embedding differs between ranks 0 and ranks 1" in found.said
+
+
+def test_the_last_words_of_a_rank(tmp_path):
+    log = tmp_path / "0.log"
+    log.write_text("chatter\nTraceback (most recent call last):\n  File x\n    code\nValueError: why\nmore\n")
+    assert forks._last_words(log) == "ValueError: why"
+    log.write_text("")
+    assert forks._last_words(log) == "no words"
+
+
+@pytest.mark.nemo
+@pytest.mark.train
+def test_the_command(recipes_cli):
+    done = recipes_cli("rehearse", "tiny_llama3", "--nodes", 2, "--steps", 6, "--json", timeout=580)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    found = json.loads(done.stdout)
+    assert found["passed"]
+    assert found["ranks"] == 4
+    names = {check["name"] for check in found["checks"]}
+    assert {"loss falls", "one rank's losses, fp32", "resumed", "resharded to one rank", "replicas agree"} <= names
+
+
+def test_a_recipe_that_is_not_there_is_the_users_mistake(recipes_cli):
+    done = recipes_cli("rehearse", "llama3_8b_pretrain_a100_bf61")
+    assert done.returncode == 2
+    assert "no recipe is called" in done.stderr

@@ -1,0 +1,63 @@
+"""Cases that train. The dense ones resume from the reference's checkpoint in other layouts: the same losses follow."""
+
+from pathlib import Path
+from typing import Any
+
+from tiny import tiny, train
+
+
+def reference(folder: Path, without: frozenset[str], **changes: Any) -> Any:
+    """Four steps on one rank, with a checkpoint after the second: what the others resume from."""
+    recipe = tiny(folder, steps=4, **changes)
+    recipe.log.ckpt.every_n_train_steps, recipe.log.ckpt.save_top_k = 2, -1
+    return train(folder, recipe, without)
+
+
+def resumed(
+    folder: Path, without: frozenset[str], source: str = "reference", save_every: int = 100, **changes: Any
+) -> Any:
+    """Steps three and four, from the reference's checkpoint, in another layout."""
+    recipe = tiny(folder, steps=4, **changes)
+    recipe.log.ckpt.every_n_train_steps = save_every
+    recipe.resume.resume_from_path = str(folder.parent / source / "run/checkpoints/step=1")
+    return train(folder, recipe, without)
+
+
+def restored(folder: Path, without: frozenset[str], **changes: Any) -> Any:
+    """Two new steps from a reference's weights; Megatron can't resume the optimizer under another EP."""
+    import nemo_run as run
+    from nemo.lightning import AutoResume
+    from nemo.lightning.pytorch.strategies.utils import RestoreConfig
+
+    recipe = tiny(folder, steps=2, experts=4, **changes)
+    checkpoint = folder.parent / "moe-reference/run/checkpoints/step=1"
+    recipe.resume = run.Config(AutoResume, restore_config=run.Config(RestoreConfig, path=str(checkpoint)))
+    return train(folder, recipe, without)
+
+
+def finetuned(
+    folder: Path,
+    without: frozenset[str],
+    peft: str = "",
+    source: str = "reference",
+    alike: bool = False,
+    **changes: Any,
+) -> Any:
+    """llm.finetune from a reference's weights, or of adapters beside them, which may start as in other layouts."""
+    import fiddle as fdl
+    import nemo_run as run
+    from nemo.collections import llm
+    from nemo.lightning import AutoResume
+    from nemo.lightning.pytorch.strategies.utils import RestoreConfig
+
+    from superpod.rehearsal.adapters import start_alike
+
+    recipe = tiny(folder, **{"steps": 2, **changes})
+    fdl.update_callable(recipe, llm.finetune)
+    recipe.tokenizer = "data"
+    if peft:
+        recipe.peft = run.Config(getattr(llm.peft, peft), dim=4)
+    start_alike()
+    checkpoint = folder.parent / source / "run/checkpoints/step=1"
+    recipe.resume = run.Config(AutoResume, restore_config=run.Config(RestoreConfig, path=str(checkpoint)))
+    return train(folder, recipe, without)

@@ -1,0 +1,169 @@
+"""Until done: attempts, limits, cancellation, circles. The ranks are the toy; everything around them is real."""
+
+import time
+
+import pytest
+
+from superpod.node import guard
+from tests.slurm.testbed.conftest import until
+from tests.slurm.testbed.toys import ToyRun
+
+pytestmark = pytest.mark.long
+
+
+def test_a_run_in_one_attempt(testbed, profile):
+    toy = ToyRun(testbed, profile(), max_steps=30, step_s=0.05)
+    toy.until_done()
+    toy.check_whole()
+    until(lambda: testbed.slurm("sacct", "-X", "-n", "-j", toy.job, "-o", "state").split() == ["COMPLETED"], 30)
+    assert len(toy.run.attempts) == 1
+    assert toy.left_behind() == []
+
+
+def test_three_time_limits_and_nothing_lost(testbed, profile):
+    """A limit of a minute, as Slurm enforces it, and steps for about three of them."""
+    toy = ToyRun(testbed, profile(), time_limit="1:00", attempts=3, max_steps=200, save_every=1000, step_s=0.5)
+    toy.until_step(1)
+    until(lambda: len(toy.run.attempts) >= 3, 240, toy.told)
+    if not toy.run.done:
+        toy.queue(3)  # as `recipes status` does
+    toy.until_done(400)
+    toy.check_whole(most_lost=0)
+    assert len(toy.run.attempts) >= 3
+    assert {attempt.result["state"] for attempt in toy.run.attempts[:-1]} == {"requeued"}
+
+
+def test_a_save_of_45_seconds_before_the_limit(testbed, profile):
+    """Nothing tells the first attempt how long a save takes but the profile; the measured time is what counts later."""
+    toy = ToyRun(
+        testbed,
+        profile(("save_s = 20", "save_s = 60")),
+        time_limit="2:00",
+        attempts=3,
+        max_steps=180,
+        save_every=1000,
+        step_s=0.5,
+        save_s=45,
+    )
+    toy.until_done(600)
+    toy.check_whole(most_lost=0)
+    assert len(toy.run.attempts) >= 2
+
+
+def test_a_cancelled_run_stays_cancelled(testbed, profile):
+    toy = ToyRun(testbed, profile(), max_steps=10000)
+    toy.until_step(15)
+    testbed.slurm("scancel", toy.job)
+    toy.until_gone(120)
+    assert toy.seen().state == "cancelled", toy.told()
+    assert len(toy.run.attempts) == 1
+    assert toy.left_behind() == []
+
+
+def test_status_resubmits_nothing_of_a_cancelled_run(testbed, profile, recipes_cli):
+    """The last attempt that was queued, cancelled with Slurm's own command: no attempt is left to notice it."""
+    toy = ToyRun(testbed, profile(), attempts=1, max_steps=10000)
+    toy.until_step(5)
+    testbed.slurm("scancel", toy.job)
+    until(lambda: testbed.state(toy.job) == "CANCELLED", 60)
+    said = recipes_cli("status", toy.run.path)
+    assert "cancelled" in said.stdout
+    assert "queued" not in said.stdout
+    assert toy.seen().jobs == []
+
+
+def test_recipes_cancel_ends_everything(testbed, profile, recipes_cli):
+    toy = ToyRun(testbed, profile(), max_steps=10000)
+    toy.until_step(5)
+    done = recipes_cli("cancel", toy.run.path)
+    assert done.returncode == 0, done.stderr
+    toy.until_gone()
+    assert toy.seen().state == "cancelled"
+    again = recipes_cli("status", toy.run.path)
+    assert "cancelled" in again.stdout
+    assert not toy.seen().jobs
+    assert toy.left_behind() == []
+
+
+def test_a_recipe_that_crashes_at_step_0_stops_after_the_bound(testbed, profile):
+    toy = ToyRun(testbed, profile(), attempts=5, crash_at=0)
+    toy.until_gone(180)
+    seen = toy.seen()
+    assert seen.state == "failed"
+    assert len(toy.run.attempts) == 2
+    assert "2 attempts in a row made no new checkpoint" in seen.message
+    assert "ValueError: planted: the recipe is wrong" in seen.message
+    assert [attempt.result["state"] for attempt in toy.run.attempts] == ["failed", "failed"]
+    until(lambda: testbed.slurm("sacct", "-X", "-n", "-j", toy.job, "-o", "state").split() == ["FAILED"], 30)
+
+
+def test_two_attempts_never_run_on_one_folder(testbed, profile):
+    """Not even when the user submits the script by hand beside the chain: another name, no singleton."""
+    toy = ToyRun(testbed, profile(), attempts=1, nodes=1, max_steps=150)
+    toy.until_step(5)
+    beside = testbed.slurm(
+        *("env", f"SUPERPOD_RUN_DIR={toy.run.path}", "sbatch", "--parsable", "--job-name=other", "-o"),
+        *(f"{toy.run.path}/beside.out", f"{toy.run.path}/job.sbatch"),
+    ).strip()
+    assert testbed.until_ended(beside, 180) == "FAILED" or toy.run.done
+    assert "is in use by" in (toy.run.path / "beside.out").read_text() or toy.run.done
+    toy.until_done()
+    toy.check_whole()
+
+
+def test_a_cancelled_run_goes_on_when_its_user_says_so(testbed, profile, recipes_cli):
+    where = profile()
+    toy = ToyRun(testbed, where, attempts=2, max_steps=60)
+    toy.until_new_checkpoint()
+    recipes_cli("cancel", toy.run.path)
+    toy.until_gone()
+    done = recipes_cli("submit", "toy", "--cluster", where, "--resume", toy.run.path)
+    assert done.returncode == 0, done.stderr
+    assert "goes on from step" in done.stdout
+    toy.until_done()
+    toy.check_whole()
+    again = recipes_cli("submit", "toy", "--cluster", where, "--resume", toy.run.path)
+    assert again.returncode == 2
+    assert "is done" in again.stderr
+
+
+def test_a_job_that_may_submits_its_own_next_attempt(testbed, profile):
+    """Only where the profile says so: two jobs queued by nobody but the run."""
+    where = profile(("[health]", "self_submit = true\n\n[health]"))
+    toy = ToyRun(testbed, where, attempts=1, max_steps=60)
+    for attempt in (1, 2):
+        until(lambda attempt=attempt: len(toy.run.attempts) == attempt and toy.step >= 15 * attempt, 120, toy.told)
+        testbed.slurm("scancel", "--signal=USR1", f"{toy.job}.0")
+    toy.until_done()
+    toy.check_whole(most_lost=0)
+    assert len({attempt.result["job"] for attempt in toy.run.attempts}) == 3
+
+
+def test_attempts_that_are_left_over_end_at_once(testbed, profile):
+    toy = ToyRun(testbed, profile(), attempts=1, max_steps=20, step_s=0.05)
+    toy.until_done()
+    toy.queue(1)
+    toy.until_gone()
+    assert len(toy.run.attempts) == 1
+
+
+def test_what_is_stopped_is_said_and_stays(testbed, profile):
+    toy = ToyRun(testbed, profile(), attempts=1, max_steps=10)
+    guard.stop(toy.run, "planted")
+    toy.until_gone()
+    time.sleep(1)
+    assert toy.seen().state in ("failed", "done")
+
+
+@pytest.mark.parametrize("value", ["it's; touch pwned $(touch pwned)", 'né ☃ "x" `touch pwned`', "100% # of it"])
+def test_hostile_folders_on_a_real_slurm(value, testbed, profile, tmp_path):
+    where = tmp_path / value
+    where.mkdir()
+    inside = profile().read_text().replace(str(tmp_path / "runs"), str(where).replace('"', '\\"'))
+    file = tmp_path / "hostile.toml"
+    file.write_text(inside + f"\n[env]\nMINE = '''{value}'''\n")
+    toy = ToyRun(testbed, file, max_steps=12, step_s=0.02)
+    toy.until_done()
+    toy.check_whole()
+    assert not list(tmp_path.rglob("pwned"))
+    assert list(toy.run.path.glob("slurm-*.out"))

@@ -1,0 +1,71 @@
+"""Jobs in a container, with `fake_pyxis.c` where pyxis would be: a real srun takes its flags, and they work."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import superpod.planner
+from tests.slurm.testbed.test_train import QUICK, SMALL, TP1, submitted, text, until_done
+from tests.slurm.testbed.toys import ToyRun
+
+assert text  # a fixture
+
+IMAGE_SETS = {"OMP_NUM_THREADS": "7", "HF_HUB_OFFLINE": "0", "MINE": "the image's", "ITS_OWN": "the image's"}
+
+
+@pytest.fixture
+def boxed(profile, tmp_path):
+    """A profile whose ranks run in a container; `mounts` are bound where they are."""
+    image = tmp_path / "it's an image.sqsh"
+
+    def make(*mounts: Path, **sets: str) -> Path:
+        image.write_text("".join(f"{name}={value}\n" for name, value in (IMAGE_SETS | sets).items()))
+        box = f"[container]\nimage = {json.dumps(str(image))}\nmounts = {json.dumps([f'{m}:{m}' for m in mounts])}\n"
+        own = f'\n[env]\nMINE = "the job\'s"\n\n[software]\npython = {json.dumps(sys.executable)}\n'
+        return profile(("[chain]", f"{box}\n[chain]"), ("free_gib = 1\n", f"free_gib = 1\n{own}"))
+
+    return make
+
+
+def test_a_variable_that_the_image_sets_too_is_the_jobs(testbed, boxed):
+    """pyxis lets the image win: OMP_NUM_THREADS and the like would silently not be what the script says."""
+    here = Path(__file__).parents[2]
+    tell = [*IMAGE_SETS, "FAKE_PYXIS_IMAGE"]
+    toy = ToyRun(testbed, boxed(here), attempts=1, max_steps=10, step_s=0.05, tell=tell)
+    toy.until_done()
+    toy.check_whole()
+    found = json.loads((toy.run.path / "told.json").read_text())
+    assert found["FAKE_PYXIS_IMAGE"].endswith("it's an image.sqsh")
+    assert found["OMP_NUM_THREADS"] == "1"
+    assert found["HF_HUB_OFFLINE"] == "1"
+    assert found["MINE"] == "the job's"
+    assert found["ITS_OWN"] == "the image's"
+    assert found["files at home"] == []
+
+
+@pytest.mark.nemo
+@pytest.mark.train
+@pytest.mark.long
+def test_submit_trains_in_it(testbed, boxed, recipes_cli, text):
+    """Real NeMo, that sees of its node's home and of this project what is mounted."""
+    project = Path(superpod.planner.__file__).resolve().parents[1]
+    seen = sorted({project, Path(sys.prefix), Path(sys.base_prefix), text})
+    where = boxed(*seen, PYTHONPATH=f"/of/the/image:{os.environ.get('PYTHONPATH', '')}")
+    words = ("tiny_llama3", "--cluster", where, "--nodes", 2, "--data", text, *SMALL, *QUICK, *TP1)
+    run = submitted(recipes_cli, *words, "trainer.max_steps=4")
+    until_done(run)
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4]
+    kept = json.loads((run.attempts[0].path / "env.json").read_text())["environment"]
+    assert kept["OMP_NUM_THREADS"] == "1"
+
+
+def test_an_image_that_is_not_there_is_refused_before_anything_is_queued(testbed, boxed, recipes_cli, tmp_path):
+    where = boxed()
+    (tmp_path / "it's an image.sqsh").unlink()
+    done = recipes_cli("submit", "tiny_llama3", "--cluster", where, "--nodes", 2, "--dry-run", timeout=400)
+    assert done.returncode == 2
+    assert "it's an image.sqsh" in done.stderr
+    assert testbed.slurm("squeue", "-h") == ""

@@ -1,0 +1,108 @@
+"""A cluster behind SSH: a real sshd on this machine, whose own shell has the testbed's Slurm."""
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.launchers.local import Job
+from superpod.lifecycle.exported import Exported
+from superpod.node.run_folder import RunFolder
+from superpod.slurm import connection, live_cluster, mirror, preflight, submit, watch
+from tests.slurm.testbed.conftest import until
+
+pytestmark = pytest.mark.long
+
+PLAN = {
+    "layouts": [{"step_time_s": 1.0, "checkpoint_bytes": 1 << 20, "verdict": "ok", "reserved_gib": 1.0, "mfu": 0.4}]
+}
+
+
+@pytest.fixture
+def sshd(tmp_path):
+    """Port and key of an sshd that lets this user in."""
+    if not shutil.which("sshd"):
+        pytest.skip("no sshd: apt-get install openssh-server")
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+    (tmp_path / "keys").write_text((tmp_path / "user.pub").read_text())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = tmp_path / "sshd_config"
+    config.write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/keys\n"
+        f"PidFile {tmp_path}/pid\nStrictModes no\nPermitRootLogin yes\nUsePAM no\n"
+        f"SetEnv SLURM_CONF={os.environ['SLURM_CONF']}\n"
+    )
+    Path("/run/sshd").mkdir(exist_ok=True)
+    process = subprocess.Popen([shutil.which("sshd") or "sshd", "-D", "-f", config], stderr=subprocess.DEVNULL)
+    home = Path.home() / ".ssh"
+    home.mkdir(mode=0o700, exist_ok=True)
+    until(lambda: _listens(port), 20)
+    known = subprocess.run(["ssh-keyscan", "-p", str(port), "127.0.0.1"], capture_output=True, text=True).stdout
+    before = (home / "known_hosts").read_text() if (home / "known_hosts").exists() else ""
+    (home / "known_hosts").write_text(before + known)
+    yield port, tmp_path / "user"
+    (home / "known_hosts").write_text(before)
+    process.terminate()
+    process.wait(10)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def behind(testbed, profile, sshd):
+    """The testbed's profile, with a login behind SSH."""
+    port, key = sshd
+    file = profile()
+    table = f'\n[login]\nhost = "127.0.0.1"\nuser = "{getpass.getuser()}"\nport = {port}\nkey = "{key}"\n'
+    file.write_text(file.read_text() + table)
+    return profile.load(str(file))
+
+
+def exported(**changes) -> Exported:
+    known = {"source": "def recipe():\n    raise SystemExit('planted')\n", "lines": ["a = 1"], "nodes": 1, "gpus": 1}
+    return Exported(**known | {"max_steps": 5, "save_every": 5, "plan": PLAN} | changes)
+
+
+def test_submit_and_status_through_ssh(behind, testbed, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    way = connection.of(behind)
+    assert way.remote
+    wanted = submit.Wanted(Job("tiny_llama3"), behind)
+    answers = live_cluster.ask(way, behind, wanted.folder, preflight.paths(wanted), submit.python_of(behind))
+    assert preflight.findings(preflight.Case(wanted, exported(), answers)) == []
+    run = submit.new_run(wanted, exported(), way)
+    jobs = submit.queue(way, run, 2)
+    submit.remember(way, run, jobs)
+    assert len(jobs) == 2
+    until(lambda: not testbed.slurm("squeue", "-h").strip(), 180)
+    assert "versions: torch" in "".join(p.read_text() for p in Path(run).rglob("*.log")), "a rank has begun"
+    here = mirror.fetch(way, wanted.folder)
+    copy = RunFolder.open(here / "tiny_llama3" / Path(run).name)
+    seen = watch.of_folder([copy], way)[0]
+    assert seen.state == "failed"
+    assert seen.attempts == len(RunFolder.open(run).attempts)
+
+
+def test_hostile_words_stay_inert_through_ssh(behind, tmp_path):
+    way = connection.of(behind)
+    for value in ("a b", "it's", "$(touch pwned)", "; touch pwned", "né ☃", "a\nb"):
+        assert way.run(["printf", "%s", value]) == value
+        assert way.run(["sh", "-c", 'printf %s "$MINE"'], env={"MINE": value}) == value
+        assert way.shell('printf %s "$1"', value) == value
+
+
+def test_a_login_that_does_not_answer_is_said(behind):
+    dead = connection.Ssh("127.0.0.1", port=1)
+    with pytest.raises(UserError, match="true: "):
+        dead.run(["true"])

@@ -1,0 +1,150 @@
+"""Status, logs, history, the drift alarm, and finding the slow cable."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from superpod.node import first_step
+from tests.slurm.testbed.conftest import until
+from tests.slurm.testbed.toys import ToyRun
+
+
+def test_status_logs_and_history_agree(testbed, profile, recipes_cli):
+    where = profile()
+    toy = ToyRun(testbed, where, attempts=2, max_steps=60, step_s=0.3)
+    toy.until_step(10)
+    seen = json.loads(recipes_cli("status", toy.run.path, "--json").stdout)[0]
+    assert seen["state"] in ("running", "saving")
+    assert 10 <= seen["step"] <= 60
+    assert seen["max_steps"] == 60
+    assert seen["eta_s"] > 0
+    table = recipes_cli("status", "--cluster", where).stdout
+    assert "running" in table or "saving" in table
+    toy.until_done()
+    assert "done" in recipes_cli("status", toy.run.path).stdout
+    assert "60/60" in recipes_cli("status", toy.run.path).stdout
+    history = recipes_cli("history", toy.run.path, env={"COLUMNS": "300"}).stdout
+    assert "001" in history
+    assert toy.run.attempts[0].result["job"] in history
+    followed = recipes_cli("logs", "-f", "--all", toy.run.path)
+    assert followed.returncode == 0
+
+
+def test_status_queues_the_attempts_that_a_run_lacks(testbed, profile, recipes_cli):
+    toy = ToyRun(testbed, profile(), attempts=3, max_steps=10000, step_s=0.3)
+    toy.until_step(2)
+    for job in [j for j in toy.seen().jobs if j.state == "PENDING"]:
+        testbed.slurm("scancel", job.id)
+    until(lambda: len(toy.seen().jobs) == 1)
+    said = recipes_cli("status", toy.run.path).stdout
+    assert "queued 2 more" in said
+    assert len(toy.seen().jobs) == 3
+
+
+def test_logs_follow_all_nodes_and_attempts(testbed, profile):
+    toy = ToyRun(testbed, profile(), attempts=3, max_steps=40, crash_at=0)
+    command = [sys.executable, "-m", "superpod.cli", "logs", "-f", "--all", str(toy.run.path)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=180).stdout
+    for attempt in ("001", "002"):
+        for who in ("node 0 rank 0", "node 0 rank 1", "node 1 rank 2", "node 1 rank 3"):
+            assert f"[{attempt} {who}]" in said
+    assert "ValueError: planted" in said
+
+
+def test_a_slowed_cable_raises_the_alarm_and_bisect_names_the_node(testbed, profile, recipes_cli):
+    where = profile()
+    toy = ToyRun(testbed, where, attempts=1, nodes=4, gpus=1, max_steps=300, step_s=0.1, ballast=100_000)
+    toy.until_step(25)
+    assert toy.seen().alarm == ""
+    testbed("slow", "3", "3mbit")
+    until(lambda: toy.seen().alarm or toy.run.done, 120, toy.told)
+    alarm = toy.seen().alarm
+    assert "more than the" in alarm, toy.told()
+    assert "steps take" in recipes_cli("status", "--no-top-up", toy.run.path).stdout
+    recipes_cli("cancel", toy.run.path)
+    toy.until_gone(120)
+    for node in "124":  # a bound of their own, so that a busy machine is not what is measured
+        testbed("slow", node, "100mbit")
+    found = recipes_cli("cluster", "bisect", where, "--nodes", "node[1-4]", "--mib", "1", timeout=180)
+    assert found.returncode == 1, found.stderr + found.stdout
+    assert found.stdout.strip().splitlines()[-1] == "slow: node3"
+    testbed("slow", "3", "100mbit")
+    found = recipes_cli("cluster", "bisect", where, "--nodes", "node[1-4]", "--mib", "1", timeout=180)
+    assert found.returncode == 0, found.stdout
+
+
+def test_health_of_the_testbed(testbed, profile, recipes_cli):
+    where = profile(('checks = ["disk", "time", "bandwidth"]', 'checks = ["gpus", "nvlink", "disk", "time"]'))
+    found = recipes_cli("cluster", "health", where)
+    assert found.returncode == 0, found.stdout + found.stderr
+    for node in ("node1", "node2", "node3", "node4"):
+        assert f"{node:12} {'disk':12} ok" in found.stdout
+        assert f"{node:12} {'time':12} ok" in found.stdout
+        assert f"{node:12} {'gpus':12} skip" in found.stdout
+
+
+def test_a_node_with_a_full_disk_is_named(testbed, profile, recipes_cli):
+    where = profile(
+        ('checks = ["disk", "time", "bandwidth"]', 'checks = ["disk"]'), ("free_gib = 1", "free_gib = 9999999")
+    )
+    found = recipes_cli("cluster", "health", where, "--nodes", "node2")
+    assert found.returncode == 1
+    assert "bad: node2" in found.stdout
+    assert "--exclude=node2" in found.stdout
+
+
+def test_a_bad_node_is_kept_out_of_the_next_attempt(testbed, profile, tmp_path):
+    """Checks as the job's first step; the bad GPU is planted: a nvidia-smi of node1's own that reports one."""
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    (fake / "nvidia-smi").write_text('#!/bin/sh\ncase $* in *ecc*) echo "3, 7, No";; esac\n')
+    (fake / "nvidia-smi").chmod(0o755)
+    checks = ('checks = ["disk", "time", "bandwidth"]', 'checks = ["gpus", "disk"]\nfirst_step = true')
+    testbed("inside", "1", "mount", "--bind", str(fake), "/usr/local/bin")
+    try:
+        toy = ToyRun(testbed, profile(checks), attempts=3, max_steps=20)
+        toy.until_done()
+    finally:
+        testbed("inside", "1", "umount", "/usr/local/bin")
+    assert first_step.excluded(toy.run) == ["node1"]
+    assert toy.run.attempts[0].result["nodes"] == ["node2", "node3"]
+    said = "".join(out.read_text() for out in toy.run.path.glob("slurm-*.out"))
+    assert "bad nodes, kept out of the next attempt: node1: gpus: GPU 3 has memory errors" in said
+
+
+@pytest.mark.nemo
+def test_the_all_reduce_of_health(testbed, profile, recipes_cli):
+    where = profile(('checks = ["disk", "time", "bandwidth"]', 'checks = ["bandwidth"]'))
+    found = recipes_cli("cluster", "health", where, "--nodes", "node[1-2]", timeout=300)
+    assert "GB/s on the bus over 2 nodes (gloo)" in found.stdout, found.stdout + found.stderr
+
+
+def test_cluster_check_and_init(testbed, profile, recipes_cli, tmp_path):
+    good = recipes_cli("cluster", "check", profile())
+    assert good.returncode == 0, good.stdout
+    assert "4 nodes in batch" in good.stdout
+    bad = recipes_cli("cluster", "check", profile(('account = "acct"', 'account = "acme"')))
+    assert bad.returncode == 2
+    assert "'acme' is none of yours" in bad.stdout
+    made = tmp_path / "made.toml"
+    done = recipes_cli("cluster", "init", "--to", made, "--runs", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert 'account = "acct"' in made.read_text()
+    assert recipes_cli("cluster", "check", made).returncode == 0
+
+
+def test_a_run_whose_slurm_is_silent_still_has_a_state(testbed, profile, recipes_cli):
+    toy = ToyRun(testbed, profile(), attempts=1, max_steps=40)
+    toy.until_step(3)
+    testbed("ctld-stop")
+    try:
+        said = recipes_cli("status", "--no-top-up", toy.run.path, timeout=180)
+        assert said.returncode == 0, said.stderr
+        assert any(word in said.stdout for word in ("running", "saving", "done"))
+    finally:
+        testbed("ctld-start")
+    time.sleep(1)
+    toy.until_done()
