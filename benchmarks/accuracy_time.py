@@ -19,7 +19,7 @@ import numpy as np
 
 from superpod.errors import UserError
 from superpod.planner import columns, steptime
-from superpod.planner.job import Job
+from superpod.planner.planned_job import PlannedJob
 from superpod.planner.tables import published
 
 KEYS = (
@@ -44,7 +44,7 @@ class Result:
     """One row and what became of it."""
 
     row: Mapping[str, str]
-    job: Job | None
+    job: PlannedJob | None
     measured: float
     """s"""
     predicted: float | None
@@ -104,7 +104,7 @@ def read(path: Path) -> tuple[list[Result], list[str]]:
     return results, impossible
 
 
-def seconds(row: Mapping[str, str], job: Job) -> float | None:
+def seconds(row: Mapping[str, str], job: PlannedJob) -> float | None:
     """The measured step: printed, or from the printed throughput."""
     if row["step_time_s"]:
         return float(row["step_time_s"])
@@ -112,7 +112,7 @@ def seconds(row: Mapping[str, str], job: Job) -> float | None:
     return job.tokens / (rate * job.gpus) if rate else None
 
 
-def contradicts(job: Job, measured: float) -> bool:
+def contradicts(job: PlannedJob, measured: float) -> bool:
     """Whether the batch is under a micro-batch a rank, or the rate over 90 % of the peak."""
     return job.layout.gbs < job.layout.mbs * job.dp or steptime.mfu(job, measured) > 0.9
 
@@ -154,7 +154,7 @@ def constant_baseline(results: Sequence[Result]) -> dict[str, float]:
     return errors
 
 
-def _class(job: Job) -> tuple[str, str, bool, bool]:
+def _class(job: PlannedJob) -> tuple[str, str, bool, bool]:
     return job.node.gpu.name, job.precision, job.model.is_moe, job.options.release == "vTrain"
 
 

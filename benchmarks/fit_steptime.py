@@ -24,7 +24,7 @@ from accuracy_time import Result, read
 from steptime_priors import BEGIN, LEAST, START, Scope, scopes, widths
 
 from superpod.planner import calibration, columns, steptime
-from superpod.planner.job import Job
+from superpod.planner.planned_job import PlannedJob
 from superpod.planner.step_cost import demand, stack
 
 Array = NDArray[np.float64]
@@ -180,7 +180,7 @@ def main(reference: Path) -> int:
     return 0
 
 
-Predicate = Callable[[Job], bool]
+Predicate = Callable[[PlannedJob], bool]
 
 if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1])))

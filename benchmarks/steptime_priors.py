@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from superpod.planner import calibration
-from superpod.planner.job import Job
+from superpod.planner.planned_job import PlannedJob
 
 START = {
     "software": 1.0,  # on all computation of a GPU
@@ -88,7 +88,7 @@ class Scope:
     gpu: str = ""
 
 
-def scopes(job: Job) -> list[Scope]:
+def scopes(job: PlannedJob) -> list[Scope]:
     """The scopes of one job."""
     gpu, era = job.node.gpu, calibration.era(job)
     kind = "moe" if job.model.is_moe else "dense"

@@ -53,7 +53,7 @@ def init(
 
     if to.exists() and not force:
         raise UserError(f"{to} is there already", "--force writes over it")
-    way = connection.Ssh(host) if host else connection.Login()
+    way = connection.SshConnection(host) if host else connection.Connection()
     text = profile_init.profile(way, like=like, host=host, runs=runs)
     profiles.parse(text, str(to))
     to.write_text(text)
@@ -99,9 +99,9 @@ def bisect(
 
 
 def _nodes(way: object, partition: str, given: str) -> list[str]:
-    from superpod.slurm.connection import Login
+    from superpod.slurm.connection import Connection
 
-    assert isinstance(way, Login)
+    assert isinstance(way, Connection)
     if given:
         return way.run(["scontrol", "show", "hostnames", given]).split()
     where = ["-p", partition] if partition else []

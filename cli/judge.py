@@ -12,7 +12,7 @@ from superpod.cli import subject
 from superpod.cli.subject import Said
 
 if TYPE_CHECKING:
-    from superpod.planner.job import Job
+    from superpod.planner.planned_job import PlannedJob
 
 BAR = 48
 """Characters of a full bar."""
@@ -75,7 +75,7 @@ def memory(said: Said, as_json: subject.AsJson = False) -> None:
     _bars(job, stages, limit, [float(r) for r in reserved])
 
 
-def _bars(job: Job, stages: list[dict], limit: float, reserved: list[float]) -> None:
+def _bars(job: PlannedJob, stages: list[dict], limit: float, reserved: list[float]) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -141,7 +141,7 @@ def predict(
     print(f"{out}: " + ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items()))
 
 
-def _title(job: Job) -> str:
+def _title(job: PlannedJob) -> str:
     from superpod.planner.explain import title
 
     return (

@@ -14,10 +14,10 @@ from superpod.cli.subject import Said
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.planner.job import Job
-    from superpod.planner.search import Found
+    from superpod.planner.planned_job import PlannedJob
+    from superpod.planner.search import SearchResult
 
-Shown = dict[str, "Found"]
+Shown = dict[str, "SearchResult"]
 """The search in each precision tried, the fastest first."""
 
 
@@ -61,7 +61,7 @@ def plan(
         raise typer.Exit(2)
 
 
-def _print(found: Shown, top: int, yours: Job | None, left_out: tuple[str, ...], rules: bool) -> None:
+def _print(found: Shown, top: int, yours: PlannedJob | None, left_out: tuple[str, ...], rules: bool) -> None:
     from superpod.planner import explain, plans
 
     best = next(iter(found.values()))
@@ -100,7 +100,7 @@ def _table(found: Shown, top: int) -> None:
     tables.show_folded(titles, rows)
 
 
-def _yours(yours: Job, best: Found, left_out: tuple[str, ...]) -> list[str]:
+def _yours(yours: PlannedJob, best: SearchResult, left_out: tuple[str, ...]) -> list[str]:
     from superpod.planner import explain, predict
 
     prediction = predict.one(yours)

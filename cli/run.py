@@ -15,7 +15,7 @@ from superpod.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from superpod.launchers.local import Ended, Job, Prepared
+    from superpod.launchers.local import AttemptEnd, Job, Prepared
     from superpod.node.run_folder import Attempt, RunFolder
 
 Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are kept.")]
@@ -99,7 +99,7 @@ def _earlier(runs: Path, name: str, resume: str, overrides: list[str]) -> RunFol
 
 def _run(
     console: Console, job: Job, prepared: Prepared, folder: RunFolder | None, runs: Path
-) -> tuple[Ended, RunFolder]:
+) -> tuple[AttemptEnd, RunFolder]:
     import os
 
     from superpod.cli.progress import Steps
@@ -119,7 +119,7 @@ def _run(
         attempt = folder.new_attempt()
         attempt.write_env(os.environ)
         _announce(console, prepared, folder, attempt)
-        ended = local.Ended("failed", 1, "the launcher failed")
+        ended = local.AttemptEnd("failed", 1, "the launcher failed")
         try:
             with Steps(console, folder, prepared.max_steps) as steps:
                 ended = local.launch(prepared, folder, attempt, steps.tick)

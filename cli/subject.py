@@ -17,8 +17,8 @@ from superpod.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from superpod.planner.hardware import Hardware
-    from superpod.planner.job import Job
-    from superpod.planner.models import Model
+    from superpod.planner.models import ModelShape
+    from superpod.planner.planned_job import PlannedJob
 
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
@@ -53,7 +53,7 @@ class Said:
         str | None, typer.Option("--fabric", help="The network between nodes; default: its SuperPOD's.")
     ] = None
 
-    def job(self, **changes: Any) -> Job:
+    def job(self, **changes: Any) -> PlannedJob:
         """The run: a recipe's, changed where the words say so, or a model's own. `changes` replace what was said.
 
         Raises:
@@ -113,7 +113,7 @@ def _options_of_said() -> dict[str, inspect.Parameter]:
     return {name: parameter.replace(annotation=hints[name]) for name, parameter in declared.items()}
 
 
-def _job(said: Said) -> Job:
+def _job(said: Said) -> PlannedJob:
     from superpod.planner import hardware
     from superpod.planner.hardware import precision
 
@@ -136,20 +136,20 @@ def _job(said: Said) -> Job:
     return found.replace(layout=texts.layout(found.layout, said.layout)) if said.layout else found
 
 
-def model(text: str) -> Model:
+def model(text: str) -> ModelShape:
     """A model by name, by the path of a config.json, or by its shape: `layers=32,hidden=4096,heads=32,vocab=32000`."""
     from superpod.planner import huggingface, models
 
     if len(text) > 4000:
         raise UserError("a model is a name, a path or a short shape, and this has 4,000 letters and more")
     if "=" in text and not Path(text).exists():
-        return models.Model.from_shape(**texts.pairs(text, "the shape"))
+        return models.ModelShape.from_shape(**texts.pairs(text, "the shape"))
     if text.endswith(".json") or Path(text).is_dir():
         return huggingface.from_config(text)
     return models.find(text)
 
 
-def _of_recipe(said: Said, facts: Hardware) -> Job:
+def _of_recipe(said: Said, facts: Hardware) -> PlannedJob:
     from superpod.recipes.planned_job import job as recipe_job
     from superpod.recipes.registry import find
 
@@ -167,10 +167,10 @@ def _of_recipe(said: Said, facts: Hardware) -> Job:
     return smallest.replace(gpus=_positive("--nodes", nodes) * recipe.gpus_per_node)
 
 
-def _of_model(said: Said, facts: Hardware) -> Job:
+def _of_model(said: Said, facts: Hardware) -> PlannedJob:
     from superpod.planner import models
-    from superpod.planner.job import Job
     from superpod.planner.layout import Layout
+    from superpod.planner.planned_job import PlannedJob
     from superpod.recipes.registry import recipes
 
     name, gpu, gpus, nodes = said.name, said.gpu, said.gpus, said.nodes
@@ -187,7 +187,7 @@ def _of_model(said: Said, facts: Hardware) -> Job:
     if gpus is None and nodes is None:
         raise UserError(f"{name} is a model: say on how many GPUs", f"--gpus {8 * node.gpus}, or --nodes 8")
     world = _positive("--gpus", gpus) if gpus is not None else _positive("--nodes", nodes or 0) * node.gpus
-    return Job(shape, node, facts.fabric_of(node), world, SEQ, "bf16", Layout(gbs=GBS))
+    return PlannedJob(shape, node, facts.fabric_of(node), world, SEQ, "bf16", Layout(gbs=GBS))
 
 
 def _positive(what: str, value: int) -> int:

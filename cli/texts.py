@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from superpod.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from superpod.planner.job import Options
     from superpod.planner.layout import Layout
+    from superpod.planner.planned_job import Options
 
 MOST_CHUNKS = 2**14
 """Of one `NxM`: more chunks than any pipeline has are a slip of the hand."""

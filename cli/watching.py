@@ -12,7 +12,7 @@ from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.node.run_folder import RunFolder
-    from superpod.slurm.connection import Login
+    from superpod.slurm.connection import Connection
     from superpod.slurm.watch import Seen
 
 Run = Annotated[str, typer.Argument(help="A run folder.")]
@@ -43,14 +43,14 @@ def status(
             _top_up(each, way)
 
 
-def _found(run: str, cluster: str, runs: str) -> tuple[Login, list[RunFolder]]:
+def _found(run: str, cluster: str, runs: str) -> tuple[Connection, list[RunFolder]]:
     """The way to Slurm, and the runs that are meant."""
     from superpod.node import guard
     from superpod.node.run_folder import RunFolder
     from superpod.slurm import connection, mirror, profiles
 
     profile = profiles.load(cluster) if cluster else None
-    way = connection.of(profile) if profile else connection.Login()
+    way = connection.of(profile) if profile else connection.Connection()
     folder = runs or (profile.folders.runs if profile else "runs")
     if way.remote:
         local = mirror.fetch(way, str(Path(run).parents[1]) if run else folder)
@@ -108,7 +108,7 @@ def _ago(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def _top_up(seen: Seen, way: Login) -> None:
+def _top_up(seen: Seen, way: Connection) -> None:
     """Queue what a run lacks to go on by itself; its profile says how many attempts."""
     from superpod.node.files import read_json
     from superpod.node.first_step import excluded
@@ -140,7 +140,7 @@ def logs(
 
     folder = RunFolder.open(run)
     reader = Reader(folder, rank=rank, all_ranks=all_ranks, attempt=attempt, tail=lines)
-    way = connection.Login()
+    way = connection.Connection()
     while True:
         for line in reader.new():
             print(line)
@@ -159,7 +159,7 @@ def cancel(run: Run, cluster: Cluster = "") -> None:
     from superpod.slurm import connection, profiles
     from superpod.slurm.submit import job_name
 
-    way = connection.of(profiles.load(cluster)) if cluster else connection.Login()
+    way = connection.of(profiles.load(cluster)) if cluster else connection.Connection()
     if way.remote:
         way.run(["sh", "-c", 'cat >"$0/stop"', run], stdin=b'{"reason": "cancelled by the user"}')
     else:

@@ -218,7 +218,7 @@ def _parameters(partial: run.Partial, ranks: int) -> int:
 
 
 @dataclass(frozen=True)
-class Ended:
+class AttemptEnd:
     """How an attempt ended."""
 
     state: str
@@ -226,7 +226,7 @@ class Ended:
     message: str
 
 
-def launch(prepared: Prepared, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> Ended:
+def launch(prepared: Prepared, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
     """Run the prepared job in `attempt` and wait for it.
 
     `tick` is called a few times a second, with words to say or none.
@@ -257,7 +257,7 @@ def launch(prepared: Prepared, folder: RunFolder, attempt: Attempt, tick: Callab
     finally:
         send(processes_of(attempt.path), signal.SIGKILL)
     if watchdog.stalled and not folder.done:
-        return Ended("stalled", 1, watchdog.stalled)
+        return AttemptEnd("stalled", 1, watchdog.stalled)
     return _verdict(folder, attempt, stop.received, state)
 
 
@@ -298,14 +298,14 @@ def _nemo_run_in(folder: Path) -> Iterator[str]:
             os.environ["PATH"] = before
 
 
-def _verdict(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: str) -> Ended:
+def _verdict(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: str) -> AttemptEnd:
     from superpod.node.diagnose import why
 
     if folder.done:
-        return Ended("done", 0, "")
+        return AttemptEnd("done", 0, "")
     if stops:
         saved = attempt.heartbeat().get("checkpoint")
-        return Ended("cancelled", 130, "stopped by the user, checkpoint saved" if saved else "stopped by the user")
+        return AttemptEnd("cancelled", 130, "stopped by the user, checkpoint saved" if saved else "stopped by the user")
     if torchx_state.endswith("SUCCEEDED"):
-        return Ended("failed", 1, "the job ended before its last step")
-    return Ended("failed", 1, why(folder, attempt))
+        return AttemptEnd("failed", 1, "the job ended before its last step")
+    return AttemptEnd("failed", 1, why(folder, attempt))

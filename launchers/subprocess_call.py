@@ -22,7 +22,7 @@ from typing import Any
 from superpod.errors import UserError
 
 
-class Apart(RuntimeError):
+class SubprocessFailed(RuntimeError):
     """The process failed; the message holds its last words."""
 
 
@@ -31,7 +31,7 @@ def call(function: str, log: Path, /, **arguments: Any) -> Any:
 
     Raises:
         UserError: as the function did.
-        Apart: it failed otherwise, or was killed.
+        SubprocessFailed: it failed otherwise, or was killed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     answer = log.with_suffix(".json")
@@ -46,7 +46,7 @@ def call(function: str, log: Path, /, **arguments: Any) -> Any:
     if "refused" in said:
         raise UserError(*said["refused"])
     if "failed" in said:
-        raise Apart(f"{function.partition(':')[2]} failed: {said['failed']}; its log is {log}")
+        raise SubprocessFailed(f"{function.partition(':')[2]} failed: {said['failed']}; its log is {log}")
     return said["value"]
 
 
@@ -56,7 +56,7 @@ def once(function: str, /, **arguments: Any) -> Any:
     keep = False
     try:
         return call(function, folder / "log", **arguments)
-    except Apart:
+    except SubprocessFailed:
         keep = True
         raise
     finally:

@@ -60,7 +60,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Stored:
+class CheckpointMetadata:
     """`tensors` are by name, optimizer states among them; `places` are (file, offset, bytes) of what is stored."""
 
     tensors: dict[str, Tensor]
@@ -85,7 +85,7 @@ class Stored:
         return len(self.model) < len(self.tensors)
 
 
-def read(checkpoint: Path) -> Stored:
+def read(checkpoint: Path) -> CheckpointMetadata:
     """What `weights/.metadata` says.
 
     Raises:
@@ -100,7 +100,7 @@ def read(checkpoint: Path) -> Stored:
         raise ValueError("weights/.metadata is missing") from None
     except Exception as broken:  # a damaged pickle fails in any way there is
         raise ValueError(f"weights/.metadata is damaged: {type(broken).__name__}") from None
-    return Stored(tensors, places)
+    return CheckpointMetadata(tensors, places)
 
 
 def _tensor(found: Any) -> Tensor:

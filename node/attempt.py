@@ -39,7 +39,7 @@ WHY = {
 def main(words: list[str]) -> int:
     """Run one attempt; the exit code of the job: 0 = done, saved to go on, or nothing left to do; 1 = it failed."""
     options, command = _parse(words)
-    job = Job()
+    job = SlurmJob()
     try:
         run = open_run(options, job)
         if reason := guard.nothing_to_do(run, job.end_of, job.id):
@@ -60,7 +60,7 @@ def main(words: list[str]) -> int:
         return 1
 
 
-class Job:
+class SlurmJob:
     """The Slurm job that this is."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Job:
         raise UserError("no port is free between 20000 and 30000 on this node")
 
 
-def open_run(options: argparse.Namespace, job: Job) -> RunFolder:
+def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
     """The run that this job belongs to: the one it was submitted with, or one of its own, found again by a requeue."""
     if given := os.environ.get("SUPERPOD_RUN_DIR"):
         return RunFolder.open(given)
@@ -117,7 +117,7 @@ def open_run(options: argparse.Namespace, job: Job) -> RunFolder:
 class _Running:
     """The ranks of one attempt, from their start to the last word in result.json."""
 
-    def __init__(self, run: RunFolder, job: Job, options: argparse.Namespace) -> None:
+    def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace) -> None:
         run.discard_unfinished()
         self.run, self.job, self.options = run, job, options
         self.attempt = run.new_attempt(job=job.id)
@@ -214,7 +214,7 @@ def _waiting() -> list[str]:
     return _slurm("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").split()
 
 
-def _health(options: argparse.Namespace, job: Job) -> dict[str, str]:
+def _health(options: argparse.Namespace, job: SlurmJob) -> dict[str, str]:
     """Bad nodes of this job, by the checks of its profile; none where it has none."""
     script = Path(__file__).resolve().parents[1] / "slurm" / "checks" / "node.sh"
     return first_step.bad_nodes(script, options.checks, job.nodes, os.environ) if options.checks else {}

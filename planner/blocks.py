@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from superpod.planner import collectives
-from superpod.planner.job import Job
 from superpod.planner.models import work as model_work
-from superpod.planner.roofline import KINDS, LAYER_KINDS, Array, Units, Work
+from superpod.planner.planned_job import PlannedJob
+from superpod.planner.roofline import KINDS, LAYER_KINDS, Array, KernelUnits, Work
 
 
 def attention(w: Work) -> None:
@@ -221,7 +221,7 @@ BLOCKS: dict[str, Callable[[Work], None]] = {
 }
 
 
-def work(job: Job, units: Units) -> Array:
+def work(job: PlannedJob, units: KernelUnits) -> Array:
     """Work of one block of each kind that the model has: [units, KINDS, PHASES, RESOURCES], for one micro-batch.
 
     Seconds at nominal peaks and bandwidths; launches and latencies are counts.

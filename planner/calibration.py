@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.planner import files
-from superpod.planner.job import Job
+from superpod.planner.planned_job import PlannedJob
 
 FOLDER = Path(__file__).parent / "data" / "calibration"
 
@@ -24,7 +24,7 @@ PINNED = "25.1"
 """The era of what this project installs (NeMo 2.7.3, megatron-core 0.15.3); of a job that says no release."""
 
 
-def era(job: Job) -> str:
+def era(job: PlannedJob) -> str:
     """The software's era: of a NeMo release or container by its number, else the name of the framework."""
     release, framework = job.options.release, job.options.framework
     if framework != "megatron":
@@ -37,7 +37,7 @@ def era(job: Job) -> str:
     return next((name for most, name in ERAS if float(number[1]) <= most), ERAS[-1][1]) if number else PINNED
 
 
-def selectors(job: Job) -> tuple[str, ...]:
+def selectors(job: PlannedJob) -> tuple[str, ...]:
     """The factors that apply to a job, by name: their keys in a GPU's file."""
     kind = "moe" if job.model.is_moe else "dense"
     when = era(job)
@@ -51,7 +51,7 @@ def selectors(job: Job) -> tuple[str, ...]:
     return tuple(found)
 
 
-def fused_experts(job: Job) -> bool:
+def fused_experts(job: PlannedJob) -> bool:
     """Whether gated experts run as one fused MXFP8 kernel: Blackwell from 26.06 on (`cutedsl_fused_grouped_mlp` of
     Megatron-Bridge's scripts/performance/configs)."""
     m = job.model
@@ -61,7 +61,7 @@ def fused_experts(job: Job) -> bool:
     )  # fmt: skip
 
 
-def constants(job: Job) -> dict[str, float]:
+def constants(job: PlannedJob) -> dict[str, float]:
     """The constants for a job, by name."""
     return dict(_resolved(job.node.gpu.calibrated_as or job.node.gpu.name, selectors(job)))
 

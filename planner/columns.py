@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from superpod.planner.job import Job
 from superpod.planner.layout import CHOICES, Layout
-from superpod.planner.models import Model, Split
+from superpod.planner.models import ModelShape, Split
+from superpod.planner.planned_job import PlannedJob
 from superpod.planner.rules import bits
 
 Column: TypeAlias = NDArray[np.int64]
@@ -54,7 +54,7 @@ class Columns:
     """Pipeline ranks that this entry stands for; over the last axis they add up to pp."""
     blocks: Mapping[str, Column]
     """Blocks of each kind (`attention`, `mla`, `mamba`, `delta`, `mlp`, `moe`) on this rank, its chunks together; MLPs
-    that differ in width count by it (`Model.held`)."""
+    that differ in width count by it (`ModelShape.held`)."""
     layers: Column
     """Transformer layers on this rank."""
 
@@ -78,7 +78,7 @@ class Columns:
         return (self.modules & bits([module])) != 0
 
 
-def of(job: Job) -> Columns:
+def of(job: PlannedJob) -> Columns:
     """The pipeline ranks of one job, in order: columns of shape [pp].
 
     Raises:
@@ -141,7 +141,7 @@ def _numbers(x: Layout) -> tuple[int, ...]:
 class Stages:
     """What the distinct pipeline ranks hold, for a number of ways to deal out the layers. Done once, not per layout."""
 
-    def __init__(self, model: Model, splits: Sequence[Split]) -> None:
+    def __init__(self, model: ModelShape, splits: Sequence[Split]) -> None:
         held = [_ranks(model, split) for split in splits]
         shape = (len(held), max((len(ranks) for ranks in held), default=1))
         kinds = sorted({kind for blocks in model.blocks for kind in blocks})
@@ -162,12 +162,12 @@ class Stages:
         return Columns(**one, rank=self._rank[way], weight=self._weight[way], layers=self._layers[way], blocks=blocks)
 
 
-def _held(model: Model, chunks: Sequence[range]) -> Mapping[str, float]:
+def _held(model: ModelShape, chunks: Sequence[range]) -> Mapping[str, float]:
     """Blocks of each kind in these layers."""
     return model.held(layer for r in chunks for layer in r)
 
 
-def _ranks(model: Model, split: Split) -> list[tuple[int, int, int, Mapping[str, float]]]:
+def _ranks(model: ModelShape, split: Split) -> list[tuple[int, int, int, Mapping[str, float]]]:
     """Distinct ranks as (the first of its kind, how many, layers, blocks); the first and the last are kinds alone."""
     chunks = split.chunk_layers(model.layers)
     found: dict[Any, tuple[int, int, int, Mapping[str, float]]] = {}

@@ -15,8 +15,8 @@ from typing import Any
 from superpod.errors import UserError
 from superpod.planner import megatron_args
 from superpod.planner.files import text_of
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
 
 ZERO = ("none", "zero1", "zero2", "zero3")
 
@@ -39,7 +39,7 @@ class Foreign:
     left_out: tuple[str, ...] = ()
     """Its keys that have no counterpart here."""
 
-    def job(self, base: Job) -> Job:
+    def job(self, base: PlannedJob) -> PlannedJob:
         """The file's own run: its layout over the model, GPUs and batch of `base`."""
         if self.arguments:
             made, unknown = megatron_args.apply(base, self.arguments)

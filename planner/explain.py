@@ -10,10 +10,10 @@ import numpy as np
 
 from superpod.planner import legality, predict
 from superpod.planner.hardware import GIB
-from superpod.planner.job import Job, Options
 from superpod.planner.layout import Layout
+from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.predict import Prediction
-from superpod.planner.search import Found
+from superpod.planner.search import SearchResult
 
 BOUNDS = {
     "tp": "tensor-parallel communication",
@@ -35,14 +35,14 @@ class Move:
     """One change of a run, and what it does."""
 
     what: str
-    job: Job
+    job: PlannedJob
     prediction: Prediction
     frees_gib: float
     slower: float
     """Step time over the one before, less 1."""
 
 
-def moves(job: Job, before: Prediction | None = None) -> list[Move]:
+def moves(job: PlannedJob, before: Prediction | None = None) -> list[Move]:
     """Every single legal change that frees memory, those that make the run fit first, then the cheapest in time."""
     before = before or predict.one(job)
     if before.step_time_s is None or before.reserved_gib_max is None:
@@ -58,7 +58,7 @@ def moves(job: Job, before: Prediction | None = None) -> list[Move]:
     return sorted(found, key=lambda m: (m.prediction.short_gib > 0, m.slower))
 
 
-def better(job: Job, before: Prediction, most: int = 3) -> list[str]:
+def better(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
     """Single changes that make the step faster by 1 % or more and fit, the fastest first."""
     tried = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
     legal = [(what, other) for what, other in tried if not legality.violations(other)]
@@ -67,7 +67,7 @@ def better(job: Job, before: Prediction, most: int = 3) -> list[str]:
     return [f"{what} takes {-gain:.1%} off the step" for gain, what in sorted(gains) if gain < -0.01][:most]
 
 
-def short_of(job: Job, before: Prediction) -> str:
+def short_of(job: PlannedJob, before: Prediction) -> str:
     """`40.2 GiB short: cp 2 frees 22.1 GiB (+3 % time), ...` for a run that does not fit.
 
     When a single change makes it fit, those come first and are called so; else the largest savings are listed.
@@ -99,7 +99,7 @@ def bound(prediction: Prediction) -> str:
     return f"bound by {first} of the step; then {second}"
 
 
-def why(found: Found, i: int, prediction: Prediction | None = None) -> list[str]:
+def why(found: SearchResult, i: int, prediction: Prediction | None = None) -> list[str]:
     """Why the i-th layout stands where it stands: its bound, its headroom, its stages, and what the next one lacks."""
     prediction = prediction or predict.one(found.job_of(i))
     room = (found.cap - found.reserved[i]) / GIB
@@ -119,7 +119,7 @@ def why(found: Found, i: int, prediction: Prediction | None = None) -> list[str]
     return lines
 
 
-def pipeline(job: Job) -> str:
+def pipeline(job: PlannedJob) -> str:
     """The bubble in both conventions, and how uneven the stages are."""
     p, v, m = job.layout.pp, job.layout.vp or 1, job.micro_batches
     chunks = [len(r) for r in job.split.chunk_layers(job.model.layers)]
@@ -131,7 +131,7 @@ def pipeline(job: Job) -> str:
     )
 
 
-def misses(found: Found, most: int = 3) -> list[str]:
+def misses(found: SearchResult, most: int = 3) -> list[str]:
     """Layouts that would be faster than the best one but do not fit, and what would make each fit."""
     if not len(found.ranked):
         return []
@@ -189,7 +189,7 @@ def _runs(values: tuple[object, ...]) -> list[str]:
     return [f"{count}x{value}" if count > 1 else str(value) for value, count in runs]
 
 
-def _other_degrees(found: Found) -> int | None:
+def _other_degrees(found: SearchResult) -> int | None:
     """The best layout whose degrees differ from the winner's."""
     keys = ("tp", "pp", "vp", "cp", "ep")
     ranked = found.ranked
@@ -198,7 +198,7 @@ def _other_degrees(found: Found) -> int | None:
     return int(ranked[differs[0]]) if len(differs) else None
 
 
-def _changes(job: Job) -> Iterator[tuple[str, Layout]]:
+def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
     x = job.layout
     for key in ("tp", "pp", "cp", "ep"):
         twice = getattr(x, key) * 2
@@ -220,7 +220,7 @@ def _changes(job: Job) -> Iterator[tuple[str, Layout]]:
         yield "full recompute", x.replace(recompute="full", recompute_method="uniform", recompute_layers=1)
 
 
-def _reversals(job: Job) -> Iterator[tuple[str, Layout]]:
+def _reversals(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
     """The changes that give memory back for time."""
     x = job.layout
     for key in ("tp", "pp", "cp", "ep"):
@@ -240,7 +240,7 @@ def _reversals(job: Job) -> Iterator[tuple[str, Layout]]:
         yield "zero1", x.replace(sharding="zero1")
 
 
-def _options(job: Job) -> Iterator[tuple[str, Options]]:
+def _options(job: PlannedJob) -> Iterator[tuple[str, Options]]:
     if job.options.moments == "fp32" and job.task != "lora":
         yield "BF16 moments", replace(job.options, moments="bf16")
     if job.options.offload < 1 and job.task != "lora":

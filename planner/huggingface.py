@@ -14,12 +14,12 @@ from typing import Any
 
 from superpod.errors import UserError
 from superpod.planner.files import text_of
-from superpod.planner.models import Model
+from superpod.planner.models import ModelShape
 
 Config = dict[str, Any]
 
 
-def from_config(path: str | Path, *, vocab_divisible_by: int = 128) -> Model:
+def from_config(path: str | Path, *, vocab_divisible_by: int = 128) -> ModelShape:
     """The model that a `config.json`, or the folder it lies in, describes.
 
     Args:
@@ -48,7 +48,7 @@ def from_config(path: str | Path, *, vocab_divisible_by: int = 128) -> Model:
         raise UserError(f"{path}: a value has the wrong type for {kind}: {wrong}") from wrong
     name = str(config.get("_name_or_path") or path.parent.name or kind).rstrip("/").rpartition("/")[2]
     shape = {"vocab_divisible_by": vocab_divisible_by, "source": str(path), **shape}
-    return Model.from_mapping(name, shape, str(path))
+    return ModelShape.from_mapping(name, shape, str(path))
 
 
 def _read(path: Path) -> Config:

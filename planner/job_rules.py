@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from superpod.planner.rules import Facts, Rule, near_multiples
+from superpod.planner.rules import Rule, RuleInputs, near_multiples
 
 if TYPE_CHECKING:
-    from superpod.planner.job import Job
+    from superpod.planner.planned_job import PlannedJob
 
 FP8 = ("fp8", "fp8ds", "fp8cs", "fp8bw", "mxfp8")
 
 
-def of(job: Job) -> tuple[Rule, ...]:
+def of(job: PlannedJob) -> tuple[Rule, ...]:
     """What holds of every framework, and of Megatron-Core; of its pinned release only where a later one lifted it."""
     if job.options.framework != "megatron":
         return GENERAL
     return (*GENERAL, *MEGATRON) if job.options.release else (*GENERAL, *MEGATRON, *PINNED)
 
 
-def _split_unevenly(f: Facts) -> Any:
+def _split_unevenly(f: RuleInputs) -> Any:
     """Whether uniform recomputation's groups of layers do not fill some model chunk."""
     rest = False
     for size in f.chunk_sizes:
@@ -30,22 +30,22 @@ def _split_unevenly(f: Facts) -> Any:
     return rest
 
 
-def _no_precision(f: Facts) -> tuple[str, str]:
+def _no_precision(f: RuleInputs) -> tuple[str, str]:
     gpu = f.job.node.gpu
     return f"{gpu.name} ({gpu.generation}) has no {f.job.precision}", f"it has {', '.join(gpu.precisions)}"
 
 
-def _has_precision(job: Job) -> bool:
+def _has_precision(job: PlannedJob) -> bool:
     gpu = job.node.gpu
     return job.precision in gpu.precisions or (job.precision == "fp8" and gpu.fp8_tflops > 0)
 
 
-def _own_attention(job: Job) -> bool:
+def _own_attention(job: PlannedJob) -> bool:
     """Whether attention is Megatron's own DotProductAttention, not Transformer Engine's."""
     return job.options.impl == "local" or job.options.attention == "local"
 
 
-def _splits_groups(f: Facts) -> Any:
+def _splits_groups(f: RuleInputs) -> Any:
     """Mamba under context parallelism: heads by tp x cp, and groups by cp or cp by groups."""
     m = f.model
     if "mamba" not in m.kinds:

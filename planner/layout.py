@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from superpod.errors import UserError, did_you_mean
 from superpod.planner import rules
-from superpod.planner.rules import MODULES, Broken, Facts, bits
+from superpod.planner.rules import MODULES, Broken, RuleInputs, bits
 
 Recompute = Literal["none", "selective", "full"]
 RecomputeMethod = Literal["uniform", "block"]
@@ -141,9 +141,9 @@ class Layout:
         """A copy with some fields changed."""
         return replace(self, **changes)
 
-    def facts(self, world: int, **more: Any) -> Facts:
+    def facts(self, world: int, **more: Any) -> RuleInputs:
         """This layout on so many GPUs, as the rules of `rules.py` ask about it."""
-        return Facts(
+        return RuleInputs(
             gpus=world,
             **{name: getattr(self, name) for name in ("tp", "pp", "cp", "ep", "sp", "mbs", "gbs", "recompute_layers")},
             vp=self.vp or 1,

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from superpod.errors import UserError, did_you_mean
 from superpod.planner import job_rules, rules
 from superpod.planner.models.stages import Split, even_chunks
-from superpod.planner.rules import Broken, Facts
+from superpod.planner.rules import Broken, RuleInputs
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from superpod.planner.job import Job
+    from superpod.planner.planned_job import PlannedJob
 
 
-def violations(job: Job) -> list[Broken]:
+def violations(job: PlannedJob) -> list[Broken]:
     """Every rule that the job breaks, with the numbers and the nearest legal change; [] = legal."""
     if found := job.layout.below_one():
         return found
@@ -29,14 +29,14 @@ def violations(job: Job) -> list[Broken]:
     return [*rules.layout(facts), *rules.check((*rules.MODEL, *job_rules.of(job)), facts)]
 
 
-def warnings(job: Job) -> list[Broken]:
+def warnings(job: PlannedJob) -> list[Broken]:
     """What a legal job does badly: slow products, bubbles, traffic that leaves NVLink, settings without effect."""
     from superpod.planner.advice import ADVICE
 
     return [] if job.layout.below_one() else rules.check(ADVICE, _facts(job))
 
 
-def require(job: Job) -> None:
+def require(job: PlannedJob) -> None:
     """Do nothing when the job is legal.
 
     Raises:
@@ -55,7 +55,7 @@ FIELDS = (
 """Columns that `legal_mask` takes, as in `Columns`."""
 
 
-def legal_mask(job: Job, fields: Mapping[str, Any], dealt: Any = False) -> NDArray[np.bool_]:
+def legal_mask(job: PlannedJob, fields: Mapping[str, Any], dealt: Any = False) -> NDArray[np.bool_]:
     """Which of many layouts of one job are legal: the same rules as `violations`, over arrays.
 
     Args:
@@ -82,7 +82,7 @@ def legal_mask(job: Job, fields: Mapping[str, Any], dealt: Any = False) -> NDArr
     return ~broken
 
 
-def _facts(job: Job) -> Facts:
+def _facts(job: PlannedJob) -> RuleInputs:
     """The job as the rules ask about it, its layers dealt out if they can be."""
     layout, sizes, why = job.layout, (), ("", "")
     uneven = layout.embedding_as_layer or layout.loss_as_layer or layout.chunks is not None
@@ -96,7 +96,7 @@ def _facts(job: Job) -> Facts:
     return layout.facts(job.gpus, **dealt, model=job.model, job=job)
 
 
-def _many(job: Job, fields: dict[str, NDArray[Any]], dealt: NDArray[np.bool_]) -> Facts:
+def _many(job: PlannedJob, fields: dict[str, NDArray[Any]], dealt: NDArray[np.bool_]) -> RuleInputs:
     """As `_facts`, of many layouts that deal their layers evenly."""
     import numpy as np
 
@@ -113,4 +113,4 @@ def _many(job: Job, fields: dict[str, NDArray[Any]], dealt: NDArray[np.bool_]) -
     get["interleaved"] = get["vp"] > 1
     del get["dp"]
     given = {"uneven": ((ends[0] | ends[1]) == 1) | dealt, "undealt": ~(evenly | dealt), "chunk_sizes": sizes}
-    return Facts(**get, **given, model=job.model, job=job)
+    return RuleInputs(**get, **given, model=job.model, job=job)

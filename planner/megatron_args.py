@@ -1,4 +1,4 @@
-"""Megatron-LM's command-line arguments as changes to a `Job`: `--tensor-model-parallel-size 8 --swiglu` and the like.
+"""Megatron-LM's command-line arguments as changes to a `PlannedJob`: `--tensor-model-parallel-size 8 --swiglu`, ....
 
 `parse` reads them from a command line, from `name=value; name=value`, or from the `MODEL_ARGS` of a YAML file that the
 caller has loaded; `apply` lays them over a job and names what has no counterpart here. Names and defaults: Megatron-LM
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from superpod.errors import UserError
-from superpod.planner.job import Job
 from superpod.planner.layout import MODULES
+from superpod.planner.planned_job import PlannedJob
 
 Args = Mapping[str, str]
 
@@ -83,7 +83,7 @@ def _keyed(text: str) -> str:
     return f"{name.replace('_', '-')}={value}"
 
 
-def apply(job: Job, args: Args, *, defaults: bool = True) -> tuple[Job, list[str]]:
+def apply(job: PlannedJob, args: Args, *, defaults: bool = True) -> tuple[PlannedJob, list[str]]:
     """The job as these arguments change it, and the arguments that have no counterpart.
 
     Args:
@@ -129,7 +129,7 @@ def changed(args: Args) -> Changes:
     return found
 
 
-def _model(changes: dict[str, Any], job: Job) -> dict[str, Any]:
+def _model(changes: dict[str, Any], job: PlannedJob) -> dict[str, Any]:
     """Model fields with what Megatron derives from several arguments at once."""
     changes = dict(changes)
     if changes.get("experts") and not changes.get("expert_ffn") and not job.model.expert_ffn:
@@ -142,7 +142,7 @@ def _model(changes: dict[str, Any], job: Job) -> dict[str, Any]:
     return changes
 
 
-def _layout(changes: dict[str, Any], job: Job, layers: int) -> dict[str, Any]:
+def _layout(changes: dict[str, Any], job: PlannedJob, layers: int) -> dict[str, Any]:
     """Layout fields with what Megatron derives: virtual stages from their layers, no `sp` without `tp`."""
     found = dict(changes)
     tp, pp = found.get("tp", job.layout.tp), found.get("pp", job.layout.pp)

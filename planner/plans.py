@@ -9,9 +9,9 @@ import numpy as np
 
 from superpod.errors import UserError
 from superpod.planner import columns, explain, memory, predict, steptime, textbook
-from superpod.planner.job import Job
+from superpod.planner.planned_job import PlannedJob
 from superpod.planner.predict import Prediction
-from superpod.planner.search import Found, Space
+from superpod.planner.search import SearchResult, Space
 from superpod.planner.search import search as search_one
 
 SCHEMA = 1
@@ -21,8 +21,8 @@ TRAINS_IN = ("bf16", "fp8cs", "mxfp8")
 
 
 def search(
-    job: Job, *, auto: bool = False, fixed: dict[str, Any] | None = None, memory_cap_gib: float | None = None
-) -> dict[str, Found]:
+    job: PlannedJob, *, auto: bool = False, fixed: dict[str, Any] | None = None, memory_cap_gib: float | None = None
+) -> dict[str, SearchResult]:
     """Every legal layout, in the job's precision or (`auto`) in each worth trying; the fastest precision first.
 
     Raises:
@@ -37,7 +37,7 @@ def search(
     return dict(sorted(found.items(), key=lambda item: fastest[item[0]]))
 
 
-def best(job: Job, **how: Any) -> Job:
+def best(job: PlannedJob, **how: Any) -> PlannedJob:
     """The run with its fastest layout that fits; `how` as for `search`.
 
     Raises:
@@ -50,7 +50,7 @@ def best(job: Job, **how: Any) -> Job:
     return first.job_of(int(first.ranked[0])).replace(precision=precision)
 
 
-def seconds(job: Job) -> float:
+def seconds(job: PlannedJob) -> float:
     """Step time of a legal run.
 
     Raises:
@@ -62,25 +62,25 @@ def seconds(job: Job) -> float:
     return prediction.step_time_s
 
 
-def ranked(found: dict[str, Found]) -> list[tuple[str, Found, int]]:
+def ranked(found: dict[str, SearchResult]) -> list[tuple[str, SearchResult, int]]:
     """All layouts that fit, over the precisions, the fastest first: (precision, search, index)."""
     every = [(p, f, int(i)) for p, f in found.items() for i in f.ranked[:1000]]
     return sorted(every, key=lambda each: float(each[1].seconds[each[2]])) if len(found) > 1 else every
 
 
-def mfu(job: Job, seconds: float) -> float:
+def mfu(job: PlannedJob, seconds: float) -> float:
     """Model FLOPs utilization: `steptime.mfu`."""
     return float(steptime.mfu(job, seconds))
 
 
-def closest(found: Found) -> str:
+def closest(found: SearchResult) -> str:
     """What to do when nothing fits: the layout that is least over, and what would make it fit."""
     i = int(np.argmin(found.reserved))
     job = found.job_of(i)
     return f"nothing fits; closest is {explain.title(job.layout)}, {explain.short_of(job, predict.one(job))}"
 
 
-def against_rules(found: Found) -> str:
+def against_rules(found: SearchResult) -> str:
     """What the textbook's rules choose, and the regret of it."""
     try:
         rules = textbook.choose(found.job)
@@ -98,19 +98,19 @@ def against_rules(found: Found) -> str:
     )
 
 
-def as_json(found: dict[str, Found], *, top: int, memory_cap_gib: float | None = None) -> dict[str, Any]:
+def as_json(found: dict[str, SearchResult], *, top: int, memory_cap_gib: float | None = None) -> dict[str, Any]:
     """The plan as contracts.md has it: query, number of candidates, and the best layouts with all their figures."""
     query = _query(next(iter(found.values())).job) | {"precision": list(found), "memory_cap_gib": memory_cap_gib}
     layouts = [_layout(p, f, i) for p, f, i in ranked(found)[:top]]
     return {"schema": SCHEMA, "query": query, "candidates": sum(map(len, found.values())), "layouts": layouts}
 
 
-def of_run(job: Job) -> dict[str, Any]:
+def of_run(job: PlannedJob) -> dict[str, Any]:
     """The plan of one run whose layout is given, in the same form."""
     return {"schema": SCHEMA, "query": _query(job), "candidates": 1, "layouts": [described(job)]}
 
 
-def _query(job: Job) -> dict[str, Any]:
+def _query(job: PlannedJob) -> dict[str, Any]:
     return {
         "model": job.model.name,
         "gpu": job.node.gpu.name,
@@ -125,13 +125,13 @@ def _query(job: Job) -> dict[str, Any]:
     }
 
 
-def _layout(precision: str, found: Found, i: int) -> dict[str, Any]:
+def _layout(precision: str, found: SearchResult, i: int) -> dict[str, Any]:
     job = found.job_of(i)
     prediction = predict.one(job)
     return described(job, prediction) | {"precision": precision, "why": explain.why(found, i, prediction)}
 
 
-def described(job: Job, prediction: Prediction | None = None) -> dict[str, Any]:
+def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str, Any]:
     """One run's layout with its figures: an entry of `layouts`."""
     prediction = prediction or predict.one(job)
     return {
@@ -148,7 +148,7 @@ def described(job: Job, prediction: Prediction | None = None) -> dict[str, Any]:
     }
 
 
-def stages(job: Job) -> list[dict[str, Any]]:
+def stages(job: PlannedJob) -> list[dict[str, Any]]:
     """Bytes of every pipeline rank at its peak, by owner."""
     owners = memory.by_owner(job, columns.of(job))
     return [

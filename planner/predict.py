@@ -1,4 +1,4 @@
-"""Memory and step time of given runs: one `Job`, or a table of published rows, with a verdict each.
+"""Memory and step time of given runs: one `PlannedJob`, or a table of published rows, with a verdict each.
 
 >>> from superpod.planner import predict
 >>> predict.one(job).verdict
@@ -18,9 +18,9 @@ from superpod.errors import UserError
 from superpod.planner import columns, legality, memory, steptime
 from superpod.planner.columns import Column, Stages
 from superpod.planner.hardware import GIB
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 from superpod.planner.models import Split
+from superpod.planner.planned_job import PlannedJob
 from superpod.planner.tables import published
 from superpod.planner.tables.published import Run
 
@@ -63,12 +63,12 @@ class Prediction:
         return self.verdict == "ok" and self.short_gib > 0
 
 
-def one(job: Job) -> Prediction:
+def one(job: PlannedJob) -> Prediction:
     """The run of one job."""
     return many([job])[0]
 
 
-def many(jobs: Sequence[Job]) -> list[Prediction]:
+def many(jobs: Sequence[PlannedJob]) -> list[Prediction]:
     """The runs of many jobs, in their order; those that differ in their layout only are costed together."""
     return _runs([Run.of(job) for job in jobs])
 
@@ -151,7 +151,7 @@ def rows(table: Iterable[published.Row]) -> list[Prediction]:
     return [each or next(predicted) for each in found]
 
 
-def _setting(job: Job) -> tuple[object, ...]:
+def _setting(job: PlannedJob) -> tuple[object, ...]:
     """All of a job but its layout and size: jobs with the same are columns of one table."""
     return (job.model, job.node, job.fabric, job.seq, job.precision, job.task, job.options)
 

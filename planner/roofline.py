@@ -3,7 +3,8 @@
 `blocks.py` counts operations: matrix products at the peak of their precision, bytes at the HBM's bandwidth, bytes
 on either tier of links, kernels. What the hardware reaches of it is calibration (`calibration.py`), one efficiency per
 resource. A matrix product costs its FLOPs, its operands' bytes and a launch: so its efficiency falls with any small
-dimension, the curve over size. Everything is an array over `Units`: the few distinct (tp, cp, ep, mbs, ...) of a table.
+dimension, the curve over size. Everything is an array over `KernelUnits`: the few distinct (tp, cp, ep, mbs, ...)
+of a table.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superpod.planner import collectives
-from superpod.planner.job import Job
 from superpod.planner.layout import MODULES
+from superpod.planner.planned_job import PlannedJob
 
 Array = NDArray[np.float64]
 
@@ -53,7 +54,7 @@ INDEX = {name: i for i, name in enumerate(RESOURCES)}
 
 
 @dataclass(frozen=True)
-class Units:
+class KernelUnits:
     """The degrees that a block's work depends on, as arrays of one length."""
 
     tp: Array
@@ -71,7 +72,7 @@ class Units:
 class Work:
     """Collects the work of one job's blocks: `table` has shape [units, KINDS, PHASES, RESOURCES]."""
 
-    def __init__(self, job: Job, units: Units) -> None:
+    def __init__(self, job: PlannedJob, units: KernelUnits) -> None:
         self.job, self.u, self.m = job, units, job.model
         gpu = job.node.gpu
         low = job.precision not in ("fp32", "tf32", "bf16", "fp16")
@@ -188,6 +189,6 @@ def _off(side: Any, size: int) -> Any:
     return np.log2(whole / np.gcd(np.asarray(side).astype(np.int64), whole))
 
 
-def links_near(job: Job) -> float:
+def links_near(job: PlannedJob) -> float:
     """Nominal bytes/s between GPUs of one NVLink domain."""
     return collectives.links(job.node, job.fabric).near_bytes_per_s

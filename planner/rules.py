@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from superpod.planner.models import Model
+    from superpod.planner.models import ModelShape
 
 
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
@@ -34,7 +34,7 @@ class Broken(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
+class RuleInputs:
     """What rules ask about. Numbers are whole numbers, or numpy arrays that broadcast; `model` and `job` are one."""
 
     gpus: Any = 1
@@ -69,7 +69,7 @@ class Facts:
     """Layers of the model chunks, each size once."""
     why_undealt: tuple[str, str] = ("", "")
     model: Any = None
-    """`models.Model`; None where only the layout is known."""
+    """`models.ModelShape`; None where only the layout is known."""
     job: Any = None
     """`Job`; None where only layout and model are known."""
 
@@ -110,12 +110,12 @@ class Rule:
 
     name: str
     broken: Callable[[Any], Any]
-    """Facts -> whether it is broken: a truth value, or an array of them."""
+    """RuleInputs -> whether it is broken: a truth value, or an array of them."""
     says: Callable[[Any], tuple[str, str]]
-    """Facts of one layout that breaks it -> (rule with its numbers, nearest legal change)."""
+    """RuleInputs of one layout that breaks it -> (rule with its numbers, nearest legal change)."""
 
 
-def check(rules: Iterable[Rule], facts: Facts) -> list[Broken]:
+def check(rules: Iterable[Rule], facts: RuleInputs) -> list[Broken]:
     """The rules of a table that one layout breaks."""
     return [Broken(rule.name, *rule.says(facts)) for rule in rules if rule.broken(facts)]
 
@@ -135,7 +135,7 @@ def near_divisors(size: int, wanted: int) -> str:
     return " or ".join(map(str, below + above))
 
 
-def world(facts: Facts) -> tuple[str, str]:
+def world(facts: RuleInputs) -> tuple[str, str]:
     """What is wrong with the number of GPUs."""
     f, unit = facts, facts.model_parallel
     return (
@@ -144,21 +144,21 @@ def world(facts: Facts) -> tuple[str, str]:
     )
 
 
-def _batch(f: Facts) -> tuple[str, str]:
+def _batch(f: RuleInputs) -> tuple[str, str]:
     return (
         f"gbs {f.gbs} must be a multiple of mbs {f.mbs} x dp {f.dp} = {f.step}",
         f"nearest: gbs {near_multiples(f.step, f.gbs)}",
     )
 
 
-def _breaks_groups(f: Facts) -> Any:
+def _breaks_groups(f: RuleInputs) -> Any:
     """Whether the last group of micro-batches is too short to fill the pipeline; a group is pp, unless a job says."""
     group = (f.job.options.microbatch_group if f.job is not None else 0) or f.pp
     rest = f.micro_batches % group
     return (rest != 0) & (rest < f.pp)
 
 
-def _micro_batches(f: Facts) -> tuple[str, str]:
+def _micro_batches(f: RuleInputs) -> tuple[str, str]:
     return (
         f"with vp, the micro-batches per step ({f.gbs} / ({f.mbs} x {f.dp}) = {f.micro_batches}) "
         f"must be a multiple of pp {f.pp}",
@@ -166,7 +166,7 @@ def _micro_batches(f: Facts) -> tuple[str, str]:
     )
 
 
-def _expert_grid(f: Facts) -> tuple[str, str]:
+def _expert_grid(f: RuleInputs) -> tuple[str, str]:
     ranks, grid = f.ranks_of_a_stage, f.ep * f.etp
     return (
         f"the expert grid ep {f.ep} x etp {f.etp} = {grid} must divide tp x cp x dp = {ranks}",
@@ -214,23 +214,23 @@ LAYOUT = (*DEGREES, WORLD, *BATCH)
 """All that a layout on so many GPUs must keep."""
 
 
-def layout(facts: Facts) -> list[Broken]:
+def layout(facts: RuleInputs) -> list[Broken]:
     """The rules of `LAYOUT` that one layout breaks; those of the batch only where the world divides."""
     found = check((*DEGREES, WORLD), facts)
     return found if found and found[-1].rule == "world" else found + check(BATCH, facts)
 
 
-def _divides(name: str, size: Callable[[Model], int], by: str) -> Rule:
+def _divides(name: str, size: Callable[[ModelShape], int], by: str) -> Rule:
     """A size (0 = the model has no such part) that a degree must divide."""
 
-    def says(f: Facts) -> tuple[str, str]:
+    def says(f: RuleInputs) -> tuple[str, str]:
         whole, degree = size(f.model), getattr(f, by)
         return f"{name} {whole} is no multiple of {by} {degree}", f"nearest: {by} {near_divisors(whole, degree)}"
 
     return Rule(name, lambda f: size(f.model) % getattr(f, by) != 0, says)
 
 
-def _where(block: str, size: Callable[[Model], int]) -> Callable[[Model], int]:
+def _where(block: str, size: Callable[[ModelShape], int]) -> Callable[[ModelShape], int]:
     return lambda m: size(m) if block in m.kinds else 0
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from superpod.errors import UserError
 from superpod.planner import plans
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Point:
     reason: str = ""
 
 
-def table(job: Job, sizes: list[int]) -> list[Point]:
+def table(job: PlannedJob, sizes: list[int]) -> list[Point]:
     """Strong scaling at the job's global batch, then weak scaling from it at the smallest size."""
     strong = _against_first([_best(job, "strong", size, job.layout.gbs) for size in sizes])
     weak = _against_first([_best(job, "weak", size, job.layout.gbs * size // sizes[0]) for size in sizes])
@@ -39,7 +39,7 @@ def as_json(point: Point) -> dict[str, Any]:
     return asdict(point)
 
 
-def _best(job: Job, kind: str, gpus: int, gbs: int) -> Point:
+def _best(job: PlannedJob, kind: str, gpus: int, gbs: int) -> Point:
     try:
         best = plans.best(job.replace(gpus=gpus, layout=job.layout.replace(gbs=gbs)))
     except UserError as none:

@@ -20,10 +20,10 @@ from superpod.errors import UserError, did_you_mean
 from superpod.planner import legality, memory, rules, steptime
 from superpod.planner.columns import Column, Stages
 from superpod.planner.hardware import GIB  # noqa: F401  the command line takes it from here
-from superpod.planner.job import Job
 from superpod.planner.layout import CHOICES, ENDS, Layout
 from superpod.planner.models import Split
 from superpod.planner.models.stages import near_even
+from superpod.planner.planned_job import PlannedJob
 
 Remedy = tuple[str, str, int, tuple[str, ...]]
 """Recomputation as (granularity, method, layers, modules)."""
@@ -59,10 +59,10 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """All legal layouts of a run as arrays of shape [layouts], costed."""
 
-    job: Job
+    job: PlannedJob
     """The run; its own layout gives nothing but the global batch."""
     fields: dict[str, Column]
     """As `columns.fields` gives them, and `split` and `remedy`, indices."""
@@ -111,12 +111,12 @@ class Found:
             sharding=CHOICES["sharding"][v["sharding"]],
         )
 
-    def job_of(self, i: int) -> Job:
+    def job_of(self, i: int) -> PlannedJob:
         """The run with the i-th layout."""
         return self.job.replace(layout=self.layout(i))
 
 
-def search(job: Job, space: Space | None = None, *, memory_cap_gib: float | None = None) -> Found:
+def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float | None = None) -> SearchResult:
     """Cost every legal layout of a run; `job.layout` gives the global batch only.
 
     Raises:
@@ -135,13 +135,15 @@ def search(job: Job, space: Space | None = None, *, memory_cap_gib: float | None
             + f" with {given}" * bool(given),
             "`recipes check --layout` names the rule that it breaks" if given else MOVE,
         )
-    return Found(job, fields, splits, remedies, **_costs(job, Stages(job.model, splits), fields), cap=memory.limit(job))
+    return SearchResult(
+        job, fields, splits, remedies, **_costs(job, Stages(job.model, splits), fields), cap=memory.limit(job)
+    )
 
 
 MOVE = "the global batch must be a multiple of the data-parallel size: try another number of GPUs, or another gbs"
 
 
-def _costs(job: Job, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
+def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
     """Seconds, their terms, and the bytes of the fullest rank, of all layouts.
 
     Those that ask the same of a layer come one after the other, so that each block prices few kinds of layers.
@@ -163,7 +165,7 @@ def _costs(job: Job, stages: Stages, fields: dict[str, Column]) -> dict[str, Any
     return own | {"terms": whole}
 
 
-def _costs_of(job: Job, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
+def _costs_of(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
     columns = stages.columns(fields["split"], fields)
     step = steptime.step(job, columns)
     peak, held = memory.peak(job, columns), columns.weight > 0
@@ -175,7 +177,7 @@ UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")
 """What a layer's work goes by, beside recomputation."""
 
 
-def _splits(job: Job, space: Space) -> Iterator[Split]:
+def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
     fixed = space.fixed
     for embedding, loss in ENDS:
         if fixed.get("embedding_as_layer", embedding) != embedding or fixed.get("loss_as_layer", loss) != loss:
@@ -190,7 +192,7 @@ def _splits(job: Job, space: Space) -> Iterator[Split]:
                 yield Split(pp=pp, vp=vp, embedding_as_layer=embedding, loss_as_layer=loss)
 
 
-def _uneven(job: Job, space: Space) -> Iterator[Split]:
+def _uneven(job: PlannedJob, space: Space) -> Iterator[Split]:
     """Pipelines that no even way reaches, 61 layers over 4 stages: chunks that differ by a layer."""
     layers, fixed = job.model.layers, space.fixed
     if job.model.pattern or fixed.get("embedding_as_layer") or fixed.get("loss_as_layer"):
@@ -202,7 +204,7 @@ def _uneven(job: Job, space: Space) -> Iterator[Split]:
                 yield Split(pp=pp, vp=vp, chunks=near_even(layers, pp * vp))
 
 
-def _remedies(job: Job, space: Space) -> tuple[Remedy, ...]:
+def _remedies(job: PlannedJob, space: Space) -> tuple[Remedy, ...]:
     """The kinds of recomputation worth trying for this model, from none to all."""
     m = job.model
     modules: list[tuple[str, ...]] = [("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp")]
@@ -225,7 +227,7 @@ def _remedies(job: Job, space: Space) -> tuple[Remedy, ...]:
     return fits or ((own.recompute, own.recompute_method, own.recompute_layers, own.recompute_modules),)
 
 
-def _legal(job: Job, space: Space, splits: tuple[Split, ...], remedies: tuple[Remedy, ...]) -> dict[str, Column]:
+def _legal(job: PlannedJob, space: Space, splits: tuple[Split, ...], remedies: tuple[Remedy, ...]) -> dict[str, Column]:
     """All legal combinations: first the degrees that divide the run, then what each of them may be combined with."""
     degrees = _product({}, {"split": np.arange(len(splits)), "tp": _list(space, "tp"), "cp": _list(space, "cp")})
     for key in ("pp", "vp", "embedding_as_layer", "loss_as_layer"):

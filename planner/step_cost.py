@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from superpod.planner import collectives, roofline
 from superpod.planner.blocks import work as block_work
 from superpod.planner.columns import Columns
-from superpod.planner.job import Job
 from superpod.planner.models import counts
-from superpod.planner.roofline import KINDS, Units
+from superpod.planner.planned_job import PlannedJob
+from superpod.planner.roofline import KINDS, KernelUnits
 
 Array = NDArray[np.float64]
 LORA_SHARE = 0.01
@@ -78,7 +78,7 @@ class Demand:
     graphs: Array
 
 
-def demand(job: Job, c: Columns) -> Demand:
+def demand(job: PlannedJob, c: Columns) -> Demand:
     """What a table of layouts of one job asks for. Columns have shape [..., ranks]; L is the product of the rest."""
     shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)
     one = {key: np.broadcast_to(getattr(c, key)[..., 0], shape[:-1]).reshape(-1) for key in DEGREES}
@@ -133,7 +133,7 @@ def stack(demands: Sequence[Demand]) -> Demand:
     return Demand(**found)
 
 
-def _units(one: Mapping[str, Any]) -> tuple[Units, NDArray[np.int64]]:
+def _units(one: Mapping[str, Any]) -> tuple[KernelUnits, NDArray[np.int64]]:
     """The distinct combinations that a block's work depends on, and which one each layout has."""
     full = one["recompute"] == 2
     key = np.zeros(len(full), dtype=np.int64)
@@ -144,10 +144,10 @@ def _units(one: Mapping[str, Any]) -> tuple[Units, NDArray[np.int64]]:
     _, at, unit = np.unique(key, return_index=True, return_inverse=True)
     values = {name: one[name][at] for name in names}
     degrees = {name: column.astype(float) for name, column in values.items() if name != "modules"}
-    return Units(**degrees, modules=values["modules"], full=full[at]), unit.reshape(-1)
+    return KernelUnits(**degrees, modules=values["modules"], full=full[at]), unit.reshape(-1)
 
 
-def _again(job: Job, one: Mapping[str, Any], layers: Any, last: Any) -> Array:
+def _again(job: PlannedJob, one: Mapping[str, Any], layers: Any, last: Any) -> Array:
     """Share of the layers that a rank recomputes: with the block method, so many of each of its chunks.
 
     DeepSpeed-style pipelines do not recompute on the last stage, whose backward pass follows at once.
@@ -158,7 +158,7 @@ def _again(job: Job, one: Mapping[str, Any], layers: Any, last: Any) -> Array:
     return share
 
 
-def _sends(job: Job, one: Mapping[str, Any]) -> dict[str, Array]:
+def _sends(job: PlannedJob, one: Mapping[str, Any]) -> dict[str, Array]:
     """One activation to the next pipeline stage: tokens x hidden, over TP with sequence parallelism."""
     tokens = one["mbs"] * job.seq / one["cp"] / np.where(one["sp"] == 1, one["tp"], 1)
     size = tokens * job.model.hidden * 2.0
@@ -168,11 +168,11 @@ def _sends(job: Job, one: Mapping[str, Any]) -> dict[str, Array]:
     return {"send_near": v.near / roofline.links_near(job), "send_far": v.far / _far(job)}
 
 
-def _far(job: Job) -> float:
+def _far(job: PlannedJob) -> float:
     return collectives.outside(job.node, job.fabric) * 1e9
 
 
-def _parameters(job: Job, units: Units) -> Array:
+def _parameters(job: PlannedJob, units: KernelUnits) -> Array:
     """Parameters of one block of each kind on one rank: [U, K, (dense, experts)]."""
     tp, ep, etp = (column.astype(np.int64) for column in (units.tp, units.ep, units.etp))
     found = np.zeros((len(tp), len(KINDS), 2))
@@ -185,7 +185,7 @@ def _parameters(job: Job, units: Units) -> Array:
     return found
 
 
-def _states(job: Job, one: Mapping[str, Any], parameters: Array, blocks: Array) -> dict[str, Array]:
+def _states(job: PlannedJob, one: Mapping[str, Any], parameters: Array, blocks: Array) -> dict[str, Array]:
     """Gradients and parameters that data parallelism exchanges, and what the optimizer passes over, worst rank."""
     options = job.options
     kinds = np.flatnonzero(parameters.any(axis=(0, 2)))

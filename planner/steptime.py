@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from superpod.planner import calibration, schedule
 from superpod.planner.columns import Columns
-from superpod.planner.job import Job
+from superpod.planner.planned_job import PlannedJob
 from superpod.planner.roofline import INDEX, KINDS, PHASES, RESOURCES
 from superpod.planner.step_cost import Demand, demand
 
@@ -46,7 +46,7 @@ class Step:
     """
 
 
-def step(job: Job, c: Columns) -> Step:
+def step(job: PlannedJob, c: Columns) -> Step:
     """Seconds of one step for every layout of a table; columns of shape [..., ranks].
 
     Of the job, its layout and its number of GPUs are not looked at: the columns say them.
@@ -161,7 +161,7 @@ def _wide(value: Any) -> Any:
     return np.asarray(value, dtype=float)
 
 
-def mfu(job: Job, seconds: Any) -> Any:
+def mfu(job: PlannedJob, seconds: Any) -> Any:
     """Model FLOP/s over the peak of the job's precision; attention counted causal, nothing recomputed.
 
     LoRA's frozen weights have no gradient: a forward and one backward product, two thirds.
@@ -170,7 +170,7 @@ def mfu(job: Job, seconds: Any) -> Any:
     return flops / seconds / job.gpus / (job.node.gpu.tflops(job.precision) * 1e12)
 
 
-def hfu(job: Job, seconds: Any) -> Any:
+def hfu(job: PlannedJob, seconds: Any) -> Any:
     """As `mfu`, with the forward passes counted that full recomputation repeats."""
     layout, layers = job.layout, job.model.layers
     share = 1.0 if layout.recompute == "full" else 0.0
@@ -180,7 +180,7 @@ def hfu(job: Job, seconds: Any) -> Any:
     return mfu(job, seconds) * (1 + share * (1 - head) / 3)
 
 
-def tokens_per_s_per_gpu(job: Job, seconds: Any) -> Any:
+def tokens_per_s_per_gpu(job: PlannedJob, seconds: Any) -> Any:
     """Throughput of one GPU."""
     return job.tokens / seconds / job.gpus
 

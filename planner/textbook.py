@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from superpod.errors import UserError
 from superpod.planner import legality
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
 
 STATE_BYTES = 18
 """Per parameter: BF16 weights, FP32 gradients, Adam's FP32 states (Megatron without its distributed optimizer)."""
@@ -33,7 +33,7 @@ class Rules:
     notes: tuple[str, ...]
 
 
-def choose(job: Job) -> Rules:
+def choose(job: PlannedJob) -> Rules:
     """The textbook's layout for a run; `job.layout` gives the global batch only.
 
     Raises:
@@ -56,7 +56,7 @@ def choose(job: Job) -> Rules:
     )
 
 
-def _experts(job: Job, tp: int, pp: int) -> int:
+def _experts(job: PlannedJob, tp: int, pp: int) -> int:
     """Experts over the GPUs that are left of a node."""
     if not job.model.is_moe:
         return 1
@@ -64,7 +64,7 @@ def _experts(job: Job, tp: int, pp: int) -> int:
     return max(e for e in range(1, job.model.experts + 1) if job.model.experts % e == 0 and room % e == 0 and e <= 8)
 
 
-def _pipeline(job: Job) -> tuple[float, tuple[str, ...]]:
+def _pipeline(job: PlannedJob) -> tuple[float, tuple[str, ...]]:
     p, m = job.layout.pp, job.micro_batches
     bubble = (p - 1) / (m + p - 1)
     notes = []

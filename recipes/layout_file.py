@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
 from superpod.recipes import registry
 
 
-def write(model: str, job: Job, *, folder: Path | None = None) -> Path:
+def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
     """Put the job's layout into `{model}.toml` as the table of its task, GPU and precision.
 
     A table that is there already gets the layout at this number of nodes: as its own when that is its only size,
@@ -47,7 +47,7 @@ def write(model: str, job: Job, *, folder: Path | None = None) -> Path:
     return path
 
 
-def _table(job: Job) -> str:
+def _table(job: PlannedJob) -> str:
     trained = registry.models()[job.model.name].seq
     prefix = "" if job.seq == trained else f"{job.seq // 1024}k_"
     name = f"{prefix}{job.task}_{job.node.gpu.name}_{job.precision}"

@@ -1,4 +1,4 @@
-"""A registered recipe as the planner's `Job`: by its facts, which needs no NeMo, or as it was built and changed."""
+"""A recipe as the planner's `PlannedJob`: by its facts, which needs no NeMo, or as it was built and changed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from superpod.planner import hardware
 from superpod.planner.hardware import Hardware
-from superpod.planner.job import Job, Options
-from superpod.planner.models import Model
+from superpod.planner.models import ModelShape
+from superpod.planner.planned_job import Options, PlannedJob
 from superpod.recipes.registry import ADAPTERS, Recipe, adapted
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ SHAPE = {
     "heads": "num_attention_heads",
     "kv_heads": "num_query_groups",
 }
-"""Fields of the planner's `Model` that a user's override of NeMo's model config changes."""
+"""Fields of the planner's `ModelShape` that a user's override of NeMo's model config changes."""
 
 GATHERED = ("fp8ds", "fp8cs", "mxfp8")
 """Formats in which the distributed optimizer gathers parameters as FP8; blockwise scales cannot be cut into shards."""
@@ -32,7 +32,7 @@ def gathers_fp8(precision: str, sharding: str) -> bool:
     return precision in GATHERED and sharding != "none"
 
 
-def overlaps_tp(task: str, precision: str, shape: Model) -> bool:
+def overlaps_tp(task: str, precision: str, shape: ModelShape) -> bool:
     """Whether Transformer Engine's userbuffers can hide tensor-parallel communication.
 
     They send what the sequence-parallel regions exchange, and an adapter beside a linear layer breaks into that; so do
@@ -42,7 +42,7 @@ def overlaps_tp(task: str, precision: str, shape: Model) -> bool:
     return not (task in ADAPTERS or shape.kv_lora or precision in ("fp8bw", "fp8cs"))
 
 
-def decided(task: str, precision: str, sharding: str, shape: Model) -> Options:
+def decided(task: str, precision: str, sharding: str, shape: ModelShape) -> Options:
     """What a recipe decides beside its layout, as the planner knows it."""
     return Options(
         fp8_params=gathers_fp8(precision, sharding),
@@ -57,7 +57,7 @@ def options(recipe: Recipe, num_nodes: int | None = None) -> Options:
     return decided(recipe.task, recipe.precision, recipe.layout(num_nodes).sharding, recipe.shape)
 
 
-def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None = None) -> Job:
+def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None = None) -> PlannedJob:
     """The run that a recipe describes at `num_nodes` (default: its smallest size), on its GPU's DGX and fabric.
 
     Raises:
@@ -66,7 +66,7 @@ def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None 
     facts = facts or hardware.builtin()
     size = recipe.nodes[0] if num_nodes is None else num_nodes
     node = facts.node(recipe.gpu)
-    return Job(
+    return PlannedJob(
         model=recipe.shape,
         node=node,
         fabric=facts.fabric_of(node),
@@ -79,7 +79,7 @@ def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None 
     )
 
 
-def of_partial(partial: run.Partial, recipe: Recipe) -> Job:
+def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
     """The run that a built recipe describes, overrides included.
 
     Raises:

@@ -77,7 +77,7 @@ class Model:
     """What this model's recipes have different from the base, beyond the layout."""
 
     @property
-    def shape(self) -> planned.Model:
+    def shape(self) -> planned.ModelShape:
         """As the planner knows it."""
         return planned.find(self.name).replace(mtp_layers=self.mtp_layers)
 
@@ -107,7 +107,7 @@ ADAPTERS = ("lora", "dora")
 """Tasks that train adapters beside frozen weights."""
 
 
-def adapted(shape: planned.Model, task: str) -> tuple[str, ...]:
+def adapted(shape: planned.ModelShape, task: str) -> tuple[str, ...]:
     """The linear layers beside which adapters are put: all of a dense model's, the attention's of a model with experts.
 
     What NeMo 2.7.3's own recipes adapt. Latent attention has no `linear_qkv`, but small projections down and up. DoRA
@@ -118,7 +118,7 @@ def adapted(shape: planned.Model, task: str) -> tuple[str, ...]:
     return tuple(name for name in found if name not in ("linear_proj", "linear_fc2")) if task == "dora" else found
 
 
-def _adapted(shape: planned.Model) -> tuple[str, ...]:
+def _adapted(shape: planned.ModelShape) -> tuple[str, ...]:
     if shape.kv_lora:
         queries = ("linear_q_down_proj", "linear_q_up_proj") if shape.q_lora else ("linear_q_proj",)
         return (*queries, "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
@@ -150,7 +150,7 @@ class Recipe:
     """The recipe's name without its model."""
 
     @property
-    def shape(self) -> planned.Model:
+    def shape(self) -> planned.ModelShape:
         """Its model, as the planner knows it."""
         return shape_for(self.model, self.task)
 
@@ -288,7 +288,7 @@ def _recipe(
     )
 
 
-def shape_for(m: Model, task: str) -> planned.Model:
+def shape_for(m: Model, task: str) -> planned.ModelShape:
     """A model in a task: imported weights have no layer that predicts further tokens, so only pretraining has one."""
     return m.shape if task == "pretrain" else m.shape.replace(mtp_layers=0)
 

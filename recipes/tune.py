@@ -8,7 +8,7 @@ from typing import Literal
 
 from superpod.errors import UserError
 from superpod.planner import plans
-from superpod.planner.job import Job
+from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space, search
 from superpod.recipes.planned_job import job as job_of
 from superpod.recipes.registry import Recipe
@@ -25,7 +25,7 @@ RULES = {
 class Tuned:
     """What becomes of a recipe at another size."""
 
-    job: Job
+    job: PlannedJob
     """The run, with its layout."""
     nodes: int
     step_time_s: float
@@ -76,7 +76,7 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
     )
 
 
-def _best(recipe: Recipe, nodes: int, gbs: int) -> Job | None:
+def _best(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob | None:
     own = job_of(recipe)
     run = own.replace(gpus=nodes * recipe.gpus_per_node)
     run = run.replace(layout=type(own.layout)(gbs=gbs, sharding=own.layout.sharding))

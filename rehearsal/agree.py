@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from superpod.rehearsal.check import Check
 
 if TYPE_CHECKING:
-    from superpod.rehearsal.forks import Ended
+    from superpod.rehearsal.forks import FinishedRun
 
 
 def moved(seen: dict[str, Any]) -> list[str]:
@@ -17,7 +17,7 @@ def moved(seen: dict[str, Any]) -> list[str]:
     return [name for name, (digest, *_) in seen["after"].items() if digest != seen["before"][name][0]]
 
 
-def replicas(ended: Ended) -> Iterator[Check]:
+def replicas(ended: FinishedRun) -> Iterator[Check]:
     """Check that each parameter is the same on all ranks that hold it, or the same shard of it."""
     held: dict[tuple[Any, ...], dict[str, list[int]]] = {}
     for rank, seen in enumerate(ended.ranks):
@@ -45,7 +45,7 @@ def _copy(name: str, sharded: bool, expert: bool, place: dict[str, int]) -> tupl
     return (stage, name, sharded and place["tensor_model_parallel"])
 
 
-def layers(ended: Ended, count: int) -> Check:
+def layers(ended: FinishedRun, count: int) -> Check:
     """Check that each of the decoder's layers, 1 to `count`, is on one stage."""
     stages: dict[int, set[int]] = {}
     for seen in ended.ranks:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from superpod.rehearsal.check import Check
 
 if TYPE_CHECKING:
-    from superpod.rehearsal.forks import Ended
+    from superpod.rehearsal.forks import FinishedRun
 
 
-def check(ended: Ended, one: Ended) -> Check:
+def check(ended: FinishedRun, one: FinishedRun) -> Check:
     """Check that the ranks were fed what one rank was, each sample once, and each token at its place."""
     for step, samples in enumerate(one.ranks[0]["fed"]):
         if wrong := _wrong_step(ended, step, [row for tokens, _ in samples for row in tokens]):
@@ -19,7 +19,7 @@ def check(ended: Ended, one: Ended) -> Check:
     return Check("data", True, f"each of {count} samples is fed to one data-parallel rank, and whole")
 
 
-def _wrong_step(ended: Ended, step: int, wanted: list[list[int]]) -> str:
+def _wrong_step(ended: FinishedRun, step: int, wanted: list[list[int]]) -> str:
     """What is wrong with what the ranks of the first stage were fed; '' when it is what one rank was."""
     cp = 1 + max(seen["place"]["context_parallel"] for seen in ended.ranks)
     whole: dict[int, dict[int, list[Any]]] = {}

@@ -36,7 +36,7 @@ def available_gib() -> float:
 
 
 @dataclass
-class Ended:
+class FinishedRun:
     """One run, ended."""
 
     name: str
@@ -59,7 +59,9 @@ class Ended:
         return self.ranks[0]["grad_norms"] if self.ranks else []
 
 
-def run(name: str, partial: Any, folder: Path, ranks: int, limit_s: float = LIMIT_S, quiet_s: float = QUIET_S) -> Ended:
+def run(
+    name: str, partial: Any, folder: Path, ranks: int, limit_s: float = LIMIT_S, quiet_s: float = QUIET_S
+) -> FinishedRun:
     """Run `partial`, a rehearsal with a `Witness` that writes to `folder`, on so many forked ranks."""
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
@@ -78,7 +80,7 @@ def run(name: str, partial: Any, folder: Path, ranks: int, limit_s: float = LIMI
         missing = [rank for rank, file in enumerate(files) if not file.is_file()]
         error = f"rank {missing[0]} ended without a word" if missing else ""
     seen = [] if error else [json.loads(file.read_text()) for file in files]
-    return Ended(name, seconds, seen, error, started)
+    return FinishedRun(name, seconds, seen, error, started)
 
 
 def _fork(rank: int, ranks: int, text: str, folder: Path) -> int:

@@ -21,9 +21,9 @@ from typing import Any
 
 from superpod.errors import UserError
 from superpod.planner import columns, models, predict
-from superpod.planner.job import Job
 from superpod.planner.memory.lora import adapters
-from superpod.planner.memory.units import Units
+from superpod.planner.memory.units import MemoryUnits
+from superpod.planner.planned_job import PlannedJob
 from superpod.recipes import planned_job as jobs
 from superpod.recipes.registry import ADAPTERS, Recipe, find
 
@@ -105,12 +105,12 @@ def prove(
     return proof
 
 
-def plan(sizes: Iterable[tuple[Recipe, int]]) -> dict[tuple[str, int], Job]:
+def plan(sizes: Iterable[tuple[Recipe, int]]) -> dict[tuple[str, int], PlannedJob]:
     """The job of every recipe's size, in nodes; by the recipe's name and the nodes."""
     return {(recipe.name, nodes): jobs.job(recipe, nodes) for recipe, nodes in sizes}
 
 
-def refused(planned: Mapping[tuple[str, int], Job]) -> list[str]:
+def refused(planned: Mapping[tuple[str, int], PlannedJob]) -> list[str]:
     """What is illegal, or too large for its GPU, in words; builds nothing."""
     failures = []
     for (name, nodes), job, found in zip(planned, planned.values(), predict.many(list(planned.values())), strict=True):
@@ -244,7 +244,7 @@ def _built(build: Build) -> dict[str, Any]:
         return {"error": f"{type(refused).__name__}: {refused}".strip().replace("\n", " ")[:500]}
 
 
-def _differs(build: Build, found: dict[str, Any], planned: dict[tuple[str, int], Job]) -> str:
+def _differs(build: Build, found: dict[str, Any], planned: dict[tuple[str, int], PlannedJob]) -> str:
     """Where the planner counts other parameters than the real model has; "" where it agrees."""
     if not _is_model(build):
         return ""
@@ -264,7 +264,7 @@ def _differs(build: Build, found: dict[str, Any], planned: dict[tuple[str, int],
     return ""
 
 
-def _adapters_known(build: Build, model: models.Model) -> bool:
+def _adapters_known(build: Build, model: models.ModelShape) -> bool:
     """Whether the planner counts the adapters that are built here to the parameter.
 
     Latent attention and layers of different widths are counted on the average; DoRA has a magnitude per output beside
@@ -273,7 +273,7 @@ def _adapters_known(build: Build, model: models.Model) -> bool:
     return build["seen"]["adapter"] == "lora" and not (model.kv_lora or model.runs)
 
 
-def _adapters(job: Job) -> list[int]:
+def _adapters(job: PlannedJob) -> list[int]:
     """Parameters of the LoRA adapters on each pipeline rank."""
-    found = adapters(Units(job, columns.of(job))).dense
+    found = adapters(MemoryUnits(job, columns.of(job))).dense
     return [round(float(each)) for each in found.reshape(-1)]

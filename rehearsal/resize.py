@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.planner.layout import Layout
-from superpod.planner.models import Model
+from superpod.planner.models import ModelShape
 from superpod.rehearsal.convert import Change
 
 CONFIG = {
@@ -29,7 +29,7 @@ CONFIG = {
     "v_dim": "v_head_dim",
     "mtp_layers": "mtp_num_layers",
 }
-"""Of the planner's `Model`, the field of NeMo's configurations; one that has not got the field needs no value."""
+"""Of the planner's `ModelShape`, the field of NeMo's configurations; one that has not got the field needs no value."""
 
 LR, ADAPTERS_LR = 1e-3, 4e-3
 """Learning rate of a rehearsal: a model of this size learns the made-up text in ten steps, and so do its adapters."""
@@ -83,7 +83,7 @@ def value_of(config: Any, name: str) -> Any:
     return own.default_factory() if own.default_factory is not dataclasses.MISSING else None
 
 
-def _size(config: Any, model: Model, seq: int) -> None:
+def _size(config: Any, model: ModelShape, seq: int) -> None:
     for mine, theirs in CONFIG.items():
         if value_of(config, theirs) or theirs == "vocab_size":
             setattr(config, theirs, getattr(model, mine) or None)

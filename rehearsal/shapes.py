@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from superpod.errors import UserError
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
-from superpod.planner.models import Model
+from superpod.planner.models import ModelShape
+from superpod.planner.planned_job import PlannedJob
 
 LEAST_RANKS, MOST_RANKS = 4, 8
 QUICK_RANKS = 4
@@ -22,7 +22,7 @@ class Shape:
     what: str
     recipes: str
     """What its name starts with: model and task, perhaps the GPU."""
-    has: Callable[[Layout, Model], object]
+    has: Callable[[Layout, ModelShape], object]
     """Whether a layout of a model has it; asked of the recipe's, and of the one that is rehearsed."""
     quick: bool = False
     """Rehearsed by the default tests too."""
@@ -34,15 +34,15 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Found:
+class ShapeExample:
     """A recipe of a shape, at one of its sizes."""
 
     recipe: str
     nodes: int
-    job: Job
+    job: PlannedJob
 
 
-def find(shape: Shape) -> Found:
+def find(shape: Shape) -> ShapeExample:
     """The first recipe of the shape that is rehearsed on 4 to 8 ranks, or on 4 if it shall be quick.
 
     Raises:
@@ -59,7 +59,7 @@ def find(shape: Shape) -> Found:
             if shape.has(whole.layout, whole.model):
                 small = shrink(whole).job
                 if LEAST_RANKS <= small.gpus <= most and shape.has(small.layout, whole.model):
-                    return Found(name, nodes, whole)
+                    return ShapeExample(name, nodes, whole)
     raise UserError(f"no layout of {shape.recipes}* has this shape any more: {shape.what}", "look for it elsewhere")
 
 

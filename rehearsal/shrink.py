@@ -1,7 +1,7 @@
 """A job to one of the same topology that a laptop can train: sizes shrink, degrees of parallelism stay above 1.
 
-Pure arithmetic on the planner's `Job`, without NeMo. Every divisibility that the layout relies on is kept, and so is
-what makes a layout different: stages of unequal length, layers of different kinds, grouped queries, gradient
+Pure arithmetic on the planner's `PlannedJob`, without NeMo. Every divisibility that the layout relies on is kept, and
+so is what makes a layout different: stages of unequal length, layers of different kinds, grouped queries, gradient
 accumulation.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
-from superpod.planner.models import Model
+from superpod.planner.models import ModelShape
+from superpod.planner.planned_job import PlannedJob
 from superpod.rehearsal.convert import RehearsalError
 
 RANKS = 12
@@ -39,7 +39,7 @@ class Resized:
 class Shrunk:
     """A job as it is rehearsed."""
 
-    job: Job
+    job: PlannedJob
     folded: tuple[Resized, ...]
     """Degrees that became smaller; a degree that was above 1 still is, but DP where there was no room."""
     sizes: tuple[Resized, ...]
@@ -55,7 +55,7 @@ class Shrunk:
         return f"{short.strip() or 'one rank'}, {f'folded: {how}' if how else 'its own topology'}"
 
 
-def shrink(job: Job, ranks: int = RANKS) -> Shrunk:
+def shrink(job: PlannedJob, ranks: int = RANKS) -> Shrunk:
     """The job made small enough for so many processes.
 
     Args:
@@ -82,7 +82,7 @@ def shrink(job: Job, ranks: int = RANKS) -> Shrunk:
     return Shrunk(small, tuple(_folded(job, degrees)), tuple(_sizes(job, small)))
 
 
-def _refuse(job: Job) -> None:
+def _refuse(job: PlannedJob) -> None:
     """What has no rehearsal, by name."""
     model, name, sharding = job.model, job.model.name, job.layout.sharding
     lacking = {
@@ -96,7 +96,7 @@ def _refuse(job: Job) -> None:
             raise RehearsalError(f"{name} cannot be rehearsed: {why}", "`recipes check` judges it without running it")
 
 
-def _fold(job: Job, ranks: int) -> dict[str, int]:
+def _fold(job: PlannedJob, ranks: int) -> dict[str, int]:
     """Degrees that fit, the largest halved first; DP is the least that experts and batch allow, 2 if there is room."""
     layout = job.layout
     own = layout.dp(job.gpus)
@@ -139,7 +139,7 @@ def _smaller(degree: int) -> int:
     return max(2, degree // factor)
 
 
-def _stages(job: Job, d: dict[str, int]) -> tuple[Layout, int]:
+def _stages(job: PlannedJob, d: dict[str, int]) -> tuple[Layout, int]:
     """The folded layout and its number of layers: one or two a chunk, unequal where the recipe's are."""
     old, m = job.layout, job.model
     count = d["pp"] * max(1, d["vp"])
@@ -178,7 +178,7 @@ def _fewer_chunks(old: tuple[int, ...], count: int, each: int) -> tuple[int, ...
     return tuple(0 if not size else each + uneven - (size < most) for size in picked)
 
 
-def _ends(job: Job, d: dict[str, int], each: int) -> tuple[dict[str, int], int]:
+def _ends(job: PlannedJob, d: dict[str, int], each: int) -> tuple[dict[str, int], int]:
     """Layers of the first and the last stage, fewer or more than the others' as they were."""
     old, vp = job.layout, max(1, d["vp"])
     given = {"first_layers": old.first_layers, "last_layers": old.last_layers}
@@ -188,7 +188,7 @@ def _ends(job: Job, d: dict[str, int], each: int) -> tuple[dict[str, int], int]:
     return new, sum(new.values()) + (d["pp"] - len(given)) * vp * each
 
 
-def _model(m: Model, layout: Layout, layers: int) -> Model:
+def _model(m: ModelShape, layout: Layout, layers: int) -> ModelShape:
     """The model's own kind at the least sizes that the layout can divide."""
     tp, etp = layout.tp, layout.tp if layout.etp is None else layout.etp
     groups = 1 if m.groups == 1 else tp * (2 if tp == 1 or (m.groups > tp and tp == 2) else 1)
@@ -231,7 +231,7 @@ def _sequence(layout: Layout) -> int:
     return unit * -(-SEQ // unit)
 
 
-def _batch(job: Job, layout: Layout, dp: int) -> Layout:
+def _batch(job: PlannedJob, layout: Layout, dp: int) -> Layout:
     """The least batch that runs the schedule: micro-batches for twice the stages, if the recipe has as many."""
     own = job.layout.micro_batches(job.gpus)
     micro = min(own, 2 * layout.pp)
@@ -241,7 +241,7 @@ def _batch(job: Job, layout: Layout, dp: int) -> Layout:
     return layout.replace(mbs=mbs, gbs=mbs * dp * micro)
 
 
-def _folded(job: Job, degrees: dict[str, int]) -> Iterator[Resized]:
+def _folded(job: PlannedJob, degrees: dict[str, int]) -> Iterator[Resized]:
     old = {name: getattr(job.layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp")}
     old["dp"] = job.layout.dp(job.gpus)
     for name, was in old.items():
@@ -249,8 +249,8 @@ def _folded(job: Job, degrees: dict[str, int]) -> Iterator[Resized]:
             yield Resized(name, was, degrees[name])
 
 
-def _sizes(job: Job, small: Job) -> Iterator[Resized]:
-    for each in fields(Model):
+def _sizes(job: PlannedJob, small: PlannedJob) -> Iterator[Resized]:
+    for each in fields(ModelShape):
         old, new = getattr(job.model, each.name), getattr(small.model, each.name)
         if old != new:
             yield Resized(each.name, old, new)

@@ -22,7 +22,7 @@ from superpod.lifecycle import checkpoint_metadata
 from superpod.rehearsal import forks, resize, verdict
 from superpod.rehearsal.check import Check
 from superpod.rehearsal.convert import Change, RehearsalError, rehearse
-from superpod.rehearsal.forks import Ended
+from superpod.rehearsal.forks import FinishedRun
 from superpod.rehearsal.shrink import RANKS, Shrunk, shrink
 
 FP32_STEPS = 3
@@ -40,7 +40,7 @@ class Trial:
     precision: str
     changes: list[Change] = field(default_factory=list)
     """What was changed beside the sizes."""
-    runs: dict[str, Ended] = field(default_factory=dict)
+    runs: dict[str, FinishedRun] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went."""
@@ -118,7 +118,7 @@ class _Stage:
         trial.changes += resize.train_briefly(self.own, steps, text, planned_job.model.vocab, self.middle)
         self.weights = folder / "start"  # not "weights": NeMo adds that
 
-    def runs(self) -> Iterator[tuple[str, Callable[[], Ended]]]:
+    def runs(self) -> Iterator[tuple[str, Callable[[], FinishedRun]]]:
         """Each run's name and how to start it, in order."""
         if getattr(self.own, "peft", None) is not None:
             yield "base", self._base
@@ -129,7 +129,7 @@ class _Stage:
         yield "resumed", self._resumed
         yield "resharded", self._resharded
 
-    def _base(self) -> Ended:
+    def _base(self) -> FinishedRun:
         """The model without its adapters, for its weights."""
         import fiddle as fdl
         from nemo.collections import llm
@@ -141,7 +141,7 @@ class _Stage:
         base.trainer.max_steps = 1
         return self._run("base", base, 1, save=True)
 
-    def _one(self) -> Ended:
+    def _one(self) -> FinishedRun:
         one = self._single(self.own)
         resize.in_fp32(one)
         if self.weights.exists():
@@ -150,24 +150,24 @@ class _Stage:
         one.resume.restore_config = None
         return self._run("one", one, 1, save=True)
 
-    def _fp32(self) -> Ended:
+    def _fp32(self) -> FinishedRun:
         run = copy.deepcopy(self.own)
         resize.in_fp32(run)
         run.trainer.max_steps = FP32_STEPS
         self._start_from_weights(run)
         return self._run("fp32", run, self.ranks)
 
-    def _own(self) -> Ended:
+    def _own(self) -> FinishedRun:
         run = copy.deepcopy(self.own)
         self._start_from_weights(run)
         return self._run("own", run, self.ranks)
 
-    def _resumed(self) -> Ended:
+    def _resumed(self) -> FinishedRun:
         run = copy.deepcopy(self.own)
         self._go_on(run)
         return self._run("resumed", run, self.ranks)
 
-    def _resharded(self) -> Ended:
+    def _resharded(self) -> FinishedRun:
         run = self._single(self.own)
         self._go_on(run)
         run.trainer.strategy.ckpt_load_optimizer = False  # its shards fit no other layout by default
@@ -212,7 +212,7 @@ class _Stage:
             nl.RestoreConfig, path=str(self.weights), load_optim_state=False, load_artifacts=False
         )
 
-    def _run(self, name: str, partial: Any, ranks: int, *, save: bool = False) -> Ended:
+    def _run(self, name: str, partial: Any, ranks: int, *, save: bool = False) -> FinishedRun:
         import nemo_run as run
 
         from superpod.rehearsal.witness import Witness

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from superpod.rehearsal import agree, fed
 from superpod.rehearsal.check import Check
-from superpod.rehearsal.forks import Ended
+from superpod.rehearsal.forks import FinishedRun
 
 if TYPE_CHECKING:
     from superpod.rehearsal.trial import Trial
@@ -66,14 +66,14 @@ def _in_words(error: str, layers: int) -> str:
     return error
 
 
-def _falls(own: Ended, share: float) -> Check:
+def _falls(own: FinishedRun, share: float) -> Check:
     first, last, steps = own.losses[0], own.losses[-1], len(own.losses)
     least = share * min(1, steps / 10)
     falls = f"{first:.3f} -> {last:.3f} in {steps} steps, a fall of {100 * least:.1f} % wanted"
     return Check("loss falls", 1 - last / first >= least, falls)
 
 
-def _against_one(precision: str, own: Ended, sharp: Ended, one: Ended) -> Iterator[Check]:
+def _against_one(precision: str, own: FinishedRun, sharp: FinishedRun, one: FinishedRun) -> Iterator[Check]:
     """The layout's losses, those in fp32 first, against one rank's."""
     count = len(sharp.losses)
     yield _near("one rank's losses, fp32", sharp.losses, one.losses[:count], FP32_BOUND)
@@ -101,7 +101,7 @@ def _scale(precision: str, found: float, wanted: float) -> Check:
     return Check(f"gradients' scale, {precision}", abs(found - wanted) <= SCALE_BOUND * wanted, said)
 
 
-def _all_took_part(own: Ended, steps: int) -> Check:
+def _all_took_part(own: FinishedRun, steps: int) -> Check:
     idle = [rank for rank, seen in enumerate(own.ranks) if len(seen["losses"]) != steps or not agree.moved(seen)]
     if idle:
         return Check("every rank took part", False, f"ranks {', '.join(map(str, idle))} learnt nothing")

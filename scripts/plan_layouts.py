@@ -22,8 +22,8 @@ from typing import Any
 
 from superpod.errors import UserError
 from superpod.planner import hardware, memory, models, predict
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space, search
 from superpod.planner.tables import published
 from superpod.recipes import registry
@@ -101,13 +101,13 @@ class Case:
             return FINETUNE_BATCH
         return BATCHES.get(self.model, 0) if self.model in BATCHES and not self.context_k else TOKENS // self.seq
 
-    def job(self, gpus: int, layout: Layout | None = None) -> Job:
+    def job(self, gpus: int, layout: Layout | None = None) -> PlannedJob:
         """Its run."""
         facts = hardware.builtin()
         node = facts.node(self.gpu)
         layout = layout or Layout(gbs=self.gbs, sharding=self.sharding)
         shape = registry.shape_for(registry.models()[self.model], self.task)
-        return Job(
+        return PlannedJob(
             model=shape,
             node=node,
             fabric=facts.fabric_of(node),

@@ -21,7 +21,7 @@ RECIPE, RUNTIME = "recipe.py", "runtime.tar.gz"
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchJob:
     """What one sbatch script starts: a recipe's ranks on nodes of a cluster."""
 
     recipe: str
@@ -46,7 +46,7 @@ class Job:
     """the limit of an attempt; "" = the profile's"""
 
 
-def render(job: Job) -> str:
+def render(job: BatchJob) -> str:
     """The whole script. The same job gives the same text, byte by byte.
 
     Raises:
@@ -87,7 +87,7 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _head(job: Job) -> str:
+def _head(job: BatchJob) -> str:
     ranks = job.nodes * job.gpus
     return f"""\
 #!/bin/bash
@@ -119,7 +119,7 @@ def asked(cluster: Cluster, nodes: int, gpus: int, time: str = "") -> list[str]:
     return [*words, f"--mem={slurm.mem}", f"--time={time or slurm.time}"]
 
 
-def _options(job: Job) -> str:
+def _options(job: BatchJob) -> str:
     slurm, chain = job.cluster.slurm, job.cluster.chain
     words = [f"--job-name={job.name or job.recipe}", *asked(job.cluster, job.nodes, job.gpus, job.time)]
     lines = [
@@ -148,7 +148,7 @@ def _shell(cluster: Cluster) -> str:
     return f"set -uo pipefail\n{modules}"
 
 
-def _environment(job: Job) -> str:
+def _environment(job: BatchJob) -> str:
     lines = [f"export {v.name}={quoted(v.value)}" for v in job.variables]
     width = min(60, max(map(len, lines), default=0))
     rows = [f"{text:{width}}  # {v.reason}" for text, v in zip(lines, job.variables, strict=True)]
@@ -157,7 +157,7 @@ def _environment(job: Job) -> str:
     return "# What every rank finds in its environment, and why.\n" + "\n".join(rows) + "\n"
 
 
-def _for_checks(job: Job) -> list[str]:
+def _for_checks(job: BatchJob) -> list[str]:
     """What slurm/checks/node.sh wants to know, where it is the job's first step."""
     cluster = job.cluster
     known = {"GPUS": str(0 if cluster.declared_only else cluster.gpus_per_node), "HCAS": cluster.network.hcas}
@@ -165,7 +165,7 @@ def _for_checks(job: Job) -> list[str]:
     return [f"export {name}={quoted(value)}" for name, value in known.items()]
 
 
-def _unpack(job: Job) -> str:
+def _unpack(job: BatchJob) -> str:
     return f"""\
 # The recipe and a small runtime, carried at the end of this file, go into a folder that every node sees.
 runs={quoted(job.runs)}
@@ -180,7 +180,7 @@ export PYTHONPATH="$code${{PYTHONPATH:+:$PYTHONPATH}}"
 """
 
 
-def _start(job: Job) -> str:
+def _start(job: BatchJob) -> str:
     cluster, chain = job.cluster, job.cluster.chain
     python = quoted(job.python or cluster.software.python)
     controller = [
@@ -209,7 +209,7 @@ def first_checks(cluster: Cluster) -> list[str]:
     return [c for c in cluster.health.checks if c not in ("bandwidth", "time")] if cluster.health.first_step else []
 
 
-def _container(job: Job) -> list[str]:
+def _container(job: BatchJob) -> list[str]:
     box = job.cluster.container
     if not box.image:
         return []
@@ -227,7 +227,7 @@ def _in_quotes(text: str) -> str:
     return inert.replace("\\$runs", "$runs")
 
 
-def _carried(job: Job) -> str:
+def _carried(job: BatchJob) -> str:
     blocks = {RECIPE: job.recipe_file.rstrip("\n").split("\n"), RUNTIME: list(_base64(job.runtime))}
     text = [
         f"#>> {name}\n" + "\n".join(f"#| {line}" if line else "#|" for line in lines) + "\n#<<"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles import Cluster
 
 
-class Login:
+class Connection:
     """This machine."""
 
     remote = False
@@ -63,7 +63,7 @@ class Login:
         return "this machine"
 
 
-class Ssh(Login):
+class SshConnection(Connection):
     """A machine behind SSH; one connection is kept for a minute, so that only the first command waits for it."""
 
     remote = True
@@ -86,7 +86,7 @@ class Ssh(Login):
         return self.target
 
 
-def of(cluster: Cluster) -> Login:
+def of(cluster: Cluster) -> Connection:
     """The way to a cluster's Slurm."""
     login = cluster.login
-    return Ssh(login.host, login.user, login.port, login.key) if login.host else Login()
+    return SshConnection(login.host, login.user, login.port, login.key) if login.host else Connection()

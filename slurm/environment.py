@@ -26,7 +26,7 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Facts:
+class EnvironmentFacts:
     """What the choice depends on."""
 
     layout: Layout
@@ -48,7 +48,7 @@ class Facts:
         return self.layout.sharding in ("zero2", "zero3")
 
 
-When = Callable[[Facts], bool]
+When = Callable[[EnvironmentFacts], bool]
 
 _BLACKWELL = "blackwell"
 
@@ -109,10 +109,10 @@ TABLE: tuple[tuple[str, str, When, str], ...] = (
 """name, value, when, why."""
 
 
-def facts(cluster: Cluster, layout: Layout, precision: str) -> Facts:
+def facts(cluster: Cluster, layout: Layout, precision: str) -> EnvironmentFacts:
     """What the environment of this recipe on this cluster depends on."""
     generation = hardware.builtin().node(cluster.gpu).gpu.generation
-    return Facts(
+    return EnvironmentFacts(
         layout=layout,
         precision=precision,
         generation=generation,

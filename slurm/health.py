@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.slurm.connection import Login
+    from superpod.slurm.connection import Connection
     from superpod.slurm.profiles import Cluster
 
 CHECKS = Path(__file__).resolve().parent / "checks"
@@ -35,7 +35,7 @@ class Verdict:
     words: str
 
 
-def check_nodes(login: Login, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
+def check_nodes(login: Connection, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
     """Every check of the profile on every node at once.
 
     Raises:
@@ -61,7 +61,7 @@ def check_nodes(login: Login, cluster: Cluster, nodes: list[str]) -> list[Verdic
     return [v for v in found if v.check != "clock"]
 
 
-def sorted_nodes(login: Login, cluster: Cluster, nodes: list[str]) -> list[str]:
+def sorted_nodes(login: Connection, cluster: Cluster, nodes: list[str]) -> list[str]:
     """Nodes in the order in which srun numbers its tasks."""
     return login.run(["scontrol", "show", "hostnames", ",".join(nodes)]).split()
 
@@ -95,7 +95,7 @@ def _clocks(found: list[Verdict], most_s: float) -> list[Verdict]:
     ]
 
 
-def bandwidth(login: Login, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
+def bandwidth(login: Connection, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
     """A short all-reduce over every GPU of the nodes (NCCL; gloo where there is none): its bus bandwidth.
 
     Raises:
@@ -129,7 +129,7 @@ class Pair:
     gb_s: float
 
 
-def bisect(login: Login, cluster: Cluster, nodes: list[str], mib: int = 16) -> tuple[list[Pair], list[str]]:
+def bisect(login: Connection, cluster: Cluster, nodes: list[str], mib: int = 16) -> tuple[list[Pair], list[str]]:
     """Transfers between pairs of nodes, and the nodes that are in every slow pair they are in.
 
     Raises:
@@ -148,7 +148,7 @@ def bisect(login: Login, cluster: Cluster, nodes: list[str], mib: int = 16) -> t
     return pairs, slow_nodes(pairs)
 
 
-def _measured(login: Login, cluster: Cluster, nodes: list[str], ordered: list[str], mib: int) -> list[Pair]:
+def _measured(login: Connection, cluster: Cluster, nodes: list[str], ordered: list[str], mib: int) -> list[Pair]:
     script = (RUNTIME / "pairs.py").read_text()
     command = [cluster.software.host_python, "-c", script, str(mib), *ordered]
     said = login.run([*_srun(cluster, nodes), *command], limit_s=600)

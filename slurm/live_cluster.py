@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.slurm.connection import Login
+    from superpod.slurm.connection import Connection
     from superpod.slurm.profiles import Cluster
 
 ASK = r"""
@@ -39,7 +39,7 @@ done
 
 
 @dataclass(frozen=True)
-class Site:
+class LiveCluster:
     """A cluster's answers. Empty tables mean that it did not answer, not that it has nothing."""
 
     partitions: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Site:
         return next((name for name, p in self.partitions.items() if p.get("Default") == "YES"), "")
 
 
-def ask(login: Login, cluster: Cluster, runs: str, paths: list[str], ranks_python: str = "") -> Site:
+def ask(login: Connection, cluster: Cluster, runs: str, paths: list[str], ranks_python: str = "") -> LiveCluster:
     """What the cluster says, and what is at `paths` there.
 
     Raises:
@@ -82,12 +82,12 @@ def ask(login: Login, cluster: Cluster, runs: str, paths: list[str], ranks_pytho
     return parse(answers)
 
 
-def parse(answers: dict[str, str]) -> Site:
+def parse(answers: dict[str, str]) -> LiveCluster:
     """The site from the raw text of each question."""
     config = dict(re.findall(r"^(\w+)\s+=\s*(.*)$", answers.get("config", ""), re.MULTILINE))
     rows = [line.split("|") for line in answers.get("associations", "").splitlines() if line.count("|") >= 2]
     free = re.match(r"\S+\s+\d+\s+\d+\s+(\d+)", answers.get("runs", "").strip())
-    return Site(
+    return LiveCluster(
         partitions=_table(answers.get("partitions", ""), "PartitionName"),
         nodes=_table(answers.get("nodes", ""), "NodeName"),
         associations=[(row[0], row[1], tuple(q for q in row[2].split(",") if q)) for row in rows],
@@ -112,6 +112,6 @@ def gpus_of(node: dict[str, str]) -> tuple[int, str]:
     return (int(found[2]), found[1] or "") if found else (0, "")
 
 
-def described(site: Site) -> str:
+def described(site: LiveCluster) -> str:
     """For people and bug reports, as JSON."""
     return json.dumps(site.__dict__, indent=1, default=str)

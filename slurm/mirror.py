@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from superpod.slurm.connection import Login
+    from superpod.slurm.connection import Connection
 
 PICK = r"""
 cd "$1" 2>/dev/null || exit 0
@@ -19,7 +19,7 @@ find . \( -path '*/nemo' -o -path './.jobs' \) -prune -o -type f \( -name '*.jso
 """
 
 
-def fetch(login: Login, folder: str) -> Path:
+def fetch(login: Connection, folder: str) -> Path:
     """A copy of what `recipes status` reads of the runs in `folder`: no weights, no logs."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     here = home / "superpod" / "mirror" / hashlib.sha256(f"{login}:{folder}".encode()).hexdigest()[:16]

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import UserError, did_you_mean
-from superpod.slurm.live_cluster import Site, gpus_of
+from superpod.slurm.live_cluster import LiveCluster, gpus_of
 from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Case:
 
     wanted: Wanted
     exported: Exported
-    site: Site
+    site: LiveCluster
     running: str = ""
     """who uses the run folder right now; '' = nobody"""
 
@@ -73,7 +73,7 @@ def findings(case: Case) -> list[Finding]:
     return [finding for check in CHECKS for finding in check(case)]
 
 
-def of_site(cluster: Cluster, site: Site) -> list[Finding]:
+def of_site(cluster: Cluster, site: LiveCluster) -> list[Finding]:
     """What a profile says that the live cluster would refuse: `recipes cluster check`."""
     return [finding for check in SITE_CHECKS for finding in check(cluster, site)]
 
@@ -81,7 +81,7 @@ def of_site(cluster: Cluster, site: Site) -> list[Finding]:
 # -- the profile against the live cluster ---------------------------------------------------------------------------
 
 
-def account(cluster: Cluster, site: Site) -> Iterator[Finding]:
+def account(cluster: Cluster, site: LiveCluster) -> Iterator[Finding]:
     """An account that this user has."""
     mine = list(dict.fromkeys(a for a, _, _ in site.associations))
     if not site.associations or ("associations" not in site.enforces and not cluster.slurm.account):
@@ -95,7 +95,7 @@ def account(cluster: Cluster, site: Site) -> Iterator[Finding]:
         )
 
 
-def partition(cluster: Cluster, site: Site) -> Iterator[Finding]:
+def partition(cluster: Cluster, site: LiveCluster) -> Iterator[Finding]:
     """A partition that exists, is up, and takes this account."""
     name = cluster.slurm.partition or site.default_partition
     known = site.partitions.get(name)
@@ -110,14 +110,14 @@ def partition(cluster: Cluster, site: Site) -> Iterator[Finding]:
         )
 
 
-def qos(cluster: Cluster, site: Site) -> Iterator[Finding]:
+def qos(cluster: Cluster, site: LiveCluster) -> Iterator[Finding]:
     """A QOS that this user has."""
     mine = list(dict.fromkeys(q for a, _, qs in site.associations for q in qs))
     if cluster.slurm.qos and mine and cluster.slurm.qos not in mine:
         yield Finding(f"slurm.qos {cluster.slurm.qos!r} is none of yours", f"yours: {', '.join(mine)}")
 
 
-def constraint(cluster: Cluster, site: Site) -> Iterator[Finding]:
+def constraint(cluster: Cluster, site: LiveCluster) -> Iterator[Finding]:
     """Features that some node of the partition has."""
     name = cluster.slurm.partition or site.default_partition
     features = {f for n in site.nodes_of(name) for f in n.get("AvailableFeatures", "").split(",")} - {"(null)", ""}
@@ -127,7 +127,7 @@ def constraint(cluster: Cluster, site: Site) -> Iterator[Finding]:
             yield Finding(f"slurm.constraint {word!r} is a feature of no node in {name}", f"features there: {said}")
 
 
-def gres(cluster: Cluster, site: Site) -> Iterator[Finding]:
+def gres(cluster: Cluster, site: LiveCluster) -> Iterator[Finding]:
     """GPUs in the number and of the type that the profile says, where Slurm knows them."""
     name = cluster.slurm.partition or site.default_partition
     nodes = site.nodes_of(name)
@@ -152,7 +152,7 @@ def gres(cluster: Cluster, site: Site) -> Iterator[Finding]:
         )
 
 
-def memory(cluster: Cluster, site: Site) -> Iterator[Finding]:
+def memory(cluster: Cluster, site: LiveCluster) -> Iterator[Finding]:
     """No more memory than a node has."""
     name = cluster.slurm.partition or site.default_partition
     most = max((int(n.get("RealMemory", 0)) for n in site.nodes_of(name)), default=0)
@@ -162,7 +162,7 @@ def memory(cluster: Cluster, site: Site) -> Iterator[Finding]:
         yield Finding(f"slurm.mem {cluster.slurm.mem} is more than a node of {name} has: {most}M", 'write mem = "0"')
 
 
-def limit(cluster: Cluster, site: Site, time: str = "") -> Iterator[Finding]:
+def limit(cluster: Cluster, site: LiveCluster, time: str = "") -> Iterator[Finding]:
     """No longer than the partition allows."""
     name = cluster.slurm.partition or site.default_partition
     longest = site.partitions.get(name, {}).get("MaxTime", "UNLIMITED")
@@ -171,13 +171,13 @@ def limit(cluster: Cluster, site: Site, time: str = "") -> Iterator[Finding]:
         yield Finding(f"an attempt of {asked} is longer than {name} allows: {longest}", f"--time {longest}")
 
 
-def mpi(cluster: Cluster, site: Site) -> Iterator[Finding]:
+def mpi(cluster: Cluster, site: LiveCluster) -> Iterator[Finding]:
     """A PMI plug-in that this Slurm has."""
     if site.mpi and cluster.slurm.mpi not in site.mpi:
         yield Finding(f"slurm.mpi {cluster.slurm.mpi!r} is not in this Slurm", f"it has {', '.join(site.mpi)}")
 
 
-def pyxis(cluster: Cluster, site: Site) -> Iterator[Finding]:
+def pyxis(cluster: Cluster, site: LiveCluster) -> Iterator[Finding]:
     """pyxis, where a container is asked for."""
     if cluster.container.image and not site.has_pyxis:
         yield Finding(
@@ -186,21 +186,21 @@ def pyxis(cluster: Cluster, site: Site) -> Iterator[Finding]:
         )
 
 
-def image(cluster: Cluster, site: Site) -> Iterator[Finding]:
+def image(cluster: Cluster, site: LiveCluster) -> Iterator[Finding]:
     """An image file that can be read; a registry's name is not looked up."""
     name = cluster.container.image
     if name.startswith("/") and site.paths.get(name, "file") != "file":
         yield Finding(f"container.image {name} is {site.paths[name]}", "enroot import writes it: docs/slurm.md")
 
 
-def mounts(cluster: Cluster, site: Site) -> Iterator[Finding]:
+def mounts(cluster: Cluster, site: LiveCluster) -> Iterator[Finding]:
     """Mounts of what is there."""
     for outside in cluster.container.mounted if cluster.container.image else []:
         if site.paths.get(outside, "folder") not in ("folder", "file"):
             yield Finding(f"container.mounts: {outside} is {site.paths[outside]}", "mount what every node has")
 
 
-def python(cluster: Cluster, site: Site) -> Iterator[Finding]:
+def python(cluster: Cluster, site: LiveCluster) -> Iterator[Finding]:
     """A Python for the batch script, and one for the ranks."""
     name = cluster.software.host_python
     if not site.python:
@@ -211,7 +211,7 @@ def python(cluster: Cluster, site: Site) -> Iterator[Finding]:
         yield Finding(f"the ranks' Python {cluster.software.python!r} is not there", "see software.python")
 
 
-def runs_folder(cluster: Cluster, site: Site) -> Iterator[Finding]:
+def runs_folder(cluster: Cluster, site: LiveCluster) -> Iterator[Finding]:
     """A folder for runs that can be written."""
     if site.runs_free is None:
         yield Finding(f"{cluster.folders.runs} cannot be written", "name another as folders.runs, or with --runs")

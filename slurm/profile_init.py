@@ -12,10 +12,10 @@ from superpod.planner import hardware
 from superpod.slurm import live_cluster, profiles
 
 if TYPE_CHECKING:
-    from superpod.slurm.connection import Login
+    from superpod.slurm.connection import Connection
 
 
-def profile(login: Login, *, like: str = "", host: str = "", runs: str = "") -> str:
+def profile(login: Connection, *, like: str = "", host: str = "", runs: str = "") -> str:
     """TOML of a profile for the cluster behind `login`.
 
     Raises:

@@ -152,7 +152,7 @@ class Folders(_Table):
     """HF_HOME: tokenizers and weights fetched beforehand"""
 
 
-class Login(_Table):
+class LoginTable(_Table):
     """Where Slurm's commands are: on this machine, or behind SSH."""
 
     host: Line = ""
@@ -206,7 +206,7 @@ class Cluster(_Table):
     software: Software = Software()
     network: NetworkTable = NetworkTable()
     folders: Folders
-    login: Login = Login()
+    login: LoginTable = LoginTable()
     chain: Chain = Chain()
     health: Health = Health()
     env: Annotated[dict[str, str], AfterValidator(_environment)] = Field(default_factory=dict)

@@ -21,7 +21,7 @@ from superpod.slurm import batch_script, environment
 
 if TYPE_CHECKING:
     from superpod.lifecycle.exported import Exported
-    from superpod.slurm.connection import Login
+    from superpod.slurm.connection import Connection
     from superpod.slurm.profiles import Cluster
 
 SCRIPT = "job.sbatch"
@@ -56,7 +56,7 @@ def script(wanted: Wanted, exported: Exported, *, name: str = "") -> str:
     recipe = find(wanted.job.recipe)
     layout = recipe.layout(exported.nodes if exported.nodes in recipe.nodes else None)
     return batch_script.render(
-        batch_script.Job(
+        batch_script.BatchJob(
             recipe=wanted.job.recipe,
             cluster=wanted.cluster,
             nodes=exported.nodes,
@@ -102,7 +102,7 @@ def absolute(path: Path | None) -> Path | None:
     return path.absolute() if path else None
 
 
-def new_run(wanted: Wanted, exported: Exported, login: Login) -> str:
+def new_run(wanted: Wanted, exported: Exported, login: Connection) -> str:
     """Make the run folder where the nodes will look for it, with the script in it; returns its path there.
 
     Raises:
@@ -136,7 +136,7 @@ def job_name(run: str) -> str:
     return f"{path.parent.name}.{path.name}"
 
 
-def queue(login: Login, run: str, attempts: int, exclude: Sequence[str] = ()) -> list[str]:
+def queue(login: Connection, run: str, attempts: int, exclude: Sequence[str] = ()) -> list[str]:
     """Put so many attempts of a run into the queue, each waiting for those before it; returns their job ids.
 
     `exclude` are nodes that were found bad.
@@ -159,7 +159,7 @@ def queue(login: Login, run: str, attempts: int, exclude: Sequence[str] = ()) ->
     return jobs
 
 
-def alone(login: Login, cluster: Cluster, title: str, words: list[str], log: str) -> str:
+def alone(login: Connection, cluster: Cluster, title: str, words: list[str], log: str) -> str:
     """Queue one command of `recipes` as a job of one task; returns its job id.
 
     Raises:
@@ -178,7 +178,7 @@ def alone(login: Login, cluster: Cluster, title: str, words: list[str], log: str
     return login.run(["sbatch", "--parsable", *asked, output], stdin=script.encode()).strip().partition(";")[0]
 
 
-def remember(login: Login, run: str, jobs: list[str]) -> None:
+def remember(login: Connection, run: str, jobs: list[str]) -> None:
     """Keep the ids of queued attempts in the run folder, so that an attempt that ends the run can take them back."""
     if not login.remote:
         note(RunFolder(Path(run)), jobs)

@@ -15,7 +15,7 @@ from superpod.node.run_folder import Attempt, RunFolder
 from superpod.slurm.submit import job_name
 
 if TYPE_CHECKING:
-    from superpod.slurm.connection import Login
+    from superpod.slurm.connection import Connection
 
 LIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 STALLED_S = 600.0
@@ -52,7 +52,7 @@ class Seen:
     jobs: list[Queued] = field(default_factory=list)
 
 
-def queue(login: Login) -> dict[str, list[Queued]] | None:
+def queue(login: Connection) -> dict[str, list[Queued]] | None:
     """This user's jobs by name; None when the controller does not answer."""
     try:
         said = login.run(["squeue", "--me", "-h", "-o", "%i\x1f%j\x1f%T\x1f%r\x1f%S"], limit_s=30)
@@ -167,7 +167,7 @@ def _age(run: RunFolder, now: float) -> float | None:
     return now - max(times) if times else None
 
 
-def of_folder(runs: list[RunFolder], login: Login) -> list[Seen]:
+def of_folder(runs: list[RunFolder], login: Connection) -> list[Seen]:
     """Every run of a folder, the newest last, with one question to Slurm for all."""
     queued = queue(login)
     found = []
@@ -179,7 +179,7 @@ def of_folder(runs: list[RunFolder], login: Login) -> list[Seen]:
     return found
 
 
-def _was_cancelled(run: RunFolder, login: Login) -> bool:
+def _was_cancelled(run: RunFolder, login: Connection) -> bool:
     """Whether Slurm says so of the newest attempt's job: the controller while it remembers, then accounting."""
     job = str(run.attempts[-1].result.get("job", "")) if run.attempts else ""
     if not job or guard.stopped(run) or guard.was_let_go_on(run):

@@ -15,11 +15,11 @@ import numpy as np
 
 from superpod.planner import columns
 from superpod.planner.columns import Columns
-from superpod.planner.job import Job
 from superpod.planner.memory import peak as _peak
 from superpod.planner.memory.capacity import Verdict, limit, reserved_of, verdict_of
 from superpod.planner.memory.fixed import Inference, checkpoint_bytes, inference
-from superpod.planner.memory.units import Array, Units
+from superpod.planner.memory.units import Array, MemoryUnits
+from superpod.planner.planned_job import PlannedJob
 
 __all__ = [
     "Inference",
@@ -63,7 +63,7 @@ class Peak:
         return reserved_of(self.allocated) + self.set_aside
 
 
-def peak(job: Job, c: Columns) -> Peak:
+def peak(job: PlannedJob, c: Columns) -> Peak:
     """The fullest moment of each pipeline rank.
 
     Args:
@@ -71,31 +71,31 @@ def peak(job: Job, c: Columns) -> Peak:
         c: the layouts and ranks.
     """
     shape = np.broadcast_shapes(c.rank.shape, c.tp.shape)
-    moment = _peak.of(Units(job, c))
+    moment = _peak.of(MemoryUnits(job, c))
     owners = {o: np.broadcast_to(np.asarray(size, dtype=np.float64), shape) for o, size in moment.owners.items()}
     return Peak(owners, moment.set_aside)
 
 
-def by_owner(job: Job, c: Columns) -> dict[str, Array]:
+def by_owner(job: PlannedJob, c: Columns) -> dict[str, Array]:
     """Bytes at the peak of each pipeline rank by owner, as `Peak.owners`."""
     return peak(job, c).owners
 
 
-def allocated(job: Job, c: Columns) -> Array:
+def allocated(job: PlannedJob, c: Columns) -> Array:
     """Peak bytes in tensors on each rank."""
     return peak(job, c).allocated
 
 
-def reserved(job: Job, c: Columns) -> Array:
+def reserved(job: PlannedJob, c: Columns) -> Array:
     """Peak bytes that PyTorch's allocator holds on each rank."""
     return peak(job, c).reserved
 
 
-def fits(job: Job, c: Columns) -> Array:
+def fits(job: PlannedJob, c: Columns) -> Array:
     """Whether each layout fits: all its ranks' reserved bytes are within `limit`. The last axis is gone."""
     return np.all(reserved(job, c) <= limit(job), axis=-1)
 
 
-def verdict(job: Job) -> Verdict:
+def verdict(job: PlannedJob) -> Verdict:
     """`ok` or `oom` of one run: whether the tensors of its fullest rank are within `limit` (`capacity.verdict_of`)."""
     return verdict_of(job, peak(job, columns.of(job)).needed)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from superpod.planner.memory.units import Array, Units
+from superpod.planner.memory.units import Array, MemoryUnits
 
 ROUTING_BYTES = 13
 """Per token and expert: logits, probabilities and their top-k in fp32, a mask (moe_utils.py)."""
@@ -31,18 +31,18 @@ class Kept:
     """What the backward pass of the block needs for itself at its worst moment, beyond what is kept."""
 
 
-def blocks(u: Units) -> dict[str, Kept]:
+def blocks(u: MemoryUnits) -> dict[str, Kept]:
     """Every kind of block that the model has."""
     return {kind: _BLOCKS[kind](u) for kind in {*u.c.blocks, *(u.job.model.mtp_blocks * bool(u.job.model.mtp_layers))}}
 
 
-def _take(u: Units, module: str, size: Any) -> tuple[Any, Any]:
+def _take(u: MemoryUnits, module: str, size: Any) -> tuple[Any, Any]:
     """(kept, brought back) of what a module of selective recomputation would free."""
     freed = u.recomputes(module)
     return np.where(freed, 0.0, size), np.where(freed, size, 0.0)
 
 
-def _norm(u: Units, block: str, target: str, count: int = 1) -> tuple[Any, Any]:
+def _norm(u: MemoryUnits, block: str, target: str, count: int = 1) -> tuple[Any, Any]:
     """A norm and the product after it: the norm's input, and its output as the product keeps it."""
     h, outside = u.job.model.hidden, u.tokens * u.over_sp
     kept = count * u.input_of(target) * h * outside
@@ -50,13 +50,13 @@ def _norm(u: Units, block: str, target: str, count: int = 1) -> tuple[Any, Any]:
     return u.wide * h * outside + output, again
 
 
-def _residual(u: Units) -> Any:
+def _residual(u: MemoryUnits) -> Any:
     """Mask of the dropout before the residual addition, and the input of a norm after the block (Gemma)."""
     m, outside = u.job.model, u.tokens * u.over_sp
     return ((u.job.options.hidden_dropout > 0) + u.wide * m.post_norms) * m.hidden * outside
 
 
-def attention(u: Units) -> Kept:
+def attention(u: MemoryUnits) -> Kept:
     """Norm, fused QKV, core attention, projection."""
     m, inside = u.job.model, u.tokens * u.over_tp
     q, kv = m.heads * m.channels, m.groups * m.channels
@@ -68,7 +68,7 @@ def attention(u: Units) -> Kept:
     return Kept(norm + inputs + core + _residual(u), again + core_again, backward)
 
 
-def mla(u: Units) -> Kept:
+def mla(u: MemoryUnits) -> Kept:
     """Low-rank queries, keys and values; heads of qk_nope + qk_rope; core attention; projection."""
     m, inside, outside = u.job.model, u.tokens * u.over_tp, u.tokens * u.over_sp
     qk, v = m.heads * (m.qk_nope_dim + m.qk_rope_dim), m.heads * m.v_dim
@@ -81,7 +81,7 @@ def mla(u: Units) -> Kept:
     return Kept(kept, again + heads_again + core_again, u.wide * (2 * qk + v) * inside + _score_gradients(u))
 
 
-def _score_gradients(u: Units) -> Any:
+def _score_gradients(u: MemoryUnits) -> Any:
     """Unfused attention's gradients of probabilities and scores; in the forward pass, the scores and their softmax."""
     return (
         u.unfused
@@ -94,7 +94,7 @@ def _score_gradients(u: Units) -> Any:
     )
 
 
-def _core(u: Units, out: int) -> tuple[Any, Any]:
+def _core(u: MemoryUnits, out: int) -> tuple[Any, Any]:
     """Core attention's output (also the projection's input), its statistics, or its scores where they are kept."""
     m, o, inside = u.job.model, u.job.options, u.tokens * u.over_tp
     output = u.wide * out * inside
@@ -108,7 +108,7 @@ def _core(u: Units, out: int) -> tuple[Any, Any]:
     return projected + kept, again
 
 
-def mlp(u: Units) -> Kept:
+def mlp(u: MemoryUnits) -> Kept:
     """Norm, first product, activation, second product."""
     m, inside = u.job.model, u.tokens * u.over_tp
     first = u.wide * m.ffn * (1 + m.gated) * inside
@@ -119,7 +119,7 @@ def mlp(u: Units) -> Kept:
     return Kept(norm_input + body + _residual(u), again + body_again, backward)
 
 
-def moe(u: Units) -> Kept:
+def moe(u: MemoryUnits) -> Kept:
     """Norm, router, dispatch, grouped experts, shared experts."""
     m, o, outside = u.job.model, u.job.options, u.tokens * u.over_sp
     rows = u.tokens * u.over_tp * m.topk * u.column("etp")
@@ -138,7 +138,7 @@ def moe(u: Units) -> Kept:
     return Kept(norm + body + _residual(u), again + act_again + shared_again + body_again, backward)
 
 
-def _weighting(u: Units, ffn: Array, width: int) -> Any:
+def _weighting(u: MemoryUnits, ffn: Array, width: int) -> Any:
     """Bytes per row for the product with the router's probability: fused into SwiGLU; else of the activation's output.
 
     Before Megatron-Core 0.12 it came after the experts, and kept their output.
@@ -148,7 +148,7 @@ def _weighting(u: Units, ffn: Array, width: int) -> Any:
     return 0.0 if u.job.model.gated else u.wide * ffn
 
 
-def _shared(u: Units) -> Any:
+def _shared(u: MemoryUnits) -> Any:
     m, inside = u.job.model, u.tokens * u.over_tp
     if not m.shared_ffn:
         return 0.0 * inside
@@ -156,7 +156,7 @@ def _shared(u: Units) -> Any:
     return (u.wide * (1 + m.gated) + u.input_of("linear_fc2")) * m.shared_ffn * inside + quantised
 
 
-def mamba(u: Units) -> Kept:
+def mamba(u: MemoryUnits) -> Kept:
     """in_proj's output and the scan's, which the fused scan keeps and recomputes the rest from (mamba_ssm)."""
     m, inside = u.job.model, u.tokens * u.over_tp
     inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
@@ -166,7 +166,7 @@ def mamba(u: Units) -> Kept:
     return Kept(kept, again, mixed + u.wide * (inner + states) * inside)
 
 
-def delta(u: Units) -> Kept:
+def delta(u: MemoryUnits) -> Kept:
     """in_proj's output, the convolution's, the recurrence's (fla, chunked), the gated norm's."""
     m, inside = u.job.model, u.tokens * u.over_tp
     keys, values = m.delta_key_heads * m.delta_key_dim, m.delta_value_heads * m.delta_value_dim

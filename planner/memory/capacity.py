@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 
 from superpod.planner.hardware import GIB
-from superpod.planner.job import Job
 from superpod.planner.memory.constants import constant
 from superpod.planner.memory.units import Array
+from superpod.planner.planned_job import PlannedJob
 
 Verdict = Literal["ok", "oom"]
 
@@ -19,7 +19,7 @@ def reserved_of(allocated: Array) -> Array:
     return allocated * constant("allocator", "reserved_over_allocated")
 
 
-def limit(job: Job) -> float:
+def limit(job: PlannedJob) -> float:
     """Bytes that PyTorch may hold: what it sees, less CUDA and NCCL, less a margin; or the run's own cap."""
     if job.options.memory_cap is not None:
         return job.options.memory_cap * GIB
@@ -27,7 +27,7 @@ def limit(job: Job) -> float:
     return (job.node.gpu.hbm_usable_bytes - context) * (1 - constant("allocator", "margin"))
 
 
-def verdict_of(job: Job, needed: Array) -> Verdict:
+def verdict_of(job: PlannedJob, needed: Array) -> Verdict:
     """`ok` when the bytes in tensors stay within the limit on every rank.
 
     Not the reserved bytes: before it gives up, PyTorch's allocator returns what it only holds, and with

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from superpod.errors import UserError, did_you_mean
-from superpod.planner.job import Job
-from superpod.planner.models import Model, Split
+from superpod.planner.models import ModelShape, Split
 from superpod.planner.models.work import BYTES
+from superpod.planner.planned_job import PlannedJob
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Inference:
         return self.weights + self.kv_cache
 
 
-def inference(model: Model, split: Split, seq: int, batch: int, dtype: str = "bf16", cache: str = "") -> Inference:
+def inference(model: ModelShape, split: Split, seq: int, batch: int, dtype: str = "bf16", cache: str = "") -> Inference:
     """Weights and KV cache of a model that serves `batch` sequences of `seq` tokens, on its fullest GPU.
 
     KV cache per token = 2 x layers x groups x head size x bytes: groups, not heads; split over tp as far as there are
@@ -48,17 +48,17 @@ def inference(model: Model, split: Split, seq: int, batch: int, dtype: str = "bf
     )
 
 
-def checkpoint_bytes(job: Job) -> int:
+def checkpoint_bytes(job: PlannedJob) -> int:
     """Bytes of a distributed checkpoint: BF16 weights, fp32 master copy and both moments, 14 a parameter.
 
     LoRA saves adapters only (14 of each too); fp32 training saves 12.
     """
     from superpod.planner import columns
     from superpod.planner.memory import lora
-    from superpod.planner.memory.units import Units
+    from superpod.planner.memory.units import MemoryUnits
 
     per = 12 if job.precision in ("fp32", "tf32") else 14
     if job.task == "lora":
-        u = Units(job, columns.of(job))
+        u = MemoryUnits(job, columns.of(job))
         return int(per * lora.adapters(u).dense.sum() * job.layout.tp)
     return per * job.model.parameters().total

@@ -9,7 +9,7 @@ import numpy as np
 
 from superpod.planner.memory import activations
 from superpod.planner.memory.activations import Kept
-from superpod.planner.memory.units import Array, Units
+from superpod.planner.memory.units import Array, MemoryUnits
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Flight:
     graphs: Graphs
 
 
-def in_flight(u: Units) -> Array:
+def in_flight(u: MemoryUnits) -> Array:
     """Micro-batches in flight on each rank, in parts where chunks are interleaved.
 
     1F1B: min(m, p - r). Interleaved: min(m v, 2 (p - r - 1) + (v - 1) p + 1) chunks, each 1/v of the rank's layers.
@@ -55,7 +55,7 @@ def in_flight(u: Units) -> Array:
     return np.where(vp > 1, _weighed(u, chunks, group), plain)
 
 
-def _weighed(u: Units, chunks: Array, group: Array) -> Array:
+def _weighed(u: MemoryUnits, chunks: Array, group: Array) -> Array:
     """Chunks in flight as parts of the rank's layers, where the first or the last chunk has a layer less.
 
     Micro-batches pass in groups: so many of chunk 0, then of chunk 1. The embedding takes a layer's place in rank 0's
@@ -74,7 +74,7 @@ GRAPHED = ("attention", "mla", "delta")
 """What CUDA graphs take."""
 
 
-def flight(u: Units) -> Flight:
+def flight(u: MemoryUnits) -> Flight:
     """Activations of all layers that a rank has in flight."""
     kinds = activations.blocks(u)
     count = in_flight(u)
@@ -97,7 +97,7 @@ def flight(u: Units) -> Flight:
     )
 
 
-def _graphs(u: Units, kinds: dict[str, Kept], count: Array) -> Graphs:
+def _graphs(u: MemoryUnits, kinds: dict[str, Kept], count: Array) -> Graphs:
     taken = [kind for kind in GRAPHED if kind in u.c.blocks]
     last = _either(u, kinds, {*taken})
     size = u.wide * u.job.model.hidden * u.tokens * u.over_sp
@@ -108,7 +108,7 @@ def _graphs(u: Units, kinds: dict[str, Kept], count: Array) -> Graphs:
     )
 
 
-def _either(u: Units, kinds: dict[str, Kept], names: set[str]) -> Kept:
+def _either(u: MemoryUnits, kinds: dict[str, Kept], names: set[str]) -> Kept:
     """The blocks that a rank's last layer has of these, the larger where there are several."""
     found: list[Any] = [0.0, 0.0, 0.0]
     for name in names & {*u.c.blocks}:
@@ -118,7 +118,7 @@ def _either(u: Units, kinds: dict[str, Kept], names: set[str]) -> Kept:
     return Kept(*found)
 
 
-def _prediction(u: Units, kinds: dict[str, Kept]) -> Array:
+def _prediction(u: MemoryUnits, kinds: dict[str, Kept]) -> Array:
     """Multi-token prediction on the last rank: its layers, norms of both inputs, their projection, a final norm."""
     m = u.job.model
     if not m.mtp_layers:
@@ -128,7 +128,7 @@ def _prediction(u: Units, kinds: dict[str, Kept]) -> Array:
     return u.c.last * m.mtp_layers * (layer + (2 * u.wide + 2 * u.wide + u.narrow * 2 + 2 * u.wide) * outside)
 
 
-def _recomputed(u: Units, one: Array) -> tuple[Array, Array]:
+def _recomputed(u: MemoryUnits, one: Array) -> tuple[Array, Array]:
     """(bytes of a micro-batch kept, bytes brought back) under full recomputation; `one` is a layer's bytes."""
     source = u.wide * u.job.model.hidden * u.tokens * u.over_sp
     vp, group = u.column("vp"), u.column("recompute_layers")

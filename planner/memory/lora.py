@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from superpod.planner.memory.units import Array, Units
+from superpod.planner.memory.units import Array, MemoryUnits
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Adapters:
     experts: Array
 
 
-def adapters(u: Units) -> Adapters:
+def adapters(u: MemoryUnits) -> Adapters:
     """Two matrices a target, in x r and r x out, one of them split over tp; experts share one adapter per rank."""
     m, rank, targets = u.job.model, u.job.options.lora_rank, u.job.options.lora_targets
     sizes: dict[str, dict[str, tuple[Any, Any]]] = {

@@ -10,7 +10,7 @@ import numpy as np
 from superpod.planner.memory import lora, state
 from superpod.planner.memory.constants import MIB, constant
 from superpod.planner.memory.flight import flight
-from superpod.planner.memory.units import Array, Units
+from superpod.planner.memory.units import Array, MemoryUnits
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Moment:
     """Bytes beside them that hold nothing at that moment and are no one else's: a pool of CUDA graphs."""
 
 
-def of(u: Units) -> Moment:
+def of(u: MemoryUnits) -> Moment:
     """Bytes of each owner at the peak of each rank.
 
     The peak is the largest of four moments: the loss (last stage), the backward pass of the last layer, the
@@ -51,7 +51,7 @@ def of(u: Units) -> Moment:
     return Moment(state.by_owner(u, own) | owners, np.minimum(pool, np.maximum(busy, step)))
 
 
-def _loss(u: Units) -> Array:
+def _loss(u: MemoryUnits) -> Array:
     """Logits while the loss is made from them and its gradient; on the last stage.
 
     Transformer Engine's loss works in place on the BF16 logits. Megatron's own keeps exp(logits) in fp32 beside the
@@ -71,13 +71,13 @@ def _loss(u: Units) -> Array:
     return (kept * (1 + m.mtp_layers) + moment) * elements
 
 
-def _ends(u: Units) -> Array:
+def _ends(u: MemoryUnits) -> Array:
     """Final norm's input and output; the head's input gradient, whole before it is scattered over tp."""
     size = u.wide * u.job.model.hidden * u.tokens
     return size * (2 * u.over_sp + np.where(u.column("tp") > 1, 1 + u.over_sp, 1.0))
 
 
-def _dummies(u: Units) -> Array:
+def _dummies(u: MemoryUnits) -> Array:
     """Weight gradients that are there for autograd only, one of each shape, kept for good.
 
     With gradient accumulation fusion the product adds to the main gradient; autograd gets a tensor of the weight's
@@ -120,7 +120,7 @@ def _shapes(m: Any, kind: str) -> list[tuple[str, int, int]]:
     return [("tp", 2 * inner, m.hidden), ("tp", m.hidden, -inner)]
 
 
-def _gathered(u: Units, own: state.Held) -> Array:
+def _gathered(u: MemoryUnits, own: state.Held) -> Array:
     """ZeRO-2 and 3: what is whole for a moment. Two layers' weights, this one's and the next one's, embedding and head;
     two layers' gradients on their way to be reduced (torch FSDP2 prefetch; Megatron-FSDP double buffering)."""
     stage = u.column("sharding")
@@ -131,7 +131,7 @@ def _gathered(u: Units, own: state.Held) -> Array:
     return weights + np.where(stage >= 2, state.gradient_bytes(u) * 2 * layer, 0.0)
 
 
-def _buffers(u: Units) -> Array:
+def _buffers(u: MemoryUnits) -> Array:
     """cuBLAS workspaces; the gather buffer of sequence parallelism; what a pipeline rank receives into."""
     size = u.wide * u.job.model.hidden * u.tokens
     gathered = np.where((u.column("sp") > 0) & u.c.last, size, 0.0)
@@ -139,7 +139,7 @@ def _buffers(u: Units) -> Array:
     return _workspaces(u) + gathered + received
 
 
-def _workspaces(u: Units) -> float:
+def _workspaces(u: MemoryUnits) -> float:
     """cuBLAS workspaces: PyTorch's, one each for the threads of the forward and the backward pass, and one of
     Transformer Engine, which takes more for the streams of grouped products. Deterministic mode asks for eight of
     4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8).
@@ -152,7 +152,7 @@ def _workspaces(u: Units) -> float:
     return (2 * torch + own * (1 + grouped)) * MIB
 
 
-def _optimizer_step(u: Units, learns: state.Held | lora.Adapters) -> Array:
+def _optimizer_step(u: MemoryUnits, learns: state.Held | lora.Adapters) -> Array:
     """fp32 copies of 2-byte gradients, made for the step (distrib_optimizer.py, `_copy_model_grads_to_main_grads`)."""
     if state.gradient_bytes(u) == 4 or u.job.precision == "fp16" or u.job.options.moments != "fp32":
         return np.zeros(u.c.rank.shape)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from superpod.planner.memory import lora
-from superpod.planner.memory.units import Array, Units
+from superpod.planner.memory.units import Array, MemoryUnits
 from superpod.planner.models import counts
 from superpod.planner.models.counts import Parameters
 
@@ -39,7 +39,7 @@ class Held:
         return self.dense + self.experts - self.ends - self.small
 
 
-def held(u: Units) -> Held:
+def held(u: MemoryUnits) -> Held:
     """Parameters of each rank, to the parameter: the vectorised form of `models.counts.stage_parameters`."""
     m, c = u.job.model, u.c
     tp, ep, etp = u.tp, u.column("ep"), u.column("etp")
@@ -65,18 +65,18 @@ def held(u: Units) -> Held:
     )
 
 
-def _mtp(u: Units) -> Parameters:
+def _mtp(u: MemoryUnits) -> Parameters:
     m = u.job.model
     split = SimpleNamespace(tp=u.tp, ep=u.column("ep"), expert_tp=u.column("etp"))
     return counts.mtp_layer(m, split) * m.mtp_layers if m.mtp_layers else Parameters()
 
 
-def trained(u: Units, own: Held) -> Held | lora.Adapters:
+def trained(u: MemoryUnits, own: Held) -> Held | lora.Adapters:
     """Of those held, the parameters with a gradient: all, or LoRA's adapters."""
     return lora.adapters(u) if u.job.task == "lora" else own
 
 
-def by_owner(u: Units, own: Held) -> dict[str, Array]:
+def by_owner(u: MemoryUnits, own: Held) -> dict[str, Array]:
     """Bytes of parameters, gradients, optimizer states and FP8 copies, of those held."""
     learns = trained(u, own)
     weight = _weight_bytes(u, own) + (2 * (learns.dense + learns.experts) if u.job.task == "lora" else 0)
@@ -98,14 +98,14 @@ def _shared(degree: Array, stage: Array, least: int) -> Array:
     return np.where(stage >= least, 1.0 / degree, 1.0)
 
 
-def _weight_bytes(u: Units, own: Held) -> Array:
+def _weight_bytes(u: MemoryUnits, own: Held) -> Array:
     total = own.dense + own.experts
     if u.job.options.fp8_params and u.is_fp8:
         return u.wide * (total - own.quantised) + u.fp8_copies * u.narrow * own.quantised
     return (4 if _has_fp32_weights(u) else u.wide) * total
 
 
-def _copies(u: Units, own: Held) -> Array:
+def _copies(u: MemoryUnits, own: Held) -> Array:
     """Weights quantised once a step and kept for its micro-batches (Transformer Engine, `is_first_microbatch`).
 
     Under ZeRO-3 the weights are whole for two layers at a time, and so are their copies.
@@ -116,19 +116,19 @@ def _copies(u: Units, own: Held) -> Array:
     return u.fp8_copies * u.narrow * own.quantised * whole
 
 
-def _has_fp32_weights(u: Units) -> bool:
+def _has_fp32_weights(u: MemoryUnits) -> bool:
     """FSDP2's weights are fp32, unless a run keeps the optimizer's moments in BF16: then everything is (Automodel)."""
     return u.job.options.framework == "fsdp2" and u.job.options.moments == "fp32"
 
 
-def gradient_bytes(u: Units) -> int:
+def gradient_bytes(u: MemoryUnits) -> int:
     """Bytes of a parameter's main gradient."""
     if u.job.precision == "fp16":
         return 2
     return 4 if u.job.options.grads == "fp32" or u.wide == 4 else 2
 
 
-def _optimizer_bytes(u: Units) -> float:
+def _optimizer_bytes(u: MemoryUnits) -> float:
     """Per parameter: two moments, and the fp32 master copy where the weights are not fp32 themselves.
 
     FSDP2 has no copy: its weights are fp32, or the optimizer works on BF16 ones. NeMo 24 used Apex's distributed Adam,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superpod.planner.columns import Columns
-from superpod.planner.job import Job
+from superpod.planner.planned_job import PlannedJob
 
 Array: TypeAlias = NDArray[Any]
 
@@ -21,14 +21,14 @@ NEW = 0.15
 
 
 @dataclass(frozen=True)
-class Units:
+class MemoryUnits:
     """A job and its columns, narrowed to one entry per layout where all pipeline ranks are alike.
 
     Columns of a layout do not change over the last axis; arithmetic on `[layouts, 1]` is as many times cheaper as
     there are ranks, and numpy broadcasts it against what differs by rank.
     """
 
-    job: Job
+    job: PlannedJob
     c: Columns
 
     def column(self, name: str) -> Array:

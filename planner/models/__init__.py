@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 from superpod.planner.models.counts import Parameters
-from superpod.planner.models.shape import Model
+from superpod.planner.models.shape import ModelShape
 from superpod.planner.models.stages import Split
 from superpod.planner.models.table import find, load, names, unsupported
 
-__all__ = ["Model", "Parameters", "Split", "find", "load", "names", "unsupported"]
+__all__ = ["ModelShape", "Parameters", "Split", "find", "load", "names", "unsupported"]

@@ -1,4 +1,4 @@
-"""`Model`: the shape of a decoder, as data. What it counts to is in `counts.py`, what it computes in `work.py`."""
+"""`ModelShape`: the shape of a decoder, as data. What it counts to is in `counts.py`, what it computes in `work.py`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LETTERS = {"M": ("mamba",), "*": ("attention",), "-": ("mlp",), "E": ("moe",)}
 """Megatron's letters of a hybrid pattern (megatron/core/ssm/mamba_hybrid_layer_allocation.py), one block a layer."""
 
 RUN = re.compile(r"(\d{1,5})x(\d{1,7})(-?)")
-"""One run of `Model.runs`: layers, width of the MLP, - = without attention."""
+"""One run of `ModelShape.runs`: layers, width of the MLP, - = without attention."""
 
 MOST, MOST_LAYERS = 2**31, 10_000
 """Sizes beyond these are slips of the hand."""
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelShape:
     """A decoder's shape. Sizes are in elements; 0 means that the model has no such part, unless a field says more."""
 
     name: str
@@ -132,7 +132,7 @@ class Model:
             raise UserError(f"{self.name}: {problem}", hint)
 
     @classmethod
-    def from_mapping(cls, name: str, values: dict[str, Any], where: str) -> Model:
+    def from_mapping(cls, name: str, values: dict[str, Any], where: str) -> ModelShape:
         """A model from a TOML table; `where` (file and table) opens the message when a key is unknown.
 
         Raises:
@@ -152,7 +152,7 @@ class Model:
         return cls(name=name, **{**STYLES[style], **values})
 
     @classmethod
-    def from_shape(cls, *, name: str = "custom", style: str = "llama", **shape: Any) -> Model:
+    def from_shape(cls, *, name: str = "custom", style: str = "llama", **shape: Any) -> ModelShape:
         """A model given by hand: fields of this class over those of the style (`llama` or `gpt`).
 
         A `gpt` without `ffn` gets 4 x hidden.
@@ -164,7 +164,7 @@ class Model:
             shape.setdefault("ffn", 4 * shape["hidden"])
         return cls.from_mapping(name, {"style": style, **shape}, name)
 
-    def replace(self, **changes: Any) -> Model:
+    def replace(self, **changes: Any) -> ModelShape:
         """A copy with some fields changed; `layers` alone cuts the model to so many (its pattern or runs with it)."""
         if self.pattern and "layers" in changes and "pattern" not in changes:
             changes["pattern"] = self.pattern[: changes["layers"]]
@@ -287,7 +287,7 @@ class Model:
 
 TEXTS = ("name", "source", "approximate", "norm", "pattern", "mtp_pattern", "runs")
 _KINDS: dict[str, Any] = {
-    each.name: "" if each.name in TEXTS else each.default for each in fields(Model)
+    each.name: "" if each.name in TEXTS else each.default for each in fields(ModelShape)
 } | dict.fromkeys(("layers", "hidden", "heads", "vocab"), 0)
 """A value of each field's type."""
 
@@ -296,7 +296,7 @@ def _kind(value: object) -> str:
     return {bool: "true or false", int: "a whole number", str: "a string"}[type(value)]
 
 
-def _problems(m: Model) -> list[tuple[str, str]]:
+def _problems(m: ModelShape) -> list[tuple[str, str]]:
     """What contradicts itself in a shape, as (rule with its numbers, next move)."""
     needed = ("layers", "hidden", "heads", "vocab", "vocab_divisible_by", "moe_every")
     if found := [(f"{key} is 0", "it must be 1 or more") for key in needed if not getattr(m, key)]:
@@ -312,7 +312,7 @@ def _problems(m: Model) -> list[tuple[str, str]]:
     return found or _pattern_problems(m) or _runs_problems(m) or _missing(m)
 
 
-def _pattern_problems(m: Model) -> list[tuple[str, str]]:
+def _pattern_problems(m: ModelShape) -> list[tuple[str, str]]:
     if unknown := set(m.pattern + m.mtp_pattern) - set(LETTERS):
         return [(f"the pattern has {''.join(sorted(unknown))!r}", f"its letters are {' '.join(LETTERS)}")]
     if m.pattern and len(m.pattern) != m.layers:
@@ -320,7 +320,7 @@ def _pattern_problems(m: Model) -> list[tuple[str, str]]:
     return []
 
 
-def _runs_problems(m: Model) -> list[tuple[str, str]]:
+def _runs_problems(m: ModelShape) -> list[tuple[str, str]]:
     if not m.runs:
         return []
     if wrong := [run for run in m.runs.split() if not RUN.fullmatch(run)]:
@@ -343,7 +343,7 @@ NEEDS = {
 """Fields that a block cannot do without."""
 
 
-def _missing(m: Model) -> list[tuple[str, str]]:
+def _missing(m: ModelShape) -> list[tuple[str, str]]:
     kinds = {block for blocks in m.blocks for block in blocks}
     needed = [(kind, key) for kind in sorted(kinds) for key in NEEDS[kind]]
     needed += [("indexer", key) for key in ("indexer_dim", "q_lora", "kv_lora") if m.indexer_heads]

@@ -8,7 +8,7 @@ from typing import Any
 
 from superpod.errors import UserError, did_you_mean
 from superpod.planner.files import read_toml
-from superpod.planner.models.shape import Model
+from superpod.planner.models.shape import ModelShape
 
 FOLDER = Path(__file__).parent.parent / "data" / "models"
 
@@ -17,7 +17,7 @@ NOT_MODELS = ("aliases", "unsupported")
 """Tables of the built-in files that are no model: other names of one, and why a published one is not modelled."""
 
 
-def find(name: str) -> Model:
+def find(name: str) -> ModelShape:
     """The model of that name.
 
     Raises:
@@ -43,8 +43,8 @@ def unsupported() -> dict[str, str]:
     return _other("unsupported")
 
 
-def load(path: str | Path) -> dict[str, Model]:
-    """The models of a user's TOML file: a table each, keys = fields of `Model`, `style = "gpt"` or `"llama"`.
+def load(path: str | Path) -> dict[str, ModelShape]:
+    """The models of a user's TOML file: a table each, keys = fields of `ModelShape`, `style = "gpt"` or `"llama"`.
 
     Raises:
         UserError: when the file cannot be read, or naming the key and what it may hold.
@@ -55,13 +55,13 @@ def load(path: str | Path) -> dict[str, Model]:
         if not isinstance(table, dict):
             raise UserError(f"{path}: {name} stands outside a table", "a model is a table: [my_model]")
     own = {"source": str(path)}
-    return {name: Model.from_mapping(name, own | table, f"{path} [{name}]") for name, table in tables.items()}
+    return {name: ModelShape.from_mapping(name, own | table, f"{path} [{name}]") for name, table in tables.items()}
 
 
 @cache
-def _model(name: str) -> Model:
+def _model(name: str) -> ModelShape:
     table, where = _tables()[name]
-    return Model.from_mapping(name, table, where)
+    return ModelShape.from_mapping(name, table, where)
 
 
 @cache

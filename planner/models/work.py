@@ -14,13 +14,13 @@ from superpod.errors import UserError, did_you_mean
 from superpod.planner.models import counts
 
 if TYPE_CHECKING:
-    from superpod.planner.models.shape import Model
+    from superpod.planner.models.shape import ModelShape
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 """Bytes of one element."""
 
 
-def flops_per_token(m: Model, seq: int, *, causal: bool) -> float:
+def flops_per_token(m: ModelShape, seq: int, *, causal: bool) -> float:
     """FLOPs of one token's training step.
 
     Args:
@@ -37,7 +37,7 @@ def flops_per_token(m: Model, seq: int, *, causal: bool) -> float:
     return 6.0 * products + 3 * (attention_flops(m, seq, causal) + scan_flops(m))
 
 
-def product_parameters(m: Model, block: str) -> int:
+def product_parameters(m: ModelShape, block: str) -> int:
     """Parameters of one block that a token is multiplied with: of the routed experts, topk."""
     bare = m.replace(bias=False, qkv_bias=False, sink=False)
     p = counts.block_parameters(bare, block)
@@ -45,7 +45,7 @@ def product_parameters(m: Model, block: str) -> int:
     return p.dense - p.norms - counts.elementwise(m, block) + passed
 
 
-def attention_flops(m: Model, seq: int, causal: bool) -> float:
+def attention_flops(m: ModelShape, seq: int, causal: bool) -> float:
     """Forward FLOPs per token of scores and of their product with the values, all layers."""
     if m.kv_lora:
         width, indexer = m.heads * (m.qk_nope_dim + m.qk_rope_dim + m.v_dim), m.indexer_heads * m.indexer_dim
@@ -57,7 +57,7 @@ def attention_flops(m: Model, seq: int, causal: bool) -> float:
     return 2 * width * sum(spans) + 2 * indexer * whole
 
 
-def span(m: Model, seq: int, layer: int, causal: bool) -> float:
+def span(m: ModelShape, seq: int, layer: int, causal: bool) -> float:
     """Keys that a token of this layer sees, the mean over the sequence; without `causal`, of the unmasked square."""
     seen = seq if m.sees_all(layer) else min(seq, m.window)
     seen = min(seen, m.indexer_topk) if m.indexer_topk else seen
@@ -68,7 +68,7 @@ def span(m: Model, seq: int, layer: int, causal: bool) -> float:
     return seen - seen * seen / (2 * seq)  # the first `seen` tokens see half, the others all of their window
 
 
-def scan_flops(m: Model) -> float:
+def scan_flops(m: ModelShape) -> float:
     """Forward FLOPs per token of the recurrences, all layers.
 
     Mamba: 2 x inner x state, as NeMo counts it (nemo/utils/flops_formulas.py, `_mamba_layer_flops`, which says that
@@ -80,12 +80,12 @@ def scan_flops(m: Model) -> float:
     return kinds.count("mamba") * mamba + kinds.count("delta") * delta
 
 
-def kv_bytes_per_token(m: Model, dtype: str) -> float:
+def kv_bytes_per_token(m: ModelShape, dtype: str) -> float:
     """Bytes of KV cache of one token over all attention layers; MLA caches the latent and the rotary key only."""
     return _bytes(dtype) * _cached(m) * len(_attention_layers(m))
 
 
-def kv_cache_bytes(m: Model, seq: int, dtype: str) -> float:
+def kv_cache_bytes(m: ModelShape, seq: int, dtype: str) -> float:
     """Bytes of the cache of one sequence of `seq` tokens; states of recurrent layers are kept in 4 bytes."""
     tokens = sum(seq if m.sees_all(i) else min(seq, m.window) for i in _attention_layers(m))
     kinds = [block for blocks in m.blocks for block in blocks]
@@ -94,11 +94,11 @@ def kv_cache_bytes(m: Model, seq: int, dtype: str) -> float:
     return _bytes(dtype) * _cached(m) * tokens + 4 * states
 
 
-def _cached(m: Model) -> int:
+def _cached(m: ModelShape) -> int:
     return m.kv_lora + m.qk_rope_dim + m.indexer_dim if m.kv_lora else 2 * m.groups * m.channels
 
 
-def _attention_layers(m: Model) -> list[int]:
+def _attention_layers(m: ModelShape) -> list[int]:
     return [i for i, blocks in enumerate(m.blocks) if blocks[0] in ("attention", "mla")]
 
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from superpod.errors import UserError
 from superpod.planner import hardware, legality, megatron_args, models
-from superpod.planner.job import Job, Options
 from superpod.planner.layout import ENDS, MODULES, Layout
-from superpod.planner.models import Model
+from superpod.planner.models import ModelShape
 from superpod.planner.models.stages import near_even
+from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.tables import spellings
 
 Row = Mapping[str, str]
@@ -38,7 +38,7 @@ class Contradiction(UserError):
 class Run(NamedTuple):
     """A row that has been read."""
 
-    setting: Job
+    setting: PlannedJob
     """All but layout and number of GPUs, which say nothing here: rows that share it share the object."""
     layout: Layout
     """Its gbs says nothing either."""
@@ -48,17 +48,17 @@ class Run(NamedTuple):
     """What was filled in that `recipes check` would ask for."""
 
     @classmethod
-    def of(cls, job: Job) -> Run:
+    def of(cls, job: PlannedJob) -> Run:
         """Of a job, in the same form."""
         return cls(job, job.layout, job.gpus, job.layout.gbs)
 
     @property
-    def job(self) -> Job:
+    def job(self) -> PlannedJob:
         """The run as a whole."""
         return self.setting.replace(layout=self.layout.replace(gbs=self.gbs), gpus=self.gpus)
 
 
-def job(row: Row) -> Job:
+def job(row: Row) -> PlannedJob:
     """The run that a row describes. Raises as `run`."""
     return run(row).job
 
@@ -110,7 +110,7 @@ KEPT = 2**14
 class Shared(NamedTuple):
     """What rows have in common that differ in their layout only."""
 
-    setting: Job
+    setting: PlannedJob
     blanks: Mapping[str, int | str]
     """What the source leaves blank, and means."""
     arguments: Mapping[str, str]
@@ -143,14 +143,14 @@ def _shared(*values: str | None) -> Shared | UserError:
 
 
 @lru_cache(KEPT)
-def _setting(*values: str) -> Job:
+def _setting(*values: str) -> PlannedJob:
     row = dict(zip(SETTING, values, strict=True))
     model = _model(row)
     node = spellings.node(row)
     precision = hardware.precision(row["precision"] or "bf16")
     if precision == "fp8" and node.gpu.fp8_tflops:
         precision = spellings.fp8_kind(row, node.gpu.generation == "blackwell")
-    found = Job(
+    found = PlannedJob(
         model=model,
         node=node,
         fabric=hardware.builtin().fabric_of(node),
@@ -188,7 +188,7 @@ def number(row: Row, key: str, default: int | None = None) -> int | None:
     return int(value)
 
 
-def _model(row: Row) -> Model:
+def _model(row: Row) -> ModelShape:
     """A model by name, cut to `layers` where the row says so; `gpt` and `moe` by the row's own shape."""
     name = (row.get("model") or "").strip()
     layers = number(row, "layers")
@@ -198,17 +198,17 @@ def _model(row: Row) -> Model:
     return model.replace(layers=layers) if layers and layers != model.layers else model
 
 
-def _shape(row: Row, layers: int | None) -> Model:
+def _shape(row: Row, layers: int | None) -> ModelShape:
     given = {key: number(row, key) for key in ("hidden", "ffn", "heads", "kv_heads")}
     shape: dict[str, Any] = {key: value for key, value in given.items() if value}
     row = {**row, "vocab": re.sub(r"k$", "000", (row.get("vocab") or "50257").strip().lower())}
-    return Model.from_shape(
+    return ModelShape.from_shape(
         name=row["model"], style="gpt", layers=layers or 0, vocab=number(row, "vocab") or 0, positions=1024, **shape
     )
 
 
 @lru_cache(KEPT)
-def _unpadded(setting: Job, tp: int) -> Job:
+def _unpadded(setting: PlannedJob, tp: int) -> PlannedJob:
     """The setting with a vocabulary of 50,257 in equal parts, the rest of the division left out."""
     return setting.replace(model=setting.model.replace(vocab=50257 // tp * tp, vocab_divisible_by=1))
 
@@ -283,7 +283,7 @@ STEPS = (("mla_up_proj",), ("mla_up_proj", "mlp"), ("mla_up_proj", "mlp", "moe_a
 """Recomputation of Megatron-Bridge's tuned recipes, by what it costs."""
 
 
-def _recompute_as_needed(found: Job) -> Job:
+def _recompute_as_needed(found: PlannedJob) -> PlannedJob:
     """The job with the cheapest recomputation under which it runs at all, where its table of releases prints none.
 
     Tuned recipes recompute what does not fit, and their tables do not say it. A run that fits as it is, or never,
@@ -297,7 +297,7 @@ def _recompute_as_needed(found: Job) -> Job:
         return found  # its layout is illegal: legality says why
 
 
-def _with_recomputation(found: Job) -> Iterator[Job]:
+def _with_recomputation(found: PlannedJob) -> Iterator[PlannedJob]:
     """The job as it is, then with each of `STEPS` as far as the model and precision allow them, then with all of it."""
     yield found
     before = len(legality.violations(found))
@@ -308,7 +308,7 @@ def _with_recomputation(found: Job) -> Iterator[Job]:
     yield found.replace(layout=found.layout.replace(recompute="full"))
 
 
-def _selective(found: Job, modules: tuple[str, ...]) -> Job:
+def _selective(found: PlannedJob, modules: tuple[str, ...]) -> PlannedJob:
     return found.replace(layout=found.layout.replace(recompute="selective", recompute_modules=modules))
 
 

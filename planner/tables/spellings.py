@@ -11,7 +11,7 @@ from typing import Any
 
 from superpod.planner import hardware, megatron_args, models
 from superpod.planner.hardware import Node
-from superpod.planner.models import Model
+from superpod.planner.models import ModelShape
 
 Row = Mapping[str, str]
 
@@ -88,7 +88,7 @@ def arguments(row: Row) -> dict[str, str]:
     return found | {"attention-backend": "unfused"} | flags
 
 
-def variant(row: Row, model: Model) -> Model:
+def variant(row: Row, model: ModelShape) -> ModelShape:
     """The model as the source runs it, where it differs from the published one.
 
     SimuMax's Llama 405B has 16 key-value heads (run_pretrain_llama3.sh, num_query_groups), and its DeepSeeks one dense

@@ -132,7 +132,7 @@ def _vocab(name: str, folder: Path, given: int | None) -> int:
     return found
 
 
-def _check_ids(prefix: str, facts: indexed.Facts, vocab: int) -> None:
+def _check_ids(prefix: str, facts: indexed.IndexFacts, vocab: int) -> None:
     with open(indexed.bin_path(prefix), "rb") as stream:
         for start in (0, facts.tokens // 2, max(facts.tokens - _SAMPLE, 0)):
             stream.seek(start * facts.itemsize)

@@ -125,7 +125,7 @@ def _sync(stream: IO[bytes]) -> None:
 
 
 @dataclass(frozen=True)
-class Facts:
+class IndexFacts:
     """What a checked prefix holds: `documents`, `sequences` (what Megatron splits by), `tokens`, numpy `dtype`."""
 
     documents: int
@@ -162,7 +162,7 @@ def read_header(prefix: str | Path) -> tuple[str, int, int]:
     return DTYPES[code], sequences, documents
 
 
-def verify(prefix: str | Path) -> Facts:
+def verify(prefix: str | Path) -> IndexFacts:
     """Check a prefix against itself and say what it holds.
 
     Reads the whole of `.idx` (12 bytes a document) but only the size of `.bin`. UserError when a file is missing,
@@ -179,7 +179,7 @@ def verify(prefix: str | Path) -> Facts:
     lengths, pointers, starts = _read_index(path, sequences, boundaries)
     if starts[0] != 0 or starts[-1] != sequences or not all(map(le, starts, starts[1:])):
         raise UserError(f"{path}: the document boundaries do not run from 0 to {sequences}, rising", _REMAKE)
-    facts = Facts(boundaries - 1, sequences, sum(lengths), dtype)
+    facts = IndexFacts(boundaries - 1, sequences, sum(lengths), dtype)
     _check_extent(prefix, facts, lengths, pointers)
     return facts
 
@@ -199,7 +199,7 @@ def _read_index(path: Path, sequences: int, boundaries: int) -> tuple[array, arr
     return _little(found[0]), _little(found[1]), _little(found[2])
 
 
-def _check_extent(prefix: str | Path, facts: Facts, lengths: array, pointers: array) -> None:
+def _check_extent(prefix: str | Path, facts: IndexFacts, lengths: array, pointers: array) -> None:
     size = bin_path(prefix).stat().st_size
     if min(lengths) < 0 or min(pointers) < 0:
         raise UserError(f"{idx_path(prefix)} holds a negative length or pointer", _REMAKE)

@@ -10,8 +10,8 @@ from superpod.cli.app import app
 from superpod.cli.subject import Said
 from superpod.errors import UserError
 from superpod.planner import explain
-from superpod.planner.job import Options
 from superpod.planner.layout import Layout
+from superpod.planner.planned_job import Options
 
 LAYOUTS = (
     Layout(),

@@ -76,8 +76,8 @@ def alive(pid):
     ("name", "kind", "says"),
     [
         ("refuse", UserError, "^no$"),
-        ("fail", subprocess_call.Apart, "fail failed: ValueError: broken; its log is"),
-        ("die", subprocess_call.Apart, "die failed: it ended with code 3"),
+        ("fail", subprocess_call.SubprocessFailed, "fail failed: ValueError: broken; its log is"),
+        ("die", subprocess_call.SubprocessFailed, "die failed: it ended with code 3"),
     ],
 )
 def test_what_goes_wrong_is_said(name, kind, says, tmp_path):
@@ -97,7 +97,7 @@ def test_a_log_is_kept_only_after_a_failure(tmp_path, monkeypatch):
     with pytest.raises(UserError):
         subprocess_call.once("aparts:refuse")
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(subprocess_call.Apart):
+    with pytest.raises(subprocess_call.SubprocessFailed):
         subprocess_call.once("aparts:fail")
     assert len(list(tmp_path.glob("*/log"))) == 1
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from superpod.planner import hardware
-from superpod.planner.job import Job, Options
 from superpod.planner.layout import Layout
-from superpod.planner.models import Model
+from superpod.planner.models import ModelShape
+from superpod.planner.planned_job import Options, PlannedJob
 
 WORLDS = (1, 2, 4, 6, 8, 8, 12, 16, 24, 32, 48, 64)
 KINDS = ("llama", "llama", "gpt", "moe", "moe", "mla")
@@ -18,7 +18,7 @@ NODES = {name: hardware.node(name) for name in ("a100", "h100", "b200")}
 Draft = dict[str, dict[str, Any]]
 
 
-def draw(rng: random.Random) -> Job:
+def draw(rng: random.Random) -> PlannedJob:
     """One job: legal by construction, then with as many changes as chance has it, most often none or one."""
     draft = _legal(rng)
     for _ in range(rng.choice((0, 0, 0, 1, 1, 1, 1, 2))):
@@ -26,12 +26,12 @@ def draw(rng: random.Random) -> Job:
     return build(draft)
 
 
-def build(draft: Draft) -> Job:
+def build(draft: Draft) -> PlannedJob:
     """A draft's tables as a job."""
     job, node = draft["job"], NODES[draft["job"]["node"]]
     fabric = hardware.builtin().fabric_of(node)
-    model, layout = Model.from_shape(**draft["model"]), Layout(**draft["layout"])
-    return Job(
+    model, layout = ModelShape.from_shape(**draft["model"]), Layout(**draft["layout"])
+    return PlannedJob(
         model, node, fabric, job["gpus"], job["seq"], job["precision"], layout, options=Options(**draft["options"])
     )
 

@@ -44,7 +44,7 @@ from megatron.core.transformer.enums import AttnBackend  # noqa: E402
 from megatron.core.transformer.transformer_block import get_num_layers_to_build  # noqa: E402
 from megatron.core.utils import get_batch_on_this_cp_rank  # noqa: E402
 
-from superpod.planner.job import Job  # noqa: E402
+from superpod.planner.planned_job import PlannedJob  # noqa: E402
 
 for module in (transformer_config, optimizer_config):
     replace(module, is_te_min_version=lambda *_: True)  # the pinned Transformer Engine, which needs a GPU
@@ -106,7 +106,7 @@ SHARDED = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
 FP8_RECIPES = {"fp8ds": "delayed", "fp8cs": "tensorwise", "fp8bw": "blockwise", "mxfp8": "mxfp8"}
 
 
-def refusal(job: Job) -> str:
+def refusal(job: PlannedJob) -> str:
     """Why Megatron refuses the job; "" = it takes it."""
     layout = job.layout
     try:
@@ -121,13 +121,13 @@ def refusal(job: Job) -> str:
     return ""
 
 
-def _is_uneven(job: Job) -> bool:
+def _is_uneven(job: PlannedJob) -> bool:
     layout = job.layout
     given = (layout.first_layers, layout.last_layers, layout.chunks)
     return layout.embedding_as_layer or layout.loss_as_layer or given != (None, None, None)
 
 
-def _settings(job: Job) -> None:
+def _settings(job: PlannedJob) -> None:
     """The checks of the configurations alone, with what only a GPU can run still in them."""
     fp8 = FP8_RECIPES.get(job.precision)
     gpu_only: dict[str, Any] = {"fp8": "hybrid", "fp8_recipe": fp8} if fp8 else {}
@@ -147,7 +147,7 @@ def _settings(job: Job) -> None:
     )
 
 
-def _one_rank(job: Job, rank: int) -> None:
+def _one_rank(job: PlannedJob, rank: int) -> None:
     """Groups, batch calculator, model and one step of one rank.
 
     Raises:
@@ -169,7 +169,7 @@ def _one_rank(job: Job, rank: int) -> None:
         _step(job, chunks)
 
 
-def _config(job: Job, **gpu_only: Any) -> TransformerConfig:
+def _config(job: PlannedJob, **gpu_only: Any) -> TransformerConfig:
     """The job as NeMo writes it into Megatron's configuration."""
     kind = MLATransformerConfig if job.model.kv_lora else TransformerConfig
     return kind(**(_of_model(job) | _of_recompute(job) | _of_layout(job) | PLAIN | gpu_only))
@@ -191,7 +191,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def _of_model(job: Job) -> dict[str, Any]:
+def _of_model(job: PlannedJob) -> dict[str, Any]:
     m = job.model
     shape: dict[str, Any] = {
         "num_layers": m.layers,
@@ -222,7 +222,7 @@ def _of_model(job: Job) -> dict[str, Any]:
     return shape | latent | {"qk_head_dim": m.qk_nope_dim, "qk_pos_emb_head_dim": m.qk_rope_dim}
 
 
-def _of_recompute(job: Job) -> dict[str, Any]:
+def _of_recompute(job: PlannedJob) -> dict[str, Any]:
     layout = job.layout
     if layout.recompute == "none":
         return {}
@@ -232,7 +232,7 @@ def _of_recompute(job: Job) -> dict[str, Any]:
     return {"recompute_granularity": "full", **how}
 
 
-def _of_layout(job: Job) -> dict[str, Any]:
+def _of_layout(job: PlannedJob) -> dict[str, Any]:
     layout = job.layout
     overlapped = (layout.vp or 1) > 1 and job.options.overlap_p2p  # as NeMo's overlap callback has it
     return _degrees(job) | {
@@ -247,7 +247,7 @@ def _of_layout(job: Job) -> dict[str, Any]:
     }
 
 
-def _degrees(job: Job) -> dict[str, Any]:
+def _degrees(job: PlannedJob) -> dict[str, Any]:
     layout = job.layout
     return {
         "tensor_model_parallel_size": layout.tp,
@@ -259,7 +259,7 @@ def _degrees(job: Job) -> dict[str, Any]:
     }
 
 
-def _stages(job: Job) -> list[list[str]] | None:
+def _stages(job: PlannedJob) -> list[list[str]] | None:
     """Given chunks as Megatron writes them."""
     if job.layout.chunks is None:
         return None
@@ -269,7 +269,7 @@ def _stages(job: Job) -> list[list[str]] | None:
     return rows
 
 
-def _as_many_layers_as_asked(job: Job, config: TransformerConfig) -> None:
+def _as_many_layers_as_asked(job: PlannedJob, config: TransformerConfig) -> None:
     """Megatron does not add up uneven stages: it would train another model without a word."""
     given: Any = config.pipeline_model_parallel_layout
     count: Any = functools.partial(get_num_layers_to_build, config) if given is None else given.get_num_layers_to_build
@@ -279,7 +279,7 @@ def _as_many_layers_as_asked(job: Job, config: TransformerConfig) -> None:
         raise AssertionError(f"silently: {built} layers are built, {job.model.layers} were asked for")
 
 
-def _chunk(job: Job, config: TransformerConfig, stage: int) -> GPTModel:
+def _chunk(job: PlannedJob, config: TransformerConfig, stage: int) -> GPTModel:
     m, vp = job.model, job.layout.vp
     specs: Any = gpt_layer_specs
     at: dict[str, Any] = {"ignore_virtual": False, "vp_stage": stage if vp else None}
@@ -304,7 +304,7 @@ def _chunk(job: Job, config: TransformerConfig, stage: int) -> GPTModel:
     )
 
 
-def _shard(job: Job, chunks: list[GPTModel]) -> None:
+def _shard(job: PlannedJob, chunks: list[GPTModel]) -> None:
     """Megatron-FSDP around each chunk. Its own checks only: the rest is for GPUs."""
     config = DistributedDataParallelConfig(
         use_megatron_fsdp=True,
@@ -327,7 +327,7 @@ def _decoder_layer(config: TransformerConfig) -> Any:
     )
 
 
-def _step(job: Job, chunks: list[GPTModel]) -> None:
+def _step(job: PlannedJob, chunks: list[GPTModel]) -> None:
     """One step of Megatron's schedule: all micro-batches forward and backward."""
     layout, many = job.layout, len(chunks) > 1 or job.layout.vp is not None
     schedule: Any = get_forward_backward_func()
@@ -342,7 +342,7 @@ def _step(job: Job, chunks: list[GPTModel]) -> None:
     )
 
 
-def _forward(job: Job, _data: Any, model: GPTModel) -> tuple[Any, Any]:
+def _forward(job: PlannedJob, _data: Any, model: GPTModel) -> tuple[Any, Any]:
     tokens = torch.zeros((job.layout.mbs, job.seq), dtype=torch.int64)
     positions = torch.arange(job.seq).expand_as(tokens)
     batch = get_batch_on_this_cp_rank({"tokens": tokens, "labels": tokens, "positions": positions})

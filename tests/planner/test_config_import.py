@@ -4,8 +4,8 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.planner import config_import, hardware, models
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
 
 DEEPSPEED = {
     "train_batch_size": 256,
@@ -63,7 +63,7 @@ def test_accelerate(tmp_path):
 
 def base():
     node = hardware.node("h100")
-    return Job(models.find("llama3_8b"), node, hardware.fabric("ib_ndr"), 32, 4096, "bf16", Layout(gbs=512))
+    return PlannedJob(models.find("llama3_8b"), node, hardware.fabric("ib_ndr"), 32, 4096, "bf16", Layout(gbs=512))
 
 
 def test_megatron_arguments(tmp_path):

@@ -8,22 +8,22 @@ from hypothesis import strategies as st
 
 from superpod.errors import UserError
 from superpod.planner import hardware, models
-from superpod.planner.job import Job, Options
 from superpod.planner.layout import CHOICES, MODULES, Layout
 from superpod.planner.legality import FIELDS, legal_mask, require, violations, warnings
-from superpod.planner.models import Model
+from superpod.planner.models import ModelShape
+from superpod.planner.planned_job import Options, PlannedJob
 
 H100 = hardware.node("h100")
 DENSE = models.find("llama3_8b")
 SMALL = [
-    Model.from_shape(name="dense", layers=8, hidden=64, heads=8, kv_heads=4, ffn=96, vocab=100),
-    Model.from_shape(
+    ModelShape.from_shape(name="dense", layers=8, hidden=64, heads=8, kv_heads=4, ffn=96, vocab=100),
+    ModelShape.from_shape(
         name="moe", layers=6, hidden=64, heads=8, vocab=96, experts=8, topk=2, expert_ffn=48, mtp_layers=1
     ),
-    Model.from_shape(
+    ModelShape.from_shape(
         name="mla", layers=6, hidden=64, heads=4, ffn=96, vocab=64, kv_lora=32, qk_nope_dim=16, v_dim=16, bias=True
     ),
-    Model.from_shape(
+    ModelShape.from_shape(
         name="hybrid",
         layers=4,
         hidden=64,
@@ -41,7 +41,7 @@ SMALL = [
 
 def job(model=DENSE, gpus=8, seq=8192, precision="bf16", options=None, **layout):
     fabric = hardware.builtin().fabric_of(H100)
-    return Job(model, H100, fabric, gpus, seq, precision, Layout(**layout), options=Options(**(options or {})))
+    return PlannedJob(model, H100, fabric, gpus, seq, precision, Layout(**layout), options=Options(**(options or {})))
 
 
 DEGREE = st.sampled_from([1, 1, 2, 3, 4, 8])

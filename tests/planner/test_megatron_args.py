@@ -4,14 +4,14 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.planner import hardware, megatron_args, models
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
 
 
-def base(**layout) -> Job:
+def base(**layout) -> PlannedJob:
     node = hardware.node("h100")
-    gpt = models.Model.from_shape(style="gpt", layers=12, hidden=512, heads=8, vocab=50257, positions=1024)
-    return Job(gpt, node, hardware.builtin().fabric_of(node), 8, 1024, "bf16", Layout(gbs=32, **layout))
+    gpt = models.ModelShape.from_shape(style="gpt", layers=12, hidden=512, heads=8, vocab=50257, positions=1024)
+    return PlannedJob(gpt, node, hardware.builtin().fabric_of(node), 8, 1024, "bf16", Layout(gbs=32, **layout))
 
 
 LINE = """torchrun pretrain_gpt.py \\

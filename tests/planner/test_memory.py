@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from superpod.errors import UserError
 from superpod.planner import columns, hardware, memory, models
-from superpod.planner.job import Job, Options
 from superpod.planner.layout import Layout
 from superpod.planner.memory import state
 from superpod.planner.memory.activations import blocks
 from superpod.planner.memory.flight import in_flight
-from superpod.planner.memory.units import Units
+from superpod.planner.memory.units import MemoryUnits
+from superpod.planner.planned_job import Options, PlannedJob
 
 GIB = 2**30
-GPT = models.Model.from_shape(style="gpt", layers=4, hidden=1024, heads=16, vocab=50304, positions=2048, tied=False)
+GPT = models.ModelShape.from_shape(
+    style="gpt", layers=4, hidden=1024, heads=16, vocab=50304, positions=2048, tied=False
+)
 LLAMA = models.find("llama3_8b")
 MOE = models.find("mixtral_8x7b")
 MLA = models.find("deepseek_v2_lite")
@@ -29,7 +31,7 @@ PAPER = Options(attention="unfused", hidden_dropout=0.1, attention_dropout=0.1, 
 
 def job(model=GPT, gpus=1, seq=2048, gpu="h100", precision="bf16", task: Any = "pretrain", options=None, **layout):
     node = hardware.node(gpu)
-    return Job(
+    return PlannedJob(
         model=model,
         node=node,
         fabric=hardware.builtin().fabric_of(node),
@@ -42,22 +44,22 @@ def job(model=GPT, gpus=1, seq=2048, gpu="h100", precision="bf16", task: Any = "
     )
 
 
-def units(of: Job) -> Units:
-    return Units(of, columns.of(of))
+def units(of: PlannedJob) -> MemoryUnits:
+    return MemoryUnits(of, columns.of(of))
 
 
-def layer_bytes(of: Job) -> float:
+def layer_bytes(of: PlannedJob) -> float:
     """Bytes that one layer keeps, per token and hidden unit."""
     kept = sum(float(each.bytes.item()) for each in blocks(units(of)).values())
     return kept / (of.seq * of.layout.mbs * of.model.hidden)
 
 
-def states(of: Job) -> np.ndarray:
+def states(of: PlannedJob) -> np.ndarray:
     owners = memory.by_owner(of, columns.of(of))
     return np.add.reduce([owners[name] for name in STATES])
 
 
-def total(of: Job) -> float:
+def total(of: PlannedJob) -> float:
     return float(memory.allocated(of, columns.of(of)).max())
 
 
@@ -277,7 +279,7 @@ def jobs(draw):
     return job(model=model, gpus=tp * pp * cp * dp, seq=8192, precision=precision, options=options, gbs=gbs, **layout)
 
 
-def with_layout(of: Job, gpus: int, **changes) -> Job:
+def with_layout(of: PlannedJob, gpus: int, **changes) -> PlannedJob:
     return of.replace(gpus=gpus, layout=of.layout.replace(**changes))
 
 
@@ -337,7 +339,7 @@ def test_every_owner_is_a_number_of_bytes(of):
 # Many at once
 
 
-def many(layouts: int) -> tuple[Job, columns.Columns]:
+def many(layouts: int) -> tuple[PlannedJob, columns.Columns]:
     rng = np.random.default_rng(0)
 
     def draw(*values):

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from superpod.errors import UserError
 from superpod.planner import columns, hardware, legality, models
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 from superpod.planner.memory import state
-from superpod.planner.memory.units import Units
-from superpod.planner.models import Model, Split
+from superpod.planner.memory.units import MemoryUnits
+from superpod.planner.models import ModelShape, Split
 from superpod.planner.models.counts import block_parameters
+from superpod.planner.planned_job import PlannedJob
 from tests.conftest import ROOT
 
 REFERENCE = ROOT.parent / "shared" / "reference"
@@ -105,7 +105,7 @@ def test_flops_follow_the_two_published_conventions():
 
 def test_flops_of_a_gpt_are_the_papers_formula():
     layers, h, s, vocab = 96, 12288, 2048, 51200
-    gpt = Model.from_shape(style="gpt", layers=layers, hidden=h, heads=96, vocab=vocab)
+    gpt = ModelShape.from_shape(style="gpt", layers=layers, hidden=h, heads=96, vocab=vocab)
     formula = 72 * layers * h**2 * (1 + s / (6 * h) + vocab / (12 * layers * h))  # arXiv:2104.04473 without recompute
     assert gpt.flops_per_token(s, causal=False) == pytest.approx(formula, rel=1e-12)
 
@@ -150,7 +150,7 @@ def test_the_readmes_of_a_split():
 def test_the_stages_add_up_to_the_model(pp, vp, per_chunk, tied, ep):
     vp = vp if pp > 1 else 1
     shape = {"layers": pp * vp * per_chunk, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 1000, "tied": tied}
-    model = Model.from_shape(**shape, experts=8, topk=2, expert_ffn=32, dense_first=1)
+    model = ModelShape.from_shape(**shape, experts=8, topk=2, expert_ffn=32, dense_first=1)
     whole, split = model.parameters(), Split(pp=pp, vp=vp, ep=ep)
     stages = [model.parameters(split, stage) for stage in range(pp)]
     copied = model.padded_vocab() * model.hidden if tied and pp > 1 else 0
@@ -216,7 +216,7 @@ SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "ffn": 128}
 )
 def test_a_shape_that_contradicts_itself_is_refused(change, says):
     with pytest.raises(UserError, match=says):
-        Model.from_shape(**{**SHAPE, **change})
+        ModelShape.from_shape(**{**SHAPE, **change})
 
 
 def test_an_unknown_model_is_answered_with_the_closest():
@@ -250,7 +250,7 @@ RUNS = {"layers": 6, "hidden": 64, "heads": 4, "vocab": 100, "ffn": 128, "runs":
 
 
 def test_layers_that_differ_in_their_mlp():
-    model = Model.from_shape(**RUNS)
+    model = ModelShape.from_shape(**RUNS)
     assert model.widths == (128, 128, 64, 64, 0, 256)
     assert model.held(range(6)) == {"attention": 3, "mlp": 5.0}
     first, last = (model.parameters(Split(pp=3), stage) for stage in (0, 2))
@@ -261,8 +261,8 @@ def test_layers_that_differ_in_their_mlp():
 
 
 def test_runs_of_one_width_are_a_plain_model():
-    plain = Model.from_shape(**{**RUNS, "runs": ""})
-    runs = Model.from_shape(**{**RUNS, "runs": "1x128 5x128"})
+    plain = ModelShape.from_shape(**{**RUNS, "runs": ""})
+    runs = ModelShape.from_shape(**{**RUNS, "runs": "1x128 5x128"})
     assert runs.chunk_parameters(Split(tp=2, pp=3), 1) == plain.chunk_parameters(Split(tp=2, pp=3), 1)
     assert runs.flops_per_token(4096, causal=True) == plain.flops_per_token(4096, causal=True)
     assert runs.replace(layers=2).parameters() == plain.replace(layers=2).parameters()
@@ -272,7 +272,7 @@ def test_what_a_shape_simplifies_is_said_as_a_warning():
     for name, said in (("t5_220m", True), ("llama32_1b", False)):
         model, node = models.find(name), hardware.builtin().node("h100")
         fabric = hardware.builtin().fabric_of(node)
-        job = Job(model=model, node=node, fabric=fabric, gpus=8, seq=512, precision="bf16", layout=Layout())
+        job = PlannedJob(model=model, node=node, fabric=fabric, gpus=8, seq=512, precision="bf16", layout=Layout())
         assert any("planned approximately" in each.message for each in legality.warnings(job)) == said
 
 
@@ -280,8 +280,8 @@ def test_what_a_shape_simplifies_is_said_as_a_warning():
 def test_memory_holds_what_each_stage_of_different_widths_holds(name):
     model, node = models.find(name), hardware.builtin().node("h100")
     layout = Layout(tp=8, pp=2, sp=True, gbs=16)
-    job = Job(model, node, hardware.builtin().fabric_of(node), 16, 8192, "bf16", layout)
-    held = state.held(Units(job, columns.of(job)))
+    job = PlannedJob(model, node, hardware.builtin().fabric_of(node), 16, 8192, "bf16", layout)
+    held = state.held(MemoryUnits(job, columns.of(job)))
     exact = [model.parameters(Split.of(layout), rank).total for rank in (0, 1)]
     assert held.dense.tolist() == pytest.approx(exact, rel=1e-4)
 

@@ -1,6 +1,6 @@
 """What selective recomputation cannot give up."""
 
-from superpod.planner.job import Options
+from superpod.planner.planned_job import Options
 from tests.planner.test_memory import LLAMA, job, total
 
 

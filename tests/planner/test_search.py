@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from superpod.errors import UserError
 from superpod.planner import explain, hardware, legality, models, predict, search
 from superpod.planner.hardware import GIB
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space
 
 
@@ -117,8 +117,10 @@ def test_what_cannot_be_searched_is_said(run, change, says):
 def test_whatever_is_found_is_legal(gpus, steps, rest, seq, layers, heads):
     """With a batch that the GPUs divide there is always a layout: data parallelism alone."""
     node = hardware.node("h100")
-    model = models.Model.from_shape(layers=layers, hidden=64 * heads, heads=heads, ffn=256 * heads, vocab=1000)
-    job = Job(model, node, hardware.builtin().fabric_of(node), gpus, seq, "bf16", Layout(gbs=gpus * steps + rest))
+    model = models.ModelShape.from_shape(layers=layers, hidden=64 * heads, heads=heads, ffn=256 * heads, vocab=1000)
+    job = PlannedJob(
+        model, node, hardware.builtin().fabric_of(node), gpus, seq, "bf16", Layout(gbs=gpus * steps + rest)
+    )
     try:
         found = search.search(job)
     except UserError:

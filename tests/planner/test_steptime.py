@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from superpod.planner import calibration, columns, hardware, models, steptime
 from superpod.planner.columns import Stages
-from superpod.planner.job import Job, Options
 from superpod.planner.layout import Layout
 from superpod.planner.models import Split
+from superpod.planner.planned_job import Options, PlannedJob
 
 
 def make(
@@ -23,7 +23,7 @@ def make(
     fabric = hardware.builtin().fabric_of(place)
     own = Options(**(options or {}))
     shape = models.find(model)
-    return Job(shape, place, fabric, gpus, seq, precision, Layout(**given), task=task, options=own)
+    return PlannedJob(shape, place, fabric, gpus, seq, precision, Layout(**given), task=task, options=own)
 
 
 def seconds(job):

@@ -8,7 +8,7 @@ import pytest
 from superpod.errors import UserError
 from superpod.planner import collectives, columns, memory, models, schedule, textbook
 from superpod.planner.collectives import Links
-from superpod.planner.models import Model
+from superpod.planner.models import ModelShape
 
 GB, GIB = 1e9, 2**30
 NVLINK = Links(near_bytes_per_s=450 * GB, far_bytes_per_s=50 * GB)
@@ -38,7 +38,7 @@ def test_attention_without_flash_keeps_17_gb_a_layer(run):
     """seq 8192, 32 heads, batch 4, two bytes a score: 17 GB for one copy; Megatron's unfused attention keeps more."""
     one_copy = 4 * 32 * 8192**2 * 2
     assert one_copy == pytest.approx(17.2 * GB, rel=0.01)
-    model = Model.from_shape(style="gpt", layers=8, hidden=4096, heads=32, vocab=32000)
+    model = ModelShape.from_shape(style="gpt", layers=8, hidden=4096, heads=32, vocab=32000)
     job = run(model, gpus=1, gbs=4, mbs=4)
     kept = []
     for attention in ("flash", "unfused"):
@@ -70,7 +70,7 @@ def test_tensor_parallel_traffic_of_96_layers():
 
 def test_sixteen_bytes_a_parameter(run):
     """112 GB for 7B, 1,120 for 70B: BF16 weights and gradients, FP32 master and moments. FP32 gradients make it 18."""
-    model = Model.from_shape(layers=2, hidden=1024, heads=8, ffn=4096, vocab=1024)
+    model = ModelShape.from_shape(layers=2, hidden=1024, heads=8, ffn=4096, vocab=1024)
     job = run(model, gpus=1, gbs=1, seq=128, sharding="none")
     for grads, per_parameter in (("fp32", 18), ("bf16", 16)):
         made = job.replace(options=replace(job.options, grads=grads))
@@ -93,7 +93,7 @@ def test_fsdp_gathers_7b_over_nvlink_and_over_infiniband():
 
 def test_65b_on_128_h100(run):
     """TP8 x PP4 x DP4 = 128, as published; a bubble of 10 % or less takes 27 micro-batches."""
-    model = Model.from_shape(name="65b", layers=80, hidden=8192, heads=64, ffn=22016, vocab=32000)
+    model = ModelShape.from_shape(name="65b", layers=80, hidden=8192, heads=64, ffn=22016, vocab=32000)
     assert model.total_parameters() == pytest.approx(65e9, rel=0.01)
     few = next(m for m in range(1, 100) if bubble(4, m) <= 0.1)
     assert few == 27
@@ -110,7 +110,7 @@ def test_the_rules_say_what_they_cannot_hold(run):
 @pytest.mark.parametrize(("sharding", "per_gpu_gb"), [("zero1", 385), ("zero2", 262.5), ("zero3", 140)])
 def test_70b_under_zero_on_8_gpus(run, sharding, per_gpu_gb):
     """385, 263 and 140 GB of states with 16 bytes a parameter, as often repeated: right, but before any activation."""
-    model = Model.from_shape(layers=2, hidden=1024, heads=8, ffn=4096, vocab=1024)
+    model = ModelShape.from_shape(layers=2, hidden=1024, heads=8, ffn=4096, vocab=1024)
     job = run(model, gpus=8, gbs=8, seq=128, sharding=sharding)
     made = job.replace(options=replace(job.options, grads="bf16"))
     owners = memory.by_owner(made, columns.of(made))

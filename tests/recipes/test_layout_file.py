@@ -5,15 +5,15 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.planner import hardware, models
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
 from superpod.recipes import layout_file, registry
 
 
 def planned(gpus=128, model="llama3_70b", precision="bf16", **layout):
     node = hardware.node("h100")
     fabric = hardware.builtin().fabric_of(node)
-    return Job(models.find(model), node, fabric, gpus, 8192, precision, Layout(**{"gbs": 512, **layout}))
+    return PlannedJob(models.find(model), node, fabric, gpus, 8192, precision, Layout(**{"gbs": 512, **layout}))
 
 
 @pytest.fixture

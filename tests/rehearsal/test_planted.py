@@ -6,14 +6,14 @@ import re
 import pytest
 
 from superpod.planner import hardware, legality, models
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
 
 
 def job(model="llama3_8b", gpus=16, seq=8192, options=None, **layout):
     node = hardware.builtin().node("h100")
     whole = {"tp": 2, "pp": 4, "sp": True, "gbs": 64} | layout
-    made = Job(models.find(model), node, hardware.builtin().fabric_of(node), gpus, seq, "bf16", Layout(**whole))
+    made = PlannedJob(models.find(model), node, hardware.builtin().fabric_of(node), gpus, seq, "bf16", Layout(**whole))
     return made.replace(options=dataclasses.replace(made.options, **options)) if options else made
 
 

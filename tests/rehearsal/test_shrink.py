@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from superpod.errors import UserError
 from superpod.planner import hardware, legality, models
-from superpod.planner.job import Job
 from superpod.planner.layout import Layout
 from superpod.planner.models import Split
+from superpod.planner.planned_job import PlannedJob
 from superpod.recipes import planned_job as jobs
 from superpod.recipes.registry import recipes
 from superpod.rehearsal import RehearsalError
@@ -85,7 +85,9 @@ SHAPES = ("llama3_8b", "llama32_1b", "gemma_2b", "gpt3_175b", "mixtral_8x7b", "q
 def test_any_layout(model, tp, pp, vp, cp, ep, dp, micro, ranks):
     node = hardware.builtin().node("h100")
     layout = Layout(tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, sp=tp > 1, gbs=dp * micro, recompute="full")
-    old = Job(models.find(model), node, hardware.builtin().fabric_of(node), tp * pp * cp * dp, 8192, "bf16", layout)
+    old = PlannedJob(
+        models.find(model), node, hardware.builtin().fabric_of(node), tp * pp * cp * dp, 8192, "bf16", layout
+    )
     assume(not legality.violations(old))
     try:
         small = shrink(old, ranks).job

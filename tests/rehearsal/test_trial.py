@@ -6,7 +6,7 @@ import re
 import pytest
 
 from superpod.rehearsal import agree, fed, forks, trial, verdict
-from superpod.rehearsal.forks import Ended
+from superpod.rehearsal.forks import FinishedRun
 
 PLACE = dict.fromkeys(("pipeline_model_parallel", "tensor_model_parallel", "expert_model_parallel"), 0)
 PLACE |= {"expert_tensor_parallel": 0, "context_parallel": 0, "data_parallel": 0}
@@ -29,7 +29,7 @@ def seen(losses, *, weights=None, before="x", **place):
 
 
 def ended(name, losses, **ranks):
-    return Ended(name, 1.0, ranks.get("ranks") or [seen(losses)])
+    return FinishedRun(name, 1.0, ranks.get("ranks") or [seen(losses)])
 
 
 def failures(**changes):
@@ -69,7 +69,7 @@ def test_other_losses_are_found(run, losses, name):
 
 
 def test_layers_that_the_stages_do_not_hold_once_are_said():
-    broken = Ended("fp32", 1.0, [], f"rank 0 failed: CheckpointingException: {verdict.LAYERS_ASKED}.weight'")
+    broken = FinishedRun("fp32", 1.0, [], f"rank 0 failed: CheckpointingException: {verdict.LAYERS_ASKED}.weight'")
     found = trial.plan("llama3_8b_pretrain_a100_bf16", None)
     found.runs = {"one": ended("one", [5.0]), "fp32": broken}
     (check,) = verdict.of(found, 4)
@@ -112,7 +112,7 @@ def test_a_rank_that_learns_nothing_is_named():
 )
 def test_replicas_that_differ_are_named_and_shards_are_not(facts, places, said):
     ranks = [seen([1.0], weights={"w": fact}, **place) for fact, place in zip(facts, places, strict=True)]
-    found = list(agree.replicas(Ended("own", 1.0, ranks)))
+    found = list(agree.replicas(FinishedRun("own", 1.0, ranks)))
     assert [check.passed for check in found] == ([False] if said else [])
     if said:
         assert said in found[0].said
@@ -123,7 +123,7 @@ def fed_ranks(*rows, **place):
     made = [seen([1.0], **place) for _, _, place in rows]
     for rank, (tokens, positions, _) in zip(made, rows, strict=True):
         rank["fed"] = [[[[tokens], [positions]]]]
-    return Ended("own", 1.0, made)
+    return FinishedRun("own", 1.0, made)
 
 
 HALVES = [([1, 4], [0, 3], {"context_parallel": 0}), ([2, 3], [1, 2], {"context_parallel": 1})]
@@ -166,7 +166,7 @@ def test_what_the_ranks_were_fed(rows, wanted, said):
 )
 def test_every_layer_is_on_one_stage(stages, said):
     ranks = [seen([1.0], pipeline_model_parallel=stage) | {"layers": held} for stage, held in enumerate(stages)]
-    found = agree.layers(Ended("own", 1.0, ranks), 4)
+    found = agree.layers(FinishedRun("own", 1.0, ranks), 4)
     assert found.passed is not bool(said)
     assert said in found.said
 
@@ -175,7 +175,7 @@ def test_a_tied_embedding_is_compared_across_stages():
     ranks = [seen([1.0], pipeline_model_parallel=stage) for stage in (0, 1)]
     for rank, name, digest in zip(ranks, ("embedding.weight", "output_layer.weight"), "ab", strict=True):
         rank["after"] = {name: [digest, True, False, True]}
-    (found,) = agree.replicas(Ended("own", 1.0, ranks))
+    (found,) = agree.replicas(FinishedRun("own", 1.0, ranks))
     assert "the tied embedding differs between ranks 0 and ranks 1" in found.said
 
 

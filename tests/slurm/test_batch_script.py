@@ -41,7 +41,7 @@ HOSTILE = [
 ]
 
 
-def job_for(name: str, profile=None, **changes) -> batch_script.Job:
+def job_for(name: str, profile=None, **changes) -> batch_script.BatchJob:
     where = profile or profiles.load(name)
     layout = Layout(tp=2, gbs=16)
     known = {
@@ -56,7 +56,7 @@ def job_for(name: str, profile=None, **changes) -> batch_script.Job:
         "python": "python",
         "facts": {"max_steps": 60},
     }
-    return batch_script.Job(**known | changes)
+    return batch_script.BatchJob(**known | changes)
 
 
 def shellcheck(text: str) -> str:

@@ -10,7 +10,7 @@ from superpod.launchers.local import Job, check
 from superpod.lifecycle.exported import Exported
 from superpod.recipes import registry
 from superpod.slurm import profiles
-from superpod.slurm.live_cluster import Site, parse
+from superpod.slurm.live_cluster import LiveCluster, parse
 from superpod.slurm.preflight import Case, findings, of_site, refuse
 from superpod.slurm.submit import Wanted
 
@@ -154,7 +154,7 @@ def test_a_profile_alone():
 
 
 def test_a_site_that_says_little_is_not_held_against_it():
-    silent = Site(python=312, runs_free=10**15)
+    silent = LiveCluster(python=312, runs_free=10**15)
     found = [f.message for f in of_site(profile(container__image=""), silent)]
     assert found == ["slurm.partition 'batch' does not exist"]
 

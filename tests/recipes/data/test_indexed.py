@@ -31,7 +31,7 @@ def test_header_is_megatrons(prefix: Path):
 
 
 def test_verify_and_digest(prefix: Path):
-    assert indexed.verify(prefix) == indexed.Facts(documents=4, sequences=4, tokens=8, dtype="uint16")
+    assert indexed.verify(prefix) == indexed.IndexFacts(documents=4, sequences=4, tokens=8, dtype="uint16")
     seen: list[int] = []
     indexed.digest(prefix, seen.append)
     assert sum(seen) == 16 + 34 + 4 * 12 + 5 * 8

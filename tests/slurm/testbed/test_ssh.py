@@ -103,6 +103,6 @@ def test_hostile_words_stay_inert_through_ssh(behind, tmp_path):
 
 
 def test_a_login_that_does_not_answer_is_said(behind):
-    dead = connection.Ssh("127.0.0.1", port=1)
+    dead = connection.SshConnection("127.0.0.1", port=1)
     with pytest.raises(UserError, match="true: "):
         dead.run(["true"])

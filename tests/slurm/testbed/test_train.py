@@ -42,7 +42,7 @@ def submitted(recipes_cli, *words, env=None) -> RunFolder:
 
 
 def seen(run: RunFolder) -> watch.Seen:
-    return watch.of_folder([run], connection.Login())[0]
+    return watch.of_folder([run], connection.Connection())[0]
 
 
 def until_done(run: RunFolder, limit_s: float = 1200) -> None:

@@ -38,7 +38,7 @@ class ToyRun:
         self.run = RunFolder.create(Path(where.folders.runs), "toy", facts=facts, recipe_lines=["toy"])
         self.name = submit.job_name(str(self.run.path))
         script = batch_script.render(
-            batch_script.Job(
+            batch_script.BatchJob(
                 recipe="toy",
                 cluster=where,
                 nodes=nodes,
@@ -59,7 +59,7 @@ class ToyRun:
 
     def queue(self, attempts: int) -> None:
         """More attempts."""
-        submit.note(self.run, submit.queue(connection.Login(), str(self.run.path), attempts))
+        submit.note(self.run, submit.queue(connection.Connection(), str(self.run.path), attempts))
 
     @property
     def step(self) -> int:
@@ -80,7 +80,7 @@ class ToyRun:
 
     def seen(self) -> watch.Seen:
         """As `recipes status` sees it."""
-        return watch.of_folder([self.run], connection.Login())[0]
+        return watch.of_folder([self.run], connection.Connection())[0]
 
     def until_step(self, step: int, limit_s: float = 120) -> None:
         """Wait for a step."""

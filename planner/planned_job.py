@@ -1,4 +1,4 @@
-"""`Job`: one training run to be judged and costed; everything that the planner needs to know about it."""
+"""`PlannedJob`: one training run to be judged and costed; everything that the planner needs to know about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from superpod.errors import UserError
 from superpod.planner.hardware import PRECISIONS, Fabric, Node
 from superpod.planner.layout import Layout
-from superpod.planner.models import Model, Split
+from superpod.planner.models import ModelShape, Split
 
 Task = Literal["pretrain", "sft", "lora"]
 MOST = 2**40
@@ -120,10 +120,10 @@ def _unfit(value: object, hint: Any, default: object) -> str:
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """A run: what is trained, on what, how it is laid out. Plain facts; `violations(job)` says whether it is legal."""
 
-    model: Model
+    model: ModelShape
     node: Node
     fabric: Fabric
     gpus: int
@@ -144,7 +144,7 @@ class Job:
             raise UserError(f"precision is {self.precision!r}; it is one of {', '.join(PRECISIONS)}")
         if self.task not in get_args(Task):
             raise UserError(f"task is {self.task!r}; it is one of {', '.join(get_args(Task))}")
-        for name, kind in (("model", Model), ("node", Node), ("layout", Layout), ("options", Options)):
+        for name, kind in (("model", ModelShape), ("node", Node), ("layout", Layout), ("options", Options)):
             if not isinstance(getattr(self, name), kind):
                 raise UserError(f"{name} is {getattr(self, name)!r}; it is a {kind.__name__}")
 
@@ -176,6 +176,6 @@ class Job:
         """
         return self.options.impl == "local" or block in ("mla", "moe")
 
-    def replace(self, **changes: Any) -> Job:
+    def replace(self, **changes: Any) -> PlannedJob:
         """A copy with some fields changed."""
         return replace(self, **changes)
