@@ -34,14 +34,14 @@ def export(
     """Write a recipe as one Python file that needs NeMo and NeMo-Run only, and that runs."""
     from superpod.launchers import local
     from superpod.lifecycle.quiet import quietly
-    from superpod.recipes.export import file
+    from superpod.recipes.export import target_file
 
-    file.check(to, force=force)
+    target_file.check(to, force=force)
     job = local.Job(name, overrides or [], data.absolute() if data else None, num_nodes)
     local.check(job)
     with quietly():
         text = _text(job)
-    file.write(text, to, force=force)
+    target_file.write(text, to, force=force)
     print(f"wrote {to}: {len(text.splitlines())} lines, an equal recipe")
 
 
@@ -52,7 +52,7 @@ def _text(job: Job) -> str:
 
     partial = build(job.recipe, job.num_nodes)
     from superpod.recipes import overrides
-    from superpod.recipes.export import source
+    from superpod.recipes.export import recipe_source
 
     if job.data:
         local.use_data(partial, job.data)
@@ -60,7 +60,7 @@ def _text(job: Job) -> str:
     said = {"--nodes": job.num_nodes, "--data": job.data}
     words = [word for option, value in said.items() if value for word in (option, str(value))]
     command = shlex.join(["recipes", "export", job.recipe, *job.overrides, *words])
-    return source.source(partial, source.heading(find(job.recipe), partial, command))
+    return recipe_source.render(partial, recipe_source.heading(find(job.recipe), partial, command))
 
 
 def diff(

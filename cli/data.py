@@ -42,9 +42,9 @@ def build(
 ) -> None:
     """Tokenise text into a data folder. Interrupted? The same command goes on where it was."""
     from superpod.recipes.data import build as building
-    from superpod.recipes.data.options import Options
+    from superpod.recipes.data.build_options import BuildOptions
 
-    options = Options(vocab_size, tokenizer, json_key, seed, split)
+    options = BuildOptions(vocab_size, tokenizer, json_key, seed, split)
     with _progress() as (show, note):
         report = building.build(text, out, options, workers=workers, strict=strict, progress=show, note=note)
     for line in report.notes:

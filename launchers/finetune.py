@@ -104,19 +104,18 @@ def change(task: Task, run_folder: Path, note: Callable[[str], None]) -> Callabl
     """What makes a recipe the task's: for `local.prepare`. Imports the model and packs the data where not done yet."""
 
     def apply(partial: run.Partial) -> dict[str, Any]:
-        from superpod.recipes.weights import fit
-        from superpod.recipes.weights import task as given
+        from superpod.recipes.weights import finetune_setup, match_config
         from superpod.recipes.weights.huggingface import KEPT
 
         note("holding the model against the recipe")
-        changed = fit.fit(partial, Path(task.model))
+        changed = match_config.match_config(partial, Path(task.model))
         base = imported(Path(task.model), run_folder.parents[1] / BASES, note)
-        sizes = given.sizes(partial, task.pack)
+        sizes = finetune_setup.sizes(partial, task.pack)
         note("encoding and packing the data")
         counts = packed(task, sizes, base / KEPT, run_folder / "data")
-        given.give_weights(partial, base)
-        given.give_data(partial, run_folder / "data", sizes, base / KEPT, counts["validation"]["sequences"])
-        given.give_steps(partial, task.steps)
+        finetune_setup.set_weights(partial, base)
+        finetune_setup.set_data(partial, run_folder / "data", sizes, base / KEPT, counts["validation"]["sequences"])
+        finetune_setup.set_steps(partial, task.steps)
         model = {field: [str(old), str(new)] for field, old, new in changed}
         return {FACT: asdict(task), "base": str(base), "samples": counts, "model_taken": model}
 
@@ -158,7 +157,7 @@ def packed(task: Task, sizes: Any, tokenizer: Path, out: Path) -> dict[str, Any]
         UserError: long samples that are refused, or too few.
     """
     from superpod.recipes.data import chat, samples
-    from superpod.recipes.weights.task import METADATA, TRAIN, VALIDATION
+    from superpod.recipes.weights.finetune_setup import METADATA, TRAIN, VALIDATION
 
     if kept := read_json(out / "counts.json"):
         return kept

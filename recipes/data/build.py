@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from superpod.errors import UserError
-from superpod.recipes.data import documents, paths, pool, shards, tokenizer
+from superpod.recipes.data import documents, paths, shards, tokenizer, worker_pool
+from superpod.recipes.data.build_options import BuildOptions
 from superpod.recipes.data.folder import FILE, DataFolder, check_parts
-from superpod.recipes.data.options import Options
-from superpod.recipes.data.partial import Partial
+from superpod.recipes.data.unfinished import UnfinishedBuild
 
 PREFIX = "text"
 """The token files of a built folder are text.bin and text.idx."""
@@ -48,7 +48,7 @@ class Report:
 def build(
     text: Sequence[str],
     out: str | Path,
-    options: Options,
+    options: BuildOptions,
     *,
     workers: int | None = None,
     strict: bool = False,
@@ -69,20 +69,20 @@ def build(
     options.check()
     _check_workers(workers)
     paths.check_out(folder, FILE)
-    partial = Partial(folder)
-    partial.check_owner()
+    unfinished = UnfinishedBuild(folder)
+    unfinished.check_owner()
     files = documents.find(text, outside=folder)
-    with _disk_full(folder), pool.workers(workers or _cores()) as run:
+    with _disk_full(folder), worker_pool.workers(workers or _cores()) as run:
         sources, skipped = _sources(run, files, strict, progress)
         identity = _identity(sources, options)
         if (folder / FILE).is_file():
-            return _finished(partial, identity, options, skipped)
+            return _finished(unfinished, identity, options, skipped)
         _refuse_empty(sources, text)
         size = shard_bytes or _shard_bytes(sources)
-        with partial.claimed(f"{identity} {size}", note):
+        with unfinished.claimed(f"{identity} {size}", note):
             plan = documents.plan(sources, size)
             blank = sum(source.size == 0 and not source.is_lines for source in sources)
-            made = _Build(partial, options, plan, run, progress, note, empty=blank)
+            made = _Build(unfinished, options, plan, run, progress, note, empty=blank)
             found = made.write(identity, files=len(sources), skipped=len(skipped))
     notes = made.notes + _notes(skipped)
     seconds = time.monotonic() - started
@@ -91,12 +91,12 @@ def build(
 
 @dataclass
 class _Build:
-    """One pass over the phases; every phase leaves what it finished in the partial folder."""
+    """One pass over the phases; every phase leaves what it finished in the unfinished folder."""
 
-    partial: Partial
-    options: Options
+    unfinished: UnfinishedBuild
+    options: BuildOptions
     plan: list[tuple[documents.Piece, ...]]
-    run: pool.Run
+    run: worker_pool.Run
     progress: Progress
     note: Callable[[str], None]
     resumed: int = 0
@@ -113,10 +113,10 @@ class _Build:
             raise UserError(f"all {self.empty} documents are blank", "check --text and --json-key")
         counted = sum(facts.documents for facts in full.values())
         split = self.options.split_for(counted)
-        check_parts(split, counted, str(self.partial.folder))
-        passing, target = self.partial.work / PREFIX, self.partial.folder
+        check_parts(split, counted, str(self.unfinished.folder))
+        passing, target = self.unfinished.work / PREFIX, self.unfinished.folder
         sha256 = shards.merge(list(full), passing, chosen.vocab, self.options.seed, self._phase("write"))
-        self.partial.publish([self._tokenizer_path(), Path(f"{passing}.bin"), Path(f"{passing}.idx")])
+        self.unfinished.publish([self._tokenizer_path(), Path(f"{passing}.bin"), Path(f"{passing}.idx")])
         found = DataFolder(
             path=target,
             prefixes=(PREFIX,),
@@ -137,18 +137,18 @@ class _Build:
 
     def _tokenizer_path(self) -> Path:
         given = self.options.tokenizer
-        return self.partial.work / ("tokenizer.model" if given and given.is_file() else "tokenizer")
+        return self.unfinished.work / ("tokenizer.model" if given and given.is_file() else "tokenizer")
 
     def _tokenizer(self) -> tokenizer.Tokenizer:
         path, given, vocab = self._tokenizer_path(), self.options.tokenizer, self.options.vocab_size
         if given:
-            self.partial.drop(path)
+            self.unfinished.drop(path)
             tokenizer.copy(given, path)
         elif not path.is_dir():
             self.progress("tokenizer", 0, 0)
             jobs = [shards.TrainJob(self._training_pieces(), self.options.json_key, vocab or 0, str(path))]
             list(self.run(shards.train, jobs))
-        chosen = tokenizer.load(path, self.partial.work / "encoder.json")
+        chosen = tokenizer.load(path, self.unfinished.work / "encoder.json")
         if vocab and chosen.vocab < vocab:
             self.notes.append(f"the text is enough for a vocabulary of {chosen.vocab}, not {vocab}")
         return chosen
@@ -159,7 +159,7 @@ class _Build:
         return tuple(piece for shard in self.plan[::step] for piece in shard)
 
     def _encode(self, chosen: tokenizer.Tokenizer) -> dict[str, shards.ShardDone]:
-        names = [str(self.partial.work / f"{number:06d}") for number in range(len(self.plan))]
+        names = [str(self.unfinished.work / f"{number:06d}") for number in range(len(self.plan))]
         jobs = [
             shards.ShardJob(pieces, self.options.json_key, chosen, name)
             for pieces, name in zip(self.plan, names, strict=True)
@@ -178,7 +178,7 @@ class _Build:
 
 
 def _sources(
-    run: pool.Run, files: list[str], strict: bool, progress: Progress
+    run: worker_pool.Run, files: list[str], strict: bool, progress: Progress
 ) -> tuple[list[documents.Source], list[str]]:
     """The readable sources in order of path, and the paths of those that are not UTF-8."""
     found: list[documents.Source] = []
@@ -206,21 +206,21 @@ def _refuse_empty(sources: list[documents.Source], text: Sequence[str]) -> None:
         raise UserError(f"--text {named}: {len(sources)} UTF-8 files, all of them empty", "check what the glob names")
 
 
-def _identity(sources: list[documents.Source], options: Options) -> str:
+def _identity(sources: list[documents.Source], options: BuildOptions) -> str:
     """Digest of the content of all sources in order, and of the options that decide the encoding."""
     content = [(source.sha256, source.is_lines) for source in sources]
     return hashlib.sha256(json.dumps([FORMAT, content, options.encoding()]).encode()).hexdigest()
 
 
-def _finished(partial: Partial, identity: str, options: Options, skipped: list[str]) -> Report:
-    found = DataFolder.load(partial.folder)
+def _finished(unfinished: UnfinishedBuild, identity: str, options: BuildOptions, skipped: list[str]) -> Report:
+    found = DataFolder.load(unfinished.folder)
     hint = "choose another --out, or delete this folder"
     if not found.source or found.source.get("identity") != identity:
-        raise UserError(f"{partial.folder} is finished, and was made from other text or other options", hint)
+        raise UserError(f"{unfinished.folder} is finished, and was made from other text or other options", hint)
     if options.split not in (None, found.split):
-        said = f"{partial.folder} is finished, with split {found.split}, not {options.split}"
+        said = f"{unfinished.folder} is finished, with split {found.split}, not {options.split}"
         raise UserError(said, f"change split in its {FILE}, or {hint}")
-    partial.discard()
+    unfinished.discard()
     return Report(found, True, skipped=skipped, notes=_notes(skipped))
 
 

@@ -15,7 +15,7 @@ import fiddle as fdl
 
 from superpod.errors import UserError, did_you_mean
 from superpod.recipes import build
-from superpod.recipes.export.meanings import meaning
+from superpod.recipes.export.field_meanings import meaning
 from superpod.recipes.flatten import flatten, text_of
 
 NEMO = "nemo:"

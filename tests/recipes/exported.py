@@ -85,9 +85,9 @@ def exported(name: str, folder: Path) -> list[str]:
 
     partial = diff.load(name)
     ours = not name.startswith(diff.NEMO)
-    heading = source.heading(registry.find(name), partial, f"recipes export {name}") if ours else name
+    heading = recipe_source.heading(registry.find(name), partial, f"recipes export {name}") if ours else name
     file = folder / f"{name.replace(':', '_').replace('.', '_')}.py"
-    file.write_text(source.source(partial, heading))
+    file.write_text(recipe_source.render(partial, heading))
     with hidden():
         copy = runpy.run_path(str(file))["recipe"]()
     return sorted({str(line) for line in flatten(copy)} ^ {str(line) for line in flatten(partial)})
@@ -113,14 +113,14 @@ TRAINED = ("tiny_llama3", "tiny_llama3_sft", "tiny_llama3_lora")
 def changed(folder: Path) -> None:
     """A recipe of each task with two small steps, in a folder of their own: what the rehearsal trains."""
     from superpod.recipes import build, overrides
-    from superpod.recipes.export import source
+    from superpod.recipes.export import recipe_source
 
     short = ["trainer.max_steps=2", "trainer.limit_val_batches=0", "trainer.limit_test_batches=0"]
     (folder / "alone").mkdir()
     for name in TRAINED:
         partial = build(name)
         overrides.apply(partial, [*short, "data.global_batch_size=4", "data.micro_batch_size=2"])
-        (folder / "alone" / f"{name}.py").write_text(source.source(partial, "Two steps."))
+        (folder / "alone" / f"{name}.py").write_text(recipe_source.render(partial, "Two steps."))
 
 
 class Color(enum.Enum):
@@ -146,7 +146,7 @@ def values(folder: Path) -> str:
     import nemo_run as run
     import torch
 
-    from superpod.recipes.export import source
+    from superpod.recipes.export import recipe_source
 
     nested = run.Config(dict, one=run.Partial(function, b=2), words=["it's", 'a "b"', "line\nend", "ü" * 80])
     whole = run.Partial(
@@ -157,23 +157,23 @@ def values(folder: Path) -> str:
         nested=nested,
         configs=[nested.one.__class__(function, c=3), run.Config(function)],
     )
-    return source.source(whole, "Values.")
+    return recipe_source.render(whole, "Values.")
 
 
 def refused(value: Any) -> str:
     """What export says of a recipe that holds this."""
     import nemo_run as run
 
-    from superpod.recipes.export import source
+    from superpod.recipes.export import recipe_source
 
     if isinstance(value, Inner):  # one configuration in two places: two would be built of the copy
         twice = run.Config(function, a=1)
         try:
-            source.source(run.Partial(function, a=twice, b=twice), "")
+            recipe_source.render(run.Partial(function, a=twice, b=twice), "")
         except RuntimeError as error:
             return str(error)
     try:
-        source.source(run.Partial(function, value=value), "")
+        recipe_source.render(run.Partial(function, value=value), "")
     except UserError as error:
         return str(error)
     return "not refused"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from superpod.recipes.export.meanings import MEANINGS, meaning
+from superpod.recipes.export.field_meanings import MEANINGS, meaning
 from tests.recipes.exported import answers
 
 OURS_AND_NEMO_S = "llama3_8b_pretrain_h100_bf16 nemo:llama3_8b"

@@ -10,7 +10,7 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.recipes import registry
-from superpod.recipes.export import file
+from superpod.recipes.export import target_file
 from tests.recipes.exported import answers, chosen
 
 
@@ -89,12 +89,12 @@ def test_what_has_no_source_is_refused():
 
 def test_a_file_is_written_whole_and_never_over_another(tmp_path):
     path = tmp_path / "mine.py"
-    file.write("first", path)
+    target_file.write("first", path)
     with pytest.raises(UserError, match="is there already") as refused:
-        file.write("second", path)
+        target_file.write("second", path)
     assert "--force" in refused.value.hint
     assert path.read_text() == "first"
-    file.write("second", path, force=True)
+    target_file.write("second", path, force=True)
     assert path.read_text() == "second"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -108,7 +108,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(UserError, match="No space left"):
-        file.write("second", path, force=True)
+        target_file.write("second", path, force=True)
     assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -127,4 +127,4 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
 def test_a_name_that_cannot_be_is_refused(name, says, tmp_path):
     (tmp_path / "folder.py").mkdir()
     with pytest.raises(UserError, match=says):
-        file.check(tmp_path / name)
+        target_file.check(tmp_path / name)

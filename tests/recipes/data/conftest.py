@@ -32,10 +32,10 @@ def built(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished data folder of the corpus, vocabulary 300; not to be changed by a test."""
     pytest.importorskip("tokenizers", reason="the [nemo] extra is not installed")
     from superpod.recipes.data.build import build
-    from superpod.recipes.data.options import Options
+    from superpod.recipes.data.build_options import BuildOptions
 
     out = tmp_path_factory.mktemp("built") / "data"
-    build([f"{corpus}/*.txt"], out, Options(vocab_size=300, split="80,10,10"), workers=1)
+    build([f"{corpus}/*.txt"], out, BuildOptions(vocab_size=300, split="80,10,10"), workers=1)
     return out
 
 

@@ -15,12 +15,12 @@ import pytest
 pytest.importorskip("tokenizers", reason="the [nemo] extra is not installed")
 
 from superpod.errors import UserError
-from superpod.recipes.data import indexed, pool, shards
+from superpod.recipes.data import indexed, shards, worker_pool
 from superpod.recipes.data.build import Report, build
+from superpod.recipes.data.build_options import BuildOptions
 from superpod.recipes.data.folder import DataFolder
-from superpod.recipes.data.options import Options
 
-OPTIONS = Options(vocab_size=300, split="80,10,10")
+OPTIONS = BuildOptions(vocab_size=300, split="80,10,10")
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -60,7 +60,7 @@ def test_same_bytes_again(
 
 
 def test_another_seed_is_another_order(built: Path, corpus: Path, tmp_path: Path):
-    build([f"{corpus}/*.txt"], tmp_path / "out", Options(300, split="80,10,10", seed=7), workers=1)
+    build([f"{corpus}/*.txt"], tmp_path / "out", BuildOptions(300, split="80,10,10", seed=7), workers=1)
     assert sorted(decoded(tmp_path / "out")) == sorted(decoded(built))
     assert decoded(tmp_path / "out") != decoded(built)
 
@@ -84,12 +84,18 @@ def test_a_finished_folder_is_tidied(built: Path, corpus: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("0*.txt", Options(vocab_size=301, split="80,10,10"), "is finished, and was made from other text or other"),
+        (
+            "0*.txt",
+            BuildOptions(vocab_size=301, split="80,10,10"),
+            "is finished, and was made from other text or other",
+        ),
         ("00*.txt", OPTIONS, "is finished, and was made from other text or other options"),
-        ("0*.txt", Options(vocab_size=300, split="8,1,1"), "is finished, with split 80,10,10, not 8,1,1"),
+        ("0*.txt", BuildOptions(vocab_size=300, split="8,1,1"), "is finished, with split 80,10,10, not 8,1,1"),
     ],
 )
-def test_a_finished_folder_is_not_overwritten(built: Path, corpus: Path, text: str, options: Options, message: str):
+def test_a_finished_folder_is_not_overwritten(
+    built: Path, corpus: Path, text: str, options: BuildOptions, message: str
+):
     before = content(built)
     with pytest.raises(UserError, match=message) as caught:
         build([f"{corpus}/{text}"], built, options, workers=1)
@@ -111,16 +117,16 @@ def test_a_folder_of_something_else_is_refused(corpus: Path, tmp_path: Path, the
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (Options(), "one of --vocab-size and --tokenizer is needed, not neither"),
-        (Options(300, Path()), "one of --vocab-size and --tokenizer is needed, not both"),
-        (Options(257), "--vocab-size 257 is below 258"),
-        (Options(300, split="1,2"), "split '1,2' is not three plain numbers"),
-        (Options(300, seed=-1), "--seed -1 is outside"),
-        (Options(tokenizer=Path("/no/such")), "--tokenizer /no/such does not exist"),
-        (Options(tokenizer=Path(__file__).parent), "holds no tokenizer"),
+        (BuildOptions(), "one of --vocab-size and --tokenizer is needed, not neither"),
+        (BuildOptions(300, Path()), "one of --vocab-size and --tokenizer is needed, not both"),
+        (BuildOptions(257), "--vocab-size 257 is below 258"),
+        (BuildOptions(300, split="1,2"), "split '1,2' is not three plain numbers"),
+        (BuildOptions(300, seed=-1), "--seed -1 is outside"),
+        (BuildOptions(tokenizer=Path("/no/such")), "--tokenizer /no/such does not exist"),
+        (BuildOptions(tokenizer=Path(__file__).parent), "holds no tokenizer"),
     ],
 )
-def test_impossible_options(tmp_path: Path, options: Options, message: str):
+def test_impossible_options(tmp_path: Path, options: BuildOptions, message: str):
     with pytest.raises(UserError, match=message) as caught:
         build(["stdlib"], tmp_path / "out", options)
     assert caught.value.hint
@@ -135,7 +141,7 @@ def _raw(tmp_path: Path, **files: bytes) -> str:
 
 
 def _build(tmp_path: Path, glob: str, split: str = "1,0,0", **more: bool | int) -> Report:
-    return build([glob], tmp_path / "out", Options(300, split=split), workers=1, **more)  # type: ignore[arg-type]
+    return build([glob], tmp_path / "out", BuildOptions(300, split=split), workers=1, **more)  # type: ignore[arg-type]
 
 
 def test_not_utf8_is_skipped_and_named(tmp_path: Path):
@@ -179,7 +185,7 @@ def test_too_few_documents_for_the_split(tmp_path: Path):
     with pytest.raises(UserError, match="split 969,30,1 leaves none of 4 documents for validation and test") as caught:
         _build(tmp_path, glob, split="969,30,1")
     assert "--split 2,1,1" in caught.value.hint
-    report = build([glob], tmp_path / "out", Options(300), workers=1, note=said.append)
+    report = build([glob], tmp_path / "out", BuildOptions(300), workers=1, note=said.append)
     assert report.folder.split == "2,1,1"
     assert report.folder.split_documents() == {"train": 2, "validation": 1, "test": 1}
     assert said == ["resumed: 1 of 1 shards were there"]
@@ -190,12 +196,12 @@ def test_odd_names(tmp_path: Path):
     (tmp_path / "i 'n\"\n[b]").mkdir()
     (tmp_path / "i 'n\"\n[b]" / "a b\n.txt").write_text("abc")
     os.symlink(tmp_path / "i 'n\"\n[b]" / "a b\n.txt", tmp_path / "i 'n\"\n[b]" / "bad\udcff.txt")
-    build([f"{tmp_path}/i 'n*/*.txt"], out, Options(300, split="1,1,0"), workers=1)
+    build([f"{tmp_path}/i 'n*/*.txt"], out, BuildOptions(300, split="1,1,0"), workers=1)
     assert decoded(out) == ["abc", "abc"]
 
 
 def test_existing_tokenizer_is_copied(built: Path, corpus: Path, tmp_path: Path):
-    options = Options(tokenizer=built / "tokenizer", split="80,10,10")
+    options = BuildOptions(tokenizer=built / "tokenizer", split="80,10,10")
     build([f"{corpus}/*.txt"], tmp_path / "out", options, workers=1)
     ours, theirs = content(tmp_path / "out"), content(built)
     assert {k: v for k, v in ours.items() if k != "dataset.json"} == {
@@ -230,14 +236,14 @@ def test_a_shard_is_finished_only_if_all_agrees(tmp_path: Path, told: str):
 
 def test_workers_never_see_an_interrupt():
     """Held back from birth, not only from when the worker's own code runs: its imports can be interrupted too."""
-    with pool.workers(2) as run:
+    with worker_pool.workers(2) as run:
         ((_, blocked),) = run(partial(signal.pthread_sigmask, signal.SIG_BLOCK), [()])
     assert signal.SIGINT in blocked
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_a_worker_that_dies_is_told():
-    with pytest.raises(UserError, match="one of 1 worker processes died") as caught, pool.workers(1) as run:
+    with pytest.raises(UserError, match="one of 1 worker processes died") as caught, worker_pool.workers(1) as run:
         list(run(os._exit, [9]))
     assert "fewer --workers" in caught.value.hint
 
@@ -245,10 +251,10 @@ def test_a_worker_that_dies_is_told():
 DRIVER = """
 import sys
 from superpod.recipes.data.build import build
-from superpod.recipes.data.options import Options
+from superpod.recipes.data.build_options import BuildOptions
 if __name__ == "__main__":
     try:
-        build([sys.argv[1]], sys.argv[2], Options(vocab_size=300), workers=2, shard_bytes=10_000)
+        build([sys.argv[1]], sys.argv[2], BuildOptions(vocab_size=300), workers=2, shard_bytes=10_000)
     except KeyboardInterrupt:
         sys.exit(130)
 """
@@ -292,15 +298,15 @@ def test_killed_then_resumed(write_corpus: Callable[..., Path], tmp_path: Path):
 
     torn = out / ".partial" / "000001.bin"  # what a crash of the machine can leave of a finished shard
     torn.write_bytes(torn.read_bytes()[:-2])
-    report = build([text], out, Options(vocab_size=300), workers=2, shard_bytes=10_000, note=said.append)
+    report = build([text], out, BuildOptions(vocab_size=300), workers=2, shard_bytes=10_000, note=said.append)
     assert 2 <= report.resumed < report.shards == 60
     assert said == [f"resumed: {report.resumed} of 60 shards were there"]
 
     said.clear()
-    report = build([text], whole, Options(vocab_size=301), workers=2, note=said.append)
+    report = build([text], whole, BuildOptions(vocab_size=301), workers=2, note=said.append)
     assert report.resumed == 0
     assert said == ["the unfinished build here is of other text or options: starting over"]
-    build([text], tmp_path / "once", Options(vocab_size=300), workers=2)
+    build([text], tmp_path / "once", BuildOptions(vocab_size=300), workers=2)
     assert content(out) == content(tmp_path / "once")
     assert content(out) != content(whole)
 
@@ -309,16 +315,16 @@ def test_killed_then_resumed(write_corpus: Callable[..., Path], tmp_path: Path):
 def test_ended_between_the_last_renames(
     built: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
 ):
-    from superpod.recipes.data.partial import Partial
+    from superpod.recipes.data.unfinished import UnfinishedBuild
 
-    real, out = Partial.publish, tmp_path / "out"
+    real, out = UnfinishedBuild.publish, tmp_path / "out"
 
-    def broken(self: Partial, paths: list[Path]) -> None:
+    def broken(self: UnfinishedBuild, paths: list[Path]) -> None:
         real(self, paths[:moved])
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Partial, "publish", broken)
+        patched.setattr(UnfinishedBuild, "publish", broken)
         with pytest.raises(KeyboardInterrupt):
             build([f"{corpus}/*.txt"], out, OPTIONS, workers=1)
     assert not (out / "dataset.json").exists()

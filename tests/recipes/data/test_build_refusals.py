@@ -7,11 +7,11 @@ import pytest
 pytest.importorskip("tokenizers", reason="the [nemo] extra is not installed")
 
 from superpod.errors import UserError
-from superpod.recipes.data import pool
+from superpod.recipes.data import worker_pool
 from superpod.recipes.data.build import build
-from superpod.recipes.data.options import Options
+from superpod.recipes.data.build_options import BuildOptions
 
-OPTIONS = Options(vocab_size=300, split="80,10,10")
+OPTIONS = BuildOptions(vocab_size=300, split="80,10,10")
 
 
 @pytest.mark.parametrize(
@@ -26,19 +26,25 @@ OPTIONS = Options(vocab_size=300, split="80,10,10")
         ("/dev/null/x", OPTIONS, {}, "/dev/null is a file, not a folder"),
         ("a" * 5000, OPTIONS, {}, "File name too long"),
         ("a\0b", OPTIONS, {}, "is no path"),
-        ("out", Options(vocab_size=999_999_999_999), {}, "--vocab-size 999999999999 is above 16777216"),
-        ("out", Options(tokenizer=Path("a" * 5000)), {}, "--tokenizer .*File name too long"),
-        ("out", Options(tokenizer=Path("a\0b")), {}, "--tokenizer .* is no path"),
-        ("out", Options(300, split="9" * 5000 + ",1,1"), {}, "holds numbers too large"),
+        ("out", BuildOptions(vocab_size=999_999_999_999), {}, "--vocab-size 999999999999 is above 16777216"),
+        ("out", BuildOptions(tokenizer=Path("a" * 5000)), {}, "--tokenizer .*File name too long"),
+        ("out", BuildOptions(tokenizer=Path("a\0b")), {}, "--tokenizer .* is no path"),
+        ("out", BuildOptions(300, split="9" * 5000 + ",1,1"), {}, "holds numbers too large"),
     ],
     ids=range(13),
 )
 def test_refused_at_once(
-    corpus: Path, tmp_path: Path, out: str, options: Options, more: dict, message: str, monkeypatch: pytest.MonkeyPatch
+    corpus: Path,
+    tmp_path: Path,
+    out: str,
+    options: BuildOptions,
+    more: dict,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     (tmp_path / "file.txt").write_text("")
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    monkeypatch.setattr(pool, "workers", lambda _: pytest.fail("work began"))
+    monkeypatch.setattr(worker_pool, "workers", lambda _: pytest.fail("work began"))
     before = sorted(tmp_path.iterdir())
     with pytest.raises(UserError, match=message) as caught:
         build([f"{corpus}/*.txt"], tmp_path / out, options, workers=more.get("workers", 1))
@@ -51,5 +57,5 @@ def test_a_broken_sentencepiece_model(corpus: Path, tmp_path: Path, raw: bytes):
     pytest.importorskip("sentencepiece")
     (tmp_path / "bad.model").write_bytes(raw)
     with pytest.raises(UserError, match=r"bad\.model is no SentencePiece model"):
-        build([f"{corpus}/*.txt"], tmp_path / "out", Options(tokenizer=tmp_path / "bad.model"), workers=1)
+        build([f"{corpus}/*.txt"], tmp_path / "out", BuildOptions(tokenizer=tmp_path / "bad.model"), workers=1)
     assert not (tmp_path / "out").exists()

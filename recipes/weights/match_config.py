@@ -41,7 +41,7 @@ NUMBERS = (
 """What a model computes with: a recipe's own would be another model, silently."""
 
 
-def fit(partial: run.Partial, folder: Path) -> list[tuple[str, Any, Any]]:
+def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, Any, Any]]:
     """Make the recipe's model the one of the folder; returns what was changed as (field, old, new). Needs NeMo.
 
     Raises:

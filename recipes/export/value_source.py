@@ -17,7 +17,7 @@ import nemo_run as run
 import torch
 
 from superpod.errors import UserError
-from superpod.recipes.export.why import about, why
+from superpod.recipes.export.source_comments import about, why
 
 WIDTH = 100
 """Columns of an exported file."""

@@ -14,7 +14,7 @@ from superpod.recipes.data.folder import FILE
 _MANIFEST, _LOCK = "build.json", "lock"
 
 
-class Partial:
+class UnfinishedBuild:
     """`DIR/.partial`: the shards of an unfinished build, its manifest and its lock."""
 
     def __init__(self, folder: Path) -> None:

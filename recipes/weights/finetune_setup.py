@@ -43,7 +43,7 @@ def sizes(partial: run.Partial, packed: bool) -> Sizes:
     return Sizes(data.seq_length, data.seq_length * fold, data.global_batch_size // fold, multiple, aligned)
 
 
-def give_weights(partial: run.Partial, base: Path) -> None:
+def set_weights(partial: run.Partial, base: Path) -> None:
     """Start from the NeMo checkpoint `base`."""
     import nemo_run as run
     from nemo import lightning as nl
@@ -51,7 +51,7 @@ def give_weights(partial: run.Partial, base: Path) -> None:
     partial.resume.restore_config = run.Config(nl.RestoreConfig, path=str(base))
 
 
-def give_data(partial: run.Partial, folder: Path, made: Sizes, tokenizer: Path, validation: int) -> None:
+def set_data(partial: run.Partial, folder: Path, made: Sizes, tokenizer: Path, validation: int) -> None:
     """Train on the packed files in `folder`, and look at all of its `validation` sequences each time."""
     import nemo_run as run
     from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTokenizer
@@ -88,7 +88,7 @@ TRAIN, VALIDATION, METADATA = "training.npy", "validation.npy", "packed.json"
 """Files of packed data."""
 
 
-def give_steps(partial: run.Partial, steps: int | None) -> None:
+def set_steps(partial: run.Partial, steps: int | None) -> None:
     """Train for so many steps (None: the recipe's), validate at the last one too, and keep the best and the newest."""
     trainer, schedule = partial.trainer, partial.optim.lr_scheduler
     if steps:

@@ -10,7 +10,7 @@ from superpod.recipes.data.folder import default_split, parse_split
 
 
 @dataclass(frozen=True)
-class Options:
+class BuildOptions:
     """Everything that decides the bytes of a build, apart from the text.
 
     `split` None: 969,30,1, or for 500 documents and fewer a split that leaves at least one for each part.

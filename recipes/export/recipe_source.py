@@ -17,8 +17,8 @@ import fiddle as fdl
 
 from superpod.errors import UserError
 from superpod.recipes import flatten
-from superpod.recipes.export.code import KINDS, WIDTH, Group, Imports, Writer, comment, lines
-from superpod.recipes.export.why import about, sources, table
+from superpod.recipes.export.source_comments import about, sources, table
+from superpod.recipes.export.value_source import KINDS, WIDTH, Group, Imports, Writer, comment, lines
 
 if TYPE_CHECKING:
     from superpod.recipes.registry import Recipe
@@ -106,7 +106,7 @@ def _versions() -> str:
     return f"{', '.join(others)} and {last}"
 
 
-def source(partial: fdl.Buildable, heading: str) -> str:
+def render(partial: fdl.Buildable, heading: str) -> str:
     """The text of a file whose `recipe()` equals `partial`; `heading` becomes its docstring.
 
     Raises:
