@@ -20,7 +20,7 @@ def rounds(size: int) -> Iterator[list[tuple[int, int]]]:
     ring = [*range(size), -1] if size % 2 else [*range(size)]
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
-        pairs = [sorted(pair) for pair in zip(ring[:half], reversed(ring[half:]), strict=True)]
+        pairs = [sorted(pair) for pair in zip(ring[:half], reversed(ring[half:]))]
         yield [(a, b) for a, b in pairs if a >= 0]
         ring = [ring[0], ring[-1], *ring[1:-1]]
 

@@ -8,9 +8,7 @@ import tarfile
 from functools import cache
 from pathlib import Path
 
-import superpod
-
-PACKAGE = Path(superpod.__file__).parent
+PACKAGE = Path(__file__).absolute().parents[1]  # not resolved: in a checkout src/superpod/node is a link
 
 FILES = ("errors.py", "node/*.py", "slurm/checks/node.sh")
 """Standard library only, but for the callback, which needs lightning, and the measurements, which need torch."""

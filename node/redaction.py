@@ -42,7 +42,7 @@ _VALUES = re.compile(
 )
 _URL_USER = re.compile(
     r"""
-    (?<![a-zA-Z0-9+.-]) (?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*+)://
+    (?<![a-zA-Z0-9+.-]) (?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://
     (?P<user>
         (?![^/\s@:?\#]*[?\#]) [^/\s]*                                     # up to the last @ before a slash
         | (?!\[) [^/\s@:?\#"']*: (?!\d{1,5}[/?\#]) [^\s"'<>]{0,2000}      # a slash in the password; a port is none
@@ -56,17 +56,17 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z 
 _AUTHORIZATION = re.compile(r"""(?i)(authorization["']?\s*[=:]\s*["']?[A-Za-z][\w-]*[ \t]+)[^\s"',;]+""")
 # A name and what stands before its value; a space or a comma is enough after --name.
 _NAME = re.compile(
-    r"""(?<![A-Za-z0-9_.-])(?P<name>[.-]*+[A-Za-z_][A-Za-z0-9_.-]*+)
+    r"""(?<![A-Za-z0-9_.-])(?P<name>[.-]*[A-Za-z_][A-Za-z0-9_.-]*)
     (?: ["']?\s*(?:=[=>]?|:(?!//)=?)\s* | (?P<space>["']?,?[ \t]+)(?!--) )""",
     re.VERBOSE,
 )
 _QUERY_VALUE = re.compile(r"""[^\s"'&#]+""")
 _VALUE = re.compile(
     r"""
-    (?P<double>") (?:\\.|[^"\\\n])*+ (?P<double_end>"?)
-    | (?P<single>') (?:\\.|[^'\\\n])*+ (?P<single_end>'?)
-    | (?P<escaped>\\+["']) (?:(?!(?P=escaped)).)*+ (?P<escaped_end>(?:(?P=escaped))?)
-    | (?: [^\s"',;}] | ["'](?=\w) | [,;}](?=[^\s"',;}])(?![A-Za-z_][A-Za-z0-9_.-]*+\s*[=:]) )+
+    (?P<double>") [^"\\\n]* (?:\\.[^"\\\n]*)* (?P<double_end>"?)
+    | (?P<single>') [^'\\\n]* (?:\\.[^'\\\n]*)* (?P<single_end>'?)
+    | (?P<escaped>\\+["']) (?:(?!(?P=escaped)).)* (?P<escaped_end>(?:(?P=escaped))?)
+    | (?: [^\s"',;}] | ["'](?=\w) | [,;}](?=[^\s"',;}])(?![A-Za-z_][A-Za-z0-9_.-]*\s*[=:]) )+
     """,
     re.VERBOSE,
 )
