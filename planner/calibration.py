@@ -57,7 +57,7 @@ def fused_experts(job: PlannedJob) -> bool:
     m = job.model
     return (
         m.is_moe and m.gated and era(job) == "26.1"
-        and job.precision == "mxfp8" and job.node.gpu.generation == "blackwell"
+        and job.precision == "mxfp8" and job.node.gpu.fuses_mxfp8_experts
     )  # fmt: skip
 
 

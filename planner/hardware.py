@@ -7,7 +7,7 @@ a TOML file of the same form; `load` reads it over the built-in tables.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,34 +19,11 @@ DATA = Path(__file__).parent / "data" / "hardware.toml"
 
 GIB = 2**30
 
-FP8_KINDS = {
-    "ampere": (),
-    "ada": ("fp8ds", "fp8cs"),
-    "hopper": ("fp8ds", "fp8cs", "fp8bw"),
-    "blackwell": ("fp8ds", "fp8cs", "fp8bw", "mxfp8", "nvfp4"),
-}
-"""Scaled formats by GPU generation: fp8ds delayed, fp8cs current, fp8bw blockwise scaling. Ampere has no FP8 units;
-blockwise needs Hopper, MXFP8 and NVFP4 need Blackwell (Transformer Engine 2.x, `transformer_engine/pytorch/fp8.py`)."""
-
 PLAIN = ("fp32", "tf32", "bf16", "fp16")
 """Precisions that scale nothing."""
-PRECISIONS = (*PLAIN, "fp8ds", "fp8cs", "fp8bw", "mxfp8", "nvfp4")
-
-GPU_ALIASES = {
-    "a100-80gb": "a100",
-    "a100-sxm4-80gb": "a100",
-    "a100-40gb": "a100_40gb",
-    "a100-sxm4-40gb": "a100_40gb",
-    "h100-80gb": "h100",
-    "h100-sxm5-80gb": "h100",
-    "h200-141gb": "h200",
-    "b200-180gb": "b200",
-    "b300-270gb": "b300",
-    "b300-288gb": "b300",
-    "gb200-nvl72": "gb200",
-    "gb300-nvl72": "gb300",
-}
-"""Published spellings of GPUs, in lower case, and the name here. The only such table; the next is for precisions."""
+SCALED = ("fp8ds", "fp8cs", "fp8bw", "mxfp8", "nvfp4")
+"""Precisions that scale tensors or blocks: FP8 with delayed, current and blockwise scaling; MXFP8; NVFP4."""
+PRECISIONS = (*PLAIN, *SCALED)
 
 PRECISION_ALIASES = {
     "fp8-ds": "fp8ds",
@@ -63,7 +40,7 @@ PRECISION_ALIASES = {
     "nvfp4": "nvfp4",
     "fp8": "fp8",  # the kind is not printed: delayed until mid-2025, current on Hopper later
 }
-"""Published spellings of precisions, in lower case. `fp8` stays: which kind it is, the caller knows by the release."""
+"""Other spellings of precisions, in lower case. `fp8` stays as it is: only the caller can know which kind it means."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +49,7 @@ class Gpu:
 
     name: str
     generation: str
-    """ampere, ada, hopper or blackwell: decides which FP8 kinds there are."""
+    """A table of `data/hardware.toml`, which gives the fields from `scaled_formats` on."""
     bf16_tflops: float
     fp16_tflops: float
     fp32_tflops: float
@@ -93,6 +70,20 @@ class Gpu:
     nvfp4_tflops: float = 0.0
     calibrated_as: str = ""
     """The GPU whose calibration it takes: that which it is `like`; "" = its own."""
+    scaled_formats: tuple[str, ...] = ()
+    """Of `SCALED`, those that its Tensor Cores and Transformer Engine support."""
+    fp8_any_order: bool = False
+    """Tensor Cores multiply FP8 in any memory order; without, the backward pass needs a transposed copy of weights."""
+    fuses_mxfp8_experts: bool = False
+    """One kernel runs gated MXFP8 experts as a whole."""
+    keeps_queue_order: bool = False
+    """The GPU starts kernels in the order they are queued, with more than one hardware queue."""
+    cublas_workspace_mib: int = 8
+    """What PyTorch reserves for cuBLAS, per thread that calls it."""
+    te_workspace_mib: int = 32
+    """What Transformer Engine reserves for cuBLAS, per stream."""
+    aliases: tuple[str, ...] = ()
+    """Other names that it goes by, in lower case."""
     source: str = field(default="the user's file", compare=False)
 
     @property
@@ -104,8 +95,8 @@ class Gpu:
     def precisions(self) -> tuple[str, ...]:
         """What it can train in, of `PRECISIONS`."""
         plain = tuple(p for p in PLAIN if getattr(self, f"{p}_tflops"))
-        kinds = FP8_KINDS[self.generation]
-        return plain + tuple(k for k in kinds if (self.nvfp4_tflops if k == "nvfp4" else self.fp8_tflops))
+        peaks = {name: self.nvfp4_tflops if name == "nvfp4" else self.fp8_tflops for name in self.scaled_formats}
+        return plain + tuple(name for name, peak in peaks.items() if peak)
 
     def tflops(self, precision: str) -> float:
         """Peak dense TFLOP/s of matrix products in a precision (of `PRECISIONS`, or `fp8` of no particular kind).
@@ -145,6 +136,8 @@ class Node:
     """Host memory, 10^9 bytes."""
     power_w: float
     """Of the whole system at most."""
+    nvlink_c2c: bool = False
+    """GPUs hang on a Grace CPU by NVLink-C2C, and network ports reach GPU memory through it."""
     source: str = field(default="the user's file", compare=False)
 
     @property
@@ -193,18 +186,24 @@ class Hardware:
     gpus: Mapping[str, Gpu]
     nodes: Mapping[str, Node]
     fabrics: Mapping[str, Fabric]
+    generations: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Of each GPU generation, the fields of `Gpu` that all its GPUs share."""
+
+    def gpu_name(self, name: object) -> str:
+        """The name here of a GPU: itself in lower case, or that of the GPU which has it as an alias."""
+        return _spelled(name, self.gpus)
 
     def gpu(self, name: str) -> Gpu:
-        """The GPU of that name, or of a published spelling of it.
+        """The GPU of that name or alias.
 
         Raises:
             UserError: naming the closest ones when there is none.
         """
-        return _pick(self.gpus, _spelled(name), "GPU")
+        return _pick(self.gpus, self.gpu_name(name), "GPU")
 
     def node(self, name: str) -> Node:
         """The node of that name; a GPU's name (`h100`) is its DGX. Raises as `gpu`."""
-        return _pick(self.nodes, _spelled(name), "node")
+        return _pick(self.nodes, self.gpu_name(name), "node")
 
     def fabric(self, name: str) -> Fabric:
         """The fabric of that name. Raises as `gpu`."""
@@ -232,7 +231,7 @@ def fabric(name: str) -> Fabric:
 
 
 def precision(text: str) -> str:
-    """The name here of a precision as published: one of `PRECISIONS`, or `fp8` where the kind is not said.
+    """The name here of a precision: one of `PRECISIONS`, or `fp8` where the text does not say which kind.
 
     Free text is taken by its parts: `BF16, dist-opt (ZeRO-1)` is bf16, `FSDP+CP+compile+Float8` is fp8cs.
 
@@ -255,7 +254,7 @@ def builtin() -> Hardware:
 
 
 def load(path: str | Path) -> Hardware:
-    """The user's hardware over the built-in: tables `[gpu.NAME]`, `[node.NAME]`, `[fabric.NAME]`.
+    """The user's hardware over the built-in: tables `[gpu.NAME]`, `[node.NAME]`, `[fabric.NAME]`, `[generation.NAME]`.
 
     `[[collective]]` and `[[gemm]]` (measurements) may stand in the same file and are left to their own reader. `like =
     "h100"` in a table takes what the table does not say from a built-in one.
@@ -266,18 +265,23 @@ def load(path: str | Path) -> Hardware:
     return _hardware(read_toml(Path(path)), str(path), builtin())
 
 
-SECTIONS = ("gpu", "node", "fabric", "collective", "gemm")
-TEXT = {
-    "generation": tuple(FP8_KINDS),
-    "kind": ("infiniband", "ethernet"),
-    "source": (),
-    "gpu": (),
-    "calibrated_as": (),
-}
+SECTIONS = ("generation", "gpu", "node", "fabric", "collective", "gemm")
+TEXT = {"generation": (), "kind": ("infiniband", "ethernet"), "source": (), "gpu": (), "calibrated_as": ()}
 """Keys that hold words, and which ones; () = any."""
+WORDS: dict[str, tuple[str, ...]] = {"scaled_formats": SCALED, "aliases": ()}
+"""Keys that hold lists of words, and which ones; () = any."""
+FLAGS = ("fp8_any_order", "fuses_mxfp8_experts", "keeps_queue_order", "nvlink_c2c")
+WHOLE = (
+    *("gpus", "nvlink_domain", "nics", "sms", "rails", "scalable_unit"),
+    *("cublas_workspace_mib", "te_workspace_mib"),
+)
+"""Keys that hold whole numbers."""
 NONE = ("nvlink_gb_per_s", "tf32_tflops", "fp8_tflops", "nvfp4_tflops", "rails", "scalable_unit", "host_gb", "nics")
 """Keys that may be 0: the hardware has none."""
+OWN = ("name", "source", "aliases")
+"""Fields that `like` does not take over."""
 Kind = TypeVar("Kind", Gpu, Node, Fabric)
+Value = str | bool | float | tuple[str, ...]
 
 
 def _hardware(tables: dict[str, Any], where: str, base: Hardware) -> Hardware:
@@ -287,70 +291,80 @@ def _hardware(tables: dict[str, Any], where: str, base: Hardware) -> Hardware:
                 f"{where}: no section is called {section!r}",
                 did_you_mean(section, list(SECTIONS)) or f"sections: {', '.join(SECTIONS)}",
             )
-    gpus = {**base.gpus, **_section(Gpu, tables, "gpu", where, base.gpus, {})}
-    nodes = {**base.nodes, **_section(Node, tables, "node", where, base.nodes, gpus)}
+    known = replace(base, generations={**base.generations, **_tables(tables, "generation", where)})
+    known = replace(known, gpus={**base.gpus, **_section(Gpu, tables, "gpu", where, known.gpus, known)})
+    nodes = {**base.nodes, **_section(Node, tables, "node", where, base.nodes, known)}
     for name in (n.lower() for n in tables.get("gpu", {})):  # a GPU like another has a node like that one's
-        like = base.nodes.get(gpus[name].calibrated_as)
+        like = base.nodes.get(known.gpus[name].calibrated_as)
         if name not in nodes and like is not None:
-            nodes[name] = like.replace(name=name, gpu=gpus[name])
-    return Hardware(gpus, nodes, {**base.fabrics, **_section(Fabric, tables, "fabric", where, base.fabrics, {})})
+            nodes[name] = like.replace(name=name, gpu=known.gpus[name])
+    fabrics = {**base.fabrics, **_section(Fabric, tables, "fabric", where, base.fabrics, known)}
+    return replace(known, nodes=nodes, fabrics=fabrics)
+
+
+def _tables(tables: dict[str, Any], section: str, where: str) -> dict[str, dict[str, Any]]:
+    """The tables of a section, by name."""
+    named = tables.get(section, {})
+    if not isinstance(named, dict) or not all(isinstance(table, dict) for table in named.values()):
+        raise UserError(f"{where}: {section} holds tables", f"write [{section}.my_name] above its keys")
+    return named
 
 
 def _section(
-    kind: type[Kind], tables: dict[str, Any], section: str, where: str, base: Mapping[str, Kind], gpus: dict[str, Gpu]
+    kind: type[Kind], tables: dict[str, Any], section: str, where: str, base: Mapping[str, Kind], known: Hardware
 ) -> dict[str, Kind]:
-    found = tables.get(section, {})
-    if not isinstance(found, dict) or not all(isinstance(table, dict) for table in found.values()):
-        raise UserError(f"{where}: {section} holds tables", f"write [{section}.my_name] above its keys")
-    return {n.lower(): _build(kind, n.lower(), t, f"{where} [{section}.{n}]", base, gpus) for n, t in found.items()}
+    named = _tables(tables, section, where).items()
+    return {n.lower(): _build(kind, n.lower(), t, f"{where} [{section}.{n}]", base, known) for n, t in named}
 
 
 def _build(
-    kind: type[Kind], name: str, table: dict[str, Any], where: str, base: Mapping[str, Kind], gpus: dict[str, Gpu]
+    kind: type[Kind], name: str, table: dict[str, Any], where: str, base: Mapping[str, Kind], known: Hardware
 ) -> Kind:
-    table = dict(table)
     values: dict[str, Any] = {"name": name}
-    known = [each.name for each in fields(kind) if each.name != "name"]
-    if (like := table.pop("like", None)) is not None:
-        model = _pick(base, _spelled(like), kind.__name__.lower(), f"{where}: like: ")
-        values = {key: getattr(model, key) for key in known if key != "source"} | values
+    keys = [f.name for f in fields(kind) if f.name != "name"]
+    if (like := table.get("like")) is not None:
+        model = _pick(base, known.gpu_name(like), kind.__name__.lower(), f"{where}: like: ")
+        values = {key: getattr(model, key) for key in keys if key not in OWN} | values
         if isinstance(model, Gpu):
             values["calibrated_as"] = model.calibrated_as or model.name
-    for key, value in table.items():
-        if key not in known:
-            hint = did_you_mean(key, known) or f"keys: {', '.join(known)}"
+    shared = known.generations.get(str(table.get("generation")), {}) if kind is Gpu else {}
+    for key, value in {**shared, **table}.items():  # the GPU's own table wins over its generation's
+        if key == "like":
+            continue
+        if key not in keys:
+            hint = did_you_mean(key, keys) or f"keys: {', '.join(keys)}"
             raise UserError(f"{where}: no key is called {key!r}", hint)
-        values[key] = _checked(key, value, where)
-    for each in fields(kind):
-        if each.name not in values and each.name in _required(kind):
-            raise UserError(f"{where}: {each.name} is missing", 'give it, or take it over: like = "h100"')
+        values[key] = _checked(key, value, where, known)
+    for key in _required(kind):
+        if key not in values:
+            raise UserError(f"{where}: {key} is missing", 'give it, or take it over: like = "h100"')
     if isinstance(values.get("gpu"), str):
-        values["gpu"] = _pick(gpus, _spelled(values["gpu"]), "GPU", f"{where}: gpu: ")
+        values["gpu"] = _pick(known.gpus, known.gpu_name(values["gpu"]), "GPU", f"{where}: gpu: ")
     return kind(**values)
 
 
-def _required(kind: type[Any]) -> list[str]:
-    optional = (
-        "calibrated_as",
-        "tf32_tflops",
-        "fp8_tflops",
-        "nvfp4_tflops",
-        "oversubscription",
-        "rails",
-        "scalable_unit",
-        "source",
-    )
-    return [each.name for each in fields(kind) if each.name not in optional]
+def _required(kind: type[Kind]) -> list[str]:
+    """Fields without a default."""
+    return [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name != "name"]
 
 
-def _checked(key: str, value: Any, where: str) -> Any:
+def _checked(key: str, value: object, where: str, known: Hardware) -> Value:
+    """The value of a key, of the type that the key holds; raises UserError where it is another."""
     if key in TEXT:
-        allowed = TEXT[key]
+        allowed = tuple(known.generations) if key == "generation" else TEXT[key]
         if not isinstance(value, str) or (allowed and value not in allowed):
-            hint = f"it is one of {', '.join(allowed)}" if allowed else "it is a string"
-            raise UserError(f"{where}: {key} is {value!r}", hint)
+            raise UserError(f"{where}: {key} is {value!r}", _one_of(allowed) or "it is a string")
         return value
-    whole = key in ("gpus", "nvlink_domain", "nics", "sms", "rails", "scalable_unit")
+    if key in WORDS:
+        words = value if isinstance(value, (list, tuple)) else [None]
+        if not all(isinstance(word, str) and (not WORDS[key] or word in WORDS[key]) for word in words):
+            raise UserError(f"{where}: {key} is {value!r}", f"it is a list of {', '.join(WORDS[key]) or 'strings'}")
+        return tuple(str(word) for word in words)
+    if key in FLAGS:
+        if not isinstance(value, bool):
+            raise UserError(f"{where}: {key} takes true or false, not {value!r}")
+        return value
+    whole = key in WHOLE
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise UserError(f"{where}: {key} takes a {'whole ' * whole}number, not {value!r}")
     least = 0 if key in NONE else 1 if whole else 1e-9
@@ -359,10 +373,14 @@ def _checked(key: str, value: Any, where: str) -> Any:
     return value if whole else float(value)
 
 
-def _spelled(name: object) -> str:
-    """A GPU's name here, of a published spelling."""
+def _one_of(allowed: tuple[str, ...]) -> str:
+    return f"it is one of {', '.join(allowed)}" if allowed else ""
+
+
+def _spelled(name: object, gpus: Mapping[str, Gpu]) -> str:
+    """A GPU's name here, where the text is one of its aliases."""
     low = str(name).strip().lower()
-    return GPU_ALIASES.get(low, low)
+    return next((gpu.name for gpu in gpus.values() if low in gpu.aliases), low)
 
 
 def _pick(table: Mapping[str, Kind], name: str, what: str, where: str = "") -> Kind:

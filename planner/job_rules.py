@@ -58,7 +58,7 @@ def _splits_groups(f: RuleInputs) -> Any:
 
 GENERAL = (
     Rule("layers", lambda f: f.undealt, lambda f: f.why_undealt),  # get_num_layers_to_build
-    Rule("precision", lambda f: not _has_precision(f.job), _no_precision),  # hardware.FP8_KINDS
+    Rule("precision", lambda f: not _has_precision(f.job), _no_precision),  # hardware.Gpu.precisions
 )
 """Rules of any framework."""
 

@@ -59,8 +59,7 @@ def profile(login: Connection, *, like: str = "", host: str = "", runs: str = ""
 
 def _shipped(kind: str) -> str:
     """The profile for GPUs that Slurm calls so."""
-    known = hardware.GPU_ALIASES.get(kind.lower(), kind.lower())
-    return f"dgx_{known}"
+    return f"dgx_{hardware.builtin().gpu_name(kind)}"
 
 
 def _set(text: str, key: str, value: str) -> str:

@@ -144,12 +144,10 @@ def _workspaces(u: MemoryUnits) -> float:
     Transformer Engine, which takes more for the streams of grouped products. Deterministic mode asks for eight of
     4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8).
     """
-    o, age = u.job.options, u.job.node.gpu.generation
-    te = "ampere" if age in ("ampere", "ada") else "hopper"
-    torch = constant("buffers", "cublas_deterministic_mib" if o.deterministic else f"cublas_{age}_mib")
-    own = constant("buffers", f"cublas_te_{te}_mib")
+    o, gpu = u.job.options, u.job.node.gpu
+    torch = constant("buffers", "cublas_deterministic_mib") if o.deterministic else gpu.cublas_workspace_mib
     grouped = constant("buffers", "cublas_te_streams") * (u.job.model.is_moe and o.impl == "te" and o.grouped_gemm)
-    return (2 * torch + own * (1 + grouped)) * MIB
+    return (2 * torch + gpu.te_workspace_mib * (1 + grouped)) * MIB
 
 
 def _optimizer_step(u: MemoryUnits, learns: state.Held | lora.Adapters) -> Array:

@@ -113,7 +113,7 @@ class MemoryUnits:
         block-scaled formats quantise along each direction (Transformer Engine 2.x, `pytorch/tensor`).
         """
         plain = self.job.precision in ("fp8", "fp8cs", "fp8ds")
-        return 1 if plain and self.job.node.gpu.generation == "blackwell" else 2
+        return 1 if plain and self.job.node.gpu.fp8_any_order else 2
 
     @cached_property
     def scores(self) -> int:

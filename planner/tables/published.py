@@ -149,7 +149,7 @@ def _setting(*values: str) -> PlannedJob:
     node = spellings.node(row)
     precision = hardware.precision(row["precision"] or "bf16")
     if precision == "fp8" and node.gpu.fp8_tflops:
-        precision = spellings.fp8_kind(row, node.gpu.generation == "blackwell")
+        precision = spellings.fp8_kind(row, "mxfp8" in node.gpu.precisions)
     found = PlannedJob(
         model=model,
         node=node,

@@ -144,7 +144,7 @@ GROK_LAYERS = ((8, 2), (16, 4), (32, 4), (64, 8), (128, 16), (256, 32))
 """dgxc-benchmarking grok1/README_314b.md cuts the model on few GPUs: (at most so many GPUs, layers); above, all 64."""
 
 
-def fp8_kind(row: Row, blackwell: bool) -> str:
+def fp8_kind(row: Row, has_mxfp8: bool) -> str:
     """Which FP8 a row that only says `fp8` means; the notes tell the two columns of NeMo 25.09's tables apart.
 
     Those in parentheses are scaled by blocks: MXFP8 on Blackwell, 128 x 128 on Hopper. Before mid-2025 NeMo scaled by
@@ -152,7 +152,7 @@ def fp8_kind(row: Row, blackwell: bool) -> str:
     """
     release = row.get("release") or ""
     if "in parentheses" in (row.get("notes") or ""):
-        return "mxfp8" if blackwell else "fp8bw"
+        return "mxfp8" if has_mxfp8 else "fp8bw"
     late = re.search(r"NeMo 2(5\.(0[4-9]|1)|6)|container 2[56]", release)
     return "fp8cs" if late else "fp8ds"
 
