@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
             return 0
         with _held(run):
             if reason := guard.must_stop(run, options.idle_attempts, options.failures):
-                guard.stop(run, reason)
+                guard.stop(run, reason, by=guard.StoppedBy.GUARD)
                 _say(reason)
                 return 1
             if bad := _health(options, job):

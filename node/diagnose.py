@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from superpod.node.run_folder import Attempt, RunFolder
@@ -32,26 +33,61 @@ _KNOWN = {
 """Errors whose words do not say what to do, and what they mean."""
 
 
-def why(folder: RunFolder, attempt: Attempt) -> str:
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why an attempt failed: `cause` in one line; `known` is False when the logs name none."""
+
+    cause: str
+    known: bool = True
+
+
+def why(folder: RunFolder, attempt: Attempt) -> Diagnosis:
     """The first cause that can be named: a full disk, a rank that hung, the error a log ends with, a rank killed."""
+    if cause := _full_disk(folder, attempt):
+        return Diagnosis(cause)
+    for cause_in in (_hung_ranks, _named_error, _killed_rank, _launcher_words):
+        if cause := cause_in(attempt):
+            return Diagnosis(cause)
+    return Diagnosis(f"the job ended without saying why; its logs are in {attempt.path / 'logs'}", known=False)
+
+
+def _full_disk(folder: RunFolder, attempt: Attempt) -> str:
     free = shutil.disk_usage(folder.path).free
-    if free < _FULL_BYTES or _mentions(attempt, "No space left on device"):
-        return f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free): make room, then resume"
-    if hung := [match for log in attempt.logs if (match := _HUNG.search(_tail(log)))]:
-        who = ", ".join(f"rank {match[2]} on {match[1]}" for match in hung)
-        return f"no heartbeat of {who} for {float(hung[0][3]):.0f} s, longer than it may take: ended (fault_tolerance)"
+    if free >= _FULL_BYTES and not _mentions(attempt, "No space left on device"):
+        return ""
+    return f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free): make room, then resume"
+
+
+def _hung_ranks(attempt: Attempt) -> str:
+    hung = [match for log in attempt.logs if (match := _HUNG.search(_tail(log)))]
+    if not hung:
+        return ""
+    ranks = ", ".join(f"rank {match[2]} on {match[1]}" for match in hung)
+    return f"no heartbeat of {ranks} for {float(hung[0][3]):.0f} s, longer than it may take: ended (fault_tolerance)"
+
+
+def _named_error(attempt: Attempt) -> str:
     for log in [*attempt.logs, *_launcher_logs(attempt)]:
-        if found := _last_error(log):
-            meant = [meaning for pattern, meaning in _KNOWN.items() if re.match(pattern, found)]
-            return f"{meant[0] if meant else found[:_LONGEST]} ({_where(log, attempt)})"
+        if error := _last_error(log):
+            meanings = [meaning for pattern, meaning in _KNOWN.items() if re.match(pattern, error)]
+            return f"{meanings[0] if meanings else error[:_LONGEST]} ({_where(log, attempt)})"
+    return ""
+
+
+def _killed_rank(attempt: Attempt) -> str:
     for log in _launcher_logs(attempt):
         if killed := re.search(r"(?:rank\s*:\s*(\d+) .*\n\s*)?exitcode\s*:\s*-9 \(pid: (\d+)\)", _tail(log)):
-            who = f"rank {killed[1]}" if killed[1] else "a rank"
-            return f"{who} was killed (pid {killed[2]}, signal 9; the kernel does that when memory runs out)"
+            rank = f"rank {killed[1]}" if killed[1] else "a rank"
+            return f"{rank} was killed (pid {killed[2]}, signal 9; the kernel does that when memory runs out)"
+    return ""
+
+
+def _launcher_words(attempt: Attempt) -> str:
+    """The last line with a word in it that torchrun wrote."""
     for log in _launcher_logs(attempt):
-        if words := [line.strip(" │╭╮╰╯─") for line in _tail(log).splitlines() if re.search(r"[a-z]{3}", line)]:
-            return f"{words[-1][:_LONGEST]} ({_where(log, attempt)})"
-    return f"the job ended without saying why; its logs are in {attempt.path / 'logs'}"
+        if lines := [line.strip(" │╭╮╰╯─") for line in _tail(log).splitlines() if re.search(r"[a-z]{3}", line)]:
+            return f"{lines[-1][:_LONGEST]} ({_where(log, attempt)})"
+    return ""
 
 
 def _mentions(attempt: Attempt, text: str) -> bool:

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import enum
+import re
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from superpod.node import diagnose
 from superpod.node.checkpoints import is_half, marked_names, step_of
 from superpod.node.files import is_number, read_json, read_lines, write_json
 from superpod.node.run_folder import Attempt, RunFolder
 
 STOP = "stop"
-"""The marker of a run that must not go on by itself: `RUN/stop`, with the reason."""
+"""The marker of a run that must not go on by itself, `RUN/stop`: `{"t": Unix time, "reason": words, "by": StoppedBy}`."""
 
-AGAIN = "again.json"
-"""What its user has let pass: `{"after": attempt}`, when they let a stopped run go on."""
+RESUMED = "again.json"
+"""Written when the user lets a stopped run go on: `{"after": number of its newest attempt}`."""
 
 CHAIN = "chain.json"
 """The jobs that were queued for a run: `{"jobs": [ids]}`."""
+
+
+class StoppedBy(str, enum.Enum):
+    """Who stopped a run. (`enum.StrEnum` needs Python 3.11.)"""
+
+    USER = "user"
+    GUARD = "guard"
+    """this module: no progress, or too many failures"""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """What `RUN/stop` holds."""
+
+    reason: str
+    by: StoppedBy
 
 
 def newest_step(run: RunFolder) -> int:
@@ -40,12 +60,12 @@ def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str) -> str:
     """Why job `me` has nothing to do, in words: the run is done, stopped, or its user cancelled it; '' to go on."""
     if run.done:
         return f"{run.path} is done"
-    if reason := stopped(run):
-        return f"{run.path} is stopped: {reason}"
+    if marker := stopped(run):
+        return f"{run.path} is stopped: {marker.reason}"
     last = run.attempts[-1] if run.attempts else None
     job = str(last.result.get("job", "")) if last else ""
     if last and job and job != me and not was_let_go_on(run) and end_of(job) == "CANCELLED":
-        stop(run, f"job {job} was cancelled by the user")
+        stop(run, f"job {job} was cancelled by the user", by=StoppedBy.USER)
         with contextlib.suppress(Exception):
             last.finish("cancelled", message="cancelled by the user (scancel)")
         return f"{run.path}: job {job} was cancelled by the user, so the run ends"
@@ -75,23 +95,33 @@ def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
 def _closed(attempt: Attempt) -> Attempt:
     """An attempt whose job was killed wrote no last word: write it now, since this job holds the run."""
     if "ended" not in attempt.result:
-        from superpod.node.diagnose import why
-
         with contextlib.suppress(Exception):
-            run = RunFolder(attempt.path.parents[1])
-            attempt.finish("failed", message=f"killed with its job or its node ({why(run, attempt)})")
+            cause = diagnose.why(RunFolder(attempt.path.parents[1]), attempt).cause
+            attempt.finish("failed", message=f"killed with its job or its node ({cause})")
     return attempt
 
 
-def stop(run: RunFolder, reason: str) -> None:
+def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:
     """Let no further attempt of the run start by itself."""
     with contextlib.suppress(OSError):
-        write_json(run.path / STOP, {"t": time.time(), "reason": reason}, even_in_place=True)
+        write_json(run.path / STOP, {"t": time.time(), "reason": reason, "by": by.value}, even_in_place=True)
+
+
+def stopped(run: RunFolder) -> Stop | None:
+    """Why and by whom the run was stopped; None when it was not."""
+    marker = read_json(run.path / STOP)
+    if marker is None:
+        return None
+    reason, by = str(marker.get("reason", "?")), marker.get("by")
+    if by not in [member.value for member in StoppedBy]:
+        # Markers of version 0.1 have no `by`; these are all the words that it wrote for a user's cancellation.
+        by = StoppedBy.USER if re.match(r"(job \d+ was )?cancelled by the user", reason) else StoppedBy.GUARD
+    return Stop(reason, StoppedBy(by))
 
 
 def let_go_on(run: RunFolder) -> None:
     """A stopped or cancelled run may go on: its user says so; attempts so far count no more. Raises OSError."""
-    write_json(run.path / AGAIN, {"after": int(run.attempts[-1].name) if run.attempts else 0})
+    write_json(run.path / RESUMED, {"after": int(run.attempts[-1].name) if run.attempts else 0})
     (run.path / STOP).unlink(missing_ok=True)
 
 
@@ -101,13 +131,8 @@ def was_let_go_on(run: RunFolder) -> bool:
 
 
 def _let_pass(run: RunFolder) -> int:
-    return int((read_json(run.path / AGAIN) or {}).get("after", 0))
-
-
-def stopped(run: RunFolder) -> str:
-    """Why the run was stopped; '' when it was not."""
-    found = read_json(run.path / STOP)
-    return str(found.get("reason", "?")) if found is not None else ""
+    """The number of the last attempt that its user has let pass; 0 = none."""
+    return int((read_json(run.path / RESUMED) or {}).get("after", 0))
 
 
 def save_seconds(run: RunFolder, least: float) -> float:
@@ -121,17 +146,15 @@ def _beats(attempt: Attempt) -> list[dict]:
 
 
 def last_words(run: RunFolder, attempt: Attempt, code: int) -> str:
-    """Why the ranks failed: what the logs say, srun's own included."""
-    from superpod.node.diagnose import why
-
-    said = why(run, attempt)
-    if "without saying why" not in said:
-        return said
+    """Why the ranks failed, from the logs; srun's last line where the ranks' logs name no cause."""
+    diagnosis = diagnose.why(run, attempt)
+    if diagnosis.known:
+        return diagnosis.cause
     with contextlib.suppress(OSError):
         lines = (attempt.path / "logs" / "srun.log").read_text(errors="replace").strip().splitlines()
         if lines:
             return f"{lines[-1][-400:]} (attempts/{attempt.name}/logs/srun.log)"
-    return f"{said} (srun ended with {code})"
+    return f"{diagnosis.cause} (srun ended with {code})"
 
 
 def drop_chain(run: RunFolder, job: str) -> None:

@@ -25,10 +25,10 @@ def prepare(callbacks: list[Any], run: Path) -> bool:
     """Whether one of these configs needs a rank monitor; what that learns is then kept in the run for its attempts."""
     import fiddle as fdl
 
-    wanting = [each for each in callbacks if getattr(fdl.get_callable(each), "__name__", "") == CALLBACK]
-    for each in wanting:
-        each.exp_dir = str(run / LEARNED)
-    return bool(wanting)
+    monitored = [config for config in callbacks if getattr(fdl.get_callable(config), "__name__", "") == CALLBACK]
+    for config in monitored:
+        config.exp_dir = str(run / LEARNED)
+    return bool(monitored)
 
 
 def start(run: Path) -> int:
@@ -46,10 +46,9 @@ def start(run: Path) -> int:
     # A warning before the time limit, or Ctrl-C, reaches all processes: the monitor would end, and the rank's save
     # with it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+    fork: Any = multiprocessing.get_context("fork")  # its annotation asks for a module; a context is what it uses
     try:
-        monitor = ft.RankMonitorServer.run_in_subprocess(
-            config, socket, is_restarter_logger=False, mp_ctx=multiprocessing.get_context("fork")
-        )
+        monitor = ft.RankMonitorServer.run_in_subprocess(config, socket, is_restarter_logger=False, mp_ctx=fork)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     atexit.register(_end, monitor, socket)

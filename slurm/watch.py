@@ -99,8 +99,8 @@ def judge(run: RunFolder, jobs: list[Queued] | None, now: float) -> tuple[str, s
     """State and why: the done marker first, then the stop marker, then the last attempt against the queue."""
     if run.done:
         return "done", ""
-    if reason := guard.stopped(run):
-        return ("cancelled" if "cancelled" in reason else "failed"), reason
+    if marker := guard.stopped(run):
+        return ("cancelled" if marker.by is guard.StoppedBy.USER else "failed"), marker.reason
     last = run.attempts[-1] if run.attempts else None
     if last is None:
         return _not_begun(jobs)
@@ -174,7 +174,7 @@ def of_folder(runs: list[RunFolder], login: Connection) -> list[Seen]:
     for run in runs:
         jobs = None if queued is None else queued.get(job_name(str(run.path)), [])
         if jobs == [] and not run.done and _was_cancelled(run, login):
-            guard.stop(run, "cancelled by the user (scancel)")
+            guard.stop(run, "cancelled by the user (scancel)", by=guard.StoppedBy.USER)
         found.append(look(run, jobs))
     return found
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from superpod.node import guard
 from superpod.node.diagnose import why
 from superpod.node.run_folder import RunFolder
 
@@ -11,7 +12,7 @@ def attempt(tmp_path):
     return RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[]).new_attempt()
 
 
-def said(attempt, rank="", torchrun=""):
+def diagnosis(attempt, rank="", torchrun=""):
     (attempt.path / "logs" / "0.0.log").write_text(rank)
     folder = attempt.path / "nemo_run" / "x"
     folder.mkdir(parents=True)
@@ -35,8 +36,19 @@ def said(attempt, rank="", torchrun=""):
     ],
 )
 def test_the_cause_is_named(rank, torchrun, expected, attempt):
-    assert expected in said(attempt, rank, torchrun)
+    diagnosed = diagnosis(attempt, rank, torchrun)
+    assert expected in diagnosed.cause
+    assert diagnosed.known == (expected != "ended without saying why")
 
 
 def test_a_long_error_is_cut(attempt):
-    assert len(said(attempt, f"ValueError: {'x' * 5000}\n")) < 500
+    assert len(diagnosis(attempt, f"ValueError: {'x' * 5000}\n").cause) < 500
+
+
+def test_words_of_ours_in_an_error_are_a_known_cause(attempt):
+    """srun's last line stands in only where no log names a cause."""
+    run = RunFolder(attempt.path.parents[1])
+    (attempt.path / "logs" / "srun.log").write_text("srun: error: node2: task 3: Killed\n")
+    assert guard.last_words(run, attempt, 1) == "srun: error: node2: task 3: Killed (attempts/001/logs/srun.log)"
+    (attempt.path / "logs" / "0.0.log").write_text("RuntimeError: the worker ended without saying why\n")
+    assert guard.last_words(run, attempt, 1).startswith("RuntimeError: the worker ended without saying why")

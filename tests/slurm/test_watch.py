@@ -1,6 +1,7 @@
 """States of runs on Slurm, from folder and queue; logs; pairs of nodes."""
 
 import itertools
+import json
 import time
 
 import pytest
@@ -58,11 +59,36 @@ def test_done_is_the_marker_and_nothing_else(run):
 
 def test_stopped_and_cancelled(run):
     begun(run, "failed")
-    guard.stop(run, "2 attempts in a row made no new checkpoint; the last one: ValueError")
+    reason = "2 attempts in a row made no new checkpoint; the last one: ValueError"
+    guard.stop(run, reason, by=guard.StoppedBy.GUARD)
     assert look(run, []).state == "failed"
     assert "ValueError" in look(run, []).message
-    guard.stop(run, "cancelled by the user")
+    guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
     assert look(run, []).state == "cancelled"
+
+
+def test_who_stopped_a_run_is_not_read_out_of_the_reason(run):
+    begun(run, "failed")
+    guard.stop(run, "2 attempts in a row made no new checkpoint; the last one: cancelled", by=guard.StoppedBy.GUARD)
+    assert look(run, []).state == "failed"
+    guard.stop(run, "by hand", by=guard.StoppedBy.USER)
+    assert look(run, []).state == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("cancelled by the user", "cancelled"),
+        ("cancelled by the user (scancel)", "cancelled"),
+        ("job 12 was cancelled by the user", "cancelled"),
+        ("3 attempts failed, and 2 are allowed; the last one: job 12 was cancelled by the user", "failed"),
+    ],
+)
+def test_a_stop_marker_of_version_0_1_names_nobody(run, reason, state):
+    begun(run, "failed")
+    for marker in ({"reason": reason}, {"reason": reason, "by": None}, {"reason": reason, "by": "somebody"}):
+        (run.path / guard.STOP).write_text(json.dumps(marker))
+        assert look(run, []).state == state
 
 
 def test_a_silent_rank_is_a_stall(run):
@@ -77,7 +103,7 @@ def test_attempts_that_lack(run):
     begun(run)
     assert wants_attempts(look(run, [RUNNING]), 3) == 2
     assert wants_attempts(look(run, [RUNNING, PENDING, PENDING]), 3) == 0
-    guard.stop(run, "cancelled by the user")
+    guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
     assert wants_attempts(look(run, []), 3) == 0
 
 

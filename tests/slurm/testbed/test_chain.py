@@ -149,7 +149,7 @@ def test_attempts_that_are_left_over_end_at_once(testbed, profile):
 
 def test_what_is_stopped_is_said_and_stays(testbed, profile):
     toy = ToyRun(testbed, profile(), attempts=1, max_steps=10)
-    guard.stop(toy.run, "planted")
+    guard.stop(toy.run, "planted", by=guard.StoppedBy.GUARD)
     toy.until_gone()
     time.sleep(1)
     assert toy.seen().state in ("failed", "done")
