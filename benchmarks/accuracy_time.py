@@ -155,7 +155,7 @@ def constant_baseline(results: Sequence[Result]) -> dict[str, float]:
 
 
 def _class(job: PlannedJob) -> tuple[str, str, bool, bool]:
-    return job.node.gpu.name, job.precision, job.model.is_moe, job.options.release == "vTrain"
+    return job.node.gpu.name, job.precision, job.model.is_moe, job.options.framework == "deepspeed"
 
 
 def ranking(results: Sequence[Result]) -> tuple[float, float]:

@@ -174,8 +174,8 @@ def main(reference: Path) -> int:
     count = write(fit, x, calibration.FOLDER)
     print(f"{len(fit.factors)} factors, {count} of them moved by the rows")
     errors = np.abs(np.exp(fit.logs(x)) / fit.measured - 1)
-    for name, keep in {"vTrain": lambda job: job.options.release == "vTrain", "tuned": None}.items():
-        rows = np.array([(keep or (lambda job: job.options.release != "vTrain"))(job) for job in fit.jobs])
+    for name, keep in {"vTrain": lambda job: job.options.framework == "deepspeed", "tuned": None}.items():
+        rows = np.array([(keep or (lambda job: job.options.framework != "deepspeed"))(job) for job in fit.jobs])
         print(f"{name}: fit {errors[rows & fit.fitted].mean():.2%}, hold-out {errors[rows & ~fit.fitted].mean():.2%}")
     return 0
 

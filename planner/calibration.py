@@ -25,15 +25,13 @@ PINNED = "25.1"
 
 
 def era(job: PlannedJob) -> str:
-    """The software's era: of a NeMo release or container by its number, else the name of the framework."""
+    """The software's era: of NeMo by the number of its release, else the name of the framework."""
     release, framework = job.options.release, job.options.framework
     if framework != "megatron":
         return framework
-    if "MLPerf" in release:
-        return release.lower().strip()
-    if release in ("SC21", "Korthikanti22"):
-        return "2021"
-    number = re.search(r"(?:NeMo|container|tag v)\s*(\d\d\.\d\d)", release)
+    if release.startswith("era "):
+        return release.removeprefix("era ")
+    number = re.match(r"NeMo\s*(\d\d\.\d\d)", release)
     return next((name for most, name in ERAS if float(number[1]) <= most), ERAS[-1][1]) if number else PINNED
 
 
@@ -44,7 +42,7 @@ def selectors(job: PlannedJob) -> tuple[str, ...]:
     found = [f"precision {job.precision}", f"era {when}", f"era {when} {kind}"]
     if job.task != "pretrain":
         found.append(f"task {job.task}")
-    if "verification card" in job.options.release and job.task != "pretrain":
+    if job.options.release.endswith(", functional"):
         found.append(f"functional {kind}")
     if fused_experts(job):
         found.append("fused experts")

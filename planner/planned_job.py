@@ -23,7 +23,8 @@ class Options:
     framework: Literal["megatron", "fsdp2", "deepspeed"] = "megatron"
     """megatron = Megatron-Core (NeMo, Megatron-Bridge); fsdp2 = PyTorch's own (torchtitan, Automodel)."""
     release: str = ""
-    """The software's release as published, `NeMo 25.09`; "" = the one that is pinned here."""
+    """The software's release, `NeMo 25.09` or `mcore 0.11`; "" = the one that is pinned here. `era NAME` picks factors of
+    `data/calibration` by their name; `, functional` after a release is a run that nobody tuned."""
     grads: Literal["fp32", "bf16"] = "fp32"
     """Main gradients: grad_reduce_in_fp32."""
     moments: Literal["fp32", "bf16", "fp8"] = "fp32"

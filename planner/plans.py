@@ -99,7 +99,7 @@ def against_rules(found: SearchResult) -> str:
 
 
 def as_json(found: dict[str, SearchResult], *, top: int, memory_cap_gib: float | None = None) -> dict[str, Any]:
-    """The plan as contracts.md has it: query, number of candidates, and the best layouts with all their figures."""
+    """The plan as `plan.json` holds it: query, number of candidates, and the best layouts with all their figures."""
     query = _query(next(iter(found.values())).job) | {"precision": list(found), "memory_cap_gib": memory_cap_gib}
     layouts = [_layout(p, f, i) for p, f, i in ranked(found)[:top]]
     return {"schema": SCHEMA, "query": query, "candidates": sum(map(len, found.values())), "layouts": layouts}

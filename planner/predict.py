@@ -1,4 +1,4 @@
-"""Memory and step time of given runs: one `PlannedJob`, or a table of published rows, with a verdict each.
+"""Memory and step time of given runs, one or many, with a verdict for each.
 
 >>> from superpod.planner import predict
 >>> predict.one(job).verdict
@@ -7,22 +7,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from superpod.errors import UserError
 from superpod.planner import columns, legality, memory, steptime
 from superpod.planner.columns import Column, Stages
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import Layout
 from superpod.planner.models import Split
 from superpod.planner.planned_job import PlannedJob
-from superpod.planner.tables import published
-from superpod.planner.tables.published import Run
 
 Verdict = Literal["ok", "oom", "illegal", "unsupported"]
 
@@ -63,6 +60,29 @@ class Prediction:
         return self.verdict == "ok" and self.short_gib > 0
 
 
+class Run(NamedTuple):
+    """One run of many that share a setting: what differs between them stands beside it."""
+
+    setting: PlannedJob
+    """All but layout and number of GPUs, whose values here mean nothing: runs that share it share the object."""
+    layout: Layout
+    """Its gbs means nothing either."""
+    gpus: int
+    gbs: int
+    note: str = ""
+    """Something about the run that its `reason` repeats."""
+
+    @classmethod
+    def of(cls, job: PlannedJob) -> Run:
+        """A job in this form."""
+        return cls(job, job.layout, job.gpus, job.layout.gbs)
+
+    @property
+    def job(self) -> PlannedJob:
+        """The run as a whole."""
+        return self.setting.replace(layout=self.layout.replace(gbs=self.gbs), gpus=self.gpus)
+
+
 def one(job: PlannedJob) -> Prediction:
     """The run of one job."""
     return many([job])[0]
@@ -70,10 +90,11 @@ def one(job: PlannedJob) -> Prediction:
 
 def many(jobs: Sequence[PlannedJob]) -> list[Prediction]:
     """The runs of many jobs, in their order; those that differ in their layout only are costed together."""
-    return _runs([Run.of(job) for job in jobs])
+    return runs([Run.of(job) for job in jobs])
 
 
-def _runs(runs: Sequence[Run]) -> list[Prediction]:
+def runs(runs: Sequence[Run]) -> list[Prediction]:
+    """Predictions in the order of the runs; those that share a setting are costed together."""
     groups: dict[tuple[object, ...], list[int]] = {}
     of_setting: dict[int, list[int]] = {}
     for i, run in enumerate(runs):
@@ -131,24 +152,6 @@ ZERO_OR_MORE = (
     *("embedding_as_layer", "loss_as_layer"),
 )
 """Columns that count nothing: all others are 1 or more."""
-
-
-def rows(table: Iterable[published.Row]) -> list[Prediction]:
-    """The runs of published rows (columns of contracts.md), in their order."""
-    found: list[Prediction | None] = []
-    runs: list[Run] = []
-    for row in table:
-        try:
-            runs.append(published.run(row))
-            found.append(None)
-        except published.Unsupported as why:
-            found.append(Prediction("unsupported", str(why)))
-        except UserError as why:
-            found.append(Prediction("illegal", str(why)))
-        except (ArithmeticError, LookupError, TypeError, ValueError) as why:  # a row's text is anybody's
-            found.append(Prediction("illegal", f"the row cannot be read: {why}"))
-    predicted = iter(_runs(runs))
-    return [each or next(predicted) for each in found]
 
 
 def _setting(job: PlannedJob) -> tuple[object, ...]:

@@ -2,7 +2,7 @@
 
 Bytes per parameter: BF16 with fp32 gradients 18, or 6 + 12/d with the distributed optimizer (ZeRO-1), d = dp x cp for
 dense parameters and the expert-data-parallel size for experts. Source: dist_optimizer.md of Megatron-LM's user guide,
-checked against MLPerf 405B runs at three data-parallel sizes.
+checked against measured runs of a 405B model at three data-parallel sizes.
 """
 
 from __future__ import annotations

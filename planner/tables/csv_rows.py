@@ -1,4 +1,4 @@
-"""`predict` over a CSV file: columns of contracts.md in, a row of figures out for every row in."""
+"""`recipes predict`: reads a CSV file of runs (columns of `published.py`) and writes a row of figures for each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from operator import attrgetter
@@ -17,7 +17,8 @@ from typing import IO
 
 from superpod.errors import UserError
 from superpod.planner import predict as predicting
-from superpod.planner.predict import Prediction
+from superpod.planner.predict import Prediction, Run
+from superpod.planner.tables import published
 
 FIGURES = (
     *("verdict", "reason", "step_time_s", "tokens_per_s_per_gpu", "mfu"),
@@ -114,9 +115,27 @@ def _ignore_interrupts() -> None:
 def _one(batch: Batch) -> tuple[str, Counter[str]]:
     names, rows = batch
     table = [dict(zip(names, values, strict=False)) for values in rows]
-    found = predicting.rows(table)
-    lines = "".join([_line(row.get("id", ""), each) for row, each in zip(table, found, strict=True)])
-    return lines, Counter(each.verdict for each in found)
+    predictions = predict_rows(table)
+    lines = "".join([_line(row.get("id", ""), p) for row, p in zip(table, predictions, strict=True)])
+    return lines, Counter(p.verdict for p in predictions)
+
+
+def predict_rows(table: Iterable[published.Row]) -> list[Prediction]:
+    """The runs of published rows, in their order."""
+    refusals: list[Prediction | None] = []
+    runs: list[Run] = []
+    for row in table:
+        try:
+            runs.append(published.run(row))
+            refusals.append(None)
+        except published.Unsupported as why:
+            refusals.append(Prediction("unsupported", str(why)))
+        except UserError as why:
+            refusals.append(Prediction("illegal", str(why)))
+        except (ArithmeticError, LookupError, TypeError, ValueError) as why:  # a row may hold any text at all
+            refusals.append(Prediction("illegal", f"the row cannot be read: {why}"))
+    predictions = iter(predicting.runs(runs))
+    return [refusal or next(predictions) for refusal in refusals]
 
 
 NUMBERS = FIGURES[2:]

@@ -1,7 +1,7 @@
-"""Rows of published or measured runs (CSV, columns of `contracts.md`) as jobs: spellings, blanks, contradictions.
+"""Rows of published or measured runs as jobs: spellings, blanks, contradictions. Columns: `SHARED`, `LAYOUT` and gbs.
 
-A row says `tp, pp, ...` and leaves blank what its source does not print. What is filled in then is the usual of its
-framework and release, decided here and nowhere else; nothing is decided by a row's id or by its measured figures.
+A row gives `tp, pp, ...` and leaves blank what its source does not print. This module and `spellings.py` fill those
+blanks with what is usual for its framework and release; neither looks at a row's id or its measured figures.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from superpod.planner.layout import ENDS, MODULES, Layout
 from superpod.planner.models import ModelShape
 from superpod.planner.models.stages import near_even
 from superpod.planner.planned_job import Options, PlannedJob
+from superpod.planner.predict import Run
 from superpod.planner.tables import spellings
 
 Row = Mapping[str, str]
@@ -33,29 +34,6 @@ class Unsupported(UserError):
 
 class Contradiction(UserError):
     """A row whose own numbers cannot be: the verdict is `illegal`."""
-
-
-class Run(NamedTuple):
-    """A row that has been read."""
-
-    setting: PlannedJob
-    """All but layout and number of GPUs, which say nothing here: rows that share it share the object."""
-    layout: Layout
-    """Its gbs says nothing either."""
-    gpus: int
-    gbs: int
-    note: str = ""
-    """What was filled in that `recipes check` would ask for."""
-
-    @classmethod
-    def of(cls, job: PlannedJob) -> Run:
-        """Of a job, in the same form."""
-        return cls(job, job.layout, job.gpus, job.layout.gbs)
-
-    @property
-    def job(self) -> PlannedJob:
-        """The run as a whole."""
-        return self.setting.replace(layout=self.layout.replace(gbs=self.gbs), gpus=self.gpus)
 
 
 def job(row: Row) -> PlannedJob:
@@ -320,16 +298,19 @@ def _task(row: Row) -> Any:
 
 
 def _options(row: Row) -> Options:
-    return _options_of(*(row.get(key) or "" for key in ("release", "framework", "source", "unit")))
+    return _options_of(*(row.get(key) or "" for key in OPTIONS))
+
+
+OPTIONS = ("release", "framework", "source", "unit", "task")
+"""Columns that make a run's options."""
 
 
 @cache
-def _options_of(release: str, framework: str, source: str, unit: str) -> Options:
-    row = {"release": release, "framework": framework, "source": source, "unit": unit}
-    if release == "vTrain":
+def _options_of(*values: str) -> Options:
+    row = dict(zip(OPTIONS, values, strict=True))
+    if row["release"] == "vTrain":
         return Options(
             framework="deepspeed",
-            release="vTrain",
             hidden_dropout=0.1,
             attention_dropout=0.1,
             attention="unfused",
@@ -339,7 +320,8 @@ def _options_of(release: str, framework: str, source: str, unit: str) -> Options
             overlap_params=False,
             overlap_tp=False,
         )
+    release = spellings.release(row)
     if spellings.is_fsdp2(row):
-        kind = {"grads": "bf16", "moments": "bf16"} if "Automodel" in (row.get("source") or "") else {}
-        return Options(framework="fsdp2", release=row.get("release") or "", fused_loss=False, **kind)
-    return Options(**{"release": row.get("release") or "", **spellings.options(row)})
+        kind: dict[str, Any] = {"grads": "bf16", "moments": "bf16"} if "Automodel" in row["source"] else {}
+        return Options(framework="fsdp2", release=release, fused_loss=False, **kind)
+    return Options(**{"release": release, **spellings.options(row)})

@@ -135,6 +135,19 @@ def options(row: Row) -> dict[str, Any]:
     return {}
 
 
+def release(row: Row) -> str:
+    """A row's release as `Options.release` has it; verification cards are of runs that nobody tuned."""
+    text = (row.get("release") or "").strip()
+    if "MLPerf" in text:
+        return f"era {text.lower()}"
+    if text in ("SC21", "Korthikanti22"):
+        return "era 2021"
+    number = re.search(r"(?:NeMo|container|tag v)\s*(\d\d\.\d\d)", text)
+    name = f"NeMo {number[1]}" if number else text
+    fine_tunes = (row.get("task") or "pretrain").strip().lower() != "pretrain"
+    return f"{name}, functional" if "verification card" in text and fine_tunes else name
+
+
 SC21_BATCHES = {
     **{24: (16, 1), 30: (16, 1), 36: (16, 1), 40: (8, 1), 48: (4, 1)},
     **{60: (2, 3), 80: (2, 2), 96: (1, 2), 105: (1, 3), 128: (1, 1)},

@@ -1,0 +1,35 @@
+"""The planner's core knows hardware, models and layouts; where a benchmark row came from, only `tables/` knows."""
+
+import ast
+import re
+
+from tests.conftest import ROOT
+
+PLANNER = ROOT / "planner"
+CORE = [path for path in sorted(PLANNER.rglob("*.py")) if "tables" not in path.relative_to(PLANNER).parts]
+SOURCES = r"vTrain|MLPerf|SimuMax|SC21|Korthikanti|dracooci|sail-sg|dgxc|verification card|contracts\.md|\b[ms]\d{4}\b"
+
+
+def imported(text):
+    """Modules that a file imports, and the names it takes of them."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def test_the_core_does_not_import_the_readers_of_benchmark_rows():
+    assert not [path.name for path in CORE if any("planner.tables" in name for name in imported(path.read_text()))]
+
+
+def test_the_core_has_no_word_about_the_source_of_a_row():
+    lines = [(path.name, line) for path in CORE for line in path.read_text().splitlines()]
+    assert [line for line in lines if re.search(SOURCES, line[1])] == []
+
+
+def test_no_gpu_or_generation_is_compared_by_its_name():
+    """Facts of a GPU are fields of `data/hardware.toml`: adding one touches no code."""
+    names = r"[\"'](ampere|ada|hopper|blackwell|[abh]\d00|gb\d00|l40s|nvl72)[\"']"
+    lines = [(path.name, line) for path in CORE for line in path.read_text().splitlines()]
+    assert [line for line in lines if re.search(names, line[1]) and not re.search("like = ", line[1])] == []
