@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from typing import NoReturn, TextIO
+from typing import IO, NoReturn
 
 from superpod.errors import UserError
 
@@ -14,7 +14,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Entry point: the exit codes of contracts.md, and never a traceback for a user's mistake."""
+    """Entry point. Exit codes: 0 done, 2 the user's mistake, 1 a failure, 130 interrupted; no tracebacks."""
     try:
         try:
             from superpod.cli.app import app  # here, so that Ctrl-C is answered from the start
@@ -40,7 +40,7 @@ def main() -> None:
         sys.exit(_exit_code(error))
 
 
-def leave_interrupted(terminal: TextIO | None = None) -> NoReturn:
+def leave_interrupted(terminal: IO[str] | None = None) -> NoReturn:
     """Say so on `terminal` (default: stderr) and leave at once.
 
     Where an import was interrupted, Python would end by the signal, whatever sys.exit says.
@@ -50,7 +50,7 @@ def leave_interrupted(terminal: TextIO | None = None) -> NoReturn:
 
 
 def _exit_code(error: Exception) -> int:
-    from superpod.cli.run import NotDone
+    from superpod.cli.training import NotDone
 
     return error.exit_code if isinstance(error, NotDone) else _unexpected(error)
 

@@ -1,28 +1,36 @@
-"""The verbs of `recipes`. Each parses, calls and prints; what it calls imports NeMo only if it must."""
+"""The verbs of `recipes`, each in the file of its name. Each parses, calls and prints."""
 
 from __future__ import annotations
 
 import typer
 
-from superpod.cli import (
-    budget,
-    ckpt,
-    clusters,
-    copying,
-    data,
-    doctor,
-    finetune,
-    generate,
-    judge,
-    plan,
-    prove,
-    rehearse,
-    run,
-    show,
-    slurm,
-    tuning,
-    watching,
-)
+from superpod.cli import ckpt, cluster, data
+from superpod.cli.cancel import cancel
+from superpod.cli.check import check
+from superpod.cli.cost import cost
+from superpod.cli.diff import diff
+from superpod.cli.doctor import doctor
+from superpod.cli.explain import explain
+from superpod.cli.export import export
+from superpod.cli.finetune import finetune
+from superpod.cli.generate import generate
+from superpod.cli.history import history
+from superpod.cli.list import list_
+from superpod.cli.logs import logs
+from superpod.cli.memory import memory
+from superpod.cli.perplexity import perplexity
+from superpod.cli.plan import plan
+from superpod.cli.predict import predict
+from superpod.cli.prove import prove
+from superpod.cli.rehearse import rehearse
+from superpod.cli.render import render
+from superpod.cli.report import report
+from superpod.cli.run import run
+from superpod.cli.scale import scale
+from superpod.cli.show import show
+from superpod.cli.status import status
+from superpod.cli.submit import submit
+from superpod.cli.tune import tune
 
 app = typer.Typer(
     help="NeMo 2.0 / Megatron-Core training recipes: read, rehearse and run them.",
@@ -30,32 +38,57 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("list")(show.list_)
-app.command("show")(show.show)
-app.command("export")(copying.export)
-app.command("diff")(copying.diff)
-app.command("tune")(tuning.tune)
-app.command("prove")(prove.prove)
-app.command("plan")(plan.plan)
-app.command("check")(judge.check)
-app.command("memory")(judge.memory)
-app.command("explain")(judge.explain)
-app.command("scale")(budget.scale)
-app.command("cost")(budget.cost)
-app.command("predict")(judge.predict)
-app.command("run", context_settings={"ignore_unknown_options": False})(run.run)
-app.command("finetune", context_settings={"ignore_unknown_options": False})(finetune.finetune)
-app.command("generate")(generate.generate)
-app.command("perplexity")(generate.perplexity)
-app.command("rehearse")(rehearse.rehearse)
-app.command("render")(slurm.render)
-app.command("submit")(slurm.submit)
-app.command("status")(watching.status)
-app.command("logs")(watching.logs)
-app.command("cancel")(watching.cancel)
-app.command("history")(watching.history)
-app.add_typer(clusters.app, name="cluster", help="A cluster's profile and its health.")
-app.command("report")(run.report)
-app.command("doctor")(doctor.doctor)
-app.add_typer(ckpt.app, name="ckpt", help="Checkpoints: list, verify, prune, convert.")
-app.add_typer(data.app, name="data", help="Make training data: tokenizer, .bin and .idx files, blends.")
+
+VERBS = {
+    "Plan": {
+        "plan": plan,
+        "check": check,
+        "memory": memory,
+        "explain": explain,
+        "scale": scale,
+        "cost": cost,
+        "predict": predict,
+    },
+    "Recipes": {
+        "list": list_,
+        "show": show,
+        "export": export,
+        "diff": diff,
+        "tune": tune,
+        "prove": prove,
+    },
+    "Run": {
+        "rehearse": rehearse,
+        "run": run,
+        "finetune": finetune,
+        "report": report,
+        "doctor": doctor,
+    },
+    "Slurm": {
+        "submit": submit,
+        "render": render,
+        "status": status,
+        "logs": logs,
+        "cancel": cancel,
+        "history": history,
+    },
+    "Data and checkpoints": {
+        "generate": generate,
+        "perplexity": perplexity,
+    },
+}
+"""The groups of `recipes --help`, in its order."""
+
+for _group, _verbs in VERBS.items():
+    for _name, _verb in _verbs.items():
+        app.command(_name, rich_help_panel=_group)(_verb)
+app.add_typer(cluster.app, name="cluster", help="A cluster's profile and its health.", rich_help_panel="Slurm")
+app.add_typer(
+    data.app,
+    name="data",
+    help="Make training data: tokenizer, .bin and .idx files, blends.",
+    rich_help_panel="Data and checkpoints",
+)
+app.add_typer(
+    ckpt.app, name="ckpt", help="Checkpoints: list, verify, prune, convert.", rich_help_panel="Data and checkpoints"
+)

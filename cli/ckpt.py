@@ -43,9 +43,9 @@ def verify(where: Where, as_json: AsJson = False) -> None:
     if as_json:
         import json
 
-        print(json.dumps({str(path): said for path, said in problems.items()}, indent=1))
-    for path, said in problems.items() if not as_json else []:
-        print("\n  ".join([f"{path.name}: {'NOT WHOLE' if said else 'whole'}", *said]))
+        print(json.dumps({str(path): reasons for path, reasons in problems.items()}, indent=1))
+    for path, reasons in problems.items() if not as_json else []:
+        print("\n  ".join([f"{path.name}: {'NOT WHOLE' if reasons else 'whole'}", *reasons]))
     if not found:
         raise UserError(f"{where} holds no checkpoint yet")
     if any(problems.values()):
@@ -95,8 +95,10 @@ def convert(
     if cluster:
         _queue(cluster, out, [str(source), str(out), *(["--like", str(like)] if like else []), "--dtype", dtype])
         return
-    said = subprocess_call.once(job.function, **job.arguments)
-    print(f"{job.title}: {out}" + (f", {said['merged']} matrices merged" if said and said.get("merged") else ""))
+    outcome = subprocess_call.once(job.function, **job.arguments)
+    print(
+        f"{job.title}: {out}" + (f", {outcome['merged']} matrices merged" if outcome and outcome.get("merged") else "")
+    )
 
 
 def _queue(cluster: str, out: Path, words: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""`recipes generate` and `recipes perplexity`: see at a glance whether a model has learnt."""
+"""`recipes generate`: text from a checkpoint, to see at a glance whether a model has learnt."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from superpod.cli.request_options import AsJson
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.lifecycle.checkpoints import Checkpoint
 
 Where = Annotated[Path, typer.Argument(help="A checkpoint, or a run: its best one.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 def generate(
@@ -28,39 +28,21 @@ def generate(
     """Let a checkpoint continue prompts, on this machine's GPU or its CPU."""
     if not all(prompt.strip() for prompt in prompts):
         raise UserError("a prompt is empty: there is nothing to go on with")
-    chosen = _chosen(where)
-    asked = {"prompts": prompts, "tokens": tokens, "temperature": temperature, "seed": seed, "chat": chat}
-    said = _ask("generate", chosen, **asked)
+    chosen = chosen_checkpoint(where)
+    draws = {"prompts": prompts, "tokens": tokens, "temperature": temperature, "seed": seed, "chat": chat}
+    continued = call_on("generate", chosen, **draws)
     if as_json:
-        answers = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, said, strict=True)]
-        _print({"checkpoint": str(chosen.path), "answers": answers})
+        answers = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, continued, strict=True)]
+        print_json({"checkpoint": str(chosen.path), "answers": answers})
         return
-    for prompt, answer in zip(prompts, said, strict=True):
+    for prompt, answer in zip(prompts, continued, strict=True):
         print(f"{prompt} | {answer}" if not chat else f"user: {prompt}\nassistant: {answer}")
 
 
-def perplexity(
-    where: Where,
-    data: Annotated[Path, typer.Option(help=".jsonl of prompts and completions, chats, or text.")],
-    as_json: AsJson = False,
-) -> None:
-    """Say how well a checkpoint knows the answers in a file: mean loss, and perplexity."""
-    from superpod.recipes.data import samples
-
-    samples.read(data)
-    chosen = _chosen(where)
-    said = _ask("perplexity", chosen, data=str(data.absolute()))
-    if as_json:
-        _print({"checkpoint": str(chosen.path), **said})
-        return
-    print(f"{chosen.name}: loss {said['loss']:.4f}, perplexity {said['perplexity']:.2f}")
-    print(f"{said['tokens']} tokens of {said['samples']} samples")
-
-
-def _chosen(where: Path) -> Checkpoint:
+def chosen_checkpoint(where: Path) -> Checkpoint:
     """The best checkpoint at `where`, if this machine's memory holds it."""
     from superpod.lifecycle import checkpoints
-    from superpod.rehearsal.forks import available_gib
+    from superpod.rehearsal.forked_run import available_gib
 
     chosen = checkpoints.best(checkpoints.found(where))
     need, have = 1.0 + chosen.parameters * 8 / 2**30, available_gib()  # fp32, and once more while it is read
@@ -69,13 +51,17 @@ def _chosen(where: Path) -> Checkpoint:
     return chosen
 
 
-def _ask(what: str, chosen: Checkpoint, **arguments: Any) -> Any:
+def call_on(function: str, chosen: Checkpoint, **arguments: Any) -> Any:
+    """A function of recipes/weights/generate.py, in a process of its own, on a checkpoint."""
     from superpod.launchers import subprocess_call
 
-    return subprocess_call.once(f"superpod.recipes.weights.generate:{what}", checkpoint=str(chosen.path), **arguments)
+    return subprocess_call.once(
+        f"superpod.recipes.weights.generate:{function}", checkpoint=str(chosen.path), **arguments
+    )
 
 
-def _print(facts: dict[str, Any]) -> None:
+def print_json(facts: dict[str, Any]) -> None:
+    """For programs."""
     import json
 
     print(json.dumps(facts, indent=1))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli import subject, tables, texts
-from superpod.cli.subject import Said
+from superpod.cli import option_syntax, tables
+from superpod.cli.plan_options import PlanOptions, with_plan_options
+from superpod.cli.request_options import AsJson
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ Shown = dict[str, "SearchResult"]
 """The search in each precision tried, the fastest first."""
 
 
-@subject.about("layout")
+@with_plan_options("layout")
 def plan(
-    said: Said,
+    options: PlanOptions,
     precision: Annotated[str | None, typer.Option("--precision", help="bf16, fp8cs, ..., or auto: try them.")] = None,
     memory_cap: Annotated[float | None, typer.Option("--memory-cap", help="GiB a GPU may reserve.")] = None,
     fix: Annotated[str | None, typer.Option("--fix", help="Only layouts with these, such as tp=8,mbs=1.")] = None,
@@ -35,24 +36,24 @@ def plan(
         bool, typer.Option("--compare-rules", help="Show the textbook rules' choice too.")
     ] = False,
     write: Annotated[bool, typer.Option("--write", help="Write the best into recipes/layouts/MODEL.toml.")] = False,
-    as_json: subject.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Rank every legal layout by step time, of those that fit; say why the first one wins. Needs no GPU."""
     from superpod.planner import config_import, plans
 
     theirs = config_import.read(start) if start else None
     if theirs is not None:
-        gpus = said.gpus or (None if said.nodes else theirs.gpus)
-        said = replace(said, gpus=gpus, gbs=said.gbs or theirs.gbs, seq=said.seq or theirs.seq)
-        said, precision = replace(said, task=said.task or theirs.task), precision or theirs.precision
+        gpus = options.gpus or (None if options.nodes else theirs.gpus)
+        options = replace(options, gpus=gpus, gbs=options.gbs or theirs.gbs, seq=options.seq or theirs.seq)
+        options, precision = replace(options, task=options.task or theirs.task), precision or theirs.precision
     auto = precision == "auto"
-    job = said.job(precision=None if auto else precision)
+    job = options.job(precision=None if auto else precision)
     found = plans.search(
-        job, auto=auto, fixed=texts.layout_values(fix, "--fix") if fix else {}, memory_cap_gib=memory_cap
+        job, auto=auto, fixed=option_syntax.layout_values(fix, "--fix") if fix else {}, memory_cap_gib=memory_cap
     )
     yours = theirs.job(job) if theirs is not None else None
     if write:
-        _write(said.name, found)
+        _write(options.name, found)
     if as_json:
         print(json.dumps(plans.as_json(found, top=top, memory_cap_gib=memory_cap), indent=1))
     else:
@@ -85,7 +86,7 @@ def _print(found: Shown, top: int, yours: PlannedJob | None, left_out: tuple[str
 
 def _table(found: Shown, top: int) -> None:
     from superpod.planner import explain, plans
-    from superpod.planner.search import GIB
+    from superpod.planner.hardware import GIB
 
     several = ["precision"] * (len(found) > 1)
     titles = ["layout", *several, "step s", "tokens/s/GPU", "MFU %", "GiB", "bubble %"]
@@ -118,6 +119,6 @@ def _write(name: str, found: Shown) -> None:
 
     precision, best = next(iter(found.items()))
     if not len(best.ranked):
-        raise UserError("nothing fits, so nothing is written", "raise --gpus, or see what is said above")
+        raise UserError("nothing fits, so nothing is written", "raise --gpus, or see above")
     path = layout_file.write(name, best.job.replace(precision=precision, layout=best.layout(int(best.ranked[0]))))
     typer.echo(f"wrote {path}", err=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -29,6 +30,23 @@ def waiting(console: Console, words: str) -> Iterator[None]:
     spinner = Spinner("dots", words)
     with Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
         yield
+
+
+@contextmanager
+def leaving_at_once(console: Console, tidy: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Ctrl-C ends the command here, once `tidy` is done: bare excepts in what NeMo imports swallow it otherwise."""
+    from superpod.cli import leave_interrupted
+
+    def leave(*_: object) -> None:
+        tidy()
+        console.show_cursor(True)
+        leave_interrupted(console.file)
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Steps:

@@ -62,7 +62,7 @@ def _conduct(trial: Trial, folder: Path, steps: int) -> None:
 
 def _enough_memory(ranks: int) -> None:
     """Refuse what this machine does not hold; forked ranks share NeMo's pages, and take less than 0.8 GB."""
-    from superpod.rehearsal.forks import RANK_GIB, available_gib
+    from superpod.rehearsal.forked_run import RANK_GIB, available_gib
 
     need, have = 1.0 + ranks * RANK_GIB, available_gib()
     if need > have:
@@ -84,7 +84,7 @@ def _after(trial: Trial) -> str:
     lines = ["changed:", *(f"  {each.path or 'recipe'}: {each.new}  ({each.reason})" for each in trial.changes)]
     listed = ", ".join(f"{name}={value}" for name, value in trial.dropped.items())
     lines += [f"GPU-only settings switched off: {listed or 'none'}", ""]
-    lines += [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.said}" for check in trial.checks]
+    lines += [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.message}" for check in trial.checks]
     lines += [f"time: {', '.join(f'{name} {seconds:.0f} s' for name, seconds in trial.seconds.items())}"]
     lines += [f"a rehearsal cannot show: {CANNOT_SHOW}", "passed" if trial.passed else "failed"]
     return "\n".join(lines)

@@ -71,3 +71,13 @@ def width() -> int:
     from rich.console import Console
 
     return Console().width
+
+
+def ago(seconds: float | None) -> str:
+    """A time span in the unit that a person would use; "-" where it is not known."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

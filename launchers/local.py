@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import sys
@@ -16,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
 from superpod.launchers.watchdog import Watchdog
+from superpod.lifecycle.request import Request
+from superpod.lifecycle.resolve import ResolvedRun, resolve
 from superpod.node.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
 from superpod.node.rank import attach
 from superpod.node.run_folder import Attempt, RunFolder
-from superpod.rehearsal import dry_build, rehearse
+from superpod.rehearsal import Change, dry_build, rehearse
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -28,39 +29,17 @@ if TYPE_CHECKING:
 MOST_LAYERS = 2000
 
 
-@dataclass
-class Job:
-    """What is to be run: a recipe, what is changed in it, and where it runs."""
-
-    recipe: str
-    overrides: list[str] = field(default_factory=list)
-    data: Path | None = None
-    num_nodes: int | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """As run.json keeps it."""
-        return {"overrides": self.overrides, "data": str(self.data) if self.data else None, "num_nodes": self.num_nodes}
-
-    @classmethod
-    def of(cls, folder: RunFolder, more: list[str]) -> Job:
-        """The job of an earlier run, with `more` overrides after its own."""
-        facts = folder.facts
-        data = Path(facts["data"]) if facts.get("data") else None
-        return cls(folder.recipe, facts.get("overrides", []) + more, data, facts.get("num_nodes"))
-
-
 @dataclass(frozen=True)
-class Prepared:
-    """A job as it will run on this machine."""
+class LocalRun:
+    """A resolved run as this machine runs it: on its GPUs, or as a rehearsal on CPUs where it has none."""
 
+    resolved: ResolvedRun
     partial: run.Partial
     ranks: int
-    plan: dict[str, Any]
-    """plan.json: the layout that runs, and what the planner predicts of it on the recipe's GPUs."""
     facts: dict[str, Any]
-    """What a report wants to know of the data."""
-    rehearsed: list[Any] = field(default_factory=list)
-    """What the rehearsal changed (`rehearsal.Change`); empty on a GPU."""
+    """what run.json keeps beside the request"""
+    changes: list[Change] = field(default_factory=list)
+    """what the rehearsal changed; empty on a GPU"""
     checkpoint_bytes: int = 0
 
     @property
@@ -68,111 +47,36 @@ class Prepared:
         """The step at which the training is done."""
         return self.partial.trainer.max_steps
 
+    @property
+    def lines(self) -> list[str]:
+        """recipe.txt: the recipe as it runs here."""
+        from superpod.recipes import flatten
 
-def check(job: Job) -> None:
-    """Refuse what can be refused before NeMo is imported.
-
-    Raises:
-        UserError: no such recipe or size, or a data folder that is not complete.
-    """
-    from superpod.node.redaction import redact_text
-    from superpod.recipes.data.folder import DataFolder
-    from superpod.recipes.registry import find
-
-    find(job.recipe).layout(job.num_nodes)
-    for text in job.overrides:
-        if not re.match(r"[A-Za-z_][\w.\[\]]*\W*=", text):
-            raise UserError(f"{text!r} is not an override", "write path=value, such as trainer.max_steps=10")
-        if redact_text(text) != text:
-            path = text.partition("=")[0]
-            raise UserError(
-                f"override {path} looks like a secret, and run folders keep overrides", "use the environment"
-            )
-    if job.data:
-        DataFolder.load(job.data)
+        return [str(line) for line in flatten.flatten(self.partial)]
 
 
-def prepare(job: Job, change: Callable[[run.Partial], dict[str, Any]] | None = None) -> Prepared:
-    """Build the job's recipe for this machine: its GPUs, or a CPU rehearsal when it has none.
+def prepare(request: Request, change: Callable[[run.Partial], dict[str, Any]] | None = None) -> LocalRun:
+    """Resolve the request for this machine: its GPUs, or a CPU rehearsal when it has none.
 
     `change` is called last, with the recipe that this machine can run, and returns more facts.
 
     Raises:
         UserError: an override that names nothing, an illegal layout, too few GPUs, or too little memory.
     """
-    from superpod.recipes import build
-
-    partial = build(job.recipe, job.num_nodes)
+    resolved = resolve(request)
 
     import torch
 
-    from superpod.planner import legality, plans
-    from superpod.recipes import overrides
-    from superpod.recipes.planned_job import of_partial
-    from superpod.recipes.registry import find
-
-    facts = use_data(partial, job.data) if job.data else {}
-    overrides.apply(partial, job.overrides)
-    still_a_recipe(partial, job.overrides)
-    ranks = partial.trainer.devices * partial.trainer.num_nodes
-    planned = of_partial(partial, find(job.recipe))
-    legality.require(planned)
-    plan = plans.of_run(planned)
+    partial, ranks = resolved.partial, resolved.nodes * resolved.gpus_per_node
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
-        _fits_gpus(job.recipe, partial, gpus)
-    size = 0 if gpus else _rehearsable(job.recipe, partial, ranks)
-    facts |= change(partial) if change else {}
+        _fits_gpus(request.recipe, partial, gpus)
+    checkpoint_bytes = 0 if gpus else _rehearsable(request.recipe, partial, ranks)
+    facts = resolved.data_facts | (change(partial) if change else {})
     if gpus:
-        return Prepared(partial, ranks, plan, facts)
+        return LocalRun(resolved, partial, ranks, facts)
     rehearsal, changes = rehearse(partial, devices=ranks)
-    return Prepared(rehearsal, ranks, plan, facts | {"rehearsal": True}, changes, size)
-
-
-def use_data(partial: run.Partial, path: Path) -> dict[str, Any]:
-    """Train on the data folder at `path`; returns what a report wants to know of it."""
-    from superpod.recipes.data.entropy import unigram_entropy
-    from superpod.recipes.data.folder import DataFolder
-    from superpod.recipes.data.module import data_module
-
-    folder = DataFolder.load(path)
-    sizes = {k: getattr(partial.data, k) for k in ("seq_length", "micro_batch_size", "global_batch_size")}
-    partial.data = data_module(folder, **sizes)
-    documents = folder.split_documents()
-    if not documents["test"]:
-        partial.trainer.limit_test_batches = 0
-    if not documents["validation"]:
-        partial.trainer.limit_val_batches = 0
-        return {}
-    return {"unigram_entropy_nats": unigram_entropy(folder)}
-
-
-_PARTS = ("model.config", "data", "trainer.strategy.ddp", "log.ckpt", "resume", "optim.config")
-_OURS = ("log.explicit_log_dir", "log.ckpt.dirpath", "resume.resume_from_directory")
-_COUNTS = ("trainer.devices", "trainer.num_nodes", "trainer.max_steps")
-
-
-def still_a_recipe(partial: run.Partial, overrides: list[str]) -> None:
-    """Refuse overrides after which there is nothing to run: a part gone, a count that is none, a path that is ours."""
-    import fiddle as fdl
-
-    for path in _PARTS:
-        node = partial
-        for name in path.split("."):
-            node = getattr(node, name, None)
-            if not isinstance(node, fdl.Buildable):
-                raise UserError(f"{path} must stay a configuration; the overrides made {name} {node!r}")
-    if not isinstance(partial.trainer.callbacks, list):
-        raise UserError(f"trainer.callbacks must stay a list, not {partial.trainer.callbacks!r}")
-    for path in _COUNTS:
-        value = getattr(partial.trainer, path.partition(".")[2])
-        if type(value) is not int or value < 1:
-            raise UserError(f"{path} must be a whole number from 1 on, not {value!r}")
-    for text in overrides:
-        if text.startswith(_OURS):
-            raise UserError(
-                f"override {text.partition('=')[0]}: a run keeps these in its run folder", "name it with --runs"
-            )
+    return LocalRun(resolved, rehearsal, ranks, facts | {"rehearsal": True}, changes, checkpoint_bytes)
 
 
 def _fits_gpus(name: str, partial: run.Partial, gpus: int) -> None:
@@ -226,8 +130,8 @@ class AttemptEnd:
     message: str
 
 
-def launch(prepared: Prepared, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
-    """Run the prepared job in `attempt` and wait for it.
+def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
+    """Run it in `attempt` and wait for it.
 
     `tick` is called a few times a second, with words to say or none.
 
@@ -237,9 +141,9 @@ def launch(prepared: Prepared, folder: RunFolder, attempt: Attempt, tick: Callab
     import nemo_run as run
     from torchx.schedulers.local_scheduler import SignalException
 
-    attach(prepared.partial, folder.path, attempt.path)
+    attach(local.partial, folder.path, attempt.path)
     environment = _environment() | {MARK: str(attempt.path)}
-    executor = run.LocalExecutor(ntasks_per_node=prepared.ranks, launcher="torchrun", env_vars=environment)
+    executor = run.LocalExecutor(ntasks_per_node=local.ranks, launcher="torchrun", env_vars=environment)
     stop, watchdog = StopSignal(), Watchdog(attempt)
     state = ""
     try:
@@ -247,7 +151,7 @@ def launch(prepared: Prepared, folder: RunFolder, attempt: Attempt, tick: Callab
             _nemo_run_in(attempt.path / "nemo_run") as home,
             run.Experiment("run", base_dir=home, enable_goodbye_message=False) as exp,
         ):
-            exp.add(prepared.partial, executor=executor, name="run")
+            exp.add(local.partial, executor=executor, name="run")
             exp.run()
             with stop.installed():
                 wait_for_all(stop, watchdog.beside(tick))
@@ -308,4 +212,4 @@ def _verdict(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: str)
         return AttemptEnd("cancelled", 130, "stopped by the user, checkpoint saved" if saved else "stopped by the user")
     if torchx_state.endswith("SUCCEEDED"):
         return AttemptEnd("failed", 1, "the job ended before its last step")
-    return AttemptEnd("failed", 1, why(folder, attempt))
+    return AttemptEnd("failed", 1, why(folder, attempt).cause)

@@ -16,9 +16,11 @@ from superpod.slurm.live_cluster import LiveCluster, gpus_of
 from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
-    from superpod.lifecycle.exported import Exported
+    from pathlib import Path
+
+    from superpod.lifecycle.resolve import ResolvedRun
     from superpod.slurm.profiles import Cluster
-    from superpod.slurm.submit import Wanted
+    from superpod.slurm.submit import Submission
 
 START_S = 300
 """What an attempt takes before its first step: containers, imports, building, loading; roughly as on DGX H100s."""
@@ -38,21 +40,25 @@ class Finding(NamedTuple):
 class Case:
     """Everything that the checks look at."""
 
-    wanted: Wanted
-    exported: Exported
+    submission: Submission
     site: LiveCluster
     running: str = ""
     """who uses the run folder right now; '' = nobody"""
 
     @property
+    def run(self) -> ResolvedRun:
+        """What would run."""
+        return self.submission.run
+
+    @property
     def cluster(self) -> Cluster:
         """The profile."""
-        return self.wanted.cluster
+        return self.submission.cluster
 
     @property
     def time(self) -> str:
         """The limit of an attempt."""
-        return self.wanted.time or self.cluster.slurm.time
+        return self.submission.time or self.cluster.slurm.time
 
     @property
     def partition(self) -> str:
@@ -232,28 +238,28 @@ def profile(case: Case) -> Iterator[Finding]:
 def folder_name(case: Case) -> Iterator[Finding]:
     """A folder that sbatch and pyxis can name."""
     for sign, who in (("\\", "sbatch's --output"), (":", "a container mount"), (",", "a container mount")):
-        if sign in case.wanted.folder and (sign == "\\" or case.cluster.container.image):
+        if sign in case.submission.folder and (sign == "\\" or case.cluster.container.image):
             yield Finding(
-                f"{case.wanted.folder!r} holds {sign!r}, which {who} cannot", "name another folder with --runs"
+                f"{case.submission.folder!r} holds {sign!r}, which {who} cannot", "name another folder with --runs"
             )
 
 
 def size(case: Case) -> Iterator[Finding]:
     """Nodes and GPUs that there are."""
-    if case.exported.gpus > case.cluster.gpus_per_node:
+    if case.run.gpus_per_node > case.cluster.gpus_per_node:
         yield Finding(
-            f"{case.wanted.job.recipe} takes {case.exported.gpus} GPUs a node, and {case.cluster.name} has "
+            f"{case.submission.recipe} takes {case.run.gpus_per_node} GPUs a node, and {case.cluster.name} has "
             f"{case.cluster.gpus_per_node}",
             f"a recipe for {case.cluster.gpu}: recipes list {case.cluster.gpu}",
         )
     nodes = case.site.nodes_of(case.partition)
     usable = [n for n in nodes if not re.search(r"DOWN|DRAIN|FAIL|NOT_RESP", n.get("State", ""))]
-    if nodes and case.exported.nodes > len(nodes):
-        yield Finding(f"{case.exported.nodes} nodes are asked for, and {case.partition} has {len(nodes)}", "--nodes")
-    elif nodes and case.exported.nodes > len(usable):
+    if nodes and case.run.nodes > len(nodes):
+        yield Finding(f"{case.run.nodes} nodes are asked for, and {case.partition} has {len(nodes)}", "--nodes")
+    elif nodes and case.run.nodes > len(usable):
         down = ", ".join(sorted(n["NodeName"] for n in nodes if n not in usable))
         yield Finding(
-            f"{case.exported.nodes} nodes are asked for, and {len(usable)} of {case.partition} are up; not up: {down}",
+            f"{case.run.nodes} nodes are asked for, and {len(usable)} of {case.partition} are up; not up: {down}",
             "--nodes, or wait for them",
         )
 
@@ -261,50 +267,46 @@ def size(case: Case) -> Iterator[Finding]:
 def generation(case: Case) -> Iterator[Finding]:
     """A precision that this GPU has, and memory for the model."""
     from superpod.planner import hardware, legality, predict
-    from superpod.recipes.planned_job import job as planned
-    from superpod.recipes.registry import find
 
-    recipe, facts = find(case.wanted.job.recipe), hardware.builtin()
-    node = facts.node(case.cluster.gpu)
-    if recipe.precision not in node.gpu.precisions:
+    planned, facts, gpu = case.run.job, hardware.builtin(), case.cluster.gpu
+    node = facts.node(gpu)
+    if planned.precision not in node.gpu.precisions:
         yield Finding(
-            f"{recipe.precision} is in no {case.cluster.gpu}: it has {', '.join(node.gpu.precisions)}",
-            f"recipes list {case.cluster.gpu}",
+            f"{planned.precision} is in no {gpu}: it has {', '.join(node.gpu.precisions)}", f"recipes list {gpu}"
         )
         return
-    if recipe.gpu == case.cluster.gpu:
-        layout = case.exported.plan["layouts"][0]
+    if planned.node.gpu.name == gpu:
+        layout = case.run.plan["layouts"][0]
         if layout["verdict"] == "oom":
             yield Finding(f"it does not fit the GPU's memory: {layout['reserved_gib']:.1f} GiB", "recipes plan")
         return
-    job = planned(recipe, case.exported.nodes if case.exported.nodes in recipe.nodes else None)
-    job = job.replace(node=node, fabric=facts.fabric_of(node))
-    for broken in legality.violations(job):
-        yield Finding(broken.message, broken.fix)
-    found = predict.one(job)
-    if found.verdict == "oom":
-        yield Finding(f"a recipe for {recipe.gpu} does not fit {case.cluster.gpu}: {found.reason}", "recipes plan")
+    there = planned.replace(node=node, fabric=facts.fabric_of(node))
+    for violation in legality.violations(there):
+        yield Finding(violation.message, violation.fix)
+    prediction = predict.one(there)
+    if prediction.verdict == "oom":
+        yield Finding(f"a recipe for {planned.node.gpu.name} does not fit {gpu}: {prediction.reason}", "recipes plan")
 
 
 def interval(case: Case) -> Iterator[Finding]:
     """Time for a checkpoint interval and a save in every attempt."""
-    step = case.exported.plan["layouts"][0]["step_time_s"]
+    step = case.run.step_time_s
     save_s = case.cluster.chain.save_s
-    if step and case.exported.save_every and not case.cluster.declared_only:
-        need = START_S + case.exported.save_every * step + save_s
+    if step and case.run.save_every and not case.cluster.declared_only:
+        need = START_S + case.run.save_every * step + save_s
         if seconds(case.time) < need:
             yield Finding(
                 f"an attempt of {case.time} is over before a checkpoint: start {START_S} s + "
-                f"{case.exported.save_every} steps x {step:.1f} s + save {save_s} s = {need:.0f} s",
+                f"{case.run.save_every} steps x {step:.1f} s + save {save_s} s = {need:.0f} s",
                 "a longer --time, or log.ckpt.every_n_train_steps",
             )
     if 2 * save_s > seconds(case.time):
         yield Finding(f"--time {case.time} leaves too little before chain.save_s {save_s}", "a longer --time")
-    takes = _checkpoint(case) / (DISK_BYTES_S * case.exported.nodes)
+    takes = case.run.checkpoint_bytes / (DISK_BYTES_S * case.run.nodes)
     if takes > save_s:
         yield Finding(
-            f"saving {_checkpoint(case) / 2**30:,.0f} GiB from {case.exported.nodes} nodes may take {takes:.0f} s, and "
-            f"chain.save_s gives it {save_s}",
+            f"saving {case.run.checkpoint_bytes / 2**30:,.0f} GiB from {case.run.nodes} nodes may take {takes:.0f} s, "
+            f"and chain.save_s gives it {save_s}",
             f"write chain.save_s = {round(2 * takes)}",
         )
 
@@ -313,25 +315,25 @@ def room(case: Case) -> Iterator[Finding]:
     """Disk space for the checkpoints that are kept, and the one in the making."""
     from superpod.launchers.preflight import LOGS_BYTES
 
-    need, free = 4 * _checkpoint(case) + LOGS_BYTES, case.site.runs_free
+    need, free = 4 * case.run.checkpoint_bytes + LOGS_BYTES, case.site.runs_free
     if free is not None and free < need:
         yield Finding(
-            f"four checkpoints of {_checkpoint(case) / 2**30:,.1f} GiB need {need / 2**30:,.1f} GiB, and "
-            f"{free / 2**30:,.1f} are free under {case.wanted.folder}",
+            f"four checkpoints of {case.run.checkpoint_bytes / 2**30:,.1f} GiB need {need / 2**30:,.1f} GiB, and "
+            f"{free / 2**30:,.1f} are free under {case.submission.folder}",
             "make room there, or name another folder with --runs",
         )
 
 
 def data(case: Case) -> Iterator[Finding]:
     """Data and tokenizer where the nodes look for them, and inside the mounts of a container."""
-    folder = case.wanted.job.data
+    folder = case.submission.run.request.data
     if folder is None:
         return
     if case.site.paths.get(str(folder), "folder") != "folder":
         yield Finding(f"data folder {folder} is {case.site.paths[str(folder)]} on the cluster", "copy it there first")
     if case.cluster.container.image:
         inside = [PurePosixPath(path) for path in case.cluster.container.mounted]
-        if not any(PurePosixPath(folder).is_relative_to(m) for m in [*inside, PurePosixPath(case.wanted.folder)]):
+        if not any(PurePosixPath(folder).is_relative_to(m) for m in [*inside, PurePosixPath(case.submission.folder)]):
             yield Finding(f"data folder {folder} is in no mount of the container", "add it to container.mounts")
 
 
@@ -348,17 +350,13 @@ def alone(case: Case) -> Iterator[Finding]:
         yield Finding(f"the run is in use by {case.running}", "wait for it, or `recipes cancel` it")
 
 
-def _checkpoint(case: Case) -> float:
-    return float(case.exported.plan["layouts"][0]["checkpoint_bytes"])
-
-
 CHECKS = (profile, folder_name, size, generation, interval, room, data, cache, alone)
 
 
-def paths(wanted: Wanted) -> list[str]:
-    """What is looked for on the cluster."""
-    cluster = wanted.cluster
-    found = cluster.container.mounted if cluster.container.image else []
-    found += [cluster.container.image] if cluster.container.image.startswith("/") else []
-    found += [cluster.folders.cache] if cluster.folders.cache else []
-    return list(dict.fromkeys([*found, *([str(wanted.job.data)] if wanted.job.data else [])]))
+def paths(cluster: Cluster, data: Path | None = None) -> list[str]:
+    """What is looked for on the cluster: of its profile, and the data folder of a run."""
+    names = cluster.container.mounted if cluster.container.image else []
+    names += [cluster.container.image] if cluster.container.image.startswith("/") else []
+    names += [cluster.folders.cache] if cluster.folders.cache else []
+    names += [str(data)] if data else []
+    return list(dict.fromkeys(names))

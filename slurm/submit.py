@@ -7,12 +7,11 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
-from superpod.launchers.local import Job
 from superpod.node import payload
 from superpod.node.files import read_json, write_json
 from superpod.node.guard import CHAIN
@@ -20,7 +19,7 @@ from superpod.node.run_folder import RunFolder
 from superpod.slurm import batch_script, environment
 
 if TYPE_CHECKING:
-    from superpod.lifecycle.exported import Exported
+    from superpod.lifecycle.resolve import ResolvedRun
     from superpod.slurm.connection import Connection
     from superpod.slurm.profiles import Cluster
 
@@ -28,16 +27,20 @@ SCRIPT = "job.sbatch"
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a user asks for: a recipe as changed, where, and how long an attempt may take."""
+class Submission:
+    """A resolved run on its way to a cluster: where, and how long an attempt may take."""
 
-    job: Job
+    run: ResolvedRun
     cluster: Cluster
     runs: str = ""
     """the folder for runs; "" = the profile's"""
     time: str = ""
     """the limit of an attempt; "" = the profile's"""
-    facts: dict = field(default_factory=dict)
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name."""
+        return self.run.request.recipe
 
     @property
     def folder(self) -> str:
@@ -45,30 +48,27 @@ class Wanted:
         return self.runs or self.cluster.folders.runs
 
 
-def script(wanted: Wanted, exported: Exported, *, name: str = "") -> str:
-    """The sbatch script of a recipe that was exported. Pure.
+def script(submission: Submission, *, name: str = "") -> str:
+    """The sbatch script of a resolved run. Pure.
 
     Raises:
         UserError: a value that cannot be written into it.
     """
-    from superpod.recipes.registry import find
-
-    recipe = find(wanted.job.recipe)
-    layout = recipe.layout(exported.nodes if exported.nodes in recipe.nodes else None)
+    run, cluster = submission.run, submission.cluster
     return batch_script.render(
         batch_script.BatchJob(
-            recipe=wanted.job.recipe,
-            cluster=wanted.cluster,
-            nodes=exported.nodes,
-            gpus=exported.gpus,
-            runs=wanted.folder,
-            variables=tuple(environment.variables(wanted.cluster, layout, recipe.precision)),
-            recipe_file=exported.source,
+            recipe=submission.recipe,
+            cluster=cluster,
+            nodes=run.nodes,
+            gpus=run.gpus_per_node,
+            runs=submission.folder,
+            variables=tuple(environment.variables(cluster, run.layout, run.job.precision)),
+            recipe_file=run.source,
             runtime=payload.runtime(),
-            python=python_of(wanted.cluster),
-            facts=facts(wanted, exported),
+            python=python_of(cluster),
+            facts=facts(submission),
             name=name,
-            time=wanted.time,
+            time=submission.time,
         )
     )
 
@@ -78,56 +78,51 @@ def python_of(cluster: Cluster) -> str:
     return cluster.software.python or ("python" if cluster.container.image else sys.executable)
 
 
-def facts(wanted: Wanted, exported: Exported) -> dict:
-    """What run.json keeps of a job for Slurm."""
+def facts(submission: Submission) -> dict[str, Any]:
+    """What run.json keeps of a run on Slurm."""
+    run, cluster = submission.run, submission.cluster
     return {
-        **wanted.job.facts(),
-        **exported.facts,
-        "cluster": wanted.cluster.name,
-        "nodes": exported.nodes,
-        "gpus_per_node": exported.gpus,
-        "max_steps": exported.max_steps,
-        "attempts": wanted.cluster.chain.attempts,
-        "stalled_s": wanted.cluster.chain.stalled_s,
-        "save_every": exported.save_every,
-        "checkpoint_bytes": int(exported.plan["layouts"][0]["checkpoint_bytes"]),
-        "step_time_s": exported.plan["layouts"][0]["step_time_s"],
-        **({"rehearsal": True} if wanted.cluster.declared_only else {}),
-        **wanted.facts,
+        **run.request.facts(),
+        **run.data_facts,
+        "cluster": cluster.name,
+        "nodes": run.nodes,
+        "gpus_per_node": run.gpus_per_node,
+        "max_steps": run.max_steps,
+        "attempts": cluster.chain.attempts,
+        "stalled_s": cluster.chain.stalled_s,
+        "save_every": run.save_every,
+        "checkpoint_bytes": run.checkpoint_bytes,
+        "step_time_s": run.step_time_s,
+        **({"rehearsal": True} if cluster.declared_only else {}),
     }
 
 
-def absolute(path: Path | None) -> Path | None:
-    """A path that means the same on every node."""
-    return path.absolute() if path else None
-
-
-def new_run(wanted: Wanted, exported: Exported, login: Connection) -> str:
+def new_run(submission: Submission, connection: Connection) -> str:
     """Make the run folder where the nodes will look for it, with the script in it; returns its path there.
 
     Raises:
         UserError: it cannot be written.
     """
-    known = facts(wanted, exported)
-    if not login.remote:
-        run = RunFolder.create(Path(wanted.folder), wanted.job.recipe, facts=known, recipe_lines=exported.lines)
-        _fill(run, wanted, exported)
-        return str(run.path)
+    if not connection.remote:
+        return str(_create(Path(submission.folder), submission).path)
     with tempfile.TemporaryDirectory() as scratch:
-        run = RunFolder.create(Path(scratch), wanted.job.recipe, facts=known, recipe_lines=exported.lines)
-        _fill(run, wanted, exported)
+        folder = _create(Path(scratch), submission)
+        place = f"{submission.recipe}/{folder.path.name}"
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-            archive.add(run.path, arcname=f"{wanted.job.recipe}/{run.path.name}")
-        login.run(["mkdir", "-p", wanted.folder])
-        login.run(["tar", "-xz", "-C", wanted.folder], stdin=packed.getvalue())
-        return f"{wanted.folder}/{wanted.job.recipe}/{run.path.name}"
+            archive.add(folder.path, arcname=place)
+        connection.run(["mkdir", "-p", submission.folder])
+        connection.run(["tar", "-xz", "-C", submission.folder], stdin=packed.getvalue())
+        return f"{submission.folder}/{place}"
 
 
-def _fill(run: RunFolder, wanted: Wanted, exported: Exported) -> None:
-    run.write_plan(exported.plan)
-    text = script(wanted, exported, name=job_name(str(run.path)))
-    (run.path / SCRIPT).write_text(text, encoding="utf-8")
+def _create(runs: Path, submission: Submission) -> RunFolder:
+    run = submission.run
+    folder = RunFolder.create(runs, submission.recipe, facts=facts(submission), recipe_lines=run.lines)
+    folder.write_plan(run.plan)
+    text = script(submission, name=job_name(str(folder.path)))
+    (folder.path / SCRIPT).write_text(text, encoding="utf-8")
+    return folder
 
 
 def job_name(run: str) -> str:
@@ -136,7 +131,7 @@ def job_name(run: str) -> str:
     return f"{path.parent.name}.{path.name}"
 
 
-def queue(login: Connection, run: str, attempts: int, exclude: Sequence[str] = ()) -> list[str]:
+def queue(connection: Connection, run: str, attempts: int, exclude: Sequence[str] = ()) -> list[str]:
     """Put so many attempts of a run into the queue, each waiting for those before it; returns their job ids.
 
     `exclude` are nodes that were found bad.
@@ -150,41 +145,41 @@ def queue(login: Connection, run: str, attempts: int, exclude: Sequence[str] = (
     jobs: list[str] = []
     for _ in range(attempts):
         try:
-            said = login.run(words, env={"SUPERPOD_RUN_DIR": run})
+            answer = connection.run(words, env={"SUPERPOD_RUN_DIR": run})
         except UserError:
             if jobs:
                 break  # a limit on queued jobs: the first attempts stand, `recipes status` adds the others later
             raise
-        jobs.append(said.strip().partition(";")[0])
+        jobs.append(answer.strip().partition(";")[0])
     return jobs
 
 
-def alone(login: Connection, cluster: Cluster, title: str, words: list[str], log: str) -> str:
+def alone(connection: Connection, cluster: Cluster, title: str, words: list[str], log: str) -> str:
     """Queue one command of `recipes` as a job of one task; returns its job id.
 
     Raises:
         UserError: the cluster is not here, its ranks have not got this project, or sbatch refuses.
     """
-    if login.remote:
-        raise UserError(f"the files are here, and {cluster.name} is behind {login}", "log in there, and ask again")
+    if connection.remote:
+        raise UserError(f"the files are here, and {cluster.name} is behind {connection}", "log in there, and ask again")
     if cluster.container.image:
         raise UserError(
             f"{cluster.name} runs its ranks in a container, which has not got this project",
             "leave out --cluster on a node that has NeMo, or give a profile with [software] python and no image",
         )
-    asked = [f"--job-name={title}", *batch_script.asked(cluster, 1, 1), *cluster.slurm.options]
-    script = batch_script.plain(cluster, [python_of(cluster), "-m", "superpod.cli", *words])
+    options = [f"--job-name={title}", *batch_script.asked(cluster, 1, 1), *cluster.slurm.options]
+    text = batch_script.plain(cluster, [python_of(cluster), "-m", "superpod.cli", *words])
     output = f"--output={log.replace('%', '%%')}"
-    return login.run(["sbatch", "--parsable", *asked, output], stdin=script.encode()).strip().partition(";")[0]
+    return connection.run(["sbatch", "--parsable", *options, output], stdin=text.encode()).strip().partition(";")[0]
 
 
-def remember(login: Connection, run: str, jobs: list[str]) -> None:
+def remember(connection: Connection, run: str, jobs: list[str]) -> None:
     """Keep the ids of queued attempts in the run folder, so that an attempt that ends the run can take them back."""
-    if not login.remote:
+    if not connection.remote:
         note(RunFolder(Path(run)), jobs)
         return
     text = f'{{"jobs": [{", ".join(jobs)}]}}\n'
-    login.run(["sh", "-c", 'cat >"$0"', f"{run}/{CHAIN}"], stdin=text.encode())
+    connection.run(["sh", "-c", 'cat >"$0"', f"{run}/{CHAIN}"], stdin=text.encode())
 
 
 def note(run: RunFolder, jobs: list[str]) -> None:

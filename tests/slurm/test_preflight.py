@@ -1,18 +1,17 @@
 """Planted mistakes: each is found, with a message that names the fix; a clean case passes."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
 from superpod.errors import UserError
-from superpod.launchers.local import Job, check
-from superpod.lifecycle.exported import Exported
-from superpod.recipes import registry
+from superpod.lifecycle.request import Request
+from superpod.lifecycle.resolve import ResolvedRun
+from superpod.recipes import planned_job, registry
 from superpod.slurm import profiles
 from superpod.slurm.live_cluster import LiveCluster, parse
 from superpod.slurm.preflight import Case, findings, of_site, refuse
-from superpod.slurm.submit import Wanted
+from superpod.slurm.submit import Submission
 
 GIB = 2**30
 NODES = "\n".join(
@@ -52,14 +51,24 @@ def profile(**changes):
 
 
 def case(where=None, *, answers=None, recipe="llama3_8b_pretrain_h100_bf16", nodes=4, **changes) -> Case:
-    exported = {"nodes": nodes, "gpus": 8, "max_steps": 1000, "save_every": 100, "plan": PLAN}
-    exported |= {key: changes.pop(key) for key in list(changes) if key in Exported.__annotations__}
+    known = registry.find(recipe)
+    resolved = {
+        "request": Request(recipe, data=changes.pop("data", None)),
+        "job": planned_job.job(known, nodes if nodes in known.nodes else None),
+        "plan": PLAN,
+        "nodes": nodes,
+        "gpus_per_node": 8,
+        "max_steps": 1000,
+        "save_every": 100,
+        "data_facts": {},
+        "lines": [],
+    }
+    resolved |= {key: changes.pop(key) for key in list(changes) if key in ResolvedRun.__annotations__}
     running = changes.pop("running", "")
-    job = Job(recipe, data=changes.pop("data", None))
-    wanted = Wanted(job, where or profile(), changes.pop("runs", ""), changes.pop("time", ""))
+    run = ResolvedRun(**resolved)
+    submission = Submission(run, where or profile(), changes.pop("runs", ""), changes.pop("time", ""))
     assert not changes
-    site = parse(ANSWERS | (answers or {}))
-    return Case(wanted, Exported(source="", lines=[], **exported), site, running)
+    return Case(submission, parse(ANSWERS | (answers or {})), running)
 
 
 def test_a_clean_case_passes():
@@ -161,19 +170,19 @@ def test_a_site_that_says_little_is_not_held_against_it():
 
 def test_what_is_wrong_with_the_words_is_refused_before_anybody_is_asked():
     with pytest.raises(UserError, match="no recipe is called"):
-        check(Job("llama3_8c"))
+        Request("llama3_8c").check()
     with pytest.raises(UserError, match="is laid out for"):
-        check(Job("llama3_8b_pretrain_h100_bf16", num_nodes=3000))
+        Request("llama3_8b_pretrain_h100_bf16", num_nodes=3000).check()
     with pytest.raises(UserError, match="is not an override"):
-        check(Job("tiny_llama3", ["max_steps 3"]))
+        Request("tiny_llama3", ("max_steps 3",)).check()
 
 
-def test_a_precision_that_the_gpu_has_not(monkeypatch):
-    real = registry.find("llama3_8b_pretrain_h100_bf16")
-    monkeypatch.setattr(registry, "find", lambda name: dataclasses.replace(real, precision="fp8cs"))
-    (found,) = [f for f in findings(case(profile(gpu="a100"))) if "fp8cs" in f.message]
-    assert "fp8cs is in no a100" in found.message
-    assert found.hint == "recipes list a100"
+def test_a_precision_that_the_gpu_has_not():
+    real = planned_job.job(registry.find("llama3_8b_pretrain_h100_bf16"))
+    planted = case(profile(gpu="a100"), job=real.replace(precision="fp8cs"))
+    (finding,) = [f for f in findings(planted) if "fp8cs" in f.message]
+    assert "fp8cs is in no a100" in finding.message
+    assert finding.hint == "recipes list a100"
 
 
 def test_a_recipe_for_another_gpu_is_judged_on_this_one():

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from superpod.errors import UserError
-from superpod.launchers.local import Job
-from superpod.lifecycle.exported import Exported
+from superpod.lifecycle.request import Request
+from superpod.lifecycle.resolve import ResolvedRun
 from superpod.node.run_folder import RunFolder
-from superpod.slurm import connection, live_cluster, mirror, preflight, submit, watch
+from superpod.recipes import planned_job, registry
+from superpod.slurm import connection, live_cluster, mirror, preflight, profiles, submit, watch
 from tests.slurm.testbed.conftest import until
 
 pytestmark = pytest.mark.long
@@ -66,40 +67,51 @@ def behind(testbed, profile, sshd):
     file = profile()
     table = f'\n[login]\nhost = "127.0.0.1"\nuser = "{getpass.getuser()}"\nport = {port}\nkey = "{key}"\n'
     file.write_text(file.read_text() + table)
-    return profile.load(str(file))
+    return profiles.load(str(file))
 
 
-def exported(**changes) -> Exported:
-    known = {"source": "def recipe():\n    raise SystemExit('planted')\n", "lines": ["a = 1"], "nodes": 1, "gpus": 1}
-    return Exported(**known | {"max_steps": 5, "save_every": 5, "plan": PLAN} | changes)
+def resolved_run() -> ResolvedRun:
+    """A run that ends at once: its recipe file refuses to be built."""
+    return ResolvedRun(
+        request=Request("tiny_llama3"),
+        job=planned_job.job(registry.find("tiny_llama3")),
+        plan=PLAN,
+        nodes=1,
+        gpus_per_node=1,
+        max_steps=5,
+        save_every=5,
+        data_facts={},
+        lines=["a = 1"],
+        source="def recipe():\n    raise SystemExit('planted')\n",
+    )
 
 
 def test_submit_and_status_through_ssh(behind, testbed, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    way = connection.of(behind)
-    assert way.remote
-    wanted = submit.Wanted(Job("tiny_llama3"), behind)
-    answers = live_cluster.ask(way, behind, wanted.folder, preflight.paths(wanted), submit.python_of(behind))
-    assert preflight.findings(preflight.Case(wanted, exported(), answers)) == []
-    run = submit.new_run(wanted, exported(), way)
-    jobs = submit.queue(way, run, 2)
-    submit.remember(way, run, jobs)
+    slurm = connection.of(behind)
+    assert slurm.remote
+    submission = submit.Submission(resolved_run(), behind)
+    site = live_cluster.ask(slurm, behind, submission.folder, preflight.paths(behind), submit.python_of(behind))
+    assert preflight.findings(preflight.Case(submission, site)) == []
+    run = submit.new_run(submission, slurm)
+    jobs = submit.queue(slurm, run, 2)
+    submit.remember(slurm, run, jobs)
     assert len(jobs) == 2
     until(lambda: not testbed.slurm("squeue", "-h").strip(), 180)
     assert "versions: torch" in "".join(p.read_text() for p in Path(run).rglob("*.log")), "a rank has begun"
-    here = mirror.fetch(way, wanted.folder)
+    here = mirror.fetch(slurm, submission.folder)
     copy = RunFolder.open(here / "tiny_llama3" / Path(run).name)
-    seen = watch.of_folder([copy], way)[0]
+    seen = watch.of_folder([copy], slurm)[0]
     assert seen.state == "failed"
     assert seen.attempts == len(RunFolder.open(run).attempts)
 
 
 def test_hostile_words_stay_inert_through_ssh(behind, tmp_path):
-    way = connection.of(behind)
+    slurm = connection.of(behind)
     for value in ("a b", "it's", "$(touch pwned)", "; touch pwned", "né ☃", "a\nb"):
-        assert way.run(["printf", "%s", value]) == value
-        assert way.run(["sh", "-c", 'printf %s "$MINE"'], env={"MINE": value}) == value
-        assert way.shell('printf %s "$1"', value) == value
+        assert slurm.run(["printf", "%s", value]) == value
+        assert slurm.run(["sh", "-c", 'printf %s "$MINE"'], env={"MINE": value}) == value
+        assert slurm.shell('printf %s "$1"', value) == value
 
 
 def test_a_login_that_does_not_answer_is_said(behind):

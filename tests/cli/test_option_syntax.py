@@ -5,9 +5,9 @@ from dataclasses import fields
 
 import pytest
 
-from superpod.cli import subject, tables, texts
+from superpod.cli import option_syntax, plan_options, tables
 from superpod.cli.app import app
-from superpod.cli.subject import Said
+from superpod.cli.plan_options import PlanOptions
 from superpod.errors import UserError
 from superpod.planner import explain
 from superpod.planner.layout import Layout
@@ -24,13 +24,13 @@ LAYOUTS = (
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=explain.as_option)
 def test_the_layout_that_is_printed_can_be_given_again(layout):
-    assert texts.layout(Layout(), explain.as_option(layout)) == layout
+    assert option_syntax.layout(Layout(), explain.as_option(layout)) == layout
 
 
 def test_equal_chunks_are_counted():
     assert explain.as_option(LAYOUTS[2]) == "pp=32,chunks=1+29x2+2x1"
     with pytest.raises(UserError, match="20,000 chunks"):
-        texts.layout(Layout(), "chunks=20000x1")
+        option_syntax.layout(Layout(), "chunks=20000x1")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_equal_chunks_are_counted():
     ],
 )
 def test_lora_targets_are_names_with_commas(words, targets):
-    found = texts.options(Options(), words)
+    found = option_syntax.options(Options(), words)
     assert found.lora_targets == targets
     assert found.deterministic == ("deterministic" in words[0])
 
@@ -59,33 +59,33 @@ def test_lora_targets_are_names_with_commas(words, targets):
 )
 def test_other_names_are_refused(words, says, hint):
     with pytest.raises(UserError, match=says) as refused:
-        texts.options(Options(), [words])
+        option_syntax.options(Options(), [words])
     assert hint in refused.value.hint
 
 
-def test_a_verb_has_the_options_of_said_where_it_wants_them():
-    @subject.about("layout", "fabric")
-    def verb(price: int, said: Said, gpus: str = "8,16", as_json: bool = False) -> None:
-        heard.append((price, said, gpus, as_json))
+def test_a_verb_has_the_shared_options_where_it_wants_them():
+    @plan_options.with_plan_options("layout", "fabric")
+    def verb(price: int, options: PlanOptions, gpus: str = "8,16", as_json: bool = False) -> None:
+        heard.append((price, options, gpus, as_json))
 
     heard: list[tuple] = []
-    names = [f.name for f in fields(Said) if f.name not in ("layout", "fabric", "name")]
+    names = [f.name for f in fields(PlanOptions) if f.name not in ("layout", "fabric", "name")]
     assert [*inspect.signature(verb).parameters] == ["name", "price", *names, "as_json"]
     assert inspect.signature(verb).parameters["gpus"].default == "8,16"
     verb(name="llama3_8b", price=2, as_json=True, gpus="64", **dict.fromkeys(set(names) - {"gpus"}))
-    assert heard == [(2, Said("llama3_8b"), "64", True)]
+    assert heard == [(2, PlanOptions("llama3_8b"), "64", True)]
 
 
-def test_the_command_of_another_verb_is_said_so_that_a_shell_takes_it():
-    said = Said("my model.json", layout="tp=2", gpu="h100", gpus=16, option=["moments=bf16", "offload=1"])
+def test_the_command_of_another_verb_is_written_so_that_a_shell_takes_it():
+    options = PlanOptions("my model.json", layout="tp=2", gpu="h100", gpus=16, option=["moments=bf16", "offload=1"])
     words = "recipes plan 'my model.json' --gpu h100 --gpus 16 --option moments=bf16 --option offload=1"
-    assert said.command("plan", without=("layout",)) == words
+    assert options.command("plan", without=("layout",)) == words
 
 
 def test_the_verbs_about_a_run_have_one_order_of_options():
     commands = [(c.name, c.callback) for c in app.registered_commands if c.callback]
     verbs = {name: [*inspect.signature(callback).parameters] for name, callback in commands}
-    order = [f.name for f in fields(Said)]
+    order = [f.name for f in fields(PlanOptions)]
     for verb in ("check", "memory", "explain", "scale", "cost", "plan"):
         shared = [name for name in verbs[verb] if name in order]
         assert shared == sorted(shared, key=order.index)

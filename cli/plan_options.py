@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from superpod.cli import texts
+from superpod.cli import option_syntax
 from superpod.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
     from superpod.planner.models import ModelShape
     from superpod.planner.planned_job import PlannedJob
 
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 SEQ, GBS = 8192, 512
 
 
 @dataclass(frozen=True)
-class Said:
+class PlanOptions:
     """What a command line says of a run. Each field is an option of the verbs that are `about` a run, in this order."""
 
     name: Annotated[
@@ -54,10 +53,10 @@ class Said:
     ] = None
 
     def job(self, **changes: Any) -> PlannedJob:
-        """The run: a recipe's, changed where the words say so, or a model's own. `changes` replace what was said.
+        """The run: a recipe's, changed where the words say so, or a model's own. `changes` replace what was options.
 
         Raises:
-            UserError: when a name is unknown, a number is out of range, or a model's GPUs are not said.
+            UserError: when a name is unknown, a number is out of range, or a model's GPUs are not options.
         """
         return _job(replace(self, **changes))
 
@@ -74,31 +73,33 @@ class Said:
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
             if value is not None and field.name not in without:
-                each = value if isinstance(value, list) else [value]
-                words += [word for text in each for word in (f"--{field.name}", str(text))]
+                values = value if isinstance(value, list) else [value]
+                words += [word for text in values for word in (f"--{field.name}", str(text))]
         return shlex.join(words)
 
 
-def about(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give the decorated verb the options of `Said`, less those named, in the place of its parameter `said`.
+def with_plan_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give the decorated verb the options of `PlanOptions`, less those named, in the place of its parameter `options`.
 
     The name comes first. A parameter of the verb's own that is called like a field takes that field's place among the
-    options, and `said` is without it.
+    options, and `options` is without it.
     """
 
     def wrap(verb: Callable[..., None]) -> Callable[..., None]:
         own = dict(inspect.signature(verb, eval_str=True).parameters)
-        shared = {name: option for name, option in _options_of_said().items() if name not in without}
-        given = set(shared) - set(own)
-        name, *options = [own.pop(name, option) for name, option in shared.items()]
-        parameters = [name, *(p for each in own.values() for p in (options if each.name == "said" else [each]))]
+        shared = {name: option for name, option in _declared_options().items() if name not in without}
+        filled = set(shared) - set(own)
+        name, *rest = [own.pop(name, option) for name, option in shared.items()]
+        parameters = [name, *(p for parameter in own.values() for p in _in_place(parameter, rest))]
 
         @wraps(verb)
         def call(**words: Any) -> None:
-            said = Said(**{name: words.pop(name) for name in given})
-            verb(said=said, **words)
+            options = PlanOptions(**{name: words.pop(name) for name in filled})
+            verb(options=options, **words)
 
-        # What Typer reads: the parameters and, apart from them, their types.
+        # Typer builds a command from a function's signature, and a dozen verbs share these twelve options. Declaring
+        # them once and rewriting the signature keeps every verb's options in one order, with one help text.
+        # Typer reads both: the parameters from `__signature__`, their types from `__annotations__`.
         signature = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters])
         call.__signature__ = signature  # type: ignore[attr-defined]
         call.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -107,33 +108,37 @@ def about(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]
     return wrap
 
 
-def _options_of_said() -> dict[str, inspect.Parameter]:
-    hints = get_type_hints(Said, include_extras=True)
-    declared = inspect.signature(Said).parameters
+def _in_place(parameter: inspect.Parameter, options: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    return options if parameter.name == "options" else [parameter]
+
+
+def _declared_options() -> dict[str, inspect.Parameter]:
+    hints = get_type_hints(PlanOptions, include_extras=True)
+    declared = inspect.signature(PlanOptions).parameters
     return {name: parameter.replace(annotation=hints[name]) for name, parameter in declared.items()}
 
 
-def _job(said: Said) -> PlannedJob:
+def _job(options: PlanOptions) -> PlannedJob:
     from superpod.planner import hardware
     from superpod.planner.hardware import precision
 
-    facts = hardware.load(said.hardware) if said.hardware else hardware.builtin()
-    found = _of_recipe(said, facts) if said.is_recipe else _of_model(said, facts)
-    if said.gpu is not None and said.is_recipe:
-        found = found.replace(node=facts.node(said.gpu), fabric=facts.fabric_of(facts.node(said.gpu)))
-    if said.fabric is not None:
-        found = found.replace(fabric=facts.fabric(said.fabric))
-    if said.precision is not None:
-        found = found.replace(precision=precision(said.precision))
-    if said.seq is not None:
-        found = found.replace(seq=_positive("--seq", said.seq))
-    if said.gbs is not None:
-        found = found.replace(layout=found.layout.replace(gbs=_positive("--gbs", said.gbs)))
-    if said.task is not None:
-        found = found.replace(task=_one_of("--task", said.task, ("pretrain", "sft", "lora")))
-    if said.option:
-        found = found.replace(options=texts.options(found.options, said.option))
-    return found.replace(layout=texts.layout(found.layout, said.layout)) if said.layout else found
+    facts = hardware.load(options.hardware) if options.hardware else hardware.builtin()
+    job = _of_recipe(options, facts) if options.is_recipe else _of_model(options, facts)
+    if options.gpu is not None and options.is_recipe:
+        job = job.replace(node=facts.node(options.gpu), fabric=facts.fabric_of(facts.node(options.gpu)))
+    if options.fabric is not None:
+        job = job.replace(fabric=facts.fabric(options.fabric))
+    if options.precision is not None:
+        job = job.replace(precision=precision(options.precision))
+    if options.seq is not None:
+        job = job.replace(seq=_positive("--seq", options.seq))
+    if options.gbs is not None:
+        job = job.replace(layout=job.layout.replace(gbs=_positive("--gbs", options.gbs)))
+    if options.task is not None:
+        job = job.replace(task=_one_of("--task", options.task, ("pretrain", "sft", "lora")))
+    if options.option:
+        job = job.replace(options=option_syntax.options(job.options, options.option))
+    return job.replace(layout=option_syntax.layout(job.layout, options.layout)) if options.layout else job
 
 
 def model(text: str) -> ModelShape:
@@ -143,17 +148,17 @@ def model(text: str) -> ModelShape:
     if len(text) > 4000:
         raise UserError("a model is a name, a path or a short shape, and this has 4,000 letters and more")
     if "=" in text and not Path(text).exists():
-        return models.ModelShape.from_shape(**texts.pairs(text, "the shape"))
+        return models.ModelShape.from_shape(**option_syntax.pairs(text, "the shape"))
     if text.endswith(".json") or Path(text).is_dir():
         return huggingface.from_config(text)
     return models.find(text)
 
 
-def _of_recipe(said: Said, facts: Hardware) -> PlannedJob:
+def _of_recipe(options: PlanOptions, facts: Hardware) -> PlannedJob:
     from superpod.recipes.planned_job import job as recipe_job
     from superpod.recipes.registry import find
 
-    name, nodes, gpus = said.name, said.nodes, said.gpus
+    name, nodes, gpus = options.name, options.nodes, options.gpus
     recipe = find(name)
     if nodes is not None and gpus is not None and gpus != nodes * recipe.gpus_per_node:
         raise UserError(f"--gpus {gpus} and --nodes {nodes} of {recipe.gpus_per_node} GPUs contradict each other")
@@ -167,13 +172,13 @@ def _of_recipe(said: Said, facts: Hardware) -> PlannedJob:
     return smallest.replace(gpus=_positive("--nodes", nodes) * recipe.gpus_per_node)
 
 
-def _of_model(said: Said, facts: Hardware) -> PlannedJob:
+def _of_model(options: PlanOptions, facts: Hardware) -> PlannedJob:
     from superpod.planner import models
     from superpod.planner.layout import Layout
     from superpod.planner.planned_job import PlannedJob
     from superpod.recipes.registry import recipes
 
-    name, gpu, gpus, nodes = said.name, said.gpu, said.gpus, said.nodes
+    name, gpu, gpus, nodes = options.name, options.gpu, options.gpus, options.nodes
     try:
         shape = model(name)
     except UserError as unknown:
@@ -200,3 +205,13 @@ def _one_of(what: str, value: str, choices: tuple[str, ...]) -> Any:
     if value not in choices:
         raise UserError(f"{what} is {value!r}", did_you_mean(value, list(choices)) or f"one of {', '.join(choices)}")
     return value
+
+
+def title(job: PlannedJob) -> str:
+    """A run in a line: model, task, GPUs, precision, sequence, batch and layout."""
+    from superpod.planner.explain import title
+
+    return (
+        f"{job.model.name} {job.task}, {job.gpus} x {job.node.gpu.name} {job.precision}, seq {job.seq}, "
+        f"gbs {job.layout.gbs}: {title(job.layout)}"
+    )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.slurm.connection import Connection
 
 app = typer.Typer(no_args_is_help=True)
 Profile = Annotated[str, typer.Argument(help="A profile: dgx_h100, ..., or the path of a TOML file.")]
@@ -22,22 +25,15 @@ def check(profile: Profile) -> None:
     from superpod.slurm import connection, live_cluster, preflight, profiles
 
     known = profiles.load(profile)
-    answers = live_cluster.ask(connection.of(known), known, known.folders.runs, _paths(known), known.software.python)
-    found = preflight.of_site(known, answers)
-    for each in found:
-        print(each.message + (f"\n  next: {each.hint}" if each.hint else ""))
-    if found:
+    paths, python = preflight.paths(known), known.software.python
+    answers = live_cluster.ask(connection.of(known), known, known.folders.runs, paths, python)
+    findings = preflight.of_site(known, answers)
+    for finding in findings:
+        print(finding.message + (f"\n  next: {finding.hint}" if finding.hint else ""))
+    if findings:
         raise typer.Exit(2)
     partition = known.slurm.partition or answers.default_partition
     print(f"ok: {known.name} agrees with its cluster: {len(answers.nodes_of(partition))} nodes in {partition}")
-
-
-def _paths(known: object) -> list[str]:
-    from superpod.launchers import local
-    from superpod.slurm import preflight
-    from superpod.slurm.submit import Wanted
-
-    return preflight.paths(Wanted(local.Job(""), known))  # pyright: ignore[reportArgumentType]
 
 
 @app.command()
@@ -53,8 +49,8 @@ def init(
 
     if to.exists() and not force:
         raise UserError(f"{to} is there already", "--force writes over it")
-    way = connection.SshConnection(host) if host else connection.Connection()
-    text = profile_init.profile(way, like=like, host=host, runs=runs)
+    slurm = connection.SshConnection(host) if host else connection.Connection()
+    text = profile_init.profile(slurm, like=like, host=host, runs=runs)
     profiles.parse(text, str(to))
     to.write_text(text)
     print(f"wrote {to}; read it, then: recipes cluster check {to}")
@@ -67,8 +63,8 @@ def health(profile: Profile, nodes: NodeList = "") -> None:
     from superpod.slurm.health import check_nodes
 
     known = profiles.load(profile)
-    way = connection.of(known)
-    found = check_nodes(way, known, _nodes(way, known.slurm.partition, nodes))
+    slurm = connection.of(known)
+    found = check_nodes(slurm, known, _nodes(slurm, known.slurm.partition, nodes))
     for verdict in sorted(found, key=lambda v: (v.node, v.check)):
         print(f"{verdict.node:12} {verdict.check:12} {verdict.state:5} {verdict.words}")
     bad = sorted({v.node for v in found if v.state == "bad"} - {"all"})
@@ -84,13 +80,13 @@ def bisect(
     nodes: NodeList = "",
     mib: Annotated[int, typer.Option("--mib", help="MiB to send each way between every pair.")] = 16,
 ) -> None:
-    """Find a slow node or attempt: transfers between every pair of nodes, a round of pairs at a time."""
+    """Find a slow node or link: transfers between every pair of nodes, a round of pairs at a time."""
     from superpod.slurm import connection, profiles
     from superpod.slurm.health import bisect as measure
 
     known = profiles.load(profile)
-    way = connection.of(known)
-    pairs, slow = measure(way, known, _nodes(way, known.slurm.partition, nodes), mib)
+    slurm = connection.of(known)
+    pairs, slow = measure(slurm, known, _nodes(slurm, known.slurm.partition, nodes), mib)
     for pair in sorted(pairs, key=lambda p: p.gb_s):
         print(f"{pair.nodes[0]:12} {pair.nodes[1]:12} {pair.gb_s:8.3g} GB/s")
     print(f"slow: {', '.join(slow)}" if slow else f"no node stands out over {len(pairs)} pairs")
@@ -98,14 +94,11 @@ def bisect(
         raise typer.Exit(1)
 
 
-def _nodes(way: object, partition: str, given: str) -> list[str]:
-    from superpod.slurm.connection import Connection
-
-    assert isinstance(way, Connection)
-    if given:
-        return way.run(["scontrol", "show", "hostnames", given]).split()
+def _nodes(slurm: Connection, partition: str, names: str) -> list[str]:
+    if names:
+        return slurm.run(["scontrol", "show", "hostnames", names]).split()
     where = ["-p", partition] if partition else []
-    idle = sorted(set(way.run(["sinfo", "-h", "-N", *where, "-t", "idle", "-o", "%N"]).split()))
+    idle = sorted(set(slurm.run(["sinfo", "-h", "-N", *where, "-t", "idle", "-o", "%N"]).split()))
     if not idle:
         raise UserError("no node is idle", "name nodes with --nodes, or wait")
     return idle

@@ -1,0 +1,27 @@
+"""`recipes cancel`: a run's end by its user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from superpod.cli.request_options import Cluster, Run
+from superpod.errors import UserError
+
+
+def cancel(run: Run, cluster: Cluster = "") -> None:
+    """End a run: its job is stopped, the attempts behind it are taken out of the queue, and none is added."""
+    from superpod.node import guard
+    from superpod.node.run_folder import RunFolder
+    from superpod.slurm import connection, profiles
+    from superpod.slurm.submit import job_name
+
+    slurm = connection.of(profiles.load(cluster)) if cluster else connection.Connection()
+    if slurm.remote:
+        slurm.run(["sh", "-c", 'cat >"$0/stop"', run], stdin=b'{"reason": "cancelled by the user", "by": "user"}')
+    else:
+        folder = RunFolder.open(run)
+        if folder.done:
+            raise UserError(f"{run} is done", "there is nothing to cancel")
+        guard.stop(folder, "cancelled by the user", by=guard.StoppedBy.USER)
+    slurm.run(["scancel", f"--name={job_name(str(Path(run).absolute()))}"])
+    print(f"cancelled {run}")

@@ -1,0 +1,47 @@
+"""`recipes export`: a recipe as a file of one's own."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.cli.request_options import Data, Name, Nodes, Overrides, request_of
+
+if TYPE_CHECKING:
+    from superpod.lifecycle.request import Request
+
+
+def export(
+    name: Name,
+    overrides: Overrides = None,
+    to: Annotated[Path, typer.Option("--to", help="The Python file to write.")] = ...,  # type: ignore[assignment]
+    data: Data = None,
+    num_nodes: Nodes = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+) -> None:
+    """Write a recipe as one Python file that needs NeMo and NeMo-Run only, and that runs."""
+    from superpod.lifecycle.quiet import quietly
+    from superpod.recipes.export import target_file
+
+    target_file.check(to, force=force)
+    request = request_of(name, overrides, data, num_nodes)
+    with quietly():
+        text = _text(request)
+    target_file.write(text, to, force=force)
+    print(f"wrote {to}: {len(text.splitlines())} lines, an equal recipe")
+
+
+def _text(request: Request) -> str:
+    from superpod.lifecycle.resolve import resolve
+    from superpod.recipes.registry import find
+
+    partial = resolve(request).partial
+    from superpod.recipes.export import recipe_source  # imports NeMo, which `resolve` says how to install
+
+    options = {"--nodes": request.num_nodes, "--data": request.data}
+    words = [word for option, value in options.items() if value for word in (option, str(value))]
+    command = shlex.join(["recipes", "export", request.recipe, *request.overrides, *words])
+    return recipe_source.render(partial, recipe_source.heading(find(request.recipe), partial, command))

@@ -1,0 +1,79 @@
+"""`recipes list`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.cli import tables
+from superpod.cli.request_options import AsJson
+
+if TYPE_CHECKING:
+    from superpod.recipes.registry import Recipe
+
+
+def list_(
+    words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose names hold every one of these.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the recipes that hold all words in their names; without any, the models that there are recipes of."""
+    from superpod.recipes.registry import recipes
+
+    if not words and not as_json:
+        _show_models()
+        return
+    matching = [r for r in recipes().values() if all(w in r.name for w in words or [])]
+    if as_json:
+        print(json.dumps([_facts(r) for r in matching], indent=1))
+    elif matching:
+        _show_recipes(matching)
+    else:
+        print(f"no recipe's name holds {' and '.join(words or [])}")
+
+
+def _show_recipes(matching: list[Recipe]) -> None:
+    from rich.table import Table
+
+    table = Table("recipe", "nodes", "GPUs/node", "layout", "seq", "gbs", box=None, pad_edge=False, header_style="bold")
+    for column in table.columns:
+        column.no_wrap = True
+    for r in matching:
+        sizes = str(r.nodes[0]) if len(r.nodes) == 1 else f"{r.nodes[0]}..{r.nodes[-1]}"
+        layout = r.layout()
+        other = "" if len(set(r.layouts.values())) == 1 else " *"
+        table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short() + other, str(r.seq), str(layout.gbs))
+    tables.show(table)
+    if any(len(set(r.layouts.values())) > 1 for r in matching):
+        print("* at the smallest size; another layout at larger ones: recipes show NAME --nodes N")
+
+
+def _show_models() -> None:
+    from superpod.recipes.registry import models, recipes
+
+    every = recipes().values()
+    rows = []
+    for model in models().values():
+        own = [r for r in every if r.model is model]
+        long = dict.fromkeys(f"{r.seq // 1024}k" for r in own if r.seq > model.seq)
+        tasks = ", ".join(dict.fromkeys(r.task for r in own))
+        rows.append((model.name, f"{len(own)}", tasks + (f"; pretrain at {' '.join(long)}" if long else "")))
+    tables.show_folded(("model", "recipes", "tasks"), rows, fold=2)
+    gpus, precisions = (dict.fromkeys(getattr(r, key) for r in every) for key in ("gpu", "precision"))
+    print(f"{len(every):,} recipes, MODEL_TASK_GPU_PRECISION: {', '.join(gpus)}; {', '.join(precisions)}")
+    print("recipes list llama3_8b sft h100 shows those whose names hold all the words")
+
+
+def _facts(r: Recipe) -> dict:
+    return {
+        "name": r.name,
+        "model": r.model.name,
+        "title": r.model.title,
+        "task": r.task,
+        "gpu": r.gpu,
+        "precision": r.precision,
+        "seq": r.seq,
+        "gpus_per_node": r.gpus_per_node,
+        "layouts": {n: vars(layout) for n, layout in r.layouts.items()},
+    }

@@ -1,0 +1,41 @@
+"""`recipes report`: what a run came to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+from superpod.cli.request_options import AsJson, Run
+
+if TYPE_CHECKING:
+    from superpod.node.run_folder import RunFolder
+
+
+def report(run: Run, as_json: AsJson = False) -> None:
+    """Sum up a run: losses, throughput, memory, how it ended; draws loss.png in its folder."""
+    from superpod.node.run_folder import RunFolder
+
+    folder = RunFolder.open(run)
+    if not as_json:
+        print_report(folder)
+        return
+    from superpod.lifecycle.report import summary
+
+    print(json.dumps(dataclasses.asdict(summary(folder)), indent=1, default=str))
+
+
+def print_report(folder: RunFolder) -> None:
+    """The report of a run, and its loss curve where there is something to draw."""
+    from rich.console import Console
+
+    from superpod.lifecycle.report import loss_curve, render, summary
+
+    console = Console()
+    console.print(render(summary(folder)))
+    if folder.metrics():
+        try:
+            curve = loss_curve(folder, folder.path / "loss.png")
+            console.print(f"loss curve {curve}", markup=False, highlight=False, soft_wrap=True)
+        except (OSError, ModuleNotFoundError) as error:
+            console.print(f"no loss curve: {error}", markup=False, highlight=False)

@@ -1,0 +1,52 @@
+"""Arguments and options that several verbs share, and the request that their words make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.lifecycle.request import Request
+    from superpod.node.run_folder import RunFolder
+
+Name = Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Changes, such as trainer.max_steps=10.")]
+Nodes = Annotated[int | None, typer.Option("--nodes", help="Size; default: its smallest.")]
+Data = Annotated[Path | None, typer.Option(help="A folder made by `recipes data`; default: mock data.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are kept.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+Run = Annotated[str, typer.Argument(help="A run folder.")]
+Cluster = Annotated[str, typer.Option("--cluster", help="The profile whose runs are meant.")]
+
+
+def request_of(name: str, overrides: Sequence[str] | None, data: Path | None, num_nodes: int | None) -> Request:
+    """The request that a command line makes, checked as far as that needs no NeMo.
+
+    Raises:
+        UserError: as `Request.check`.
+    """
+    from superpod.lifecycle.request import Request
+
+    request = Request(name, tuple(overrides or ()), data.absolute() if data else None, num_nodes)
+    request.check()
+    return request
+
+
+def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:
+    """The run of a recipe that `--resume` names: its folder, or `last`. Raises UserError: there is none."""
+    from superpod.node.run_folder import RunFolder
+
+    if not resume:
+        raise UserError("--resume names no run", "give a run folder, or `last`")
+    folder = RunFolder.latest(runs, name) if resume == "last" else RunFolder.open(resume)
+    if folder is None:
+        raise UserError(f"no run of {name} in {runs}", "start one without --resume, or name its folder with --runs")
+    if folder.recipe != name:
+        raise UserError(f"{folder.path} is a run of {folder.recipe}, not of {name}")
+    return folder

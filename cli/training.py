@@ -1,0 +1,85 @@
+"""A training on this machine as a terminal shows it: what `recipes run` and `recipes finetune` share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from superpod.launchers.local import AttemptEnd, LocalRun
+    from superpod.node.run_folder import Attempt, RunFolder
+
+STYLES = {"done": "green", "cancelled": "yellow"}
+
+
+class NotDone(Exception):
+    """The run is told and its folder says how it ended; what is left is the exit code."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs: Path) -> tuple[AttemptEnd, RunFolder]:
+    """Run one attempt, in `folder` or in a new one under `runs`; returns how it ended, and where."""
+    from superpod.cli.progress import Steps
+    from superpod.launchers import local, preflight
+    from superpod.node import processes
+    from superpod.node.run_folder import RunFolder
+
+    request = local_run.resolved.request
+    facts = request.facts() | local_run.facts | {"checkpoint_bytes": local_run.checkpoint_bytes}
+    lines = local_run.lines
+    folder = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=lines)
+    with folder.lock():
+        processes.refuse_beside_others(folder)
+        preflight.disk(folder.path, local_run.checkpoint_bytes)
+        marker = folder.go_on(local_run.max_steps)
+        folder.write_plan(local_run.resolved.plan)
+        attempt = folder.new_attempt()
+        attempt.write_env(os.environ)
+        _announce(console, local_run, folder, attempt)
+        end = local.AttemptEnd("failed", 1, "the launcher failed")
+        try:
+            with Steps(console, folder, local_run.max_steps) as steps:
+                end = local.launch(local_run, folder, attempt, steps.tick)
+        finally:
+            with _reporting_full_disks(console):
+                if steps.last > steps.first:
+                    folder.keep(facts, lines)
+                elif marker:
+                    folder.put_back(marker)
+            with _reporting_full_disks(console):
+                attempt.finish(end.state, exit_code=end.exit_code, message=end.message, last_step=steps.last)
+    style = STYLES.get(end.state, "red")
+    console.print(f"[{style}]{end.state}[/] at step {steps.last} of {local_run.max_steps}")
+    if end.message:
+        console.print(end.message, markup=False, highlight=False, soft_wrap=True)
+    return end, folder
+
+
+@contextmanager
+def _reporting_full_disks(console: Console) -> Iterator[None]:
+    """How a run ended stands even where its folder cannot be written any more, so a full disk is only reported."""
+    try:
+        yield
+    except UserError as error:
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+
+
+def _announce(console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt) -> None:
+    if local_run.changes:
+        changes = "".join(f"{c.path or 'recipe'}: {c.old} -> {c.new}  ({c.reason})\n" for c in local_run.changes)
+        (attempt.path / "rehearsal.txt").write_text(changes, encoding="utf-8")
+        console.print(
+            f"no GPU here: rehearsing on {local_run.ranks} CPU ranks, the recipe's own NeMo and Megatron-Core on gloo; "
+            f"{len(local_run.changes)} GPU settings changed, listed in attempts/{attempt.name}/rehearsal.txt"
+        )
+    console.print(f"run folder {folder.path}, attempt {attempt.name}", markup=False, highlight=False, soft_wrap=True)

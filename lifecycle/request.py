@@ -1,0 +1,62 @@
+"""What was asked for: a recipe, what is changed in it, its data and its size. Read and refused without NeMo."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from superpod.errors import UserError
+from superpod.node.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run as a user asks for it. `resolve.resolve` says what it comes to."""
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    """`path=value` and `with=OPTION`, in the order they apply."""
+    data: Path | None = None
+    """a folder made by `recipes data`; None = mock data"""
+    num_nodes: int | None = None
+    """None = the recipe's smallest size"""
+
+    def facts(self) -> dict[str, Any]:
+        """As run.json keeps it."""
+        data = str(self.data) if self.data else None
+        return {"overrides": list(self.overrides), "data": data, "num_nodes": self.num_nodes}
+
+    @classmethod
+    def of_run(cls, run: RunFolder, more: Sequence[str] = (), data: Path | None = None) -> Request:
+        """The request of an earlier run, with `more` overrides after its own, and other data where given."""
+        facts = run.facts
+        kept = Path(facts["data"]) if facts.get("data") else None
+        return cls(run.recipe, (*facts.get("overrides", ()), *more), data or kept, facts.get("num_nodes"))
+
+    def check(self) -> None:
+        """Refuse what can be refused before NeMo is imported.
+
+        Raises:
+            UserError: no such recipe or size, no override, a secret, or a data folder that is not complete.
+        """
+        from superpod.recipes.data.folder import DataFolder
+        from superpod.recipes.registry import find
+
+        find(self.recipe).layout(self.num_nodes)
+        for override in self.overrides:
+            _check_override(override)
+        if self.data:
+            DataFolder.load(self.data)
+
+
+def _check_override(text: str) -> None:
+    from superpod.node.redaction import redact_text
+
+    if not re.match(r"[A-Za-z_][\w.\[\]]*\W*=", text):
+        raise UserError(f"{text!r} is not an override", "write path=value, such as trainer.max_steps=10")
+    if redact_text(text) != text:
+        path = text.partition("=")[0]
+        raise UserError(f"override {path} looks like a secret, and run folders keep overrides", "use the environment")

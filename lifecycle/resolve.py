@@ -1,0 +1,231 @@
+"""What will run: a request with every value decided, once. Local runs, exports, jobs and checks all take this.
+
+`resolve` builds the recipe with NeMo (10 to 20 s for its import). `resolved` gives the same without the built
+configuration, but with the file that ranks run, from a cache where nothing that it depends on has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import superpod
+from superpod.errors import UserError
+from superpod.lifecycle.request import Request
+from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+PACKAGE = Path(superpod.__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedRun:
+    """A request, decided. Overrides, data and size are in every field; nothing is looked up in the recipe again."""
+
+    request: Request
+    job: PlannedJob
+    """as the planner sees it: model, GPUs, precision, and the layout that runs"""
+    plan: dict[str, Any]
+    """plan.json: what the planner predicts of the job"""
+    nodes: int
+    gpus_per_node: int
+    max_steps: int
+    save_every: int
+    """steps between two checkpoints; 0 = none"""
+    data_facts: dict[str, Any]
+    """what a report shows of the data"""
+    lines: list[str]
+    """recipe.txt"""
+    source: str = field(default="", repr=False)
+    """the one Python file that ranks run: `recipe()` returns the partial; "" until it is exported"""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that runs."""
+        return self.job.layout
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of one checkpoint with its optimizer state."""
+        return int(self.plan["layouts"][0]["checkpoint_bytes"])
+
+    @property
+    def step_time_s(self) -> float | None:
+        """As planned; None where the planner has no figure."""
+        return self.plan["layouts"][0]["step_time_s"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltRun(ResolvedRun):
+    """A resolved run with its NeMo configuration: what can be trained in this process, or exported."""
+
+    partial: run.Partial = field(compare=False, repr=False)
+
+    def exported(self) -> ResolvedRun:
+        """The same as plain data, with its `source` in place of the partial."""
+        from superpod.recipes.export import recipe_source
+
+        heading = f"{self.request.recipe} on {self.nodes} nodes x {self.gpus_per_node} GPUs, as it was submitted."
+        values: dict[str, Any] = {known.name: getattr(self, known.name) for known in fields(ResolvedRun)}
+        values["source"] = recipe_source.render(self.partial, heading)
+        return ResolvedRun(**values)
+
+
+def resolve(request: Request) -> BuiltRun:
+    """Build the request's recipe and decide all that follows from it.
+
+    Raises:
+        UserError: no such recipe, an override that names nothing or leaves no recipe, an illegal layout, or no NeMo.
+    """
+    partial, data_facts = configure(request)
+
+    from superpod.planner import legality, plans
+    from superpod.recipes import flatten
+    from superpod.recipes.planned_job import of_partial
+    from superpod.recipes.registry import find
+
+    _still_a_recipe(partial, request.overrides)
+    job = of_partial(partial, find(request.recipe))
+    legality.require(job)
+    trainer = partial.trainer
+    return BuiltRun(
+        request=request,
+        job=job,
+        plan=plans.of_run(job),
+        nodes=trainer.num_nodes,
+        gpus_per_node=trainer.devices,
+        max_steps=trainer.max_steps,
+        save_every=partial.log.ckpt.every_n_train_steps or 0,
+        data_facts=data_facts,
+        lines=[str(line) for line in flatten.flatten(partial)],
+        partial=partial,
+    )
+
+
+def configure(request: Request) -> tuple[run.Partial, dict[str, Any]]:
+    """The recipe with the request's size, data and overrides, in this order, and what is known of the data.
+
+    Raises:
+        UserError: no such recipe, an override that names nothing, or no NeMo.
+    """
+    from superpod.recipes import build
+
+    partial = build(request.recipe, request.num_nodes)
+    from superpod.recipes import overrides  # imports NeMo-Run, and `build` says what to install where it is missing
+
+    data_facts = use_data(partial, request.data) if request.data else {}
+    overrides.apply(partial, list(request.overrides))
+    return partial, data_facts
+
+
+def use_data(partial: run.Partial, path: Path) -> dict[str, Any]:
+    """Train on the data folder at `path`; returns what a report shows of it."""
+    from superpod.recipes.data.entropy import unigram_entropy
+    from superpod.recipes.data.folder import DataFolder
+    from superpod.recipes.data.module import data_module
+
+    folder = DataFolder.load(path)
+    sizes = {k: getattr(partial.data, k) for k in ("seq_length", "micro_batch_size", "global_batch_size")}
+    partial.data = data_module(folder, **sizes)
+    documents = folder.split_documents()
+    if not documents["test"]:
+        partial.trainer.limit_test_batches = 0
+    if not documents["validation"]:
+        partial.trainer.limit_val_batches = 0
+        return {}
+    return {"unigram_entropy_nats": unigram_entropy(folder)}
+
+
+_PARTS = ("model.config", "data", "trainer.strategy.ddp", "log.ckpt", "resume", "optim.config")
+_OURS = ("log.explicit_log_dir", "log.ckpt.dirpath", "resume.resume_from_directory")
+_COUNTS = ("trainer.devices", "trainer.num_nodes", "trainer.max_steps")
+
+
+def _still_a_recipe(partial: run.Partial, overrides: tuple[str, ...]) -> None:
+    """Refuse overrides after which nothing can run: a part gone, a count that is none, a path that the run sets."""
+    import fiddle as fdl
+
+    for path in _PARTS:
+        node = partial
+        for name in path.split("."):
+            node = getattr(node, name, None)
+            if not isinstance(node, fdl.Buildable):
+                raise UserError(
+                    f"the overrides left no whole recipe: {path} must stay a configuration, and {name} is {node!r}"
+                )
+    if not isinstance(partial.trainer.callbacks, list):
+        raise UserError(f"trainer.callbacks must stay a list, not {partial.trainer.callbacks!r}")
+    for path in _COUNTS:
+        value = getattr(partial.trainer, path.partition(".")[2])
+        if type(value) is not int or value < 1:
+            raise UserError(f"{path} must be a whole number from 1 on, not {value!r}")
+    for text in overrides:
+        if text.startswith(_OURS):
+            raise UserError(
+                f"override {text.partition('=')[0]}: a run keeps these in its run folder", "name it with --runs"
+            )
+
+
+# -- the same without NeMo, where it was resolved before -------------------------------------------------------------
+
+
+def resolved(request: Request, *, fresh: bool = False) -> ResolvedRun:
+    """The request resolved, with its `source` and without its `partial`; from the cache, or built and kept there.
+
+    Raises:
+        UserError: as `resolve`.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    path, kept = cache() / f"{_key(request)}.json", TypeAdapter(ResolvedRun)
+    if not fresh:
+        try:
+            return kept.validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            pass  # not there, or torn: build it
+    run = resolve(request).exported()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_bytes(kept.dump_json(run))
+        partial.replace(path)
+    except OSError:
+        pass  # a home that cannot be written costs time, not the job
+    return run
+
+
+def is_cached(request: Request) -> bool:
+    """Whether `resolved` will not have to import NeMo."""
+    return (cache() / f"{_key(request)}.json").is_file()
+
+
+def cache() -> Path:
+    """Where resolved runs are kept: $XDG_CACHE_HOME/superpod/recipes."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "superpod" / "recipes"
+
+
+SOURCES = ("planner", "recipes", "lifecycle")
+"""Folders of this package whose code and data decide what a request comes to."""
+
+
+def _key(request: Request) -> str:
+    """Of all that the result depends on: the request, its data, our sources, and the versions of NeMo's stack."""
+    from superpod.node.versions import versions
+
+    question = json.dumps([request.recipe, request.facts(), versions()], sort_keys=True, default=str)
+    digest = hashlib.sha256(question.encode())
+    folders = [PACKAGE / name for name in SOURCES]
+    files = [path for folder in folders for path in sorted(folder.rglob("*.*")) if "__pycache__" not in path.parts]
+    if request.data:
+        files.append(request.data / "dataset.json")
+    for path in files:
+        digest.update(path.read_bytes() if path.is_file() else b"")
+    return digest.hexdigest()[:32]
