@@ -17,7 +17,7 @@ from superpod.node.files import is_number, read_json, read_lines, write_json
 from superpod.node.run_folder import Attempt, RunFolder
 
 STOP = "stop"
-"""The marker of a run that must not go on by itself: `RUN/stop`, `{"t": Unix time, "reason": words, "by": StoppedBy}`."""
+"""`RUN/stop`, the marker of a run that must not go on by itself: `{"t": Unix time, "reason": words, "by": ...}`."""
 
 RESUMED = "again.json"
 """Written when the user lets a stopped run go on: `{"after": number of its newest attempt}`."""
