@@ -13,6 +13,9 @@ PACKAGE = Path(__file__).absolute().parents[1]  # not resolved: in a checkout sr
 FILES = ("errors.py", "node/*.py", "slurm/checks/node.sh")
 """Standard library only, but for the callback, which needs lightning, and the measurements, which need torch."""
 
+STAY = ("payload.py", "processes.py")
+"""These run only where an attempt is submitted or launched; processes.py needs psutil."""
+
 
 @cache
 def runtime() -> bytes:
@@ -20,7 +23,7 @@ def runtime() -> bytes:
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
         for pattern in FILES:
-            for path in sorted(PACKAGE.glob(pattern)):
+            for path in sorted(path for path in PACKAGE.glob(pattern) if path.name not in STAY):
                 data = path.read_bytes()
                 entry = tarfile.TarInfo(f"superpod/{path.relative_to(PACKAGE).as_posix()}")
                 entry.size, entry.mode = len(data), 0o644

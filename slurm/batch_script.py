@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from superpod.slurm.environment import Variable
     from superpod.slurm.profiles import Cluster
 
-RECIPE, RUNTIME = "recipe.py", "runtime.tar.gz"
+RECIPE, LINES, RUNTIME = "recipe.py", "recipe.txt", "runtime.tar.gz"
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class BatchJob:
     """the exported recipe, Python"""
     runtime: bytes = field(repr=False)
     """tar.gz of what runs beside it"""
+    recipe_lines: tuple[str, ...] = ()
+    """the flattened recipe: recipe.txt of a run that the job makes itself"""
     python: str = ""
     """of the ranks; "" = the profile's"""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -174,6 +176,7 @@ carried() {{ sed -n "/^#>> $1\\$/,/^#<<\\$/{{s/^#| \\{{0,1\\}}//p}}" "$0"; }}
 if [[ ! -s $code/{RECIPE} ]]; then
     mkdir -p "$code" || exit 1
     carried {RUNTIME} | base64 --decode | tar -xz -C "$code" || exit 1
+    carried {LINES} >"$code/{LINES}" || exit 1
     carried {RECIPE} >"$code/.{RECIPE}.$$" && mv "$code/.{RECIPE}.$$" "$code/{RECIPE}" || exit 1
 fi
 export PYTHONPATH="$code${{PYTHONPATH:+:$PYTHONPATH}}"
@@ -185,7 +188,7 @@ def _start(job: BatchJob) -> str:
     python = quoted(job.python or cluster.software.python)
     controller = [
         f"--recipe {quoted(job.recipe)}",
-        '--runs "$runs"',
+        f'--runs "$runs" --lines "$code/{LINES}"',
         f"--save-s {chain.save_s} --stalled-s {chain.stalled_s}",
         f"--idle-attempts {chain.idle_attempts} --failures {chain.failures}",
         *(["--self-submit"] if chain.self_submit else []),
@@ -228,9 +231,13 @@ def _in_quotes(text: str) -> str:
 
 
 def _carried(job: BatchJob) -> str:
-    blocks = {RECIPE: job.recipe_file.rstrip("\n").split("\n"), RUNTIME: list(_base64(job.runtime))}
+    blocks = {
+        RECIPE: job.recipe_file.rstrip("\n").split("\n"),
+        LINES: [line for text in job.recipe_lines for line in text.split("\n")],
+        RUNTIME: list(_base64(job.runtime)),
+    }
     text = [
-        f"#>> {name}\n" + "\n".join(f"#| {line}" if line else "#|" for line in lines) + "\n#<<"
+        "\n".join([f"#>> {name}", *(f"#| {line}" if line else "#|" for line in lines), "#<<"])
         for name, lines in blocks.items()
     ]
     return "exit 1 # not reached; what follows is carried, not run\n" + "\n".join(text) + "\n"

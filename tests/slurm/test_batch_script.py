@@ -19,6 +19,7 @@ from superpod.planner.layout import Layout
 from superpod.slurm import batch_script, environment, profiles
 
 RECIPE = '"""A recipe."""\n\n\ndef recipe():\n    return """two  \n\n#<< lines"""\n'
+LINES = ("trainer.max_steps = 60", "", "#<< data.paths[0] = 'a b'  ")
 HOSTILE = [
     "a b",
     "it's",
@@ -52,6 +53,7 @@ def job_for(name: str, profile=None, **changes) -> batch_script.BatchJob:
         "runs": where.folders.runs,
         "variables": tuple(environment.variables(where, layout, "bf16")),
         "recipe_file": RECIPE,
+        "recipe_lines": LINES,
         "runtime": b"runtime",
         "python": "python",
         "facts": {"max_steps": 60},
@@ -91,16 +93,18 @@ def test_what_is_carried_comes_out_as_it_went_in(tmp_path):
     (carried,) = re.findall(r"^carried\(\).*$", text, re.MULTILINE)
     script = (
         f'{carried}\ncarried recipe.py >"$1/recipe.py"; carried runtime.tar.gz | base64 --decode >"$1/runtime.tar.gz"'
+        '; carried recipe.txt >"$1/recipe.txt"'
     )
     subprocess.run(["bash", "-c", script.replace('"$0"', f'"{file}"'), "bash", tmp_path], check=True)
     assert (tmp_path / "recipe.py").read_text() == RECIPE
+    assert (tmp_path / "recipe.txt").read_text() == "".join(f"{line}\n" for line in LINES)
     assert (tmp_path / "runtime.tar.gz").read_bytes() == payload.runtime()
 
 
 def test_the_runtime_needs_the_standard_library_only(tmp_path):
     with tarfile.open(fileobj=io.BytesIO(payload.runtime())) as archive:
         archive.extractall(tmp_path, filter="data")
-    attempt = tmp_path / "superpod" / "launchers" / "runtime" / "attempt.py"
+    attempt = tmp_path / "superpod" / "node" / "attempt.py"
     isolated = ["/usr/bin/env", "-i", "PATH=/usr/bin:/bin", shutil.which("python3") or "python3", "-S", str(attempt)]
     done = subprocess.run([*isolated, "--recipe", "x", "--runs", "y"], capture_output=True, text=True)
     assert "the command that starts the ranks is missing" in done.stderr

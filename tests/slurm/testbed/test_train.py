@@ -94,6 +94,7 @@ def test_a_plain_sbatch_of_the_rendered_script(testbed, profile, recipes_cli, te
     run = RunFolder.open(folder)
     assert run.done
     assert len(run.metrics()) == 6
+    assert "trainer.max_steps" in (run.path / "recipe.txt").read_text()
 
 
 def test_a_warned_and_a_killed_attempt_lose_nothing_that_was_saved(testbed, profile, recipes_cli, text):
