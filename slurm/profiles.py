@@ -1,4 +1,4 @@
-"""A cluster as a TOML file: what Slurm, the containers, the network and the folders of a site are called.
+"""A cluster as a TOML file: what its Slurm, containers, network and folders are called.
 
 `slurm/clusters/*.toml` ships DGX SuperPOD profiles; a site copies one and fills in its account, partition and folders.
 """
@@ -8,17 +8,21 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from superpod.errors import UserError, did_you_mean
 from superpod.planner.files import text_of
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
+    from pydantic_core import ErrorDetails
 
     from superpod.slurm.profile_schema import Cluster
 
 SHIPPED = Path(__file__).resolve().parent / "clusters"
+
+RENAMED = {"chain.links": "attempts", "chain.idle_links": "idle_attempts"}
+"""Keys of version 0.1, and what they are called now."""
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
@@ -79,19 +83,20 @@ def seconds(time: str) -> int:
 
 
 def _mistakes(wrong: ValidationError, text: str, where: str) -> list[str]:
-    found = []
+    mistakes = []
     for error in wrong.errors():
         keys = [str(key) for key in error["loc"] if not isinstance(key, int)]
-        line = line_of(text, keys)
-        found.append(f"{where}:{line}: {'.'.join(keys)} {_words(error, keys)}")
-    return found
+        mistakes.append(f"{where}:{line_of(text, keys)}: {'.'.join(keys)} {_words(error, keys)}")
+    return mistakes
 
 
-def _words(error: Any, keys: list[str]) -> str:
+def _words(error: ErrorDetails, keys: list[str]) -> str:
     """What a mistake is, and what is allowed in its place."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         known = _keys_of(keys[:-1])
+        if new_name := RENAMED.get(".".join(keys)):
+            return f"is called {new_name} now"
         return f"is no key; {did_you_mean(keys[-1], known) or 'known: ' + ', '.join(known)}"
     if kind == "missing":
         return "is missing"
@@ -103,14 +108,14 @@ def _words(error: Any, keys: list[str]) -> str:
     words |= {"list_type": "takes a list", "dict_type": "takes a table", "model_type": "is a table"}
     limits = {"greater_than_equal": "is at least {ge}", "less_than_equal": "is at most {le}"}
     plain = str(error["msg"])
-    said = words.get(kind) or (limits.get(kind) or plain[0].lower() + plain[1:]).format(**context)
-    return f"{said}, not {error['input']!r}"
+    rule = words.get(kind) or (limits.get(kind) or plain[0].lower() + plain[1:]).format(**context)
+    return f"{rule}, not {error['input']!r}"
 
 
 def _keys_of(path: list[str]) -> list[str]:
-    model: Any = schema()
+    model: type[BaseModel] = schema()
     for key in path:
-        model = model.model_fields[key].annotation
+        model = cast("type[BaseModel]", model.model_fields[key].annotation)
     return list(model.model_fields)
 
 
@@ -139,7 +144,7 @@ def one_line(value: str) -> str:
 
 
 @lru_cache
-def schema() -> Any:
+def schema() -> type[Cluster]:
     """The profile as a pydantic model; its fields are the documentation of every key."""
     from superpod.slurm import profile_schema
 

@@ -45,6 +45,8 @@ def test_the_superpods_of_the_issue_are_there():
         ('account = "acct"', "account = 7", "my.toml:10: slurm.account takes a string, not 7"),
         ('account = "acct"', 'account = "a\\nb"', "slurm.account must be printable and on one line"),
         ("attempts = 3", "attempts = 0", "chain.attempts is at least 1, not 0"),
+        ("attempts = 3", "links = 3", "my.toml:25: chain.links is called attempts now"),
+        ("attempts = 3", "idle_links = 3", "my.toml:25: chain.idle_links is called idle_attempts now"),
         ("save_s = 20", "save_s = 9000", "chain.save_s is at most 7200, not 9000"),
         ("save_s = 20", "save_s = 400", "slurm.time 10:00 leaves too little to train before chain.save_s 400"),
         ('runs = "/tmp/superpod-testbed/runs"', 'runs = "runs"', "folders.runs takes an absolute path, not 'runs'"),
@@ -64,8 +66,8 @@ def test_a_mistake_is_named_with_its_line_and_what_is_allowed(old, new, says):
 
 
 def test_every_mistake_is_said_at_once():
-    said = refused(GOOD.replace('mem = "8000"', 'mem = "x"').replace("attempts = 3", "attempts = 0"))
-    assert len(said.splitlines()) == 2
+    message = refused(GOOD.replace('mem = "8000"', 'mem = "x"').replace("attempts = 3", "attempts = 0"))
+    assert len(message.splitlines()) == 2
 
 
 def test_what_is_no_toml_is_refused_with_its_line():
