@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from superpod.node.run_folder import RunFolder
+from tests.preloaded import Server
 
 ROOT = Path(__file__).parent.parent
 
@@ -81,16 +82,32 @@ def golden(request):
     return compare
 
 
+def environment_of(env):
+    return {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", **(env or {})}
+
+
 @pytest.fixture(scope="session")
 def recipes_cli():
     """Run the command as a user does; returns the finished process with text output."""
 
     def call(*args, cwd=None, env=None, timeout=120, python=()):
         command = [sys.executable, *python, "-m", "superpod.cli", *map(str, args)]
-        environ = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", **(env or {})}
+        environ = environment_of(env)
         return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=timeout)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def preloaded_cli():
+    """The same in a fork of a process that has imported NeMo: for what a command says, not for how it starts."""
+    server = Server()
+
+    def call(*args, cwd=None, env=None, timeout=120):
+        return server.call([*map(str, args)], cwd, environment_of(env), timeout)
+
+    yield call
+    server.close()
 
 
 NAME = "tiny_pretrain_h100_bf16"

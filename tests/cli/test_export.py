@@ -29,8 +29,8 @@ def test_a_mistake_is_said_before_nemo_is_imported(words, says, recipes_cli, tmp
 
 
 @pytest.mark.nemo
-def test_export_writes_the_recipe_with_its_overrides(recipes_cli, tmp_path):
-    done = recipes_cli("export", "tiny_llama3", "trainer.max_steps=7", "--to", "mine.py", cwd=tmp_path)
+def test_export_writes_the_recipe_with_its_overrides(preloaded_cli, tmp_path):
+    done = preloaded_cli("export", "tiny_llama3", "trainer.max_steps=7", "--to", "mine.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("wrote mine.py: ")
     text = (tmp_path / "mine.py").read_text()
@@ -44,29 +44,29 @@ def test_export_writes_the_recipe_with_its_overrides(recipes_cli, tmp_path):
     ("override", "says"),
     [("trainer.max_stepz=7", "no field 'max_stepz'"), ("trainer.strategy=None", "left no whole recipe")],
 )
-def test_export_refuses_overrides_that_leave_no_recipe(override, says, recipes_cli, tmp_path):
-    done = recipes_cli("export", "tiny_llama3", override, "--to", "mine.py", cwd=tmp_path)
+def test_export_refuses_overrides_that_leave_no_recipe(override, says, preloaded_cli, tmp_path):
+    done = preloaded_cli("export", "tiny_llama3", override, "--to", "mine.py", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert says in " ".join(done.stderr.split())
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.nemo
-def test_diff_is_a_table_by_part_and_json_for_programs(recipes_cli):
-    text = recipes_cli("diff", "tiny_llama3", "tiny_llama3_fp32").stdout
+def test_diff_is_a_table_by_part_and_json_for_programs(preloaded_cli):
+    text = preloaded_cli("diff", "tiny_llama3", "tiny_llama3_fp32").stdout
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "path A B why it matters"
     assert lines.index("trainer.strategy") < lines.index("trainer.plugins") < lines.index("optim")
     assert "precision 'bf16-mixed' '32' the number format of the training" in lines
-    found = json.loads(recipes_cli("diff", "tiny_llama3", "tiny_llama3_fp32", "--json").stdout)
+    found = json.loads(preloaded_cli("diff", "tiny_llama3", "tiny_llama3_fp32", "--json").stdout)
     assert lines[-1] == f"{len(found)} differences; A is tiny_llama3, B is tiny_llama3_fp32; - is not set"
-    same = recipes_cli("diff", "tiny_llama3", "tiny_llama3")
+    same = preloaded_cli("diff", "tiny_llama3", "tiny_llama3")
     assert same.stdout == "tiny_llama3 and tiny_llama3 are the same recipe\n"
     assert same.returncode == 0
 
 
 @pytest.mark.nemo
-def test_diff_refuses_a_name_that_is_none(recipes_cli):
-    done = recipes_cli("diff", "tiny_llama3", "nemo:llama3_9b")
+def test_diff_refuses_a_name_that_is_none(preloaded_cli):
+    done = preloaded_cli("diff", "tiny_llama3", "nemo:llama3_9b")
     assert done.returncode == 2
     assert "NeMo has no recipe called 'llama3_9b'" in " ".join(done.stderr.split())

@@ -313,16 +313,19 @@ def test_damaged_data_is_refused_before_nemo_is_imported(damage, says, folder, t
     assert not (folder / "runs").exists()
 
 
-def test_what_does_not_fit_is_refused(folder):
+def test_what_does_not_fit_is_refused(folder, preloaded_cli):
     recipe = registry.find("llama31_405b_pretrain_h100_bf16")
-    code, said = Running(folder, recipe.name).end()
-    assert code == 2
-    assert f"takes {8 * recipe.nodes[0]} processes" in " ".join(said.split())
-    assert f"recipes rehearse {recipe.name}" in " ".join(said.split())
+    done = preloaded_cli("run", recipe.name, cwd=folder)
+    assert done.returncode == 2
+    message = " ".join(done.stderr.split())
+    assert f"takes {8 * recipe.nodes[0]} processes" in message
+    assert f"recipes rehearse {recipe.name}" in message
+    assert "Traceback" not in message
     assert not list((folder / "runs").glob("*/*"))
 
 
-def test_an_illegal_layout_is_refused_with_its_numbers(folder):
-    code, said = Running(folder, "tiny_llama3", "trainer.strategy.pipeline_model_parallel_size=4").end()
-    assert code == 2
-    assert "tp 2 x pp 4 x cp 1 = 8 must divide the number of GPUs, which is 2" in said
+def test_an_illegal_layout_is_refused_with_its_numbers(folder, preloaded_cli):
+    done = preloaded_cli("run", "tiny_llama3", "trainer.strategy.pipeline_model_parallel_size=4", cwd=folder)
+    assert done.returncode == 2
+    assert "tp 2 x pp 4 x cp 1 = 8 must divide the number of GPUs, which is 2" in done.stderr
+    assert "Traceback" not in done.stderr

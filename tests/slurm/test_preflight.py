@@ -189,3 +189,11 @@ def test_a_recipe_for_another_gpu_is_judged_on_this_one():
     assert findings(case(profile(gpu="h200"))) == []
     found = [f.message for f in findings(case(profile(gpu="a100_40gb")))]
     assert any("does not fit a100_40gb" in message for message in found)
+
+
+def test_another_gpu_is_judged_by_the_layout_that_runs():
+    """Not by the recipe's own: an override of the micro-batch decides whether it fits."""
+    job = planned_job.job(registry.find("llama3_8b_pretrain_h100_bf16"), 4)
+    larger = job.replace(layout=job.layout.replace(mbs=16))
+    assert findings(case(profile(gpu="h200"), job=job)) == []
+    assert any("does not fit h200" in f.message for f in findings(case(profile(gpu="h200"), job=larger)))
