@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from superpod.planner import hardware
 
 if TYPE_CHECKING:
+    from superpod.planner.hardware import Node
     from superpod.planner.layout import Layout
     from superpod.slurm.profiles import Cluster
 
@@ -31,15 +32,13 @@ class EnvironmentFacts:
 
     layout: Layout
     precision: str
-    generation: str
-    """ampere, hopper or blackwell"""
-    gpu: str
+    node: Node
     network: str
     on_gpu: bool = True
 
     @property
     def splits_layers(self) -> bool:
-        """Whether layers talk inside themselves: tensor or context parallel."""
+        """Whether ranks communicate inside a layer: tensor or context parallelism."""
         return self.layout.tp > 1 or self.layout.cp > 1
 
     @property
@@ -49,8 +48,6 @@ class EnvironmentFacts:
 
 
 When = Callable[[EnvironmentFacts], bool]
-
-_BLACKWELL = "blackwell"
 
 # Sources: NeMo 2.7.3 `lightning/run/plugins.py` (PerfEnvPlugin) and `megatron_comm_overlap.py`; Megatron-Bridge
 # `scripts/performance`; NCCL's and PyTorch's lists of variables.
@@ -62,12 +59,12 @@ TABLE: tuple[tuple[str, str, When, str], ...] = (
     ("TRANSFORMERS_OFFLINE", "1", lambda f: True, "the same, for transformers"),
     (
         *("CUDA_DEVICE_MAX_CONNECTIONS", "1"),
-        lambda f: f.on_gpu and f.generation != _BLACKWELL and f.splits_layers and not f.own_fsdp,
+        lambda f: f.on_gpu and not f.node.gpu.keeps_queue_order and f.splits_layers and not f.own_fsdp,
         "kernels start in the order they are queued, so that communication of TP and CP goes before the GEMM hiding it",
     ),
     (
         *("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
-        lambda f: f.on_gpu and f.generation == _BLACKWELL and f.splits_layers and not f.own_fsdp,
+        lambda f: f.on_gpu and f.node.gpu.keeps_queue_order and f.splits_layers and not f.own_fsdp,
         "Blackwell keeps that order by itself; with 8 queues, the default, streams of TP and CP would share one",
     ),
     (
@@ -101,22 +98,20 @@ TABLE: tuple[tuple[str, str, When, str], ...] = (
     ("NCCL_IB_GID_INDEX", "3", lambda f: f.on_gpu and f.network == "roce", "the RoCE v2 address, which is routed"),
     (
         *("NCCL_NET_GDR_LEVEL", "PHB"),
-        lambda f: f.on_gpu and f.gpu in ("gb200", "gb300"),
+        lambda f: f.on_gpu and f.node.nvlink_c2c,
         "Grace: NICs reach GPU memory across the host bridge",
     ),
-    ("NCCL_NET_GDR_C2C", "1", lambda f: f.on_gpu and f.gpu in ("gb200", "gb300"), "... over NVLink-C2C"),
+    ("NCCL_NET_GDR_C2C", "1", lambda f: f.on_gpu and f.node.nvlink_c2c, "... over NVLink-C2C"),
 )
 """name, value, when, why."""
 
 
 def facts(cluster: Cluster, layout: Layout, precision: str) -> EnvironmentFacts:
     """What the environment of this recipe on this cluster depends on."""
-    generation = hardware.builtin().node(cluster.gpu).gpu.generation
     return EnvironmentFacts(
         layout=layout,
         precision=precision,
-        generation=generation,
-        gpu=cluster.gpu,
+        node=hardware.builtin().node(cluster.gpu),
         network=cluster.network.kind,
         on_gpu=not cluster.declared_only,
     )
@@ -125,20 +120,20 @@ def facts(cluster: Cluster, layout: Layout, precision: str) -> EnvironmentFacts:
 def variables(cluster: Cluster, layout: Layout, precision: str) -> list[Variable]:
     """The environment of every rank, in the order it is written; a profile's own `[env]` comes last and wins."""
     known = facts(cluster, layout, precision)
-    found = [Variable(name, value, reason) for name, value, when, reason in TABLE if when(known)]
-    found += _of_the_site(cluster)
+    variables = [Variable(name, value, reason) for name, value, when, reason in TABLE if when(known)]
+    variables += _of_the_site(cluster)
     own = [Variable(name, value, "the profile says so") for name, value in cluster.env.items()]
-    return [v for v in found if v.name not in cluster.env] + own
+    return [v for v in variables if v.name not in cluster.env] + own
 
 
 def _of_the_site(cluster: Cluster) -> list[Variable]:
-    found, network = [], cluster.network
+    variables, network = [], cluster.network
     if network.interface:
         why = "the network that nodes greet each other on"
-        found += [Variable("NCCL_SOCKET_IFNAME", network.interface, why)] if not cluster.declared_only else []
-        found.append(Variable("GLOO_SOCKET_IFNAME", network.interface, why))
+        variables += [Variable("NCCL_SOCKET_IFNAME", network.interface, why)] if not cluster.declared_only else []
+        variables.append(Variable("GLOO_SOCKET_IFNAME", network.interface, why))
     if network.hcas:
-        found.append(Variable("NCCL_IB_HCA", network.hcas, "the compute HCAs; the others carry storage"))
+        variables.append(Variable("NCCL_IB_HCA", network.hcas, "the compute HCAs; the others carry storage"))
     if cluster.folders.cache:
-        found.append(Variable("HF_HOME", cluster.folders.cache, "tokenizers and weights, fetched beforehand"))
-    return found
+        variables.append(Variable("HF_HOME", cluster.folders.cache, "tokenizers and weights, fetched beforehand"))
+    return variables

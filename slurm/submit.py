@@ -64,6 +64,7 @@ def script(submission: Submission, *, name: str = "") -> str:
             runs=submission.folder,
             variables=tuple(environment.variables(cluster, run.layout, run.job.precision)),
             recipe_file=run.source,
+            recipe_lines=tuple(run.lines),
             runtime=payload.runtime(),
             python=python_of(cluster),
             facts=facts(submission),
