@@ -52,21 +52,21 @@ class Result:
 def main(reference: Path) -> int:
     """Print the tables. 1 when a group is past its bound, a completed run is called oom, or an OOM ok."""
     rows = read(reference / "memory.csv")
-    results = [result(row) for row in rows if row["allocated_gib"]]
+    results = [compare(row) for row in rows if row["allocated_gib"]]
     groups: dict[str, list[Result]] = {}
-    for each in results:
-        groups.setdefault(group(each.row), []).append(each)
-    exact = [each for each in results if group(each.row) in list(BOUNDS)[:-1]]
+    for result in results:
+        groups.setdefault(group(result.row), []).append(result)
+    exact = [result for result in results if group(result.row) in list(BOUNDS)[:-1]]
     groups["all with max_memory_allocated"] = exact
     failed = 0
     print(
         f"{'memory: peak allocated':34s} {'rows':>5s} {'covered':>8s} {'mean':>7s} {'worst':>7s} "
         f"{'fit':>8s} {'hold-out':>9s}"
     )
-    for name, found in groups.items():
-        failed += line(name, found)
-    worst = sorted(exact, key=lambda each: -each.error)[:6]
-    print("worst:", ", ".join(f"{each.row['id']} {100 * each.error:.1f} %" for each in worst))
+    for name, members in groups.items():
+        failed += line(name, members)
+    worst = sorted(exact, key=lambda result: -result.error)[:6]
+    print("worst:", ", ".join(f"{result.row['id']} {100 * result.error:.1f} %" for result in worst))
     failed += verdicts([*rows, *read(reference / "step_time.csv")])
     return int(failed > 0)
 
@@ -77,7 +77,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def result(row: Mapping[str, str]) -> Result:
+def compare(row: Mapping[str, str]) -> Result:
     """A row's peak on the rank that it names; on the fullest where it names none."""
     measured = float(row["allocated_gib"])
     try:
@@ -117,17 +117,17 @@ def is_held_out(row: Mapping[str, str]) -> bool:
     return int(hashlib.sha256(text.encode()).hexdigest(), 16) % 5 == 0
 
 
-def line(name: str, found: list[Result]) -> bool:
+def line(name: str, members: list[Result]) -> bool:
     """Print a group's line; whether it is past its bound."""
-    errors = [each.error for each in found]
-    sides = [[e.error for e in found if is_held_out(e.row) is side] for side in (False, True)]
+    errors = [result.error for result in members]
+    sides = [[e.error for e in members if is_held_out(e.row) is side] for side in (False, True)]
     fit, held = (f"{100 * float(np.mean(side)):6.2f} %" if side else "-" for side in sides)
-    covered = sum(each.predicted is not None for each in found)
+    covered = sum(result.predicted is not None for result in members)
     mean, worst = float(np.mean(errors)), max(errors)
     bound = BOUNDS.get(name)
     late = bound is not None and (mean > bound[0] or (bound[1] is not None and worst > bound[1]))
     print(
-        f"{name:34s} {len(found):5d} {covered:8d} {100 * mean:5.2f} % {100 * worst:5.1f} % {fit:>7s} {held:>9s}"
+        f"{name:34s} {len(members):5d} {covered:8d} {100 * mean:5.2f} % {100 * worst:5.1f} % {fit:>7s} {held:>9s}"
         + "  PAST ITS BOUND" * late
     )
     return late

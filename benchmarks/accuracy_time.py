@@ -69,17 +69,17 @@ def main(reference: Path) -> int:
     fixed = constant_baseline(results)
     for name, members in groups(results).items():
         wanted, bound = BOUNDS.get(name, (None, None))
-        mean = float(np.mean([each.error for each in members]))
+        mean = float(np.mean([result.error for result in members]))
         failed |= bound is not None and mean > bound
         print(_line(name, members, wanted, fixed))
-    regret, tau = ranking([each for each in results if each.row["release"] == "vTrain"])
+    regret, tau = ranking([result for result in results if result.row["release"] == "vTrain"])
     failed |= regret > REGRET[1] or tau < TAU[1]
     print(f"vTrain, choosing a layout: mean regret {regret:.2%} (wanted {REGRET[0]:.0%}),", end=" ")
     print(f"mean Kendall tau {tau:.3f} (wanted {TAU[0]})")
-    worst = sorted((each for each in results if each.predicted), key=lambda each: -each.error)[:8]
-    print("worst: " + ", ".join(f"{each.row['id']} {each.error:.0%}" for each in worst))
+    worst = sorted((result for result in results if result.predicted), key=lambda result: -result.error)[:8]
+    print("worst: " + ", ".join(f"{result.row['id']} {result.error:.0%}" for result in worst))
     print(f"rows whose own numbers cannot be: {', '.join(impossible) or 'none'}")
-    missing = [each.row["id"] for each in results if each.predicted is None]
+    missing = [result.row["id"] for result in results if result.predicted is None]
     print(f"rows not covered: {', '.join(missing) or 'none'}")
     return int(failed)
 
@@ -125,32 +125,32 @@ def held_out(row: Mapping[str, str]) -> bool:
 
 def groups(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The table's groups; a row is in several."""
-    found: dict[str, list[Result]] = {name: [] for name in BOUNDS}
-    for each in results:
-        if each.row["release"] == "vTrain":
-            found["vTrain, one node" if int(each.row["gpus"]) <= 8 else "vTrain, several nodes"].append(each)
+    table: dict[str, list[Result]] = {name: [] for name in BOUNDS}
+    for result in results:
+        if result.row["release"] == "vTrain":
+            table["vTrain, one node" if int(result.row["gpus"]) <= 8 else "vTrain, several nodes"].append(result)
             continue
-        if "not tuned" in each.row["notes"]:  # a verification card's own words of a run that shows that it works
-            found.setdefault("functional runs, not tuned", []).append(each)
+        if "not tuned" in result.row["notes"]:  # a verification card's own words of a run that shows that it works
+            table.setdefault("functional runs, not tuned", []).append(result)
             continue
-        moe = each.job is None or each.job.model.is_moe
-        found["tuned, MoE" if moe else "tuned, dense"].append(each)
-        found["tuned"].append(each)
-        found.setdefault(f"  {each.row['gpu'] or 'h100-80gb'}, {'MoE' if moe else 'dense'}", []).append(each)
-    return found
+        moe = result.job is None or result.job.model.is_moe
+        table["tuned, MoE" if moe else "tuned, dense"].append(result)
+        table["tuned"].append(result)
+        table.setdefault(f"  {result.row['gpu'] or 'h100-80gb'}, {'MoE' if moe else 'dense'}", []).append(result)
+    return table
 
 
 def constant_baseline(results: Sequence[Result]) -> dict[str, float]:
     """Errors of one constant FLOP rate per GPU, precision and dense or MoE, fitted as well as it can be; by row."""
     rates = defaultdict(list)
-    for each in results:
-        if each.job:
-            rates[_class(each.job)].append(float(steptime.mfu(each.job, each.measured)))
+    for result in results:
+        if result.job:
+            rates[_class(result.job)].append(float(steptime.mfu(result.job, result.measured)))
     errors = {}
-    for each in results:
-        if each.job:
-            guess = np.exp(np.median(np.log(rates[_class(each.job)])))
-            errors[each.row["id"]] = abs(float(steptime.mfu(each.job, each.measured)) / guess - 1)
+    for result in results:
+        if result.job:
+            guess = np.exp(np.median(np.log(rates[_class(result.job)])))
+            errors[result.row["id"]] = abs(float(steptime.mfu(result.job, result.measured)) / guess - 1)
     return errors
 
 
@@ -160,14 +160,14 @@ def _class(job: PlannedJob) -> tuple[str, str, bool, bool]:
 
 def ranking(results: Sequence[Result]) -> tuple[float, float]:
     """Mean regret of the layout predicted fastest, and mean Kendall tau, over runs of one model, size and batch."""
-    found = defaultdict(list)
-    for each in results:
-        if each.predicted:
-            found[tuple(each.row[k] for k in ("layers", "hidden", "gpus", "gbs"))].append(each)
+    alike = defaultdict(list)
+    for result in results:
+        if result.predicted:
+            alike[tuple(result.row[k] for k in ("layers", "hidden", "gpus", "gbs"))].append(result)
     regrets, taus = [], []
-    for members in found.values():
-        chosen = min(members, key=lambda each: each.predicted or 0)
-        regrets.append(chosen.measured / min(each.measured for each in members) - 1)
+    for members in alike.values():
+        chosen = min(members, key=lambda result: result.predicted or 0)
+        regrets.append(chosen.measured / min(result.measured for result in members) - 1)
         if len(members) > 2:
             taus.append(kendall([e.measured for e in members], [e.predicted or 0 for e in members]))
     return float(np.mean(regrets)), float(np.mean(taus))
@@ -180,7 +180,7 @@ def kendall(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _line(name: str, members: Sequence[Result], wanted: float | None, fixed: Mapping[str, float]) -> str:
-    covered = [each for each in members if each.predicted is not None]
+    covered = [result for result in members if result.predicted is not None]
     mean, worst = np.mean([e.error for e in members]), max(e.error for e in members)
     sides = [[e.error for e in covered if e.held is side] for side in (False, True)]
     fit, hold = (f"{np.mean(side):8.2%}" if side else f"{'-':>8}" for side in sides)

@@ -13,12 +13,12 @@ RUNS = 7
 
 def seconds(command: list[str], runs: int) -> list[float]:
     """Wall time of each run, with the command's own bytecode evicted from nothing: a fresh process each."""
-    found = []
+    times = []
     for _ in range(runs):
         start = time.perf_counter()
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-        found.append(time.perf_counter() - start)
-    return found
+        times.append(time.perf_counter() - start)
+    return times
 
 
 def main() -> int:

@@ -23,9 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from accuracy_time import Result, read
 from steptime_priors import BEGIN, LEAST, START, Scope, scopes, widths
 
-from superpod.planner import calibration, columns, steptime
+from superpod.planner import calibration, columns, step_cost, steptime
 from superpod.planner.planned_job import PlannedJob
-from superpod.planner.step_cost import demand, stack
 
 Array = NDArray[np.float64]
 NOISE = 0.03
@@ -48,12 +47,14 @@ class Fit:
     """The rows, the factors, and the model between them."""
 
     def __init__(self, results: Sequence[Result]) -> None:
-        self.results = [each for each in results if each.job and each.predicted]
-        self.jobs = [each.job for each in self.results if each.job]
-        self.demand = stack([demand(job, columns.of(job)) for job in self.jobs])
-        self.measured = np.array([each.measured for each in self.results])
-        self.fitted = np.array([not each.held for each in self.results])
-        single = np.array([each.row["release"] == "vTrain" and int(each.row["gpus"]) <= 8 for each in self.results])
+        self.results = [result for result in results if result.job and result.predicted]
+        self.jobs = [result.job for result in self.results if result.job]
+        self.step_cost = step_cost.stack([step_cost.of(job, columns.of(job)) for job in self.jobs])
+        self.measured = np.array([result.measured for result in self.results])
+        self.fitted = np.array([not result.held for result in self.results])
+        single = np.array(
+            [result.row["release"] == "vTrain" and int(result.row["gpus"]) <= 8 for result in self.results]
+        )
         self.weight = np.where(single, 0.5, 1.0)  # 534 of one machine beside 470 of all others
         self.names = list(START)
         self.factors = list(self._factors())
@@ -74,16 +75,16 @@ class Fit:
 
     def constants(self, x: Array, bumped: int = -1) -> dict[str, Array]:
         """The constants of every row; the log of one of them a little higher, for the derivative."""
-        found = {}
+        values = {}
         for i, name in enumerate(self.names):
             mine = self.column == i
             log = np.log(START[name]) + x[mine] @ self.masks[mine] + (1e-4 if i == bumped else 0.0)
-            found[name] = np.clip(np.exp(log), LEAST.get(name, 0.0), calibration.most(name))
-        return found
+            values[name] = np.clip(np.exp(log), LEAST.get(name, 0.0), calibration.most(name))
+        return values
 
     def logs(self, x: Array, bumped: int = -1) -> Array:
         """The log of every row's predicted seconds."""
-        return np.log(sum(steptime.price(self.demand, self.constants(x, bumped)).values()))
+        return np.log(sum(steptime.price(self.step_cost, self.constants(x, bumped)).values()))
 
     def residuals(self, x: Array) -> Array:
         """Of the fitted rows, in units of the noise, and of the factors, in units of their priors."""
@@ -127,12 +128,12 @@ def write(fit: Fit, x: Array, folder: Path) -> int:
 
 def _of_gpu(logs: dict[tuple[Scope, str], float], gpu: str, generation: str) -> dict[str, dict[str, float]]:
     """The factors' logs by the selector of the file ("" = the constants); those of other GPUs left out."""
-    found: dict[str, dict[str, float]] = {"": {name: float(np.log(value)) for name, value in START.items()}}
+    tables: dict[str, dict[str, float]] = {"": {name: float(np.log(value)) for name, value in START.items()}}
     for (scope, constant), value in logs.items():
         if scope.gpu in ("", gpu) and scope.generation in ("", generation):
-            table = found.setdefault(scope.selector, {})
+            table = tables.setdefault(scope.selector, {})
             table[constant] = table.get(constant, 0.0) + value
-    return found
+    return tables
 
 
 def _generic(logs: dict[tuple[Scope, str], float], folder: Path, fitted: set[str]) -> None:

@@ -27,8 +27,8 @@ def main() -> int:
         ("legal layouts it costs", f"{candidates:,}", f">= {CANDIDATES:,}", candidates >= CANDIDATES),
         (f"predict, {ROWS:,} rows", f"{rate:,.0f} rows/min", f">= {ROWS_PER_MINUTE:,}", rate >= ROWS_PER_MINUTE),
     ]
-    for what, found, target, met in lines:
-        print(f"{what:<45} {found:>18}  target {target:<16} {'met' if met else 'MISSED'}")
+    for what, figure, target, met in lines:
+        print(f"{what:<45} {figure:>18}  target {target:<16} {'met' if met else 'MISSED'}")
     return 0 if all(met for *_, met in lines) else 1
 
 
@@ -39,12 +39,12 @@ def recipes(*words: str) -> str:
 
 def plan() -> tuple[float, int]:
     """Best of several whole processes, seconds, and how many layouts were costed."""
-    best, said = float("inf"), ""
+    best, answer = float("inf"), ""
     for _ in range(REPEATS):
         start = time.perf_counter()
-        said = recipes(*PLAN)
+        answer = recipes(*PLAN)
         best = min(best, time.perf_counter() - start)
-    return best, json.loads(said)["candidates"]
+    return best, json.loads(answer)["candidates"]
 
 
 def predict() -> float:

@@ -26,15 +26,13 @@ def main() -> None:
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     key = sys.argv[1] if len(sys.argv) > 1 else SHAPE
-    found = shapes.find(next(shape for shape in shapes.SHAPES if shape.key == key))
-    planned = trial.plan(found.recipe, found.nodes, shapes.MOST_RANKS)
+    case = shapes.find(next(shape for shape in shapes.SHAPES if shape.key == key))
+    planned = trial.plan(case.recipe, case.nodes, shapes.MOST_RANKS)
     folder = Path(tempfile.mkdtemp(prefix="recipes-rehearse-"))
     with quietly(folder / "rehearse.log"):
         trial.conduct(planned, folder, STEPS)
     total = time.time() - STARTED
-    print(
-        f"{found.recipe} at {found.nodes} nodes: {planned.shrunk.topology}, {planned.shrunk.job.gpus} ranks", end=", "
-    )
+    print(f"{case.recipe} at {case.nodes} nodes: {planned.shrunk.topology}, {planned.shrunk.job.gpus} ranks", end=", ")
     print(f"{os.cpu_count()} cores, {STEPS} steps: {total:.0f} s of {TARGET_S:.0f} s")
     for line in parts(planned, total):
         print(line)

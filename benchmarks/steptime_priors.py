@@ -92,13 +92,13 @@ def scopes(job: PlannedJob) -> list[Scope]:
     """The scopes of one job."""
     gpu, era = job.node.gpu, calibration.era(job)
     kind = "moe" if job.model.is_moe else "dense"
-    found = [Scope(), Scope(generation=gpu.generation), Scope(gpu=gpu.name)]
+    scopes_of_job = [Scope(), Scope(generation=gpu.generation), Scope(gpu=gpu.name)]
     for selector in calibration.selectors(job):
         if selector in (f"precision {job.precision}", f"era {era} {kind}"):
-            found.append(Scope(selector, generation=gpu.generation))
+            scopes_of_job.append(Scope(selector, generation=gpu.generation))
         else:
-            found.append(Scope(selector))
-    return [*found, Scope(f"precision {job.precision}", gpu=gpu.name)]
+            scopes_of_job.append(Scope(selector))
+    return [*scopes_of_job, Scope(f"precision {job.precision}", gpu=gpu.name)]
 
 
 BASE = {
@@ -155,10 +155,10 @@ def _era(scope: Scope) -> dict[str, float]:
         return {} if "deepspeed" in name else {"software": 0.1, "tp_near": 0.15, "dp_near": 0.2, "attention": 0.1}
     if name == "era deepspeed":
         return OWN
-    found = {"software": 0.07, "kernels": 0.3, "tp_near": 0.15, "dp_near": 0.15, "dp_far": 0.15, "loss": 0.2}
-    found["step_s"] = 0.5
+    width = {"software": 0.07, "kernels": 0.3, "tp_near": 0.15, "dp_near": 0.15, "dp_far": 0.15, "loss": 0.2}
+    width["step_s"] = 0.5
     if name == "era 2021":
-        found |= {"scores": 0.3, "stream": 0.2, "tp_near": 0.3, "kernels": 1.0, "copies": 1.0}
+        width |= {"scores": 0.3, "stream": 0.2, "tp_near": 0.3, "kernels": 1.0, "copies": 1.0}
     if name in ("era fsdp2", "era mlperf v5.0", "era mlperf v5.1"):
-        found["software"] = 0.3
-    return found
+        width["software"] = 0.3
+    return width

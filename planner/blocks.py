@@ -226,10 +226,10 @@ def work(job: PlannedJob, units: KernelUnits) -> Array:
 
     Seconds at nominal peaks and bandwidths; launches and latencies are counts.
     """
-    found = Work(job, units)
+    block_work = Work(job, units)
     for kind in (*sorted(job.model.kinds), "embedding", "head"):
-        found.kind = KINDS.index(kind)
-        BLOCKS[kind](found)
-    layers = found.table[:, :LAYER_KINDS]
+        block_work.kind = KINDS.index(kind)
+        BLOCKS[kind](block_work)
+    layers = block_work.table[:, :LAYER_KINDS]
     layers[units.full, :, 2] = layers[units.full, :, 0]
-    return found.table
+    return block_work.table

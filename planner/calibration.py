@@ -39,14 +39,14 @@ def selectors(job: PlannedJob) -> tuple[str, ...]:
     """The factors that apply to a job, by name: their keys in a GPU's file."""
     kind = "moe" if job.model.is_moe else "dense"
     when = era(job)
-    found = [f"precision {job.precision}", f"era {when}", f"era {when} {kind}"]
+    names = [f"precision {job.precision}", f"era {when}", f"era {when} {kind}"]
     if job.task != "pretrain":
-        found.append(f"task {job.task}")
+        names.append(f"task {job.task}")
     if job.options.release.endswith(", functional"):
-        found.append(f"functional {kind}")
+        names.append(f"functional {kind}")
     if fused_experts(job):
-        found.append("fused experts")
-    return tuple(found)
+        names.append("fused experts")
+    return tuple(names)
 
 
 def fused_experts(job: PlannedJob) -> bool:
@@ -71,12 +71,12 @@ def _resolved(gpu: str, chosen: tuple[str, ...]) -> dict[str, float]:
 
 def resolve(tables: Mapping[str, Any], chosen: tuple[str, ...]) -> dict[str, float]:
     """The constants of a file's tables with the chosen factors multiplied in; each within its limits."""
-    found = {key: float(value) for key, value in tables["constants"].items()}
+    values = {key: float(value) for key, value in tables["constants"].items()}
     for name in chosen:
         for key, factor in tables.get("factors", {}).get(name, {}).items():
-            found[key] *= factor
+            values[key] *= factor
     least = tables.get("least", {})
-    return {key: min(max(value, least.get(key, 0.0)), most(key)) for key, value in found.items()}
+    return {key: min(max(value, least.get(key, 0.0)), most(key)) for key, value in values.items()}
 
 
 def most(name: str) -> float:

@@ -98,7 +98,7 @@ def of(job: PlannedJob) -> Columns:
         **same,
         rank=np.arange(pp),
         weight=np.ones(pp, dtype=np.int64),
-        blocks={kind: np.array([each.get(kind, 0) for each in held]) for kind in kinds},
+        blocks={kind: np.array([rank_blocks.get(kind, 0) for rank_blocks in held]) for kind in kinds},
         layers=np.array([sum(map(len, chunks[rank::pp])) for rank in range(pp)]),
     )
 
@@ -111,12 +111,12 @@ def fields(layouts: Sequence[Layout], gpus: Sequence[int], gbs: Sequence[int] | 
     known: dict[int, tuple[int, ...]] = {}
     rows = [known.get(id(x)) or known.setdefault(id(x), _numbers(x)) for x in layouts]
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(_OWN))
-    found = dict(zip(_OWN, table.T, strict=True))
-    found["gbs"] = np.array([x.gbs for x in layouts] if gbs is None else gbs, dtype=np.int64)
-    unit = found["tp"] * found["pp"] * found["cp"]
-    found["dp"] = np.maximum(1, np.array(gpus, dtype=np.int64) // np.maximum(1, unit))
-    found["micro_batches"] = found["gbs"] // np.maximum(1, found["mbs"] * found["dp"])
-    return {name: found[name] for name in NUMBERS}
+    columns = dict(zip(_OWN, table.T, strict=True))
+    columns["gbs"] = np.array([x.gbs for x in layouts] if gbs is None else gbs, dtype=np.int64)
+    unit = columns["tp"] * columns["pp"] * columns["cp"]
+    columns["dp"] = np.maximum(1, np.array(gpus, dtype=np.int64) // np.maximum(1, unit))
+    columns["micro_batches"] = columns["gbs"] // np.maximum(1, columns["mbs"] * columns["dp"])
+    return {name: columns[name] for name in NUMBERS}
 
 
 NUMBERS = (
@@ -170,11 +170,11 @@ def _held(model: ModelShape, chunks: Sequence[range]) -> Mapping[str, float]:
 def _ranks(model: ModelShape, split: Split) -> list[tuple[int, int, int, Mapping[str, float]]]:
     """Distinct ranks as (the first of its kind, how many, layers, blocks); the first and the last are kinds alone."""
     chunks = split.chunk_layers(model.layers)
-    found: dict[Any, tuple[int, int, int, Mapping[str, float]]] = {}
+    distinct: dict[Any, tuple[int, int, int, Mapping[str, float]]] = {}
     for rank in range(split.pp):
         mine = chunks[rank :: split.pp]
         blocks = _held(model, mine)
         key = (rank == 0, rank == split.pp - 1, *sorted(blocks.items()))
-        first, weight, layers, _ = found.get(key, (rank, 0, sum(map(len, mine)), blocks))
-        found[key] = (first, weight + 1, layers, blocks)
-    return list(found.values())
+        first, weight, layers, _ = distinct.get(key, (rank, 0, sum(map(len, mine)), blocks))
+        distinct[key] = (first, weight + 1, layers, blocks)
+    return list(distinct.values())

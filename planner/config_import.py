@@ -22,7 +22,7 @@ ZERO = ("none", "zero1", "zero2", "zero3")
 
 
 @dataclass
-class Foreign:
+class ImportedConfig:
     """What a file says, in this project's words."""
 
     layout: dict[str, Any] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Foreign:
         return base.replace(layout=Layout(**values), options=replace(base.options, **self.options))
 
 
-def read(path: Path) -> Foreign:
+def read(path: Path) -> ImportedConfig:
     """The configuration in a file, of the kind its content shows.
 
     Raises:
@@ -108,13 +108,13 @@ MOST_KEYS = 2_000
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for key, value in table.items():
         name = f"{prefix}{key}"
-        if len(found) > MOST_KEYS:
+        if len(pairs) > MOST_KEYS:
             raise UserError(f"it holds more than {MOST_KEYS:,} keys", "no configuration does")
-        found += _flat(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
-    return found
+        pairs += _flat(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
+    return pairs
 
 
 def _positive(value: Any) -> int:
@@ -135,27 +135,27 @@ def _yes(value: Any) -> bool:
     return str(value).lower() in ("true", "1", "yes")
 
 
-def _deepspeed(table: dict[str, Any]) -> Foreign:
+def _deepspeed(table: dict[str, Any]) -> ImportedConfig:
     """DeepSpeed's configuration JSON: ZeRO stage, batch sizes, precision, offload, AutoTP."""
-    keys, found = _Keys(table), Foreign()
-    found.gbs = keys.take("train_batch_size", _positive)
+    keys, config = _Keys(table), ImportedConfig()
+    config.gbs = keys.take("train_batch_size", _positive)
     mbs = keys.take("train_micro_batch_size_per_gpu", _positive)
     accumulate = keys.take("gradient_accumulation_steps", _positive)
     stage = keys.take("zero_optimization.stage", _stage)
-    found.layout |= {key: value for key, value in (("mbs", mbs), ("sharding", stage)) if value is not None}
+    config.layout |= {key: value for key, value in (("mbs", mbs), ("sharding", stage)) if value is not None}
     if tp := keys.take("tensor_parallel.autotp_size", _positive):
-        found.layout["tp"] = tp
-    if found.gbs and mbs and accumulate:
-        found.gpus = found.gbs // (mbs * accumulate) * found.layout.get("tp", 1) or None
+        config.layout["tp"] = tp
+    if config.gbs and mbs and accumulate:
+        config.gpus = config.gbs // (mbs * accumulate) * config.layout.get("tp", 1) or None
     for key, precision in (("bf16.enabled", "bf16"), ("fp16.enabled", "fp16")):
         if keys.take(key, _yes):
-            found.precision = precision
+            config.precision = precision
     if keys.take("zero_optimization.offload_optimizer.device", str) == "cpu":
-        found.options["offload"] = 1.0
+        config.options["offload"] = 1.0
     if keys.take("activation_checkpointing.partition_activations", _yes):
-        found.layout["recompute"] = "full"
-    found.left_out = keys.left
-    return found
+        config.layout["recompute"] = "full"
+    config.left_out = keys.left
+    return config
 
 
 FSDP = {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2", "NO_SHARD": "none", "HYBRID_SHARD": "zero3"}
@@ -177,37 +177,37 @@ ACCELERATE: dict[str, tuple[str, Callable[[Any], Any]]] = {
 """Accelerate's keys that are fields of `Layout`."""
 
 
-def _accelerate(table: dict[str, Any]) -> Foreign:
+def _accelerate(table: dict[str, Any]) -> ImportedConfig:
     """Accelerate's YAML: FSDP, Megatron-LM or DeepSpeed plugin, processes, precision."""
-    keys, found = _Keys(table), Foreign()
-    found.gpus = keys.take("num_processes", _positive)
+    keys, config = _Keys(table), ImportedConfig()
+    config.gpus = keys.take("num_processes", _positive)
     precision = keys.take("mixed_precision", str)
-    found.precision = {"fp8": "fp8cs", "no": "fp32"}.get(precision or "", precision)
+    config.precision = {"fp8": "fp8cs", "no": "fp32"}.get(precision or "", precision)
     for key in ("distributed_type", "num_machines", "compute_environment", "machine_rank", "main_training_function"):
         keys.take(key)
     for name, (mine, kind) in ACCELERATE.items():
         if (value := keys.take(name, kind)) is not None:
-            found.layout[mine] = value
-    found.layout["sp"] = bool(found.layout.get("sp")) and found.layout.get("tp", 1) > 1
+            config.layout[mine] = value
+    config.layout["sp"] = bool(config.layout.get("sp")) and config.layout.get("tp", 1) > 1
     if keys.take("deepspeed_config.offload_optimizer_device", str) == "cpu":
-        found.options["offload"] = 1.0
-    found.left_out = keys.left
-    return found
+        config.options["offload"] = 1.0
+    config.left_out = keys.left
+    return config
 
 
-def _megatron(text: str) -> Foreign:
+def _megatron(text: str) -> ImportedConfig:
     """Megatron-LM's command line, as a file of arguments or a whole script: read by `megatron_args`."""
     args = megatron_args.parse(_plain(text))
     if not args:
         raise UserError("it holds no argument that stands for itself", "write the arguments out, without variables")
-    found = Foreign(arguments={k: v for k, v in args.items() if not VARIABLE.search(v)})
-    found.left_out = tuple(f"{name} {value}" for name, value in sorted(args.items()) if VARIABLE.search(value))
-    number = {key: found.arguments.get(name, "") for key, name in BATCH.items()}
+    config = ImportedConfig(arguments={k: v for k, v in args.items() if not VARIABLE.search(v)})
+    config.left_out = tuple(f"{name} {value}" for name, value in sorted(args.items()) if VARIABLE.search(value))
+    number = {key: config.arguments.get(name, "") for key, name in BATCH.items()}
     wrong = [f"{BATCH[key]} is {value!r}" for key, value in number.items() if value and not value.isdigit()]
     if wrong:
         raise UserError(f"{wrong[0]}, which is nothing that this key can be")
-    found.gbs, found.seq = (int(number[key]) if number[key] else None for key in ("gbs", "seq"))
-    return found
+    config.gbs, config.seq = (int(number[key]) if number[key] else None for key in ("gbs", "seq"))
+    return config
 
 
 BATCH = {"gbs": "global-batch-size", "seq": "seq-length"}

@@ -50,12 +50,12 @@ def moves(job: PlannedJob, before: Prediction | None = None) -> list[Move]:
     tried = [(what, job.replace(layout=layout)) for what, layout in _changes(job)]
     tried += [(what, job.replace(options=options)) for what, options in _options(job)]
     legal = [(what, other) for what, other in tried if not legality.violations(other)]
-    found = []
+    savings = []
     for (what, other), after in zip(legal, predict.many([other for _, other in legal]), strict=True):
         frees = before.reserved_gib_max - (after.reserved_gib_max or 0)
         if frees > 0.05 and after.step_time_s:
-            found.append(Move(what, other, after, frees, after.step_time_s / before.step_time_s - 1))
-    return sorted(found, key=lambda m: (m.prediction.short_gib > 0, m.slower))
+            savings.append(Move(what, other, after, frees, after.step_time_s / before.step_time_s - 1))
+    return sorted(savings, key=lambda m: (m.prediction.short_gib > 0, m.slower))
 
 
 def better(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
@@ -73,9 +73,9 @@ def short_of(job: PlannedJob, before: Prediction) -> str:
     When a single change makes it fit, those come first and are called so; else the largest savings are listed.
     """
     missing = before.short_gib
-    found = moves(job, before)
-    enough = [m for m in found if m.prediction.short_gib <= 0][:3]
-    shown = enough or sorted(found, key=lambda m: -m.frees_gib)[:3]
+    savings = moves(job, before)
+    enough = [m for m in savings if m.prediction.short_gib <= 0][:3]
+    shown = enough or sorted(savings, key=lambda m: -m.frees_gib)[:3]
     if not shown:
         return f"{missing:.1f} GiB short, and no single change of the layout frees memory: take more GPUs"
     listed = ", ".join(f"{m.what} frees {m.frees_gib:.1f} ({m.slower:+.0%} time)" for m in shown)
@@ -99,22 +99,22 @@ def bound(prediction: Prediction) -> str:
     return f"bound by {first} of the step; then {second}"
 
 
-def why(found: SearchResult, i: int, prediction: Prediction | None = None) -> list[str]:
+def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> list[str]:
     """Why the i-th layout stands where it stands: its bound, its headroom, its stages, and what the next one lacks."""
-    prediction = prediction or predict.one(found.job_of(i))
-    room = (found.cap - found.reserved[i]) / GIB
-    lines = [bound(prediction), f"{room:.1f} GiB of {found.cap / GIB:.1f} GiB usable are left on the fullest rank"]
-    if approximate := found.job_of(i).model.approximate:
+    prediction = prediction or predict.one(result.job_of(i))
+    room = (result.cap - result.reserved[i]) / GIB
+    lines = [bound(prediction), f"{room:.1f} GiB of {result.cap / GIB:.1f} GiB usable are left on the fullest rank"]
+    if approximate := result.job_of(i).model.approximate:
         lines.append(f"this model is planned approximately: {approximate}")
-    layout = found.layout(i)
+    layout = result.layout(i)
     if layout.pp > 1:
-        lines.append(pipeline(found.job_of(i)))
-    ranked = found.ranked
+        lines.append(pipeline(result.job_of(i)))
+    ranked = result.ranked
     lines.append(f"to look closer: --layout {as_option(layout)}")
-    if i == ranked[0] and (other := _other_degrees(found)) is not None:
-        slower = found.seconds[other] / found.seconds[i] - 1
+    if i == ranked[0] and (other := _other_degrees(result)) is not None:
+        slower = result.seconds[other] / result.seconds[i] - 1
         lines.append(
-            f"the next with other degrees, {found.layout(other).short()}, takes {max(0.0, slower):.1%} more time"
+            f"the next with other degrees, {result.layout(other).short()}, takes {max(0.0, slower):.1%} more time"
         )
     return lines
 
@@ -131,21 +131,21 @@ def pipeline(job: PlannedJob) -> str:
     )
 
 
-def misses(found: SearchResult, most: int = 3) -> list[str]:
+def misses(result: SearchResult, most: int = 3) -> list[str]:
     """Layouts that would be faster than the best one but do not fit, and what would make each fit."""
-    if not len(found.ranked):
+    if not len(result.ranked):
         return []
-    best = found.seconds[found.ranked[0]]
-    faster = np.flatnonzero(~found.fits & (found.seconds < best * 0.995))
+    best = result.seconds[result.ranked[0]]
+    faster = np.flatnonzero(~result.fits & (result.seconds < best * 0.995))
     lines: list[str] = []
     seen: set[tuple[int, ...]] = set()
-    for i in faster[np.argsort(found.reserved[faster] / found.cap + found.seconds[faster] / best)]:
-        job = found.job_of(int(i))
+    for i in faster[np.argsort(result.reserved[faster] / result.cap + result.seconds[faster] / best)]:
+        job = result.job_of(int(i))
         degrees = (job.layout.tp, job.layout.pp, job.layout.ep)
         if degrees in seen:
             continue
         seen.add(degrees)
-        gain = 1 - found.seconds[i] / best
+        gain = 1 - result.seconds[i] / best
         lines.append(f"{title(job.layout)} would be {gain:.1%} faster, but is {short_of(job, predict.one(job))}")
         if len(lines) == most:
             break
@@ -174,12 +174,12 @@ def title(layout: Layout) -> str:
 def as_option(layout: Layout) -> str:
     """What `--layout` takes to mean this layout: `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`; the global batch is another's."""
     parts = []
-    for each in fields(layout):
-        value = getattr(layout, each.name)
-        if value == each.default or each.name == "gbs":
+    for f in fields(layout):
+        value = getattr(layout, f.name)
+        if value == f.default or f.name == "gbs":
             continue
         text = "+".join(_runs(value)) if isinstance(value, tuple) else str(value)
-        parts.append(each.name if value is True else f"{each.name}={text}")
+        parts.append(f.name if value is True else f"{f.name}={text}")
     return ",".join(parts) or "tp=1"
 
 
@@ -189,11 +189,11 @@ def _runs(values: tuple[object, ...]) -> list[str]:
     return [f"{count}x{value}" if count > 1 else str(value) for value, count in runs]
 
 
-def _other_degrees(found: SearchResult) -> int | None:
+def _other_degrees(result: SearchResult) -> int | None:
     """The best layout whose degrees differ from the winner's."""
     keys = ("tp", "pp", "vp", "cp", "ep")
-    ranked = found.ranked
-    table = np.stack([found.fields[key][ranked] for key in keys])
+    ranked = result.ranked
+    table = np.stack([result.fields[key][ranked] for key in keys])
     differs = np.flatnonzero((table != table[:, :1]).any(axis=0))
     return int(ranked[differs[0]]) if len(differs) else None
 

@@ -183,11 +183,11 @@ def _nemotron_h(c: Config) -> Config:
         "conv": c.get("conv_kernel", 4),
         "head_dim": c.get("head_dim") or c.get("attention_head_dim") or 0,
     }
-    found = _common(c) | mamba | {"pattern": c["hybrid_override_pattern"], "gated": False}
+    shape = _common(c) | mamba | {"pattern": c["hybrid_override_pattern"], "gated": False}
     if not c.get("n_routed_experts"):
-        return found
+        return shape
     shared = {"shared_ffn": c["moe_shared_expert_intermediate_size"], "latent": c.get("moe_latent_size") or 0}
-    return found | _experts(c, "n_routed_experts") | shared
+    return shape | _experts(c, "n_routed_experts") | shared
 
 
 def _llama4(c: Config) -> Config:

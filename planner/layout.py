@@ -168,8 +168,8 @@ class Layout:
 
         `legality.violations` asks about the whole job.
         """
-        found = self.below_one() or rules.layout(self.facts(world))
-        return [(broken.message, broken.fix) for broken in found]
+        broken_rules = self.below_one() or rules.layout(self.facts(world))
+        return [(broken.message, broken.fix) for broken in broken_rules]
 
 
 def _of_its_kind(name: str, value: object) -> None:
@@ -188,7 +188,7 @@ def _of_its_kind(name: str, value: object) -> None:
 
 
 def _modules(value: object, where: str) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)) or not value or any(each not in MODULES for each in value):
+    if not isinstance(value, (list, tuple)) or not value or any(name not in MODULES for name in value):
         raise UserError(f"{where}: recompute_modules is a list of {', '.join(MODULES)}, not {value!r}")
     return tuple(value)
 
@@ -206,4 +206,4 @@ def _kind(value: object) -> str:
     return {bool: "true or false", int: "a whole number", str: "a string"}[type(value)]
 
 
-_DEFAULTS = {each.name: each.default for each in fields(Layout)}
+_DEFAULTS = {f.name: f.default for f in fields(Layout)}

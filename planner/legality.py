@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 def violations(job: PlannedJob) -> list[Broken]:
     """Every rule that the job breaks, with the numbers and the nearest legal change; [] = legal."""
-    if found := job.layout.below_one():
-        return found
+    if broken_sizes := job.layout.below_one():
+        return broken_sizes
     facts = _facts(job)
     return [*rules.layout(facts), *rules.check((*rules.MODEL, *job_rules.of(job)), facts)]
 
@@ -42,9 +42,9 @@ def require(job: PlannedJob) -> None:
     Raises:
         UserError: with every broken rule, a line each.
     """
-    if found := violations(job):
-        moves = [broken.fix for broken in found if broken.fix]
-        raise UserError("\n".join(broken.message for broken in found), "; ".join(dict.fromkeys(moves)))
+    if broken_rules := violations(job):
+        fixes = [broken.fix for broken in broken_rules if broken.fix]
+        raise UserError("\n".join(broken.message for broken in broken_rules), "; ".join(dict.fromkeys(fixes)))
 
 
 FIELDS = (

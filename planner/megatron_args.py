@@ -56,15 +56,15 @@ def parse(text: str) -> dict[str, str]:
     if "--" not in text:
         pairs = (part.partition("=") for part in text.split(";") if part.strip())
         return {_name(name): value.strip() for name, _, value in pairs}
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     last = ""
     for word in _words(text):
         if re.match(r"--[a-z]", word):
             last, _, value = _name(word).partition("=")
-            found[last] = value
+            values[last] = value
         elif last:
-            found[last] = f"{found[last]} {word}".strip()
-    return found
+            values[last] = f"{values[last]} {word}".strip()
+    return values
 
 
 def _words(text: str) -> list[str]:
@@ -114,19 +114,19 @@ def changed(args: Args) -> Changes:
     Raises:
         UserError: naming an argument whose value cannot be.
     """
-    found = Changes()
+    changes = Changes()
     for name, text in args.items():
         if name in IGNORED:
             continue
         if name not in TABLE:
-            found.unknown.append(f"--{name} {text}".strip())
+            changes.unknown.append(f"--{name} {text}".strip())
             continue
         where, read = TABLE[name]
         try:
-            getattr(found, where).update(read(text.strip()))
+            getattr(changes, where).update(read(text.strip()))
         except (ValueError, KeyError, IndexError) as wrong:
             raise UserError(f"--{name} {text}: this value is not understood", "see Megatron-LM's --help") from wrong
-    return found
+    return changes
 
 
 def _model(changes: dict[str, Any], job: PlannedJob) -> dict[str, Any]:
@@ -144,19 +144,19 @@ def _model(changes: dict[str, Any], job: PlannedJob) -> dict[str, Any]:
 
 def _layout(changes: dict[str, Any], job: PlannedJob, layers: int) -> dict[str, Any]:
     """Layout fields with what Megatron derives: virtual stages from their layers, no `sp` without `tp`."""
-    found = dict(changes)
-    tp, pp = found.get("tp", job.layout.tp), found.get("pp", job.layout.pp)
-    if each := found.pop("layers_per_virtual", 0):
-        found["vp"] = layers // (pp * each)
-    if chunks := found.get("chunks"):
-        found["vp"] = len(chunks) // pp
-    if {"first_layers", "last_layers"} & set(found):
-        found |= {"chunks": None, "embedding_as_layer": False, "loss_as_layer": False}
-    if found.get("vp") == 1:
-        found["vp"] = None
+    fields = dict(changes)
+    tp, pp = fields.get("tp", job.layout.tp), fields.get("pp", job.layout.pp)
+    if layers_per_chunk := fields.pop("layers_per_virtual", 0):
+        fields["vp"] = layers // (pp * layers_per_chunk)
+    if chunks := fields.get("chunks"):
+        fields["vp"] = len(chunks) // pp
+    if {"first_layers", "last_layers"} & set(fields):
+        fields |= {"chunks": None, "embedding_as_layer": False, "loss_as_layer": False}
+    if fields.get("vp") == 1:
+        fields["vp"] = None
     if tp == 1:
-        found["sp"] = False
-    return found
+        fields["sp"] = False
+    return fields
 
 
 MLA_DEFAULTS = {"kv_lora": 32, "qk_nope_dim": 128, "qk_rope_dim": 64, "v_dim": 128}

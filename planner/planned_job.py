@@ -23,8 +23,8 @@ class Options:
     framework: Literal["megatron", "fsdp2", "deepspeed"] = "megatron"
     """megatron = Megatron-Core (NeMo, Megatron-Bridge); fsdp2 = PyTorch's own (torchtitan, Automodel)."""
     release: str = ""
-    """The software's release, `NeMo 25.09` or `mcore 0.11`; "" = the one that is pinned here. `era NAME` picks factors of
-    `data/calibration` by their name; `, functional` after a release is a run that nobody tuned."""
+    """The software's release, `NeMo 25.09` or `mcore 0.11`; "" = the one that is pinned here. `era NAME` picks the
+    factors of `data/calibration` by name; `, functional` after a release = a run that nobody tuned."""
     grads: Literal["fp32", "bf16"] = "fp32"
     """Main gradients: grad_reduce_in_fp32."""
     moments: Literal["fp32", "bf16", "fp8"] = "fp32"
@@ -80,9 +80,9 @@ class Options:
     """Bitwise repeatable: CUBLAS_WORKSPACE_CONFIG=:4096:8, and no algorithm that is not."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if problem := _unfit(getattr(self, each.name), _HINTS[each.name], each.default):
-                raise UserError(f"{each.name} takes {problem}, not {getattr(self, each.name)!r}")
+        for f in fields(self):
+            if problem := _unfit(getattr(self, f.name), _HINTS[f.name], f.default):
+                raise UserError(f"{f.name} takes {problem}, not {getattr(self, f.name)!r}")
         for name, (least, most) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
@@ -113,7 +113,7 @@ def _unfit(value: object, hint: Any, default: object) -> str:
     if isinstance(default, bool):
         return "" if isinstance(value, bool) else "true or false"
     if isinstance(default, tuple):
-        whole = isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+        whole = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
         return "" if whole else "a tuple of strings"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return "" if math.isfinite(value) and 0 <= value < MOST else "a finite number, 0 or more"

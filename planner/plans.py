@@ -32,9 +32,9 @@ def search(
     if memory_cap_gib is not None and not 0 < memory_cap_gib < 1e6:
         raise UserError(f"--memory-cap is {memory_cap_gib}; it is a number of GiB, more than 0")
     space = Space(fixed=fixed or {})
-    found = {p: search_one(job.replace(precision=p), space, memory_cap_gib=memory_cap_gib) for p in tried}
-    fastest = {p: float(f.seconds[f.ranked[0]]) if len(f.ranked) else np.inf for p, f in found.items()}
-    return dict(sorted(found.items(), key=lambda item: fastest[item[0]]))
+    results = {p: search_one(job.replace(precision=p), space, memory_cap_gib=memory_cap_gib) for p in tried}
+    fastest = {p: float(f.seconds[f.ranked[0]]) if len(f.ranked) else np.inf for p, f in results.items()}
+    return dict(sorted(results.items(), key=lambda item: fastest[item[0]]))
 
 
 def best(job: PlannedJob, **how: Any) -> PlannedJob:
@@ -43,8 +43,8 @@ def best(job: PlannedJob, **how: Any) -> PlannedJob:
     Raises:
         UserError: when none fits, saying what would.
     """
-    found = search(job, **how)
-    precision, first = next(iter(found.items()))
+    results = search(job, **how)
+    precision, first = next(iter(results.items()))
     if not len(first.ranked):
         raise UserError(closest(first))
     return first.job_of(int(first.ranked[0])).replace(precision=precision)
@@ -62,10 +62,10 @@ def seconds(job: PlannedJob) -> float:
     return prediction.step_time_s
 
 
-def ranked(found: dict[str, SearchResult]) -> list[tuple[str, SearchResult, int]]:
+def ranked(results: dict[str, SearchResult]) -> list[tuple[str, SearchResult, int]]:
     """All layouts that fit, over the precisions, the fastest first: (precision, search, index)."""
-    every = [(p, f, int(i)) for p, f in found.items() for i in f.ranked[:1000]]
-    return sorted(every, key=lambda each: float(each[1].seconds[each[2]])) if len(found) > 1 else every
+    every = [(p, f, int(i)) for p, f in results.items() for i in f.ranked[:1000]]
+    return sorted(every, key=lambda entry: float(entry[1].seconds[entry[2]])) if len(results) > 1 else every
 
 
 def mfu(job: PlannedJob, seconds: float) -> float:
@@ -73,23 +73,23 @@ def mfu(job: PlannedJob, seconds: float) -> float:
     return float(steptime.mfu(job, seconds))
 
 
-def closest(found: SearchResult) -> str:
+def closest(result: SearchResult) -> str:
     """What to do when nothing fits: the layout that is least over, and what would make it fit."""
-    i = int(np.argmin(found.reserved))
-    job = found.job_of(i)
+    i = int(np.argmin(result.reserved))
+    job = result.job_of(i)
     return f"nothing fits; closest is {explain.title(job.layout)}, {explain.short_of(job, predict.one(job))}"
 
 
-def against_rules(found: SearchResult) -> str:
+def against_rules(result: SearchResult) -> str:
     """What the textbook's rules choose, and the regret of it."""
     try:
-        rules = textbook.choose(found.job)
+        rules = textbook.choose(result.job)
     except UserError as none:
         return str(none)
-    theirs = predict.one(found.job.replace(layout=rules.layout))
+    theirs = predict.one(result.job.replace(layout=rules.layout))
     if theirs.step_time_s is None:
         return f"the textbook's rules choose {explain.title(rules.layout)}, which is {theirs.verdict}: {theirs.reason}"
-    regret = theirs.step_time_s / float(found.seconds[found.ranked[0]]) - 1
+    regret = theirs.step_time_s / float(result.seconds[result.ranked[0]]) - 1
     fits = "" if theirs.verdict == "ok" else f" and does not fit ({theirs.reason})"
     notes = "".join(f"; {note}" for note in rules.notes)
     return (
@@ -98,11 +98,11 @@ def against_rules(found: SearchResult) -> str:
     )
 
 
-def as_json(found: dict[str, SearchResult], *, top: int, memory_cap_gib: float | None = None) -> dict[str, Any]:
+def as_json(results: dict[str, SearchResult], *, top: int, memory_cap_gib: float | None = None) -> dict[str, Any]:
     """The plan as `plan.json` holds it: query, number of candidates, and the best layouts with all their figures."""
-    query = _query(next(iter(found.values())).job) | {"precision": list(found), "memory_cap_gib": memory_cap_gib}
-    layouts = [_layout(p, f, i) for p, f, i in ranked(found)[:top]]
-    return {"schema": SCHEMA, "query": query, "candidates": sum(map(len, found.values())), "layouts": layouts}
+    query = _query(next(iter(results.values())).job) | {"precision": list(results), "memory_cap_gib": memory_cap_gib}
+    layouts = [_layout(p, f, i) for p, f, i in ranked(results)[:top]]
+    return {"schema": SCHEMA, "query": query, "candidates": sum(map(len, results.values())), "layouts": layouts}
 
 
 def of_run(job: PlannedJob) -> dict[str, Any]:
@@ -125,10 +125,10 @@ def _query(job: PlannedJob) -> dict[str, Any]:
     }
 
 
-def _layout(precision: str, found: SearchResult, i: int) -> dict[str, Any]:
-    job = found.job_of(i)
+def _layout(precision: str, result: SearchResult, i: int) -> dict[str, Any]:
+    job = result.job_of(i)
     prediction = predict.one(job)
-    return described(job, prediction) | {"precision": precision, "why": explain.why(found, i, prediction)}
+    return described(job, prediction) | {"precision": precision, "why": explain.why(result, i, prediction)}
 
 
 def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str, Any]:

@@ -102,10 +102,10 @@ def runs(runs: Sequence[Run]) -> list[Prediction]:
         if places is None:
             places = of_setting[id(run.setting)] = groups.setdefault(_setting(run.setting), [])
         places.append(i)
-    found: dict[int, Prediction] = {}
+    predictions: dict[int, Prediction] = {}
     for places in groups.values():
-        found.update(zip(places, _alike([runs[i] for i in places]), strict=True))
-    return [found[i] for i in range(len(runs))]
+        predictions.update(zip(places, _alike([runs[i] for i in places]), strict=True))
+    return [predictions[i] for i in range(len(runs))]
 
 
 def _alike(runs: list[Run]) -> list[Prediction]:
@@ -114,25 +114,25 @@ def _alike(runs: list[Run]) -> list[Prediction]:
     values = columns.fields([run.layout for run in runs], gpus, [run.gbs for run in runs])
     values["gpus"] = np.array(gpus)
     refused = _refused(runs, values)
-    found = {i: Prediction("illegal", why) for i, why in refused.items()}
+    predictions = {i: Prediction("illegal", why) for i, why in refused.items()}
     legal = [i for i in range(len(runs)) if i not in refused]
     if legal:
         kept = {name: column[legal] for name, column in values.items()}
-        found.update(zip(legal, _costed([runs[i] for i in legal], kept), strict=True))
-    return [found[i] for i in range(len(runs))]
+        predictions.update(zip(legal, _costed([runs[i] for i in legal], kept), strict=True))
+    return [predictions[i] for i in range(len(runs))]
 
 
 def _refused(runs: list[Run], values: Mapping[str, Column]) -> dict[int, str]:
     """Why runs are illegal, by their place: asked of all at once, and worded for those that are."""
-    asked = {name: values[name] for name in legality.FIELDS if name in values and name != "dp"}
-    counted = [column for name, column in asked.items() if name not in ZERO_OR_MORE]
+    checked = {name: values[name] for name in legality.FIELDS if name in values and name != "dp"}
+    counted = [column for name, column in checked.items() if name not in ZERO_OR_MORE]
     wrong = np.logical_or.reduce([column < 1 for column in counted])
     layers = runs[0].setting.model.layers
     dealt, odd = (np.array([test(run.layout, layers) for run in runs]) for test in (_is_dealt, _is_odd))
-    asked = {name: np.where(wrong, 1, column) for name, column in asked.items()}
-    mask = legality.legal_mask(runs[0].setting, asked, dealt)
+    checked = {name: np.where(wrong, 1, column) for name, column in checked.items()}
+    mask = legality.legal_mask(runs[0].setting, checked, dealt)
     suspects = np.flatnonzero(~mask | wrong | odd).tolist()
-    worded = {i: "; ".join(each.message for each in legality.violations(runs[i].job)) for i in suspects}
+    worded = {i: "; ".join(broken.message for broken in legality.violations(runs[i].job)) for i in suspects}
     return {i: why for i, why in worded.items() if why}
 
 
@@ -164,7 +164,7 @@ def _costed(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
     job, count = runs[0].setting, len(runs)
     ways: dict[tuple[Any, ...], int] = {}
     way = np.array([ways.setdefault(_way(run.layout), len(ways)) for run in runs])
-    table = Stages(job.model, [Split(**dict(zip(WAY, each, strict=True))) for each in ways]).columns(way, values)
+    table = Stages(job.model, [Split(**dict(zip(WAY, split, strict=True))) for split in ways]).columns(way, values)
     step = steptime.step(job, table)
     peak, limit = memory.peak(job, table), memory.limit(job)
     held = table.weight > 0

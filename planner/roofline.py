@@ -25,8 +25,8 @@ KINDS = ("attention", "mla", "mamba", "delta", "mlp", "moe", "embedding", "head"
 """Blocks that are costed; a rank holds so many of each."""
 LAYER_KINDS = KINDS.index("embedding")
 """Kinds before this index are blocks of layers, which full recomputation takes."""
-PHASES = ("forward", "backward", "again")
-"""again = what is recomputed in the backward pass."""
+PHASES = ("forward", "backward", "recomputed")
+"""recomputed = the part of the forward pass that the backward pass repeats."""
 RESOURCES = (
     "matmul",  # s at the peak of the job's precision: linear layers
     "plain",  # s at the BF16 or FP16 peak: head, router, unfused scores, latent projections
@@ -92,13 +92,13 @@ class Work:
         self.table = np.zeros((len(units.tp), len(KINDS), len(PHASES), len(RESOURCES)))
         self.kind = 0
 
-    def add(self, resource: str, forward: Any, backward: Any, module: str = "", again: bool = True) -> None:
+    def add(self, resource: str, forward: Any, backward: Any, module: str = "", recomputable: bool = True) -> None:
         """Count seconds or launches of the block at hand; `module` says what selective recomputation may take."""
         i = INDEX[resource]
         self.table[:, self.kind, 0, i] += forward
         self.table[:, self.kind, 1, i] += backward
         taken = [name for name in module.split() if name]
-        if again and taken:
+        if recomputable and taken:
             bits = sum(1 << MODULES.index(name) for name in taken)
             self.table[:, self.kind, 2, i] += np.where(self.u.modules & bits, forward, 0.0)
 
@@ -106,14 +106,14 @@ class Work:
              expert: bool = False, matrices: Any = 1, name: str = "") -> None:  # fmt: skip
         """A linear layer of `rows` tokens: forward, gradients of its input, and of its weights if it is trained."""
         low = self.low and not plain
-        each = self.operand if low else self.size
+        element = self.operand if low else self.size
         peak = self.peak if low or not self.low else self.plain_peak
         flops = 2.0 * rows * out * inner / peak
         wgrad = trained and not self.frozen
         left, right, result = rows * inner, matrices * out * inner, rows * out
-        forward = each * (left + right) + self.size * result
-        backward = each * (result + right) + self.size * left
-        backward = backward + wgrad * (each * (left + result) + 8 * right)  # adds to FP32 main gradients
+        forward = element * (left + right) + self.size * result
+        backward = element * (result + right) + self.size * left
+        backward = backward + wgrad * (element * (left + result) + 8 * right)  # adds to FP32 main gradients
         self.add("expert" if expert else "plain" if plain else "matmul", flops, flops * (1 + wgrad), module)
         off = np.maximum(_off(out, self.size), _off(inner, self.size))
         self.add("misaligned", flops * off, flops * (1 + wgrad) * off, module)
@@ -121,7 +121,7 @@ class Work:
         wave = 2.0 * TILE * self.job.node.gpu.sms / peak
         self.add("waves", wave * inner, wave * (out + wgrad * rows / matrices), module)
         if low:
-            read = 2 * self.size + 2 * each  # amax or block scales, then the copies by rows and by columns
+            read = 2 * self.size + 2 * element  # amax or block scales, then the copies by rows and by columns
             cast = "expert_cast" if expert else "cast"
             self.add(cast, left * read / self.hbm, result * read / self.hbm, module)
         self.add("kernels", 2.0 if low else 1.0, (2.0 + low) * (1 + wgrad) / 2, module)
@@ -173,11 +173,13 @@ class Work:
         if self.low:  # with sequence parallelism inputs are gathered as they were quantised: Transformer Engine
             size = size * np.where(self.u.sp > 0, (self.operand + self.size) / 2 / self.size, 1.0)
         self.collective("tp", "all_reduce", size, self.u.tp, 1.0, (1.0, 1.0), module)
-        again = np.where((self.u.sp > 0) & (self.u.tp > 1), 0.5, 0.0)  # the input is gathered again for its weights
+        regathered = np.where(
+            (self.u.sp > 0) & (self.u.tp > 1), 0.5, 0.0
+        )  # the input is gathered again for its weights
         if not self.frozen:
             v = collectives.volumes("all_reduce", size, self.u.tp, np.minimum(self.u.tp, self.domain))
-            self.add("tp_near", 0, again * v.near / self.near)
-            self.add("tp_far", 0, again * v.far / self.far)
+            self.add("tp_near", 0, regathered * v.near / self.near)
+            self.add("tp_far", 0, regathered * v.far / self.far)
 
 
 def _off(side: Any, size: int) -> Any:

@@ -216,8 +216,8 @@ LAYOUT = (*DEGREES, WORLD, *BATCH)
 
 def layout(facts: RuleInputs) -> list[Broken]:
     """The rules of `LAYOUT` that one layout breaks; those of the batch only where the world divides."""
-    found = check((*DEGREES, WORLD), facts)
-    return found if found and found[-1].rule == "world" else found + check(BATCH, facts)
+    broken_rules = check((*DEGREES, WORLD), facts)
+    return broken_rules if broken_rules and broken_rules[-1].rule == "world" else broken_rules + check(BATCH, facts)
 
 
 def _divides(name: str, size: Callable[[ModelShape], int], by: str) -> Rule:

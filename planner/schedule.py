@@ -51,7 +51,7 @@ def order(stage: int, pp: int, vp: int, micro_batches: int, name: str = "1f1b") 
         warm = min(total, pp - stage - 1)
     forward = [("forward", *_turn(i, pp, vp)) for i in range(total)]
     backward = [("backward", vp - 1 - chunk, b) for chunk, b in (_turn(i, pp, vp) for i in range(total))]
-    steady = [each for pair in zip(forward[warm:], backward, strict=False) for each in pair]
+    steady = [one_pass for pair in zip(forward[warm:], backward, strict=False) for one_pass in pair]
     return [*forward[:warm], *steady, *backward[total - warm :]]
 
 
@@ -95,13 +95,13 @@ def timeline(
         before = len(events)
         for stage in range(pp):
             while place[stage] < len(waiting[stage]):
-                each = waiting[stage][place[stage]]
-                ready = _ready(stage, each, pp, vp, done, send)
+                one_pass = waiting[stage][place[stage]]
+                ready = _ready(stage, one_pass, pp, vp, done, send)
                 if ready is None:
                     break
                 start = max(free[stage], ready)
-                free[stage] = done[stage, each] = start + seconds[each[0]][stage]
-                events.append(Event(stage, each[1], each[2], each[0], start, free[stage]))
+                free[stage] = done[stage, one_pass] = start + seconds[one_pass[0]][stage]
+                events.append(Event(stage, one_pass[1], one_pass[2], one_pass[0], start, free[stage]))
                 place[stage] += 1
         if len(events) == before:
             raise UserError(f"the schedule of pp {pp}, vp {vp} and {micro_batches} micro-batches waits for itself")
@@ -109,18 +109,18 @@ def timeline(
 
 
 def _ready(
-    stage: int, each: Pass, pp: int, vp: int, done: Mapping[tuple[int, Pass], float], send: float
+    stage: int, one_pass: Pass, pp: int, vp: int, done: Mapping[tuple[int, Pass], float], send: float
 ) -> float | None:
     """When the input of a pass is there; None while what makes it has not run."""
-    kind, chunk, micro_batch = each
+    kind, chunk, micro_batch = one_pass
     step = 1 if kind == "forward" else -1
     position = chunk * pp + stage - step
     if position < 0:
         return 0.0
     if position >= pp * vp:  # the loss: its own forward pass
         return done.get((stage, ("forward", chunk, micro_batch)))
-    found = done.get((position % pp, (kind, position // pp, micro_batch)))
-    return None if found is None else found + send * (pp > 1)
+    sent = done.get((position % pp, (kind, position // pp, micro_batch)))
+    return None if sent is None else sent + send * (pp > 1)
 
 
 def span(events: Sequence[Event]) -> float:
@@ -130,11 +130,11 @@ def span(events: Sequence[Event]) -> float:
 
 def closed_form(forward: Sequence[float], backward: Sequence[float], micro_batches: int, *, vp: int = 1) -> float:
     """Seconds of the whole schedule without messages: the slowest rank's work, and its wait for the others."""
-    each = np.add(forward, backward)
-    return float(micro_batches * each.max() + bubble(each, np.ones(len(each)), np.array(vp)))
+    per_rank = np.add(forward, backward)
+    return float(micro_batches * per_rank.max() + bubble(per_rank, np.ones(len(per_rank)), np.array(vp)))
 
 
-def bubble(each: Array, weight: Array, vp: Array) -> Array:
+def bubble(per_rank: Array, weight: Array, vp: Array) -> Array:
     """Seconds that the slowest rank waits for the others, over a step: [...] from [..., ranks].
 
     Args:
@@ -145,5 +145,5 @@ def bubble(each: Array, weight: Array, vp: Array) -> Array:
     The slowest rank works without a gap but for the first micro-batch's way to it and back, and the last one's:
     (m - 1) x slowest + sum of all; of equal ranks (p - 1)(f + b) / v (arXiv:2104.04473, section 2.2).
     """
-    held = np.where(weight > 0, each, 0.0)
+    held = np.where(weight > 0, per_rank, 0.0)
     return ((weight * held).sum(axis=-1) - held.max(axis=-1)) / vp

@@ -25,7 +25,7 @@ from superpod.planner.models import Split
 from superpod.planner.models.stages import near_even
 from superpod.planner.planned_job import PlannedJob
 
-Remedy = tuple[str, str, int, tuple[str, ...]]
+RecomputeOption = tuple[str, str, int, tuple[str, ...]]
 """Recomputation as (granularity, method, layers, modules)."""
 
 
@@ -65,11 +65,11 @@ class SearchResult:
     job: PlannedJob
     """The run; its own layout gives nothing but the global batch."""
     fields: dict[str, Column]
-    """As `columns.fields` gives them, and `split` and `remedy`, indices."""
+    """As `columns.fields` gives them, and `split` and `recompute_option`, indices."""
     splits: tuple[Split, ...]
     """What `fields["split"]` counts."""
-    remedies: tuple[Remedy, ...]
-    """What `fields["remedy"]` counts."""
+    recompute_options: tuple[RecomputeOption, ...]
+    """What `fields["recompute_option"]` counts."""
     seconds: NDArray[np.float64]
     terms: dict[str, NDArray[np.float64]]
     reserved: NDArray[np.float64]
@@ -90,14 +90,14 @@ class SearchResult:
     def ranked(self) -> NDArray[np.int64]:
         """Indices of those that fit: by step time (to 0.1 %), then by headroom, then the simpler one."""
         near = np.round(np.log(self.seconds) * 1000)
-        simple = sum(self.fields[key] for key in ("tp", "pp", "vp", "cp", "ep", "sharding", "remedy"))
+        simple = sum(self.fields[key] for key in ("tp", "pp", "vp", "cp", "ep", "sharding", "recompute_option"))
         order = np.lexsort((simple, self.reserved, near))
         return order[self.fits[order]]
 
     def layout(self, i: int) -> Layout:
         """The i-th layout."""
         v = {key: int(column[i]) for key, column in self.fields.items()}
-        granularity, method, layers, modules = self.remedies[v["remedy"]]
+        granularity, method, layers, modules = self.recompute_options[v["recompute_option"]]
         return Layout(
             **{key: v[key] for key in ("tp", "pp", "cp", "ep", "mbs", "gbs")},
             **{key: bool(v[key]) for key in ("sp", "embedding_as_layer", "loss_as_layer")},
@@ -126,8 +126,8 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
     if memory_cap_gib is not None:
         job = job.replace(options=replace(job.options, memory_cap=memory_cap_gib))
     splits = (*_splits(job, space), *_uneven(job, space))
-    remedies = _remedies(job, space)
-    fields = _legal(job, space, splits, remedies)
+    recompute_options = _recompute_options(job, space)
+    fields = _legal(job, space, splits, recompute_options)
     if not len(fields["tp"]):
         given = ", ".join(f"{key}={value}" for key, value in space.fixed.items())
         raise UserError(
@@ -136,7 +136,7 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
             "`recipes check --layout` names the rule that it breaks" if given else MOVE,
         )
     return SearchResult(
-        job, fields, splits, remedies, **_costs(job, Stages(job.model, splits), fields), cap=memory.limit(job)
+        job, fields, splits, recompute_options, **_costs(job, Stages(job.model, splits), fields), cap=memory.limit(job)
     )
 
 
@@ -150,7 +150,7 @@ def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[s
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    order = np.lexsort([fields[key] for key in ("remedy", *UNIT)])
+    order = np.lexsort([fields[key] for key in ("recompute_option", *UNIT)])
 
     def cost(start: int) -> dict[str, Any]:
         at = order[start : start + BLOCK]
@@ -204,7 +204,7 @@ def _uneven(job: PlannedJob, space: Space) -> Iterator[Split]:
                 yield Split(pp=pp, vp=vp, chunks=near_even(layers, pp * vp))
 
 
-def _remedies(job: PlannedJob, space: Space) -> tuple[Remedy, ...]:
+def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, ...]:
     """The kinds of recomputation worth trying for this model, from none to all."""
     m = job.model
     modules: list[tuple[str, ...]] = [("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp")]
@@ -215,19 +215,21 @@ def _remedies(job: PlannedJob, space: Space) -> tuple[Remedy, ...]:
     if m.is_moe:
         modules = [mods for mods in modules if "mlp" not in mods]
         modules += [("moe_act",), ("layernorm", "moe_act"), ("moe",)]
-    found: list[Remedy] = [("none", "uniform", 1, ("core_attn",))]
-    found += [("selective", "uniform", 1, mods) for mods in modules]
-    found += [("full", "uniform", 1, ("core_attn",))]
+    options: list[RecomputeOption] = [("none", "uniform", 1, ("core_attn",))]
+    options += [("selective", "uniform", 1, mods) for mods in modules]
+    options += [("full", "uniform", 1, ("core_attn",))]
     several = (1, 2, 4) if m.is_moe else (1, 2, 3, 4, 6, 8, 12, 16)
-    found += [("full", "block", n, ("core_attn",)) for n in several if n < m.layers]
+    options += [("full", "block", n, ("core_attn",)) for n in several if n < m.layers]
     fixed = space.fixed
     names = ("recompute", "recompute_method", "recompute_layers", "recompute_modules")
-    fits = tuple(r for r in found if all(fixed.get(k, v) == v for k, v in zip(names, r, strict=True)))
+    fits = tuple(r for r in options if all(fixed.get(k, v) == v for k, v in zip(names, r, strict=True)))
     own = Layout.from_mapping({k: v for k, v in fixed.items() if k in names}, "what is fixed")
     return fits or ((own.recompute, own.recompute_method, own.recompute_layers, own.recompute_modules),)
 
 
-def _legal(job: PlannedJob, space: Space, splits: tuple[Split, ...], remedies: tuple[Remedy, ...]) -> dict[str, Column]:
+def _legal(
+    job: PlannedJob, space: Space, splits: tuple[Split, ...], recompute_options: tuple[RecomputeOption, ...]
+) -> dict[str, Column]:
     """All legal combinations: first the degrees that divide the run, then what each of them may be combined with."""
     degrees = _product({}, {"split": np.arange(len(splits)), "tp": _list(space, "tp"), "cp": _list(space, "cp")})
     for key in ("pp", "vp", "embedding_as_layer", "loss_as_layer"):
@@ -248,27 +250,30 @@ def _legal(job: PlannedJob, space: Space, splits: tuple[Split, ...], remedies: t
         degrees |= {"ep": one * space.fixed.get("ep", 1), "etp": one * space.fixed.get("etp", degrees["tp"])}
     rows = _product(degrees, {"sp": _list(space, "sp"), "mbs": _list(space, "mbs")})
     rows = _where(rows, rows["gbs"] % (rows["mbs"] * rows["dp"]) == 0)
-    sharding = np.array([CHOICES["sharding"].index(each) for each in _names(space, "sharding")])
+    sharding = np.array([CHOICES["sharding"].index(name) for name in _names(space, "sharding")])
     if job.model.is_moe and len(sharding) > 1:  # to shard no states at all is never better, and experts are many
         sharding = sharding[sharding > 0]
     wide = {key: column[:, None, None] for key, column in rows.items()}
-    wide |= {key: column[:, None] for key, column in _remedy_columns(remedies, np.arange(len(remedies))).items()}
+    wide |= {
+        key: column[:, None]
+        for key, column in _recompute_columns(recompute_options, np.arange(len(recompute_options))).items()
+    }
     wide["sharding"] = sharding
     dealt = np.array([split.chunks is not None for split in splits])[wide["split"]]
     legal = legality.legal_mask(job, {key: wide[key] for key in legality.FIELDS if key in wide}, dealt)
     legal = legal & ((wide["sharding"] < 2) | (wide["pp"] == 1))  # recipes of Megatron-FSDP have no pipeline
-    row, remedy, shard = np.nonzero(np.broadcast_to(legal, (len(rows["tp"]), len(remedies), len(sharding))))
-    fields = {key: column[row] for key, column in rows.items()} | _remedy_columns(remedies, remedy)
-    fields |= {"remedy": remedy, "sharding": sharding[shard]}
+    row, option, shard = np.nonzero(np.broadcast_to(legal, (len(rows["tp"]), len(recompute_options), len(sharding))))
+    fields = {key: column[row] for key, column in rows.items()} | _recompute_columns(recompute_options, option)
+    fields |= {"recompute_option": option, "sharding": sharding[shard]}
     fields["micro_batches"] = fields["gbs"] // (fields["mbs"] * fields["dp"])
     return fields
 
 
-def _remedy_columns(remedies: tuple[Remedy, ...], index: Column) -> dict[str, Column]:
-    granularity = np.array([CHOICES["recompute"].index(r[0]) for r in remedies])
-    block = np.array([int(r[1] == "block") for r in remedies])
-    layers = np.array([r[2] for r in remedies])
-    bits = np.array([rules.bits(r[3]) if r[0] == "selective" else 0 for r in remedies])
+def _recompute_columns(recompute_options: tuple[RecomputeOption, ...], index: Column) -> dict[str, Column]:
+    granularity = np.array([CHOICES["recompute"].index(r[0]) for r in recompute_options])
+    block = np.array([int(r[1] == "block") for r in recompute_options])
+    layers = np.array([r[2] for r in recompute_options])
+    bits = np.array([rules.bits(r[3]) if r[0] == "selective" else 0 for r in recompute_options])
     return {
         "recompute": granularity[index],
         "recompute_block": block[index],

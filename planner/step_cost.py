@@ -31,7 +31,7 @@ DEGREES = (
 
 
 @dataclass(frozen=True)
-class Demand:
+class StepCost:
     """Of L layouts, R (distinct) pipeline ranks, U units, K kinds of blocks. Fields from `micro_batches` on are [L]."""
 
     work: Array
@@ -42,7 +42,7 @@ class Demand:
     """[L, R, K]"""
     weight: Array
     """[L, R], pipeline ranks that an entry stands for."""
-    again: Array
+    recomputed_share: Array
     """[L, R], share of what can be recomputed that this rank recomputes."""
     micro_batches: Array
     pp: Array
@@ -78,7 +78,7 @@ class Demand:
     graphs: Array
 
 
-def demand(job: PlannedJob, c: Columns) -> Demand:
+def of(job: PlannedJob, c: Columns) -> StepCost:
     """What a table of layouts of one job asks for. Columns have shape [..., ranks]; L is the product of the rest."""
     shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)
     one = {key: np.broadcast_to(getattr(c, key)[..., 0], shape[:-1]).reshape(-1) for key in DEGREES}
@@ -94,12 +94,12 @@ def demand(job: PlannedJob, c: Columns) -> Demand:
         blocks[..., KINDS.index(kind)] = held + last * (m.mtp_layers * m.mtp_blocks.count(kind))
     blocks[..., KINDS.index("embedding")] = first
     blocks[..., KINDS.index("head")] = last * (1 + m.mtp_layers)
-    return Demand(
+    return StepCost(
         work=block_work(job, units),
         unit=unit,
         blocks=blocks,
         weight=weight.astype(float),
-        again=_again(job, one, layers, last),
+        recomputed_share=_recomputed_share(one, layers),
         **{key: one[key].astype(float) for key in ("micro_batches", "pp", "vp", "tp")},
         **_sends(job, one),
         **_states(job, one, _parameters(job, units)[unit], blocks * (weight > 0)[..., None]),
@@ -118,19 +118,19 @@ HOST_BYTES_PER_S = 40e9
 OVERLAPS = ("overlap_grads", "overlap_params", "overlap_p2p", "overlap_tp")
 
 
-def stack(demands: Sequence[Demand]) -> Demand:
+def stack(costs: Sequence[StepCost]) -> StepCost:
     """Tables of several jobs as one; ranks are filled up with such of weight 0."""
-    ranks = max(d.weight.shape[1] for d in demands)
-    offsets = np.cumsum([0, *(len(d.work) for d in demands)])
-    found: dict[str, Any] = {}
-    for each in fields(Demand):
-        parts = [getattr(d, each.name) for d in demands]
-        if each.name in ("blocks", "weight", "again"):
+    ranks = max(d.weight.shape[1] for d in costs)
+    offsets = np.cumsum([0, *(len(d.work) for d in costs)])
+    columns: dict[str, Any] = {}
+    for f in fields(StepCost):
+        parts = [getattr(d, f.name) for d in costs]
+        if f.name in ("blocks", "weight", "recomputed_share"):
             parts = [np.pad(p, [(0, 0), (0, ranks - p.shape[1])] + [(0, 0)] * (p.ndim - 2)) for p in parts]
-        if each.name == "unit":
+        if f.name == "unit":
             parts = [part + offset for part, offset in zip(parts, offsets, strict=False)]
-        found[each.name] = np.concatenate(parts)
-    return Demand(**found)
+        columns[f.name] = np.concatenate(parts)
+    return StepCost(**columns)
 
 
 def _units(one: Mapping[str, Any]) -> tuple[KernelUnits, NDArray[np.int64]]:
@@ -147,15 +147,11 @@ def _units(one: Mapping[str, Any]) -> tuple[KernelUnits, NDArray[np.int64]]:
     return KernelUnits(**degrees, modules=values["modules"], full=full[at]), unit.reshape(-1)
 
 
-def _again(job: PlannedJob, one: Mapping[str, Any], layers: Any, last: Any) -> Array:
-    """Share of the layers that a rank recomputes: with the block method, so many of each of its chunks.
-
-    DeepSpeed-style pipelines do not recompute on the last stage, whose backward pass follows at once.
-    """
-    several = one["recompute_layers"] * one["vp"]
+def _recomputed_share(one: Mapping[str, Any], layers: Any) -> Array:
+    """Share of the layers that a rank recomputes: the block method takes `recompute_layers` of each of its chunks."""
+    taken = one["recompute_layers"] * one["vp"]
     block = (one["recompute"] == 2) & (one["recompute_block"] == 1)
-    share = np.where(block[:, None], np.minimum(1.0, several[:, None] / np.maximum(layers, 1)), 1.0)
-    return share
+    return np.where(block[:, None], np.minimum(1.0, taken[:, None] / np.maximum(layers, 1)), 1.0)
 
 
 def _sends(job: PlannedJob, one: Mapping[str, Any]) -> dict[str, Array]:
@@ -175,14 +171,14 @@ def _far(job: PlannedJob) -> float:
 def _parameters(job: PlannedJob, units: KernelUnits) -> Array:
     """Parameters of one block of each kind on one rank: [U, K, (dense, experts)]."""
     tp, ep, etp = (column.astype(np.int64) for column in (units.tp, units.ep, units.etp))
-    found = np.zeros((len(tp), len(KINDS), 2))
+    parameters = np.zeros((len(tp), len(KINDS), 2))
     for kind in job.model.kinds:
         p = counts.block_parameters(job.model, kind, tp, ep, etp)
-        found[:, KINDS.index(kind), 0] = p.dense
-        found[:, KINDS.index(kind), 1] = p.experts
+        parameters[:, KINDS.index(kind), 0] = p.dense
+        parameters[:, KINDS.index(kind), 1] = p.experts
     matrix = job.model.vocab * job.model.hidden / tp
-    found[:, KINDS.index("embedding"), 0] = found[:, KINDS.index("head"), 0] = matrix
-    return found
+    parameters[:, KINDS.index("embedding"), 0] = parameters[:, KINDS.index("head"), 0] = matrix
+    return parameters
 
 
 def _states(job: PlannedJob, one: Mapping[str, Any], parameters: Array, blocks: Array) -> dict[str, Array]:
@@ -202,10 +198,10 @@ def _states(job: PlannedJob, one: Mapping[str, Any], parameters: Array, blocks: 
     strides = {0: one["tp"], 1: one["ep"] * one["etp"]}
     states, steps = 0.0, 0.0
     gathered = np.where(one["sharding"] == 3, 1.0, trained)  # what is frozen is sharded by ZeRO-3 all the same
-    for which, each in (("reduce", grad_bytes * trained), ("gather", weight_bytes * gathered)):
+    for which, parameter_bytes in (("reduce", grad_bytes * trained), ("gather", weight_bytes * gathered)):
         for part, ranks in shards.items():
             near_ranks = np.clip(job.node.nvlink_domain / strides[part], 1, ranks)
-            v = collectives.volumes("all_gather", held[:, part] * each, ranks, near_ranks)
+            v = collectives.volumes("all_gather", held[:, part] * parameter_bytes, ranks, near_ranks)
             near[which] = near[which] + v.near / roofline.links_near(job)
             far[which] = far[which] + v.far / _far(job)
             steps = np.maximum(steps, v.near_steps + v.far_steps)

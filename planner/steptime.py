@@ -1,8 +1,8 @@
 """Seconds of one training step: compute roofline + exposed communication + pipeline schedule.
 
-    demand.py    what a step asks for, at nominal peaks and bandwidths      (arithmetic)
-    calibration  what the hardware and the software reach of it             (data/calibration/*.toml)
-    here         prices, overlap, the pipeline                              (arithmetic)
+    step_cost.py  what a step costs at nominal peaks and bandwidths         (arithmetic)
+    calibration   what hardware and software reach of the nominal           (data/calibration/*.toml)
+    here          prices, overlap, the pipeline                             (arithmetic)
 
 >>> from superpod.planner import columns, steptime
 >>> steptime.step(job, columns.of(job)).seconds
@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superpod.planner import calibration, schedule
+from superpod.planner import calibration, schedule, step_cost
 from superpod.planner.columns import Columns
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.roofline import INDEX, KINDS, PHASES, RESOURCES
-from superpod.planner.step_cost import Demand, demand
+from superpod.planner.step_cost import StepCost
 
 Array = NDArray[np.float64]
 GROUPS = ("compute", "launch", "tp", "cp", "ep")
@@ -52,47 +52,49 @@ def step(job: PlannedJob, c: Columns) -> Step:
     Of the job, its layout and its number of GPUs are not looked at: the columns say them.
     """
     shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)[:-1]
-    terms = price(demand(job, c), calibration.constants(job))
+    terms = price(step_cost.of(job, c), calibration.constants(job))
     terms = {key: part.reshape(shape) for key, part in terms.items()}
     return Step(sum(terms.values(), np.zeros(shape)), terms)
 
 
-def price(d: Demand, k: Mapping[str, Any]) -> dict[str, Array]:
+def price(d: StepCost, k: Mapping[str, Any]) -> dict[str, Array]:
     """Exposed seconds [L] of each term. Constants are numbers, or arrays [L] where layouts are of several jobs."""
-    forward, backward, again = _phases(d, k)
+    forward, backward, recomputed = _phases(d, k)
     compute, launch = forward[..., 0] + backward[..., 0], forward[..., 1] + backward[..., 1]
-    redone = again[..., 0] * d.again
-    launched = (launch + again[..., 1] * d.again) * np.where(d.graphs > 0, _wide(k["graphed"]), 1.0)[:, None]
+    redone = recomputed[..., 0] * d.recomputed_share
+    launched = (launch + recomputed[..., 1] * d.recomputed_share) * np.where(d.graphs > 0, _wide(k["graphed"]), 1.0)[
+        :, None
+    ]
     launched = launched * (1 + k["jitter"] * (d.tp - 1))[:, None]
     hidden = {
         "tp": _wide(k["tp_hidden"]) * d.overlap_tp,
         "cp": _wide(k["cp_hidden"]),
         "ep": np.where(d.vp > 1, k["ep_hidden"], 0.0),
     }
-    talk = {}
+    communication = {}
     for i, group in enumerate(("tp", "cp", "ep"), start=2):
-        every = forward[..., i] + backward[..., i] + again[..., i] * d.again
-        talk[group] = every * (1 - hidden[group] * np.ones(len(every)))[:, None]
-    gpu = compute + redone + sum(talk.values())
-    each = _larger(gpu, launched, k["queue"])
-    waiting = each - gpu
-    slowest = np.where(d.weight > 0, each, -1.0).argmax(axis=1)
+        every = forward[..., i] + backward[..., i] + recomputed[..., i] * d.recomputed_share
+        communication[group] = every * (1 - hidden[group] * np.ones(len(every)))[:, None]
+    gpu = compute + redone + sum(communication.values())
+    per_rank = _larger(gpu, launched, k["queue"])
+    waiting = per_rank - gpu
+    slowest = np.where(d.weight > 0, per_rank, -1.0).argmax(axis=1)
     pick = np.arange(len(slowest)), slowest
     m = d.micro_batches
-    found = {
+    terms = {
         "compute": m * compute[pick],
         "recompute": m * redone[pick],
         "overhead": m * waiting[pick] + k["step_s"] + k["tensor_s"] * d.layers,
-        **{group: m * part[pick] for group, part in talk.items()},
+        **{group: m * part[pick] for group, part in communication.items()},
     }
-    found["pp_bubble"] = schedule.bubble(each, d.weight, d.vp)
-    found["pp_p2p"] = _messages(d, k)
-    found["dp"] = _exposed(d, k, forward[pick][:, 0], backward[pick][:, 0]) + d.copies * k["copies"]
-    found["optimizer"] = d.host + d.states * k["states"] + d.grads * k["grads"]
-    return found
+    terms["pp_bubble"] = schedule.bubble(per_rank, d.weight, d.vp)
+    terms["pp_p2p"] = _messages(d, k)
+    terms["dp"] = _exposed(d, k, forward[pick][:, 0], backward[pick][:, 0]) + d.copies * k["copies"]
+    terms["optimizer"] = d.host + d.states * k["states"] + d.grads * k["grads"]
+    return terms
 
 
-def _phases(d: Demand, k: Mapping[str, Any]) -> list[Array]:
+def _phases(d: StepCost, k: Mapping[str, Any]) -> list[Array]:
     """Seconds of a rank for one micro-batch, forward, backward and again: [L, R, GROUPS] each."""
     kinds = np.flatnonzero(d.work.any(axis=(0, 2, 3)))
     coefficients = np.zeros(
@@ -121,7 +123,7 @@ PRICES = {
 """Resources of `roofline.py`, each with a constant of the same name: what a nominal second, or one of it, costs."""
 
 
-def _messages(d: Demand, k: Mapping[str, Any]) -> Array:
+def _messages(d: StepCost, k: Mapping[str, Any]) -> Array:
     """Activations and their gradients sent between stages: hidden in part while the pipeline is full."""
     one = d.send_near * k["send_near"] + d.send_far * k["send_far"]
     one = one + np.where(d.send_far > 0, k["send_far_s"], k["send_near_s"])
@@ -129,7 +131,7 @@ def _messages(d: Demand, k: Mapping[str, Any]) -> Array:
     return np.where(d.pp > 1, one * (full + 2 * (d.pp - 1)), 0.0)
 
 
-def _exposed(d: Demand, k: Mapping[str, Any], forward: Array, backward: Array) -> Array:
+def _exposed(d: StepCost, k: Mapping[str, Any], forward: Array, backward: Array) -> Array:
     """What data parallelism's collectives leave to wait for, beside the passes that they run under."""
     steps = d.dp_steps * k["dp_step_s"]
     reduce = d.reduce_near * k["dp_near"] + d.reduce_far * k["dp_far"] + steps
@@ -139,16 +141,16 @@ def _exposed(d: Demand, k: Mapping[str, Any], forward: Array, backward: Array) -
     after = _rest(reduce, d.overlap_grads * passes * backward * k["dp_under"], tail)
     before = _rest(gather, d.overlap_params * passes * forward * k["dp_under"], tail)
     once = after + before
-    again = _rest(gather, forward * k["dp_under"], tail) + _rest(gather + reduce, backward * k["dp_under"], tail)
-    three = d.micro_batches * (again + k["dp_slows"] * (2 * gather + reduce))
-    each = _rest(reduce, d.overlap_grads * backward * k["dp_under"], tail) + k["dp_slows"] * reduce
-    two = d.micro_batches * each + before + k["dp_slows"] * gather
+    whole_pass = _rest(gather, forward * k["dp_under"], tail) + _rest(gather + reduce, backward * k["dp_under"], tail)
+    three = d.micro_batches * (whole_pass + k["dp_slows"] * (2 * gather + reduce))
+    per_micro_batch = _rest(reduce, d.overlap_grads * backward * k["dp_under"], tail) + k["dp_slows"] * reduce
+    two = d.micro_batches * per_micro_batch + before + k["dp_slows"] * gather
     return np.select([d.zero == 3, d.zero == 2], [three, two], once + k["dp_slows"] * (gather + reduce))
 
 
-def _rest(talk: Array, under: Array, tail: Any) -> Array:
+def _rest(communication: Array, under: Array, tail: Any) -> Array:
     """Communication that outlasts what it runs under; the last bucket has nothing to run under."""
-    return np.maximum(talk * np.minimum(tail, 1.0), talk - under)
+    return np.maximum(communication * np.minimum(tail, 1.0), communication - under)
 
 
 def _larger(a: Array, b: Array, power: Any) -> Array:

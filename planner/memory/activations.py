@@ -25,7 +25,7 @@ class Kept:
 
     bytes: Array
     """Kept from the forward to the backward pass, under the layout's selective recomputation."""
-    again: Array
+    recomputed: Array
     """What recomputation brings back, for as long as the block's backward pass runs."""
     backward: Array
     """What the backward pass of the block needs for itself at its worst moment, beyond what is kept."""
@@ -46,8 +46,8 @@ def _norm(u: MemoryUnits, block: str, target: str, count: int = 1) -> tuple[Any,
     """A norm and the product after it: the norm's input, and its output as the product keeps it."""
     h, outside = u.job.model.hidden, u.tokens * u.over_sp
     kept = count * u.input_of(target) * h * outside
-    output, again = _take(u, "layernorm", kept) if u.job.norm_apart(block) else (kept, 0.0 * kept)
-    return u.wide * h * outside + output, again
+    output, recomputed = _take(u, "layernorm", kept) if u.job.norm_apart(block) else (kept, 0.0 * kept)
+    return u.wide * h * outside + output, recomputed
 
 
 def _residual(u: MemoryUnits) -> Any:
@@ -60,25 +60,27 @@ def attention(u: MemoryUnits) -> Kept:
     """Norm, fused QKV, core attention, projection."""
     m, inside = u.job.model, u.tokens * u.over_tp
     q, kv = m.heads * m.channels, m.groups * m.channels
-    norm, again = _norm(u, "attention", "linear_qkv")
+    norm, recomputed = _norm(u, "attention", "linear_qkv")
     inputs = u.wide * (q + 2 * kv) * inside
     inputs = inputs + u.wide * q * m.attention_gate * inside + u.wide * (q + kv) * m.qk_norm * inside
-    core, core_again = _core(u, q)
+    core, core_recomputed = _core(u, q)
     backward = u.wide * (q + 2 * kv) * inside + _score_gradients(u)
-    return Kept(norm + inputs + core + _residual(u), again + core_again, backward)
+    return Kept(norm + inputs + core + _residual(u), recomputed + core_recomputed, backward)
 
 
 def mla(u: MemoryUnits) -> Kept:
     """Low-rank queries, keys and values; heads of qk_nope + qk_rope; core attention; projection."""
     m, inside, outside = u.job.model, u.tokens * u.over_tp, u.tokens * u.over_sp
     qk, v = m.heads * (m.qk_nope_dim + m.qk_rope_dim), m.heads * m.v_dim
-    norm, again = _norm(u, "mla", "linear_kv_down_proj", count=2 if u.is_fp8 else 1)
+    norm, recomputed = _norm(u, "mla", "linear_kv_down_proj", count=2 if u.is_fp8 else 1)
     latent = (u.wide + u.input_of("linear_kv_up_proj")) * (m.q_lora + m.kv_lora) * outside
     latent = latent + u.wide * m.qk_rope_dim * outside
-    heads, heads_again = _take(u, "mla_up_proj", u.wide * (2 * qk + v) * inside)
-    core, core_again = _core(u, v)
+    heads, heads_recomputed = _take(u, "mla_up_proj", u.wide * (2 * qk + v) * inside)
+    core, core_recomputed = _core(u, v)
     kept = norm + latent + heads + core + _residual(u)
-    return Kept(kept, again + heads_again + core_again, u.wide * (2 * qk + v) * inside + _score_gradients(u))
+    return Kept(
+        kept, recomputed + heads_recomputed + core_recomputed, u.wide * (2 * qk + v) * inside + _score_gradients(u)
+    )
 
 
 def _score_gradients(u: MemoryUnits) -> Any:
@@ -104,19 +106,19 @@ def _core(u: MemoryUnits, out: int) -> tuple[Any, Any]:
     if o.cp_comm == "a2a":
         own = np.where(u.column("cp") > 1, output, own)
     inner = own + (u.scores * u.job.seq if u.unfused else 4) * m.heads * inside
-    kept, again = _take(u, "core_attn", inner)
-    return projected + kept, again
+    kept, recomputed = _take(u, "core_attn", inner)
+    return projected + kept, recomputed
 
 
 def mlp(u: MemoryUnits) -> Kept:
     """Norm, first product, activation, second product."""
     m, inside = u.job.model, u.tokens * u.over_tp
     first = u.wide * m.ffn * (1 + m.gated) * inside
-    normed, again = _norm(u, "mlp", "linear_fc1")
+    normed, recomputed = _norm(u, "mlp", "linear_fc1")
     norm_input = u.wide * m.hidden * u.tokens * u.over_sp
-    body, body_again = _take(u, "mlp", normed - norm_input + first + u.input_of("linear_fc2") * m.ffn * inside)
+    body, body_recomputed = _take(u, "mlp", normed - norm_input + first + u.input_of("linear_fc2") * m.ffn * inside)
     backward = np.maximum(first, u.wide * m.ffn * inside + u.wide * m.hidden * u.tokens)
-    return Kept(norm_input + body + _residual(u), again + body_again, backward)
+    return Kept(norm_input + body + _residual(u), recomputed + body_recomputed, backward)
 
 
 def moe(u: MemoryUnits) -> Kept:
@@ -125,17 +127,17 @@ def moe(u: MemoryUnits) -> Kept:
     rows = u.tokens * u.over_tp * m.topk * u.column("etp")
     rows = rows * (o.capacity if o.capacity else o.imbalance)
     width, ffn = m.latent or m.hidden, m.expert_ffn / u.column("etp")
-    norm, again = _norm(u, "moe", "linear_fc1")
+    norm, recomputed = _norm(u, "moe", "linear_fc1")
 
     routing = ROUTING_BYTES * m.experts * outside
     first = u.wide * ffn * (1 + m.gated) * rows
-    act, act_again = _take(u, "moe_act", u.input_of("linear_fc2") * ffn * rows)
+    act, act_recomputed = _take(u, "moe_act", u.input_of("linear_fc2") * ffn * rows)
     experts = routing + (u.input_of("linear_fc1") * width + 8) * rows + first + act + _weighting(u, ffn, width) * rows
-    shared, shared_again = _take(u, "shared_experts", _shared(u))
+    shared, shared_recomputed = _take(u, "shared_experts", _shared(u))
     latent = u.wide * m.latent * outside
-    body, body_again = _take(u, "moe", experts + shared + latent)
+    body, body_recomputed = _take(u, "moe", experts + shared + latent)
     backward = first + u.wide * width * rows + u.wide * m.hidden * outside
-    return Kept(norm + body + _residual(u), again + act_again + shared_again + body_again, backward)
+    return Kept(norm + body + _residual(u), recomputed + act_recomputed + shared_recomputed + body_recomputed, backward)
 
 
 def _weighting(u: MemoryUnits, ffn: Array, width: int) -> Any:
@@ -160,20 +162,20 @@ def mamba(u: MemoryUnits) -> Kept:
     """in_proj's output and the scan's, which the fused scan keeps and recomputes the rest from (mamba_ssm)."""
     m, inside = u.job.model, u.tokens * u.over_tp
     inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
-    norm, again = _norm(u, "mamba", "in_proj")
+    norm, recomputed = _norm(u, "mamba", "in_proj")
     mixed = u.wide * (2 * inner + states + m.mamba_heads) * inside
     kept = norm + mixed + (u.wide + u.narrow) * inner * inside + _residual(u)
-    return Kept(kept, again, mixed + u.wide * (inner + states) * inside)
+    return Kept(kept, recomputed, mixed + u.wide * (inner + states) * inside)
 
 
 def delta(u: MemoryUnits) -> Kept:
     """in_proj's output, the convolution's, the recurrence's (fla, chunked), the gated norm's."""
     m, inside = u.job.model, u.tokens * u.over_tp
     keys, values = m.delta_key_heads * m.delta_key_dim, m.delta_value_heads * m.delta_value_dim
-    norm, again = _norm(u, "delta", "in_proj")
+    norm, recomputed = _norm(u, "delta", "in_proj")
     mixed = u.wide * (2 * keys + 2 * values + 2 * m.delta_value_heads) * inside
     inner = u.wide * (2 * keys + values) * inside + (2 * u.wide + u.narrow) * values * inside
-    return Kept(norm + mixed + inner + _residual(u), again, mixed + inner)
+    return Kept(norm + mixed + inner + _residual(u), recomputed, mixed + inner)
 
 
 _BLOCKS = {"attention": attention, "mla": mla, "mlp": mlp, "moe": moe, "mamba": mamba, "delta": delta}

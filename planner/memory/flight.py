@@ -32,7 +32,7 @@ class Flight:
     """Bytes on each rank, at the moment that most micro-batches are in flight; without what is in CUDA graphs."""
 
     kept: Array
-    again: Array
+    recomputed: Array
     """What recomputation brings back while one part's backward pass runs."""
     backward: Array
     """What the backward pass of the last block needs for itself."""
@@ -80,7 +80,7 @@ def flight(u: MemoryUnits) -> Flight:
     count = in_flight(u)
     graphed = GRAPHED if u.job.options.cuda_graphs else ()
     whole: Any = sum(
-        u.c.blocks[kind] * each.bytes for kind, each in kinds.items() if kind in {*u.c.blocks} - {*graphed}
+        u.c.blocks[kind] * block.bytes for kind, block in kinds.items() if kind in {*u.c.blocks} - {*graphed}
     )
     kept, group = _recomputed(u, whole / np.maximum(1, u.c.layers))
     full = u.column("recompute") == 2
@@ -88,11 +88,11 @@ def flight(u: MemoryUnits) -> Flight:
         whole = np.where(u.column("recompute") == 1, 0.5, 1.0) * whole
     mixer = _either(u, kinds, {*MIXERS} - {*graphed})
     rest = _either(u, kinds, {*FEED_FORWARDS})
-    after = mixer.again + mixer.backward - rest.bytes - rest.again
+    after = mixer.recomputed + mixer.backward - rest.bytes - rest.recomputed
     return Flight(
         kept=count * np.where(full, kept, whole) + _prediction(u, kinds),
-        again=np.where(full, group, 0.0),
-        backward=np.maximum(np.where(full, rest.backward, rest.again + rest.backward), after),
+        recomputed=np.where(full, group, 0.0),
+        backward=np.maximum(np.where(full, rest.backward, rest.recomputed + rest.backward), after),
         graphs=_graphs(u, kinds, count) if graphed else Graphs(),
     )
 
@@ -103,19 +103,19 @@ def _graphs(u: MemoryUnits, kinds: dict[str, Kept], count: Array) -> Graphs:
     size = u.wide * u.job.model.hidden * u.tokens * u.over_sp
     return Graphs(
         kept=count * sum(u.c.blocks[kind] * kinds[kind].bytes for kind in taken),
-        backward=last.again + last.backward,
+        backward=last.recomputed + last.backward,
         static=4 * size * count * sum(u.c.blocks[kind] for kind in taken),
     )
 
 
 def _either(u: MemoryUnits, kinds: dict[str, Kept], names: set[str]) -> Kept:
     """The blocks that a rank's last layer has of these, the larger where there are several."""
-    found: list[Any] = [0.0, 0.0, 0.0]
+    largest: list[Any] = [0.0, 0.0, 0.0]
     for name in names & {*u.c.blocks}:
-        there, each = u.c.blocks[name] > 0, kinds[name]
-        sizes = (each.bytes, each.again, each.backward)
-        found = [np.maximum(one, np.where(there, size, 0.0)) for one, size in zip(found, sizes, strict=True)]
-    return Kept(*found)
+        there, block = u.c.blocks[name] > 0, kinds[name]
+        sizes = (block.bytes, block.recomputed, block.backward)
+        largest = [np.maximum(one, np.where(there, size, 0.0)) for one, size in zip(largest, sizes, strict=True)]
+    return Kept(*largest)
 
 
 def _prediction(u: MemoryUnits, kinds: dict[str, Kept]) -> Array:

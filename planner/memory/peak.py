@@ -32,7 +32,7 @@ def of(u: MemoryUnits) -> Moment:
     own = state.held(u)
     fly = flight(u)
     loss, ends = _loss(u), _ends(u)
-    passing = fly.again + fly.backward + u.wide * u.job.model.hidden * u.tokens * u.over_sp
+    passing = fly.recomputed + fly.backward + u.wide * u.job.model.hidden * u.tokens * u.over_sp
     at_loss = u.c.last & (loss + ends > passing)
     step = _optimizer_step(u, state.trained(u, own))
     busy = fly.kept + np.where(at_loss, loss + ends, passing)

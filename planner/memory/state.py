@@ -47,10 +47,10 @@ def held(u: MemoryUnits) -> Held:
     experts: Any = 0
     small: Any = 0
     for kind, blocks in c.blocks.items():
-        each = counts.block_parameters(m, kind, tp, ep, etp)
-        dense = dense + blocks * each.dense
-        experts = experts + blocks * each.experts
-        small = small + blocks * (each.norms + each.router)
+        block = counts.block_parameters(m, kind, tp, ep, etp)
+        dense = dense + blocks * block.dense
+        experts = experts + blocks * block.experts
+        small = small + blocks * (block.norms + block.router)
     matrix = m.padded_vocab(tp) * m.hidden // tp
     joined = _mtp(u)
     embedding = (c.first | (c.last & (m.mtp_layers > 0))) * (matrix + m.positions * m.hidden)

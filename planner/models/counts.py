@@ -65,12 +65,12 @@ def stage_parameters(m: ModelShape, split: Split, stage: int) -> list[Parameters
     """
     for problem, hint in problems(m, split):
         raise UserError(f"{m.name}: {problem}", hint)
-    found = []
+    chunks = []
     for virtual, layers in enumerate(split.stage_layers(m.layers, stage)):
         first = stage == 0 and virtual == 0
         last = stage == split.pp - 1 and virtual == split.vp - 1
-        found.append(sum(_layers(m, split, layers), ends(m, split, first, last)))
-    return found
+        chunks.append(sum(_layers(m, split, layers), ends(m, split, first, last)))
+    return chunks
 
 
 def _layers(m: ModelShape, split: Split, layers: range) -> list[Parameters]:
@@ -92,13 +92,13 @@ def ends(m: ModelShape, split: Split, first: bool, last: bool) -> Parameters:
     """Embedding, head, final norm and multi-token prediction, where this chunk has them (gpt_model.py)."""
     matrix = m.padded_vocab(split.tp) * m.hidden // split.tp
     embedding = matrix + m.positions * m.hidden
-    found = Parameters()
+    total = Parameters()
     if first or (last and m.mtp_layers):
-        found += Parameters(embedding=embedding)
+        total += Parameters(embedding=embedding)
     if last:
-        found += Parameters(norms=_norm(m, m.hidden), head=0 if m.tied and first else matrix)
-        found += mtp_layer(m, split) * m.mtp_layers
-    return found
+        total += Parameters(norms=_norm(m, m.hidden), head=0 if m.tied and first else matrix)
+        total += mtp_layer(m, split) * m.mtp_layers
+    return total
 
 
 def mtp_layer(m: ModelShape, split: Split) -> Parameters:

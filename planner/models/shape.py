@@ -121,13 +121,13 @@ class ModelShape:
     source: str = field(default="given by hand", compare=False)
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if type(value) is not type(_KINDS[each.name]):
-                raise UserError(f"{self.name}: {each.name} takes {_kind(_KINDS[each.name])}, not {value!r}")
-            most = MOST_LAYERS if each.name == "layers" else MOST
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if type(value) is not type(_KINDS[f.name]):
+                raise UserError(f"{self.name}: {f.name} takes {_kind(_KINDS[f.name])}, not {value!r}")
+            most = MOST_LAYERS if f.name == "layers" else MOST
             if isinstance(value, int) and not 0 <= value <= most:
-                raise UserError(f"{self.name}: {each.name} is {value}; it is 0 to {most:,}")
+                raise UserError(f"{self.name}: {f.name} is {value}; it is 0 to {most:,}")
         for problem, hint in _problems(self):
             raise UserError(f"{self.name}: {problem}", hint)
 
@@ -142,7 +142,7 @@ class ModelShape:
         style = values.pop("style", "llama")
         if style not in STYLES:
             raise UserError(f"{where}: style is {style!r}; it is one of {', '.join(STYLES)}")
-        known = [each.name for each in fields(cls) if each.name != "name"]
+        known = [f.name for f in fields(cls) if f.name != "name"]
         for key in values:
             if key not in known:
                 raise UserError(f"{where}: no model key is called {key!r}", did_you_mean(key, known))
@@ -208,13 +208,13 @@ class ModelShape:
     def _runs(self) -> tuple[tuple[bool, int], ...]:
         """Of every layer of `runs`: whether it has attention, and its MLP's width."""
         runs = (RUN.fullmatch(run) for run in self.runs.split())
-        return tuple(each for run in runs if run for each in int(run[1]) * [(not run[3], int(run[2]))])
+        return tuple(layer for run in runs if run for layer in int(run[1]) * [(not run[3], int(run[2]))])
 
     def held(self, layers: Iterable[int]) -> Mapping[str, float]:
         """Blocks of each kind in these layers; MLPs that differ in width count in units of `ffn`."""
         layers = list(layers)
-        found = Counter(block for i in layers for block in self.blocks[i])
-        return {**found, "mlp": sum(self.widths[i] for i in layers) / self.ffn} if self.runs else found
+        counted = Counter(block for i in layers for block in self.blocks[i])
+        return {**counted, "mlp": sum(self.widths[i] for i in layers) / self.ffn} if self.runs else counted
 
     @property
     def mtp_blocks(self) -> tuple[str, ...]:
@@ -286,9 +286,9 @@ class ModelShape:
 
 
 TEXTS = ("name", "source", "approximate", "norm", "pattern", "mtp_pattern", "runs")
-_KINDS: dict[str, Any] = {
-    each.name: "" if each.name in TEXTS else each.default for each in fields(ModelShape)
-} | dict.fromkeys(("layers", "hidden", "heads", "vocab"), 0)
+_KINDS: dict[str, Any] = {f.name: "" if f.name in TEXTS else f.default for f in fields(ModelShape)} | dict.fromkeys(
+    ("layers", "hidden", "heads", "vocab"), 0
+)
 """A value of each field's type."""
 
 
@@ -299,17 +299,17 @@ def _kind(value: object) -> str:
 def _problems(m: ModelShape) -> list[tuple[str, str]]:
     """What contradicts itself in a shape, as (rule with its numbers, next move)."""
     needed = ("layers", "hidden", "heads", "vocab", "vocab_divisible_by", "moe_every")
-    if found := [(f"{key} is 0", "it must be 1 or more") for key in needed if not getattr(m, key)]:
-        return found
+    if problems := [(f"{key} is 0", "it must be 1 or more") for key in needed if not getattr(m, key)]:
+        return problems
     if m.norm not in ("rms", "layer"):
-        found.append((f"norm is {m.norm!r}", "it is rms or layer"))
+        problems.append((f"norm is {m.norm!r}", "it is rms or layer"))
     if not m.head_dim and m.hidden % m.heads:
-        found.append((f"hidden {m.hidden} is no multiple of heads {m.heads}", "give head_dim"))
+        problems.append((f"hidden {m.hidden} is no multiple of heads {m.heads}", "give head_dim"))
     if m.heads % m.groups:
-        found.append((f"heads {m.heads} is no multiple of kv_heads {m.kv_heads}", "kv_heads divides heads"))
+        problems.append((f"heads {m.heads} is no multiple of kv_heads {m.kv_heads}", "kv_heads divides heads"))
     if m.topk > m.experts:
-        found.append((f"topk {m.topk} is more than experts {m.experts}", "topk is at most the number of experts"))
-    return found or _pattern_problems(m) or _runs_problems(m) or _missing(m)
+        problems.append((f"topk {m.topk} is more than experts {m.experts}", "topk is at most the number of experts"))
+    return problems or _pattern_problems(m) or _runs_problems(m) or _missing(m)
 
 
 def _pattern_problems(m: ModelShape) -> list[tuple[str, str]]:

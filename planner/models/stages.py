@@ -20,9 +20,9 @@ def even_chunks(layers: Any, pp: Any, vp: Any, embedding: Any, loss: Any) -> tup
     `embedding` and `loss` (0 or 1) count as layers.
     """
     total, chunks = layers + embedding + loss, pp * vp
-    each, one = total // chunks, chunks == 1
-    first, last = each - embedding - one * loss, each - loss - one * embedding
-    middle = first + (chunks > 2) * (each - first)
+    per_chunk, one = total // chunks, chunks == 1
+    first, last = per_chunk - embedding - one * loss, per_chunk - loss - one * embedding
+    middle = first + (chunks > 2) * (per_chunk - first)
     return (total % pp == 0) & (total // pp % vp == 0), (first, middle, last)
 
 

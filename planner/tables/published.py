@@ -57,16 +57,16 @@ def run(row: Row) -> Run:
     if isinstance(laid, UserError):
         raise laid.with_traceback(None)
     setting = _unpadded(shared.setting, laid.layout.tp) if shared.unpadded else shared.setting
-    found = Run(setting, laid.layout, laid.gpus, number(row, "gbs") or laid.gbs, laid.note)
+    described = Run(setting, laid.layout, laid.gpus, number(row, "gbs") or laid.gbs, laid.note)
     tuned = shared.tuned and not (row.get("recompute") or "").strip()
     if not shared.arguments and not tuned:
-        return found
-    whole = found.job
+        return described
+    whole = described.job
     if shared.arguments:
         whole = megatron_args.apply(whole, shared.arguments)[0]
     if tuned:
         whole = _recompute_as_needed(whole)
-    return Run.of(whole)._replace(note=found.note, **({} if shared.arguments else {"setting": setting}))
+    return Run.of(whole)._replace(note=described.note, **({} if shared.arguments else {"setting": setting}))
 
 
 SETTING = (
@@ -128,7 +128,7 @@ def _setting(*values: str) -> PlannedJob:
     precision = hardware.precision(row["precision"] or "bf16")
     if precision == "fp8" and node.gpu.fp8_tflops:
         precision = spellings.fp8_kind(row, "mxfp8" in node.gpu.precisions)
-    found = PlannedJob(
+    job = PlannedJob(
         model=model,
         node=node,
         fabric=hardware.builtin().fabric_of(node),
@@ -139,9 +139,9 @@ def _setting(*values: str) -> PlannedJob:
         task=_task(row),
         options=_options(row),
     )
-    if found.options.fp8_params and precision in hardware.PLAIN:  # a source's habit, where there is FP8
-        found = found.replace(options=replace(found.options, fp8_params=False))
-    return found
+    if job.options.fp8_params and precision in hardware.PLAIN:  # a source's habit, where there is FP8
+        job = job.replace(options=replace(job.options, fp8_params=False))
+    return job
 
 
 def number(row: Row, key: str, default: int | None = None) -> int | None:
@@ -239,10 +239,10 @@ def _stages(count: int, layers: int) -> tuple[Mapping[str, Any], str]:
     if count > layers + 2:
         return {}, ""
     uneven = f"{layers} layers do not divide into {count} chunks; counted with "
-    for each in ENDS:
-        if (layers + sum(each)) % count == 0:
-            ends = [key for key, counted in zip(("embedding_as_layer", "loss_as_layer"), each, strict=True) if counted]
-            return dict.fromkeys(ends, True), (uneven + " and ".join(ends)) * bool(ends)
+    for ends in ENDS:
+        if (layers + sum(ends)) % count == 0:
+            names = [key for key, counts in zip(("embedding_as_layer", "loss_as_layer"), ends, strict=True) if counts]
+            return dict.fromkeys(names, True), (uneven + " and ".join(names)) * bool(names)
     return {"chunks": near_even(layers, count)}, uneven + "chunks that differ by a layer"
 
 
@@ -261,7 +261,7 @@ STEPS = (("mla_up_proj",), ("mla_up_proj", "mlp"), ("mla_up_proj", "mlp", "moe_a
 """Recomputation of Megatron-Bridge's tuned recipes, by what it costs."""
 
 
-def _recompute_as_needed(found: PlannedJob) -> PlannedJob:
+def _recompute_as_needed(job: PlannedJob) -> PlannedJob:
     """The job with the cheapest recomputation under which it runs at all, where its table of releases prints none.
 
     Tuned recipes recompute what does not fit, and their tables do not say it. A run that fits as it is, or never,
@@ -270,24 +270,24 @@ def _recompute_as_needed(found: PlannedJob) -> PlannedJob:
     from superpod.planner import memory
 
     try:
-        return next((job for job in _with_recomputation(found) if memory.verdict(job) == "ok"), found)
+        return next((option for option in _with_recomputation(job) if memory.verdict(option) == "ok"), job)
     except UserError:
-        return found  # its layout is illegal: legality says why
+        return job  # its layout is illegal: legality says why
 
 
-def _with_recomputation(found: PlannedJob) -> Iterator[PlannedJob]:
+def _with_recomputation(job: PlannedJob) -> Iterator[PlannedJob]:
     """The job as it is, then with each of `STEPS` as far as the model and precision allow them, then with all of it."""
-    yield found
-    before = len(legality.violations(found))
+    yield job
+    before = len(legality.violations(job))
     for step in STEPS:
-        allowed = tuple(name for name in step if len(legality.violations(_selective(found, (name,)))) == before)
+        allowed = tuple(name for name in step if len(legality.violations(_selective(job, (name,)))) == before)
         if allowed:
-            yield _selective(found, allowed)
-    yield found.replace(layout=found.layout.replace(recompute="full"))
+            yield _selective(job, allowed)
+    yield job.replace(layout=job.layout.replace(recompute="full"))
 
 
-def _selective(found: PlannedJob, modules: tuple[str, ...]) -> PlannedJob:
-    return found.replace(layout=found.layout.replace(recompute="selective", recompute_modules=modules))
+def _selective(job: PlannedJob, modules: tuple[str, ...]) -> PlannedJob:
+    return job.replace(layout=job.layout.replace(recompute="selective", recompute_modules=modules))
 
 
 def _task(row: Row) -> Any:

@@ -53,8 +53,8 @@ def node(row: Row) -> Node:
     special = name.startswith("h100-96gb") or ("llama3_h100_202412" in (row.get("source") or "") and "h100" in name)
     if not special:
         return hardware.node(name)
-    found = hardware.node("h100")
-    return found.replace(gpu=found.gpu.replace(name="h100_96gb", hbm_gb=96, hbm_usable_gib=95.0, power_w=500))
+    node_h100 = hardware.node("h100")
+    return node_h100.replace(gpu=node_h100.gpu.replace(name="h100_96gb", hbm_gb=96, hbm_usable_gib=95.0, power_w=500))
 
 
 def _unnamed(row: Row) -> str:
@@ -79,13 +79,13 @@ def arguments(row: Row) -> dict[str, str]:
         return flags
     if row.get("ffn"):
         flags["ffn-hidden-size"] = row["ffn"]
-    found = {k: v for key, more in CI_ARGUMENTS.items() if not key or key in flags for k, v in more.items()}
+    implied = {k: v for key, more in CI_ARGUMENTS.items() if not key or key in flags for k, v in more.items()}
     for pattern, more in CI_CASES.items():
         if re.search(pattern, row.get("case") or ""):
-            found |= more
+            implied |= more
     if not re.search(r"dracooci", row.get("source") or ""):
-        return found | flags
-    return found | {"attention-backend": "unfused"} | flags
+        return implied | flags
+    return implied | {"attention-backend": "unfused"} | flags
 
 
 def variant(row: Row, model: ModelShape) -> ModelShape:

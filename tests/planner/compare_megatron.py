@@ -44,10 +44,10 @@ def compare(jobs: int, first_seed: int) -> dict[str, Any]:
         except UserError:  # a shape that contradicts itself is no job
             continue
         drawn += 1
-        found = [broken.rule for broken in violations(job)]
-        hits.update(set(found))
-        legal += not found
-        ours, theirs = [rule for rule in found if rule not in STRICTER], refusal(job)
+        broken_rules = [broken.rule for broken in violations(job)]
+        hits.update(set(broken_rules))
+        legal += not broken_rules
+        ours, theirs = [rule for rule in broken_rules if rule not in STRICTER], refusal(job)
         if bool(ours) != bool(theirs):
             differ.append({"seed": seed, "ours": ours, "megatron": theirs})
     seconds = round(time.monotonic() - began, 1)

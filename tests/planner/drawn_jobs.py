@@ -107,8 +107,8 @@ def _model(rng: random.Random, kind: str, moe: bool, layout: dict[str, Any]) -> 
 def _stages(rng: random.Random, layout: dict[str, Any]) -> int:
     """How the layers are dealt; returns how many there are."""
     pp, vp = layout["pp"], layout["vp"] or 1
-    each = vp * rng.choice((1, 1, 2))
-    total = pp * each
+    per_stage = vp * rng.choice((1, 1, 2))
+    total = pp * per_stage
     how = rng.choice(("even", "even", "ends", "given", "chunks"))
     if how == "ends" and total > 2:
         layout["embedding_as_layer"], layout["loss_as_layer"] = rng.choice(((1, 1), (1, 0), (0, 1)))
@@ -120,7 +120,7 @@ def _stages(rng: random.Random, layout: dict[str, Any]) -> int:
             ({"first_layers": first}, {"last_layers": last}, {"first_layers": first, "last_layers": last})
         )
         given = [layout[key] for key in ("first_layers", "last_layers") if key in layout]
-        return sum(given) + (pp - len(given)) * each
+        return sum(given) + (pp - len(given)) * per_stage
     if how == "chunks" and pp > 1:
         layout["chunks"] = tuple(rng.choice((1, 1, 2)) for _ in range(pp * vp))
         return sum(layout["chunks"])

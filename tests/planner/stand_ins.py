@@ -101,7 +101,7 @@ def parameters(config: str, tp: int, pp: int, rank: int, vocab: int) -> int:
             setattr(built, key, value)
         with torch.device("meta"):
             model = built.configure_model(SimpleNamespace(vocab_size=vocab))
-    return sum(each.numel() for each in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def main() -> None:
@@ -112,8 +112,8 @@ def main() -> None:
     install()
     with transformer_engine() as te:
         spell_out(te)
-    found = {name: parameters(name, *asked) for name, asked in json.loads(sys.argv[1]).items()}
-    print("RESULT" + json.dumps(found))
+    counts = {name: parameters(name, *ranks) for name, ranks in json.loads(sys.argv[1]).items()}
+    print("RESULT" + json.dumps(counts))
 
 
 if __name__ == "__main__":

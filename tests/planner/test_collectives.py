@@ -53,8 +53,8 @@ def test_send_takes_the_tier_that_joins_the_two():
 
 def test_arrays_give_what_single_calls_give():
     ranks = np.array([2, 8, 16, 64])
-    found = seconds("all_reduce", 1e8, ranks, np.minimum(ranks, 8), FAST)
-    assert found == pytest.approx([seconds("all_reduce", 1e8, int(n), min(int(n), 8), FAST) for n in ranks])
+    times = seconds("all_reduce", 1e8, ranks, np.minimum(ranks, 8), FAST)
+    assert times == pytest.approx([seconds("all_reduce", 1e8, int(n), min(int(n), 8), FAST) for n in ranks])
 
 
 def test_an_unknown_operation_names_the_known_ones():
@@ -65,9 +65,9 @@ def test_an_unknown_operation_names_the_known_ones():
 
 def test_links_are_the_nodes_own():
     h100 = hardware.node("h100")
-    found = links(h100, hardware.builtin().fabric_of(h100), near=0.8)
-    assert found.near_bytes_per_s == pytest.approx(0.8 * 450e9)
-    assert found.far_bytes_per_s == pytest.approx(50e9)
+    h100_links = links(h100, hardware.builtin().fabric_of(h100), near=0.8)
+    assert h100_links.near_bytes_per_s == pytest.approx(0.8 * 450e9)
+    assert h100_links.far_bytes_per_s == pytest.approx(50e9)
 
 
 def test_cards_without_nvlink_share_pcie():

@@ -46,19 +46,19 @@ def read(tmp_path, name, text):
 
 
 def test_deepspeed(tmp_path):
-    found = read(tmp_path, "ds.json", DEEPSPEED)
-    assert (found.gbs, found.gpus, found.precision) == (256, 32, "bf16")
-    assert found.layout == {"mbs": 2, "sharding": "zero3"}
-    assert found.options == {"offload": 1.0}
-    assert found.left_out == ("wall_clock_breakdown", "zero_optimization.stage3_prefetch_bucket_size")
+    config = read(tmp_path, "ds.json", DEEPSPEED)
+    assert (config.gbs, config.gpus, config.precision) == (256, 32, "bf16")
+    assert config.layout == {"mbs": 2, "sharding": "zero3"}
+    assert config.options == {"offload": 1.0}
+    assert config.left_out == ("wall_clock_breakdown", "zero_optimization.stage3_prefetch_bucket_size")
 
 
 def test_accelerate(tmp_path):
-    found = read(tmp_path, "fsdp.yaml", ACCELERATE)
-    assert (found.gpus, found.precision) == (32, "bf16")
-    assert found.layout["sharding"] == "zero2"
-    assert found.layout["recompute"] == "full"
-    assert found.left_out == ("fsdp_config.fsdp_auto_wrap_policy",)
+    config = read(tmp_path, "fsdp.yaml", ACCELERATE)
+    assert (config.gpus, config.precision) == (32, "bf16")
+    assert config.layout["sharding"] == "zero2"
+    assert config.layout["recompute"] == "full"
+    assert config.left_out == ("fsdp_config.fsdp_auto_wrap_policy",)
 
 
 def base():
@@ -67,13 +67,13 @@ def base():
 
 
 def test_megatron_arguments(tmp_path):
-    found = read(tmp_path, "train.sh", MEGATRON)
-    assert (found.gbs, found.seq) == (128, 4096)
-    layout = found.job(base()).layout
+    config = read(tmp_path, "train.sh", MEGATRON)
+    assert (config.gbs, config.seq) == (128, 4096)
+    layout = config.job(base()).layout
     expected = {"tp": 4, "pp": 2, "vp": 4, "sp": True, "mbs": 1, "sharding": "zero1", "recompute": "selective"}
     assert expected.items() <= vars(layout).items()
     assert set(layout.recompute_modules) == {"mlp", "layernorm"}
-    assert "--log-interval 10" in found.left_out
+    assert "--log-interval 10" in config.left_out
 
 
 SCRIPT = """
@@ -87,10 +87,10 @@ torchrun pretrain_gpt.py "${MODEL_ARGS[@]}" $BATCH --recompute-activations 2>&1 
 
 
 def test_a_script_s_arrays_strings_variables_and_pipes_are_seen_through(tmp_path):
-    found = read(tmp_path, "train.sh", SCRIPT)
-    layout = found.job(base()).layout
+    config = read(tmp_path, "train.sh", SCRIPT)
+    layout = config.job(base()).layout
     assert (layout.tp, layout.sp, layout.mbs, layout.recompute) == (2, True, 2, "selective")
-    assert any(each.startswith("global-batch-size $GBS") for each in found.left_out)
+    assert any(key.startswith("global-batch-size $GBS") for key in config.left_out)
 
 
 def test_the_file_s_run_keeps_the_batch_of_the_query(tmp_path):

@@ -10,12 +10,12 @@ RUN = {"tokens": 1e12, "tokens_per_s_per_gpu": 10_000.0}
 
 
 def test_a_trillion_tokens_by_hand():
-    found = cost.of(NODE, 64, **RUN, price=2.0)
+    costs = cost.of(NODE, 64, **RUN, price=2.0)
     seconds = 1e12 / (10_000 * 64)
-    assert found.days == pytest.approx(seconds / 86_400)
-    assert found.gpu_hours == pytest.approx(seconds * 64 / 3600)
-    assert found.money == pytest.approx(2 * found.gpu_hours)
-    assert found.energy_mwh == pytest.approx(found.gpu_hours * 10_200 / 8 / 1e6)  # DGX H100: 10.2 kW
+    assert costs.days == pytest.approx(seconds / 86_400)
+    assert costs.gpu_hours == pytest.approx(seconds * 64 / 3600)
+    assert costs.money == pytest.approx(2 * costs.gpu_hours)
+    assert costs.energy_mwh == pytest.approx(costs.gpu_hours * 10_200 / 8 / 1e6)  # DGX H100: 10.2 kW
 
 
 def test_more_gpus_take_fewer_days_and_the_same_gpu_hours():

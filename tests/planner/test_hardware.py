@@ -15,11 +15,11 @@ UNKNOWN = {"h100-96gb-500w"}  # one row: no SXM part that NVIDIA sells
 def published(column):
     if not REFERENCE.is_dir():
         pytest.skip(f"{REFERENCE} is not on this machine")
-    found = set()
+    names = set()
     for name in ("step_time.csv", "memory.csv"):
         with (REFERENCE / name).open() as file:
-            found |= {row[column] for row in csv.DictReader(file)}
-    return found
+            names |= {row[column] for row in csv.DictReader(file)}
+    return names
 
 
 def test_every_published_gpu_has_a_name_here():

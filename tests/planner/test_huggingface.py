@@ -210,8 +210,8 @@ print("RESULT" + json.dumps(out))
 
 @pytest.mark.nemo
 def test_counts_equal_transformers_own_models(tmp_path):
-    asked = {kind: {**({} if kind == "gpt2" else SMALL), **keys} for kind, keys in BUILT.items()}
-    command = [sys.executable, "-W", "ignore", "-c", BUILD, json.dumps(asked), str(tmp_path)]
+    configs = {kind: {**({} if kind == "gpt2" else SMALL), **keys} for kind, keys in BUILT.items()}
+    command = [sys.executable, "-W", "ignore", "-c", BUILD, json.dumps(configs), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     real = json.loads(done.stdout.rpartition("RESULT")[2])

@@ -74,9 +74,9 @@ def test_every_multiple_of_the_model_parallel_size_is_legal(tp, pp, cp):
     ],
 )
 def test_a_broken_rule_is_named_with_its_numbers_and_the_next_move(layout, world, rule, move):
-    (found,) = layout.violations(world)
-    assert rule in found[0]
-    assert move in found[1]
+    (violation,) = layout.violations(world)
+    assert rule in violation[0]
+    assert move in violation[1]
 
 
 def test_dp_of_a_world_that_does_not_divide_is_the_users_mistake():

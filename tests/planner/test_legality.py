@@ -81,7 +81,7 @@ def columns_of(jobs):
     """The layouts of several jobs as columns."""
     numpy = pytest.importorskip("numpy")
     facts = [{**vars(j.layout.facts(j.gpus)), **{k: getattr(j.layout, k) for k in FIELDS[-2:]}} for j in jobs]
-    return {name: numpy.array([each[name] for each in facts]) for name in FIELDS if name != "dp"}
+    return {name: numpy.array([values[name] for values in facts]) for name in FIELDS if name != "dp"}
 
 
 @settings(max_examples=400, deadline=None)
@@ -89,7 +89,7 @@ def columns_of(jobs):
 def test_the_mask_of_many_says_what_is_said_of_one(first, others):
     jobs = [first, *(first.replace(layout=other.layout, gpus=other.gpus) for other in others)]
     legal = legal_mask(first, columns_of(jobs))
-    assert legal.tolist() == [violations(each) == [] for each in jobs]
+    assert legal.tolist() == [violations(one) == [] for one in jobs]
 
 
 def test_the_mask_takes_the_jobs_own_layout_for_what_it_is_not_told():
@@ -130,10 +130,11 @@ def test_the_mask_takes_the_jobs_own_layout_for_what_it_is_not_told():
     ],
 )
 def test_a_broken_rule_is_named_with_its_numbers_and_the_nearest_change(broken, rule, says, fix):
-    asked = dict(broken)
-    found = {each.rule: each for each in violations(job(models.find(asked.pop("model", "llama3_8b")), **asked))}
-    assert says in found[rule].message
-    assert fix in found[rule].fix
+    changes = dict(broken)
+    shape = models.find(changes.pop("model", "llama3_8b"))
+    broken_rules = {violation.rule: violation for violation in violations(job(shape, **changes))}
+    assert says in broken_rules[rule].message
+    assert fix in broken_rules[rule].fix
 
 
 def test_all_that_is_wrong_is_said_at_once():
@@ -154,7 +155,7 @@ def test_all_that_is_wrong_is_said_at_once():
     ],
 )
 def test_what_is_legal_and_bad_is_a_warning(layout, rule):
-    assert rule in [each.rule for each in warnings(job(**layout))]
+    assert rule in [warning.rule for warning in warnings(job(**layout))]
 
 
 def test_no_rule_and_no_warning_against_the_published_layout_of_llama3_70b():
@@ -193,8 +194,8 @@ def _answers(hostile):
         Layout.from_mapping(layout, "here").violations(8)
     with contextlib.suppress(UserError):
         made = job(model, options=options, **layout).replace(**facts)
-        for found in (violations(made), warnings(made)):
-            assert all(each.rule and each.message and each.fix for each in found)
+        for broken_rules in (violations(made), warnings(made)):
+            assert all(broken.rule and broken.message and broken.fix for broken in broken_rules)
 
 
 @settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])

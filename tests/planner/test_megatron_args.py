@@ -22,13 +22,13 @@ LINE = """torchrun pretrain_gpt.py \\
 
 
 def test_a_command_line_becomes_a_job():
-    found, unknown = megatron_args.apply(base(), megatron_args.parse(LINE))
-    assert found.layout.short() == "TP2 PP4 VP3 SP"
-    assert (found.layout.mbs, found.layout.gbs, found.layout.sharding) == (4, 32, "zero1")
-    assert (found.model.gated, found.model.norm, found.model.tied, found.model.positions) == (True, "rms", False, 0)
-    assert found.model.ffn == 1344  # Megatron's 2/3 of 4 x hidden, down to a multiple of 64
-    assert found.options.attention_dropout == 0
-    assert found.options.hidden_dropout == 0.1  # Megatron's default
+    job, unknown = megatron_args.apply(base(), megatron_args.parse(LINE))
+    assert job.layout.short() == "TP2 PP4 VP3 SP"
+    assert (job.layout.mbs, job.layout.gbs, job.layout.sharding) == (4, 32, "zero1")
+    assert (job.model.gated, job.model.norm, job.model.tied, job.model.positions) == (True, "rms", False, 0)
+    assert job.model.ffn == 1344  # Megatron's 2/3 of 4 x hidden, down to a multiple of 64
+    assert job.options.attention_dropout == 0
+    assert job.options.hidden_dropout == 0.1  # Megatron's default
     assert unknown == ["--log-interval 1"]
 
 
@@ -42,18 +42,16 @@ def test_the_two_spellings_say_the_same():
 
 
 def test_without_defaults_what_is_not_said_stays():
-    found, _ = megatron_args.apply(base(), {"hidden-dropout": "0.2"}, defaults=False)
-    assert found.options.hidden_dropout == 0.2
-    assert found.options.fused_loss is base().options.fused_loss
-    assert found.layout == base().layout
+    job, _ = megatron_args.apply(base(), {"hidden-dropout": "0.2"}, defaults=False)
+    assert job.options.hidden_dropout == 0.2
+    assert job.options.fused_loss is base().options.fused_loss
+    assert job.layout == base().layout
 
 
 def test_a_pipeline_layout_gives_its_chunks():
     assert megatron_args.pipeline_chunks("Et*3|(tt|)*6tmL") == (3, 2, 2, 2, 2, 2, 2, 1)
-    found, _ = megatron_args.apply(
-        base(pp=2), {"num-layers": "16", "pipeline-model-parallel-layout": "Et*3|(tt|)*6tmL"}
-    )
-    assert found.layout.vp == 4
+    job, _ = megatron_args.apply(base(pp=2), {"num-layers": "16", "pipeline-model-parallel-layout": "Et*3|(tt|)*6tmL"})
+    assert job.layout.vp == 4
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def units(of: PlannedJob) -> MemoryUnits:
 
 def layer_bytes(of: PlannedJob) -> float:
     """Bytes that one layer keeps, per token and hidden unit."""
-    kept = sum(float(each.bytes.item()) for each in blocks(units(of)).values())
+    kept = sum(float(block.bytes.item()) for block in blocks(units(of)).values())
     return kept / (of.seq * of.layout.mbs * of.model.hidden)
 
 
@@ -388,10 +388,10 @@ def test_the_verdict_goes_by_the_fullest_rank():
 
 def test_kv_cache_counts_groups_not_heads():
     seven = models.find("llama2_7b")
-    found = memory.inference(seven, models.Split(), seq=4096, batch=2, dtype="bf16")
-    assert found.kv_per_token == 2 * 32 * 4096 * 2  # 0.5 MB a token: no grouped-query attention
-    assert found.kv_cache == 2 * 4096 * found.kv_per_token
-    assert found.weights == 2 * seven.parameters().total
+    served = memory.inference(seven, models.Split(), seq=4096, batch=2, dtype="bf16")
+    assert served.kv_per_token == 2 * 32 * 4096 * 2  # 0.5 MB a token: no grouped-query attention
+    assert served.kv_cache == 2 * 4096 * served.kv_per_token
+    assert served.weights == 2 * seven.parameters().total
     assert memory.inference(LLAMA, models.Split(tp=2), seq=4096, batch=1, dtype="fp8").kv_per_token == 2 * 32 * 1024 / 2
     with pytest.raises(UserError, match="int4"):
         memory.inference(seven, models.Split(), seq=1, batch=1, dtype="int4")

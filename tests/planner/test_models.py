@@ -269,11 +269,11 @@ def test_runs_of_one_width_are_a_plain_model():
 
 
 def test_what_a_shape_simplifies_is_said_as_a_warning():
-    for name, said in (("t5_220m", True), ("llama32_1b", False)):
+    for name, warned in (("t5_220m", True), ("llama32_1b", False)):
         model, node = models.find(name), hardware.builtin().node("h100")
         fabric = hardware.builtin().fabric_of(node)
         job = PlannedJob(model=model, node=node, fabric=fabric, gpus=8, seq=512, precision="bf16", layout=Layout())
-        assert any("planned approximately" in each.message for each in legality.warnings(job)) == said
+        assert any("planned approximately" in warning.message for warning in legality.warnings(job)) == warned
 
 
 @pytest.mark.parametrize("name", ["llama33_nemotron_super_49b", "llama31_nemotron_ultra_253b"])

@@ -112,13 +112,13 @@ print("RESULT" + json.dumps(out))
 
 @pytest.mark.nemo
 def test_counts_equal_the_real_models_to_the_parameter():
-    asked = [(name, degrees, vocab_of(name)) for name, degrees in CASES]
+    cases = [(name, degrees, vocab_of(name)) for name, degrees in CASES]
     command = [sys.executable, "-W", "ignore", "-c", BUILD, json.dumps(FIELDS)]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True)
+    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads(done.stdout.rpartition("RESULT")[2])
     compared = 0
-    for (name, _, _), result in zip(asked, results, strict=True):
+    for (name, _, _), result in zip(cases, results, strict=True):
         model = models.find(name).replace(mtp_layers=result["mtp"])
         given = {key: value for key, value in result["degrees"].items() if value is not None}
         split = Split(**given)
@@ -127,7 +127,7 @@ def test_counts_equal_the_real_models_to_the_parameter():
             assert counted == real, (name, split, stage)
             compared += 1
     assert compared > 100
-    print(f"{compared} ranks of {len(asked)} recipes and layouts, none differs")
+    print(f"{compared} ranks of {len(cases)} recipes and layouts, none differs")
 
 
 def vocab_of(name):
@@ -159,8 +159,8 @@ STANDING_IN = {
 
 @pytest.mark.nemo
 def test_counts_of_what_needs_a_gpu_equal_the_real_models_built_with_stand_ins():
-    asked = {of: [*degrees, models.find(name).vocab] for name, (of, *degrees, _) in STANDING_IN.items()}
-    command = [sys.executable, "-W", "ignore", Path(__file__).with_name("stand_ins.py"), json.dumps(asked)]
+    cases = {of: [*degrees, models.find(name).vocab] for name, (of, *degrees, _) in STANDING_IN.items()}
+    command = [sys.executable, "-W", "ignore", Path(__file__).with_name("stand_ins.py"), json.dumps(cases)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     real = json.loads(done.stdout.rpartition("RESULT")[2])

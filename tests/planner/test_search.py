@@ -26,16 +26,16 @@ from superpod.planner.search import Space
     ],
 )
 def test_sampled_layouts_cost_what_the_scalar_model_says(run, model, gpu, gpus, seq, gbs, precision):
-    found = search.search(run(model, gpu, gpus, seq, gbs, precision))
-    drawn = random.Random(0).sample(range(len(found)), min(250, len(found)))
-    jobs = [found.job_of(i) for i in drawn]
+    result = search.search(run(model, gpu, gpus, seq, gbs, precision))
+    drawn = random.Random(0).sample(range(len(result)), min(250, len(result)))
+    jobs = [result.job_of(i) for i in drawn]
     for i, job in zip(drawn, jobs, strict=True):
         alone = predict.one(job)
         assert alone.allocated_gib_max is not None, alone.reason
         assert alone.reserved_gib_max is not None
-        assert alone.step_time_s == pytest.approx(found.seconds[i], rel=1e-9)
-        assert alone.allocated_gib_max * GIB == pytest.approx(found.allocated[i], rel=1e-9)
-        assert alone.reserved_gib_max * GIB == pytest.approx(found.reserved[i], rel=1e-9)
+        assert alone.step_time_s == pytest.approx(result.seconds[i], rel=1e-9)
+        assert alone.allocated_gib_max * GIB == pytest.approx(result.allocated[i], rel=1e-9)
+        assert alone.reserved_gib_max * GIB == pytest.approx(result.reserved[i], rel=1e-9)
 
 
 DEGREES = {
@@ -54,8 +54,8 @@ def test_a_layout_is_found_if_and_only_if_it_is_legal(run, gpus):
     base = run("llama32_1b", gpus=gpus, gbs=24, seq=2048)
     space = Space(tp=DEGREES["tp"], cp=DEGREES["cp"], mbs=DEGREES["mbs"], deepest_vp=4, sharding=("zero1",))
     space = Space(**{**vars(space), "fixed": {"recompute": "none"}})
-    found = search.search(base, space)
-    mine = {found.layout(i) for i in range(len(found)) if found.fields["pp"][i] in DEGREES["pp"]}
+    result = search.search(base, space)
+    mine = {result.layout(i) for i in range(len(result)) if result.fields["pp"][i] in DEGREES["pp"]}
     mine = {x for x in mine if x.vp in DEGREES["vp"] and not x.embedding_as_layer and not x.loss_as_layer}
     every = (Layout(**dict(zip(DEGREES, values, strict=True)), gbs=24) for values in product(*DEGREES.values()))
     legal = {x for x in every if not legality.violations(base.replace(layout=x))}
@@ -64,12 +64,12 @@ def test_a_layout_is_found_if_and_only_if_it_is_legal(run, gpus):
 
 
 def test_what_is_ranked_fits_and_the_fastest_comes_first(run):
-    found = search.search(run("llama3_70b", gpus=64))
-    assert len(found.ranked)
-    assert (found.reserved[found.ranked] <= found.cap).all()
-    seconds = found.seconds[found.ranked]
+    result = search.search(run("llama3_70b", gpus=64))
+    assert len(result.ranked)
+    assert (result.reserved[result.ranked] <= result.cap).all()
+    seconds = result.seconds[result.ranked]
     assert (np.diff(seconds) > -0.002 * seconds[1:]).all()
-    assert seconds[0] <= found.seconds[found.fits].min() * 1.002
+    assert seconds[0] <= result.seconds[result.fits].min() * 1.002
 
 
 def test_a_smaller_cap_never_finds_a_faster_layout(run):
@@ -79,15 +79,15 @@ def test_a_smaller_cap_never_finds_a_faster_layout(run):
 
 
 def test_what_nearly_fits_is_measured_against_the_cap(run):
-    found = search.search(run("llama3_70b", gpus=64, gbs=128), memory_cap_gib=50)
-    lines = explain.misses(found)
+    result = search.search(run("llama3_70b", gpus=64, gbs=128), memory_cap_gib=50)
+    lines = explain.misses(result)
     assert lines
     assert all(float(line.split(" GiB short")[0].split()[-1]) > 0 for line in lines)
 
 
 def test_fixed_fields_stay_fixed(run):
-    found = search.search(run("llama3_70b", gpus=64), Space(fixed={"tp": 4, "pp": 4, "recompute": "none", "sp": True}))
-    layouts = [found.layout(i) for i in range(len(found))]
+    result = search.search(run("llama3_70b", gpus=64), Space(fixed={"tp": 4, "pp": 4, "recompute": "none", "sp": True}))
+    layouts = [result.layout(i) for i in range(len(result))]
     assert {(x.tp, x.pp, x.recompute, x.sp) for x in layouts} == {(4, 4, "none", True)}
 
 
@@ -122,12 +122,12 @@ def test_whatever_is_found_is_legal(gpus, steps, rest, seq, layers, heads):
         model, node, hardware.builtin().fabric_of(node), gpus, seq, "bf16", Layout(gbs=gpus * steps + rest)
     )
     try:
-        found = search.search(job)
+        result = search.search(job)
     except UserError:
         assert rest
         return
-    for i in random.Random(1).sample(range(len(found)), min(20, len(found))):
-        assert legality.violations(found.job_of(i)) == []
-    assert np.isfinite(found.seconds).all()
-    assert (found.seconds > 0).all()
-    assert (found.reserved > 0).all()
+    for i in random.Random(1).sample(range(len(result)), min(20, len(result))):
+        assert legality.violations(result.job_of(i)) == []
+    assert np.isfinite(result.seconds).all()
+    assert (result.seconds > 0).all()
+    assert (result.reserved > 0).all()

@@ -50,11 +50,11 @@ JOBS = [
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.model.name}-{job.layout.short()}-{job.precision}")
 def test_terms_are_non_negative_and_add_up(job):
-    found = steptime.step(job, columns.of(job))
-    assert set(found.terms) == set(steptime.TERMS)
-    assert all(float(part) >= 0 for part in found.terms.values())
-    assert sum(map(float, found.terms.values())) == pytest.approx(float(found.seconds), rel=1e-12)
-    assert 0.03 < float(steptime.mfu(job, float(found.seconds))) < 0.9
+    step = steptime.step(job, columns.of(job))
+    assert set(step.terms) == set(steptime.TERMS)
+    assert all(float(part) >= 0 for part in step.terms.values())
+    assert sum(map(float, step.terms.values())) == pytest.approx(float(step.seconds), rel=1e-12)
+    assert 0.03 < float(steptime.mfu(job, float(step.seconds))) < 0.9
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.model.name}-{job.layout.short()}-{job.precision}")
@@ -204,9 +204,9 @@ def test_every_gpu_has_every_constant_and_an_unknown_one_the_generic():
     known = set(calibration.constants(make()))
     for node in hardware.builtin().nodes:
         job = make().replace(node=hardware.node(node))
-        found = calibration.constants(job)
-        assert set(found) == known
-        assert all(np.isfinite(value) and value > 0 for value in found.values())
+        constants = calibration.constants(job)
+        assert set(constants) == known
+        assert all(np.isfinite(value) and value > 0 for value in constants.values())
 
 
 def test_a_gpu_without_a_file_is_costed():
@@ -216,8 +216,8 @@ def test_a_gpu_without_a_file_is_costed():
 
 def test_zero_2_reduces_gradients_for_every_micro_batch():
     shape: dict[str, Any] = dict(pp=1, vp=None, tp=4, gbs=512)
-    once, each = (terms(make(**shape, sharding=how))["dp"] for how in ("zero1", "zero2"))
-    assert each > 2 * once
+    once, per_micro_batch = (terms(make(**shape, sharding=how))["dp"] for how in ("zero1", "zero2"))
+    assert per_micro_batch > 2 * once
 
 
 def test_the_optimizer_in_host_memory_takes_its_time():

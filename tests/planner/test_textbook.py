@@ -81,8 +81,8 @@ def test_sixteen_bytes_a_parameter(run):
 
 @pytest.mark.parametrize(("billions", "milliseconds"), [(1, 7.8), (7, 54.4), (70, 544.4)])
 def test_ddp_all_reduce_of_bf16_gradients_on_8_h100(billions, milliseconds):
-    found = collectives.seconds("all_reduce", billions * 1e9 * 2, 8, 8, NVLINK)
-    assert 1000 * float(found) == pytest.approx(milliseconds, abs=0.1)
+    seconds = collectives.seconds("all_reduce", billions * 1e9 * 2, 8, 8, NVLINK)
+    assert 1000 * float(seconds) == pytest.approx(milliseconds, abs=0.1)
 
 
 def test_fsdp_gathers_7b_over_nvlink_and_over_infiniband():

@@ -57,8 +57,8 @@ def test_a_tuned_run_recomputes_what_does_not_fit_and_no_more():
     assert tuned.layout.recompute == ("none" if memory.verdict(plain) == "ok" else "selective")
     dense = published.job({**row, "model": "llama3_70b", "ep": "1", "pp": "8", "tp": "4", "precision": "bf16"})
     assert dense.layout.recompute == "none"
-    said = published.job({**row, "recompute": "full"})
-    assert said.layout.recompute == "full"
+    stated = published.job({**row, "recompute": "full"})
+    assert stated.layout.recompute == "full"
 
 
 VTRAIN = {"release": "vTrain", "model": "gpt", "layers": "24", "hidden": "2048", "heads": "16", "vocab": "51200",
