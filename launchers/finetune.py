@@ -165,13 +165,13 @@ def packed(task: Task, sizes: Any, tokenizer: Path, out: Path) -> dict[str, Any]
     files = filter(None, (task.data, task.validation_data))
     encoded = [[chat.encode(each, words) for each in samples.read(Path(file))] for file in files]
     fitting, counts = zip(*(packing.fit(each, sizes.longest, task.long) for each in encoded), strict=True)
-    parts = fitting if task.validation_data else packing.part(fitting[0], task.share, task.seed)
+    parts = fitting if task.validation_data else packing.hold_out(fitting[0], task.share, task.seed)
     pack = packing.pack if task.pack else lambda part, *_: [[each] for each in part]
     bins = [pack(part, sizes.size, sizes.multiple, task.seed) for part in parts]
     out.mkdir(parents=True, exist_ok=True)
     for name, each, batch in ((TRAIN, bins[0], 1), (VALIDATION, bins[1], sizes.batch)):
         packing.write(each, out / name, multiple=sizes.multiple, filler=words.eos_token_id, batch=batch)
-    packing.metadata(bins, out / METADATA)
+    packing.write_metadata(bins, out / METADATA)
     found: dict[str, Any] = {"read": [asdict(each) for each in counts]}
     for name, part, each in zip(("training", "validation"), parts, bins, strict=True):
         found[name] = _filling(part, each, sizes)

@@ -1,4 +1,4 @@
-"""The data folder: text made into Megatron's token files, or existing token files registered, for every recipe."""
+"""The data folder that every recipe trains on: token files built from text, or existing ones registered."""
 
 from superpod.recipes.data.entropy import unigram_entropy
 from superpod.recipes.data.folder import DataFolder

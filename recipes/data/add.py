@@ -1,4 +1,4 @@
-"""`recipes data add`: token files that are already there, registered as a data folder. Nothing is copied."""
+"""`recipes data add`: register existing token files as a data folder. Nothing is copied."""
 
 import os
 import re
@@ -16,12 +16,12 @@ from superpod.recipes.data.folder import (
     MAX_VOCAB,
     DataFolder,
     check_hub_name,
+    name_in_folder,
     parse_split,
-    stored,
 )
 
 _SAMPLE = 1 << 18
-"""Tokens looked at in each of three places of a prefix, to see that their ids fit the vocabulary."""
+"""Tokens read at each of three places of a prefix, to check that their ids fit the vocabulary."""
 
 
 def add(
@@ -39,71 +39,78 @@ def add(
     """Write `out`/dataset.json for existing prefixes (with or without .bin/.idx) and return the checked folder.
 
     `tokenizer_name` is a folder, a .model file or a name on the Hugging Face hub; `vocab_size` is needed only where
-    the tokenizer cannot be read here. `sha256` hashes every file, reporting bytes to `progress`. Registering the
-    same again changes nothing. UserError for whatever `DataFolder.load` refuses, for token ids beyond the
-    vocabulary, and for a folder that holds something else.
+    the tokenizer cannot be read here. `sha256` hashes every file and reports (bytes done, bytes in all) to `progress`.
+    Registering the same files a second time changes nothing.
+
+    Raises:
+        UserError: whatever `DataFolder.load` refuses, token ids beyond the vocabulary, or a folder that holds
+            something else.
     """
     folder = Path(out).absolute()
     paths.check_out(folder, FILE)
     if vocab_size is not None and not 0 < vocab_size <= MAX_VOCAB:
-        said = f"--vocab-size {paths.short(vocab_size)} is outside 1..{MAX_VOCAB}"
-        raise UserError(said, "leave it out where the tokenizer can be read here")
-    for given in (*prefixes, tokenizer_name, *([index_cache] if index_cache else [])):
-        paths.check(given)
-    plain = [_bare(prefix) for prefix in prefixes]
-    if not plain:
+        message = f"--vocab-size {paths.short(vocab_size)} is outside 1..{MAX_VOCAB}"
+        raise UserError(message, "leave it out where the tokenizer can be read here")
+    for path in (*prefixes, tokenizer_name, *([index_cache] if index_cache else [])):
+        paths.check(path)
+    prefix_paths = [_without_ending(prefix) for prefix in prefixes]
+    if not prefix_paths:
         raise UserError("data add needs at least one --prefix", "give the path of a .bin/.idx pair without the ending")
     parse_split(split)
-    facts = [indexed.verify(prefix) for prefix in plain]
-    name = _stored_tokenizer(tokenizer_name, folder)
+    indices = [indexed.verify(prefix) for prefix in prefix_paths]
+    name = _name_tokenizer(tokenizer_name, folder)
     vocab = _vocab(name, folder, vocab_size)
-    for prefix, found in zip(plain, facts, strict=True):
-        _check_ids(prefix, found, vocab)
-    named = tuple(stored(prefix, folder) for prefix in plain)
-    made = DataFolder(
+    for prefix, index in zip(prefix_paths, indices, strict=True):
+        _check_ids(prefix, index, vocab)
+    names = tuple(name_in_folder(prefix, folder) for prefix in prefix_paths)
+    data_folder = DataFolder(
         path=folder,
-        prefixes=named,
+        prefixes=names,
         weights=tuple(weights) if weights else None,
         split=split,
         tokenizer=name,
         vocab=vocab,
-        tokens=sum(found.tokens for found in facts),
-        documents=sum(found.documents for found in facts),
-        index_cache=stored(index_cache, folder) if index_cache else None,
+        tokens=sum(index.tokens for index in indices),
+        documents=sum(index.documents for index in indices),
+        index_cache=name_in_folder(index_cache, folder) if index_cache else None,
     )
-    made.check()
-    _refuse_other(made)
-    return _register(replace(made, sha256=_digests(named, plain, progress)) if sha256 else made)
+    data_folder.check()
+    _refuse_unrelated_content(data_folder)
+    if sha256:
+        data_folder = replace(data_folder, sha256=_digests(names, prefix_paths, progress))
+    return _register(data_folder)
 
 
-def _refuse_other(made: DataFolder) -> None:
-    folder = made.path
+def _refuse_unrelated_content(data_folder: DataFolder) -> None:
+    folder = data_folder.path
     if (folder / FILE).exists() or not folder.exists():
         return
-    if os.listdir(folder) and all(map(os.path.isabs, made.prefixes)):  # none of them lies in it
+    if os.listdir(folder) and all(map(os.path.isabs, data_folder.prefixes)):  # no prefix lies inside the folder
         raise UserError(f"{folder} holds something else", "choose another --out, or an empty folder")
 
 
-def _register(made: DataFolder) -> DataFolder:
-    folder = made.path
+def _register(data_folder: DataFolder) -> DataFolder:
+    folder = data_folder.path
     if (folder / FILE).exists():
-        there = DataFolder.load(folder)
-        if there.facts() != made.facts():
-            changed = [key for key, value in made.facts().items() if there.facts()[key] != value]
-            said = f"{folder} is another data folder already: {', '.join(changed)} would change"
-            raise UserError(said, f"choose another --out, or delete {folder / FILE}")
-        return there
+        existing = DataFolder.load(folder)
+        if existing.facts() != data_folder.facts():
+            changed = [key for key, value in data_folder.facts().items() if existing.facts()[key] != value]
+            message = f"{folder} is another data folder already: {', '.join(changed)} would change"
+            raise UserError(message, f"choose another --out, or delete {folder / FILE}")
+        return existing
     folder.mkdir(parents=True, exist_ok=True)
-    made.write()
+    data_folder.write()
     return DataFolder.load(folder)
 
 
-def _bare(prefix: str) -> str:
+def _without_ending(prefix: str) -> str:
+    # A prefix may itself end in .bin: then its files are x.bin.bin and x.bin.idx.
     ending = prefix.endswith((".bin", ".idx")) and not os.path.exists(f"{prefix}.bin")
     return os.path.abspath(os.path.expanduser(prefix[:-4] if ending else prefix))
 
 
-def _stored_tokenizer(name: str, folder: Path) -> str:
+def _name_tokenizer(name: str, folder: Path) -> str:
+    """How dataset.json names the tokenizer: a path, or `hf:` and a name on the hub."""
     if name.startswith(HUB) or (not os.path.exists(name) and re.fullmatch(r"[\w.-]*\w/[\w.-]+", name)):
         check_hub_name(name, "--tokenizer ")
         return HUB + name.removeprefix(HUB)
@@ -112,44 +119,46 @@ def _stored_tokenizer(name: str, folder: Path) -> str:
             f"--tokenizer {paths.short(name)} does not exist",
             f"a folder, a .model file, or ORG/NAME ({HUB}NAME) on the hub",
         )
-    return stored(name, folder)
+    return name_in_folder(name, folder)
 
 
-def _vocab(name: str, folder: Path, given: int | None) -> int:
+def _vocab(name: str, folder: Path, vocab_size: int | None) -> int:
+    """Ids of the tokenizer; `vocab_size` where it cannot be read here, and a cross-check where it can."""
     try:
         if name.startswith(HUB):
-            found = tokenizer.size(tokenizer.pretrained(name.removeprefix(HUB)).get_vocab())
+            vocab = tokenizer.size(tokenizer.pretrained(name.removeprefix(HUB)).get_vocab())
         else:
-            found = tokenizer.load(folder / name).vocab
+            vocab = tokenizer.load(folder / name).vocab
     except tokenizer.BrokenTokenizer:
         raise
     except UserError as error:
-        if given:
-            return given
+        if vocab_size:
+            return vocab_size
         raise UserError(str(error), f"{error.hint}; or say --vocab-size") from None
-    if given and given != found:
-        raise UserError(f"--vocab-size {given}, but the tokenizer {name} has {found}", "leave out --vocab-size")
-    return found
+    if vocab_size and vocab_size != vocab:
+        raise UserError(f"--vocab-size {vocab_size}, but the tokenizer {name} has {vocab}", "leave out --vocab-size")
+    return vocab
 
 
-def _check_ids(prefix: str, facts: indexed.IndexFacts, vocab: int) -> None:
+def _check_ids(prefix: str, index: indexed.IndexFacts, vocab: int) -> None:
+    # Only the beginning, the middle and the end: a whole corpus would take minutes to read.
     with open(indexed.bin_path(prefix), "rb") as stream:
-        for start in (0, facts.tokens // 2, max(facts.tokens - _SAMPLE, 0)):
-            stream.seek(start * facts.itemsize)
-            ids = array(indexed.TYPECODES[facts.dtype], stream.read(_SAMPLE * facts.itemsize))
+        for start in (0, index.tokens // 2, max(index.tokens - _SAMPLE, 0)):
+            stream.seek(start * index.itemsize)
+            ids = array(indexed.TYPECODES[index.dtype], stream.read(_SAMPLE * index.itemsize))
             if ids and not (min(ids) >= 0 and max(ids) < vocab):
                 wrong = max(ids) if max(ids) >= vocab else min(ids)
-                said = f"{indexed.bin_path(prefix)} holds token id {wrong}, but the tokenizer has ids 0..{vocab - 1}"
-                raise UserError(said, "give the tokenizer that these files were made with")
+                message = f"{indexed.bin_path(prefix)} holds token id {wrong}, but the tokenizer has ids 0..{vocab - 1}"
+                raise UserError(message, "give the tokenizer that these files were made with")
 
 
 def _digests(names: Sequence[str], prefixes: Sequence[str], progress: Callable[[int, int], None]) -> dict[str, str]:
     sizes = [path(prefix).stat().st_size for prefix in prefixes for path in (indexed.bin_path, indexed.idx_path)]
     done, total = 0, sum(sizes)
 
-    def more(count: int) -> None:
+    def add_bytes(count: int) -> None:
         nonlocal done
         done += count
         progress(done, total)
 
-    return {name: indexed.digest(prefix, more) for name, prefix in zip(names, prefixes, strict=True)}
+    return {name: indexed.digest(prefix, add_bytes) for name, prefix in zip(names, prefixes, strict=True)}

@@ -1,4 +1,4 @@
-"""`recipes data build`: from text to a data folder, in parallel, resumable, all or nothing."""
+"""`recipes data build`: make a data folder from text. Parallel, resumable, and complete or not there at all."""
 
 import errno
 import hashlib
@@ -20,10 +20,11 @@ from superpod.recipes.data.unfinished import UnfinishedBuild
 PREFIX = "text"
 """The token files of a built folder are text.bin and text.idx."""
 FORMAT = 1
-"""Raise when the same input would be encoded otherwise than before: unfinished builds then start over."""
+"""Raise it when the same input would be encoded differently: unfinished builds then start over."""
 TRAINING_BYTES = 1 << 30
-"""A tokenizer is trained on at most about this much text, taken evenly from the whole."""
+"""A tokenizer is trained on at most about this many bytes of text, taken evenly from the whole."""
 _SCAN = 64
+"""Files that one job reads to digest them."""
 
 Progress = Callable[[str, int, int], None]
 """progress(phase, done, total) of the phases "read" (files), "tokenizer" (total 0: unknown), "encode" (bytes of
@@ -32,8 +33,8 @@ text) and "write" (documents)."""
 
 @dataclass(frozen=True)
 class Report:
-    """A build's outcome. `resumed` of `shards` were there already; `skipped` files are not UTF-8; `empty` counts
-    blank documents; `notes` are for the user to read."""
+    """A build's outcome. An earlier build had left `resumed` of the `shards`; `skipped` files are not UTF-8; `empty`
+    counts blank documents; `notes` are for the user to read."""
 
     folder: DataFolder
     up_to_date: bool = False
@@ -60,10 +61,11 @@ def build(
 
     The result depends on the content and order of the files and on `options` only, not on `workers` (default: one
     for each core) or on interruptions. A finished folder from the same input is left alone; an unfinished one is
-    gone on with. `note` receives a line whenever there is something to say at once.
+    continued. `note` receives a line that the user should see at once.
 
-    UserError: see docs/data.md, "What is refused". OSError (ENOSPC) when the disk is full: nothing half-written
-    stands at a final name, and the same command goes on later.
+    Raises:
+        UserError: see docs/data.md, "What is refused".
+        OSError: ENOSPC, the disk is full. No half-written file has a final name, and the same command continues later.
     """
     started, folder = time.monotonic(), Path(out).absolute()
     options.check()
@@ -72,7 +74,7 @@ def build(
     unfinished = UnfinishedBuild(folder)
     unfinished.check_owner()
     files = documents.find(text, outside=folder)
-    with _disk_full(folder), worker_pool.workers(workers or _cores()) as run:
+    with _explained_disk_errors(folder), worker_pool.workers(workers or _cores()) as run:
         sources, skipped = _sources(run, files, strict, progress)
         identity = _identity(sources, options)
         if (folder / FILE).is_file():
@@ -82,16 +84,16 @@ def build(
         with unfinished.claimed(f"{identity} {size}", note):
             plan = documents.plan(sources, size)
             blank = sum(source.size == 0 and not source.is_lines for source in sources)
-            made = _Build(unfinished, options, plan, run, progress, note, empty=blank)
-            found = made.write(identity, files=len(sources), skipped=len(skipped))
-    notes = made.notes + _notes(skipped)
+            phases = _Phases(unfinished, options, plan, run, progress, note, empty=blank)
+            data_folder = phases.write(identity, files=len(sources), skipped=len(skipped))
+    notes = phases.notes + _notes(skipped)
     seconds = time.monotonic() - started
-    return Report(found, False, len(plan), made.resumed, skipped, made.empty, seconds, notes)
+    return Report(data_folder, False, len(plan), phases.resumed, skipped, phases.empty, seconds, notes)
 
 
 @dataclass
-class _Build:
-    """One pass over the phases; every phase leaves what it finished in the unfinished folder."""
+class _Phases:
+    """The phases of one build; each leaves what it finished in the work folder, where the next build finds it."""
 
     unfinished: UnfinishedBuild
     options: BuildOptions
@@ -104,74 +106,78 @@ class _Build:
     notes: list[str] = field(default_factory=list)
 
     def write(self, identity: str, files: int, skipped: int) -> DataFolder:
-        """All phases; dataset.json is the last thing to appear."""
-        chosen = self._tokenizer()
-        done = self._encode(chosen)
-        full = {prefix: facts for prefix, facts in done.items() if facts.documents}
-        self.empty += sum(facts.empty for facts in done.values())
-        if not full:
+        """Run all phases; dataset.json is written last, so that a folder with one is complete."""
+        encoder = self._tokenizer()
+        shard_facts = self._encode(encoder)
+        filled = {prefix: shard for prefix, shard in shard_facts.items() if shard.documents}
+        self.empty += sum(shard.empty for shard in shard_facts.values())
+        if not filled:
             raise UserError(f"all {self.empty} documents are blank", "check --text and --json-key")
-        counted = sum(facts.documents for facts in full.values())
-        split = self.options.split_for(counted)
-        check_parts(split, counted, str(self.unfinished.folder))
-        passing, target = self.unfinished.work / PREFIX, self.unfinished.folder
-        sha256 = shards.merge(list(full), passing, chosen.vocab, self.options.seed, self._phase("write"))
-        self.unfinished.publish([self._tokenizer_path(), Path(f"{passing}.bin"), Path(f"{passing}.idx")])
-        found = DataFolder(
-            path=target,
+        count = sum(shard.documents for shard in filled.values())
+        split = self.options.split_for(count)
+        check_parts(split, count, str(self.unfinished.folder))
+        merged = self.unfinished.work / PREFIX
+        sha256 = shards.merge(list(filled), merged, encoder.vocab, self.options.seed, self._phase("write"))
+        self.unfinished.publish([self._tokenizer_path(), Path(f"{merged}.bin"), Path(f"{merged}.idx")])
+        data_folder = DataFolder(
+            path=self.unfinished.folder,
             prefixes=(PREFIX,),
             tokenizer=self._tokenizer_path().name,
-            vocab=chosen.vocab,
-            tokens=sum(facts.tokens for facts in full.values()),
-            documents=counted,
+            vocab=encoder.vocab,
+            tokens=sum(shard.tokens for shard in filled.values()),
+            documents=count,
             split=split,
             sha256={PREFIX: sha256},
-            source={"identity": identity, "files": files, "skipped": skipped, "empty": self.empty}
-            | self.options.encoding(),
+            source={
+                **{"identity": identity, "files": files, "skipped": skipped, "empty": self.empty},
+                **self.options.encoding(),
+            },
         )
-        found.write()
-        return found
+        data_folder.write()
+        return data_folder
 
     def _phase(self, name: str) -> Callable[[int, int], None]:
         return lambda done, total: self.progress(name, done, total)
 
     def _tokenizer_path(self) -> Path:
-        given = self.options.tokenizer
-        return self.unfinished.work / ("tokenizer.model" if given and given.is_file() else "tokenizer")
+        source = self.options.tokenizer
+        return self.unfinished.work / ("tokenizer.model" if source and source.is_file() else "tokenizer")
 
     def _tokenizer(self) -> tokenizer.Tokenizer:
-        path, given, vocab = self._tokenizer_path(), self.options.tokenizer, self.options.vocab_size
-        if given:
+        path, source, vocab = self._tokenizer_path(), self.options.tokenizer, self.options.vocab_size
+        if source:
             self.unfinished.drop(path)
-            tokenizer.copy(given, path)
+            tokenizer.copy(source, path)
         elif not path.is_dir():
             self.progress("tokenizer", 0, 0)
             jobs = [shards.TrainJob(self._training_pieces(), self.options.json_key, vocab or 0, str(path))]
             list(self.run(shards.train, jobs))
-        chosen = tokenizer.load(path, self.unfinished.work / "encoder.json")
-        if vocab and chosen.vocab < vocab:
-            self.notes.append(f"the text is enough for a vocabulary of {chosen.vocab}, not {vocab}")
-        return chosen
+        encoder = tokenizer.load(path, self.unfinished.work / "encoder.json")
+        if vocab and encoder.vocab < vocab:
+            self.notes.append(f"the text is enough for a vocabulary of {encoder.vocab}, not {vocab}")
+        return encoder
 
     def _training_pieces(self) -> tuple[documents.Piece, ...]:
+        """Every n-th shard, so many that they hold about `TRAINING_BYTES` together."""
         total = sum(piece.end - piece.start for shard in self.plan for piece in shard)
         step = -(-total // TRAINING_BYTES)
         return tuple(piece for shard in self.plan[::step] for piece in shard)
 
-    def _encode(self, chosen: tokenizer.Tokenizer) -> dict[str, shards.ShardDone]:
+    def _encode(self, encoder: tokenizer.Tokenizer) -> dict[str, shards.ShardDone]:
+        """Encode the shards that no earlier build finished; facts of all shards by prefix, in the plan's order."""
         names = [str(self.unfinished.work / f"{number:06d}") for number in range(len(self.plan))]
         jobs = [
-            shards.ShardJob(pieces, self.options.json_key, chosen, name)
+            shards.ShardJob(pieces, self.options.json_key, encoder, name)
             for pieces, name in zip(self.plan, names, strict=True)
         ]
-        done = {job.prefix: facts for job in jobs if (facts := shards.finished(job.prefix))}
+        done = {job.prefix: shard for job in jobs if (shard := shards.finished(job.prefix))}
         self.resumed = len(done)
         if done:
             self.note(f"resumed: {len(done)} of {len(jobs)} shards were there")
         total, ready = sum(job.bytes for job in jobs), sum(job.bytes for job in jobs if job.prefix in done)
         self.progress("encode", ready, total)
-        for job, facts in self.run(shards.encode, [job for job in jobs if job.prefix not in done]):
-            done[job.prefix] = facts
+        for job, shard in self.run(shards.encode, [job for job in jobs if job.prefix not in done]):
+            done[job.prefix] = shard
             ready += job.bytes
             self.progress("encode", ready, total)
         return {name: done[name] for name in names}
@@ -180,18 +186,18 @@ class _Build:
 def _sources(
     run: worker_pool.Run, files: list[str], strict: bool, progress: Progress
 ) -> tuple[list[documents.Source], list[str]]:
-    """The readable sources in order of path, and the paths of those that are not UTF-8."""
-    found: list[documents.Source] = []
+    """The UTF-8 sources in order of path, and the paths of the files that are not UTF-8."""
+    sources: list[documents.Source] = []
     progress("read", 0, len(files))
     for _, part in run(documents.scan, (files[at : at + _SCAN] for at in range(0, len(files), _SCAN))):
-        found += part
-        progress("read", len(found), len(files))
-    found.sort(key=lambda source: os.fsencode(source.path))
-    skipped = [source.path for source in found if not source.utf8]
+        sources += part
+        progress("read", len(sources), len(files))
+    sources.sort(key=lambda source: os.fsencode(source.path))  # jobs end in any order
+    skipped = [source.path for source in sources if not source.utf8]
     if strict and skipped:
         hint = "convert them (iconv -f latin1 -t utf-8), or leave out --strict to skip them"
         raise UserError(f"{_named(skipped)} not UTF-8", hint)
-    return [source for source in found if source.utf8], skipped
+    return [source for source in sources if source.utf8], skipped
 
 
 def _named(files: list[str]) -> str:
@@ -213,15 +219,15 @@ def _identity(sources: list[documents.Source], options: BuildOptions) -> str:
 
 
 def _finished(unfinished: UnfinishedBuild, identity: str, options: BuildOptions, skipped: list[str]) -> Report:
-    found = DataFolder.load(unfinished.folder)
+    data_folder = DataFolder.load(unfinished.folder)
     hint = "choose another --out, or delete this folder"
-    if not found.source or found.source.get("identity") != identity:
+    if not data_folder.source or data_folder.source.get("identity") != identity:
         raise UserError(f"{unfinished.folder} is finished, and was made from other text or other options", hint)
-    if options.split not in (None, found.split):
-        said = f"{unfinished.folder} is finished, with split {found.split}, not {options.split}"
-        raise UserError(said, f"change split in its {FILE}, or {hint}")
+    if options.split not in (None, data_folder.split):
+        message = f"{unfinished.folder} is finished, with split {data_folder.split}, not {options.split}"
+        raise UserError(message, f"change split in its {FILE}, or {hint}")
     unfinished.discard()
-    return Report(found, True, skipped=skipped, notes=_notes(skipped))
+    return Report(data_folder, True, skipped=skipped, notes=_notes(skipped))
 
 
 def _notes(skipped: list[str]) -> list[str]:
@@ -229,6 +235,7 @@ def _notes(skipped: list[str]) -> list[str]:
 
 
 def _shard_bytes(sources: list[documents.Source]) -> int:
+    # About 64 shards, of 1 to 64 MiB: small enough to resume and to share out, large enough to be worth a job.
     return min(max(sum(source.size for source in sources) // 64, 1 << 20), 1 << 26)
 
 
@@ -239,22 +246,23 @@ def _cores() -> int:
 def _check_workers(workers: int | None) -> None:
     most = max(16, 4 * _cores())
     if workers is not None and not 1 <= workers <= most:
-        said = f"--workers {paths.short(workers)} is outside 1..{most}, for {_cores()} cores here"
-        raise UserError(said, "leave it out for one a core")
+        message = f"--workers {paths.short(workers)} is outside 1..{most}, for {_cores()} cores here"
+        raise UserError(message, "leave it out for one a core")
 
 
 @contextmanager
-def _disk_full(folder: Path) -> Iterator[None]:
+def _explained_disk_errors(folder: Path) -> Iterator[None]:
+    """Turn the system's errors on writing into messages with a next move."""
     try:
         yield
     except PermissionError as error:
         raise UserError(f"cannot write {error.filename}: {error.strerror}", "choose another --out") from None
     except OSError as error:
         if error.errno in (errno.EROFS, errno.ENAMETOOLONG):
-            said = f"cannot write {paths.short(error.filename)}: {error.strerror}"
-            raise UserError(said, paths.OTHER_OUT) from None
+            message = f"cannot write {paths.short(error.filename)}: {error.strerror}"
+            raise UserError(message, paths.OTHER_OUT) from None
         if error.errno != errno.ENOSPC:
             raise
         free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free >> 20
-        said = f"the disk is full ({free} MiB free): make room and run the same command again; what is done is kept"
-        raise OSError(errno.ENOSPC, said, str(folder)) from None
+        message = f"the disk is full ({free} MiB free): make room and run the same command again; what is done is kept"
+        raise OSError(errno.ENOSPC, message, str(folder)) from None

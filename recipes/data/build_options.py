@@ -1,8 +1,7 @@
-"""What a user chooses for a build, and what of it decides the bytes."""
+"""What a user chooses for `recipes data build`."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from superpod.errors import UserError
 from superpod.recipes.data import paths, tokenizer
@@ -13,8 +12,8 @@ from superpod.recipes.data.folder import default_split, parse_split
 class BuildOptions:
     """Everything that decides the bytes of a build, apart from the text.
 
-    `split` None: 969,30,1, or for 500 documents and fewer a split that leaves at least one for each part.
-    Exactly one of `vocab_size` (train a tokenizer of so many ids) and `tokenizer` (a folder or .model file).
+    `split` None means 969,30,1, or for 500 documents and fewer a split that leaves at least one for each part.
+    Exactly one of `vocab_size` (train a tokenizer of so many ids) and `tokenizer` (a folder or .model file) is set.
     """
 
     vocab_size: int | None = None
@@ -28,9 +27,9 @@ class BuildOptions:
         if self.split is not None:
             parse_split(self.split)
         if (self.vocab_size is None) == (self.tokenizer is None):
-            said = "neither" if self.tokenizer is None else "both"
+            which = "neither" if self.tokenizer is None else "both"
             hint = "--vocab-size 4096 trains a tokenizer; --tokenizer PATH takes one as it is"
-            raise UserError(f"one of --vocab-size and --tokenizer is needed, not {said}", hint)
+            raise UserError(f"one of --vocab-size and --tokenizer is needed, not {which}", hint)
         if self.vocab_size is not None:
             tokenizer.check_vocab(self.vocab_size)
         if self.tokenizer is not None:
@@ -39,7 +38,7 @@ class BuildOptions:
                 raise UserError(f"--tokenizer {self.tokenizer} does not exist", tokenizer.FETCH)
             tokenizer.files(self.tokenizer)
             if self.tokenizer.is_file():
-                tokenizer.load(self.tokenizer)  # quick, unlike the reading of the text that comes next
+                tokenizer.load(self.tokenizer)  # fails in a moment, where reading the text first would take minutes
         if not 0 <= self.seed < 1 << 32:
             raise UserError(f"--seed {self.seed} is outside 0..{2**32 - 1}", "any number in that range")
 
@@ -47,7 +46,7 @@ class BuildOptions:
         """The split for so many documents."""
         return self.split or default_split(documents)
 
-    def encoding(self) -> dict[str, Any]:
-        """What decides the encoded shards, as JSON values."""
+    def encoding(self) -> dict[str, int | str | None]:
+        """The options that the encoded shards depend on, as JSON values: all but the split."""
         digest = tokenizer.digest(self.tokenizer) if self.tokenizer else None
         return {"vocab_size": self.vocab_size, "tokenizer": digest, "json_key": self.json_key, "seed": self.seed}

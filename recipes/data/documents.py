@@ -1,4 +1,4 @@
-"""From `--text` to documents: which files, which bytes, which strings. Standard library only."""
+"""From `--text` to documents: find the files, cut them into pieces, read their texts. Standard library only."""
 
 import codecs
 import glob
@@ -52,20 +52,22 @@ def shown(path: str) -> str:
 
 
 def find(patterns: Iterable[str], outside: Path) -> list[str]:
-    """Absolute paths of the files that the patterns name, sorted, each once, none of them below `outside`.
+    """Absolute paths of the files that the patterns name, sorted, without repeats and without those below `outside`.
 
-    A pattern is a file, a glob (`**` for any depth) or the word "stdlib". UserError, naming the pattern, when one
-    matches no file.
+    A pattern is a file, a glob (`**` for any depth) or the word "stdlib".
+
+    Raises:
+        UserError: a pattern that matches no file.
     """
-    found: set[str] = set()
+    files: set[str] = set()
     for pattern in patterns:
         matches = [path for path in map(os.path.abspath, _matches(pattern)) if os.path.isfile(path)]
         kept = [path for path in matches if not Path(path).is_relative_to(outside)]
         if not kept:
             hint = f"a folder is not read by itself: --text '{pattern}/**/*.txt'" if os.path.isdir(pattern) else _GLOB
             raise UserError(f"--text {shown(pattern)} matches no file", hint)
-        found.update(kept)
-    return sorted(found, key=os.fsencode)
+        files.update(kept)
+    return sorted(files, key=os.fsencode)  # by bytes: names may hold half a surrogate pair
 
 
 def _matches(pattern: str) -> list[str]:
@@ -79,7 +81,7 @@ def _matches(pattern: str) -> list[str]:
 
 
 def scan(paths: list[str]) -> list[Source]:
-    """Read files whole for their size, digest and encoding; UserError when one cannot be read."""
+    """Size, digest and encoding of files, which are read whole; UserError when one cannot be read."""
     return [_scan(path) for path in paths]
 
 
@@ -107,7 +109,7 @@ def _decodes(decoder: codecs.IncrementalDecoder, block: bytes, final: bool = Fal
 def plan(sources: list[Source], shard_bytes: int) -> list[tuple[Piece, ...]]:
     """Cut the sources, in order, into shards of about `shard_bytes`; the same input always gives the same plan.
 
-    Text files stay whole (one document each); JSON-lines files are cut where needed.
+    A text file stays whole, because it is one document; JSON-lines files are cut where needed.
     """
     shards: list[tuple[Piece, ...]] = []
     shard: list[Piece] = []
@@ -128,8 +130,9 @@ def _pieces(source: Source, shard_bytes: int) -> Iterator[Piece]:
 def read(piece: Piece, json_key: str) -> Iterator[str]:
     """The documents of a piece, blank ones as "" (blank lines of a JSON-lines file are left out).
 
-    UserError, naming file and line, for a line that is no JSON object with a string at `json_key`, and when the
-    file changed since it was scanned.
+    Raises:
+        UserError: a line (named) that is not a JSON object with a string at `json_key`, or a file that changed since
+            it was scanned.
     """
     changed = UserError(f"{shown(piece.path)} changed during the build", "run the same command again")
     try:
@@ -162,25 +165,26 @@ def _lines(stream: BinaryIO, piece: Piece, json_key: str) -> Iterator[str]:
 
 def _document(line: str, json_key: str) -> str:
     try:
-        found = json.loads(line.rstrip())
+        row = json.loads(line.rstrip())
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise ValueError("brackets or braces nested too deeply") from None
-    if not isinstance(found, dict) or json_key not in found:
-        have = f"only {', '.join(map(repr, list(found)[:5]))}" if found and isinstance(found, dict) else "no object"
+    if not isinstance(row, dict) or json_key not in row:
+        have = f"only {', '.join(map(repr, list(row)[:5]))}" if row and isinstance(row, dict) else "no object"
         raise ValueError(f"no key {json_key!r}, {have}")
-    text = found[json_key]
+    text = row[json_key]
     if not isinstance(text, str):
         raise ValueError(f"key {json_key!r} holds {type(text).__name__}, not a string")
     try:
-        text.encode()
+        text.encode()  # JSON may spell half a surrogate pair, which no tokenizer takes
     except UnicodeEncodeError as error:
         raise ValueError(f"key {json_key!r} holds half a surrogate pair, {text[error.start]!r}") from None
     return text if text.strip() else ""
 
 
 def _line_number(path: str, offset: int) -> int:
+    # A piece knows its place in bytes only; lines are counted for the message, when one is needed.
     with open(path, "rb") as stream:
         number, left = 1, offset
         while left > 0 and (block := stream.read(min(left, _BLOCK))):

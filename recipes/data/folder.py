@@ -1,4 +1,6 @@
-"""`dataset.json` and what stands beside it: the one form in which recipes take data."""
+"""The data folder: `dataset.json` and the files it names. Recipes take data in this form only."""
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -9,17 +11,20 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.recipes.data import indexed, paths
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 FILE = "dataset.json"
 SCHEMA = 1
 DEFAULT_SPLIT = "969,30,1"
-"""Shares of training, validation and test documents; NeMo's and Megatron's customary default."""
+"""Shares of training, validation and test documents: what NeMo's and Megatron's examples use."""
 HUB = "hf:"
-"""Marks a tokenizer that is a name on the Hugging Face hub, not a path."""
+"""Prefix of a tokenizer that is a name on the Hugging Face hub, not a path."""
 MAX_VOCAB = 2**31 - 1
 """Megatron's token files hold ids as int32 at most."""
 SPLITS = ("train", "validation", "test")
@@ -27,7 +32,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 
 
 def parse_split(split: str) -> tuple[float, float, float]:
-    """The three shares of "train,validation,test", normalised to sum to 1; UserError otherwise.
+    """The three shares of "train,validation,test", normalised to sum to 1; UserError when they are anything else.
 
     Stricter than Megatron, which takes every run of digits and dots for a number ("1e3" for 1 and 3).
     """
@@ -37,8 +42,8 @@ def parse_split(split: str) -> tuple[float, float, float]:
         raise UserError(f"split {paths.short(repr(split))} is not three plain numbers with commas between", hint)
     shares = [float(part) for part in parts]
     if not math.isfinite(sum(shares)):
-        said = f"split {paths.short(repr(split))} holds numbers too large to add up"
-        raise UserError(said, f"for example {DEFAULT_SPLIT}")
+        message = f"split {paths.short(repr(split))} holds numbers too large to add up"
+        raise UserError(message, f"for example {DEFAULT_SPLIT}")
     if sum(shares) <= 0:
         raise UserError(f"split {split!r} sums to 0: every part would be empty", f"for example {DEFAULT_SPLIT}")
     first, second, third = (share / sum(shares) for share in shares)
@@ -59,7 +64,7 @@ def split_ranges(split: str, sequences: int) -> list[tuple[int, int]]:
 
 
 def default_split(sequences: int) -> str:
-    """969,30,1, or where that leaves a part empty the nearest split by whole documents that does not."""
+    """969,30,1; where that leaves a part empty, the nearest split by whole documents that does not."""
     if all(begin < end for begin, end in split_ranges(DEFAULT_SPLIT, sequences)):
         return DEFAULT_SPLIT
     held_out = max(1, round(0.03 * sequences))
@@ -67,23 +72,24 @@ def default_split(sequences: int) -> str:
 
 
 def check_parts(split: str, sequences: int, whose: str) -> None:
-    """UserError when a part with a share gets none of so many documents.
+    """UserError when a part with a share gets none of the documents.
 
-    Megatron would then never end: `GPTDataset._get_num_epochs` (0.15.3) adds the part's 0 tokens until they suffice.
+    Megatron would never end: `GPTDataset._get_num_epochs` (0.15.3) adds the part's 0 tokens until they suffice.
     """
     ranges = zip(SPLITS, parse_split(split), split_ranges(split, sequences), strict=True)
     if empty := [name for name, share, (begin, end) in ranges if share and begin == end]:
-        said = f"{whose}: split {split} leaves none of {sequences} documents for {' and '.join(empty)}"
-        raise UserError(said, f"--split {default_split(sequences)}, or more documents (JSON lines hold many in a file)")
+        message = f"{whose}: split {split} leaves none of {sequences} documents for {' and '.join(empty)}"
+        hint = f"--split {default_split(sequences)}, or more documents (JSON lines hold many in a file)"
+        raise UserError(message, hint)
 
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A checked data folder. Paths in the fields are as stored (relative to the folder where inside it).
+    """A checked data folder. Its fields are those of dataset.json; paths inside the folder are relative to it.
 
     `weights` is None for a single prefix, or for a blend by size. `tokens` and `documents` are sums over the
-    prefixes. `sha256` maps a stored prefix to the digest of its .bin followed by its .idx; prefixes that were
-    registered without hashing are absent. `source` says what `data build` made it from.
+    prefixes. `sha256` maps a prefix to the digest of its .bin followed by its .idx; prefixes that were registered
+    without hashing are absent. `source` says what `data build` made it from.
     """
 
     path: Path
@@ -96,19 +102,19 @@ class DataFolder:
     weights: tuple[float, ...] | None = None
     sha256: dict[str, str] = field(default_factory=dict)
     index_cache: str | None = None
-    source: dict[str, Any] | None = None
+    source: dict[str, object] | None = None
 
     @classmethod
-    def load(cls, path: str | Path, verify_sha: bool = False) -> "DataFolder":
+    def load(cls, path: str | Path, verify_sha: bool = False) -> DataFolder:
         """Read and check a data folder: keys, prefixes, sizes, tokenizer; digests too with `verify_sha` (slow).
 
-        UserError, naming the file and the key, for everything that would break a run later.
+        Raises:
+            UserError: anything that would break a run later, with the file and the key.
         """
         folder = Path(path).absolute()
-        raw = _read(folder / FILE)
-        found = cls(path=folder, **{key: value for key, value in raw.items() if key != "schema"})
-        found.check(verify_sha)
-        return found
+        data_folder = cls(path=folder, **_read(folder / FILE).model_dump(exclude={"schema_"}))
+        data_folder.check(verify_sha)
+        return data_folder
 
     def check(self, verify_sha: bool = False) -> None:
         """What `load` checks beyond the form of dataset.json; UserError as there."""
@@ -118,16 +124,16 @@ class DataFolder:
     def write(self) -> None:
         """Write dataset.json atomically (a temporary name, then a rename)."""
         target = self.path / FILE
-        passing = target.with_name(f".{FILE}.{os.getpid()}.tmp")
-        with open(passing, "w", encoding="ascii") as stream:
+        temporary = target.with_name(f".{FILE}.{os.getpid()}.tmp")
+        with open(temporary, "w", encoding="ascii") as stream:
             stream.write(json.dumps(self.facts(), indent=2) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
-        passing.replace(target)
+        temporary.replace(target)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """The content of dataset.json."""
-        return {"schema": SCHEMA} | {key: value for key, value in vars(self).items() if key != "path"}
+        return {"schema": SCHEMA, **{key: value for key, value in vars(self).items() if key != "path"}}
 
     @property
     def prefix_paths(self) -> tuple[Path, ...]:
@@ -153,8 +159,8 @@ class DataFolder:
     def index_cache_path(self) -> Path:
         """Where Megatron keeps its sample indices for exactly this data; nothing is created here.
 
-        A subfolder by content: Megatron's own cache key knows only the path of a prefix, and would go on using the
-        indices of data that has been replaced since.
+        The subfolder's name depends on the content. Megatron's own cache key knows only the path of a prefix, and would
+        use old indices for data that has been replaced since.
         """
         content = json.dumps([sorted(self.sha256.items()), self.prefixes, self.documents, self.tokens])
         return self.path / (self.index_cache or "index_cache") / hashlib.sha256(content.encode()).hexdigest()[:12]
@@ -197,44 +203,49 @@ class DataFolder:
             raise UserError(f"{file}: {error}", error.hint) from None
 
     def _check_digests(self) -> None:
-        for prefix, found in self.sha256.items():
-            if prefix not in self.prefixes or not re.fullmatch("[0-9a-f]{64}", found):
-                said = f"{self.path / FILE}: sha256: {paths.short(repr(prefix))}: {paths.short(repr(found))}"
+        for prefix, digest in self.sha256.items():
+            if prefix not in self.prefixes or not re.fullmatch("[0-9a-f]{64}", digest):
+                entry = f"{self.path / FILE}: sha256: {paths.short(repr(prefix))}: {paths.short(repr(digest))}"
                 hint = "64 hex digits for each prefix, or none at all: {}"
-                raise UserError(f"{said} is no digest of one of the prefixes", hint)
+                raise UserError(f"{entry} is no digest of one of the prefixes", hint)
 
     def _check_files(self, verify_sha: bool) -> None:
         file = self.path / FILE
-        facts = [indexed.verify(prefix) for prefix in self.prefix_paths]
-        for prefix, found in zip(self.prefix_paths, facts, strict=True):
-            check_parts(self.split, found.sequences, f"{file}: split: {prefix}")
-        for key, counted in (("tokens", sum(f.tokens for f in facts)), ("documents", sum(f.documents for f in facts))):
-            if getattr(self, key) != counted:
-                said = f"{file}: {key}: says {getattr(self, key)}, the files hold {counted}"
-                raise UserError(said, "the files were replaced since: make or register the folder again")
+        indices = [indexed.verify(prefix) for prefix in self.prefix_paths]
+        for prefix, index in zip(self.prefix_paths, indices, strict=True):
+            check_parts(self.split, index.sequences, f"{file}: split: {prefix}")
+        totals = {"tokens": sum(i.tokens for i in indices), "documents": sum(i.documents for i in indices)}
+        for key, total in totals.items():
+            if getattr(self, key) != total:
+                message = f"{file}: {key}: says {getattr(self, key)}, the files hold {total}"
+                raise UserError(message, "the files were replaced since: make or register the folder again")
         self._check_digests()
+        self._check_tokenizer()
+        for prefix, registered in self.sha256.items() if verify_sha else ():
+            if (digest := indexed.digest(self.path / prefix)) != registered:
+                message = f"{file}: sha256: {prefix} has {digest[:12]}..., not {registered[:12]}..."
+                raise UserError(message, "the files changed since they were registered: restore or register them again")
+
+    def _check_tokenizer(self) -> None:
         path = self.tokenizer_path
-        if path:
-            paths.check(path, f"{file}: tokenizer: ", "give its folder, or its .model file")
-        if path and not (
-            path.is_file() if self.is_sentencepiece else any((path / f).is_file() for f in _TOKENIZER_FILES)
-        ):
-            raise UserError(f"{file}: tokenizer: {path} holds no tokenizer", "give its folder, or its .model file")
-        for prefix, wanted in self.sha256.items() if verify_sha else ():
-            if (found := indexed.digest(self.path / prefix)) != wanted:
-                said = f"{file}: sha256: {prefix} has {found[:12]}..., not {wanted[:12]}..."
-                raise UserError(said, "the files changed since they were registered: restore or register them again")
+        if path is None:
+            return
+        where, hint = f"{self.path / FILE}: tokenizer: ", "give its folder, or its .model file"
+        paths.check(path, where, hint)
+        files = [path] if self.is_sentencepiece else [path / name for name in _TOKENIZER_FILES]
+        if not any(file.is_file() for file in files):
+            raise UserError(f"{where}{path} holds no tokenizer", hint)
 
 
 def check_hub_name(tokenizer: str, where: str) -> None:
     """UserError unless "hf:..." names a repository as the Hugging Face hub allows."""
     name = tokenizer.removeprefix(HUB)
     if len(name) > 96 or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        said = f"{where}{paths.short(repr(tokenizer))} names nothing on the hub"
-        raise UserError(said, f"give {HUB}ORG/NAME, a folder, or a .model file")
+        message = f"{where}{paths.short(repr(tokenizer))} names nothing on the hub"
+        raise UserError(message, f"give {HUB}ORG/NAME, a folder, or a .model file")
 
 
-def stored(path: str | Path, folder: Path) -> str:
+def name_in_folder(path: str | Path, folder: Path) -> str:
     """How dataset.json names a path: relative to the folder when inside it, absolute otherwise."""
     full = Path(os.path.abspath(path))
     return str(full.relative_to(folder)) if full.is_relative_to(folder) else str(full)
@@ -244,7 +255,7 @@ def _sequences(prefix: Path) -> int:
     return indexed.read_header(prefix)[1]
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> BaseModel:
     from pydantic import ValidationError
 
     paths.check(file)
@@ -255,15 +266,16 @@ def _read(file: Path) -> dict[str, Any]:
     if not os.access(file, os.R_OK):
         raise UserError(f"cannot read {file}", "its owner must allow it: chmod a+r")
     try:
-        return _schema().model_validate_json(file.read_bytes()).model_dump(by_alias=True)
+        return _schema().model_validate_json(file.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors()[0]  # one is enough to act on
         key = ".".join(map(str, first["loc"])) or "the whole file"
         raise UserError(f"{file}: {key}: {first['msg']}", "see docs/data.md, or build the folder again") from None
 
 
 @lru_cache
-def _schema() -> Any:
+def _schema() -> type[BaseModel]:
+    """The form of dataset.json. Made when first needed: importing pydantic costs time that --help does not have."""
     from pydantic import BaseModel, ConfigDict, Field
 
     class Dataset(BaseModel):
@@ -278,6 +290,6 @@ def _schema() -> Any:
         documents: int = Field(gt=0)
         sha256: dict[str, str]
         index_cache: str | None = None
-        source: dict[str, Any] | None = None
+        source: dict[str, object] | None = None
 
     return Dataset

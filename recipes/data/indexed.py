@@ -1,4 +1,4 @@
-"""Megatron's token files, written and checked with the standard library alone.
+"""Read, write and check Megatron's token files with the standard library alone.
 
 A prefix names two files. `.bin` holds token ids, one document after the other. `.idx`, little-endian, says
 where each one begins (source: `_IndexWriter` and `_IndexReader` in megatron/core/datasets/indexed_dataset.py
@@ -33,10 +33,10 @@ from superpod.recipes.data import paths
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
-"""Megatron's dtype codes; only the whole numbers can be token ids."""
+"""Megatron's dtype codes; only the integer types can be token ids."""
 TYPECODES = {"uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint16": "H"}
 UINT16_VOCAB = 65500
-"""Below this vocabulary Megatron's `DType.optimal_dtype` takes uint16, from it on int32."""
+"""Megatron's `DType.optimal_dtype` takes uint16 for a smaller vocabulary, int32 from this one on."""
 _BLOCK = 1 << 16
 
 
@@ -58,7 +58,7 @@ def idx_path(prefix: str | Path) -> Path:
 class Writer:
     """Writes one prefix, byte for byte as Megatron's IndexedDatasetBuilder would with one sequence per document.
 
-    Use as a context manager: only a clean exit writes `.idx`, so that a broken-off `.bin` is never readable.
+    Use it as a context manager: only a clean exit writes `.idx`, and without that an incomplete `.bin` is never read.
     `sha256` (hex, over .bin followed by .idx) is set on exit. Both files are flushed to the disk.
     """
 
@@ -113,6 +113,7 @@ def _int64(values: Iterable[int], scale: int = 1) -> Iterator[bytes]:
 
 
 def _little(values: array) -> array:
+    """The values in little-endian order, or back in this machine's: the files' order is fixed."""
     if sys.byteorder == "big":
         values = values[:]
         values.byteswap()
@@ -163,17 +164,20 @@ def read_header(prefix: str | Path) -> tuple[str, int, int]:
 
 
 def verify(prefix: str | Path) -> IndexFacts:
-    """Check a prefix against itself and say what it holds.
+    """Check that the two files of a prefix agree, and return what they hold.
 
-    Reads the whole of `.idx` (12 bytes a document) but only the size of `.bin`. UserError when a file is missing,
-    is no index, is truncated or too long, points beyond `.bin`, disagrees with its size, or holds no document.
+    Reads all of `.idx` (20 bytes per document), but of `.bin` only the size.
+
+    Raises:
+        UserError: a file is missing, is not an index, is truncated or too long, points beyond `.bin`, disagrees with
+            its size, or holds no document.
     """
     dtype, sequences, boundaries = read_header(prefix)
     path, size = idx_path(prefix), idx_path(prefix).stat().st_size
-    wanted = HEADER.size + 12 * sequences + 8 * boundaries
-    if size != wanted:
-        what = "truncated" if size < wanted else "too long"
-        raise UserError(f"{path} is {what}: {sequences} sequences need {wanted} bytes, it has {size}", _REMAKE)
+    expected = HEADER.size + 12 * sequences + 8 * boundaries  # int32 + int64 a sequence, int64 a document
+    if size != expected:
+        fault = "truncated" if size < expected else "too long"
+        raise UserError(f"{path} is {fault}: {sequences} sequences need {expected} bytes, it has {size}", _REMAKE)
     if sequences == 0 or boundaries < 2:
         raise UserError(f"{path} holds no document", "leave this prefix out, or make it again from text")
     lengths, pointers, starts = _read_index(path, sequences, boundaries)
@@ -191,15 +195,17 @@ def lengths(prefix: str | Path) -> array:
 
 
 def _read_index(path: Path, sequences: int, boundaries: int) -> tuple[array, array, array]:
-    found = array("i"), array("q"), array("q")
+    arrays = array("i"), array("q"), array("q")
     with open(path, "rb") as stream:
         stream.seek(HEADER.size)
-        for values, count in zip(found, (sequences, sequences, boundaries), strict=True):
+        for values, count in zip(arrays, (sequences, sequences, boundaries), strict=True):
             values.fromfile(stream, count)
-    return _little(found[0]), _little(found[1]), _little(found[2])
+    lengths, pointers, starts = map(_little, arrays)
+    return lengths, pointers, starts
 
 
 def _check_extent(prefix: str | Path, facts: IndexFacts, lengths: array, pointers: array) -> None:
+    """Check that the sequences fill `.bin` exactly. With map and operator: a loop over 10^8 documents takes minutes."""
     size = bin_path(prefix).stat().st_size
     if min(lengths) < 0 or min(pointers) < 0:
         raise UserError(f"{idx_path(prefix)} holds a negative length or pointer", _REMAKE)
@@ -209,19 +215,19 @@ def _check_extent(prefix: str | Path, facts: IndexFacts, lengths: array, pointer
     if not all(map(eq, pointers, accumulate(map(facts.itemsize.__mul__, lengths), initial=0))):
         raise UserError(f"{idx_path(prefix)}: its sequences do not follow one another in .bin", _REMAKE)
     if facts.tokens * facts.itemsize != size:
-        said = f"{facts.tokens} tokens of {facts.itemsize} bytes make {facts.tokens * facts.itemsize} bytes"
-        raise UserError(f"{bin_path(prefix)} and its .idx disagree: {said}, the file has {size}", _REMAKE)
+        content = f"{facts.tokens} tokens of {facts.itemsize} bytes make {facts.tokens * facts.itemsize} bytes"
+        raise UserError(f"{bin_path(prefix)} and its .idx disagree: {content}, the file has {size}", _REMAKE)
 
 
 def digest(prefix: str | Path, progress: Callable[[int], None] = lambda _: None) -> str:
     """Hex sha256 over `.bin` followed by `.idx`; `progress` receives the bytes of each block read."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for path in (bin_path(prefix), idx_path(prefix)):
         with open(path, "rb") as stream:
             while block := stream.read(1 << 22):
-                found.update(block)
+                sha256.update(block)
                 progress(len(block))
-    return found.hexdigest()
+    return sha256.hexdigest()
 
 
 _PREFIX_HINT = "give the path of the two files without .bin or .idx"

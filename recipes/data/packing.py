@@ -1,4 +1,4 @@
-"""Encoded samples cut to length, parted, and laid together into long sequences, in the form that NeMo reads."""
+"""Cut encoded samples to length, split them, and pack them into long sequences, in the form that NeMo reads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from superpod.errors import UserError
 from superpod.recipes.data.chat import Encoded
 
 LONG = ("refuse", "cut", "drop")
-"""What to do with samples that are longer than the sequence."""
+"""What can be done with samples that are longer than the sequence."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of the samples."""
+    """How many samples are left, cut or dropped; `tokens` are those the model reads, `longest` is before any cut."""
 
     samples: int
     cut: int = 0
@@ -29,34 +29,35 @@ class Counts:
 
 
 def fit(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[list[Encoded], Counts]:
-    """The samples, none of them with more than `length` tokens to read (one more to predict), and what was done.
+    """The samples with at most `length` tokens to read (and one more to predict), and how many were cut or dropped.
 
-    A cut sample loses its end; one that has nothing to learn left is dropped.
+    A cut sample loses its end. One with nothing left to learn is dropped.
 
     Raises:
         UserError: long samples, and `long` is "refuse"; or no sample is left.
     """
-    too_long = [each for each in samples if len(each.ids) > length + 1]
-    worst = max(samples, key=lambda each: len(each.ids))
+    too_long = [sample for sample in samples if len(sample.ids) > length + 1]
+    longest = max(samples, key=lambda sample: len(sample.ids))
     if too_long and long == "refuse":
         raise UserError(
             f"{len(too_long)} of {len(samples)} samples have more than {length} tokens, the longest, "
-            f"line {worst.line}, {len(worst.ids)}",
+            f"line {longest.line}, {len(longest.ids)}",
             "--long cut keeps their beginning, --long drop leaves them out, data.seq_length=N makes room",
         )
-    kept = [Encoded(each.line, each.ids[: length + 1], each.learnt[: length + 1]) for each in samples]
+    kept = [Encoded(sample.line, sample.ids[: length + 1], sample.learnt[: length + 1]) for sample in samples]
     if long == "drop":
-        kept = [each for each in samples if len(each.ids) <= length + 1]
-    kept = [each for each in kept if any(each.learnt[1:])]
+        kept = [sample for sample in samples if len(sample.ids) <= length + 1]
+    kept = [sample for sample in kept if any(sample.learnt[1:])]  # the first token is never predicted
     if not kept:
         raise UserError(f"no sample is left: all {len(samples)} are longer than {length} tokens", "data.seq_length=N")
-    cut = len({each.line for each in too_long} & {each.line for each in kept})
-    total, learnt = sum(len(each.ids) - 1 for each in kept), sum(sum(each.learnt[1:]) for each in kept)
-    return kept, Counts(len(kept), cut, len(samples) - len(kept), total, learnt, len(worst.ids))
+    cut = len({sample.line for sample in too_long} & {sample.line for sample in kept})
+    total = sum(len(sample.ids) - 1 for sample in kept)
+    learnt = sum(sum(sample.learnt[1:]) for sample in kept)
+    return kept, Counts(len(kept), cut, len(samples) - len(kept), total, learnt, len(longest.ids))
 
 
-def part(samples: Sequence[Encoded], share: float, seed: int) -> tuple[list[Encoded], list[Encoded]]:
-    """Samples to train on and to validate on, drawn by `seed`; at least one of each.
+def hold_out(samples: Sequence[Encoded], share: float, seed: int) -> tuple[list[Encoded], list[Encoded]]:
+    """Samples to train on, and the `share` held out for validation, drawn by `seed`; at least one of each.
 
     Raises:
         UserError: a share outside (0, 1), or a single sample.
@@ -68,25 +69,26 @@ def part(samples: Sequence[Encoded], share: float, seed: int) -> tuple[list[Enco
     order = list(range(len(samples)))
     random.Random(seed).shuffle(order)
     held = set(order[: min(len(samples) - 1, max(1, round(share * len(samples))))])
-    return [e for i, e in enumerate(samples) if i not in held], [e for i, e in enumerate(samples) if i in held]
+    training = [sample for at, sample in enumerate(samples) if at not in held]
+    return training, [sample for at, sample in enumerate(samples) if at in held]
 
 
 def pack(samples: Sequence[Encoded], size: int, multiple: int, seed: int) -> list[list[Encoded]]:
-    """Samples laid together: each bin has at most `size` tokens to read; longest first, each where least is left over.
+    """Samples packed into bins of at most `size` tokens to read, by best fit in order of falling length.
 
-    Every sample takes a multiple of `multiple` tokens: context parallelism cuts it into so many pieces.
+    Every sample is padded to a multiple of `multiple` tokens: context parallelism cuts it into that many pieces.
     """
     bins: list[list[Encoded]] = []
     room: list[tuple[int, int]] = []  # (tokens left, bin), sorted
-    for sample in sorted(samples, key=lambda each: -len(each.ids)):
+    for sample in sorted(samples, key=lambda sample: -len(sample.ids)):
         need = _padded(sample, multiple)
-        at = bisect.bisect_left(room, (need, -1))
+        at = bisect.bisect_left(room, (need, -1))  # the fullest bin that the sample fits in
         left, number = room.pop(at) if at < len(room) else (size, len(bins))
         if number == len(bins):
             bins.append([])
         bins[number].append(sample)
         bisect.insort(room, (left - need, number))
-    random.Random(seed).shuffle(bins)
+    random.Random(seed).shuffle(bins)  # otherwise training would go from long samples to short ones
     return bins
 
 
@@ -95,26 +97,26 @@ def _padded(sample: Encoded, multiple: int) -> int:
 
 
 def write(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, filler: int, batch: int = 1) -> None:
-    """Write bins as `GPTSFTPackedDataset` of NeMo reads them, an .npy of dicts; `filler` is the token that pads.
+    """Write bins as NeMo's `GPTSFTPackedDataset` reads them, an .npy of dicts; `filler` is the token that pads.
 
-    With `batch`, bins that teach nothing fill the last batch up: NeMo leaves an incomplete validation batch out.
+    Bins that teach nothing fill up the last `batch`, because NeMo drops an incomplete validation batch.
     """
     import numpy as np
 
-    rows = [_row(each, multiple, filler) for each in bins]
+    rows = [_row(samples, multiple, filler) for samples in bins]
     blank = {**rows[0], "loss_mask": [0] * len(rows[0]["loss_mask"])}
     rows += [blank] * (-len(rows) % batch)
     array = np.empty(len(rows), dtype=object)
     array[:] = rows
-    passing = path.with_name(f".{path.name}.tmp")
-    with open(passing, "wb") as stream:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as stream:
         np.save(stream, array, allow_pickle=True)
-    passing.replace(path)
+    temporary.replace(path)
 
 
 def _row(samples: Sequence[Encoded], multiple: int, filler: int) -> dict[str, list[int]]:
-    """NeMo reads ids without each sample's last, and predicts them without each one's first; the mask goes with those
-    that are predicted, but stands where what they are predicted from does."""
+    """One packed sequence. The model reads a sample's ids but the last, and predicts its ids but the first, so that
+    `loss_mask[i]` is of the prediction of `input_ids[i + 1]`."""
     row: dict[str, list[int]] = {"input_ids": [], "loss_mask": [], "seq_start_id": []}
     for sample in samples:
         pad = _padded(sample, multiple) - (len(sample.ids) - 1)
@@ -124,13 +126,13 @@ def _row(samples: Sequence[Encoded], multiple: int, filler: int) -> dict[str, li
     return row
 
 
-def metadata(parts: Sequence[Sequence[Sequence[Encoded]]], path: Path) -> None:
-    """Write the figures that NeMo wants beside packed files."""
+def write_metadata(parts: Sequence[Sequence[Sequence[Encoded]]], path: Path) -> None:
+    """Write the figures that NeMo wants beside packed files; each part is the bins of one file."""
     facts = [
         {
             "max_samples_per_bin": max(map(len, bins)),
-            "dataset_max_seqlen": max(len(sample.ids) for each in bins for sample in each),
-            "min_packed_seqlen": min(sum(len(sample.ids) - 1 for sample in each) for each in bins),
+            "dataset_max_seqlen": max(len(sample.ids) for samples in bins for sample in samples),
+            "min_packed_seqlen": min(sum(len(sample.ids) - 1 for sample in samples) for samples in bins),
         }
         for bins in parts
     ]

@@ -1,4 +1,4 @@
-"""Paths that a user gave, refused in words before the system calls on them fail."""
+"""Check paths that a user gave, so that a bad one gets a message before a system call fails on it."""
 
 import errno
 import os
@@ -10,19 +10,19 @@ from superpod.errors import UserError
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST_NAME = ".partial/tokenizer/special_tokens_map.json.tmp"
-"""No file that is made below a data folder has a longer name than this."""
+"""The longest name of a file made below a data folder: if this fits the system's limit, all others do."""
 OTHER_OUT = "choose another --out"
 
 
 def short(text: object) -> str:
-    """A path or a value fit for a message: on one line, and cut in the middle when very long."""
-    said = str(text)
-    said = said if len(said) <= 300 else f"{said[:100]}...{said[-60:]} ({len(said)} characters)"
-    return said if said.isprintable() else repr(said)
+    """A path or a value for a message: on one line, and cut in the middle when very long."""
+    line = str(text)
+    line = line if len(line) <= 300 else f"{line[:100]}...{line[-60:]} ({len(line)} characters)"
+    return line if line.isprintable() else repr(line)
 
 
 def check(path: str | Path, where: str = "", hint: str = "give another path") -> None:
-    """UserError when the system cannot even look at `path` (too long, NUL, no permission); absent is fine.
+    """UserError when the system cannot look at `path` (too long, NUL, no permission); an absent path is fine.
 
     `where` begins the message: the file and the key that name the path.
     """
@@ -47,7 +47,7 @@ def check_folder(path: Path, where: str = "", hint: str = OTHER_OUT) -> Path:
 def check_out(folder: Path, finished: str) -> None:
     """UserError when the data folder `folder` cannot be made or written; nothing is left behind.
 
-    With the file `finished` in it there is nothing to write: it may stand on a read-only disk.
+    A folder with the file `finished` in it needs no writing, so it may be on a read-only disk.
     """
     nearest = check_folder(folder)
     check(folder / _LONGEST_NAME, hint=OTHER_OUT)
@@ -57,7 +57,7 @@ def check_out(folder: Path, finished: str) -> None:
         if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             raise UserError(f"cannot write {short(folder)}: no permission, or a read-only disk", OTHER_OUT)
         return
-    try:  # os.access says yes to root where nothing can be made, as in /proc
+    try:  # os.access tells root that /proc is writable; only trying shows that it is not
         os.rmdir(tempfile.mkdtemp(prefix=".recipes-", dir=nearest))
     except OSError as error:
         if error.errno not in _FULL:

@@ -1,4 +1,4 @@
-"""What the worker processes of `data build` do: train a tokenizer, encode one shard, and how shards are merged."""
+"""What the worker processes of `data build` do: train a tokenizer, encode a shard. And how shards are merged."""
 
 import json
 import mmap
@@ -12,9 +12,9 @@ from superpod.errors import UserError
 from superpod.recipes.data import documents, indexed, tokenizer
 
 _BATCH = 1 << 20
-"""Characters encoded in one call: bounds the memory of a worker."""
+"""Characters encoded in one call: limits the memory of a worker."""
 _LONGEST = 1 << 23
-"""A longer text is encoded in parts, cut at line ends; its document stays one."""
+"""Longer texts are encoded in parts, cut at line ends, and remain one document."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ def train(job: TrainJob) -> int:
     import shutil
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # this one job uses the cores of all workers
-    passing = Path(f"{job.out}.tmp")
-    shutil.rmtree(passing, ignore_errors=True)
+    temporary = Path(f"{job.out}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
     texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key))
-    reached = tokenizer.train(texts, job.vocab, passing)
+    reached = tokenizer.train(texts, job.vocab, temporary)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    passing.rename(job.out)
+    temporary.rename(job.out)
     return reached
 
 
 def encode(job: ShardJob) -> ShardDone:
-    """Worker: encode one shard, an end-of-document id after every document.
+    """Worker: encode one shard, with an end-of-document id after every document.
 
-    The shard counts as finished when `prefix`.json is there, which is written last and renamed into place.
+    `prefix`.json is written last and renamed into place: a shard with that file is finished.
     """
     empty = total = count = 0
     with indexed.Writer(job.prefix, job.tokenizer.vocab) as out:
@@ -81,14 +81,14 @@ def encode(job: ShardJob) -> ShardDone:
             out.add(tokens)
             count, total = count + 1, total + len(tokens)
     done = ShardDone(count, total, empty)
-    passing = Path(f"{job.prefix}.json.tmp")
-    passing.write_text(json.dumps(asdict(done)), encoding="ascii")
-    passing.rename(f"{job.prefix}.json")
+    temporary = Path(f"{job.prefix}.json.tmp")
+    temporary.write_text(json.dumps(asdict(done)), encoding="ascii")
+    temporary.rename(f"{job.prefix}.json")
     return done
 
 
 def finished(prefix: str) -> ShardDone | None:
-    """What a shard holds if it was finished and its files are whole, else None."""
+    """What a shard holds if it was finished and its files are undamaged, else None."""
     try:
         done = ShardDone(**json.loads(Path(f"{prefix}.json").read_bytes()))
         if done.documents:
@@ -130,20 +130,21 @@ def _parts(text: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=1)
-def _encoder(found: tokenizer.Tokenizer) -> Callable[[list[str]], list[list[int]]]:
-    return tokenizer.encoder(found)
+def _encoder(chosen: tokenizer.Tokenizer) -> Callable[[list[str]], list[list[int]]]:
+    return tokenizer.encoder(chosen)  # kept: a worker loads it once for all its shards
 
 
 def merge(prefixes: list[str], out: Path, vocab: int, seed: int, progress: Callable[[int, int], None]) -> str:
     """Write all documents of the shards, shuffled by `seed`, to the prefix `out`; hex sha256 of .bin and .idx.
 
-    Megatron splits by document order, so unshuffled data would be validated on its last files only. The order
-    depends on the seed and the number of documents, not on shards or workers. Memory: 32 bytes a document.
+    Megatron splits by document order, so unshuffled data would be validated on its last files only. The order depends
+    on the seed and the number of documents, not on shards or workers. Memory: 32 bytes per document.
     """
     import numpy as np
 
     lengths = [np.frombuffer(indexed.lengths(prefix), dtype=np.int32) for prefix in prefixes]
     size = np.dtype(indexed.dtype_for(vocab)).itemsize
+    # Byte ranges of every document in the .bin of its shard, and the shard's number.
     begins = np.concatenate([np.cumsum(part, dtype=np.int64) - part for part in lengths]) * size
     ends = begins + np.concatenate(lengths).astype(np.int64) * size
     shard = np.repeat(np.arange(len(prefixes), dtype=np.int32), [part.size for part in lengths])

@@ -1,22 +1,28 @@
-"""Tokenizers: trained here, or taken as they are. All of them load offline, here and in NeMo."""
+"""Train, load, copy and use tokenizers. All of them load offline, here and in NeMo."""
+
+from __future__ import annotations
 
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 from superpod.errors import UserError
 from superpod.recipes.data import paths
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 EOD, PAD = "<|endoftext|>", "<|pad|>"
 MIN_VOCAB = 256 + 2
-"""Every byte, so that any text can be encoded, and the two special tokens."""
+"""Every byte, so that any text can be encoded, and two special tokens."""
 MAX_TRAINED = 1 << 24
-"""More ids than any text is good for; the trainer sets memory aside for all of them at once."""
+"""More ids than any text needs; the trainer allocates memory for all of them at once."""
 _MIN_FREQUENCY = 2
 _FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "*.tiktoken",
@@ -26,7 +32,7 @@ _INSTALL = "pip install -c constraints.txt -e '.[nemo]'"
 
 
 class BrokenTokenizer(UserError):
-    """The file is there, and no tokenizer can be read from it: to say --vocab-size would not help."""
+    """The file exists, but no tokenizer can be read from it: --vocab-size would not help."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +52,14 @@ class Tokenizer:
 def train(texts: Iterable[str], vocab: int, out: Path) -> int:
     """Train a byte-level BPE of at most `vocab` ids and write the folder `out`; returns the ids reached.
 
-    The same texts in the same order give the same bytes. Pairs seen once are not merged, so little text reaches
-    fewer ids than asked. Id 0 ends documents, id 1 pads. UserError when `vocab` < 258.
+    The same texts in the same order give the same bytes. Pairs seen once are not merged, so that little text gives
+    fewer ids than `vocab`. Id 0 ends documents, id 1 pads. UserError when `vocab` < 258.
     """
     check_vocab(vocab)
     tk = _library("tokenizers")
-    found = tk.Tokenizer(tk.models.BPE())
-    found.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = tk.decoders.ByteLevel()
+    bpe = tk.Tokenizer(tk.models.BPE())
+    bpe.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tk.decoders.ByteLevel()
     trainer = tk.trainers.BpeTrainer(
         vocab_size=vocab,
         min_frequency=_MIN_FREQUENCY,
@@ -61,19 +67,19 @@ def train(texts: Iterable[str], vocab: int, out: Path) -> int:
         initial_alphabet=tk.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    found.train_from_iterator(iter(texts), trainer)
+    bpe.train_from_iterator(iter(texts), trainer)
     out.mkdir(parents=True)
     special = {"bos_token": EOD, "eos_token": EOD, "pad_token": PAD}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | special
     settings["model_input_names"] = ["input_ids", "attention_mask"]  # else token_type_ids, which no GPT takes
     _dump(out / "tokenizer_config.json", settings | {"model_max_length": 10**30})
     _dump(out / "special_tokens_map.json", special)
-    (out / "tokenizer.json").write_text(found.to_str(pretty=True), encoding="utf-8")  # OSError when the disk is full
-    return found.get_vocab_size()
+    (out / "tokenizer.json").write_text(bpe.to_str(pretty=True), encoding="utf-8")  # OSError when the disk is full
+    return bpe.get_vocab_size()
 
 
 def check_vocab(vocab: int) -> None:
-    """UserError when a vocabulary of `vocab` ids cannot hold every byte, or is beyond all reason."""
+    """UserError when a vocabulary of `vocab` ids cannot hold every byte, or is too large to train."""
     if vocab > MAX_TRAINED:
         hint = "4096 suits a trial, 32000 to 256000 a real corpus"
         raise UserError(f"--vocab-size {paths.short(vocab)} is above {MAX_TRAINED}, the most that is trained", hint)
@@ -87,43 +93,52 @@ def check_vocab(vocab: int) -> None:
 def load(path: Path, backend: Path | None = None) -> Tokenizer:
     """Read a tokenizer folder or .model file, without network.
 
-    Folders whose class needs transformers are resolved once, here, and written to `backend` as a plain
-    tokenizer.json, so that workers need not import transformers (seconds each). UserError when there is no
-    tokenizer at `path`, it has no end-of-sequence token, or a library for it is missing.
+    A folder whose class needs transformers is resolved once, here, and written to `backend` as a plain
+    tokenizer.json, so that workers need not import transformers (seconds each).
+
+    Raises:
+        UserError: no tokenizer at `path`, no end-of-sequence token in it, or a library that it needs is missing.
     """
     if path.is_file() and path.suffix == ".model":
-        library = _library("sentencepiece")
-        try:
-            model = library.SentencePieceProcessor(model_file=str(path))
-        except (RuntimeError, OSError, ValueError) as error:
-            said = f"{paths.short(path)} is no SentencePiece model: {paths.short(str(error).strip())}"
-            raise BrokenTokenizer(said, FETCH) from None
-        return Tokenizer("sentencepiece", str(path), model.get_piece_size(), _eod(model.eos_id(), path))
+        return _load_sentencepiece(path)
     settings = path / "tokenizer_config.json"
     if settings.is_file() and (path / "tokenizer.json").is_file():
-        told = json.loads(settings.read_bytes())
-        if told.get("tokenizer_class") == "PreTrainedTokenizerFast" and not told.get("added_tokens_decoder"):
-            found = _library("tokenizers").Tokenizer.from_file(str(path / "tokenizer.json"))
-            end = told.get("eos_token") or told.get("sep_token")
-            end = end["content"] if isinstance(end, dict) else end
-            vocab = size(found.get_vocab())
-            return Tokenizer(
-                "tokenizers", str(path / "tokenizer.json"), vocab, _eod(found.token_to_id(end or ""), path)
-            )
+        config = json.loads(settings.read_bytes())
+        # Added tokens may change ids and splitting in ways that only transformers knows.
+        if config.get("tokenizer_class") == "PreTrainedTokenizerFast" and not config.get("added_tokens_decoder"):
+            return _load_plain(path, config.get("eos_token") or config.get("sep_token"))
     return _resolve(path, backend)
 
 
+def _load_sentencepiece(path: Path) -> Tokenizer:
+    library = _library("sentencepiece")
+    try:
+        model = library.SentencePieceProcessor(model_file=str(path))
+    except (RuntimeError, OSError, ValueError) as error:
+        message = f"{paths.short(path)} is no SentencePiece model: {paths.short(str(error).strip())}"
+        raise BrokenTokenizer(message, FETCH) from None
+    return Tokenizer("sentencepiece", str(path), model.get_piece_size(), _eod(model.eos_id(), path))
+
+
+def _load_plain(path: Path, end: str | dict[str, str] | None) -> Tokenizer:
+    file = str(path / "tokenizer.json")
+    plain = _library("tokenizers").Tokenizer.from_file(file)
+    end = end["content"] if isinstance(end, dict) else end  # an AddedToken as JSON
+    return Tokenizer("tokenizers", file, size(plain.get_vocab()), _eod(plain.token_to_id(end or ""), path))
+
+
 def _resolve(path: Path, backend: Path | None) -> Tokenizer:
-    found = pretrained(str(path))
-    end = found.eos_token_id if found.eos_token_id is not None else found.sep_token_id  # as NeMo's AutoTokenizer
-    vocab, eod = size(found.get_vocab()), _eod(end, path)
-    if not found.is_fast or backend is None:
+    loaded = pretrained(str(path))
+    end = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.sep_token_id  # as NeMo's AutoTokenizer
+    vocab, eod = size(loaded.get_vocab()), _eod(cast("int | None", end), path)
+    backend_tokenizer = getattr(loaded, "backend_tokenizer", None)  # fast tokenizers have one
+    if backend_tokenizer is None or backend is None:
         return Tokenizer("transformers", str(path), vocab, eod)
-    backend.write_text(found.backend_tokenizer.to_str(), encoding="utf-8")
+    backend.write_text(backend_tokenizer.to_str(), encoding="utf-8")
     return Tokenizer("tokenizers", str(backend), vocab, eod)
 
 
-def pretrained(name: str) -> Any:
+def pretrained(name: str) -> PreTrainedTokenizerBase:
     """A tokenizer through transformers, from a folder or the local hub cache; UserError when it does not load."""
     try:
         return _library("transformers").AutoTokenizer.from_pretrained(name, local_files_only=True)
@@ -140,34 +155,37 @@ def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
     if tokenizer.engine == "sentencepiece":
         return _library("sentencepiece").SentencePieceProcessor(model_file=tokenizer.file).encode
     if tokenizer.engine == "transformers":
-        slow = pretrained(tokenizer.file)
-        return lambda texts: slow(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)[
-            "input_ids"
-        ]
+        loaded = pretrained(tokenizer.file)
+
+        def encode(texts: list[str]) -> list[list[int]]:
+            return loaded(texts, add_special_tokens=False, split_special_tokens=True, verbose=False).data["input_ids"]
+
+        return encode
     fast = _library("tokenizers").Tokenizer.from_file(tokenizer.file)
     fast.no_truncation()
     fast.no_padding()
     fast.encode_special_tokens = True
-    return lambda texts: [found.ids for found in fast.encode_batch_fast(texts, add_special_tokens=False)]
+    return lambda texts: [encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def files(path: Path) -> list[Path]:
     """The files that make up a tokenizer (never the weights beside it), sorted; UserError when there are none."""
     if path.is_file() and path.suffix == ".model":
         return [path]
-    found = [file for file in sorted(path.glob("*")) if file.is_file() and any(fnmatch(file.name, f) for f in _FILES)]
-    if not any(file.name != "config.json" for file in found):
+    candidates = [file for file in sorted(path.glob("*")) if file.is_file()]
+    parts = [file for file in candidates if any(fnmatch(file.name, pattern) for pattern in _FILES)]
+    if not any(file.name != "config.json" for file in parts):
         raise UserError(f"{path} holds no tokenizer: no tokenizer.json, no tokenizer.model", FETCH)
-    return found
+    return parts
 
 
 def digest(path: Path) -> str:
     """Hex sha256 over the names and contents of a tokenizer's files."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for file in files(path):
         content = file.read_bytes()
-        found.update(f"{file.name}\0{len(content)}\0".encode() + content)
-    return found.hexdigest()
+        sha256.update(f"{file.name}\0{len(content)}\0".encode() + content)
+    return sha256.hexdigest()
 
 
 def copy(path: Path, out: Path) -> None:
@@ -181,17 +199,18 @@ def copy(path: Path, out: Path) -> None:
 
 
 def size(vocab: dict[str, int]) -> int:
-    """Ids that a vocabulary needs: they may have holes, and the highest must fit too."""
+    """How many ids a vocabulary needs: ids may have gaps, and the highest must fit too."""
     return max(len(vocab), max(vocab.values()) + 1)
 
 
-def _eod(found: int | None, path: Path) -> int:
-    if found is None or found < 0:
+def _eod(token: int | None, path: Path) -> int:
+    if token is None or token < 0:  # sentencepiece says -1 for none
         raise UserError(f"the tokenizer {path} has no end-of-sequence token to end documents with", "set its eos_token")
-    return found
+    return token
 
 
-def _library(name: str) -> Any:
+def _library(name: str) -> ModuleType:
+    """A package of the [nemo] extra, imported when needed; UserError with what to install where it is missing."""
     import importlib
     import warnings
 
@@ -204,7 +223,7 @@ def _library(name: str) -> Any:
         raise UserError(f"this needs the Python package {name}, which is not installed", hint) from None
 
 
-def _dump(file: Path, content: dict[str, Any]) -> None:
+def _dump(file: Path, content: Mapping[str, object]) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="ascii")
 
 

@@ -1,4 +1,4 @@
-"""The unfinished part of a data folder: whose it is, what it was made from, and how it becomes final."""
+"""The work folder of a build that is not finished: who may write it, what it was made from, how it becomes final."""
 
 import fcntl
 import json
@@ -25,20 +25,22 @@ class UnfinishedBuild:
         """UserError unless the folder is absent, empty, a data folder, or an unfinished build of ours."""
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file, not a folder", "choose another --out")
-        there = sorted(os.listdir(self.folder)) if self.folder.exists() else []
-        if there and FILE not in there and not self._ours():
-            named = ", ".join(map(repr, there[:3])) + (f" and {len(there) - 3} more" if len(there) > 3 else "")
+        names = sorted(os.listdir(self.folder)) if self.folder.exists() else []
+        if names and FILE not in names and not self._ours():
+            named = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise UserError(f"{self.folder} holds something else: {named}", "choose another --out, or an empty folder")
 
     def _ours(self) -> bool:
+        # A build that ended before it wrote its manifest leaves no more than the lock and a temporary file.
         inside = set(os.listdir(self.work)) if self.work.is_dir() else {"not ours"}
         return _MANIFEST in inside or inside <= {_LOCK, f"{_MANIFEST}.tmp"}
 
     @contextmanager
     def claimed(self, identity: str, note: Callable[[str], None]) -> Iterator[None]:
-        """Own the folder while building, with shards of another `identity` removed; all of it goes on success.
+        """Hold the folder's lock while building. Shards of another `identity` are removed; success removes the folder.
 
-        UserError when another process is building here.
+        Raises:
+            UserError: another process is building here.
         """
         self.work.mkdir(parents=True, exist_ok=True)
         with open(self.work / _LOCK, "w") as lock:
@@ -60,9 +62,9 @@ class UnfinishedBuild:
         for path in self.work.iterdir():
             if path.name not in (_LOCK, _MANIFEST):  # the manifest marks the folder as ours until it is replaced
                 self.drop(path)
-        passing = self.work / f"{_MANIFEST}.tmp"
-        passing.write_text(json.dumps({"identity": identity}), encoding="ascii")
-        passing.replace(manifest)
+        temporary = self.work / f"{_MANIFEST}.tmp"
+        temporary.write_text(json.dumps({"identity": identity}), encoding="ascii")
+        temporary.replace(manifest)
 
     def publish(self, paths: Iterable[Path]) -> None:
         """Move finished files and folders from the work folder to their final names."""
@@ -72,14 +74,14 @@ class UnfinishedBuild:
             path.rename(target)
 
     def drop(self, path: Path) -> None:
-        """Remove a file or a folder, if it is there."""
+        """Remove a file or a folder, if it exists."""
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove the work folder, if it is there."""
+        """Remove the work folder, if it exists."""
         self.drop(self.work)
 
 
@@ -89,4 +91,4 @@ def _lock(handle: int, folder: Path) -> None:
     except BlockingIOError:
         raise UserError(f"another build is writing {folder}", "wait for it, or choose another --out") from None
     except OSError:
-        return  # a file system without locks: two builds at once are then the user's to avoid
+        return  # a file system without locks: the user must then avoid two builds at once

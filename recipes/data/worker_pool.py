@@ -10,29 +10,44 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import resource_tracker
-from typing import Any
+from typing import Protocol, TypeVar
 
 from superpod.errors import UserError
 
-Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[tuple[Any, Any]]]
-"""run(function, jobs) yields (job, result) in the order in which they end."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Run(Protocol):
+    """run(function, jobs) yields (job, result) in the order in which the jobs end."""
+
+    def __call__(self, function: Callable[[Item], Result], jobs: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
+        """Start the jobs in worker processes; the function and its arguments must be picklable."""
+        ...
 
 
 @contextmanager
 def workers(count: int) -> Iterator[Run]:
     """A `Run` over `count` fresh processes (spawned, so that threads of the caller are safe).
 
-    Exceptions of a job come out of the iterator. On any exception the processes are ended at once. UserError when
-    a process dies by itself, which is most often a lack of memory.
+    The iterator raises a job's exception. On any exception the processes are killed at once.
+
+    Raises:
+        UserError: a process died by itself, most often for lack of memory.
     """
     context = multiprocessing.get_context("spawn")
-    resource_tracker.ensure_running()  # starting it later would end the hold on Ctrl-C in _submit
+    # Started later, from _submit, the tracker would unblock SIGINT in this process, and Ctrl-C with it.
+    resource_tracker.ensure_running()
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(count,))
+
+    def run(function: Callable[[Item], Result], jobs: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
+        return _run(pool, count, function, jobs)
+
     try:
-        yield lambda function, jobs: _run(pool, count, function, jobs)
+        yield run
     except BrokenProcessPool:
-        said = f"one of {count} worker processes died, most often for want of memory"
-        raise UserError(said, "run the same command again with fewer --workers; what is done is kept") from None
+        message = f"one of {count} worker processes died, most often for want of memory"
+        raise UserError(message, "run the same command again with fewer --workers; what is done is kept") from None
     except BaseException:
         for process in list((pool._processes or {}).values()):
             process.kill()
@@ -41,10 +56,12 @@ def workers(count: int) -> Iterator[Run]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _run(pool: ProcessPoolExecutor, count: int, function: Callable, jobs: Iterable) -> Iterator[tuple[Any, Any]]:
-    """Keep a few jobs per process in flight, so that a long list of jobs costs no memory."""
+def _run(
+    pool: ProcessPoolExecutor, count: int, function: Callable[[Item], Result], jobs: Iterable[Item]
+) -> Iterator[tuple[Item, Result]]:
+    """Keep two jobs per process in flight, so that a long list of jobs costs no memory."""
     left = iter(jobs)
-    running: dict[Future, Any] = {_submit(pool, function, job): job for job in islice(left, 2 * count)}
+    running: dict[Future[Result], Item] = {_submit(pool, function, job): job for job in islice(left, 2 * count)}
     while running:
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             job = running.pop(future)
@@ -52,11 +69,11 @@ def _run(pool: ProcessPoolExecutor, count: int, function: Callable, jobs: Iterab
             running.update({_submit(pool, function, job): job for job in islice(left, 1)})
 
 
-def _submit(pool: ProcessPoolExecutor, function: Callable, *job: Any) -> Future:
-    """Submit with Ctrl-C held back: a process that starts meanwhile inherits that, and never prints a traceback."""
+def _submit(pool: ProcessPoolExecutor, function: Callable[[Item], Result], job: Item) -> "Future[Result]":
+    """Submit with Ctrl-C blocked: a process that starts meanwhile inherits that, and never prints a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return pool.submit(function, *job)
+        return pool.submit(function, job)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -69,6 +86,7 @@ def _begin(count: int) -> None:
 
 
 def _follow_parent() -> None:
+    """End this worker when its parent is gone, even if the parent was killed."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()

@@ -13,20 +13,20 @@ from superpod.recipes.data.indexed import Writer
 
 def test_a_blend(built: Path, folder: Path, tmp_path: Path):
     seen: list[tuple[int, int]] = []
-    found = add(
+    added = add(
         tmp_path / "out", [f"{built}/text", f"{folder}/text.bin"], f"{built}/tokenizer", weights=[0.3, 2],
         split="8,1,1", index_cache=tmp_path / "cache", progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
-    assert found.blend == ["0.3", f"{built}/text", "2.0", f"{folder}/text"]
-    assert (found.documents, found.vocab) == (50, 300)
-    assert found.index_cache_path.parent == tmp_path / "cache"
+    assert added.blend == ["0.3", f"{built}/text", "2.0", f"{folder}/text"]
+    assert (added.documents, added.vocab) == (50, 300)
+    assert added.index_cache_path.parent == tmp_path / "cache"
     assert (
         seen[-1][0]
         == seen[-1][1]
         == sum((p / f"text.{e}").stat().st_size for p in (built, folder) for e in ("bin", "idx"))
     )
-    assert found == DataFolder.load(tmp_path / "out", verify_sha=True)
-    assert found.sha256[f"{folder}/text"] == DataFolder.load(folder).sha256["text"]
+    assert added == DataFolder.load(tmp_path / "out", verify_sha=True)
+    assert added.sha256[f"{folder}/text"] == DataFolder.load(folder).sha256["text"]
 
 
 def test_registering_again_changes_nothing(built: Path, tmp_path: Path):
@@ -50,8 +50,8 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_files_inside_are_named_relatively(folder: Path, no_hub: None):
     (folder / "dataset.json").unlink()
-    found = add(folder, [f"{folder}/text"], "hf:org/name", split="8,1,1", vocab_size=50)
-    assert (found.prefixes, found.tokenizer, found.vocab) == (("text",), "hf:org/name", 50)
+    added = add(folder, [f"{folder}/text"], "hf:org/name", split="8,1,1", vocab_size=50)
+    assert (added.prefixes, added.tokenizer, added.vocab) == (("text",), "hf:org/name", 50)
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ def decoded(folder: Path) -> list[str]:
     """The documents of a built folder, in order; each must end with the end-of-document token."""
     from tokenizers import Tokenizer
 
-    found = DataFolder.load(folder, verify_sha=True)
-    tokens = memoryview(indexed.bin_path(found.prefix_paths[0]).read_bytes()).cast("H").tolist()
+    prefix = DataFolder.load(folder, verify_sha=True).prefix_paths[0]
+    tokens = memoryview(indexed.bin_path(prefix).read_bytes()).cast("H").tolist()
     tokenizer, texts, at = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json")), [], 0
-    for length in indexed.lengths(found.prefix_paths[0]):
+    for length in indexed.lengths(prefix):
         assert tokens[at + length - 1] == 0
         texts.append(tokenizer.decode(tokens[at : at + length - 1], skip_special_tokens=False))
         at += length
@@ -50,7 +50,7 @@ def test_every_document_is_there_once(built: Path, corpus: Path):
 
 
 @pytest.mark.parametrize(("workers", "shard_bytes"), [(1, None), (3, 4000)])
-def test_same_bytes_again(
+def test_a_second_build_gives_the_same_bytes(
     built: Path, corpus: Path, tmp_path: Path, workers: int, shard_bytes: int | None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("superpod.recipes.data.build._SCAN", 1)  # many small jobs, that end in any order
@@ -103,15 +103,15 @@ def test_a_finished_folder_is_not_overwritten(
     assert content(built) == before
 
 
-@pytest.mark.parametrize("there", ["notes.txt", ".partial/mine", ".hidden"])
-def test_a_folder_of_something_else_is_refused(corpus: Path, tmp_path: Path, there: str):
-    (tmp_path / there).parent.mkdir(exist_ok=True)
-    (tmp_path / there).write_text("mine")
+@pytest.mark.parametrize("name", ["notes.txt", ".partial/mine", ".hidden"])
+def test_a_folder_of_something_else_is_refused(corpus: Path, tmp_path: Path, name: str):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
     with pytest.raises(UserError, match="holds something else: "):
         build([f"{corpus}/*.txt"], tmp_path, OPTIONS, workers=1)
-    assert (tmp_path / there).read_text() == "mine"
+    assert (tmp_path / name).read_text() == "mine"
     with pytest.raises(UserError, match="is a file, not a folder"):
-        build([f"{corpus}/*.txt"], tmp_path / there, OPTIONS, workers=1)
+        build([f"{corpus}/*.txt"], tmp_path / name, OPTIONS, workers=1)
 
 
 @pytest.mark.parametrize(
@@ -181,14 +181,14 @@ def test_empty_or_broken_input(tmp_path: Path, files: dict[str, bytes], message:
 
 
 def test_too_few_documents_for_the_split(tmp_path: Path):
-    glob, said = _raw(tmp_path, a_txt=b"abc", b_txt=b"abc", c_txt=b"abc", d_txt=b"x"), []
+    glob, notes = _raw(tmp_path, a_txt=b"abc", b_txt=b"abc", c_txt=b"abc", d_txt=b"x"), []
     with pytest.raises(UserError, match="split 969,30,1 leaves none of 4 documents for validation and test") as caught:
         _build(tmp_path, glob, split="969,30,1")
     assert "--split 2,1,1" in caught.value.hint
-    report = build([glob], tmp_path / "out", BuildOptions(300), workers=1, note=said.append)
+    report = build([glob], tmp_path / "out", BuildOptions(300), workers=1, note=notes.append)
     assert report.folder.split == "2,1,1"
     assert report.folder.split_documents() == {"train": 2, "validation": 1, "test": 1}
-    assert said == ["resumed: 1 of 1 shards were there"]
+    assert notes == ["resumed: 1 of 1 shards were there"]
 
 
 def test_odd_names(tmp_path: Path):
@@ -215,7 +215,7 @@ def test_long_texts_are_encoded_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "told",
+    "facts",
     [
         "",
         "[]",
@@ -224,13 +224,13 @@ def test_long_texts_are_encoded_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
         '{"documents": 2, "tokens": 6, "empty": 0}',
     ],
 )
-def test_a_shard_is_finished_only_if_all_agrees(tmp_path: Path, told: str):
+def test_a_shard_is_finished_only_if_all_agrees(tmp_path: Path, facts: str):
     with indexed.Writer(tmp_path / "s", vocab=300) as out:
         out.add([1, 2])
         out.add([3, 4, 5])
     (tmp_path / "s.json").write_text('{"documents": 2, "tokens": 5, "empty": 1}')
     assert shards.finished(str(tmp_path / "s")) == shards.ShardDone(2, 5, 1)
-    (tmp_path / "s.json").write_text(told)
+    (tmp_path / "s.json").write_text(facts)
     assert shards.finished(str(tmp_path / "s")) is None
 
 
@@ -242,7 +242,7 @@ def test_workers_never_see_an_interrupt():
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_a_worker_that_dies_is_told():
+def test_a_worker_that_dies_is_reported():
     with pytest.raises(UserError, match="one of 1 worker processes died") as caught, worker_pool.workers(1) as run:
         list(run(os._exit, [9]))
     assert "fewer --workers" in caught.value.hint
@@ -278,17 +278,17 @@ def _interrupted(text: str, out: Path, how: Callable[[int], None]) -> subprocess
         assert process.poll() is None, process.communicate()
         time.sleep(0.002)
     how(process.pid)
-    said, errors = process.communicate(timeout=30)  # ends when no child holds the pipes any more
+    output, errors = process.communicate(timeout=30)  # ends when no child holds the pipes any more
     deadline = time.monotonic() + 10
     while _alive(process.pid):
         assert time.monotonic() < deadline, "a worker outlived the build"
         time.sleep(0.02)
-    return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def test_killed_then_resumed(write_corpus: Callable[..., Path], tmp_path: Path):
     text = f"{write_corpus(tmp_path / 'in', files=60, words=2500)}/*.txt"
-    out, whole, said = tmp_path / "out", tmp_path / "whole", []
+    out, whole, notes = tmp_path / "out", tmp_path / "whole", []
     killed = _interrupted(text, out, lambda pid: os.kill(pid, signal.SIGKILL))
     assert killed.returncode == -signal.SIGKILL
     assert sorted(p.name for p in out.iterdir()) == [".partial"]
@@ -298,14 +298,14 @@ def test_killed_then_resumed(write_corpus: Callable[..., Path], tmp_path: Path):
 
     torn = out / ".partial" / "000001.bin"  # what a crash of the machine can leave of a finished shard
     torn.write_bytes(torn.read_bytes()[:-2])
-    report = build([text], out, BuildOptions(vocab_size=300), workers=2, shard_bytes=10_000, note=said.append)
+    report = build([text], out, BuildOptions(vocab_size=300), workers=2, shard_bytes=10_000, note=notes.append)
     assert 2 <= report.resumed < report.shards == 60
-    assert said == [f"resumed: {report.resumed} of 60 shards were there"]
+    assert notes == [f"resumed: {report.resumed} of 60 shards were there"]
 
-    said.clear()
-    report = build([text], whole, BuildOptions(vocab_size=301), workers=2, note=said.append)
+    notes.clear()
+    report = build([text], whole, BuildOptions(vocab_size=301), workers=2, note=notes.append)
     assert report.resumed == 0
-    assert said == ["the unfinished build here is of other text or options: starting over"]
+    assert notes == ["the unfinished build here is of other text or options: starting over"]
     build([text], tmp_path / "once", BuildOptions(vocab_size=300), workers=2)
     assert content(out) == content(tmp_path / "once")
     assert content(out) != content(whole)
@@ -369,6 +369,7 @@ def test_progress_reaches_its_end(corpus: Path, tmp_path: Path):
         assert seen[phase][-1][0] == seen[phase][-1][1] > 0
 
 
-def test_the_source_is_told(built: Path):
-    told = json.loads((built / "dataset.json").read_text())["source"]
-    assert (told["files"], told["skipped"], told["empty"], told["vocab_size"], told["seed"]) == (40, 0, 0, 300, 1234)
+def test_the_source_is_recorded(built: Path):
+    source = json.loads((built / "dataset.json").read_text())["source"]
+    keys = ("files", "skipped", "empty", "vocab_size", "seed")
+    assert tuple(source[key] for key in keys) == (40, 0, 0, 300, 1234)

@@ -1,4 +1,4 @@
-"""Which tokens a model learns, told by decoding them. Needs transformers, as the [nemo] extra has it."""
+"""Which tokens a model learns, seen by decoding them. Needs transformers, as the [nemo] extra has it."""
 
 import importlib.util
 
@@ -9,7 +9,7 @@ from superpod.recipes.data.samples import Sample
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers: [nemo] extra")
 
-TALK = (
+CHAT = (
     {"role": "system", "content": "short"},
     {"role": "user", "content": "two and two?"},
     {"role": "assistant", "content": "four"},
@@ -52,9 +52,9 @@ def encode(tokenizer, **sample):
 
 
 def test_of_a_prompt_the_completion_is_learnt_with_its_end(tokenizer):
-    found = encode(tokenizer, text="two and two are four", prompt=15)
-    assert learnt(found, tokenizer) == [" four<|endoftext|>"]
-    assert tokenizer.decode(found.ids) == "two and two are four<|endoftext|>"
+    encoded = encode(tokenizer, text="two and two are four", prompt=15)
+    assert learnt(encoded, tokenizer) == [" four<|endoftext|>"]
+    assert tokenizer.decode(encoded.ids) == "two and two are four<|endoftext|>"
 
 
 def test_of_text_all_is_learnt(tokenizer):
@@ -62,19 +62,19 @@ def test_of_text_all_is_learnt(tokenizer):
 
 
 def test_of_a_chat_every_answer_is_learnt_by_the_plain_template(tokenizer):
-    found = encode(tokenizer, messages=TALK)
-    assert learnt(found, tokenizer) == [" four<|endoftext|>\n", " five<|endoftext|>\n"]
-    assert tokenizer.decode(found.ids).startswith("system: short\nuser: two and two?\nassistant: four<|endoftext|>\n")
+    encoded = encode(tokenizer, messages=CHAT)
+    assert learnt(encoded, tokenizer) == [" four<|endoftext|>\n", " five<|endoftext|>\n"]
+    assert tokenizer.decode(encoded.ids).startswith("system: short\nuser: two and two?\nassistant: four<|endoftext|>\n")
 
 
 def test_the_tokenizer_s_own_template_is_taken(tokenizer):
     tokenizer.chat_template = CHATML
-    assert learnt(encode(tokenizer, messages=TALK), tokenizer) == ["four<|im_end|>\n", "five<|im_end|>\n"]
+    assert learnt(encode(tokenizer, messages=CHAT), tokenizer) == ["four<|im_end|>\n", "five<|im_end|>\n"]
 
 
 def test_where_a_template_rewrites_earlier_turns_the_last_answer_is_learnt(tokenizer):
     tokenizer.chat_template = FORGETS
-    assert learnt(encode(tokenizer, messages=TALK), tokenizer) == ["five;"]
+    assert learnt(encode(tokenizer, messages=CHAT), tokenizer) == ["five;"]
 
 
 @pytest.mark.parametrize(
@@ -90,4 +90,4 @@ def test_where_a_template_rewrites_earlier_turns_the_last_answer_is_learnt(token
 def test_a_template_that_cannot_be_learnt_from_is_refused(template, says, tokenizer):
     tokenizer.chat_template = template
     with pytest.raises(UserError, match=says):
-        encode(tokenizer, messages=TALK)
+        encode(tokenizer, messages=CHAT)

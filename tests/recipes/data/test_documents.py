@@ -20,15 +20,15 @@ def test_find(tmp_path: Path):
     for name in ("b.txt", "a/x.txt", "a/b/y.txt", ODD, "c[1].txt", "out/z.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    found = documents.find([f"{tmp_path}/**/*.txt", f"{tmp_path}/b.txt", f"{tmp_path}/c[1].txt"], tmp_path / "out")
-    assert found == sorted(str(tmp_path / name) for name in ("b.txt", "a/x.txt", "a/b/y.txt", ODD, "c[1].txt"))
+    files = documents.find([f"{tmp_path}/**/*.txt", f"{tmp_path}/b.txt", f"{tmp_path}/c[1].txt"], tmp_path / "out")
+    assert files == sorted(str(tmp_path / name) for name in ("b.txt", "a/x.txt", "a/b/y.txt", ODD, "c[1].txt"))
 
 
 def test_stdlib():
-    found = documents.find(["stdlib"], Path("/nowhere"))
-    assert any(path.endswith("/argparse.py") for path in found)
-    assert not [path for path in found if "/site-packages/" in path or "/test/" in path or not path.endswith(".py")]
-    assert 5e6 < sum(os.path.getsize(path) for path in found) < 3e7
+    files = documents.find(["stdlib"], Path("/nowhere"))
+    assert any(path.endswith("/argparse.py") for path in files)
+    assert not [path for path in files if "/site-packages/" in path or "/test/" in path or not path.endswith(".py")]
+    assert 5e6 < sum(os.path.getsize(path) for path in files) < 3e7
 
 
 @pytest.mark.parametrize(("name", "hint"), [("none/**/*.txt", "quote the glob"), ("", r"/\*\*/\*\.txt")])

@@ -26,10 +26,10 @@ def make(
 
 def test_by_hand(tmp_path: Path):
     # train: 3 documents, validation: [1 1 2 3], test: [9]
-    found = make(tmp_path, [[[5, 5], [6], [7], [1, 1, 2, 3], [9]]], "3,1,1")
-    assert unigram_entropy(found) == pytest.approx(1.5 * math.log(2))
-    assert unigram_entropy(found, "train") == pytest.approx(1.5 * math.log(2))
-    assert unigram_entropy(found, "test") == 0.0
+    folder = make(tmp_path, [[[5, 5], [6], [7], [1, 1, 2, 3], [9]]], "3,1,1")
+    assert unigram_entropy(folder) == pytest.approx(1.5 * math.log(2))
+    assert unigram_entropy(folder, "train") == pytest.approx(1.5 * math.log(2))
+    assert unigram_entropy(folder, "test") == 0.0
 
 
 def test_a_blend_mixes_by_weight_or_by_tokens(tmp_path: Path):

@@ -9,22 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superpod.errors import UserError
-from superpod.recipes.data.folder import DataFolder, default_split, parse_split, split_ranges, stored
+from superpod.recipes.data.folder import DataFolder, default_split, name_in_folder, parse_split, split_ranges
 
 
 def test_load_gives_back_what_was_written(folder: Path):
-    found = DataFolder.load(folder, verify_sha=True)
-    assert (found.documents, found.tokens, found.vocab, found.prefixes) == (10, 40, 50, ("text",))
-    assert found.prefix_paths == (folder / "text",)
-    assert found.tokenizer_path == folder / "tokenizer"
-    assert found.tokenizer_name == str(folder / "tokenizer")
-    assert found.blend == [str(folder / "text")]
-    assert found.split_documents() == {"train": 8, "validation": 1, "test": 1}
+    loaded = DataFolder.load(folder, verify_sha=True)
+    assert (loaded.documents, loaded.tokens, loaded.vocab, loaded.prefixes) == (10, 40, 50, ("text",))
+    assert loaded.prefix_paths == (folder / "text",)
+    assert loaded.tokenizer_path == folder / "tokenizer"
+    assert loaded.tokenizer_name == str(folder / "tokenizer")
+    assert loaded.blend == [str(folder / "text")]
+    assert loaded.split_documents() == {"train": 8, "validation": 1, "test": 1}
     assert set(json.loads((folder / "dataset.json").read_text())) >= {
         "prefixes", "weights", "split", "tokenizer", "vocab", "tokens", "sha256",
     }  # fmt: skip
-    found.write()
-    assert DataFolder.load(folder) == found
+    loaded.write()
+    assert DataFolder.load(folder) == loaded
     assert sorted(p.name for p in folder.iterdir()) == ["dataset.json", "text.bin", "text.idx", "tokenizer"]
 
 
@@ -34,11 +34,11 @@ def test_a_moved_folder_still_loads(folder: Path, tmp_path: Path):
 
 
 def test_index_cache_follows_the_content(folder: Path):
-    found = DataFolder.load(folder)
-    other = replace(found, sha256={"text": "0" * 64})
-    assert found.index_cache_path.parent == folder / "index_cache"
-    assert found.index_cache_path != other.index_cache_path
-    assert not found.index_cache_path.parent.exists()
+    loaded = DataFolder.load(folder)
+    other = replace(loaded, sha256={"text": "0" * 64})
+    assert loaded.index_cache_path.parent == folder / "index_cache"
+    assert loaded.index_cache_path != other.index_cache_path
+    assert not loaded.index_cache_path.parent.exists()
 
 
 def _set(**changes: Any) -> Callable[[Path], None]:
@@ -90,8 +90,8 @@ def test_only_verify_sha_notices_changed_tokens(folder: Path):
 
 def test_a_hub_tokenizer_is_not_looked_for(folder: Path):
     _set(tokenizer="hf:org/name")(folder)
-    found = DataFolder.load(folder)
-    assert (found.tokenizer_path, found.tokenizer_name) == (None, "org/name")
+    loaded = DataFolder.load(folder)
+    assert (loaded.tokenizer_path, loaded.tokenizer_name) == (None, "org/name")
 
 
 @pytest.mark.parametrize("split", ["", "1", "1,2", "1,2,3,4", "a,b,c", "1e3,1,1", "-1,1,1", "nan,1,1", "1,,1", "0,0,0"])
@@ -119,9 +119,9 @@ def test_default_split(documents: int, split: str):
     assert [bool(part) for part in parts] == [share > 0 for share in parse_split(split)]
 
 
-def test_stored(tmp_path: Path):
-    assert stored(tmp_path / "a" / "b", tmp_path) == "a/b"
-    assert stored(tmp_path / "a" / ".." / ".." / "c", tmp_path) == str(tmp_path.parent / "c")
+def test_a_name_in_the_folder_is_relative(tmp_path: Path):
+    assert name_in_folder(tmp_path / "a" / "b", tmp_path) == "a/b"
+    assert name_in_folder(tmp_path / "a" / ".." / ".." / "c", tmp_path) == str(tmp_path.parent / "c")
 
 
 SHARES = st.integers(0, 999) | st.sampled_from([0.5, 33.3, 0.001])

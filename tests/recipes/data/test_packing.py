@@ -24,13 +24,14 @@ def test_long_samples_are_refused_with_the_longest_named():
 
 
 def test_long_samples_are_cut_at_their_end_or_dropped_and_counted():
-    given = [sample(1, 2, 2), sample(2, 3, 5), sample(3, 6, 3)]
-    kept, counts = packing.fit(given, 4, "cut")
-    assert [each.ids for each in kept] == [given[0].ids, given[1].ids[:5]]  # of the third only a prompt was left
+    samples = [sample(1, 2, 2), sample(2, 3, 5), sample(3, 6, 3)]
+    kept, counts = packing.fit(samples, 4, "cut")
+    # Of the third sample only the prompt was left.
+    assert [sample.ids for sample in kept] == [samples[0].ids, samples[1].ids[:5]]
     assert (counts.samples, counts.cut, counts.dropped, counts.longest) == (2, 1, 1, 9)
     assert (counts.tokens, counts.learnt) == (3 + 4, 2 + 2)
-    kept, counts = packing.fit(given, 4, "drop")
-    assert (kept, counts.cut, counts.dropped) == (given[:1], 0, 2)
+    kept, counts = packing.fit(samples, 4, "drop")
+    assert (kept, counts.cut, counts.dropped) == (samples[:1], 0, 2)
 
 
 def test_a_sample_that_fits_exactly_is_whole():
@@ -43,28 +44,28 @@ def test_nothing_left_is_refused():
 
 
 def test_parts_hold_all_samples_once_and_follow_the_seed():
-    given = [sample(line, 1, 1) for line in range(40)]
-    train, held = packing.part(given, 0.1, seed=1)
+    samples = [sample(line, 1, 1) for line in range(40)]
+    train, held = packing.hold_out(samples, 0.1, seed=1)
     assert len(held) == 4
-    assert sorted(each.line for each in train + held) == list(range(40))
-    assert packing.part(given, 0.1, seed=1) == (train, held) != packing.part(given, 0.1, seed=2)
-    assert [len(each) for each in packing.part(given[:2], 0.01, seed=1)] == [1, 1]
-    for share, some in ((0.0, given), (1.0, given), (0.5, given[:1])):
+    assert sorted(sample.line for sample in train + held) == list(range(40))
+    assert packing.hold_out(samples, 0.1, seed=1) == (train, held) != packing.hold_out(samples, 0.1, seed=2)
+    assert [len(part) for part in packing.hold_out(samples[:2], 0.01, seed=1)] == [1, 1]
+    for share, some in ((0.0, samples), (1.0, samples), (0.5, samples[:1])):
         with pytest.raises(UserError):
-            packing.part(some, share, seed=1)
+            packing.hold_out(some, share, seed=1)
 
 
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=60), st.sampled_from([1, 4, 8]), st.integers(0, 3))
 def test_every_sample_is_in_one_bin_that_holds_it(lengths, multiple, seed):
     samples = [sample(line, 1, length - 1) for line, length in enumerate(lengths)]
     bins = packing.pack(samples, 40, multiple, seed)
-    assert sorted(each.line for one in bins for each in one) == list(range(len(lengths)))
-    taken = [sum(-(-(len(each.ids) - 1) // multiple) * multiple for each in one) for one in bins]
-    assert all(0 < each <= 40 for each in taken)
-    assert sum(each <= 20 for each in taken) <= 1  # two such bins would be one
+    assert sorted(sample.line for packed in bins for sample in packed) == list(range(len(lengths)))
+    taken = [sum(-(-(len(sample.ids) - 1) // multiple) * multiple for sample in packed) for packed in bins]
+    assert all(0 < tokens <= 40 for tokens in taken)
+    assert sum(tokens <= 20 for tokens in taken) <= 1  # two such bins would be one
 
 
-def test_rows_are_what_nemo_takes_apart(tmp_path):
+def test_rows_are_what_nemo_unpacks(tmp_path):
     samples = [sample(1, 2, 3), sample(2, 1, 2)]
     packing.write([samples], tmp_path / "train.npy", multiple=4, filler=9, batch=4)
     rows = np.load(tmp_path / "train.npy", allow_pickle=True)
@@ -84,6 +85,6 @@ def test_rows_are_what_nemo_takes_apart(tmp_path):
 
 
 def test_metadata_is_what_nemo_reads(tmp_path):
-    packing.metadata([[[sample(1, 1, 3), sample(2, 1, 1)], [sample(3, 1, 5)]]], tmp_path / "m.json")
+    packing.write_metadata([[[sample(1, 1, 3), sample(2, 1, 1)], [sample(3, 1, 5)]]], tmp_path / "m.json")
     [facts] = json.loads((tmp_path / "m.json").read_text())
     assert facts == {"max_samples_per_bin": 2, "dataset_max_seqlen": 6, "min_packed_seqlen": 4}

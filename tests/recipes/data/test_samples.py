@@ -18,13 +18,13 @@ def chat(*turns):
 
 
 def test_the_three_kinds_and_their_lines(tmp_path):
-    talk = chat(("system", "short"), ("user", "2+2?"), ("assistant", "4"))
+    messages = chat(("system", "short"), ("user", "2+2?"), ("assistant", "4"))
     first = b'\xef\xbb\xbf{"prompt": "2+2=", "completion": "4"}'  # as Windows begins a file
-    file = written(tmp_path, first, b"  ", {"text": "four", "id": 7}, talk)
+    file = written(tmp_path, first, b"  ", {"text": "four", "id": 7}, messages)
     one, two, three = samples.read(file)
     assert one == Sample(1, "2+2=4", 4)
     assert two == Sample(3, "four", 0)
-    assert (three.line, three.messages) == (4, tuple(talk["messages"]))
+    assert (three.line, three.messages) == (4, tuple(messages["messages"]))
 
 
 WRONG = [

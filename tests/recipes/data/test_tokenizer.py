@@ -21,11 +21,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_text_comes_back(trained: Path):
     from tokenizers import Tokenizer
 
-    found = tokenizer.load(trained)
-    assert (found.engine, found.eod) == ("tokenizers", 0)
+    loaded = tokenizer.load(trained)
+    assert (loaded.engine, loaded.eod) == ("tokenizers", 0)
     text = "the cat\r\n\t ☃ \x00 <|endoftext|> <|pad|>"
-    (ids,) = tokenizer.encoder(found)([text])
-    assert Tokenizer.from_file(found.file).decode(ids, skip_special_tokens=True) == text
+    (ids,) = tokenizer.encoder(loaded)([text])
+    assert Tokenizer.from_file(loaded.file).decode(ids, skip_special_tokens=True) == text
     assert not {0, 1}.intersection(ids), "text that spells a special token must not become one"
 
 
@@ -79,10 +79,10 @@ def test_a_sentencepiece_model_encodes_as_sentencepiece_does(tmp_path: Path):
     sentencepiece.SentencePieceTrainer.train(
         input=str(source), model_prefix=str(tmp_path / "x"), vocab_size=300, hard_vocab_limit=False, minloglevel=2
     )
-    found = tokenizer.load(tmp_path / "x.model", tmp_path / "backend")
+    loaded = tokenizer.load(tmp_path / "x.model", tmp_path / "backend")
     real = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "x.model"))
-    assert (found.vocab, found.eod) == (real.get_piece_size(), real.eos_id())
-    assert tokenizer.encoder(found)(["def test", ""]) == [real.encode("def test"), []]
+    assert (loaded.vocab, loaded.eod) == (real.get_piece_size(), real.eos_id())
+    assert tokenizer.encoder(loaded)(["def test", ""]) == [real.encode("def test"), []]
 
 
 @pytest.mark.nemo
@@ -106,14 +106,14 @@ def test_a_folder_that_needs_transformers(trained: Path, tmp_path: Path, nemo: N
     tokenizer.copy(trained, tmp_path / "t")
     settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": tokenizer.EOD, "unk_token": tokenizer.EOD}
     (tmp_path / "t" / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": tokenizer.EOD}))
-    found = tokenizer.load(tmp_path / "t", tmp_path / "backend.json")
+    loaded = tokenizer.load(tmp_path / "t", tmp_path / "backend.json")
     plain = tokenizer.load(trained)
-    assert (found.engine, found.file, found.vocab, found.eod) == (
+    assert (loaded.engine, loaded.file, loaded.vocab, loaded.eod) == (
         "tokenizers", str(tmp_path / "backend.json"), plain.vocab, 0,
     )  # fmt: skip
     slow = tokenizer.Tokenizer("transformers", str(tmp_path / "t"), plain.vocab, 0)
     texts = ["the cat sat <|endoftext|>", "", "\n ☃"]
-    assert tokenizer.encoder(found)(texts) == tokenizer.encoder(plain)(texts) == tokenizer.encoder(slow)(texts)
+    assert tokenizer.encoder(loaded)(texts) == tokenizer.encoder(plain)(texts) == tokenizer.encoder(slow)(texts)
 
 
 @pytest.mark.nemo
