@@ -30,7 +30,9 @@ def test_the_names_beside_paths_stand_in_their_files():
 
 def test_paths_to_megatron_exist():
     """The paths that a value takes from the command line to Megatron: at most five files each."""
-    for value, files in re.findall(r"^\| `(\w+)` \| (`[^|]+) \|$", PAGE, re.MULTILINE):
+    rows = re.findall(r"^\| `(\w+)` \| (`[^|]+) \|$", PAGE, re.MULTILINE)
+    assert {value for value, _ in rows} == {"tp", "nodes", "gbs", "data"}
+    for value, files in rows:
         paths = re.findall(r"`([\w./]+/[\w./]+)`", files)
         assert 1 < len(paths) <= 5, value
         assert [path for path in paths if not (ROOT / path).exists()] == [], value
