@@ -1,4 +1,4 @@
-"""One attempt of a run, from inside its Slurm job: open it, start the ranks, watch them, and say how it ended.
+"""One attempt of a run, from inside its Slurm job: open it, start the ranks, watch them, and record how it ended.
 
 Runs on the job's first node with nothing but a Python 3.9: `python3 attempt.py --recipe NAME ... -- srun ...`. The
 batch script becomes this process, so that Slurm's signals arrive here.
@@ -30,7 +30,9 @@ from superpod.node.run_folder import RunFolder
 
 POLL_S = 1.0
 LOCK_S = 60.0
-WHY = {
+"""How long to wait for an earlier attempt that is just ending."""
+
+MEANING = {
     "SIGUSR1": "the time limit is near",
     "SIGTERM": "Slurm ends the job (preempted, requeued or cancelled)",
 }
@@ -43,25 +45,25 @@ def main(words: list[str]) -> int:
     try:
         run = open_run(options, job)
         if reason := guard.nothing_to_do(run, job.end_of, job.id):
-            _say(reason)
+            _log(reason)
             return 0
-        with _held(run):
+        with _locked(run):
             if reason := guard.must_stop(run, options.idle_attempts, options.failures):
                 guard.stop(run, reason, by=guard.StoppedBy.GUARD)
-                _say(reason)
+                _log(reason)
                 return 1
             if bad := _health(options, job):
                 first_step.keep_out(run, bad, _waiting())
-                _say("bad nodes, kept out of the next attempt: " + "; ".join(f"{n}: {why}" for n, why in bad.items()))
+                _log("bad nodes, kept out of the next attempt: " + "; ".join(f"{n}: {why}" for n, why in bad.items()))
                 return 1
             return _Running(run, job, options).until_it_ends(command)
     except UserError as error:
-        _say(f"{error}; {error.hint}" if error.hint else str(error))
+        _log(f"{error}; {error.hint}" if error.hint else str(error))
         return 1
 
 
 class SlurmJob:
-    """The Slurm job that this is."""
+    """The Slurm job that this process runs in."""
 
     def __init__(self) -> None:
         self.id = os.environ.get("SLURM_JOB_ID", "")
@@ -70,20 +72,20 @@ class SlurmJob:
 
     @staticmethod
     def state_of(job: str) -> str:
-        """Slurm's word for a job, '' when it has forgotten it: from the controller, not from accounting."""
+        """Slurm's state of a job, from the controller, not from accounting; '' when it has forgotten the job."""
         match = re.search(r"\bJobState=(\w+)", _slurm("scontrol", "show", "job", "-o", job))
         return match[1] if match else ""
 
     @classmethod
     def end_of(cls, job: str) -> str:
-        """How another job ended; while its processes are being ended, Slurm does not say, so this waits a minute."""
+        """The last state of another job; waits up to a minute while it is COMPLETING, which hides how it ended."""
         end = time.monotonic() + LOCK_S
         while (state := cls.state_of(job)) == "COMPLETING" and time.monotonic() < end:
             time.sleep(POLL_S)
         return state
 
     def is_preempted(self) -> bool:
-        """Whether Slurm lets this job run on for a grace time only; the steps are told so, and the script is not."""
+        """Whether this job runs in the grace time of a preemption: Slurm signals its steps, but not its script."""
         return bool(re.search(r"\bPreemptTime=\d", _slurm("scontrol", "show", "job", "-o", self.id)))
 
     def deadline(self) -> float:
@@ -94,9 +96,9 @@ class SlurmJob:
         return 0.0
 
     def free_port(self) -> int:
-        """A port that nobody listens on here, below the range that the kernel hands out by itself."""
+        """A port that nobody listens on here, below Linux's ephemeral ports (32768 and up)."""
         for step in range(2000):
-            port = 20000 + (int(self.id or 0) * 7 + step) % 10000
+            port = 20000 + (int(self.id or 0) * 7 + step) % 10000  # jobs that share a node start far apart
             with socket.socket() as probe, contextlib.suppress(OSError):
                 probe.bind(("", port))
                 return port
@@ -104,9 +106,9 @@ class SlurmJob:
 
 
 def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
-    """The run that this job belongs to: the one it was submitted with, or one of its own, found again by a requeue."""
-    if given := os.environ.get("SUPERPOD_RUN_DIR"):
-        return RunFolder.open(given)
+    """The run that this job belongs to: the one it was submitted with, or one of its own, which a requeue reopens."""
+    if path := os.environ.get("SUPERPOD_RUN_DIR"):
+        return RunFolder.open(path)
     for path in sorted((Path(options.runs) / options.recipe).glob(f"*-j{job.id}")):
         return RunFolder.open(path)
     lines = Path(options.lines).read_text(encoding="utf-8").splitlines() if options.lines else []
@@ -115,7 +117,7 @@ def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
 
 
 class _Running:
-    """The ranks of one attempt, from their start to the last word in result.json."""
+    """The ranks of one attempt, from their start to the last line of result.json."""
 
     def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace) -> None:
         run.discard_unfinished()
@@ -123,15 +125,16 @@ class _Running:
         self.attempt = run.new_attempt(job=job.id)
         self.attempt.mark("running", job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run))
         self.attempt.write_env(os.environ)
-        self.told: list[str] = []
+        self.signals: list[str] = []
+        """Names of the stop signals that came, here or at a rank."""
         self.stalled = ""
         self.began = time.time()
 
     def until_it_ends(self, command: list[str]) -> int:
         """Start the ranks, wait, and record; returns the job's exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, lambda got, _: self.told.append(signal.Signals(got).name))
-        _say(f"attempt {self.attempt.name} of {self.run.path} on {', '.join(self.job.nodes)}")
+            signal.signal(number, self._note_signal)
+        _log(f"attempt {self.attempt.name} of {self.run.path} on {', '.join(self.job.nodes)}")
         with open(self.attempt.path / "logs" / "srun.log", "ab") as log:
             ranks = subprocess.Popen(
                 command,
@@ -139,12 +142,15 @@ class _Running:
                 stdout=log,
                 stderr=log,
                 env=self._environment(),
-                start_new_session=True,
+                start_new_session=True,  # a signal to this script's process group must not end srun
             )
             while ranks.poll() is None:
                 time.sleep(POLL_S)
                 self._watch(ranks)
         return self._record(ranks.returncode)
+
+    def _note_signal(self, number: int, frame: object) -> None:
+        self.signals.append(signal.Signals(number).name)
 
     def _environment(self) -> dict[str, str]:
         return os.environ | {
@@ -157,13 +163,14 @@ class _Running:
         }
 
     def _watch(self, ranks: subprocess.Popen) -> None:
-        """Name the rank that stopped first, and end an attempt that nobody will end."""
-        found = stall.first_silent(self.attempt, self.options.stalled_s, self.began)
-        if found and not self.stalled:
-            self.stalled = found
+        """Name the rank that stopped first, and end an attempt that would hang until its time limit."""
+        silent = stall.first_silent(self.attempt, self.options.stalled_s, self.began)
+        if silent and not self.stalled:
+            self.stalled = silent
             with contextlib.suppress(UserError):
-                self.attempt.mark("stalled", message=found)
-            _say(found)
+                self.attempt.mark("stalled", message=silent)
+            _log(silent)
+            # The ranks are step 0, unless the node checks were.
             _slurm("scancel", "--signal=KILL", f"{self.job.id}.{1 if self.options.checks else 0}")
             ranks.send_signal(signal.SIGTERM)
 
@@ -172,14 +179,14 @@ class _Running:
         now = self.job.state_of(self.job.id)
         before = self.attempt.result.get("before") or 0
         beats = self.attempt.heartbeats().values()
-        self.told += [str(beat.get("signal", "")) for beat in beats if beat.get("phase") == "stopped"]
-        self.told += ["SIGTERM"] if not done and self.job.is_preempted() else []
+        self.signals += [str(beat.get("signal", "")) for beat in beats if beat.get("phase") == "stopped"]
+        self.signals += ["SIGTERM"] if not done and self.job.is_preempted() else []
         if done:
             state, message = "done", ""
         elif self.stalled:
             state, message = "stalled", self.stalled
-        elif self.told:
-            state, message = "requeued", " and ".join(dict.fromkeys(WHY.get(n, n) for n in self.told))
+        elif self.signals:
+            state, message = "requeued", " and ".join(dict.fromkeys(MEANING.get(name, name) for name in self.signals))
             message += f"; goes on from step {newest}" if newest else "; no checkpoint yet"
         else:
             state, message = "failed", guard.last_words(self.run, self.attempt, code)
@@ -187,21 +194,21 @@ class _Running:
         self.attempt.finish(
             state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=newest - before
         )
-        _say(f"{state}: {message or f'step {last}'}")
+        _log(f"{state}: {message or f'step {last}'}")
         if state == "done":
             guard.drop_chain(self.run, self.job.id)
         if state != "done" and self.options.self_submit and not _waiting():
-            _slurm("sbatch", "--parsable", f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}", *self._again())
-        if "SIGTERM" in self.told and now == "RUNNING" and state != "done" and self._requeue():
+            _slurm("sbatch", "--parsable", f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}", *self._next_job())
+        if "SIGTERM" in self.signals and now == "RUNNING" and state != "done" and self._requeue():
             time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
         return 0 if state in ("done", "requeued") else 1
 
-    def _again(self) -> list[str]:
-        """How the job is submitted from inside, where the profile says that nodes can."""
-        where = str(self.run.path)
-        os.environ["SUPERPOD_RUN_DIR"] = where
-        words = ["--dependency=singleton", f"--chdir={where}", f"--output={where.replace('%', '%%')}/slurm-%j.out"]
-        return [*words, f"{where}/job.sbatch"]
+    def _next_job(self) -> list[str]:
+        """sbatch's arguments for the next attempt, where the profile says that nodes can submit jobs."""
+        folder = str(self.run.path)
+        os.environ["SUPERPOD_RUN_DIR"] = folder
+        output = f"--output={folder.replace('%', '%%')}/slurm-%j.out"  # sbatch expands % in it
+        return ["--dependency=singleton", f"--chdir={folder}", output, f"{folder}/job.sbatch"]
 
     def _requeue(self) -> bool:
         """Give the nodes back to whoever preempted this job, and queue for the next attempt."""
@@ -215,14 +222,14 @@ def _waiting() -> list[str]:
 
 
 def _health(options: argparse.Namespace, job: SlurmJob) -> dict[str, str]:
-    """Bad nodes of this job, by the checks of its profile; none where it has none."""
+    """Bad nodes of this job by the checks of its profile, each with what is wrong."""
     script = Path(__file__).resolve().parents[1] / "slurm" / "checks" / "node.sh"
     return first_step.bad_nodes(script, options.checks, job.nodes, os.environ) if options.checks else {}
 
 
 @contextlib.contextmanager
-def _held(run: RunFolder) -> Iterator[None]:
-    """Hold the run, waiting a little for an attempt that is just ending. Raises UserError when another one goes on."""
+def _locked(run: RunFolder) -> Iterator[None]:
+    """Lock the run, waiting up to LOCK_S for an attempt that is just ending. Raises UserError when it goes on."""
     with contextlib.ExitStack() as stack:
         end = time.monotonic() + LOCK_S
         while True:
@@ -237,14 +244,14 @@ def _held(run: RunFolder) -> Iterator[None]:
 
 
 def _slurm(*words: str) -> str:
-    """What a Slurm command prints; '' when it fails, is not there, or does not answer within 30 s."""
+    """What a Slurm command prints; '' when it is not installed or does not answer within 30 s."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} recipes: {text}", flush=True)
 
 

@@ -7,17 +7,21 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 
 from . import rank_monitor
 from .capture import capture_output
-from .files import append_line, tail_lines, write_json
+from .files import JsonObject, append_line, tail_lines, write_json
 from .heartbeat import Heartbeat
 from .locks import RANKS, share
 from .stopping import Deadline, StopSignals, save_last
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 GIB = 2**30
 
@@ -44,7 +48,7 @@ class RunCallback(Callback):
         self.attempt = attempt or os.environ.get("SUPERPOD_ATTEMPT", "")
         self.heartbeat_s = heartbeat_s
         self._signals = StopSignals()
-        self._line: dict[str, Any] = {}
+        self._line: JsonObject = {}
         self._beat: Heartbeat | None = None
         self._deadline = Deadline.of(os.environ)
         self._save_began = 0.0
@@ -65,7 +69,7 @@ class RunCallback(Callback):
 
     # -- hooks, in the order of a training ---------------------------------------------------------------------------
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: object, stage: str) -> None:
         """Make the heartbeat folder, and take up the last line that an earlier attempt wrote."""
         self._signals.remember()
         (self._attempt_dir / "heartbeat").mkdir(parents=True, exist_ok=True)
@@ -73,7 +77,7 @@ class RunCallback(Callback):
             self._held = share(self._run / RANKS)  # no second attempt while ranks of a killed launcher live on
         self._heartbeat(trainer, "start")
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: object) -> None:
         """Take over the signals: from here on a checkpoint can be saved."""
         self._signals.install()
         _count_the_saved_batch(trainer)
@@ -83,29 +87,31 @@ class RunCallback(Callback):
             ]
             self._line = lines[-1] if lines else {}
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: object, batch: object, batch_idx: int) -> None:
         """Start the clock of the step."""
         self._saved(trainer)
         self._heartbeat(trainer, "train")
         self._step_began = time.monotonic()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: object, outputs: object, batch: object, batch_idx: int
+    ) -> None:
         """Write the step's line; stop here, with a checkpoint, when any rank got a signal."""
         metrics = trainer.callback_metrics  # on every rank: computing a metric may be a collective
         if trainer.is_global_zero and trainer.global_step != self._line.get("step"):
             self._write_step(trainer, metrics)
         if self._deadline.is_near(time.monotonic() - self._step_began):
             self._signals.note(signal.SIGUSR1)
-        number = self._signals.agreed()
+        number = self._signals.on_any_rank()
         if number and not self._stopped_by:
             self._stop(trainer, number)
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: object) -> None:
         """Say that the rank validates."""
         self._saved(trainer)
         self._heartbeat(trainer, "validate")
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: object) -> None:
         """Write the line of this step again, with its validation loss (nats per token)."""
         value = _number(trainer.callback_metrics.get("val_loss"))
         if trainer.sanity_checking or not trainer.is_global_zero or value is None:
@@ -114,7 +120,7 @@ class RunCallback(Callback):
         line = self._line if self._line.get("step") == step else {"step": step}
         self._append({"attempt": self.attempt, **line, "t": time.time(), "val_loss": value})
 
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: object, checkpoint: dict[str, object]) -> None:
         """Say that the rank saves: a long silence is then no stall. Raises RunError when another attempt has begun."""
         newest = max((p.name for p in (self._run / "attempts").glob("*") if p.name.isdecimal()), default=self.attempt)
         if int(newest) > int(self.attempt or 0):
@@ -122,7 +128,7 @@ class RunCallback(Callback):
         self._save_began = time.monotonic()
         self._heartbeat(trainer, "save")
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: object) -> None:
         """Write the done marker if the last step is reached; only here is the last checkpoint surely saved."""
         self._signals.restore()  # not before: a signal must not break into the last save
         finished = not self._stopped_by and trainer.global_step >= max(trainer.max_steps, 0)
@@ -135,14 +141,14 @@ class RunCallback(Callback):
         if self._beat:
             self._beat.end()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: object, exception: BaseException) -> None:
         """Leave the reason in the heartbeat."""
         self._signals.restore()
         self._heartbeat(trainer, "failed", error=f"{type(exception).__name__}: {exception}"[:2000])
 
     # -- the parts ---------------------------------------------------------------------------------------------------
 
-    def _write_step(self, trainer: Any, metrics: dict[str, Any]) -> None:
+    def _write_step(self, trainer: Trainer, metrics: Mapping[str, object]) -> None:
         loss = _number(metrics.get("reduced_train_loss"))
         seconds = time.monotonic() - self._step_began  # reading the loss has waited for the GPU
         tokens = _tokens_per_step(trainer)
@@ -168,7 +174,7 @@ class RunCallback(Callback):
                 "with a lower learning rate, or past the data that this step read"
             )
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def _append(self, line: JsonObject) -> None:
         self._line = line
         path = self._run / "metrics.jsonl"
         try:
@@ -179,7 +185,7 @@ class RunCallback(Callback):
                 "unrecorded. Make room, then resume from the last checkpoint"
             ) from error
 
-    def _stop(self, trainer: Any, number: int) -> None:
+    def _stop(self, trainer: Trainer, number: int) -> None:
         self._stopped_by = number
         print(f"got {signal.Signals(number).name}: saving and stopping after step {trainer.global_step}", flush=True)
         saved = save_last(trainer)
@@ -188,7 +194,7 @@ class RunCallback(Callback):
         trainer.limit_val_batches = 0  # else Lightning validates before it stops, and the grace time runs out
         trainer.should_stop = True
 
-    def _saved(self, trainer: Any) -> None:
+    def _saved(self, trainer: Trainer) -> None:
         """After a save: how long it took, for the attempts to come and for the time limit of this one."""
         if self._save_began:
             seconds = time.monotonic() - self._save_began
@@ -196,14 +202,14 @@ class RunCallback(Callback):
             self._deadline.save_took(seconds)
             self._heartbeat(trainer, "saved", save_s=round(seconds, 3))
 
-    def _heartbeat(self, trainer: Any, phase: str, **facts: Any) -> None:
+    def _heartbeat(self, trainer: Trainer, phase: str, **facts: object) -> None:
         if self._beat is None:
             self._beat = Heartbeat(self._attempt_dir / "heartbeat", trainer.global_rank, self.heartbeat_s)
             self._beat.begin()
         self._beat.beat(trainer.global_step, phase, **memory_gib(), **facts)
 
 
-def _count_the_saved_batch(trainer: Any) -> None:
+def _count_the_saved_batch(trainer: Trainer) -> None:
     """Lightning saves before it counts the batch: on resume its count is one behind, and validation a step late."""
     progress = trainer.fit_loop.epoch_loop.batch_progress
     behind = trainer.global_step - progress.current.completed
@@ -224,9 +230,10 @@ def memory_gib() -> dict[str, float]:
     return {"allocated_gib": round(allocated / GIB, 4), "reserved_gib": round(reserved / GIB, 4)}
 
 
-def _tokens_per_step(trainer: Any) -> int | None:
+def _tokens_per_step(trainer: Trainer) -> int | None:
     """Tokens of one step over all ranks, padding included, from NeMo's data sampler; None without one."""
-    sampler = getattr(trainer.datamodule, "data_sampler", None)
+    data = getattr(trainer, "datamodule", None)  # Lightning sets it in fit()
+    sampler = getattr(data, "data_sampler", None)
     if sampler is None:
         return None
     samples = sampler.current_global_batch_size if sampler.rampup_batch_size else sampler.global_batch_size
@@ -238,6 +245,6 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _json_number(value: Any) -> Any:
+def _json_number(value: object) -> object:
     """None in place of NaN and infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Telling whole checkpoints from half ones, on the file system alone."""
+"""Telling whole checkpoints from half-written ones, by the file system alone."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def marked_names(entries: Iterable[Path]) -> set[str]:
 
 def step_of(name: str) -> int | None:
     """Steps done at a checkpoint, which NeMo names after the index of its last step, from 0 on; None: no such name."""
-    found = re.search(r"step=(\d+)", name)
-    return int(found[1]) + 1 if found else None
+    match = re.search(r"step=(\d+)", name)
+    return int(match[1]) + 1 if match else None
 
 
 def is_half(folder: Path) -> bool:

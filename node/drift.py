@@ -1,26 +1,25 @@
-"""A run that has become slower: its newest steps against its first ones. Standard library only."""
+"""An alarm for a run that has become slower: its newest steps against its first ones. Standard library only."""
 
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
-from .files import is_number
+from .files import JsonObject, is_number
 
 SHARE = 0.3
-"""Slower by this share: an alarm."""
+"""Slower by this share raises the alarm."""
 
 WINDOW = 8
-"""Steps on either side."""
+"""Steps whose medians are compared: so many of the first, and so many of the newest."""
 
 
-def alarm(lines: list[dict[str, Any]], share: float = SHARE) -> str:
-    """In words, that the newest steps take longer than the first ones did; '' when they don't, or there are too few.
+def alarm(lines: list[JsonObject], share: float = SHARE) -> str:
+    """How much longer the newest steps take than the first ones did, in words; '' when they don't, or are too few.
 
-    The first step of each attempt is left out: it compiles and allocates. Medians, so that a save or a hiccup is no
-    alarm.
+    `lines` are those of metrics.jsonl. The first step of each attempt is left out: it compiles and allocates. Medians
+    are compared, so that a save or a hiccup raises no alarm.
     """
-    steady: list[dict[str, Any]] = []
+    steady: list[JsonObject] = []
     before = None
     for line in lines:
         if line.get("attempt") == before and is_number(line.get("step_time_s")):

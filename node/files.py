@@ -6,14 +6,18 @@ import contextlib
 import errno
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+JsonObject = dict[str, Any]
+"""An object of a JSON file. Others may have edited the file: check a value's type before you use it."""
 
 _TAIL_BYTES = 64 * 1024
 _NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """True for an int or a float that a float can hold; false for a bool, NaN and infinity."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
 
@@ -23,7 +27,7 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_json(path: Path, data: Any, *, even_in_place: bool = False) -> None:
+def write_json(path: Path, data: object, *, even_in_place: bool = False) -> None:
     """Write `data` beside `path`, then rename it over `path`: a reader sees the old document or the new one.
 
     Raises OSError (no space, no permission); the old document then still stands and no temporary file is left. With
@@ -55,7 +59,7 @@ def _overwrite(path: Path, text: bytes) -> None:
         os.close(handle)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> JsonObject | None:
     """The object in `path`; None when the file is missing, torn, or holds no object."""
     try:
         data = json.loads(path.read_bytes())
@@ -64,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def append_line(path: Path, record: dict[str, Any]) -> None:
+def append_line(path: Path, record: Mapping[str, object]) -> None:
     """Append `record` as one JSON line in one write; a torn line that a killed writer left is closed off first.
 
     Raises OSError when the line does not fit on the disk; what was written of it is then taken back. Expects one
@@ -87,7 +91,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         os.close(handle)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[JsonObject]:
     """Every whole JSON object of a lines file, in order, torn ones left out; none in a missing file or a folder."""
     try:
         return _objects(path.read_bytes())
@@ -95,7 +99,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def tail_lines(path: Path) -> list[dict[str, Any]]:
+def tail_lines(path: Path) -> list[JsonObject]:
     """The objects in the last 64 KiB of a lines file, in order: enough for "what was last", at any length."""
     try:
         with open(path, "rb") as file:
@@ -107,14 +111,14 @@ def tail_lines(path: Path) -> list[dict[str, Any]]:
     return _objects(data.partition(b"\n")[2] if start else data)
 
 
-def _objects(data: bytes) -> list[dict[str, Any]]:
+def _objects(data: bytes) -> list[JsonObject]:
     """The JSON objects among the lines of `data`."""
-    found = []
+    objects = []
     for line in data.split(b"\n"):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
-            found.append(record)
-    return found
+            objects.append(record)
+    return objects

@@ -12,13 +12,13 @@ from superpod.node.files import read_json, write_json
 from superpod.node.run_folder import RunFolder
 
 BAD = "bad_nodes.json"
-"""What was found bad in the nodes that this run was given: `{node: words}`."""
+"""Nodes of this run that failed a check: `{node: {"t": Unix time, "why": words}}`."""
 
 LIMIT_S = 300
 
 
 def bad_nodes(script: Path, checks: list[str], nodes: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Nodes that fail a check, each with what is wrong; a node that says nothing at all within 300 s is bad too."""
+    """Nodes that fail a check, each with what is wrong; a node that prints nothing within 300 s is bad too."""
     words = ["srun", "--overlap", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", "--label", "--kill-on-bad-exit=0"]
     try:
         done = subprocess.run(
@@ -28,15 +28,21 @@ def bad_nodes(script: Path, checks: list[str], nodes: list[str], environment: Ma
             timeout=LIMIT_S,
             env=dict(environment),
         )
-        said = done.stdout
+        output = done.stdout
     except subprocess.TimeoutExpired as late:
-        said = (late.stdout or b"").decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
-    found = [match for line in said.splitlines() if (match := re.match(r"\s*(\d+): ([\w-]+)\t(\w+)\t(.*)", line))]
-    heard = {int(match[1]) for match in found}
-    if not heard:
-        return {}  # the check itself failed: that is no node's fault
-    bad = {nodes[int(m[1])]: f"{m[2]}: {m[4]}" for m in found if m[3] == "bad"}
-    return bad | {node: "says nothing" for i, node in enumerate(nodes) if i not in heard}
+        output = _decoded(late.stdout)
+    # srun's --label puts the task's number before each line: `3: gpus<TAB>bad<TAB>words`.
+    verdicts = [m for line in output.splitlines() if (m := re.match(r"\s*(\d+): ([\w-]+)\t(\w+)\t(.*)", line))]
+    answered = {int(match[1]) for match in verdicts}
+    if not answered:
+        return {}  # the check itself failed, so no node is to blame
+    bad = {nodes[int(match[1])]: f"{match[2]}: {match[4]}" for match in verdicts if match[3] == "bad"}
+    return bad | {node: "says nothing" for task, node in enumerate(nodes) if task not in answered}
+
+
+def _decoded(output: bytes | str | None) -> str:
+    """What a command printed until its time was over: bytes even in text mode (CPython issue 87597)."""
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def keep_out(run: RunFolder, bad: dict[str, str], jobs: list[str]) -> None:

@@ -7,9 +7,8 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
-from .files import append_line
+from .files import JsonObject, append_line
 
 IDLE_S = 5.0
 """Seconds of silence after which the thread writes."""
@@ -21,7 +20,7 @@ class Heartbeat:
     def __init__(self, folder: Path, rank: int, every_s: float) -> None:
         self._path = folder / f"{rank}.jsonl"
         self._every_s = every_s
-        self._last: dict[str, Any] = {}
+        self._last: JsonObject = {}
         self._moved = 0.0
         self._lock = threading.Lock()
         self._end = threading.Event()
@@ -41,15 +40,15 @@ class Heartbeat:
         """The phase written last."""
         return str(self._last.get("phase", ""))
 
-    def beat(self, step: int, phase: str, **facts: Any) -> None:
-        """Come to a new place: written when the phase has changed, or `every_s` after the line before."""
+    def beat(self, step: int, phase: str, **facts: object) -> None:
+        """Note a new place of the training; written when the phase has changed, or `every_s` after the last line."""
         now = self._moved = time.time()
         if phase == self._last.get("phase") and now - self._last["t"] < self._every_s:
             return
         with self._lock:
             self._write({"t": now, "step": step, "phase": phase, "host": socket.gethostname(), **facts})
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: JsonObject) -> None:
         self._last = line
         with contextlib.suppress(OSError):  # a lost heartbeat is no reason to end a training
             append_line(self._path, line)

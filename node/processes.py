@@ -26,17 +26,20 @@ MARK = "SUPERPOD_ATTEMPT_DIR"
 
 
 def wait_for_all(stop: StopSignal, tick: Callable[..., None]) -> None:
-    """Until no rank and no torchrun of ours is left; passes a stop signal on to the ranks."""
-    asked = 0.0
+    """Wait until no rank and no torchrun of ours is left; pass a stop signal on to the ranks.
+
+    `tick` is called five times a second, with a message when the ranks are stopped.
+    """
+    stopping_since = 0.0
     while children := _children():
         tick()
-        if stop.received > 1 or (asked and time.monotonic() - asked > GRACE_S):
+        if stop.received > 1 or (stopping_since and time.monotonic() - stopping_since > GRACE_S):
             send(children, signal.SIGKILL)
-        elif stop.received and not asked:
+        elif stop.received and not stopping_since:
             tick("stopping: the ranks finish their step and save (a second Ctrl-C kills them, and nothing is saved)")
-            ranks = [c for c in children if _is_rank(c)]
+            ranks = [child for child in children if _is_rank(child)]
             send(ranks or children, signal.SIGTERM)
-            asked = time.monotonic()
+            stopping_since = time.monotonic()
         time.sleep(POLL_S)
     tick()
 
@@ -44,18 +47,18 @@ def wait_for_all(stop: StopSignal, tick: Callable[..., None]) -> None:
 def _children() -> list[psutil.Process]:
     import psutil
 
-    found = []
+    alive = []
     for child in psutil.Process().children(recursive=True):
         try:
             if child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child)
+                alive.append(child)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return alive
 
 
 def refuse_beside_others(folder: RunFolder) -> None:
-    """Refuse an attempt while anything of an earlier one lives, from torchrun's first moment on: `.ranks` comes later.
+    """Refuse an attempt while a process of an earlier one lives, torchrun too, which starts before any rank locks.
 
     Raises:
         UserError: naming one of the processes.
@@ -68,21 +71,21 @@ def refuse_beside_others(folder: RunFolder) -> None:
 
 
 def processes_of(path: Path) -> list[psutil.Process]:
-    """What runs for an attempt, or for any attempt of a run: torchrun, ranks, and what outlives a killed rank.
+    """Processes of an attempt, or of any attempt of a run: torchrun, ranks, and what outlives a killed rank.
 
-    Checkpoint writers and data workers do: 0.4 GiB each, waiting for ever.
+    Checkpoint writers and data workers do: 0.4 GiB each, and they wait forever.
     """
     import psutil
 
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             mark = process.environ().get(MARK)
             if process.pid != os.getpid() and mark and Path(mark).is_relative_to(path):
-                found.append(process)
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
 def _is_rank(process: psutil.Process) -> bool:

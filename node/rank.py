@@ -13,7 +13,10 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 if __name__ == "__main__":
     sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
@@ -63,17 +66,17 @@ def _announce(attempt: Path) -> None:
     from superpod.node.run_folder import Attempt
     from superpod.node.versions import SHOWN, bad_pair, installed
 
-    found = installed()
-    print("versions: " + ", ".join(f"{name} {found.get(name, 'missing')}" for name in SHOWN), flush=True)
-    if why := bad_pair(found):
-        sys.exit(f"refused: {why}")
+    versions = installed()
+    print("versions: " + ", ".join(f"{name} {versions.get(name, 'missing')}" for name in SHOWN), flush=True)
+    if conflict := bad_pair(versions):
+        sys.exit(f"refused: {conflict}")
     Attempt(attempt).write_env(os.environ)
 
 
 def shield_children() -> None:
-    """Let signals of Slurm, which reach every process of the job, pass by data workers and checkpoint writers.
+    """Keep Slurm's signals, which reach every process of the job, from data workers and checkpoint writers.
 
-    They inherit a blocked SIGUSR1 and SIGTERM; the rank alone saves and ends them.
+    These inherit a blocked SIGUSR1 and SIGTERM; the rank alone saves, and ends them.
     """
     ours = (signal.SIGUSR1, signal.SIGTERM)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the training can save
@@ -82,7 +85,8 @@ def shield_children() -> None:
 
     launch = popen_spawn_posix.Popen._launch  # pyright: ignore[reportAttributeAccessIssue]
 
-    def shielded(self: Any, process: Any) -> None:
+    # Blocked around the start of a spawned child too: exec keeps the mask, and at_fork hooks do not run there.
+    def shielded(self: popen_spawn_posix.Popen, process: BaseProcess) -> None:
         resource_tracker.ensure_running()  # starting it would unblock SIGTERM again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
         try:

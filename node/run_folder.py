@@ -1,4 +1,4 @@
-"""What a run leaves behind: one folder per training, one numbered attempt in it per attempt (see docs/runs.md)."""
+"""What a run leaves behind: one folder per training, and in it one numbered folder per attempt (see docs/runs.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 from superpod.errors import UserError
 from superpod.node import locks
 from superpod.node.checkpoints import discard_unfinished
-from superpod.node.files import is_full, is_number, read_json, read_lines, tail_lines, write_json
+from superpod.node.files import JsonObject, is_full, is_number, read_json, read_lines, tail_lines, write_json
 
 STATES = ("queued", "running", "saving", "requeued", "done", "failed", "cancelled", "stalled")
 DONE = "done"  # the marker's file name, written inside the job
@@ -51,7 +51,7 @@ class Attempt:
         return self.path.name
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> JsonObject:
         """What result.json holds; empty when it cannot be read."""
         return read_json(self.path / "result.json") or {}
 
@@ -60,12 +60,12 @@ class Attempt:
         """The log files of the ranks, ordered by node and rank."""
         return sorted((self.path / "logs").glob("*.log"), key=lambda p: [int(n) for n in re.findall(r"\d+", p.stem)])
 
-    def heartbeat(self, rank: int = 0) -> dict[str, Any]:
+    def heartbeat(self, rank: int = 0) -> JsonObject:
         """The last line that a rank wrote (t, step, phase, allocated_gib, ...); empty before its first."""
         lines = tail_lines(self.path / "heartbeat" / f"{rank}.jsonl")
         return lines[-1] if lines else {}
 
-    def heartbeats(self) -> dict[int, dict[str, Any]]:
+    def heartbeats(self) -> dict[int, JsonObject]:
         """The last line of every rank."""
         ranks = sorted(int(p.stem) for p in (self.path / "heartbeat").glob("*.jsonl") if p.stem.isdecimal())
         return {rank: self.heartbeat(rank) for rank in ranks}
@@ -78,14 +78,14 @@ class Attempt:
         with _explained(self.path):
             write_json(self.path / "env.json", {"environment": environment_view(environ), **machine_facts()})
 
-    def mark(self, state: str, **more: Any) -> None:
+    def mark(self, state: str, **more: object) -> None:
         """Set the state of an attempt that goes on (queued, running, saving). Raises ValueError for another."""
         if state not in STATES or state == "done":
             raise ValueError(f"no such state of an attempt that goes on: {state}")
         with _explained(self.path):
             write_json(self.path / "result.json", {**self.result, **more, "state": state})
 
-    def finish(self, state: str, *, exit_code: int | None = None, message: str = "", **more: Any) -> str:
+    def finish(self, state: str, *, exit_code: int | None = None, message: str = "", **more: object) -> str:
         """Write the last result.json of the attempt, on a full disk too; returns the state as recorded.
 
         That is `failed` in place of `done` where the job left no done marker. `more` may hold last_step and the like.
@@ -110,7 +110,7 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, runs: Path, recipe: str, *, facts: dict[str, Any], recipe_lines: list[str], suffix: str = ""
+        cls, runs: Path, recipe: str, *, facts: JsonObject, recipe_lines: list[str], suffix: str = ""
     ) -> RunFolder:
         """Make a new run folder, never one that exists, with run.json (`facts` and recipe, t, id) and recipe.txt.
 
@@ -145,7 +145,8 @@ class RunFolder:
             )
         if (run.path / "links").is_dir() and not (run.path / "attempts").is_dir():
             raise UserError(
-                f"{run.path} was written by version 0.1, which kept its attempts in links/", "mv links attempts, there"
+                f"{run.path} was written by version 0.1, which kept its attempts in links/",
+                "rename that folder to attempts/",
             )
         if wrong := _wrong(facts):
             raise UserError(f"{run.path / 'run.json'}: {wrong}", "mend the file, or start a new run")
@@ -155,12 +156,13 @@ class RunFolder:
     def latest(cls, runs: Path, recipe: str) -> RunFolder | None:
         """The newest run of a recipe that `open` takes; None when there is none."""
         files = (Path(runs).absolute() / recipe).glob("*/run.json")
-        found = [(file.parent, facts) for file in files if (facts := read_json(file)) and not _wrong(facts)]
-        path, _ = max(found, key=lambda pair: (pair[0].name[:16], pair[1].get("t", 0)), default=(None, None))
+        runs_with_facts = [(file.parent, facts) for file in files if (facts := read_json(file)) and not _wrong(facts)]
+        # By the second in the folder's name, then by the exact time.
+        path, _ = max(runs_with_facts, key=lambda pair: (pair[0].name[:16], pair[1].get("t", 0)), default=(None, None))
         return cls(path) if path else None
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """What run.json holds."""
         return read_json(self.path / "run.json") or {}
 
@@ -184,12 +186,12 @@ class RunFolder:
         """True when the job has written the done marker: max_steps reached, last checkpoint saved."""
         return (self.path / DONE).is_file()
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[JsonObject]:
         """The lines of metrics.jsonl by step, the last line of a step; a torn or corrupted line is left out."""
         by_step = {line["step"]: line for line in read_lines(self.path / "metrics.jsonl") if _is_metric(line)}
         return [by_step[step] for step in sorted(by_step)]
 
-    def go_on(self, max_steps: int) -> dict[str, Any]:
+    def go_on(self, max_steps: int) -> JsonObject:
         """Before an attempt: drop what no attempt can resume from, and an earlier done marker, which is returned.
 
         Raises UserError when the run is done at `max_steps` already.
@@ -203,18 +205,18 @@ class RunFolder:
             (self.path / DONE).unlink(missing_ok=True)
         return marker
 
-    def put_back(self, marker: dict[str, Any]) -> None:
+    def put_back(self, marker: JsonObject) -> None:
         """After an attempt that made no step: the done marker that `go_on` took away. Raises UserError."""
         with _explained(self.path):
             write_json(self.path / DONE, marker)
 
-    def keep(self, facts: dict[str, Any], recipe_lines: list[str]) -> None:
+    def keep(self, facts: JsonObject, recipe_lines: list[str]) -> None:
         """Once an attempt has made a step: what it ran with is what the next one goes on with. Raises UserError."""
         with _explained(self.path):
             write_json(self.path / "run.json", self.facts | facts)
             (self.path / "recipe.txt").write_text("".join(f"{line}\n" for line in recipe_lines), encoding="utf-8")
 
-    def write_plan(self, plan: dict[str, Any]) -> None:
+    def write_plan(self, plan: JsonObject) -> None:
         """Write plan.json. Raises UserError."""
         with _explained(self.path):
             write_json(self.path / "plan.json", plan)
@@ -303,11 +305,11 @@ def _number(path: Path) -> int:
     return int(path.name) if path.name.isdecimal() else -1
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
@@ -323,13 +325,13 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
 _NUMBERS = ("t", "loss", "val_loss", "tokens", "step_time_s", "tokens_per_s_per_gpu", "allocated_gib")
 
 
-def _wrong(facts: dict[str, Any]) -> str:
+def _wrong(facts: JsonObject) -> str:
     """What is wrong with the facts of a run.json, in words; '' when nothing is. A key may be missing."""
     wrong = (f"{key} must be {words}" for key, (good, words) in _FACTS.items() if key in facts and not good(facts[key]))
     return next(wrong, "")
 
 
-def _is_metric(line: dict[str, Any]) -> bool:
+def _is_metric(line: JsonObject) -> bool:
     """True for a line that one can draw: an int step, numbers or null, a string for the attempt."""
     numbers = all(line.get(key) is None or is_number(line[key]) for key in _NUMBERS)
     return _is_count(line.get("step")) and numbers and _is_text(line.get("attempt", ""))

@@ -1,4 +1,4 @@
-"""Stopping a distributed training between two steps, on all ranks at the same step."""
+"""Stop a distributed training between two steps, on all ranks at the same step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import threading
 import time
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -25,7 +28,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def remember(self) -> None:
-        """Note the handlers to come back to: call it before Lightning puts its own in their place."""
+        """Note the handlers that `restore` puts back. Call it before Lightning installs its own."""
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def install(self) -> None:
@@ -44,11 +47,11 @@ class StopSignals:
         self.received = self.received or number
 
     def note(self, number: int) -> None:
-        """As if the signal had come."""
+        """Note a signal that did not come: the deadline's."""
         self._note(number, None)
 
-    def agreed(self) -> int:
-        """The signal that any rank has got, the same answer on every rank; 0 for none. A collective: call it on all."""
+    def on_any_rank(self) -> int:
+        """A signal that any rank has got, the same number on every rank; 0 = none. A collective: call it on all."""
         import torch
         import torch.distributed as dist
 
@@ -72,7 +75,7 @@ class Deadline:
         return cls(float(environ.get("SUPERPOD_DEADLINE") or 0), float(environ.get("SUPERPOD_SAVE_S") or 0))
 
     def save_took(self, seconds: float) -> None:
-        """A save has been measured: leave twice that from now on."""
+        """Take note of a measured save: from now on, leave twice that."""
         self._save_s = max(self._save_s, 2 * seconds)
 
     def is_near(self, step_s: float) -> bool:
@@ -80,13 +83,14 @@ class Deadline:
         return bool(self._at) and time.time() + self._save_s + 2 * step_s > self._at
 
 
-def save_last(trainer: Any) -> bool:
+def save_last(trainer: Trainer) -> bool:
     """Save the `-last` checkpoint now, unless this step is saved already. True when one stands for this step.
 
     The same two calls as NeMo's PreemptionCallback makes. That callback itself is not used: it listens on rank 0 only,
     needs a CUDA device, and leaves by `sys.exit`, so that neither the end hooks nor the loggers run.
     """
-    for callback in trainer.checkpoint_callbacks:
+    callbacks: list[Any] = [*trainer.checkpoint_callbacks]  # NeMo's; Lightning's base class has no `save_last`
+    for callback in callbacks:
         if not getattr(callback, "save_last", None):
             continue
         if getattr(callback, "_last_global_step_saved", 0) != trainer.global_step:

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+from superpod.node.files import JsonObject
 
 GIB = 2**30
 PROJECT = Path(__file__).resolve().parents[1]
@@ -43,7 +44,7 @@ def commit() -> str | None:
     return head + ("+changes" if output_of(["git", "-C", str(PROJECT), "status", "--porcelain", "-uno"]) else "")
 
 
-def machine_facts() -> dict[str, Any]:
+def machine_facts() -> JsonObject:
     """Versions, commit, command line and machine, as env.json keeps them."""
     from superpod.node.redaction import redact_text
 
@@ -67,19 +68,19 @@ def bad_pair(version: Mapping[str, str]) -> str:
 
 
 def installed() -> dict[str, str]:
-    """Versions of what matters, as far as it is installed."""
-    found = {}
+    """Versions of what SHOWN and KNOWN_BAD name, as far as installed."""
+    versions = {}
     for name in {*SHOWN, *(pair[2] for pair in KNOWN_BAD)}:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @cache
 def version_of(name: str) -> str | None:
-    """Of an installed distribution; None where it is not installed."""
+    """Version of an installed distribution; None where it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
