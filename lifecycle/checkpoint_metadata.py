@@ -1,7 +1,7 @@
-"""What a Megatron checkpoint says of itself, read without torch: tensors, files, and whether the files hold them.
+"""Metadata of a Megatron checkpoint, read without torch: its tensors, its files, and whether the files are whole.
 
-`weights/.metadata` is a pickle of torch's classes. Here every class in it becomes an empty one of our own, so that
-nothing of torch is needed and nothing of the file is executed.
+`weights/.metadata` is a pickle of torch's classes. Every class in it is replaced by an empty one of our own, so that
+torch is not needed and the file cannot execute code.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superpod.node.checkpoints import MARK
-from superpod.node.files import read_json
+from superpod.node.files import JsonObject, read_json
 from superpod.planner.layout import PARALLEL_SIZES
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 WEIGHTS = "weights"
 
 
 class _Blank:
-    """Stands for any object of a pickle: keeps what it was made with and given."""
+    """Stands for any object of a pickle: keeps its arguments and its state."""
 
-    def __init__(self, *given: Any) -> None:
-        self.given = given
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         self.__dict__.update(state if isinstance(state, dict) else {"state": state})
 
 
 class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> type:
         return _blank(module, name)
 
 
@@ -47,21 +50,21 @@ def _blank(module: str, name: str) -> type:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the whole model: its shape, its type ("bfloat16"), and how many of its numbers are stored."""
+    """A tensor of the whole model: its shape, its type ("bfloat16"), and how many of its numbers are saved."""
 
     shape: tuple[int, ...]
     dtype: str
-    stored: int
+    saved_numbers: int
 
     @property
     def numbers(self) -> int:
-        """How many it has."""
+        """How many numbers it has."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """`tensors` are by name, optimizer states among them; `places` are (file, offset, bytes) of what is stored."""
+    """`tensors` are by name, optimizer states among them; `places` are (file, offset, bytes) of what is saved."""
 
     tensors: dict[str, Tensor]
     places: list[tuple[str, int, int]]
@@ -77,7 +80,7 @@ class CheckpointMetadata:
     @property
     def model(self) -> dict[str, Tensor]:
         """The tensors that are weights."""
-        return {name: each for name, each in self.tensors.items() if not name.startswith("optimizer")}
+        return {name: tensor for name, tensor in self.tensors.items() if not name.startswith("optimizer")}
 
     @property
     def optimizer(self) -> bool:
@@ -93,9 +96,10 @@ def read(checkpoint: Path) -> CheckpointMetadata:
     """
     try:
         with (checkpoint / WEIGHTS / ".metadata").open("rb") as stream:
-            found: Any = _Reader(stream).load()
-        tensors = {name: _tensor(each) for name, each in found.state_dict_metadata.items() if hasattr(each, "chunks")}
-        places = [(each.relative_path, each.offset, each.length) for each in found.storage_data.values()]
+            metadata: Any = _Reader(stream).load()  # torch.distributed.checkpoint.metadata.Metadata
+        entries = metadata.state_dict_metadata.items()
+        tensors = {name: _tensor(entry) for name, entry in entries if hasattr(entry, "chunks")}
+        places = [(part.relative_path, part.offset, part.length) for part in metadata.storage_data.values()]
     except FileNotFoundError:
         raise ValueError("weights/.metadata is missing") from None
     except Exception as broken:  # a damaged pickle fails in any way there is
@@ -103,53 +107,56 @@ def read(checkpoint: Path) -> CheckpointMetadata:
     return CheckpointMetadata(tensors, places)
 
 
-def _tensor(found: Any) -> Tensor:
-    dtype = found.properties.state[0] if hasattr(found.properties, "state") else found.properties.dtype
-    shape, stored = _size(found.size), sum(math.prod(_size(chunk.sizes)) for chunk in found.chunks)
-    return Tensor(shape, getattr(dtype, "__name__", str(dtype)), stored)
+def _tensor(entry: Any) -> Tensor:
+    """From a `TensorStorageMetadata`, whose properties are a tuple or have fields, by the version of torch."""
+    properties = entry.properties
+    dtype = properties.state[0] if hasattr(properties, "state") else properties.dtype
+    saved_numbers = sum(math.prod(_size(chunk.sizes)) for chunk in entry.chunks)
+    return Tensor(_size(entry.size), getattr(dtype, "__name__", str(dtype)), saved_numbers)
 
 
-def _size(found: Any) -> tuple[int, ...]:
-    return tuple(found.given[0])
+def _size(size: Any) -> tuple[int, ...]:
+    """From a `torch.Size`, made with a tuple."""
+    return tuple(size.arguments[0])
 
 
 def problems(checkpoint: Path) -> list[str]:
-    """What is wrong with a checkpoint, as far as sizes and names tell (see `damages`). Empty: whole."""
-    found = []
+    """What is wrong with a checkpoint, as far as sizes and names tell (see `damages`); empty when it is whole."""
+    problems = []
     if checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
-        found.append("marked as unfinished")
+        problems.append("marked as unfinished")
     if read_json(checkpoint / WEIGHTS / "metadata.json") is None:
-        found.append("weights/metadata.json, which is written last, is missing or damaged")
+        problems.append("weights/metadata.json, which is written last, is missing or damaged")
     if not _intact(checkpoint / WEIGHTS / "common.pt"):
-        found.append("weights/common.pt is missing or damaged")
+        problems.append("weights/common.pt is missing or damaged")
     if "objects" not in (read_json(checkpoint / "context" / "io.json") or {}):
-        found.append("context/io.json is missing or damaged")
+        problems.append("context/io.json is missing or damaged")
     try:
-        stored = read(checkpoint)
+        metadata = read(checkpoint)
     except ValueError as error:
-        return [*found, str(error)]
-    for name, least in sorted(stored.needed.items()):
+        return [*problems, str(error)]
+    for name, least in sorted(metadata.needed.items()):
         have = size(checkpoint / WEIGHTS / name)
         if have is None:
-            found.append(f"weights/{name} is missing")
+            problems.append(f"weights/{name} is missing")
         elif have < least:
-            found.append(f"weights/{name} has {have} bytes, {least - have} too few")
-    lacking = [name for name, each in stored.tensors.items() if each.stored < each.numbers]
-    if lacking:
-        found.append(f"{len(lacking)} tensors are stored in part, {lacking[0]} first")
-    return found
+            problems.append(f"weights/{name} has {have} bytes, {least - have} too few")
+    incomplete = [name for name, tensor in metadata.tensors.items() if tensor.saved_numbers < tensor.numbers]
+    if incomplete:
+        problems.append(f"{len(incomplete)} tensors are stored in part, {incomplete[0]} first")
+    return problems
 
 
 def damages(checkpoint: Path) -> list[str]:
-    """What is not as it was written, of a checkpoint without `problems`; reads all of it.
+    """Parts of a checkpoint without `problems` that are not as they were written; reads all of it.
 
-    Each tensor is stored as torch saves one: a zip archive, with a CRC-32 of what it holds.
+    Each tensor is saved as torch saves one: a zip archive, with a CRC-32 of its content.
     """
-    found = []
-    for name, offset, length in sorted(read(checkpoint).places):
-        if not _intact(_Part(checkpoint / WEIGHTS / name, offset, length)):
-            found.append(f"weights/{name} is damaged between bytes {offset} and {offset + length}")
-    return found
+    return [
+        f"weights/{name} is damaged between bytes {offset} and {offset + length}"
+        for name, offset, length in sorted(read(checkpoint).places)
+        if not _intact(_Part(checkpoint / WEIGHTS / name, offset, length))
+    ]
 
 
 class _Part(io.RawIOBase):
@@ -171,7 +178,7 @@ class _Part(io.RawIOBase):
         self.at = max(0, to + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.length}[whence])
         return self.at
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         self.stream.seek(self.offset + self.at)
         read = self.stream.readinto(memoryview(buffer)[: max(0, self.length - self.at)])
         self.at += read
@@ -195,7 +202,7 @@ def _intact(file: Path | _Part) -> bool:
 
 
 def size(file: Path) -> int | None:
-    """Bytes of a file; None: it is not there, or no longer."""
+    """Bytes of a file; None when it does not exist, or no longer."""
     try:
         return file.stat().st_size if file.is_file() else None
     except OSError:
@@ -203,23 +210,23 @@ def size(file: Path) -> int | None:
 
 
 def layout(checkpoint: Path) -> dict[str, int]:
-    """The degrees it was saved under (tp, pp, ..., ranks), as `context/io.json` has them; empty where it has none."""
+    """The layout it was saved under (tp, pp, ..., ranks) according to `context/io.json`; empty when that has none."""
     try:
         objects = json.loads((checkpoint / "context" / "io.json").read_bytes())["objects"]
         strategy = _attributes(objects, "strategy")
         trainer = _attributes(objects, "trainer")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    found = {mine: strategy[theirs] for mine, theirs in PARALLEL_SIZES.items() if isinstance(strategy.get(theirs), int)}
+    sizes = {ours: strategy[nemos] for ours, nemos in PARALLEL_SIZES.items() if isinstance(strategy.get(nemos), int)}
     ranks = [count for name in ("devices", "num_nodes") if isinstance(count := trainer.get(name), int)]
-    return found | ({"ranks": math.prod(ranks)} if len(ranks) == 2 else {})
+    return sizes | ({"ranks": math.prod(ranks)} if len(ranks) == 2 else {})
 
 
-def _attributes(objects: dict[str, Any], kind: str) -> dict[str, Any]:
+def _attributes(objects: JsonObject, kind: str) -> JsonObject:
     """The plain attributes of the one object that is the trainer, or its strategy, in fiddle's JSON."""
     whose = "<root>.trainer.strategy" if kind == "strategy" else "<root>.trainer"
-    for each in objects.values():
-        items = [(name, item) for name, item in each.get("items", []) if str(name).startswith("Attr(")]
+    for node in objects.values():
+        items = [(name, item) for name, item in node.get("items", []) if str(name).startswith("Attr(")]
         plain = {name[len("Attr(name='") : -2]: item for name, item in items if isinstance(item, dict)}
         if any(f"{whose}.{name}" in (item.get("paths") or []) for name, item in plain.items()):
             return {name: item.get("value") for name, item in plain.items()}

@@ -1,4 +1,4 @@
-"""The checkpoints of a run or a folder: what is there, what can be used, what can go."""
+"""The checkpoints of a run or a folder: list them, choose the best, remove old ones."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from superpod.errors import UserError
 from superpod.lifecycle import checkpoint_metadata
 from superpod.node.checkpoints import MARK, marked_names, step_of
-from superpod.node.files import is_number, read_lines
+from superpod.node.files import JsonObject, is_number, read_lines
 from superpod.node.run_folder import RunFolder
 from superpod.recipes.weights import load
 
@@ -28,16 +27,16 @@ class Checkpoint:
     bytes: int = 0
     adapter: bool = False
     parameters: int = 0
-    """Of the weights that it holds."""
+    """number of weights"""
     optimizer: bool = False
     layout: dict[str, int] = field(default_factory=dict)
     val_loss: float | None = None
     newest: bool = False
-    """NeMo resumes from it."""
+    """NeMo resumes from it"""
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return self.path.name
 
     @property
@@ -46,11 +45,11 @@ class Checkpoint:
         return not self.problems
 
 
-def found(path: Path) -> list[Checkpoint]:
+def at(path: Path) -> list[Checkpoint]:
     """The checkpoints at `path`, by step: a run folder, a folder of checkpoints, or one checkpoint.
 
     Raises:
-        UserError: there is nothing of the kind.
+        UserError: there is no checkpoint.
     """
     path = path.absolute()
     if not path.is_dir():
@@ -62,34 +61,36 @@ def found(path: Path) -> list[Checkpoint]:
     folder = run.checkpoints if run and run.path == path else path
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     marked = marked_names(entries)
-    mine = [each for each in entries if each.is_dir() and not each.is_symlink() and _is_one(each, marked)]
-    if not mine and folder == path:
+    folders = [e for e in entries if e.is_dir() and not e.is_symlink() and _is_checkpoint(e, marked)]
+    if not folders and folder == path:
         raise UserError(f"{path} holds no checkpoint", "name a run folder, a folder of checkpoints, or a checkpoint")
-    return sorted((_read(each, losses) for each in mine), key=lambda each: (each.step or 0, each.name))
+    checkpoints = [_read(folder, losses) for folder in folders]
+    return sorted(checkpoints, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.name))
 
 
 def run_of(path: Path) -> RunFolder | None:
-    """The run that `path` is the folder, the folder of checkpoints, or a checkpoint of."""
+    """The run of which `path` is the folder, the folder of checkpoints, or a checkpoint."""
     path = path.absolute()
     runs = [RunFolder(home) for home in (path, *path.parents[:2]) if (home / "run.json").is_file()]
     return next((run for run in runs if run.path == path or run.checkpoints in (path, path.parent)), None)
 
 
-def _is_one(folder: Path, marked: set[str]) -> bool:
+def _is_checkpoint(folder: Path, marked: set[str]) -> bool:
     return (folder / checkpoint_metadata.WEIGHTS).is_dir() or (folder / "context").is_dir() or folder.name in marked
 
 
 def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
     problems = checkpoint_metadata.problems(path)
     step = step_of(path.name)
-    facts: dict[str, Any] = {}
+    facts: JsonObject = {}
     try:
         load.base_of(path)
     except UserError as gone:
         problems.append(str(gone))
     try:
-        held = checkpoint_metadata.read(path)
-        facts = {"parameters": sum(each.numbers for each in held.model.values()), "optimizer": held.optimizer}
+        metadata = checkpoint_metadata.read(path)
+        parameters = sum(tensor.numbers for tensor in metadata.model.values())
+        facts = {"parameters": parameters, "optimizer": metadata.optimizer}
     except ValueError:
         pass
     return Checkpoint(
@@ -106,7 +107,7 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
 
 
 def _bytes(folder: Path) -> int:
-    """Of all files; a run that goes on removes some meanwhile."""
+    """Size of all files; a run that goes on may remove some meanwhile."""
     files = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
     return sum(checkpoint_metadata.size(Path(file)) or 0 for file in files)
 
@@ -123,33 +124,34 @@ def best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     Raises:
         UserError: none is whole.
     """
-    whole = [each for each in checkpoints if each.whole]
+    whole = [checkpoint for checkpoint in checkpoints if checkpoint.whole]
     if not whole:
         raise UserError("no checkpoint is whole", "`recipes ckpt verify` says what each lacks")
-    judged = [each for each in whole if each.val_loss is not None]
-    return (
-        min(judged, key=lambda each: (each.val_loss, each.newest)) if judged else max(whole, key=lambda e: e.step or 0)
-    )
+    validated = [checkpoint for checkpoint in whole if checkpoint.val_loss is not None]
+    if validated:
+        # `-last` may be a copy of another one: prefer the one that the next save does not replace.
+        return min(validated, key=lambda checkpoint: (checkpoint.val_loss, checkpoint.newest))
+    return max(whole, key=lambda checkpoint: checkpoint.step or 0)
 
 
 def spare(checkpoints: Sequence[Checkpoint], keep: int) -> list[Checkpoint]:
-    """What can go so that the `keep` newest whole ones stay, and the best: the older ones, and all that is not whole.
+    """What to remove so that the `keep` newest whole ones and the best stay: the older ones, and all damaged ones.
 
     Raises:
         UserError: fewer than one is to be kept.
     """
     if keep < 1:
         raise UserError(f"--keep {keep} would leave nothing to go on with", "--keep 1 leaves the newest")
-    whole = [each for each in checkpoints if each.whole]
-    kept = {each.path for each in sorted(whole, key=lambda each: (each.step or 0, each.newest))[-keep:]}
-    kept |= {best(whole).path} if whole else set()
+    whole = [checkpoint for checkpoint in checkpoints if checkpoint.whole]
     if not whole:
-        return []  # half of something may be all there is
-    return [each for each in checkpoints if each.path not in kept]
+        return []  # a damaged checkpoint may be all that is left of a run
+    by_age = sorted(whole, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.newest))
+    kept = {checkpoint.path for checkpoint in [*by_age[-keep:], best(whole)]}
+    return [checkpoint for checkpoint in checkpoints if checkpoint.path not in kept]
 
 
 def remove(checkpoint: Checkpoint) -> None:
-    """Remove a checkpoint, marked as NeMo marks one meanwhile, so that a half-removed one is never resumed from."""
+    """Remove a checkpoint. It bears NeMo's unfinished mark meanwhile, so that no run resumes from the rest of it."""
     mark = checkpoint.path.with_name(f"{checkpoint.name}{MARK}")
     mark.touch()
     shutil.rmtree(checkpoint.path)
@@ -159,7 +161,7 @@ def remove(checkpoint: Checkpoint) -> None:
     mark.unlink()
 
 
-def facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    """For programs."""
+def facts(checkpoint: Checkpoint) -> JsonObject:
+    """A checkpoint as JSON, for programs."""
     kept = {**vars(checkpoint), "path": str(checkpoint.path), "whole": checkpoint.whole}
     return json.loads(json.dumps(kept))

@@ -1,4 +1,4 @@
-"""What ranks have written, over attempts and nodes, as one stream that can be followed."""
+"""The logs of all attempts and ranks as one stream that can be followed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Reader:
         self._at: dict[Path, int] = {}
 
     def new(self) -> Iterator[str]:
-        """Every line that was not given before, with its attempt, node and rank."""
+        """Every line that was not returned before, with its attempt, node and rank."""
         for attempt in self._run.attempts:
             if self._attempt and attempt.name != self._attempt.zfill(3):
                 continue
@@ -31,14 +31,14 @@ class Reader:
         ranks = attempt.logs
         if self._all:
             return ranks
-        wanted = self._rank if self._rank is not None else 0
-        chosen = [path for path in ranks if _rank(path) == wanted]
+        rank = self._rank if self._rank is not None else 0
+        chosen = [path for path in ranks if _rank(path) == rank]
         if self._rank is None and attempt.result.get("state") in ("failed", "stalled"):
-            chosen += [path for path in ranks if _rank(path) is None]  # srun's own words
+            chosen += [path for path in ranks if _rank(path) is None]  # srun.log: why it ended them
         return chosen
 
     def _lines(self, path: Path) -> list[str]:
-        """Whole lines from where reading stopped; a line in the making waits."""
+        """Whole lines from where reading stopped; an unfinished line waits."""
         first = path not in self._at
         at = self._at.setdefault(path, 0)
         with path.open("rb") as file:

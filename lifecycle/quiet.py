@@ -1,4 +1,4 @@
-"""Keep the chatter of libraries off the user's terminal: NeMo prints some thirty lines before it does anything."""
+"""Keep libraries' output off the user's terminal: NeMo prints some thirty lines before it does anything."""
 
 from __future__ import annotations
 

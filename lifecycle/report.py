@@ -1,16 +1,18 @@
-"""What a run came to: a table for the terminal, and its loss curve as a picture. Losses in nats per token."""
+"""The results of a run: a table for the terminal, and its loss curve as a picture. Losses in nats per token."""
 
 import itertools
 import statistics
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from superpod.node.files import is_number
+from superpod.node.files import JsonObject, is_number
 from superpod.node.run_folder import Attempt, RunFolder, Status
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from rich.table import Table
 
 # One ink for words, one colour per kind of mark; all legible in grey.
@@ -31,9 +33,9 @@ class Summary:
     loss_end: float | None
     val_loss: float | None
     val_step: int | None
-    """The step that `val_loss` was measured at."""
+    """the step that `val_loss` was measured at"""
     rehearsal: bool
-    """Run on CPUs: its seconds say nothing of a GPU's."""
+    """it ran on CPUs, so its times say nothing about GPUs"""
     unigram_entropy_nats: float | None
     tokens: int | None
     tokens_per_s: float | None
@@ -68,16 +70,16 @@ def summary(run: RunFolder) -> Summary:
     )
 
 
-def render(found: Summary) -> "Table":
+def render(run: Summary) -> "Table":
     """The summary as a rich table of two columns."""
     from rich.table import Table
-    from rich.text import Text  # a str would be read as markup, and paths and messages may hold brackets
+    from rich.text import Text  # a str would be read as markup; paths and messages may hold brackets
 
-    title = Text(found.recipe, style="table.title")
+    title = Text(run.recipe, style="table.title")
     table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    for name, value in _rows(found):
+    for name, value in _rows(run):
         table.add_row(name, Text(value))
     return table
 
@@ -105,22 +107,22 @@ def loss_curve(run: RunFolder, path: Path) -> Path:
     return path
 
 
-def _rows(found: Summary) -> list[tuple[str, str]]:
-    """Names and values of the table, in reading order; what is not known is left out."""
-    state = f"{found.status.state}: {found.status.message}" if found.status.message else found.status.state
+def _rows(run: Summary) -> list[tuple[str, str]]:
+    """Names and values of the table, in reading order; unknown values are left out."""
+    state = f"{run.status.state}: {run.status.message}" if run.status.message else run.status.state
     rows = [
         ("state", state),
-        ("steps", f"{found.steps:,} in {found.attempts} attempt{'' if found.attempts == 1 else 's'}"),
-        ("loss", _arrow(found.loss_start, found.loss_end)),
-        ("validation loss", _figure(found.val_loss, ".4f", f"nats/token at step {found.val_step}")),
-        ("unigram entropy", _figure(found.unigram_entropy_nats, ".4f", "nats/token")),
-        ("tokens", _figure(found.tokens, ",.0f", "")),
-        ("throughput", _figure(found.tokens_per_s, ",.0f", "tokens/s")),
-        ("", "(a rehearsal on CPUs: says nothing of GPUs)" if found.rehearsal and found.tokens_per_s else ""),
-        ("per GPU", "" if found.rehearsal else _figure(found.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
-        ("peak memory", _figure(found.peak_allocated_gib, ".2f", "GiB per rank")),
-        ("wall time", _duration(found.wall_time_s)),
-        ("folder", str(found.path)),
+        ("steps", f"{run.steps:,} in {run.attempts} attempt{'' if run.attempts == 1 else 's'}"),
+        ("loss", _arrow(run.loss_start, run.loss_end)),
+        ("validation loss", _figure(run.val_loss, ".4f", f"nats/token at step {run.val_step}")),
+        ("unigram entropy", _figure(run.unigram_entropy_nats, ".4f", "nats/token")),
+        ("tokens", _figure(run.tokens, ",.0f", "")),
+        ("throughput", _figure(run.tokens_per_s, ",.0f", "tokens/s")),
+        ("", "(a rehearsal on CPUs: says nothing of GPUs)" if run.rehearsal and run.tokens_per_s else ""),
+        ("per GPU", "" if run.rehearsal else _figure(run.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
+        ("peak memory", _figure(run.peak_allocated_gib, ".2f", "GiB per rank")),
+        ("wall time", _duration(run.wall_time_s)),
+        ("folder", str(run.path)),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -141,20 +143,20 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _steady(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines that tell a throughput, each with its `step_tokens`; an attempt's first step compiles and warms up."""
+def _steady(lines: list[JsonObject]) -> list[JsonObject]:
+    """Lines with a throughput, each with its `step_tokens`; without an attempt's first step, which compiles."""
     pairs = [(before, line) for before, line in zip([{}, *lines], lines, strict=False) if line.get("step_time_s")]
     known = [(before, line) for before, line in pairs if line.get("tokens") and line.get("tokens_per_s_per_gpu")]
     warm = [(before, line) for before, line in known if before.get("attempt") == line.get("attempt")] or known
     return [{**line, "step_tokens": line["tokens"] - (before.get("tokens") or 0)} for before, line in warm]
 
 
-def _median(values: Any) -> float | None:
-    values = list(values)
-    return statistics.median(values) if values else None
+def _median(values: Iterable[float]) -> float | None:
+    numbers = list(values)
+    return statistics.median(numbers) if numbers else None
 
 
-def _peak(lines: list[dict[str, Any]], attempts: list[Attempt]) -> float | None:
+def _peak(lines: list[JsonObject], attempts: list[Attempt]) -> float | None:
     """The largest peak over all ranks and attempts, GiB."""
     beats = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
     peaks = [line.get("allocated_gib") for line in [*lines, *beats]]
@@ -170,7 +172,7 @@ def _wall_time_s(attempt: Attempt) -> float:
     return max(0.0, next(end for end in ends if is_number(end) and end) - result["started"])
 
 
-def _draw_losses(axes: Any, lines: list[dict[str, Any]]) -> None:
+def _draw_losses(axes: "Axes", lines: list[JsonObject]) -> None:
     train = [(line["step"], line["loss"]) for line in lines if line.get("loss") is not None]
     validation = [(line["step"], line["val_loss"]) for line in lines if line.get("val_loss") is not None]
     if train:
@@ -183,7 +185,7 @@ def _draw_losses(axes: Any, lines: list[dict[str, Any]]) -> None:
         axes.plot(*zip(*validation, strict=True), linewidth=0, label="validation loss", **style)
 
 
-def _draw_attempts(axes: Any, lines: list[dict[str, Any]]) -> None:
+def _draw_attempts(axes: "Axes", lines: list[JsonObject]) -> None:
     """A line between the last step of one attempt and the first of the next, with the next one's name."""
     for before, line in itertools.pairwise(lines):
         if before.get("attempt") != line.get("attempt"):
@@ -193,20 +195,20 @@ def _draw_attempts(axes: Any, lines: list[dict[str, Any]]) -> None:
             axes.text(where, 0.985, name, transform=axes.get_xaxis_transform(), color=_FAINT, fontsize=8.5, va="top")
 
 
-def _draw_entropy(axes: Any, nats: float | None) -> None:
+def _draw_entropy(axes: "Axes", nats: float | None) -> None:
     if nats is not None:
         label = f"unigram entropy {nats:.2f}"
         axes.axhline(nats, color=_ENTROPY, linewidth=1.1, linestyle=(0, (5, 4)), label=label, zorder=2)
 
 
-def _caption(lines: list[dict[str, Any]]) -> str:
+def _caption(lines: list[JsonObject]) -> str:
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     if not losses:
         return "no step recorded yet"
     return f"{lines[-1]['step']:,} steps, loss {losses[0]:.3f} \u2192 {losses[-1]:.3f}"
 
 
-def _dress(axes: Any, title: str, caption: str) -> None:
+def _dress(axes: "Axes", title: str, caption: str) -> None:
     """Title, labels, a light grid behind, no frame that says nothing."""
     from matplotlib.ticker import MaxNLocator
 

@@ -8,7 +8,10 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeGuard  # typing has it from Python 3.10 on
 
 JsonObject = dict[str, Any]
 """An object of a JSON file. Others may have edited the file: check a value's type before you use it."""
@@ -17,7 +20,7 @@ _TAIL_BYTES = 64 * 1024
 _NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """True for an int or a float that a float can hold; false for a bool, NaN and infinity."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
 

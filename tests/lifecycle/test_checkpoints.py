@@ -24,14 +24,14 @@ def tuned(tmp_path):
 
 
 def test_a_whole_checkpoint_says_what_it_is(tmp_path):
-    [found] = checkpoints.found(checkpoint_files.write(tmp_path / "step=19-last", adapter=True))
+    [found] = checkpoints.at(checkpoint_files.write(tmp_path / "step=19-last", adapter=True))
     assert (found.step, found.whole, found.newest, found.adapter, found.optimizer) == (20, True, True, True, True)
     assert found.parameters == 24
     assert found.layout == {"tp": 2, "pp": 1, "ranks": 4}
     assert found.bytes == sum(each.stat().st_size for each in (tmp_path / "step=19-last").rglob("*") if each.is_file())
     held = checkpoint_metadata.read(tmp_path / "step=19-last")
     assert held.model == {"decoder.weight": checkpoint_metadata.Tensor((4, 6), "bfloat16", 24)}
-    assert checkpoints.found(checkpoint_files.write(tmp_path / "weights only", optimizer=False))[0].optimizer is False
+    assert checkpoints.at(checkpoint_files.write(tmp_path / "weights only", optimizer=False))[0].optimizer is False
 
 
 def cut(file):
@@ -82,15 +82,15 @@ def test_contents_that_are_not_what_was_written_are_found(damage, tmp_path):
 def test_an_adapter_without_its_base_is_not_whole(tmp_path):
     folder = checkpoint_files.write(tmp_path / "step=9", adapter=True)
     (tmp_path / "base" / "weights").rmdir()
-    assert "which is not there" in checkpoints.found(folder)[0].problems[0]
+    assert "which is not there" in checkpoints.at(folder)[0].problems[0]
     (folder / "weights" / "adapter_metadata.json").write_text("xx")
-    assert "adapter_metadata.json is damaged" in checkpoints.found(folder)[0].problems[0]
+    assert "adapter_metadata.json is damaged" in checkpoints.at(folder)[0].problems[0]
 
 
 def test_a_loss_that_is_no_number_is_no_best(tuned):
     text = (tuned.path / "metrics.jsonl").read_text()
     (tuned.path / "metrics.jsonl").write_text(text.replace('"val_loss": 2.5', '"val_loss": NaN'))
-    assert checkpoints.best(checkpoints.found(tuned.path)).step == 20
+    assert checkpoints.best(checkpoints.at(tuned.path)).step == 20
 
 
 def test_nothing_in_the_pickle_is_executed(tmp_path):
@@ -105,15 +105,15 @@ def test_nothing_in_the_pickle_is_executed(tmp_path):
 
 
 def test_the_best_has_the_least_validation_loss_and_is_whole(tuned):
-    found = checkpoints.found(tuned.path)
+    found = checkpoints.at(tuned.path)
     assert [(each.step, each.val_loss) for each in found] == [(10, 2.5), (20, 1.5), (30, 1.75)]
     assert checkpoints.best(found).step == 20
-    assert checkpoints.found(tuned.checkpoints) == found
-    assert checkpoints.found(found[1].path) == found[1:2]
+    assert checkpoints.at(tuned.checkpoints) == found
+    assert checkpoints.at(found[1].path) == found[1:2]
     cut(found[1].path / "weights" / "__0_0.distcp")
-    assert checkpoints.best(checkpoints.found(tuned.path)).step == 30
+    assert checkpoints.best(checkpoints.at(tuned.path)).step == 30
     (tuned.path / "metrics.jsonl").unlink()
-    assert checkpoints.best(checkpoints.found(tuned.path)).step == 30  # the newest
+    assert checkpoints.best(checkpoints.at(tuned.path)).step == 30  # the newest
     with pytest.raises(UserError, match="no checkpoint is whole"):
         checkpoints.best([])
 
@@ -121,7 +121,7 @@ def test_the_best_has_the_least_validation_loss_and_is_whole(tuned):
 def test_what_is_spared_is_the_newest_the_best_and_nothing_broken(tuned):
     (tuned.checkpoints / "step=39").mkdir()
     (tuned.checkpoints / "step=39" / "weights").mkdir()
-    found = checkpoints.found(tuned.path)
+    found = checkpoints.at(tuned.path)
     assert [each.step for each in checkpoints.spare(found, 1)] == [10, 40]
     assert [each.step for each in checkpoints.spare(found, 3)] == [40]
     assert checkpoints.spare(found[3:], 1) == []  # half of something may be all there is
@@ -130,7 +130,7 @@ def test_what_is_spared_is_the_newest_the_best_and_nothing_broken(tuned):
 
 
 def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, monkeypatch):
-    first = checkpoints.found(tuned.path)[0]
+    first = checkpoints.at(tuned.path)[0]
     (tuned.checkpoints / "link-last").symlink_to(first.path)
 
     def killed(path):
@@ -140,7 +140,7 @@ def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, m
         patch.setattr("shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             checkpoints.remove(first)
-    assert "marked as unfinished" in checkpoints.found(tuned.path)[0].problems
+    assert "marked as unfinished" in checkpoints.at(tuned.path)[0].problems
     checkpoints.remove(first)
     assert sorted(path.name for path in tuned.checkpoints.iterdir()) == [
         "step=19-val_loss=1.5000",
@@ -151,4 +151,4 @@ def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, m
 def test_what_holds_none_is_refused(tmp_path):
     for path, says in ((tmp_path / "none", "is no folder"), (tmp_path, "holds no checkpoint")):
         with pytest.raises(UserError, match=says):
-            checkpoints.found(path)
+            checkpoints.at(path)
