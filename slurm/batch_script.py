@@ -22,7 +22,7 @@ RECIPE, LINES, RUNTIME = "recipe.py", "recipe.txt", "runtime.tar.gz"
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What one sbatch script starts: a recipe's ranks on nodes of a cluster."""
+    """The job of one sbatch script: a recipe's ranks on nodes of a cluster."""
 
     recipe: str
     cluster: Cluster
@@ -67,7 +67,7 @@ def render(job: BatchJob) -> str:
 
 
 def quoted(text: str) -> str:
-    """A word for a shell, inert whatever is in it. Raises UserError for a zero byte, which no shell can hold."""
+    """A word for a shell, inert whatever it holds. Raises UserError for a zero byte, which no shell can hold."""
     if "\0" in text:
         raise UserError("a value holds a zero byte, which no shell can pass on")
     return shlex.quote(text)
@@ -104,8 +104,8 @@ def _head(job: BatchJob) -> str:
 """
 
 
-def asked(cluster: Cluster, nodes: int, gpus: int, time: str = "") -> list[str]:
-    """What Slurm is asked for, as sbatch's own words: nodes, and tasks with a GPU each on every one of them."""
+def resource_options(cluster: Cluster, nodes: int, gpus: int, time: str = "") -> list[str]:
+    """The resources of a job as sbatch's options: nodes, with `gpus` tasks and GPUs on each."""
     slurm = cluster.slurm
     words = [
         f"--{key}={value}" for key in ("account", "partition", "qos", "constraint") if (value := getattr(slurm, key))
@@ -123,7 +123,7 @@ def asked(cluster: Cluster, nodes: int, gpus: int, time: str = "") -> list[str]:
 
 def _options(job: BatchJob) -> str:
     slurm, chain = job.cluster.slurm, job.cluster.chain
-    words = [f"--job-name={job.name or job.recipe}", *asked(job.cluster, job.nodes, job.gpus, job.time)]
+    words = [f"--job-name={job.name or job.recipe}", *resource_options(job.cluster, job.nodes, job.gpus, job.time)]
     lines = [
         *map(_line, words),
         f"#SBATCH --signal=USR1@{chain.save_s}    # to the ranks, so long before the limit: save and end",
@@ -141,7 +141,7 @@ def _line(word: str) -> str:
 
 
 def plain(cluster: Cluster, command: list[str]) -> str:
-    """A script that is this command, in the cluster's environment."""
+    """A script of this one command, in the cluster's environment."""
     return f"#!/bin/bash\n{_shell(cluster)}exec {' '.join(map(quoted, command))}\n"
 
 
@@ -160,7 +160,7 @@ def _environment(job: BatchJob) -> str:
 
 
 def _for_checks(job: BatchJob) -> list[str]:
-    """What slurm/checks/node.sh wants to know, where it is the job's first step."""
+    """The variables that slurm/checks/node.sh reads when it is the job's first step."""
     cluster = job.cluster
     known = {"GPUS": str(0 if cluster.declared_only else cluster.gpus_per_node), "HCAS": cluster.network.hcas}
     known |= {"FREE_GIB": str(cluster.health.free_gib), "RUNS": job.runs}
@@ -218,14 +218,14 @@ def _container(job: BatchJob) -> list[str]:
         return []
     mounts = ",".join([*box.mounts, "$runs:$runs"])
     flags = [f"--container-image={quoted(box.image)}", f'--container-mounts="{_in_quotes(mounts)}"']
-    # pyxis lets an image's own value of a variable win, but for those that are named.
+    # In pyxis the image's value of a variable wins, except for those named here.
     flags.append(f"--container-env={quoted(','.join(variable.name for variable in job.variables))}")
     flags.append("--container-mount-home" if box.mount_home else "--no-container-mount-home")
     return flags + (["--container-writable"] if box.writable else [])
 
 
 def _in_quotes(text: str) -> str:
-    """For double quotes: everything inert but our own $runs."""
+    """`text` for double quotes: inert, except our own $runs."""
     inert = re.sub(r'([\\"`$])', r"\\\1", text)
     return inert.replace("\\$runs", "$runs")
 

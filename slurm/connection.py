@@ -1,4 +1,4 @@
-"""Where Slurm's commands are: this machine, or one behind SSH. Both run words, never text that a shell would read.
+"""The machine that has Slurm's commands: this one, or one behind SSH. Both take words, never text for a shell.
 
 Plain OpenSSH, so that the user's own keys, jump hosts and agents work. NeMo-Run's tunnels do the same, but importing it
 takes 3 to 7 s, and a submission should take less than 5.
@@ -29,28 +29,30 @@ class Connection:
         """What a command prints.
 
         Raises:
-            UserError: it is not there, fails, or does not answer; with its own last words.
+            UserError: it is not installed, fails, or does not answer; with what it wrote to stderr.
         """
         return self.run_bytes(words, stdin=stdin, env=env, limit_s=limit_s).decode(errors="replace")
 
     def run_bytes(
         self, words: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60
     ) -> bytes:
-        """The same, as it comes. Raises UserError as `run` does."""
-        command, mine = self._command(words, env or {}), self._environment(env)
+        """What a command prints, as bytes. Raises UserError as `run` does."""
+        command = self._command(words, env or {})
         try:
-            done = subprocess.run(command, input=stdin, capture_output=True, timeout=limit_s, env=mine)
+            done = subprocess.run(
+                command, input=stdin, capture_output=True, timeout=limit_s, env=self._environment(env)
+            )
         except FileNotFoundError:
             raise UserError(f"{self}: {words[0]} is not installed", "run this on the cluster's login node") from None
         except subprocess.TimeoutExpired:
             raise UserError(f"{self}: {words[0]} has not answered for {limit_s:.0f} s", "try again later") from None
         if done.returncode:
-            said = (done.stderr or done.stdout).decode(errors="replace").strip()
-            raise UserError(f"{self}: {words[0]}: {said or f'exit code {done.returncode}'}")
+            message = (done.stderr or done.stdout).decode(errors="replace").strip()
+            raise UserError(f"{self}: {words[0]}: {message or f'exit code {done.returncode}'}")
         return done.stdout
 
     def shell(self, script: str, *words: str, limit_s: float = 60) -> str:
-        """What a shell script prints, given as text, with its arguments."""
+        """What a shell script prints; `words` are its arguments."""
         return self.run(["sh", "-s", "--", *words], stdin=script.encode(), limit_s=limit_s)
 
     def _command(self, words: list[str], env: dict[str, str]) -> list[str]:
@@ -64,7 +66,7 @@ class Connection:
 
 
 class SshConnection(Connection):
-    """A machine behind SSH; one connection is kept for a minute, so that only the first command waits for it."""
+    """A machine behind SSH. OpenSSH keeps the connection for a minute, so that only the first command waits for it."""
 
     remote = True
 
@@ -76,6 +78,7 @@ class SshConnection(Connection):
 
     def _command(self, words: list[str], env: dict[str, str]) -> list[str]:
         exported = [f"{name}={value}" for name, value in env.items()]
+        # sshd hands the words to a shell as one line.
         remote = shlex.join([*(["env", *exported] if exported else []), *words])
         return ["ssh", *self._options, self.target, remote]
 
@@ -87,6 +90,6 @@ class SshConnection(Connection):
 
 
 def of(cluster: Cluster) -> Connection:
-    """The way to a cluster's Slurm."""
+    """The connection to a cluster's Slurm."""
     login = cluster.login
     return SshConnection(login.host, login.user, login.port, login.key) if login.host else Connection()

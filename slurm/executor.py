@@ -33,6 +33,7 @@ from nemo_run.core.execution.slurm import SlurmBatchRequest
 from nemo_run.core.tunnel.client import LocalTunnel, SSHTunnel
 from nemo_run.run.torchx_backend.schedulers import api
 from nemo_run.run.torchx_backend.schedulers import slurm as scheduler
+from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs.api import AppState
 
 from superpod.node.redaction import is_secret_name
@@ -46,7 +47,7 @@ class ProfileExecutor(run.SlurmExecutor):
 
 
 def executor(cluster: str, *, nodes: int, gpus: int, job_dir: str = "", **more: Any) -> ProfileExecutor:
-    """An executor for so many nodes of a profile, one task per GPU; `more` are fields of NeMo-Run's SlurmExecutor.
+    """An executor for `nodes` nodes of a profile, one task per GPU; `more` are fields of NeMo-Run's SlurmExecutor.
 
     `job_dir` is the folder behind SSH; on this machine jobs lie under NEMORUN_HOME, which nodes must see.
 
@@ -55,9 +56,12 @@ def executor(cluster: str, *, nodes: int, gpus: int, job_dir: str = "", **more: 
     """
     profile = profiles.load(cluster)
     slurm, box, login = profile.slurm, profile.container, profile.login
-    way = LocalTunnel(job_dir="")  # NeMo-Run copies nothing to another folder of this machine: set NEMORUN_HOME instead
+    # NeMo-Run copies nothing to another folder of this machine: NEMORUN_HOME is that folder.
+    tunnel = LocalTunnel(job_dir="")
     if login.host:
-        way = SSHTunnel(host=login.host, user=login.user, job_dir=job_dir, port=login.port, identity=login.key or None)
+        tunnel = SSHTunnel(
+            host=login.host, user=login.user, job_dir=job_dir, port=login.port, identity=login.key or None
+        )
     fields: dict[str, Any] = {
         "account": slurm.account,
         "partition": slurm.partition or None,
@@ -75,14 +79,14 @@ def executor(cluster: str, *, nodes: int, gpus: int, job_dir: str = "", **more: 
         "srun_args": [f"--mpi={slurm.mpi}"],
         "env_vars": _without_secrets(profile.env | more.pop("env_vars", {})),
         "packager": run.Packager(),
-        "tunnel": way,
+        "tunnel": tunnel,
         "poll_estimated_start_time": False,
     }
     return ProfileExecutor(**fields | more)
 
 
 def _without_secrets(values: dict[str, str]) -> dict[str, str]:
-    """What may be written into files; a token goes the other way, in the environment that sbatch hands on."""
+    """The variables that may be written into files; secrets go into this environment, which sbatch passes on."""
     os.environ.update({key: value for key, value in values.items() if is_secret_name(key)})
     return {key: value for key, value in values.items() if not is_secret_name(key)}
 
@@ -101,42 +105,42 @@ class _Request(SlurmBatchRequest):
 
 
 def batch_script(request: SlurmBatchRequest) -> str:
-    """A plain batch script for what NeMo-Run wants to run.
+    """A plain batch script for a request of NeMo-Run.
 
     Raises:
         UserError: a value that cannot be written into it.
     """
-    wanted = request.executor
-    folder = os.path.join(wanted.tunnel.job_dir, os.path.basename(wanted.job_dir))
-    details = wanted.job_details
-    details.job_name = details.job_name or f"{wanted.job_name_prefix or ''}{request.jobs[0]}"
+    executor = request.executor
+    folder = os.path.join(executor.tunnel.job_dir, os.path.basename(executor.job_dir))
+    details = executor.job_details
+    details.job_name = details.job_name or f"{executor.job_name_prefix or ''}{request.jobs[0]}"
     details.folder = details.folder or folder
     lines = ["#!/bin/bash", "# Written by superpod.slurm.executor for NeMo-Run.", *_options(request)]
     lines += ["", "set -uo pipefail", "export PYTHONUNBUFFERED=1", f"export TORCHX_MAX_RETRIES={request.max_retries}"]
-    lines += [f"export {key}={quoted(value)}" for key, value in (wanted.env_vars | request.extra_env).items()]
-    lines += [_MEETING]
+    lines += [f"export {key}={quoted(value)}" for key, value in (executor.env_vars | request.extra_env).items()]
+    lines += [_RENDEZVOUS]
     for group in request.command_groups:
         lines += [_srun(request, " ".join(group), folder)]
     return "\n".join(lines) + "\n" + _END
 
 
 def _options(request: SlurmBatchRequest) -> list[str]:
-    wanted, details = request.executor, request.executor.job_details
-    values = {key: getattr(wanted, key, None) for key in wanted.SBATCH_FLAGS}
-    values |= {"job_name": details.job_name, "output": str(details.stdout), "open_mode": wanted.open_mode}
-    values |= wanted.additional_parameters or {}
-    found = []
+    executor, details = request.executor, request.executor.job_details
+    values = {key: getattr(executor, key, None) for key in executor.SBATCH_FLAGS}
+    values |= {"job_name": details.job_name, "output": str(details.stdout), "open_mode": executor.open_mode}
+    values |= executor.additional_parameters or {}
+    lines = []
     for key, value in sorted(values.items()):
         if value is True:
-            found.append(f"#SBATCH --{key.replace('_', '-')}")
+            lines.append(f"#SBATCH --{key.replace('_', '-')}")
         elif value is not None and value is not False:
-            found.append(option(key.replace("_", "-"), str(value)))
-    if wanted.dependencies:
-        found.append(option("dependency", f"{wanted.dependency_type}:{':'.join(wanted.parse_deps())}"))
-    return found
+            lines.append(option(key.replace("_", "-"), str(value)))
+    if executor.dependencies:
+        lines.append(option("dependency", f"{executor.dependency_type}:{':'.join(executor.parse_deps())}"))
+    return lines
 
 
-_MEETING = """\
+_RENDEZVOUS = """\
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 while (: <"/dev/tcp/$MASTER_ADDR/$MASTER_PORT") 2>/dev/null; do MASTER_PORT=$((MASTER_PORT + 1)); done
@@ -163,42 +167,42 @@ _RANK = (
 
 
 def _srun(request: SlurmBatchRequest, command: str, folder: str) -> str:
-    """The step: what NeMo-Run starts goes through a shell on each node, so that Slurm's variables are that task's."""
-    wanted = request.executor
+    """The step: a shell on each node runs NeMo-Run's command, so that Slurm's variables are that task's."""
+    executor = request.executor
     inside = command.replace(":29500", ":$MASTER_PORT").replace("=29500", "=$MASTER_PORT")
-    words = ["srun", *_place(request, folder), "--wait=60", "--kill-on-bad-exit=1", *(wanted.srun_args or [])]
-    if wanted.container_image is None:
+    words = ["srun", *_place(request, folder), "--wait=60", "--kill-on-bad-exit=1", *(executor.srun_args or [])]
+    if executor.container_image is None:
         inside = inside.replace("/nemo_run", folder)
     by_torchrun = "torch.distributed.run" in command or command.startswith("torchrun")
     script = ("" if by_torchrun else _RANK) + inside
-    out = str(wanted.job_details.srun_stdout).replace("%j", "${SLURM_JOB_ID}")
+    out = str(executor.job_details.srun_stdout).replace("%j", "${SLURM_JOB_ID}")
     quotes = out.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`")
     step = f'{shlex.join([*words, "bash", "-c", script])} >>"{quotes}" 2>&1'
     return f"{step}\nlast=$?\n((code)) || code=$last\n"
 
 
 def _place(request: SlurmBatchRequest, folder: str) -> list[str]:
-    wanted = request.executor
-    if wanted.container_image is None:
+    executor = request.executor
+    if executor.container_image is None:
         return ["--chdir", os.path.join(folder, "code")]
-    mounts = [m.replace("/nemo_run", folder, 1) if m.startswith("/nemo_run") else m for m in wanted.container_mounts]
-    words = ["--container-image", wanted.container_image, "--container-workdir", "/nemo_run/code"]
+    mounts = [m.replace("/nemo_run", folder, 1) if m.startswith("/nemo_run") else m for m in executor.container_mounts]
+    words = ["--container-image", executor.container_image, "--container-workdir", "/nemo_run/code"]
     words += ["--container-mounts", ",".join([*mounts, f"{folder}:/nemo_run"])]
-    names = ",".join([*(wanted.container_env or []), *wanted.env_vars])
+    names = ",".join([*(executor.container_env or []), *executor.env_vars])
     return [*words, "--container-env", names] if names else words
 
 
 _describe = scheduler.SlurmTunnelScheduler.describe
 
 
-def _describe_requeued(self: scheduler.SlurmTunnelScheduler, app_id: str) -> Any:
-    """NeMo-Run's answer; where accounting says preempted or node failure, the queue is asked whether that is all."""
-    found = _describe(self, app_id)
-    if found is not None and str(found.msg).startswith(("PREEMPTED", "NODE_FAIL", "REQUEUED")) and self.tunnel:
-        asked = self.tunnel.run(f"squeue -h -j {shlex.quote(app_id)} -o %T", warn=True)
-        if (asked.stdout or "").strip():
-            found.state = AppState.PENDING
-    return found
+def _describe_requeued(self: scheduler.SlurmTunnelScheduler, app_id: str) -> DescribeAppResponse | None:
+    """NeMo-Run's answer, but pending where accounting has a preemption or node failure and the job is queued."""
+    answer = _describe(self, app_id)
+    if answer is not None and str(answer.msg).startswith(("PREEMPTED", "NODE_FAIL", "REQUEUED")) and self.tunnel:
+        queue = self.tunnel.run(f"squeue -h -j {shlex.quote(app_id)} -o %T", warn=True)
+        if (queue.stdout or "").strip():
+            answer.state = AppState.PENDING
+    return answer
 
 
 for _supported in ("_PARALLEL", "_DETACH", "_DEPENDENCY"):  # NeMo-Run compares classes, and takes no subclass

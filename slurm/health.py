@@ -1,7 +1,7 @@
 """Node health before a job, and bad links by measurement: `recipes cluster health` and `bisect`.
 
-The checks themselves are shell and standard-library Python in `slurm/checks/`; here they are sent to nodes with srun,
-and what they print is judged. A check prints lines `name<TAB>ok|bad|skip<TAB>words`.
+srun sends the checks to the nodes: shell in `slurm/checks/`, Python in `node/`. This module judges what they print. A
+check prints lines `name<TAB>ok|bad|skip<TAB>words`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLOW = 0.5
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one check said of one node."""
+    """The result of one check on one node."""
 
     node: str
     check: str
@@ -35,8 +35,8 @@ class Verdict:
     words: str
 
 
-def check_nodes(login: Connection, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
-    """Every check of the profile on every node at once.
+def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
+    """Run every check of the profile on all nodes at once.
 
     Raises:
         UserError: srun does not get the nodes.
@@ -44,26 +44,26 @@ def check_nodes(login: Connection, cluster: Cluster, nodes: list[str]) -> list[V
     script = (CHECKS / "node.sh").read_text()
     health = cluster.health
     local = [name for name in health.checks if name != "bandwidth"]
-    words = [*local] or ["disk"]
-    given = {
+    environment = {
         "FREE_GIB": str(health.free_gib),
         "RUNS": cluster.folders.runs,
         "GPUS": str(0 if cluster.declared_only else cluster.gpus_per_node),
         "HCAS": cluster.network.hcas,
     }
-    command = ["env", *(f"{k}={v}" for k, v in given.items()), "bash", "-c", script, "node.sh", *words]
-    said = login.run([*_srun(cluster, nodes), "--label", *command], limit_s=300)
-    found = _verdicts(said, sorted_nodes(login, cluster, nodes))
+    command = ["env", *(f"{k}={v}" for k, v in environment.items()), "bash", "-c", script, "node.sh"]
+    command += local or ["disk"]
+    output = connection.run([*_srun(cluster, nodes), "--label", *command], limit_s=300)
+    verdicts = _verdicts(output, sorted_nodes(connection, cluster, nodes))
     if "time" in health.checks:
-        found += _clocks(found, health.max_skew_s)
+        verdicts += _clocks(verdicts, health.max_skew_s)
     if "bandwidth" in health.checks:
-        found += bandwidth(login, cluster, sorted_nodes(login, cluster, nodes))
-    return [v for v in found if v.check != "clock"]
+        verdicts += bandwidth(connection, cluster, sorted_nodes(connection, cluster, nodes))
+    return [verdict for verdict in verdicts if verdict.check != "clock"]
 
 
-def sorted_nodes(login: Connection, cluster: Cluster, nodes: list[str]) -> list[str]:
+def sorted_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> list[str]:
     """Nodes in the order in which srun numbers its tasks."""
-    return login.run(["scontrol", "show", "hostnames", ",".join(nodes)]).split()
+    return connection.run(["scontrol", "show", "hostnames", ",".join(nodes)]).split()
 
 
 def _srun(cluster: Cluster, nodes: list[str]) -> list[str]:
@@ -74,18 +74,15 @@ def _srun(cluster: Cluster, nodes: list[str]) -> list[str]:
     return [*words, "--job-name=recipes-health", f"--mpi={slurm.mpi}", "--immediate=60"]
 
 
-def _verdicts(said: str, nodes: list[str]) -> list[Verdict]:
-    found = []
-    for line in said.splitlines():
-        match = re.match(r"\s*(\d+): ([\w-]+)\t(\w+)\t(.*)", line)
-        if match:
-            found.append(Verdict(nodes[int(match[1])], match[2], match[3], match[4]))
-    return found
+def _verdicts(output: str, nodes: list[str]) -> list[Verdict]:
+    """From lines `task: check<TAB>state<TAB>words`; srun's --label writes the task's number."""
+    matches = (re.match(r"\s*(\d+): ([\w-]+)\t(\w+)\t(.*)", line) for line in output.splitlines())
+    return [Verdict(nodes[int(match[1])], match[2], match[3], match[4]) for match in matches if match]
 
 
-def _clocks(found: list[Verdict], most_s: float) -> list[Verdict]:
-    """Clocks against the middle one; each node wrote its own in Unix seconds."""
-    clocks = {v.node: float(v.words) for v in found if v.check == "clock"}
+def _clocks(verdicts: list[Verdict], most_s: float) -> list[Verdict]:
+    """Each node's clock compared with the median; each node printed its own in Unix seconds."""
+    clocks = {v.node: float(v.words) for v in verdicts if v.check == "clock"}
     if len(clocks) < 2:
         return []
     middle = sorted(clocks.values())[len(clocks) // 2]
@@ -95,7 +92,7 @@ def _clocks(found: list[Verdict], most_s: float) -> list[Verdict]:
     ]
 
 
-def bandwidth(login: Connection, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
+def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
     """A short all-reduce over every GPU of the nodes (NCCL; gloo where there is none): its bus bandwidth.
 
     Raises:
@@ -110,8 +107,8 @@ def bandwidth(login: Connection, cluster: Cluster, nodes: list[str]) -> list[Ver
     box = [f"--container-image={cluster.container.image}"] if cluster.container.image else []
     gpus = [] if cluster.declared_only else [f"--gpus-per-node={tasks}"]
     words = [*_srun(cluster, nodes), f"--ntasks-per-node={tasks}", *gpus, *box, *env, python_of(cluster), "-c"]
-    said = login.run([*words, (RUNTIME / "allreduce.py").read_text()], limit_s=300)
-    match = re.search(r"^bus\t([\d.e+-]+)\t(\S+)$", said, re.MULTILINE)
+    output = connection.run([*words, (RUNTIME / "allreduce.py").read_text()], limit_s=300)
+    match = re.search(r"^bus\t([\d.e+-]+)\t(\S+)$", output, re.MULTILINE)
     if match is None:
         return [Verdict(nodes[0], "bandwidth", "bad", "the all-reduce has not ended")]
     gb_s, least = float(match[1]), cluster.health.min_bus_gb_s
@@ -129,31 +126,31 @@ class Pair:
     gb_s: float
 
 
-def bisect(login: Connection, cluster: Cluster, nodes: list[str], mib: int = 16) -> tuple[list[Pair], list[str]]:
-    """Transfers between pairs of nodes, and the nodes that are in every slow pair they are in.
+def bisect(connection: Connection, cluster: Cluster, nodes: list[str], mib: int = 16) -> tuple[list[Pair], list[str]]:
+    """The bandwidth of every pair of nodes, and the slow nodes (see `slow_nodes`).
 
     Raises:
         UserError: fewer than three nodes, or srun does not get them.
     """
     if len(nodes) < 3:
         raise UserError(f"{len(nodes)} nodes make no comparison", "name three or more")
-    ordered = sorted_nodes(login, cluster, nodes)
+    ordered = sorted_nodes(connection, cluster, nodes)
     best: dict[tuple[str, str], float] = {}
     for _ in range(PASSES):
-        for pair in _measured(login, cluster, nodes, ordered, mib):
+        for pair in _measured(connection, cluster, nodes, ordered, mib):
             best[pair.nodes] = max(best.get(pair.nodes, 0.0), pair.gb_s)
-        pairs = [Pair(*each) for each in best.items()]
+        pairs = [Pair(names, gb_s) for names, gb_s in best.items()]
         if not slow_nodes(pairs):
-            break  # what is slow must be so every time: a busy host is slow once
+            break  # a bad cable is slow every time, a busy host only once
     return pairs, slow_nodes(pairs)
 
 
-def _measured(login: Connection, cluster: Cluster, nodes: list[str], ordered: list[str], mib: int) -> list[Pair]:
+def _measured(connection: Connection, cluster: Cluster, nodes: list[str], ordered: list[str], mib: int) -> list[Pair]:
     script = (RUNTIME / "pairs.py").read_text()
     command = [cluster.software.host_python, "-c", script, str(mib), *ordered]
-    said = login.run([*_srun(cluster, nodes), *command], limit_s=600)
-    found = re.findall(r"^pair\t(\S+)\t(\S+)\t([\d.e+-]+)$", said, re.MULTILINE)
-    return [Pair((a, b), float(gb_s)) for a, b, gb_s in found]
+    output = connection.run([*_srun(cluster, nodes), *command], limit_s=600)
+    rows = re.findall(r"^pair\t(\S+)\t(\S+)\t([\d.e+-]+)$", output, re.MULTILINE)
+    return [Pair((a, b), float(gb_s)) for a, b, gb_s in rows]
 
 
 def slow_nodes(pairs: list[Pair], share: float = SLOW) -> list[str]:

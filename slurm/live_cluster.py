@@ -1,4 +1,4 @@
-"""What a live cluster says of itself: partitions, accounts, GPUs, folders. Asked once, in one shell, then only read."""
+"""The facts of a live cluster: partitions, accounts, GPUs, folders. One shell collects them all."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
     from superpod.slurm.profiles import Cluster
 
+# Each answer follows \036 (record separator), its name and \037 (unit separator).
 ASK = r"""
 say() { printf '\036%s\037' "$1"; shift; "$@" 2>/dev/null; }
 say partitions scontrol show partition -o
@@ -68,22 +69,22 @@ class LiveCluster:
         return next((name for name, p in self.partitions.items() if p.get("Default") == "YES"), "")
 
 
-def ask(login: Connection, cluster: Cluster, runs: str, paths: list[str], ranks_python: str = "") -> LiveCluster:
-    """What the cluster says, and what is at `paths` there.
+def ask(connection: Connection, cluster: Cluster, runs: str, paths: list[str], ranks_python: str = "") -> LiveCluster:
+    """The cluster's facts, and what is at `paths` there.
 
     Raises:
-        UserError: its login does not answer, or has no Slurm.
+        UserError: the connection fails, or Slurm does not answer.
     """
     words = [cluster.software.host_python, ranks_python, runs, *paths]
-    said = login.shell(ASK, *words, limit_s=120)
-    answers = dict(part.split("\037", 1) for part in said.split("\036")[1:])
+    output = connection.shell(ASK, *words, limit_s=120)
+    answers = dict(part.split("\037", 1) for part in output.split("\036")[1:])
     if not answers.get("config", "").strip():
-        raise UserError(f"{login}: Slurm's controller does not answer", "`scontrol ping` there says more")
+        raise UserError(f"{connection}: Slurm's controller does not answer", "`scontrol ping` there says more")
     return parse(answers)
 
 
 def parse(answers: dict[str, str]) -> LiveCluster:
-    """The site from the raw text of each question."""
+    """The facts from the raw output of each command in ASK."""
     config = dict(re.findall(r"^(\w+)\s+=\s*(.*)$", answers.get("config", ""), re.MULTILINE))
     rows = [line.split("|") for line in answers.get("associations", "").splitlines() if line.count("|") >= 2]
     free = re.match(r"\S+\s+\d+\s+\d+\s+(\d+)", answers.get("runs", "").strip())
@@ -107,11 +108,11 @@ def _table(text: str, key: str) -> dict[str, dict[str, str]]:
 
 
 def gpus_of(node: dict[str, str]) -> tuple[int, str]:
-    """How many GPUs a node has in Slurm's books, and of which type ('' = it says none)."""
-    found = re.search(r"\bgpu(?::([A-Za-z]\w*))?:(\d+)", node.get("Gres", ""))
-    return (int(found[2]), found[1] or "") if found else (0, "")
+    """How many GPUs Slurm lists for a node, and of which type ('' = it names none)."""
+    match = re.search(r"\bgpu(?::([A-Za-z]\w*))?:(\d+)", node.get("Gres", ""))  # gpu:h100:8(S:0-1) or gpu:8
+    return (int(match[2]), match[1] or "") if match else (0, "")
 
 
-def described(site: LiveCluster) -> str:
+def described(live: LiveCluster) -> str:
     """For people and bug reports, as JSON."""
-    return json.dumps(site.__dict__, indent=1, default=str)
+    return json.dumps(live.__dict__, indent=1, default=str)

@@ -1,4 +1,4 @@
-"""The small files of runs that lie behind SSH, fetched so that they can be read as if they were here."""
+"""A local copy of the small files of runs behind SSH, so that readers need no connection."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ find . \( -path '*/nemo' -o -path './.jobs' \) -prune -o -type f \( -name '*.jso
 """
 
 
-def fetch(login: Connection, folder: str) -> Path:
+def fetch(connection: Connection, folder: str) -> Path:
     """A copy of what `recipes status` reads of the runs in `folder`: no weights, no logs."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    here = home / "superpod" / "mirror" / hashlib.sha256(f"{login}:{folder}".encode()).hexdigest()[:16]
-    here.mkdir(parents=True, exist_ok=True)
-    packed = login.run_bytes(["sh", "-s", "--", folder], stdin=PICK.encode(), limit_s=120)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    copy = cache / "superpod" / "mirror" / hashlib.sha256(f"{connection}:{folder}".encode()).hexdigest()[:16]
+    copy.mkdir(parents=True, exist_ok=True)
+    packed = connection.run_bytes(["sh", "-s", "--", folder], stdin=PICK.encode(), limit_s=120)
     if not packed:
-        return here
+        return copy
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
-        archive.extractall(here, filter="data")
-    return here
+        archive.extractall(copy, filter="data")
+    return copy

@@ -1,4 +1,4 @@
-"""A cluster profile written from what Slurm says of itself, in the words of a shipped one."""
+"""Write a cluster profile from what Slurm reports, on the model of a shipped profile."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
 
 
-def profile(login: Connection, *, like: str = "", host: str = "", runs: str = "") -> str:
-    """TOML of a profile for the cluster behind `login`.
+def profile(connection: Connection, *, like: str = "", host: str = "", runs: str = "") -> str:
+    """TOML of a profile for the cluster behind `connection`.
 
     Raises:
-        UserError: `like` is no shipped profile, Slurm does not answer, or says GPUs that no shipped profile is for.
+        UserError: `like` is no shipped profile, Slurm does not answer, or no shipped profile has these GPUs.
     """
     if like and like not in profiles.names():
         hint = did_you_mean(like, profiles.names()) or f"shipped: {', '.join(profiles.names())}"
         raise UserError(f"no shipped profile is called {like!r}", hint)
     mounted = sorted({path for shipped in profiles.names() for path in profiles.load(shipped).container.mounted})
-    answers = live_cluster.ask(login, profiles.load("testbed"), runs or "/", mounted)
+    answers = live_cluster.ask(connection, profiles.load("testbed"), runs or "/", mounted)
     partition = answers.default_partition or next(iter(answers.partitions), "")
     nodes = answers.nodes_of(partition)
     (count, kind), _ = Counter(map(live_cluster.gpus_of, nodes)).most_common(1)[0] if nodes else ((0, ""), 0)
@@ -58,10 +58,10 @@ def profile(login: Connection, *, like: str = "", host: str = "", runs: str = ""
 
 
 def _shipped(kind: str) -> str:
-    """The profile for GPUs that Slurm calls so."""
+    """The name that a shipped profile for Slurm's GPU type `kind` would have."""
     return f"dgx_{hardware.builtin().gpu_name(kind)}"
 
 
 def _set(text: str, key: str, value: str) -> str:
-    """Give a key another value, keeping its comment; a key that is not there is left out."""
+    """Change the value of a key and keep its comment; does nothing when the key is missing."""
     return re.sub(rf"(?m)^({key}\s*=\s*)(\"[^\"]*\"|\S+)", lambda m: m[1] + value, text, count=1)

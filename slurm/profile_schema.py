@@ -1,4 +1,4 @@
-"""Every key of a cluster profile, with what it may hold. Imports pydantic: reach it through `cluster.load`."""
+"""Every key of a cluster profile, with its allowed values. Imports pydantic: reach it through `profiles.load`."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class _Table(BaseModel):
 
 
 class Slurm(_Table):
-    """How jobs are asked for."""
+    """The resources that a job requests."""
 
     account: Line = ""
     partition: Line = ""
     qos: Line = ""
     constraint: Line = ""
     gpus: GpuForm = "gpus-per-node"
-    """how GPUs are asked for: gpus-per-node, gres, or none where nodes are given whole"""
+    """the option that requests GPUs: gpus-per-node, gres, or none where Slurm gives whole nodes"""
     gpu_type: Line = ""
     """type in the site's gres, as in gpu:h100:8; mostly empty"""
     exclusive: bool = True
@@ -127,13 +127,13 @@ class Software(_Table):
     python: Line = ""
     """of the ranks: an absolute path for a virtual environment; "" = the container's, or the one that submits"""
     host_python: Line = "python3"
-    """of the batch script on the first node, 3.10 or later, standard library only"""
+    """of the batch script on the first node, 3.9 or later, standard library only"""
     modules: list[Line] = []
     """`module load` of these first"""
 
 
 class NetworkTable(_Table):
-    """What NCCL is told."""
+    """The network, for NCCL and gloo."""
 
     kind: Network = "infiniband"
     interface: Line = ""
@@ -153,7 +153,7 @@ class Folders(_Table):
 
 
 class LoginTable(_Table):
-    """Where Slurm's commands are: on this machine, or behind SSH."""
+    """The machine with Slurm's commands: this one when `host` is empty, else one behind SSH."""
 
     host: Line = ""
     user: Line = ""
@@ -167,19 +167,19 @@ class Chain(_Table):
     attempts: int = Field(default=3, ge=1, le=50)
     """jobs queued at once, each waiting for the one before it"""
     save_s: int = Field(default=300, ge=10, le=7200)
-    """seconds before the time limit at which the ranks are told to save and end"""
+    """seconds before the time limit at which the ranks save and end"""
     idle_attempts: int = Field(default=2, ge=1, le=50)
     """attempts in a row without a new checkpoint after which the run stops and says so"""
     failures: int = Field(default=20, ge=1, le=1000)
-    """attempts of a run that may fail altogether"""
+    """failed attempts that a run may have; one more stops it"""
     stalled_s: int = Field(default=600, ge=10, le=86400)
-    """without a heartbeat for so long, a rank is called stalled"""
+    """seconds without a heartbeat after which a rank counts as stalled"""
     self_submit: bool = False
-    """may the job itself submit the next attempt (compute nodes can sbatch)"""
+    """the job itself submits the next attempt; compute nodes must be able to run sbatch"""
 
 
 class Health(_Table):
-    """What is looked at on every node before a job trains, and by `recipes cluster health`."""
+    """The checks of every node: before a job trains, and by `recipes cluster health`."""
 
     checks: list[Check] = []
     first_step: bool = False

@@ -1,4 +1,4 @@
-"""What runs on a cluster are doing: from their folders and from Slurm, so that nothing is lost by logging out."""
+"""The state of runs on a cluster, from their folders and from Slurm, so that logging out loses nothing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.node import drift, guard, stall
-from superpod.node.files import is_number
+from superpod.node.files import JsonObject, is_number, read_json
 from superpod.node.run_folder import Attempt, RunFolder
 from superpod.slurm.submit import job_name
 
@@ -33,7 +33,7 @@ class Queued:
 
 @dataclass(frozen=True)
 class Seen:
-    """One run, as `recipes status` shows it; None for what is not known."""
+    """One run, as `recipes status` shows it; None for unknown values."""
 
     run: RunFolder
     state: str
@@ -52,21 +52,21 @@ class Seen:
     jobs: list[Queued] = field(default_factory=list)
 
 
-def queue(login: Connection) -> dict[str, list[Queued]] | None:
+def queue(connection: Connection) -> dict[str, list[Queued]] | None:
     """This user's jobs by name; None when the controller does not answer."""
     try:
-        said = login.run(["squeue", "--me", "-h", "-o", "%i\x1f%j\x1f%T\x1f%r\x1f%S"], limit_s=30)
+        output = connection.run(["squeue", "--me", "-h", "-o", "%i\x1f%j\x1f%T\x1f%r\x1f%S"], limit_s=30)
     except UserError:
         return None
-    found: dict[str, list[Queued]] = {}
-    for line in said.splitlines():
+    jobs: dict[str, list[Queued]] = {}
+    for line in output.splitlines():
         job, name, state, reason, start = line.split("\x1f")
-        found.setdefault(name, []).append(Queued(job, state, reason, start))
-    return found
+        jobs.setdefault(name, []).append(Queued(job, state, reason, start))
+    return jobs
 
 
 def look(run: RunFolder, jobs: list[Queued] | None, now: float | None = None) -> Seen:
-    """Sum a run up. `jobs` are its jobs in the queue; None = Slurm does not answer, so the folder alone speaks."""
+    """Sum a run up. `jobs` are its jobs in the queue; None = Slurm does not answer, and the folder decides alone."""
     now = now or time.time()
     lines, facts = run.metrics(), run.facts
     state, message = judge(run, jobs, now)
@@ -145,16 +145,14 @@ def _going(run: RunFolder, attempt: Attempt, now: float) -> tuple[str, str]:
     return ("saving" if attempt.heartbeat().get("phase") == "save" else "running"), ""
 
 
-def _tokens(lines: list[dict[str, Any]], facts: dict[str, Any]) -> float | None:
-    found = [line["tokens_per_s_per_gpu"] for line in lines[-20:] if is_number(line.get("tokens_per_s_per_gpu"))]
+def _tokens(lines: list[JsonObject], facts: JsonObject) -> float | None:
+    rates = [line["tokens_per_s_per_gpu"] for line in lines[-20:] if is_number(line.get("tokens_per_s_per_gpu"))]
     gpus = facts.get("nodes", 1) * facts.get("gpus_per_node", 1)
-    return statistics.median(found) * gpus if found else None
+    return statistics.median(rates) * gpus if rates else None
 
 
 def _mfu(run: RunFolder, step_s: float | None) -> float | None:
     """The plan's MFU, scaled by how long a step really takes; none for a rehearsal."""
-    from superpod.node.files import read_json
-
     plan = (read_json(run.path / "plan.json") or {}).get("layouts") or [{}]
     mfu, planned = plan[0].get("mfu"), plan[0].get("step_time_s")
     if run.facts.get("rehearsal") or not (is_number(mfu) and is_number(planned) and step_s):
@@ -167,30 +165,30 @@ def _age(run: RunFolder, now: float) -> float | None:
     return now - max(times) if times else None
 
 
-def of_folder(runs: list[RunFolder], login: Connection) -> list[Seen]:
-    """Every run of a folder, the newest last, with one question to Slurm for all."""
-    queued = queue(login)
-    found = []
+def of_folder(runs: list[RunFolder], connection: Connection) -> list[Seen]:
+    """Every run, in order; Slurm is asked once for all of them."""
+    queued = queue(connection)
+    seen = []
     for run in runs:
         jobs = None if queued is None else queued.get(job_name(str(run.path)), [])
-        if jobs == [] and not run.done and _was_cancelled(run, login):
+        if jobs == [] and not run.done and _was_cancelled(run, connection):
             guard.stop(run, "cancelled by the user (scancel)", by=guard.StoppedBy.USER)
-        found.append(look(run, jobs))
-    return found
+        seen.append(look(run, jobs))
+    return seen
 
 
-def _was_cancelled(run: RunFolder, login: Connection) -> bool:
-    """Whether Slurm says so of the newest attempt's job: the controller while it remembers, then accounting."""
+def _was_cancelled(run: RunFolder, connection: Connection) -> bool:
+    """Whether the newest attempt's job was cancelled: the controller knows for a while, then accounting does."""
     job = str(run.attempts[-1].result.get("job", "")) if run.attempts else ""
     if not job or guard.stopped(run) or guard.was_let_go_on(run):
         return False
     for words, pattern in _ENDINGS:
         try:
-            said = login.run([word.replace("JOB", job) for word in words], limit_s=20)
+            output = connection.run([word.replace("JOB", job) for word in words], limit_s=20)
         except UserError:
             continue
-        if found := re.search(pattern, said):
-            return found[1] == "CANCELLED"
+        if match := re.search(pattern, output):
+            return match[1] == "CANCELLED"
     return False
 
 
@@ -198,7 +196,7 @@ _ENDINGS = (
     (("scontrol", "show", "job", "-o", "JOB"), r"\bJobState=([A-Z_]+)"),
     (("sacct", "-X", "-nP", "-j", "JOB", "-o", "State"), r"^([A-Z_]+)"),
 )
-"""Who is asked how a job ended, and where its answer has the state."""
+"""Commands that tell how a job ended, and where their output has the state."""
 
 
 def wants_attempts(seen: Seen, attempts: int) -> int:
