@@ -14,12 +14,21 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         UserError: when it cannot be read.
     """
+    return parse_toml(text_of(path), str(path))
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """The tables of TOML text; `where` opens the message.
+
+    Raises:
+        UserError: when it is not TOML.
+    """
     import tomllib  # 10 ms, and only a caller that reads a file needs it
 
     try:
-        return tomllib.loads(text_of(path))
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as broken:  # TOMLDecodeError, and what Python's own limits say
-        raise UserError(f"{path} is not TOML: {broken}") from broken
+        raise UserError(f"{where} is not TOML: {broken}") from broken
 
 
 LARGEST = 10 * 2**20

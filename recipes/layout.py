@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import nemo_run as run
 from fiddle._src import history
 
 from superpod.planner.layout import PARALLEL_SIZES, Layout
+from superpod.recipes import layout_text
 from superpod.recipes.registry import Recipe
 
 STRATEGY = PARALLEL_SIZES | {
@@ -131,33 +129,12 @@ def _chunks(stages: str | list[list[str]] | None) -> tuple[int, ...] | None:
 
 @contextmanager
 def _set_by(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
-    """Inside, what is set is recorded as set by the line of the layout file that says so, if one does."""
-    line = _line_of(recipe, key, num_nodes)
-    if line is None:
+    """Inside, what is set is recorded as set by the size's line in the layout file, where that line gives `key`."""
+    if key not in layout_text.given(recipe.layout(num_nodes)):
         yield
         return
-    where = history.Location(filename=str(recipe.source), line_number=line, function_name=recipe.table)
+    place = layout_text.places(recipe.source)[recipe.suffix]
+    line = place.nodes.get(num_nodes, place.header)
+    where = history.Location(filename=str(recipe.source), line_number=line, function_name=recipe.suffix)
     with history.custom_location(lambda: where):
         yield
-
-
-def _line_of(recipe: Recipe, key: str, num_nodes: int) -> int | None:
-    """Line of `key` in the recipe's table; where the size has a line of its own, only that one says."""
-    lines = _lines(recipe.source).get(recipe.table, {})
-    at, own = lines.get(f"at.{num_nodes}"), lines.get(key)
-    if at is None or (key not in at[1] and key == "gbs"):
-        return own[0] if own else None
-    return at[0] if key in at[1] else None
-
-
-@cache
-def _lines(file: Path) -> dict[str, dict[str, tuple[int, set[str]]]]:
-    """Of each table, the line of each key, and the keys that stand in that line's braces."""
-    found: dict[str, dict[str, tuple[int, set[str]]]] = {}
-    table: dict[str, tuple[int, set[str]]] = {}
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
-        if header := re.fullmatch(r"\[(\w+)\]\s*", line):
-            table = found.setdefault(header[1], {})
-        elif given := re.match(r"([\w.]+)\s*=", line):
-            table[given[1]] = number, set(re.findall(r"(\w+)\s*=", line[given.end() :]))
-    return found

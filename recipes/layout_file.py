@@ -1,90 +1,92 @@
-"""Write a planned layout into the model's table of recipes, keeping everything else in the file as it is."""
+"""Write a planned layout into the model's layout file, keeping the rest of the file as it is."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from superpod.errors import UserError
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
-from superpod.recipes import registry
+from superpod.recipes import layout_text, registry
 
 
 def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
-    """Put the job's layout into `{model}.toml` as the table of its task, GPU and precision.
+    """Put the job's layout into a layout file of `model`, as its recipe's line for this number of nodes.
 
-    A table that is there already gets the layout at this number of nodes: as its own when that is its only size,
-    else as its line `at.N`. A recipe that another table lays out gets a table of its own.
+    The recipe's other sizes, and other recipes, keep their layouts: one that shared its table gets a table of its own.
+    The file is the one that declares the recipe, else the model's first; `folder` = the folder of the only one.
 
     Raises:
         UserError: when the model has no recipes, the GPUs are no whole nodes, or the file cannot be written.
     """
-    path = (folder or registry.LAYOUTS) / f"{model}.toml"
     if model not in registry.models():
         raise UserError(f"{model} has no recipes, so there is no file for its layouts", "plan it without --write")
     if job.gpus % job.node.gpus:
         raise UserError(f"{job.gpus} GPUs are no whole nodes of {job.node.gpus}")
-    import tomlkit  # keeps comments and order
-
-    nodes = job.gpus // job.node.gpus
+    suffix, nodes = _suffix(job), job.gpus // job.node.gpus
+    path = folder / f"{model}.toml" if folder else _file_of(model, suffix)
     try:
-        document = tomlkit.parse(path.read_text() if path.exists() else "")
-        name = _table(job)
-        table = document.get(name)
-        _part(document, name)
-        if table is None or list(table.get("nodes", [])) == [nodes]:
-            document[name] = _whole(tomlkit, nodes, job.layout)
-        else:
-            _add(tomlkit, table, nodes, job.layout)
+        text = with_layout(path.read_text() if path.exists() else "", str(path), suffix, nodes, job.layout)
         partial = path.with_suffix(".toml.partial")
-        partial.write_text(tomlkit.dumps(document))
+        partial.write_text(text)
         os.replace(partial, path)
     except OSError as broken:
         raise UserError(f"{path} cannot be written: {broken.strerror}") from broken
     return path
 
 
-def _table(job: PlannedJob) -> str:
+def _file_of(model: str, suffix: str) -> Path:
+    files = registry.layout_files(model)
+    declaring = [path for path in files if suffix in layout_text.places(path)]
+    return [*declaring, *files, registry.LAYOUTS / f"{model}.toml"][0]
+
+
+def _suffix(job: PlannedJob) -> str:
+    """The recipe's name without its model."""
     trained = registry.models()[job.model.name].seq
     prefix = "" if job.seq == trained else f"{job.seq // 1024}k_"
-    name = f"{prefix}{job.task}_{job.node.gpu.name}_{job.precision}"
-    if not registry.TABLE.fullmatch(name):
-        raise UserError(f"no recipe can be called {name}", "plan for a DGX GPU and a precision that recipes have")
-    return name
+    suffix = f"{prefix}{job.task}_{job.node.gpu.name}_{job.precision}"
+    try:
+        registry.recipe_facts(suffix, "")
+    except UserError as wrong:
+        raise UserError(f"no recipe can be called {suffix}", wrong.hint) from wrong
+    return suffix
 
 
-def _values(layout: Layout) -> dict[str, Any]:
-    """What differs from the defaults; gbs always."""
-    found = {f.name: getattr(layout, f.name) for f in fields(layout) if getattr(layout, f.name) != f.default}
-    found = {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
-    return found | {"gbs": layout.gbs}
+def with_layout(text: str, where: str, suffix: str, nodes: int, layout: Layout) -> str:
+    """A layout file's text, in which the recipe has a table of its own with this layout at `nodes`.
+
+    Raises:
+        UserError: opened by `where`, when the recipe's table is not in the form that `layout_text` writes.
+    """
+    groups = layout_text.parse(text, where)
+    at = next((index for index, group in enumerate(groups) if suffix in group.recipes), None)
+    if at is None:
+        return _appended(text, suffix, {nodes: layout})
+    group, place, lines = groups[at], layout_text.tables(text)[at], text.splitlines()
+    if set(place.nodes) != set(group.layouts):
+        hint = "write each size as nodes.4 = { tp = 2, gbs = 512 }"
+        raise UserError(f"{group.where}: a size of {suffix} is not on a line of its own", hint)
+    if group.recipes == (suffix,):
+        return "\n".join(_with_size(lines, place, nodes, layout)) + "\n"
+    others = [name for name in group.recipes if name != suffix]
+    start = next(n for n in range(place.header, len(lines)) if lines[n].lstrip().startswith("recipes"))
+    end = next(n for n in range(start, len(lines)) if "]" in lines[n])
+    lines[start : end + 1] = layout_text.recipe_lines(others)
+    return _appended("\n".join(lines), suffix, group.layouts | {nodes: layout})
 
 
-def _whole(tomlkit: Any, nodes: int, layout: Layout) -> Any:
-    table = tomlkit.table()
-    for key, value in ({"nodes": [nodes]} | _values(layout)).items():
-        table.add(key, value)
-    return table
+def _appended(text: str, suffix: str, sizes: dict[int, Layout]) -> str:
+    return (f"{text.rstrip()}\n\n" if text.strip() else "") + layout_text.group_text([suffix], sizes)
 
 
-def _part(document: Any, name: str) -> None:
-    """Take a recipe out of the table that lays it out together with others."""
-    for table in document.values():
-        if name in table.get("also", ()):
-            table["also"].remove(name)
-
-
-def _add(tomlkit: Any, table: Any, nodes: int, layout: Layout) -> None:
-    """Another size: its layout whole, but for the global batch where that is the table's, as its `at.N` line."""
-    values = _values(layout)
-    if values["gbs"] == table.get("gbs"):
-        del values["gbs"]
-    if nodes not in table["nodes"]:
-        table["nodes"] = sorted([*table["nodes"], nodes])
-    sizes = table.setdefault("at", tomlkit.table())
-    inline = tomlkit.inline_table()
-    inline.update(values)
-    sizes[str(nodes)] = inline
+def _with_size(lines: list[str], place: layout_text.Place, nodes: int, layout: Layout) -> list[str]:
+    """The lines with this size's line replaced, or added where it belongs by its number of nodes."""
+    line = layout_text.size_line(nodes, layout)
+    if number := place.nodes.get(nodes):
+        comment = lines[number - 1].rpartition("}")[2]
+        return [*lines[: number - 1], line + comment, *lines[number:]]
+    smaller = [number for size, number in place.nodes.items() if size < nodes]
+    above = max(smaller, default=min(place.nodes.values()) - 1)
+    return [*lines[:above], line, *lines[above:]]

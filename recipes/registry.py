@@ -1,50 +1,38 @@
-"""What recipes exist: every table of `recipes/layouts/*.toml` whose model has a function in a family file.
+"""What recipes exist: those laid out in `recipes/layouts/*.toml`, of the models in `recipes/models/*.py`.
 
-Reads names and facts only: nothing here imports NeMo. `build` is where a recipe becomes a `run.Partial`.
+A user's own, in folders outside this package, count like ours (`superpod.collection`). Reads names and facts only:
+nothing here imports NeMo. `build` is where a recipe becomes a `run.Partial`.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superpod import collection
 from superpod.errors import UserError, did_you_mean
+from superpod.planner import hardware
 from superpod.planner import models as planned
 from superpod.planner.layout import Layout
+from superpod.recipes import layout_text, own_models
+from superpod.recipes.models import ORDER
 
 if TYPE_CHECKING:
     import nemo_run as run
 
-FAMILIES = (
-    "llama",
-    "llama_nemotron",
-    "nemotron",
-    "qwen",
-    "mistral",
-    "deepseek",
-    "gemma",
-    "gpt",
-    "others",
-    "ssm",
-    "encoders",
-    "tiny",
-)
-"""The family files of this folder, in the order `recipes list` shows them."""
-
 LAYOUTS = Path(__file__).parent / "layouts"
 
-TABLE = re.compile(
-    r"(?:(?P<context_k>\d+)k_)?(?P<task>pretrain|sft|lora|dora)"
-    r"_(?P<gpu>a100|h100|h200|b200|gb200|b300|gb300)_(?P<precision>bf16|fp16|fp8ds|fp8cs|fp8bw|mxfp8)"
-)
-"""A recipe's name is `{model}_{table}`; this is what a table may be called."""
+TASKS = ("pretrain", "sft", "lora", "dora")
+NAME = re.compile(rf"(?:(?P<context_k>\d+)k_)?(?P<task>{'|'.join(TASKS)})_(?P<gpu>\w+)_(?P<precision>[a-z0-9]+)")
+"""A recipe's name after its model's: `16k_pretrain_h100_bf16`."""
 
+PRECISIONS = tuple(name for name in hardware.PRECISIONS if name not in ("fp32", "tf32", "nvfp4"))
+"""Precisions that recipes train in (recipes/precision.py); NeMo 2.7.3 has no recipe for NVFP4."""
 
 FINETUNE_SEQ = 4096
 """Tokens of a packed fine-tuning sample: what NVIDIA's published SFT and LoRA runs use (NeMo performance summary)."""
@@ -76,7 +64,7 @@ class Model:
     tune: Callable[[run.Partial], None] | None = None
     """What this model's recipes have different from the base, beyond the layout."""
 
-    @property
+    @cached_property
     def shape(self) -> planned.ModelShape:
         """As the planner knows it."""
         return planned.find(self.name).replace(mtp_layers=self.mtp_layers)
@@ -144,9 +132,8 @@ class Recipe:
     layouts: dict[int, Layout] = field(hash=False)
     """Layout at each node count the recipe is meant to run at."""
     source: Path
-    table: str
-    """Head of the table in `source` that lays it out; of several recipes, where they are laid out alike."""
-    table_name: str
+    """The layout file that declares it."""
+    suffix: str
     """The recipe's name without its model."""
 
     @property
@@ -192,29 +179,73 @@ def nemo(model: str, config: str, **sizes: Any) -> run.Config:
 
 
 def model(**facts: Any) -> Callable[[Callable[[], run.Config]], Callable[[], run.Config]]:
-    """Register the decorated function as the model of its name. `facts` are fields of `Model`."""
+    """Register the decorated function as the model of its name. `facts` are fields of `Model`.
+
+    Raises:
+        UserError: when a fact is unknown or missing, or another model has the name.
+    """
 
     def wrap(make: Callable[[], run.Config]) -> Callable[[], run.Config]:
         name = make.__name__
-        if name in _models:
-            raise ValueError(f"two models are called {name}: {_models[name].make.__module__} and {make.__module__}")
-        _models[name] = Model(name=name, family=make.__module__.rpartition(".")[2], make=make, **facts)
+        if other := _models.get(name):
+            places = f"{_file(other.make)} and {_file(make)}"
+            raise UserError(f"two models are called {name}, in {places}", "rename one")
+        try:
+            _models[name] = Model(name=name, family=own_models.family(make.__module__), make=make, **facts)
+        except TypeError as wrong:
+            raise UserError(f"{name}: {wrong}", "@model takes seq, lr, min_lr, warmup_steps and max_steps") from wrong
         return make
 
     return wrap
 
 
+def _file(function: Callable[..., Any]) -> str:
+    return function.__code__.co_filename
+
+
+def families() -> list[str]:
+    """The files of recipes/models/, in the order in which `recipes list` shows them."""
+    files = sorted(path.stem for path in (Path(__file__).parent / "models").glob("[!_]*.py"))
+    return sorted(files, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+
 @cache
 def models() -> dict[str, Model]:
-    """Every model of the family files, by name."""
-    for family in FAMILIES:
+    """Every model by name: those of the family files, then those of collections.
+
+    Raises:
+        UserError: when a file of a collection cannot be imported, or a model has no shape.
+    """
+    for family in families():
         importlib.import_module(f"superpod.recipes.models.{family}")
+    ours = set(_models)
+    own_models.load()
+    for name in [name for name in _models if name not in ours]:
+        _check_own(_models[name])
     return dict(_models)
+
+
+def _check_own(m: Model) -> None:
+    """Refuse a collection's model without what every verb needs of it."""
+    try:
+        _ = m.shape, m.title
+    except UserError as missing:
+        line = m.make.__code__.co_firstlineno
+        hint = f"describe it in shapes/*.toml, or put its config.json there as shapes/{m.name}.json"
+        raise UserError(f"{_file(m.make)}:{line}: {missing}", hint) from missing
 
 
 @cache
 def recipes() -> dict[str, Recipe]:
-    """Every registered recipe by name: models in the order of their family files, tables in the file's order."""
+    """Every registered recipe by name: models in their order, recipes in the order of their layout file.
+
+    Raises:
+        UserError: when a layout file is wrong, or is of no model.
+    """
+    for path in collection.files("layouts"):
+        if path.stem not in models():
+            hint = did_you_mean(path.stem, list(models())) or "name the file after its model"
+            raise UserError(f"{path}: no model is called {path.stem!r}", hint)
     return {name: recipe for m in models().values() for name, recipe in _of(m).items()}
 
 
@@ -234,63 +265,83 @@ def find(name: str) -> Recipe:
 
 @cache
 def _of(m: Model) -> dict[str, Recipe]:
-    return {recipe.name: recipe for recipe in _read(m, LAYOUTS / f"{m.name}.toml")}
+    """The recipes of a model: those of our layout file, then those of collections.
+
+    Raises:
+        UserError: when a layout file is wrong, or two lay out the same recipe.
+    """
+    declared: dict[str, Recipe] = {}
+    for path in layout_files(m.name):
+        for recipe in _read(m, path):
+            if other := declared.get(recipe.name):
+                hint = (
+                    "take it out of one of the two"
+                    if path == other.source
+                    else "choose another context, GPU or precision"
+                )
+                place = layout_text.places(path)[recipe.suffix].header
+                raise UserError(f"{path}:{place}: {recipe.name} is laid out already, in {other.source}", hint)
+            declared[recipe.name] = recipe
+    return declared
+
+
+def layout_files(name: str) -> list[Path]:
+    """The layout files of a model: ours where there is one, and those of collections."""
+    ours = LAYOUTS / f"{name}.toml"
+    return [path for path in (ours, *collection.files("layouts")) if path.stem == name and path.is_file()]
 
 
 def _read(m: Model, path: Path) -> Iterator[Recipe]:
-    """The recipes of a layout file: of each table its own, and those that it also lays out."""
-    if not path.is_file():
-        return
-    with path.open("rb") as f:
-        tables = tomllib.load(f)
-    for table, values in tables.items():
-        where = f"{path.name} [{table}]"
-        names = (table, *values.pop("also", ()))
-        tiny = m.name.startswith("tiny_")
-        given = {key: values.pop(key) for key in ("task", "gpu", "precision")} if tiny else {}
-        gpus_per_node = values.pop("gpus_per_node", None)
-        layouts = _layouts(values, where)
-        for name in names:
-            yield _recipe(m, name, given, gpus_per_node, layouts, (path, table))
+    """The recipes of a layout file."""
+    for group in layout_text.read(path):
+        given = {key: value for key, value in group.facts.items() if key != "gpus_per_node"}
+        if given and not m.name.startswith("tiny_"):
+            raise UserError(f"{group.where}: {', '.join(given)} follow from the recipe's name", "leave them out")
+        for suffix in group.recipes:
+            facts = given or recipe_facts(suffix, group.where)
+            yield Recipe(
+                name=m.name if suffix == "default" else f"{m.name}_{suffix}",
+                model=m,
+                task=facts["task"],
+                gpu=facts["gpu"],
+                precision=facts["precision"],
+                seq=sequence(m, facts["task"], int(facts.get("context_k") or 0)),
+                gpus_per_node=group.facts.get("gpus_per_node") or hardware.node(facts["gpu"]).gpus,
+                layouts=group.layouts,
+                source=path,
+                suffix=suffix,
+            )
 
 
-def _layouts(values: dict[str, Any], where: str) -> dict[int, Layout]:
-    """The layout at each size: the table's, or where a size has a line of its own, what that says."""
-    at = values.pop("at", {})
-    if not (nodes := values.pop("nodes", [])):
-        raise UserError(f"{where}: nodes is missing", "list the node counts this recipe is meant to run at")
-    usual = Layout.from_mapping(values, where)
-    own = {size: Layout.from_mapping({"gbs": usual.gbs} | given, f"{where} at.{size}") for size, given in at.items()}
-    return {n: own.get(str(n), usual) for n in nodes}
+def recipe_facts(suffix: str, where: str) -> Mapping[str, str]:
+    """Context, task, GPU and precision of a recipe, from its name without the model.
+
+    Raises:
+        UserError: when the name is not of that form, or names hardware that is not known or cannot train so.
+    """
+    facts, problem = _parsed(suffix)
+    if problem:
+        raise UserError(f"{where}: {suffix} is not [NNk_]task_gpu_precision, such as pretrain_h100_bf16", problem)
+    return facts
 
 
-def _recipe(
-    m: Model, name: str, given: dict[str, str], gpus: int | None, layouts: dict[int, Layout], place: tuple[Path, str]
-) -> Recipe:
-    path, table = place
-    match = TABLE.fullmatch(name)
-    if match is None and not given:
-        where = f"{path.name} [{table}]"
-        raise UserError(f"{where}: {name} is not [NNk_]task_gpu_precision, such as pretrain_h100_bf16")
-    facts: dict[str, Any] = match.groupdict() if match else given
-    return Recipe(
-        name=m.name if name == "default" else f"{m.name}_{name}",
-        model=m,
-        task=facts["task"],
-        gpu=facts["gpu"],
-        precision=facts["precision"],
-        seq=sequence(m, facts["task"], int(facts.get("context_k") or 0)),
-        gpus_per_node=gpus or (4 if facts["gpu"] in ("gb200", "gb300") else 8),
-        layouts=layouts,
-        source=path,
-        table=table,
-        table_name=name,
-    )
+@cache
+def _parsed(suffix: str) -> tuple[dict[str, str], str]:
+    """The facts in a recipe's name, and what is wrong with them."""
+    match, nodes = NAME.fullmatch(suffix), hardware.builtin().nodes
+    if match is None:
+        return {}, f"tasks: {', '.join(TASKS)}; another one: 64k_sft_b200_mxfp8"
+    facts = match.groupdict(default="")
+    if facts["gpu"] not in nodes:
+        near = did_you_mean(facts["gpu"], list(nodes)) or f"known: {', '.join(nodes)}"
+        return facts, f"no GPU is called {facts['gpu']}; {near}"
+    trained = [name for name in nodes[facts["gpu"]].gpu.precisions if name in PRECISIONS]
+    return facts, "" if facts["precision"] in trained else f"{facts['gpu']} trains in {', '.join(trained)}"
 
 
 def shape_for(m: Model, task: str) -> planned.ModelShape:
     """A model in a task: imported weights have no layer that predicts further tokens, so only pretraining has one."""
-    return m.shape if task == "pretrain" else m.shape.replace(mtp_layers=0)
+    return m.shape if task == "pretrain" or not m.shape.mtp_layers else m.shape.replace(mtp_layers=0)
 
 
 def sequence(m: Model, task: str, context_k: int = 0) -> int:

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 STOCK = DOCS / "recipes" / "nemo.json"
 
-PAGES = tuple(family for family in registry.FAMILIES if family != "tiny")
+PAGES = tuple(family for family in registry.families() if family != "tiny")
 
 OTHER_NAMES = {
     "llama4_e16": "llama4_scout",
@@ -96,23 +96,22 @@ def family_page(family: str) -> str:
 
 
 def _rows(mine: list[Recipe]) -> Iterable[str]:
-    heads: dict[tuple[str, Path], list[Recipe]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Recipe]] = defaultdict(list)
     for recipe in mine:
-        heads[recipe.table, recipe.source].append(recipe)
-    for alike in heads.values():
+        groups[_task(recipe), repr(recipe.layouts)].append(recipe)
+    for alike in groups.values():
         by_layout: dict[Layout, list[int]] = defaultdict(list)
         for nodes, layout in alike[0].layouts.items():
             by_layout[layout].append(nodes)
-        tasks = sorted({_task(recipe) for recipe in alike})
         for layout, nodes in by_layout.items():
             found = predict.one(job(alike[0], nodes[0]))
             figures = f"{found.step_time_s:.2f} | {found.reserved_gib_max:.0f} | {100 * (found.mfu or 0):.0f}"
             sizes, batch = ", ".join(map(str, nodes)), f"{layout.mbs} / {layout.gbs}"
-            yield f"| {', '.join(tasks)} | {_machines(alike)} | {sizes} | {_layout(layout)} | {batch} | {figures} |"
+            yield f"| {_task(alike[0])} | {_machines(alike)} | {sizes} | {_layout(layout)} | {batch} | {figures} |"
 
 
 def _task(recipe: Recipe) -> str:
-    return recipe.table_name.partition(f"_{recipe.gpu}_")[0]
+    return recipe.suffix.partition(f"_{recipe.gpu}_")[0]
 
 
 def _machines(alike: list[Recipe]) -> str:

@@ -62,23 +62,32 @@ def _is_code(line: str) -> bool:
     return not re.fullmatch(r"(#.*|from .*|import .*|[\])}\s,:]*)", line)
 
 
-def unregistered(recipes: Path, families: tuple[str, ...]) -> list[str]:
-    """Models without a layout, layouts without a model, and family files that the registry does not read."""
-    models: dict[str, str] = {}
-    for path in sorted((recipes / "models").glob("*.py")):
+def unregistered(recipes: Path) -> list[str]:
+    """Models without a layout or in two files, layouts without a model, and families of ORDER that have no file."""
+    families: dict[str, list[str]] = defaultdict(list)
+    for path in sorted((recipes / "models").glob("[!_]*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and any("model" in ast.unparse(d) for d in node.decorator_list):
-                models[node.name] = path.stem
+                families[node.name].append(path.name)
     layouts = {path.stem for path in (recipes / "layouts").glob("*.toml")}
-    found = [f"{name} of {file}.py has no layouts/{name}.toml" for name, file in models.items() if name not in layouts]
-    found += [f"layouts/{name}.toml is of no model" for name in sorted(layouts - set(models))]
-    return found + [f"{file}.py is no family of the registry" for file in sorted(set(models.values()) - set(families))]
+    missing = [
+        f"{name} of {files[0]} has no layouts/{name}.toml" for name, files in families.items() if name not in layouts
+    ]
+    unknown = [f"layouts/{name}.toml is of no model" for name in sorted(layouts - set(families))]
+    twice = [f"{name} is in {' and '.join(files)}" for name, files in families.items() if len(files) > 1]
+    order = re.findall(r'"(\w+)"', (recipes / "models" / "__init__.py").read_text().partition("ORDER = (")[2])
+    gone = [
+        f"ORDER names {name}, and there is no {name}.py"
+        for name in order
+        if not (recipes / f"models/{name}.py").exists()
+    ]
+    return missing + unknown + twice + gone
 
 
 def long_files(root: Path, most: int = 400, function: int = 60) -> list[str]:
     """Files and functions longer than anyone reads in one go."""
     found = []
-    for folder in (*ALLOWED, "tests", "benchmarks"):
+    for folder in (*ALLOWED, "tests", "benchmarks", "scripts"):
         for path in sorted((root / folder).rglob("*.py")):
             name, text = path.relative_to(root).as_posix(), path.read_text()
             if len(text.splitlines()) > most:

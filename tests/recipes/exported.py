@@ -79,9 +79,9 @@ def main(folder: Path) -> None:
 def exported(name: str, folder: Path) -> list[str]:
     """Lines in which the recipe of the file and the one it was made of differ; the file runs without this project."""
     from superpod.recipes import registry
-    from superpod.recipes.export import diff, source
+    from superpod.recipes.export import diff, recipe_source
     from superpod.recipes.flatten import flatten
-    from superpod.rehearsal.alone import hidden
+    from superpod.rehearsal.script import hidden
 
     partial = diff.load(name)
     ours = not name.startswith(diff.NEMO)

@@ -25,7 +25,7 @@ def test_the_others_differ_from_it_by_their_golden(name, all_described, golden):
     for recipe in recipes().values():
         if golden_of(recipe) == name and recipe is not FIRSTS[name]:
             effect = _effect(first, dict(_lines(all_described, recipe)))
-            alike.setdefault(effect, []).append(recipe.table_name)
+            alike.setdefault(effect, []).append(recipe.suffix)
     text = "".join(f"[{' '.join(names)}]\n{effect}\n" for effect, names in alike.items())
     golden(f"recipes/variants/{name}.txt", f"# What differs from {FIRSTS[name].name}\n\n{text}")
 

@@ -7,7 +7,7 @@ from superpod.errors import UserError
 from superpod.planner import hardware, models
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
-from superpod.recipes import layout_file, registry
+from superpod.recipes import layout_file, layout_text, registry
 
 
 def planned(gpus=128, model="llama3_70b", precision="bf16", **layout):
@@ -21,36 +21,62 @@ def folder(tmp_path):
     return shutil.copytree(registry.LAYOUTS, tmp_path / "layouts")
 
 
+def groups(path):
+    return {tuple(group["recipes"]): group["nodes"] for group in tomllib.loads(path.read_text())["layouts"]}
+
+
 def test_a_new_table_is_a_recipe_and_the_rest_of_the_file_stays(folder):
     path = folder / "llama3_70b.toml"
-    path.write_text(before := "# By hand.\n[pretrain_h100_bf16]\nnodes = [16]  # eight racks\ntp = 8\n")
+    path.write_text(
+        before := '# By hand.\n[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\nnodes.16 = { tp = 8, gbs = 1 }  # racks\n'
+    )
     layout_file.write("llama3_70b", planned(precision="fp8cs", tp=4, pp=4, vp=5, sp=True), folder=folder)
     after = path.read_text()
     assert after.startswith(before.rstrip("\n"))
-    table = tomllib.loads(after)["pretrain_h100_fp8cs"]
-    assert table == {"nodes": [16], "tp": 4, "pp": 4, "vp": 5, "sp": True, "gbs": 512}
-    values = {k: v for k, v in table.items() if k != "nodes"}
-    assert Layout.from_mapping(values, "") == Layout(tp=4, pp=4, vp=5, sp=True, gbs=512)
+    sizes = groups(path)["pretrain_h100_fp8cs",]
+    assert sizes == {"16": {"tp": 4, "pp": 4, "vp": 5, "sp": True, "gbs": 512}}
+    assert Layout.from_mapping(sizes["16"], "") == Layout(tp=4, pp=4, vp=5, sp=True, gbs=512)
 
 
 def test_another_size_of_a_table_becomes_its_line(folder):
     path = folder / "llama3_70b.toml"
-    path.write_text("# By hand.\n[pretrain_h100_bf16]\nnodes = [16]\ntp = 4\npp = 4\nvp = 5\nsp = true\ngbs = 512\n")
+    first = "nodes.16 = { tp = 4, pp = 4, vp = 5, sp = true, gbs = 512 }\n"
+    path.write_text(before := f'# By hand.\n[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\n{first}')
     layout_file.write("llama3_70b", planned(gpus=256, tp=4, pp=2, cp=1, sp=True, mbs=2), folder=folder)
-    table = tomllib.loads(path.read_text())["pretrain_h100_bf16"]
-    assert (table["nodes"], table["at"]) == ([16, 32], {"32": {"tp": 4, "pp": 2, "sp": True, "mbs": 2}})
-    assert path.read_text().startswith("# By hand.")
+    assert path.read_text() == before + "nodes.32 = { tp = 4, pp = 2, sp = true, mbs = 2, gbs = 512 }\n"
+
+
+def test_the_line_of_a_size_is_replaced(folder):
+    path = folder / "llama3_70b.toml"
+    head = '# By hand.\n[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\nnodes.8 = { gbs = 64 }\n'
+    path.write_text(head + "nodes.16 = { tp = 8, cp = 2, gbs = 64 }\n")
+    layout_file.write("llama3_70b", planned(tp=4, sp=True), folder=folder)
+    assert path.read_text() == head + "nodes.16 = { tp = 4, sp = true, gbs = 512 }\n"
 
 
 def test_a_recipe_that_another_table_lays_out_gets_its_own(folder):
+    """With its other sizes: only the planned one changes, and nothing of those it shared its table with."""
     path = folder / "llama3_70b.toml"
+    names = '"pretrain_h100_bf16", "pretrain_h100_fp8cs", "pretrain_h100_fp8ds"'
     path.write_text(
-        '[pretrain_h100_bf16]\nalso = ["pretrain_h100_fp8cs", "pretrain_h100_fp8ds"]\nnodes = [16]\ngbs = 512\n'
+        f"[[layouts]]\nrecipes = [{names}]\nnodes.8 = {{ pp = 2, gbs = 512 }}\nnodes.16 = {{ gbs = 512 }}\n"
     )
     layout_file.write("llama3_70b", planned(precision="fp8cs", tp=8, sp=True), folder=folder)
-    tables = tomllib.loads(path.read_text())
-    assert tables["pretrain_h100_bf16"]["also"] == ["pretrain_h100_fp8ds"]
-    assert tables["pretrain_h100_fp8cs"] == {"nodes": [16], "tp": 8, "sp": True, "gbs": 512}
+    assert groups(path) == {
+        ("pretrain_h100_bf16", "pretrain_h100_fp8ds"): {"8": {"pp": 2, "gbs": 512}, "16": {"gbs": 512}},
+        ("pretrain_h100_fp8cs",): {"8": {"pp": 2, "gbs": 512}, "16": {"tp": 8, "sp": True, "gbs": 512}},
+    }
+
+
+def test_what_is_written_is_what_the_registry_reads(folder):
+    path = layout_file.write("llama3_70b", planned(precision="fp8cs", tp=8, sp=True), folder=folder)
+    before = layout_text.read(registry.LAYOUTS / "llama3_70b.toml")
+    sizes = {name: group.layouts for group in layout_text.read(path) for name in group.recipes}
+    for group in before:
+        for name in group.recipes:
+            changed = {16: Layout(tp=8, sp=True, gbs=512)} if name == "pretrain_h100_fp8cs" else {}
+            assert sizes.pop(name) == group.layouts | changed
+    assert not sizes
 
 
 def test_what_was_written_twice_is_written_once(folder):

@@ -1,0 +1,159 @@
+"""Which recipes `plan_layouts.py` plans: models, tasks, lengths, GPUs, precisions and global batches.
+
+GPUs come from the planner's hardware facts: one with NVLink and 80 GB or more gets recipes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from superpod.planner import hardware
+from superpod.planner.hardware import Gpu
+from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
+from superpod.recipes import registry
+from superpod.recipes.planned_job import decided
+
+Task = Literal["pretrain", "sft", "lora", "dora"]
+TASKS: tuple[Task, ...] = ("pretrain", "sft", "lora", "dora")
+LEAST_GB = 80
+"""Memory of a GPU that gets recipes."""
+GENERATIONS = {
+    "ampere": ("bf16", "fp16"),
+    "hopper": ("bf16", "fp8ds", "fp8cs", "fp8bw"),
+    "blackwell": ("bf16", "fp8cs", "mxfp8"),
+}
+"""Precisions that recipes train in, by GPU generation: those of NVIDIA's published runs."""
+SEARCHED_PRECISIONS = ("bf16", "fp8cs")
+"""What is searched: a precision of each kind. The others choose from the layouts that these find."""
+SAME_MEMORY = 1.1
+"""GPUs whose memory differs by less are searched once."""
+SIZED_TO_GB = 190
+"""GPUs with more memory take the node counts of one with so much, so that a model's recipes keep their sizes."""
+TOKENS = 2**22
+"""Tokens of a global batch, pretraining: 4 million, as Llama 2 and 3 were trained."""
+BATCHES = {
+    "llama31_405b": 2048,
+    "deepseek_v3": 15_360,
+    "deepseek_v2": 2304,
+    "deepseek_v2_lite": 4608,
+    "nemotron4_340b": 2304,
+    **dict.fromkeys(("nemotronh_4b", "nemotronh_8b", "nemotronh_47b", "nemotronh_56b"), 768),
+    **dict.fromkeys(("nemotron_nano_9b_v2", "nemotron_nano_12b_v2"), 768),
+    **dict.fromkeys(("bert_110m", "bert_340m"), 256),
+    **dict.fromkeys(("t5_220m", "t5_3b", "t5_11b"), 2048),
+}
+"""Global batches of pretraining that their papers or NeMo's recipes give."""
+FINETUNE_BATCH = 32
+"""Packed samples: NVIDIA's published fine-tuning runs (NeMo performance summary)."""
+LONG = {
+    **dict.fromkeys(("llama3_8b", "llama3_70b", "llama31_8b", "llama31_70b"), (16, 64, 128)),
+    **dict.fromkeys(("mixtral_8x7b", "mixtral_8x22b"), (16, 64)),
+    **dict.fromkeys(("nemotron3_22b", "nemotron4_15b"), (16, 64)),
+}
+"""Thousands of tokens of the long-context recipes: NeMo's own, and what is between."""
+RETRIEVES = ("e5_340m", "llama_embedding_1b", "llama_embedding_3b", "llama_reranker_1b")
+"""Models that are only fine-tuned."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One recipe to be planned: a model, a task at a length, a GPU and a precision."""
+
+    model: str
+    task: Task
+    context_k: int
+    """Thousands of tokens of a long-context recipe; 0 = the model's usual length."""
+    gpu: str
+    precision: str
+
+    @property
+    def suffix(self) -> str:
+        """The recipe's name without its model."""
+        return f"{f'{self.context_k}k_' if self.context_k else ''}{self.task}_{self.gpu}_{self.precision}"
+
+    @property
+    def seq(self) -> int:
+        """Tokens of a sample."""
+        return registry.sequence(registry.models()[self.model], self.task, self.context_k)
+
+    @property
+    def gbs(self) -> int:
+        """Samples of a global batch."""
+        if self.task != "pretrain":
+            return FINETUNE_BATCH
+        return BATCHES[self.model] if self.model in BATCHES and not self.context_k else TOKENS // self.seq
+
+    def job(self, gpus: int, layout: Layout | None = None) -> PlannedJob:
+        """Its run on so many GPUs; without a layout, one that only gives batch and sharding."""
+        facts = hardware.builtin()
+        node = facts.node(self.gpu)
+        shape = registry.shape_for(registry.models()[self.model], self.task)
+        return PlannedJob(
+            model=shape,
+            node=node,
+            fabric=facts.fabric_of(node),
+            gpus=gpus,
+            seq=self.seq,
+            precision=self.precision,
+            layout=layout or Layout(gbs=self.gbs, sharding=self.sharding),
+            task="lora" if self.task == "dora" else self.task,
+            options=decided(self.task, self.precision, self.sharding, shape),
+        )
+
+    @property
+    def sharding(self) -> Literal["none", "zero1"]:
+        """Adapters are too small to be worth sharding."""
+        return "none" if self.task in registry.ADAPTERS else "zero1"
+
+
+@cache
+def gpus() -> dict[str, Gpu]:
+    """The GPUs that get recipes, the smallest memory first."""
+    nodes = hardware.builtin().nodes.values()
+    planned = [node.gpu for node in nodes if node.nvlink_domain > 1 and node.gpu.hbm_gb >= LEAST_GB]
+    return {gpu.name: gpu for gpu in sorted(planned, key=lambda gpu: gpu.hbm_gb)}
+
+
+def precisions(gpu: str) -> tuple[str, ...]:
+    """Precisions of a GPU's recipes."""
+    return GENERATIONS[gpus()[gpu].generation]
+
+
+@cache
+def searched() -> dict[str, Gpu]:
+    """One GPU of each size of memory: the first that has FP8, so that it has every precision that is searched."""
+    chosen: list[Gpu] = []
+    for gpu in gpus().values():
+        if gpu.fp8_tflops and all(gpu.hbm_gb > SAME_MEMORY * other.hbm_gb for other in chosen):
+            chosen.append(gpu)
+    return {gpu.name: gpu for gpu in chosen}
+
+
+def sized_as(gpu: str) -> str:
+    """The searched GPU whose memory decides on how few GPUs a model is planned."""
+    memory_gb = min(gpus()[gpu].hbm_gb, SIZED_TO_GB)
+    return max((g for g in searched().values() if g.hbm_gb <= memory_gb), key=lambda g: g.hbm_gb).name
+
+
+def cases(name: str) -> list[list[Case]]:
+    """The recipes of a model, in groups of one task and length."""
+    model = registry.models()[name]
+    tasks: tuple[Task, ...] = TASKS if model.family != "ssm" else TASKS[:2]
+    if name in RETRIEVES or name.startswith("bert"):
+        tasks = ("sft",) if name in RETRIEVES else ("pretrain",)
+    kinds: list[tuple[Task, int]] = []
+    for task in tasks:
+        kinds += [(task, k) for k in (0, *(LONG.get(name, ()) if task == "pretrain" else ()))]
+    plain_only = model.unproven and not name.startswith("nemotron")
+    return [
+        [
+            Case(name, task, k, gpu, precision)
+            for gpu in gpus()
+            for precision in precisions(gpu)
+            if precision == "bf16" or not (plain_only or task == "dora")
+        ]
+        for task, k in kinds
+    ]

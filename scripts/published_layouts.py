@@ -1,0 +1,81 @@
+"""Published runs of our recipes: read from a table of measurements, and written to recipes/published.toml."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from layout_cases import Case, gpus, precisions
+from superpod.errors import UserError
+from superpod.planner.layout import Layout
+from superpod.planner.tables import published
+from superpod.recipes import layout_text, registry
+
+FILE = registry.LAYOUTS.parent / "published.toml"
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A measured run that others published."""
+
+    case: Case
+    gpus: int
+    layout: Layout
+    tokens_per_s_per_gpu: float
+    release: str
+    source: str
+
+    def text(self) -> str:
+        """As a table of recipes/published.toml."""
+        lines = [f'[["{self.case.model}_{self.case.suffix}"]]', f"gpus = {self.gpus}"]
+        lines.append(f"layout = {layout_text.inline(self.layout)}")
+        speed = round(self.tokens_per_s_per_gpu, 1)
+        facts = {"tokens_per_s_per_gpu": speed, "release": self.release, "source": self.source}
+        return "\n".join([*lines, *(f"{key} = {layout_text.value_text(value)}" for key, value in facts.items())]) + "\n"
+
+
+Runs = dict[tuple[str, int], PublishedRun]
+"""(recipe's name without its model, GPUs) -> its fastest published run."""
+
+
+def read(path: Path) -> dict[str, Runs]:
+    """Published runs of our cases by model; of several of the same case and size, the fastest."""
+    by_model: dict[str, Runs] = defaultdict(dict)
+    with path.open() as table:
+        for run in map(_run, csv.DictReader(table)):
+            if run is None:
+                continue
+            known = by_model[run.case.model].get((run.case.suffix, run.gpus))
+            if known is None or run.tokens_per_s_per_gpu > known.tokens_per_s_per_gpu:
+                by_model[run.case.model][run.case.suffix, run.gpus] = run
+    return by_model
+
+
+def _run(row: dict[str, str]) -> PublishedRun | None:
+    """The run of a row; None where no recipe is like it."""
+    model = registry.models().get(row["model"])
+    if model is None or row["layers"] or row["fsdp"] not in ("", "0", "1"):
+        return None
+    try:
+        job = published.job(row)
+    except UserError:
+        return None
+    gpu = job.node.gpu.name
+    if gpu not in gpus() or job.precision not in precisions(gpu) or job.options.framework != "megatron":
+        return None
+    case = Case(row["model"], job.task, 0, gpu, job.precision)
+    if case.seq != job.seq or job.gpus % 8 or job.layout.sharding in ("zero2", "zero3"):
+        return None
+    layout = replace(job.layout, sharding=case.sharding, etp=job.layout.etp if job.model.is_moe else None)
+    speed = row["tokens_per_s_per_gpu"] or job.tokens / float(row["step_time_s"] or 1e9) / job.gpus
+    return PublishedRun(case, job.gpus, layout, float(speed), row["release"] or "measured", row["source"])
+
+
+def write(by_model: dict[str, Runs]) -> None:
+    """Write recipes/published.toml."""
+    text = "# Measured runs of our cases that others published, of several the fastest; by scripts/plan_layouts.py.\n"
+    for _, runs in sorted(by_model.items()):
+        text += "".join(f"\n{run.text()}" for _, run in sorted(runs.items()))
+    FILE.write_text(text)
