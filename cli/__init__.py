@@ -17,22 +17,22 @@ def main() -> None:
     """Entry point. Exit codes: 0 done, 2 the user's mistake, 1 a failure, 130 interrupted; no tracebacks."""
     try:
         try:
-            from superpod.cli.app import app  # here, so that Ctrl-C is answered from the start
+            from superpod.cli.app import app  # imported here, so that Ctrl-C during the import is handled too
 
             app()
         finally:
-            if sys.stdout is not None:  # here, where a reader that has gone away is no error, not at the very end
+            if sys.stdout is not None:  # flushed inside the try: a reader that closed the pipe is handled below
                 sys.stdout.flush()
     except UserError as error:
-        _say(str(error), error.hint)
+        _print_error(str(error), error.hint)
         sys.exit(2)
     except KeyboardInterrupt:
         leave_interrupted()
     except SystemExit as end:
-        if end.code == INTERRUPTED:  # Typer has caught the KeyboardInterrupt, and says nothing
+        if end.code == INTERRUPTED:  # Typer turns KeyboardInterrupt into this exit and prints nothing
             leave_interrupted()
         raise
-    except BrokenPipeError:
+    except BrokenPipeError:  # Python flushes stdout once more at exit; into /dev/null that cannot fail
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
@@ -41,9 +41,9 @@ def main() -> None:
 
 
 def leave_interrupted(terminal: IO[str] | None = None) -> NoReturn:
-    """Say so on `terminal` (default: stderr) and leave at once.
+    """Print that the command was interrupted on `terminal` (default: stderr), and exit at once.
 
-    Where an import was interrupted, Python would end by the signal, whatever sys.exit says.
+    `sys.exit` does not serve: when an import is interrupted, Python ends by the signal all the same.
     """
     print("error: interrupted", file=terminal or sys.stderr, flush=True)
     os._exit(INTERRUPTED)
@@ -56,23 +56,23 @@ def _exit_code(error: Exception) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """Our own failure: one line, and the traceback in a file for whoever mends it."""
+    """Report our own failure in one line, and write the traceback to a file; returns the exit code."""
     import tempfile
     import traceback
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        _say(f"{error.strerror} ({error.filename or 'while writing'})", "make room, then run this again")
+        _print_error(f"{error.strerror} ({error.filename or 'while writing'})", "make room, then run this again")
         return 1
     if os.environ.get("SUPERPOD_DEBUG"):
         traceback.print_exception(error)
         return 1
     with tempfile.NamedTemporaryFile("w", prefix="recipes-", suffix=".log", delete=False) as log:
         traceback.print_exception(error, file=log)
-    _say(f"this is our failure, not yours: {type(error).__name__}: {error}", f"the traceback is in {log.name}")
+    _print_error(f"this is our failure, not yours: {type(error).__name__}: {error}", f"the traceback is in {log.name}")
     return 1
 
 
-def _say(message: str, hint: str) -> None:
+def _print_error(message: str, hint: str) -> None:
     print(f"error: {message}", file=sys.stderr)
     if hint:
         print(f"  next: {hint}", file=sys.stderr)

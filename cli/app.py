@@ -1,4 +1,4 @@
-"""The verbs of `recipes`, each in the file of its name. Each parses, calls and prints."""
+"""The verbs of `recipes`. A verb parses, calls and prints, in the file of its name."""
 
 from __future__ import annotations
 

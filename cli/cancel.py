@@ -1,4 +1,4 @@
-"""`recipes cancel`: a run's end by its user."""
+"""`recipes cancel`: stop a run for good."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from superpod.errors import UserError
 
 
 def cancel(run: Run, cluster: Cluster = "") -> None:
-    """End a run: its job is stopped, the attempts behind it are taken out of the queue, and none is added."""
+    """Stop a run: end its job, remove its other attempts from the queue, and add no new ones."""
     from superpod.node import guard
     from superpod.node.run_folder import RunFolder
     from superpod.slurm import connection, profiles

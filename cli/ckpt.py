@@ -1,4 +1,4 @@
-"""`recipes ckpt`: what lies in a folder of checkpoints, what can go, and the way to Hugging Face and back."""
+"""`recipes ckpt`: list, verify and prune checkpoints; convert them from and to Hugging Face."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Checkpoints: list, verify, prune, convert.")
 
 Where = Annotated[Path, typer.Argument(help="A run folder, a folder of checkpoints, or a checkpoint.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @app.command("list")
 def list_(where: Where, as_json: AsJson = False) -> None:
-    """Say of each checkpoint whether it is whole, its step, layout, size and validation loss."""
+    """List checkpoints: whether each is whole, its step, layout, size and validation loss."""
     from superpod.lifecycle import checkpoints
 
-    found = checkpoints.found(where)
+    listed = checkpoints.at(where)
     if as_json:
         import json
 
-        print(json.dumps([checkpoints.facts(each) for each in found], indent=1))
+        print(json.dumps([checkpoints.facts(checkpoint) for checkpoint in listed], indent=1))
     else:
-        _table(found)
+        _table(listed)
 
 
 @app.command()
 def verify(where: Where, as_json: AsJson = False) -> None:
-    """Read every file, and check that all its bytes are there and as they were written; exit 1 if not."""
+    """Read every file and check that no byte is missing or changed since it was written; exit 1 if one is."""
     from superpod.lifecycle import checkpoint_metadata, checkpoints
 
-    found = checkpoints.found(where)
-    problems = {each.path: each.problems or checkpoint_metadata.damages(each.path) for each in found}
+    listed = checkpoints.at(where)
+    problems = {c.path: c.problems or checkpoint_metadata.damages(c.path) for c in listed}
     if as_json:
         import json
 
         print(json.dumps({str(path): reasons for path, reasons in problems.items()}, indent=1))
     for path, reasons in problems.items() if not as_json else []:
         print("\n  ".join([f"{path.name}: {'NOT WHOLE' if reasons else 'whole'}", *reasons]))
-    if not found:
+    if not listed:
         raise UserError(f"{where} holds no checkpoint yet")
     if any(problems.values()):
         raise typer.Exit(1)
@@ -56,21 +56,22 @@ def verify(where: Where, as_json: AsJson = False) -> None:
 def prune(
     where: Where,
     keep: Annotated[int, typer.Option(help="Newest whole checkpoints to keep; the best one stays too.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> None:
-    """Remove all but the newest checkpoints, and what is not whole."""
+    """Remove all but the newest checkpoints, and those that are not whole."""
     from superpod.lifecycle import checkpoints
 
     run = checkpoints.run_of(where)
     with run.lock() if run and not dry_run else nullcontext():
-        found = checkpoints.found(where)
-        going = checkpoints.spare(found, keep)
-        for each in going:
-            print(f"{'would remove' if dry_run else 'removing'} {each.name}: {_size(each.bytes)}, {_why(each)}")
+        listed = checkpoints.at(where)
+        removable = checkpoints.spare(listed, keep)
+        for checkpoint in removable:
+            verb = "would remove" if dry_run else "removing"
+            print(f"{verb} {checkpoint.name}: {_size(checkpoint.bytes)}, {_why(checkpoint)}")
             if not dry_run:
-                checkpoints.remove(each)
-    freed = _size(sum(each.bytes for each in going))
-    print(f"{len(going)} of {len(found)} checkpoints, {freed}{' would be' if dry_run else ''} freed")
+                checkpoints.remove(checkpoint)
+    freed = _size(sum(checkpoint.bytes for checkpoint in removable))
+    print(f"{len(removable)} of {len(listed)} checkpoints, {freed}{' would be' if dry_run else ''} freed")
 
 
 def _why(checkpoint: Checkpoint) -> str:
@@ -80,14 +81,17 @@ def _why(checkpoint: Checkpoint) -> str:
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(help="A Hugging Face folder, or a NeMo checkpoint.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write; it must not exist.")],
     like: Annotated[
-        Path | None, typer.Option(help="Hugging Face folder that the model came from.", show_default="as kept")
+        Path | None,
+        typer.Option(help="Hugging Face folder that the model came from.", show_default="as kept by the import"),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of the exported numbers.", show_default="as in --like")] = "",
-    cluster: Annotated[str, typer.Option(help="A profile: as a Slurm job there.", show_default="here and now")] = "",
+    dtype: Annotated[str, typer.Option(help="Number format to export.", show_default="as in --like")] = "",
+    cluster: Annotated[
+        str, typer.Option(help="Profile of the cluster that runs it as a Slurm job.", show_default="this machine")
+    ] = "",
 ) -> None:
-    """Hugging Face to NeMo, or NeMo to Hugging Face with an adapter merged, by what SOURCE is."""
+    """Convert Hugging Face to NeMo, or NeMo to Hugging Face with adapters merged; SOURCE decides which."""
     from superpod.launchers import convert, subprocess_call
 
     source, out, like = source.absolute(), out.absolute(), like.absolute() if like else None
@@ -106,11 +110,11 @@ def _queue(cluster: str, out: Path, words: list[str]) -> None:
 
     profile, log = profiles.load(cluster), f"{out}.log"
     job = submit.alone(connection.of(profile), profile, "convert", ["ckpt", "convert", *words], log)
-    print(f"job    {job}: {out} is there when it has ended well")
+    print(f"job    {job}: writes {out}")
     print(f"log    {log}")
 
 
-def _table(found: list[Checkpoint]) -> None:
+def _table(listed: list[Checkpoint]) -> None:
     from rich.table import Table
 
     from superpod.cli import tables
@@ -118,12 +122,12 @@ def _table(found: list[Checkpoint]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("checkpoint", "step", "state", "holds", "layout", "size", "val loss"):
         table.add_column(name, justify="right" if name in ("step", "size", "val loss") else "left", overflow="fold")
-    for each in found:
-        holds = f"{'adapter' if each.adapter else 'model'}{', optimizer' if each.optimizer else ''}"
-        layout = " ".join(f"{name}{value}" for name, value in each.layout.items() if value > 1 or name == "ranks")
-        loss = "" if each.val_loss is None else f"{each.val_loss:.4f}"
-        state = "whole" if each.whole else "not whole"
-        table.add_row(each.name, str(each.step or ""), state, holds, layout, _size(each.bytes), loss)
+    for checkpoint in listed:
+        holds = f"{'adapter' if checkpoint.adapter else 'model'}{', optimizer' if checkpoint.optimizer else ''}"
+        layout = " ".join(f"{name}{value}" for name, value in checkpoint.layout.items() if value > 1 or name == "ranks")
+        loss = "" if checkpoint.val_loss is None else f"{checkpoint.val_loss:.4f}"
+        state = "whole" if checkpoint.whole else "not whole"
+        table.add_row(checkpoint.name, str(checkpoint.step or ""), state, holds, layout, _size(checkpoint.bytes), loss)
     tables.show(table)
 
 

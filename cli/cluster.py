@@ -15,40 +15,40 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 Profile = Annotated[str, typer.Argument(help="A profile: dgx_h100, ..., or the path of a TOML file.")]
 NodeList = Annotated[
-    str, typer.Option("--nodes", help="Which, as Slurm writes them: node[1-4]; default: all idle ones.")
+    str, typer.Option("--nodes", help="Nodes as Slurm writes them: node[1-4]; default: all idle ones.")
 ]
 
 
 @app.command()
 def check(profile: Profile) -> None:
-    """Compare a profile with the live Slurm: what would be refused, and what to write instead."""
+    """Compare a profile with the live cluster: what Slurm would refuse, and what to write instead."""
     from superpod.slurm import connection, live_cluster, preflight, profiles
 
-    known = profiles.load(profile)
-    paths, python = preflight.paths(known), known.software.python
-    answers = live_cluster.ask(connection.of(known), known, known.folders.runs, paths, python)
-    findings = preflight.of_site(known, answers)
+    cluster = profiles.load(profile)
+    paths, python = preflight.paths(cluster), cluster.software.python
+    live = live_cluster.ask(connection.of(cluster), cluster, cluster.folders.runs, paths, python)
+    findings = preflight.of_site(cluster, live)
     for finding in findings:
         print(finding.message + (f"\n  next: {finding.hint}" if finding.hint else ""))
     if findings:
         raise typer.Exit(2)
-    partition = known.slurm.partition or answers.default_partition
-    print(f"ok: {known.name} agrees with its cluster: {len(answers.nodes_of(partition))} nodes in {partition}")
+    partition = cluster.slurm.partition or live.default_partition
+    print(f"ok: {cluster.name} agrees with its cluster: {len(live.nodes_of(partition))} nodes in {partition}")
 
 
 @app.command()
 def init(
     like: Annotated[str, typer.Option("--like", help="The shipped profile to start from.")] = "",
     to: Annotated[Path, typer.Option("--to", help="Where to write it.")] = Path("cluster.toml"),
-    host: Annotated[str, typer.Option("--host", help="The login node, behind SSH; default: this machine.")] = "",
+    host: Annotated[str, typer.Option("--host", help="The login node, reached by SSH; default: this machine.")] = "",
     runs: Annotated[str, typer.Option("--runs", help="The shared folder for runs.")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a profile by asking Slurm: partition, account, GPUs, limits."""
     from superpod.slurm import connection, profile_init, profiles
 
     if to.exists() and not force:
-        raise UserError(f"{to} is there already", "--force writes over it")
+        raise UserError(f"{to} exists already", "--force overwrites it")
     slurm = connection.SshConnection(host) if host else connection.Connection()
     text = profile_init.profile(slurm, like=like, host=host, runs=runs)
     profiles.parse(text, str(to))
@@ -58,19 +58,19 @@ def init(
 
 @app.command()
 def health(profile: Profile, nodes: NodeList = "") -> None:
-    """Look at nodes: GPUs, NVLink, InfiniBand, clocks, disk, time, and a short all-reduce."""
+    """Check nodes: GPUs, NVLink, InfiniBand, clocks, disk, time, and a short all-reduce."""
     from superpod.slurm import connection, profiles
     from superpod.slurm.health import check_nodes
 
-    known = profiles.load(profile)
-    slurm = connection.of(known)
-    found = check_nodes(slurm, known, _nodes(slurm, known.slurm.partition, nodes))
-    for verdict in sorted(found, key=lambda v: (v.node, v.check)):
+    cluster = profiles.load(profile)
+    slurm = connection.of(cluster)
+    verdicts = check_nodes(slurm, cluster, _nodes(slurm, cluster.slurm.partition, nodes))
+    for verdict in sorted(verdicts, key=lambda v: (v.node, v.check)):
         print(f"{verdict.node:12} {verdict.check:12} {verdict.state:5} {verdict.words}")
-    bad = sorted({v.node for v in found if v.state == "bad"} - {"all"})
+    bad = sorted({v.node for v in verdicts if v.state == "bad"} - {"all"})
     if bad:
         print(f'bad: {", ".join(bad)}\n  next: keep jobs away: slurm.options = ["--exclude={",".join(bad)}"]')
-    if any(v.state == "bad" for v in found):
+    if any(v.state == "bad" for v in verdicts):
         raise typer.Exit(1)
 
 
@@ -78,15 +78,15 @@ def health(profile: Profile, nodes: NodeList = "") -> None:
 def bisect(
     profile: Profile,
     nodes: NodeList = "",
-    mib: Annotated[int, typer.Option("--mib", help="MiB to send each way between every pair.")] = 16,
+    mib: Annotated[int, typer.Option("--mib", help="MiB that every pair sends in each direction.")] = 16,
 ) -> None:
     """Find a slow node or link: transfers between every pair of nodes, a round of pairs at a time."""
     from superpod.slurm import connection, profiles
     from superpod.slurm.health import bisect as measure
 
-    known = profiles.load(profile)
-    slurm = connection.of(known)
-    pairs, slow = measure(slurm, known, _nodes(slurm, known.slurm.partition, nodes), mib)
+    cluster = profiles.load(profile)
+    slurm = connection.of(cluster)
+    pairs, slow = measure(slurm, cluster, _nodes(slurm, cluster.slurm.partition, nodes), mib)
     for pair in sorted(pairs, key=lambda p: p.gb_s):
         print(f"{pair.nodes[0]:12} {pair.nodes[1]:12} {pair.gb_s:8.3g} GB/s")
     print(f"slow: {', '.join(slow)}" if slow else f"no node stands out over {len(pairs)} pairs")

@@ -17,15 +17,15 @@ UNITS = {"": 1.0, "M": 1e6, "B": 1e9, "T": 1e12}
 
 @with_plan_options("task", "option", "fabric")
 def cost(
-    tokens: Annotated[str, typer.Option("--tokens", help="Of the training: 15T, 300B, 2e12.")],
-    price: Annotated[float | None, typer.Option("--price", help="Of one GPU for an hour.")] = None,
-    pue: Annotated[float, typer.Option("--pue", help="The building's power over the nodes'.")] = 1.0,
+    tokens: Annotated[str, typer.Option("--tokens", help="Tokens of the training: 15T, 300B, 2e12.")],
+    price: Annotated[float | None, typer.Option("--price", help="Price of a GPU-hour.")] = None,
+    pue: Annotated[float, typer.Option("--pue", help="Power of the building over that of the nodes.")] = 1.0,
     goodput: Annotated[float, typer.Option("--goodput", help="Share of the wall time that trains.")] = 1.0,
     *,
     options: PlanOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Days, GPU-hours, energy and money of a token budget; a model without --layout gets its best one."""
+    """Compute days, GPU-hours, energy and money of a token budget; a model without --layout gets its best one."""
     from superpod.planner import cost as costs
     from superpod.planner import explain, legality, plans, predict
 
@@ -35,20 +35,20 @@ def cost(
     legality.require(job)
     prediction = predict.one(job)
     rate = prediction.tokens_per_s_per_gpu or 0.0
-    found = costs.of(
+    total = costs.of(
         job.node, job.gpus, tokens=_tokens(tokens), tokens_per_s_per_gpu=rate, price=price, pue=pue, goodput=goodput
     )
     if as_json:
-        print(json.dumps({"layout": vars(job.layout), "tokens_per_s_per_gpu": rate, **vars(found)}, indent=1))
+        print(json.dumps({"layout": vars(job.layout), "tokens_per_s_per_gpu": rate, **vars(total)}, indent=1))
         return
     print(
         f"{job.model.name}, {job.gpus:,} x {job.node.gpu.name}: {explain.title(job.layout)}, {rate:,.0f} tokens/s/GPU"
     )
     if prediction.verdict == "oom":
         print(f"it does not fit: {explain.short_of(job, prediction)}")
-    print(f"{found.days:,.1f} days, {found.gpu_hours:,.0f} GPU-hours, {found.energy_mwh:,.0f} MWh at full power")
-    if found.money is not None:
-        print(f"{found.money:,.0f} at {price:g} per GPU-hour")
+    print(f"{total.days:,.1f} days, {total.gpu_hours:,.0f} GPU-hours, {total.energy_mwh:,.0f} MWh at full power")
+    if total.money is not None:
+        print(f"{total.money:,.0f} at {price:g} per GPU-hour")
     if prediction.verdict == "oom":
         raise typer.Exit(2)
 

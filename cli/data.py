@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Make training data: tokenizer, .bi
 
 Text = Annotated[
     list[str],
-    typer.Option(help="File or quoted glob (** for any depth); .jsonl holds a document a line, any other file is one. "
+    typer.Option(help="File or quoted glob (** for any depth); .jsonl has one document a line, any other file is one. "
                  "May be repeated. `stdlib` means the sources of this Python's standard library, 12 MB.")
 ]  # fmt: skip
 Out = Annotated[Path, typer.Option(help="The data folder to write.")]
@@ -26,21 +26,21 @@ Facts = Annotated[bool, typer.Option("--json", help="Print dataset.json on stdou
 def build(
     text: Text,
     out: Out,
-    vocab_size: Annotated[int | None, typer.Option(help="Train a tokenizer of so many ids, 258 or more.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Or take this one: Hugging Face folder, or .model.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Train a tokenizer with this many ids, 258 or more.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Or use this one: Hugging Face folder, or .model.")] = None,
     json_key: Annotated[str, typer.Option(help="Key of the text in each line of a .jsonl file.")] = "text",
     split: Annotated[
         str | None,
         typer.Option(help="Shares of training, validation and test documents.", show_default="969,30,1; none empty"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides the order of the documents, so which are held out.")] = 1234,
+    seed: Annotated[int, typer.Option(help="Seed of the documents' order, which decides those held out.")] = 1234,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one a core")] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse files that are not UTF-8, do not skip them.")
+        bool, typer.Option("--strict", help="Refuse files that are not UTF-8 instead of skipping them.")
     ] = False,
     as_json: Facts = False,
 ) -> None:
-    """Tokenise text into a data folder. Interrupted? The same command goes on where it was."""
+    """Tokenize text into a data folder. If interrupted, the same command continues."""
     from superpod.recipes.data import build as building
     from superpod.recipes.data.build_options import BuildOptions
 
@@ -48,7 +48,7 @@ def build(
     with _progress() as (show, note):
         report = building.build(text, out, options, workers=workers, strict=strict, progress=show, note=note)
     for line in report.notes:
-        _say(line)
+        _print_note(line)
     blank = f"{report.empty} blank documents left out" if report.empty else ""
     took = "up to date" if report.up_to_date else f"built in {report.seconds:.1f} s"
     _summary(report.folder, as_json, took, blank)
@@ -61,25 +61,25 @@ def add(
     tokenizer: Annotated[str, typer.Option(help="Hugging Face folder, .model file, or ORG/NAME on the hub.")],
     weight: Annotated[list[float] | None, typer.Option(help="Share of each prefix, in order.")] = None,
     split: Annotated[str, typer.Option(help="Shares of training, validation and test documents.")] = "969,30,1",
-    vocab_size: Annotated[int | None, typer.Option(help="Only if the tokenizer cannot be read here.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Needed only if the tokenizer cannot be read here.")] = None,
     index_cache: Annotated[Path | None, typer.Option(help="Folder for Megatron's sample indices.")] = None,
     sha256: Annotated[bool, typer.Option(help="Hash the files, so that a change is noticed.")] = True,
     as_json: Facts = False,
 ) -> None:
-    """Register .bin/.idx files that are there already, alone or as a blend. Nothing is copied."""
+    """Register existing .bin/.idx files, one pair or a blend. Copies nothing."""
     from superpod.recipes.data import add as adding
 
     with _progress() as (show, _):
-        found = adding.add(
+        folder = adding.add(
             out, prefix, tokenizer, weights=weight, split=split, vocab_size=vocab_size, sha256=sha256,
             index_cache=index_cache, progress=lambda done, total: show("hash", done, total),
         )  # fmt: skip
-    _summary(found, as_json, "registered")
+    _summary(folder, as_json, "registered")
 
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str], None]]]:
-    """(progress, note): one bar a phase on stderr, and lines above the bars."""
+    """Yields `progress(phase, done, total)`, which draws a bar a phase on stderr, and `note(line)`, printed above."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -95,9 +95,9 @@ def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str
     tasks = {}
 
     def show(phase: str, done: int, total: int) -> None:
-        bars.start()  # not before there is something to show: a refusal then stands alone
+        bars.start()  # only now: an error before the first phase is printed without bars around it
         for name, task in tasks.items():
-            if name != phase and bars.tasks[task].total is None:  # its end was never announced
+            if name != phase and bars.tasks[task].total is None:  # of unknown length: the next phase ends it
                 bars.update(task, total=1, completed=1)
         if phase not in tasks:
             tasks[phase] = bars.add_task(phase, total=total or None)
@@ -110,7 +110,7 @@ def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str
             bars.stop()
 
 
-def _say(line: str) -> None:
+def _print_note(line: str) -> None:
     print(line, file=sys.stderr)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Recipe = Annotated[str, typer.Argument(help="A recipe, or one of NeMo's own: nemo:llama3_8b.finetune_recipe.")]
 WHY = 24
-"""Columns of the last column, at the least."""
+"""Least width of the last column, in characters."""
 
 
 def diff(
@@ -63,7 +63,7 @@ def _show(a: str, b: str, differences: list[Difference]) -> None:
 
 
 def _inside(difference: Difference) -> str:
-    """The path from its part on; a part itself is called by its class."""
+    """The path below its part; the part itself is shown as its class."""
     inside = difference.path.removeprefix(difference.part).lstrip(".")
     return inside or "(class)"
 

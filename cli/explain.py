@@ -1,4 +1,4 @@
-"""`recipes explain`: what bounds a run, and the next move."""
+"""`recipes explain`: what bounds a run, and what to try next."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from superpod.cli.plan_options import PlanOptions, title, with_plan_options
 
 @with_plan_options("fabric")
 def explain(options: PlanOptions) -> None:
-    """Say what bounds a run, where its step's time goes, and the next move."""
-    from superpod.planner import explain as words
+    """Show what bounds a run, where the time of a step goes, and what to try next."""
+    from superpod.planner import explain as explanations
     from superpod.planner import legality, predict
 
     job = options.job()
@@ -19,11 +19,11 @@ def explain(options: PlanOptions) -> None:
     print(f"step {seconds:.3f} s, {prediction.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {prediction.mfu:.1%}")
     for key, value in sorted(prediction.terms_s.items(), key=lambda item: -item[1]):
         if value > 0.001 * seconds:
-            print(f"  {value / seconds:6.1%}  {value:9.4f} s  {words.BOUNDS.get(key, key)}")
-    print(words.bound(prediction))
+            print(f"  {value / seconds:6.1%}  {value:9.4f} s  {explanations.BOUNDS.get(key, key)}")
+    print(explanations.bound(prediction))
     if job.layout.pp > 1:
-        print(words.pipeline(job))
+        print(explanations.pipeline(job))
     if prediction.verdict == "oom" or prediction.tight:
-        print(f"{'tight' if prediction.tight else 'does not fit'}: {words.short_of(job, prediction)}")
-    for line in words.better(job, prediction):
+        print(f"{'tight' if prediction.tight else 'does not fit'}: {explanations.short_of(job, prediction)}")
+    for line in explanations.better(job, prediction):
         print(f"next: {line}")

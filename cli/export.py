@@ -1,4 +1,4 @@
-"""`recipes export`: a recipe as a file of one's own."""
+"""`recipes export`: a recipe as one Python file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="The Python file to write.")] = ...,  # type: ignore[assignment]
     data: Data = None,
     num_nodes: Nodes = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a recipe as one Python file that needs NeMo and NeMo-Run only, and that runs."""
+    """Write a recipe as one Python file that runs with only NeMo and NeMo-Run installed."""
     from superpod.lifecycle.quiet import quietly
     from superpod.recipes.export import target_file
 

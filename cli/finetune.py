@@ -28,15 +28,15 @@ def finetune(
     model: Annotated[str | None, typer.Option(help="Hugging Face folder, or ORG/NAME in this machine's cache.")] = None,
     data: Annotated[Path | None, typer.Option(help=".jsonl of prompts and completions, chats, or text.")] = None,
     validation_data: Annotated[
-        Path | None, typer.Option(help="Its own file.", show_default="a share of --data")
+        Path | None, typer.Option(help="File of samples to validate on.", show_default="a share of --data")
     ] = None,
     validation: Annotated[float, typer.Option(help="Share of the samples held out.")] = 0.05,
     long: Annotated[str, typer.Option(help="Samples beyond the sequence length: refuse, cut or drop.")] = "refuse",
-    pack: Annotated[bool, typer.Option("--pack/--no-pack", help="Several samples in a sequence.")] = True,
+    pack: Annotated[bool, typer.Option("--pack/--no-pack", help="Put several samples into one sequence.")] = True,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of training.", show_default="the recipe's")] = None,
-    seed: Annotated[int, typer.Option(help="Decides which samples are held out, and their order.")] = 1234,
+    seed: Annotated[int, typer.Option(help="Seed of the samples' order, which decides those held out.")] = 1234,
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="hf in the run folder")] = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with this run folder, or with the `last` one.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Continue this run folder, or the `last` one.")] = None,
     num_nodes: Nodes = None,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -48,11 +48,11 @@ def finetune(
 
     if out:
         huggingface.must_be_new(out, "--out ")
-    folder = _earlier(runs, name, resume) if resume is not None else None
+    folder = _run_to_resume(runs, name, resume) if resume is not None else None
     files = [str(path.absolute()) if path else "" for path in (data, validation_data)]
     task = tuning.Task(model or "", files[0], files[1], validation, seed, long, pack, steps)
     if folder and task != tuning.Task("", ""):
-        raise UserError("--resume goes on with what the run was given", "leave out what says something of its data")
+        raise UserError("--resume goes on with what the run was given", "leave out the options about model and data")
     if folder:
         task, request = tuning.Task.of(folder), Request.of_run(folder, overrides or [])
     else:
@@ -67,15 +67,15 @@ def finetune(
     _train(task, request, folder, out, runs)
 
 
-def _earlier(runs: Path, name: str, resume: str) -> RunFolder:
+def _run_to_resume(runs: Path, name: str, resume: str) -> RunFolder:
     folder = earlier_run(runs, name, resume)
     if folder.done:
         raise UserError(
-            f"{folder.path} is done: its learning rate has come to its end",
-            f"start a new one, with --steps N; or export it: {_export_command(folder, None)}",
+            f"{folder.path} is done: its learning rate has reached its end",
+            f"start a new run with --steps N, or export this one: {_export_command(folder, None)}",
         )
     with folder.lock():
-        return folder  # a run in use elsewhere is refused before NeMo is imported
+        return folder  # taken for a moment only: a run in use elsewhere is refused before NeMo is imported
 
 
 def _train(task: Task, request: Request, folder: RunFolder | None, out: Path | None, runs: Path) -> None:
@@ -101,31 +101,31 @@ def _train(task: Task, request: Request, folder: RunFolder | None, out: Path | N
 def _prepared(
     console: Console, task: Task, request: Request, folder: RunFolder | None, runs: Path
 ) -> tuple[RunFolder, LocalRun]:
-    """The run folder and what will run in it; a new folder is removed when preparing fails."""
+    """The run folder and what will run in it; when preparing fails, a new folder is removed."""
     from superpod.cli.progress import leaving_at_once
     from superpod.launchers import finetune as tuning
     from superpod.launchers import local
     from superpod.node.run_folder import RunFolder
 
-    def note(words: str) -> None:
-        console.print(words, markup=False, highlight=False, soft_wrap=True)
+    def note(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     note("importing NeMo and building the recipe (10 to 20 s)")
     facts = request.facts() | {tuning.FACT: asdict(task)}
-    place = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=[])
+    run = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=[])
 
-    def tidy() -> None:
+    def remove_new_folder() -> None:
         if folder is None:
-            shutil.rmtree(place.path, ignore_errors=True)
+            shutil.rmtree(run.path, ignore_errors=True)
 
     try:
-        with leaving_at_once(console, tidy):
-            local_run = local.prepare(request, tuning.change(task, place.path, note))
+        with leaving_at_once(console, remove_new_folder):
+            local_run = local.prepare(request, tuning.change(task, run.path, note))
     except BaseException:
-        tidy()
+        remove_new_folder()
         raise
     _show_samples(console, local_run)
-    return place, local_run
+    return run, local_run
 
 
 def _export_command(folder: RunFolder, out: Path | None) -> str:
@@ -149,15 +149,15 @@ def _export(console: Console, folder: RunFolder, out: Path | None) -> None:
     from superpod.launchers import finetune as tuning
 
     console.print("exporting the best checkpoint")
-    place = out or folder.path / "hf"
+    target = out or folder.path / "hf"
     try:
-        exported = tuning.export(folder, place)
+        exported = tuning.export(folder, target)
     except BaseException:
         console.print(
-            f"the training is done, and not exported; do it by {_export_command(folder, out)}", soft_wrap=True
+            f"the training is done, but not exported; to export it: {_export_command(folder, out)}", soft_wrap=True
         )
         raise
     loss = "" if exported["val_loss"] is None else f", validation loss {exported['val_loss']:.4f}"
     merged = f", {exported['merged']} matrices merged" if exported["merged"] else ""
-    words = f"{exported['checkpoint']}{loss}{merged}: Hugging Face folder {place}"
-    console.print(words, markup=False, highlight=False, soft_wrap=True)
+    line = f"{exported['checkpoint']}{loss}{merged}: Hugging Face folder {target}"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

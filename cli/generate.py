@@ -1,4 +1,4 @@
-"""`recipes generate`: text from a checkpoint, to see at a glance whether a model has learnt."""
+"""`recipes generate`: text from a checkpoint, to see at a glance whether the model has learnt."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from superpod.errors import UserError
 if TYPE_CHECKING:
     from superpod.lifecycle.checkpoints import Checkpoint
 
-Where = Annotated[Path, typer.Argument(help="A checkpoint, or a run: its best one.")]
+Where = Annotated[Path, typer.Argument(help="A checkpoint, or a run, which stands for its best one.")]
 
 
 def generate(
     where: Where,
-    prompts: Annotated[list[str], typer.Argument(help="What the model is to go on with.")],
-    tokens: Annotated[int, typer.Option(min=1, max=4096, help="At most so many.")] = 32,
-    temperature: Annotated[float, typer.Option(min=0, max=10, help="0: always the likeliest token.")] = 0.0,
-    chat: Annotated[bool, typer.Option("--chat", help="Prompts are messages of a user.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 1234,
+    prompts: Annotated[list[str], typer.Argument(help="Texts for the model to continue.")],
+    tokens: Annotated[int, typer.Option(min=1, max=4096, help="Most tokens to generate.")] = 32,
+    temperature: Annotated[float, typer.Option(min=0, max=10, help="0 always takes the likeliest token.")] = 0.0,
+    chat: Annotated[bool, typer.Option("--chat", help="Treat prompts as messages of a user.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the random draws.")] = 1234,
     as_json: AsJson = False,
 ) -> None:
-    """Let a checkpoint continue prompts, on this machine's GPU or its CPU."""
+    """Let a checkpoint continue prompts, on this machine's GPU or CPU."""
     if not all(prompt.strip() for prompt in prompts):
-        raise UserError("a prompt is empty: there is nothing to go on with")
+        raise UserError("a prompt is empty: there is nothing to continue")
     chosen = chosen_checkpoint(where)
-    draws = {"prompts": prompts, "tokens": tokens, "temperature": temperature, "seed": seed, "chat": chat}
-    continued = call_on("generate", chosen, **draws)
+    settings = {"prompts": prompts, "tokens": tokens, "temperature": temperature, "seed": seed, "chat": chat}
+    continued = call_on("generate", chosen, **settings)
     if as_json:
         answers = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, continued, strict=True)]
         print_json({"checkpoint": str(chosen.path), "answers": answers})
@@ -44,15 +44,15 @@ def chosen_checkpoint(where: Path) -> Checkpoint:
     from superpod.lifecycle import checkpoints
     from superpod.rehearsal.forked_run import available_gib
 
-    chosen = checkpoints.best(checkpoints.found(where))
-    need, have = 1.0 + chosen.parameters * 8 / 2**30, available_gib()  # fp32, and once more while it is read
+    chosen = checkpoints.best(checkpoints.at(where))
+    need, have = 1.0 + chosen.parameters * 8 / 2**30, available_gib()  # fp32 twice: the model, and the copy being read
     if need > have:
         raise UserError(f"{chosen.name} takes about {need:.0f} GiB of memory, and {have:.0f} GiB are free")
     return chosen
 
 
 def call_on(function: str, chosen: Checkpoint, **arguments: Any) -> Any:
-    """A function of recipes/weights/generate.py, in a process of its own, on a checkpoint."""
+    """Call a function of recipes/weights/generate.py on a checkpoint, in a process of its own."""
     from superpod.launchers import subprocess_call
 
     return subprocess_call.once(
@@ -61,7 +61,7 @@ def call_on(function: str, chosen: Checkpoint, **arguments: Any) -> Any:
 
 
 def print_json(facts: dict[str, Any]) -> None:
-    """For programs."""
+    """Print facts as JSON, for programs."""
     import json
 
     print(json.dumps(facts, indent=1))

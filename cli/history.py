@@ -9,7 +9,7 @@ from superpod.cli.request_options import Run
 
 
 def history(run: Run) -> None:
-    """List the attempts of a run: when, where, how far, and how each ended."""
+    """List the attempts of a run: when and where each ran, how far it got, and how it ended."""
     from rich.table import Table
 
     from superpod.node.run_folder import RunFolder

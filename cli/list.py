@@ -1,4 +1,4 @@
-"""`recipes list`."""
+"""`recipes list`: recipes by name, or the models that have recipes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def list_(
-    words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose names hold every one of these.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose names contain all of these.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the recipes that hold all words in their names; without any, the models that there are recipes of."""
+    """List the recipes whose names contain all words; without words, list the models that have recipes."""
     from superpod.recipes.registry import recipes
 
     if not words and not as_json:
@@ -30,7 +30,7 @@ def list_(
     elif matching:
         _show_recipes(matching)
     else:
-        print(f"no recipe's name holds {' and '.join(words or [])}")
+        print(f"no recipe's name contains {' and '.join(words or [])}")
 
 
 def _show_recipes(matching: list[Recipe]) -> None:
@@ -62,10 +62,10 @@ def _show_models() -> None:
     tables.show_folded(("model", "recipes", "tasks"), rows, fold=2)
     gpus, precisions = (dict.fromkeys(getattr(r, key) for r in every) for key in ("gpu", "precision"))
     print(f"{len(every):,} recipes, MODEL_TASK_GPU_PRECISION: {', '.join(gpus)}; {', '.join(precisions)}")
-    print("recipes list llama3_8b sft h100 shows those whose names hold all the words")
+    print("recipes list llama3_8b sft h100 shows those whose names contain all the words")
 
 
-def _facts(r: Recipe) -> dict:
+def _facts(r: Recipe) -> dict[str, object]:
     return {
         "name": r.name,
         "model": r.model.name,

@@ -1,4 +1,4 @@
-"""`recipes logs`: what the ranks of a run have printed."""
+"""`recipes logs`: the output of a run's ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from superpod.cli.request_options import Run
 
 def logs(
     run: Run,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", help="Of this rank; default: rank 0, and what failed.")] = None,
-    all_ranks: Annotated[bool, typer.Option("--all", help="Of every rank on every node.")] = False,
-    attempt: Annotated[str, typer.Option("--attempt", help="Of this attempt; default: all of them, in order.")] = "",
-    lines: Annotated[int, typer.Option("-n", "--lines", help="The last lines of each file; 0 = all.")] = 0,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the run ends.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", help="Only this rank; default: 0, and why srun failed.")] = None,
+    all_ranks: Annotated[bool, typer.Option("--all", help="All ranks of all nodes.")] = False,
+    attempt: Annotated[str, typer.Option("--attempt", help="Only this attempt; default: all of them, in order.")] = "",
+    lines: Annotated[int, typer.Option("-n", "--lines", help="Only the last N lines of each file; 0 = all.")] = 0,
 ) -> None:
-    """Print what the ranks of a run have said, over all nodes and all attempts."""
+    """Print the output of a run's ranks, over all nodes and attempts."""
     from superpod.lifecycle.logs import Reader
     from superpod.node.run_folder import RunFolder
     from superpod.slurm import connection, watch

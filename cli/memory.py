@@ -1,4 +1,4 @@
-"""`recipes memory`: what the memory of each pipeline rank holds."""
+"""`recipes memory`: what fills the memory of each pipeline rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHADES = ("bright_blue", "cyan", "green", "yellow", "magenta", "red", "bright_bl
 
 @with_plan_options("fabric")
 def memory(options: PlanOptions, as_json: AsJson = False) -> None:
-    """Show what each pipeline rank's memory holds at its peak, by owner."""
+    """Show what fills each pipeline rank's memory at its peak, by owner."""
     from superpod.planner import columns, legality, plans
     from superpod.planner import memory as model
 

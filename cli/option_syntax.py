@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superpod.errors import UserError, did_you_mean
 
@@ -13,35 +13,42 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import Options
 
 MOST_CHUNKS = 2**14
-"""Of one `NxM`: more chunks than any pipeline has are a slip of the hand."""
+"""Most chunks that one `NxM` may stand for; no pipeline has more, so a larger N is a typing error."""
+
+Value = bool | int | float | str
+"""What one `key=value` can hold."""
 
 
-def pairs(text: str, what: str) -> dict[str, Any]:
-    """`tp=4,sp,recompute=full` as a mapping: numbers, true and false, words; a bare word is true; + joins a list."""
-    found: dict[str, Any] = {}
+def pairs(text: str, what: str) -> dict[str, Value]:
+    """`tp=4,sp,recompute=full` as a mapping to numbers, booleans and words; a bare word is true.
+
+    Raises:
+        UserError: a key appears twice; `what` opens the message.
+    """
+    values: dict[str, Value] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if key in found:
+        if key in values:
             raise UserError(f"{what} says {key} twice: {text!r}")
-        found[key] = _value(value) if equals else True
-    return found
+        values[key] = _value(value) if equals else True
+    return values
 
 
-def layout_values(text: str, what: str) -> dict[str, Any]:
-    """Fields of `Layout` of a text such as `tp=4,sp,recompute_modules=layernorm+mlp`; `chunks=1+3x2` is 1, 2, 2, 2."""
-    values = pairs(text, what)
+def layout_values(text: str, what: str) -> dict[str, Value | tuple[Value, ...]]:
+    """Fields of `Layout` from `tp=4,recompute_modules=layernorm+mlp`; + joins a list, `chunks=1+3x2` is 1, 2, 2, 2."""
+    values: dict[str, Value | tuple[Value, ...]] = {**pairs(text, what)}
     for key in ("recompute_modules", "chunks"):
         if key in values:
             words = str(values[key]).split("+")
-            values[key] = tuple(_value(each) for word in words for each in _repeated(word))
+            values[key] = tuple(_value(element) for word in words for element in _repeated(word))
     return values
 
 
 def layout(base: Layout, text: str) -> Layout:
-    """`base` with what `--layout` says; a tp above 1 brings sp with it, where nothing is said of sp.
+    """`base` changed by `--layout`; a tp above 1 turns sp on, unless the text sets sp.
 
     Raises:
-        UserError: on an unknown key, or a value that none of its kind can have.
+        UserError: an unknown key, or a value that its field cannot have.
     """
     from superpod.planner.layout import Layout
 
@@ -49,55 +56,55 @@ def layout(base: Layout, text: str) -> Layout:
     kept = {f.name: getattr(base, f.name) for f in fields(base) if getattr(base, f.name) is not None}
     if "tp" in values and "sp" not in values:
         kept["sp"] = values["tp"] != 1
-    found = Layout.from_mapping(kept | values, "--layout")
-    if wrong := found.below_one():
-        raise UserError(f"--layout: {wrong[0].message}")
-    return found
+    changed = Layout.from_mapping(kept | values, "--layout")
+    if broken := changed.below_one():
+        raise UserError(f"--layout: {broken[0].message}")
+    return changed
 
 
 def options(base: Options, texts: list[str]) -> Options:
-    """`base` with what each `--option` says: `moments=bf16`, `deterministic`, `lora_targets=linear_qkv,linear_proj`.
+    """`base` changed by each `--option`: `moments=bf16`, `deterministic`, `lora_targets=linear_qkv,linear_proj`.
 
     Raises:
-        UserError: on an unknown name, or a value of another kind than the option's.
+        UserError: an unknown name, or a value of another type than the option's default.
     """
-    known = {f.name: getattr(base, f.name) for f in fields(base)}
-    lists = {name for name, value in known.items() if isinstance(value, tuple)}
-    values = pairs(_joined(",".join(texts), lists, set(known)), "--option")
+    defaults = {f.name: getattr(base, f.name) for f in fields(base)}
+    lists = {name for name, value in defaults.items() if isinstance(value, tuple)}
+    values: dict[str, Value | tuple[str, ...]] = {**pairs(_joined(",".join(texts), lists, set(defaults)), "--option")}
     for key, value in values.items():
-        if key not in known:
-            raise UserError(f"no option is called {key!r}", did_you_mean(key, list(known)) or ", ".join(known))
+        if key not in defaults:
+            raise UserError(f"no option is called {key!r}", did_you_mean(key, list(defaults)) or ", ".join(defaults))
         if key in lists:
             values[key] = () if value is True else tuple(str(value).split("+"))
-        elif isinstance(known[key], float) and isinstance(value, int) and not isinstance(value, bool):
+        elif isinstance(defaults[key], float) and isinstance(value, int) and not isinstance(value, bool):
             values[key] = float(value)
-        elif known[key] is not None and type(value) is not type(known[key]):
-            raise UserError(f"--option {key} is like {known[key]!r}, not {value!r}")
-    _names(values, known, lists)
+        elif defaults[key] is not None and type(value) is not type(defaults[key]):
+            raise UserError(f"--option {key} is like {defaults[key]!r}, not {value!r}")
+    _refuse_unknown_names({key: value for key, value in values.items() if isinstance(value, tuple)}, defaults)
     return replace(base, **values)
 
 
 def _joined(text: str, lists: set[str], known: set[str]) -> str:
-    """The text with the names of a list joined by + where commas separate them: a bare word that is no option's."""
-    found: list[str] = []
+    """The text with a list's names joined by + instead of commas: a bare word that is no option continues a list."""
+    parts: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         bare = "=" not in part and part not in known
-        if bare and found and found[-1].partition("=")[0].strip() in lists:
-            found[-1] += f"+{part}"
+        if bare and parts and parts[-1].partition("=")[0].strip() in lists:
+            parts[-1] += f"+{part}"
         else:
-            found.append(part)
-    return ",".join(found)
+            parts.append(part)
+    return ",".join(parts)
 
 
-def _names(values: dict[str, Any], known: dict[str, Any], lists: set[str]) -> None:
-    """Refuse a name that the option's default, which names all there are, does not hold."""
-    for key in lists & set(values):
-        for name in values[key]:
-            if name not in known[key]:
-                hint = did_you_mean(name, list(known[key])) or f"of {', '.join(known[key])}"
+def _refuse_unknown_names(lists: dict[str, tuple[str, ...]], defaults: dict[str, tuple[str, ...]]) -> None:
+    """Refuse an empty list, and a name that is not in the option's default, which lists all names."""
+    for key, names in lists.items():
+        for name in names:
+            if name not in defaults[key]:
+                hint = did_you_mean(name, list(defaults[key])) or f"of {', '.join(defaults[key])}"
                 raise UserError(f"--option {key} cannot name {name!r}", hint)
-        if not values[key]:
-            raise UserError(f"--option {key} names nothing", f"of {', '.join(known[key])}")
+        if not names:
+            raise UserError(f"--option {key} names nothing", f"of {', '.join(defaults[key])}")
 
 
 def _repeated(word: str) -> list[str]:
@@ -110,10 +117,10 @@ def _repeated(word: str) -> list[str]:
     return [match[2]] * int(match[1])
 
 
-def _value(text: str) -> Any:
-    low = text.lower()
-    if low in ("true", "false"):
-        return low == "true"
+def _value(text: str) -> Value:
+    lower = text.lower()
+    if lower in ("true", "false"):
+        return lower == "true"
     for kind in (int, float):
         try:
             return kind(text)

@@ -16,7 +16,7 @@ def perplexity(
     data: Annotated[Path, typer.Option(help=".jsonl of prompts and completions, chats, or text.")],
     as_json: AsJson = False,
 ) -> None:
-    """Say how well a checkpoint knows the answers in a file: mean loss, and perplexity."""
+    """Measure how well a checkpoint predicts the answers in a file: mean loss and perplexity."""
     from superpod.recipes.data import samples
 
     samples.read(data)

@@ -1,4 +1,4 @@
-"""What a planning verb is about, from the words of a command line: a recipe, or a model on its GPUs."""
+"""The options that planning verbs share, and the planned job they describe: a recipe, or a model on its GPUs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 SEQ, GBS = 8192, 512
+"""Tokens and samples for a model, which declares neither."""
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a command line says of a run. Each field is an option of the verbs that are `about` a run, in this order."""
+    """The options of a planning verb. Each field is an option of all verbs under `with_plan_options`, in this order."""
 
     name: Annotated[
         str, typer.Argument(help="A recipe, a model's name, a Hugging Face config.json, or layers=..,hidden=..")
@@ -35,8 +36,8 @@ class PlanOptions:
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="a100, h100, h200, b200, gb200, ..., or one of --hardware.")
     ] = None
-    gpus: Annotated[int | None, typer.Option("--gpus", help="How many GPUs.")] = None
-    nodes: Annotated[int | None, typer.Option("--nodes", help="How many nodes, instead of --gpus.")] = None
+    gpus: Annotated[int | None, typer.Option("--gpus", help="Number of GPUs.")] = None
+    nodes: Annotated[int | None, typer.Option("--nodes", help="Number of nodes, instead of --gpus.")] = None
     seq: Annotated[int | None, typer.Option("--seq", help="Sequence length, tokens. Default of a model: 8192.")] = None
     gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch, samples. Default of a model: 512.")] = None
     precision: Annotated[str | None, typer.Option("--precision", help="bf16, fp8cs, mxfp8, ...")] = None
@@ -49,14 +50,14 @@ class PlanOptions:
         None
     )
     fabric: Annotated[
-        str | None, typer.Option("--fabric", help="The network between nodes; default: its SuperPOD's.")
+        str | None, typer.Option("--fabric", help="Network between nodes; default: that of the GPU's SuperPOD.")
     ] = None
 
     def job(self, **changes: Any) -> PlannedJob:
-        """The run: a recipe's, changed where the words say so, or a model's own. `changes` replace what was options.
+        """The planned job: a recipe's, changed by these options, or a model's. `changes` replace fields first.
 
         Raises:
-            UserError: when a name is unknown, a number is out of range, or a model's GPUs are not options.
+            UserError: a name is unknown, a number is out of range, or a model comes without GPUs.
         """
         return _job(replace(self, **changes))
 
@@ -68,7 +69,7 @@ class PlanOptions:
         return self.name in recipes()
 
     def command(self, verb: str, *, without: tuple[str, ...] = ()) -> str:
-        """The command line of another verb about the same run: `recipes plan llama3_8b --gpu h100 --gpus 16`."""
+        """The command line of another verb for the same job: `recipes plan llama3_8b --gpu h100 --gpus 16`."""
         words = ["recipes", verb, self.name]
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
@@ -79,22 +80,22 @@ class PlanOptions:
 
 
 def with_plan_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give the decorated verb the options of `PlanOptions`, less those named, in the place of its parameter `options`.
+    """Replace the decorated verb's parameter `options` by the fields of `PlanOptions`, except those in `without`.
 
-    The name comes first. A parameter of the verb's own that is called like a field takes that field's place among the
-    options, and `options` is without it.
+    The name comes first. A parameter of the verb that is called like a field takes the place of that field, which
+    `options` then leaves at its default.
     """
 
     def wrap(verb: Callable[..., None]) -> Callable[..., None]:
         own = dict(inspect.signature(verb, eval_str=True).parameters)
         shared = {name: option for name, option in _declared_options().items() if name not in without}
-        filled = set(shared) - set(own)
+        passed = set(shared) - set(own)
         name, *rest = [own.pop(name, option) for name, option in shared.items()]
         parameters = [name, *(p for parameter in own.values() for p in _in_place(parameter, rest))]
 
         @wraps(verb)
         def call(**words: Any) -> None:
-            options = PlanOptions(**{name: words.pop(name) for name in filled})
+            options = PlanOptions(**{name: words.pop(name) for name in passed})
             verb(options=options, **words)
 
         # Typer builds a command from a function's signature, and a dozen verbs share these twelve options. Declaring
@@ -146,9 +147,10 @@ def model(text: str) -> ModelShape:
     from superpod.planner import huggingface, models
 
     if len(text) > 4000:
-        raise UserError("a model is a name, a path or a short shape, and this has 4,000 letters and more")
+        raise UserError("a model is a name, a path or a short shape; this has more than 4,000 letters")
     if "=" in text and not Path(text).exists():
-        return models.ModelShape.from_shape(**option_syntax.pairs(text, "the shape"))
+        shape: dict[str, Any] = {**option_syntax.pairs(text, "the shape")}
+        return models.ModelShape.from_shape(**shape)
     if text.endswith(".json") or Path(text).is_dir():
         return huggingface.from_config(text)
     return models.find(text)
@@ -164,11 +166,11 @@ def _of_recipe(options: PlanOptions, facts: Hardware) -> PlannedJob:
         raise UserError(f"--gpus {gpus} and --nodes {nodes} of {recipe.gpus_per_node} GPUs contradict each other")
     if nodes is None and gpus is not None:
         if gpus % recipe.gpus_per_node:
-            raise UserError(f"{gpus} GPUs are no whole nodes: {name} has {recipe.gpus_per_node} GPUs a node")
+            raise UserError(f"{gpus} GPUs do not fill whole nodes: {name} has {recipe.gpus_per_node} GPUs a node")
         nodes = gpus // recipe.gpus_per_node
     if nodes is None or nodes in recipe.layouts:
         return recipe_job(recipe, nodes, facts=facts)
-    smallest = recipe_job(recipe, None, facts=facts)  # a size it is not laid out for: its layout all the same
+    smallest = recipe_job(recipe, None, facts=facts)  # a size without a layout of its own: the smallest size's
     return smallest.replace(gpus=_positive("--nodes", nodes) * recipe.gpus_per_node)
 
 
@@ -201,14 +203,14 @@ def _positive(what: str, value: int) -> int:
     return value
 
 
-def _one_of(what: str, value: str, choices: tuple[str, ...]) -> Any:
+def _one_of(what: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise UserError(f"{what} is {value!r}", did_you_mean(value, list(choices)) or f"one of {', '.join(choices)}")
     return value
 
 
 def title(job: PlannedJob) -> str:
-    """A run in a line: model, task, GPUs, precision, sequence, batch and layout."""
+    """A planned job in one line: model, task, GPUs, precision, sequence, batch and layout."""
     from superpod.planner.explain import title
 
     return (

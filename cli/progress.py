@@ -1,4 +1,4 @@
-"""The progress of a training, read from its metrics: a bar on a terminal, a line now and then elsewhere."""
+"""The progress of a training, read from its metrics: a bar on a terminal; elsewhere ten lines over the run."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from superpod.node.run_folder import RunFolder
 
 
 @contextmanager
-def waiting(console: Console, words: str) -> Iterator[None]:
-    """Say what is waited for: a spinner on a terminal, a line elsewhere.
+def waiting(console: Console, message: str) -> Iterator[None]:
+    """Show what the command is waiting for: a spinner on a terminal, a line elsewhere.
 
-    Rich's `console.status` would send what is printed meanwhile to the terminal, past `quietly`.
+    Rich's `console.status` does not serve: it sends whatever is printed meanwhile to the terminal, past `quietly`.
     """
     if not console.is_terminal:
-        console.print(words, highlight=False)
+        console.print(message, highlight=False)
         yield
         return
-    spinner = Spinner("dots", words)
+    spinner = Spinner("dots", message)
     with Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
         yield
 
 
 @contextmanager
 def leaving_at_once(console: Console, tidy: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Ctrl-C ends the command here, once `tidy` is done: bare excepts in what NeMo imports swallow it otherwise."""
+    """Make Ctrl-C call `tidy` and exit at once: bare excepts in what NeMo imports would swallow a KeyboardInterrupt."""
     from superpod.cli import leave_interrupted
 
     def leave(*_: object) -> None:
@@ -50,7 +50,7 @@ def leaving_at_once(console: Console, tidy: Callable[[], None] = lambda: None) -
 
 
 class Steps:
-    """Shows how far a run is; `first` is the step it had when this attempt began, `last` its newest."""
+    """Shows how far a run is; `first` is its step when this attempt began, `last` the newest one."""
 
     def __init__(self, console: Console, folder: RunFolder, max_steps: int) -> None:
         self._console = console
@@ -79,10 +79,10 @@ class Steps:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._bar.stop()
 
-    def tick(self, words: str = "") -> None:
-        """Look at the metrics; redraw if there is something new. `words` are to be said at once."""
-        if words:
-            self._console.print(words, style="yellow", highlight=False)
+    def tick(self, message: str = "") -> None:
+        """Print `message`, if any; read the metrics and redraw if they have grown."""
+        if message:
+            self._console.print(message, style="yellow", highlight=False)
         size = self._bytes()
         if size == self._size:
             return
@@ -91,18 +91,18 @@ class Steps:
         if not lines:
             return
         line = lines[-1]
-        words = _words(line)
-        self._bar.update(self._task, completed=line["step"], description=words)
+        figures = _figures(line)
+        self._bar.update(self._task, completed=line["step"], description=figures)
         if not self._console.is_terminal and (line["step"] // self._every > self.last // self._every):
-            self._console.print(f"step {line['step']}/{self._max_steps}  {words}", highlight=False)
+            self._console.print(f"step {line['step']}/{self._max_steps}  {figures}", highlight=False)
         self.last = line["step"]
 
     def _bytes(self) -> int:
         return self._metrics.stat().st_size if self._metrics.exists() else 0
 
 
-def _words(line: dict[str, Any]) -> str:
-    words = [f"loss {line['loss']:.3f}"] if line.get("loss") is not None else []
-    words += [f"val {line['val_loss']:.3f}"] if line.get("val_loss") is not None else []
-    words += [f"{line['step_time_s']:.2f} s/step"] if line.get("step_time_s") else []
-    return "  ".join(words)
+def _figures(line: dict[str, Any]) -> str:
+    figures = [f"loss {line['loss']:.3f}"] if line.get("loss") is not None else []
+    figures += [f"val {line['val_loss']:.3f}"] if line.get("val_loss") is not None else []
+    figures += [f"{line['step_time_s']:.2f} s/step"] if line.get("step_time_s") else []
+    return "  ".join(figures)

@@ -1,4 +1,4 @@
-"""`recipes prove`: every declared size planned, and its real Megatron-Core model built, on this machine."""
+"""`recipes prove`: plan every declared size and build its real Megatron-Core model, on this machine."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ CACHE = Path("~/.cache/superpod-recipes/proof.json")
 
 
 def prove(
-    words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose names hold every one of these.")] = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that build; each takes about 1 GiB.")] = 2,
-    cache: Annotated[Path, typer.Option(help="File that remembers what was built.")] = CACHE,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose names contain all of these.")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that build; each needs about 1 GiB.")] = 2,
+    cache: Annotated[Path, typer.Option(help="File that remembers which models were built.")] = CACHE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Plan every declared size of the recipes, and build its real Megatron-Core model without memory."""
+    """Plan every declared size of the recipes, and build its real Megatron-Core model without allocating its memory."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from superpod.recipes.registry import recipes
     from superpod.rehearsal.proof import prove as prove_all
 
-    found = [r for r in recipes().values() if all(w in r.name for w in words or [])]
-    if not found:
-        raise UserError(f"no recipe's name holds {' '.join(words or [])}", "`recipes list` shows them all")
+    matching = [r for r in recipes().values() if all(w in r.name for w in words or [])]
+    if not matching:
+        raise UserError(f"no recipe's name contains {' '.join(words or [])}", "`recipes list` shows them all")
     with Progress(
         TextColumn("building"),
         MofNCompleteColumn(),
@@ -42,7 +42,7 @@ def prove(
     ) as bar:
         task = bar.add_task("", total=None)
         proof = prove_all(
-            found,
+            matching,
             cache_file=cache.expanduser(),
             workers=workers,
             note=lambda done, total: bar.update(task, completed=done, total=total),

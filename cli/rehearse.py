@@ -1,4 +1,4 @@
-"""`recipes rehearse`: a recipe shrunk to this machine's CPUs, trained in its own layout, and judged."""
+"""`recipes rehearse`: train a recipe, shrunk to this machine's CPUs, in its own layout, and check the result."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LEAST_STEPS, MOST_STEPS = 4, 1000
 
 def rehearse(
     name: Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")],
-    ranks: Annotated[int, typer.Option(min=1, max=1024, help="Processes at most; beyond, degrees are folded.")] = 12,
+    ranks: Annotated[int, typer.Option(min=1, max=1024, help="Most processes to use; a larger layout is folded.")] = 12,
     steps: Annotated[int, typer.Option(min=LEAST_STEPS, max=MOST_STEPS, help="Steps of training.")] = 10,
-    num_nodes: Annotated[int | None, typer.Option("--nodes", help="Size; default: its smallest.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    num_nodes: Annotated[int | None, typer.Option("--nodes", help="Size in nodes; default: the smallest.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Train a recipe's shrunk self on CPUs in its own layout, and hold it against one rank."""
+    """Train a recipe's shrunk self on CPUs in its own layout, and compare it with one rank."""
     import shutil
     import tempfile
 
@@ -54,14 +54,14 @@ def _conduct(trial: Trial, folder: Path, steps: int) -> None:
     from superpod.lifecycle.quiet import quietly
     from superpod.rehearsal import trial as trials
 
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a rehearsal is one without a GPU, also where there is one
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a rehearsal uses no GPU, even where there is one
     with quietly(folder / "rehearse.log") as terminal:
         console = Console(file=terminal, highlight=False)
         trials.conduct(trial, folder, steps, note=lambda what: console.print(f"[dim]{what} ...[/]"))
 
 
 def _enough_memory(ranks: int) -> None:
-    """Refuse what this machine does not hold; forked ranks share NeMo's pages, and take less than 0.8 GB."""
+    """Refuse more ranks than this machine's memory holds. Forked ranks share NeMo's pages: each takes under 0.8 GB."""
     from superpod.rehearsal.forked_run import RANK_GIB, available_gib
 
     need, have = 1.0 + ranks * RANK_GIB, available_gib()
@@ -74,14 +74,14 @@ def _enough_memory(ranks: int) -> None:
 def _before(trial: Trial) -> str:
     job = trial.shrunk.job
     lines = [f"{trial.recipe} at {trial.nodes} nodes on {job.gpus} CPU ranks: {trial.shrunk.topology}", "shrunk:"]
-    lines += [f"  {each.what} {each.old} -> {each.new}" for each in trial.shrunk.sizes]
+    lines += [f"  {size.name} {size.old} -> {size.new}" for size in trial.shrunk.sizes]
     return "\n".join(lines)
 
 
 def _after(trial: Trial) -> str:
     from superpod.rehearsal.trial import CANNOT_SHOW
 
-    lines = ["changed:", *(f"  {each.path or 'recipe'}: {each.new}  ({each.reason})" for each in trial.changes)]
+    lines = ["changed:", *(f"  {change.path or 'recipe'}: {change.new}  ({change.reason})" for change in trial.changes)]
     listed = ", ".join(f"{name}={value}" for name, value in trial.dropped.items())
     lines += [f"GPU-only settings switched off: {listed or 'none'}", ""]
     lines += [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.message}" for check in trial.checks]

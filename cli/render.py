@@ -15,7 +15,7 @@ def render(
     time: AttemptTime = "",
     runs: SharedRuns = "",
 ) -> None:
-    """Print a plain sbatch script that trains a recipe on a cluster: sbatch job.sbatch."""
+    """Print a plain sbatch script that trains a recipe on a cluster."""
     from superpod.slurm.submit import script
 
     print(script(submission_of(name, cluster, overrides, num_nodes, data, time, runs)), end="")

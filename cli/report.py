@@ -1,4 +1,4 @@
-"""`recipes report`: what a run came to."""
+"""`recipes report`: the results of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def report(run: Run, as_json: AsJson = False) -> None:
-    """Sum up a run: losses, throughput, memory, how it ended; draws loss.png in its folder."""
+    """Summarize a run: losses, throughput, memory, how it ended; draw loss.png in its folder."""
     from superpod.node.run_folder import RunFolder
 
     folder = RunFolder.open(run)
@@ -26,7 +26,7 @@ def report(run: Run, as_json: AsJson = False) -> None:
 
 
 def print_report(folder: RunFolder) -> None:
-    """The report of a run, and its loss curve where there is something to draw."""
+    """Print the report of a run, and draw its loss curve if it has metrics."""
     from rich.console import Console
 
     from superpod.lifecycle.report import loss_curve, render, summary

@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs share, and the request that their words make."""
+"""Arguments and options that several verbs share, and the request that they make."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes, such as trainer.max_steps=10.")]
-Nodes = Annotated[int | None, typer.Option("--nodes", help="Size; default: its smallest.")]
-Data = Annotated[Path | None, typer.Option(help="A folder made by `recipes data`; default: mock data.")]
-Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are kept.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+Nodes = Annotated[int | None, typer.Option("--nodes", help="Size in nodes; default: the smallest.")]
+Data = Annotated[Path | None, typer.Option(help="Data folder, made by `recipes data`; default: mock data.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 Run = Annotated[str, typer.Argument(help="A run folder.")]
-Cluster = Annotated[str, typer.Option("--cluster", help="The profile whose runs are meant.")]
+Cluster = Annotated[str, typer.Option("--cluster", help="Profile of the cluster that has the run.")]
 
 
 def request_of(name: str, overrides: Sequence[str] | None, data: Path | None, num_nodes: int | None) -> Request:
-    """The request that a command line makes, checked as far as that needs no NeMo.
+    """The request that a command line makes, checked as far as possible without NeMo.
 
     Raises:
         UserError: as `Request.check`.
@@ -39,7 +39,11 @@ def request_of(name: str, overrides: Sequence[str] | None, data: Path | None, nu
 
 
 def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:
-    """The run of a recipe that `--resume` names: its folder, or `last`. Raises UserError: there is none."""
+    """The run of a recipe that `--resume` names: its folder, or `last`.
+
+    Raises:
+        UserError: there is no such run, or it is of another recipe.
+    """
     from superpod.node.run_folder import RunFolder
 
     if not resume:

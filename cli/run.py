@@ -21,11 +21,11 @@ def run(
     name: Name,
     overrides: Overrides = None,
     data: Data = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with this run folder, or with the `last` one.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Continue this run folder, or the `last` one.")] = None,
     num_nodes: Nodes = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Train a recipe on this machine: on its GPUs, or, where it has none, as a rehearsal on CPUs."""
+    """Train a recipe on this machine: on its GPUs, or as a rehearsal on CPUs if it has none."""
     from superpod.launchers import preflight
     from superpod.node import processes
 
@@ -37,16 +37,16 @@ def run(
         with folder.lock():
             processes.refuse_beside_others(folder)
         request.check()
-    place = folder.path if folder else runs
-    preflight.writable(place)
-    preflight.disk(place, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
+    target = folder.path if folder else runs
+    preflight.writable(target)
+    preflight.disk(target, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
     _train(request, folder, runs)
 
 
 def _resumed(
     runs: Path, name: str, resume: str, overrides: list[str], data: Path | None, num_nodes: int | None
 ) -> tuple[RunFolder, Request]:
-    """The run to go on with, and its request with what is new."""
+    """The run to continue, and its request with the changes of this command line."""
     from superpod.lifecycle.request import Request
 
     folder = earlier_run(runs, name, resume)

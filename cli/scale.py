@@ -14,19 +14,18 @@ from superpod.cli.request_options import AsJson
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from superpod.planner.scaling import Point
 
 
 @with_plan_options("layout", "nodes", "task", "fabric")
 def scale(
     options: PlanOptions,
-    gpus: Annotated[str, typer.Option("--gpus", help="Sizes, such as 64,128,256.")] = "8,16,32,64,128,256,512,1024",
+    gpus: Annotated[
+        str, typer.Option("--gpus", help="Sizes in GPUs, such as 64,128,256.")
+    ] = "8,16,32,64,128,256,512,1024",
     as_json: AsJson = False,
 ) -> None:
-    """Throughput over cluster sizes, the best layout at each: strong scaling (one batch) and weak (batch per GPU)."""
+    """Show throughput over cluster sizes, the best layout at each: strong scaling (one batch), weak (batch per GPU)."""
     from superpod.planner import scaling
 
     sizes = _sizes(gpus)

@@ -1,4 +1,4 @@
-"""`recipes show`."""
+"""`recipes show`: the whole configuration of a recipe."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from superpod.recipes.flatten import Line
 
 WHY_COLUMN = 58
+"""Column at which `--why` writes its comments."""
 
 
 def show(
@@ -23,7 +24,7 @@ def show(
     num_nodes: Nodes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a recipe whole, as lines of path = value."""
+    """Print the whole configuration of a recipe, as lines of path = value."""
     lines = _lines(request_of(name, overrides, None, num_nodes))
     if as_json:
         print(json.dumps({line.path: {"value": line.value, "where": line.where} for line in lines}, indent=1))
@@ -33,7 +34,7 @@ def show(
 
 
 def _lines(request: Request) -> list[Line]:
-    """The configured recipe, whether it could run or not: reading one is how a mistake is found."""
+    """The configured recipe, not checked: one that cannot run can still be read."""
     from superpod.lifecycle.quiet import quietly
     from superpod.lifecycle.resolve import configure
 

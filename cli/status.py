@@ -20,11 +20,11 @@ STYLE = {"done": "green", "failed": "red", "stalled": "red", "cancelled": "yello
 
 
 def status(
-    run: Annotated[str, typer.Argument(help="A run folder; default: every run of the cluster.")] = "",
+    run: Annotated[str, typer.Argument(help="A run folder; default: all runs of the cluster.")] = "",
     cluster: Cluster = "",
     runs: Annotated[str, typer.Option("--runs", help="The folder of runs; default: the profile's.")] = "",
     as_json: AsJson = False,
-    top_up: Annotated[bool, typer.Option("--top-up/--no-top-up", help="Queue the attempts that a run lacks.")] = True,
+    top_up: Annotated[bool, typer.Option("--top-up/--no-top-up", help="Queue missing attempts.")] = True,
 ) -> None:
     """Show runs: state, step, loss, tokens/s, MFU, time left, attempt, checkpoint; queue missing attempts."""
     from superpod.slurm import watch
@@ -43,7 +43,7 @@ def status(
 
 
 def _runs_of(run: str, cluster: str, runs: str) -> tuple[Connection, list[RunFolder]]:
-    """The way to Slurm, and the runs that are meant."""
+    """The connection to Slurm, and the folders of the runs to show."""
     from superpod.node import guard
     from superpod.node.run_folder import RunFolder
     from superpod.slurm import connection, mirror, profiles
@@ -57,11 +57,11 @@ def _runs_of(run: str, cluster: str, runs: str) -> tuple[Connection, list[RunFol
     if run:
         return slurm, [RunFolder.open(run)]
     if not Path(folder).is_dir():
-        raise UserError(f"there is no folder for runs at {folder}", "name a run, --runs DIR, or --cluster PROFILE")
+        raise UserError(f"there is no folder of runs at {folder}", "name a run, --runs DIR, or --cluster PROFILE")
     return slurm, guard.runs_of(Path(folder))
 
 
-def _facts(seen: Seen) -> dict:
+def _facts(seen: Seen) -> dict[str, object]:
     import dataclasses
 
     return {**dataclasses.asdict(seen), "run": str(seen.run.path), "recipe": seen.run.recipe}
@@ -89,15 +89,15 @@ def _print_table(seen: list[Seen]) -> None:
         )
     tables.show(table)
     for s in seen:
-        for words in (s.message, s.alarm):
-            if words:
-                print(f"{s.run.path.name}: {words}")
+        for message in (s.message, s.alarm):
+            if message:
+                print(f"{s.run.path.name}: {message}")
     if not seen:
-        print("no run there")
+        print("no runs")
 
 
 def _top_up(seen: Seen, slurm: Connection) -> None:
-    """Queue what a run lacks to go on by itself; its profile says how many attempts."""
+    """Queue the attempts that a run lacks; its cluster's profile says how many it should have."""
     from superpod.node.files import read_json
     from superpod.node.first_step import excluded
     from superpod.node.guard import CHAIN
@@ -105,7 +105,7 @@ def _top_up(seen: Seen, slurm: Connection) -> None:
 
     chain = read_json(seen.run.path / CHAIN)
     if chain is None or slurm.remote:
-        return  # run on this machine, or by a plain sbatch: its user queues it
+        return  # without a chain, its user started it here or by a plain sbatch; a remote run's folder is a mirror
     lacks = watch.wants_attempts(seen, int(seen.run.facts.get("attempts", 1)))
     if lacks and seen.jobs is not None and watch.queue(slurm) is not None:
         jobs = submit.queue(slurm, str(seen.run.path), lacks, excluded(seen.run))

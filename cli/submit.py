@@ -1,4 +1,4 @@
-"""`recipes submit`: a recipe checked against a cluster and queued; and what `recipes render` shares with it."""
+"""`recipes submit`: check a recipe against a cluster and queue it. `recipes render` shares its options."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 TargetCluster = Annotated[str, typer.Option("--cluster", help="A profile: dgx_h100, ..., or the path of a TOML file.")]
 AttemptTime = Annotated[
-    str, typer.Option("--time", help="Limit of one attempt, as Slurm writes it; default: the profile's.")
+    str, typer.Option("--time", help="Time limit of one attempt, as Slurm writes it; default: the profile's.")
 ]
-SharedRuns = Annotated[str, typer.Option("--runs", help="Where run folders are kept; default: the profile's.")]
+SharedRuns = Annotated[str, typer.Option("--runs", help="Folder of the run folders; default: the profile's.")]
 
 
 def submit(
@@ -32,24 +32,24 @@ def submit(
     data: Data = None,
     time: AttemptTime = "",
     runs: SharedRuns = "",
-    attempts: Annotated[int, typer.Option("--attempts", help="Jobs queued at once; 0 = as the profile says.")] = 0,
+    attempts: Annotated[int, typer.Option("--attempts", help="Jobs to queue at once; 0 = the profile's.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything; queue nothing.")] = False,
-    resume: Annotated[str, typer.Option("--resume", help="Go on with this run, stopped or cancelled ones too.")] = "",
+    resume: Annotated[str, typer.Option("--resume", help="Continue this run, even if stopped or cancelled.")] = "",
 ) -> None:
-    """Check a recipe against a cluster and queue it, with the attempts that it will go on in."""
+    """Check a recipe against a cluster and queue it, with further attempts that continue it."""
     from superpod.slurm import connection, live_cluster, preflight
     from superpod.slurm import submit as slurm_submit
 
     if resume:
-        _go_on(name, cluster, resume, attempts, [*(overrides or []), *filter(None, [num_nodes, data, time, runs])])
+        _resume(name, cluster, resume, attempts, [*(overrides or []), *filter(None, [num_nodes, data, time, runs])])
         return
     submission = submission_of(name, cluster, overrides, num_nodes, data, time, runs)
     profile = submission.cluster
     slurm = connection.of(profile)
     python = slurm_submit.python_of(profile) if not profile.container.image else ""
     paths = preflight.paths(profile, submission.run.request.data)
-    site = live_cluster.ask(slurm, profile, submission.folder, paths, python)
-    preflight.refuse(preflight.Case(submission, site))
+    live = live_cluster.ask(slurm, profile, submission.folder, paths, python)
+    preflight.refuse(preflight.Case(submission, live))
     count = attempts or profile.chain.attempts
     if dry_run:
         _print_everything(submission, count)
@@ -59,12 +59,12 @@ def submit(
     jobs = slurm_submit.queue(slurm, run, count)
     slurm_submit.remember(slurm, run, jobs)
     print(f"run    {run}")
-    print(f"jobs   {', '.join(jobs)}: each goes on where the one before it ended")
+    print(f"jobs   {', '.join(jobs)}: each continues where the one before it ended")
     print(f"watch  recipes status {shlex.quote(run)}" + (f" --cluster {shlex.quote(cluster)}" if slurm.remote else ""))
 
 
-def _go_on(name: str, cluster: str, folder: str, attempts: int, changes: list) -> None:
-    """Queue attempts of a run that is there, as it was submitted."""
+def _resume(name: str, cluster: str, folder: str, attempts: int, changes: list[object]) -> None:
+    """Queue attempts of an existing run, as it was submitted."""
     from superpod.node import guard
     from superpod.node.first_step import excluded
     from superpod.node.run_folder import RunFolder
@@ -74,11 +74,11 @@ def _go_on(name: str, cluster: str, folder: str, attempts: int, changes: list) -
     profile = profiles.load(cluster)
     slurm = connection.of(profile)
     if slurm.remote:
-        raise UserError("--resume works where the run folder is", "log in to the cluster for it")
+        raise UserError("--resume works only where the run folder is", "log in to the cluster first")
     run = RunFolder.open(folder)
     seen = watch.of_folder([run], slurm)[0]
     if changes:
-        raise UserError("a run goes on as it was submitted", "leave out changes, or start a new run")
+        raise UserError("a run continues as it was submitted", "leave out changes, or start a new run")
     if run.recipe != name or run.done:
         raise UserError(f"{folder} is {'done' if run.done else f'a run of {run.recipe}, not of {name}'}")
     if seen.jobs:
@@ -86,11 +86,11 @@ def _go_on(name: str, cluster: str, folder: str, attempts: int, changes: list) -
     guard.let_go_on(run)
     jobs = slurm_submit.queue(slurm, str(run.path), attempts or profile.chain.attempts, excluded(run))
     slurm_submit.note(run, jobs)
-    print(f"jobs   {', '.join(jobs)}: the run goes on from step {seen.checkpoint_step}")
+    print(f"jobs   {', '.join(jobs)}: the run continues from step {seen.checkpoint_step}")
 
 
 def _print_everything(submission: Submission, attempts: int) -> None:
-    """What a submission would do, as comments, so that the whole is still a script."""
+    """Print what a submission would do as comments, so that the whole output is still a script."""
     from superpod.slurm.preflight import START_S
 
     run, cluster, step = submission.run, submission.cluster, submission.run.step_time_s
@@ -99,8 +99,8 @@ def _print_everything(submission: Submission, attempts: int) -> None:
     print(f"# layout: {', '.join(f'{name} {value}' for name, value in degrees.items())}")
     print(f"# checkpoint: {run.checkpoint_bytes / 2**30:,.1f} GiB, every {run.save_every} steps")
     if step and not cluster.declared_only:
-        print(f"# steps: {run.max_steps} of {step:.2f} s are {run.max_steps * step / 3600:,.1f} h of training,")
-        print(f"#   and {START_S} s more an attempt; attempts of {submission.time or cluster.slurm.time}")
+        print(f"# steps: {run.max_steps} of {step:.2f} s take {run.max_steps * step / 3600:,.1f} h,")
+        print(f"#   plus {START_S} s to start an attempt, which may take {submission.time or cluster.slurm.time}")
     print(f"# run folder: {submission.folder}/{submission.recipe}/TIME-ID; jobs queued at once: {attempts}")
     print("#" + "-" * 100)
 
@@ -114,24 +114,24 @@ def submission_of(
     time: str,
     runs: str,
 ) -> Submission:
-    """What the words of a command line ask for, resolved; refused before NeMo is imported where that is possible."""
+    """The submission that a command line asks for, resolved. What can be refused without NeMo is refused before."""
     from superpod.slurm import profiles
     from superpod.slurm.submit import Submission
 
     if time:
         try:
             profiles.seconds(time)
-        except ValueError as wrong:
-            raise UserError(str(wrong), "write it like 4:00:00 or 1-12:00:00") from None
+        except ValueError as error:
+            raise UserError(str(error), "write it like 4:00:00 or 1-12:00:00") from None
     if runs and not runs.startswith("/"):
-        raise UserError(f"--runs {runs}: every node must find it", "give an absolute path on a shared disk")
+        raise UserError(f"--runs {runs}: every node must find this folder", "give an absolute path on a shared disk")
     profile = profiles.load(cluster)
     request = request_of(name, overrides, data, num_nodes)
     return Submission(_resolved(request), profile, runs, time)
 
 
 def _resolved(request: Request) -> ResolvedRun:
-    """The request resolved; the first time NeMo builds it, which a terminal is told."""
+    """The request resolved. The first time, NeMo builds it, which takes long enough for a message on a terminal."""
     from superpod.lifecycle.quiet import quietly
     from superpod.lifecycle.resolve import is_cached, resolved
 

@@ -1,4 +1,4 @@
-"""Tables and sentences for any terminal: what does not fit is folded between words, and nothing is cut off."""
+"""Tables and sentences for terminals of any width: long text wraps between words, and nothing is cut off."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def show(table: Table) -> None:
 
 
 def show_folded(titles: Sequence[str], rows: Sequence[Sequence[str]], *, fold: int = 0, least: int = 0) -> None:
-    """Print rows of words and figures at the terminal's width: the column `fold` is folded, at its commas if possible.
+    """Print rows at the terminal's width by wrapping the column number `fold`, at its commas if possible.
 
-    A word is never cut: where the terminal is too narrow for the longest one, or for `least` columns of it, the table
-    is wider. Figures are columns whose cells all begin with a digit.
+    No word is cut: the table becomes wider than the terminal if the longest word of that column, or `least` characters,
+    do not fit. Columns whose cells all begin with a digit are aligned to the right.
     """
     from rich.table import Table
 
@@ -48,7 +48,7 @@ def show_folded(titles: Sequence[str], rows: Sequence[Sequence[str]], *, fold: i
 
 
 def say(sentence: str) -> None:
-    """Print a sentence, its lines after the first indented; a word, such as an option, stays whole."""
+    """Print a sentence wrapped to the terminal, later lines indented; words such as options stay whole."""
     print(_fold(sentence, width()))
 
 
@@ -57,7 +57,7 @@ def _columns(cell: str) -> int:
 
 
 def _folded(cell: str, width: int) -> str:
-    """Lines of a cell; a space between two commas is no place to break, unless what they enclose is too long."""
+    """A cell wrapped at its commas; a part between two commas is broken only if it does not fit in a line."""
     parts = [part.replace(" ", GLUE) if len(part) < width - len(INDENT) else part for part in cell.split(", ")]
     return _fold(", ".join(parts), width).replace(GLUE, " ")
 
@@ -67,14 +67,14 @@ def _fold(text: str, width: int) -> str:
 
 
 def width() -> int:
-    """Columns of the terminal; 80 where there is none."""
+    """Columns of the terminal; 80 without one."""
     from rich.console import Console
 
     return Console().width
 
 
 def ago(seconds: float | None) -> str:
-    """A time span in the unit that a person would use; "-" where it is not known."""
+    """A time span in the unit that a person would use; "-" if unknown."""
     if seconds is None:
         return "-"
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):

@@ -1,4 +1,4 @@
-"""A training on this machine as a terminal shows it: what `recipes run` and `recipes finetune` share."""
+"""A training on this machine as a terminal shows it, shared by `recipes run` and `recipes finetune`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STYLES = {"done": "green", "cancelled": "yellow"}
 
 
 class NotDone(Exception):
-    """The run is told and its folder says how it ended; what is left is the exit code."""
+    """A run that did not end as done. Its report is already printed; `main` only has to set the exit code."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -28,7 +28,7 @@ class NotDone(Exception):
 
 
 def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs: Path) -> tuple[AttemptEnd, RunFolder]:
-    """Run one attempt, in `folder` or in a new one under `runs`; returns how it ended, and where."""
+    """Run one attempt, in `folder` or in a new one under `runs`; returns how it ended and its run folder."""
     from superpod.cli.progress import Steps
     from superpod.launchers import local, preflight
     from superpod.node import processes
@@ -67,7 +67,7 @@ def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs:
 
 @contextmanager
 def _reporting_full_disks(console: Console) -> Iterator[None]:
-    """How a run ended stands even where its folder cannot be written any more, so a full disk is only reported."""
+    """Report a full disk and go on: how a run ended is known even if its folder can no longer be written."""
     try:
         yield
     except UserError as error:

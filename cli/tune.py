@@ -1,4 +1,4 @@
-"""`recipes tune`: a recipe at a size that it does not declare."""
+"""`recipes tune`: plan a recipe for a size that it does not declare."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 def tune(
     name: Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")],
-    nodes: Annotated[int, typer.Option("--nodes", help="The size to plan it for.")],
-    gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch, samples; default: the recipe's own.")] = None,
+    nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes to plan for.")],
+    gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch, samples; default: the recipe's.")] = None,
     lr_rule: Annotated[
-        Literal["sqrt", "linear"], typer.Option("--lr-rule", help="How the learning rate follows the batch.")
+        Literal["sqrt", "linear"], typer.Option("--lr-rule", help="How the learning rate grows with the batch.")
     ] = "sqrt",
     write: Annotated[bool, typer.Option("--write", help="Add the size to recipes/layouts/MODEL.toml.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Plan a recipe for another size: layout, batch, learning rate, warm-up, steps."""
     from superpod.errors import UserError
@@ -46,7 +46,7 @@ def tune(
         print(f"written to {layout_file.write(recipe.model.name, tuned.job)}")
 
 
-def _facts(recipe: Recipe, tuned: Tuned) -> dict:
+def _facts(recipe: Recipe, tuned: Tuned) -> dict[str, object]:
     pace = {key: getattr(tuned, key) for key in ("lr", "min_lr", "warmup_steps", "max_steps", "tokens")}
     size = {"nodes": tuned.nodes, "gpus": tuned.job.gpus, "step_time_s": tuned.step_time_s, "days": tuned.days}
     return {"recipe": recipe.name, "layout": asdict(tuned.job.layout), **size, **pace}
@@ -74,6 +74,6 @@ def _show(recipe: Recipe, tuned: Tuned, rule: str) -> None:
         table.add_row(title, str(before), str(after))
     tables.show(table)
     if new.gbs == own.gbs:
-        print("the batch stays, and with it learning rate, warm-up and steps")
+        print("the batch is unchanged, and so are learning rate, warm-up and steps")
     else:
-        print(f"learning rate: {rule}; warm-up and steps keep their tokens")
+        print(f"learning rate: {rule}; warm-up and steps cover the same number of tokens")
