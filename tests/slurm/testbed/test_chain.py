@@ -119,7 +119,7 @@ def test_a_cancelled_run_goes_on_when_its_user_says_so(testbed, profile, recipes
     toy.until_gone()
     done = recipes_cli("submit", "toy", "--cluster", where, "--resume", toy.run.path)
     assert done.returncode == 0, done.stderr
-    assert "goes on from step" in done.stdout
+    assert "continues from step" in done.stdout
     toy.until_done()
     toy.check_whole()
     again = recipes_cli("submit", "toy", "--cluster", where, "--resume", toy.run.path)
