@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from superpod.planner.layout import MODULES
-from superpod.planner.rules import Rule, RuleInputs
+from superpod.planner.rules import JobInputs, Rule
+
+if TYPE_CHECKING:
+    from superpod.planner.arrays import Whole
 
 IDLE = {"moe": "moe", "shared_experts": "moe", "mlp": "mlp"}
 """Modules that selective recomputation takes without an error, and the block without which it does nothing."""
 
 
-def _widths(f: RuleInputs) -> dict[str, int]:
+def _widths(f: JobInputs) -> dict[str, Whole]:
     """Sizes of one rank's matrix products, elements; those that do not divide are left out."""
     m = f.model
-    sizes = {"hidden": (m.hidden, 1), "vocab / tp": (m.padded_vocab(f.tp), f.tp)}
+    sizes: dict[str, tuple[Whole, Whole]] = {"hidden": (m.hidden, 1), "vocab / tp": (m.padded_vocab(f.tp), f.tp)}
     sizes |= {"head_dim": (m.channels, 1)} if "attention" in m.kinds else {}
     sizes |= {"ffn / tp": (m.ffn, f.tp)} if "mlp" in m.kinds else {}
     sizes |= {"expert_ffn / etp": (m.expert_ffn, f.etp)} if "moe" in m.kinds else {}
@@ -20,24 +25,24 @@ def _widths(f: RuleInputs) -> dict[str, int]:
     return {name: size // by for name, (size, by) in sizes.items() if size and size % by == 0}
 
 
-def _multiple(f: RuleInputs) -> int:
+def _multiple(f: JobInputs) -> int:
     """What Tensor Cores want sizes to be a multiple of: 16 in FP8 and below, 8 in 16 bits; 4 in TF32."""
     precision = f.job.precision
     return {"fp32": 1, "tf32": 4, "bf16": 8, "fp16": 8}.get(precision, 16)
 
 
-def _off(f: RuleInputs) -> dict[str, int]:
+def _off(f: JobInputs) -> dict[str, Whole]:
     return {name: size for name, size in _widths(f).items() if size % _multiple(f)}
 
 
-def _idle(f: RuleInputs) -> list[str]:
+def _idle(f: JobInputs) -> list[str]:
     kinds = f.model.kinds
     taken = [name for name in IDLE if f.modules >> MODULES.index(name) & 1]
     idle = [name for name in taken if IDLE[name] not in kinds]
     return idle + ["shared_experts"] * ("shared_experts" in taken and "moe" in kinds and not f.model.shared_ffn)
 
 
-def _dims(f: RuleInputs) -> tuple[str, str]:
+def _dims(f: JobInputs) -> tuple[str, str]:
     sizes = ", ".join(f"{name} = {size}" for name, size in _off(f).items())
     return (
         f"matrix products in {f.job.precision} are slow off multiples of {_multiple(f)}: {sizes}",
@@ -45,7 +50,7 @@ def _dims(f: RuleInputs) -> tuple[str, str]:
     )
 
 
-ADVICE = (
+ADVICE: tuple[Rule[JobInputs], ...] = (
     Rule(
         "approximate",
         lambda f: bool(f.model.approximate),

@@ -7,14 +7,14 @@ not plain arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from superpod.planner import collectives
+from superpod.planner.arrays import Array, Number
 from superpod.planner.models import work as model_work
 from superpod.planner.planned_job import PlannedJob
-from superpod.planner.roofline import KINDS, LAYER_KINDS, Array, KernelUnits, Work
+from superpod.planner.roofline import KINDS, LAYER_KINDS, KernelUnits, Work
 
 
 def attention(w: Work) -> None:
@@ -62,7 +62,7 @@ def mla(w: Work) -> None:
     w.residual()
 
 
-def _core(w: Work, query: Any, out: Any, keys: Any, heads: Any) -> None:
+def _core(w: Work, query: Number, out: Number, keys: Number, heads: Number) -> None:
     """Scores, softmax and their product with the values; context parallelism passes the keys around."""
     m, t, job = w.m, w.tokens, w.job
     spans = [model_work.span(m, job.seq, i, True) for i, b in enumerate(m.blocks) if b[0] in ("attention", "mla")]
@@ -105,7 +105,7 @@ def mlp(w: Work) -> None:
         w.norm()
 
 
-def _feed_forward(w: Work, tokens: Any, ffn: Any, module: str) -> None:
+def _feed_forward(w: Work, tokens: Number, ffn: Number, module: str) -> None:
     m = w.m
     up = 2 * ffn if m.gated else ffn
     w.gemm(tokens, up, m.hidden, module, name="linear_fc1")
@@ -144,7 +144,7 @@ def moe(w: Work) -> None:
     w.residual()
 
 
-def _dispatch(w: Work, tokens: Any, width: int) -> None:
+def _dispatch(w: Work, tokens: Number, width: int) -> None:
     """Tokens to the experts' ranks and back. A token goes once to each domain that holds an expert of its."""
     u, topk = w.u, w.m.topk
     group = u.ep * u.etp
@@ -186,7 +186,7 @@ def delta(w: Work) -> None:
     w.residual()
 
 
-def _scan(w: Work, flops: Any, passes: Any) -> None:
+def _scan(w: Work, flops: Number, passes: Number) -> None:
     w.add("scan", w.tokens * flops / w.plain_peak, 2.5 * w.tokens * flops / w.plain_peak)
     w.stream(w.tokens * passes, 2.5 * w.tokens * passes, 5)
 
@@ -201,7 +201,7 @@ def embedding(w: Work) -> None:
 def head(w: Work) -> None:
     """Final norm, output matrix, loss over the vocabulary (FP32 in part)."""
     m, t = w.m, w.tokens
-    columns = m.padded_vocab(w.u.tp) / w.u.tp
+    columns = m.padded_vocab(w.u.tp.astype(np.int64)) / w.u.tp
     w.norm()
     w.gemm(t, columns, m.hidden, plain=True)
     passes = (2.5, 2.5) if w.job.options.fused_loss else (20.0, 10.0)  # cast, maximum, difference, exponent, sum: FP32

@@ -8,11 +8,12 @@ puts bandwidths to them. All arguments may be numpy arrays. Source of the volume
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from superpod.errors import UserError
+from superpod.planner.arrays import Number
 from superpod.planner.hardware import Fabric, Node
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
@@ -50,13 +51,13 @@ def outside(node: Node, fabric: Fabric) -> float:
 class Volumes:
     """What one GPU moves on each tier, bytes, and the steps that it waits for on each."""
 
-    near: Any
-    far: Any
-    near_steps: Any
-    far_steps: Any
+    near: Number
+    far: Number
+    near_steps: Number
+    far_steps: Number
 
 
-def volumes(operation: Operation, size: Any, ranks: Any, near_ranks: Any) -> Volumes:
+def volumes(operation: Operation, size: Number, ranks: Number, near_ranks: Number) -> Volumes:
     """Bytes and steps of one operation.
 
     Args:
@@ -87,7 +88,7 @@ def volumes(operation: Operation, size: Any, ranks: Any, near_ranks: Any) -> Vol
     return Volumes(moved * (g > 1), moved * crosses / g, ROUNDS[operation] * (g > 1), steps)
 
 
-def seconds(operation: Operation, size: Any, ranks: Any, near_ranks: Any, over: Links) -> Any:
+def seconds(operation: Operation, size: Number, ranks: Number, near_ranks: Number, over: Links) -> Number:
     """Seconds of one operation; both tiers work at once, and the slower one is waited for. Arguments as `volumes`."""
     v = volumes(operation, size, ranks, near_ranks)
     moving = np.maximum(v.near / over.near_bytes_per_s, v.far / over.far_bytes_per_s)

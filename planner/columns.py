@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from superpod.planner.layout import CHOICES, Layout
+from superpod.planner.arrays import Array, Column, Flags
+from superpod.planner.layout import RECOMPUTES, SHARDINGS, Layout
 from superpod.planner.models import ModelShape, Split
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.rules import bits
-
-Column: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -52,19 +50,19 @@ class Columns:
     """Pipeline rank, 0 to pp - 1."""
     weight: Column
     """Pipeline ranks that this entry stands for; over the last axis they add up to pp."""
-    blocks: Mapping[str, Column]
+    blocks: Mapping[str, Column | Array]
     """Blocks of each kind (`attention`, `mla`, `mamba`, `delta`, `mlp`, `moe`) on this rank, its chunks together; MLPs
     that differ in width count by it (`ModelShape.held`)."""
     layers: Column
     """Transformer layers on this rank."""
 
     @property
-    def first(self) -> NDArray[np.bool_]:
+    def first(self) -> Flags:
         """Whether the rank holds the embedding."""
         return self.rank == 0
 
     @property
-    def last(self) -> NDArray[np.bool_]:
+    def last(self) -> Flags:
         """Whether the rank holds the head and the loss."""
         return self.rank == self.pp - 1
 
@@ -73,7 +71,7 @@ class Columns:
         """Data-parallel size of the expert grid: tp x cp x dp / (ep x etp)."""
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
-    def recomputes(self, module: str) -> NDArray[np.bool_]:
+    def recomputes(self, module: str) -> Flags:
         """Where selective recomputation takes a module of `layout.MODULES`."""
         return (self.modules & bits([module])) != 0
 
@@ -133,8 +131,8 @@ def _numbers(x: Layout) -> tuple[int, ...]:
     return (
         *(x.tp, x.pp, x.vp or 1, x.cp, x.ep, x.etp or x.tp, int(x.sp), x.mbs),
         *(int(x.embedding_as_layer), int(x.loss_as_layer)),
-        *(CHOICES["recompute"].index(x.recompute), int(x.recompute_method == "block"), x.recompute_layers),
-        *(x.modules, CHOICES["sharding"].index(x.sharding)),
+        *(RECOMPUTES.index(x.recompute), int(x.recompute_method == "block"), x.recompute_layers),
+        *(x.modules, SHARDINGS.index(x.sharding)),
     )
 
 

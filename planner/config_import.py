@@ -15,10 +15,8 @@ from typing import Any
 from superpod.errors import UserError
 from superpod.planner import megatron_args
 from superpod.planner.files import text_of
-from superpod.planner.layout import Layout
+from superpod.planner.layout import SHARDINGS, Layout
 from superpod.planner.planned_job import PlannedJob
-
-ZERO = ("none", "zero1", "zero2", "zero3")
 
 
 @dataclass
@@ -128,7 +126,7 @@ def _stage(value: Any) -> str:
     number = int(value)
     if not 0 <= number <= 3:
         raise ValueError(value)
-    return ZERO[number]
+    return SHARDINGS[number]
 
 
 def _yes(value: Any) -> bool:

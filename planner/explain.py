@@ -10,7 +10,7 @@ import numpy as np
 
 from superpod.planner import legality, predict
 from superpod.planner.hardware import GIB
-from superpod.planner.layout import Layout
+from superpod.planner.layout import MEGATRON_FSDP, SHARDINGS, Layout
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.predict import Prediction
 from superpod.planner.search import SearchResult
@@ -26,8 +26,6 @@ BOUNDS = {
     "optimizer": "the optimizer step",
 }
 """What the terms of a step are called in a sentence; anything else is called by its name."""
-
-ZERO = ("none", "zero1", "zero2", "zero3")
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,8 @@ def better(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
     tried = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
     legal = [(what, other) for what, other in tried if not legality.violations(other)]
     after = zip((what for what, _ in legal), predict.many([other for _, other in legal]), strict=True)
-    gains = [(p.step_time_s / before.step_time_s - 1, what) for what, p in after if p.verdict == "ok" and not p.tight]
+    fits = [(what, p.step_time_s) for what, p in after if p.verdict == "ok" and not p.tight and p.step_time_s]
+    gains = [(seconds / (before.step_time_s or 1.0) - 1, what) for what, seconds in fits]
     return [f"{what} takes {-gain:.1%} off the step" for gain, what in sorted(gains) if gain < -0.01][:most]
 
 
@@ -207,7 +206,7 @@ def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
             yield f"{key} {twice}", x.replace(**{key: twice}, sp=sp)
     if x.mbs % 2 == 0:
         yield f"mbs {x.mbs // 2}", x.replace(mbs=x.mbs // 2)
-    for level in ZERO[ZERO.index(x.sharding) + 1 :] if x.pp == 1 else ():
+    for level in SHARDINGS[SHARDINGS.index(x.sharding) + 1 :] if x.pp == 1 else ():
         yield level, x.replace(sharding=level)
     if x.recompute != "full":
         for module in ("layernorm", "mlp", "moe_act", "moe", "mla_up_proj"):
@@ -236,7 +235,7 @@ def _reversals(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
     yield f"mbs {x.mbs * 2}", x.replace(mbs=x.mbs * 2)
     if x.recompute != "none":
         yield "no recomputation", x.replace(recompute="none")
-    if x.sharding in ("zero2", "zero3"):
+    if x.sharding in MEGATRON_FSDP:
         yield "zero1", x.replace(sharding="zero1")
 
 

@@ -5,32 +5,33 @@ Sources are of megatron-core 0.15.3, the function beside each rule.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from superpod.planner.rules import Rule, RuleInputs, near_multiples
+from superpod.planner.rules import JobInputs, Rule, near_multiples
 
 if TYPE_CHECKING:
+    from superpod.planner.arrays import Truth
     from superpod.planner.planned_job import PlannedJob
 
 FP8 = ("fp8", "fp8ds", "fp8cs", "fp8bw", "mxfp8")
 
 
-def of(job: PlannedJob) -> tuple[Rule, ...]:
+def of(job: PlannedJob) -> tuple[Rule[JobInputs], ...]:
     """What holds of every framework, and of Megatron-Core; of its pinned release only where a later one lifted it."""
     if job.options.framework != "megatron":
         return GENERAL
     return (*GENERAL, *MEGATRON) if job.options.release else (*GENERAL, *MEGATRON, *PINNED)
 
 
-def _split_unevenly(f: RuleInputs) -> Any:
+def _split_unevenly(f: JobInputs) -> Truth:
     """Whether uniform recomputation's groups of layers do not fill some model chunk."""
-    rest = False
+    rest: Truth = False
     for size in f.chunk_sizes:
         rest = rest | (size % f.recompute_layers != 0)
     return rest
 
 
-def _no_precision(f: RuleInputs) -> tuple[str, str]:
+def _no_precision(f: JobInputs) -> tuple[str, str]:
     gpu = f.job.node.gpu
     return f"{gpu.name} ({gpu.generation}) has no {f.job.precision}", f"it has {', '.join(gpu.precisions)}"
 
@@ -45,7 +46,7 @@ def _own_attention(job: PlannedJob) -> bool:
     return job.options.impl == "local" or job.options.attention == "local"
 
 
-def _splits_groups(f: RuleInputs) -> Any:
+def _splits_groups(f: JobInputs) -> Truth:
     """Mamba under context parallelism: heads by tp x cp, and groups by cp or cp by groups."""
     m = f.model
     if "mamba" not in m.kinds:
@@ -53,16 +54,16 @@ def _splits_groups(f: RuleInputs) -> Any:
     groups = m.mamba_groups // f.tp
     groups = groups + (groups == 0)
     fits = (groups % f.cp == 0) | ((groups < f.cp) & (f.cp % groups == 0))
-    return (f.cp > 1) & ((m.mamba_heads % (f.tp * f.cp) != 0) | ~fits)
+    return (f.cp > 1) & ((m.mamba_heads % (f.tp * f.cp) != 0) | (fits == 0))
 
 
-GENERAL = (
+GENERAL: tuple[Rule[JobInputs], ...] = (
     Rule("layers", lambda f: f.undealt, lambda f: f.why_undealt),  # get_num_layers_to_build
     Rule("precision", lambda f: not _has_precision(f.job), _no_precision),  # hardware.Gpu.precisions
 )
 """Rules of any framework."""
 
-MEGATRON = (
+MEGATRON: tuple[Rule[JobInputs], ...] = (
     Rule(
         "seq_cp",  # utils.get_batch_on_this_cp_rank: an early and a late chunk for every rank
         lambda f: (f.cp > 1) & (f.job.seq % (2 * f.cp) != 0),
@@ -184,7 +185,7 @@ MEGATRON = (
 )
 """Rules of Megatron-Core."""
 
-PINNED = (
+PINNED: tuple[Rule[JobInputs], ...] = (
     Rule(
         "fsdp_experts",  # mcore_fsdp_adapter._init_dist_index gives no expert group, and MegatronFSDP refuses
         lambda f: (f.sharding >= 2) & (f.ep > 1) & ("moe" in f.model.kinds),

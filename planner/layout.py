@@ -12,11 +12,13 @@ from superpod.planner.rules import MODULES, Broken, RuleInputs, bits
 Recompute = Literal["none", "selective", "full"]
 RecomputeMethod = Literal["uniform", "block"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
-CHOICES = {
-    "recompute": get_args(Recompute),
-    "recompute_method": get_args(RecomputeMethod),
-    "sharding": get_args(Sharding),
-}
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
+"""In the order of ZeRO stages, so that the index is the stage."""
+MEGATRON_FSDP: tuple[Sharding, ...] = ("zero2", "zero3")
+"""What Megatron-FSDP does; the distributed optimizer and plain data parallelism do the others."""
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+METHODS: tuple[RecomputeMethod, ...] = get_args(RecomputeMethod)
+CHOICES: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTES, "recompute_method": METHODS, "sharding": SHARDINGS}
 MOST = 2**24
 """Sizes beyond this are slips of the hand."""
 PARALLEL_SIZES = {
@@ -119,7 +121,7 @@ class Layout:
             UserError: when tp x pp x cp does not divide the world.
         """
         if world % self.model_parallel:
-            raise UserError(*rules.world(self.facts(world)))
+            raise UserError(*rules.world(self.rule_inputs(world)))
         return world // self.model_parallel
 
     def micro_batches(self, world: int) -> int:
@@ -141,19 +143,18 @@ class Layout:
         """A copy with some fields changed."""
         return replace(self, **changes)
 
-    def facts(self, world: int, **more: Any) -> RuleInputs:
-        """This layout on so many GPUs, as the rules of `rules.py` ask about it."""
+    def rule_inputs(self, world: int) -> RuleInputs:
+        """This layout on so many GPUs, as the rules of `rules.py` read it."""
         return RuleInputs(
             gpus=world,
             **{name: getattr(self, name) for name in ("tp", "pp", "cp", "ep", "sp", "mbs", "gbs", "recompute_layers")},
             vp=self.vp or 1,
             interleaved=self.vp is not None,
             etp=self.tp if self.etp is None else self.etp,
-            recompute=CHOICES["recompute"].index(self.recompute),
+            recompute=RECOMPUTES.index(self.recompute),
             recompute_block=self.recompute_method == "block",
             modules=self.modules,
-            sharding=CHOICES["sharding"].index(self.sharding),
-            **more,
+            sharding=SHARDINGS.index(self.sharding),
         )
 
     def below_one(self) -> list[Broken]:
@@ -168,7 +169,7 @@ class Layout:
 
         `legality.violations` asks about the whole job.
         """
-        broken_rules = self.below_one() or rules.layout(self.facts(world))
+        broken_rules = self.below_one() or rules.layout(self.rule_inputs(world))
         return [(broken.message, broken.fix) for broken in broken_rules]
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from superpod.errors import UserError, did_you_mean
 from superpod.planner import job_rules, rules
 from superpod.planner.models.stages import Split, even_chunks
-from superpod.planner.rules import Broken, RuleInputs
+from superpod.planner.rules import Broken, JobInputs
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike
 
+    from superpod.planner.arrays import Column, Flags
     from superpod.planner.planned_job import PlannedJob
 
 
@@ -25,15 +25,15 @@ def violations(job: PlannedJob) -> list[Broken]:
     """Every rule that the job breaks, with the numbers and the nearest legal change; [] = legal."""
     if broken_sizes := job.layout.below_one():
         return broken_sizes
-    facts = _facts(job)
-    return [*rules.layout(facts), *rules.check((*rules.MODEL, *job_rules.of(job)), facts)]
+    inputs = _inputs(job)
+    return [*rules.layout(inputs), *rules.check((*rules.MODEL, *job_rules.of(job)), inputs)]
 
 
 def warnings(job: PlannedJob) -> list[Broken]:
     """What a legal job does badly: slow products, bubbles, traffic that leaves NVLink, settings without effect."""
     from superpod.planner.advice import ADVICE
 
-    return [] if job.layout.below_one() else rules.check(ADVICE, _facts(job))
+    return [] if job.layout.below_one() else rules.check(ADVICE, _inputs(job))
 
 
 def require(job: PlannedJob) -> None:
@@ -55,7 +55,7 @@ FIELDS = (
 """Columns that `legal_mask` takes, as in `Columns`."""
 
 
-def legal_mask(job: PlannedJob, fields: Mapping[str, Any], dealt: Any = False) -> NDArray[np.bool_]:
+def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], dealt: ArrayLike = False) -> Flags:
     """Which of many layouts of one job are legal: the same rules as `violations`, over arrays.
 
     Args:
@@ -74,16 +74,16 @@ def legal_mask(job: PlannedJob, fields: Mapping[str, Any], dealt: Any = False) -
     for name in fields:
         if name not in FIELDS:
             raise UserError(f"no column is called {name!r}", did_you_mean(name, list(FIELDS)))
-    facts = _many(job, {name: np.asarray(value) for name, value in fields.items()}, np.asarray(dealt))
+    inputs = _inputs_of_many(job, {name: np.asarray(value) for name, value in fields.items()}, np.asarray(dealt))
     shape = np.broadcast_shapes(*(np.shape(value) for value in fields.values()))
     broken = np.zeros(shape, dtype=bool)
     for rule in (*rules.LAYOUT, *rules.MODEL, *job_rules.of(job)):
-        broken |= np.asarray(rule.broken(facts), dtype=bool)
+        broken |= np.asarray(rule.broken(inputs), dtype=bool)
     return ~broken
 
 
-def _facts(job: PlannedJob) -> RuleInputs:
-    """The job as the rules ask about it, its layers dealt out if they can be."""
+def _inputs(job: PlannedJob) -> JobInputs:
+    """The job as the rules read it, its layers dealt out if they can be."""
     layout, sizes, why = job.layout, (), ("", "")
     uneven = layout.embedding_as_layer or layout.loss_as_layer or layout.chunks is not None
     uneven = uneven or layout.first_layers is not None or layout.last_layers is not None
@@ -91,17 +91,27 @@ def _facts(job: PlannedJob) -> RuleInputs:
         sizes = tuple({len(chunk) for chunk in Split.of(layout).chunk_layers(job.model.layers)})
     except UserError as refused:
         why = (str(refused), refused.hint)
-    both = layout.first_layers is not None and layout.last_layers is not None
-    dealt = {"both_ends": both, "uneven": uneven, "undealt": not sizes, "chunk_sizes": sizes, "why_undealt": why}
-    return layout.facts(job.gpus, **dealt, model=job.model, job=job)
+    degrees: dict[str, Any] = {**vars(layout.rule_inputs(job.gpus))}
+    degrees["microbatch_group"] = job.options.microbatch_group
+    return JobInputs(
+        **degrees,
+        both_ends=layout.first_layers is not None and layout.last_layers is not None,
+        uneven=uneven,
+        undealt=not sizes,
+        chunk_sizes=sizes,
+        why_undealt=why,
+        model=job.model,
+        job=job,
+    )
 
 
-def _many(job: PlannedJob, fields: dict[str, NDArray[Any]], dealt: NDArray[np.bool_]) -> RuleInputs:
-    """As `_facts`, of many layouts that deal their layers evenly."""
+def _inputs_of_many(job: PlannedJob, fields: dict[str, Column], dealt: Flags) -> JobInputs:
+    """As `_inputs`, of many layouts that deal their layers evenly."""
     import numpy as np
 
-    own = job.layout.facts(job.gpus)
-    one = {**vars(own), "embedding_as_layer": job.layout.embedding_as_layer, "loss_as_layer": job.layout.loss_as_layer}
+    own = job.layout.rule_inputs(job.gpus)
+    ends_count = {key: getattr(job.layout, key) for key in ("embedding_as_layer", "loss_as_layer")}
+    one = {**vars(own), **ends_count}
     get: dict[str, Any] = {name: fields.get(name, np.asarray(one.get(name, 1))) for name in FIELDS}
     if "dp" in fields:
         get["gpus"] = get["dp"] * get["tp"] * get["pp"] * get["cp"]
@@ -112,5 +122,12 @@ def _many(job: PlannedJob, fields: dict[str, NDArray[Any]], dealt: NDArray[np.bo
     get["modules"] = np.where(get["recompute"] == 1, get["modules"], 0)
     get["interleaved"] = get["vp"] > 1
     del get["dp"]
-    given = {"uneven": ((ends[0] | ends[1]) == 1) | dealt, "undealt": ~(evenly | dealt), "chunk_sizes": sizes}
-    return RuleInputs(**get, **given, model=job.model, job=job)
+    return JobInputs(
+        **get,
+        microbatch_group=job.options.microbatch_group,
+        uneven=((ends[0] | ends[1]) == 1) | dealt,
+        undealt=~(evenly | dealt),
+        chunk_sizes=sizes,
+        model=job.model,
+        job=job,
+    )

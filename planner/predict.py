@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from superpod.planner import columns, legality, memory, steptime
-from superpod.planner.columns import Column, Stages
+from superpod.planner.arrays import Array, Column
+from superpod.planner.columns import Stages
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import Layout
 from superpod.planner.models import Split
@@ -201,7 +201,7 @@ def _reason(over: float, limit: float, note: str) -> str:
     return "; ".join([short] * (over > 0) + [note] * bool(note))
 
 
-def _rows(table: Mapping[str, NDArray[np.float64]]) -> list[dict[str, float]]:
+def _rows(table: Mapping[str, Array]) -> list[dict[str, float]]:
     """Columns as a mapping for each row."""
     lists = [column.tolist() for column in table.values()]
     return [dict(zip(table, row, strict=True)) for row in zip(*lists, strict=True)]

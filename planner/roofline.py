@@ -10,16 +10,13 @@ of a table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from superpod.planner import collectives
+from superpod.planner.arrays import Array, Column, Flags, Number
 from superpod.planner.layout import MODULES
 from superpod.planner.planned_job import PlannedJob
-
-Array = NDArray[np.float64]
 
 KINDS = ("attention", "mla", "mamba", "delta", "mlp", "moe", "embedding", "head")
 """Blocks that are costed; a rank holds so many of each."""
@@ -63,9 +60,9 @@ class KernelUnits:
     etp: Array
     sp: Array
     mbs: Array
-    modules: NDArray[np.int64]
+    modules: Column
     """Bits of `layout.MODULES`, of selective recomputation."""
-    full: NDArray[np.bool_]
+    full: Flags
     """Full recomputation."""
 
 
@@ -92,7 +89,9 @@ class Work:
         self.table = np.zeros((len(units.tp), len(KINDS), len(PHASES), len(RESOURCES)))
         self.kind = 0
 
-    def add(self, resource: str, forward: Any, backward: Any, module: str = "", recomputable: bool = True) -> None:
+    def add(
+        self, resource: str, forward: Number, backward: Number, module: str = "", recomputable: bool = True
+    ) -> None:
         """Count seconds or launches of the block at hand; `module` says what selective recomputation may take."""
         i = INDEX[resource]
         self.table[:, self.kind, 0, i] += forward
@@ -102,8 +101,8 @@ class Work:
             bits = sum(1 << MODULES.index(name) for name in taken)
             self.table[:, self.kind, 2, i] += np.where(self.u.modules & bits, forward, 0.0)
 
-    def gemm(self, rows: Any, out: Any, inner: Any, module: str = "", *, plain: bool = False, trained: bool = True,
-             expert: bool = False, matrices: Any = 1, name: str = "") -> None:  # fmt: skip
+    def gemm(self, rows: Number, out: Number, inner: Number, module: str = "", *, plain: bool = False,
+             trained: bool = True, expert: bool = False, matrices: Number = 1, name: str = "") -> None:  # fmt: skip
         """A linear layer of `rows` tokens: forward, gradients of its input, and of its weights if it is trained."""
         low = self.low and not plain
         element = self.operand if low else self.size
@@ -128,7 +127,7 @@ class Work:
         if self.frozen and name in self.job.options.lora_targets:
             self._adapter(rows, out, inner, module)
 
-    def _adapter(self, rows: Any, out: Any, inner: Any, module: str) -> None:
+    def _adapter(self, rows: Number, out: Number, inner: Number, module: str) -> None:
         """LoRA's two thin products beside a frozen matrix: bytes rather than FLOPs."""
         rank = self.job.options.lora_rank
         flops = 2.0 * rows * (out + inner) * rank / self.plain_peak
@@ -137,13 +136,15 @@ class Work:
         self.add("stream", 2 * passed, 3 * passed, module)
         self.add("kernels", 4.0, 8.0, module)
 
-    def stream(self, forward: Any, backward: Any, kernels: float, module: str = "", resource: str = "stream") -> None:
+    def stream(
+        self, forward: Number, backward: Number, kernels: float, module: str = "", resource: str = "stream"
+    ) -> None:
         """Elements that pass the memory in `kernels` kernels; the backward pass launches as many."""
         self.add(resource, forward * self.size / self.hbm, backward * self.size / self.hbm, module)
         self.add("kernels", kernels, kernels, module)
 
-    def collective(self, group: str, operation: Any, size: Any, ranks: Any, stride: Any, times: tuple[float, float],
-                   module: str = "") -> None:  # fmt: skip
+    def collective(self, group: str, operation: collectives.Operation, size: Number, ranks: Number, stride: Number,
+                   times: tuple[float, float], module: str = "") -> None:  # fmt: skip
         """A collective of `ranks` GPUs, `stride` apart, `times` = how often forward and backward."""
         near_ranks = np.clip(self.domain / stride, 1, ranks)
         v = collectives.volumes(operation, size, ranks, near_ranks)
@@ -182,7 +183,7 @@ class Work:
             self.add("tp_far", 0, regathered * v.far / self.far)
 
 
-def _off(side: Any, size: int) -> Any:
+def _off(side: Number, size: int) -> Number:
     """Factors of 2 that a side of a matrix lacks to be a multiple of 16 bytes, which tensor cores want.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide, section 3 (requirements to use tensor cores).

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
+    from superpod.planner.arrays import Truth, Whole
     from superpod.planner.models import ModelShape
+    from superpod.planner.planned_job import PlannedJob
 
 
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
@@ -33,95 +35,111 @@ class Broken(NamedTuple):
     fix: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RuleInputs:
-    """What rules ask about. Numbers are whole numbers, or numpy arrays that broadcast; `model` and `job` are one."""
+    """A layout on so many GPUs, as rules read it: one layout, or many as numpy arrays that broadcast."""
 
-    gpus: Any = 1
-    tp: Any = 1
-    pp: Any = 1
-    vp: Any = 1
+    gpus: Whole = 1
+    tp: Whole = 1
+    pp: Whole = 1
+    vp: Whole = 1
     """1 = not interleaved."""
-    interleaved: Any = False
+    interleaved: Truth = False
     """A vp is given. In arrays: it is above 1."""
-    cp: Any = 1
-    ep: Any = 1
-    etp: Any = 1
+    cp: Whole = 1
+    ep: Whole = 1
+    etp: Whole = 1
     """Never None: Megatron's default is filled in."""
-    sp: Any = False
-    mbs: Any = 1
-    gbs: Any = 1
-    recompute: Any = 0
+    sp: Truth = False
+    mbs: Whole = 1
+    gbs: Whole = 1
+    microbatch_group: int = 0
+    """Micro-batches that pass a chunk before the next chunk's turn, when interleaved; 0 = pp."""
+    recompute: Whole = 0
     """0 none, 1 selective, 2 full."""
-    recompute_block: Any = False
-    recompute_layers: Any = 1
-    modules: Any = 0
+    recompute_block: Truth = False
+    recompute_layers: Whole = 1
+    modules: Whole = 0
     """Bit i = `MODULES[i]` is recomputed; 0 unless selective."""
-    sharding: Any = 1
+    sharding: Whole = 1
     """ZeRO stage."""
-    uneven: Any = False
-    """Some stage gets another number of layers than the others."""
-    both_ends: Any = False
-    """The layers of the first and of the last stage are given."""
-    undealt: Any = False
-    """The layers cannot be dealt to the stages."""
-    chunk_sizes: tuple[Any, ...] = ()
-    """Layers of the model chunks, each size once."""
-    why_undealt: tuple[str, str] = ("", "")
-    model: Any = None
-    """`models.ModelShape`; None where only the layout is known."""
-    job: Any = None
-    """`Job`; None where only layout and model are known."""
 
     @property
-    def model_parallel(self) -> Any:
+    def model_parallel(self) -> Whole:
         """GPUs that hold one copy of the model."""
         return self.tp * self.pp * self.cp
 
     @cached_property
-    def dp(self) -> Any:
-        """Data-parallel size; at least 1, so that rules about it can be asked where the world does not divide."""
+    def dp(self) -> Whole:
+        """Data-parallel size; at least 1, so that rules about it have an answer where the world does not divide."""
         dp = self.gpus // self.model_parallel
         return dp + (dp == 0)
 
     @cached_property
-    def step(self) -> Any:
+    def step(self) -> Whole:
         """Samples of one micro-batch on every data-parallel rank."""
         return self.mbs * self.dp
 
     @cached_property
-    def micro_batches(self) -> Any:
-        """Of each data-parallel rank per step."""
+    def micro_batches(self) -> Whole:
+        """Micro-batches of each data-parallel rank per step."""
         return self.gbs // self.step
 
     @property
-    def ranks_of_a_stage(self) -> Any:
+    def ranks_of_a_stage(self) -> Whole:
         """GPUs of one pipeline rank: the dense grid's tp x cp x dp."""
         return self.tp * self.cp * self.dp
 
-    def recomputes(self, *names: str) -> Any:
+    def recomputes(self, *names: str) -> Truth:
         """Whether selective recomputation takes one of these modules."""
         return (self.modules & bits(names)) != 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelInputs(RuleInputs):
+    """A layout and the model that it divides."""
+
+    model: ModelShape
+    uneven: Truth = False
+    """Some stage gets another number of layers than the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobInputs(ModelInputs):
+    """A whole job, and how its layers are dealt to the stages."""
+
+    job: PlannedJob
+    both_ends: Truth = False
+    """The layers of the first and of the last stage are given."""
+    undealt: Truth = False
+    """The layers cannot be dealt to the stages."""
+    why_undealt: tuple[str, str] = ("", "")
+    chunk_sizes: tuple[Whole, ...] = ()
+    """Layers of the model chunks, each size once."""
+
+
+Inputs = TypeVar("Inputs", bound=RuleInputs, contravariant=True)
+
+
 @dataclass(frozen=True)
-class Rule:
-    """One rule."""
+class Rule(Generic[Inputs]):
+    """One rule, over the inputs that it needs: of a layout, of a layout and its model, or of a whole job."""
 
     name: str
-    broken: Callable[[Any], Any]
-    """RuleInputs -> whether it is broken: a truth value, or an array of them."""
-    says: Callable[[Any], tuple[str, str]]
-    """RuleInputs of one layout that breaks it -> (rule with its numbers, nearest legal change)."""
+    broken: Callable[[Inputs], Truth]
+    """Whether the inputs break it, for one layout or for many."""
+    says: Callable[[Inputs], tuple[str, str]]
+    """For one layout that breaks it: (rule with its numbers, nearest legal change)."""
 
 
-def check(rules: Iterable[Rule], facts: RuleInputs) -> list[Broken]:
+def check(rules: Iterable[Rule[Inputs]], inputs: Inputs) -> list[Broken]:
     """The rules of a table that one layout breaks."""
-    return [Broken(rule.name, *rule.says(facts)) for rule in rules if rule.broken(facts)]
+    return [Broken(rule.name, *rule.says(inputs)) for rule in rules if rule.broken(inputs)]
 
 
-def near_multiples(step: int, value: int) -> str:
+def near_multiples(step: Whole, value: Whole) -> str:
     """The multiples of `step` on both sides of a value."""
+    step, value = int(step), int(value)
     near = sorted({max(step, value // step * step), (value // step + 1) * step})
     return " or ".join(map(str, near))
 
@@ -135,9 +153,9 @@ def near_divisors(size: int, wanted: int) -> str:
     return " or ".join(map(str, below + above))
 
 
-def world(facts: RuleInputs) -> tuple[str, str]:
-    """What is wrong with the number of GPUs."""
-    f, unit = facts, facts.model_parallel
+def world(f: RuleInputs) -> tuple[str, str]:
+    """The message of a number of GPUs that tp x pp x cp does not divide."""
+    unit = f.model_parallel
     return (
         f"tp {f.tp} x pp {f.pp} x cp {f.cp} = {unit} must divide the number of GPUs, which is {f.gpus}",
         f"nearest sizes: {near_multiples(unit, f.gpus)} GPUs",
@@ -151,9 +169,9 @@ def _batch(f: RuleInputs) -> tuple[str, str]:
     )
 
 
-def _breaks_groups(f: RuleInputs) -> Any:
-    """Whether the last group of micro-batches is too short to fill the pipeline; a group is pp, unless a job says."""
-    group = (f.job.options.microbatch_group if f.job is not None else 0) or f.pp
+def _breaks_groups(f: RuleInputs) -> Truth:
+    """Whether the last group of micro-batches is too short to fill the pipeline."""
+    group = f.microbatch_group or f.pp
     rest = f.micro_batches % group
     return (rest != 0) & (rest < f.pp)
 
@@ -162,7 +180,7 @@ def _micro_batches(f: RuleInputs) -> tuple[str, str]:
     return (
         f"with vp, the micro-batches per step ({f.gbs} / ({f.mbs} x {f.dp}) = {f.micro_batches}) "
         f"must be a multiple of pp {f.pp}",
-        f"set gbs {f.step * f.pp * max(1, f.micro_batches // f.pp)}",
+        f"set gbs {f.step * f.pp * max(1, int(f.micro_batches // f.pp))}",
     )
 
 
@@ -174,10 +192,10 @@ def _expert_grid(f: RuleInputs) -> tuple[str, str]:
     )
 
 
-WORLD = Rule("world", lambda f: f.gpus % f.model_parallel != 0, world)
+WORLD: Rule[RuleInputs] = Rule("world", lambda f: f.gpus % f.model_parallel != 0, world)
 """parallel_state.initialize_model_parallel"""
 
-DEGREES = (
+DEGREES: tuple[Rule[RuleInputs], ...] = (
     Rule(
         "sp",  # ModelParallelConfig.__post_init__
         lambda f: f.sp & (f.tp == 1),
@@ -199,7 +217,7 @@ DEGREES = (
 )
 """Rules of the degrees alone."""
 
-BATCH = (
+BATCH: tuple[Rule[RuleInputs], ...] = (
     Rule("gbs", lambda f: f.gbs % f.step != 0, _batch),  # num_microbatches_calculator
     Rule(
         "micro_batches",  # schedules.forward_backward_pipelining_with_interleaving, microbatch_group_size_per_vp_stage
@@ -214,16 +232,17 @@ LAYOUT = (*DEGREES, WORLD, *BATCH)
 """All that a layout on so many GPUs must keep."""
 
 
-def layout(facts: RuleInputs) -> list[Broken]:
+def layout(inputs: RuleInputs) -> list[Broken]:
     """The rules of `LAYOUT` that one layout breaks; those of the batch only where the world divides."""
-    broken_rules = check((*DEGREES, WORLD), facts)
-    return broken_rules if broken_rules and broken_rules[-1].rule == "world" else broken_rules + check(BATCH, facts)
+    of_degrees = check((*DEGREES, WORLD), inputs)
+    divides = not of_degrees or of_degrees[-1].rule != WORLD.name
+    return of_degrees + (check(BATCH, inputs) if divides else [])
 
 
-def _divides(name: str, size: Callable[[ModelShape], int], by: str) -> Rule:
+def _divides(name: str, size: Callable[[ModelShape], int], by: str) -> Rule[ModelInputs]:
     """A size (0 = the model has no such part) that a degree must divide."""
 
-    def says(f: RuleInputs) -> tuple[str, str]:
+    def says(f: ModelInputs) -> tuple[str, str]:
         whole, degree = size(f.model), getattr(f, by)
         return f"{name} {whole} is no multiple of {by} {degree}", f"nearest: {by} {near_divisors(whole, degree)}"
 
@@ -234,7 +253,7 @@ def _where(block: str, size: Callable[[ModelShape], int]) -> Callable[[ModelShap
     return lambda m: size(m) if block in m.kinds else 0
 
 
-MODEL = (
+MODEL: tuple[Rule[ModelInputs], ...] = (
     # TransformerConfig.__post_init__, for every model
     _divides("heads", lambda m: m.heads, "tp"),
     _divides("kv_heads", lambda m: 0 if m.kv_lora else m.groups, "tp"),

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from superpod.errors import UserError
+from superpod.planner.arrays import Array
 
-Array = NDArray[np.float64]
 Kind = Literal["forward", "backward"]
 Pass = tuple[Kind, int, int]
 """A pass as (kind, chunk, micro-batch)."""
@@ -49,8 +48,9 @@ def order(stage: int, pp: int, vp: int, micro_batches: int, name: str = "1f1b") 
         warm = total if micro_batches == pp else min(total, 2 * (pp - stage - 1) + (vp - 1) * pp)
     else:
         warm = min(total, pp - stage - 1)
-    forward = [("forward", *_turn(i, pp, vp)) for i in range(total)]
-    backward = [("backward", vp - 1 - chunk, b) for chunk, b in (_turn(i, pp, vp) for i in range(total))]
+    turns = [_turn(i, pp, vp) for i in range(total)]
+    forward: list[Pass] = [("forward", chunk, b) for chunk, b in turns]
+    backward: list[Pass] = [("backward", vp - 1 - chunk, b) for chunk, b in turns]
     steady = [one_pass for pair in zip(forward[warm:], backward, strict=False) for one_pass in pair]
     return [*forward[:warm], *steady, *backward[total - warm :]]
 

@@ -11,22 +11,27 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from superpod.errors import UserError, did_you_mean
 from superpod.planner import legality, memory, rules, steptime
-from superpod.planner.columns import Column, Stages
-from superpod.planner.hardware import GIB  # noqa: F401  the command line takes it from here
-from superpod.planner.layout import CHOICES, ENDS, Layout
+from superpod.planner.arrays import Array, Column, Flags
+from superpod.planner.columns import Stages
+from superpod.planner.layout import ENDS, RECOMPUTES, SHARDINGS, Layout, Recompute, RecomputeMethod, Sharding
 from superpod.planner.models import Split
 from superpod.planner.models.stages import near_even
 from superpod.planner.planned_job import PlannedJob
 
-RecomputeOption = tuple[str, str, int, tuple[str, ...]]
-"""Recomputation as (granularity, method, layers, modules)."""
+
+class RecomputeOption(NamedTuple):
+    """What to recompute: the four fields of `Layout` that say it."""
+
+    granularity: Recompute
+    method: RecomputeMethod = "uniform"
+    layers: int = 1
+    modules: tuple[str, ...] = ("core_attn",)
 
 
 NOT_SEARCHED = ("gbs", "chunks", "first_layers", "last_layers")
@@ -43,7 +48,7 @@ class Space:
     cp: tuple[int, ...] = tuple(2**i for i in range(9))
     sp: tuple[bool, ...] = (False, True)
     mbs: tuple[int, ...] = (1, 2, 4, 8)
-    sharding: tuple[str, ...] = ("none", "zero1", "zero2", "zero3")
+    sharding: tuple[Sharding, ...] = SHARDINGS
     deepest_vp: int = 16
     """Most model chunks of a pipeline rank: each costs launches and messages."""
     fixed: dict[str, Any] = field(default_factory=dict)
@@ -70,11 +75,11 @@ class SearchResult:
     """What `fields["split"]` counts."""
     recompute_options: tuple[RecomputeOption, ...]
     """What `fields["recompute_option"]` counts."""
-    seconds: NDArray[np.float64]
-    terms: dict[str, NDArray[np.float64]]
-    reserved: NDArray[np.float64]
+    seconds: Array
+    terms: dict[str, Array]
+    reserved: Array
     """Bytes on the fullest pipeline rank."""
-    allocated: NDArray[np.float64]
+    allocated: Array
     cap: float
     """Bytes a rank may reserve."""
 
@@ -82,33 +87,34 @@ class SearchResult:
         return len(self.seconds)
 
     @cached_property
-    def fits(self) -> NDArray[np.bool_]:
+    def fits(self) -> Flags:
         """Which stay under the cap."""
         return self.reserved <= self.cap
 
     @cached_property
-    def ranked(self) -> NDArray[np.int64]:
+    def ranked(self) -> Column:
         """Indices of those that fit: by step time (to 0.1 %), then by headroom, then the simpler one."""
         near = np.round(np.log(self.seconds) * 1000)
-        simple = sum(self.fields[key] for key in ("tp", "pp", "vp", "cp", "ep", "sharding", "recompute_option"))
+        keys = ("tp", "pp", "vp", "cp", "ep", "sharding", "recompute_option")
+        simple = np.sum([self.fields[key] for key in keys], axis=0)  # a small sum = few degrees, little sharding
         order = np.lexsort((simple, self.reserved, near))
         return order[self.fits[order]]
 
     def layout(self, i: int) -> Layout:
         """The i-th layout."""
         v = {key: int(column[i]) for key, column in self.fields.items()}
-        granularity, method, layers, modules = self.recompute_options[v["recompute_option"]]
+        recompute = self.recompute_options[v["recompute_option"]]
         return Layout(
             **{key: v[key] for key in ("tp", "pp", "cp", "ep", "mbs", "gbs")},
             **{key: bool(v[key]) for key in ("sp", "embedding_as_layer", "loss_as_layer")},
             vp=v["vp"] if v["vp"] > 1 else None,
             etp=v["etp"] if v["etp"] != v["tp"] else None,
             chunks=self.splits[v["split"]].chunks,
-            recompute=granularity,
-            recompute_method=method,
-            recompute_layers=layers,
-            recompute_modules=modules,
-            sharding=CHOICES["sharding"][v["sharding"]],
+            recompute=recompute.granularity,
+            recompute_method=recompute.method,
+            recompute_layers=recompute.layers,
+            recompute_modules=recompute.modules,
+            sharding=SHARDINGS[v["sharding"]],
         )
 
     def job_of(self, i: int) -> PlannedJob:
@@ -215,16 +221,17 @@ def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, 
     if m.is_moe:
         modules = [mods for mods in modules if "mlp" not in mods]
         modules += [("moe_act",), ("layernorm", "moe_act"), ("moe",)]
-    options: list[RecomputeOption] = [("none", "uniform", 1, ("core_attn",))]
-    options += [("selective", "uniform", 1, mods) for mods in modules]
-    options += [("full", "uniform", 1, ("core_attn",))]
+    options = [RecomputeOption("none")]
+    options += [RecomputeOption("selective", modules=mods) for mods in modules]
+    options += [RecomputeOption("full")]
     several = (1, 2, 4) if m.is_moe else (1, 2, 3, 4, 6, 8, 12, 16)
-    options += [("full", "block", n, ("core_attn",)) for n in several if n < m.layers]
+    options += [RecomputeOption("full", "block", n) for n in several if n < m.layers]
     fixed = space.fixed
     names = ("recompute", "recompute_method", "recompute_layers", "recompute_modules")
     fits = tuple(r for r in options if all(fixed.get(k, v) == v for k, v in zip(names, r, strict=True)))
     own = Layout.from_mapping({k: v for k, v in fixed.items() if k in names}, "what is fixed")
-    return fits or ((own.recompute, own.recompute_method, own.recompute_layers, own.recompute_modules),)
+    given = RecomputeOption(own.recompute, own.recompute_method, own.recompute_layers, own.recompute_modules)
+    return fits or (given,)
 
 
 def _legal(
@@ -250,7 +257,7 @@ def _legal(
         degrees |= {"ep": one * space.fixed.get("ep", 1), "etp": one * space.fixed.get("etp", degrees["tp"])}
     rows = _product(degrees, {"sp": _list(space, "sp"), "mbs": _list(space, "mbs")})
     rows = _where(rows, rows["gbs"] % (rows["mbs"] * rows["dp"]) == 0)
-    sharding = np.array([CHOICES["sharding"].index(name) for name in _names(space, "sharding")])
+    sharding = np.array([SHARDINGS.index(name) for name in _names(space, "sharding")])
     if job.model.is_moe and len(sharding) > 1:  # to shard no states at all is never better, and experts are many
         sharding = sharding[sharding > 0]
     wide = {key: column[:, None, None] for key, column in rows.items()}
@@ -270,10 +277,10 @@ def _legal(
 
 
 def _recompute_columns(recompute_options: tuple[RecomputeOption, ...], index: Column) -> dict[str, Column]:
-    granularity = np.array([CHOICES["recompute"].index(r[0]) for r in recompute_options])
-    block = np.array([int(r[1] == "block") for r in recompute_options])
-    layers = np.array([r[2] for r in recompute_options])
-    bits = np.array([rules.bits(r[3]) if r[0] == "selective" else 0 for r in recompute_options])
+    granularity = np.array([RECOMPUTES.index(r.granularity) for r in recompute_options])
+    block = np.array([int(r.method == "block") for r in recompute_options])
+    layers = np.array([r.layers for r in recompute_options])
+    bits = np.array([rules.bits(r.modules) if r.granularity == "selective" else 0 for r in recompute_options])
     return {
         "recompute": granularity[index],
         "recompute_block": block[index],
@@ -301,6 +308,6 @@ def _product(rows: dict[str, Column], lists: dict[str, Column]) -> dict[str, Col
     return {key: c[grid[0]] for key, c in rows.items()} | dict(zip(lists, grid[1:], strict=True))
 
 
-def _where(columns: dict[str, Column], mask: NDArray[np.bool_]) -> dict[str, Column]:
+def _where(columns: dict[str, Column], mask: Flags) -> dict[str, Column]:
     kept = np.flatnonzero(mask)
     return {key: c[kept] for key, c in columns.items()}

@@ -11,16 +11,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from superpod.planner import collectives, roofline
+from superpod.planner.arrays import Array, Column
 from superpod.planner.blocks import work as block_work
 from superpod.planner.columns import Columns
 from superpod.planner.models import counts
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.roofline import KINDS, KernelUnits
 
-Array = NDArray[np.float64]
 LORA_SHARE = 0.01
 """Adapters' share of the parameters, for the volume of their gradients: 0.3 to 1.5 % at ranks of 16 to 64."""
 DEGREES = (
@@ -36,7 +35,7 @@ class StepCost:
 
     work: Array
     """[U, K, PHASES, RESOURCES], `blocks.work`."""
-    unit: NDArray[np.int64]
+    unit: Column
     """[L], which unit a layout has."""
     blocks: Array
     """[L, R, K]"""
@@ -85,9 +84,8 @@ def of(job: PlannedJob, c: Columns) -> StepCost:
     units, unit = _units(one)
     table = (len(unit), shape[-1])
     blocks = np.zeros((*table, len(KINDS)))
-    first, last, weight, layers = (
-        np.broadcast_to(column, shape).reshape(table) for column in (c.first, c.last, c.weight, c.layers)
-    )
+    first, last = (np.broadcast_to(flags, shape).reshape(table) for flags in (c.first, c.last))
+    weight, layers = (np.broadcast_to(column, shape).reshape(table) for column in (c.weight, c.layers))
     m = job.model
     for kind in m.kinds:
         held = np.broadcast_to(c.blocks[kind], shape).reshape(table) if kind in c.blocks else 0
@@ -133,7 +131,7 @@ def stack(costs: Sequence[StepCost]) -> StepCost:
     return StepCost(**columns)
 
 
-def _units(one: Mapping[str, Any]) -> tuple[KernelUnits, NDArray[np.int64]]:
+def _units(one: Mapping[str, Column]) -> tuple[KernelUnits, Column]:
     """The distinct combinations that a block's work depends on, and which one each layout has."""
     full = one["recompute"] == 2
     key = np.zeros(len(full), dtype=np.int64)
@@ -147,21 +145,21 @@ def _units(one: Mapping[str, Any]) -> tuple[KernelUnits, NDArray[np.int64]]:
     return KernelUnits(**degrees, modules=values["modules"], full=full[at]), unit.reshape(-1)
 
 
-def _recomputed_share(one: Mapping[str, Any], layers: Any) -> Array:
+def _recomputed_share(one: Mapping[str, Column], layers: Column) -> Array:
     """Share of the layers that a rank recomputes: the block method takes `recompute_layers` of each of its chunks."""
     taken = one["recompute_layers"] * one["vp"]
     block = (one["recompute"] == 2) & (one["recompute_block"] == 1)
     return np.where(block[:, None], np.minimum(1.0, taken[:, None] / np.maximum(layers, 1)), 1.0)
 
 
-def _sends(job: PlannedJob, one: Mapping[str, Any]) -> dict[str, Array]:
+def _sends(job: PlannedJob, one: Mapping[str, Column]) -> dict[str, Array]:
     """One activation to the next pipeline stage: tokens x hidden, over TP with sequence parallelism."""
     tokens = one["mbs"] * job.seq / one["cp"] / np.where(one["sp"] == 1, one["tp"], 1)
     size = tokens * job.model.hidden * 2.0
     inner = one["tp"] * one["cp"] * one["dp"]  # pipeline neighbours are so far apart
     near_ranks = np.where(inner < job.node.nvlink_domain, 2, 1)
     v = collectives.volumes("send", size, np.minimum(one["pp"], 2), near_ranks)
-    return {"send_near": v.near / roofline.links_near(job), "send_far": v.far / _far(job)}
+    return {"send_near": np.asarray(v.near / roofline.links_near(job)), "send_far": np.asarray(v.far / _far(job))}
 
 
 def _far(job: PlannedJob) -> float:
@@ -181,7 +179,7 @@ def _parameters(job: PlannedJob, units: KernelUnits) -> Array:
     return parameters
 
 
-def _states(job: PlannedJob, one: Mapping[str, Any], parameters: Array, blocks: Array) -> dict[str, Array]:
+def _states(job: PlannedJob, one: Mapping[str, Column], parameters: Array, blocks: Array) -> dict[str, Array]:
     """Gradients and parameters that data parallelism exchanges, and what the optimizer passes over, worst rank."""
     options = job.options
     kinds = np.flatnonzero(parameters.any(axis=(0, 2)))
@@ -191,12 +189,12 @@ def _states(job: PlannedJob, one: Mapping[str, Any], parameters: Array, blocks: 
     grad_bytes = 4.0 if options.grads == "fp32" and options.framework == "megatron" else 2.0
     low = job.precision not in ("fp32", "tf32", "bf16", "fp16")
     weight_bytes = 1.0 if low and options.fp8_params else 2.0
-    near = {"reduce": 0.0, "gather": 0.0}
-    far = {"reduce": 0.0, "gather": 0.0}
+    none = np.zeros(len(held))
+    near, far = {"reduce": none, "gather": none}, {"reduce": none, "gather": none}
     grid = one["tp"] * one["cp"] * one["dp"] // (one["ep"] * one["etp"])
     shards = {0: one["cp"] * one["dp"], 1: np.maximum(1, grid)}
     strides = {0: one["tp"], 1: one["ep"] * one["etp"]}
-    states, steps = 0.0, 0.0
+    states, steps = none, none
     gathered = np.where(one["sharding"] == 3, 1.0, trained)  # what is frozen is sharded by ZeRO-3 all the same
     for which, parameter_bytes in (("reduce", grad_bytes * trained), ("gather", weight_bytes * gathered)):
         for part, ranks in shards.items():
@@ -210,9 +208,9 @@ def _states(job: PlannedJob, one: Mapping[str, Any], parameters: Array, blocks: 
         share = np.where(one["sharding"] > 0, 1.0 / ranks, 1.0)
         states = states + held[:, part] * share * STATE_TRAFFIC * trained
     return {
-        **{f"{which}_near": near[which] * np.ones(len(held)) for which in near},
-        **{f"{which}_far": far[which] * np.ones(len(held)) for which in far},
-        "dp_steps": steps * np.ones(len(held)),
+        **{f"{which}_near": seconds for which, seconds in near.items()},
+        **{f"{which}_far": seconds for which, seconds in far.items()},
+        "dp_steps": steps,
         "states": (1 - options.offload) * states / hbm,
         "host": options.offload * (states / HOST_BYTES_PER_S + states * 6 / STATE_TRAFFIC / pcie),
         "grads": held.sum(axis=1) * (grad_bytes + 2.0) * trained / hbm,

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from superpod.planner import calibration, schedule, step_cost
+from superpod.planner.arrays import Array, Number
 from superpod.planner.columns import Columns
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.roofline import INDEX, KINDS, PHASES, RESOURCES
 from superpod.planner.step_cost import StepCost
 
-Array = NDArray[np.float64]
+Constants: TypeAlias = Mapping[str, float] | Mapping[str, Array]
+"""Of `calibration`: a number each, or an array [L] where layouts are of several jobs."""
 GROUPS = ("compute", "launch", "tp", "cp", "ep")
 TERMS = (
     *("compute", "recompute", "overhead", "tp", "cp", "ep"),
@@ -57,7 +58,7 @@ def step(job: PlannedJob, c: Columns) -> Step:
     return Step(sum(terms.values(), np.zeros(shape)), terms)
 
 
-def price(d: StepCost, k: Mapping[str, Any]) -> dict[str, Array]:
+def price(d: StepCost, k: Constants) -> dict[str, Array]:
     """Exposed seconds [L] of each term. Constants are numbers, or arrays [L] where layouts are of several jobs."""
     forward, backward, recomputed = _phases(d, k)
     compute, launch = forward[..., 0] + backward[..., 0], forward[..., 1] + backward[..., 1]
@@ -94,7 +95,7 @@ def price(d: StepCost, k: Mapping[str, Any]) -> dict[str, Array]:
     return terms
 
 
-def _phases(d: StepCost, k: Mapping[str, Any]) -> list[Array]:
+def _phases(d: StepCost, k: Constants) -> list[Array]:
     """Seconds of a rank for one micro-batch, forward, backward and again: [L, R, GROUPS] each."""
     kinds = np.flatnonzero(d.work.any(axis=(0, 2, 3)))
     coefficients = np.zeros(
@@ -123,7 +124,7 @@ PRICES = {
 """Resources of `roofline.py`, each with a constant of the same name: what a nominal second, or one of it, costs."""
 
 
-def _messages(d: StepCost, k: Mapping[str, Any]) -> Array:
+def _messages(d: StepCost, k: Constants) -> Array:
     """Activations and their gradients sent between stages: hidden in part while the pipeline is full."""
     one = d.send_near * k["send_near"] + d.send_far * k["send_far"]
     one = one + np.where(d.send_far > 0, k["send_far_s"], k["send_near_s"])
@@ -131,7 +132,7 @@ def _messages(d: StepCost, k: Mapping[str, Any]) -> Array:
     return np.where(d.pp > 1, one * (full + 2 * (d.pp - 1)), 0.0)
 
 
-def _exposed(d: StepCost, k: Mapping[str, Any], forward: Array, backward: Array) -> Array:
+def _exposed(d: StepCost, k: Constants, forward: Array, backward: Array) -> Array:
     """What data parallelism's collectives leave to wait for, beside the passes that they run under."""
     steps = d.dp_steps * k["dp_step_s"]
     reduce = d.reduce_near * k["dp_near"] + d.reduce_far * k["dp_far"] + steps
@@ -148,22 +149,22 @@ def _exposed(d: StepCost, k: Mapping[str, Any], forward: Array, backward: Array)
     return np.select([d.zero == 3, d.zero == 2], [three, two], once + k["dp_slows"] * (gather + reduce))
 
 
-def _rest(communication: Array, under: Array, tail: Any) -> Array:
+def _rest(communication: Array, under: Array, tail: Number) -> Array:
     """Communication that outlasts what it runs under; the last bucket has nothing to run under."""
     return np.maximum(communication * np.minimum(tail, 1.0), communication - under)
 
 
-def _larger(a: Array, b: Array, power: Any) -> Array:
+def _larger(a: Array, b: Array, power: Number) -> Array:
     """The larger of two, rounded off where they are near: kernels differ, and queues run empty for moments."""
     power = _wide(power)[..., None]
     return (a**power + b**power) ** (1 / power)
 
 
-def _wide(value: Any) -> Any:
+def _wide(value: Number) -> Array:
     return np.asarray(value, dtype=float)
 
 
-def mfu(job: PlannedJob, seconds: Any) -> Any:
+def mfu(job: PlannedJob, seconds: float) -> float:
     """Model FLOP/s over the peak of the job's precision; attention counted causal, nothing recomputed.
 
     LoRA's frozen weights have no gradient: a forward and one backward product, two thirds.
@@ -172,7 +173,7 @@ def mfu(job: PlannedJob, seconds: Any) -> Any:
     return flops / seconds / job.gpus / (job.node.gpu.tflops(job.precision) * 1e12)
 
 
-def hfu(job: PlannedJob, seconds: Any) -> Any:
+def hfu(job: PlannedJob, seconds: float) -> float:
     """As `mfu`, with the forward passes counted that full recomputation repeats."""
     layout, layers = job.layout, job.model.layers
     share = 1.0 if layout.recompute == "full" else 0.0
@@ -182,7 +183,7 @@ def hfu(job: PlannedJob, seconds: Any) -> Any:
     return mfu(job, seconds) * (1 + share * (1 - head) / 3)
 
 
-def tokens_per_s_per_gpu(job: PlannedJob, seconds: Any) -> Any:
+def tokens_per_s_per_gpu(job: PlannedJob, seconds: float) -> float:
     """Throughput of one GPU."""
     return job.tokens / seconds / job.gpus
 

@@ -14,11 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from superpod.planner import columns
+from superpod.planner.arrays import Array, Flags
 from superpod.planner.columns import Columns
 from superpod.planner.memory import peak as _peak
 from superpod.planner.memory.capacity import Verdict, limit, reserved_of, verdict_of
 from superpod.planner.memory.fixed import Inference, checkpoint_bytes, inference
-from superpod.planner.memory.units import Array, MemoryUnits
+from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.planned_job import PlannedJob
 
 __all__ = [
@@ -91,7 +92,7 @@ def reserved(job: PlannedJob, c: Columns) -> Array:
     return peak(job, c).reserved
 
 
-def fits(job: PlannedJob, c: Columns) -> Array:
+def fits(job: PlannedJob, c: Columns) -> Flags:
     """Whether each layout fits: all its ranks' reserved bytes are within `limit`. The last axis is gone."""
     return np.all(reserved(job, c) <= limit(job), axis=-1)
 

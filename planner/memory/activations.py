@@ -9,11 +9,11 @@ f ffn, a heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from superpod.planner.memory.units import Array, MemoryUnits
+from superpod.planner.arrays import Array, Number
+from superpod.planner.memory.units import MemoryUnits
 
 ROUTING_BYTES = 13
 """Per token and expert: logits, probabilities and their top-k in fp32, a mask (moe_utils.py)."""
@@ -36,13 +36,13 @@ def blocks(u: MemoryUnits) -> dict[str, Kept]:
     return {kind: _BLOCKS[kind](u) for kind in {*u.c.blocks, *(u.job.model.mtp_blocks * bool(u.job.model.mtp_layers))}}
 
 
-def _take(u: MemoryUnits, module: str, size: Any) -> tuple[Any, Any]:
+def _take(u: MemoryUnits, module: str, size: Number) -> tuple[Array, Array]:
     """(kept, brought back) of what a module of selective recomputation would free."""
     freed = u.recomputes(module)
     return np.where(freed, 0.0, size), np.where(freed, size, 0.0)
 
 
-def _norm(u: MemoryUnits, block: str, target: str, count: int = 1) -> tuple[Any, Any]:
+def _norm(u: MemoryUnits, block: str, target: str, count: int = 1) -> tuple[Array, Array]:
     """A norm and the product after it: the norm's input, and its output as the product keeps it."""
     h, outside = u.job.model.hidden, u.tokens * u.over_sp
     kept = count * u.input_of(target) * h * outside
@@ -50,7 +50,7 @@ def _norm(u: MemoryUnits, block: str, target: str, count: int = 1) -> tuple[Any,
     return u.wide * h * outside + output, recomputed
 
 
-def _residual(u: MemoryUnits) -> Any:
+def _residual(u: MemoryUnits) -> Array:
     """Mask of the dropout before the residual addition, and the input of a norm after the block (Gemma)."""
     m, outside = u.job.model, u.tokens * u.over_sp
     return ((u.job.options.hidden_dropout > 0) + u.wide * m.post_norms) * m.hidden * outside
@@ -83,7 +83,7 @@ def mla(u: MemoryUnits) -> Kept:
     )
 
 
-def _score_gradients(u: MemoryUnits) -> Any:
+def _score_gradients(u: MemoryUnits) -> Array:
     """Unfused attention's gradients of probabilities and scores; in the forward pass, the scores and their softmax."""
     return (
         u.unfused
@@ -96,7 +96,7 @@ def _score_gradients(u: MemoryUnits) -> Any:
     )
 
 
-def _core(u: MemoryUnits, out: int) -> tuple[Any, Any]:
+def _core(u: MemoryUnits, out: int) -> tuple[Array, Array]:
     """Core attention's output (also the projection's input), its statistics, or its scores where they are kept."""
     m, o, inside = u.job.model, u.job.options, u.tokens * u.over_tp
     output = u.wide * out * inside
@@ -140,7 +140,7 @@ def moe(u: MemoryUnits) -> Kept:
     return Kept(norm + body + _residual(u), recomputed + act_recomputed + shared_recomputed + body_recomputed, backward)
 
 
-def _weighting(u: MemoryUnits, ffn: Array, width: int) -> Any:
+def _weighting(u: MemoryUnits, ffn: Array, width: int) -> Number:
     """Bytes per row for the product with the router's probability: fused into SwiGLU; else of the activation's output.
 
     Before Megatron-Core 0.12 it came after the experts, and kept their output.
@@ -150,7 +150,7 @@ def _weighting(u: MemoryUnits, ffn: Array, width: int) -> Any:
     return 0.0 if u.job.model.gated else u.wide * ffn
 
 
-def _shared(u: MemoryUnits) -> Any:
+def _shared(u: MemoryUnits) -> Array:
     m, inside = u.job.model, u.tokens * u.over_tp
     if not m.shared_ffn:
         return 0.0 * inside

@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from superpod.planner.arrays import Array
 from superpod.planner.hardware import GIB
 from superpod.planner.memory.constants import constant
-from superpod.planner.memory.units import Array
 from superpod.planner.planned_job import PlannedJob
 
 Verdict = Literal["ok", "oom"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from superpod.planner.arrays import Array, Number
 from superpod.planner.memory import activations
 from superpod.planner.memory.activations import Kept
-from superpod.planner.memory.units import Array, MemoryUnits
+from superpod.planner.memory.units import MemoryUnits
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def flight(u: MemoryUnits) -> Flight:
     kinds = activations.blocks(u)
     count = in_flight(u)
     graphed = GRAPHED if u.job.options.cuda_graphs else ()
-    whole: Any = sum(
+    whole: Number = sum(
         u.c.blocks[kind] * block.bytes for kind, block in kinds.items() if kind in {*u.c.blocks} - {*graphed}
     )
     kept, group = _recomputed(u, whole / np.maximum(1, u.c.layers))
@@ -110,7 +110,7 @@ def _graphs(u: MemoryUnits, kinds: dict[str, Kept], count: Array) -> Graphs:
 
 def _either(u: MemoryUnits, kinds: dict[str, Kept], names: set[str]) -> Kept:
     """The blocks that a rank's last layer has of these, the larger where there are several."""
-    largest: list[Any] = [0.0, 0.0, 0.0]
+    largest = [np.zeros(u.c.rank.shape) for _ in range(3)]
     for name in names & {*u.c.blocks}:
         there, block = u.c.blocks[name] > 0, kinds[name]
         sizes = (block.bytes, block.recomputed, block.backward)
@@ -123,7 +123,7 @@ def _prediction(u: MemoryUnits, kinds: dict[str, Kept]) -> Array:
     m = u.job.model
     if not m.mtp_layers:
         return np.zeros(u.c.rank.shape)
-    layer: Any = sum(kinds[block].bytes for block in m.mtp_blocks)
+    layer: Number = sum(kinds[block].bytes for block in m.mtp_blocks)
     outside = m.hidden * u.tokens * u.over_sp
     return u.c.last * m.mtp_layers * (layer + (2 * u.wide + 2 * u.wide + u.narrow * 2 + 2 * u.wide) * outside)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from superpod.planner.memory.units import Array, MemoryUnits
+import numpy as np
+
+from superpod.planner.arrays import Array
+from superpod.planner.memory.units import MemoryUnits
+from superpod.planner.models import ModelShape
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Adapters:
 def adapters(u: MemoryUnits) -> Adapters:
     """Two matrices a target, in x r and r x out, one of them split over tp; experts share one adapter per rank."""
     m, rank, targets = u.job.model, u.job.options.lora_rank, u.job.options.lora_targets
-    sizes: dict[str, dict[str, tuple[Any, Any]]] = {
+    sizes: dict[str, dict[str, tuple[int, int]]] = {
         "attention": _attention(m),
         "mla": _mla(m),
         "mlp": {"linear_fc1": (m.hidden, m.ffn * (1 + m.gated)), "linear_fc2": (m.ffn, m.hidden)},
@@ -27,19 +30,19 @@ def adapters(u: MemoryUnits) -> Adapters:
         "mamba": {"linear_fc1": (m.hidden, 0)},
         "delta": {"linear_fc1": (m.hidden, 0)},
     }
-    dense: Any = 0
+    dense = np.zeros(u.c.rank.shape)
     for kind, blocks in u.c.blocks.items():
         wide = sum(sum(pair) for name, pair in sizes[kind].items() if name in targets)
         dense = dense + blocks * (wide * rank * u.over_tp)
     return Adapters(dense=dense, experts=0.0 * dense)
 
 
-def _attention(m: Any) -> dict[str, tuple[int, int]]:
+def _attention(m: ModelShape) -> dict[str, tuple[int, int]]:
     q, kv = m.heads * m.channels, m.groups * m.channels
     return {"linear_qkv": (m.hidden, q + 2 * kv), "linear_proj": (q, m.hidden)}
 
 
-def _mla(m: Any) -> dict[str, tuple[int, int]]:
+def _mla(m: ModelShape) -> dict[str, tuple[int, int]]:
     qk = m.heads * (m.qk_nope_dim + m.qk_rope_dim)
     queries = {"linear_q_down_proj": (m.hidden, m.q_lora), "linear_q_up_proj": (m.q_lora, qk)}
     return {

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from superpod.planner.arrays import Array, Flags, Number
 from superpod.planner.memory import lora, state
 from superpod.planner.memory.constants import MIB, constant
 from superpod.planner.memory.flight import flight
-from superpod.planner.memory.units import Array, MemoryUnits
+from superpod.planner.memory.units import MemoryUnits
+from superpod.planner.models import ModelShape
 
 
 @dataclass(frozen=True)
@@ -87,20 +88,20 @@ def _dummies(u: MemoryUnits) -> Array:
     if o.framework != "megatron" or not o.grad_fusion or o.impl != "te" or u.job.task == "lora":
         return np.zeros(u.c.rank.shape)
     m = u.job.model
-    seen: dict[tuple[str, int, int], Any] = {}
+    seen: dict[tuple[str, int, int], Flags] = {}
     for kind, blocks in u.c.blocks.items():
         for split, rows, columns in _shapes(m, kind):
             there = blocks > 0
             key = (split, rows, columns)
             seen[key] = seen[key] | there if key in seen else there
     over = {"tp": u.over_tp, "etp": 1.0 / u.column("etp"), "": 1.0}
-    layers: Any = sum(
+    layers: Number = sum(
         there * (2.0 * rows * abs(columns) * over[split]) for (split, rows, columns), there in seen.items()
     )
     return layers + u.c.last * 2.0 * m.padded_vocab(u.tp) * m.hidden * u.over_tp
 
 
-def _shapes(m: Any, kind: str) -> list[tuple[str, int, int]]:
+def _shapes(m: ModelShape, kind: str) -> list[tuple[str, int, int]]:
     """(split over, rows, columns) of a block's weights; columns < 0 where the columns are the ones that are split."""
     q, kv, wide = m.heads * m.channels, m.groups * m.channels, 1 + m.gated
     if kind == "attention":
@@ -134,8 +135,8 @@ def _gathered(u: MemoryUnits, own: state.Held) -> Array:
 def _buffers(u: MemoryUnits) -> Array:
     """cuBLAS workspaces; the gather buffer of sequence parallelism; what a pipeline rank receives into."""
     size = u.wide * u.job.model.hidden * u.tokens
-    gathered = np.where((u.column("sp") > 0) & u.c.last, size, 0.0)
-    received = np.where(u.column("pp") > 1, size * u.over_sp, 0.0) * ~u.c.first
+    gathered = size * ((u.column("sp") > 0) & u.c.last)
+    received = size * u.over_sp * ((u.column("pp") > 1) & ~u.c.first)
     return _workspaces(u) + gathered + received
 
 

@@ -8,13 +8,12 @@ checked against measured runs of a 405B model at three data-parallel sizes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
+from superpod.planner.arrays import Array, Column, Number
 from superpod.planner.memory import lora
-from superpod.planner.memory.units import Array, MemoryUnits
+from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.models import counts
 from superpod.planner.models.counts import Parameters
 
@@ -25,16 +24,16 @@ MOMENT_BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
 class Held:
     """Parameters on each pipeline rank."""
 
-    dense: Array
+    dense: Array | Column
     """All but the routed experts."""
-    experts: Array
-    ends: Array
+    experts: Array | Column
+    ends: Array | Column
     """Of the dense ones, embedding and head: never in FP8."""
-    small: Array
+    small: Array | Column
     """Of the dense ones, norms and routers: never in FP8."""
 
     @property
-    def quantised(self) -> Array:
+    def quantised(self) -> Array | Column:
         """Those that FP8 keeps copies of: the matrices of the transformer layers."""
         return self.dense + self.experts - self.ends - self.small
 
@@ -43,9 +42,9 @@ def held(u: MemoryUnits) -> Held:
     """Parameters of each rank, to the parameter: the vectorised form of `models.counts.stage_parameters`."""
     m, c = u.job.model, u.c
     tp, ep, etp = u.tp, u.column("ep"), u.column("etp")
-    dense: Any = 0
-    experts: Any = 0
-    small: Any = 0
+    dense: Number = 0
+    experts: Number = 0
+    small: Number = 0
     for kind, blocks in c.blocks.items():
         block = counts.block_parameters(m, kind, tp, ep, etp)
         dense = dense + blocks * block.dense
@@ -67,8 +66,7 @@ def held(u: MemoryUnits) -> Held:
 
 def _mtp(u: MemoryUnits) -> Parameters:
     m = u.job.model
-    split = SimpleNamespace(tp=u.tp, ep=u.column("ep"), expert_tp=u.column("etp"))
-    return counts.mtp_layer(m, split) * m.mtp_layers if m.mtp_layers else Parameters()
+    return counts.mtp_layer(m, u.tp, u.column("ep"), u.column("etp")) * m.mtp_layers if m.mtp_layers else Parameters()
 
 
 def trained(u: MemoryUnits, own: Held) -> Held | lora.Adapters:
@@ -93,12 +91,12 @@ def by_owner(u: MemoryUnits, own: Held) -> dict[str, Array]:
     }
 
 
-def _shared(degree: Array, stage: Array, least: int) -> Array:
+def _shared(degree: Array, stage: Column, least: int) -> Array:
     """The share that a rank keeps of what is sharded from a ZeRO stage on."""
     return np.where(stage >= least, 1.0 / degree, 1.0)
 
 
-def _weight_bytes(u: MemoryUnits, own: Held) -> Array:
+def _weight_bytes(u: MemoryUnits, own: Held) -> Array | Column:
     total = own.dense + own.experts
     if u.job.options.fp8_params and u.is_fp8:
         return u.wide * (total - own.quantised) + u.fp8_copies * u.narrow * own.quantised

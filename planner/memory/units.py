@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from superpod.planner.arrays import Array, Column, Flags
 from superpod.planner.columns import Columns
 from superpod.planner.planned_job import PlannedJob
-
-Array: TypeAlias = NDArray[Any]
-
 
 NEW = 0.15
 """Of Megatron-Core."""
@@ -31,12 +27,12 @@ class MemoryUnits:
     job: PlannedJob
     c: Columns
 
-    def column(self, name: str) -> Array:
+    def column(self, name: str) -> Column:
         """A column of the layout, last axis of length 1."""
         return getattr(self.c, name)[..., :1]
 
     @cached_property
-    def tp(self) -> Array:
+    def tp(self) -> Column:
         """Tensor-parallel size, whole numbers."""
         return self.column("tp")
 
@@ -120,6 +116,6 @@ class MemoryUnits:
         """Bytes per head, query and key that unfused attention keeps: softmax, and with dropout its mask and output."""
         return self.wide + (1 + self.wide if self.job.options.attention_dropout else 0)
 
-    def recomputes(self, module: str) -> Array:
+    def recomputes(self, module: str) -> Flags:
         """Where selective recomputation takes a module of `layout.MODULES`, one entry per layout."""
         return self.c.recomputes(module)[..., :1]

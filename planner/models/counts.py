@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from superpod.errors import UserError
 from superpod.planner import rules
@@ -17,6 +17,10 @@ from superpod.planner import rules
 if TYPE_CHECKING:
     from superpod.planner.models.shape import ModelShape
     from superpod.planner.models.stages import Split
+
+
+Degree: TypeAlias = Any
+"""A whole number, or an array of them: what comes out, in `Parameters`, is of the same kind."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,17 @@ def _layers(m: ModelShape, split: Split, layers: range) -> list[Parameters]:
 
 def problems(m: ModelShape, split: Split) -> list[tuple[str, str]]:
     """What does not divide: (rule with its numbers, next move)."""
-    degrees: dict[str, Any] = {"tp": split.tp, "pp": split.pp, "vp": split.vp, "ep": split.ep, "etp": split.expert_tp}
-    facts = rules.RuleInputs(**degrees, interleaved=split.vp > 1, uneven=not split.is_plain, model=m)
-    return [(broken.message, broken.fix) for broken in rules.check(rules.MODEL, facts)]
+    inputs = rules.ModelInputs(
+        tp=split.tp,
+        pp=split.pp,
+        vp=split.vp,
+        ep=split.ep,
+        etp=split.expert_tp,
+        interleaved=split.vp > 1,
+        uneven=not split.is_plain,
+        model=m,
+    )
+    return [(broken.message, broken.fix) for broken in rules.check(rules.MODEL, inputs)]
 
 
 def ends(m: ModelShape, split: Split, first: bool, last: bool) -> Parameters:
@@ -97,23 +109,23 @@ def ends(m: ModelShape, split: Split, first: bool, last: bool) -> Parameters:
         total += Parameters(embedding=embedding)
     if last:
         total += Parameters(norms=_norm(m, m.hidden), head=0 if m.tied and first else matrix)
-        total += mtp_layer(m, split) * m.mtp_layers
+        total += mtp_layer(m, split.tp, split.ep, split.expert_tp) * m.mtp_layers
     return total
 
 
-def mtp_layer(m: ModelShape, split: Split) -> Parameters:
+def mtp_layer(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
     """MultiTokenPredictionLayer: norms of both inputs, their projection, a layer, a final norm."""
-    joined = Parameters(mtp=2 * m.hidden * m.hidden // split.tp, norms=3 * _norm(m, m.hidden))
-    layer = (block_parameters(m, block, split.tp, split.ep, split.expert_tp) for block in m.mtp_blocks)
+    joined = Parameters(mtp=2 * m.hidden * m.hidden // tp, norms=3 * _norm(m, m.hidden))
+    layer = (block_parameters(m, block, tp, ep, etp) for block in m.mtp_blocks)
     return sum(layer, joined)
 
 
-def block_parameters(m: ModelShape, block: str, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+def block_parameters(m: ModelShape, block: str, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
     """One block of a layer on one rank: `attention`, `mla`, `mamba`, `delta`, `mlp` or `moe`."""
     return _BLOCKS[block](m, tp, ep, etp)
 
 
-def attention_block(m: ModelShape, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+def attention_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
     """SelfAttention: queries (and their gate), keys, values; the projection; norms of queries and keys."""
     q, kv = m.heads * m.channels, m.groups * m.channels
     wide = q * (2 if m.attention_gate else 1) + 2 * kv
@@ -123,7 +135,7 @@ def attention_block(m: ModelShape, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Pa
     return Parameters(attention=matrices + biases + m.sink * (m.heads // tp), norms=norms)
 
 
-def mla_block(m: ModelShape, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+def mla_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
     """MLASelfAttention: low-rank queries (or direct ones), low-rank keys and values with a shared rotary key."""
     qk = m.qk_nope_dim + m.qk_rope_dim
     queries = m.hidden * m.q_lora + m.q_lora * m.heads * qk // tp if m.q_lora else m.hidden * m.heads * qk // tp
@@ -135,17 +147,17 @@ def mla_block(m: ModelShape, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Paramete
     )
 
 
-def mlp_block(m: ModelShape, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+def mlp_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
     """MLP with the norm before it, and after it in Gemma 2 and 3."""
     return _mlp(m, m.ffn, tp)
 
 
-def _mlp(m: ModelShape, ffn: int, tp: Any) -> Parameters:
+def _mlp(m: ModelShape, ffn: int, tp: Degree) -> Parameters:
     norms = _norm(m, m.hidden) * (2 if m.post_norms else 1)
     return Parameters(mlp=_feed_forward(m, m.hidden, ffn, tp, m.bias), norms=norms)
 
 
-def moe_block(m: ModelShape, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+def moe_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
     """MoELayer: router, routed experts / (ep x etp), shared experts / tp, latent projections whole."""
     return Parameters(
         experts=m.experts // ep * _feed_forward(m, m.latent or m.hidden, m.expert_ffn, etp, m.bias),
@@ -156,21 +168,21 @@ def moe_block(m: ModelShape, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Paramete
     )
 
 
-def mamba_block(m: ModelShape, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+def mamba_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
     """MambaMixer: in_proj (z, x, B, C, dt), convolution with bias, dt_bias, A_log, D per head, gated norm, out_proj."""
     inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
     matrices = m.hidden * (2 * inner + states + m.mamba_heads) // tp + inner * m.hidden // tp
     return Parameters(mamba=matrices + elementwise(m, "mamba", tp), norms=_norm(m, m.hidden))
 
 
-def delta_block(m: ModelShape, tp: Any = 1, ep: Any = 1, etp: Any = 1) -> Parameters:
+def delta_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
     """GatedDeltaNet (megatron-core 0.16): in_proj (q, k, v, gate, beta, alpha), convolution, decay, norm, out_proj."""
     keys, values = m.delta_key_heads * m.delta_key_dim, m.delta_value_heads * m.delta_value_dim
     matrices = m.hidden * (2 * keys + 2 * values + 2 * m.delta_value_heads) // tp + values * m.hidden // tp
     return Parameters(mamba=matrices + elementwise(m, "delta", tp), norms=_norm(m, m.hidden))
 
 
-def elementwise(m: ModelShape, block: str, tp: Any = 1) -> Any:
+def elementwise(m: ModelShape, block: str, tp: Degree = 1) -> Degree:
     """Parameters of a recurrent mixer that no matrix product uses: convolution, decay, its own norm."""
     if block == "mamba":
         inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
@@ -196,7 +208,7 @@ def _norm(m: ModelShape, size: int) -> int:
     return size if m.norm == "rms" else 2 * size
 
 
-def _feed_forward(m: ModelShape, hidden: int, ffn: int, tp: Any, bias: bool) -> Any:
+def _feed_forward(m: ModelShape, hidden: int, ffn: int, tp: Degree, bias: bool) -> Degree:
     """Two matrices (three if gated); their biases, the second's whole on every rank."""
     up = 2 * ffn if m.gated else ffn
     return hidden * up // tp + ffn * hidden // tp + bias * (up // tp + hidden)

@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from superpod.errors import UserError, did_you_mean
 from superpod.planner.models import counts, work
 from superpod.planner.models.counts import Parameters
 from superpod.planner.models.stages import Split
+
+if TYPE_CHECKING:
+    from superpod.planner.arrays import Column, Whole
 
 STYLES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -242,7 +245,11 @@ class ModelShape:
         """Whether an attention layer sees the whole sequence, not a window."""
         return not self.window or bool(self.global_every and (layer + 1) % self.global_every == 0)
 
-    def padded_vocab(self, tp: int = 1) -> int:
+    @overload
+    def padded_vocab(self, tp: int = 1) -> int: ...
+    @overload
+    def padded_vocab(self, tp: Column) -> Column: ...
+    def padded_vocab(self, tp: Whole = 1) -> Whole:
         """Rows of the embedding: vocab up to a multiple of vocab_divisible_by x tp (nemo.lightning.base)."""
         multiple = self.vocab_divisible_by * tp
         return -(-self.vocab // multiple) * multiple

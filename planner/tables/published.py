@@ -307,7 +307,7 @@ OPTIONS = ("release", "framework", "source", "unit", "task")
 
 @cache
 def _options_of(*values: str) -> Options:
-    row = dict(zip(OPTIONS, values, strict=True))
+    row: Row = dict(zip(OPTIONS, values, strict=True))
     if row["release"] == "vTrain":
         return Options(
             framework="deepspeed",
@@ -324,4 +324,5 @@ def _options_of(*values: str) -> Options:
     if spellings.is_fsdp2(row):
         kind: dict[str, Any] = {"grads": "bf16", "moments": "bf16"} if "Automodel" in row["source"] else {}
         return Options(framework="fsdp2", release=release, fused_loss=False, **kind)
-    return Options(**{"release": release, **spellings.options(row)})
+    own: dict[str, Any] = {"release": release, **spellings.options(row)}
+    return Options(**own)

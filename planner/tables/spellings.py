@@ -196,7 +196,7 @@ def _size(row: Row, key: str) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def blanks(row: Row) -> dict[str, int | str]:
+def blanks(row: Row) -> Mapping[str, int | str]:
     """Fields of a row that leaves them blank. MLPerf's Llama 70B LoRA runs 8,192 tokens over cp 8."""
     if _mlperf(row) and row.get("task") == "lora":
         return {"seq": 8192, "cp": 8}

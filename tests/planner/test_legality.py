@@ -80,7 +80,7 @@ JOBS = st.builds(
 def columns_of(jobs):
     """The layouts of several jobs as columns."""
     numpy = pytest.importorskip("numpy")
-    facts = [{**vars(j.layout.facts(j.gpus)), **{k: getattr(j.layout, k) for k in FIELDS[-2:]}} for j in jobs]
+    facts = [{**vars(j.layout.rule_inputs(j.gpus)), **{k: getattr(j.layout, k) for k in FIELDS[-2:]}} for j in jobs]
     return {name: numpy.array([values[name] for values in facts]) for name in FIELDS if name != "dp"}
 
 

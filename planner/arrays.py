@@ -1,0 +1,16 @@
+"""Types of the planner's arithmetic: most of it takes one number, or a numpy array with a number for each layout."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+Column: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
+
+Number: TypeAlias = float | Array | Column
+Whole: TypeAlias = int | Column
+Truth: TypeAlias = bool | Flags
