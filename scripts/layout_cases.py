@@ -141,12 +141,10 @@ def sized_as(gpu: str) -> str:
 def cases(name: str) -> list[list[Case]]:
     """The recipes of a model, in groups of one task and length."""
     model = registry.models()[name]
-    tasks: tuple[Task, ...] = TASKS if model.family != "ssm" else TASKS[:2]
+    tasks: list[Task] = [*TASKS] if model.family != "ssm" else [*TASKS[:2]]
     if name in RETRIEVES or name.startswith("bert"):
-        tasks = ("sft",) if name in RETRIEVES else ("pretrain",)
-    kinds: list[tuple[Task, int]] = []
-    for task in tasks:
-        kinds += [(task, k) for k in (0, *(LONG.get(name, ()) if task == "pretrain" else ()))]
+        tasks = ["sft"] if name in RETRIEVES else ["pretrain"]
+    kinds = [(task, k) for task in tasks for k in _lengths(name, task)]
     plain_only = model.unproven and not name.startswith("nemotron")
     return [
         [
@@ -157,3 +155,8 @@ def cases(name: str) -> list[list[Case]]:
         ]
         for task, k in kinds
     ]
+
+
+def _lengths(name: str, task: Task) -> tuple[int, ...]:
+    """Thousands of tokens that a model's recipes of a task have; 0 = its usual length."""
+    return (0, *LONG.get(name, ())) if task == "pretrain" else (0,)
