@@ -1,4 +1,4 @@
-"""What this machine has, what is missing, and what each missing part would enable. Imports neither torch nor NeMo."""
+"""What this machine has, what it lacks, and what each missing part would enable. Imports neither torch nor NeMo."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _EXTRAS = {
 
 @dataclass(frozen=True)
 class Check:
-    """One finding: `found` is what is there, `enables` what it is good for, `next` the command that mends it."""
+    """One finding: `detail` is what is installed, `enables` what it is good for, `next` the command that mends it."""
 
     name: str
     ok: bool
-    found: str
+    detail: str
     enables: str = ""
     next: str = ""
 
@@ -71,8 +71,8 @@ def satisfies(version: str, rule: str) -> bool:
 
 
 def _python() -> Check:
-    found = f"{platform.python_version()} at {sys.executable}"
-    return Check("python", sys.version_info >= (3, 11), found, next="" if sys.version_info >= (3, 11) else "use 3.11+")
+    detail = f"{platform.python_version()} at {sys.executable}"
+    return Check("python", sys.version_info >= (3, 11), detail, next="" if sys.version_info >= (3, 11) else "use 3.11+")
 
 
 def _extra(name: str) -> Check:
@@ -80,9 +80,9 @@ def _extra(name: str) -> Check:
     have = [f"{package} {version_of(package)}" for package in packages if version_of(package)]
     missing = [package for package in packages if not version_of(package)]
     where = "." if name == "base" else f"'.[{name}]'"
-    found = ", ".join(have[:4]) if not missing else f"missing: {', '.join(missing)}"
+    detail = ", ".join(have[:4]) if not missing else f"missing: {', '.join(missing)}"
     fix = f"pip install -c constraints.txt -e {where}" if missing else ""
-    return Check(name if name == "base" else f"extra {name}", not missing, found, enables, fix)
+    return Check(name if name == "base" else f"extra {name}", not missing, detail, enables, fix)
 
 
 def _pins() -> list[Check]:
@@ -116,8 +116,8 @@ def _gpu() -> Check:
 
 def _cores() -> Check:
     cores, ram = usable_cores(), ram_bytes() / GIB
-    found = f"{cpu_model()}, {cores} cores, {ram:.0f} GiB RAM"
-    return Check("CPU", cores >= 2 and ram >= 4, found, "a rehearsal takes a core and about 1 GiB per rank")
+    detail = f"{cpu_model()}, {cores} cores, {ram:.0f} GiB RAM"
+    return Check("CPU", cores >= 2 and ram >= 4, detail, "a rehearsal takes a core and about 1 GiB per rank")
 
 
 def _disk() -> Check:
@@ -129,9 +129,9 @@ def _slurm() -> Check:
     commands = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo")
     have = [name for name in commands if shutil.which(name)]
     missing = [name for name in commands if name not in have]
-    found = "all commands on PATH" if not missing else f"missing: {', '.join(missing)}"
+    detail = "all commands on PATH" if not missing else f"missing: {', '.join(missing)}"
     fix = "" if not missing else "only a cluster's login node has them"
-    return Check("Slurm", not missing, found, "jobs on a cluster, from here", fix)
+    return Check("Slurm", not missing, detail, "jobs on a cluster, from here", fix)
 
 
 def _torchrun() -> Check:
@@ -142,12 +142,12 @@ def _torchrun() -> Check:
 
 
 def _decoys() -> list[Check]:
-    """Other packages that own the bare names of our folders; ours are imported as superpod.*, so they do no harm."""
-    found = []
+    """Other packages with the names of our folders; ours are imported as superpod.*, so they do no harm."""
+    findings = []
     for name in ("recipes", "planner", "launchers"):
         for folder in dict.fromkeys(sys.path):
             if folder and Path(folder).resolve() != PROJECT and (Path(folder) / name / "__init__.py").is_file():
-                found.append(
+                findings.append(
                     Check(f"package {name}", True, f"another one in {folder}: harmless, ours is superpod.{name}")
                 )
-    return found
+    return findings

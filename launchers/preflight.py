@@ -1,4 +1,4 @@
-"""Refuse before a run starts what would end it later."""
+"""Refuse, before a run starts, what would end it later."""
 
 from __future__ import annotations
 

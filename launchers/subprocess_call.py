@@ -1,7 +1,7 @@
-"""A function called in a process of its own, because NeMo leaves a process full of groups and memory behind.
+"""Call a function in a process of its own, because NeMo leaves process groups and memory behind.
 
-Without a GPU the process is forked from this one, which has imported NeMo. With one it is started afresh: CUDA does not
-survive a fork.
+Without a GPU the process is forked from this one, which has imported NeMo. With a GPU it is started afresh: CUDA does
+not survive a fork.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SubprocessFailed(RuntimeError):
     """The process failed; the message holds its last words."""
 
 
-def call(function: str, log: Path, /, **arguments: Any) -> Any:
+def call(function: str, log: Path, /, **arguments: object) -> Any:
     """Call "module:function" with JSON values, and return its JSON value; all it prints goes to `log`.
 
     Raises:
@@ -36,23 +36,23 @@ def call(function: str, log: Path, /, **arguments: Any) -> Any:
     log.parent.mkdir(parents=True, exist_ok=True)
     answer = log.with_suffix(".json")
     answer.unlink(missing_ok=True)
-    asked = json.dumps({"function": function, "arguments": arguments, "answer": str(answer)}, default=str)
-    code = _forked(asked, log) if _can_fork() else _started(asked, log)
+    request = json.dumps({"function": function, "arguments": arguments, "answer": str(answer)}, default=str)
+    code = _forked(request, log) if _can_fork() else _started(request, log)
     try:
-        said = json.loads(answer.read_bytes())
+        outcome = json.loads(answer.read_bytes())
         answer.unlink()
     except (OSError, ValueError):
-        said = {"failed": f"it ended with code {code}"}
-    if "refused" in said:
-        raise UserError(*said["refused"])
-    if "failed" in said:
-        raise SubprocessFailed(f"{function.partition(':')[2]} failed: {said['failed']}; its log is {log}")
-    return said["value"]
+        outcome = {"failed": f"it ended with code {code}"}
+    if "refused" in outcome:
+        raise UserError(*outcome["refused"])
+    if "failed" in outcome:
+        raise SubprocessFailed(f"{function.partition(':')[2]} failed: {outcome['failed']}; its log is {log}")
+    return outcome["value"]
 
 
-def once(function: str, /, **arguments: Any) -> Any:
+def once(function: str, /, **arguments: object) -> Any:
     """`call` with a log that is kept only where the process failed."""
-    folder = Path(tempfile.mkdtemp(prefix="recipes-apart-"))
+    folder = Path(tempfile.mkdtemp(prefix="recipes-call-"))
     keep = False
     try:
         return call(function, folder / "log", **arguments)
@@ -69,19 +69,19 @@ def _can_fork() -> bool:
     return "nemo.collections.llm" in sys.modules and not torch.cuda.is_available()
 
 
-def _forked(asked: str, log: Path) -> int:
+def _forked(request: str, log: Path) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what was begun in temporary folders is tidied up
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # so that temporary folders are removed on Ctrl-C
     try:
         sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for number in (1, 2):
             os.dup2(sink, number)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
-        _answer(asked)
+        _answer(request)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -92,30 +92,30 @@ def _forked(asked: str, log: Path) -> int:
         os._exit(1)
 
 
-def _started(asked: str, log: Path) -> int:
+def _started(request: str, log: Path) -> int:
     with log.open("ab") as sink:
         command = [sys.executable, "-m", __name__]
-        return subprocess.run(command, input=asked.encode(), stdout=sink, stderr=sink, check=False).returncode
+        return subprocess.run(command, input=request.encode(), stdout=sink, stderr=sink, check=False).returncode
 
 
-def _answer(asked: str) -> None:
+def _answer(request: str) -> None:
     from superpod.rehearsal import install
 
-    said: dict[str, Any] = json.loads(asked)
-    module, _, name = said["function"].partition(":")
+    call = json.loads(request)
+    module, _, name = call["function"].partition(":")
     try:
         install()
-        found = {"value": getattr(importlib.import_module(module), name)(**said["arguments"])}
+        outcome = {"value": getattr(importlib.import_module(module), name)(**call["arguments"])}
     except UserError as refused:
-        found = {"refused": [str(refused), refused.hint]}
+        outcome = {"refused": [str(refused), refused.hint]}
     except Exception as error:
         traceback.print_exc()
-        found = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
-    for each in multiprocessing.active_children():  # Megatron's checkpoint writers outlive who started them
-        each.kill()
-    passing = Path(f"{said['answer']}.tmp")
-    passing.write_text(json.dumps(found, default=str))
-    passing.replace(said["answer"])
+        outcome = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
+    for child in multiprocessing.active_children():  # Megatron's checkpoint writers outlive their parent
+        child.kill()
+    unfinished = Path(f"{call['answer']}.tmp")
+    unfinished.write_text(json.dumps(outcome, default=str))
+    unfinished.replace(call["answer"])
 
 
 if __name__ == "__main__":  # checkpoint writers import this file again

@@ -1,4 +1,4 @@
-"""A run on this machine whose ranks make no steps any more: the one that stopped first is named, and all are ended."""
+"""Ends a run on this machine when its ranks make no more steps, and names the rank that stopped first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY_S = 1.0
 
 
 class Watchdog:
-    """Looks after the ranks of an attempt while somebody waits for them; `stalled` says in words which rank stopped."""
+    """Watches the ranks of an attempt; `stalled` says in words which rank stopped first, '' while all is well."""
 
     def __init__(self, attempt: Attempt, limit_s: float | None = None) -> None:
         self.attempt, self.stalled = attempt, ""
@@ -28,7 +28,7 @@ class Watchdog:
         self.began = self.looked = time.time()
 
     def beside(self, tick: Callable[..., None]) -> Callable[..., None]:
-        """A `tick` that looks too."""
+        """A `tick` that also calls `look`."""
 
         def both(*words: str) -> None:
             tick(*words)

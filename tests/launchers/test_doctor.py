@@ -29,7 +29,7 @@ def installed(monkeypatch):
     """Pretend that exactly these versions are installed."""
 
     def pretend(versions: dict[str, str]) -> None:
-        monkeypatch.setattr(doctor, "_version", versions.get)
+        monkeypatch.setattr(doctor, "version_of", versions.get)
 
     return pretend
 
@@ -63,7 +63,7 @@ def test_wrong_versions_are_named_with_the_line_that_mends_them(installed):
     wrong = {name: check for name, check in by_name().items() if name.startswith("version of")}
     assert list(wrong) == ["version of megatron-core", "version of leptonai", "version of protobuf"]
     assert wrong["version of leptonai"].next == "pip install 'leptonai<0.30'"
-    assert "0.47.1" in wrong["version of leptonai"].found
+    assert "0.47.1" in wrong["version of leptonai"].detail
     assert not any(check.ok for check in wrong.values())
 
 
@@ -85,7 +85,7 @@ def test_a_missing_extra_says_what_it_would_enable(installed, extra, line):
     installed({})
     check = by_name()[extra]
     assert not check.ok
-    assert check.found.startswith("missing: ")
+    assert check.detail.startswith("missing: ")
     assert check.enables
     assert check.next == line
 
@@ -111,7 +111,7 @@ def fake_command(folder, name: str, script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "ok", "found"),
+    ("script", "ok", "detail"),
     [
         ("for i in 1 2; do echo 'NVIDIA H200, 143771, 570.1'; done", True, "2 x NVIDIA H200, 140 GiB, driver 570.1"),
         ("echo 'No devices were found'", False, "nvidia-smi lists none"),
@@ -120,27 +120,27 @@ def fake_command(folder, name: str, script: str) -> None:
     ],
     ids=["two", "none", "broken driver", "no tool"],
 )  # fmt: skip
-def test_gpu(tmp_path, monkeypatch, script, ok, found):
+def test_gpu(tmp_path, monkeypatch, script, ok, detail):
     monkeypatch.setenv("PATH", str(tmp_path))
     if script is not None:
         fake_command(tmp_path, "nvidia-smi", script)
     check = by_name()["GPU"]
-    assert (check.ok, check.found) == (ok, found)
+    assert (check.ok, check.detail) == (ok, detail)
     assert check.enables
 
 
 def test_slurm_and_torchrun_are_looked_for_on_the_path(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = by_name()
-    assert not found["Slurm"].ok
-    assert found["Slurm"].next
-    assert not found["torchrun"].ok
-    assert found["torchrun"].next
+    findings = by_name()
+    assert not findings["Slurm"].ok
+    assert findings["Slurm"].next
+    assert not findings["torchrun"].ok
+    assert findings["torchrun"].next
     for name in ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", "torchrun"):
         fake_command(tmp_path, name, "true")
-    found = by_name()
-    assert found["Slurm"].ok
-    assert found["torchrun"].found == str(tmp_path / "torchrun")
+    findings = by_name()
+    assert findings["Slurm"].ok
+    assert findings["torchrun"].detail == str(tmp_path / "torchrun")
 
 
 def test_another_recipes_package_is_reported_as_harmless(tmp_path, monkeypatch):
@@ -150,8 +150,8 @@ def test_another_recipes_package_is_reported_as_harmless(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     check = by_name()["package recipes"]
     assert check.ok
-    assert "harmless" in check.found
-    assert str(tmp_path) in check.found
+    assert "harmless" in check.detail
+    assert str(tmp_path) in check.detail
 
 
 def test_machine_facts_are_those_of_this_machine():

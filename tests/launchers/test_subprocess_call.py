@@ -1,4 +1,4 @@
-"""A function in a process of its own: its value, its refusal, its failure, its death."""
+"""A function called in a process of its own: its value, its refusal, its failure, its death."""
 
 import json
 import multiprocessing
@@ -47,17 +47,17 @@ def light(monkeypatch):
 def test_the_value_comes_back_and_the_words_go_to_the_log(tmp_path):
     value = subprocess_call.call("json:loads", tmp_path / "log", s="[1, 2]")
     assert value == [1, 2]
-    monkey = sys.modules.setdefault("aparts", sys.modules[__name__])
-    said = subprocess_call.call("aparts:double", tmp_path / "log", number=4)
+    monkey = sys.modules.setdefault("called_here", sys.modules[__name__])
+    outcome = subprocess_call.call("called_here:double", tmp_path / "log", number=4)
     assert monkey
-    assert (said["twice"], said["pid"] != os.getpid()) == (8, True)
+    assert (outcome["twice"], outcome["pid"] != os.getpid()) == (8, True)
     assert (tmp_path / "log").read_text() == "working\n"
-    assert [each.name for each in tmp_path.iterdir()] == ["log"]
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
 def test_no_process_is_left(tmp_path):
-    sys.modules.setdefault("aparts", sys.modules[__name__])
-    pid = subprocess_call.call("aparts:leave_a_process", tmp_path / "log")
+    sys.modules.setdefault("called_here", sys.modules[__name__])
+    pid = subprocess_call.call("called_here:leave_a_process", tmp_path / "log")
     end = time.monotonic() + 20
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.1)
@@ -81,9 +81,9 @@ def alive(pid):
     ],
 )
 def test_what_goes_wrong_is_said(name, kind, says, tmp_path):
-    sys.modules.setdefault("aparts", sys.modules[__name__])
+    sys.modules.setdefault("called_here", sys.modules[__name__])
     with pytest.raises(kind, match=says) as failed:
-        subprocess_call.call(f"aparts:{name}", tmp_path / "log")
+        subprocess_call.call(f"called_here:{name}", tmp_path / "log")
     if kind is UserError:
         assert failed.value.hint == "try yes"
     if name == "fail":
@@ -91,20 +91,25 @@ def test_what_goes_wrong_is_said(name, kind, says, tmp_path):
 
 
 def test_a_log_is_kept_only_after_a_failure(tmp_path, monkeypatch):
-    sys.modules.setdefault("aparts", sys.modules[__name__])
+    sys.modules.setdefault("called_here", sys.modules[__name__])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert subprocess_call.once("aparts:double", number=1)["twice"] == 2
+    assert subprocess_call.once("called_here:double", number=1)["twice"] == 2
     with pytest.raises(UserError):
-        subprocess_call.once("aparts:refuse")
+        subprocess_call.once("called_here:refuse")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(subprocess_call.SubprocessFailed):
-        subprocess_call.once("aparts:fail")
+        subprocess_call.once("called_here:fail")
     assert len(list(tmp_path.glob("*/log"))) == 1
 
 
 def test_a_process_started_afresh_answers_too(tmp_path):
-    asked = {"function": "json:loads", "arguments": {"s": "{}"}, "answer": str(tmp_path / "answer.json")}
-    command = [sys.executable, "-c", "from superpod.launchers import apart, rehearsal; import sys\n"
-               "rehearsal.install = lambda: None\napart._answer(sys.stdin.read())"]  # fmt: skip
-    subprocess.run(command, input=json.dumps(asked), text=True, check=True, timeout=60)
+    request = {"function": "json:loads", "arguments": {"s": "{}"}, "answer": str(tmp_path / "answer.json")}
+    script = """
+import sys
+from superpod import rehearsal
+from superpod.launchers import subprocess_call
+rehearsal.install = lambda: None
+subprocess_call._answer(sys.stdin.read())"""
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, input=json.dumps(request), text=True, check=True, timeout=60)
     assert json.loads((tmp_path / "answer.json").read_text()) == {"value": {}}
