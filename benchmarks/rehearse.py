@@ -36,7 +36,7 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, {STEPS} steps: {total:.0f} s of {TARGET_S:.0f} s")
     for line in parts(planned, total):
         print(line)
-    failed = [f"{check.name}: {check.said}" for check in planned.checks if not check.passed]
+    failed = [f"{check.name}: {check.message}" for check in planned.checks if not check.passed]
     if not failed:
         shutil.rmtree(folder, ignore_errors=True)
     if failed or total > TARGET_S:

@@ -5,8 +5,8 @@ turns a recipe into a run of its own training loop over gloo. Importing this pac
 imports neither torch nor NeMo; see docs/rehearsal.md for what a rehearsal proves and what it can't.
 """
 
-from superpod.rehearsal.convert import Change, RehearsalError, rehearse
-from superpod.rehearsal.dry import dry_build
-from superpod.rehearsal.registry import install
+from superpod.rehearsal.cpu_recipe import Change, RehearsalError, rehearse
+from superpod.rehearsal.meta_build import dry_build
+from superpod.rehearsal.patches.registry import install
 
 __all__ = ["Change", "RehearsalError", "dry_build", "install", "rehearse"]

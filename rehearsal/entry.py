@@ -1,41 +1,44 @@
 """Entry points of a rehearsed run. Importing this module installs the patches.
 
 ``rehearse`` puts these functions in place of ``llm.pretrain`` and ``llm.finetune``, so nemo_run's runner
-imports this module in every torchrun child when it reads the recipe: after NeMo, whose classes come earlier in
-the file. No environment variable and no start-up hook is needed.
+imports this module in every torchrun child when it reads the recipe. NeMo is imported before that, because the file
+names its classes first. No environment variable and no start-up hook is needed.
 """
 
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
-from superpod.rehearsal.registry import install
+from superpod.rehearsal.patches.registry import install
 
 install()
 
 from nemo.collections.llm import api  # noqa: E402 - Megatron reads torch.cuda while it is imported
 
-from superpod.rehearsal.convert import RehearsalError  # noqa: E402
-from superpod.rehearsal.settings import dropped  # noqa: E402
+from superpod.rehearsal.cpu_recipe import RehearsalError  # noqa: E402
+from superpod.rehearsal.patches.gpu_settings import dropped  # noqa: E402
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def _rehearsed(real: Callable[..., Any]) -> Callable[..., Any]:
+def _rehearsed(real: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(real)
-    def entry(*args: Any, **kwargs: Any) -> Any:
+    def entry(*args: P.args, **kwargs: P.kwargs) -> T:
         _refuse_gpu()
         _share_cores()
         try:
             return real(*args, **kwargs)
         finally:
-            _say_what_was_dropped()
+            _print_dropped()
 
-    entry.__module__ = __name__  # wraps() copied NeMo's: the recipe would name NeMo's function
+    entry.__module__ = __name__  # with NeMo's name, which wraps() copied, nemo_run would write NeMo's function
     entry.__qualname__ = real.__name__
     return entry
 
 
-def _say_what_was_dropped() -> None:
+def _print_dropped() -> None:
     if os.environ.get("RANK", "0") == "0":
         listed = ", ".join(f"{name}={value}" for name, value in sorted(dropped.items()))
         print(f"rehearsal: GPU-only settings switched off: {listed or 'none'}", flush=True)
@@ -49,7 +52,7 @@ def _refuse_gpu() -> None:
 
 
 def _share_cores() -> None:
-    """One process's share of this machine's cores: more threads than cores make gloo's ranks wait for each other."""
+    """Take one rank's share of the cores: with more threads than cores, gloo's ranks wait for each other."""
     import torch
 
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

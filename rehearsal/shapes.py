@@ -1,4 +1,4 @@
-"""Recipes of different shape, found by what they have: layouts are planned anew, and a name says little about them."""
+"""Finds recipes of different shape by their layouts and models, not by name: a new plan may change any layout."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from superpod.planner.planned_job import PlannedJob
 
 LEAST_RANKS, MOST_RANKS = 4, 8
 QUICK_RANKS = 4
-"""What the default tests rehearse with."""
+"""Ranks of a quick shape."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a recipe has that others have not."""
+    """A property of recipes that a rehearsal should cover."""
 
     what: str
     recipes: str
-    """What its name starts with: model and task, perhaps the GPU."""
+    """Start of the recipes' names: model and task, perhaps the GPU."""
     has: Callable[[Layout, ModelShape], object]
-    """Whether a layout of a model has it; asked of the recipe's, and of the one that is rehearsed."""
+    """Whether a layout of a model has it; tried on the recipe's layout and on the shrunk one."""
     quick: bool = False
-    """Rehearsed by the default tests too."""
+    """Whether the quicker tests rehearse it too."""
 
     @property
     def key(self) -> str:
@@ -43,7 +43,7 @@ class ShapeExample:
 
 
 def find(shape: Shape) -> ShapeExample:
-    """The first recipe of the shape that is rehearsed on 4 to 8 ranks, or on 4 if it shall be quick.
+    """The first recipe of the shape that a rehearsal runs on 4 to 8 ranks; on 4 if the shape is quick.
 
     Raises:
         UserError: no layout has it any more.
@@ -114,4 +114,4 @@ SHAPES = (
         lambda la, m: la.recompute == "selective" and la.recompute_modules == ("mlp",),
     ),
 )
-"""A table of them, rehearsed: docs/rehearsal.md."""
+"""docs/rehearsal.md has a table of their rehearsals."""

@@ -1,12 +1,14 @@
-"""A recipe rehearsed: its shrunk self trained on CPUs in its own layout, and held against one rank.
+"""Rehearses a recipe: trains it on CPUs, shrunk but in its own layout, and compares it with one rank.
 
 The runs, all on the same text and from the same weights:
 
     one        one rank in fp32; it draws the weights, and saves them before its first step
-    fp32       the recipe's layout in fp32, for a few steps: the losses of `one`, to the last digits
+    fp32       the recipe's layout in fp32, for a few steps; its losses must be those of `one` to the last digits
     own        the recipe's layout and precision, all steps; it saves in the middle
-    resumed    the same from that checkpoint on: the losses of `own`
-    resharded  one rank takes that checkpoint's weights: the next loss of `own`
+    resumed    the same from that checkpoint on; its losses must be those of `own`
+    resharded  one rank from that checkpoint's weights; its loss must be the next one of `own`
+
+With adapters, `base` comes first: one rank draws the weights of the model without them.
 """
 
 from __future__ import annotations
@@ -16,38 +18,41 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superpod.lifecycle import checkpoint_metadata
-from superpod.rehearsal import forks, resize, verdict
-from superpod.rehearsal.check import Check
-from superpod.rehearsal.convert import Change, RehearsalError, rehearse
-from superpod.rehearsal.forks import FinishedRun
+from superpod.rehearsal import forked_run, shrunk_recipe, verdict
+from superpod.rehearsal.check_result import CheckResult
+from superpod.rehearsal.cpu_recipe import Change, RehearsalError, rehearse
+from superpod.rehearsal.forked_run import FinishedRun
 from superpod.rehearsal.shrink import RANKS, Shrunk, shrink
 
+if TYPE_CHECKING:
+    from nemo_run import Partial
+
 FP32_STEPS = 3
-"""Steps of the recipe's layout in fp32: the first has the forward pass, the second the gradients, the third Adam's."""
+"""Steps of the layout in fp32: the first loss tests the forward pass, the second the gradients, the third Adam."""
 CANNOT_SHOW = "FP8 and FP4 numerics, GPU kernels, NCCL and its hangs, memory, speed"
 
 
 @dataclass
 class Trial:
-    """A rehearsal, and how it went."""
+    """A rehearsal and its results."""
 
     recipe: str
     nodes: int
     shrunk: Shrunk
     precision: str
     changes: list[Change] = field(default_factory=list)
-    """What was changed beside the sizes."""
+    """Settings that changed, except the sizes."""
     runs: dict[str, FinishedRun] = field(default_factory=dict)
-    checks: list[Check] = field(default_factory=list)
+    checks: list[CheckResult] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    """Where the time went."""
+    """Of each run, and of what came before them."""
 
     @property
     def passed(self) -> bool:
-        """Whether all checks did."""
+        """Whether all checks passed."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
     @property
@@ -57,7 +62,7 @@ class Trial:
 
 
 def plan(name: str, nodes: int | None, ranks: int = RANKS) -> Trial:
-    """What would be rehearsed, without NeMo.
+    """The rehearsal of a recipe, not yet run; needs no NeMo.
 
     Raises:
         UserError: no such recipe or size, or one that cannot be rehearsed.
@@ -82,7 +87,7 @@ def conduct(trial: Trial, folder: Path, steps: int = 10, note: Callable[[str], N
         trial: from `plan`.
         folder: an empty folder; checkpoints and logs of all runs stay there.
         steps: of training, 4 or more.
-        note: called with what is being done.
+        note: called with the name of each run as it starts.
     """
     started = time.time()
     note("importing NeMo")
@@ -91,36 +96,41 @@ def conduct(trial: Trial, folder: Path, steps: int = 10, note: Callable[[str], N
 
     full = build(trial.recipe, trial.nodes)
     trial.seconds["import and build"] = time.time() - started
-    stage = _Stage(trial, full, folder, steps)
-    for name, run in stage.runs():
+    runs = _Runs(trial, full, folder, steps)
+    for name, start in runs.in_order():
         note(name)
-        trial.runs[name] = ended = run()
-        trial.seconds[name] = ended.seconds
-        if name == "own" and not ended.error:
-            trial.checks.append(stage.saved())
-        if ended.error or not all(check.passed for check in trial.checks):
+        trial.runs[name] = run = start()
+        trial.seconds[name] = run.seconds
+        if name == "own" and not run.error:
+            trial.checks.append(runs.checkpoint_check())
+        if run.error or not all(check.passed for check in trial.checks):
             break
-    trial.checks += verdict.of(trial, steps)
+    trial.checks += verdict.checks(trial, steps)
     return trial
 
 
-class _Stage:
+class _Runs:
     """The runs of one trial."""
 
-    def __init__(self, trial: Trial, full: Any, folder: Path, steps: int) -> None:
+    def __init__(self, trial: Trial, full: Partial, folder: Path, steps: int) -> None:
         self.trial, self.folder, self.steps = trial, folder, steps
         self.middle = steps // 2
-        planned_job = trial.shrunk.job
-        self.ranks = planned_job.gpus
-        self.own = resize.resize(full, planned_job)
+        job = trial.shrunk.job
+        self.ranks = job.gpus
+        self.recipe = shrunk_recipe.shrunk_recipe(full, job)
         text = folder / "text" / "text"
-        resize.write_text(text, planned_job.model.vocab, planned_job.seq, planned_job.layout.gbs * (steps + 1))
-        trial.changes += resize.train_briefly(self.own, steps, text, planned_job.model.vocab, self.middle)
-        self.weights = folder / "start"  # not "weights": NeMo adds that
+        shrunk_recipe.write_text(text, job.model.vocab, job.seq, job.layout.gbs * (steps + 1))
+        trial.changes += shrunk_recipe.train_briefly(self.recipe, steps, text, job.model.vocab, self.middle)
+        self.weights = folder / "start"  # NeMo saves the weights in a folder "weights" below it
+        self.middle_checkpoint = folder / "own" / "checkpoints" / f"step={self.middle - 1}"
 
-    def runs(self) -> Iterator[tuple[str, Callable[[], FinishedRun]]]:
+    @property
+    def has_adapters(self) -> bool:
+        return getattr(self.recipe, "peft", None) is not None
+
+    def in_order(self) -> Iterator[tuple[str, Callable[[], FinishedRun]]]:
         """Each run's name and how to start it, in order."""
-        if getattr(self.own, "peft", None) is not None:
+        if self.has_adapters:
             yield "base", self._base
         yield "one", self._one
         if self.trial.precision != "fp32":
@@ -130,20 +140,20 @@ class _Stage:
         yield "resharded", self._resharded
 
     def _base(self) -> FinishedRun:
-        """The model without its adapters, for its weights."""
+        """Draw the weights of the model without its adapters."""
         import fiddle as fdl
         from nemo.collections import llm
 
-        base = self._single(self.own)
-        resize.in_fp32(base)
+        base = self._on_one_rank()
+        shrunk_recipe.in_fp32(base)
         base.peft, base.resume.restore_config = None, None
         fdl.update_callable(base, llm.pretrain, drop_invalid_args=True)
         base.trainer.max_steps = 1
         return self._run("base", base, 1, save=True)
 
     def _one(self) -> FinishedRun:
-        one = self._single(self.own)
-        resize.in_fp32(one)
+        one = self._on_one_rank()
+        shrunk_recipe.in_fp32(one)
         if self.weights.exists():
             self._start_from_weights(one)
             return self._run("one", one, 1)
@@ -151,60 +161,59 @@ class _Stage:
         return self._run("one", one, 1, save=True)
 
     def _fp32(self) -> FinishedRun:
-        run = copy.deepcopy(self.own)
-        resize.in_fp32(run)
+        run = copy.deepcopy(self.recipe)
+        shrunk_recipe.in_fp32(run)
         run.trainer.max_steps = FP32_STEPS
         self._start_from_weights(run)
         return self._run("fp32", run, self.ranks)
 
     def _own(self) -> FinishedRun:
-        run = copy.deepcopy(self.own)
+        run = copy.deepcopy(self.recipe)
         self._start_from_weights(run)
         return self._run("own", run, self.ranks)
 
     def _resumed(self) -> FinishedRun:
-        run = copy.deepcopy(self.own)
-        self._go_on(run)
+        run = copy.deepcopy(self.recipe)
+        self._resume(run)
         return self._run("resumed", run, self.ranks)
 
     def _resharded(self) -> FinishedRun:
-        run = self._single(self.own)
-        self._go_on(run)
-        run.trainer.strategy.ckpt_load_optimizer = False  # its shards fit no other layout by default
+        run = self._on_one_rank()
+        self._resume(run)
+        run.trainer.strategy.ckpt_load_optimizer = False  # by default its shards fit no other layout
         run.trainer.max_steps = self.middle + 1
         return self._run("resharded", run, 1)
 
-    def saved(self) -> Check:
-        """Whether the checkpoint in the middle holds what was trained: the model, or its adapters."""
-        checkpoint = self.folder / "own" / "checkpoints" / f"step={self.middle - 1}"
-        wanted = ".adapter." if getattr(self.own, "peft", None) is not None else ".weight"
-        held = [name for name in checkpoint_metadata.read(checkpoint).model if wanted in name]
-        what = "matrices of adapters" if "adapter" in wanted else "weights"
-        return Check("saved", bool(held), f"{len(held)} {what} are in the checkpoint")
+    def checkpoint_check(self) -> CheckResult:
+        """Whether the checkpoint in the middle holds the trained parameters: the model's, or its adapters'."""
+        part, noun = (".adapter.", "matrices of adapters") if self.has_adapters else (".weight", "weights")
+        names = [name for name in checkpoint_metadata.read(self.middle_checkpoint).model if part in name]
+        return CheckResult("saved", bool(names), f"{len(names)} {noun} are in the checkpoint")
 
-    def _go_on(self, partial: Any) -> None:
-        """Resume as a later link does: from the newest checkpoint of a folder. Here that is the one in the middle."""
+    def _resume(self, partial: Partial) -> None:
+        """Resume from the newest checkpoint of a folder, as a later attempt does; here the one in the middle."""
         newest = self.folder / "newest"
         newest.mkdir(exist_ok=True)
-        link = newest / f"step={self.middle - 1}-last"
+        link = newest / f"{self.middle_checkpoint.name}-last"
         if not link.exists():
-            link.symlink_to(self.folder / "own" / "checkpoints" / f"step={self.middle - 1}")
+            link.symlink_to(self.middle_checkpoint)
         partial.resume.resume_from_directory = str(newest)
-        self._start_from_weights(partial)  # as the recipe says; what was saved later takes precedence
+        self._start_from_weights(partial)  # the recipe's own setting; NeMo prefers the newer checkpoint
 
-    def _single(self, partial: Any) -> Any:
-        """On one rank, with the same global batch."""
-        one = copy.deepcopy(partial)
+    def _on_one_rank(self) -> Partial:
+        """The shrunk recipe on one rank, with the same global batch."""
+        one = copy.deepcopy(self.recipe)
         layout = self.trial.shrunk.job.layout
-        alone = {name: 1 for name in ("tp", "pp", "cp", "ep")} | {"vp": None, "etp": None, "sp": False, "chunks": None}
-        ends = {"first_layers": None, "last_layers": None, "embedding_as_layer": False, "loss_as_layer": False}
-        resize.place(one, layout.replace(**alone, **ends), 1)
-        for change in resize.weaken_balance(one, layout.cp):
+        degrees = {name: 1 for name in ("tp", "pp", "cp", "ep")} | {"vp": None, "etp": None, "sp": False}
+        stages = {"chunks": None, "first_layers": None, "last_layers": None}
+        ends = {"embedding_as_layer": False, "loss_as_layer": False}
+        shrunk_recipe.place(one, layout.replace(**degrees, **stages, **ends), 1)
+        for change in shrunk_recipe.weaken_balance(one, layout.cp):
             if change not in self.trial.changes:
                 self.trial.changes.append(change)
         return one
 
-    def _start_from_weights(self, partial: Any) -> None:
+    def _start_from_weights(self, partial: Partial) -> None:
         import nemo_run as run
         from nemo import lightning as nl
 
@@ -212,29 +221,29 @@ class _Stage:
             nl.RestoreConfig, path=str(self.weights), load_optim_state=False, load_artifacts=False
         )
 
-    def _run(self, name: str, partial: Any, ranks: int, *, save: bool = False) -> FinishedRun:
+    def _run(self, name: str, partial: Partial, ranks: int, *, save: bool = False) -> FinishedRun:
         import nemo_run as run
 
-        from superpod.rehearsal.witness import Witness
+        from superpod.rehearsal.recorder import Recorder
 
         folder = self.folder / name
         partial.log.explicit_log_dir = str(folder)
         partial.log.ckpt.dirpath = str(folder / "checkpoints")
         if name != "own":
-            partial.log.ckpt.every_n_train_steps = 10 * self.steps
+            partial.log.ckpt.every_n_train_steps = 10 * self.steps  # that is never
         weights = str(self.weights) if save else ""
         partial.trainer.callbacks = [
             *partial.trainer.callbacks,
-            run.Config(Witness, folder=str(folder / "ranks"), weights=weights, resharded=name == "resharded"),
+            run.Config(Recorder, folder=str(folder / "ranks"), weights=weights, resharded=name == "resharded"),
         ]
         rehearsal, changes = rehearse(partial, devices=ranks)
         if name == "own":
             self.trial.changes += changes
-        return forks.run(name, rehearsal, folder / "ranks", ranks)
+        return forked_run.run(name, rehearsal, folder / "ranks", ranks)
 
 
 def facts(trial: Trial) -> dict[str, Any]:
-    """What a program wants to know of a rehearsal."""
+    """The rehearsal as JSON: `recipes rehearse --json`."""
     job = trial.shrunk.job
     return {
         "recipe": trial.recipe,
@@ -242,7 +251,7 @@ def facts(trial: Trial) -> dict[str, Any]:
         "ranks": job.gpus,
         "topology": trial.shrunk.topology,
         "passed": trial.passed,
-        "shrunk": {each.what: [each.old, each.new] for each in trial.shrunk.sizes},
+        "shrunk": {size.name: [size.old, size.new] for size in trial.shrunk.sizes},
         "dropped": trial.dropped,
         "checks": [vars(check) for check in trial.checks],
         "losses": {name: run.losses for name, run in trial.runs.items()},

@@ -1,4 +1,4 @@
-"""What the runs of a rehearsal say when they are held against each other."""
+"""Judges a rehearsal: compares its runs with each other."""
 
 from __future__ import annotations
 
@@ -6,103 +6,114 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from superpod.rehearsal import agree, fed
-from superpod.rehearsal.check import Check
-from superpod.rehearsal.forks import FinishedRun
+from superpod.rehearsal import data_check, replica_check
+from superpod.rehearsal.check_result import CheckResult
+from superpod.rehearsal.forked_run import FinishedRun
 
 if TYPE_CHECKING:
     from superpod.rehearsal.trial import Trial
 
+# All bounds are relative differences.
 FP32_BOUND = 1e-5
-"""How far the losses of two layouts may be apart in fp32, relative."""
+"""Between the losses of two layouts in fp32."""
 NORM_BOUND = 1e-4
-"""How far the gradients' norms may be apart in fp32, relative."""
+"""Between the norms of their gradients in fp32."""
 SCALE_BOUND = 0.1
-"""How far the first gradients' norm in bf16 or fp16 may be from that in fp32, relative."""
+"""Between the first norm of the gradients in bf16 or fp16 and that in fp32."""
 BF16_BOUND = 0.03
-"""How far losses in bf16 or fp16 may be from one rank's in fp32, relative: rounding, grown over the steps."""
+"""Between losses in bf16 or fp16 and those of one rank in fp32: rounding, which grows over the steps."""
 RESUME_BOUND = 1e-6
-"""How far a resumed run may be from the one that was not interrupted, relative."""
+"""Between the losses of a resumed run and those of the uninterrupted one."""
 LEAST_FALL, ADAPTERS_FALL = 0.05, 0.02
-"""Share by which the loss must fall in ten steps; adapters leave a random model's embeddings and head as they are."""
+"""Share by which the loss must fall in ten steps. Adapters learn less: a random model's embeddings stay random."""
 
+# What a difference that begins at the first step, at the second, or at a later one tells.
 LOSSES = ("the forward pass, the weights or the data differ", "the gradients differ", "the optimizer differs")
 NORMS = ("the gradients differ", "the optimizer differs", "the optimizer differs")
 RESUMED = ("its weights or its data are not those", "its optimizer is not", "its optimizer is not")
-"""What it tells that a run is apart from the first step on, from the second, and from a later one."""
 
-LAYERS_ASKED = "Invalid access pattern for ShardedTensor(key='module.decoder.layers"
-"""How Megatron's checkpoints say that the stages ask for one layer twice, or for one not at all."""
+LAYERS_NOT_ONCE = "Invalid access pattern for ShardedTensor(key='module.decoder.layers"
+"""Start of Megatron's message when the stages load one layer twice, or one not at all."""
 
 
-def of(trial: Trial, steps: int) -> Iterator[Check]:
-    """All that can be said of the runs that ended well, and why one did not."""
-    well = {name: run for name, run in trial.runs.items() if not run.error}
+def checks(trial: Trial, steps: int) -> Iterator[CheckResult]:
+    """Every check that the finished runs allow, and a failed one for each run that broke."""
+    finished = {name: run for name, run in trial.runs.items() if not run.error}
+    layers = trial.shrunk.job.model.layers
     for name, run in trial.runs.items():
         if run.error:
-            yield Check(f"run {name}", False, _in_words(run.error, trial.shrunk.job.model.layers))
-    if "own" not in well:
+            yield CheckResult(f"run {name}", False, _explained(run.error, layers))
+    if "own" not in finished:
         return
-    own, one = well["own"], well["one"]
-    sharp = well.get("fp32", own)
-    yield _falls(own, ADAPTERS_FALL if "base" in well else LEAST_FALL)
-    yield from _against_one(trial.precision, own, sharp, one)
-    yield fed.check(own, one)
-    yield agree.layers(own, trial.shrunk.job.model.layers)
+    own, one = finished["own"], finished["one"]
+    fp32 = finished.get("fp32", own)  # a recipe in fp32 has no such run beside its own
+    yield _falls(own, ADAPTERS_FALL if "base" in finished else LEAST_FALL)
+    yield from _against_one(trial.precision, own, fp32, one)
+    yield data_check.check(own, one)
+    yield replica_check.layers(own, layers)
     yield _all_took_part(own, steps)
-    yield from agree.replicas(own)
+    yield from replica_check.replicas(own)
     middle = steps // 2
-    if "resumed" in well:
-        yield _near("resumed", well["resumed"].losses, own.losses[middle:], RESUME_BOUND, RESUMED)
-    if "resharded" in well:
-        bound = FP32_BOUND if sharp is own else BF16_BOUND
-        yield _near("resharded to one rank", well["resharded"].losses, own.losses[middle : middle + 1], bound, RESUMED)
+    if "resumed" in finished:
+        yield _close("resumed", finished["resumed"].losses, own.losses[middle:], RESUME_BOUND, RESUMED)
+    if "resharded" in finished:
+        bound = FP32_BOUND if fp32 is own else BF16_BOUND
+        losses = finished["resharded"].losses
+        yield _close("resharded to one rank", losses, own.losses[middle : middle + 1], bound, RESUMED)
 
 
-def _in_words(error: str, layers: int) -> str:
-    rank, _, why = error.partition(": ")
-    if LAYERS_ASKED in why:
-        return f"{rank}: the stages do not hold each of {layers} layers once; Megatron says: {why}"
+def _explained(error: str, layers: int) -> str:
+    rank, _, reason = error.partition(": ")
+    if LAYERS_NOT_ONCE in reason:
+        return f"{rank}: the stages do not hold each of {layers} layers once; Megatron says: {reason}"
     return error
 
 
-def _falls(own: FinishedRun, share: float) -> Check:
+def _falls(own: FinishedRun, share: float) -> CheckResult:
     first, last, steps = own.losses[0], own.losses[-1], len(own.losses)
     least = share * min(1, steps / 10)
-    falls = f"{first:.3f} -> {last:.3f} in {steps} steps, a fall of {100 * least:.1f} % wanted"
-    return Check("loss falls", 1 - last / first >= least, falls)
+    message = f"{first:.3f} -> {last:.3f} in {steps} steps; it must fall by {100 * least:.1f} %"
+    return CheckResult("loss falls", 1 - last / first >= least, message)
 
 
-def _against_one(precision: str, own: FinishedRun, sharp: FinishedRun, one: FinishedRun) -> Iterator[Check]:
-    """The layout's losses, those in fp32 first, against one rank's."""
-    count = len(sharp.losses)
-    yield _near("one rank's losses, fp32", sharp.losses, one.losses[:count], FP32_BOUND)
-    yield _near("one rank's gradient norms, fp32", sharp.grad_norms, one.grad_norms[:count], NORM_BOUND, NORMS)
-    if sharp is not own:
-        plain = precision if precision in ("bf16", "fp16") else f"bf16 for {precision}"
-        yield _near(f"one rank's losses, {plain}", own.losses, one.losses, BF16_BOUND)
-        yield _scale(plain, own.grad_norms[0], one.grad_norms[0])
+def _against_one(precision: str, own: FinishedRun, fp32: FinishedRun, one: FinishedRun) -> Iterator[CheckResult]:
+    """Compare the layout in fp32, then in its own precision, with one rank in fp32."""
+    count = len(fp32.losses)
+    yield _close("one rank's losses, fp32", fp32.losses, one.losses[:count], FP32_BOUND)
+    yield _close("one rank's gradient norms, fp32", fp32.grad_norms, one.grad_norms[:count], NORM_BOUND, NORMS)
+    if fp32 is not own:
+        computed_in = precision if precision in ("bf16", "fp16") else f"bf16 for {precision}"
+        yield _close(f"one rank's losses, {computed_in}", own.losses, one.losses, BF16_BOUND)
+        yield _scale(computed_in, own.grad_norms[0], one.grad_norms[0])
 
 
-def _near(name: str, found: list[float], wanted: list[float], bound: float, why: tuple[str, ...] = LOSSES) -> Check:
-    if len(found) != len(wanted):
-        return Check(name, False, f"{len(found)} steps, not {len(wanted)}")
-    apart = [abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True)]
-    far = max(apart, key=lambda each: (math.isnan(each), each))
-    steps = f"{len(found)} step" + "s" * (len(found) > 1)
-    first = next((i for i, each in enumerate(apart) if not each <= bound), None)
-    where = "" if first is None else f"; from step {first + 1} on: {why[min(first, 2)]}"
-    return Check(name, far <= bound, f"{far:.1e} apart over {steps}, {bound:.0e} allowed{where}")
+def _close(
+    name: str, values: list[float], expected: list[float], bound: float, causes: tuple[str, ...] = LOSSES
+) -> CheckResult:
+    if len(values) != len(expected):
+        return CheckResult(name, False, f"{len(values)} steps, not {len(expected)}")
+    differences = [abs(a - b) / abs(b) for a, b in zip(values, expected, strict=True)]
+    largest = max(differences, key=lambda difference: (math.isnan(difference), difference))
+    steps = f"{len(values)} step" + "s" * (len(values) > 1)
+    # `not <=` and not `>`, so that NaN counts as beyond the bound.
+    first = next((i for i, difference in enumerate(differences) if not difference <= bound), None)
+    cause = "" if first is None else f"; from step {first + 1} on: {causes[min(first, 2)]}"
+    message = f"relative difference {largest:.1e} over {steps}, {bound:.0e} allowed{cause}"
+    return CheckResult(name, largest <= bound, message)
 
 
-def _scale(precision: str, found: float, wanted: float) -> Check:
-    """Whether the gradients are as long as in fp32: a loss scale that is applied on one side only is found so."""
-    said = f"{found:.3g}, and {wanted:.3g} in fp32"
-    return Check(f"gradients' scale, {precision}", abs(found - wanted) <= SCALE_BOUND * wanted, said)
+def _scale(precision: str, norm: float, expected: float) -> CheckResult:
+    """Compare the gradients' length with fp32: this shows a loss scale that only one side applies."""
+    message = f"{norm:.3g}, and {expected:.3g} in fp32"
+    return CheckResult(f"gradients' scale, {precision}", abs(norm - expected) <= SCALE_BOUND * expected, message)
 
 
-def _all_took_part(own: FinishedRun, steps: int) -> Check:
-    idle = [rank for rank, seen in enumerate(own.ranks) if len(seen["losses"]) != steps or not agree.moved(seen)]
+def _all_took_part(own: FinishedRun, steps: int) -> CheckResult:
+    idle = [
+        rank
+        for rank, record in enumerate(own.ranks)
+        if len(record["losses"]) != steps or not replica_check.changed_parameters(record)
+    ]
     if idle:
-        return Check("every rank took part", False, f"ranks {', '.join(map(str, idle))} learnt nothing")
-    return Check("every rank took part", True, f"{len(own.ranks)} ranks trained parameters in {steps} steps")
+        return CheckResult("every rank took part", False, f"ranks {', '.join(map(str, idle))} learnt nothing")
+    return CheckResult("every rank took part", True, f"{len(own.ranks)} ranks trained parameters in {steps} steps")

@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 EXAMPLE = ROOT / "examples" / "finetune_project"
 ALONE = (
     "import runpy, sys\n"
-    "from superpod.rehearsal.alone import hidden\n"
+    "from superpod.rehearsal.script import hidden\n"
     "sys.argv = ['pytest', '-q', '-p', 'no:cacheprovider', 'tests']\n"
     "with hidden():\n"
     "    runpy.run_module('pytest', run_name='__main__')\n"
@@ -66,7 +66,7 @@ def test_its_own_tests_pass_without_this_project(project):
 @pytest.mark.slow
 def test_it_trains_without_this_project(project):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = start(*torchrun, "-m", "superpod.rehearsal.alone", "my_tuning/train.py", "2", cwd=project)
+    done = start(*torchrun, "-m", "superpod.rehearsal.script", "my_tuning/train.py", "2", cwd=project)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     losses = re.findall(r"iteration \d/1 .* reduced_train_loss: (\d+\.\d+)", done.stdout)
     assert len(losses) == 2

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from superpod.rehearsal.registry import install, patches
-from tests.rehearsal.jobs import Job, asks
+from superpod.rehearsal.patches.registry import install, patches
+from tests.rehearsal.case_client import CaseRequest, with_outcomes
 
 pytestmark = pytest.mark.nemo
 
@@ -54,16 +54,16 @@ def fault(case: str, value: Any, outcomes: Any) -> str:
         return "" if value["counts"] == [[2_614_341_888]] else f"not Gemma 2 2B: {value}"
     if case == "lora":  # adapters begin as nothing: the first loss is the model's own
         first, then = value["losses"]
-        own = outcomes(Job("finetune"))["value"]["losses"][0]
+        own = outcomes(CaseRequest("finetune"))["value"]["losses"][0]
         return "" if first == pytest.approx(own, abs=1e-5) and then != first else f"{first}, {then}, not {own}"
     if case == "biased-experts":  # it has learnt nothing yet
         return "" if value["losses"][0] == pytest.approx(math.log(64), abs=0.5) else f"{value['losses']}"
     if "moe-lora" in case:
-        expected = outcomes(Job("moe-lora"))["value"]["losses"]
+        expected = outcomes(CaseRequest("moe-lora"))["value"]["losses"]
     elif case.startswith("moe"):  # the two ways of spreading experts agree
-        expected = outcomes(Job("moe-ep2"))["value"]["losses"]
+        expected = outcomes(CaseRequest("moe-ep2"))["value"]["losses"]
     else:
-        reference = outcomes(Job("reference"))["value"]
+        reference = outcomes(CaseRequest("reference"))["value"]
         expected = reference["losses"][2:]
         if case in ("resume", "recompute") and value["digest"] != reference["digest"]:
             return "the parameters are not those of the uninterrupted run, bit for bit"
@@ -77,13 +77,13 @@ def test_every_patch_is_needed_by_a_case():
     assert set(NEEDED_BY) == {patch.name for patch in patches()}
 
 
-@asks(*map(Job, CASES))
+@with_outcomes(*map(CaseRequest, CASES))
 def test_right_with_all_patches(outcome, outcomes):
     assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
     assert fault(outcome["case"], outcome["value"], outcomes) == ""
 
 
-@asks(*(Job(case, (name,)) for name, (case, _) in NEEDED_BY.items()))
+@with_outcomes(*(CaseRequest(case, (name,)) for name, (case, _) in NEEDED_BY.items()))
 def test_fails_without_the_patch(outcome, outcomes):
     [name] = outcome["without"]
     case, how = NEEDED_BY[name]
@@ -97,33 +97,33 @@ def test_fails_without_the_patch(outcome, outcomes):
         assert re.search(how, outcome["error"])
 
 
-@asks(Job("resume", order="patches-first"))
+@with_outcomes(CaseRequest("resume", order="patches-first"))
 def test_order_of_imports_does_not_matter(outcome, outcomes):
     assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
     assert fault("resume", outcome["value"], outcomes) == ""
 
 
-@asks(Job("finetune"))
+@with_outcomes(CaseRequest("finetune"))
 def test_finetuning_starts_from_the_weights(outcome, outcomes):
     assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
-    fresh = outcomes(Job("reference"))["value"]["losses"]
+    fresh = outcomes(CaseRequest("reference"))["value"]["losses"]
     assert outcome["value"]["losses"][0] < fresh[0] - 0.05  # the same batch, after two steps of training
 
 
-@asks(Job("settings"))
-def test_gpu_settings_are_dropped_and_said(outcome):
+@with_outcomes(CaseRequest("settings"))
+def test_gpu_settings_are_dropped_and_listed(outcome):
     assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
-    assert outcome["value"] == {"unknown": [], "kept": [], "not said": [], "recompute": ["core_attn"]}
+    assert outcome["value"] == {"unknown": [], "kept": [], "unlisted": [], "recompute": ["core_attn"]}
 
 
-@asks(Job("attention-values"))
+@with_outcomes(CaseRequest("attention-values"))
 def test_attention_agrees_with_megatrons(outcome):
     assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
     assert set(outcome["value"]) >= {"causal", "window", "packed", "sinks", "dropout from the same state"}
     assert max(outcome["value"].values()) < 1e-5
 
 
-@asks(Job("refuses-gpu"))
+@with_outcomes(CaseRequest("refuses-gpu"))
 def test_nothing_is_patched_where_there_is_a_gpu(outcome):
     assert outcome["outcome"] == "passed", outcome["error"]
     assert outcome["value"]["changed"] == ["is_available"]  # that is the test's own

@@ -41,9 +41,9 @@ SHOWN_BY_NUMBERS = {
 @pytest.mark.parametrize("name", SHOWN_BY_NUMBERS)
 def test_check_says_what_is_wrong(name):
     planted, says = SHOWN_BY_NUMBERS[name]
-    found = legality.violations(planted)
-    assert any(says in broken.message for broken in found), found
-    assert all(broken.fix for broken in found if says in broken.message)
+    violations = legality.violations(planted)
+    assert any(says in broken.message for broken in violations), violations
+    assert all(broken.fix for broken in violations if says in broken.message)
 
 
 def test_what_they_are_planted_in_is_legal():
@@ -51,26 +51,26 @@ def test_what_they_are_planted_in_is_legal():
     assert legality.violations(job("mixtral_8x7b")) == []
 
 
-# Name in planted.py: which check of the rehearsal fails, and what it says.
-APART = "one rank's losses, fp32"
+# Name in planted_bugs.py: which check of the rehearsal fails, and what it says.
+LOSSES = "one rank's losses, fp32"
 # Sends that cross (no overlapped p2p with PP 2 and VP) are left to the planner's rule above.
 SHOWN_BY_A_RUN = {
-    "same-data": ("data", "data-parallel ranks 0 and 1 were fed the same samples"),
+    "same-data": ("data", "data-parallel ranks 0 and 1 received the same samples"),
     "layer-left-out": ("run fp32", "the stages do not hold each of 4 layers once"),
     "layer-twice": ("run fp32", "the stages do not hold each of 4 layers once"),
-    "tied-apart": ("replicas agree", "the tied embedding differs between ranks 0"),
-    "contiguous-chunks": ("data", "was fed positions 0-"),
-    "keys-not-gathered": (APART, "from step 1 on: the forward pass"),
-    "norms-apart": ("replicas agree", "layer_norm_weight differs between ranks 0"),
-    "router-apart": ("replicas agree", "router.weight differs between ranks"),
-    "gradients-apart": (APART, "from step 2 on: the gradients differ"),
+    "untied-embedding": ("replicas agree", "the tied embedding differs between ranks 0"),
+    "contiguous-chunks": ("data", "received positions 0-"),
+    "keys-not-gathered": (LOSSES, "from step 1 on: the forward pass"),
+    "unreduced-norms": ("replicas agree", "layer_norm_weight differs between ranks 0"),
+    "unreduced-router": ("replicas agree", "router.weight differs between ranks"),
+    "unreduced-gradients": (LOSSES, "from step 2 on: the gradients differ"),
     "idle-stage": ("every rank took part", "learnt nothing"),
     "forgotten-moments": ("resumed", "from step 2 on: its optimizer is not"),
-    "data-anew": ("resumed", "from step 1 on: its weights or its data are not those"),
+    "data-from-start": ("resumed", "from step 1 on: its weights or its data are not those"),
     "experts-scaled": ("one rank's gradient norms, fp32", "from step 1 on: the gradients differ"),
     "adapters-not-saved": ("saved", "0 matrices of adapters are in the checkpoint"),
 }
-QUICK = ("same-data", "tied-apart")
+QUICK = ("same-data", "untied-embedding")
 
 # What ends a run by itself, and who is to blame.
 ENDED_BY = {
@@ -97,8 +97,8 @@ def test_a_rehearsal_says_what_is_wrong(planted):
 @pytest.mark.train
 @pytest.mark.parametrize("planted", planted_bugs(ENDED_BY), indirect=True)
 def test_a_run_that_breaks_ends_by_itself_and_names_the_rank(planted):
-    (said,) = planted["failed"].values()
-    assert re.search(ENDED_BY[planted["name"]], said), planted
+    (message,) = planted["failed"].values()
+    assert re.search(ENDED_BY[planted["name"]], message), planted
     assert sum(planted["seconds"].values()) < 300
 
 

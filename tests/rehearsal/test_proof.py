@@ -22,8 +22,8 @@ def test_a_recipe_is_built_once_and_remembered(tmp_path):
     assert first.recipes == 3
     assert first.sizes == sum(len(recipe.nodes) for recipe in some)
     assert first.unique < first.builds
-    again = prove(some, tmp_path, note=pytest.fail)
-    assert (again.fresh, again.unique, again.failures) == (0, first.unique, [])
+    second = prove(some, tmp_path, note=pytest.fail)
+    assert (second.fresh, second.unique, second.failures) == (0, first.unique, [])
 
 
 @pytest.mark.nemo
@@ -32,8 +32,8 @@ def test_what_does_not_start_is_named(tmp_path):
     layout = recipe.layout()
     broken = dataclasses.replace(recipe, layouts={1: dataclasses.replace(layout, tp=3, sp=True)})
     huge = dataclasses.replace(recipe, layouts={1: dataclasses.replace(layout, mbs=64)})
-    found = prove([broken], tmp_path)
-    assert any("illegal" in failure and "tp" in failure for failure in found.failures)
+    proven = prove([broken], tmp_path)
+    assert any("illegal" in failure and "tp" in failure for failure in proven.failures)
     assert any("oom" in failure for failure in prove([huge], tmp_path).failures)
 
 
@@ -51,14 +51,14 @@ def test_a_count_that_differs_from_the_planners_is_a_failure(tmp_path):
 
 def test_a_cache_that_cannot_be_read_is_no_cache(tmp_path):
     (tmp_path / "proof.json").write_text("{half")
-    assert proof._remembered(tmp_path / "proof.json") == {}
+    assert proof._read_outcomes(tmp_path / "proof.json") == {}
 
 
 def test_models_that_need_a_gpu_package_are_named_not_skipped(tmp_path):
     recipe = registry.find("mamba2_130m_pretrain_h100_bf16")
-    found = prove([recipe], tmp_path)
-    assert found.failures == []
-    assert "mamba-ssm" in found.unproven["mamba2_130m"]
+    proven = prove([recipe], tmp_path)
+    assert proven.failures == []
+    assert "mamba-ssm" in proven.unproven["mamba2_130m"]
 
 
 @pytest.mark.slow
@@ -77,8 +77,10 @@ def test_every_size_of_every_recipe_is_legal_and_fits():
 def test_recipes_start_at_every_size(one_in, tmp_path_factory, capsys):
     """Cold: nothing is remembered. What is unique, and what is unproven, is printed."""
     some = [recipe for recipe in registry.recipes().values() if zlib.crc32(recipe.name.encode()) % one_in == 0]
-    found = proof.prove(some, cache_file=tmp_path_factory.mktemp("proof") / "proof.json")
+    proven = proof.prove(some, cache_file=tmp_path_factory.mktemp("proof") / "proof.json")
     with capsys.disabled():
-        print(f"\n{found.recipes} recipes, {found.sizes} sizes; {found.unique} of {found.builds} rank models differ")
-        print("unproven:", ", ".join(found.unproven))
-    assert found.failures == []
+        print(
+            f"\n{proven.recipes} recipes, {proven.sizes} sizes; {proven.unique} of {proven.builds} rank models differ"
+        )
+        print("unproven:", ", ".join(proven.unproven))
+    assert proven.failures == []

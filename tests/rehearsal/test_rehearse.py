@@ -1,4 +1,4 @@
-"""What a rehearsal changes in a recipe, what it refuses, and that nothing else in the project patches."""
+"""What a rehearsal changes in a recipe and what it refuses; nothing else in the project patches."""
 
 import re
 from pathlib import Path
@@ -7,14 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from superpod.rehearsal import RehearsalError
-from superpod.rehearsal.convert import _check_devices
-from superpod.rehearsal.patches import with_table
+from superpod.rehearsal.cpu_recipe import _check_devices
+from superpod.rehearsal.patches.table import with_table
 from tests.conftest import ROOT
-from tests.rehearsal.jobs import Job, asks
+from tests.house import FOLDERS
+from tests.rehearsal.case_client import CaseRequest, with_outcomes
 
 
 @pytest.mark.nemo
-@asks(Job("changes"))
+@with_outcomes(CaseRequest("changes"))
 def test_changes_are_listed_and_the_recipe_is_left_alone(outcome):
     assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
     assert outcome["value"] == [
@@ -45,7 +46,7 @@ def test_devices_must_fit_the_layout(devices, hint):
 def test_the_page_has_the_current_table():
     page = ROOT / "docs" / "rehearsal.md"
     assert with_table(page.read_text()) == page.read_text(), (
-        "python -m superpod.rehearsal.patches --write docs/rehearsal.md"
+        "python -m superpod.rehearsal.patches.table --write docs/rehearsal.md"
     )
 
 
@@ -53,6 +54,6 @@ PATCHES = re.compile(r"torch\.(cuda|Tensor|nn\.Module)\.\w+ = |(setattr|replace)
 
 
 def test_only_the_rehearsal_patches_torch():
-    folders = [ROOT / folder for folder in ("planner", "recipes", "launchers", "slurm")]
-    patching = {p.parent.relative_to(ROOT) for f in folders for p in f.rglob("*.py") if PATCHES.search(p.read_text())}
-    assert patching == {Path("launchers/rehearsal")}
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    patching = {path.parent.relative_to(ROOT) for path in files if PATCHES.search(path.read_text())}
+    assert patching == {Path("rehearsal/patches")}

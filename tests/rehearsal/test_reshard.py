@@ -2,14 +2,14 @@
 
 import pytest
 
-from tests.rehearsal.jobs import Job, asks
+from tests.rehearsal.case_client import CaseRequest, with_outcomes
 
 
 @pytest.mark.nemo
-@asks(Job("to-tp1pp4"), Job("to-tp4pp1"))
+@with_outcomes(CaseRequest("to-tp1pp4"), CaseRequest("to-tp4pp1"))
 def test_the_losses_go_on(outcome, outcomes):
     assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
-    saved = outcomes(Job("tp2pp2"))
+    saved = outcomes(CaseRequest("tp2pp2"))
     assert saved["outcome"] == "passed", (saved["error"], saved["log"])
     assert outcome["value"]["losses"] == pytest.approx(saved["value"]["losses"][2:], rel=1e-5)
     assert len(outcome["value"]["losses"]) == 2

@@ -1,4 +1,4 @@
-"""Shrinking: over many recipes and over drawn layouts, what comes out is legal, small, and of the same topology."""
+"""Shrinking, over many recipes and drawn layouts: the result is legal, small, and of the same topology."""
 
 from functools import cache
 
@@ -100,14 +100,14 @@ def test_any_layout(model, tp, pp, vp, cp, ep, dp, micro, ranks):
 
 def test_a_layout_that_fits_is_not_folded():
     shrunk = shrink(jobs.job(recipes()["llama3_8b_pretrain_a100_bf16"]), 8)
-    assert [each.what for each in shrunk.folded] == ["dp"]
+    assert [degree.name for degree in shrunk.folded] == ["dp"]
     assert "TP2" in shrunk.topology
 
 
-def test_folding_is_said():
+def test_folding_is_reported():
     shrunk = shrink(jobs.job(recipes()["llama31_405b_pretrain_a100_bf16"], 64))
     assert "folded: TP 8 -> 2, PP 16 -> 2, VP 8 -> 2" in shrunk.topology
-    assert ("hidden", 16384) in [(each.what, each.old) for each in shrunk.sizes]
+    assert ("hidden", 16384) in [(size.name, size.old) for size in shrunk.sizes]
 
 
 def test_too_few_ranks_are_refused_with_the_number_that_does():

@@ -1,4 +1,4 @@
-"""A recipe of every shape, rehearsed: its own layout in small, on four to eight ranks, held against one rank."""
+"""A recipe of every shape, rehearsed: its own layout in small, on four to eight ranks, compared with one rank."""
 
 import json
 
@@ -29,7 +29,7 @@ QUICK, OTHER = pytest.mark.slow, pytest.mark.long
 @pytest.mark.train
 @pytest.mark.parametrize(
     "shape",
-    [pytest.param(each.key, id=each.key, marks=QUICK if each.quick else OTHER) for each in SHAPES],
+    [pytest.param(shape.key, id=shape.key, marks=QUICK if shape.quick else OTHER) for shape in SHAPES],
     indirect=True,
 )
 def test_rehearsed(shape):
@@ -44,12 +44,12 @@ def test_there_are_enough_shapes():
     assert sum(shape.quick for shape in SHAPES) >= 6
 
 
-@pytest.mark.parametrize("wanted", [pytest.param(each, id=each.key) for each in SHAPES])
-def test_a_recipe_has_it(wanted):
-    found = shapes.find(wanted)
-    small = shrink(found.job).job
-    assert found.recipe.startswith(wanted.recipes)
-    assert wanted.has(small.layout, found.job.model)
+@pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.key) for kind in SHAPES])
+def test_a_recipe_has_it(kind):
+    example = shapes.find(kind)
+    small = shrink(example.job).job
+    assert example.recipe.startswith(kind.recipes)
+    assert kind.has(small.layout, example.job.model)
     assert 4 <= small.gpus <= 8
 
 

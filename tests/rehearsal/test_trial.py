@@ -1,22 +1,23 @@
-"""Rehearsals: what the checks find in runs that are made up, and real ones of small recipes by the command."""
+"""Rehearsals: what the checks report of made-up runs, and a real one by the command."""
 
 import json
 import re
+from typing import Any
 
 import pytest
 
-from superpod.rehearsal import agree, fed, forks, trial, verdict
-from superpod.rehearsal.forks import FinishedRun
+from superpod.rehearsal import data_check, forked_run, replica_check, trial, verdict
+from superpod.rehearsal.forked_run import FinishedRun
 
 PLACE = dict.fromkeys(("pipeline_model_parallel", "tensor_model_parallel", "expert_model_parallel"), 0)
 PLACE |= {"expert_tensor_parallel": 0, "context_parallel": 0, "data_parallel": 0}
 
 
-def seen(losses, *, weights=None, before="x", **place):
-    """A rank's witness: `weights` = {name: (digest, sharded, expert)}."""
+def record(losses, *, weights=None, before="x", **place) -> Any:
+    """A rank's record: `weights` = {name: (digest, sharded, expert)}."""
     after = {name: [*facts, False] for name, facts in (weights or {"w": ("a", False, False)}).items()}
     start = {name: [before, *facts[1:]] for name, facts in after.items()}
-    fed = [[[[[7, 8]], [[0, 1]]]]]
+    inputs = [[[[[7, 8]], [[0, 1]]]]]
     facts = {
         "losses": losses,
         "grad_norms": [2.0 for _ in losses],
@@ -25,27 +26,28 @@ def seen(losses, *, weights=None, before="x", **place):
         "place": PLACE | place,
         "dropped": {},
     }
-    return facts | {"layers": [1, 2], "fed": [[]] if set(place) & {"pipeline_model_parallel", "data_parallel"} else fed}
+    no_inputs = set(place) & {"pipeline_model_parallel", "data_parallel"}
+    return facts | {"layers": [1, 2], "inputs": [[]] if no_inputs else inputs}
 
 
-def ended(name, losses, **ranks):
-    return FinishedRun(name, 1.0, ranks.get("ranks") or [seen(losses)])
+def finished(name, losses, **ranks):
+    return FinishedRun(name, 1.0, ranks.get("ranks") or [record(losses)])
 
 
 def failures(**changes):
     """The failed checks of a rehearsal of four steps in which all is well but for `changes`."""
     one = [5.0, 4.0, 3.0, 2.0]
     runs = {
-        "one": ended("one", one),
-        "fp32": ended("fp32", one[:3]),
-        "own": ended("own", one),
-        "resumed": ended("resumed", one[2:]),
-        "resharded": ended("resharded", one[2:3]),
+        "one": finished("one", one),
+        "fp32": finished("fp32", one[:3]),
+        "own": finished("own", one),
+        "resumed": finished("resumed", one[2:]),
+        "resharded": finished("resharded", one[2:3]),
     }
-    found = trial.plan("llama3_8b_pretrain_a100_bf16", None)
-    found.runs = runs | changes
-    found.checks = list(verdict.of(found, 4))
-    return {check.name: check.said for check in found.checks if not check.passed}
+    planned = trial.plan("llama3_8b_pretrain_a100_bf16", None)
+    planned.runs = runs | changes
+    planned.checks = list(verdict.checks(planned, 4))
+    return {check.name: check.message for check in planned.checks if not check.passed}
 
 
 def test_all_is_well():
@@ -65,38 +67,40 @@ def test_all_is_well():
     ],
 )
 def test_other_losses_are_found(run, losses, name):
-    assert name in failures(**{run: ended(run, losses)})
+    assert name in failures(**{run: finished(run, losses)})
 
 
-def test_layers_that_the_stages_do_not_hold_once_are_said():
-    broken = FinishedRun("fp32", 1.0, [], f"rank 0 failed: CheckpointingException: {verdict.LAYERS_ASKED}.weight'")
-    found = trial.plan("llama3_8b_pretrain_a100_bf16", None)
-    found.runs = {"one": ended("one", [5.0]), "fp32": broken}
-    (check,) = verdict.of(found, 4)
-    assert check.said.startswith("rank 0 failed: the stages do not hold each of 2 layers once; Megatron says: Checkp")
+def test_layers_that_the_stages_do_not_hold_once_are_reported():
+    broken = FinishedRun("fp32", 1.0, [], f"rank 0 failed: CheckpointingException: {verdict.LAYERS_NOT_ONCE}.weight'")
+    planned = trial.plan("llama3_8b_pretrain_a100_bf16", None)
+    planned.runs = {"one": finished("one", [5.0]), "fp32": broken}
+    (check,) = verdict.checks(planned, 4)
+    assert check.message.startswith(
+        "rank 0 failed: the stages do not hold each of 2 layers once; Megatron says: Checkp"
+    )
 
 
 def test_other_gradients_are_found_and_where_they_begin():
-    apart = seen([5.0, 4.0, 3.0]) | {"grad_norms": [2.0, 2.0, 2.1]}
-    (said,) = failures(fp32=ended("fp32", [], ranks=[apart])).values()
-    assert said == "5.0e-02 apart over 3 steps, 1e-04 allowed; from step 3 on: the optimizer differs"
+    differing = record([5.0, 4.0, 3.0]) | {"grad_norms": [2.0, 2.0, 2.1]}
+    (message,) = failures(fp32=finished("fp32", [], ranks=[differing])).values()
+    assert message == "relative difference 5.0e-02 over 3 steps, 1e-04 allowed; from step 3 on: the optimizer differs"
 
 
 def test_gradients_of_another_scale_are_found():
-    small = seen([5.0, 4.0, 3.0, 2.0]) | {"grad_norms": [2.0 / 2**32] * 4}
-    failed = failures(own=ended("own", [], ranks=[small]))
+    small = record([5.0, 4.0, 3.0, 2.0]) | {"grad_norms": [2.0 / 2**32] * 4}
+    failed = failures(own=finished("own", [], ranks=[small]))
     assert failed == {"gradients' scale, bf16": "4.66e-10, and 2 in fp32"}
 
 
 def test_a_rank_that_learns_nothing_is_named():
     losses = [5.0, 4.0, 3.0, 2.0]
-    idle = seen(losses, before="a", data_parallel=1)
-    failed = failures(own=ended("own", losses, ranks=[seen(losses), idle]))
+    idle = record(losses, before="a", data_parallel=1)
+    failed = failures(own=finished("own", losses, ranks=[record(losses), idle]))
     assert failed == {"every rank took part": "ranks 1 learnt nothing"}
 
 
 @pytest.mark.parametrize(
-    ("facts", "places", "said"),
+    ("facts", "places", "message"),
     [
         (
             (("a", False, False), ("b", False, False)),
@@ -110,34 +114,34 @@ def test_a_rank_that_learns_nothing_is_named():
         ((("a", False, False), ("b", False, False)), ({}, {"pipeline_model_parallel": 1}), None),
     ],
 )
-def test_replicas_that_differ_are_named_and_shards_are_not(facts, places, said):
-    ranks = [seen([1.0], weights={"w": fact}, **place) for fact, place in zip(facts, places, strict=True)]
-    found = list(agree.replicas(FinishedRun("own", 1.0, ranks)))
-    assert [check.passed for check in found] == ([False] if said else [])
-    if said:
-        assert said in found[0].said
+def test_replicas_that_differ_are_named_and_shards_are_not(facts, places, message):
+    ranks = [record([1.0], weights={"w": fact}, **place) for fact, place in zip(facts, places, strict=True)]
+    checks = list(replica_check.replicas(FinishedRun("own", 1.0, ranks)))
+    assert [check.passed for check in checks] == ([False] if message else [])
+    if message:
+        assert message in checks[0].message
 
 
-def fed_ranks(*rows, **place):
+def run_on(*rows, **place):
     """A rank for each row of (tokens, positions, places)."""
-    made = [seen([1.0], **place) for _, _, place in rows]
-    for rank, (tokens, positions, _) in zip(made, rows, strict=True):
-        rank["fed"] = [[[[tokens], [positions]]]]
-    return FinishedRun("own", 1.0, made)
+    records = [record([1.0], **place) for _, _, place in rows]
+    for rank, (tokens, positions, _) in zip(records, rows, strict=True):
+        rank["inputs"] = [[[[tokens], [positions]]]]
+    return FinishedRun("own", 1.0, records)
 
 
 HALVES = [([1, 4], [0, 3], {"context_parallel": 0}), ([2, 3], [1, 2], {"context_parallel": 1})]
 
 
 @pytest.mark.parametrize(
-    ("rows", "wanted", "said"),
+    ("rows", "expected", "message"),
     [
         (HALVES, [[1, 2, 3, 4]], ""),
         ([HALVES[0], ([3, 4], [2, 3], {"context_parallel": 1})], [[1, 2, 3, 4]], "rank 1, .* positions 2-3, not 1-2"),
         (
             [([1, 2], [0, 1], {}), ([1, 2], [0, 1], {"data_parallel": 1})],
             [[1, 2], [3, 4]],
-            "data-parallel ranks 0 and 1 were fed the same samples",
+            "data-parallel ranks 0 and 1 received the same samples",
         ),
         ([([1, 2], [0, 1], {}), ([1, 2], [0, 1], {"data_parallel": 1})], [[1, 2], [1, 2]], ""),
         (
@@ -148,43 +152,43 @@ HALVES = [([1, 4], [0, 3], {"context_parallel": 0}), ([2, 3], [1, 2], {"context_
         ([([1, 2], [0, 1], {})], [[1, 3]], "other samples than one rank"),
     ],
 )
-def test_what_the_ranks_were_fed(rows, wanted, said):
-    one = fed_ranks(([], [], {}))
-    one.ranks[0]["fed"] = [[[[row], [[0, 1]]] for row in wanted]]
-    found = fed.check(fed_ranks(*rows), one)
-    assert found.passed is not bool(said)
-    assert re.search(said, found.said)
+def test_the_inputs_of_the_ranks(rows, expected, message):
+    one = run_on(([], [], {}))
+    one.ranks[0]["inputs"] = [[[[row], [[0, 1]]] for row in expected]]
+    check = data_check.check(run_on(*rows), one)
+    assert check.passed is not bool(message)
+    assert re.search(message, check.message)
 
 
 @pytest.mark.parametrize(
-    ("stages", "said"),
+    ("stages", "message"),
     [
         ([[1, 3], [2, 4]], ""),
         ([[1], [2, 4]], "layer 3 of 4 is on no stage"),
         ([[1, 2], [1, 2]], "layer 4 of 4 is on no stage; layer 1 is on 2 stages; layer 2 is on 2 stages"),
     ],
 )
-def test_every_layer_is_on_one_stage(stages, said):
-    ranks = [seen([1.0], pipeline_model_parallel=stage) | {"layers": held} for stage, held in enumerate(stages)]
-    found = agree.layers(FinishedRun("own", 1.0, ranks), 4)
-    assert found.passed is not bool(said)
-    assert said in found.said
+def test_every_layer_is_on_one_stage(stages, message):
+    ranks = [record([1.0], pipeline_model_parallel=stage) | {"layers": held} for stage, held in enumerate(stages)]
+    check = replica_check.layers(FinishedRun("own", 1.0, ranks), 4)
+    assert check.passed is not bool(message)
+    assert message in check.message
 
 
 def test_a_tied_embedding_is_compared_across_stages():
-    ranks = [seen([1.0], pipeline_model_parallel=stage) for stage in (0, 1)]
+    ranks = [record([1.0], pipeline_model_parallel=stage) for stage in (0, 1)]
     for rank, name, digest in zip(ranks, ("embedding.weight", "output_layer.weight"), "ab", strict=True):
         rank["after"] = {name: [digest, True, False, True]}
-    (found,) = agree.replicas(FinishedRun("own", 1.0, ranks))
-    assert "the tied embedding differs between ranks 0 and ranks 1" in found.said
+    (check,) = replica_check.replicas(FinishedRun("own", 1.0, ranks))
+    assert "the tied embedding differs between ranks 0 and ranks 1" in check.message
 
 
-def test_the_last_words_of_a_rank(tmp_path):
+def test_the_last_error_of_a_rank(tmp_path):
     log = tmp_path / "0.log"
     log.write_text("chatter\nTraceback (most recent call last):\n  File x\n    code\nValueError: why\nmore\n")
-    assert forks._last_words(log) == "ValueError: why"
+    assert forked_run._last_error(log) == "ValueError: why"
     log.write_text("")
-    assert forks._last_words(log) == "no words"
+    assert forked_run._last_error(log) == "its log is empty"
 
 
 @pytest.mark.nemo
@@ -192,10 +196,10 @@ def test_the_last_words_of_a_rank(tmp_path):
 def test_the_command(recipes_cli):
     done = recipes_cli("rehearse", "tiny_llama3", "--nodes", 2, "--steps", 6, "--json", timeout=580)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    found = json.loads(done.stdout)
-    assert found["passed"]
-    assert found["ranks"] == 4
-    names = {check["name"] for check in found["checks"]}
+    facts = json.loads(done.stdout)
+    assert facts["passed"]
+    assert facts["ranks"] == 4
+    names = {check["name"] for check in facts["checks"]}
     assert {"loss falls", "one rank's losses, fp32", "resumed", "resharded to one rank", "replicas agree"} <= names
 
 

@@ -1,21 +1,26 @@
-"""A recipe to its CPU rehearsal, at its own size, with every altered setting listed."""
+"""Turns a recipe into its CPU rehearsal at its own size, and lists every setting that changes."""
+
+from __future__ import annotations
 
 import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
 
+if TYPE_CHECKING:
+    from nemo_run import Config, Partial
+
 
 class RehearsalError(UserError):
-    """The recipe can't be rehearsed as asked: the user's mistake, said with the next move."""
+    """The recipe can't be rehearsed as requested: the user's mistake; the hint gives the next move."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One setting that the rehearsal altered: ``path`` is dotted from the recipe, ``""`` the recipe itself."""
+    """One setting that the rehearsal altered; ``path`` is dotted from the recipe, ``""`` is the recipe itself."""
 
     path: str
     old: Any
@@ -23,7 +28,7 @@ class Change:
     reason: str
 
 
-# (path, value in a rehearsal, reason); applied where the recipe has the path and another value.
+# (path, value in a rehearsal, reason); applied if the recipe has the path with another value.
 _CPU_SETTINGS: tuple[tuple[str, Any, str], ...] = (
     ("trainer.accelerator", "cpu", "no GPU"),
     ("trainer.num_nodes", 1, "one machine"),
@@ -50,13 +55,13 @@ _GPU_CALLBACKS = {
 }
 
 
-def rehearse(recipe: Any, *, devices: int) -> tuple[Any, list[Change]]:
+def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
     """The CPU rehearsal of ``recipe`` on ``devices`` processes, and every setting that it altered.
 
     Imports NeMo and, on a machine without a GPU, patches it in this process too.
 
     Args:
-        recipe: a ``run.Partial`` of ``llm.pretrain`` or ``llm.finetune``; it is left as it is.
+        recipe: a ``run.Partial`` of ``llm.pretrain`` or ``llm.finetune``; it is not changed.
         devices: processes on this machine; a multiple of the recipe's TP x PP x CP.
 
     Raises:
@@ -68,54 +73,52 @@ def rehearse(recipe: Any, *, devices: int) -> tuple[Any, list[Change]]:
 
     _check_devices(recipe.trainer.strategy, devices)
     rehearsal = copy.deepcopy(recipe)
-    called = fdl.get_callable(recipe).__name__
+    function = _callable_name(recipe)
     entries = {"pretrain": entry.pretrain, "finetune": entry.finetune}
-    if called not in entries:
-        raise RehearsalError(f"only llm.pretrain and llm.finetune are rehearsed, but the recipe calls {called}")
-    fdl.update_callable(rehearsal, entries[called])
-    changes = [Change("", f"llm.{called}", f"{entry.__name__}.{called}", "installs the patches")]
+    if function not in entries:
+        raise RehearsalError(f"only llm.pretrain and llm.finetune are rehearsed, but the recipe calls {function}")
+    fdl.update_callable(rehearsal, entries[function])
+    changes = [Change("", f"llm.{function}", f"{entry.__name__}.{function}", "installs the patches")]
     for path, value, reason in (("trainer.devices", devices, "processes of this machine"), *_CPU_SETTINGS):
         changes += _set(rehearsal, path, value, reason)
     return rehearsal, changes + _drop_callbacks(rehearsal.trainer)
 
 
-def _set(recipe: Any, path: str, value: Any, reason: str) -> Iterator[Change]:
-    """Set ``path`` wherever the recipe has it and it differs."""
+def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change]:
+    """Set ``path`` wherever the recipe has it with another value."""
     parents, _, name = path.rpartition(".")
-    for where, node in _nodes(recipe, parents):
+    for parent, node in _nodes(recipe, parents):
         old = getattr(node, name, None)
-        off_already = old == value or (old is None and value is False)
-        if _accepts(node, name) and not off_already:
+        unchanged = old == value or (old is None and value is False)
+        if _accepts(node, name) and not unchanged:
             setattr(node, name, value)
-            yield Change(f"{where}.{name}", old, value, reason)
+            yield Change(f"{parent}.{name}", old, value, reason)
 
 
-def _nodes(recipe: Any, path: str) -> list[tuple[str, Any]]:
+def _nodes(recipe: Partial, path: str) -> list[tuple[str, object]]:
     """The configurations at a dotted path; every element of a list, as for trainer.plugins."""
-    node = recipe
+    node: object = recipe
     for name in path.split("."):
         node = getattr(node, name, None)
     if isinstance(node, list):
-        return [(f"{path}[{i}]", each) for i, each in enumerate(node)]
+        return [(f"{path}[{i}]", element) for i, element in enumerate(node)]
     return [(path, node)]
 
 
-def _accepts(node: Any, name: str) -> bool:
+def _accepts(node: object, name: str) -> bool:
     """Whether the callable of this configuration has the argument: data modules and plugins differ."""
     import fiddle as fdl
 
     if not isinstance(node, fdl.Buildable):
         return False
-    # MegatronStrategy hands this one on to Lightning's strategy, in **kwargs.
+    # MegatronStrategy passes this one to Lightning's strategy in **kwargs (nemo/lightning/pytorch/strategies).
     return name == "process_group_backend" or name in inspect.signature(fdl.get_callable(node)).parameters
 
 
-def _drop_callbacks(trainer: Any) -> list[Change]:
-    import fiddle as fdl
-
+def _drop_callbacks(trainer: Config) -> list[Change]:
     kept, changes = [], []
     for i, callback in enumerate(getattr(trainer, "callbacks", None) or []):
-        name = fdl.get_callable(callback).__name__ if isinstance(callback, fdl.Buildable) else type(callback).__name__
+        name = _callable_name(callback)
         if reason := _GPU_CALLBACKS.get(name):
             changes.append(Change(f"trainer.callbacks[{i}]", name, None, reason))
         else:
@@ -125,14 +128,21 @@ def _drop_callbacks(trainer: Any) -> list[Change]:
     return changes
 
 
-def _check_devices(strategy: Any, devices: int) -> None:
+def _callable_name(node: object) -> str:
+    """The name of the class or function that a configuration calls; of an object, its class."""
+    import fiddle as fdl
+
+    return fdl.get_callable(node).__name__ if isinstance(node, fdl.Buildable) else type(node).__name__
+
+
+def _check_devices(strategy: object, devices: int) -> None:
     tp, pp, cp = (
         getattr(strategy, f"{kind}_size", None) or 1
         for kind in ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel")
     )
-    need = tp * pp * cp
-    if devices < 1 or devices % need:
+    unit = tp * pp * cp
+    if devices < 1 or devices % unit:
         raise RehearsalError(
-            f"a rehearsal needs a multiple of tp {tp} x pp {pp} x cp {cp} = {need} processes, but devices is {devices}",
-            hint=f"try devices={need * max(1, round(devices / need))}",
+            f"a rehearsal needs a multiple of tp {tp} x pp {pp} x cp {cp} = {unit} processes, but devices is {devices}",
+            hint=f"try devices={unit * max(1, round(devices / unit))}",
         )

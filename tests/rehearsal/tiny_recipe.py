@@ -159,11 +159,11 @@ def train(folder: Path, recipe: Any, without: frozenset[str]) -> dict[str, Any]:
     # A file, because a port that was free may be taken by the time rank 0 listens on it.
     call.keywords["trainer"].strategy.store = FileStore(str(folder / "store"), int(os.environ["WORLD_SIZE"]))
     call()
-    from superpod.rehearsal.settings import dropped
+    from superpod.rehearsal.patches.gpu_settings import dropped
 
     trainer, parameters = call.keywords["trainer"], dict(call.keywords["model"].named_parameters())
     return {
-        "losses": next(c.losses for c in trainer.callbacks if hasattr(c, "losses")),
+        "losses": next(callback.losses for callback in trainer.callbacks if hasattr(callback, "losses")),
         "names": sorted(parameters),
         "digest": sum(p.double().abs().sum().item() for p in parameters.values()),
         "dropped": {name: str(value) for name, value in dropped.items()},

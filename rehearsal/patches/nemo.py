@@ -1,15 +1,20 @@
-"""Patches of NeMo."""
+"""Patches of NeMo's trainer and data."""
 
-from typing import Any
+from __future__ import annotations
 
-from superpod.rehearsal.registry import patch, rebind, replace
+from typing import TYPE_CHECKING
+
+from superpod.rehearsal.patches.registry import patch, rebind, replace
+
+if TYPE_CHECKING:
+    import torch
 
 
 @patch(
     "gloo-timers",
     target="nemo ProgressPrinter.log_megatron_timers",
-    reason="rank 0 alone asks Megatron's timers for their string, which gathers over WORLD: no harm on NCCL, but "
-    "on gloo the ranks' sequences part and the next collective waits for ever",
+    reason="rank 0 alone asks Megatron's timers for their string, which gathers over WORLD: harmless on NCCL, but "
+    "on gloo the ranks' sequences diverge and the next collective waits for ever",
 )
 def _timers() -> None:
     from nemo.lightning.pytorch.callbacks.progress_printer import ProgressPrinter
@@ -40,6 +45,7 @@ def _seed() -> None:
     original = megatron_init._set_random_seed
 
     def seed(value: int) -> None:
+        # The original seeds everything else too; only its guard has to pass.
         count, torch.cuda.device_count = torch.cuda.device_count, lambda: 1
         try:
             original(value)
@@ -60,7 +66,7 @@ def _attention_mask() -> None:
 
     original = base.get_batch_on_this_cp_rank
 
-    def without_mask(batch: dict[str, Any]) -> dict[str, Any]:
+    def without_mask(batch: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
         return {**original({**batch, "attention_mask": None}), "attention_mask": None}
 
     replace(base, get_batch_on_this_cp_rank=without_mask)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from superpod.rehearsal.alone import hidden
+from superpod.rehearsal.script import hidden
 from tests.recipes.exported import TRAINED, answers
 
 
@@ -36,7 +36,7 @@ def test_an_exported_recipe_trains_without_this_project(name, tmp_path):
     check = "try:\n    import superpod\nexcept ModuleNotFoundError:\n    print('superpod is not here')\n"
     (tmp_path / "mine.py").write_text(file.replace("import os\n", f"{check}import os\n", 1))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "superpod.rehearsal.alone", "mine.py"]
+    command = [*torchrun, "-m", "superpod.rehearsal.script", "mine.py"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

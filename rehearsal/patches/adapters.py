@@ -1,26 +1,33 @@
 """LoRA and DoRA beside linear layers of plain torch."""
 
-from types import SimpleNamespace
-from typing import Any
+from __future__ import annotations
 
-from superpod.rehearsal.registry import define, patch, rebind, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from superpod.rehearsal.patches.registry import define, patch, rebind, replace
+
+if TYPE_CHECKING:
+    import torch
+    from megatron.core.transformer.moe.experts import SequentialMLP
+    from nemo.lightning.pytorch.callbacks.peft import PEFT
 
 
 class _NoLinear:
-    """What `te.Linear` is where there is no Transformer Engine: no module's class."""
+    """`te.Linear` without Transformer Engine: the class of no module."""
 
 
 @patch(
     "adapters",
     target="nemo.collections.llm.peft: utils.HAVE_TE, utils.get_adapter_attributes_from_linear, lora.te, DoRALinear",
-    reason="NeMo takes Megatron's placeholders for Transformer Engine's classes; and an adapter must see its layer's "
-    "input after the norm, which TE's fused layer hands out",
+    reason="NeMo takes Megatron's placeholders for Transformer Engine's classes; and an adapter needs its layer's "
+    "input after the norm, which TE's fused layer returns beside its output",
 )
 def _adapters() -> None:
-    import nemo.collections.llm  # noqa: F401 - first: the adapters' module alone imports itself in a circle
+    import nemo.collections.llm  # noqa: F401 - first: the adapters' module on its own imports itself in a circle
     from nemo.collections.llm.peft import dora, lora, utils
 
-    original = utils.get_adapter_attributes_from_linear
+    original: Any = utils.get_adapter_attributes_from_linear
 
     def attributes(layer: Any) -> tuple[bool, int, int, bool, bool]:
         if getattr(layer, "whole_on_each_rank", False):
@@ -30,12 +37,12 @@ def _adapters() -> None:
             layer.return_layernorm_output = True
         return original(layer)
 
-    norms = dora.DoRALinear._get_weight_norm
+    original_norm = dora.DoRALinear._get_weight_norm
 
-    def weight_norm(self: Any) -> Any:
-        """A magnitude per output; with no weights to gather, as in a dry build, its shape alone."""
+    def weight_norm(self: Any) -> torch.Tensor:
+        """A magnitude per output; only its shape in a dry build, which has no weights to gather."""
         weight = self.to_wrap.weight
-        return weight.new_empty(weight.shape[0]) if weight.is_meta else norms(self)
+        return weight.new_empty(weight.shape[0]) if weight.is_meta else original_norm(self)
 
     replace(dora.DoRALinear, _get_weight_norm=weight_norm)
     replace(utils, HAVE_TE=False)
@@ -57,13 +64,15 @@ def _adapters_of_experts() -> None:
 
     call, sharded = PEFT.__call__, SequentialMLP.sharded_state_dict
 
-    def call_and_share(self: Any, model: Any) -> Any:
+    def call_and_share(self: PEFT, model: torch.nn.Module) -> torch.nn.Module:
         adapted = call(self, model)
         share_among_experts(adapted)
         return adapted
 
-    def with_shared(self: Any, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
-        """As for grouped GEMM: the adapters belong to no expert."""
+    def with_shared(
+        self: SequentialMLP, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
+    ) -> dict[str, Any]:
+        """Save the adapters as grouped GEMM does: they belong to no expert."""
         state = sharded(self, prefix, sharded_offsets, metadata)
         for name, adapter in _shared(self).items():
             state = {key: value for key, value in state.items() if f".{name}.adapter." not in key}
@@ -77,23 +86,25 @@ def _adapters_of_experts() -> None:
     replace(SequentialMLP, sharded_state_dict=with_shared)
 
 
-def _shared(experts: Any) -> dict[str, Any]:
+def _shared(experts: SequentialMLP) -> dict[str, Any]:
+    """The adapters that all experts of this rank share, by the name of their layer."""
     layers = experts.local_experts[0].named_children()
     return {name: layer.adapter for name, layer in layers if getattr(layer, "adapter_of_all_experts", False)}
 
 
-def share_among_experts(model: Any) -> None:
-    """Give the experts of a rank one LoRA adapter for each of their layers, where the recipe asked for grouped GEMM."""
+def share_among_experts(model: torch.nn.Module) -> None:
+    """Give the experts of a rank one LoRA adapter for each of their layers, if the recipe has grouped GEMM."""
     from megatron.core.transformer.moe.experts import SequentialMLP
     from nemo.collections.llm.peft.utils import ParallelLinearAdapter
 
-    from superpod.rehearsal.settings import dropped
+    from superpod.rehearsal.patches.gpu_settings import dropped
 
     if "moe_grouped_gemm" not in dropped:
         return
-    for experts in [each for each in model.modules() if isinstance(each, SequentialMLP)]:
+    for experts in [module for module in model.modules() if isinstance(module, SequentialMLP)]:
         first, *others = experts.local_experts
-        for name, layer in first.named_children():
+        layers: dict[str, Any] = dict(first.named_children())
+        for name, layer in layers.items():
             if type(getattr(layer, "adapter", None)) is ParallelLinearAdapter:
                 layer.adapter_of_all_experts = True
                 for other in others:
@@ -101,7 +112,7 @@ def share_among_experts(model: Any) -> None:
 
 
 def start_alike() -> None:
-    """Have adapters draw their numbers by their layer's kind: the same in every layout, which can then be compared.
+    """Draw the adapters' weights by their layer's kind: the same in every layout, so that layouts can be compared.
 
     Megatron draws each rank's shard from that rank's own generator.
     """
@@ -118,8 +129,8 @@ def start_alike() -> None:
     replace(utils.ParallelLinearAdapter, __init__=init)
 
 
-def _draw(weight: Any, seed: str) -> None:
-    """Fill this rank's shard of a matrix from numbers for the whole of it."""
+def _draw(weight: torch.Tensor, seed: str) -> None:
+    """Draw the whole matrix, and fill this rank's shard from it."""
     import zlib
 
     import torch

@@ -1,18 +1,31 @@
-"""Named patches: what a rehearsal changes in torch, Megatron and NeMo, and why."""
+"""Named patches: registered with `patch`, applied once by `install`."""
+
+from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
-# The order they are applied in: torch first, because Megatron reads torch.cuda while it is imported.
-MODULES = ("torch_cuda", "megatron", "attention", "optimizer", "layers", "moe", "settings", "nemo", "adapters")
+# In the order of application: torch first, because Megatron reads torch.cuda while it is imported.
+MODULES = (
+    "torch_cuda",
+    "random_state",
+    "norms",
+    "attention",
+    "optimizer",
+    "te_layers",
+    "moe",
+    "gpu_settings",
+    "nemo",
+    "adapters",
+)
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One named change to somebody else's code, with the reason it is needed without a GPU."""
+    """One named change to torch, Megatron or NeMo, with the reason why it is needed without a GPU."""
 
     name: str
     target: str
@@ -21,7 +34,7 @@ class Patch:
 
 
 _patches: dict[str, Patch] = {}
-_decided: set[str] = set()  # applied or left out; a later install() changes neither
+_decided: set[str] = set()  # applied or left out: a later install() changes neither
 
 
 def patch(name: str, *, target: str, reason: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -39,52 +52,52 @@ def patch(name: str, *, target: str, reason: str) -> Callable[[Callable[[], None
 def patches() -> tuple[Patch, ...]:
     """Every patch, in the order of application. Needs neither torch nor NeMo."""
     modules = [importlib.import_module(f"{__package__}.{name}").__name__ for name in MODULES]
-    return tuple(sorted(_patches.values(), key=lambda each: modules.index(each.apply.__module__)))
+    return tuple(sorted(_patches.values(), key=lambda registered: modules.index(registered.apply.__module__)))
 
 
 def install(*, without: frozenset[str] = frozenset()) -> None:
     """Apply every patch once, except those named in ``without`` (for tests), which stay left out.
 
-    Works before and after NeMo is imported, and does nothing on a machine with a GPU: there the real
-    kernels must run, and a patched ``torch.cuda`` would hide them.
+    Works before and after NeMo is imported. On a machine with a GPU it does nothing: the real kernels must run there,
+    and a patched ``torch.cuda`` would hide them.
 
     Raises:
         ValueError: ``without`` names no patch.
     """
     known = patches()
-    if unknown := without - {p.name for p in known}:
+    if unknown := without - {registered.name for registered in known}:
         raise ValueError(f"no patch is called {', '.join(sorted(unknown))}; the names are in docs/rehearsal.md")
     import torch
 
     if torch.cuda.is_available():
         return
-    for each in known:
-        if each.name not in without and each.name not in _decided:
-            each.apply()
-        _decided.add(each.name)
+    for registered in known:
+        if registered.name not in without and registered.name not in _decided:
+            registered.apply()
+        _decided.add(registered.name)
 
 
-def replace(owner: Any, **new: Any) -> None:
-    """Set attributes of a module or class that it has already.
+def replace(owner: ModuleType | type, **new: object) -> None:
+    """Replace attributes of a module or class.
 
     Raises:
-        AttributeError: this version of the library no longer has the name, so the patch would change nothing.
+        AttributeError: this version of the library lacks the name, so the patch would change nothing.
     """
     for name, value in new.items():
         getattr(owner, name)
         setattr(owner, name, value)
 
 
-def define(owner: Any, **new: Any) -> None:
-    """Set attributes of a module, whether or not it has them: names that exist only beside Transformer Engine."""
+def define(owner: ModuleType, **new: object) -> None:
+    """Set attributes that the module may lack: names that it defines only if Transformer Engine is installed."""
     for name, value in new.items():
         setattr(owner, name, value)
 
 
-def rebind(owner: Any, name: str, new: Any) -> None:
-    """Set ``owner.name`` to ``new``, also in every module that has already done ``from owner import name``.
+def rebind(owner: ModuleType, name: str, new: object) -> None:
+    """Set ``owner.name`` to ``new``, also in every module that has run ``from owner import name``.
 
-    In a torchrun child, nemo_run imports NeMo before it imports our entry point, so the copies exist.
+    In a torchrun child, nemo_run imports NeMo before it imports our entry point, so such copies exist.
     """
     old = getattr(owner, name)
     for module_name, module in list(sys.modules.items()):

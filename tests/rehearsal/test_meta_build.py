@@ -4,8 +4,8 @@ import pytest
 
 from superpod.planner import models
 from superpod.planner.models import Split
-from superpod.rehearsal.dry import STAND_IN_VOCAB
-from tests.rehearsal.jobs import Job, asks
+from superpod.rehearsal.meta_build import STAND_IN_VOCAB
+from tests.rehearsal.case_client import CaseRequest, with_outcomes
 
 pytestmark = pytest.mark.nemo
 
@@ -18,18 +18,18 @@ def counts(outcome):
     return outcome["value"]["counts"]
 
 
-@asks(Job("dry-8b"))
+@with_outcomes(CaseRequest("dry-8b"))
 def test_llama3_8b(outcome):
     assert counts(outcome) == [[LLAMA3_8B]]
 
 
-@asks(Job("dry-8b-tp2-pp2"))
+@with_outcomes(CaseRequest("dry-8b-tp2-pp2"))
 def test_ranks_add_up(outcome):
     total = sum(sum(chunks) for chunks in counts(outcome))
     assert total == LLAMA3_8B + NORMS  # both tensor-parallel ranks hold the norms
 
 
-@asks(Job("dry-405b"))
+@with_outcomes(CaseRequest("dry-405b"))
 def test_llama31_405b_on_16384_gpus(outcome):
     first, middle, last = counts(outcome)  # TP 8, PP 8, and two chunks: 7 + 8, 8 + 8 and 8 + 7 layers
     assert len(first) == len(middle) == len(last) == 2
@@ -40,45 +40,45 @@ def test_llama31_405b_on_16384_gpus(outcome):
     assert (8 * 16 - 2) * layer * 8 + 2 * embedding * 8 == pytest.approx(405.9e9, rel=1e-3)
 
 
-@asks(Job("dry-gemma2", order="patches-first"))
+@with_outcomes(CaseRequest("dry-gemma2", order="patches-first"))
 def test_gemma2_when_the_patches_come_first(outcome):
     assert counts(outcome) == [[2_614_341_888]]
 
 
-@asks(Job("dry-qwen3-30b"))
+@with_outcomes(CaseRequest("dry-qwen3-30b"))
 def test_experts(outcome):
     assert counts(outcome) == [[30_532_122_624]]  # as huggingface.co/Qwen/Qwen3-30B-A3B
 
 
-@asks(Job("dry-deepseek"))
+@with_outcomes(CaseRequest("dry-deepseek"))
 def test_attention_with_latents(outcome):
-    """As planned: Megatron asks TE for the matrices down to the latents with parallel_mode="duplicated", so that they
-    are whole on both tensor-parallel ranks."""
+    """As planned: Megatron builds the matrices down to the latents with TE's parallel_mode="duplicated", so that both
+    tensor-parallel ranks hold them whole."""
     model = models.find("deepseek_v3").replace(mtp_layers=1, vocab=STAND_IN_VOCAB)
     split = Split(tp=2, pp=16, ep=64, etp=1, first_layers=3, last_layers=2)
     planned = [[chunk.total for chunk in model.chunk_parameters(split, stage)] for stage in (0, 15)]
     assert counts(outcome) == planned == [[1_365_884_928], [1_890_725_888]]
 
 
-@asks(Job("dry-fp8"))
+@with_outcomes(CaseRequest("dry-fp8"))
 def test_a_recipe_in_fp8(outcome):
     assert outcome["value"] == [LLAMA3_8B], outcome["error"]
 
 
-@asks(Job("dry-again"))
+@with_outcomes(CaseRequest("dry-twice"))
 def test_a_build_leaves_nothing_behind(outcome):
     assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
     assert outcome["value"] == [[LLAMA3_8B], [999_885_952]]
 
 
-@asks(Job("dry-vocabulary"))
+@with_outcomes(CaseRequest("dry-vocabulary"))
 def test_where_the_vocabulary_comes_from(outcome):
-    found = outcome["value"]
-    rest = found["argument"] - 2 * 4096 * 128  # embedding and output layer; 64 padded to 128
-    sizes = {source: (count - rest) // (2 * 4096) for source, count in found.items()}
+    counts_by_source = outcome["value"]
+    rest = counts_by_source["argument"] - 2 * 4096 * 128  # embedding and output layer; 64 padded to 128
+    sizes = {source: (count - rest) // (2 * 4096) for source, count in counts_by_source.items()}
     assert sizes == {
         "stand-in": 128_256,
-        "not to be had offline": 128_256,
+        "not on this machine": 128_256,
         "tokenizer": 1024,  # padded to a multiple of 128
         "argument": 128,
         "config": 500,  # as it stands

@@ -1,8 +1,14 @@
-"""Adam as TE and Apex ship it, in plain torch."""
+"""Adam in plain torch with the interface of Transformer Engine's and Apex's FusedAdam."""
 
-from typing import Any
+from __future__ import annotations
 
-from superpod.rehearsal.registry import patch, replace
+from typing import TYPE_CHECKING, Any
+
+from superpod.rehearsal.patches.registry import patch, replace
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim.optimizer import ParamsT
 
 
 def fused_adam_class() -> type:
@@ -12,14 +18,14 @@ def fused_adam_class() -> type:
     class FusedAdam(torch.optim.Optimizer):
         def __init__(
             self,
-            params: Any,
+            params: ParamsT,
             lr: float = 1e-3,
             bias_correction: bool = True,
             betas: tuple[float, float] = (0.9, 0.999),
             eps: float = 1e-8,
             adam_w_mode: bool = True,
             weight_decay: float = 0.0,
-            **_: Any,
+            **_: object,
         ) -> None:
             self.adam_w_mode = adam_w_mode
             super().__init__(
@@ -27,18 +33,26 @@ def fused_adam_class() -> type:
             )
 
         @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: object = None) -> None:
             for group in self.param_groups:
                 if group["params"]:
                     group["step"] = group.get("step", 0) + 1
                 for parameter in group["params"]:
                     if parameter.grad is not None:
-                        _update(parameter, self.state[parameter], group, decoupled=self.adam_w_mode)
+                        _update(parameter, parameter.grad, self.state[parameter], group, decoupled=self.adam_w_mode)
 
     return FusedAdam
 
 
-def _update(parameter: Any, state: dict[str, Any], group: dict[str, Any], *, decoupled: bool) -> None:
+def _update(
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    state: dict[str, Any],
+    group: dict[str, Any],
+    *,
+    decoupled: bool,
+) -> None:
+    """One step of AdamW (`decoupled`: the weights decay directly) or Adam (the decay is added to the gradient)."""
     import torch
 
     if not state:
@@ -47,7 +61,7 @@ def _update(parameter: Any, state: dict[str, Any], group: dict[str, Any], *, dec
     correct1 = correct2 = 1.0
     if group["bias_correction"]:
         correct1, correct2 = 1 - beta1 ** group["step"], 1 - beta2 ** group["step"]
-    gradient = parameter.grad.to(parameter.dtype)
+    gradient = gradient.to(parameter.dtype)
     if decoupled:
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
     else:

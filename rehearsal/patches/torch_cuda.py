@@ -1,46 +1,54 @@
-"""Patches of torch.cuda: Megatron calls it without asking whether a GPU is there."""
+"""Patches of torch.cuda, which Megatron calls without testing for a GPU."""
+
+from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from superpod.rehearsal.registry import patch, replace
+from superpod.rehearsal.patches.registry import patch, replace
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
 
 
 class _Stream:
-    """A stream on which everything has already happened: CPU work is synchronous."""
+    """A stream without pending work: CPU work is synchronous."""
 
     cuda_stream = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None: ...
 
-    def wait_stream(self, *_: Any) -> None: ...
+    def wait_stream(self, *_: object) -> None: ...
 
-    def wait_event(self, *_: Any) -> None: ...
+    def wait_event(self, *_: object) -> None: ...
 
     def synchronize(self) -> None: ...
 
-    def record_event(self, *_: Any) -> "_Event":
+    def record_event(self, *_: object) -> _Event:
         return _Event()
 
 
 class _Event:
     """An event that has already occurred."""
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None: ...
 
-    def record(self, *_: Any) -> None: ...
+    def record(self, *_: object) -> None: ...
 
-    def wait(self, *_: Any) -> None: ...
+    def wait(self, *_: object) -> None: ...
 
     def synchronize(self) -> None: ...
 
-    def elapsed_time(self, _: Any) -> float:
+    def elapsed_time(self, _: object) -> float:
         return 0.0
 
 
-def _always(value: Any) -> Any:
-    """A new function each time: torch._dynamo refuses one function under two names of torch.cuda."""
+def _always(value: T) -> Callable[..., T]:
+    """A function that returns `value`; new each time, as torch._dynamo refuses one function under two names."""
     return lambda *_, **__: value
 
 
@@ -96,7 +104,7 @@ def _device() -> None:
 def _tensors() -> None:
     import torch
 
-    def itself(self: Any, *_: Any, **__: Any) -> Any:
+    def itself(self: T, *_: object, **__: object) -> T:
         return self
 
     replace(torch.Tensor, cuda=itself, pin_memory=itself)
@@ -115,7 +123,7 @@ def _literals() -> None:
     import torch
     from torch.overrides import TorchFunctionMode
 
-    def on_cpu(value: Any) -> Any:
+    def on_cpu(value: object) -> object:
         kind = value.type if isinstance(value, torch.device) else value
         return "cpu" if isinstance(kind, str) and kind.partition(":")[0] == "cuda" else value
 
@@ -131,23 +139,23 @@ def _literals() -> None:
                 return out.replace("torch.", "torch.cuda.")
             return out
 
-    CpuForCuda().__enter__()  # for the life of the process: a rehearsal is one
+    CpuForCuda().__enter__()  # never left: the whole process is a rehearsal
 
 
 @patch(
     "cuda-rng",
     target="torch.cuda: get_rng_state, set_rng_state, manual_seed",
-    reason="without a GPU there is one generator: the CPU's, which then plays the GPU's",
+    reason="without a GPU there is one generator, the CPU's, which stands in for the GPU's",
 )
 def _rng() -> None:
     import torch
 
     generator = torch.default_generator
 
-    def get_state(*_: Any, **__: Any) -> Any:
+    def get_state(*_: object, **__: object) -> torch.Tensor:
         return generator.get_state()
 
-    def set_state(state: Any, *_: Any, **__: Any) -> None:
+    def set_state(state: torch.Tensor, *_: object, **__: object) -> None:
         generator.set_state(state)
 
     def seed(value: int) -> None:

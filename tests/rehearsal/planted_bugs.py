@@ -1,4 +1,4 @@
-"""Bugs planted into the ranks of rehearsals: `python planted.py FOLDER NAME ...` writes FOLDER/NAME.json for each.
+"""Bugs planted into the ranks of rehearsals: `python planted_bugs.py FOLDER NAME ...` writes FOLDER/NAME.json for each.
 
 A script, because planting patches NeMo and Megatron for good: each bug has a fork of its own.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from superpod.node.files import write_json
 from superpod.rehearsal import shapes, trial
-from superpod.rehearsal.registry import rebind, replace
+from superpod.rehearsal.patches.registry import rebind, replace
 
 
 def same_data() -> None:
@@ -47,7 +47,7 @@ def layer_twice() -> None:
     rebind(transformer_layer, "get_transformer_layer_offset", lambda *_, **__: 0)
 
 
-def tied_apart() -> None:
+def untied_embedding() -> None:
     """The first and the last stage keep their own gradients of the embedding they share."""
     replace(_finalize(), _allreduce_word_embedding_grads=lambda *_, **__: None)
 
@@ -58,7 +58,7 @@ def _finalize() -> Any:
 
 
 def contiguous_chunks() -> None:
-    """Context-parallel ranks cut the sequence in two, and not in the zig-zag that attention expects."""
+    """Context-parallel ranks cut the sequence in two, not in the zig-zag that attention expects."""
     from megatron.core import parallel_state
     from nemo.collections.llm.gpt.model import base
 
@@ -91,7 +91,7 @@ def _unmarked(which: str) -> Callable[[], None]:
     return plant
 
 
-def gradients_apart() -> None:
+def unreduced_gradients() -> None:
     """Data-parallel ranks keep their own gradients."""
     from megatron.core.distributed import param_and_grad_buffer as buffers
 
@@ -130,7 +130,7 @@ def forgotten_moments() -> None:
     MegatronStrategy.load_optimizer_state_dict = lambda *_, **__: None  # type: ignore[method-assign]
 
 
-def data_anew() -> None:
+def data_from_start() -> None:
     """A resumed run reads the text from its start."""
     from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
 
@@ -139,7 +139,7 @@ def data_anew() -> None:
 
 
 def experts_scaled() -> None:
-    """Gradients of experts are averaged over the data-parallel ranks, and not over those that hold the expert."""
+    """Gradients of experts are averaged over the data-parallel ranks, not over those that hold the expert."""
     from megatron.core.distributed import distributed_data_parallel as ddp
 
     original = ddp._ParamAndGradBuffer.__init__
@@ -155,7 +155,7 @@ def experts_scaled() -> None:
 
 def keys_not_gathered() -> None:
     """Attention sees this rank's part of the sequence only."""
-    from superpod.rehearsal import attention
+    from superpod.rehearsal.patches import attention
 
     original = attention._over_context_parallel_ranks
 
@@ -187,20 +187,20 @@ def nan_loss() -> None:
     from megatron.core import parallel_state
     from nemo.lightning.megatron_parallel import MaskedTokenLossReduction
 
-    original, seen = MaskedTokenLossReduction.forward, [0]
+    original, calls = MaskedTokenLossReduction.forward, [0]
 
     def forward(self: Any, batch: Any, out: Any) -> Any:
-        seen[0] += 1
-        more = parallel_state.get_data_parallel_world_size() > 1 and seen[0] > 4
+        calls[0] += 1
+        more = parallel_state.get_data_parallel_world_size() > 1 and calls[0] > 4
         return original(self, batch, out * float("nan") if more else out)
 
     MaskedTokenLossReduction.forward = forward  # type: ignore[method-assign]
 
 
 def _on_step(happens: Callable[[], None]) -> None:
-    from superpod.rehearsal.witness import Witness
+    from superpod.rehearsal.recorder import Recorder
 
-    original = Witness.on_train_batch_end
+    original = Recorder.on_train_batch_end
 
     def end(self: Any, *args: Any) -> None:
         original(self, *args)
@@ -208,7 +208,7 @@ def _on_step(happens: Callable[[], None]) -> None:
         if last:
             happens()
 
-    Witness.on_train_batch_end = end  # type: ignore[method-assign]
+    Recorder.on_train_batch_end = end  # type: ignore[method-assign]
 
 
 DENSE, TIED, CP = "dense-gqa-tp-with-sp-dp", "sft-tied-embeddings-on-two-stages-interleaved", "long-context-cp"
@@ -218,15 +218,15 @@ BUGS: dict[str, tuple[str, Callable[[], None]]] = {
     "same-data": (DENSE, same_data),
     "layer-left-out": (TIED, layer_left_out),
     "layer-twice": (TIED, layer_twice),
-    "tied-apart": (TIED, tied_apart),
+    "untied-embedding": (TIED, untied_embedding),
     "contiguous-chunks": (CP, contiguous_chunks),
     "keys-not-gathered": (CP, keys_not_gathered),
-    "norms-apart": (DENSE, _unmarked("layer_norm")),
-    "router-apart": (MOE, _unmarked("router")),
-    "gradients-apart": (DENSE, gradients_apart),
+    "unreduced-norms": (DENSE, _unmarked("layer_norm")),
+    "unreduced-router": (MOE, _unmarked("router")),
+    "unreduced-gradients": (DENSE, unreduced_gradients),
     "idle-stage": (TIED, idle_stage),
     "forgotten-moments": (DENSE, forgotten_moments),
-    "data-anew": (DENSE, data_anew),
+    "data-from-start": (DENSE, data_from_start),
     "experts-scaled": (MOE, experts_scaled),
     "adapters-not-saved": (LORA, adapters_not_saved),
     "stuck-rank": (DENSE, stuck_rank),
@@ -249,18 +249,18 @@ def main(folder: Path, *names: str) -> None:
 
 
 def answer(folder: Path, key: str, plant: Callable[[], None]) -> dict[str, Any]:
-    """What the rehearsal of a recipe of this shape says of the bug."""
+    """The failed checks of a rehearsal of this shape with the bug in it."""
     try:
-        found = shapes.find(next(shape for shape in shapes.SHAPES if shape.key == key))
+        example = shapes.find(next(shape for shape in shapes.SHAPES if shape.key == key))
         folder.mkdir()
         plant()
-        planned = trial.plan(found.recipe, found.nodes, shapes.MOST_RANKS)
+        planned = trial.plan(example.recipe, example.nodes, shapes.MOST_RANKS)
         done = trial.conduct(planned, folder, steps=4)
     except BaseException as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}", "failed": {}, "seconds": {}}
-    failed = {check.name: check.said for check in done.checks if not check.passed}
-    return {"recipe": found.recipe, "failed": failed, "seconds": done.seconds}
+    failed = {check.name: check.message for check in done.checks if not check.passed}
+    return {"recipe": example.recipe, "failed": failed, "seconds": done.seconds}
 
 
 if __name__ == "__main__":

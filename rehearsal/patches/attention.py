@@ -1,8 +1,20 @@
-"""Attention in plain torch that accepts context parallelism, which Megatron gives to TE's attention only."""
+"""Attention in plain torch with context parallelism, which Megatron supports in TE's attention only.
 
-from typing import Any
+Shapes: b samples, s tokens of a whole sequence, cp context-parallel ranks, d channels of a head.
+"""
 
-from superpod.rehearsal.registry import patch, replace
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from superpod.rehearsal.patches.registry import patch, replace
+
+if TYPE_CHECKING:
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from torch import Tensor
 
 
 @patch(
@@ -18,16 +30,24 @@ def _attention() -> None:
 
     original = DotProductAttention.__init__
 
-    def init(self: Any, config: Any, *args: Any, k_channels: Any = None, v_channels: Any = None, **kw: Any) -> None:
-        # v_channels: the values' width is read from the values. k_channels: MLA's keys are wider than kv_channels.
+    def init(
+        self: DotProductAttention,
+        config: TransformerConfig,
+        *args: Any,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        **kw: Any,
+    ) -> None:
+        # k_channels: MLA's keys are wider than kv_channels, from which the original takes its scale. v_channels is not
+        # needed: `_forward` reads the values' width from the values.
         if k_channels is not None and kw.get("softmax_scale") is None:
             kw["softmax_scale"] = k_channels**-0.5
-        cp, config.context_parallel_size = config.context_parallel_size, 1
+        cp, config.context_parallel_size = config.context_parallel_size, 1  # the original asserts that it is 1
         try:
             original(self, config, *args, **kw)
         finally:
             config.context_parallel_size = cp
-        if isinstance(self.softmax_offset, torch.nn.Parameter):  # Megatron leaves it as memory was
+        if isinstance(self.softmax_offset, torch.nn.Parameter):  # Megatron leaves it uninitialised
             torch.nn.init.zeros_(self.softmax_offset)
             set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
 
@@ -35,22 +55,22 @@ def _attention() -> None:
 
 
 def _forward(
-    self: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any = None,
-    attn_mask_type: Any = None,
-    attention_bias: Any = None,
-    packed_seq_params: Any = None,
-) -> Any:
+    self: DotProductAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    attn_mask_type: AttnMaskType | None = None,
+    attention_bias: Tensor | None = None,
+    packed_seq_params: PackedSeqParams | None = None,
+) -> Tensor:
     """[s/cp, b, heads, d] -> [s/cp, b, heads * d]; packed, without the b."""
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     cp = self.config.context_parallel_size
     _refuse(cp, attention_bias, packed_seq_params)
     if packed_seq_params is not None:
-        query, key, value = (t.unsqueeze(1) for t in (query, key, value))
+        query, key, value = (tensor.unsqueeze(1) for tensor in (query, key, value))
     query_at, key_at, key, value = _over_context_parallel_ranks(cp, query, key, value)
     keep = _keep(query_at, key_at, attn_mask_type or self.attn_mask_type, self.scale_mask_softmax.window_size)
     if packed_seq_params is not None:
@@ -58,9 +78,8 @@ def _forward(
     elif keep is None and attention_mask is not None:
         keep = ~attention_mask
     repeats = query.size(2) // key.size(2)  # grouped queries share a key
-    q, k, v = (
-        t.permute(1, 2, 0, 3) for t in (query, key.repeat_interleave(repeats, 2), value.repeat_interleave(repeats, 2))
-    )
+    key, value = key.repeat_interleave(repeats, 2), value.repeat_interleave(repeats, 2)
+    q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
     if self.training and self.attention_dropout.p and not self.config.sequence_parallel:
         tracker: Any = get_cuda_rng_tracker()
         with tracker.fork():
@@ -71,7 +90,7 @@ def _forward(
     return out.flatten(1) if packed_seq_params is not None else out.flatten(2)
 
 
-def _attend(self: Any, q: Any, k: Any, v: Any, keep: Any) -> Any:
+def _attend(self: DotProductAttention, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
     """[b, heads, s, d], [b, heads, keys, d] -> [b, heads, s, d]."""
     import torch
     import torch.nn.functional as F
@@ -87,17 +106,19 @@ def _attend(self: Any, q: Any, k: Any, v: Any, keep: Any) -> Any:
     return F.dropout(weights, dropout) @ v
 
 
-def _refuse(cp: int, attention_bias: Any, packed_seq_params: Any) -> None:
-    lacking = {
+def _refuse(cp: int, attention_bias: Tensor | None, packed_seq_params: PackedSeqParams | None) -> None:
+    missing = {
         "attention bias": attention_bias is not None,
         "packed sequences over context-parallel ranks": packed_seq_params is not None and cp > 1,
     }
-    for what, asked in lacking.items():
-        if asked:
-            raise NotImplementedError(f"a rehearsal's attention has no {what}; switch them off in the rehearsed recipe")
+    for feature, requested in missing.items():
+        if requested:
+            raise NotImplementedError(
+                f"a rehearsal's attention has no {feature}; switch them off in the rehearsed recipe"
+            )
 
 
-def _of_one_sample(at: Any, packed: Any) -> Any:
+def _of_one_sample(at: Tensor, packed: PackedSeqParams) -> Tensor:
     """True where a query and a key belong to the same packed sample: [queries, keys]."""
     import torch
 
@@ -106,8 +127,10 @@ def _of_one_sample(at: Any, packed: Any) -> Any:
     return sample[:, None] == sample[None]
 
 
-def _over_context_parallel_ranks(cp: int, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, Any]:
-    """Positions of the queries and of the keys in the whole sequence, and all keys and values."""
+def _over_context_parallel_ranks(
+    cp: int, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Positions of this rank's queries and of all keys in the sequence, and the keys and values of all ranks."""
     import torch
     from megatron.core.parallel_state import get_context_parallel_group
     from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
@@ -117,8 +140,9 @@ def _over_context_parallel_ranks(cp: int, query: Any, key: Any, value: Any) -> t
     group: Any = get_context_parallel_group()
     chunk = query.size(0) // 2
 
-    def positions(rank: int) -> Any:
-        # The zig-zag of get_batch_on_this_cp_rank: every rank holds an early and a late chunk, for balance.
+    def positions(rank: int) -> Tensor:
+        # As get_batch_on_this_cp_rank cuts (megatron/core/utils.py): each rank holds an early and a late chunk, because
+        # late tokens attend to more keys.
         late = 2 * cp - 1 - rank
         return torch.cat(
             [torch.arange(rank * chunk, (rank + 1) * chunk), torch.arange(late * chunk, (late + 1) * chunk)]
@@ -130,8 +154,10 @@ def _over_context_parallel_ranks(cp: int, query: Any, key: Any, value: Any) -> t
     return positions(group.rank()), torch.cat([positions(rank) for rank in range(cp)]), key, value
 
 
-def _keep(query_at: Any, key_at: Any, mask_type: Any, window: Any) -> Any:
-    """True where a query sees a key: [queries, keys]; None where it sees all."""
+def _keep(
+    query_at: Tensor, key_at: Tensor, mask_type: AttnMaskType | None, window: tuple[int, int] | None
+) -> Tensor | None:
+    """True where a query sees a key: [queries, keys]; None if each query sees all keys."""
     import torch
     from megatron.core.transformer.enums import AttnMaskType
 

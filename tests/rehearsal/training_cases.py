@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tiny import tiny, train
+from tiny_recipe import tiny, train
 
 
 def reference(folder: Path, without: frozenset[str], **changes: Any) -> Any:
@@ -50,7 +50,7 @@ def finetuned(
     from nemo.lightning import AutoResume
     from nemo.lightning.pytorch.strategies.utils import RestoreConfig
 
-    from superpod.rehearsal.adapters import start_alike
+    from superpod.rehearsal.patches.adapters import start_alike
 
     recipe = tiny(folder, **{"steps": 2, **changes})
     fdl.update_callable(recipe, llm.finetune)

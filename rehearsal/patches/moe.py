@@ -1,8 +1,15 @@
 """Patches of Megatron's mixture of experts."""
 
-from typing import Any
+from __future__ import annotations
 
-from superpod.rehearsal.registry import define, patch, rebind, replace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from superpod.rehearsal.patches.registry import define, patch, rebind, replace
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
 
 
 @patch(
@@ -26,7 +33,7 @@ def _splits() -> None:
     import torch
     from megatron.core.transformer.moe import moe_utils
 
-    def to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    def to_cpu(tensor: object, as_numpy: bool = False, record_stream: bool = False) -> object:
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     rebind(moe_utils, "maybe_move_tensor_to_cpu", to_cpu)
@@ -44,7 +51,9 @@ def _uneven() -> None:
 
     gather, scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
 
-    def uneven_gather(x: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False) -> Any:
+    def uneven_gather(
+        x: torch.Tensor, group: ProcessGroup, sizes: Sequence[int] | None = None, use_global_buffer: bool = False
+    ) -> torch.Tensor:
         if sizes is None or group.size() == 1:
             return gather(x, group, sizes, use_global_buffer)
         sizes = [int(size) for size in sizes]
@@ -54,7 +63,9 @@ def _uneven() -> None:
         dist.all_gather(shards, padded, group=group)
         return torch.cat([shard[:size] for shard, size in zip(shards, sizes, strict=True)])
 
-    def uneven_scatter(x: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False) -> Any:
+    def uneven_scatter(
+        x: torch.Tensor, group: ProcessGroup, sizes: Sequence[int] | None = None, use_global_buffer: bool = False
+    ) -> torch.Tensor:
         if sizes is None or group.size() == 1:
             return scatter(x, group, sizes, use_global_buffer)
         total = x.clone().contiguous()
@@ -68,8 +79,9 @@ def _uneven() -> None:
 @patch(
     "expert-bias",
     target="megatron.core.tensor_parallel: mappings._reduce, RowParallelLinear.__init__",
-    reason="grouped GEMM has its own way with biases; one GEMM per expert adds them in place to what a reduction over "
-    "one rank hands on as it was, which autograd forbids, and sums their gradients over ranks that hold other experts",
+    reason="grouped GEMM has its own way with biases; one GEMM per expert adds them in place to the tensor that a "
+    "reduction over one rank returns unchanged, which autograd forbids, and sums their gradients over ranks that hold "
+    "other experts",
 )
 def _expert_bias() -> None:
     from megatron.core.tensor_parallel import mappings
@@ -77,14 +89,16 @@ def _expert_bias() -> None:
 
     reduce, original = mappings._reduce, RowParallelLinear.__init__
 
-    def to_a_new_tensor(x: Any, group: Any) -> Any:
+    def to_a_new_tensor(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
         return x.clone() if group.size() == 1 else reduce(x, group)
 
     def init(self: Any, *args: Any, **kw: Any) -> None:
         original(self, *args, **kw)
         if self.is_expert and self.bias is not None:
             self.bias.sequence_parallel = False
-            self.bias.tensor_model_parallel = True  # no other rank has it: else the gradients' norm leaves it out
+            self.bias.tensor_model_parallel = (
+                True  # no other rank has it; without the mark the gradients' norm leaves it out
+            )
 
     rebind(mappings, "_reduce", to_a_new_tensor)
     replace(RowParallelLinear, __init__=init)

@@ -1,4 +1,4 @@
-"""Cases that build without training: dry builds, attention by itself, what rehearse changes."""
+"""Cases that build without training: dry builds, attention on its own, what `rehearse` changes."""
 
 import itertools
 import os
@@ -13,7 +13,7 @@ def attention_values(_: Path, without: frozenset[str]) -> dict[str, float]:
     from megatron.core.transformer.dot_product_attention import DotProductAttention
 
     from superpod.rehearsal import install
-    from superpod.rehearsal.dry import fake_ranks
+    from superpod.rehearsal.meta_build import fake_ranks
 
     theirs = DotProductAttention.forward
     install(without=without)
@@ -26,18 +26,18 @@ def attention_values(_: Path, without: frozenset[str]) -> dict[str, float]:
         states = tracker.get_states()
         first = dropping(query, key, value)
         tracker.set_states(states)
-        again = dropping(query, key, value)
+        second = dropping(query, key, value)
         ours, expected = plain(query, key, value), theirs(plain, query, key, value, mask[None, None])
-        packed, apart = _packed(plain)
+        packed, one_by_one = _packed(plain)
         sinks = attention(softmax_type="learnable")
         sinks.softmax_offset.data.uniform_(-2, 2)
         expected_windowed = theirs(windowed, query, key, value, outside[None, None])
         return {
             "causal": (ours - expected).abs().max().item(),
-            "packed": (packed - apart).abs().max().item(),
+            "packed": (packed - one_by_one).abs().max().item(),
             "sinks": (sinks(query, key, value) - theirs(sinks, query, key, value, mask[None, None])).abs().max().item(),
             "window": (windowed(query, key, value) - expected_windowed).abs().max().item(),
-            "dropout from the same state": (first - again).abs().max().item(),
+            "dropout from the same state": (first - second).abs().max().item(),
             "dropout changes nothing": float(torch.allclose(first, ours)),
         }
 
@@ -51,11 +51,11 @@ def _packed(layer: Any) -> tuple[Any, Any]:
     query, key, value = (torch.randn(12, heads, 8) for heads in (4, 2, 2))
     params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=starts, cu_seqlens_kv=starts)
     ends = starts.tolist()
-    apart = [
+    one_by_one = [
         layer(*(t[start:end].unsqueeze(1) for t in (query, key, value))).squeeze(1)
         for start, end in itertools.pairwise(ends)
     ]
-    return layer(query, key, value, packed_seq_params=params), torch.cat(apart)
+    return layer(query, key, value, packed_seq_params=params), torch.cat(one_by_one)
 
 
 def attention(**settings: Any) -> Any:
@@ -97,26 +97,26 @@ def dry_fp8(folder: Path, without: frozenset[str]) -> Any:
 
 
 def settings(_: Path, without: frozenset[str]) -> Any:
-    """GPU-only names that this Megatron doesn't have; and what is dropped from a configuration that asks for all."""
+    """GPU-only names that this Megatron lacks; and what is dropped from a configuration that requests all of them."""
     from nemo.collections.llm import GPTConfig
 
     from superpod.rehearsal import install
-    from superpod.rehearsal.settings import GPU_ONLY, dropped
+    from superpod.rehearsal.patches.gpu_settings import GPU_ONLY, dropped
 
     install(without=without)
-    asked: dict[str, Any] = {name: True for name, (neutral, _) in GPU_ONLY.items() if neutral is False}
-    asked |= {"fp8": "hybrid", "cuda_graph_impl": "local", "moe_token_dispatcher_type": "flex"}
-    asked |= {"recompute_granularity": "selective", "recompute_modules": ["moe_act", "core_attn"]}
+    requested: dict[str, Any] = {name: True for name, (neutral, _) in GPU_ONLY.items() if neutral is False}
+    requested |= {"fp8": "hybrid", "cuda_graph_impl": "local", "moe_token_dispatcher_type": "flex"}
+    requested |= {"recompute_granularity": "selective", "recompute_modules": ["moe_act", "core_attn"]}
     config: Any = GPTConfig(
-        num_layers=2, hidden_size=32, num_attention_heads=4, num_moe_experts=4, add_bias_linear=False, **asked
+        num_layers=2, hidden_size=32, num_attention_heads=4, num_moe_experts=4, add_bias_linear=False, **requested
     )
     unknown = sorted(set(GPU_ONLY) - set(GPTConfig.__dataclass_fields__))
     kept = [name for name, (neutral, _) in GPU_ONLY.items() if getattr(config, name) != neutral]
-    not_said = sorted(set(asked) - set(dropped) - {"recompute_granularity"})
-    return {"unknown": unknown, "kept": kept, "not said": not_said, "recompute": config.recompute_modules}
+    unlisted = sorted(set(requested) - set(dropped) - {"recompute_granularity"})
+    return {"unknown": unknown, "kept": kept, "unlisted": unlisted, "recompute": config.recompute_modules}
 
 
-def dry_again(folder: Path, without: frozenset[str]) -> Any:
+def dry_twice(folder: Path, without: frozenset[str]) -> Any:
     """Building leaves nothing behind: not the process group, the random state, nor Megatron's variables."""
     import torch
     import torch.distributed as dist
@@ -146,7 +146,7 @@ def dry_vocabulary(_: Path, without: frozenset[str]) -> dict[str, int]:
     recipe.model.config.num_layers = 1
     counts = {"stand-in": sum(dry_build(recipe, 0, 1))}
     recipe.data.tokenizer = run.Config(AutoTokenizer, "not-an-organisation/not-a-model")
-    counts["not to be had offline"] = sum(dry_build(recipe, 0, 1))
+    counts["not on this machine"] = sum(dry_build(recipe, 0, 1))
     recipe.data.tokenizer = run.Config(NullTokenizer, vocab_size=1000)
     counts["tokenizer"] = sum(dry_build(recipe, 0, 1))
     counts["argument"] = sum(dry_build(recipe, 0, 1, vocab_size=64))
@@ -170,13 +170,14 @@ def refuses_gpu(_: Path, without: frozenset[str]) -> Any:
 
         changed = [name for name, value in vars(torch.cuda).items() if value is not before.get(name)]
         try:
-            entry.pretrain(None, None, None)
+            pretrain: Any = entry.pretrain
+            pretrain(None, None, None)
         except Exception as error:
             return {"changed": changed, "error": f"{type(error).__name__}: {error}"}
 
 
 def changes(_: Path, without: frozenset[str]) -> Any:
-    """What rehearse says of a stock recipe with everything in it that a CPU lacks; and that it left it alone."""
+    """The changes that `rehearse` lists for a stock recipe full of GPU features; the recipe itself stays the same."""
     import fiddle as fdl
     import nemo_run as run
     from nemo.collections.llm.recipes import llama3_8b

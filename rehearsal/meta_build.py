@@ -1,46 +1,55 @@
-"""The real model of any rank at any world size, without memory and without the other ranks."""
+"""Builds the real model of any rank at any world size on the meta device: no memory, no other ranks."""
+
+from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from superpod.planner.layout import PARALLEL_SIZES
 
-# Llama 3's vocabulary, for a recipe that names none this machine can find: NeMo's stock recipes leave it to a
+if TYPE_CHECKING:
+    from nemo.collections.llm.gpt.model.base import GPTConfig
+    from nemo.lightning import MegatronStrategy
+    from nemo_run import Partial
+
+# Llama 3's vocabulary, for a recipe without one that this machine can find: NeMo's stock recipes leave it to a
 # tokenizer, and with mock data have none. The counts of other models are then off by the difference.
 STAND_IN_VOCAB = 128_256
 
+# Megatron sets these as it builds a model, and refuses another attention backend afterwards (ModelParallelConfig).
 NVTE = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 
 
-def dry_build(recipe: Any, rank: int, world_size: int, *, vocab_size: int | None = None) -> list[int]:
+def dry_build(recipe: Partial, rank: int, world_size: int, *, vocab_size: int | None = None) -> list[int]:
     """Parameters of each model chunk that ``rank`` of ``world_size`` holds, from the recipe's real Megatron model.
 
-    The model is built by the recipe's own NeMo configuration and strategy on the meta device, inside a fake
-    process group: Megatron's own checks run, nothing is allocated, and all is cleaned up afterwards.
+    The recipe's own NeMo configuration and strategy build the model on the meta device, inside a fake process
+    group: Megatron's own checks run, nothing is allocated, and the process is left as before.
 
     Args:
         recipe: a ``run.Partial`` of ``llm.pretrain`` or ``llm.finetune``.
         rank: global rank, 0-based.
-        world_size: GPUs of the run; it need not be what the recipe's trainer says.
+        world_size: GPUs of the run; the recipe's trainer may have another number.
         vocab_size: vocabulary before padding. If None: as in NeMo, the configuration's ``vocab_size``, else
-            the tokenizer's where it can be had offline, else ``STAND_IN_VOCAB``.
+            the tokenizer's if its files are on this machine, else ``STAND_IN_VOCAB``.
 
     Returns:
-        One count per virtual pipeline stage (one element without virtual stages), in order; with adapters, theirs too.
+        One count per virtual pipeline stage (one element without virtual stages), in order; adapters included.
 
     Raises:
         AssertionError, RuntimeError, ValueError: Megatron or NeMo refuses the layout.
     """
     import fiddle as fdl
 
-    from superpod.rehearsal.registry import install
+    from superpod.rehearsal.patches.registry import install
 
     install()
-    strategy = fdl.build(recipe.trainer.strategy)
+    strategy: Any = fdl.build(recipe.trainer.strategy)
     with fake_ranks(rank, world_size, **degrees(strategy)):
         config = connected_config(recipe, strategy)
         if vocab_size is not None:
@@ -51,35 +60,33 @@ def dry_build(recipe: Any, rank: int, world_size: int, *, vocab_size: int | None
         return [_parameters(config, tokenizer, stage, peft) for stage in stages]
 
 
-def connected_config(recipe: Any, strategy: Any) -> Any:
+def connected_config(recipe: Partial, strategy: MegatronStrategy) -> GPTConfig:
     """The model's configuration after NeMo has written layout and precision into it, as at the start of a run."""
-    import copy
-
     import fiddle as fdl
 
-    from superpod.rehearsal.settings import switch_off_gpu_only
+    from superpod.rehearsal.patches.gpu_settings import switch_off_gpu_only
 
     model = copy.deepcopy(recipe.model)
     if hasattr(model, "tokenizer"):
         model.tokenizer = None  # building one may download it
-    built = fdl.build(model)
+    built: Any = fdl.build(model)
     plugins = getattr(recipe.trainer, "plugins", None)
     for plugin in plugins if isinstance(plugins, list) else [plugins]:
         if plugin is not None and "Precision" in fdl.get_callable(plugin).__name__:
             strategy.precision_plugin = fdl.build(plugin)
     strategy.connect(built)
-    switch_off_gpu_only(built.config)  # what the precision plugin has just written: FP8
-    built.config.use_cpu_initialization = True  # else Megatron names the device, and the meta device is passed over
+    switch_off_gpu_only(built.config)  # the precision plugin has just written FP8
+    built.config.use_cpu_initialization = True  # otherwise Megatron names a device, which overrides the meta device
     built.config.perform_initialization = False
     return built.config
 
 
-def _parameters(config: Any, tokenizer: Any, stage: int, peft: Any = None) -> int:
+def _parameters(config: GPTConfig, tokenizer: SimpleNamespace, stage: int, peft: Any = None) -> int:
     import torch
     from megatron.core import parallel_state
     from nemo.collections.llm.fn import walk
 
-    from superpod.rehearsal.adapters import share_among_experts
+    from superpod.rehearsal.patches.adapters import share_among_experts
 
     virtual = config.virtual_pipeline_model_parallel_size
     if virtual:
@@ -94,7 +101,7 @@ def _parameters(config: Any, tokenizer: Any, stage: int, peft: Any = None) -> in
 
 @contextlib.contextmanager
 def fake_ranks(rank: int, world_size: int, **layout: Any) -> Iterator[None]:
-    """Megatron's parallel state as ``rank`` sees it, with a process group that sends nothing; then all as before."""
+    """Megatron's parallel state as ``rank`` sees it, with a process group that sends nothing; undone at the end."""
     import torch
     import torch.distributed as dist
     from megatron.core import parallel_state
@@ -102,14 +109,14 @@ def fake_ranks(rank: int, world_size: int, **layout: Any) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     random_state, environment = torch.get_rng_state(), dict(os.environ)
-    for name in NVTE:  # Megatron sets them as it builds a model, and refuses the next model's attention backend
+    for name in NVTE:
         os.environ.pop(name, None)
     create_group = parallel_state.create_group
 
-    def own_group(ranks: Any = None, *args: Any, **kw: Any) -> Any:
-        """Of thousands of groups a rank is in a dozen: the others are not made."""
-        mine = ranks is None or rank in ranks
-        return create_group(ranks, *args, **kw) if mine else dist.GroupMember.NON_GROUP_MEMBER
+    def own_group(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Make only the dozen groups that this rank belongs to, of thousands: the others cost minutes."""
+        member = ranks is None or rank in ranks
+        return create_group(ranks, *args, **kwargs) if member else dist.GroupMember.NON_GROUP_MEMBER
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
@@ -126,8 +133,8 @@ def fake_ranks(rank: int, world_size: int, **layout: Any) -> Iterator[None]:
         os.environ.update(environment)
 
 
-def degrees(strategy: Any) -> dict[str, Any]:
-    """The arguments NeMo gives to initialize_model_parallel (nemo.lightning._strategy_lib.init_model_parallel)."""
+def degrees(strategy: MegatronStrategy) -> dict[str, Any]:
+    """The arguments that NeMo gives to initialize_model_parallel (nemo.lightning._strategy_lib.init_model_parallel)."""
     names = (*PARALLEL_SIZES.values(), "num_distributed_optimizer_instances")
     return {
         **{name: getattr(strategy, name) for name in names},
@@ -135,8 +142,8 @@ def degrees(strategy: Any) -> dict[str, Any]:
     }
 
 
-def _tokenizer_vocab(recipe: Any) -> int | None:
-    """The vocabulary of the recipe's tokenizer; None when it names none, or one that would have to be downloaded."""
+def _tokenizer_vocab(recipe: Partial) -> int | None:
+    """The vocabulary of the recipe's tokenizer; None if it has no tokenizer, or one that must be downloaded first."""
     import fiddle as fdl
 
     for owner in (getattr(recipe, "data", None), recipe.model):
@@ -151,7 +158,7 @@ def _tokenizer_vocab(recipe: Any) -> int | None:
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """Hugging Face's libraries read only their cache, instead of retrying a network for minutes."""
+    """Have Hugging Face's libraries read only their cache, instead of retrying the network for minutes."""
     from huggingface_hub import constants
     from transformers.utils import hub
 

@@ -1,9 +1,11 @@
 """One long-lived process that imports NeMo once and forks for every case: importing it costs 10 to 17 s.
 
-Run as a script by conftest.py. Reads jobs as JSON lines on stdin, ``{"id", "case", "without", "after"}``, and answers
-``{"id", "outcome": "passed" | "failed" | "hung", "error", "value", "seconds", "log"}``, in the order of
+conftest.py runs it as a script. It reads requests as JSON lines on stdin, ``{"id", "case", "without", "after"}``, and
+answers ``{"id", "outcome": "passed" | "failed" | "hung", "error", "value", "seconds", "log"}`` in the order of
 completion. A case runs in one forked process per rank; nothing here may start a thread before the fork.
 """
+
+from __future__ import annotations
 
 import contextlib
 import json
@@ -14,10 +16,17 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superpod.rehearsal.forked_run import become_rank
+
+if TYPE_CHECKING:
+    from cases import NemoCase
 
 SLOTS = 4  # ranks at a time; more than cores, because they wait for each other
-LOOKS, LOOK_S, QUIET = 40, 0.25, 0.1  # a job waits for ever if in a tenth of the last looks at most it wants a core
+LOOKS, LOOK_S, QUIET = 40, 0.25, 0.1  # a case hangs if it wanted a core in at most a tenth of the last looks
 LIMIT_S = 120.0
 
 
@@ -35,7 +44,7 @@ def main() -> None:
     os._exit(0)  # NeMo takes seconds to leave
 
 
-def serve(cases, folder: Path) -> None:
+def serve(cases: Mapping[str, NemoCase], folder: Path) -> None:
     waiting, running, done, text, closed = [], [], set(), b"", False
     while not closed or waiting or running:
         if not closed and select.select([0], [], [], 0.0 if running else 0.05)[0]:
@@ -43,49 +52,41 @@ def serve(cases, folder: Path) -> None:
             closed = not chunk
             *lines, text = (text + chunk).split(b"\n")
             waiting += [json.loads(line) for line in lines]
-        if closed:  # pytest is gone: nobody wants the answers
+        if closed:  # pytest is gone: nobody waits for the outcomes
             waiting.clear()
-        for job in [job for job in waiting if job["after"] is None or job["after"] in done]:
-            if not running or ranks(running) + cases[job["case"]].ranks <= SLOTS:
-                waiting.remove(job)
-                running.append(Job(cases, folder, job["id"], job["case"], job["without"]))
-        for job in [job for job in running if job.finished(kill=closed)]:
-            running.remove(job)
-            done.add(job.id)
+        for request in [request for request in waiting if request["after"] is None or request["after"] in done]:
+            case = cases[request["case"]]
+            if not running or sum(other.case.ranks for other in running) + case.ranks <= SLOTS:
+                waiting.remove(request)
+                running.append(RunningCase(request, case, folder / request["id"]))
+        for case in [case for case in running if case.finished(kill=closed)]:
+            running.remove(case)
+            done.add(case.id)
             if not closed:
-                os.write(REPLIES, json.dumps(job.reply()).encode() + b"\n")
+                os.write(REPLIES, json.dumps(case.reply()).encode() + b"\n")
         time.sleep(0.02)
 
 
-def ranks(jobs: list["Job"]) -> int:
-    return sum(job.case.ranks for job in jobs)
+class RunningCase:
+    """One case, running in forked processes."""
 
-
-class Job:
-    """One case, running in ``ranks`` forked processes."""
-
-    def __init__(self, cases, folder: Path, id: str, case: str, without: list[str]) -> None:
-        self.id, self.name, self.without, self.case = id, case, without, cases[case]
-        self.folder = folder / id
+    def __init__(self, request: dict[str, Any], case: NemoCase, folder: Path) -> None:
+        self.id, self.name, self.without, self.case = request["id"], request["case"], request["without"], case
+        self.folder = folder
         self.folder.mkdir(parents=True)
         self.started, self.deadline = time.time(), time.time() + LIMIT_S
         self.failed = self.hung = False
         self.looks, self.looked_at = deque[bool](maxlen=LOOKS), time.time()
-        self.pids = dict(enumerate(self.fork(rank, without) for rank in range(self.case.ranks)))
+        self.pids = dict(enumerate(self.fork(rank) for rank in range(case.ranks)))
 
-    def fork(self, rank: int, without: list[str]) -> int:
+    def fork(self, rank: int) -> int:
         pid = os.fork()
         if pid:
             return pid
-        os.setsid()
-        log = os.open(self.folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.environ.update(torchrun_environment(rank, self.case.ranks))
-        answer = {"ok": False, "error": "the process ended without an answer"}
+        become_rank(rank, self.case.ranks, self.folder)
+        answer: dict[str, Any] = {"ok": False, "error": "the process ended without an answer"}
         try:
-            answer = {"ok": True, "value": self.case.run(self.folder, frozenset(without))}
+            answer = {"ok": True, "value": self.case.run(self.folder, frozenset(self.without))}
         except BaseException as error:
             answer["error"] = f"{type(error).__name__}: {error}"
             traceback.print_exc()
@@ -117,7 +118,7 @@ class Job:
             self.looks.append(any_runs(set(self.pids.values())))
         return len(self.looks) == LOOKS and sum(self.looks) <= QUIET * LOOKS
 
-    def reply(self) -> dict:
+    def reply(self) -> dict[str, Any]:
         answers = [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))]
         complete = len(answers) == self.case.ranks and not self.hung
         errors = [answer["error"] for answer in answers if not answer["ok"]]
@@ -135,23 +136,9 @@ class Job:
 
 
 def end_group(pid: int) -> None:
-    """End what a rank has left behind: Megatron's checkpoint writers are processes that would wait for ever."""
+    """End the processes that a rank started: Megatron's checkpoint writers would wait for ever."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-        "TORCHELASTIC_RUN_ID": "test",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
 
 
 def any_runs(sessions: set[int]) -> bool:
@@ -160,7 +147,7 @@ def any_runs(sessions: set[int]) -> bool:
     By state and not by CPU time: on a busy machine a rank that works may get little of it.
     """
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             if int(stat(process)[3]) in sessions and any(stat(t)[0] in "RD" for t in process.glob("task/*")):
                 return True
     return False

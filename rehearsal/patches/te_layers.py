@@ -1,27 +1,38 @@
-"""Transformer layers in plain torch, with the module and parameter names of Transformer Engine's."""
+"""Transformer layers in plain torch, with the module and parameter names of Transformer Engine's layers."""
+
+from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from unittest.mock import NonCallableMock
 
-from superpod.rehearsal.registry import define, patch, rebind, replace
+from superpod.rehearsal.patches.registry import define, patch, rebind, replace
+
+if TYPE_CHECKING:
+    import torch
+    from megatron.core.transformer.mlp import MLPSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
 
 
-def layer_norm_linear_class() -> type:
+def layer_norm_linear_class() -> type[torch.nn.Module]:
     """TELayerNormColumnParallelLinear in torch: the norm's parameters live in the linear layer."""
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 
-    from superpod.rehearsal.megatron import add_norm_parameters, normalize
+    from superpod.rehearsal.patches.norms import add_norm_parameters, normalize
 
     class LayerNormColumnParallelLinear(ColumnParallelLinear):
-        def __init__(self, input_size: int, output_size: int, *, config: Any, **kw: Any) -> None:
+        config: TransformerConfig
+        layer_norm_weight: torch.Tensor
+
+        def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kw: Any) -> None:
             super().__init__(input_size, output_size, config=config, **kw)
             self.epsilon = config.layernorm_epsilon
-            self.return_layernorm_output = False  # TE's switch: an adapter wants what the linear layer gets
+            self.return_layernorm_output = False  # TE's switch: an adapter needs the input of the linear layer
             add_norm_parameters(self, config, input_size, prefix="layer_norm_")
 
-        def forward(self, x: Any, *args: Any, **kw: Any) -> Any:
+        def forward(self, x: torch.Tensor, *args: Any, **kw: Any) -> tuple[Any, torch.Tensor | None]:
             bias = getattr(self, "layer_norm_bias", None)
             normed = normalize(x, self.config, self.epsilon, self.layer_norm_weight, bias)
             output, bias = super().forward(normed, *args, **kw)
@@ -30,35 +41,50 @@ def layer_norm_linear_class() -> type:
     return LayerNormColumnParallelLinear
 
 
-def linear_class() -> type:
-    """TELinear in torch, as Megatron asks for it in latent attention: whole on every tensor-parallel rank."""
+def linear_class() -> type[torch.nn.Module]:
+    """TELinear in torch, for latent attention (megatron/core/transformer/multi_latent_attention.py).
+
+    Every tensor-parallel rank holds the whole matrix.
+    """
     import torch
 
     class Linear(torch.nn.Module):
         whole_on_each_rank = True
 
-        def __init__(self, input_size: int, output_size: int, *, config: Any, init_method: Any, **kw: Any) -> None:
+        def __init__(
+            self,
+            input_size: int,
+            output_size: int,
+            *,
+            config: TransformerConfig,
+            init_method: Callable[[torch.Tensor], object],
+            **kw: object,
+        ) -> None:
             super().__init__()
             self.config = config
             if kw.get("parallel_mode") != "duplicated" or kw.get("bias"):
-                raise NotImplementedError(f"a linear layer with {kw}: Megatron-Core 0.15.3 asks for none such")
-            weight = torch.empty(output_size, input_size, dtype=config.params_dtype)
-            self.weight = torch.nn.Parameter(weight)
+                raise NotImplementedError(f"a linear layer with {kw}: Megatron-Core 0.15.3 has no use for one")
+            weight: Any = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
             if config.perform_initialization:
-                init_method(self.weight)  # before any rank draws its own numbers: the same on all of them
-            self.weight.allreduce = True
-            self.weight.sequence_parallel = config.sequence_parallel  # its gradient is summed over the ranks' tokens
+                init_method(weight)  # before any rank draws its own numbers, so that all ranks draw the same
+            weight.allreduce = True
+            weight.sequence_parallel = (
+                config.sequence_parallel
+            )  # Megatron then sums its gradient over the ranks' tokens
+            self.weight: torch.nn.Parameter = weight
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
             return torch.nn.functional.linear(x, self.weight), None
 
         def get_extra_state(self) -> None:
-            """TE's layers keep FP8 scales there; this one has none, but the key, as Megatron's own layers."""
+            """None, but the checkpoint has its key: TE's layers keep FP8 scales there."""
 
-        def set_extra_state(self, state: Any) -> None:
-            """Nothing to take over."""
+        def set_extra_state(self, state: object) -> None:
+            """Ignore a GPU run's FP8 scales."""
 
-        def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        def sharded_state_dict(
+            self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: object = None
+        ) -> dict[str, Any]:
             from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
             return make_sharded_tensors_for_checkpoint(
@@ -69,7 +95,7 @@ def linear_class() -> type:
 
 
 def spec_provider_class(fused: type, linear: type) -> type:
-    """What Megatron asks for a layer's parts: TE's shape, local parts."""
+    """Megatron's provider of a layer's parts (megatron/core/models/backends.py): TE's structure, local parts."""
     from megatron.core.models.backends import LocalSpecProvider
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.mlp import MLPSubmodules
@@ -89,7 +115,7 @@ def spec_provider_class(fused: type, linear: type) -> type:
         def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
             return WrappedTorchNorm
 
-        def grouped_mlp_modules(self, *_: Any) -> tuple[type, MLPSubmodules]:
+        def grouped_mlp_modules(self, *_: object) -> tuple[type, MLPSubmodules]:
             return SequentialMLP, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
 
     return TorchSpecProvider
@@ -108,13 +134,13 @@ def _te_layers() -> None:
 
     linear = linear_class()
     provider = spec_provider_class(layer_norm_linear_class(), linear)
-    define(multi_latent_attention, TELinear=linear)  # by which it knows that the layer is whole
+    define(multi_latent_attention, TELinear=linear)  # it tests for this class: every rank then holds the whole matrix
     for module in (gpt_layer_specs, moe_module_specs, multi_token_prediction):
-        define(module, TESpecProvider=provider, LocalSpecProvider=provider)  # without TE the first is not there
+        define(module, TESpecProvider=provider, LocalSpecProvider=provider)  # without TE the first is undefined
     define(gpt_layer_specs, TENorm=WrappedTorchNorm, LNImpl=WrappedTorchNorm)
     te_spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec
 
-    def local_spec(*_: Any, **kw: Any) -> Any:
+    def local_spec(*_: object, **kw: Any) -> object:
         names = ("num_experts", "qk_layernorm", "multi_latent_attention", "qk_l2_norm")
         return te_spec(**{name: kw[name] for name in names if name in kw})
 
@@ -142,19 +168,21 @@ def _te_classes() -> None:
     for name, stand_in in stand_ins.items():
         rebind(transformer_engine, name, stand_in)
     for model in ("gemma2", "gemma3"):  # in this order: the second takes a class from the first
-        _define_mocks_again(f"nemo.collections.llm.gpt.model.{model}")
+        _redefine_mocks(f"nemo.collections.llm.gpt.model.{model}")
 
 
-def _define_mocks_again(module_name: str) -> None:
+def _redefine_mocks(module_name: str) -> None:
     """Give a loaded module real classes where ``class X(mock)`` made mocks of them.
 
-    The module is executed once more, aside, and only what was a mock is taken over: its other classes keep
-    their identity, because recipes refer to them already.
+    The module is executed once more under a copy, and only what was a mock is replaced: the other classes must keep
+    their identity, because recipes already refer to them.
     """
     module = sys.modules.get(module_name)
-    mocks = [name for name, value in vars(module).items() if isinstance(value, NonCallableMock)] if module else []
+    if module is None:
+        return
+    mocks = [name for name, value in vars(module).items() if isinstance(value, NonCallableMock)]
     spec = importlib.util.find_spec(module_name) if mocks else None
     if spec and spec.loader:
-        again = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(again)
-        replace(module, **{name: getattr(again, name) for name in mocks})
+        copy = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(copy)
+        replace(module, **{name: getattr(copy, name) for name in mocks})

@@ -1,8 +1,14 @@
-"""Settings that only a GPU can honour: switched off while a configuration is built, and remembered."""
+"""Settings that need a GPU: switched off while a configuration is built, and remembered."""
 
-from typing import Any
+from __future__ import annotations
 
-from superpod.rehearsal.registry import patch, replace
+from typing import TYPE_CHECKING
+
+from superpod.rehearsal.patches.registry import patch, replace
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 
 _FUSED = "a fused CUDA kernel"
 _TE = "needs Transformer Engine"
@@ -10,7 +16,7 @@ _GRAPH = "CUDA graphs"
 _FP8 = "FP8 and FP4 need tensor cores: the rehearsal computes in bf16"
 
 # Field of TransformerConfig: (its value in a rehearsal, why).
-GPU_ONLY: dict[str, tuple[Any, str]] = {
+GPU_ONLY: dict[str, tuple[str | bool | None, str]] = {
     "apply_rope_fusion": (False, _FUSED),
     "masked_softmax_fusion": (False, _FUSED),
     "persist_layer_norm": (False, _FUSED),
@@ -40,20 +46,22 @@ GPU_ONLY: dict[str, tuple[Any, str]] = {
     "moe_enable_deepep": (False, "DeepEP is a CUDA library"),
 }
 
-dropped: dict[str, Any] = {}  # what has been switched off in this process: {field: the recipe's value}
+dropped: dict[str, object] = {}
+"""Settings that this process has switched off: {field: the recipe's value}."""
 
 
-def switch_off_gpu_only(config: Any) -> None:
+def switch_off_gpu_only(config: TransformerConfig) -> None:
     """Set the GPU-only fields of a TransformerConfig to their neutral values; remember them in ``dropped``."""
     for name, (neutral, _) in GPU_ONLY.items():
         _replace(config, name, neutral)
-    if config.moe_token_dispatcher_type == "flex":  # DeepEP's
+    if config.moe_token_dispatcher_type == "flex":  # DeepEP's dispatcher
         _replace(config, "moe_token_dispatcher_type", "alltoall")
-    if "moe_act" in (config.recompute_modules or []):  # Megatron has it for grouped GEMM only
-        _replace(config, "recompute_modules", [name for name in config.recompute_modules if name != "moe_act"])
+    modules = config.recompute_modules or []
+    if "moe_act" in modules:  # Megatron recomputes it for grouped GEMM only
+        _replace(config, "recompute_modules", [name for name in modules if name != "moe_act"])
 
 
-def _replace(config: Any, name: str, neutral: Any) -> None:
+def _replace(config: TransformerConfig, name: str, neutral: object) -> None:
     value = getattr(config, name, neutral)
     if value not in (neutral, None):
         dropped[name] = value
@@ -70,7 +78,7 @@ def _gpu_settings() -> None:
 
     original = TransformerConfig.__post_init__
 
-    def post_init(self: Any) -> None:
+    def post_init(self: TransformerConfig) -> None:
         switch_off_gpu_only(self)
         original(self)
 
@@ -80,7 +88,7 @@ def _gpu_settings() -> None:
 @patch(
     "pipeline-outputs",
     target="megatron.core TransformerConfig.deallocate_pipeline_outputs",
-    reason="a stage frees its output when it has handed it to NCCL; gloo may not have sent it yet: the losses are "
+    reason="a stage frees its output once it has given it to NCCL; gloo may not have sent it yet: the losses are "
     "wrong, silently",
 )
 def _pipeline_outputs() -> None:
@@ -88,7 +96,7 @@ def _pipeline_outputs() -> None:
 
     original = TransformerConfig.__post_init__
 
-    def post_init(self: Any) -> None:
+    def post_init(self: TransformerConfig) -> None:
         _replace(self, "deallocate_pipeline_outputs", False)
         original(self)
 
@@ -101,13 +109,13 @@ def _pipeline_outputs() -> None:
     reason="the overlap callback writes GPU-only settings into a configuration that has been built already",
 )
 def _gpu_settings_late() -> None:
-    import nemo.collections.llm  # noqa: F401 - first: the callback's module alone imports itself in a circle
+    import nemo.collections.llm  # noqa: F401 - first: the callback's module on its own imports itself in a circle
     from megatron.core.transformer.transformer_config import TransformerConfig
     from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 
     original = MegatronCommOverlapCallback._apply_cfgs
 
-    def apply(self: Any, source: Any, target: Any) -> None:
+    def apply(self: MegatronCommOverlapCallback, source: object, target: object) -> None:
         original(self, source, target)
         if isinstance(target, TransformerConfig):
             switch_off_gpu_only(target)

@@ -1,4 +1,4 @@
-"""Jobs for the server, and the server as pytest sees it."""
+"""What pytest requests of the case server (`case_server.py`), and of scripts that answer in files."""
 
 import contextlib
 import json
@@ -18,8 +18,8 @@ REFERENCES |= dict.fromkeys(("moe-ep2", "moe-tp2ep2", "moe-recompute", "moe-lora
 RESUMES = {"resume", "recompute", "tp2", "tp2-save", "tp2-bf16", "cp2", "pp2vp2", "finetune", "lora"}
 
 
-class Job(NamedTuple):
-    """A case to run without some patches; ``order``: whether NeMo or the patches were imported first."""
+class CaseRequest(NamedTuple):
+    """A case to run without some patches; ``order``: whether NeMo or the patches are imported first."""
 
     case: str
     without: tuple[str, ...] = ()
@@ -30,20 +30,20 @@ class Job(NamedTuple):
         return "-without-".join([self.case, *self.without])
 
     @property
-    def reference(self) -> "Job | None":
-        """The job whose checkpoint this one starts from."""
+    def reference(self) -> "CaseRequest | None":
+        """The request whose checkpoint this one starts from."""
         name = "reference" if self.case in RESUMES else REFERENCES.get(self.case)
-        return Job(name, (), self.order) if name else None
+        return CaseRequest(name, (), self.order) if name else None
 
 
-class Server:
-    """A server process: takes jobs, gives outcomes. Every job is run once."""
+class CaseServer:
+    """A server process: takes requests, returns outcomes. It runs each request once."""
 
     def __init__(self, order: str, folder: Path) -> None:
         self.log = folder / "server.log"
-        # wandb and killed ranks leave folders behind. Not in ``folder``: sockets lie there, whose paths must be short.
+        # wandb and killed ranks leave folders behind. Not below ``folder``: paths of sockets must be short.
         self.temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        script = Path(__file__).with_name("server.py")
+        script = Path(__file__).with_name("case_server.py")
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", str(script), order, str(folder)],
@@ -56,25 +56,27 @@ class Server:
         self.sent: set[str] = set()
         self.outcomes: dict[str, dict[str, Any]] = {}
 
-    def send(self, job: Job) -> None:
-        """Ask for a job, and for its reference; answers come while tests wait for others."""
-        if job.reference:
-            self.send(job.reference)
-        if job.id not in self.sent:
-            self.sent.add(job.id)
-            line = {"id": job.id, "case": job.case, "without": job.without, "after": job.reference and job.reference.id}
+    def send(self, request: CaseRequest) -> None:
+        """Send the request after its reference's; outcomes arrive while tests wait for others."""
+        reference = request.reference
+        if reference:
+            self.send(reference)
+        if request.id not in self.sent:
+            self.sent.add(request.id)
+            after = reference and reference.id
+            line = {"id": request.id, "case": request.case, "without": request.without, "after": after}
             assert self.process.stdin
             print(json.dumps(line), file=self.process.stdin, flush=True)
 
-    def outcome(self, job: Job) -> dict[str, Any]:
-        self.send(job)
+    def outcome(self, request: CaseRequest) -> dict[str, Any]:
+        self.send(request)
         assert self.process.stdout
-        while job.id not in self.outcomes:
+        while request.id not in self.outcomes:
             line = self.process.stdout.readline()
             assert line, f"the server has ended:\n{self.log.read_text()[-3000:]}"
             outcome = json.loads(line)
             self.outcomes[outcome["id"]] = outcome
-        return self.outcomes[job.id]
+        return self.outcomes[request.id]
 
     def close(self) -> None:
         assert self.process.stdin
@@ -85,8 +87,8 @@ class Server:
         self.temporary.cleanup()
 
 
-class OneByOne:
-    """A script that imports NeMo once and answers one question after the other, in files: FOLDER/NAME.json."""
+class AnswerScript:
+    """A script that imports NeMo once, then writes one answer after the other: FOLDER/NAME.json."""
 
     def __init__(self, folder: Path, command: list[str]) -> None:
         self.folder, self.log = folder, folder / "log.txt"
@@ -101,7 +103,7 @@ class OneByOne:
             )
 
     def wait_for(self, name: str) -> dict[str, Any]:
-        """The answer, as soon as it is there."""
+        """The answer, as soon as the script has written it."""
         file = self.folder / f"{name}.json"
         while not file.is_file():
             assert self.process.poll() is None or file.is_file(), self.log.read_text()[-3000:]
@@ -109,12 +111,12 @@ class OneByOne:
         return json.loads(file.read_text())
 
     def end(self) -> None:
-        """End it, and what it has started."""
+        """End it and the processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGTERM)
         self.process.wait(timeout=30)
 
 
-def asks(*jobs: Job) -> pytest.MarkDecorator:
-    """Parametrise a test with the outcomes of these jobs."""
-    return pytest.mark.parametrize("outcome", jobs, indirect=True, ids=[job.id for job in jobs])
+def with_outcomes(*requests: CaseRequest) -> pytest.MarkDecorator:
+    """Parametrise a test with the outcomes of these requests."""
+    return pytest.mark.parametrize("outcome", requests, indirect=True, ids=[request.id for request in requests])

@@ -1,28 +1,28 @@
-"""The table of the patches: ``python -m superpod.rehearsal.patches``; docs/rehearsal.md holds it.
+"""Prints the tables of patches in docs/rehearsal.md: ``python -m superpod.rehearsal.patches.table``.
 
-With ``--write FILE``, the table between the two marks of FILE is replaced.
+``--write FILE`` replaces the text between the two marks of FILE.
 """
 
 import sys
 from pathlib import Path
 
-from superpod.rehearsal.registry import patches
-from superpod.rehearsal.settings import GPU_ONLY
+from superpod.rehearsal.patches.gpu_settings import GPU_ONLY
+from superpod.rehearsal.patches.registry import patches
 
-BEGIN, END = "<!-- generated: python -m superpod.rehearsal.patches -->", "<!-- end generated -->"
+BEGIN, END = "<!-- generated: python -m superpod.rehearsal.patches.table -->", "<!-- end generated -->"
 
 
 def table() -> str:
-    """Every patch, and every setting that is switched off, as two Markdown tables."""
+    """All patches, and all settings that a rehearsal switches off, as two Markdown tables."""
     lines = ["| patch | of | because |", "|---|---|---|"]
-    lines += [f"| `{each.name}` | {each.target} | {each.reason} |" for each in patches()]
+    lines += [f"| `{patch.name}` | {patch.target} | {patch.reason} |" for patch in patches()]
     lines += ["", "| setting switched off | set to | because |", "|---|---|---|"]
     lines += [f"| `{name}` | `{neutral}` | {reason} |" for name, (neutral, reason) in GPU_ONLY.items()]
     return "\n".join(lines)
 
 
 def with_table(text: str) -> str:
-    """``text`` with the table between its marks renewed."""
+    """``text`` with new tables between its marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"

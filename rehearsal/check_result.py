@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Check:
-    """What was looked at, whether it is right, and what was seen."""
+class CheckResult:
+    """What was compared, whether it is right, and the figures or the fault in words."""
 
     name: str
     passed: bool
-    said: str
+    message: str

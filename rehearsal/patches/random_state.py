@@ -1,0 +1,62 @@
+"""Patches of megatron/core/tensor_parallel/random.py: generators of random numbers, and recomputation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from superpod.rehearsal.patches.registry import patch, rebind, replace
+
+if TYPE_CHECKING:
+    import torch
+    from megatron.core.tensor_parallel.random import CheckpointWithoutOutput, CudaRNGStatesTracker
+
+
+@patch(
+    "rng-tracker",
+    target="megatron.core.tensor_parallel.random: CudaRNGStatesTracker.fork, _get/_set_cuda_rng_state",
+    reason="tensor-parallel ranks draw from their own generator states; the originals address a CUDA generator",
+)
+def _rng_tracker() -> None:
+    import torch
+    from megatron.core.tensor_parallel import random
+
+    generator = torch.default_generator
+
+    def get_state(*_: object, **__: object) -> torch.Tensor:
+        return generator.get_state()
+
+    def set_state(state: torch.Tensor, *_: object, **__: object) -> None:
+        generator.set_state(state)
+
+    @contextlib.contextmanager
+    def fork(self: CudaRNGStatesTracker, name: str = random._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
+        outside = generator.get_state()
+        generator.set_state(self.states_[name])
+        try:
+            yield
+        finally:
+            self.states_[name] = generator.get_state()
+            generator.set_state(outside)
+
+    rebind(random, "_get_cuda_rng_state", get_state)
+    rebind(random, "_set_cuda_rng_state", set_state)
+    replace(random.CudaRNGStatesTracker, fork=fork)
+
+
+@patch(
+    "recompute-fp8",
+    target="megatron.core.tensor_parallel.random.CheckpointWithoutOutput.__init__",
+    reason="it takes fp8=False for FP8, and asks Transformer Engine's FP8 state: a norm or an activation could not be "
+    "recomputed without TE",
+)
+def _recompute_fp8() -> None:
+    from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
+
+    original: Callable[..., None] = CheckpointWithoutOutput.__init__
+
+    def init(self: CheckpointWithoutOutput, fp8: object = None) -> None:
+        original(self, None)  # a rehearsal computes nothing in FP8
+
+    replace(CheckpointWithoutOutput, __init__=init)
