@@ -144,7 +144,7 @@ def cases(name: str) -> list[list[Case]]:
     tasks: list[Task] = [*TASKS] if model.family != "ssm" else [*TASKS[:2]]
     if name in RETRIEVES or name.startswith("bert"):
         tasks = ["sft"] if name in RETRIEVES else ["pretrain"]
-    kinds = [(task, k) for task in tasks for k in _lengths(name, task)]
+    kinds: list[tuple[Task, int]] = [(task, k) for task in tasks for k in _lengths(name, task)]
     plain_only = model.unproven and not name.startswith("nemotron")
     return [
         [
