@@ -134,7 +134,7 @@ def _vocab(name: str, folder: Path, vocab_size: int | None) -> int:
     except UserError as error:
         if vocab_size:
             return vocab_size
-        raise UserError(str(error), f"{error.hint}; or say --vocab-size") from None
+        raise UserError(str(error), f"{error.hint}; or give --vocab-size") from None
     if vocab_size and vocab_size != vocab:
         raise UserError(f"--vocab-size {vocab_size}, but the tokenizer {name} has {vocab}", "leave out --vocab-size")
     return vocab

@@ -247,7 +247,7 @@ def _check_workers(workers: int | None) -> None:
     most = max(16, 4 * _cores())
     if workers is not None and not 1 <= workers <= most:
         message = f"--workers {paths.short(workers)} is outside 1..{most}, for {_cores()} cores here"
-        raise UserError(message, "leave it out for one a core")
+        raise UserError(message, "leave it out for one per core")
 
 
 @contextmanager

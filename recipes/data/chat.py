@@ -90,8 +90,8 @@ def _render(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> tuple[str, li
             spans.append((len(before), len(after)))
         elif at == answers[-1]:
             raise UserError(
-                f"line {sample.line}: the tokenizer's chat template does not begin an answer as it asks for one",
-                "mend chat_template, or give prompts and completions",
+                f"line {sample.line}: the tokenizer's chat template does not begin an answer with its generation prompt",
+                "fix chat_template, or give prompts and completions",
             )
     return whole, spans
 
@@ -108,7 +108,7 @@ def _apply_template(
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_answer)
         return str(text)
     except TemplateError as error:  # Mistral's and Gemma's refuse some orders of roles
-        raise UserError(f"line {sample.line}: the chat template refuses it: {error}", "mend the line") from None
+        raise UserError(f"line {sample.line}: the chat template refuses it: {error}", "fix the line") from None
 
 
 def _ids(text: str, spans: list[tuple[int, int]], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:

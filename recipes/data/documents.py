@@ -94,7 +94,7 @@ def _scan(path: str) -> Source:
                 size += len(block)
                 utf8 = utf8 and _decodes(decoder, block)
     except OSError as error:
-        raise UserError(f"cannot read {shown(path)}: {error.strerror}", "mend it, or leave it out of --text") from None
+        raise UserError(f"cannot read {shown(path)}: {error.strerror}", "fix it, or leave it out of --text") from None
     return Source(path, size, digest.hexdigest(), utf8 and _decodes(decoder, b"", final=True))
 
 

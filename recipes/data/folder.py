@@ -192,7 +192,7 @@ class DataFolder:
             if not all(0 < weight < float("inf") for weight in self.weights):
                 raise UserError(f"{file}: weights: {list(self.weights)} must be positive", "leave a prefix out instead")
         if len(set(self.prefixes)) < len(self.prefixes):
-            raise UserError(f"{file}: prefixes: one stands there twice", "name it once, with the sum of the weights")
+            raise UserError(f"{file}: prefixes: one is named twice", "name it once, with the sum of the weights")
         if self.tokenizer.startswith(HUB):
             check_hub_name(self.tokenizer, f"{file}: tokenizer: ")
         cache = self.path / (self.index_cache or "index_cache")
@@ -207,7 +207,7 @@ class DataFolder:
             if prefix not in self.prefixes or not re.fullmatch("[0-9a-f]{64}", digest):
                 entry = f"{self.path / FILE}: sha256: {paths.short(repr(prefix))}: {paths.short(repr(digest))}"
                 hint = "64 hex digits for each prefix, or none at all: {}"
-                raise UserError(f"{entry} is no digest of one of the prefixes", hint)
+                raise UserError(f"{entry} is not the digest of a prefix", hint)
 
     def _check_files(self, verify_sha: bool) -> None:
         file = self.path / FILE
@@ -261,7 +261,7 @@ def _read(file: Path) -> BaseModel:
     paths.check(file)
     if not file.is_file():
         raise UserError(
-            f"{paths.short(file.parent)} is no data folder: it has no {FILE}", "make one with recipes data build or add"
+            f"{paths.short(file.parent)} is not a data folder: it has no {FILE}", "make one with recipes data build or add"
         )
     if not os.access(file, os.R_OK):
         raise UserError(f"cannot read {file}", "its owner must allow it: chmod a+r")

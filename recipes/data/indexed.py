@@ -152,7 +152,7 @@ def read_header(prefix: str | Path) -> tuple[str, int, int]:
     with open(path, "rb") as stream:
         raw = stream.read(HEADER.size)
     if raw[: len(MAGIC)] != MAGIC:
-        raise UserError(f"{path} is no Megatron index: it begins with {raw[:9]!r}, not {MAGIC!r}", _PREFIX_HINT)
+        raise UserError(f"{path} is not a Megatron index: it begins with {raw[:9]!r}, not {MAGIC!r}", _PREFIX_HINT)
     if len(raw) < HEADER.size:
         raise UserError(f"{path} is truncated: {len(raw)} bytes, but the header alone has {HEADER.size}", _REMAKE)
     _, version, code, sequences, documents = HEADER.unpack(raw)
@@ -179,7 +179,7 @@ def verify(prefix: str | Path) -> IndexFacts:
         fault = "truncated" if size < expected else "too long"
         raise UserError(f"{path} is {fault}: {sequences} sequences need {expected} bytes, it has {size}", _REMAKE)
     if sequences == 0 or boundaries < 2:
-        raise UserError(f"{path} holds no document", "leave this prefix out, or make it again from text")
+        raise UserError(f"{path} holds no document", "leave this prefix out, or build it from text anew")
     lengths, pointers, starts = _read_index(path, sequences, boundaries)
     if starts[0] != 0 or starts[-1] != sequences or not all(map(le, starts, starts[1:])):
         raise UserError(f"{path}: the document boundaries do not run from 0 to {sequences}, rising", _REMAKE)
@@ -231,4 +231,4 @@ def digest(prefix: str | Path, progress: Callable[[int], None] = lambda _: None)
 
 
 _PREFIX_HINT = "give the path of the two files without .bin or .idx"
-_REMAKE = "copy the pair again, or make it again from text"
+_REMAKE = "copy the pair anew, or build it from text anew"

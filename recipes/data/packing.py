@@ -63,9 +63,9 @@ def hold_out(samples: Sequence[Encoded], share: float, seed: int) -> tuple[list[
         UserError: a share outside (0, 1), or a single sample.
     """
     if not 0 < share < 1:
-        raise UserError(f"--validation {share} is no share between 0 and 1", "0.05 holds out a twentieth")
+        raise UserError(f"--validation {share} is not a share between 0 and 1", "0.05 holds out a twentieth")
     if len(samples) < 2:
-        raise UserError("one sample cannot be parted into training and validation", "give more samples")
+        raise UserError("one sample cannot be split into training and validation", "give more samples")
     order = list(range(len(samples)))
     random.Random(seed).shuffle(order)
     held = set(order[: min(len(samples) - 1, max(1, round(share * len(samples))))])

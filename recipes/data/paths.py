@@ -32,7 +32,7 @@ def check(path: str | Path, where: str = "", hint: str = "give another path") ->
         if error.errno not in _ABSENT:
             raise UserError(f"{where}{short(path)}: {error.strerror}", hint) from None
     except ValueError as error:  # NUL, or half a surrogate pair
-        raise UserError(f"{where}{short(path)} is no path: {error}", hint) from None
+        raise UserError(f"{where}{short(path)} is not a path: {error}", hint) from None
 
 
 def check_folder(path: Path, where: str = "", hint: str = OTHER_OUT) -> Path:

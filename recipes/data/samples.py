@@ -52,7 +52,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         with open(path, "rb") as stream:
             yield from ((number, line) for number, line in enumerate(stream, 1) if line.strip())
     except (FileNotFoundError, IsADirectoryError):
-        raise UserError(f"{path} is no file", "name a .jsonl file: a JSON object a line") from None
+        raise UserError(f"{path} is not a file", "name a .jsonl file: a JSON object a line") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -85,7 +85,7 @@ def _text(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{where} is {_kind(value)}, not a text")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError(f"{where} holds half a surrogate pair, which is no character")
+        raise ValueError(f"{where} holds half a surrogate pair, which is not a character")
     return value
 
 

@@ -115,7 +115,7 @@ def _load_sentencepiece(path: Path) -> Tokenizer:
     try:
         model = library.SentencePieceProcessor(model_file=str(path))
     except (RuntimeError, OSError, ValueError) as error:
-        message = f"{paths.short(path)} is no SentencePiece model: {paths.short(str(error).strip())}"
+        message = f"{paths.short(path)} is not a SentencePiece model: {paths.short(str(error).strip())}"
         raise BrokenTokenizer(message, FETCH) from None
     return Tokenizer("sentencepiece", str(path), model.get_piece_size(), _eod(model.eos_id(), path))
 

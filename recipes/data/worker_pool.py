@@ -46,7 +46,7 @@ def workers(count: int) -> Iterator[Run]:
     try:
         yield run
     except BrokenProcessPool:
-        message = f"one of {count} worker processes died, most often for want of memory"
+        message = f"one of {count} worker processes died, most often for lack of memory"
         raise UserError(message, "run the same command again with fewer --workers; what is done is kept") from None
     except BaseException:
         for process in list((pool._processes or {}).values()):

@@ -1,1 +1,1 @@
-"""Recipes as files of their own, and two recipes side by side."""
+"""Recipes as Python files of their own (`recipes export`), and the differences of two recipes (`recipes diff`)."""

@@ -1,4 +1,4 @@
-"""What differs between two recipes, ours or NeMo's own, and why it matters: `recipes diff`."""
+"""`recipes diff`: what differs between two recipes, ours or NeMo's own, and why it matters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import fiddle as fdl
 
@@ -22,14 +21,14 @@ NEMO = "nemo:"
 """`nemo:llama3_8b` or `nemo:llama3_8b.finetune_recipe`: a factory of `nemo.collections.llm.recipes`."""
 
 PARTS = ("recipe", "model", "data", "trainer.strategy", "trainer.plugins", "trainer.callbacks", "trainer", "optim")
-"""Groups of a diff, in the order they are shown; whatever else there is follows."""
+"""Groups of a diff, in the order they are shown; other groups follow."""
 
 UNSET, DEFAULT = "-", "default "
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One path at which two recipes differ. A value that is only a default is marked so."""
+    """One path at which two recipes differ. `default ` before a value says that the recipe does not set it."""
 
     path: str
     a: str
@@ -44,26 +43,26 @@ class Difference:
 
 
 def load(name: str, num_nodes: int | None = None) -> fdl.Buildable:
-    """The recipe of that name, of ours or (`nemo:...`) of NeMo's.
+    """The recipe of that name, ours or (`nemo:...`) NeMo's.
 
     Raises:
-        UserError: when there is none, or NeMo's own cannot be made.
+        UserError: no such recipe, or NeMo's own cannot be made.
     """
     return _nemo(name.removeprefix(NEMO), num_nodes) if name.startswith(NEMO) else build(name, num_nodes)
 
 
 def differences(a: fdl.Buildable, b: fdl.Buildable) -> list[Difference]:
-    """Paths at which they differ, by part. A value set in one is compared with the other's default."""
-    sides = _named(a), _named(b)
-    alone = {path for path in sides[0].nodes.keys() ^ sides[1].nodes.keys()}
-    found = []
+    """Paths at which two recipes differ, by part. A value set in one only is compared with the other's default."""
+    sides = _values(a), _values(b)
+    in_one_only = sides[0].nodes.keys() ^ sides[1].nodes.keys()
+    rows = []
     for path in dict.fromkeys([*sides[0].lines, *sides[1].lines]):
         left, right = (_value(side, path) for side in sides)
-        whole = any(path.startswith(f"{node}.") for node in alone)  # said by the line of the configuration itself
-        if not whole and not _equal(left.removeprefix(DEFAULT), right.removeprefix(DEFAULT)):
-            found.append(Difference(path, left, right, meaning(path)))
+        covered = any(path.startswith(f"{node}.") for node in in_one_only)  # the configuration's own row says it all
+        if not covered and not _equal(left.removeprefix(DEFAULT), right.removeprefix(DEFAULT)):
+            rows.append(Difference(path, left, right, meaning(path)))
     order = {part: i for i, part in enumerate(PARTS)}
-    return sorted(found, key=lambda d: (order.get(d.part, len(order)), d.part, d.path))
+    return sorted(rows, key=lambda d: (order.get(d.part, len(order)), d.part, d.path))
 
 
 def _equal(a: str, b: str) -> bool:
@@ -78,9 +77,9 @@ def _nemo(text: str, num_nodes: int | None) -> fdl.Buildable:
     from nemo.collections.llm import recipes
 
     module, _, factory = text.partition(".")
-    known = [each.name for each in pkgutil.iter_modules(recipes.__path__)]
-    if module not in known:
-        raise UserError(f"NeMo has no recipe called {module!r}", did_you_mean(module, known))
+    modules = [info.name for info in pkgutil.iter_modules(recipes.__path__)]
+    if module not in modules:
+        raise UserError(f"NeMo has no recipe called {module!r}", did_you_mean(module, modules))
     functions = vars(importlib.import_module(f"{recipes.__name__}.{module}"))
     make = functions.get(factory or "pretrain_recipe")
     if not callable(make):
@@ -88,24 +87,24 @@ def _nemo(text: str, num_nodes: int | None) -> fdl.Buildable:
         raise UserError(f"nemo:{module} has no {factory or 'pretrain_recipe'}", f"it has {', '.join(named) or 'none'}")
     takes = "num_nodes" in inspect.signature(make).parameters
     try:
-        made = make(**({"num_nodes": num_nodes} if num_nodes and takes else {}))
-    except (TypeError, NotImplementedError) as refused:
-        raise UserError(f"NeMo cannot make nemo:{text}: {refused}") from refused
-    if not isinstance(made, fdl.Buildable):
-        raise UserError(f"nemo:{text} makes a {type(made).__name__}, which is no recipe")
-    return made
+        recipe = make(**({"num_nodes": num_nodes} if num_nodes and takes else {}))
+    except (TypeError, NotImplementedError) as error:
+        raise UserError(f"NeMo cannot make nemo:{text}: {error}") from error
+    if not isinstance(recipe, fdl.Buildable):
+        raise UserError(f"nemo:{text} makes a {type(recipe).__name__}, which is not a recipe")
+    return recipe
 
 
 @dataclass(frozen=True)
 class _Values:
-    """Values by path, with the classes in the place of numbers in lists, so that another order is no difference."""
+    """Values by path. Items of lists are named by class, not by number, so that their order makes no difference."""
 
     lines: dict[str, str]
     nodes: dict[str, fdl.Buildable]
-    """Path of a configuration -> it, to ask for defaults."""
+    """Path -> configuration, to look up defaults."""
 
 
-def _named(partial: fdl.Buildable) -> _Values:
+def _values(partial: fdl.Buildable) -> _Values:
     nodes = dict(_nodes("", partial))
     names: dict[str, str] = {}
     for path, node in nodes.items():
@@ -115,7 +114,7 @@ def _named(partial: fdl.Buildable) -> _Values:
     return _Values(lines, {_renamed(path, names): node for path, node in nodes.items()})
 
 
-def _nodes(path: str, value: Any) -> Iterator[tuple[str, fdl.Buildable]]:
+def _nodes(path: str, value: object) -> Iterator[tuple[str, fdl.Buildable]]:
     if isinstance(value, fdl.Buildable):
         yield path, value
         for field, item in value.__arguments__.items():
@@ -127,7 +126,7 @@ def _nodes(path: str, value: Any) -> Iterator[tuple[str, fdl.Buildable]]:
 
 def _list_name(path: str, node: fdl.Buildable, taken: set[str]) -> str:
     name = f"{path.rpartition('[')[0]}[{fdl.get_callable(node).__name__}]"
-    count = sum(each.startswith(name[:-1]) for each in taken)
+    count = sum(other.startswith(name[:-1]) for other in taken)
     return name if not count else f"{name[:-1]}_{count + 1}]"
 
 
@@ -139,7 +138,7 @@ def _renamed(path: str, names: dict[str, str]) -> str:
 
 
 def _value(side: _Values, path: str) -> str:
-    """What one side has at a path: what is set, else the default of the class there, else `-`."""
+    """One side's value at a path: the one set, else the default of the class there, else `-`."""
     if path in side.lines:
         return side.lines[path]
     parent, _, name = path.rpartition(".")

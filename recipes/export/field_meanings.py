@@ -1,4 +1,4 @@
-"""What a difference between two recipes means, in a line: `recipes diff` prints it beside the values."""
+"""What a changed field of a recipe means, in one line: `recipes diff` prints it beside the values."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ MEANINGS = {
     r"use_distributed_sampler": "NeMo's own sampler distributes; Lightning's would do it again",
     r"deterministic.*|seed": "whether two runs agree bit for bit",
 }
-"""Last words of a path -> what a change of it does. The first pattern that matches counts."""
+"""Pattern of a path's last one or two names -> what a change does. The first pattern that matches counts."""
 
 
 @cache
 def meaning(path: str) -> str:
     """Why a difference at `path` matters, or ""."""
-    last = re.sub(r"\[(\w+)\]", r".\1", path).split(".")
-    for words in (last[-1], ".".join(last[-2:])):
+    names = re.sub(r"\[(\w+)\]", r".\1", path).split(".")  # callbacks[TimingCallback] -> callbacks.TimingCallback
+    for ending in (names[-1], ".".join(names[-2:])):
         for pattern, text in MEANINGS.items():
-            if re.fullmatch(pattern, words):
+            if re.fullmatch(pattern, ending):
                 return text
     return ""

@@ -1,8 +1,8 @@
-"""A recipe as one Python file that needs NeMo and NeMo-Run, and nothing of this project: `recipes export`.
+"""`recipes export`: a recipe as one Python file that needs NeMo and NeMo-Run, and nothing of this project.
 
-fiddle can write code too (`fiddle.experimental.codegen`): one expression with absolute names, in black's format, which
-is no dependency of NeMo, and without a word on why. This writes what a person would keep: a function for each part,
-comments, and a way to run it.
+fiddle can write code too (`fiddle.experimental.codegen`), but as one expression with absolute names, without comments,
+and formatted with black, which NeMo does not install. This writes what a person would keep: a function for each part,
+comments that say why, and a way to run it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from superpod.recipes.export.source_comments import about, sources, table
 from superpod.recipes.export.value_source import KINDS, WIDTH, Group, Imports, Writer, comment, lines
 
 if TYPE_CHECKING:
+    import nemo_run as run
+
     from superpod.recipes.registry import Recipe
 
 PARTS = {
@@ -36,10 +38,10 @@ PARTS = {
     "resume": "Where a run goes on, or starts from.",
     "peft": "What is trained beside the frozen weights.",
 }
-"""Parts of a recipe that are functions of their own, whatever their length; so is any other that is long."""
+"""Path -> docstring of the parts that always become functions of their own. Other parts do if they are long."""
 
 LONG = 16
-"""Lines from which on a configuration within another becomes a function."""
+"""Lines from which on any configuration becomes a function of its own."""
 
 MAIN = '''
 
@@ -74,19 +76,19 @@ HEADING = """{name}
 """
 
 
-def heading(recipe: Recipe, partial: fdl.Buildable, command: str) -> str:
-    """What the top of a recipe's file says of it; `command` wrote the file.
+def heading(recipe: Recipe, partial: run.Partial, command: str) -> str:
+    """The docstring at the top of a recipe's file; `command` is the one that wrote it.
 
     Raises:
-        UserError: when overrides have taken a part away.
+        UserError: overrides have replaced a part that a recipe needs.
     """
     from superpod.planner import explain
     from superpod.recipes.layout import layout_of
 
     try:
         layout = layout_of(partial)
-    except (AttributeError, TypeError) as gone:
-        raise UserError(f"the overrides left no whole recipe: {gone}", "keep its parts configurations") from gone
+    except (AttributeError, TypeError) as error:
+        raise UserError(f"the overrides left no whole recipe: {error}", "keep its parts configurations") from error
     nodes, gpus = partial.trainer.num_nodes, partial.trainer.devices
     about = (
         f"{recipe.model.title}. {recipe.task.capitalize()}, {recipe.precision}, {nodes} x {gpus} {recipe.gpu}: "
@@ -110,7 +112,8 @@ def render(partial: fdl.Buildable, heading: str) -> str:
     """The text of a file whose `recipe()` equals `partial`; `heading` becomes its docstring.
 
     Raises:
-        UserError: when something in it has no source, or is this project's own.
+        UserError: a value has no source, or is from this project.
+        RuntimeError: the text makes another configuration.
     """
     file = _File()
     file.function("recipe", "The whole recipe.", partial, file.writer.buildable("", partial))
@@ -118,13 +121,13 @@ def render(partial: fdl.Buildable, heading: str) -> str:
         file.imports.module(f"import {name}", name)
     file.imports.module("import nemo_run as run", "run")
     text = "\n".join([*_docstring(heading), "", *_imports(file.imports), *file.functions]) + "\n" + MAIN
-    _same(text, partial)
+    _check_equal(text, partial)
     return text
 
 
 @dataclass
 class _File:
-    """The functions of the file, in the order they are written: a part before the whole it is part of."""
+    """The functions of the file, in the order they are written: a part before the whole that calls it."""
 
     imports: Imports = field(default_factory=Imports)
     functions: list[str] = field(default_factory=list)
@@ -133,10 +136,10 @@ class _File:
     def writer(self) -> Writer:
         return Writer(self.imports, self.part)
 
-    def part(self, path: str, value: Any, document: str | Group) -> str | Group:
-        """The call of a new function where `value` deserves one; else the document."""
-        holds = [value] if isinstance(value, fdl.Buildable) else value if isinstance(value, list) else []
-        if isinstance(document, str) or not holds or not isinstance(holds[0], fdl.Buildable):
+    def part(self, path: str, value: object, document: str | Group) -> str | Group:
+        """The call of a new function if the value is to have one, else the document."""
+        nodes = value if isinstance(value, list) else [value]
+        if isinstance(document, str) or not nodes or not isinstance(nodes[0], fdl.Buildable):
             return document
         if path not in PARTS and "." in path and len(lines(document, 4, 4)) < LONG:
             return document
@@ -146,9 +149,9 @@ class _File:
         self.function(name, PARTS.get(path, f"`{path}` of the recipe."), value, document)
         return f"{name}()"
 
-    def function(self, name: str, title: str, value: Any, document: Group) -> None:
+    def function(self, name: str, title: str, value: object, document: Group) -> None:
         """Add a function that returns the document."""
-        self.imports.lines[name] = ""
+        self.imports.lines[name] = ""  # taken, by no import
         kind = KINDS[type(value)] if isinstance(value, fdl.Buildable) else "list"
         files = sources(value)
         body = _docstring(title + (f" Set in {', '.join(files)}." if files else ""), 4)
@@ -170,7 +173,7 @@ def _docstring(text: str, indent: int = 0) -> list[str]:
 
 def _imports(imports: Imports) -> list[str]:
     """Import statements as ruff sorts them: the standard library's, then the others."""
-    found: list[str] = []
+    import_lines: list[str] = []
     for standard in (True, False):
         block = sorted({line for line in imports.lines.values() if line and _is_standard(line) == standard})
         plain = [line for line in block if line.startswith("import ")]
@@ -178,10 +181,11 @@ def _imports(imports: Imports) -> list[str]:
         for line in block:
             if line.startswith("from "):
                 module, _, name = line.removeprefix("from ").partition(" import ")
+                # ruff keeps `from m import a as b` apart from other names of m: the space makes another key.
                 named.setdefault(module if " as " not in name else f"{module} ", []).append(name)
         statements = plain + [_from(module.strip(), names) for module, names in sorted(named.items())]
-        found += ([""] if found and statements else []) + statements
-    return found
+        import_lines += ([""] if import_lines and statements else []) + statements
+    return import_lines
 
 
 def _is_standard(line: str) -> bool:
@@ -189,16 +193,18 @@ def _is_standard(line: str) -> bool:
 
 
 def _from(module: str, names: list[str]) -> str:
+    # As isort orders names: CONSTANTS, Classes, functions.
     ordered = sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
     line = f"from {module} import {', '.join(ordered)}"
     return line if len(line) <= WIDTH else "\n".join([f"from {module} import (", *(f"    {n}," for n in ordered), ")"])
 
 
-def _same(text: str, partial: fdl.Buildable) -> None:
-    """Execute the file's text, and see that it makes an equal configuration."""
+def _check_equal(text: str, partial: fdl.Buildable) -> None:
+    """Execute the file's text, and check that it makes an equal configuration."""
     names: dict[str, Any] = {"__name__": "exported"}
     exec(compile(text, "exported", "exec"), names)
     copy = names["recipe"]()
-    wrong = {str(line) for line in flatten.flatten(copy)} ^ {str(line) for line in flatten.flatten(partial)}
-    if wrong or copy != partial:
-        raise RuntimeError(f"the exported file makes another recipe: {sorted(wrong)[:4] or 'its parts are shared'}")
+    lines = {str(line) for line in flatten.flatten(copy)} ^ {str(line) for line in flatten.flatten(partial)}
+    # fiddle's equality also sees whether two places share one configuration, which lines do not show.
+    if lines or copy != partial:
+        raise RuntimeError(f"the exported file makes another recipe: {sorted(lines)[:4] or 'its parts are shared'}")

@@ -22,7 +22,7 @@ TOOLS = re.compile(r"(noqa|fmt|type|ruff|pyright|isort)\s*:")
 
 
 def why(config: fdl.Buildable, field: str) -> str:
-    """The comment on an argument: the one beside or above the line that set it; of a layout file also the line itself."""
+    """The comment beside or above the line that set an argument; where that is a layout file, its line first."""
     place = set_at(config, field)
     if (location := _file(place)) is None:
         return place if place == "command line" else ""

@@ -1,4 +1,8 @@
-"""Values of a configuration as Python source: one line where it fits, else an argument a line, as ruff formats it."""
+"""Write the values of a configuration as Python source, formatted as ruff formats it.
+
+A value becomes a document first, a tree of calls and displays with comments, and the document becomes lines: one where
+it fits, else one per argument.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol, cast
 
 import fiddle as fdl
 import nemo_run as run
@@ -23,16 +27,26 @@ WIDTH = 100
 """Columns of an exported file."""
 
 SHORT = (("from nemo.collections import llm", "llm"), ("from nemo import lightning as nl", "nl"))
-"""Packages of NeMo whose names are written as `llm.LlamaModel`, as NeMo's users do."""
+"""Packages of NeMo whose names are written as `llm.LlamaModel`, as NeMo's users write them."""
 
 KINDS: dict[type, str] = {run.Config: "run.Config", run.Partial: "run.Partial"}
 KINDS |= {fdl.Config: "fdl.Config", fdl.Partial: "fdl.Partial", fdl.ArgFactory: "fdl.ArgFactory"}
 """Kinds of configuration that a file can hold."""
 
 
+Container = list[object] | tuple[object, ...] | set[object] | frozenset[object] | dict[object, object]
+
+
+class Named(Protocol):
+    """A class or a function."""
+
+    __module__: str
+    __qualname__: str
+
+
 @dataclass
 class Group:
-    """`opening item, item closing`: a call or a display."""
+    """A call or a display: `opening item, item closing`."""
 
     opening: str
     items: list[Item]
@@ -50,22 +64,22 @@ class Item:
 
 @dataclass
 class Imports:
-    """What the file imports, gathered while its values are written. No name means two things."""
+    """What the file imports, collected while its values are written. No name is imported twice."""
 
     lines: dict[str, str] = field(default_factory=dict)
-    """Name -> what imports it."""
+    """Name -> the statement that imports it, "" for a function of the file."""
 
     def module(self, line: str, name: str) -> str:
-        """A name, with the import that brings it."""
+        """The name, once its import is noted."""
         if self.lines.setdefault(name, line) != line:
             raise ValueError(f"{name} would be imported twice: {line}, {self.lines[name]}")
         return name
 
-    def of(self, thing: Any) -> str:
+    def of(self, thing: Named) -> str:
         """How the file names a class or a function.
 
         Raises:
-            UserError: when no file could import it, or only where this project is installed.
+            UserError: no file could import it, or only one where this project is installed.
         """
         module, name = thing.__module__, thing.__qualname__
         if module.partition(".")[0] in ("superpod", "__main__") or "<" in name:
@@ -92,45 +106,45 @@ class Imports:
 
 @dataclass
 class Writer:
-    """Values to documents. `part` may put the call of a function in a document's place; it gives that to the file."""
+    """Turns values into documents. `part` may replace a document by the call of a function that it adds to the file."""
 
     imports: Imports
-    part: Callable[[str, Any, str | Group], str | Group]
+    part: Callable[[str, object, str | Group], str | Group]
 
-    def document(self, path: str, value: Any) -> str | Group:
-        """What is written for the value at `path`.
+    def document(self, path: str, value: object) -> str | Group:
+        """The document of the value at `path`.
 
         Raises:
-            UserError: when it is of a kind that has no source.
+            UserError: it is of a kind that has no source.
         """
         return self.part(path, value, self._whole(path, value))
 
-    def _whole(self, path: str, value: Any) -> str | Group:
+    def _whole(self, path: str, value: object) -> str | Group:
         if isinstance(value, fdl.Buildable):
             return self.buildable(path, value)
-        if type(value) in (list, tuple, set, frozenset, dict):
-            return self._container(path, value)
+        if type(value) in (list, tuple, set, frozenset, dict):  # no subclass: a namedtuple has another source
+            return self._container(path, cast("Container", value))
         return self._leaf(path, value)
 
     def buildable(self, path: str, value: fdl.Buildable) -> Group:
-        """What is written for a configuration, whether or not it is a part."""
+        """The document of a configuration, even where `part` would replace it."""
         kind = KINDS.get(type(value))
         if kind is None:
             raise UserError(f"{path or 'the recipe'} is a {type(value).__name__}, which cannot be written as source")
         package = kind.partition(".")[0]
         self.imports.module("import nemo_run as run" if package == "run" else "import fiddle as fdl", package)
         items = [Item("", self.imports.of(fdl.get_callable(value)))]
-        for name, each in value.__arguments__.items():
-            label = f"{name}=" if isinstance(name, str) else ""
-            document = self.document(f"{path}.{name}".lstrip("."), each)
-            items.append(Item(label, document, why(value, str(name)) or about(each)))
+        for name, argument in value.__arguments__.items():
+            label = f"{name}=" if isinstance(name, str) else ""  # fiddle numbers positional arguments
+            document = self.document(f"{path}.{name}".lstrip("."), argument)
+            items.append(Item(label, document, why(value, str(name)) or about(argument)))
         return Group(f"{kind}(", _once(items, about(value)), ")")
 
-    def _container(self, path: str, value: Any) -> str | Group:
+    def _container(self, path: str, value: Container) -> str | Group:
         if isinstance(value, dict):
             pairs = [(self.document(path, k), self.document(f"{path}[{k!r}]", v)) for k, v in value.items()]
             return Group("{", [Item(f"{one_line(k)}: ", v) for k, v in pairs], "}")
-        items = [Item("", self.document(f"{path}[{i}]", each), about(each)) for i, each in enumerate(value)]
+        items = [Item("", self.document(f"{path}[{i}]", item), about(item)) for i, item in enumerate(value)]
         if isinstance(value, frozenset):
             return Group("frozenset(", [Item("", Group("[", items, "]"))], ")")
         if isinstance(value, set):
@@ -139,14 +153,14 @@ class Writer:
             return Group("(", items, ",)" if len(items) == 1 else ")")
         return Group("[", items, "]")
 
-    def _leaf(self, path: str, value: Any) -> str | Group:
+    def _leaf(self, path: str, value: object) -> str | Group:
         if isinstance(value, torch.dtype):
             return f"{self.imports.module('import torch', 'torch')}.{str(value).partition('.')[2]}"
         if isinstance(value, enum.Enum):
             return f"{self.imports.of(type(value))}.{value.name}"
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
-        if type(value) in (str, bytes):
+        if isinstance(value, str | bytes) and type(value) in (str, bytes):
             return _string(value)
         if value is None or type(value) in (bool, int, float, complex):
             return repr(value)
@@ -154,7 +168,7 @@ class Writer:
             kind = f"{self.imports.module('import pathlib', 'pathlib')}.{type(value).__name__}"
             return Group(f"{kind}(", [Item("", _string(str(value)))], ")")
         if hasattr(value, "__qualname__"):
-            return self.imports.of(value)
+            return self.imports.of(cast("Named", value))
         if dataclasses.is_dataclass(value):
             items = [Item(f"{f.name}=", self.document(path, getattr(value, f.name))) for f in dataclasses.fields(value)]
             return Group(f"{self.imports.of(type(value))}(", items, ")")
@@ -179,13 +193,12 @@ def lines(document: str | Group, indent: int, before: int, after: int = 0) -> li
     if isinstance(document, str) or (not _commented(document) and before + len(one_line(document)) + after <= WIDTH):
         return [one_line(document)]
     inner = one_line(document).removeprefix(document.opening).removesuffix(document.closing)
-    a_call = document.opening[:-1]  # what ruff never does to a list of its own
+    # ruff puts the arguments of a call on one line of their own where they fit there, never the items of a list.
+    a_call = document.opening[:-1]
     if a_call and not _commented(document) and len(document.items) > 1 and indent + 4 + len(inner) <= WIDTH:
         return [document.opening, " " * (indent + 4) + inner, " " * indent + document.closing]
-    found = [document.opening]
-    for item in document.items:
-        found += _item(item, indent + 4)
-    return [*found, " " * indent + document.closing.lstrip(",")]
+    item_lines = [line for item in document.items for line in _item(item, indent + 4)]
+    return [document.opening, *item_lines, " " * indent + document.closing.lstrip(",")]
 
 
 def comment(text: str, indent: int) -> list[str]:
@@ -210,9 +223,9 @@ def _commented(document: str | Group) -> bool:
     return isinstance(document, Group) and any(item.why or _commented(item.value) for item in document.items)
 
 
-def _once(items: list[Item], said: str) -> list[Item]:
-    """The items, each comment on the first that it is on; `said` is already on the whole."""
-    seen = {said}
+def _once(items: list[Item], comment_on_whole: str) -> list[Item]:
+    """The items, without a comment that an earlier item or the whole has already."""
+    seen = {comment_on_whole}
     for item in items:
         if item.why in seen:
             item.why = ""
@@ -221,6 +234,7 @@ def _once(items: list[Item], said: str) -> list[Item]:
 
 
 def _string(text: str | bytes) -> str:
+    # ruff's quotes: double, unless the text holds some.
     mark = "b" if isinstance(text, bytes) else ""
     plain = repr(text).removeprefix(mark)
     return mark + (f'"{plain[1:-1]}"' if plain[0] == "'" and '"' not in plain else plain)

@@ -1,1 +1,1 @@
-"""Weights of a model: from a Hugging Face folder and back, an adapter merged, a checkpoint made to speak."""
+"""A model's weights: convert from and to Hugging Face, merge adapters, generate text from a checkpoint."""

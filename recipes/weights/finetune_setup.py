@@ -1,44 +1,44 @@
-"""A fine-tuning recipe given what it is to do: the weights it starts from, its data, its steps. Needs NeMo."""
+"""Set up a fine-tuning recipe: the weights it starts from, its data, its steps. Needs NeMo."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import nemo_run as run
 
 ALIGNED = 16
-"""Sequences are padded to a multiple of this, which FP8 wants."""
+"""Sequences are padded to a multiple of this many tokens, because FP8 matrix products need it."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How samples are laid into sequences for a recipe."""
+    """How samples are packed into sequences for a recipe; all but `batch` in tokens."""
 
     longest: int
-    """Tokens of a sample at most: the recipe's sequence length."""
+    """The most that a sample may have: the recipe's sequence length."""
     size: int
-    """Tokens of a packed sequence."""
+    """The length of a packed sequence."""
     batch: int
-    """Packed sequences of a step."""
+    """Packed sequences per step."""
     multiple: int
-    """A sample takes a multiple of so many tokens: context parallelism cuts it."""
+    """A sample is padded to a multiple of this: context parallelism cuts it into 2 x cp pieces."""
     aligned: int
-    """And a sequence of so many: sequence parallelism cuts that."""
+    """A sequence is padded to a multiple of this: sequence parallelism cuts each piece by tp."""
 
 
 def sizes(partial: run.Partial, packed: bool) -> Sizes:
-    """Packed, a micro-batch is one sequence as long as the recipe's micro-batch is in all, and memory as planned.
+    """Packed, a micro-batch is one sequence with as many tokens as the recipe's micro-batch: memory is as planned.
 
-    Not packed, every sequence is one sample, as many in a step as the recipe has.
+    Not packed, every sequence is one sample, and a step has as many as the recipe's global batch.
     """
     data, strategy = partial.data, partial.trainer.strategy
     fold = data.micro_batch_size if packed else 1
     cp = strategy.context_parallel_size or 1
-    multiple = 2 * cp if cp > 1 else 1
+    multiple = 2 * cp if cp > 1 else 1  # each rank takes a piece from the front and one from the back, of equal work
     aligned = math.lcm(ALIGNED, multiple * (strategy.tensor_model_parallel_size or 1))
     return Sizes(data.seq_length, data.seq_length * fold, data.global_batch_size // fold, multiple, aligned)
 
@@ -51,8 +51,8 @@ def set_weights(partial: run.Partial, base: Path) -> None:
     partial.resume.restore_config = run.Config(nl.RestoreConfig, path=str(base))
 
 
-def set_data(partial: run.Partial, folder: Path, made: Sizes, tokenizer: Path, validation: int) -> None:
-    """Train on the packed files in `folder`, and look at all of its `validation` sequences each time."""
+def set_data(partial: run.Partial, folder: Path, sizes: Sizes, tokenizer: Path, validation: int) -> None:
+    """Train on the packed files in `folder`; every validation reads all of its `validation` sequences."""
     import nemo_run as run
     from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTokenizer
     from nemo.collections.llm.gpt.data.fine_tuning import FineTuningDataModule
@@ -61,26 +61,27 @@ def set_data(partial: run.Partial, folder: Path, made: Sizes, tokenizer: Path, v
     partial.data = run.Config(
         FineTuningDataModule,
         dataset_root=str(folder),
-        seq_length=made.size,
+        seq_length=sizes.size,
         micro_batch_size=1,  # of packed sequences, which attention reads one at a time
-        global_batch_size=made.batch,
+        global_batch_size=sizes.batch,
         num_workers=2,
         tokenizer=run.Config(AutoTokenizer, pretrained_model_name=str(tokenizer), use_fast=True),
         packed_sequence_specs=run.Config(
             PackedSequenceSpecs,
-            packed_sequence_size=made.size,
+            packed_sequence_size=sizes.size,
             tokenizer_model_name="packed",
             packed_train_data_path=str(folder / TRAIN),
             packed_val_data_path=str(folder / VALIDATION),
             packed_metadata_path=str(folder / METADATA),
         ),
-        dataset_kwargs={"pad_seq_length_to_mult": made.aligned},
+        dataset_kwargs={"pad_seq_length_to_mult": sizes.aligned},
     )
-    partial.model.config.seq_length = made.size
-    # Every learnt token counts alike, whatever sequence it is in. Context parallelism demands it: a rank may have none.
+    partial.model.config.seq_length = sizes.size
+    # Every learnt token weighs the same, whatever sequence it is in. Context parallelism needs this too: a rank's piece
+    # may have no learnt token, and its own mean would be 0 / 0. Megatron refuses to average in the collective as well.
     partial.model.config.calculate_per_token_loss = True
     partial.trainer.strategy.ddp.average_in_collective = False
-    partial.trainer.limit_val_batches = -(-validation // made.batch)
+    partial.trainer.limit_val_batches = -(-validation // sizes.batch)
     partial.trainer.limit_test_batches = 0
 
 
@@ -89,17 +90,19 @@ TRAIN, VALIDATION, METADATA = "training.npy", "validation.npy", "packed.json"
 
 
 def set_steps(partial: run.Partial, steps: int | None) -> None:
-    """Train for so many steps (None: the recipe's), validate at the last one too, and keep the best and the newest."""
+    """Train for `steps` (None: the recipe's), validate at the last one too, keep the best and the newest checkpoint."""
     trainer, schedule = partial.trainer, partial.optim.lr_scheduler
     if steps:
         trainer.max_steps = steps
         schedule.warmup_steps = min(schedule.warmup_steps, steps // 10)
+    # The largest interval that divides the steps, so that the last step is validated.
     most = min(trainer.val_check_interval, trainer.max_steps)
     trainer.val_check_interval = max(n for n in range(1, most + 1) if trainer.max_steps % n == 0)
-    # Steps of the whole training: counted within what is left of the data, a resumed run would have too few for one.
+    # Lightning then counts steps over the whole training. Counted within an epoch, a resumed run, whose epoch is only
+    # the rest of the data, could end before its first validation.
     trainer.check_val_every_n_epoch = None
-    saving: Any = partial.log.ckpt
+    saving = partial.log.ckpt
     saving.monitor, saving.mode, saving.save_top_k = "val_loss", "min", 1
     saving.filename = "{step}-{val_loss:.4f}"
     saving.every_n_train_steps = None  # after each validation, when its loss is known
-    saving.save_last = True  # a copy: a link to the best would lose what came after it
+    saving.save_last = True  # a copy: a link could only point to the best one, not to the newest

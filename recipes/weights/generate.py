@@ -1,46 +1,56 @@
-"""A checkpoint asked: how well it knows given text, and what it says. Needs NeMo; one process, on a GPU if it can."""
+"""Evaluate a checkpoint on text, and generate text from it. Needs NeMo; one process, on a GPU if there is one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.recipes.weights import load
 
+if TYPE_CHECKING:
+    import torch
+    from nemo.collections.llm import GPTModel
+    from transformers import PreTrainedTokenizerBase
 
-def perplexity(checkpoint: str, data: str) -> dict[str, Any]:
+
+def perplexity(checkpoint: str, data: str) -> dict[str, float]:
     """Mean loss (nats) of the learnt tokens of every sample in a .jsonl file, and its exponential.
 
     Raises:
-        UserError: lines that are no samples, or a checkpoint without a tokenizer.
+        UserError: lines that are not samples, or a checkpoint without a tokenizer.
     """
     from superpod.recipes.data import chat, samples
 
-    read = samples.read(Path(data))
-    model, words = _loaded(checkpoint)
+    rows = samples.read(Path(data))
+    model, tokenizer = _load(checkpoint)
     total, count = 0.0, 0
-    for each in read:
-        encoded = chat.encode(each, words)
+    for sample in rows:
+        encoded = chat.encode(sample, tokenizer)
         losses = token_losses(model, encoded.ids)
         learnt = encoded.learnt[1:]
         total += sum(loss for loss, on in zip(losses, learnt, strict=True) if on)
         count += sum(learnt)
     loss = total / count
-    return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "tokens": count, "samples": len(read)}
+    return {
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700)),  # exp(710) overflows
+        "tokens": count,
+        "samples": len(rows),
+    }  # exp(710) overflows
 
 
-def token_losses(model: Any, ids: Sequence[int]) -> list[float]:
-    """Loss of each token but the first, given those before it."""
+def token_losses(model: GPTModel, ids: Sequence[int]) -> list[float]:
+    """Loss (nats) of each token but the first, given those before it."""
     import torch
 
     tokens = torch.tensor([ids], device=_device())
     with torch.no_grad():
         positions = torch.arange(len(ids) - 1, device=tokens.device)[None]
-        found = load.core(model)(tokens[:, :-1], positions, None, labels=tokens[:, 1:])
-    return found[0].float().tolist()
+        losses = load.core(model)(tokens[:, :-1], positions, None, labels=tokens[:, 1:])  # [1, tokens - 1]
+    return losses[0].float().tolist()
 
 
 def generate(
@@ -51,56 +61,68 @@ def generate(
     seed: int = 1234,
     chat: bool = False,
 ) -> list[str]:
-    """What the model says after each prompt, of at most so many tokens; temperature 0 takes the likeliest each time.
+    """The model's continuation of each prompt, at most `tokens` long; temperature 0 always takes the likeliest token.
 
-    With `chat`, a prompt is the user's message. Nothing is cached between tokens: meant for a glance, not for serving.
+    With `chat`, a prompt is the user's message. Without a cache of keys and values, each token costs a whole pass: this
+    is for a quick look, not for serving.
     """
     import torch
 
-    model, words = _loaded(checkpoint)
-    draw = torch.Generator().manual_seed(seed)
-    return [_continued(model, words, _prompt(words, each, chat), tokens, temperature, draw) for each in prompts]
+    model, tokenizer = _load(checkpoint)
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        _continuation(model, tokenizer, _prompt(tokenizer, prompt, chat), tokens, temperature, generator)
+        for prompt in prompts
+    ]
 
 
-def _prompt(words: Any, text: str, chat: bool) -> list[int]:
+def _prompt(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool) -> list[int]:
     if not chat:
-        return words(text, verbose=False)["input_ids"]
-    asked = words.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-    return words(asked, add_special_tokens=False, verbose=False)["input_ids"]
+        return tokenizer(text, verbose=False).data["input_ids"]
+    messages = [{"role": "user", "content": text}]
+    rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    return tokenizer(rendered, add_special_tokens=False, verbose=False).data["input_ids"]
 
 
-def _continued(model: Any, words: Any, ids: list[int], tokens: int, temperature: float, draw: Any) -> str:
+def _continuation(
+    model: GPTModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: list[int],
+    tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> str:
     import torch
 
-    begin, rows = len(ids), len(words)
+    begin, vocab = len(ids), len(tokenizer)
     for _ in range(tokens):
-        given = torch.tensor([ids], device=_device())
+        context = torch.tensor([ids], device=_device())
         with torch.no_grad():
-            positions = torch.arange(len(ids), device=given.device)[None]
-            last = load.core(model)(given, positions, None)[0, -1, :rows].float().cpu()  # padding rows are no words
+            positions = torch.arange(len(ids), device=context.device)[None]
+            logits = load.core(model)(context, positions, None)[0, -1, :vocab].float().cpu()  # padding rows cut off
         if temperature > 0:
-            chosen = int(torch.multinomial(torch.softmax(last / temperature, -1), 1, generator=draw))
+            chosen = int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator))
         else:
-            chosen = int(last.argmax())
+            chosen = int(logits.argmax())
         ids = [*ids, chosen]
-        if chosen == words.eos_token_id:
+        if chosen == tokenizer.eos_token_id:
             break
-    return words.decode(ids[begin:], skip_special_tokens=True)
+    return tokenizer.decode(ids[begin:], skip_special_tokens=True)
 
 
-def _loaded(checkpoint: str) -> tuple[Any, Any]:
+def _load(checkpoint: str) -> tuple[GPTModel, PreTrainedTokenizerBase]:
     import torch
 
     from superpod.recipes.data import chat
 
     gpu = torch.cuda.is_available()
     model = load.load(Path(checkpoint), torch.bfloat16 if gpu else torch.float32, gpu=gpu)
-    words: Any = getattr(model.tokenizer, "tokenizer", None)
-    if not getattr(words, "is_fast", False):
+    tokenizer = getattr(model.tokenizer, "tokenizer", None)  # NeMo's class wraps that of transformers
+    if tokenizer is None or not getattr(tokenizer, "is_fast", False):
         raise UserError(
             f"{checkpoint} has no tokenizer that can be read here", "train with --data, or from a Hugging Face folder"
         )
-    return model, chat.ready(words, checkpoint)
+    return model, chat.ready(tokenizer, checkpoint)
 
 
 def _device() -> str:

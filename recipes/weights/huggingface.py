@@ -1,7 +1,7 @@
-"""Between a Hugging Face folder and a NeMo checkpoint, through NeMo's own importers and exporters.
+"""Convert a Hugging Face folder to a NeMo checkpoint and back, through NeMo's own importers and exporters.
 
-Needs NeMo, and one process of its own: NeMo sets up a world of one rank. On a machine without a GPU the caller has
-installed the rehearsal's patches, because the converters build layers with Transformer Engine's names.
+Needs NeMo, and a process of its own, because NeMo sets up a world of one rank. On a machine without a GPU the caller
+must have installed the rehearsal's patches, because the converters build layers with Transformer Engine's names.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
 from superpod.recipes.data import paths
 from superpod.recipes.weights import load
+
+if TYPE_CHECKING:
+    from nemo.collections.llm import GPTModel
+    from transformers import PreTrainedModel
 
 FAMILIES = {
     "llama": "LlamaModel",
@@ -37,8 +41,8 @@ FAMILIES = {
     "gpt_oss": "GPTOSSModel",
 }
 """model_type of a config.json -> class of `nemo.collections.llm` whose importer reads it (NeMo 2.7.3)."""
-WORDS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-"""Files that a tokenizer is read from; one of them must be there."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+"""Files that a tokenizer is read from; a folder must have one of them."""
 
 
 def family(folder: Path) -> str:
@@ -51,60 +55,62 @@ def family(folder: Path) -> str:
         config = json.loads((folder / "config.json").read_bytes())
         kind = str(config.get("model_type") or "")
     except FileNotFoundError:
-        raise UserError(f"{folder} is no Hugging Face folder: it has no config.json", FETCH) from None
+        raise UserError(f"{folder} is not a Hugging Face folder: it has no config.json", FETCH) from None
     except AttributeError:
-        raise UserError(f"{folder / 'config.json'} is no JSON object", FETCH) from None
-    except (OSError, ValueError) as broken:
-        raise UserError(f"{folder / 'config.json'} cannot be read: {broken}", FETCH) from None
+        raise UserError(f"{folder / 'config.json'} is not a JSON object", FETCH) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / 'config.json'} cannot be read: {error}", FETCH) from None
     if kind not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise UserError(f"{folder}: model_type {kind!r} has no importer in NeMo 2.7.3", f"known: {known}")
+        hint = f"known: {', '.join(FAMILIES)}"
+        raise UserError(f"{folder}: model_type {kind!r} has no importer in NeMo 2.7.3", hint)
     files = weights(folder)
     if not files:
         raise UserError(f"{folder} holds no weights: no *.safetensors, no *.bin", FETCH)
     for file in files:
         if file.suffix == ".safetensors" and not _is_whole(file):
-            raise UserError(f"{file} is cut off, or no file of safetensors", FETCH)
-    if not any((folder / name).is_file() for name in WORDS):
-        raise UserError(f"{folder} holds no tokenizer: none of {', '.join(WORDS)}", FETCH)
+            raise UserError(f"{file} is cut off, or not a safetensors file", FETCH)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(f"{folder} holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}", FETCH)
     return FAMILIES[kind]
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether a file of safetensors is as long as its header says: 8 bytes for its length, JSON, numbers."""
+    """Whether a safetensors file is as long as its header says: 8 bytes of header length, a JSON header, the data."""
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            tensors = json.loads(stream.read(length)) if length < file.stat().st_size else None
-        ends = [each["data_offsets"][1] for name, each in tensors.items() if name != "__metadata__"]
+            if length >= file.stat().st_size:
+                return False
+            tensors = json.loads(stream.read(length))
+        ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
         return file.stat().st_size >= 8 + length + max(ends, default=0)
     except (OSError, ValueError, AttributeError, KeyError, TypeError, IndexError):
         return False
 
 
 def weights(folder: Path) -> list[Path]:
-    """The files of weights: safetensors, or PyTorch's where there are none."""
+    """The weight files: safetensors, or PyTorch's where there are none."""
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
 def import_hf(folder: Path, out: Path) -> None:
-    """Write the NeMo checkpoint `out` from a Hugging Face folder; it stands there whole or not at all."""
+    """Write the NeMo checkpoint `out` from a Hugging Face folder; a failure leaves nothing at `out`."""
     name = family(folder)
     must_be_new(out)
     from nemo.collections import llm
 
     importer = getattr(llm, name).importer(f"hf://{folder.absolute()}")
-    with _whole(out) as passing, own_tokenizer_folder():
-        importer(output_path=passing)
-        _keep(folder, passing / KEPT)
+    with _complete_or_absent(out) as temporary, own_tokenizer_folder():
+        importer(output_path=temporary)
+        _keep(folder, temporary / KEPT)
 
 
 KEPT = Path("context") / "huggingface"
-"""Where an imported checkpoint keeps what its Hugging Face folder holds beside the weights."""
+"""Where an imported checkpoint keeps the configuration and tokenizer of its Hugging Face folder."""
 
 
 def kept(checkpoint: Path) -> Path | None:
-    """That folder of an imported checkpoint; None for another."""
+    """That folder of an imported checkpoint; None if the checkpoint was not imported."""
     return checkpoint / KEPT if (checkpoint / KEPT).is_dir() else None
 
 
@@ -118,16 +124,16 @@ def _keep(folder: Path, into: Path) -> None:
 
 def export_hf(
     checkpoint: Path, out: Path, like: Path | None = None, dtype: str = "", chat: bool = False
-) -> dict[str, Any]:
-    """Write the Hugging Face folder `out` from a NeMo checkpoint, an adapter merged into its base; whole or not at all.
+) -> dict[str, int]:
+    """Write the Hugging Face folder `out` from a NeMo checkpoint; a failure leaves nothing at `out`.
 
-    `like` is the Hugging Face folder that the model came from (default: what the import kept of it): names, shapes,
-    config.json and tokenizer are then the same. Without one the configuration is NeMo's own guess. `dtype` is of the
-    numbers; default: that of `like`, else bfloat16. With `chat`, a tokenizer without a chat template gets the plain
-    one. Returns `merged`, how many matrices an adapter was added to.
+    An adapter is merged into its base. `like` is the Hugging Face folder that the model came from (default: what the
+    import kept of it): names, shapes, config.json and tokenizer are then the same. Without one the configuration is
+    NeMo's own guess. `dtype` is that of the weights; default: that of `like`, else bfloat16. With `chat`, a tokenizer
+    without a chat template gets the plain one. Returns `merged`, how many matrices an adapter was added to.
 
     Raises:
-        UserError: `out` is there, or an adapter's base is gone.
+        UserError: `out` exists, or an adapter's base is gone.
     """
     must_be_new(out)
     checkpoint = checkpoint.absolute()
@@ -137,24 +143,24 @@ def export_hf(
 
     exporter: Any = api.load_connector_from_trainer_ckpt(checkpoint, "hf")
     exporter.trust_remote_code = False
-    with _whole(out) as passing:
-        if type(exporter).__name__ in OWN_WAY:
-            exporter(output_path=passing)
+    with _complete_or_absent(out) as temporary:
+        if type(exporter).__name__ in READ_CHECKPOINTS:
+            exporter(output_path=temporary)
             return {"merged": 0}
         model = load.load(checkpoint, torch.float32)
         merged = load.merge(model)
-        _convert(exporter, model, like, dtype).save_pretrained(passing)
-        _tokenizer(exporter, like, passing)
+        _convert(exporter, model, like, dtype).save_pretrained(temporary)
+        _copy_tokenizer(exporter, like, temporary)
         if chat:
-            keep_template(passing)
+            keep_template(temporary)
     return {"merged": merged}
 
 
-OWN_WAY = ("HFDeepSeekExporter", "HFGemma3Exporter", "HFGPTOSSExporter")
-"""Exporters that read the checkpoint by themselves; the others only map names and shapes."""
+READ_CHECKPOINTS = ("HFDeepSeekExporter", "HFGemma3Exporter", "HFGPTOSSExporter")
+"""NeMo's exporters that read the checkpoint themselves; of the others we use the mapping of names and shapes."""
 
 
-def _convert(exporter: Any, model: Any, like: Path | None, dtype: str) -> Any:
+def _convert(exporter: Any, model: GPTModel, like: Path | None, dtype: str) -> PreTrainedModel:
     """The transformers model with the weights of a loaded one.
 
     NeMo 2.7.3's own exporters cut the vocabulary to the tokenizer's, untie Qwen's embeddings, and Mixtral's fails on
@@ -166,20 +172,20 @@ def _convert(exporter: Any, model: Any, like: Path | None, dtype: str) -> Any:
     from transformers.modeling_utils import no_init_weights
 
     state = load.state(model)
-    words = state["embedding.word_embeddings.weight"]
-    state.setdefault("output_layer.weight", words)
+    embeddings = state["embedding.word_embeddings.weight"]
+    state.setdefault("output_layer.weight", embeddings)  # tied: Megatron has no matrix of its own for the output
     config = AutoConfig.from_pretrained(like) if like else exporter.config
-    config.tie_word_embeddings = config.tie_word_embeddings and torch.equal(state["output_layer.weight"], words)
-    kind = getattr(torch, dtype or str((like and config.torch_dtype) or "bfloat16").removeprefix("torch."))
+    config.tie_word_embeddings = config.tie_word_embeddings and torch.equal(state["output_layer.weight"], embeddings)
+    out_dtype = getattr(torch, dtype or str((like and config.torch_dtype) or "bfloat16").removeprefix("torch."))
     with no_init_weights():
-        target = AutoModelForCausalLM.from_config(config, torch_dtype=words.dtype)
+        target = AutoModelForCausalLM.from_config(config, torch_dtype=embeddings.dtype)
     target = exporter.convert_state(_ModelState(state, model.config), target)
     target.tie_weights()
-    return target.to(kind)
+    return target.to(out_dtype)
 
 
-def _tokenizer(exporter: Any, like: Path | None, out: Path) -> None:
-    """The tokenizer's files, as they were in the folder that the model came from."""
+def _copy_tokenizer(exporter: Any, like: Path | None, out: Path) -> None:
+    """Copy the tokenizer's files unchanged from `like`; without it, save NeMo's copy."""
     from superpod.recipes.data import tokenizer
 
     if like:
@@ -199,32 +205,35 @@ def keep_template(folder: Path) -> None:
 
 
 def must_be_new(out: Path, option: str = "") -> None:
-    """Raises UserError where something stands already that would be written over, or nothing can be made."""
+    """UserError when `out` exists or cannot be made; `option` names it in the message."""
     if out.exists():
-        raise UserError(f"{option}{out} is there already", "name another folder, or remove it")
+        raise UserError(f"{option}{out} exists already", "name another folder, or remove it")
     paths.check_out(out, "config.json")
 
 
 @contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """A path beside `out` that is renamed to it when all went well, and removed otherwise."""
+def _complete_or_absent(out: Path) -> Iterator[Path]:
+    """A path beside `out`, renamed to `out` on success and removed on failure."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
-        passing = Path(scratch) / out.name
-        yield passing
-        os.rename(passing, out)
+        temporary = Path(scratch) / out.name
+        yield temporary
+        os.rename(temporary, out)
 
 
 @contextmanager
 def own_tokenizer_folder() -> Iterator[None]:
-    """NeMo's importers keep the tokenizer in /tmp/nemo_tokenizer, which two imports at once would share, and run code
-    that a model folder brings along; this one has a folder of its own, and runs none."""
+    """Make NeMo's importers save the tokenizer in a folder of this process, and without running a model folder's code.
+
+    `ModelConnector.save_hf_tokenizer_assets` of NeMo 2.7.3 uses /tmp/nemo_tokenizer, which two imports at once would
+    share, and trusts remote code.
+    """
     from nemo.lightning.io.connector import ModelConnector
 
     original = ModelConnector.save_hf_tokenizer_assets
     scratch = tempfile.mkdtemp(prefix="recipes-tokenizer-")
 
-    def save(self: Any, name: str, save_path: str = "") -> str:
+    def save(self: ModelConnector, name: str, save_path: str = "") -> str:
         from transformers import AutoTokenizer
 
         folder = os.path.join(scratch, "nemo_tokenizer")  # NeMo looks for this name

@@ -1,6 +1,7 @@
-"""A NeMo checkpoint as one model in one process, an adapter's on its base: to convert it, to ask it, to judge it.
+"""Load a NeMo checkpoint as one model in one process, to convert it, evaluate it or generate from it.
 
-Needs NeMo. On a machine without a GPU the caller has installed the rehearsal's patches.
+An adapter's checkpoint is loaded with its base model. Needs NeMo. On a machine without a GPU the caller must have
+installed the rehearsal's patches.
 """
 
 from __future__ import annotations
@@ -8,19 +9,23 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
 
+if TYPE_CHECKING:
+    import torch
+    from nemo.collections.llm import GPTConfig, GPTModel
+
 ADAPTER = Path("weights") / "adapter_metadata.json"
-"""What tells an adapter's checkpoint from a whole model's; it names the base."""
+"""Only an adapter's checkpoint has this file; it names the base model's checkpoint."""
 
 
 def base_of(checkpoint: Path) -> Path | None:
-    """The checkpoint that an adapter's stands on; None for a whole model. Imports nothing.
+    """The base model's checkpoint of an adapter's; None for a whole model. Imports nothing.
 
     Raises:
-        UserError: the base is not there any more.
+        UserError: the base no longer exists, or the adapter's metadata is damaged.
     """
     file = checkpoint / ADAPTER
     if not file.is_file():
@@ -29,7 +34,7 @@ def base_of(checkpoint: Path) -> Path | None:
         base = Path(json.loads(file.read_bytes())["model_ckpt_path"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
-            f"{file} is damaged: it names the model that the adapter is of",
+            f"{file} is damaged: it should name the adapter's base model",
             "`recipes ckpt list` says which checkpoints are whole",
         ) from None
     if not (base / "weights").is_dir():
@@ -37,10 +42,10 @@ def base_of(checkpoint: Path) -> Path | None:
     return base
 
 
-def load(checkpoint: Path, dtype: Any, *, gpu: bool = False) -> Any:
-    """The LightningModule of a checkpoint, whole, in `dtype` on one rank, adapters applied and not merged.
+def load(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GPTModel:
+    """The whole model of a checkpoint as a LightningModule, in `dtype` on one rank, adapters applied but not merged.
 
-    The process gets a Megatron world of one rank, which stays. In the host's memory unless `gpu`.
+    The process gets a Megatron world of one rank, which remains. The model is in host memory unless `gpu`.
     """
     from nemo import lightning as nl
     from nemo.collections.llm.modelopt import set_modelopt_spec_if_exists_in_ckpt
@@ -51,8 +56,8 @@ def load(checkpoint: Path, dtype: Any, *, gpu: bool = False) -> Any:
 
     base = base_of(checkpoint)
     model: Any = io.load_context(ckpt_to_context_subdir(checkpoint), "model")
-    adapter, model.model_transform = model.model_transform, None
-    _plain(model.config, dtype)
+    adapter, model.model_transform = model.model_transform, None  # applied below, once the base has its weights
+    _without_training(model.config, dtype)
     set_modelopt_spec_if_exists_in_ckpt(model, str(base or checkpoint))
     strategy: Any = nl.MegatronStrategy(ddp="pytorch", setup_optimizers=False)
     trainer: Any = nl.Trainer(
@@ -70,37 +75,39 @@ def load(checkpoint: Path, dtype: Any, *, gpu: bool = False) -> Any:
         weights = ckpt_to_weights_subdir(checkpoint, is_saving=False)
         metadata = strategy.unwrapped_checkpoint_io.load_content_metadata(weights)
         state = strategy.megatron_parallel.sharded_state_dict(metadata=metadata)
-        mine = {name: value for name, value in state.items() if ".adapter." in name}
-        found = strategy.checkpoint_io.load_checkpoint(weights, sharded_state_dict=mine)
-        strategy.load_model_state_dict(found, strict=False)
+        adapters = {name: value for name, value in state.items() if ".adapter." in name}
+        adapters = strategy.checkpoint_io.load_checkpoint(weights, sharded_state_dict=adapters)
+        strategy.load_model_state_dict(adapters, strict=False)
     model.eval()
     return model
 
 
-def _plain(config: Any, dtype: Any) -> None:
-    """One rank, no training: what the recipe set for its layout, its speed and its memory is off."""
+def _without_training(config: GPTConfig, dtype: torch.dtype) -> None:
+    """Turn off what the recipe set for its layout, speed and memory: there is one rank, and it does not train."""
     import torch
 
     config.params_dtype = config.pipeline_dtype = config.autocast_dtype = dtype
     config.bf16, config.fp16 = dtype is torch.bfloat16, dtype is torch.float16
     config.fp8, config.fp8_param = None, False
-    config.perform_initialization = False
+    config.perform_initialization = False  # the checkpoint brings the weights
     config.recompute_granularity = None
     config.sequence_parallel = config.tp_comm_overlap = False
     config.pipeline_model_parallel_layout = None
 
 
-def core(model: Any) -> Any:
-    """Megatron's own module within Lightning's and DDP's wrappers."""
-    while hasattr(model, "module"):
-        model = model.module
+def core(model: torch.nn.Module) -> torch.nn.Module:
+    """Megatron's own module inside Lightning's and DDP's wrappers."""
+    inner: torch.nn.Module | None = model
+    while inner is not None:
+        model, inner = inner, getattr(inner, "module", None)
     return model
 
 
-def merge(model: Any) -> int:
-    """Add every adapter to the matrix it stands beside, in the model's own precision; returns how many matrices.
+def merge(model: torch.nn.Module) -> int:
+    """Add every adapter's product to the matrix it adapts, in the model's own precision; returns how many matrices.
 
-    DoRA's directions are scaled by its magnitudes. The adapters stay, as nothing.
+    LoRA: W + alpha / dim * B A (arXiv:2106.09685). DoRA scales each row of that to its learnt magnitude
+    (arXiv:2402.09353). The adapters themselves remain in place.
     """
     import torch
     from nemo.collections.llm.peft.dora import DoRALinear
@@ -108,7 +115,7 @@ def merge(model: Any) -> int:
 
     count = 0
     with torch.no_grad():
-        adapted: list[Any] = [each for each in core(model).modules() if isinstance(each, (LoRALinear, DoRALinear))]
+        adapted: list[Any] = [layer for layer in core(model).modules() if isinstance(layer, (LoRALinear, DoRALinear))]
         for layer in adapted:
             adapter = layer.adapter
             added = adapter.alpha / adapter.dim * (adapter.linear_out.weight @ adapter.linear_in.weight)
@@ -121,20 +128,20 @@ def merge(model: Any) -> int:
     return count
 
 
-def _weights(linear: Any) -> list[Any]:
-    """Of a linear layer its matrix, of Transformer Engine's grouped one each expert's."""
+def _weights(linear: Any) -> list[torch.Tensor]:
+    """The matrix of a linear layer, or each expert's of Transformer Engine's grouped layer."""
     if hasattr(linear, "weight"):
         return [linear.weight]
     return [getattr(linear, f"weight{number}") for number in range(linear.num_gemms)]
 
 
-def state(model: Any) -> dict[str, Any]:
-    """The model's own tensors by the names of a model without adapters."""
+def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The model's tensors without its adapters', by the names of a model that has none."""
     import torch
 
-    found = core(model).state_dict()
+    tensors = core(model).state_dict()
     return {
         name.replace(".to_wrap.", "."): value
-        for name, value in found.items()
+        for name, value in tensors.items()
         if isinstance(value, torch.Tensor) and ".adapter." not in name and not name.endswith("_extra_state")
     }

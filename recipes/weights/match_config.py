@@ -1,10 +1,10 @@
-"""A recipe's model and a Hugging Face folder held against each other: shapes must agree, numbers are the folder's."""
+"""Match a recipe's model configuration to a Hugging Face folder: shapes must agree, other numbers are taken over."""
 
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.recipes.weights import huggingface
@@ -25,7 +25,7 @@ SHAPE = (
     "add_qkv_bias",
     "qk_layernorm",
 )
-"""What the layout was made for, and what the weights must have room in."""
+"""Fields that decide the shapes of the weights and what the layout was planned for: a difference is refused."""
 
 NUMBERS = (
     "rotary_base",
@@ -38,14 +38,14 @@ NUMBERS = (
     "window_size",
     "moe_router_pre_softmax",
 )
-"""What a model computes with: a recipe's own would be another model, silently."""
+"""Fields that the model computes with: with the recipe's own values the weights would give other results, silently."""
 
 
-def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, Any, Any]]:
-    """Make the recipe's model the one of the folder; returns what was changed as (field, old, new). Needs NeMo.
+def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, object, object]]:
+    """Give the recipe's model the folder's `NUMBERS`; returns the changes as (field, old, new). Needs NeMo.
 
     Raises:
-        UserError: the folder is of another family, or another shape, every difference named.
+        UserError: the folder holds another family or another shape; the message names every difference.
     """
     import fiddle as fdl
     from nemo.collections import llm
@@ -53,30 +53,33 @@ def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, Any, Any
 
     name = huggingface.family(folder)
     theirs = getattr(llm, name)
-    ours: Any = fdl.get_callable(partial.model)
-    if not issubclass(ours, theirs):
+    ours = fdl.get_callable(partial.model)
+    if not (isinstance(ours, type) and issubclass(ours, theirs)):
         raise UserError(f"{folder} is a {name}, and the recipe trains a {ours.__name__}", "take a recipe of that model")
     importer = theirs.importer(f"hf://{folder.absolute()}")
-    importer.trust_remote_code = False
+    importer.trust_remote_code = False  # never run code that a model folder brings along
     with huggingface.own_tokenizer_folder():
-        wanted = importer.config
-    have, config = fdl.build(partial.model.config), AutoConfig.from_pretrained(folder)
-    wrong = [
-        f"{field} {getattr(have, field, None)!r}, not {getattr(wanted, field)!r}"
+        source = importer.config
+    target, config = fdl.build(partial.model.config), AutoConfig.from_pretrained(folder)
+    mismatches = [
+        f"{field} {getattr(target, field, None)!r}, not {getattr(source, field)!r}"
         for field in SHAPE
-        if hasattr(wanted, field) and getattr(have, field, None) != getattr(wanted, field)
+        if hasattr(source, field) and getattr(target, field, None) != getattr(source, field)
     ]
-    if wrong:
+    if mismatches:
         raise UserError(
-            f"the recipe's model is not that of {folder}: {'; '.join(wrong)}", "take the recipe of that model and size"
+            f"the recipe's model is not that of {folder}: {'; '.join(mismatches)}",
+            "take the recipe of that model and size",
         )
-    values = {field: getattr(wanted, field) for field in NUMBERS if hasattr(wanted, field)}
+    values = {field: getattr(source, field) for field in NUMBERS if hasattr(source, field)}
     values |= {"vocab_size": config.vocab_size, "share_embeddings_and_output_weights": config.tie_word_embeddings}
-    changed = [(field, getattr(have, field, None), new) for field, new in values.items()]
-    changed = [each for each in changed if each[1] != each[2]]
-    known = {each.name for each in fields(have)} if is_dataclass(have) else set()
-    for field, _, new in changed:
-        if field not in known:
-            raise UserError(f"{folder} has {field} {new!r}, which the recipe's {type(have).__name__} does not know")
+    changes: list[tuple[str, object, object]] = []
+    for field, new in values.items():
+        if (old := getattr(target, field, None)) != new:
+            changes.append((field, old, new))
+    names = {item.name for item in fields(target)} if is_dataclass(target) else set()
+    for field, _, new in changes:
+        if field not in names:
+            raise UserError(f"{folder} has {field} {new!r}, which the recipe's {type(target).__name__} does not know")
         setattr(partial.model.config, field, new)
-    return changed
+    return changes

@@ -9,7 +9,7 @@ import pytest
     ("words", "says"),
     [
         (["export", "tiny_llama3", "--to", "torch.py"], "would hide a module"),
-        (["export", "tiny_llama3", "--to", "there.py"], "there.py is there already"),
+        (["export", "tiny_llama3", "--to", "there.py"], "there.py exists already"),
         (["export", "tiny_llama3", "--to", "mine.txt"], "no name of a Python module"),
         (["export", "tiny_lama3", "--to", "mine.py"], "no recipe is called 'tiny_lama3'"),
         (["export", "tiny_llama3", "max_steps", "--to", "mine.py"], "'max_steps' is not an override"),

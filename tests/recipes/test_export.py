@@ -90,7 +90,7 @@ def test_what_has_no_source_is_refused():
 def test_a_file_is_written_whole_and_never_over_another(tmp_path):
     path = tmp_path / "mine.py"
     target_file.write("first", path)
-    with pytest.raises(UserError, match="is there already") as refused:
+    with pytest.raises(UserError, match="exists already") as refused:
         target_file.write("second", path)
     assert "--force" in refused.value.hint
     assert path.read_text() == "first"
@@ -118,8 +118,8 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     [
         ("torch.py", "would hide a module"),
         ("json.py", "would hide a module"),
-        ("mine.txt", "no name of a Python module"),
-        ("my-recipe.py", "no name of a Python module"),
+        ("mine.txt", "not the name of a Python module"),
+        ("my-recipe.py", "not the name of a Python module"),
         ("none/mine.py", "no such folder"),
         ("folder.py", "it is a folder"),
     ],

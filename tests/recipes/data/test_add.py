@@ -62,7 +62,7 @@ def test_files_inside_are_named_relatively(folder: Path, no_hub: None):
         ({"weights": [1, 2]}, "weights: 2 weights for 1 prefixes"),
         ({"weights": [-1]}, "must be positive"),
         ({"split": "1,2"}, "is not three plain numbers"),
-        ({"prefixes": ["{}/text", "{}/text"]}, "one stands there twice"),
+        ({"prefixes": ["{}/text", "{}/text"]}, "one is named twice"),
         ({"tokenizer_name": "/no/such"}, "--tokenizer /no/such does not exist"),
         ({"vocab_size": 77}, "--vocab-size 77, but the tokenizer .* has 300"),
         ({"prefixes": ["{}/high"]}, r"high\.bin holds token id 301, but the tokenizer has ids 0\.\.299"),
@@ -90,7 +90,7 @@ def test_a_folder_of_something_else(built: Path, tmp_path: Path):
 def test_an_unknown_hub_tokenizer_needs_the_vocabulary(built: Path, tmp_path: Path, no_hub: None):
     with pytest.raises(UserError, match="no tokenizer loads from org/name") as caught:
         add(tmp_path / "out", [f"{built}/text"], "org/name", split="8,1,1")
-    assert caught.value.hint == "fetch it; or say --vocab-size"
+    assert caught.value.hint == "fetch it; or give --vocab-size"
     assert add(tmp_path / "out", [f"{built}/text"], "org/name", split="8,1,1", vocab_size=300).vocab == 300
 
 
@@ -101,15 +101,15 @@ def test_an_unknown_hub_tokenizer_needs_the_vocabulary(built: Path, tmp_path: Pa
         ({"out": "/proc/x"}, "cannot write /proc/x: "),
         ({"out": "a" * 5000}, "File name too long"),
         ({"out": "/tmp" + "/a" * 2036}, "File name too long"),
-        ({"out": "a\0b"}, "is no path"),
+        ({"out": "a\0b"}, "is not a path"),
         ({"prefixes": ["a" * 5000]}, "File name too long"),
-        ({"prefixes": ["a\0b"]}, "is no path"),
-        ({"tokenizer_name": "{0}/bad.model"}, r"bad\.model is no SentencePiece model"),
-        ({"tokenizer_name": "{0}/bad.model", "vocab_size": 50}, r"bad\.model is no SentencePiece model"),
+        ({"prefixes": ["a\0b"]}, "is not a path"),
+        ({"tokenizer_name": "{0}/bad.model"}, r"bad\.model is not a SentencePiece model"),
+        ({"tokenizer_name": "{0}/bad.model", "vocab_size": 50}, r"bad\.model is not a SentencePiece model"),
         ({"tokenizer_name": "hf:"}, "'hf:' names nothing on the hub"),
         ({"tokenizer_name": "a" * 5000}, "File name too long"),
         ({"index_cache": "/etc/passwd"}, "index_cache: /etc/passwd is a file"),
-        ({"index_cache": "a\0b"}, "is no path"),
+        ({"index_cache": "a\0b"}, "is not a path"),
         ({"vocab_size": 2**31}, r"--vocab-size 2147483648 is outside 1\.\.2147483647"),
         ({"vocab_size": 0}, "--vocab-size 0 is outside"),
         ({"split": "9" * 400 + ",1,1"}, "holds numbers too large"),

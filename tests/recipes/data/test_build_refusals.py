@@ -25,10 +25,10 @@ OPTIONS = BuildOptions(vocab_size=300, split="80,10,10")
         ("/proc/x/y", OPTIONS, {}, "cannot write /proc/x/y: "),
         ("/dev/null/x", OPTIONS, {}, "/dev/null is a file, not a folder"),
         ("a" * 5000, OPTIONS, {}, "File name too long"),
-        ("a\0b", OPTIONS, {}, "is no path"),
+        ("a\0b", OPTIONS, {}, "is not a path"),
         ("out", BuildOptions(vocab_size=999_999_999_999), {}, "--vocab-size 999999999999 is above 16777216"),
         ("out", BuildOptions(tokenizer=Path("a" * 5000)), {}, "--tokenizer .*File name too long"),
-        ("out", BuildOptions(tokenizer=Path("a\0b")), {}, "--tokenizer .* is no path"),
+        ("out", BuildOptions(tokenizer=Path("a\0b")), {}, "--tokenizer .* is not a path"),
         ("out", BuildOptions(300, split="9" * 5000 + ",1,1"), {}, "holds numbers too large"),
     ],
     ids=range(13),
@@ -56,6 +56,6 @@ def test_refused_at_once(
 def test_a_broken_sentencepiece_model(corpus: Path, tmp_path: Path, raw: bytes):
     pytest.importorskip("sentencepiece")
     (tmp_path / "bad.model").write_bytes(raw)
-    with pytest.raises(UserError, match=r"bad\.model is no SentencePiece model"):
+    with pytest.raises(UserError, match=r"bad\.model is not a SentencePiece model"):
         build([f"{corpus}/*.txt"], tmp_path / "out", BuildOptions(tokenizer=tmp_path / "bad.model"), workers=1)
     assert not (tmp_path / "out").exists()

@@ -52,7 +52,7 @@ def _set(**changes: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda folder: (folder / "dataset.json").unlink(), r"is no data folder: it has no dataset\.json"),
+        (lambda folder: (folder / "dataset.json").unlink(), r"is not a data folder: it has no dataset\.json"),
         (lambda folder: (folder / "dataset.json").write_text("{"), r"dataset\.json: the whole file: Invalid JSON"),
         (_set(tokens="40"), r"dataset\.json: tokens: Input should be a valid integer"),
         (_set(schema=2), r"dataset\.json: schema: "),
@@ -61,7 +61,7 @@ def _set(**changes: Any) -> Callable[[Path], None]:
         (_set(weights=[1.0, 2.0]), r"dataset\.json: weights: 2 weights for 1 prefixes"),
         (_set(weights=[0]), r"dataset\.json: weights: \[0.0\] must be positive"),
         (_set(weights=[-1]), r"dataset\.json: weights: \[-1.0\] must be positive"),
-        (_set(prefixes=["text", "text"]), r"dataset\.json: prefixes: one stands there twice"),
+        (_set(prefixes=["text", "text"]), r"dataset\.json: prefixes: one is named twice"),
         (_set(split="8,1"), r"dataset\.json: split '8,1' is not three plain numbers"),
         (_set(split="0,0,0"), r"dataset\.json: split '0,0,0' sums to 0"),
         (_set(split="98,1,1"), r"split: .*text: split 98,1,1 leaves none of 10 documents for validation and test"),
@@ -156,16 +156,16 @@ LONG = "a" * 5000
         ({"split": LONG}, r"dataset\.json: split .* is not three plain numbers"),
         ({"vocab": 10**30}, r"dataset\.json: vocab: .*2147483647"),
         ({"prefixes": [LONG], "sha256": {}}, r"\(50\d\d characters\): File name too long"),
-        ({"prefixes": ["a\0b"], "sha256": {}}, r"is no path: .*null"),
+        ({"prefixes": ["a\0b"], "sha256": {}}, r"is not a path: .*null"),
         ({"tokenizer": LONG}, r"dataset\.json: tokenizer: .*File name too long"),
-        ({"tokenizer": "a\0b"}, r"dataset\.json: tokenizer: .* is no path"),
+        ({"tokenizer": "a\0b"}, r"dataset\.json: tokenizer: .* is not a path"),
         ({"tokenizer": "hf:"}, r"dataset\.json: tokenizer: 'hf:' names nothing on the hub"),
         ({"tokenizer": f"hf:{LONG}"}, r"dataset\.json: tokenizer: .* names nothing on the hub"),
-        ({"sha256": {"a": "b"}}, r"dataset\.json: sha256: 'a': 'b' is no digest of one of the prefixes"),
-        ({"sha256": {"text": "b"}}, r"dataset\.json: sha256: 'text': 'b' is no digest"),
+        ({"sha256": {"a": "b"}}, r"dataset\.json: sha256: 'a': 'b' is not the digest of a prefix"),
+        ({"sha256": {"text": "b"}}, r"dataset\.json: sha256: 'text': 'b' is not the digest"),
         ({"index_cache": "text.bin"}, r"dataset\.json: index_cache: .*text\.bin is a file, not a folder"),
         ({"index_cache": "text.bin/x"}, r"dataset\.json: index_cache: .*text\.bin is a file, not a folder"),
-        ({"index_cache": "a\0b"}, r"dataset\.json: index_cache: .* is no path"),
+        ({"index_cache": "a\0b"}, r"dataset\.json: index_cache: .* is not a path"),
         ({"index_cache": LONG}, r"dataset\.json: index_cache: .*File name too long"),
     ],
     ids=range(17),
@@ -178,7 +178,7 @@ def test_absurd_values(folder: Path, changes: dict[str, Any], message: str):
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize(("path", "message"), [(LONG, "File name too long"), ("a\0b", "is no path")], ids=range(2))
+@pytest.mark.parametrize(("path", "message"), [(LONG, "File name too long"), ("a\0b", "is not a path")], ids=range(2))
 def test_no_path_at_all(path: str, message: str):
     with pytest.raises(UserError, match=message):
         DataFolder.load(path)

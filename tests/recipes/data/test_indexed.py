@@ -99,8 +99,8 @@ def _patch(at: int, form: str, value: int) -> Callable[[bytes], bytes]:
     [
         ("bin", None, r"\.bin is missing: a prefix needs both"),
         ("idx", None, r"\.idx is missing: a prefix needs both"),
-        ("idx", lambda raw: b"", r"is no Megatron index: it begins with b''"),
-        ("idx", lambda raw: b"PK" + raw[2:], r"is no Megatron index: it begins with b'PK"),
+        ("idx", lambda raw: b"", r"is not a Megatron index: it begins with b''"),
+        ("idx", lambda raw: b"PK" + raw[2:], r"is not a Megatron index: it begins with b'PK"),
         ("idx", lambda raw: raw[:20], r"truncated: 20 bytes, but the header alone has 34"),
         ("idx", lambda raw: raw[:-1], r"truncated: 4 sequences need 122 bytes, it has 121"),
         ("idx", lambda raw: raw + b"0", r"too long: 4 sequences need 122 bytes, it has 123"),

@@ -69,8 +69,8 @@ def test_many_wrong_lines_are_counted(tmp_path):
 
 def test_no_file_and_an_empty_one_are_refused(tmp_path):
     for path, says in (
-        (tmp_path / "none.jsonl", "is no file"),
-        (tmp_path, "is no file"),
+        (tmp_path / "none.jsonl", "is not a file"),
+        (tmp_path, "is not a file"),
         (written(tmp_path), "no sam"),
     ):
         with pytest.raises(UserError, match=says):

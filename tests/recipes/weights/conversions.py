@@ -1,4 +1,4 @@
-"""conversions.py FOLDER: tiny models to NeMo and back; says what came of it, as JSON."""
+"""conversions.py FOLDER: convert tiny models to NeMo and back; writes the results as JSON."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ def main(folder: Path) -> None:
     install()
     from tests.recipes.weights import tiny
 
-    answer: dict[str, Any] = {kind: there_and_back(folder, kind) for kind in tiny.KINDS}
+    answer: dict[str, object] = {kind: there_and_back(folder, kind) for kind in tiny.KINDS}
     answer["merging"] = {f"{kind} {name}": merging(folder, kind, name) for kind, name in MERGED}
     (folder / "answer.json").write_text(json.dumps(answer))
 
@@ -20,7 +20,7 @@ def main(folder: Path) -> None:
 MERGED = (("llama", "LoRA"), ("llama", "DoRA"), ("qwen2", "LoRA"))
 
 
-def merging(folder: Path, kind: str, name: str) -> dict[str, Any]:
+def merging(folder: Path, kind: str, name: str) -> dict[str, object]:
     """Random adapters on an imported model: what they change, and how far merged is from applied."""
     import torch
     from nemo.collections import llm
@@ -34,30 +34,31 @@ def merging(folder: Path, kind: str, name: str) -> dict[str, Any]:
     with torch.no_grad():
         plain = whole(tokens, positions, None)
         getattr(llm.peft, name)(dim=4, alpha=8)(model)
-        for layer in (each for each in whole.modules() if hasattr(each, "to_wrap")):
-            for each in (layer.adapter.linear_in, layer.adapter.linear_out):
-                each.weight.normal_(std=0.2)
+        adapted: list[Any] = [module for module in whole.modules() if hasattr(module, "to_wrap")]
+        for layer in adapted:
+            for linear in (layer.adapter.linear_in, layer.adapter.linear_out):
+                linear.weight.normal_(std=0.2)
             if name == "DoRA":
                 layer.adapter.weight_magnitude.copy_(1.5 * layer.to_wrap.weight.norm(dim=1))
         applied = whole(tokens, positions, None)
         count = load.merge(model)
-        for each, weight in whole.named_parameters():
-            if "adapter.linear_out" in each:
+        for parameter, weight in whole.named_parameters():
+            if "adapter.linear_out" in parameter:
                 weight.zero_()
         state = load.state(model)
         bare = load.core(load.load(folder / f"{kind}-nemo", torch.float32))
-        names = {each for each, _ in bare.named_parameters()}
-        bare.load_state_dict({each: state[each] for each in names}, strict=False)
+        names = {parameter for parameter, _ in bare.named_parameters()}
+        bare.load_state_dict({parameter: state[parameter] for parameter in names}, strict=False)
         merged = bare(tokens, positions, None)
     return {
         "count": count,
         "names": sorted(names - state.keys()),
-        "does": (applied - plain).abs().max().item(),
-        "apart": (applied - merged).abs().max().item(),
+        "effect": (applied - plain).abs().max().item(),
+        "difference": (applied - merged).abs().max().item(),
     }
 
 
-def there_and_back(folder: Path, kind: str) -> dict[str, Any]:
+def there_and_back(folder: Path, kind: str) -> dict[str, object]:
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -69,14 +70,14 @@ def there_and_back(folder: Path, kind: str) -> dict[str, Any]:
     nemo, back = folder / f"{kind}-nemo", folder / f"{kind}-back"
     huggingface.import_hf(first, nemo)
     huggingface.export_hf(nemo, back)
-    one, two = (load_file(each / "model.safetensors") for each in (first, back))
+    one, two = (load_file(path / "model.safetensors") for path in (first, back))
     loaded: Any = AutoModelForCausalLM.from_pretrained(back, output_loading_info=True)
     loading = loaded[1]
     words = AutoTokenizer.from_pretrained(back)("the quick brown fox")["input_ids"]
     return {
         "names": sorted(set(one) ^ set(two)),
         "different": [name for name in one if name in two and not torch.equal(one[name], two[name])],
-        "types": sorted({str(each.dtype) for each in two.values()}),
+        "types": sorted({str(tensor.dtype) for tensor in two.values()}),
         "matrices": len(one),
         "missing": loading["missing_keys"] + loading["unexpected_keys"],
         "config": json.loads((first / "config.json").read_text()) == json.loads((back / "config.json").read_text()),

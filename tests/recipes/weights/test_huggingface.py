@@ -42,17 +42,17 @@ def test_weights_come_back_as_they_were(answer, kind):
 @pytest.mark.nemo
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["llama LoRA", "llama DoRA", "qwen2 LoRA"])
-def test_merged_adapters_say_what_applied_ones_say(answer, which):
-    found = answer["merging"][which]
-    assert (found["count"], found["names"]) == (2 * 4, [])
-    assert found["does"] > 0.05
-    assert found["apart"] < 1e-4
+def test_merged_adapters_compute_what_applied_ones_compute(answer, which):
+    merging = answer["merging"][which]
+    assert (merging["count"], merging["names"]) == (2 * 4, [])
+    assert merging["effect"] > 0.05
+    assert merging["difference"] < 1e-4
 
 
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({}, "is no Hugging Face folder: it has no config.json"),
+        ({}, "is not a Hugging Face folder: it has no config.json"),
         ({"config.json": "{"}, "cannot be read"),
         ({"config.json": '{"model_type": "bert"}'}, "model_type 'bert' has no importer in NeMo 2.7.3"),
         ({"config.json": '{"model_type": "llama"}'}, "holds no weights"),
@@ -74,10 +74,10 @@ NINE_BYTES = (60).to_bytes(8, "little") + b'{"a": {"data_offsets": [0, 9]}}'.lju
         ("model.safetensors", NINE_BYTES[:-1], "cut off"),
         ("model.safetensors", b"", "cut off"),
         ("tokenizer.json", None, "holds no tokenizer"),
-        ("config.json", b"[]", "is no JSON object"),
+        ("config.json", b"[]", "is not a JSON object"),
     ],
 )
-def test_what_is_broken_is_refused_before_nemo_is_asked(file, data, says, tmp_path):
+def test_what_is_broken_is_refused_before_nemo_is_called(file, data, says, tmp_path):
     (tiny.hollow(tmp_path) / "more.safetensors").write_bytes(NINE_BYTES)
     assert huggingface.family(tmp_path) == "LlamaModel"
     (tmp_path / file).unlink() if data is None else (tmp_path / file).write_bytes(data)
@@ -88,5 +88,5 @@ def test_what_is_broken_is_refused_before_nemo_is_asked(file, data, says, tmp_pa
 def test_a_folder_that_is_there_is_not_written_over(tmp_path):
     tiny.hollow(tmp_path)
     (tmp_path / "out").mkdir()
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         huggingface.export_hf(tmp_path, tmp_path / "out")

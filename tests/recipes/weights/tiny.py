@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "sphinx of black quartz, judge my vow", "two and two are four"]
 ROWS = 320
@@ -17,14 +16,14 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
-KINDS: dict[str, dict[str, Any]] = {
+KINDS: dict[str, dict[str, object]] = {
     "llama": {},
     "qwen2": {"tie_word_embeddings": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
 }
 
 
-def folder(out: Path, kind: str, **sizes: Any) -> Path:
+def folder(out: Path, kind: str, **sizes: object) -> Path:
     """A Hugging Face folder of that model_type: bf16 weights from a fixed seed, and a byte-level tokenizer."""
     import torch
     import transformers
@@ -41,7 +40,7 @@ def folder(out: Path, kind: str, **sizes: Any) -> Path:
 
 
 def hollow(out: Path) -> Path:
-    """What passes for a Hugging Face folder as long as nobody loads it."""
+    """A folder that looks like a Hugging Face folder until its weights are loaded."""
     out.mkdir(exist_ok=True)
     (out / "config.json").write_text('{"model_type": "llama"}')
     (out / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
@@ -62,16 +61,16 @@ RECIPE = {
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 
-def sums(count: int) -> list[dict[str, Any]]:
+def sums(count: int) -> list[dict[str, object]]:
     """Sums of two numbers below five, as prompts and, every third, as a chat."""
     import random
 
-    draw, rows = random.Random(1), []
+    rng, rows = random.Random(1), []
     for at in range(count):
-        a, b = draw.randrange(5), draw.randrange(5)
-        asked, answer = f"{NUMBERS[a]} and {NUMBERS[b]}", NUMBERS[a + b]
-        talk = [{"role": "user", "content": f"{asked}?"}, {"role": "assistant", "content": answer}]
-        rows.append({"prompt": f"{asked} are", "completion": f" {answer}"} if at % 3 else {"messages": talk})
+        a, b = rng.randrange(5), rng.randrange(5)
+        question, answer = f"{NUMBERS[a]} and {NUMBERS[b]}", NUMBERS[a + b]
+        messages = [{"role": "user", "content": f"{question}?"}, {"role": "assistant", "content": answer}]
+        rows.append({"prompt": f"{question} are", "completion": f" {answer}"} if at % 3 else {"messages": messages})
     return rows
 
 
