@@ -3,7 +3,7 @@
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,9 +12,19 @@ FOLDERS = ("node", "planner", "recipes", "lifecycle", "rehearsal", "launchers", 
 ALLOWED = {name: {*FOLDERS[: i + 1]} for i, name in enumerate(FOLDERS)}
 ALLOWED |= {name: ALLOWED[name] - {"node"} for name in ("planner", "recipes")}
 KNOWS_NEMO = ("recipes/", "rehearsal/")
-NEMO = ("recipes/", "rehearsal/")
 NEMO = ("nemo", "megatron", "transformer_engine")
 COPIED_LINES = 6
+CODE = (*FOLDERS, "src/superpod", "tests", "benchmarks", "scripts")
+
+OLD_WORDS = frozenset(
+    (
+        *("found", "each", "said", "asked", "told", "again", "apart", "wanted_of"),  # locals name the thing they hold
+        *("Said", "Found", "Ended", "Wanted", "Prepared", "Exported", "Link", "RunDir", "Stored", "Apart"),
+        *("link_dir", "new_link", "idle_links", "rundir", "stored", "foreign", "vocabulary", "demand", "speak"),
+        *("fed", "agree", "witness", "remedy", "remedies", "talk"),
+    )
+)
+"""Names that this code has left behind, each for the field's own word (docs/glossary.md)."""
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -29,7 +39,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 def wrong_way_imports(root: Path) -> list[str]:
     """Imports against the order of `FOLDERS`, of NeMo where nobody should know it, and of torch in the planner."""
-    found = []
+    broken = []
     for folder, allowed in ALLOWED.items():
         for path in sorted((root / folder).rglob("*.py")):
             name = path.relative_to(root).as_posix()
@@ -37,14 +47,14 @@ def wrong_way_imports(root: Path) -> list[str]:
                 top, _, rest = module.partition(".")
                 ours = rest.partition(".")[0] if top == "superpod" else ""
                 if ours in ALLOWED and ours not in allowed:
-                    found.append(f"{name}:{line} imports {module}")
+                    broken.append(f"{name}:{line} imports {module}")
                 if top in NEMO and not name.startswith(KNOWS_NEMO):
-                    found.append(f"{name}:{line} imports {module}: only {' and '.join(KNOWS_NEMO)} know NeMo")
+                    broken.append(f"{name}:{line} imports {module}: only {' and '.join(KNOWS_NEMO)} know NeMo")
                 if folder == "planner" and top in ("torch", "nemo_run", "lightning"):
-                    found.append(f"{name}:{line} imports {module}: the planner runs where there is none")
+                    broken.append(f"{name}:{line} imports {module}: the planner runs where there is none")
                 if top in ALLOWED:
-                    found.append(f"{name}:{line} imports {module}: say superpod.{module}")
-    return sorted(set(found))
+                    broken.append(f"{name}:{line} imports {module}: say superpod.{module}")
+    return sorted(set(broken))
 
 
 def copies(folder: Path, least: int = COPIED_LINES) -> list[str]:
@@ -86,27 +96,66 @@ def unregistered(recipes: Path) -> list[str]:
 
 def long_files(root: Path, most: int = 400, function: int = 60) -> list[str]:
     """Files and functions longer than anyone reads in one go."""
-    found = []
+    broken = []
     for folder in (*ALLOWED, "tests", "benchmarks", "scripts"):
         for path in sorted((root / folder).rglob("*.py")):
             name, text = path.relative_to(root).as_posix(), path.read_text()
             if len(text.splitlines()) > most:
-                found.append(f"{name} has {len(text.splitlines())} lines")
+                broken.append(f"{name} has {len(text.splitlines())} lines")
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.FunctionDef) and (size := (node.end_lineno or 0) - node.lineno + 1) > function:
-                    found.append(f"{name}: {node.name} has {size} lines")
-    return found
+                    broken.append(f"{name}: {node.name} has {size} lines")
+    return broken
+
+
+def old_words(root: Path) -> list[str]:
+    """Names of modules, functions, arguments, attributes and locals that are among OLD_WORDS."""
+    broken = []
+    for folder in CODE:
+        for path in sorted((root / folder).rglob("*.py")):
+            if path.is_symlink() or any(parent.is_symlink() for parent in path.relative_to(root).parents):
+                continue
+            name = path.relative_to(root).as_posix()
+            broken += [f"{name} is called {path.stem}"] if path.stem in OLD_WORDS else []
+            broken += [f"{name}:{line} names {word}" for line, word in _names(path) if word.strip("_") in OLD_WORDS]
+    return broken
+
+
+def _names(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+
+
+def compared_names(root: Path, names: Container[str]) -> list[str]:
+    """Comparisons with one of `names`, those of GPUs and generations: what differs between them is data, not code."""
+    broken = []
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Compare):
+                    words = [
+                        p.value for p in ast.walk(node) if isinstance(p, ast.Constant) and isinstance(p.value, str)
+                    ]
+                    broken += [f"{path.relative_to(root)}:{node.lineno} asks for {w}" for w in words if w in names]
+    return broken
 
 
 def commands(page: Path) -> list[tuple[int, list[str]]]:
     """The `recipes ...` and `make ...` lines in a page's code blocks, as (line, words)."""
     import shlex
 
-    found, inside = [], False
+    shown, inside = [], False
     for number, line in enumerate(page.read_text().splitlines(), 1):
         if line.startswith("```"):
             inside = not inside
         code = line.removeprefix("    ") if not inside and line.startswith("    ") else line if inside else ""
         if re.match(r"(\$ )?(recipes|make) \S", code):
-            found.append((number, shlex.split(code.removeprefix("$ ").removesuffix("\\"), comments=True)))
-    return found
+            shown.append((number, shlex.split(code.removeprefix("$ ").removesuffix("\\"), comments=True)))
+    return shown

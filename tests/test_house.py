@@ -8,6 +8,7 @@ import pytest
 from typer.main import get_command
 
 from superpod.cli.app import app
+from superpod.planner import hardware
 from tests import house
 from tests.conftest import ROOT
 
@@ -30,6 +31,15 @@ def test_files_and_functions_are_short():
     assert house.long_files(ROOT) == []
 
 
+def test_old_words_are_gone():
+    assert house.old_words(ROOT) == []
+
+
+def test_no_gpu_is_asked_for_by_name():
+    facts = hardware.builtin()
+    assert house.compared_names(ROOT, {*facts.gpus, *facts.nodes, *facts.generations}) == []
+
+
 @pytest.mark.parametrize(
     ("where", "text", "says"),
     [
@@ -44,7 +54,7 @@ def test_a_wrong_way_import_is_found(tmp_path, where, text, says):
     file = tmp_path / where
     file.parent.mkdir()
     file.write_text(text)
-    assert any(found.startswith(says) for found in house.wrong_way_imports(tmp_path))
+    assert any(broken.startswith(says) for broken in house.wrong_way_imports(tmp_path))
 
 
 def test_a_copy_of_six_lines_is_found(tmp_path):
@@ -74,6 +84,27 @@ def test_an_unregistered_recipe_is_found(tmp_path, file, text, says):
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     (tmp_path / "recipes" / file).write_text(text)
     assert says in house.unregistered(tmp_path / "recipes")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("slurm/a.py", "def f(found):\n    pass\n", ["slurm/a.py:1 names found"]),
+        ("cli/remedy.py", "", ["cli/remedy.py is called remedy"]),
+        ("node/a.py", "class Said:\n    each = 1\n", ["node/a.py:1 names Said", "node/a.py:2 names each"]),
+        ("node/a.py", "x = 'found'  # each\n", []),
+    ],
+)
+def test_an_old_word_is_found(tmp_path, file, text, says):
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_text(text)
+    assert house.old_words(tmp_path) == says
+
+
+def test_a_gpu_in_a_comparison_is_found(tmp_path):
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / "a.py").write_text("def f(gpu):\n    return gpu in ('x100', 'h100')\n")
+    assert house.compared_names(tmp_path, {"h100"}) == ["slurm/a.py:2 asks for h100"]
 
 
 def test_a_long_function_is_found(tmp_path):
