@@ -45,7 +45,7 @@ def pickled(tensors: dict[str, tuple[tuple[int, ...], list[tuple[int, ...]]]], f
             "TensorStorageMetadata",
             properties=make(TORCH, "TensorProperties", dtype=bfloat16),
             size=Size(shape),
-            chunks=[make(TORCH, "ChunkStorageMetadata", offsets=Size((0,)), sizes=Size(each)) for each in chunks],
+            chunks=[make(TORCH, "ChunkStorageMetadata", offsets=Size((0,)), sizes=Size(size)) for size in chunks],
         )
         for name, (shape, chunks) in tensors.items()
     }

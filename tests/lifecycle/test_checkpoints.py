@@ -1,4 +1,4 @@
-"""Checkpoints told whole from damaged, listed and pruned, where neither torch nor NeMo is."""
+"""Whole and damaged checkpoints, listed and pruned without torch or NeMo."""
 
 import json
 import os
@@ -24,11 +24,19 @@ def tuned(tmp_path):
 
 
 def test_a_whole_checkpoint_says_what_it_is(tmp_path):
-    [found] = checkpoints.at(checkpoint_files.write(tmp_path / "step=19-last", adapter=True))
-    assert (found.step, found.whole, found.newest, found.adapter, found.optimizer) == (20, True, True, True, True)
-    assert found.parameters == 24
-    assert found.layout == {"tp": 2, "pp": 1, "ranks": 4}
-    assert found.bytes == sum(each.stat().st_size for each in (tmp_path / "step=19-last").rglob("*") if each.is_file())
+    [checkpoint] = checkpoints.at(checkpoint_files.write(tmp_path / "step=19-last", adapter=True))
+    assert (checkpoint.step, checkpoint.whole, checkpoint.newest, checkpoint.adapter, checkpoint.optimizer) == (
+        20,
+        True,
+        True,
+        True,
+        True,
+    )
+    assert checkpoint.parameters == 24
+    assert checkpoint.layout == {"tp": 2, "pp": 1, "ranks": 4}
+    assert checkpoint.bytes == sum(
+        file.stat().st_size for file in (tmp_path / "step=19-last").rglob("*") if file.is_file()
+    )
     held = checkpoint_metadata.read(tmp_path / "step=19-last")
     assert held.model == {"decoder.weight": checkpoint_metadata.Tensor((4, 6), "bfloat16", 24)}
     assert checkpoints.at(checkpoint_files.write(tmp_path / "weights only", optimizer=False))[0].optimizer is False
@@ -105,12 +113,12 @@ def test_nothing_in_the_pickle_is_executed(tmp_path):
 
 
 def test_the_best_has_the_least_validation_loss_and_is_whole(tuned):
-    found = checkpoints.at(tuned.path)
-    assert [(each.step, each.val_loss) for each in found] == [(10, 2.5), (20, 1.5), (30, 1.75)]
-    assert checkpoints.best(found).step == 20
-    assert checkpoints.at(tuned.checkpoints) == found
-    assert checkpoints.at(found[1].path) == found[1:2]
-    cut(found[1].path / "weights" / "__0_0.distcp")
+    listed = checkpoints.at(tuned.path)
+    assert [(checkpoint.step, checkpoint.val_loss) for checkpoint in listed] == [(10, 2.5), (20, 1.5), (30, 1.75)]
+    assert checkpoints.best(listed).step == 20
+    assert checkpoints.at(tuned.checkpoints) == listed
+    assert checkpoints.at(listed[1].path) == listed[1:2]
+    cut(listed[1].path / "weights" / "__0_0.distcp")
     assert checkpoints.best(checkpoints.at(tuned.path)).step == 30
     (tuned.path / "metrics.jsonl").unlink()
     assert checkpoints.best(checkpoints.at(tuned.path)).step == 30  # the newest
@@ -121,12 +129,12 @@ def test_the_best_has_the_least_validation_loss_and_is_whole(tuned):
 def test_what_is_spared_is_the_newest_the_best_and_nothing_broken(tuned):
     (tuned.checkpoints / "step=39").mkdir()
     (tuned.checkpoints / "step=39" / "weights").mkdir()
-    found = checkpoints.at(tuned.path)
-    assert [each.step for each in checkpoints.spare(found, 1)] == [10, 40]
-    assert [each.step for each in checkpoints.spare(found, 3)] == [40]
-    assert checkpoints.spare(found[3:], 1) == []  # half of something may be all there is
+    listed = checkpoints.at(tuned.path)
+    assert [checkpoint.step for checkpoint in checkpoints.spare(listed, 1)] == [10, 40]
+    assert [checkpoint.step for checkpoint in checkpoints.spare(listed, 3)] == [40]
+    assert checkpoints.spare(listed[3:], 1) == []  # half of something may be all there is
     with pytest.raises(UserError, match="--keep 0 would leave nothing"):
-        checkpoints.spare(found, 0)
+        checkpoints.spare(listed, 0)
 
 
 def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, monkeypatch):

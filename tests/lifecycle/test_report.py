@@ -37,9 +37,9 @@ def text(run: RunFolder) -> str:
     return rendered(summary(run))
 
 
-def rendered(found: Summary) -> str:
+def rendered(figures: Summary) -> str:
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(render(found))
+    console.print(render(figures))
     console.file.close()
     return console.export_text()
 
@@ -59,23 +59,23 @@ def two_attempts(run: RunFolder) -> None:
 
 def test_summary_of_two_attempts(run):
     two_attempts(run)
-    found = summary(run)
-    assert (found.recipe, found.path, found.attempts, found.steps) == (NAME, run.path, 2, 6)
-    assert (found.loss_start, found.loss_end) == pytest.approx((10.0, 10 / 6))
-    assert (found.val_loss, found.val_step) == (4.5, 3)
-    assert found.tokens == 6000
-    assert found.unigram_entropy_nats == 6.25
-    assert found.tokens_per_s == 2000.0  # steps 2, 3, 6 at 2000, step 5 at 4000; the first of each attempt left out
-    assert found.tokens_per_s_per_gpu == 500.0
-    assert found.peak_allocated_gib == 2.5  # another rank than the one that writes the metrics
-    assert found.wall_time_s == pytest.approx(125, abs=1)
-    assert found.status.message == "out of memory"
+    figures = summary(run)
+    assert (figures.recipe, figures.path, figures.attempts, figures.steps) == (NAME, run.path, 2, 6)
+    assert (figures.loss_start, figures.loss_end) == pytest.approx((10.0, 10 / 6))
+    assert (figures.val_loss, figures.val_step) == (4.5, 3)
+    assert figures.tokens == 6000
+    assert figures.unigram_entropy_nats == 6.25
+    assert figures.tokens_per_s == 2000.0  # steps 2, 3, 6 at 2000, step 5 at 4000; the first of each attempt left out
+    assert figures.tokens_per_s_per_gpu == 500.0
+    assert figures.peak_allocated_gib == 2.5  # another rank than the one that writes the metrics
+    assert figures.wall_time_s == pytest.approx(125, abs=1)
+    assert figures.status.message == "out of memory"
 
 
 def test_summary_of_a_run_without_a_step(run):
-    found = summary(run)
-    assert (found.steps, found.attempts, found.wall_time_s, found.status.state) == (0, 0, 0.0, "queued")
-    assert found.loss_start is found.tokens_per_s is found.peak_allocated_gib is None
+    figures = summary(run)
+    assert (figures.steps, figures.attempts, figures.wall_time_s, figures.status.state) == (0, 0, 0.0, "queued")
+    assert figures.loss_start is figures.tokens_per_s is figures.peak_allocated_gib is None
     assert "queued" in text(run)
     assert "None" not in text(run)
 
@@ -127,8 +127,8 @@ def test_brackets_in_paths_and_messages_are_no_markup(tmp_path, odd):
     shown = text(run)
     assert f"failed: because {odd}" in shown
     assert str(run.path) in shown
-    found = dataclasses.replace(summary(run), recipe=odd)
-    assert odd in rendered(found)
+    figures = dataclasses.replace(summary(run), recipe=odd)
+    assert odd in rendered(figures)
 
 
 @pytest.mark.parametrize(

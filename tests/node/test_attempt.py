@@ -50,8 +50,8 @@ def test_two_attempts_without_a_checkpoint_stop_the_run_with_the_last_words(run)
     ended(run, 0)
     assert guard.must_stop(run, 2, 20) == ""
     ended(run, 0, message="ValueError: wrong")
-    said = guard.must_stop(run, 2, 20)
-    assert said == "2 attempts in a row made no new checkpoint; the last one: ValueError: wrong"
+    reason = guard.must_stop(run, 2, 20)
+    assert reason == "2 attempts in a row made no new checkpoint; the last one: ValueError: wrong"
 
 
 def test_a_checkpoint_in_between_is_progress(run):
@@ -159,8 +159,8 @@ def lines(*seconds, attempt="001"):
 def test_steps_that_become_slower_are_an_alarm():
     assert drift.alarm(lines(9, *[1.0] * 30)) == ""
     assert drift.alarm(lines(9, *[1.0] * 8, *[1.2] * 10)) == ""
-    said = drift.alarm(lines(9, *[1.0] * 12, *[4.0] * 12))
-    assert said == "steps take 4 s, 300% more than the 1 s of the first ones, since about step 14 (attempt 001)"
+    alarm = drift.alarm(lines(9, *[1.0] * 12, *[4.0] * 12))
+    assert alarm == "steps take 4 s, 300% more than the 1 s of the first ones, since about step 14 (attempt 001)"
 
 
 def test_one_slow_step_and_a_new_attempt_are_no_alarm():
@@ -186,9 +186,9 @@ def test_the_deadline_leaves_time_for_a_save_and_a_step():
 
 def test_a_rank_gets_pytorchs_names_from_slurms():
     slurm = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_NTASKS": "8", "SLURM_NNODES": "4"}
-    found = rank.names(slurm | {"SLURM_JOB_ID": "77"})
+    names = rank.names(slurm | {"SLURM_JOB_ID": "77"})
     wanted = {"RANK": "5", "LOCAL_RANK": "1", "GROUP_RANK": "2", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"}
-    assert {key: found[key] for key in wanted} == wanted
+    assert {key: names[key] for key in wanted} == wanted
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ def test_what_is_appended_after_a_torn_write_is_read_back(torn, records, tmp_pat
     path.write_bytes(torn)
     for record in records:
         append_line(path, record)
-    found = read_lines(path)
-    assert found[len(found) - len(records) :] == records
+    lines = read_lines(path)
+    assert lines[len(lines) - len(records) :] == records
 
 
 def test_a_line_that_does_not_fit_is_taken_back(small_disk):

@@ -37,8 +37,8 @@ def test_it_outlives_signals_and_not_its_rank(tmp_path):
         [sys.executable, "-W", "ignore", "-c", RANK, str(tmp_path)], capture_output=True, text=True, timeout=180
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert not os.path.exists(f"/proc/{told['monitor']}")
-    assert not os.path.exists(told["socket"])
-    assert not os.path.exists(f"{tempfile.gettempdir()}/_ft_launcher{told['monitor']}_to_rmon.socket")
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert not os.path.exists(f"/proc/{printed['monitor']}")
+    assert not os.path.exists(printed["socket"])
+    assert not os.path.exists(f"{tempfile.gettempdir()}/_ft_launcher{printed['monitor']}_to_rmon.socket")
     assert (tmp_path / "ft_state").is_dir()

@@ -45,8 +45,8 @@ def test_the_tree_of_a_run_is_the_contract(run):
     attempt.write_env({"PATH": "/bin", "HF_TOKEN": "hf_abcdefghijk"})
     run.write_plan({"layouts": []})
     append_line(run.path / "metrics.jsonl", {"step": 1})
-    found = {str(p.relative_to(run.path)) for p in run.path.rglob("*") if not p.name.startswith(".")}
-    assert found == {
+    written = {str(p.relative_to(run.path)) for p in run.path.rglob("*") if not p.name.startswith(".")}
+    assert written == {
         "run.json", "recipe.txt", "plan.json", "metrics.jsonl", "checkpoints", "attempts", "attempts/001",
         "attempts/001/env.json", "attempts/001/result.json", "attempts/001/logs", "attempts/001/heartbeat",
     }  # fmt: skip
@@ -356,7 +356,7 @@ def test_folders_in_the_place_of_files_hold_no_lines(run):
         (run.path / "attempts" / name).mkdir()
     (run.path / "attempts" / "002").touch()
     assert run.metrics() == []
-    assert [found.name for found in run.attempts] == ["001", "002"]
+    assert [attempt.name for attempt in run.attempts] == ["001", "002"]
     assert attempt.heartbeats() == {0: {}}
     assert run.attempts[-1].heartbeat() == {}
     assert run.state() == "failed"

@@ -128,10 +128,10 @@ def test_the_runtime_needs_no_newer_python_than_it_says(tmp_path):
     def says() -> str:
         return subprocess.run([pyright, "-p", tmp_path], capture_output=True, text=True, timeout=300).stdout
 
-    said = says()
-    if "error" not in said:
+    output = says()
+    if "error" not in output:
         pytest.skip("pyright cannot start here")
-    assert said.startswith("0 errors"), said
+    assert output.startswith("0 errors"), output
     (tmp_path / "superpod" / "newer.py").write_text("from datetime import UTC\nfound: int | None = UTC\n")
     assert '"UTC" is unknown import symbol' in says()
 
@@ -211,8 +211,8 @@ def test_gpus_are_asked_for_as_the_site_wants(form, kind, line):
     where = profiles.load("dgx_h100")
     where = where.model_copy(update={"slurm": where.slurm.model_copy(update={"gpus": form, "gpu_type": kind})})
     script = batch_script.render(job_for("", where))
-    found = "".join(re.findall(r"#SBATCH --(?:gpus|gres).*\n", script))
-    assert found == line
+    requested = "".join(re.findall(r"#SBATCH --(?:gpus|gres).*\n", script))
+    assert requested == line
 
 
 def test_one_task_for_each_gpu_and_no_torchrun():

@@ -128,9 +128,9 @@ def test_logs_come_in_order_and_only_once(run):
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
 def test_every_pair_meets_once_and_nobody_twice_a_round(size):
-    found = list(rounds(size))
-    assert sorted(itertools.chain(*found)) == list(itertools.combinations(range(size), 2))
-    for pairs in found:
+    schedule = list(rounds(size))
+    assert sorted(itertools.chain(*schedule)) == list(itertools.combinations(range(size), 2))
+    for pairs in schedule:
         nodes = list(itertools.chain(*pairs))
         assert len(nodes) == len(set(nodes))
 

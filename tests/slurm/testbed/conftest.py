@@ -1,4 +1,4 @@
-"""The testbed as a fixture: brought up once, left as it was found."""
+"""The testbed as a fixture: brought up once, left as it was."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Testbed:
 
     def state(self, job: str) -> str:
         """A job's state in the controller: PENDING, RUNNING, COMPLETED, ..."""
-        found = self.slurm("scontrol", "show", "job", "-o", job, check=False)
-        return found.partition("JobState=")[2].partition(" ")[0]
+        fields = self.slurm("scontrol", "show", "job", "-o", job, check=False)
+        return fields.partition("JobState=")[2].partition(" ")[0]
 
     def until_ended(self, job: str, limit_s: float = DEADLINE_S) -> str:
         """Wait for a job; its last state."""
@@ -64,8 +64,8 @@ class Testbed:
 
     def processes(self, text: str) -> list[str]:
         """What runs on any node with `text` in its command line."""
-        found = run(["ps", "-eo", "pid,stat,args", "-ww"]).splitlines()
-        return [line for line in found if text in line and " Z" not in line and "ps -eo" not in line]
+        processes = run(["ps", "-eo", "pid,stat,args", "-ww"]).splitlines()
+        return [line for line in processes if text in line and " Z" not in line and "ps -eo" not in line]
 
 
 def run(words: list[str], check: bool = True) -> str:

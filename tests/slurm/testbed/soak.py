@@ -18,19 +18,19 @@ from tests.slurm.testbed.toys import ToyRun
 
 def kill_rank(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     """kill -9 of any rank."""
-    found = toy.ranks()
-    if not found:
+    ranks = toy.ranks()
+    if not ranks:
         return "no rank to kill"
-    os.kill(draw.choice(found), signal.SIGKILL)
+    os.kill(draw.choice(ranks), signal.SIGKILL)
     return "kill -9 of a rank"
 
 
 def stop_rank(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     """A rank that hangs for ever."""
-    found = toy.ranks()
-    if not found:
+    ranks = toy.ranks()
+    if not ranks:
         return "no rank to stop"
-    os.kill(draw.choice(found), signal.SIGSTOP)
+    os.kill(draw.choice(ranks), signal.SIGSTOP)
     return "a rank hangs"
 
 
@@ -103,9 +103,9 @@ def soak(bed: Testbed, faults: int, seed: int, folder: Path, say=print) -> ToyRu
     toy = ToyRun(bed, profile, nodes=2, attempts=8, max_steps=10**6, save_every=10, step_s=0.15)
     for number in range(1, faults + 1):
         toy.until_new_checkpoint(300)
-        step, said = toy.step, draw.choice(FAULTS)(bed, draw, toy)
+        step, fault = toy.step, draw.choice(FAULTS)(bed, draw, toy)
         say(
-            f"{number:3} {time.strftime('%H:%M:%S')} step {step:5} attempt {len(toy.run.attempts):3}  {said}",
+            f"{number:3} {time.strftime('%H:%M:%S')} step {step:5} attempt {len(toy.run.attempts):3}  {fault}",
             flush=True,
         )
         toy.queue(max(0, 4 - len(toy.seen().jobs)))

@@ -24,7 +24,7 @@ def test_three_time_limits_and_nothing_lost(testbed, profile):
     """A limit of a minute, as Slurm enforces it, and steps for about three of them."""
     toy = ToyRun(testbed, profile(), time_limit="1:00", attempts=3, max_steps=200, save_every=1000, step_s=0.5)
     toy.until_step(1)
-    until(lambda: len(toy.run.attempts) >= 3, 240, toy.told)
+    until(lambda: len(toy.run.attempts) >= 3, 240, toy.story)
     if not toy.run.done:
         toy.queue(3)  # as `recipes status` does
     toy.until_done(400)
@@ -55,7 +55,7 @@ def test_a_cancelled_run_stays_cancelled(testbed, profile):
     toy.until_step(15)
     testbed.slurm("scancel", toy.job)
     toy.until_gone(120)
-    assert toy.seen().state == "cancelled", toy.told()
+    assert toy.seen().state == "cancelled", toy.story()
     assert len(toy.run.attempts) == 1
     assert toy.left_behind() == []
 
@@ -66,9 +66,9 @@ def test_status_resubmits_nothing_of_a_cancelled_run(testbed, profile, recipes_c
     toy.until_step(5)
     testbed.slurm("scancel", toy.job)
     until(lambda: testbed.state(toy.job) == "CANCELLED", 60)
-    said = recipes_cli("status", toy.run.path)
-    assert "cancelled" in said.stdout
-    assert "queued" not in said.stdout
+    status = recipes_cli("status", toy.run.path)
+    assert "cancelled" in status.stdout
+    assert "queued" not in status.stdout
     assert toy.seen().jobs == []
 
 
@@ -79,8 +79,8 @@ def test_recipes_cancel_ends_everything(testbed, profile, recipes_cli):
     assert done.returncode == 0, done.stderr
     toy.until_gone()
     assert toy.seen().state == "cancelled"
-    again = recipes_cli("status", toy.run.path)
-    assert "cancelled" in again.stdout
+    status = recipes_cli("status", toy.run.path)
+    assert "cancelled" in status.stdout
     assert not toy.seen().jobs
     assert toy.left_behind() == []
 
@@ -122,9 +122,9 @@ def test_a_cancelled_run_goes_on_when_its_user_says_so(testbed, profile, recipes
     assert "continues from step" in done.stdout
     toy.until_done()
     toy.check_whole()
-    again = recipes_cli("submit", "toy", "--cluster", where, "--resume", toy.run.path)
-    assert again.returncode == 2
-    assert "is done" in again.stderr
+    refused = recipes_cli("submit", "toy", "--cluster", where, "--resume", toy.run.path)
+    assert refused.returncode == 2
+    assert "is done" in refused.stderr
 
 
 def test_a_job_that_may_submits_its_own_next_attempt(testbed, profile):
@@ -132,7 +132,7 @@ def test_a_job_that_may_submits_its_own_next_attempt(testbed, profile):
     where = profile(("[health]", "self_submit = true\n\n[health]"))
     toy = ToyRun(testbed, where, attempts=1, max_steps=60)
     for attempt in (1, 2):
-        until(lambda attempt=attempt: len(toy.run.attempts) == attempt and toy.step >= 15 * attempt, 120, toy.told)
+        until(lambda attempt=attempt: len(toy.run.attempts) == attempt and toy.step >= 15 * attempt, 120, toy.story)
         testbed.slurm("scancel", "--signal=USR1", f"{toy.job}.0")
     toy.until_done()
     toy.check_whole(most_lost=0)

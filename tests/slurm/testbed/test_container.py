@@ -37,13 +37,13 @@ def test_a_variable_that_the_image_sets_too_is_the_jobs(testbed, boxed):
     toy = ToyRun(testbed, boxed(here), attempts=1, max_steps=10, step_s=0.05, tell=tell)
     toy.until_done()
     toy.check_whole()
-    found = json.loads((toy.run.path / "told.json").read_text())
-    assert found["FAKE_PYXIS_IMAGE"].endswith("it's an image.sqsh")
-    assert found["OMP_NUM_THREADS"] == "1"
-    assert found["HF_HUB_OFFLINE"] == "1"
-    assert found["MINE"] == "the job's"
-    assert found["ITS_OWN"] == "the image's"
-    assert found["files at home"] == []
+    environment = json.loads((toy.run.path / "told.json").read_text())
+    assert environment["FAKE_PYXIS_IMAGE"].endswith("it's an image.sqsh")
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["MINE"] == "the job's"
+    assert environment["ITS_OWN"] == "the image's"
+    assert environment["files at home"] == []
 
 
 @pytest.mark.nemo

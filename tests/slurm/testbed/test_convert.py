@@ -17,9 +17,9 @@ def test_a_model_goes_to_nemo_and_back_in_jobs(testbed, profile, recipes_cli, tm
     hub, nemo, back = (tmp_path / f"it's $({name}) 100%" for name in ("hub", "nemo", "back"))
     subprocess.run([*MAKE, str(hub), "llama"], cwd=ROOT, check=True, timeout=200)
     for source, out in ((hub, nemo), (nemo, back)):
-        asked = recipes_cli("ckpt", "convert", source, out, "--cluster", profile())
-        assert asked.returncode == 0, asked.stderr
-        job = asked.stdout.split()[1].rstrip(":")
+        submitted = recipes_cli("ckpt", "convert", source, out, "--cluster", profile())
+        assert submitted.returncode == 0, submitted.stderr
+        job = submitted.stdout.split()[1].rstrip(":")
         assert testbed.until_ended(job) == "COMPLETED", (tmp_path / f"{out.name}.log").read_text()[-3000:]
     before, after = (tensors.load_file(folder / "model.safetensors") for folder in (hub, back))
     assert set(before) == set(after)

@@ -1,4 +1,4 @@
-"""NeMo-Run's own experiments through our executor: each defect of NeMo-Run 0.11.1 that it works around, seen mended."""
+"""NeMo-Run's own experiments through our executor: every defect of NeMo-Run 0.11.1 that it works around."""
 
 import os
 import re
@@ -35,10 +35,10 @@ if __name__ == "__main__":
 
 @dataclass
 class Submitted:
-    """A script that has submitted an experiment, and what it said."""
+    """A script that has submitted an experiment, and what it printed."""
 
     process: subprocess.Popen
-    said: str
+    output: str
 
     @property
     def returncode(self) -> int | None:
@@ -73,9 +73,9 @@ SAY = 'echo "rank=$RANK local=$LOCAL_RANK node=$GROUP_RANK port=$MASTER_PORT min
 @pytest.mark.parametrize("value", ["plain", "bar baz", "x;touch pwned", "$(touch pwned)", "it's"])
 def test_variables_arrive_and_nothing_else_happens(submit, value, tmp_path):
     done = submit(SAY, mine=value)
-    assert done.returncode == 0, done.said
+    assert done.returncode == 0, done.output
     lines = [line for line in logs(tmp_path).splitlines() if line.startswith("rank=")]
-    assert len(lines) == 4, done.said
+    assert len(lines) == 4, done.output
     assert all(f"mine=[{value}]" in line for line in lines)
     assert {line.split()[2] for line in lines} == {"node=0", "node=1"}
     assert {line.split()[0] for line in lines} == {"rank=0", "rank=1", "rank=2", "rank=3"}
@@ -89,7 +89,7 @@ def test_variables_arrive_and_nothing_else_happens(submit, value, tmp_path):
 
 def test_a_failed_job_ends_the_script_with_1(submit):
     done = submit("exit 3\n")
-    assert done.returncode == 1, done.said
+    assert done.returncode == 1, done.output
 
 
 def test_a_requeued_job_is_no_failure(submit, testbed):
@@ -99,8 +99,8 @@ def test_a_requeued_job_is_no_failure(submit, testbed):
     try:
         until(lambda: testbed.slurm("squeue", "-h", "-p", "low", "-t", "R").strip(), 120)
         testbed.slurm("sbatch", "-p", "batch", "-N4", "--gpus-per-node=8", "-o", "/dev/null", "--wrap", "sleep 5")
-        said = process.communicate(timeout=400)[0]
+        output = process.communicate(timeout=400)[0]
     finally:
         process.kill()
-    assert process.returncode == 0, said
+    assert process.returncode == 0, output
     assert re.search(r"Restarts=[1-9]", testbed.slurm("scontrol", "show", "job"))

@@ -1,4 +1,4 @@
-"""Faults, each alone: the last step is reached, at most one checkpoint interval is done again, nothing is left."""
+"""One fault a test: the last step is reached, at most one checkpoint interval is repeated, no process is left."""
 
 import os
 import shutil
@@ -19,15 +19,15 @@ STEPS = 220
 
 @pytest.fixture
 def toy(testbed, profile):
-    found = ToyRun(testbed, profile(), attempts=4, max_steps=STEPS, step_s=0.2)
-    found.until_step(15)
-    return found
+    toy_run = ToyRun(testbed, profile(), attempts=4, max_steps=STEPS, step_s=0.2)
+    toy_run.until_step(15)
+    return toy_run
 
 
 def ends_well(toy: ToyRun, least_attempts: int = 2) -> None:
     toy.until_done(400)
     toy.check_whole()
-    assert len(toy.run.attempts) >= least_attempts, toy.told()
+    assert len(toy.run.attempts) >= least_attempts, toy.story()
     assert toy.left_behind() == []
 
 
@@ -59,17 +59,17 @@ def test_a_rank_that_hangs(testbed, profile):
     toy.until_step(15)
     pid = rank_of(toy, 2)
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: toy.seen().state == "stalled" or len(toy.run.attempts) > 1, 60, toy.told)
-    until(lambda: len(toy.run.attempts) > 1, 90, toy.told)
+    until(lambda: toy.seen().state == "stalled" or len(toy.run.attempts) > 1, 60, toy.story)
+    until(lambda: len(toy.run.attempts) > 1, 90, toy.story)
     first = toy.run.attempts[0].result
-    assert first["state"] == "stalled", toy.told()
+    assert first["state"] == "stalled", toy.story()
     assert "on node2 no longer answers" in first["message"]
     ends_well(toy)
 
 
 def test_a_node_that_hangs(toy, testbed):
     testbed("hang", "2")
-    until(lambda: len(toy.run.attempts) > 1 or toy.seen().state == "requeued", 180, toy.told)
+    until(lambda: len(toy.run.attempts) > 1 or toy.seen().state == "requeued", 180, toy.story)
     testbed("unhang", "2")
     ends_well(toy)
 
@@ -92,7 +92,7 @@ def test_a_node_that_is_drained(toy, testbed):
 
 def test_a_network_that_is_cut(toy, testbed):
     testbed("cut", "2")
-    until(lambda: len(toy.run.attempts) > 1, 180, toy.told)
+    until(lambda: len(toy.run.attempts) > 1, 180, toy.story)
     time.sleep(5)
     testbed("join", "2")
     ends_well(toy)
@@ -104,10 +104,10 @@ def test_a_preemption_with_grace(testbed, profile):
     high = testbed.slurm(
         "sbatch", "--parsable", "-p", "batch", "-N4", "--gpus-per-node=8", "-o", "/dev/null", "--wrap", "sleep 5"
     ).strip()
-    until(lambda: testbed.state(high) != "PENDING", 90, toy.told)
+    until(lambda: testbed.state(high) != "PENDING", 90, toy.story)
     toy.until_done(300)
     toy.check_whole(most_lost=0)
-    assert toy.run.attempts[0].result["state"] == "requeued", toy.told()
+    assert toy.run.attempts[0].result["state"] == "requeued", toy.story()
     assert len(toy.run.attempts) >= 2
     assert toy.left_behind() == []
 
@@ -127,7 +127,7 @@ def test_accounting_is_gone_for_two_minutes(testbed, profile):
     testbed("dbd-stop")
     end = time.monotonic() + 120
     while time.monotonic() < end and not toy.run.done:
-        assert toy.seen().state in ("running", "saving", "requeued", "queued", "done"), toy.told()
+        assert toy.seen().state in ("running", "saving", "requeued", "queued", "done"), toy.story()
         time.sleep(5)
     testbed("dbd-start")
     ends_well(toy, least_attempts=1)
@@ -140,8 +140,8 @@ def test_a_full_folder_that_is_freed(testbed, profile, tmp_path):
     toy = ToyRun(testbed, profile((str(tmp_path / "runs"), str(disk / "runs"))), attempts=4, max_steps=STEPS)
     toy.until_step(15)
     subprocess.run(["dd", "if=/dev/zero", f"of={disk}/filler", "bs=64k"], capture_output=True)
-    until(lambda: len(toy.run.attempts) > 1 or toy.run.attempts[0].result["state"] != "running", 120, toy.told)
-    assert "disk" in toy.run.attempts[0].result.get("message", ""), toy.told()
+    until(lambda: len(toy.run.attempts) > 1 or toy.run.attempts[0].result["state"] != "running", 120, toy.story)
+    assert "disk" in toy.run.attempts[0].result.get("message", ""), toy.story()
     (disk / "filler").unlink()
     toy.until_gone_or_done()
     if not toy.run.done:  # every attempt met the full disk: the user makes room, and says go on
@@ -154,7 +154,7 @@ def test_a_full_folder_that_is_freed(testbed, profile, tmp_path):
 def test_a_kill_while_a_checkpoint_is_written(testbed, profile):
     toy = ToyRun(testbed, profile(), attempts=4, max_steps=120, save_s=4)
     toy.until_new_checkpoint()
-    until(lambda: list(toy.run.checkpoints.glob("*-unfinished")), 60, toy.told)
+    until(lambda: list(toy.run.checkpoints.glob("*-unfinished")), 60, toy.story)
     for pid in toy.ranks():
         os.kill(pid, signal.SIGKILL)
     ends_well(toy)

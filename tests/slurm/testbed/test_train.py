@@ -46,13 +46,13 @@ def seen(run: RunFolder) -> watch.Seen:
 
 
 def until_done(run: RunFolder, limit_s: float = 1200) -> None:
-    def told() -> str:
+    def story() -> str:
         logs = [f"{log}: {log.read_text()[-1500:]}" for attempt in run.attempts for log in attempt.logs]
         outs = [out.read_text()[-1500:] for out in run.path.glob("slurm-*.out")]
         return "\n".join([str(seen(run)), *outs, *logs])
 
-    until(lambda: seen(run).state in ("done", "failed", "cancelled"), limit_s, told)
-    assert seen(run).state == "done", told()
+    until(lambda: seen(run).state in ("done", "failed", "cancelled"), limit_s, story)
+    assert seen(run).state == "done", story()
 
 
 def test_submit_trains_on_two_nodes(testbed, profile, recipes_cli, text):

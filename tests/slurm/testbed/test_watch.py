@@ -39,19 +39,19 @@ def test_status_queues_the_attempts_that_a_run_lacks(testbed, profile, recipes_c
     for job in [j for j in toy.seen().jobs if j.state == "PENDING"]:
         testbed.slurm("scancel", job.id)
     until(lambda: len(toy.seen().jobs) == 1)
-    said = recipes_cli("status", toy.run.path).stdout
-    assert "queued 2 more" in said
+    status = recipes_cli("status", toy.run.path).stdout
+    assert "queued 2 more" in status
     assert len(toy.seen().jobs) == 3
 
 
 def test_logs_follow_all_nodes_and_attempts(testbed, profile):
     toy = ToyRun(testbed, profile(), attempts=3, max_steps=40, crash_at=0)
     command = [sys.executable, "-m", "superpod.cli", "logs", "-f", "--all", str(toy.run.path)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=180).stdout
+    output = subprocess.run(command, capture_output=True, text=True, timeout=180).stdout
     for attempt in ("001", "002"):
         for who in ("node 0 rank 0", "node 0 rank 1", "node 1 rank 2", "node 1 rank 3"):
-            assert f"[{attempt} {who}]" in said
-    assert "ValueError: planted" in said
+            assert f"[{attempt} {who}]" in output
+    assert "ValueError: planted" in output
 
 
 def test_a_slowed_cable_raises_the_alarm_and_bisect_names_the_node(testbed, profile, recipes_cli):
@@ -60,40 +60,40 @@ def test_a_slowed_cable_raises_the_alarm_and_bisect_names_the_node(testbed, prof
     toy.until_step(25)
     assert toy.seen().alarm == ""
     testbed("slow", "3", "3mbit")
-    until(lambda: toy.seen().alarm or toy.run.done, 120, toy.told)
+    until(lambda: toy.seen().alarm or toy.run.done, 120, toy.story)
     alarm = toy.seen().alarm
-    assert "more than the" in alarm, toy.told()
+    assert "more than the" in alarm, toy.story()
     assert "steps take" in recipes_cli("status", "--no-top-up", toy.run.path).stdout
     recipes_cli("cancel", toy.run.path)
     toy.until_gone(120)
     for node in "124":  # a bound of their own, so that a busy machine is not what is measured
         testbed("slow", node, "100mbit")
-    found = recipes_cli("cluster", "bisect", where, "--nodes", "node[1-4]", "--mib", "1", timeout=180)
-    assert found.returncode == 1, found.stderr + found.stdout
-    assert found.stdout.strip().splitlines()[-1] == "slow: node3"
+    bisect = recipes_cli("cluster", "bisect", where, "--nodes", "node[1-4]", "--mib", "1", timeout=180)
+    assert bisect.returncode == 1, bisect.stderr + bisect.stdout
+    assert bisect.stdout.strip().splitlines()[-1] == "slow: node3"
     testbed("slow", "3", "100mbit")
-    found = recipes_cli("cluster", "bisect", where, "--nodes", "node[1-4]", "--mib", "1", timeout=180)
-    assert found.returncode == 0, found.stdout
+    bisect = recipes_cli("cluster", "bisect", where, "--nodes", "node[1-4]", "--mib", "1", timeout=180)
+    assert bisect.returncode == 0, bisect.stdout
 
 
 def test_health_of_the_testbed(testbed, profile, recipes_cli):
     where = profile(('checks = ["disk", "time", "bandwidth"]', 'checks = ["gpus", "nvlink", "disk", "time"]'))
-    found = recipes_cli("cluster", "health", where)
-    assert found.returncode == 0, found.stdout + found.stderr
+    health = recipes_cli("cluster", "health", where)
+    assert health.returncode == 0, health.stdout + health.stderr
     for node in ("node1", "node2", "node3", "node4"):
-        assert f"{node:12} {'disk':12} ok" in found.stdout
-        assert f"{node:12} {'time':12} ok" in found.stdout
-        assert f"{node:12} {'gpus':12} skip" in found.stdout
+        assert f"{node:12} {'disk':12} ok" in health.stdout
+        assert f"{node:12} {'time':12} ok" in health.stdout
+        assert f"{node:12} {'gpus':12} skip" in health.stdout
 
 
 def test_a_node_with_a_full_disk_is_named(testbed, profile, recipes_cli):
     where = profile(
         ('checks = ["disk", "time", "bandwidth"]', 'checks = ["disk"]'), ("free_gib = 1", "free_gib = 9999999")
     )
-    found = recipes_cli("cluster", "health", where, "--nodes", "node2")
-    assert found.returncode == 1
-    assert "bad: node2" in found.stdout
-    assert "--exclude=node2" in found.stdout
+    health = recipes_cli("cluster", "health", where, "--nodes", "node2")
+    assert health.returncode == 1
+    assert "bad: node2" in health.stdout
+    assert "--exclude=node2" in health.stdout
 
 
 def test_a_bad_node_is_kept_out_of_the_next_attempt(testbed, profile, tmp_path):
@@ -111,15 +111,15 @@ def test_a_bad_node_is_kept_out_of_the_next_attempt(testbed, profile, tmp_path):
         testbed("inside", "1", "umount", "/usr/local/bin")
     assert first_step.excluded(toy.run) == ["node1"]
     assert toy.run.attempts[0].result["nodes"] == ["node2", "node3"]
-    said = "".join(out.read_text() for out in toy.run.path.glob("slurm-*.out"))
-    assert "bad nodes, kept out of the next attempt: node1: gpus: GPU 3 has memory errors" in said
+    output = "".join(out.read_text() for out in toy.run.path.glob("slurm-*.out"))
+    assert "bad nodes, kept out of the next attempt: node1: gpus: GPU 3 has memory errors" in output
 
 
 @pytest.mark.nemo
 def test_the_all_reduce_of_health(testbed, profile, recipes_cli):
     where = profile(('checks = ["disk", "time", "bandwidth"]', 'checks = ["bandwidth"]'))
-    found = recipes_cli("cluster", "health", where, "--nodes", "node[1-2]", timeout=300)
-    assert "GB/s on the bus over 2 nodes (gloo)" in found.stdout, found.stdout + found.stderr
+    health = recipes_cli("cluster", "health", where, "--nodes", "node[1-2]", timeout=300)
+    assert "GB/s on the bus over 2 nodes (gloo)" in health.stdout, health.stdout + health.stderr
 
 
 def test_cluster_check_and_init(testbed, profile, recipes_cli, tmp_path):
@@ -141,9 +141,9 @@ def test_a_run_whose_slurm_is_silent_still_has_a_state(testbed, profile, recipes
     toy.until_step(3)
     testbed("ctld-stop")
     try:
-        said = recipes_cli("status", "--no-top-up", toy.run.path, timeout=180)
-        assert said.returncode == 0, said.stderr
-        assert any(word in said.stdout for word in ("running", "saving", "done"))
+        status = recipes_cli("status", "--no-top-up", toy.run.path, timeout=180)
+        assert status.returncode == 0, status.stderr
+        assert any(word in status.stdout for word in ("running", "saving", "done"))
     finally:
         testbed("ctld-start")
     time.sleep(1)

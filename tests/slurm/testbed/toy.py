@@ -54,10 +54,10 @@ class Meeting:
     def largest(self, number: int, ballast: str = "") -> int:
         """The largest of all ranks' numbers; `ballast` is sent along, to feel a slow cable."""
         if self.rank == 0:
-            found = max([number, *(int(self._read(f)) for f in self.files)])
+            largest = max([number, *(int(self._read(f)) for f in self.files)])
             for file in self.files:
-                self._write(file, f"{found}")
-            return found
+                self._write(file, f"{largest}")
+            return largest
         self._write(self.files[0], f"{number} {ballast}")
         return int(self._read(self.files[0]))
 
@@ -74,10 +74,10 @@ class Meeting:
 
 def newest(folder: Path) -> tuple[int, str]:
     """Step and loss state of the newest checkpoint; a damaged one is an error, never skipped in silence."""
-    found = [p for p in folder.glob("step=*-last") if not (folder / f"{p.name}-unfinished").exists()]
-    if not found:
+    whole = [p for p in folder.glob("step=*-last") if not (folder / f"{p.name}-unfinished").exists()]
+    if not whole:
         return 0, "begin"
-    best = max(found, key=lambda p: int(p.name.split("=")[1].split("-")[0]))
+    best = max(whole, key=lambda p: int(p.name.split("=")[1].split("-")[0]))
     if is_half(best):
         raise RuntimeError(f"{best} is a half checkpoint and would be resumed from")
     state = json.loads((best / "weights" / "common.pt").read_text())
@@ -124,10 +124,10 @@ def train(run: Path, attempt: Path, options: dict) -> None:
         beat.beat(step, "train")
         time.sleep(options["step_s"])
         chain = hashlib.sha256(f"{chain} {step}".encode()).hexdigest()
-        told = signals.received
+        received = signals.received
         if deadline.is_near(options["step_s"]):
-            told = told or signal.SIGUSR1
-        stop = meeting.largest(told, "x" * options.get("ballast", 0))
+            received = received or signal.SIGUSR1
+        stop = meeting.largest(received, "x" * options.get("ballast", 0))
         step += 1
         if rank == 0:
             seconds = time.monotonic() - began
@@ -160,6 +160,6 @@ if __name__ == "__main__":
     options = json.loads(Path(sys.argv[1]).read_text().partition("OPTIONS = ")[2])
     capture_output(here)
     if options.get("tell") and os.environ["RANK"] == "0":
-        found = {name: os.environ.get(name) for name in options["tell"]}
-        write_json(where / "told.json", found | {"files at home": sorted(os.listdir(os.path.expanduser("~")))})
+        environment = {name: os.environ.get(name) for name in options["tell"]}
+        write_json(where / "told.json", environment | {"files at home": sorted(os.listdir(os.path.expanduser("~")))})
     train(where, here, options)

@@ -84,28 +84,28 @@ class ToyRun:
 
     def until_step(self, step: int, limit_s: float = 120) -> None:
         """Wait for a step."""
-        until(lambda: self.step >= step, limit_s, self.told)
+        until(lambda: self.step >= step, limit_s, self.story)
 
     def until_new_checkpoint(self, limit_s: float = 180) -> None:
         """Wait for a checkpoint that is not there yet, or the end."""
         before = guard.newest_step(self.run)
-        until(lambda: self.run.done or guard.newest_step(self.run) > before, limit_s, self.told)
+        until(lambda: self.run.done or guard.newest_step(self.run) > before, limit_s, self.story)
 
     def until_done(self, limit_s: float = 300) -> None:
         """Wait for the done marker and an empty queue."""
-        until(lambda: self.run.done or self.seen().state in ("failed", "cancelled"), limit_s, self.told)
-        assert self.run.done, self.told()
+        until(lambda: self.run.done or self.seen().state in ("failed", "cancelled"), limit_s, self.story)
+        assert self.run.done, self.story()
         self.until_gone()
 
     def until_gone_or_done(self, limit_s: float = 180) -> None:
         """Wait until the run is done, or has nothing queued."""
-        until(lambda: self.run.done or not self.seen().jobs, limit_s, self.told)
+        until(lambda: self.run.done or not self.seen().jobs, limit_s, self.story)
 
     def until_gone(self, limit_s: float = 60) -> None:
         """Wait until no job of the run is left."""
-        until(lambda: not self.seen().jobs, limit_s, self.told)
+        until(lambda: not self.seen().jobs, limit_s, self.story)
 
-    def told(self) -> str:
+    def story(self) -> str:
         """Everything that explains a failure."""
         seen = self.seen()
         words = [f"{seen.state} {seen.message} step {seen.step}, jobs {seen.jobs}"]
@@ -119,17 +119,17 @@ class ToyRun:
     def check_whole(self, most_lost: int | None = None) -> None:
         """Every step is there, with the loss of an uninterrupted run; an attempt repeats one interval at most."""
         lines = self.run.metrics()
-        assert [line["step"] for line in lines] == list(range(1, self.options["max_steps"] + 1)), self.told()
+        assert [line["step"] for line in lines] == list(range(1, self.options["max_steps"] + 1)), self.story()
         chain = "begin"
         for line in lines:
             chain = hashlib.sha256(f"{chain} {line['step'] - 1}".encode()).hexdigest()
-            assert line["loss"] == int(chain[:8], 16) / 2**32, f"step {line['step']} has another loss\n{self.told()}"
+            assert line["loss"] == int(chain[:8], 16) / 2**32, f"step {line['step']} has another loss\n{self.story()}"
         lost = self.lost()
         limit = self.options["save_every"] if most_lost is None else most_lost
-        assert all(n <= limit for n in lost), f"{lost}\n{self.told()}"
+        assert all(n <= limit for n in lost), f"{lost}\n{self.story()}"
 
     def lost(self) -> list[int]:
-        """Steps that each later attempt had to do again."""
+        """Steps that every later attempt had to repeat."""
         written = [json.loads(line) for line in (self.run.path / "metrics.jsonl").read_text().splitlines()]
         lost, reached, attempt = [], 0, None
         for line in written:
@@ -141,6 +141,6 @@ class ToyRun:
     def left_behind(self) -> list[str]:
         """Processes of the run that still live, after a moment's grace."""
         end = time.monotonic() + 30
-        while (found := self.testbed.processes(str(self.run.path))) and time.monotonic() < end:
+        while (alive := self.testbed.processes(str(self.run.path))) and time.monotonic() < end:
             time.sleep(0.5)
-        return found
+        return alive
