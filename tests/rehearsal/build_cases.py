@@ -1,9 +1,15 @@
 """Cases that build without training: dry builds, attention on its own, what `rehearse` changes."""
 
+from __future__ import annotations
+
 import itertools
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+    from torch import Tensor
 
 
 def attention_values(_: Path, without: frozenset[str]) -> dict[str, float]:
@@ -42,7 +48,7 @@ def attention_values(_: Path, without: frozenset[str]) -> dict[str, float]:
         }
 
 
-def _packed(layer: Any) -> tuple[Any, Any]:
+def _packed(layer: DotProductAttention) -> tuple[Tensor, Tensor]:
     """The output for samples of 5, 3 and 4 tokens in one row; and for each by itself."""
     import torch
     from megatron.core.packed_seq_params import PackedSeqParams
@@ -58,7 +64,7 @@ def _packed(layer: Any) -> tuple[Any, Any]:
     return layer(query, key, value, packed_seq_params=params), torch.cat(one_by_one)
 
 
-def attention(**settings: Any) -> Any:
+def attention(**settings: Any) -> DotProductAttention:
     from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.enums import AttnMaskType
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -68,7 +74,9 @@ def attention(**settings: Any) -> Any:
     return DotProductAttention(config, 1, AttnMaskType.causal, "self")
 
 
-def dry(_: Path, without: frozenset[str], model: str, world_size: int, ranks: list[int], **layout: Any) -> Any:
+def dry(
+    _: Path, without: frozenset[str], model: str, world_size: int, ranks: list[int], **layout: object
+) -> dict[str, Any]:
     """Parameters of each chunk of each of these ranks of a stock recipe, and the seconds they took."""
     import importlib
     import time
@@ -84,7 +92,7 @@ def dry(_: Path, without: frozenset[str], model: str, world_size: int, ranks: li
     return {"counts": counts, "seconds": time.time() - started}
 
 
-def dry_fp8(folder: Path, without: frozenset[str]) -> Any:
+def dry_fp8(folder: Path, without: frozenset[str]) -> list[int]:
     """A recipe in FP8, whose precision plugin writes into a configuration that has been built already."""
     from nemo.collections.llm.recipes import llama3_8b
     from nemo.collections.llm.recipes.precision.mixed_precision import bf16_with_fp8_mixed
@@ -96,7 +104,7 @@ def dry_fp8(folder: Path, without: frozenset[str]) -> Any:
     return dry_build(recipe, 0, 8)
 
 
-def settings(_: Path, without: frozenset[str]) -> Any:
+def settings(_: Path, without: frozenset[str]) -> dict[str, list[str]]:
     """GPU-only names that this Megatron lacks; and what is dropped from a configuration that requests all of them."""
     from nemo.collections.llm import GPTConfig
 
@@ -116,7 +124,7 @@ def settings(_: Path, without: frozenset[str]) -> Any:
     return {"unknown": unknown, "kept": kept, "unlisted": unlisted, "recompute": config.recompute_modules}
 
 
-def dry_twice(folder: Path, without: frozenset[str]) -> Any:
+def dry_twice(folder: Path, without: frozenset[str]) -> list[list[int]]:
     """Building leaves nothing behind: not the process group, the random state, nor Megatron's variables."""
     import torch
     import torch.distributed as dist
@@ -155,7 +163,7 @@ def dry_vocabulary(_: Path, without: frozenset[str]) -> dict[str, int]:
     return counts
 
 
-def refuses_gpu(_: Path, without: frozenset[str]) -> Any:
+def refuses_gpu(_: Path, without: frozenset[str]) -> dict[str, object] | None:
     """install() on a machine with a GPU, and a rehearsal there."""
     from unittest.mock import patch
 
@@ -176,7 +184,7 @@ def refuses_gpu(_: Path, without: frozenset[str]) -> Any:
             return {"changed": changed, "error": f"{type(error).__name__}: {error}"}
 
 
-def changes(_: Path, without: frozenset[str]) -> Any:
+def changes(_: Path, without: frozenset[str]) -> list[list[str]]:
     """The changes that `rehearse` lists for a stock recipe full of GPU features; the recipe itself stays the same."""
     import fiddle as fdl
     import nemo_run as run

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from superpod.node.files import write_json
@@ -52,7 +53,7 @@ def untied_embedding() -> None:
     replace(_finalize(), _allreduce_word_embedding_grads=lambda *_, **__: None)
 
 
-def _finalize() -> Any:
+def _finalize() -> ModuleType:
     """Megatron's module of this name; the package has the function."""
     return importlib.import_module("megatron.core.distributed.finalize_model_grads")
 
@@ -95,7 +96,7 @@ def unreduced_gradients() -> None:
     """Data-parallel ranks keep their own gradients."""
     from megatron.core.distributed import param_and_grad_buffer as buffers
 
-    def nothing(self: Any, *_: Any, **__: Any) -> None:
+    def nothing(self: Any, *_: object, **__: object) -> None:
         self.grad_reduce_handle = None
 
     group = buffers._ParamAndGradBucketGroup

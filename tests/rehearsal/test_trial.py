@@ -207,3 +207,15 @@ def test_a_recipe_that_is_not_there_is_the_users_mistake(recipes_cli):
     done = recipes_cli("rehearse", "llama3_8b_pretrain_a100_bf61")
     assert done.returncode == 2
     assert "no recipe is called" in done.stderr
+
+
+@pytest.mark.nemo
+@pytest.mark.train
+@pytest.mark.slow
+def test_an_override_is_rehearsed(recipes_cli):
+    override = "trainer.strategy.pipeline_model_parallel_size=2"
+    done = recipes_cli("rehearse", "tiny_llama3", override, "trainer.devices=4", "--steps", 4, "--json", timeout=580)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    facts = json.loads(done.stdout)
+    assert facts["passed"]
+    assert "TP2 PP2" in facts["topology"]

@@ -1,11 +1,18 @@
 """A stock recipe, shrunk until it trains in a second, and its rehearsal."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+    from nemo_run import Config, Partial
+    from torch.utils.data import DataLoader, Dataset
 
 VOCAB, SEQUENCE, BATCH = 64, 16, 4
 
@@ -31,7 +38,7 @@ TRAINER = {"val_check_interval": 100, "limit_val_batches": 0, "log_every_n_steps
 
 def tiny(
     folder: Path, *, steps: int, precision: str = "32", overlap: bool = False, experts: int = 0, **changes: Any
-) -> Any:
+) -> Partial:
     """Stock llama3_8b, shrunk; ``changes`` are of the strategy; ``recompute_*``, ``num_*``, ``add_*`` of the model."""
     import nemo_run as run
     import torch
@@ -67,7 +74,7 @@ def tiny(
     return recipe
 
 
-def shrink(recipe: Any) -> None:
+def shrink(recipe: Partial) -> None:
     import fiddle as fdl
     import nemo_run as run
     from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
@@ -79,7 +86,7 @@ def shrink(recipe: Any) -> None:
             setattr(part, name, value)
 
 
-def in_fp32(trainer: Any) -> None:
+def in_fp32(trainer: Config) -> None:
     import nemo_run as run
     import torch
     from nemo.lightning import MegatronMixedPrecision
@@ -89,7 +96,7 @@ def in_fp32(trainer: Any) -> None:
     )
 
 
-def mixtral(recipe: Any, experts: int) -> None:
+def mixtral(recipe: Partial, experts: int) -> None:
     """Put a mixture of experts of the same size in the place of the dense model."""
     import fiddle as fdl
     from nemo.collections.llm import MixtralConfig8x7B, MixtralModel
@@ -102,7 +109,7 @@ def mixtral(recipe: Any, experts: int) -> None:
 
 @cache
 def resumable_mock_data() -> type:
-    """NeMo's mock data begins anew after a resume; this one goes on, as its real data module does."""
+    """NeMo's mock data starts from its first sample after a resume; this one continues, as the real one does."""
     from nemo.collections.llm.gpt.data import MockDataModule, PreTrainingDataModule
 
     class Data(MockDataModule):
@@ -110,44 +117,44 @@ def resumable_mock_data() -> type:
         state_dict = PreTrainingDataModule.state_dict
         load_state_dict = PreTrainingDataModule.load_state_dict
 
-        def _create_dataloader(self, dataset: Any, **kw: Any) -> Any:
+        def _create_dataloader(self, dataset: Dataset, **kw: Any) -> DataLoader:
             self.init_global_step = self.data_sampler.init_global_step = self.trainer.global_step  # type: ignore[union-attr]
             return super()._create_dataloader(dataset, **kw)
 
     return Data
 
 
-def losses_callback() -> Any:
+def losses_callback() -> Callback:
     import lightning.pytorch as pl
 
     class Losses(pl.Callback):
         def __init__(self) -> None:
             self.losses: list[float] = []
 
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
             self.losses.append(float(trainer.callback_metrics["reduced_train_loss"]))
 
     return Losses()
 
 
-def late_callback() -> Any:
-    """Brings to light what is freed before it is sent: the receiver is late, and freed memory is overwritten."""
+def late_callback() -> Callback:
+    """Exposes memory that is freed before it is sent: the receiver is late, and malloc overwrites freed memory."""
     import lightning.pytorch as pl
 
     class Late(pl.Callback):
-        def on_train_batch_start(self, *_: Any) -> None:
+        def on_train_batch_start(self, *_: object) -> None:
             m_perturb = -6  # malloc.h
             ctypes.CDLL(None).mallopt(m_perturb, 0xA5)
 
-        def on_megatron_microbatch_start(self, *_: Any, **__: Any) -> None:
+        def on_megatron_microbatch_start(self, *_: object, **__: object) -> None:
             if os.environ["RANK"] != "0":
                 time.sleep(0.05)
 
     return Late()
 
 
-def train(folder: Path, recipe: Any, without: frozenset[str]) -> dict[str, Any]:
-    """Run the rehearsal of ``recipe`` as this rank: its losses, the names and a digest of its parameters."""
+def train(folder: Path, recipe: Partial, without: frozenset[str]) -> dict[str, Any]:
+    """Run the rehearsal of ``recipe`` as this rank: its losses, and the names and a digest of its parameters."""
     import fiddle as fdl
     from torch.distributed import FileStore  # type: ignore[reportPrivateImportUsage]
 
@@ -156,7 +163,7 @@ def train(folder: Path, recipe: Any, without: frozenset[str]) -> dict[str, Any]:
     install(without=without)
     rehearsal, _ = rehearse(recipe, devices=int(os.environ["WORLD_SIZE"]))
     call = fdl.build(rehearsal)
-    # A file, because a port that was free may be taken by the time rank 0 listens on it.
+    # The ranks meet at a file: a free port may be taken before rank 0 listens on it.
     call.keywords["trainer"].strategy.store = FileStore(str(folder / "store"), int(os.environ["WORLD_SIZE"]))
     call()
     from superpod.rehearsal.patches.gpu_settings import dropped

@@ -1,12 +1,14 @@
 """Cases that train. The dense ones resume from the reference's checkpoint in other layouts: the same losses follow."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
 from tiny_recipe import tiny, train
 
 
-def reference(folder: Path, without: frozenset[str], **changes: Any) -> Any:
+def reference(folder: Path, without: frozenset[str], **changes: Any) -> dict[str, Any]:
     """Four steps on one rank, with a checkpoint after the second: what the others resume from."""
     recipe = tiny(folder, steps=4, **changes)
     recipe.log.ckpt.every_n_train_steps, recipe.log.ckpt.save_top_k = 2, -1
@@ -15,7 +17,7 @@ def reference(folder: Path, without: frozenset[str], **changes: Any) -> Any:
 
 def resumed(
     folder: Path, without: frozenset[str], source: str = "reference", save_every: int = 100, **changes: Any
-) -> Any:
+) -> dict[str, Any]:
     """Steps three and four, from the reference's checkpoint, in another layout."""
     recipe = tiny(folder, steps=4, **changes)
     recipe.log.ckpt.every_n_train_steps = save_every
@@ -23,7 +25,7 @@ def resumed(
     return train(folder, recipe, without)
 
 
-def restored(folder: Path, without: frozenset[str], **changes: Any) -> Any:
+def restored(folder: Path, without: frozenset[str], **changes: Any) -> dict[str, Any]:
     """Two new steps from a reference's weights; Megatron can't resume the optimizer under another EP."""
     import nemo_run as run
     from nemo.lightning import AutoResume
@@ -42,7 +44,7 @@ def finetuned(
     source: str = "reference",
     alike: bool = False,
     **changes: Any,
-) -> Any:
+) -> dict[str, Any]:
     """llm.finetune from a reference's weights, or of adapters beside them, which may start as in other layouts."""
     import fiddle as fdl
     import nemo_run as run
