@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli.request_options import AsJson, Name, Nodes, Overrides
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,11 +18,12 @@ LEAST_STEPS, MOST_STEPS = 4, 1000
 
 
 def rehearse(
-    name: Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")],
+    name: Name,
+    overrides: Overrides = None,
     ranks: Annotated[int, typer.Option(min=1, max=1024, help="Most processes to use; a larger layout is folded.")] = 12,
     steps: Annotated[int, typer.Option(min=LEAST_STEPS, max=MOST_STEPS, help="Steps of training.")] = 10,
-    num_nodes: Annotated[int | None, typer.Option("--nodes", help="Size in nodes; default: the smallest.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    num_nodes: Nodes = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a recipe's shrunk self on CPUs in its own layout, and compare it with one rank."""
     import shutil
@@ -29,7 +31,7 @@ def rehearse(
 
     from superpod.rehearsal import trial as trials
 
-    trial = trials.plan(name, num_nodes, ranks)
+    trial = _planned(name, num_nodes, ranks, overrides or [])
     _enough_memory(trial.shrunk.job.gpus)
     if not as_json:
         print(_before(trial))
@@ -44,6 +46,16 @@ def rehearse(
         if not as_json:
             print(f"logs of every rank: {folder}")
         raise typer.Exit(1)
+
+
+def _planned(name: str, num_nodes: int | None, ranks: int, overrides: list[str]) -> Trial:
+    from superpod.lifecycle.quiet import quietly
+    from superpod.rehearsal import trial as trials
+
+    if not overrides:
+        return trials.plan(name, num_nodes, ranks)
+    with quietly():  # NeMo is imported to apply them
+        return trials.plan(name, num_nodes, ranks, overrides)
 
 
 def _conduct(trial: Trial, folder: Path, steps: int) -> None:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.lifecycle import checkpoint_metadata
+from superpod.lifecycle.request import Request
+from superpod.planner.planned_job import PlannedJob
 from superpod.rehearsal import forked_run, shrunk_recipe, verdict
 from superpod.rehearsal.check_result import CheckResult
 from superpod.rehearsal.cpu_recipe import Change, RehearsalError, rehearse
@@ -39,7 +41,7 @@ CANNOT_SHOW = "FP8 and FP4 numerics, GPU kernels, NCCL and its hangs, memory, sp
 class Trial:
     """A rehearsal and its results."""
 
-    recipe: str
+    request: Request
     nodes: int
     shrunk: Shrunk
     precision: str
@@ -49,6 +51,11 @@ class Trial:
     checks: list[CheckResult] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """Of each run, and of what came before them."""
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name."""
+        return self.request.recipe
 
     @property
     def passed(self) -> bool:
@@ -61,23 +68,38 @@ class Trial:
         return next((run.ranks[0]["dropped"] for run in reversed(self.runs.values()) if run.ranks), {})
 
 
-def plan(name: str, nodes: int | None, ranks: int = RANKS) -> Trial:
-    """The rehearsal of a recipe, not yet run; needs no NeMo.
+def plan(name: str, nodes: int | None, ranks: int = RANKS, overrides: Sequence[str] = ()) -> Trial:
+    """The rehearsal of a recipe, not yet run. Needs no NeMo where nothing is overridden.
 
     Raises:
-        UserError: no such recipe or size, or one that cannot be rehearsed.
+        UserError: no such recipe or size, a wrong override, or a recipe that cannot be rehearsed.
     """
-    from superpod.recipes import planned_job
     from superpod.recipes.registry import find
 
+    request = Request(name, tuple(overrides), None, nodes)
+    request.check()
     recipe = find(name)
-    size = recipe.nodes[0] if nodes is None else nodes
-    recipe.layout(size)
     if recipe.model.unproven:
         raise RehearsalError(f"{name} cannot be rehearsed: {recipe.model.unproven}")
     if recipe.model.family == "encoders":
         raise RehearsalError(f"{name} cannot be rehearsed: {recipe.model.name} predicts no next token")
-    return Trial(name, size, shrink(planned_job.job(recipe, size), ranks), recipe.precision)
+    size, job = _size_and_job(request)
+    return Trial(request, size, shrink(job, ranks), recipe.precision)
+
+
+def _size_and_job(request: Request) -> tuple[int, PlannedJob]:
+    """Nodes and the job to shrink: by the recipe's facts, or by what overrides make of it, which NeMo has to build."""
+    if not request.overrides:
+        from superpod.recipes import planned_job
+        from superpod.recipes.registry import find
+
+        recipe = find(request.recipe)
+        return request.num_nodes or recipe.nodes[0], planned_job.job(recipe, request.num_nodes)
+    import superpod.rehearsal.entry  # noqa: F401 - the patches, before NeMo
+    from superpod.lifecycle.resolve import resolve
+
+    run = resolve(request)
+    return run.nodes, run.job
 
 
 def conduct(trial: Trial, folder: Path, steps: int = 10, note: Callable[[str], None] = lambda _: None) -> Trial:
@@ -92,9 +114,9 @@ def conduct(trial: Trial, folder: Path, steps: int = 10, note: Callable[[str], N
     started = time.time()
     note("importing NeMo")
     import superpod.rehearsal.entry  # noqa: F401 - the patches, before NeMo
-    from superpod.recipes import build
+    from superpod.lifecycle.resolve import configure
 
-    full = build(trial.recipe, trial.nodes)
+    full, _ = configure(trial.request)
     trial.seconds["import and build"] = time.time() - started
     runs = _Runs(trial, full, folder, steps)
     for name, start in runs.in_order():
