@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
+from superpod import collection
 from superpod.cli import ckpt, cluster, data
 from superpod.cli.cancel import cancel
 from superpod.cli.check import check
@@ -33,11 +37,23 @@ from superpod.cli.submit import submit
 from superpod.cli.tune import tune
 
 app = typer.Typer(
-    help="NeMo 2.0 / Megatron-Core training recipes: read, rehearse and run them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def main(
+    recipes: Annotated[
+        list[Path] | None,
+        typer.Option("--recipes", metavar="DIR", help="A folder of your own models, layouts and hardware; repeatable."),
+    ] = None,
+) -> None:
+    """NeMo 2.0 / Megatron-Core training recipes: read, rehearse and run them."""
+    if recipes:
+        collection.add(*recipes)
+
 
 VERBS = {
     "Plan": {

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import superpod
+from superpod import collection
 from superpod.errors import UserError
 from superpod.lifecycle.request import Request
 from superpod.planner.layout import Layout
@@ -224,6 +225,7 @@ def _key(request: Request) -> str:
     digest = hashlib.sha256(question.encode())
     folders = [PACKAGE / name for name in SOURCES]
     files = [path for folder in folders for path in sorted(folder.rglob("*.*")) if "__pycache__" not in path.parts]
+    files += [path for kind in collection.KINDS for path in collection.files(kind)]
     if request.data:
         files.append(request.data / "dataset.json")
     for path in files:

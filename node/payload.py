@@ -18,14 +18,18 @@ STAY = ("payload.py", "processes.py")
 
 
 @cache
-def runtime() -> bytes:
-    """A tar.gz of the runtime as the package `superpod`, without times and owners."""
+def runtime(more: tuple[tuple[str, Path], ...] = ()) -> bytes:
+    """A tar.gz of the runtime as the package `superpod`, without times and owners.
+
+    `more` are a user's own files: (path in the archive, file).
+    """
+    globs = (sorted(path for path in PACKAGE.glob(pattern) if path.name not in STAY) for pattern in FILES)
+    ours = [(f"superpod/{path.relative_to(PACKAGE).as_posix()}", path) for paths in globs for path in paths]
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
-        for pattern in FILES:
-            for path in sorted(path for path in PACKAGE.glob(pattern) if path.name not in STAY):
-                data = path.read_bytes()
-                entry = tarfile.TarInfo(f"superpod/{path.relative_to(PACKAGE).as_posix()}")
-                entry.size, entry.mode = len(data), 0o644
-                archive.addfile(entry, io.BytesIO(data))
+        for name, path in (*ours, *more):
+            data = path.read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), 0o644
+            archive.addfile(entry, io.BytesIO(data))
     return gzip.compress(raw.getvalue(), mtime=0)

@@ -1,7 +1,8 @@
-"""Configuration files of a user: read whole, or refused by name."""
+"""Reads configuration files that users write, and names the file where it cannot."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,29 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     Raises:
         UserError: when it is not TOML.
     """
-    import tomllib  # 10 ms, and only a caller that reads a file needs it
+    import tomllib  # takes 10 ms, and only a caller that reads a file needs it
 
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as broken:  # TOMLDecodeError, and what Python's own limits say
+    except (ValueError, RecursionError) as broken:  # TOMLDecodeError, and Python's own limits
         raise UserError(f"{where} is not TOML: {broken}") from broken
+
+
+def line_of(text: str, keys: list[str]) -> int:
+    """Line of a key in TOML text; of its table where the key is not there, and 1 where neither is."""
+    table, best = "", 1
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            table = header[1].strip()
+            if table == ".".join(keys):
+                return number
+            if table == ".".join(keys[:-1]):
+                best = number
+        elif match := re.match(r"""\s*["']?([\w.-]+)["']?\s*=""", line):
+            path = f"{table}.{match[1]}" if table else match[1]
+            if path == ".".join(keys):
+                return number
+    return best
 
 
 LARGEST = 10 * 2**20

@@ -7,13 +7,14 @@ a TOML file of the same form; `load` reads it over the built-in tables.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from superpod import collection
 from superpod.errors import UserError, did_you_mean
-from superpod.planner.files import read_toml
+from superpod.planner.files import text_of
 
 DATA = Path(__file__).parent / "data" / "hardware.toml"
 
@@ -199,15 +200,15 @@ class Hardware:
         Raises:
             UserError: naming the closest ones when there is none.
         """
-        return _pick(self.gpus, self.gpu_name(name), "GPU")
+        return pick(self.gpus, self.gpu_name(name), "GPU")
 
     def node(self, name: str) -> Node:
         """The node of that name; a GPU's name (`h100`) is its DGX. Raises as `gpu`."""
-        return _pick(self.nodes, self.gpu_name(name), "node")
+        return pick(self.nodes, self.gpu_name(name), "node")
 
     def fabric(self, name: str) -> Fabric:
         """The fabric of that name. Raises as `gpu`."""
-        return _pick(self.fabrics, str(name).lower(), "fabric")
+        return pick(self.fabrics, str(name).lower(), "fabric")
 
     def fabric_of(self, node: Node) -> Fabric:
         """The built-in InfiniBand fabric of the speed of the node's ports: that of its SuperPOD."""
@@ -249,8 +250,17 @@ def precision(text: str) -> str:
 
 @cache
 def builtin() -> Hardware:
-    """The hardware of `data/hardware.toml`."""
-    return _hardware(read_toml(DATA), DATA.name, Hardware({}, {}, {}))
+    """The hardware of `data/hardware.toml`, and after it that of the user's collections (`superpod.collection`).
+
+    Raises:
+        UserError: when a collection's file is wrong, or gives a name that is taken.
+    """
+    from superpod.planner import hardware_file
+
+    facts = hardware_file.add(text_of(DATA), DATA.name, Hardware({}, {}, {}))
+    for path in collection.files("hardware"):
+        facts = hardware_file.add(text_of(path), str(path), facts, new_names=True)
+    return facts
 
 
 def load(path: str | Path) -> Hardware:
@@ -260,131 +270,25 @@ def load(path: str | Path) -> Hardware:
     "h100"` in a table takes what the table does not say from a built-in one.
 
     Raises:
-        UserError: naming file, table and key, and what the key may hold.
+        UserError: naming file, line, table and key, and what the key may hold.
     """
-    return _hardware(read_toml(Path(path)), str(path), builtin())
+    from superpod.planner import hardware_file
+
+    return hardware_file.add(text_of(Path(path)), str(path), builtin())
 
 
-SECTIONS = ("generation", "gpu", "node", "fabric", "collective", "gemm")
-TEXT = {"generation": (), "kind": ("infiniband", "ethernet"), "source": (), "gpu": (), "calibrated_as": ()}
-"""Keys that hold words, and which ones; () = any."""
-WORDS: dict[str, tuple[str, ...]] = {"scaled_formats": SCALED, "aliases": ()}
-"""Keys that hold lists of words, and which ones; () = any."""
-FLAGS = ("fp8_any_order", "fuses_mxfp8_experts", "keeps_queue_order", "nvlink_c2c")
-WHOLE = (
-    *("gpus", "nvlink_domain", "nics", "sms", "rails", "scalable_unit"),
-    *("cublas_workspace_mib", "te_workspace_mib"),
-)
-"""Keys that hold whole numbers."""
-NONE = ("nvlink_gb_per_s", "tf32_tflops", "fp8_tflops", "nvfp4_tflops", "rails", "scalable_unit", "host_gb", "nics")
-"""Keys that may be 0: the hardware has none."""
-OWN = ("name", "source", "aliases")
-"""Fields that `like` does not take over."""
 Kind = TypeVar("Kind", Gpu, Node, Fabric)
-Value = str | bool | float | tuple[str, ...]
 
 
-def _hardware(tables: dict[str, Any], where: str, base: Hardware) -> Hardware:
-    for section in tables:
-        if section not in SECTIONS:
-            raise UserError(
-                f"{where}: no section is called {section!r}",
-                did_you_mean(section, list(SECTIONS)) or f"sections: {', '.join(SECTIONS)}",
-            )
-    known = replace(base, generations={**base.generations, **_tables(tables, "generation", where)})
-    known = replace(known, gpus={**base.gpus, **_section(Gpu, tables, "gpu", where, known.gpus, known)})
-    nodes = {**base.nodes, **_section(Node, tables, "node", where, base.nodes, known)}
-    for name in (n.lower() for n in tables.get("gpu", {})):  # a GPU like another has a node like that one's
-        like = base.nodes.get(known.gpus[name].calibrated_as)
-        if name not in nodes and like is not None:
-            nodes[name] = like.replace(name=name, gpu=known.gpus[name])
-    fabrics = {**base.fabrics, **_section(Fabric, tables, "fabric", where, base.fabrics, known)}
-    return replace(known, nodes=nodes, fabrics=fabrics)
-
-
-def _tables(tables: dict[str, Any], section: str, where: str) -> dict[str, dict[str, Any]]:
-    """The tables of a section, by name."""
-    named = tables.get(section, {})
-    if not isinstance(named, dict) or not all(isinstance(table, dict) for table in named.values()):
-        raise UserError(f"{where}: {section} holds tables", f"write [{section}.my_name] above its keys")
-    return named
-
-
-def _section(
-    kind: type[Kind], tables: dict[str, Any], section: str, where: str, base: Mapping[str, Kind], known: Hardware
-) -> dict[str, Kind]:
-    named = _tables(tables, section, where).items()
-    return {n.lower(): _build(kind, n.lower(), t, f"{where} [{section}.{n}]", base, known) for n, t in named}
-
-
-def _build(
-    kind: type[Kind], name: str, table: dict[str, Any], where: str, base: Mapping[str, Kind], known: Hardware
-) -> Kind:
-    values: dict[str, Any] = {"name": name}
-    keys = [f.name for f in fields(kind) if f.name != "name"]
-    if (like := table.get("like")) is not None:
-        model = _pick(base, known.gpu_name(like), kind.__name__.lower(), f"{where}: like: ")
-        values = {key: getattr(model, key) for key in keys if key not in OWN} | values
-        if isinstance(model, Gpu):
-            values["calibrated_as"] = model.calibrated_as or model.name
-    shared = known.generations.get(str(table.get("generation")), {}) if kind is Gpu else {}
-    for key, value in {**shared, **table}.items():  # the GPU's own table wins over its generation's
-        if key == "like":
-            continue
-        if key not in keys:
-            hint = did_you_mean(key, keys) or f"keys: {', '.join(keys)}"
-            raise UserError(f"{where}: no key is called {key!r}", hint)
-        values[key] = _checked(key, value, where, known)
-    for key in _required(kind):
-        if key not in values:
-            raise UserError(f"{where}: {key} is missing", 'give it, or take it over: like = "h100"')
-    if isinstance(values.get("gpu"), str):
-        values["gpu"] = _pick(known.gpus, known.gpu_name(values["gpu"]), "GPU", f"{where}: gpu: ")
-    return kind(**values)
-
-
-def _required(kind: type[Kind]) -> list[str]:
-    """Fields without a default."""
-    return [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name != "name"]
-
-
-def _checked(key: str, value: object, where: str, known: Hardware) -> Value:
-    """The value of a key, of the type that the key holds; raises UserError where it is another."""
-    if key in TEXT:
-        allowed = tuple(known.generations) if key == "generation" else TEXT[key]
-        if not isinstance(value, str) or (allowed and value not in allowed):
-            raise UserError(f"{where}: {key} is {value!r}", _one_of(allowed) or "it is a string")
-        return value
-    if key in WORDS:
-        words = value if isinstance(value, (list, tuple)) else [None]
-        if not all(isinstance(word, str) and (not WORDS[key] or word in WORDS[key]) for word in words):
-            raise UserError(f"{where}: {key} is {value!r}", f"it is a list of {', '.join(WORDS[key]) or 'strings'}")
-        return tuple(str(word) for word in words)
-    if key in FLAGS:
-        if not isinstance(value, bool):
-            raise UserError(f"{where}: {key} takes true or false, not {value!r}")
-        return value
-    whole = key in WHOLE
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        raise UserError(f"{where}: {key} takes a {'whole ' * whole}number, not {value!r}")
-    least = 0 if key in NONE else 1 if whole else 1e-9
-    if not least <= value < 1e9:
-        raise UserError(f"{where}: {key} is {value}; it is {'0 or more' if least == 0 else 'more than 0'}, and finite")
-    return value if whole else float(value)
-
-
-def _one_of(allowed: tuple[str, ...]) -> str:
-    return f"it is one of {', '.join(allowed)}" if allowed else ""
+def pick(table: Mapping[str, Kind], name: str, what: str, where: str = "") -> Kind:
+    """The entry of that name; raises UserError, opened by `where`, naming the closest ones when there is none."""
+    if name not in table:
+        hint = did_you_mean(name, list(table)) or f"known: {', '.join(table)}"
+        raise UserError(f"{where}no {what} is called {name!r}", hint)
+    return table[name]
 
 
 def _spelled(name: object, gpus: Mapping[str, Gpu]) -> str:
     """A GPU's name here, where the text is one of its aliases."""
     low = str(name).strip().lower()
     return next((gpu.name for gpu in gpus.values() if low in gpu.aliases), low)
-
-
-def _pick(table: Mapping[str, Kind], name: str, what: str, where: str = "") -> Kind:
-    if name not in table:
-        hint = did_you_mean(name, list(table)) or f"known: {', '.join(table)}"
-        raise UserError(f"{where}no {what} is called {name!r}", hint)
-    return table[name]

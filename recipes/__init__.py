@@ -38,8 +38,25 @@ def build(name: str, num_nodes: int | None = None, options: str = "") -> run.Par
             "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` shows what is there",
         ) from missing
     partial = partial.build(recipe, num_nodes)
+    _importable_by_ranks(partial)
     variants.apply(partial, options)
     return partial
+
+
+def _importable_by_ranks(partial: run.Partial) -> None:
+    """Refuse a class that a collection defines beside its models: those files import this package, which ranks lack."""
+    import fiddle as fdl
+
+    from superpod.errors import UserError
+    from superpod.recipes.own_models import PREFIX
+
+    for node in (partial.model, partial.model.config):
+        made = fdl.get_callable(node)
+        if made.__module__.startswith(PREFIX):
+            raise UserError(
+                f"ranks cannot import {made.__qualname__}, which is defined in a file of models/",
+                "define it in the collection's modules/ or in an installed package, and import it from there",
+            )
 
 
 def _no_compiler_without_gpu() -> None:

@@ -7,11 +7,15 @@ check prints lines `name<TAB>ok|bad|skip<TAB>words`.
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superpod import collection
 from superpod.errors import UserError
+from superpod.planner.files import text_of
 
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
@@ -20,8 +24,9 @@ if TYPE_CHECKING:
 CHECKS = Path(__file__).resolve().parent / "checks"
 RUNTIME = Path(__file__).resolve().parent.parent / "node"
 PASSES = 3
+"""measurements of every pair; the best one counts"""
 SLOW = 0.5
-"""Of the median bandwidth: below it a pair is slow."""
+"""share of the median bandwidth below which a node is slow"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
     Raises:
         UserError: srun does not get the nodes.
     """
-    script = (CHECKS / "node.sh").read_text()
+    script = "".join(own_checks(cluster)) + (CHECKS / "node.sh").read_text()
     health = cluster.health
     local = [name for name in health.checks if name != "bandwidth"]
     environment = {
@@ -61,6 +66,13 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
     return [verdict for verdict in verdicts if verdict.check != "clock"]
 
 
+def own_checks(cluster: Cluster) -> Iterator[str]:
+    """The profile's checks that come from the user's collections, each as a shell function for node.sh."""
+    for name, path in collection.by_name("checks", {}).items():
+        if name in cluster.health.checks:
+            yield f"own_{name}() {{ bash -c {shlex.quote(text_of(path))} {path.name}; }}\n"
+
+
 def sorted_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> list[str]:
     """Nodes in the order in which srun numbers its tasks."""
     return connection.run(["scontrol", "show", "hostnames", ",".join(nodes)]).split()
@@ -71,6 +83,7 @@ def _srun(cluster: Cluster, nodes: list[str]) -> list[str]:
     words = ["srun", f"--nodes={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--time=10"]
     words += [f"--account={slurm.account}"] if slurm.account else []
     words += [f"--partition={slurm.partition}"] if slurm.partition else []
+    # --immediate: fail after 60 s rather than wait in the queue.
     return [*words, "--job-name=recipes-health", f"--mpi={slurm.mpi}", "--immediate=60"]
 
 
@@ -103,9 +116,11 @@ def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> lis
     tasks = 1 if cluster.declared_only else cluster.gpus_per_node
     env = ["env", f"MASTER_ADDR={nodes[0]}", "MASTER_PORT=29500"]
     if cluster.network.interface:
+        # Without it, gloo binds to the address of the host name, which other nodes may not reach.
         env += [f"{name}_SOCKET_IFNAME={cluster.network.interface}" for name in ("GLOO", "NCCL")]
     box = [f"--container-image={cluster.container.image}"] if cluster.container.image else []
     gpus = [] if cluster.declared_only else [f"--gpus-per-node={tasks}"]
+    # srun takes the last of two --ntasks-per-node.
     words = [*_srun(cluster, nodes), f"--ntasks-per-node={tasks}", *gpus, *box, *env, python_of(cluster), "-c"]
     output = connection.run([*words, (RUNTIME / "allreduce.py").read_text()], limit_s=300)
     match = re.search(r"^bus\t([\d.e+-]+)\t(\S+)$", output, re.MULTILINE)

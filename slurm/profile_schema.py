@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from superpod import collection
 from superpod.errors import did_you_mean
 from superpod.planner import hardware
-from superpod.slurm.profiles import Check, GpuForm, Mpi, Network, one_line, seconds
+from superpod.slurm.profiles import CHECKS, GpuForm, Mpi, Network, one_line, seconds
 
 
 def _time(value: str) -> str:
@@ -53,6 +55,14 @@ def _fabric(value: str) -> str:
     known = list(hardware.builtin().fabrics)
     if value and value not in known:
         raise ValueError(f"is one of {', '.join(known)}; {did_you_mean(value, known)}".rstrip("; "))
+    return value
+
+
+def _check(value: str) -> str:
+    own = collection.by_name("checks", dict.fromkeys(CHECKS, Path("slurm/checks/node.sh")))
+    if value not in own:
+        *names, last = map(repr, own)
+        raise ValueError(f"is one of {', '.join(names)} or {last}")
     return value
 
 
@@ -181,7 +191,7 @@ class Chain(_Table):
 class Health(_Table):
     """The checks of every node: before a job trains, and by `recipes cluster health`."""
 
-    checks: list[Check] = []
+    checks: list[Annotated[str, AfterValidator(_check)]] = []
     first_step: bool = False
     """run the checks at the start of every job"""
     min_bus_gb_s: float = Field(default=0.0, ge=0.0, le=10000.0)
@@ -210,6 +220,13 @@ class Cluster(_Table):
     chain: Chain = Chain()
     health: Health = Health()
     env: Annotated[dict[str, str], AfterValidator(_environment)] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gpus_of_the_node(cls, values: Any) -> Any:
+        """GPUs a node where the profile gives none: those of its GPU's node."""
+        node = hardware.builtin().nodes.get(str(values.get("gpu"))) if isinstance(values, dict) else None
+        return {"gpus_per_node": node.gpus, **values} if node else values
 
     @model_validator(mode="after")
     def _together(self) -> Cluster:

@@ -10,8 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
+from superpod import collection
 from superpod.errors import UserError, did_you_mean
-from superpod.planner.files import text_of
+from superpod.planner.files import line_of, text_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -28,22 +29,27 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 def load(name: str) -> Cluster:
-    """The profile called `name`: a shipped one, or the path of a TOML file.
+    """The profile called `name`: a shipped one, one of the user's collections, or the path of a TOML file.
 
     Raises:
         UserError: no such profile, or what is wrong in it, each with its line and what is allowed there.
     """
-    path = Path(name) if name.endswith(".toml") or "/" in name else SHIPPED / f"{name}.toml"
+    profiles = _by_name()
+    path = Path(name) if name.endswith(".toml") or "/" in name else profiles.get(name, Path())
     if not path.is_file():
-        known = names()
+        known = sorted(profiles)
         hint = did_you_mean(name, known) or f"known: {', '.join(known)}, or the path of a TOML file"
         raise UserError(f"no cluster profile is called {name!r}", hint)
     return parse(text_of(path), str(path))
 
 
 def names() -> list[str]:
-    """The shipped profiles."""
-    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+    """The shipped profiles, and those of the user's collections."""
+    return sorted(_by_name())
+
+
+def _by_name() -> dict[str, Path]:
+    return collection.by_name("clusters", {path.stem: path for path in SHIPPED.glob("*.toml")})
 
 
 def parse(text: str, where: str) -> Cluster:
@@ -72,6 +78,7 @@ def seconds(time: str) -> int:
     if match is None:
         raise ValueError(f"not a time limit of Slurm: {time!r}")
     days, *rest = match.groups()
+    # With days, the numbers are H[:M[:S]]; without, one number is minutes, two are M:S, three are H:M:S.
     numbers = [int(part) for part in rest if part is not None]
     if days is not None:
         hours, minutes, secs = [*numbers, 0, 0][:3]
@@ -119,23 +126,6 @@ def _keys_of(path: list[str]) -> list[str]:
     return list(model.model_fields)
 
 
-def line_of(text: str, keys: list[str]) -> int:
-    """Line of a key in TOML text; of its table where the key is not there, and 1 where neither is."""
-    table, best = "", 1
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-            table = header[1].strip()
-            if table == ".".join(keys):
-                return number
-            if table == ".".join(keys[:-1]):
-                best = number
-        elif match := re.match(r"""\s*["']?([\w.-]+)["']?\s*=""", line):
-            path = f"{table}.{match[1]}" if table else match[1]
-            if path == ".".join(keys):
-                return number
-    return best
-
-
 def one_line(value: str) -> str:
     """`value`, which goes into a line of its own somewhere. Raises ValueError for a line break or a control."""
     if any(not c.isprintable() and c != "\t" for c in value):
@@ -154,4 +144,5 @@ def schema() -> type[Cluster]:
 GpuForm = Literal["gpus-per-node", "gres", "none"]
 Mpi = Literal["none", "pmi2", "pmix", "cray_shasta"]
 Network = Literal["infiniband", "roce", "ethernet", "none"]
-Check = Literal["gpus", "nvlink", "infiniband", "clocks", "disk", "time", "bandwidth"]
+CHECKS = ("gpus", "nvlink", "infiniband", "clocks", "disk", "time", "bandwidth")
+"""Checks of nodes that are built in; a collection's checks/NAME.sh adds NAME."""

@@ -1,4 +1,4 @@
-"""From a recipe's name and a cluster to a script, and from a script to attempts in the queue."""
+"""Turn a resolved run and a cluster into a script, and a script into attempts in the queue."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superpod import collection
 from superpod.errors import UserError
 from superpod.node import payload
 from superpod.node.files import read_json, write_json
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles import Cluster
 
 SCRIPT = "job.sbatch"
+"""File name of the batch script in a run folder."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A resolved run on its way to a cluster: where, and how long an attempt may take."""
+    """A resolved run for a cluster: where its folder lies, and how long an attempt may take."""
 
     run: ResolvedRun
     cluster: Cluster
@@ -44,7 +46,7 @@ class Submission:
 
     @property
     def folder(self) -> str:
-        """Where run folders are made, on the cluster."""
+        """The folder for runs on the cluster."""
         return self.runs or self.cluster.folders.runs
 
 
@@ -52,7 +54,7 @@ def script(submission: Submission, *, name: str = "") -> str:
     """The sbatch script of a resolved run. Pure.
 
     Raises:
-        UserError: a value that cannot be written into it.
+        UserError: a value cannot be written into the script.
     """
     run, cluster = submission.run, submission.cluster
     return batch_script.render(
@@ -65,7 +67,7 @@ def script(submission: Submission, *, name: str = "") -> str:
             variables=tuple(environment.variables(cluster, run.layout, run.job.precision)),
             recipe_file=run.source,
             recipe_lines=tuple(run.lines),
-            runtime=payload.runtime(),
+            runtime=payload.runtime(tuple(collection.carried().items())),
             python=python_of(cluster),
             facts=facts(submission),
             name=name,
@@ -75,12 +77,12 @@ def script(submission: Submission, *, name: str = "") -> str:
 
 
 def python_of(cluster: Cluster) -> str:
-    """The ranks' Python: the profile's; where it names none and there is no container, the one that runs this."""
+    """The ranks' Python: the profile's, or `python` in a container, or else the Python that runs this."""
     return cluster.software.python or ("python" if cluster.container.image else sys.executable)
 
 
 def facts(submission: Submission) -> dict[str, Any]:
-    """What run.json keeps of a run on Slurm."""
+    """What run.json records of a run on Slurm."""
     run, cluster = submission.run, submission.cluster
     return {
         **run.request.facts(),
@@ -99,22 +101,22 @@ def facts(submission: Submission) -> dict[str, Any]:
 
 
 def new_run(submission: Submission, connection: Connection) -> str:
-    """Make the run folder where the nodes will look for it, with the script in it; returns its path there.
+    """Create the run folder, with the script in it, on the cluster; returns its path there.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the folder cannot be written.
     """
     if not connection.remote:
         return str(_create(Path(submission.folder), submission).path)
     with tempfile.TemporaryDirectory() as scratch:
         folder = _create(Path(scratch), submission)
-        place = f"{submission.recipe}/{folder.path.name}"
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-            archive.add(folder.path, arcname=place)
+        relative = f"{submission.recipe}/{folder.path.name}"
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+            archive.add(folder.path, arcname=relative)
         connection.run(["mkdir", "-p", submission.folder])
-        connection.run(["tar", "-xz", "-C", submission.folder], stdin=packed.getvalue())
-        return f"{submission.folder}/{place}"
+        connection.run(["tar", "-xz", "-C", submission.folder], stdin=stream.getvalue())
+        return f"{submission.folder}/{relative}"
 
 
 def _create(runs: Path, submission: Submission) -> RunFolder:
@@ -127,18 +129,18 @@ def _create(runs: Path, submission: Submission) -> RunFolder:
 
 
 def job_name(run: str) -> str:
-    """The name of every job of a run: Slurm's `singleton` lets one of a name run at a time."""
+    """The name of every job of a run: with Slurm's `singleton`, jobs of one name run one at a time."""
     path = Path(run)
     return f"{path.parent.name}.{path.name}"
 
 
 def queue(connection: Connection, run: str, attempts: int, exclude: Sequence[str] = ()) -> list[str]:
-    """Put so many attempts of a run into the queue, each waiting for those before it; returns their job ids.
+    """Queue a number of attempts of a run, each of which waits for those before it; returns their job ids.
 
-    `exclude` are nodes that were found bad.
+    `exclude` names nodes that have failed.
 
     Raises:
-        UserError: sbatch refuses, in its own words.
+        UserError: sbatch refuses, with its message.
     """
     words = ["sbatch", "--parsable", f"--job-name={job_name(run)}", "--dependency=singleton", f"--chdir={run}"]
     words += [f"--output={run.replace('%', '%%')}/slurm-%j.out", f"{run}/{SCRIPT}"]
@@ -149,33 +151,33 @@ def queue(connection: Connection, run: str, attempts: int, exclude: Sequence[str
             answer = connection.run(words, env={"SUPERPOD_RUN_DIR": run})
         except UserError:
             if jobs:
-                break  # a limit on queued jobs: the first attempts stand, `recipes status` adds the others later
+                break  # a limit on queued jobs: keep the first attempts; `recipes status` adds the others later
             raise
         jobs.append(answer.strip().partition(";")[0])
     return jobs
 
 
-def alone(connection: Connection, cluster: Cluster, title: str, words: list[str], log: str) -> str:
-    """Queue one command of `recipes` as a job of one task; returns its job id.
+def queue_command(connection: Connection, cluster: Cluster, title: str, words: list[str], log: str) -> str:
+    """Queue one `recipes` command as a job of one task; returns its job id.
 
     Raises:
-        UserError: the cluster is not here, its ranks have not got this project, or sbatch refuses.
+        UserError: the cluster is behind SSH, its container lacks this project, or sbatch refuses.
     """
     if connection.remote:
-        raise UserError(f"the files are here, and {cluster.name} is behind {connection}", "log in there, and ask again")
+        raise UserError(f"the files are here, but {cluster.name} is behind {connection}", "log in there first")
     if cluster.container.image:
         raise UserError(
-            f"{cluster.name} runs its ranks in a container, which has not got this project",
+            f"{cluster.name} runs its ranks in a container, which lacks this project",
             "leave out --cluster on a node that has NeMo, or give a profile with [software] python and no image",
         )
-    options = [f"--job-name={title}", *batch_script.asked(cluster, 1, 1), *cluster.slurm.options]
+    options = [f"--job-name={title}", *batch_script.resource_options(cluster, 1, 1), *cluster.slurm.options]
     text = batch_script.plain(cluster, [python_of(cluster), "-m", "superpod.cli", *words])
     output = f"--output={log.replace('%', '%%')}"
     return connection.run(["sbatch", "--parsable", *options, output], stdin=text.encode()).strip().partition(";")[0]
 
 
 def remember(connection: Connection, run: str, jobs: list[str]) -> None:
-    """Keep the ids of queued attempts in the run folder, so that an attempt that ends the run can take them back."""
+    """Write the ids of queued attempts to the run folder, so that an attempt that ends the run can cancel them."""
     if not connection.remote:
         note(RunFolder(Path(run)), jobs)
         return
@@ -184,6 +186,6 @@ def remember(connection: Connection, run: str, jobs: list[str]) -> None:
 
 
 def note(run: RunFolder, jobs: list[str]) -> None:
-    """Keep the ids of queued attempts in the run folder."""
+    """Add the ids of queued attempts to those in the run folder."""
     known = [str(j) for j in (read_json(run.path / CHAIN) or {}).get("jobs", [])]
     write_json(run.path / CHAIN, {"jobs": [*known, *jobs]})

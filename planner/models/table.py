@@ -1,13 +1,17 @@
-"""Models by name: the TOML files of `planner/data/models/`, and the user's own."""
+"""Models by name: the TOML files of `planner/data/models/`, and those of the user's collections."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from superpod import collection
 from superpod.errors import UserError, did_you_mean
-from superpod.planner.files import read_toml
+from superpod.planner.files import line_of, parse_toml, read_toml, text_of
 from superpod.planner.models.shape import ModelShape
 
 FOLDER = Path(__file__).parent.parent / "data" / "models"
@@ -66,8 +70,44 @@ def _model(name: str) -> ModelShape:
 
 @cache
 def _tables() -> dict[str, tuple[dict[str, Any], str]]:
-    models = [(name, t, file) for file, tables in _files() for name, t in tables.items() if name not in NOT_MODELS]
-    return {name: (table, f"{file} [{name}]") for name, table, file in models}
+    """Name -> fields of the model and where they are written: ours, then those of the user's collections."""
+    models = {
+        name: (table, f"{file} [{name}]")
+        for file, tables in _files()
+        for name, table in tables.items()
+        if name not in NOT_MODELS
+    }
+    for path in collection.files("shapes"):
+        for name, table, where in _own(path):
+            if name in models or name in _other("aliases") or name in NOT_MODELS:
+                raise UserError(f"{where}: a model is called {name} already", "choose another name")
+            models[name] = table, where
+    return models
+
+
+def _own(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Name, fields and place of each model in a collection's file: a TOML table each, or one as a config.json."""
+    if path.suffix == ".json":
+        from superpod.planner import huggingface
+
+        shape = huggingface.from_config(path)
+        table = {f.name: getattr(shape, f.name) for f in fields(shape) if f.name != "name"}
+        yield _plain(path.stem, str(path)), table, str(path)
+    elif path.suffix == ".toml":
+        text = text_of(path)
+        for name, table in parse_toml(text, str(path)).items():
+            where = f"{path}:{line_of(text, [name])}"
+            if not isinstance(table, dict):
+                raise UserError(f"{where}: {name} is outside a table", "a model is a table: [my_model]")
+            yield _plain(name, where), {"source": str(path)} | table, f"{where} [{name}]"
+    else:
+        raise UserError(f"{path} is no shape", "write shapes as NAME.toml, or a Hugging Face config.json as NAME.json")
+
+
+def _plain(name: str, where: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise UserError(f"{where}: {name!r} is no name of a model", "use small letters, digits and _")
+    return name
 
 
 @cache
