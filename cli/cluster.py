@@ -27,7 +27,7 @@ def check(profile: Profile) -> None:
     cluster = profiles.load(profile)
     paths, python = preflight.paths(cluster), cluster.software.python
     live = live_cluster.ask(connection.of(cluster), cluster, cluster.folders.runs, paths, python)
-    findings = preflight.of_site(cluster, live)
+    findings = preflight.profile_findings(cluster, live)
     for finding in findings:
         print(finding.message + (f"\n  next: {finding.hint}" if finding.hint else ""))
     if findings:

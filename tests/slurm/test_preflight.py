@@ -10,7 +10,7 @@ from superpod.lifecycle.resolve import ResolvedRun
 from superpod.recipes import planned_job, registry
 from superpod.slurm import profiles
 from superpod.slurm.live_cluster import LiveCluster, parse
-from superpod.slurm.preflight import Case, findings, of_site, refuse
+from superpod.slurm.preflight import Case, findings, profile_findings, refuse
 from superpod.slurm.submit import Submission
 
 GIB = 2**30
@@ -77,19 +77,19 @@ def test_a_clean_case_passes():
 
 
 PLANTED = [
-    ("account of nobody", case(profile(slurm__account="theirs")), "'theirs' is none of yours", "mine, also"),
+    ("account of nobody", case(profile(slurm__account="theirs")), "'theirs' is not one of yours", "mine, also"),
     ("no account", case(profile(slurm__account="")), "slurm.account is empty", "mine, also"),
     ("partition that is not", case(profile(slurm__partition="bach")), "'bach' does not exist", "did you mean batch?"),
     ("partition down", case(profile(slurm__partition="old")), "partition old is DOWN", "another"),
-    ("partition of others", case(profile(slurm__partition="low")), "does not take account 'mine'", "other"),
-    ("qos", case(profile(slurm__qos="urgent")), "slurm.qos 'urgent' is none of yours", "normal, high"),
+    ("partition of others", case(profile(slurm__partition="low")), "does not accept account 'mine'", "other"),
+    ("qos", case(profile(slurm__qos="urgent")), "slurm.qos 'urgent' is not one of yours", "normal, high"),
     ("constraint", case(profile(slurm__constraint="h200&ib")), "'h200' is a feature of no node", "h100, ib"),
     ("gpu type", case(profile(slurm__gpu_type="a100")), "'a100' is in no node of batch", "types: h100"),
-    ("gpus per node", case(profile(gpus_per_node=16)), "gpus_per_node is 16, and the nodes", "gpus_per_node = 8"),
+    ("gpus per node", case(profile(gpus_per_node=16)), "gpus_per_node is 16, but the nodes", "gpus_per_node = 8"),
     (
         "no gpus in the books",
         case(answers={"nodes": NODES.replace("Gres=gpu:h100:8", "Gres=(null)")}),
-        "no node of batch has GPUs in Slurm's books",
+        "Slurm lists no GPUs for any node of batch",
         'slurm.gpus = "none"',
     ),
     ("memory", case(profile(slurm__mem="3T")), "slurm.mem 3T is more than a node of batch has", 'mem = "0"'),
@@ -103,27 +103,27 @@ PLANTED = [
         "enroot import",
     ),
     ("mount", case(answers={"path:/lustre": "missing"}), "container.mounts: /lustre is missing", "every node has"),
-    ("no python", case(answers={"python": ""}), "software.host_python 'python3' is not there", "3.9"),
+    ("no python", case(answers={"python": ""}), "software.host_python 'python3' does not exist", "3.9"),
     ("old python", case(answers={"python": "308"}), "software.host_python 'python3' is 3.8", "3.9"),
-    ("ranks' python", case(answers={"ranks_python": ""}), "the ranks' Python '' is not there", "software.python"),
+    ("ranks' python", case(answers={"ranks_python": ""}), "the ranks' Python '' does not exist", "software.python"),
     ("runs not writable", case(answers={"runs": ""}), "/lustre/runs cannot be written", "--runs"),
     ("backslash", case(runs="/lustre/a\\b"), "which sbatch's --output cannot", "--runs"),
     ("comma", case(runs="/lustre/a,b"), "which a container mount cannot", "--runs"),
-    ("too many nodes", case(nodes=32), "32 nodes are asked for, and batch has 24", "--nodes"),
+    ("too many nodes", case(nodes=32), "the run takes 32 nodes, but batch has 24", "--nodes"),
     ("nodes down", case(nodes=22), "20 of batch are up; not up: dgx21, dgx22", "--nodes"),
-    ("gpus of the recipe", case(profile(gpus_per_node=4)), "takes 8 GPUs a node, and dgx_h100 has 4", "recipes list"),
+    ("gpus of the recipe", case(profile(gpus_per_node=4)), "takes 8 GPUs a node, but dgx_h100 has 4", "recipes list"),
     (
         "does not fit",
         case(plan={"layouts": [PLAN["layouts"][0] | {"verdict": "oom", "reserved_gib": 93.0}]}),
         "does not fit the GPU's memory: 93.0 GiB",
         "recipes plan",
     ),
-    ("interval", case(save_every=4000), "is over before a checkpoint", "log.ckpt.every_n_train_steps"),
+    ("interval", case(save_every=4000), "ends before its first checkpoint", "log.ckpt.every_n_train_steps"),
     ("warning", case(time="9:00"), "leaves too little before chain.save_s 300", "--time"),
     (
         "slow save",
         case(plan={"layouts": [PLAN["layouts"][0] | {"checkpoint_bytes": 4000 * GIB}]}),
-        "and chain.save_s gives it 300",
+        "but chain.save_s allows 300",
         "write chain.save_s =",
     ),
     ("disk", case(answers={"runs": "/dev/x 1 1 1000000 1% /l"}), "four checkpoints of 100.0 GiB need", "make room"),
@@ -158,13 +158,13 @@ def test_everything_wrong_is_said_at_once():
 
 
 def test_a_profile_alone():
-    assert of_site(profile(), parse(ANSWERS)) == []
-    assert len(of_site(profile(slurm__qos="x"), parse(ANSWERS))) == 1
+    assert profile_findings(profile(), parse(ANSWERS)) == []
+    assert len(profile_findings(profile(slurm__qos="x"), parse(ANSWERS))) == 1
 
 
 def test_a_site_that_says_little_is_not_held_against_it():
     silent = LiveCluster(python=312, runs_free=10**15)
-    found = [f.message for f in of_site(profile(container__image=""), silent)]
+    found = [f.message for f in profile_findings(profile(container__image=""), silent)]
     assert found == ["slurm.partition 'batch' does not exist"]
 
 
@@ -181,7 +181,7 @@ def test_a_precision_that_the_gpu_has_not():
     real = planned_job.job(registry.find("llama3_8b_pretrain_h100_bf16"))
     planted = case(profile(gpu="a100"), job=real.replace(precision="fp8cs"))
     (finding,) = [f for f in findings(planted) if "fp8cs" in f.message]
-    assert "fp8cs is in no a100" in finding.message
+    assert "a100 has no fp8cs" in finding.message
     assert finding.hint == "recipes list a100"
 
 

@@ -128,7 +128,7 @@ def test_cluster_check_and_init(testbed, profile, recipes_cli, tmp_path):
     assert "4 nodes in batch" in good.stdout
     bad = recipes_cli("cluster", "check", profile(('account = "acct"', 'account = "acme"')))
     assert bad.returncode == 2
-    assert "'acme' is none of yours" in bad.stdout
+    assert "'acme' is not one of yours" in bad.stdout
     made = tmp_path / "made.toml"
     done = recipes_cli("cluster", "init", "--to", made, "--runs", tmp_path)
     assert done.returncode == 0, done.stderr
