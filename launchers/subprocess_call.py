@@ -66,6 +66,7 @@ def once(function: str, /, **arguments: object) -> Any:
 
 def _can_fork() -> bool:
     torch: Any = sys.modules.get("torch")
+    # Without NeMo imported, a fork saves nothing.
     return "nemo.collections.llm" in sys.modules and not torch.cuda.is_available()
 
 
@@ -84,7 +85,7 @@ def _forked(request: str, log: Path) -> int:
         _answer(request)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(0)  # not sys.exit: the parent's exit handlers are not this process's to run
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

@@ -135,6 +135,7 @@ def problems(checkpoint: Path) -> list[str]:
         metadata = read(checkpoint)
     except ValueError as error:
         return [*problems, str(error)]
+    # A full disk or a killed save leaves short files.
     for name, least in sorted(metadata.needed.items()):
         have = size(checkpoint / WEIGHTS / name)
         if have is None:
@@ -193,7 +194,7 @@ def _intact(file: Path | _Part) -> bool:
     """Whether a zip archive holds what its checksums say."""
     try:
         with zipfile.ZipFile(file) as archive:
-            return archive.testzip() is None
+            return archive.testzip() is None  # the first file with a wrong CRC
     except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
         return False
     finally:
@@ -224,6 +225,7 @@ def layout(checkpoint: Path) -> dict[str, int]:
 
 def _attributes(objects: JsonObject, kind: str) -> JsonObject:
     """The plain attributes of the one object that is the trainer, or its strategy, in fiddle's JSON."""
+    # fiddle writes the path of every value: the trainer is the object whose attributes lie under <root>.trainer.
     whose = "<root>.trainer.strategy" if kind == "strategy" else "<root>.trainer"
     for node in objects.values():
         items = [(name, item) for name, item in node.get("items", []) if str(name).startswith("Attr(")]

@@ -44,7 +44,7 @@ class Reader:
         with path.open("rb") as file:
             file.seek(at)
             data = file.read()
-        end = data.rfind(b"\n") + 1
+        end = data.rfind(b"\n") + 1  # 0 when no line is complete
         self._at[path] = at + end
         lines = data[:end].decode(errors="replace").splitlines()
         return lines[-self._tail :] if first and self._tail else lines

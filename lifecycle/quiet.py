@@ -21,6 +21,7 @@ def quietly(log: Path | None = None) -> Iterator[IO[str]]:
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)
     terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
+    # Two handles on the real stderr: `terminal` for the caller, `kept` to restore.
     with log.open("ab") if log else tempfile.TemporaryFile() as sink:
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)

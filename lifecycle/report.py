@@ -147,6 +147,7 @@ def _steady(lines: list[JsonObject]) -> list[JsonObject]:
     """Lines with a throughput, each with its `step_tokens`; without an attempt's first step, which compiles."""
     pairs = [(before, line) for before, line in zip([{}, *lines], lines, strict=False) if line.get("step_time_s")]
     known = [(before, line) for before, line in pairs if line.get("tokens") and line.get("tokens_per_s_per_gpu")]
+    # A run of a single step has no other than its first.
     warm = [(before, line) for before, line in known if before.get("attempt") == line.get("attempt")] or known
     return [{**line, "step_tokens": line["tokens"] - (before.get("tokens") or 0)} for before, line in warm]
 

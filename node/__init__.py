@@ -1,7 +1,7 @@
 """What runs inside the job beside NeMo: metrics, heartbeat, done marker, signals, per-rank logs.
 
-Copied into the run folder as it is, so it imports nothing of superpod outside this package, and nothing but the
-standard library until `RunCallback` is asked for, which needs lightning.
+It is copied into the run folder, so it imports nothing of superpod outside this package but `errors`, and only the
+standard library until `RunCallback` is used, which needs lightning.
 """
 
 from typing import Any

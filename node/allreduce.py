@@ -1,4 +1,4 @@
-"""A short all-reduce over all tasks of an srun: `bus<TAB>GB/s<TAB>backend`. Bus bandwidth as nccl-tests defines it."""
+"""A short all-reduce over all tasks of an srun: prints `bus<TAB>GB/s<TAB>backend`, GB/s as in nccl-tests."""
 
 import os
 import time
@@ -8,7 +8,7 @@ ROUNDS = 5
 
 
 def main() -> None:
-    """Measure, and have task 0 say it."""
+    """Measure; task 0 prints the result."""
     import torch
     import torch.distributed as dist
 
@@ -21,6 +21,7 @@ def main() -> None:
     data = torch.ones(BYTES[backend] // 4, device=device)
     seconds = min(_once(data, backend) for _ in range(ROUNDS))
     if rank == 0:
+        # A ring all-reduce of n ranks sends 2 (n-1)/n of the data over each link: nccl-tests, doc/PERFORMANCE.md.
         print(f"bus\t{BYTES[backend] / seconds * 2 * (size - 1) / size / 1e9:.6g}\t{backend}", flush=True)
     dist.destroy_process_group()
 

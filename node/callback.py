@@ -31,7 +31,7 @@ class RunError(RuntimeError):
 
 
 class RunCallback(Callback):
-    """Writes what contracts.md says a run leaves behind, from inside the job.
+    """Writes a run's files (docs/runs.md) from inside the job.
 
     Rank 0 writes `metrics.jsonl`: NeMo's strategy sends the loss of the last pipeline stage to it, and averages the
     validation loss over the stages. Every rank writes `heartbeat/{rank}.jsonl`: at most one line per `heartbeat_s`
@@ -55,6 +55,7 @@ class RunCallback(Callback):
         self._step_began = 0.0
         self._stopped_by = 0
         self._held: int | None = None
+        """the shared lock on RUN/.ranks, for as long as this process lives"""
         capture_output(self._attempt_dir)
         if monitored:
             rank_monitor.start(self._run)
@@ -97,7 +98,7 @@ class RunCallback(Callback):
         self, trainer: Trainer, pl_module: object, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Write the step's line; stop here, with a checkpoint, when any rank got a signal."""
-        metrics = trainer.callback_metrics  # on every rank: computing a metric may be a collective
+        metrics = trainer.callback_metrics  # read on every rank: computing a metric may be a collective
         if trainer.is_global_zero and trainer.global_step != self._line.get("step"):
             self._write_step(trainer, metrics)
         if self._deadline.is_near(time.monotonic() - self._step_began):
@@ -107,7 +108,7 @@ class RunCallback(Callback):
             self._stop(trainer, number)
 
     def on_validation_start(self, trainer: Trainer, pl_module: object) -> None:
-        """Say that the rank validates."""
+        """Note that the rank validates."""
         self._saved(trainer)
         self._heartbeat(trainer, "validate")
 
@@ -121,7 +122,7 @@ class RunCallback(Callback):
         self._append({"attempt": self.attempt, **line, "t": time.time(), "val_loss": value})
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: object, checkpoint: dict[str, object]) -> None:
-        """Say that the rank saves: a long silence is then no stall. Raises RunError when another attempt has begun."""
+        """Note that the rank saves: a long silence is no stall then. Raises RunError when another attempt has begun."""
         newest = max((p.name for p in (self._run / "attempts").glob("*") if p.name.isdecimal()), default=self.attempt)
         if int(newest) > int(self.attempt or 0):
             raise RunError(f"attempt {newest} has taken this run over; attempt {self.attempt} ends without saving")
@@ -142,7 +143,7 @@ class RunCallback(Callback):
             self._beat.end()
 
     def on_exception(self, trainer: Trainer, pl_module: object, exception: BaseException) -> None:
-        """Leave the reason in the heartbeat."""
+        """Write the exception into the heartbeat."""
         self._signals.restore()
         self._heartbeat(trainer, "failed", error=f"{type(exception).__name__}: {exception}"[:2000])
 
@@ -152,6 +153,7 @@ class RunCallback(Callback):
         loss = _number(metrics.get("reduced_train_loss"))
         seconds = time.monotonic() - self._step_began  # reading the loss has waited for the GPU
         tokens = _tokens_per_step(trainer)
+        # Without a line to count on from (metrics.jsonl is gone), every earlier step had as many tokens.
         before = self._line.get("tokens") or (tokens or 0) * (trainer.global_step - 1)
         self._append(
             {
@@ -195,7 +197,7 @@ class RunCallback(Callback):
         trainer.should_stop = True
 
     def _saved(self, trainer: Trainer) -> None:
-        """After a save: how long it took, for the attempts to come and for the time limit of this one."""
+        """After a save, note how long it took: later attempts and this one's time limit leave room for it."""
         if self._save_began:
             seconds = time.monotonic() - self._save_began
             self._save_began = 0.0
@@ -210,7 +212,7 @@ class RunCallback(Callback):
 
 
 def _count_the_saved_batch(trainer: Trainer) -> None:
-    """Lightning saves before it counts the batch: on resume its count is one behind, and validation a step late."""
+    """Correct Lightning's batch count on resume: it saves before it counts, so validation would come a step late."""
     progress = trainer.fit_loop.epoch_loop.batch_progress
     behind = trainer.global_step - progress.current.completed
     if trainer.fit_loop.epoch_loop.restarting and behind == 1:

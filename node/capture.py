@@ -1,4 +1,4 @@
-"""Each rank's own log file, filled from the earliest moment in the child process."""
+"""A log file for each rank, written from the earliest moment of its process."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ def capture_output(attempt_dir: str | Path) -> Path | None:
     path.parent.mkdir(exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
+    # Descriptors 1 and 2, not sys.stdout: NCCL and other C++ code print too.
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
     os.environ[_CAPTURED] = str(path)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper):  # to a file, Python would buffer blocks: a killed rank loses them
             stream.reconfigure(line_buffering=True)
     return path

@@ -1,4 +1,4 @@
-"""Why a job failed, in one line: what the ranks' logs and the disk say."""
+"""Why a job failed, in one line, from the ranks' logs and the disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from superpod.node.run_folder import Attempt, RunFolder
 _ERROR = re.compile(
     r"^(?:\[(?:rank|default)\d+\]:\s*)?((?:[\w.]+\.)?(?:[A-Z]\w*)?(?:Error|Exception|Interrupt)): (.*)$"
 )
-# What a rank says when another one has gone is true, and not why.
+# These errors follow when another rank has gone; they do not name the cause.
 _ECHOES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -30,7 +30,7 @@ _KNOWN = {
         "trainer.strategy.ckpt_optim_fully_reshardable=True to change them between attempts"
     ),
 }
-"""Errors whose words do not say what to do, and what they mean."""
+"""Errors whose words do not tell what to do, and what they mean."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ def _launcher_logs(attempt: Attempt) -> list[Path]:
 def _last_error(log: Path) -> str:
     errors = [m for line in _tail(log).splitlines() if (m := _ERROR.match(line))]
     causes = [m for m in errors if not any(echo in m[0] for echo in _ECHOES)]
+    # The last one: chained tracebacks end with the error that left the program.
     return f"{causes[-1][1].rpartition('.')[2]}: {causes[-1][2]}" if causes else ""
 
 

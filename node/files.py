@@ -1,4 +1,4 @@
-"""Small files that survive kills and full disks: a line is whole or absent, a document is new or old."""
+"""Small files that survive kills and full disks: a line is complete or absent, a document is new or old."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write_json(path: Path, data: object, *, even_in_place: bool = False) -> None
 
 
 def _overwrite(path: Path, text: bytes) -> None:
-    """Put `text` at the start of the file, then cut the file there; on failure the old bytes mostly stand."""
+    """Put `text` at the start of the file, then cut the file there; after a failure most old bytes remain."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if os.pwrite(handle, text, 0) != len(text):
@@ -111,7 +111,7 @@ def tail_lines(path: Path) -> list[JsonObject]:
             data = file.read(_TAIL_BYTES)
     except _NO_FILE:
         return []
-    return _objects(data.partition(b"\n")[2] if start else data)
+    return _objects(data.partition(b"\n")[2] if start else data)  # the first line may be cut
 
 
 def _objects(data: bytes) -> list[JsonObject]:

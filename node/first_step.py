@@ -1,4 +1,4 @@
-"""Node health as a job's first step: bad nodes are named, and kept out of later attempts. Standard library only."""
+"""Node health as a job's first step: names bad nodes, and keeps them out of later attempts. Standard library only."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def keep_out(run: RunFolder, bad: dict[str, str], jobs: list[str]) -> None:
 
 
 def excluded(run: RunFolder) -> list[str]:
-    """Nodes that later attempts of the run are kept from."""
+    """Nodes that later attempts of the run do not get."""
     return sorted(read_json(run.path / BAD) or {})

@@ -1,4 +1,4 @@
-"""Whether an attempt may start: done, stopped, cancelled, or going round in circles. Standard library only."""
+"""Whether an attempt may start: the run may be done, stopped, cancelled, or without progress. Standard library only."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str) -> str:
 
 def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
     """Why the run must not go on by itself: no progress, or too many failures; '' to go on."""
+    # Attempts that the user let pass do not count.
     ended = [_closed(attempt) for attempt in run.attempts if int(attempt.name) > _let_pass(run)]
     newest = newest_step(run)
     idle = 0
@@ -93,7 +94,7 @@ def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
 
 
 def _closed(attempt: Attempt) -> Attempt:
-    """An attempt whose job was killed wrote no last word: write it now, since this job holds the run."""
+    """Finish the result of an attempt that was killed with its job. This job holds the run's lock, so it may."""
     if "ended" not in attempt.result:
         with contextlib.suppress(Exception):
             cause = diagnose.why(RunFolder(attempt.path.parents[1]), attempt).cause
@@ -120,7 +121,7 @@ def stopped(run: RunFolder) -> Stop | None:
 
 
 def let_go_on(run: RunFolder) -> None:
-    """A stopped or cancelled run may go on: its user says so; attempts so far count no more. Raises OSError."""
+    """Let a stopped or cancelled run go on, at its user's word; its attempts so far no longer count. Raises OSError."""
     write_json(run.path / RESUMED, {"after": int(run.attempts[-1].name) if run.attempts else 0})
     (run.path / STOP).unlink(missing_ok=True)
 
@@ -158,7 +159,7 @@ def last_words(run: RunFolder, attempt: Attempt, code: int) -> str:
 
 
 def drop_chain(run: RunFolder, job: str) -> None:
-    """Take the attempts queued behind this job out of the queue; where Slurm refuses, they end by themselves."""
+    """Cancel the jobs queued behind this one; where Slurm refuses, they start, find the done marker and end."""
     jobs = [str(j) for j in (read_json(run.path / CHAIN) or {}).get("jobs", []) if str(j) != job]
     if jobs:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

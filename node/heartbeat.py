@@ -1,5 +1,5 @@
-"""A rank's sign of life: a line at each change of phase, one a second at most in between, and one from a thread when
-nothing happens, so that a rank that waits is told from one that is gone."""
+"""A rank's sign of life: a line at each change of phase, at most one per `every_s` in between, and one from a thread
+when nothing happens, which distinguishes a rank that waits from one that is gone."""
 
 import contextlib
 import os

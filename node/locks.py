@@ -21,7 +21,7 @@ def take(path: Path) -> int | None:
     Tries for half a second, since `is_held` looks by locking for an instant. The file then says who holds it.
     Raises OSError where the file cannot be opened or the file system knows no locks.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # CLOEXEC: children must not keep the lock
     for attempt in range(11):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,7 +60,7 @@ def is_held(path: Path) -> bool:
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except OSError as error:  # any other error: no locks on this file system
         return error.errno == errno.EWOULDBLOCK
     finally:
         os.close(handle)

@@ -21,12 +21,12 @@ def rounds(size: int) -> Iterator[list[tuple[int, int]]]:
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
         pairs = [sorted(pair) for pair in zip(ring[:half], reversed(ring[half:]))]
-        yield [(a, b) for a, b in pairs if a >= 0]
-        ring = [ring[0], ring[-1], *ring[1:-1]]
+        yield [(a, b) for a, b in pairs if a >= 0]  # with an odd number, the partner of -1 rests
+        ring = [ring[0], ring[-1], *ring[1:-1]]  # one stays, the others move on by one
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """To a partner that may not listen yet."""
+    """Connect to a partner that may not listen yet."""
     end = time.monotonic() + 60
     while True:
         try:
@@ -38,7 +38,7 @@ def connect(host: str, port: int) -> socket.socket:
 
 
 def send(to: socket.socket, size: int) -> None:
-    """`size` bytes, then wait for the partner to have read them all."""
+    """Send `size` bytes, then wait until the partner has read them all."""
     data = memoryview(bytes(CHUNK))
     sent = 0
     while sent < size:
@@ -48,13 +48,13 @@ def send(to: socket.socket, size: int) -> None:
 
 
 def receive(where: socket.socket, size: int) -> None:
-    """Read `size` bytes, and say so."""
-    got = 0
-    while got < size:
+    """Read `size` bytes, then acknowledge them."""
+    received = 0
+    while received < size:
         data = where.recv(CHUNK)
         if not data:
             raise ConnectionError("the partner has gone")
-        got += len(data)
+        received += len(data)
     where.sendall(b"x")
 
 
@@ -79,6 +79,7 @@ def main(mib: int, nodes: list[str]) -> None:
                 send(to, size)
                 receive(to, size)
                 seconds = time.monotonic() - began
+            # Both ways, one after the other.
             print(f"pair\t{nodes[leader]}\t{nodes[other]}\t{2 * size / seconds / 1e9:.6g}", flush=True)
 
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 if __name__ == "__main__":
-    sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+    sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # the folder that holds superpod/
 
 
 def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Callable[[Any], Any] = lambda p: p) -> None:
     """Run the recipe file as this rank. Ends the process.
 
-    `before` is called before anything imports NeMo, `change` with the recipe before it runs: a rehearsal's ways in
-    (`rehearsal/rank.py`).
+    `before` is called before anything imports NeMo, `change` with the recipe before it runs; a rehearsal
+    (`rehearsal/rank.py`) uses both.
     """
     os.environ.update(names(os.environ))
     from superpod.node.capture import capture_output
@@ -109,7 +109,7 @@ def load(path: Path) -> ModuleType:
 
 
 def attach(partial: Any, run: Path, attempt: Path) -> None:
-    """Have the recipe write into its run folder: checkpoints shared by all attempts, logs of its own, metrics."""
+    """Make the recipe write into its run folder: checkpoints shared by all attempts, logs and metrics of this one."""
     import nemo_run
 
     from superpod.node import RunCallback, rank_monitor
@@ -124,7 +124,7 @@ def attach(partial: Any, run: Path, attempt: Path) -> None:
 
 
 def _leave() -> None:
-    """End, and with it the helpers that ignore a polite signal."""
+    """Flush the output, and kill the children, which block SIGTERM."""
     for child in multiprocessing.active_children():
         child.kill()
     sys.stdout.flush()

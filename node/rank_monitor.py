@@ -1,4 +1,4 @@
-"""The process beside a rank that ends it when it hangs: nvidia-resiliency-ext's, without that package's own launcher.
+"""The process that ends a rank when it hangs: nvidia-resiliency-ext's, without that package's own launcher.
 
 A recipe with `with=fault_tolerance` carries its FaultToleranceCallback, which sends heartbeats to this process and
 learns from them how long is too long. `ft_launcher` would start it; here each rank, started by Slurm or torchrun, does.
@@ -22,7 +22,7 @@ _OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def prepare(callbacks: list[Any], run: Path) -> bool:
-    """Whether one of these configs needs a rank monitor; what that learns is then kept in the run for its attempts."""
+    """Whether one of these configs needs a rank monitor, whose learned timeouts are then kept in the run."""
     import fiddle as fdl
 
     monitored = [config for config in callbacks if getattr(fdl.get_callable(config), "__name__", "") == CALLBACK]
@@ -57,7 +57,7 @@ def start(run: Path) -> int:
 
 
 def _end(monitor: Any, socket: str) -> None:
-    monitor.kill()  # it hears no polite signal
+    monitor.kill()  # it ignores SIGTERM
     for path in (socket, f"{tempfile.gettempdir()}/_ft_launcher{monitor.pid}_to_rmon.socket"):
         with contextlib.suppress(OSError):
             os.unlink(path)

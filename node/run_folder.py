@@ -96,7 +96,7 @@ class Attempt:
         if state == "done" and not (self.path.parents[1] / DONE).is_file():
             state, message = "failed", (message or "the job ended, but it never reached its last step (no done marker)")
         ended = {"state": state, "ended": time.time(), "exit_code": exit_code, "message": message[-_MESSAGE_CHARS:]}
-        (self.path / ".reserve").unlink(missing_ok=True)
+        (self.path / ".reserve").unlink(missing_ok=True)  # room for result.json on a full disk
         with _explained(self.path):
             write_json(self.path / "result.json", {**self.result, **more, **ended}, even_in_place=True)
         return state
@@ -192,7 +192,7 @@ class RunFolder:
         return [by_step[step] for step in sorted(by_step)]
 
     def go_on(self, max_steps: int) -> JsonObject:
-        """Before an attempt: drop what no attempt can resume from, and an earlier done marker, which is returned.
+        """Before an attempt: remove what no attempt can resume from, and an earlier done marker, which is returned.
 
         Raises UserError when the run is done at `max_steps` already.
         """
@@ -206,12 +206,12 @@ class RunFolder:
         return marker
 
     def put_back(self, marker: JsonObject) -> None:
-        """After an attempt that made no step: the done marker that `go_on` took away. Raises UserError."""
+        """After an attempt that made no step: restore the done marker that `go_on` removed. Raises UserError."""
         with _explained(self.path):
             write_json(self.path / DONE, marker)
 
     def keep(self, facts: JsonObject, recipe_lines: list[str]) -> None:
-        """Once an attempt has made a step: what it ran with is what the next one goes on with. Raises UserError."""
+        """Once an attempt has made a step: record what it ran with, for the next attempts. Raises UserError."""
         with _explained(self.path):
             write_json(self.path / "run.json", self.facts | facts)
             (self.path / "recipe.txt").write_text("".join(f"{line}\n" for line in recipe_lines), encoding="utf-8")
@@ -268,7 +268,7 @@ class RunFolder:
         return self.status().state
 
     def status(self) -> Status:
-        """Where the run stands: the done marker, then the last attempt's word, then whether anyone holds the run."""
+        """From the done marker, then the last attempt's result, then whether a process holds the run."""
         last = self.attempts[-1] if self.attempts else None
         if self.done:
             return Status("done", "", last.name if last else "", last.result.get("exit_code") if last else None)
@@ -326,20 +326,20 @@ _NUMBERS = ("t", "loss", "val_loss", "tokens", "step_time_s", "tokens_per_s_per_
 
 
 def _wrong(facts: JsonObject) -> str:
-    """What is wrong with the facts of a run.json, in words; '' when nothing is. A key may be missing."""
+    """What is wrong with the facts of a run.json, in words; '' when nothing is. Every key may be missing."""
     wrong = (f"{key} must be {words}" for key, (good, words) in _FACTS.items() if key in facts and not good(facts[key]))
     return next(wrong, "")
 
 
 def _is_metric(line: JsonObject) -> bool:
-    """True for a line that one can draw: an int step, numbers or null, a string for the attempt."""
+    """True for a line that can be drawn: an int step, numbers or null, a string for the attempt."""
     numbers = all(line.get(key) is None or is_number(line[key]) for key in _NUMBERS)
     return _is_count(line.get("step")) and numbers and _is_text(line.get("attempt", ""))
 
 
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn what the operating system refuses into a UserError with the next move."""
+    """Turn an OSError into a UserError with the next move."""
     try:
         yield
     except OSError as error:

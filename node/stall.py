@@ -1,4 +1,4 @@
-"""Which rank stopped first, from the heartbeats alone. Standard library only."""
+"""Name the rank that stopped first, from the heartbeats alone. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from superpod.node.files import is_number
 from superpod.node.run_folder import Attempt
 
 STARTING = 10
-"""Importing, building, saving and validating may take so many times as long as a training step."""
+"""Importing, building, saving and validating may take this many times as long as a training step."""
 
 ENDED = ("done", "stopped", "ended", "failed")
 
@@ -27,6 +27,8 @@ def first_silent(
         return f"no rank has begun after {other_s:.0f} s" if now - began > other_s else ""
     if all(beat.get("phase") in ENDED for beat in beats.values()):
         return ""
+    # Frozen: even the heartbeat's thread is silent, so the process is gone or stopped. A rank that merely waits for
+    # the others still beats, but does not move.
     moving = [rank for rank, beat in beats.items() if now - _moved(beat) <= _limit(beat, train_s, other_s)]
     frozen = {r: b for r, b in beats.items() if now - b["t"] > train_s and b.get("phase") not in ENDED}
     if moving and not frozen:
@@ -34,7 +36,8 @@ def first_silent(
     if len(moving) == len(beats):
         return ""
     if moving and min(now - _moved(b) for b in beats.values()) < train_s:
-        return ""  # somebody makes steps, so nobody is stuck
+        return ""  # some rank makes steps, so none is stuck
+    # Of those that wait, the first to stop is the one with the fewest steps: the others wait for it.
     rank = min(frozen, key=lambda r: frozen[r]["t"]) if frozen else min(beats, key=lambda r: _key(beats[r]))
     beat = beats[rank]
     host = f" on {beat['host']}" if beat.get("host") else ""
@@ -44,7 +47,7 @@ def first_silent(
 
 
 def _moved(beat: dict) -> float:
-    """When the rank last came to a new place in the training; beats in between only say that it lives."""
+    """Unix time of the rank's last progress; beats in between only show that it lives."""
     moved = beat.get("moved")
     return float(moved) if is_number(moved) and moved else float(beat["t"])
 

@@ -35,7 +35,7 @@ def versions() -> dict[str, str | None]:
 
 
 def commit() -> str | None:
-    """This project's git commit, with `+changes` when files differ from it; None outside its own git checkout."""
+    """This project's git commit, with `+changes` when files differ from it; None outside its git checkout."""
     if not (PROJECT / ".git").exists():
         return None
     head = output_of(["git", "-C", str(PROJECT), "rev-parse", "HEAD"])
@@ -88,7 +88,7 @@ def version_of(name: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """As the kernel names the processor."""
+    """The processor's name in /proc/cpuinfo."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

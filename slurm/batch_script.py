@@ -81,6 +81,7 @@ def option(name: str, value: str) -> str:
     """
     if any(not c.isprintable() for c in value):
         raise UserError(f"{name} {value!r} cannot stand in an #SBATCH line", "leave out line breaks and controls")
+    # sbatch reads # as the start of a comment, and a space as the end of the value.
     plain = re.fullmatch(r"[\w@%+=:,./\[\]{}()^~-]*", value, re.ASCII)
     return f"#SBATCH --{name}={value}" if plain else f'#SBATCH --{name}="{_escaped(value)}"'
 
@@ -196,6 +197,7 @@ def _start(job: BatchJob) -> str:
     ]
     ranks = ["srun --kill-on-bad-exit=1 --wait=300", f"--mpi={cluster.slurm.mpi}", *_container(job)]
     controller += [f"--checks {' '.join(checks)}"] if (checks := first_checks(cluster)) else []
+    # A rehearsal needs this project in the ranks' Python; a real run needs only the runtime that the script carries.
     rank = "-m superpod.rehearsal.rank" if cluster.declared_only else '"$code/superpod/node/rank.py"'
     words = [*controller, "--", *ranks, f'{python} {rank} "$code/{RECIPE}"']
     body = " \\\n    ".join([f'exec {quoted(cluster.software.host_python)} "$code/superpod/node/attempt.py"', *words])
@@ -216,7 +218,7 @@ def _container(job: BatchJob) -> list[str]:
     box = job.cluster.container
     if not box.image:
         return []
-    mounts = ",".join([*box.mounts, "$runs:$runs"])
+    mounts = ",".join([*box.mounts, "$runs:$runs"])  # the shell expands $runs on the node
     flags = [f"--container-image={quoted(box.image)}", f'--container-mounts="{_in_quotes(mounts)}"']
     # In pyxis the image's value of a variable wins, except for those named here.
     flags.append(f"--container-env={quoted(','.join(variable.name for variable in job.variables))}")
@@ -240,6 +242,7 @@ def _carried(job: BatchJob) -> str:
         "\n".join([f"#>> {name}", *(f"#| {line}" if line else "#|" for line in lines), "#<<"])
         for name, lines in blocks.items()
     ]
+    # attempt.py replaces the shell by exec, so bash never reads on to these lines.
     return "exit 1 # not reached; what follows is carried, not run\n" + "\n".join(text) + "\n"
 
 

@@ -73,6 +73,7 @@ class SshConnection(Connection):
     def __init__(self, host: str, user: str = "", port: int = 22, key: str = "") -> None:
         self.target = f"{user}@{host}" if user else host
         self._options = ["-o", "BatchMode=yes", "-p", str(port), *(["-i", key] if key else [])]
+        # %C is a hash of host, port and user: ssh limits the length of a socket's path.
         control = Path.home() / ".ssh" / "superpod-%C"
         self._options += ["-o", "ControlMaster=auto", "-o", f"ControlPath={control}", "-o", "ControlPersist=60"]
 

@@ -169,11 +169,13 @@ _RANK = (
 def _srun(request: SlurmBatchRequest, command: str, folder: str) -> str:
     """The step: a shell on each node runs NeMo-Run's command, so that Slurm's variables are that task's."""
     executor = request.executor
+    # NeMo-Run has its port fixed in the command.
     inside = command.replace(":29500", ":$MASTER_PORT").replace("=29500", "=$MASTER_PORT")
     words = ["srun", *_place(request, folder), "--wait=60", "--kill-on-bad-exit=1", *(executor.srun_args or [])]
     if executor.container_image is None:
-        inside = inside.replace("/nemo_run", folder)
+        inside = inside.replace("/nemo_run", folder)  # where NeMo-Run's folder is mounted in a container
     by_torchrun = "torch.distributed.run" in command or command.startswith("torchrun")
+    # torchrun sets the ranks' variables itself.
     script = ("" if by_torchrun else _RANK) + inside
     out = str(executor.job_details.srun_stdout).replace("%j", "${SLURM_JOB_ID}")
     quotes = out.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`")

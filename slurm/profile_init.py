@@ -25,6 +25,7 @@ def profile(connection: Connection, *, like: str = "", host: str = "", runs: str
         hint = did_you_mean(like, profiles.names()) or f"shipped: {', '.join(profiles.names())}"
         raise UserError(f"no shipped profile is called {like!r}", hint)
     mounted = sorted({path for shipped in profiles.names() for path in profiles.load(shipped).container.mounted})
+    # Any profile will do here: only its host_python is used.
     answers = live_cluster.ask(connection, profiles.load("testbed"), runs or "/", mounted)
     partition = answers.default_partition or next(iter(answers.partitions), "")
     nodes = answers.nodes_of(partition)
@@ -39,6 +40,7 @@ def profile(connection: Connection, *, like: str = "", host: str = "", runs: str
     account = answers.associations[0][0] if answers.associations else ""
     longest = answers.partitions.get(partition, {}).get("MaxTime", "UNLIMITED")
     values = {"account": account, "partition": partition, "gpus": "gpus-per-node" if count else "none"}
+    # Only a partition with a shorter limit needs another time than the profile's.
     if longest != "UNLIMITED" and profiles.seconds(longest) < profiles.seconds("4:00:00"):
         values["time"] = longest
     for key, value in values.items():

@@ -70,6 +70,7 @@ def look(run: RunFolder, jobs: list[Queued] | None, now: float | None = None) ->
     now = now or time.time()
     lines, facts = run.metrics(), run.facts
     state, message = judge(run, jobs, now)
+    # The median of the last steps: a save or a validation in between does not count.
     steady = [line["step_time_s"] for line in lines[-20:] if is_number(line.get("step_time_s"))]
     step_s = statistics.median(steady) if steady else None
     step = lines[-1]["step"] if lines else 0
@@ -108,10 +109,10 @@ def judge(run: RunFolder, jobs: list[Queued] | None, now: float) -> tuple[str, s
     job = str(last.result.get("job", ""))
     if jobs is None:
         return (state, message) if state not in ("running", "saving") else _going(run, last, now)
-    here = next((j for j in jobs if j.id == job), None)
-    if here and here.state in LIVE and state in ("running", "saving", "stalled"):
+    current = next((queued for queued in jobs if queued.id == job), None)
+    if current and current.state in LIVE and state in ("running", "saving", "stalled"):
         return _going(run, last, now)
-    if jobs:
+    if jobs:  # the attempt has ended, and another job waits to go on
         first = jobs[0]
         why = (
             message
@@ -170,6 +171,7 @@ def of_folder(runs: list[RunFolder], connection: Connection) -> list[Seen]:
     queued = queue(connection)
     seen = []
     for run in runs:
+        # No jobs is [], an unknown queue None.
         jobs = None if queued is None else queued.get(job_name(str(run.path)), [])
         if jobs == [] and not run.done and _was_cancelled(run, connection):
             guard.stop(run, "cancelled by the user (scancel)", by=guard.StoppedBy.USER)
