@@ -1,1 +1,1 @@
-"""Facts and arithmetic: models, hardware, layouts, memory, time. Imports neither torch nor NeMo."""
+"""Facts and arithmetic of models, hardware, layouts, memory and time. Imports neither torch nor NeMo."""

@@ -1,4 +1,4 @@
-"""What is legal and yet a bad idea: rules of thumb over the same facts as the rules of legality."""
+"""Layouts that are legal but a bad idea: rules of thumb over the same inputs as the rules of legality."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ def _widths(f: JobInputs) -> dict[str, Whole]:
 
 
 def _multiple(f: JobInputs) -> int:
-    """What Tensor Cores want sizes to be a multiple of: 16 in FP8 and below, 8 in 16 bits; 4 in TF32."""
+    """Tensor Cores run at full speed on multiples of this many elements: 16 bytes, and 16 elements in FP8 or FP4."""
     precision = f.job.precision
     return {"fp32": 1, "tf32": 4, "bf16": 8, "fp16": 8}.get(precision, 16)
 
 
-def _off(f: JobInputs) -> dict[str, Whole]:
+def _misaligned(f: JobInputs) -> dict[str, Whole]:
     return {name: size for name, size in _widths(f).items() if size % _multiple(f)}
 
 
 def _idle(f: JobInputs) -> list[str]:
+    """Modules that the layout recomputes although the model has none of them."""
     kinds = f.model.kinds
     taken = [name for name in IDLE if f.modules >> MODULES.index(name) & 1]
     idle = [name for name in taken if IDLE[name] not in kinds]
@@ -43,7 +44,7 @@ def _idle(f: JobInputs) -> list[str]:
 
 
 def _dims(f: JobInputs) -> tuple[str, str]:
-    sizes = ", ".join(f"{name} = {size}" for name, size in _off(f).items())
+    sizes = ", ".join(f"{name} = {size}" for name, size in _misaligned(f).items())
     return (
         f"matrix products in {f.job.precision} are slow off multiples of {_multiple(f)}: {sizes}",
         "another tp, cp or etp, or a padded shape",
@@ -72,7 +73,7 @@ ADVICE: tuple[Rule[JobInputs], ...] = (
             f"set gbs {f.step * f.pp} or more, or a smaller pp",
         ),
     ),
-    Rule("sizes", lambda f: bool(_off(f)), _dims),
+    Rule("sizes", lambda f: bool(_misaligned(f)), _dims),
     Rule(
         "positions",
         lambda f: 0 < f.model.positions < f.job.seq,
@@ -97,4 +98,4 @@ ADVICE: tuple[Rule[JobInputs], ...] = (
         lambda f: (f"tp {f.tp} without sequence parallelism keeps norms' activations whole on every rank", "set sp"),
     ),
 )
-"""Rules of thumb, asked of one layout at a time."""
+"""Rules of thumb, for one layout at a time."""

@@ -1,7 +1,7 @@
-"""The blocks of a layer as operations: each function below counts one block's work into a `roofline.Work`.
+"""The operations of every kind of block: each function below adds one block's work to a `roofline.Work`.
 
-FLOPs and bytes follow Megatron-Core with Transformer Engine (what is fused with what); sources stand where a number is
-not plain arithmetic.
+FLOPs and bytes follow what Megatron-Core and Transformer Engine fuse. A source stands beside every number that is not
+plain arithmetic. `w.stream(a, b, n)` reads as: n kernels move a elements forward and b backward.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ def attention(w: Work) -> None:
     q, kv = m.heads * m.channels / tp, m.groups * m.channels / np.minimum(tp, m.groups)
     w.norm("attention")
     w.gemm(t, q * (1 + m.attention_gate) + 2 * kv, m.hidden, name="linear_qkv")
-    if not m.positions:
+    if not m.positions:  # rotary embedding: read and write queries and keys
         w.stream(2 * t * (q + kv), 2 * t * (q + kv), 2)
     if m.qk_norm:
         w.stream(2 * t * (q + kv), 4 * t * (q + kv), 2)
     _core(w, q, q, 2 * kv, m.heads / tp)
-    if m.attention_gate:
+    if m.attention_gate:  # sigmoid of the gate times the output: two inputs, one result
         w.stream(3 * t * q, 5 * t * q, 1)
     w.gemm(t, m.hidden, q, name="linear_proj")
     w.parallel()
     w.residual()
-    if m.post_norms:
+    if m.post_norms:  # Gemma 2 and 3
         w.norm()
 
 
@@ -43,7 +43,7 @@ def mla(w: Work) -> None:
     qk = m.qk_nope_dim + m.qk_rope_dim
     heads = m.heads / tp
     w.norm("mla")
-    if m.q_lora:
+    if m.q_lora:  # one product for both down-projections: they share their input
         w.gemm(w.outer, m.q_lora + m.kv_lora + m.qk_rope_dim, m.hidden, name="linear_kv_down_proj")
         w.gemm(t, heads * qk, m.q_lora, "mla_up_proj", name="linear_q_up_proj")
         w.stream(2 * t * m.q_lora, 4 * t * m.q_lora, 1, "mla_up_proj")
@@ -53,7 +53,7 @@ def mla(w: Work) -> None:
     w.gemm(t, heads * (m.qk_nope_dim + m.v_dim), m.kv_lora, "mla_up_proj", name="linear_kv_up_proj")
     w.stream(2 * t * m.kv_lora, 4 * t * m.kv_lora, 1, "mla_up_proj")
     w.stream(3 * t * heads * qk, 3 * t * heads * qk, 5, "mla_up_proj")  # rotary parts split off and joined
-    if m.indexer_heads:
+    if m.indexer_heads:  # sparse attention scores all keys with a few small heads first (DeepSeek V3.2)
         w.gemm(t, m.indexer_heads * m.indexer_dim, m.q_lora, plain=True)
         w.gemm(t, m.indexer_dim + m.indexer_heads, m.hidden, plain=True)
     _core(w, heads * qk, heads * m.v_dim, heads * (qk + m.v_dim), heads)
@@ -63,12 +63,15 @@ def mla(w: Work) -> None:
 
 
 def _core(w: Work, query: Number, out: Number, keys: Number, heads: Number) -> None:
-    """Scores, softmax and their product with the values; context parallelism passes the keys around."""
+    """Scores, softmax and their product with the values; context parallelism passes the keys around.
+
+    `query`, `out` and `keys` are widths in elements per token: of the queries, of the output, of keys with values.
+    """
     m, t, job = w.m, w.tokens, w.job
     spans = [model_work.span(m, job.seq, i, True) for i, b in enumerate(m.blocks) if b[0] in ("attention", "mla")]
-    seen = float(np.mean(spans)) if spans else job.seq / 2.0
+    keys_per_token = float(np.mean(spans)) if spans else job.seq / 2.0
     if job.options.attention in ("unfused", "local"):
-        flops = 2.0 * t * job.seq * (query + out) / w.plain_peak
+        flops = 2.0 * t * job.seq * (query + out) / w.plain_peak  # the whole square, masked half included
         w.add("plain", flops, 2 * flops, "core_attn")
         passes = 8.0 if job.options.attention_dropout else 6.0  # product, scale and mask, softmax, dropout, product
         w.stream(passes * t * job.seq * heads, passes * t * job.seq * heads, 6, "core_attn", "scores")
@@ -77,8 +80,8 @@ def _core(w: Work, query: Number, out: Number, keys: Number, heads: Number) -> N
             w.stream(odd * 6 * t * job.seq * heads, odd * 4 * t * job.seq * heads, 0, "core_attn", "scores")
             w.add("kernels", odd * 5, odd * 4, "core_attn")
     else:
-        flops = 2.0 * t * seen * (query + out) / w.plain_peak
-        w.add("attention", flops, 2.5 * flops, "core_attn")
+        flops = 2.0 * t * keys_per_token * (query + out) / w.plain_peak  # fused kernels skip what the mask hides
+        w.add("attention", flops, 2.5 * flops, "core_attn")  # 5 products backward against 2 forward (FlashAttention-2)
         w.add("operands", w.size * t * (query + out + keys) / w.hbm, 2 * w.size * t * (query + out + keys) / w.hbm)
         w.add("kernels", 1.0, 2.0, "core_attn")
         if m.indexer_heads:
@@ -86,16 +89,16 @@ def _core(w: Work, query: Number, out: Number, keys: Number, heads: Number) -> N
     steps = w.u.cp
     if job.options.cp_comm == "a2a":
         w.collective("cp", "all_to_all", w.size * t * (query + out + keys), steps, w.u.tp, (1.0, 1.0), "core_attn")
-    else:  # each rank's keys and values go round; backward their gradients as well
+    else:  # a ring passes every rank's keys and values; backward their gradients as well
         w.collective("cp", "all_gather", w.size * t * keys * steps, steps, w.u.tp, (1.0, 2.0), "core_attn")
         w.add("cp_steps", steps - 1, 2 * (steps - 1), "core_attn")  # a ring, and partial results joined at each step
         joined = 3.0 * (steps - 1) * w.size * t * out / w.hbm
         w.add("stream", joined, joined, "core_attn")
-    w.add("kernels", 6.0 * (steps - 1), 8.0 * (steps - 1), "core_attn")
+    w.add("kernels", 6.0 * (steps - 1), 8.0 * (steps - 1), "core_attn")  # of every step of the ring
 
 
 def mlp(w: Work) -> None:
-    """The dense MLP."""
+    """Norm, dense MLP."""
     m, ffn = w.m, w.m.ffn / w.u.tp
     w.norm("mlp")
     _feed_forward(w, w.tokens, ffn, "mlp")
@@ -107,7 +110,7 @@ def mlp(w: Work) -> None:
 
 def _feed_forward(w: Work, tokens: Number, ffn: Number, module: str) -> None:
     m = w.m
-    up = 2 * ffn if m.gated else ffn
+    up = 2 * ffn if m.gated else ffn  # SwiGLU: gate and up projection in one matrix
     w.gemm(tokens, up, m.hidden, module, name="linear_fc1")
     passes = (3.0, 5.0) if m.gated else (2.0, 3.0)
     w.stream(passes[0] * tokens * ffn, passes[1] * tokens * ffn, 1, module)
@@ -115,12 +118,12 @@ def _feed_forward(w: Work, tokens: Number, ffn: Number, module: str) -> None:
 
 
 def moe(w: Work) -> None:
-    """Router, tokens sent to their experts, grouped products, tokens sent back; the shared expert beside it."""
+    """Router, dispatch of tokens to their experts, grouped products, tokens sent back; the shared expert beside it."""
     m, u, t, options = w.m, w.u, w.tokens, w.job.options
     width = m.latent or m.hidden
     local = m.experts / u.ep
     sent = w.outer if options.capacity is None else w.outer * options.capacity
-    routed = t / u.tp * m.topk * u.etp  # tokens that an expert rank works on, while experts are balanced
+    routed = t / u.tp * m.topk * u.etp  # rows that an expert rank works on, if experts are balanced
     routed = routed * options.imbalance
     w.norm("moe")
     w.gemm(w.outer, m.experts, m.hidden, "moe", plain=True, trained=False)
@@ -129,6 +132,7 @@ def moe(w: Work) -> None:
         w.gemm(w.outer, m.latent, m.hidden, "moe", plain=True)
         w.gemm(w.outer, m.hidden, m.latent, "moe", plain=True)
     _dispatch(w, sent, width)
+    # Rows are sorted by expert before the grouped products, and back after them.
     w.stream(4.0 * routed * width, 4.0 * routed * width, 6, "moe", "sorting")
     up, ffn = (2 if m.gated else 1) * m.expert_ffn / u.etp, m.expert_ffn / u.etp
     w.gemm(routed, up, width, "moe", expert=True, matrices=local)
@@ -145,13 +149,14 @@ def moe(w: Work) -> None:
 
 
 def _dispatch(w: Work, tokens: Number, width: int) -> None:
-    """Tokens to the experts' ranks and back. A token goes once to each domain that holds an expert of its."""
+    """Tokens to the experts' ranks and back. A token travels once to each NVLink domain with experts of its own."""
     u, topk = w.u, w.m.topk
     group = u.ep * u.etp
     inside = np.clip(w.domain, 1, group)
     domains = group / inside
     size = w.size * tokens * width * topk
-    copies = domains * (1 - (1 - 1 / domains) ** topk) / topk  # distinct domains among topk experts
+    # Expected number of distinct domains among topk experts, over topk: topk balls into `domains` boxes.
+    copies = domains * (1 - (1 - 1 / domains) ** topk) / topk
     v = collectives.volumes("all_to_all", size, group, inside)
     far = v.far * np.where(domains > 1, copies, 1.0)
     for part, amount in (("near", v.near / w.near), ("far", far / w.far), ("steps", v.near_steps + v.far_steps)):
@@ -165,6 +170,7 @@ def mamba(w: Work) -> None:
     w.norm("mamba")
     w.gemm(t, 2 * inner + states + m.mamba_heads / tp, m.hidden)
     w.stream(2 * t * (inner + states), 4 * t * (inner + states), 2)
+    # A scan in chunks of 128 tokens (MambaMixer, chunk_size): products inside a chunk, states between chunks.
     _scan(w, inner * (2 * m.mamba_state + 128) * 2.0, 4 * inner + 2 * states)
     w.stream(3 * t * inner, 6 * t * inner, 2)
     w.gemm(t, m.hidden, inner)
@@ -173,7 +179,7 @@ def mamba(w: Work) -> None:
 
 
 def delta(w: Work) -> None:
-    """Gated delta net."""
+    """Gated delta net: as Mamba, with keys and values of their own widths."""
     m, tp, t = w.m, w.u.tp, w.tokens
     keys, values = m.delta_key_heads * m.delta_key_dim / tp, m.delta_value_heads * m.delta_value_dim / tp
     w.norm("delta")
@@ -187,12 +193,13 @@ def delta(w: Work) -> None:
 
 
 def _scan(w: Work, flops: Number, passes: Number) -> None:
+    """A recurrence: FLOPs and elements per token; backward takes 2.5 times as much."""
     w.add("scan", w.tokens * flops / w.plain_peak, 2.5 * w.tokens * flops / w.plain_peak)
     w.stream(w.tokens * passes, 2.5 * w.tokens * passes, 5)
 
 
 def embedding(w: Work) -> None:
-    """A look-up, and the gradients added to its rows."""
+    """A look-up; backward adds gradients to its rows."""
     h = w.m.hidden
     w.stream(3 * w.outer * h, 4 * w.outer * h, 3)
     w.collective("tp", "all_reduce", w.size * w.tokens * h, w.u.tp, 1.0, (1.0, 1.0))

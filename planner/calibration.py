@@ -1,8 +1,8 @@
-"""What hardware and software reach of the nominal: the constants of the time model, from `data/calibration/*.toml`.
+"""The constants of the time model, from `data/calibration/*.toml`: what hardware and software reach of the nominal.
 
 A GPU's file holds its `[constants]`, and `[factors."..."]` that multiply some of them: for a precision, for a software
-era, for mixtures of experts in that era. A GPU without a file takes `generic.toml`. Nothing is per row or per model.
-`benchmarks/fit_steptime.py` writes them.
+era, for mixtures of experts in that era. A GPU without a file takes `generic.toml`. No constant belongs to one run or
+one model. `benchmarks/fit_steptime.py` writes the files.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from superpod.planner.planned_job import PlannedJob
 FOLDER = Path(__file__).parent / "data" / "calibration"
 
 ERAS = ((24.99, "24"), (25.08, "25.0"), (25.99, "25.1"), (26.05, "26.0"), (99.0, "26.1"))
-"""Releases up to a number, and what their era is called here."""
+"""NeMo releases up to a number (year.month), and the name of their era."""
 PINNED = "25.1"
-"""The era of what this project installs (NeMo 2.7.3, megatron-core 0.15.3); of a job that says no release."""
+"""The era of what this project installs (NeMo 2.7.3, megatron-core 0.15.3), and of a job that names no release."""
 
 
 def era(job: PlannedJob) -> str:
-    """The software's era: of NeMo by the number of its release, else the name of the framework."""
+    """The software's era: of NeMo by the number of its release, of another framework its name."""
     release, framework = job.options.release, job.options.framework
     if framework != "megatron":
         return framework
@@ -80,7 +80,7 @@ def resolve(tables: Mapping[str, Any], chosen: tuple[str, ...]) -> dict[str, flo
 
 
 def most(name: str) -> float:
-    """The most that a constant can be: shares that are hidden stay below 1; an exponent stays one that can be taken."""
+    """Upper limit of a constant: hidden shares stay below 1, and powers of seconds below overflow."""
     return 0.95 if name.endswith("_hidden") else 12.0 if name == "queue" else float("inf")
 
 

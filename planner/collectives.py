@@ -1,8 +1,8 @@
-"""Seconds of a collective operation, alpha-beta over two tiers: inside an NVLink domain, and between domains.
+"""Seconds of a collective operation, by latency and bandwidth on two tiers: inside an NVLink domain, between domains.
 
-`volumes` says how many bytes each GPU moves on either tier and how many latencies the operation waits for; `seconds`
-puts bandwidths to them. All arguments may be numpy arrays. Source of the volumes: NCCL tests,
-`PERFORMANCE.md` (bus bandwidth): all-reduce 2S(n-1)/n, all-gather and reduce-scatter S(n-1)/n, all-to-all S(n-1)/n.
+`volumes` counts the bytes that one GPU moves on either tier and the latencies that the operation waits for; `seconds`
+divides them by bandwidths. All arguments may be numpy arrays. Volumes are those of NCCL tests, `PERFORMANCE.md` (bus
+bandwidth): all-reduce 2S(n-1)/n, all-gather, reduce-scatter and all-to-all S(n-1)/n.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
 @dataclass(frozen=True)
 class Links:
-    """Bandwidths and latencies that a GPU gets, one way. NCCL reaches less than the nominal: see calibration."""
+    """Bandwidths and latencies of one GPU, one way. NCCL reaches less than the nominal: see calibration."""
 
     near_bytes_per_s: float
     """Inside an NVLink domain."""
@@ -38,6 +38,7 @@ class Links:
 def links(node: Node, fabric: Fabric, *, near: float = 1.0, far: float = 1.0, near_us: float = 0.0) -> Links:
     """The links of one GPU; `near` and `far` are the shares of the nominal bandwidth that NCCL reaches."""
     gpu = node.gpu
+    # Without NVLink, GPUs reach each other over PCIe; half of its bandwidth is assumed.
     nominal = (gpu.nvlink_gb_per_s if node.nvlink_domain > 1 else 0.0) or gpu.pcie_gb_per_s / 2
     return Links(nominal * near * 1e9, outside(node, fabric) * far * 1e9, near_us * 1e-6, fabric.latency_us * 1e-6)
 

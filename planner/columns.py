@@ -1,4 +1,4 @@
-"""`Columns`: many layouts at once. `memory.py` and `steptime.py` are written over these columns, once for one and many.
+"""`Columns`: many layouts at once. `memory/` and `steptime.py` compute on them, for one layout and for many alike.
 
 A column is a numpy array, and all columns of a table broadcast to one shape: `[ranks]` for the pipeline ranks of a
 single layout (`of`), `[layouts, ranks]` for many (`Stages`), where a rank may stand for several that hold the same
@@ -22,7 +22,7 @@ from superpod.planner.rules import bits
 
 @dataclass(frozen=True)
 class Columns:
-    """The fields of `Layout` as arrays of equal shape, and what one pipeline rank holds."""
+    """The fields of `Layout` as arrays of one shape, and what one pipeline rank holds."""
 
     tp: Column
     pp: Column
@@ -104,9 +104,9 @@ def of(job: PlannedJob) -> Columns:
 def fields(layouts: Sequence[Layout], gpus: Sequence[int], gbs: Sequence[int] | None = None) -> dict[str, Column]:
     """The layouts' own numbers as columns of shape [layouts], with dp and micro_batches on so many GPUs each.
 
-    `gbs` stands in for the layouts' own. A rest of a division is `legality`'s to find.
+    `gbs` replaces the layouts' own. Divisions here round down; `legality` reports what does not divide.
     """
-    known: dict[int, tuple[int, ...]] = {}
+    known: dict[int, tuple[int, ...]] = {}  # tables repeat layouts, and reading a dataclass is the slow part
     rows = [known.get(id(x)) or known.setdefault(id(x), _numbers(x)) for x in layouts]
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(_OWN))
     columns = dict(zip(_OWN, table.T, strict=True))
@@ -137,7 +137,7 @@ def _numbers(x: Layout) -> tuple[int, ...]:
 
 
 class Stages:
-    """What the distinct pipeline ranks hold, for a number of ways to deal out the layers. Done once, not per layout."""
+    """What the distinct pipeline ranks hold, for several ways to deal out the layers: once for all layouts."""
 
     def __init__(self, model: ModelShape, splits: Sequence[Split]) -> None:
         held = [_ranks(model, split) for split in splits]
@@ -146,7 +146,9 @@ class Stages:
         self._rank, self._weight, self._layers = (np.zeros(shape, dtype=np.int64) for _ in range(3))
         self._blocks = {kind: np.zeros(shape) for kind in kinds}
         for i, ranks in enumerate(held):
-            rest = [(*ranks[0][:1], 0, *ranks[0][2:])] * (shape[1] - len(ranks))  # no rank's: a copy of weight 0
+            rest = [(*ranks[0][:1], 0, *ranks[0][2:])] * (
+                shape[1] - len(ranks)
+            )  # pads to the longest: a copy of weight 0
             for j, (rank, weight, layers, blocks) in enumerate(ranks + rest):
                 self._rank[i, j], self._weight[i, j], self._layers[i, j] = rank, weight, layers
                 for kind, count in blocks.items():
@@ -166,7 +168,7 @@ def _held(model: ModelShape, chunks: Sequence[range]) -> Mapping[str, float]:
 
 
 def _ranks(model: ModelShape, split: Split) -> list[tuple[int, int, int, Mapping[str, float]]]:
-    """Distinct ranks as (the first of its kind, how many, layers, blocks); the first and the last are kinds alone."""
+    """Distinct ranks as (the first of its kind, how many, layers, blocks); the first and the last stand alone."""
     chunks = split.chunk_layers(model.layers)
     distinct: dict[Any, tuple[int, int, int, Mapping[str, float]]] = {}
     for rank in range(split.pp):

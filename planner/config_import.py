@@ -1,6 +1,6 @@
-"""Other tools' configurations as a starting point: DeepSpeed's JSON, Accelerate's YAML, Megatron-LM's arguments.
+"""Imports the configurations of other tools: DeepSpeed's JSON, Accelerate's YAML, Megatron-LM's arguments.
 
-What has a counterpart here is taken over; what has none is named in `left_out`, never dropped in silence.
+Keys with a counterpart here are taken over. The others are listed in `left_out`; none is dropped silently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from superpod.planner.planned_job import PlannedJob
 
 @dataclass
 class ImportedConfig:
-    """What a file says, in this project's words."""
+    """The content of a file in this project's terms."""
 
     layout: dict[str, Any] = field(default_factory=dict)
     """Fields of `Layout`."""
@@ -49,10 +49,10 @@ class ImportedConfig:
 
 
 def read(path: Path) -> ImportedConfig:
-    """The configuration in a file, of the kind its content shows.
+    """The configuration in a file; its content decides of which tool it is.
 
     Raises:
-        UserError: when it cannot be read, or is none of the kinds.
+        UserError: when it cannot be read, or belongs to none of the tools.
     """
     text = text_of(path)
     try:
@@ -67,7 +67,7 @@ def read(path: Path) -> ImportedConfig:
         raise UserError(f"{path}: {wrong}", wrong.hint) from wrong
     except ImportError as missing:
         raise UserError(f"{path} is YAML, and PyYAML is not installed", "pip install PyYAML") from missing
-    except Exception as broken:  # of json, yaml, shlex: each has its own
+    except Exception as broken:  # json, yaml and shlex raise exceptions of their own
         known = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
         if isinstance(broken, known) or type(broken).__module__.startswith("yaml"):
             raise UserError(f"{path} is no configuration that can be read here: {broken}") from broken
@@ -102,7 +102,7 @@ class _Keys:
 
 
 MOST_KEYS = 2_000
-"""Of one file; YAML's aliases can make billions of a few lines."""
+"""Most keys of one file; YAML's aliases can expand a few lines to billions."""
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -210,7 +210,7 @@ def _megatron(text: str) -> ImportedConfig:
 
 BATCH = {"gbs": "global-batch-size", "seq": "seq-length"}
 VARIABLE = re.compile(r"[$`]")
-"""What a shell fills in: not ours to guess."""
+"""A value that only the shell knows."""
 
 
 def _plain(text: str) -> str:

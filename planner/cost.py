@@ -13,14 +13,14 @@ DAY_S, HOUR_S = 86_400, 3_600
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a whole training, at the throughput given and without interruptions."""
+    """A whole training at the throughput given, without interruptions."""
 
     days: float
     gpu_hours: float
     energy_mwh: float
-    """At the nodes' full power x PUE: what a budget must allow for. Real draw is lower."""
+    """At the nodes' full power x PUE, as a budget must plan for it. The real draw is lower."""
     money: float | None
-    """In the price's currency."""
+    """In the currency of the price."""
 
 
 def of(
@@ -36,19 +36,19 @@ def of(
     """The cost of training on `tokens` tokens.
 
     Args:
-        node: gives the power per GPU, the whole system's at most over its GPUs, in W.
-        gpus: how many.
-        tokens: of the training.
-        tokens_per_s_per_gpu: while it trains.
-        price: of one GPU for an hour.
-        pue: the building's power over the nodes', 1 or more.
-        goodput: share of the wall time that trains, 0 to 1; restarts and lost steps are the rest.
+        node: its maximum power over its GPUs counts per GPU, W.
+        gpus: number of GPUs.
+        tokens: length of the training.
+        tokens_per_s_per_gpu: throughput while it trains.
+        price: price of one GPU for an hour.
+        pue: power usage effectiveness, the building's power over the nodes', 1 or more.
+        goodput: share of the wall time that makes progress, 0 to 1; restarts and repeated steps are the rest.
 
     Raises:
         UserError: when a number is out of its range.
     """
-    least = {"tokens": tokens, "tokens_per_s_per_gpu": tokens_per_s_per_gpu, "gpus": gpus}
-    for key, value in least.items():
+    positive = {"tokens": tokens, "tokens_per_s_per_gpu": tokens_per_s_per_gpu, "gpus": gpus}
+    for key, value in positive.items():
         if not (math.isfinite(value) and value > 0):
             raise UserError(f"{key} is {value}; it is more than 0")
     if not 0 < goodput <= 1:

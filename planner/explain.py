@@ -1,4 +1,4 @@
-"""Why a layout wins, what bounds it, what nearly fit, and the next move: sentences with their numbers."""
+"""Why a layout wins, what bounds it, what nearly fits, and the next move: sentences with their numbers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ BOUNDS = {
     "recompute": "recomputed activations",
     "optimizer": "the optimizer step",
 }
-"""What the terms of a step are called in a sentence; anything else is called by its name."""
+"""Names of a step's terms in a sentence; other terms keep their own."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """One change of a run, and what it does."""
+    """One change of a run, and its effect."""
 
     what: str
     job: PlannedJob
     prediction: Prediction
     frees_gib: float
     slower: float
-    """Step time over the one before, less 1."""
+    """Relative change of the step time; 0.03 = 3 % slower."""
 
 
 def moves(job: PlannedJob, before: Prediction | None = None) -> list[Move]:
@@ -51,7 +51,7 @@ def moves(job: PlannedJob, before: Prediction | None = None) -> list[Move]:
     savings = []
     for (what, other), after in zip(legal, predict.many([other for _, other in legal]), strict=True):
         frees = before.reserved_gib_max - (after.reserved_gib_max or 0)
-        if frees > 0.05 and after.step_time_s:
+        if frees > 0.05 and after.step_time_s:  # GiB; less is within the model's error
             savings.append(Move(what, other, after, frees, after.step_time_s / before.step_time_s - 1))
     return sorted(savings, key=lambda m: (m.prediction.short_gib > 0, m.slower))
 
@@ -99,7 +99,7 @@ def bound(prediction: Prediction) -> str:
 
 
 def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> list[str]:
-    """Why the i-th layout stands where it stands: its bound, its headroom, its stages, and what the next one lacks."""
+    """Why the i-th layout has its rank: what bounds it, its headroom, its stages, and how far the next one is."""
     prediction = prediction or predict.one(result.job_of(i))
     room = (result.cap - result.reserved[i]) / GIB
     lines = [bound(prediction), f"{room:.1f} GiB of {result.cap / GIB:.1f} GiB usable are left on the fullest rank"]
@@ -135,15 +135,16 @@ def misses(result: SearchResult, most: int = 3) -> list[str]:
     if not len(result.ranked):
         return []
     best = result.seconds[result.ranked[0]]
-    faster = np.flatnonzero(~result.fits & (result.seconds < best * 0.995))
+    faster = np.flatnonzero(~result.fits & (result.seconds < best * 0.995))  # by 0.5 %: less is no news
     lines: list[str] = []
-    seen: set[tuple[int, ...]] = set()
+    shown: set[tuple[int, ...]] = set()
+    # First those that are nearly as small as allowed and fast at once.
     for i in faster[np.argsort(result.reserved[faster] / result.cap + result.seconds[faster] / best)]:
         job = result.job_of(int(i))
         degrees = (job.layout.tp, job.layout.pp, job.layout.ep)
-        if degrees in seen:
+        if degrees in shown:
             continue
-        seen.add(degrees)
+        shown.add(degrees)
         gain = 1 - result.seconds[i] / best
         lines.append(f"{title(job.layout)} would be {gain:.1%} faster, but is {short_of(job, predict.one(job))}")
         if len(lines) == most:
@@ -171,7 +172,7 @@ def title(layout: Layout) -> str:
 
 
 def as_option(layout: Layout) -> str:
-    """What `--layout` takes to mean this layout: `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`; the global batch is another's."""
+    """The value of `--layout` that means this layout: `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`, without the global batch."""
     parts = []
     for f in fields(layout):
         value = getattr(layout, f.name)
@@ -220,7 +221,7 @@ def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
 
 
 def _reversals(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
-    """The changes that give memory back for time."""
+    """Changes that spend memory to save time."""
     x = job.layout
     for key in ("tp", "pp", "cp", "ep"):
         if (degree := getattr(x, key)) % 2 == 0:

@@ -1,8 +1,8 @@
 """A model's shape from a Hugging Face `config.json`. Needs neither transformers nor the network.
 
-The keys are those of transformers' configuration classes (4.57; `glm_moe_dsa` and `qwen3_5` of 5.x). What a key that
-is absent means differs between families, so each family below says its own defaults. Multi-token prediction is off,
-as in the table: `replace(mtp_layers=1)`.
+The keys are those of transformers' configuration classes (4.57; `glm_moe_dsa` and `qwen3_5` of 5.x). Families give an
+absent key different meanings, so every function below has its own defaults. Multi-token prediction is off, as in the
+table of models: `replace(mtp_layers=1)` turns it on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def from_config(path: str | Path, *, vocab_divisible_by: int = 128) -> ModelShap
 
     Args:
         path: the file, or a folder with it.
-        vocab_divisible_by: Megatron's padding of the vocabulary (make_vocab_size_divisible_by); 1 = as it stands.
+        vocab_divisible_by: Megatron's padding of the vocabulary (make_vocab_size_divisible_by); 1 = no padding.
 
     Raises:
         UserError: when the file cannot be read, its architecture is not one of `FAMILIES`, or a key is missing.
@@ -62,7 +62,7 @@ def _read(path: Path) -> Config:
 
 
 def _common(c: Config, *, tied: bool = False) -> Config:
-    """What every family says alike; `tied` is what an absent tie_word_embeddings means."""
+    """The keys that all families share; `tied` is the meaning of an absent tie_word_embeddings."""
     for key in ("attention_bias", "mlp_bias"):
         if c.get(key) and c.get("model_type") != "gpt_oss":
             raise UserError(f"{c.get('model_type')} with {key} is not modelled", "give the shape by hand: bias = true")
@@ -238,4 +238,4 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "nemotron_h": _nemotron_h,
     "gpt2": _gpt2,
 }
-"""Architectures that are read, by `model_type`."""
+"""Readers of the architectures, by `model_type`."""

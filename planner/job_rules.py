@@ -1,6 +1,6 @@
-"""What sequence, precision, recomputation and sharding ask of a job, as rules in the form of `rules.py`.
+"""Rules of sequence length, precision, recomputation and sharding, in the form of `rules.py`.
 
-Sources are of megatron-core 0.15.3, the function beside each rule.
+The comment beside a rule names the function of megatron-core 0.15.3 that enforces it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FP8 = ("fp8", "fp8ds", "fp8cs", "fp8bw", "mxfp8")
 
 
 def of(job: PlannedJob) -> tuple[Rule[JobInputs], ...]:
-    """What holds of every framework, and of Megatron-Core; of its pinned release only where a later one lifted it."""
+    """The rules of every framework, those of Megatron-Core, and those that only its pinned release has."""
     if job.options.framework != "megatron":
         return GENERAL
     return (*GENERAL, *MEGATRON) if job.options.release else (*GENERAL, *MEGATRON, *PINNED)
@@ -253,4 +253,4 @@ PINNED: tuple[Rule[JobInputs], ...] = (
         ),
     ),
 )
-"""Rules of the pinned release that later ones lifted."""
+"""Rules of the pinned release that later releases lifted."""

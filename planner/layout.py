@@ -1,4 +1,4 @@
-"""How a model is spread over GPUs: one frozen `Layout`. Whether it is legal, the tables of `rules.py` say."""
+"""How a model is spread over GPUs: one frozen `Layout`. The tables of `rules.py` decide whether it is legal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 METHODS: tuple[RecomputeMethod, ...] = get_args(RecomputeMethod)
 CHOICES: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTES, "recompute_method": METHODS, "sharding": SHARDINGS}
 MOST = 2**24
-"""Sizes beyond this are slips of the hand."""
+"""Largest size; anything larger is a typing mistake."""
 PARALLEL_SIZES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
@@ -31,12 +31,12 @@ PARALLEL_SIZES = {
 }
 """Megatron's own names of the degrees of parallelism."""
 ENDS = ((False, False), (True, True), (False, True), (True, False))
-"""Whether the embedding and the loss count as layers, in the order that is tried: both keep the stages alike."""
+"""Whether the embedding and the loss count as layers, in the order of preference: neither or both keep stages alike."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of parallelism and batch of one training run. Data parallelism is what the world leaves over.
+    """Degrees of parallelism and batch of one training run. The data-parallel size follows from the number of GPUs.
 
     Names are Megatron's usual short ones; `recipes/layout.py` spells them out for the strategy.
     """
@@ -82,7 +82,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not _DEFAULTS[name]:
+            if value is not _DEFAULTS[name]:  # a search makes many layouts, mostly of defaults
                 _of_its_kind(name, value)
 
     @classmethod
@@ -158,23 +158,23 @@ class Layout:
         )
 
     def below_one(self) -> list[Broken]:
-        """The degrees and sizes that are not 1 or more: nothing else can be asked of such a layout."""
+        """Degrees and sizes below 1; no other rule makes sense for such a layout."""
         numbers = {name: value for name, value in vars(self).items() if type(value) is int}
         return [
             Broken("positive", f"{n} must be 1 or more, not {v}", f"set {n} 1") for n, v in numbers.items() if v < 1
         ]
 
     def violations(self, world: int) -> list[tuple[str, str]]:
-        """Every rule that this layout breaks on `world` GPUs whatever the model, as (rule with its numbers, next move).
+        """Every rule that this layout breaks on `world` GPUs with any model, as (rule with its numbers, next move).
 
-        `legality.violations` asks about the whole job.
+        `legality.violations` checks the whole job.
         """
         broken_rules = self.below_one() or rules.layout(self.rule_inputs(world))
         return [(broken.message, broken.fix) for broken in broken_rules]
 
 
 def _of_its_kind(name: str, value: object) -> None:
-    """Raises UserError when the value is none that the field can take; what is legal, the rules say."""
+    """Raises UserError when the value has the wrong type for the field; the rules decide what is legal."""
     default = _DEFAULTS[name]
     if name in TUPLES:
         if value is not None or default is not None:

@@ -1,7 +1,7 @@
 """Whether a job is legal, and every rule it breaks: `violations` of one job, `legal_mask` of many layouts at once.
 
-The tables of `rules.py` say what a layout must keep on so many GPUs and how a model divides, those of `job_rules.py`
-what sequence, precision, recomputation and sharding ask besides. `warnings` are rules of thumb: legal, slow or idle.
+`rules.py` has the rules of a layout on so many GPUs and of how it divides a model, `job_rules.py` those of sequence,
+precision, recomputation and sharding. `warnings` are rules of thumb about legal jobs that are slow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def violations(job: PlannedJob) -> list[Broken]:
 
 
 def warnings(job: PlannedJob) -> list[Broken]:
-    """What a legal job does badly: slow products, bubbles, traffic that leaves NVLink, settings without effect."""
+    """Weaknesses of a legal job: slow products, bubbles, traffic that leaves NVLink, settings without effect."""
     from superpod.planner.advice import ADVICE
 
     return [] if job.layout.below_one() else rules.check(ADVICE, _inputs(job))
@@ -59,12 +59,11 @@ def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], dealt: ArrayLik
     """Which of many layouts of one job are legal: the same rules as `violations`, over arrays.
 
     Args:
-        job: the model, sequence, precision, hardware and options; its layout gives what `fields` leaves out, but for
-            uneven stages and chunks: layers are dealt evenly here.
+        job: the model, sequence, precision, hardware and options; its layout gives the fields that `fields` leaves
+            out, except uneven stages and chunks: layers are dealt evenly here.
         fields: columns of `FIELDS`, coded as in `Columns` (vp 1 = none; recompute 0 none, 1 selective, 2 full; modules
-            a bit mask), arrays that broadcast, every number 1 or more. With `dp` the GPUs follow from it.
-
-        dealt: True where the caller deals the layers out unevenly itself (`Layout.chunks`).
+            a bit mask), arrays that broadcast, every number 1 or more. A column `dp` decides the number of GPUs.
+        dealt: True where the caller has dealt the layers unevenly (`Layout.chunks`).
 
     Raises:
         UserError: on an unknown column.
@@ -119,6 +118,7 @@ def _inputs_of_many(job: PlannedJob, fields: dict[str, Column], dealt: Flags) ->
         get["etp"] = get["tp"]
     ends = [get.pop(name).astype(np.int64) for name in ("embedding_as_layer", "loss_as_layer")]
     evenly, sizes = even_chunks(job.model.layers, get["pp"], get["vp"], *ends)
+    # Modules mean nothing under full recomputation; in arrays, vp 1 stands for no interleaving.
     get["modules"] = np.where(get["recompute"] == 1, get["modules"], 0)
     get["interleaved"] = get["vp"] > 1
     del get["dp"]

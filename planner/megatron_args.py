@@ -1,8 +1,7 @@
 """Megatron-LM's command-line arguments as changes to a `PlannedJob`: `--tensor-model-parallel-size 8 --swiglu`, ....
 
-`parse` reads them from a command line, from `name=value; name=value`, or from the `MODEL_ARGS` of a YAML file that the
-caller has loaded; `apply` lays them over a job and names what has no counterpart here. Names and defaults: Megatron-LM
-core_r0.15, megatron/training/arguments.py.
+`parse` reads them from a command line, or from `name=value; name=value`. `apply` changes a job by them and lists the
+arguments that have no counterpart here. Names and defaults: Megatron-LM core_r0.15, megatron/training/arguments.py.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MEGATRON_DEFAULTS: dict[str, str] = {
     "sequence-parallel": "false",
     "moe-grouped-gemm": "false",
 }
-"""What Megatron-LM does when an argument is missing, where this project's own default differs."""
+"""Megatron-LM's defaults where this project's own differ."""
 
 TRUE, FALSE = ("true", "1", "yes", "on", ""), ("false", "0", "no", "off", "none")
 
@@ -87,7 +86,7 @@ def apply(job: PlannedJob, args: Args, *, defaults: bool = True) -> tuple[Planne
     """The job as these arguments change it, and the arguments that have no counterpart.
 
     Args:
-        job: what the arguments do not say.
+        job: gives everything that the arguments do not set.
         args: of `parse`.
         defaults: take Megatron-LM's defaults where an argument is missing; without, the job's own.
 
@@ -135,6 +134,7 @@ def _model(changes: dict[str, Any], job: PlannedJob) -> dict[str, Any]:
     if changes.get("experts") and not changes.get("expert_ffn") and not job.model.expert_ffn:
         changes["expert_ffn"] = changes.get("ffn") or job.model.ffn
     if changes.get("gated") and not changes.get("ffn") and not job.model.gated:
+        # Megatron keeps the parameters of 4 x hidden with three matrices instead of two, rounded to 64.
         changes["ffn"] = int(4 * changes.get("hidden", job.model.hidden) * 2 / 3 / 64) * 64
     mla = changes.pop("mla", False)
     for key, size in MLA_DEFAULTS.items() if mla else ():
@@ -203,7 +203,7 @@ def _frequency(text: str) -> dict[str, Any]:
 
 
 LONGEST = 100_000
-"""Letters of a pipeline layout."""
+"""Most letters of a pipeline layout, once its repetitions are written out."""
 
 
 def pipeline_chunks(text: str) -> tuple[int, ...]:
@@ -326,6 +326,6 @@ TABLE: dict[str, tuple[str, Read]] = {
     **_SWITCHES,
     **_WORDS,
 }
-"""Argument to the part of the job that it changes, and what reads its value."""
+"""Argument -> (the part of the job that it changes, the function that reads its value)."""
 IGNORED = ("tokenizer-type", "use-megatron-fsdp", "group-query-attention", "use-mcore-models", "use-flash-attn")
-"""Arguments that change nothing here, or that another one says as well."""
+"""Arguments that change nothing here, or that repeat another one."""

@@ -1,4 +1,4 @@
-"""`PlannedJob`: one training run to be judged and costed; everything that the planner needs to know about it."""
+"""`PlannedJob`: everything that the planner needs to know about one training run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from superpod.planner.models import ModelShape, Split
 
 Task = Literal["pretrain", "sft", "lora"]
 MOST = 2**40
-"""Counts beyond this are slips of the hand."""
+"""Largest count; anything larger is a typing mistake."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a run decides beside its layout. The defaults are those of this project's recipes."""
+    """Settings of a run beside its layout. The defaults are those of this project's recipes."""
 
     framework: Literal["megatron", "fsdp2", "deepspeed"] = "megatron"
     """megatron = Megatron-Core (NeMo, Megatron-Bridge); fsdp2 = PyTorch's own (torchtitan, Automodel)."""
@@ -32,7 +32,7 @@ class Options:
     offload: float = 0.0
     """Share of the optimizer's states that lie in host memory (optimizer_offload_fraction)."""
     unquantised: Literal["bf16", "fp32"] = "bf16"
-    """With FP8 or FP4: what everything else is in."""
+    """With FP8 or FP4: the precision of everything else."""
     fp8_params: bool = False
     """fp8_param_gather: the parameters themselves are kept in FP8."""
     attention: Literal["flash", "fused", "unfused", "local"] = "flash"
@@ -101,11 +101,11 @@ RANGES = {
     "memory_cap": (1e-3, 1e6),
     "optimizer_instances": (1, 2**16),
 }
-"""What options that are shares, factors or counts can be."""
+"""Limits of options that are shares, factors or counts."""
 
 
 def _unfit(value: object, hint: Any, default: object) -> str:
-    """What an option takes, where the value is none of it; "" where it is."""
+    """What an option takes, if the value does not fit it; "" if it does."""
     choices = get_args(hint) if isinstance(default, str) else ()
     if choices or isinstance(default, str):
         fits = isinstance(value, str) and (not choices or value in choices)
@@ -122,7 +122,7 @@ def _unfit(value: object, hint: Any, default: object) -> str:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A run: what is trained, on what, how it is laid out. Plain facts; `violations(job)` says whether it is legal."""
+    """A run: model, hardware, layout, options. Not every one is legal: `legality.violations(job)`."""
 
     model: ModelShape
     node: Node
@@ -151,7 +151,7 @@ class PlannedJob:
 
     @property
     def dp(self) -> int:
-        """Data-parallel size: what the world leaves over. Raises UserError where it leaves a rest."""
+        """Data-parallel size: GPUs over tp x pp x cp. Raises UserError where that does not divide."""
         return self.layout.dp(self.gpus)
 
     @property
@@ -169,11 +169,11 @@ class PlannedJob:
         """Which layers and which part of them a rank holds."""
         return Split.of(self.layout)
 
-    def norm_apart(self, block: str) -> bool:
-        """Whether the norm before a block is a module of its own, which selective recomputation can give up.
+    def has_separate_norm(self, block: str) -> bool:
+        """Whether the norm before a block is a module of its own, which selective recomputation can drop.
 
-        Transformer Engine computes it inside the product that follows (megatron gpt_layer_specs.py), but before a
-        router and before latent attention's small projections.
+        Transformer Engine fuses it with the product that follows (megatron gpt_layer_specs.py), except before a router
+        and before latent attention's small projections.
         """
         return self.options.impl == "local" or block in ("mla", "moe")
 

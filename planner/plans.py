@@ -1,4 +1,4 @@
-"""A plan: the search in one precision or in all that the GPU has, as a person and as a program read it."""
+"""A plan: searches in one or several precisions, as sentences for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from superpod.planner.search import search as search_one
 SCHEMA = 1
 
 TRAINS_IN = ("bf16", "fp8cs", "mxfp8")
-"""What `auto` tries, of what the GPU has: the precisions that published pretraining uses with the same results."""
+"""Precisions that `auto` tries where the GPU has them: those that pretraining uses without loss of accuracy."""
 
 
 def search(
@@ -63,7 +63,7 @@ def seconds(job: PlannedJob) -> float:
 
 
 def ranked(results: dict[str, SearchResult]) -> list[tuple[str, SearchResult, int]]:
-    """All layouts that fit, over the precisions, the fastest first: (precision, search, index)."""
+    """The fitting layouts of all precisions, the fastest first: (precision, search, index)."""
     every = [(p, f, int(i)) for p, f in results.items() for i in f.ranked[:1000]]
     return sorted(every, key=lambda entry: float(entry[1].seconds[entry[2]])) if len(results) > 1 else every
 
@@ -74,14 +74,14 @@ def mfu(job: PlannedJob, seconds: float) -> float:
 
 
 def closest(result: SearchResult) -> str:
-    """What to do when nothing fits: the layout that is least over, and what would make it fit."""
+    """The message when nothing fits: the layout that exceeds memory least, and what would make it fit."""
     i = int(np.argmin(result.reserved))
     job = result.job_of(i)
     return f"nothing fits; closest is {explain.title(job.layout)}, {explain.short_of(job, predict.one(job))}"
 
 
 def against_rules(result: SearchResult) -> str:
-    """What the textbook's rules choose, and the regret of it."""
+    """The layout that the textbook's rules choose, and how much slower it is than the best."""
     try:
         rules = textbook.choose(result.job)
     except UserError as none:

@@ -26,10 +26,10 @@ Verdict = Literal["ok", "oom", "illegal", "unsupported"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run is expected to take. Figures are there for `oom` too, and absent for `illegal` and `unsupported`.
+    """Expected memory and time of a run. `oom` has figures too; `illegal` and `unsupported` have none.
 
-    `oom` is what cannot be: tensors alone exceed the limit. A plan asks for more, that what the allocator reserves for
-    them is within it (`tight` is what lies between, and may run with expandable segments).
+    `oom` means that tensors alone exceed the limit. A plan is stricter: it also counts what the allocator reserves for
+    them. A run between the two is `tight`: it may run with expandable segments.
     """
 
     verdict: Verdict
@@ -45,7 +45,7 @@ class Prediction:
     allocated_gib_max: float | None = None
     reserved_gib_max: float | None = None
     terms_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the step by what they are spent on; they add up to `step_time_s`."""
+    """Seconds of the step by term; they add up to `step_time_s`."""
     owners_gib: Mapping[str, float] = field(default_factory=dict)
     """GiB at the peak of the fullest rank by owner; they add up to `allocated_gib_max`."""
 
@@ -123,7 +123,7 @@ def _alike(runs: list[Run]) -> list[Prediction]:
 
 
 def _refused(runs: list[Run], values: Mapping[str, Column]) -> dict[int, str]:
-    """Why runs are illegal, by their place: asked of all at once, and worded for those that are."""
+    """Why runs are illegal, by index. A mask checks all at once; only suspects get the slow check with messages."""
     checked = {name: values[name] for name in legality.FIELDS if name in values and name != "dp"}
     counted = [column for name, column in checked.items() if name not in ZERO_OR_MORE]
     wrong = np.logical_or.reduce([column < 1 for column in counted])
@@ -142,7 +142,7 @@ def _is_dealt(x: Layout, layers: int) -> bool:
 
 
 def _is_odd(x: Layout, layers: int) -> bool:
-    """Whether `legality.legal_mask` cannot say all about it."""
+    """Whether `legality.legal_mask` alone cannot judge the layout."""
     chunks = x.chunks is not None and (not _is_dealt(x, layers) or x.recompute_layers > 1)
     return chunks or x.first_layers is not None or x.last_layers is not None or 0 in (x.vp, x.etp)
 
@@ -151,7 +151,7 @@ ZERO_OR_MORE = (
     *("sp", "recompute", "recompute_block", "modules", "sharding"),
     *("embedding_as_layer", "loss_as_layer"),
 )
-"""Columns that count nothing: all others are 1 or more."""
+"""Columns that are no counts; all others must be 1 or more."""
 
 
 def _setting(job: PlannedJob) -> tuple[object, ...]:
@@ -167,8 +167,8 @@ def _costed(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
     table = Stages(job.model, [Split(**dict(zip(WAY, split, strict=True))) for split in ways]).columns(way, values)
     step = steptime.step(job, table)
     peak, limit = memory.peak(job, table), memory.limit(job)
-    held = table.weight > 0
-    at = np.arange(count), np.where(held, peak.allocated, 0).argmax(axis=1)
+    held = table.weight > 0  # entries of weight 0 only pad the table
+    at = np.arange(count), np.where(held, peak.allocated, 0).argmax(axis=1)  # the fullest rank of every run
     seconds = np.broadcast_to(step.seconds, count)
     rate = values["gbs"] * job.seq / values["gpus"] / seconds
     figures = {

@@ -1,10 +1,9 @@
-"""What one block of a layer asks of a GPU: ideal seconds of each resource, forward, backward and recomputed.
+"""The cost of one block of a layer: ideal seconds of each resource, forward, backward and recomputed.
 
-`blocks.py` counts operations: matrix products at the peak of their precision, bytes at the HBM's bandwidth, bytes
-on either tier of links, kernels. What the hardware reaches of it is calibration (`calibration.py`), one efficiency per
-resource. A matrix product costs its FLOPs, its operands' bytes and a launch: so its efficiency falls with any small
-dimension, the curve over size. Everything is an array over `KernelUnits`: the few distinct (tp, cp, ep, mbs, ...)
-of a table.
+`blocks.py` counts operations: matrix products at the peak of their precision, bytes at HBM bandwidth, bytes on either
+tier of links, kernels. `calibration.py` says how much of the ideal the hardware reaches, one number per resource.
+A matrix product costs its FLOPs, its operands' bytes and a launch, so its efficiency falls when any dimension is small.
+Everything is an array over `KernelUnits`, the few distinct (tp, cp, ep, mbs, ...) of a table of layouts.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from superpod.planner.layout import MODULES
 from superpod.planner.planned_job import PlannedJob
 
 KINDS = ("attention", "mla", "mamba", "delta", "mlp", "moe", "embedding", "head")
-"""Blocks that are costed; a rank holds so many of each."""
+"""The kinds of blocks."""
 LAYER_KINDS = KINDS.index("embedding")
-"""Kinds before this index are blocks of layers, which full recomputation takes."""
+"""Kinds before this index are blocks of layers; full recomputation repeats those only."""
 PHASES = ("forward", "backward", "recomputed")
 """recomputed = the part of the forward pass that the backward pass repeats."""
 RESOURCES = (
@@ -78,6 +77,7 @@ class Work:
         self.plain_peak = (gpu.tflops(job.precision) if not low else gpu.bf16_tflops) * 1e12
         self.hbm = gpu.hbm_tb_per_s * 1e12
         self.size = 4 if job.precision in ("fp32", "tf32") else 2
+        # Bytes of a quantised element with its share of the scales: NVFP4 1 per 16, MXFP8 1 per 32.
         self.operand = {"nvfp4": 0.5625, "mxfp8": 1.03}.get(job.precision, 1.0) if low else self.size
         self.tokens = units.mbs * job.seq / units.cp
         self.outer = self.tokens / np.where(units.sp > 0, units.tp, 1)
@@ -92,7 +92,7 @@ class Work:
     def add(
         self, resource: str, forward: Number, backward: Number, module: str = "", recomputable: bool = True
     ) -> None:
-        """Count seconds or launches of the block at hand; `module` says what selective recomputation may take."""
+        """Count seconds or launches of the current block; `module`: names of `MODULES` that recompute them."""
         i = INDEX[resource]
         self.table[:, self.kind, 0, i] += forward
         self.table[:, self.kind, 1, i] += backward
@@ -117,6 +117,7 @@ class Work:
         off = np.maximum(_off(out, self.size), _off(inner, self.size))
         self.add("misaligned", flops * off, flops * (1 + wgrad) * off, module)
         self.add("weights" if expert else "operands", forward / self.hbm, backward / self.hbm, module)
+        # A product takes whole rounds of SMs x tiles; the last round costs as much as a full one.
         wave = 2.0 * TILE * self.job.node.gpu.sms / peak
         self.add("waves", wave * inner, wave * (out + wgrad * rows / matrices), module)
         if low:
@@ -128,7 +129,7 @@ class Work:
             self._adapter(rows, out, inner, module)
 
     def _adapter(self, rows: Number, out: Number, inner: Number, module: str) -> None:
-        """LoRA's two thin products beside a frozen matrix: bytes rather than FLOPs."""
+        """LoRA's two thin products beside a frozen matrix: bound by bytes rather than FLOPs."""
         rank = self.job.options.lora_rank
         flops = 2.0 * rows * (out + inner) * rank / self.plain_peak
         passed = self.size * rows * (out + inner) / self.hbm
@@ -139,7 +140,7 @@ class Work:
     def stream(
         self, forward: Number, backward: Number, kernels: float, module: str = "", resource: str = "stream"
     ) -> None:
-        """Elements that pass the memory in `kernels` kernels; the backward pass launches as many."""
+        """Elements read and written by `kernels` kernels; the backward pass launches as many."""
         self.add(resource, forward * self.size / self.hbm, backward * self.size / self.hbm, module)
         self.add("kernels", kernels, kernels, module)
 
@@ -156,8 +157,8 @@ class Work:
             self.add(f"{group}_{part}", amount * times[0], amount * times[1], module)
 
     def norm(self, before: str = "") -> None:
-        """A norm over the hidden size, before a block or after; backward reads input and gradient, and writes one."""
-        h, module = self.m.hidden, "layernorm" if before and self.job.norm_apart(before) else ""
+        """A norm over the hidden size; forward reads and writes one tensor, backward reads two more."""
+        h, module = self.m.hidden, "layernorm" if before and self.job.has_separate_norm(before) else ""
         self.stream(2 * self.outer * h, 4 * self.outer * h, 1, module)
 
     def residual(self) -> None:
@@ -169,7 +170,7 @@ class Work:
             self.stream(3 * self.outer * h, 1 * self.outer * h, 1)
 
     def parallel(self, module: str = "") -> None:
-        """What tensor parallelism exchanges for one block: an all-reduce each way, or its two halves."""
+        """Tensor-parallel communication of a block: an all-reduce each way, or its halves with sequence parallelism."""
         size = self.size * self.tokens * self.m.hidden
         if self.low:  # with sequence parallelism inputs are gathered as they were quantised: Transformer Engine
             size = size * np.where(self.u.sp > 0, (self.operand + self.size) / 2 / self.size, 1.0)

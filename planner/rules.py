@@ -1,8 +1,8 @@
-"""The rules that make a layout legal, as tables: each is arithmetic over whole numbers or numpy arrays alike.
+"""The rules that make a layout legal, as tables: arithmetic on whole numbers, or on numpy arrays of many layouts.
 
-`LAYOUT` needs only the layout and the number of GPUs (`Layout.violations`), `MODEL` how a model divides
-(`models.counts.problems`); `legality.py` adds what needs the whole job, and asks all of them. No rule stands twice.
-Sources are of megatron-core 0.15.3; tests/planner/test_legality_megatron.py builds it for real and compares.
+`LAYOUT` needs only the layout and the number of GPUs (`Layout.violations`), `MODEL` the model as well
+(`models.counts.problems`), `job_rules.py` the whole job; `legality.py` checks all of them. No rule stands twice.
+Comments name the source in megatron-core 0.15.3; tests/planner/test_legality_megatron.py builds it and compares.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
-"""What selective recomputation can recompute (megatron-core 0.15.3, `TransformerConfig.recompute_modules`)."""
+"""Modules of selective recomputation (megatron-core 0.15.3, `TransformerConfig.recompute_modules`)."""
 
 
 def bits(modules: Iterable[str]) -> int:
@@ -226,10 +226,10 @@ BATCH: tuple[Rule[RuleInputs], ...] = (
     ),
     Rule("expert_grid", lambda f: f.ranks_of_a_stage % (f.ep * f.etp) != 0, _expert_grid),  # parallel_state
 )
-"""Rules that ask for the data-parallel size, and so for a world that divides."""
+"""Rules over the data-parallel size, which exists only where tp x pp x cp divides the world."""
 
 LAYOUT = (*DEGREES, WORLD, *BATCH)
-"""All that a layout on so many GPUs must keep."""
+"""All rules of a layout on so many GPUs."""
 
 
 def layout(inputs: RuleInputs) -> list[Broken]:

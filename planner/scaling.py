@@ -13,7 +13,7 @@ from superpod.planner.planned_job import PlannedJob
 
 @dataclass(frozen=True)
 class Point:
-    """The best of one size. Without a layout that fits, `seconds` is None and `reason` says why."""
+    """The best layout at one size. If none fits, `seconds` is None and `reason` says why."""
 
     kind: str
     """`strong`: the global batch stays; `weak`: it grows with the GPUs."""
@@ -35,7 +35,7 @@ def table(job: PlannedJob, sizes: list[int]) -> list[Point]:
 
 
 def as_json(point: Point) -> dict[str, Any]:
-    """For programs."""
+    """The point as plain data."""
     return asdict(point)
 
 

@@ -1,8 +1,8 @@
 """The pipeline's timeline of one step: as events, and as the closed form that the vectorised model uses.
 
-`timeline` plays a schedule of Megatron-Core (pipeline_parallel/schedules.py) on given durations: every rank does its
-passes in a fixed order, each as soon as the rank is free and its input has arrived. `closed_form` is what the search
-costs 100,000 layouts with; they agree exactly for equal stages.
+`timeline` simulates a schedule of Megatron-Core (pipeline_parallel/schedules.py) with given durations: every rank does
+its passes in a fixed order, each as soon as the rank is free and its input has arrived. The search costs 100,000
+layouts with `closed_form`; for equal stages the two give the same seconds.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def order(stage: int, pp: int, vp: int, micro_batches: int, name: str = "1f1b") 
     total = micro_batches * vp
     if vp > 1 and micro_batches % pp:
         raise UserError(f"{micro_batches} micro-batches are no multiple of pp {pp}, which interleaving needs")
+    # `warm`: forward passes before the first backward pass (get_pp_rank_microbatches in schedules.py).
     if name == "gpipe":
         warm = total
     elif vp > 1:
@@ -111,7 +112,7 @@ def timeline(
 def _ready(
     stage: int, one_pass: Pass, pp: int, vp: int, done: Mapping[tuple[int, Pass], float], send: float
 ) -> float | None:
-    """When the input of a pass is there; None while what makes it has not run."""
+    """When the input of a pass arrives; None while the pass that makes it has not run."""
     kind, chunk, micro_batch = one_pass
     step = 1 if kind == "forward" else -1
     position = chunk * pp + stage - step
@@ -138,7 +139,7 @@ def bubble(per_rank: Array, weight: Array, vp: Array) -> Array:
     """Seconds that the slowest rank waits for the others, over a step: [...] from [..., ranks].
 
     Args:
-        each: forward and backward seconds of one micro-batch on each (distinct) rank, all its chunks.
+        per_rank: forward and backward seconds of one micro-batch on each (distinct) rank, all its chunks.
         weight: pipeline ranks that an entry stands for.
         vp: chunks per rank; the pipeline fills and drains once per chunk's time.
 

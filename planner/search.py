@@ -1,8 +1,8 @@
 """Every legal layout of a run, costed at once for memory and time, and ranked.
 
-A search is a product of a few short lists (`Space`), cut down by the rules of `legality.py` and costed by `memory.py`
-and `steptime.py` as columns: no loop over layouts. `search` returns all of them; what does not fit is kept as well, so
-that `explain.py` can say what would have been faster.
+A search multiplies a few short lists (`Space`), drops what the rules of `legality.py` forbid, and costs the rest with
+`memory/` and `steptime.py` as columns, without a loop over layouts. `search` keeps layouts that do not fit, so that
+`explain.py` can name those that would be faster.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class RecomputeOption(NamedTuple):
 
 
 NOT_SEARCHED = ("gbs", "chunks", "first_layers", "last_layers")
-"""Fields of `Layout` that the run gives, or that follow from the others."""
+"""Fields of `Layout` that the run gives, or that follow from others."""
 BLOCK = 16_384
-"""Layouts costed at once: what they need in between stays in the caches."""
+"""Layouts costed at once: intermediate arrays of this size stay in the CPU's caches."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """What a search tries. Degrees that do not divide the run fall out by themselves."""
+    """What a search tries. Degrees that do not divide the run drop out."""
 
     tp: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     cp: tuple[int, ...] = tuple(2**i for i in range(9))
@@ -52,7 +52,7 @@ class Space:
     deepest_vp: int = 16
     """Most model chunks of a pipeline rank: each costs launches and messages."""
     fixed: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Layout` that are given: only such layouts are tried."""
+    """Fields of `Layout` that the search leaves as given."""
 
     def __post_init__(self) -> None:
         known = [name for name in Layout.__dataclass_fields__ if name not in NOT_SEARCHED]
@@ -68,7 +68,7 @@ class SearchResult:
     """All legal layouts of a run as arrays of shape [layouts], costed."""
 
     job: PlannedJob
-    """The run; its own layout gives nothing but the global batch."""
+    """The run; of its own layout only the global batch counts."""
     fields: dict[str, Column]
     """As `columns.fields` gives them, and `split` and `recompute_option`, indices."""
     splits: tuple[Split, ...]
@@ -94,7 +94,7 @@ class SearchResult:
     @cached_property
     def ranked(self) -> Column:
         """Indices of those that fit: by step time (to 0.1 %), then by headroom, then the simpler one."""
-        near = np.round(np.log(self.seconds) * 1000)
+        near = np.round(np.log(self.seconds) * 1000)  # equal within 0.1 %: the model knows no better
         keys = ("tp", "pp", "vp", "cp", "ep", "sharding", "recompute_option")
         simple = np.sum([self.fields[key] for key in keys], axis=0)  # a small sum = few degrees, little sharding
         order = np.lexsort((simple, self.reserved, near))
@@ -152,7 +152,7 @@ MOVE = "the global batch must be a multiple of the data-parallel size: try anoth
 def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
     """Seconds, their terms, and the bytes of the fullest rank, of all layouts.
 
-    Those that ask the same of a layer come one after the other, so that each block prices few kinds of layers.
+    Layouts with the same work per layer are neighbours in the order, so that a block of them has few kinds of layers.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -180,7 +180,7 @@ def _costs_of(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dic
 
 
 UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")
-"""What a layer's work goes by, beside recomputation."""
+"""Fields that decide the work of a layer, beside recomputation."""
 
 
 def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
@@ -199,7 +199,7 @@ def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
 
 
 def _uneven(job: PlannedJob, space: Space) -> Iterator[Split]:
-    """Pipelines that no even way reaches, 61 layers over 4 stages: chunks that differ by a layer."""
+    """Pipelines that layers do not divide evenly, as 61 layers over 4 stages: chunks that differ by a layer."""
     layers, fixed = job.model.layers, space.fixed
     if job.model.pattern or fixed.get("embedding_as_layer") or fixed.get("loss_as_layer"):
         return
@@ -214,7 +214,7 @@ def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, 
     """The kinds of recomputation worth trying for this model, from none to all."""
     m = job.model
     modules: list[tuple[str, ...]] = [("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp")]
-    if not any(job.norm_apart(kind) for kind in m.kinds):
+    if not any(job.has_separate_norm(kind) for kind in m.kinds):  # no norm is a module of its own
         modules = [mods for mods in modules if "layernorm" not in mods]
     if m.kv_lora:
         modules += [("mla_up_proj",), ("mla_up_proj", "mlp")]
@@ -238,6 +238,7 @@ def _legal(
     job: PlannedJob, space: Space, splits: tuple[Split, ...], recompute_options: tuple[RecomputeOption, ...]
 ) -> dict[str, Column]:
     """All legal combinations: first the degrees that divide the run, then what each of them may be combined with."""
+    # Degrees first, and what divides the run: so the large product below stays small.
     degrees = _product({}, {"split": np.arange(len(splits)), "tp": _list(space, "tp"), "cp": _list(space, "cp")})
     for key in ("pp", "vp", "embedding_as_layer", "loss_as_layer"):
         degrees[key] = np.array([int(getattr(split, key)) for split in splits])[degrees["split"]]

@@ -1,7 +1,7 @@
-"""What one step asks of every pipeline rank, before any calibration: arrays that `steptime.py` puts prices to.
+"""The cost of one step on every pipeline rank before calibration: arrays that `steptime.py` turns into seconds.
 
-`demand(job, columns)` is the only part of the time model that looks at the job; tables of several jobs can be put
-together (`stack`), so that a fitter prices a thousand published rows at once.
+`of(job, columns)` is the only part of the time model that reads the job. `stack` joins the tables of several jobs, so
+that `benchmarks/fit_steptime.py` prices a thousand runs at once.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ DEGREES = (
 
 @dataclass(frozen=True)
 class StepCost:
-    """Of L layouts, R (distinct) pipeline ranks, U units, K kinds of blocks. Fields from `micro_batches` on are [L]."""
+    """For L layouts, R distinct pipeline ranks, U units, K kinds of blocks; from `micro_batches` on, fields are [L]."""
 
     work: Array
     """[U, K, PHASES, RESOURCES], `blocks.work`."""
     unit: Column
-    """[L], which unit a layout has."""
+    """[L], index of the layout's unit in `work`."""
     blocks: Array
     """[L, R, K]"""
     weight: Array
@@ -78,7 +78,7 @@ class StepCost:
 
 
 def of(job: PlannedJob, c: Columns) -> StepCost:
-    """What a table of layouts of one job asks for. Columns have shape [..., ranks]; L is the product of the rest."""
+    """The cost of a table of layouts of one job. Columns have shape [..., ranks]; L is the product of all but ranks."""
     shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)
     one = {key: np.broadcast_to(getattr(c, key)[..., 0], shape[:-1]).reshape(-1) for key in DEGREES}
     units, unit = _units(one)
@@ -117,7 +117,7 @@ OVERLAPS = ("overlap_grads", "overlap_params", "overlap_p2p", "overlap_tp")
 
 
 def stack(costs: Sequence[StepCost]) -> StepCost:
-    """Tables of several jobs as one; ranks are filled up with such of weight 0."""
+    """Tables of several jobs as one, padded with ranks of weight 0."""
     ranks = max(d.weight.shape[1] for d in costs)
     offsets = np.cumsum([0, *(len(d.work) for d in costs)])
     columns: dict[str, Any] = {}
@@ -132,9 +132,9 @@ def stack(costs: Sequence[StepCost]) -> StepCost:
 
 
 def _units(one: Mapping[str, Column]) -> tuple[KernelUnits, Column]:
-    """The distinct combinations that a block's work depends on, and which one each layout has."""
+    """The distinct combinations of degrees that a block's work depends on, and the index of every layout's."""
     full = one["recompute"] == 2
-    key = np.zeros(len(full), dtype=np.int64)
+    key = np.zeros(len(full), dtype=np.int64)  # one number per combination: np.unique(axis=0) is slower
     names = ("tp", "cp", "ep", "etp", "sp", "mbs", "modules")
     for column in (*(one[name] for name in names), full):
         values, index = np.unique(column, return_inverse=True)
@@ -156,7 +156,9 @@ def _sends(job: PlannedJob, one: Mapping[str, Column]) -> dict[str, Array]:
     """One activation to the next pipeline stage: tokens x hidden, over TP with sequence parallelism."""
     tokens = one["mbs"] * job.seq / one["cp"] / np.where(one["sp"] == 1, one["tp"], 1)
     size = tokens * job.model.hidden * 2.0
-    inner = one["tp"] * one["cp"] * one["dp"]  # pipeline neighbours are so far apart
+    inner = (
+        one["tp"] * one["cp"] * one["dp"]
+    )  # distance of pipeline neighbours in global rank: pp is the outermost dimension
     near_ranks = np.where(inner < job.node.nvlink_domain, 2, 1)
     v = collectives.volumes("send", size, np.minimum(one["pp"], 2), near_ranks)
     return {"send_near": np.asarray(v.near / roofline.links_near(job)), "send_far": np.asarray(v.far / _far(job))}
@@ -184,7 +186,7 @@ def _states(job: PlannedJob, one: Mapping[str, Column], parameters: Array, block
     options = job.options
     kinds = np.flatnonzero(parameters.any(axis=(0, 2)))
     held = blocks[..., kinds] @ parameters[:, kinds]
-    held = held[np.arange(len(held)), held.sum(axis=2).argmax(axis=1)]
+    held = held[np.arange(len(held)), held.sum(axis=2).argmax(axis=1)]  # the rank with most parameters: [L, 2]
     trained = LORA_SHARE if job.task == "lora" else 1.0
     grad_bytes = 4.0 if options.grads == "fp32" and options.framework == "megatron" else 2.0
     low = job.precision not in ("fp32", "tf32", "bf16", "fp16")
@@ -192,10 +194,11 @@ def _states(job: PlannedJob, one: Mapping[str, Column], parameters: Array, block
     none = np.zeros(len(held))
     near, far = {"reduce": none, "gather": none}, {"reduce": none, "gather": none}
     grid = one["tp"] * one["cp"] * one["dp"] // (one["ep"] * one["etp"])
+    # 0: dense parameters, reduced over dp x cp; 1: routed experts, over the expert grid.
     shards = {0: one["cp"] * one["dp"], 1: np.maximum(1, grid)}
     strides = {0: one["tp"], 1: one["ep"] * one["etp"]}
     states, steps = none, none
-    gathered = np.where(one["sharding"] == 3, 1.0, trained)  # what is frozen is sharded by ZeRO-3 all the same
+    gathered = np.where(one["sharding"] == 3, 1.0, trained)  # ZeRO-3 shards frozen weights too
     for which, parameter_bytes in (("reduce", grad_bytes * trained), ("gather", weight_bytes * gathered)):
         for part, ranks in shards.items():
             near_ranks = np.clip(job.node.nvlink_domain / strides[part], 1, ranks)

@@ -25,13 +25,13 @@ from superpod.planner.roofline import INDEX, KINDS, PHASES, RESOURCES
 from superpod.planner.step_cost import StepCost
 
 Constants: TypeAlias = Mapping[str, float] | Mapping[str, Array]
-"""Of `calibration`: a number each, or an array [L] where layouts are of several jobs."""
+"""Constants of `calibration` by name: numbers, or arrays [L] where layouts are of several jobs."""
 GROUPS = ("compute", "launch", "tp", "cp", "ep")
 TERMS = (
     *("compute", "recompute", "overhead", "tp", "cp", "ep"),
     *("pp_bubble", "pp_p2p", "dp", "optimizer"),
 )
-"""What `Step.terms` holds."""
+"""Keys of `Step.terms`."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Step:
 
     seconds: Array
     terms: dict[str, Array]
-    """Exposed seconds by what they are spent on; they add up to `seconds`.
+    """Exposed seconds by term; they add up to `seconds`.
 
-    compute, recompute, overhead (launches that the GPU waits for, and what each step costs), tp, cp, ep: of the
-    slowest pipeline rank. pp_bubble: of the other stages, while it waits. pp_p2p, dp, optimizer: what is not hidden.
+    compute, recompute, overhead (launches that the GPU waits for, and the fixed cost of a step), tp, cp, ep: of the
+    slowest pipeline rank. pp_bubble: its wait for the other stages. pp_p2p, dp, optimizer: the part that is not hidden.
     """
 
 
 def step(job: PlannedJob, c: Columns) -> Step:
     """Seconds of one step for every layout of a table; columns of shape [..., ranks].
 
-    Of the job, its layout and its number of GPUs are not looked at: the columns say them.
+    The job's own layout and number of GPUs do not count: the columns give them.
     """
     shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)[:-1]
     terms = price(step_cost.of(job, c), calibration.constants(job))
@@ -66,6 +66,7 @@ def price(d: StepCost, k: Constants) -> dict[str, Array]:
     launched = (launch + recomputed[..., 1] * d.recomputed_share) * np.where(d.graphs > 0, _wide(k["graphed"]), 1.0)[
         :, None
     ]
+    # CPUs of a TP group do not launch at the same moment, and the group waits for the last one.
     launched = launched * (1 + k["jitter"] * (d.tp - 1))[:, None]
     hidden = {
         "tp": _wide(k["tp_hidden"]) * d.overlap_tp,
@@ -77,7 +78,7 @@ def price(d: StepCost, k: Constants) -> dict[str, Array]:
         every = forward[..., i] + backward[..., i] + recomputed[..., i] * d.recomputed_share
         communication[group] = every * (1 - hidden[group] * np.ones(len(every)))[:, None]
     gpu = compute + redone + sum(communication.values())
-    per_rank = _larger(gpu, launched, k["queue"])
+    per_rank = _larger(gpu, launched, k["queue"])  # the GPU waits where the CPU launches slower than it computes
     waiting = per_rank - gpu
     slowest = np.where(d.weight > 0, per_rank, -1.0).argmax(axis=1)
     pick = np.arange(len(slowest)), slowest
@@ -96,14 +97,14 @@ def price(d: StepCost, k: Constants) -> dict[str, Array]:
 
 
 def _phases(d: StepCost, k: Constants) -> list[Array]:
-    """Seconds of a rank for one micro-batch, forward, backward and again: [L, R, GROUPS] each."""
-    kinds = np.flatnonzero(d.work.any(axis=(0, 2, 3)))
+    """Seconds of a rank for one micro-batch: forward, backward and recomputed, [L, R, GROUPS] each."""
+    kinds = np.flatnonzero(d.work.any(axis=(0, 2, 3)))  # most models have three or four of the eight kinds
     coefficients = np.zeros(
         (*np.broadcast_shapes(*(np.shape(k[name]) for name in PRICES)), len(RESOURCES), len(GROUPS))
     )
     for name, group in PRICES.items():
         coefficients[..., INDEX[name], GROUPS.index(group)] = k[name]
-    coefficients[..., INDEX["kernels"], 0] = k["gap"]
+    coefficients[..., INDEX["kernels"], 0] = k["gap"]  # the pause of the GPU between two kernels
     coefficients[..., 0] *= _wide(k["software"])[..., None]
     work = d.work[:, kinds].reshape(len(d.work), -1, len(RESOURCES)) @ coefficients
     units = work.reshape(len(d.work), len(kinds), len(PHASES) * len(GROUPS))
@@ -121,7 +122,7 @@ PRICES = {
     **dict.fromkeys(("kernels", "expert_kernels"), "launch"),
     **{f"{group}_{part}": group for group in ("tp", "cp", "ep") for part in ("near", "far", "steps")},
 }
-"""Resources of `roofline.py`, each with a constant of the same name: what a nominal second, or one of it, costs."""
+"""Resources of `roofline.py` and their groups. The constant of that name prices a nominal second, or one piece."""
 
 
 def _messages(d: StepCost, k: Constants) -> Array:
@@ -133,7 +134,7 @@ def _messages(d: StepCost, k: Constants) -> Array:
 
 
 def _exposed(d: StepCost, k: Constants, forward: Array, backward: Array) -> Array:
-    """What data parallelism's collectives leave to wait for, beside the passes that they run under."""
+    """Seconds of data-parallel collectives that the passes beside them do not hide."""
     steps = d.dp_steps * k["dp_step_s"]
     reduce = d.reduce_near * k["dp_near"] + d.reduce_far * k["dp_far"] + steps
     gather = d.gather_near * k["dp_near"] + d.gather_far * k["dp_far"] + steps
@@ -142,6 +143,7 @@ def _exposed(d: StepCost, k: Constants, forward: Array, backward: Array) -> Arra
     after = _rest(reduce, d.overlap_grads * passes * backward * k["dp_under"], tail)
     before = _rest(gather, d.overlap_params * passes * forward * k["dp_under"], tail)
     once = after + before
+    # ZeRO-3 gathers weights in both passes and reduces gradients in the backward pass, for every micro-batch.
     whole_pass = _rest(gather, forward * k["dp_under"], tail) + _rest(gather + reduce, backward * k["dp_under"], tail)
     three = d.micro_batches * (whole_pass + k["dp_slows"] * (2 * gather + reduce))
     per_micro_batch = _rest(reduce, d.overlap_grads * backward * k["dp_under"], tail) + k["dp_slows"] * reduce
@@ -150,14 +152,14 @@ def _exposed(d: StepCost, k: Constants, forward: Array, backward: Array) -> Arra
 
 
 def _rest(communication: Array, under: Array, tail: Number) -> Array:
-    """Communication that outlasts what it runs under; the last bucket has nothing to run under."""
+    """Communication that outlasts the computation beside it; the last bucket has none beside it."""
     return np.maximum(communication * np.minimum(tail, 1.0), communication - under)
 
 
 def _larger(a: Array, b: Array, power: Number) -> Array:
-    """The larger of two, rounded off where they are near: kernels differ, and queues run empty for moments."""
+    """A smooth maximum: where the two are near, kernels differ and queues run empty at times."""
     power = _wide(power)[..., None]
-    return (a**power + b**power) ** (1 / power)
+    return (a**power + b**power) ** (1 / power)  # the p-norm
 
 
 def _wide(value: Number) -> Array:

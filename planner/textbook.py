@@ -1,4 +1,4 @@
-"""The layout that the textbook rules choose, to show what a search is worth.
+"""The layout of the textbook rules, to compare a search with.
 
 The rules as they are taught (arXiv:2104.04473 section 3; Megatron-LM's and NeMo's performance guides): tensor
 parallelism up to the GPUs of a node and no further, pipeline stages of at least four layers until the model's states
@@ -17,15 +17,15 @@ from superpod.planner.planned_job import PlannedJob
 STATE_BYTES = 18
 """Per parameter: BF16 weights, FP32 gradients, Adam's FP32 states (Megatron without its distributed optimizer)."""
 SHARE = 0.6
-"""Of a GPU's memory for those states; activations take the rest."""
+"""Share of a GPU's memory for those states; activations take the rest."""
 STAGE_LAYERS = 4
 SIZES = ((3e9, 1), (8e9, 2), (20e9, 4))
-"""Up to so many parameters, so much tensor parallelism is enough; above, the GPUs of a node."""
+"""(parameters, tp): up to so many parameters that tp is enough; above them, the GPUs of a node."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules' layout, and what they say about its pipeline."""
+    """The layout of the rules, and their verdict on its pipeline."""
 
     layout: Layout
     bubble: float
@@ -57,7 +57,7 @@ def choose(job: PlannedJob) -> Rules:
 
 
 def _experts(job: PlannedJob, tp: int, pp: int) -> int:
-    """Experts over the GPUs that are left of a node."""
+    """Expert parallelism: the largest divisor of the experts up to 8, of the GPUs that tp and pp leave."""
     if not job.model.is_moe:
         return 1
     room = max(1, job.gpus // (tp * pp))

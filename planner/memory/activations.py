@@ -16,17 +16,17 @@ from superpod.planner.arrays import Array, Number
 from superpod.planner.memory.units import MemoryUnits
 
 ROUTING_BYTES = 13
-"""Per token and expert: logits, probabilities and their top-k in fp32, a mask (moe_utils.py)."""
+"""Per token and expert: logits, probabilities and top-k in fp32 (3 x 4), a mask of 1 (moe_utils.py)."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Of one block and micro-batch, on a rank."""
+    """Bytes of one block and micro-batch, on a rank."""
 
     bytes: Array
     """Kept from the forward to the backward pass, under the layout's selective recomputation."""
     recomputed: Array
-    """What recomputation brings back, for as long as the block's backward pass runs."""
+    """What recomputation restores while the block's backward pass runs."""
     backward: Array
     """What the backward pass of the block needs for itself at its worst moment, beyond what is kept."""
 
@@ -37,7 +37,7 @@ def blocks(u: MemoryUnits) -> dict[str, Kept]:
 
 
 def _take(u: MemoryUnits, module: str, size: Number) -> tuple[Array, Array]:
-    """(kept, brought back) of what a module of selective recomputation would free."""
+    """(kept, restored) of `size` bytes that a module of selective recomputation can free."""
     freed = u.recomputes(module)
     return np.where(freed, 0.0, size), np.where(freed, size, 0.0)
 
@@ -46,7 +46,8 @@ def _norm(u: MemoryUnits, block: str, target: str, count: int = 1) -> tuple[Arra
     """A norm and the product after it: the norm's input, and its output as the product keeps it."""
     h, outside = u.job.model.hidden, u.tokens * u.over_sp
     kept = count * u.input_of(target) * h * outside
-    output, recomputed = _take(u, "layernorm", kept) if u.job.norm_apart(block) else (kept, 0.0 * kept)
+    # A fused norm shares its output with the product; a separate one can be recomputed.
+    output, recomputed = _take(u, "layernorm", kept) if u.job.has_separate_norm(block) else (kept, 0.0 * kept)
     return u.wide * h * outside + output, recomputed
 
 
@@ -103,9 +104,9 @@ def _core(u: MemoryUnits, out: int) -> tuple[Array, Array]:
     projected = u.input_of("linear_proj") * out * inside
     same = u.input_of("linear_proj") == u.wide  # the projection keeps the very tensor that attention does
     own = 0.0 * output if same else output
-    if o.cp_comm == "a2a":
+    if o.cp_comm == "a2a":  # attention sees other heads than the projection, so both keep a tensor
         own = np.where(u.column("cp") > 1, output, own)
-    inner = own + (u.scores * u.job.seq if u.unfused else 4) * m.heads * inside
+    inner = own + (u.scores * u.job.seq if u.unfused else 4) * m.heads * inside  # fused: one fp32 statistic a row
     kept, recomputed = _take(u, "core_attn", inner)
     return projected + kept, recomputed
 
@@ -115,8 +116,9 @@ def mlp(u: MemoryUnits) -> Kept:
     m, inside = u.job.model, u.tokens * u.over_tp
     first = u.wide * m.ffn * (1 + m.gated) * inside
     normed, recomputed = _norm(u, "mlp", "linear_fc1")
-    norm_input = u.wide * m.hidden * u.tokens * u.over_sp
+    norm_input = u.wide * m.hidden * u.tokens * u.over_sp  # stays under recomputation: it is what restarts the block
     body, body_recomputed = _take(u, "mlp", normed - norm_input + first + u.input_of("linear_fc2") * m.ffn * inside)
+    # Either the gradient of the first product, or those of the second product's input and of its output, gathered.
     backward = np.maximum(first, u.wide * m.ffn * inside + u.wide * m.hidden * u.tokens)
     return Kept(norm_input + body + _residual(u), recomputed + body_recomputed, backward)
 
@@ -125,7 +127,7 @@ def moe(u: MemoryUnits) -> Kept:
     """Norm, router, dispatch, grouped experts, shared experts."""
     m, o, outside = u.job.model, u.job.options, u.tokens * u.over_sp
     rows = u.tokens * u.over_tp * m.topk * u.column("etp")
-    rows = rows * (o.capacity if o.capacity else o.imbalance)
+    rows = rows * (o.capacity if o.capacity else o.imbalance)  # padded to the capacity, or the busiest rank's
     width, ffn = m.latent or m.hidden, m.expert_ffn / u.column("etp")
     norm, recomputed = _norm(u, "moe", "linear_fc1")
 

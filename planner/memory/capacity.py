@@ -1,4 +1,4 @@
-"""What a GPU can give, and whether a run fits."""
+"""The memory that a GPU can give, and whether a run fits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Verdict = Literal["ok", "oom"]
 
 
 def reserved_of(allocated: Array) -> Array:
-    """Bytes that PyTorch's allocator holds for so many allocated ones: the median ratio of 344 B200 ranks."""
+    """Bytes that PyTorch's allocator reserves for so many allocated ones: the median ratio of 344 B200 ranks."""
     return allocated * constant("allocator", "reserved_over_allocated")
 
 
 def limit(job: PlannedJob) -> float:
-    """Bytes that PyTorch may hold: what it sees, less CUDA and NCCL, less a margin; or the run's own cap."""
+    """Bytes that PyTorch may reserve: what it sees, less CUDA and NCCL, less a margin; or the run's own cap."""
     if job.options.memory_cap is not None:
         return job.options.memory_cap * GIB
     context = constant("allocator", "context_gib") * GIB
@@ -30,7 +30,7 @@ def limit(job: PlannedJob) -> float:
 def verdict_of(job: PlannedJob, needed: Array) -> Verdict:
     """`ok` when the bytes in tensors stay within the limit on every rank.
 
-    Not the reserved bytes: before it gives up, PyTorch's allocator returns what it only holds, and with
-    expandable_segments little of it is in pieces. A plan wants more room than a verdict: `fits` goes by reserved bytes.
+    Reserved bytes do not count: PyTorch's allocator frees unused blocks before it gives up, and expandable_segments
+    avoid fragments. A plan is stricter than a verdict: `fits` compares reserved bytes.
     """
     return "ok" if bool(np.all(needed <= limit(job))) else "oom"

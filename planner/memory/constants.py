@@ -1,4 +1,4 @@
-"""The few numbers of the memory model that are no arithmetic: `data/memory.toml`, each with its source there."""
+"""The few numbers of the memory model that are not arithmetic. They and their sources stand in `data/memory.toml`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that no schedule changes: a checkpoint on disk, a model that serves."""
+"""Sizes that do not depend on a schedule: a checkpoint on disk, a model that serves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Inference:
 
     weights: float
     kv_cache: float
-    """Of all sequences of the batch at full length."""
+    """Cache of all sequences of the batch at full length."""
     kv_per_token: float
 
     @property

@@ -1,4 +1,4 @@
-"""How much of the activations a pipeline rank has in flight, and what full recomputation leaves of them."""
+"""How many activations a pipeline rank has in flight, and how many of them full recomputation leaves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Flight:
 
     kept: Array
     recomputed: Array
-    """What recomputation brings back while one part's backward pass runs."""
+    """What recomputation restores while the backward pass of one group of layers runs."""
     backward: Array
     """What the backward pass of the last block needs for itself."""
     graphs: Graphs
@@ -62,7 +62,7 @@ def _weighed(u: MemoryUnits, chunks: Array, group: Array) -> Array:
     first chunk, the loss in the last rank's last.
     """
     c, vp = u.c, u.column("vp")
-    lacking = -c.layers % vp
+    lacking = -c.layers % vp  # 1 where the embedding or the loss takes a layer's place
     short = np.where(c.rank == 0, 0, vp - 1)
     turns, rest = np.divmod(chunks, group * vp)
     of_short = turns * group + np.clip(rest - short * group, 0, group)
@@ -84,10 +84,11 @@ def flight(u: MemoryUnits) -> Flight:
     )
     kept, group = _recomputed(u, whole / np.maximum(1, u.c.layers))
     full = u.column("recompute") == 2
-    if u.job.options.framework == "fsdp2":  # torchtitan's selective: every second matrix product is done again
+    if u.job.options.framework == "fsdp2":  # torchtitan's selective recomputation repeats every second matrix product
         whole = np.where(u.column("recompute") == 1, 0.5, 1.0) * whole
     mixer = _either(u, kinds, {*MIXERS} - {*graphed})
     rest = _either(u, kinds, {*FEED_FORWARDS})
+    # The last layer's backward pass: first the feed-forward, then the mixer, when the feed-forward's bytes are free.
     after = mixer.recomputed + mixer.backward - rest.bytes - rest.recomputed
     return Flight(
         kept=count * np.where(full, kept, whole) + _prediction(u, kinds),
@@ -109,7 +110,7 @@ def _graphs(u: MemoryUnits, kinds: dict[str, Kept], count: Array) -> Graphs:
 
 
 def _either(u: MemoryUnits, kinds: dict[str, Kept], names: set[str]) -> Kept:
-    """The blocks that a rank's last layer has of these, the larger where there are several."""
+    """The largest of these blocks that a rank holds: its last layer may be of any kind."""
     largest = [np.zeros(u.c.rank.shape) for _ in range(3)]
     for name in names & {*u.c.blocks}:
         there, block = u.c.blocks[name] > 0, kinds[name]

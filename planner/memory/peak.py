@@ -1,4 +1,4 @@
-"""The moment at which memory peaks, and what is held then beside states and activations: logits, buffers, gradients."""
+"""The moment at which memory peaks, and what lives then beside states and activations: logits, buffers, gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Moment:
     owners: dict[str, Array]
     """Bytes in tensors by owner."""
     set_aside: Array | float
-    """Bytes beside them that hold nothing at that moment and are no one else's: a pool of CUDA graphs."""
+    """Bytes that hold no tensor at that moment but are not free: a pool of CUDA graphs."""
 
 
 def of(u: MemoryUnits) -> Moment:
@@ -79,7 +79,7 @@ def _ends(u: MemoryUnits) -> Array:
 
 
 def _dummies(u: MemoryUnits) -> Array:
-    """Weight gradients that are there for autograd only, one of each shape, kept for good.
+    """Weight gradients that exist for autograd only, one of each shape, kept for the whole run.
 
     With gradient accumulation fusion the product adds to the main gradient; autograd gets a tensor of the weight's
     shape that nobody reads (Transformer Engine, `get_dummy_wgrad`; megatron-core, tensor_parallel/layers.py).
@@ -88,15 +88,16 @@ def _dummies(u: MemoryUnits) -> Array:
     if o.framework != "megatron" or not o.grad_fusion or o.impl != "te" or u.job.task == "lora":
         return np.zeros(u.c.rank.shape)
     m = u.job.model
-    seen: dict[tuple[str, int, int], Flags] = {}
+    # One tensor for all weights of a shape, on the ranks that hold such a weight.
+    shapes: dict[tuple[str, int, int], Flags] = {}
     for kind, blocks in u.c.blocks.items():
         for split, rows, columns in _shapes(m, kind):
             there = blocks > 0
             key = (split, rows, columns)
-            seen[key] = seen[key] | there if key in seen else there
+            shapes[key] = shapes[key] | there if key in shapes else there
     over = {"tp": u.over_tp, "etp": 1.0 / u.column("etp"), "": 1.0}
     layers: Number = sum(
-        there * (2.0 * rows * abs(columns) * over[split]) for (split, rows, columns), there in seen.items()
+        there * (2.0 * rows * abs(columns) * over[split]) for (split, rows, columns), there in shapes.items()
     )
     return layers + u.c.last * 2.0 * m.padded_vocab(u.tp) * m.hidden * u.over_tp
 
@@ -128,8 +129,8 @@ def _gathered(u: MemoryUnits, own: state.Held) -> Array:
     if not np.any(stage >= 2):
         return np.zeros(u.c.rank.shape)
     layer = (own.dense + own.experts - own.ends) / np.maximum(1, u.c.layers)
-    weights = np.where(stage >= 3, u.wide * (2 * layer + own.ends), 0.0)
-    return weights + np.where(stage >= 2, state.gradient_bytes(u) * 2 * layer, 0.0)
+    weights = u.wide * (2 * layer + own.ends) * (stage >= 3)
+    return weights + state.gradient_bytes(u) * 2 * layer * (stage >= 2)
 
 
 def _buffers(u: MemoryUnits) -> Array:

@@ -34,7 +34,7 @@ class Held:
 
     @property
     def quantised(self) -> Array | Column:
-        """Those that FP8 keeps copies of: the matrices of the transformer layers."""
+        """Parameters with FP8 copies: the matrices of the transformer layers."""
         return self.dense + self.experts - self.ends - self.small
 
 
@@ -70,7 +70,7 @@ def _mtp(u: MemoryUnits) -> Parameters:
 
 
 def trained(u: MemoryUnits, own: Held) -> Held | lora.Adapters:
-    """Of those held, the parameters with a gradient: all, or LoRA's adapters."""
+    """The held parameters that have a gradient: all, or LoRA's adapters."""
     return lora.adapters(u) if u.job.task == "lora" else own
 
 
@@ -81,6 +81,7 @@ def by_owner(u: MemoryUnits, own: Held) -> dict[str, Array]:
     stage = u.column("sharding")
     keep = [_shared(u.data_parallel, stage, least) for least in (1, 2, 3)]
     keep_experts = [_shared(u.expert_data_parallel, stage, least) for least in (1, 2, 3)]
+    # Weights are counted together, and split here into dense ones and experts, which shard over other groups.
     fraction = np.where(own.dense + own.experts > 0, own.dense / np.maximum(1, own.dense + own.experts), 1.0)
     optimizer, gradient = _optimizer_bytes(u), gradient_bytes(u)
     return {
@@ -92,7 +93,7 @@ def by_owner(u: MemoryUnits, own: Held) -> dict[str, Array]:
 
 
 def _shared(degree: Array, stage: Column, least: int) -> Array:
-    """The share that a rank keeps of what is sharded from a ZeRO stage on."""
+    """The share that a rank keeps of something that is sharded from ZeRO stage `least` on."""
     return np.where(stage >= least, 1.0 / degree, 1.0)
 
 

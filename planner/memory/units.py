@@ -1,4 +1,4 @@
-"""Shares and sizes that weights and activations are counted in, from a job and its columns."""
+"""Shares and element sizes of weights and activations, from a job and its columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superpod.planner.columns import Columns
 from superpod.planner.planned_job import PlannedJob
 
 NEW = 0.15
-"""Of Megatron-Core."""
+"""Version of Megatron-Core where a release does not name an older one."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class MemoryUnits:
 
     @cached_property
     def unfused(self) -> bool:
-        """Whether attention keeps its scores; Megatron's own layers know no other way."""
+        """Whether attention keeps its scores; Megatron's own layers always do."""
         o = self.job.options
         return o.attention in ("unfused", "local") or o.impl == "local"
 

@@ -1,6 +1,6 @@
-"""Parameters on one rank, to the parameter. The test builds Megatron's own models and finds no difference.
+"""Exact parameters of one rank. tests/planner/test_models_megatron.py builds Megatron's own models and compares.
 
-Every `*_block` below is one block's count on one rank: plain arithmetic with `//`, so tp, ep and etp may be numpy
+Every `*_block` below counts one block on one rank. It is plain arithmetic with `//`, so tp, ep and etp may be numpy
 arrays as well. Source: megatron-core 0.15.3 with Transformer Engine's layers, the module named at each block.
 Norms, routers, biases of row-parallel products and MLA's down-projections stand whole on every tensor-parallel rank.
 """
@@ -42,7 +42,7 @@ class Parameters:
     head: int = 0
     """The output matrix, or the copy of a tied one."""
     mtp: int = 0
-    """What joins a multi-token-prediction layer to the model; its blocks count where blocks do."""
+    """Projections that join a multi-token-prediction layer to the model; its blocks count with the others."""
 
     def __add__(self, other: Parameters) -> Parameters:
         return Parameters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -86,7 +86,7 @@ def _layers(m: ModelShape, split: Split, layers: range) -> list[Parameters]:
 
 
 def problems(m: ModelShape, split: Split) -> list[tuple[str, str]]:
-    """What does not divide: (rule with its numbers, next move)."""
+    """Sizes that the split does not divide: (rule with its numbers, next move)."""
     inputs = rules.ModelInputs(
         tp=split.tp,
         pp=split.pp,

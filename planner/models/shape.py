@@ -1,4 +1,4 @@
-"""`ModelShape`: the shape of a decoder, as data. What it counts to is in `counts.py`, what it computes in `work.py`."""
+"""`ModelShape`: the shape of a decoder, as data. `counts.py` counts its parameters, `work.py` its FLOPs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUN = re.compile(r"(\d{1,5})x(\d{1,7})(-?)")
 """One run of `ModelShape.runs`: layers, width of the MLP, - = without attention."""
 
 MOST, MOST_LAYERS = 2**31, 10_000
-"""Sizes beyond these are slips of the hand."""
+"""Largest sizes; anything larger is a typing mistake."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class ModelShape:
     """Multi-token-prediction layers, on the last stage. Each is built like the last layer, or like `mtp_pattern`."""
     mtp_pattern: str = ""
     approximate: str = field(default="", compare=False)
-    """What the shape simplifies of a model that the blocks here do not quite describe; a warning says it."""
+    """What the shape simplifies, where the blocks here do not quite describe the model; a warning repeats it."""
     source: str = field(default="given by hand", compare=False)
 
     def __post_init__(self) -> None:
@@ -242,7 +242,7 @@ class ModelShape:
         return "moe" if routed else "mlp"
 
     def sees_all(self, layer: int) -> bool:
-        """Whether an attention layer sees the whole sequence, not a window."""
+        """Whether an attention layer attends to the whole sequence, not to a window."""
         return not self.window or bool(self.global_every and (layer + 1) % self.global_every == 0)
 
     @overload
@@ -304,7 +304,7 @@ def _kind(value: object) -> str:
 
 
 def _problems(m: ModelShape) -> list[tuple[str, str]]:
-    """What contradicts itself in a shape, as (rule with its numbers, next move)."""
+    """Contradictions in a shape, as (rule with its numbers, next move)."""
     needed = ("layers", "hidden", "heads", "vocab", "vocab_divisible_by", "moe_every")
     if problems := [(f"{key} is 0", "it must be 1 or more") for key in needed if not getattr(m, key)]:
         return problems
@@ -347,7 +347,7 @@ NEEDS = {
     "delta": ("delta_key_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim"),
     "attention": (),
 }
-"""Fields that a block cannot do without."""
+"""Fields that a kind of block needs."""
 
 
 def _missing(m: ModelShape) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage holds, as Megatron deals them out.
+"""Which layers a pipeline stage holds in Megatron.
 
 Source: megatron-core 0.15.3, `get_num_layers_to_build` (transformer_block.py) and `get_transformer_layer_offset`
 (transformer_layer.py): chunks take contiguous layers in the order virtual stage, then pipeline rank.
@@ -27,9 +27,9 @@ def even_chunks(layers: Any, pp: Any, vp: Any, embedding: Any, loss: Any) -> tup
 
 
 def near_even(layers: int, count: int) -> tuple[int, ...]:
-    """Layers of so many chunks where they do not divide: the first and the last, which hold more, get the fewer."""
+    """Layers of `count` chunks where they do not divide: the first and last, with embedding and loss, get fewer."""
     base, rest = divmod(layers, count)
-    order = [*range(1, count - 1), 0, count - 1]  # the middle takes what is left over
+    order = [*range(1, count - 1), 0, count - 1]  # extra layers go to the middle first
     extra = set(order[:rest])
     return tuple(base + (i in extra) for i in range(count))
 

@@ -1,4 +1,4 @@
-"""Model FLOPs per token and KV cache. The conventions are arguments, or said here.
+"""Model FLOPs per token and KV cache. Conventions are arguments, or stand here.
 
 FLOPs count matrix products only, forward and twice backward (factor 3), two for a multiplication and its addition;
 no norms, activations, rotary embedding or recomputation. The embedding is a look-up, the head a product over the
@@ -58,14 +58,14 @@ def attention_flops(m: ModelShape, seq: int, causal: bool) -> float:
 
 
 def span(m: ModelShape, seq: int, layer: int, causal: bool) -> float:
-    """Keys that a token of this layer sees, the mean over the sequence; without `causal`, of the unmasked square."""
-    seen = seq if m.sees_all(layer) else min(seq, m.window)
-    seen = min(seen, m.indexer_topk) if m.indexer_topk else seen
+    """Keys that a token of this layer attends to, on average; without `causal`, masked ones too."""
+    window = seq if m.sees_all(layer) else min(seq, m.window)
+    window = min(window, m.indexer_topk) if m.indexer_topk else window
     if not causal:
-        return seen
-    if seen == seq or (m.chunked and not m.sees_all(layer)):
-        return seen / 2
-    return seen - seen * seen / (2 * seq)  # the first `seen` tokens see half, the others all of their window
+        return window
+    if window == seq or (m.chunked and not m.sees_all(layer)):
+        return window / 2
+    return window - window * window / (2 * seq)  # the first `window` tokens see half of it, the others all
 
 
 def scan_flops(m: ModelShape) -> float:
