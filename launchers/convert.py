@@ -1,4 +1,4 @@
-"""Conversions, each for a process of its own (see `apart`): what to call is planned here, without NeMo."""
+"""Conversions from and to Hugging Face. `plan` chooses one without NeMo; `subprocess_call` then runs it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from superpod.errors import UserError
 
 @dataclass(frozen=True)
 class Conversion:
-    """A function to call apart, and what it does in words."""
+    """A function for `subprocess_call`, and a title that says what it did."""
 
     title: str
     function: str
-    arguments: dict[str, Any]
+    arguments: dict[str, str | bool]
 
 
 def plan(source: Path, out: Path, like: Path | None = None, dtype: str = "") -> Conversion:
-    """To NeMo from a Hugging Face folder, to Hugging Face from a NeMo checkpoint or the best one of a run.
+    """Convert a Hugging Face folder to NeMo, or a NeMo checkpoint, or the best one of a run, to Hugging Face.
 
     Raises:
-        UserError: `source` is neither, is not whole, or `out` is there.
+        UserError: `source` is none of these or not whole, or `out` exists.
     """
     from superpod.launchers import finetune
     from superpod.lifecycle import checkpoints
@@ -33,21 +33,21 @@ def plan(source: Path, out: Path, like: Path | None = None, dtype: str = "") -> 
         huggingface.family(source)
         return Conversion("imported", f"{__name__}:import_hf", {"folder": str(source), "out": str(out)})
     if dtype not in ("", *DTYPES):
-        raise UserError(f"--dtype {dtype} is none of {', '.join(DTYPES)}")
+        raise UserError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}")
     if like and not (like / "config.json").is_file():
-        raise UserError(f"--like {like} is no Hugging Face folder: it has no config.json")
-    chosen = checkpoints.best(checkpoints.found(source))
+        raise UserError(f"--like {like} is not a Hugging Face folder: it has no config.json")
+    chosen = checkpoints.best(checkpoints.at(source))
     run = checkpoints.run_of(source)
     facts = run.facts if run else {}
-    if finetune.FACT in facts:
+    if finetune.FACT in facts:  # a fine-tuning keeps the tokenizer and config of the folder that it imported
         like = like or Path(facts["base"]) / huggingface.KEPT
-    arguments: dict[str, Any] = {
+    arguments = {
         "checkpoint": str(chosen.path),
         "out": str(out),
         "like": str(like) if like else "",
         "dtype": dtype,
+        "chat": finetune.FACT in facts,
     }
-    arguments["chat"] = finetune.FACT in facts
     return Conversion(f"exported {chosen.name}", f"{__name__}:export_hf", arguments)
 
 
@@ -55,14 +55,14 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 def import_hf(folder: str, out: str) -> None:
-    """`huggingface.import_hf` with JSON's values."""
+    """`huggingface.import_hf` with arguments that JSON can hold."""
     from superpod.recipes.weights import huggingface
 
     huggingface.import_hf(Path(folder), Path(out))
 
 
 def export_hf(checkpoint: str, out: str, like: str, dtype: str, chat: bool) -> dict[str, Any]:
-    """`huggingface.export_hf` with JSON's values."""
+    """`huggingface.export_hf` with arguments that JSON can hold."""
     from superpod.recipes.weights import huggingface
 
     return huggingface.export_hf(Path(checkpoint), Path(out), Path(like) if like else None, dtype, chat)

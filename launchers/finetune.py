@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from superpod.errors import UserError, did_you_mean
 from superpod.node.files import read_json, write_json
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     import nemo_run as run
 
     from superpod.node.run_folder import RunFolder
+    from superpod.recipes.data.chat import Encoded
+    from superpod.recipes.weights.finetune_setup import Sizes
 
 FACT = "finetune"
 """Key of run.json that keeps the `Task`."""
 BASES = ".models"
-"""Folder beside the run folders: imported models, each once."""
+"""Folder beside the run folders that holds every imported model once."""
 SHARE = 0.05
-"""Of the samples held out, where no file of them is given."""
+"""Share of the samples held out when there is no file of validation data."""
 _SAMPLE = 1 << 20
-"""Bytes of either end of a file of weights that tell it from another."""
+"""Bytes at either end of a file of weights that go into its digest."""
 
 
 @dataclass(frozen=True)
@@ -45,47 +47,48 @@ class Task:
 
     @classmethod
     def of(cls, run: RunFolder) -> Task:
-        """That of an earlier run.
+        """The task of an earlier run.
 
         Raises:
-            UserError: the run is no fine-tuning.
+            UserError: the run is not a fine-tuning run.
         """
         kept = run.facts.get(FACT)
         if not isinstance(kept, dict) or not {"model", "data"} <= kept.keys():
-            raise UserError(f"{run.path} is no fine-tuning", "`recipes run` goes on with other runs")
-        return cls(**{each.name: kept[each.name] for each in fields(cls) if each.name in kept})
+            raise UserError(f"{run.path} is not a fine-tuning run", "`recipes run` continues other runs")
+        return cls(**{field.name: kept[field.name] for field in fields(cls) if field.name in kept})
 
 
 def check(name: str, task: Task) -> None:
-    """Refuse what can be refused before NeMo is imported.
+    """Refuse mistakes that need no NeMo to find.
 
     Raises:
-        UserError: no recipe of fine-tuning, no model, or lines that are no samples.
+        UserError: the recipe is not for fine-tuning, the model is missing, or a line of data is not a sample.
     """
     from superpod.recipes.data import samples
     from superpod.recipes.weights import huggingface
 
     recipe = find(name)
     if recipe.task == "pretrain":
-        others = [each for each in recipes() if recipe.model.name in each and recipes()[each].task != "pretrain"]
+        names = [other.name for other in recipes().values() if other.task != "pretrain"]
+        others = [other for other in names if recipe.model.name in other]
         raise UserError(
             f"{name} is a recipe of pretraining", did_you_mean(name, others) or "see `recipes list sft lora`"
         )
     if task.long not in packing.LONG:
-        raise UserError(f"--long {task.long} is none of {', '.join(packing.LONG)}")
+        raise UserError(f"--long {task.long} is not one of {', '.join(packing.LONG)}")
     huggingface.family(Path(task.model))
-    read = [samples.read(Path(file)) for file in filter(None, (task.data, task.validation_data))]
+    files = [samples.read(Path(file)) for file in filter(None, (task.data, task.validation_data))]
     if not task.validation_data and not 0 < task.share < 1:
-        raise UserError(f"--validation {task.share} is no share of the samples", "0.05 holds out one in twenty")
-    if not task.validation_data and len(read[0]) < 2:
-        raise UserError(f"{task.data} holds one sample, and one is held out", "give --validation-data as well")
+        raise UserError(f"--validation {task.share} is not a share of the samples", "0.05 holds out one in twenty")
+    if not task.validation_data and len(files[0]) < 2:
+        raise UserError(f"{task.data} holds one sample, and validation needs one too", "give --validation-data as well")
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a model: a path, or where the hub's cache on this machine keeps ORG/NAME.
+    """The folder of a model: a path, or the folder of ORG/NAME in this machine's hub cache.
 
     Raises:
-        UserError: neither is there; nothing is downloaded.
+        UserError: neither exists; nothing is downloaded.
     """
     if Path(name).is_dir():
         return Path(name).absolute()
@@ -97,18 +100,18 @@ def model_folder(name: str) -> Path:
             return Path(snapshot_download(name, local_files_only=True))
         except (LocalEntryNotFoundError, HFValidationError):
             pass
-    raise UserError(f"--model {name} is no folder, and not in this machine's hub cache", f"hf download {name}")
+    raise UserError(f"--model {name} is not a folder, and not in this machine's hub cache", f"hf download {name}")
 
 
 def change(task: Task, run_folder: Path, note: Callable[[str], None]) -> Callable[[run.Partial], dict[str, Any]]:
-    """What makes a recipe the task's: for `local.prepare`. Imports the model and packs the data where not done yet."""
+    """The change that `local.prepare` makes to a recipe for this task; the first one imports model and data."""
 
     def apply(partial: run.Partial) -> dict[str, Any]:
         from superpod.recipes.weights import finetune_setup, match_config
         from superpod.recipes.weights.huggingface import KEPT
 
-        note("holding the model against the recipe")
-        changed = match_config.match_config(partial, Path(task.model))
+        note("comparing the model with the recipe")
+        changes = match_config.match_config(partial, Path(task.model))
         base = imported(Path(task.model), run_folder.parents[1] / BASES, note)
         sizes = finetune_setup.sizes(partial, task.pack)
         note("encoding and packing the data")
@@ -116,21 +119,21 @@ def change(task: Task, run_folder: Path, note: Callable[[str], None]) -> Callabl
         finetune_setup.set_weights(partial, base)
         finetune_setup.set_data(partial, run_folder / "data", sizes, base / KEPT, counts["validation"]["sequences"])
         finetune_setup.set_steps(partial, task.steps)
-        model = {field: [str(old), str(new)] for field, old, new in changed}
-        return {FACT: asdict(task), "base": str(base), "samples": counts, "model_taken": model}
+        taken = {field: [str(old), str(new)] for field, old, new in changes}
+        return {FACT: asdict(task), "base": str(base), "samples": counts, "model_taken": taken}
 
     return apply
 
 
 def imported(model: Path, bases: Path, note: Callable[[str], None]) -> Path:
-    """The NeMo checkpoint of a Hugging Face folder, made once for each content; who comes second waits for it."""
+    """The NeMo checkpoint of a Hugging Face folder, made once for its content; a second process waits for the first."""
     from superpod.launchers import subprocess_call
 
     base = bases / f"{model.name}-{digest(model)}"
     log = base.with_name(f"{base.name}.log")
     bases.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as alone:
-        fcntl.flock(alone, fcntl.LOCK_EX)
+    with log.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not base.is_dir():
             note(f"importing {model} into NeMo")
             subprocess_call.call("superpod.launchers.convert:import_hf", log, folder=str(model), out=str(base))
@@ -138,62 +141,65 @@ def imported(model: Path, bases: Path, note: Callable[[str], None]) -> Path:
 
 
 def digest(model: Path) -> str:
-    """Twelve letters for a folder's content: its small files whole, of weights the size, the beginning and the end."""
-    found = hashlib.sha256()
-    for file in sorted(each for each in model.iterdir() if each.is_file() and not each.name.startswith(".")):
+    """Twelve hex digits for a folder's content: names, sizes, and the first and last MiB of every file."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in model.iterdir() if path.is_file() and not path.name.startswith(".")):
         size = file.stat().st_size
-        found.update(f"{file.name}\0{size}\0".encode())
+        digest.update(f"{file.name}\0{size}\0".encode())
         with file.open("rb") as stream:
-            found.update(stream.read(_SAMPLE))
+            digest.update(stream.read(_SAMPLE))
             stream.seek(max(0, size - _SAMPLE))
-            found.update(stream.read())
-    return found.hexdigest()[:12]
+            digest.update(stream.read())
+    return digest.hexdigest()[:12]
 
 
-def packed(task: Task, sizes: Any, tokenizer: Path, out: Path) -> dict[str, Any]:
-    """Write packed.json and the .npy files to `out`; returns the counts of both parts. What is there already stays.
+def packed(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> dict[str, Any]:
+    """Write packed.json and the .npy files to `out`, unless they exist; returns the counts of both parts.
 
     Raises:
-        UserError: long samples that are refused, or too few.
+        UserError: a sample is too long and `task.long` refuses it, or there are too few samples.
     """
     from superpod.recipes.data import chat, samples
     from superpod.recipes.weights.finetune_setup import METADATA, TRAIN, VALIDATION
 
     if kept := read_json(out / "counts.json"):
         return kept
-    words = chat.load(str(tokenizer))
+    tokenizer = chat.load(str(tokenizer_folder))
     files = filter(None, (task.data, task.validation_data))
-    encoded = [[chat.encode(each, words) for each in samples.read(Path(file))] for file in files]
-    fitting, counts = zip(*(packing.fit(each, sizes.longest, task.long) for each in encoded), strict=True)
+    encoded = [[chat.encode(sample, tokenizer) for sample in samples.read(Path(file))] for file in files]
+    fitting, read_counts = zip(*(packing.fit(file, sizes.longest, task.long) for file in encoded), strict=True)
     parts = fitting if task.validation_data else packing.hold_out(fitting[0], task.share, task.seed)
-    pack = packing.pack if task.pack else lambda part, *_: [[each] for each in part]
-    bins = [pack(part, sizes.size, sizes.multiple, task.seed) for part in parts]
+    bins = [
+        packing.pack(part, sizes.size, sizes.multiple, task.seed) if task.pack else [[sample] for sample in part]
+        for part in parts
+    ]
+    filler = cast("int", tokenizer.eos_token_id)  # `chat.load` refuses a tokenizer without one
     out.mkdir(parents=True, exist_ok=True)
-    for name, each, batch in ((TRAIN, bins[0], 1), (VALIDATION, bins[1], sizes.batch)):
-        packing.write(each, out / name, multiple=sizes.multiple, filler=words.eos_token_id, batch=batch)
+    for name, part_bins, batch in ((TRAIN, bins[0], 1), (VALIDATION, bins[1], sizes.batch)):
+        packing.write(part_bins, out / name, multiple=sizes.multiple, filler=filler, batch=batch)
     packing.write_metadata(bins, out / METADATA)
-    found: dict[str, Any] = {"read": [asdict(each) for each in counts]}
-    for name, part, each in zip(("training", "validation"), parts, bins, strict=True):
-        found[name] = _filling(part, each, sizes)
-    write_json(out / "counts.json", found)
-    return found
+    counts: dict[str, Any] = {"read": [asdict(file) for file in read_counts]}
+    counts |= {"training": _filling(bins[0], sizes), "validation": _filling(bins[1], sizes)}
+    write_json(out / "counts.json", counts)  # last: its presence means that the rest is complete
+    return counts
 
 
-def _filling(part: Any, bins: Any, sizes: Any) -> dict[str, Any]:
-    tokens = sum(len(each.ids) - 1 for each in part)
+def _filling(bins: list[list[Encoded]], sizes: Sizes) -> dict[str, int | float]:
+    samples = [sample for sequence in bins for sample in sequence]
+    tokens = sum(len(sample.ids) - 1 for sample in samples)  # the last id is only predicted, never read
     filled = round(tokens / (len(bins) * sizes.size), 3)
-    return {"samples": len(part), "tokens": tokens, "sequences": len(bins), "filled": filled}
+    return {"samples": len(samples), "tokens": tokens, "sequences": len(bins), "filled": filled}
 
 
 def export(run: RunFolder, out: Path) -> dict[str, Any]:
-    """Write the best checkpoint of a run as the Hugging Face folder `out`; returns which, its loss and what was merged.
+    """Write the best checkpoint of a run as the Hugging Face folder `out`; returns its name, loss and what was merged.
 
-    The tokenizer goes with the chat template that the model has learnt.
+    The tokenizer is written with the chat template that the model was trained on.
     """
     from superpod.launchers import convert, subprocess_call
     from superpod.lifecycle import checkpoints
 
-    chosen = checkpoints.best(checkpoints.found(run.path))
+    chosen = checkpoints.best(checkpoints.at(run.path))
     job = convert.plan(run.path, out)
-    said = subprocess_call.call(job.function, run.attempts[-1].path / "export.log", **job.arguments)
-    return {"checkpoint": chosen.name, "val_loss": chosen.val_loss, **said}
+    exported = subprocess_call.call(job.function, run.attempts[-1].path / "export.log", **job.arguments)
+    return {"checkpoint": chosen.name, "val_loss": chosen.val_loss, **exported}

@@ -1,4 +1,4 @@
-"""Run a recipe on this machine: NeMo-Run's LocalExecutor and torchrun, on its GPUs or as a rehearsal without."""
+"""Run a recipe on this machine with NeMo-Run's LocalExecutor and torchrun: on GPUs, or as a rehearsal on CPUs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 
 MOST_LAYERS = 2000
+"""Layers beyond which a model is refused before it is built; a mistyped number would take hours and all memory."""
+PROCESS_GIB = 0.8
+"""What NeMo takes in a process before there is a model."""
+TRAINING_BYTES, CHECKPOINT_BYTES = 18, 14
+"""Of a parameter: in training, weight 2, gradient 4, main weight 4, two moments 8; in a checkpoint, no gradient."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class LocalRun:
     partial: run.Partial
     ranks: int
     facts: dict[str, Any]
-    """what run.json keeps beside the request"""
+    """what run.json keeps besides the request"""
     changes: list[Change] = field(default_factory=list)
     """what the rehearsal changed; empty on a GPU"""
     checkpoint_bytes: int = 0
@@ -56,22 +61,22 @@ class LocalRun:
 
 
 def prepare(request: Request, change: Callable[[run.Partial], dict[str, Any]] | None = None) -> LocalRun:
-    """Resolve the request for this machine: its GPUs, or a CPU rehearsal when it has none.
+    """Resolve the request for this machine: its GPUs, or a CPU rehearsal if it has none.
 
-    `change` is called last, with the recipe that this machine can run, and returns more facts.
+    `change` is called once the recipe is known to fit this machine; the facts that it returns go into run.json.
 
     Raises:
-        UserError: an override that names nothing, an illegal layout, too few GPUs, or too little memory.
+        UserError: an override of an unknown field, an illegal layout, too few GPUs, or too little memory.
     """
     resolved = resolve(request)
 
-    import torch
+    import torch  # after `resolve`, which says how to install NeMo
 
     partial, ranks = resolved.partial, resolved.nodes * resolved.gpus_per_node
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
-        _fits_gpus(request.recipe, partial, gpus)
-    checkpoint_bytes = 0 if gpus else _rehearsable(request.recipe, partial, ranks)
+        _require_gpus(request.recipe, partial, gpus)
+    checkpoint_bytes = 0 if gpus else _require_memory(request.recipe, partial, ranks)
     facts = resolved.data_facts | (change(partial) if change else {})
     if gpus:
         return LocalRun(resolved, partial, ranks, facts)
@@ -79,7 +84,7 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, Any]] | 
     return LocalRun(resolved, rehearsal, ranks, facts | {"rehearsal": True}, changes, checkpoint_bytes)
 
 
-def _fits_gpus(name: str, partial: run.Partial, gpus: int) -> None:
+def _require_gpus(name: str, partial: run.Partial, gpus: int) -> None:
     nodes, devices = partial.trainer.num_nodes, partial.trainer.devices
     if nodes > 1 or devices > gpus:
         raise UserError(
@@ -88,13 +93,12 @@ def _fits_gpus(name: str, partial: run.Partial, gpus: int) -> None:
         )
 
 
-def _rehearsable(name: str, partial: run.Partial, ranks: int) -> int:
-    """Refuse a rehearsal that this machine's memory does not hold; returns the bytes of one checkpoint."""
+def _require_memory(name: str, partial: run.Partial, ranks: int) -> int:
+    """Refuse a rehearsal that needs more memory than is free; returns the bytes of one checkpoint."""
     import psutil
 
     parameters = _parameters(partial, ranks)
-    # NeMo itself takes 0.8 GiB a process; a parameter 18 bytes: weight, gradient, main weight, two moments.
-    need = ranks * (0.8 + parameters * 18 / 2**30)
+    need = ranks * (PROCESS_GIB + parameters * TRAINING_BYTES / 2**30)
     have = psutil.virtual_memory().available / 2**30
     if need > have:
         raise UserError(
@@ -102,23 +106,24 @@ def _rehearsable(name: str, partial: run.Partial, ranks: int) -> int:
             f"{need:,.0f} GiB; {have:.0f} GiB are free",
             f"`recipes rehearse {name}` shrinks it to what this machine holds; or run it where its GPUs are",
         )
-    strategy = partial.trainer.strategy
-    return parameters * strategy.tensor_model_parallel_size * strategy.pipeline_model_parallel_size * 14
+    strategy = partial.trainer.strategy  # data-parallel ranks hold copies, which a checkpoint has once
+    shards = strategy.tensor_model_parallel_size * strategy.pipeline_model_parallel_size
+    return parameters * shards * CHECKPOINT_BYTES
 
 
 def _parameters(partial: run.Partial, ranks: int) -> int:
-    """Parameters of rank 0, from the real model on the meta device; what Megatron asserts is the user's mistake."""
+    """Parameters of rank 0, counted in the real model on the meta device; what Megatron refuses is a user's error."""
     if (partial.model.config.num_layers or 0) > MOST_LAYERS:
         raise UserError(f"model.config.num_layers {partial.model.config.num_layers} is more than any model has")
     try:
         return sum(dry_build(partial, rank=0, world_size=ranks))
     except UserError:
         raise
-    except (AssertionError, ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as refused:
-        words = str(refused).strip().splitlines() or [type(refused).__name__]
+    except (AssertionError, ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"Megatron cannot build this model: {words[0]}", "look at the overrides of model.config"
-        ) from refused
+            f"Megatron cannot build this model: {lines[0]}", "look at the overrides of model.config"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -131,12 +136,10 @@ class AttemptEnd:
 
 
 def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
-    """Run it in `attempt` and wait for it.
+    """Run `local` in `attempt`, wait for its end, and return how it ended.
 
-    `tick` is called a few times a second, with words to say or none.
-
-    A first SIGINT or SIGTERM asks the ranks to save and end, a second one kills them. Ranks that make no steps any more
-    are ended too.
+    `tick` is called a few times a second, sometimes with a message to print. A first SIGINT or SIGTERM asks the ranks
+    to save and end, a second one kills them. Ranks that make no more steps are killed too.
     """
     import nemo_run as run
     from torchx.schedulers.local_scheduler import SignalException
@@ -156,7 +159,10 @@ def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[
             with stop.installed():
                 wait_for_all(stop, watchdog.beside(tick))
         state = str(exp.jobs[0].state)
-    except (KeyboardInterrupt, SignalException):  # while NeMo-Run had the signals, before there were ranks to ask
+    except (
+        KeyboardInterrupt,
+        SignalException,
+    ):  # while NeMo-Run handled signals, before ranks started
         stop.received += 1
     finally:
         send(processes_of(attempt.path), signal.SIGKILL)
@@ -166,11 +172,11 @@ def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[
 
 
 def _environment() -> dict[str, str]:
-    """What the ranks need beyond what they inherit."""
-    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    """Environment variables that the ranks need beyond those they inherit."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return {
-        # The virtual environment's torchrun, also when its bin folder is not on the PATH.
-        "PATH": os.pathsep.join(dict.fromkeys([str(Path(sys.executable).parent), *path])),
+        # The virtual environment's torchrun, even if its bin folder is not on the PATH.
+        "PATH": os.pathsep.join(dict.fromkeys([str(Path(sys.executable).parent), *folders])),
         "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
         "TOKENIZERS_PARALLELISM": "false",
         # torchrun kills its ranks this long after a signal; a checkpoint may take longer than its 30 s.
@@ -180,10 +186,10 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def _nemo_run_in(folder: Path) -> Iterator[str]:
-    """NeMo-Run keeps its experiments and a list of local jobs under ~/.nemo_run; ours stay in the run folder.
+    """Keep NeMo-Run's experiments and its list of local jobs in `folder` instead of ~/.nemo_run.
 
-    Yields a link to that folder whose path needs no quoting: NeMo-Run quotes torchrun's arguments for a shell, and its
-    local scheduler uses none, so that a space in them would end every run.
+    Yields a symbolic link to `folder` whose path needs no quoting: NeMo-Run quotes torchrun's arguments for a shell,
+    but its local scheduler uses none, so a space in the path would break every run.
     """
     from nemo_run.config import set_nemorun_home
 
