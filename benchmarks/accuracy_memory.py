@@ -25,7 +25,9 @@ KEYS = ("case", "model", "layers", "hidden", "gpu", "gpus", "seq", "gbs", "mbs",
 BOUNDS = {
     "dense Llama, B200": (0.01, 0.08),
     "MoE, B200": (0.02, 0.08),
-    "Megatron-LM CI": (0.02, 0.22),  # m0532, an old recording (docs/LOG.md); all others are within 8 %
+    # 22 %: one A100 recording of gpt3_mcore_te_tp2_pp2_cross_entropy_loss_fusion is of older software than its twin
+    # (docs/LOG.md); all other cases are within 8 %.
+    "Megatron-LM CI": (0.02, 0.22),
     "MLPerf 405B": (0.04, 0.04),
     "MLPerf LoRA": (0.04, 0.08),
     "all with max_memory_allocated": (0.02, 0.22),
@@ -66,7 +68,7 @@ def main(reference: Path) -> int:
     for name, members in groups.items():
         failed += line(name, members)
     worst = sorted(exact, key=lambda result: -result.error)[:6]
-    print("worst:", ", ".join(f"{result.row['id']} {100 * result.error:.1f} %" for result in worst))
+    print("worst:", *(f"  {100 * result.error:4.1f} %  {published.label(result.row)}" for result in worst), sep="\n")
     failed += verdicts([*rows, *read(reference / "step_time.csv")])
     return int(failed > 0)
 
@@ -143,10 +145,10 @@ def verdicts(rows: Iterable[Mapping[str, str]]) -> int:
             continue
         text = f"{row.get('outcome') or ''} {row.get('notes') or ''}".lower()
         if "oom" in text and "fragment" not in text and not (row.get("allocated_gib") or row.get("step_time_s")):
-            missed += [row["id"]] * (verdict == "ok")
+            missed += [published.label(row)] * (verdict == "ok")
             continue
         completed += 1
-        wrong += [row["id"]] * (verdict == "oom")
+        wrong += [published.label(row)] * (verdict == "oom")
     print(f"verdicts: {len(wrong)} of {completed} completed runs called oom: {', '.join(wrong) or 'none'}")
     print(f"verdicts: capacity OOMs called ok: {', '.join(missed) or 'none'}")
     return len(missed)

@@ -77,15 +77,15 @@ def main(reference: Path) -> int:
     print(f"vTrain, choosing a layout: mean regret {regret:.2%} (wanted {REGRET[0]:.0%}),", end=" ")
     print(f"mean Kendall tau {tau:.3f} (wanted {TAU[0]})")
     worst = sorted((result for result in results if result.predicted), key=lambda result: -result.error)[:8]
-    print("worst: " + ", ".join(f"{result.row['id']} {result.error:.0%}" for result in worst))
-    print(f"rows whose own numbers cannot be: {', '.join(impossible) or 'none'}")
-    missing = [result.row["id"] for result in results if result.predicted is None]
-    print(f"rows not covered: {', '.join(missing) or 'none'}")
+    print("worst:", *(f"  {result.error:4.0%}  {published.label(result.row)}" for result in worst), sep="\n")
+    print("rows whose own numbers contradict each other:", *(f"  {name}" for name in impossible or ["none"]), sep="\n")
+    missing = [published.label(result.row) for result in results if result.predicted is None]
+    print("rows not covered:", *(f"  {name}" for name in missing or ["none"]), sep="\n")
     return int(failed)
 
 
 def read(path: Path) -> tuple[list[Result], list[str]]:
-    """The rows with a measured time and their predictions; and the ids of those whose own arithmetic is impossible."""
+    """The rows with a measured time and their predictions; and the labels of those whose own numbers contradict."""
     results, impossible = [], []
     with path.open() as file:
         for row in csv.DictReader(file):
@@ -93,14 +93,14 @@ def read(path: Path) -> tuple[list[Result], list[str]]:
                 job = published.job(row)
                 measured = seconds(row, job)
                 if measured is None or contradicts(job, measured):
-                    impossible.append(row["id"])
+                    impossible.append(published.label(row))
                     continue
                 predicted = float(steptime.step(job, columns.of(job)).seconds)
                 results.append(Result(row, job, measured, predicted))
             except published.Unsupported:
                 results.append(Result(row, None, float("nan"), None))
             except UserError:
-                impossible.append(row["id"])
+                impossible.append(published.label(row))
     return results, impossible
 
 

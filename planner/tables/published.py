@@ -36,6 +36,12 @@ class Contradiction(UserError):
     """A row whose own numbers cannot be: the verdict is `illegal`."""
 
 
+def label(row: Row) -> str:
+    """A row in words that a reader can look up: model, GPUs, and the end of its source's path."""
+    source = "/".join(re.sub(r"@[0-9a-f]*", "", row.get("source") or "").split("/")[-2:])
+    return f"{row.get('model')} on {row.get('gpus') or '?'} {row.get('gpu') or 'unnamed GPUs'}, {source}"
+
+
 def job(row: Row) -> PlannedJob:
     """The run that a row describes. Raises as `run`."""
     return run(row).job
