@@ -21,7 +21,23 @@ SHAPE = {
     "heads": "num_attention_heads",
     "kv_heads": "num_query_groups",
 }
-"""Fields of the planner's `ModelShape` that a user's override of NeMo's model config changes."""
+"""{field of the planner's `ModelShape`: field of NeMo's configurations} that a user's override may change."""
+
+NEMO_FIELDS = SHAPE | {
+    "channels": "kv_channels",
+    "vocab": "vocab_size",
+    "experts": "num_moe_experts",
+    "topk": "moe_router_topk",
+    "expert_ffn": "moe_ffn_hidden_size",
+    "shared_ffn": "moe_shared_expert_intermediate_size",
+    "kv_lora": "kv_lora_rank",
+    "q_lora": "q_lora_rank",
+    "qk_nope_dim": "qk_head_dim",
+    "qk_rope_dim": "qk_pos_emb_head_dim",
+    "v_dim": "v_head_dim",
+    "mtp_layers": "mtp_num_layers",
+}
+"""The same for every size; a configuration may lack some of them."""
 
 GATHERED = ("fp8ds", "fp8cs", "mxfp8")
 """Formats in which the distributed optimizer gathers parameters as FP8; blockwise scales cannot be cut into shards."""

@@ -10,27 +10,11 @@ from typing import TYPE_CHECKING, Any
 from superpod.planner.layout import Layout
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import PlannedJob
-from superpod.recipes.planned_job import SHAPE
+from superpod.recipes.planned_job import NEMO_FIELDS
 from superpod.rehearsal.cpu_recipe import Change
 
 if TYPE_CHECKING:
     from nemo_run import Config, Partial
-
-CONFIG = SHAPE | {
-    "channels": "kv_channels",
-    "vocab": "vocab_size",
-    "experts": "num_moe_experts",
-    "topk": "moe_router_topk",
-    "expert_ffn": "moe_ffn_hidden_size",
-    "shared_ffn": "moe_shared_expert_intermediate_size",
-    "kv_lora": "kv_lora_rank",
-    "q_lora": "q_lora_rank",
-    "qk_nope_dim": "qk_head_dim",
-    "qk_rope_dim": "qk_pos_emb_head_dim",
-    "v_dim": "v_head_dim",
-    "mtp_layers": "mtp_num_layers",
-}
-"""{field of the planner's `ModelShape`: field of NeMo's configurations}; a configuration may lack some of them."""
 
 LR, ADAPTERS_LR = 1e-3, 4e-3
 """Learning rate of a rehearsal: with it, a model of this size or its adapters learn the text in ten steps."""
@@ -86,7 +70,7 @@ def value_of(config: Config, name: str) -> Any:
 
 
 def _set_sizes(config: Config, model: ModelShape, seq: int) -> None:
-    for size, field in CONFIG.items():
+    for size, field in NEMO_FIELDS.items():
         if value_of(config, field) or field == "vocab_size":
             setattr(config, field, getattr(model, size) or None)
     config.seq_length = seq

@@ -11,10 +11,12 @@ import sys
 import textwrap
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fiddle as fdl
 
+from superpod import collection
 from superpod.errors import UserError
 from superpod.recipes import flatten
 from superpod.recipes.export.source_comments import about, sources, table
@@ -95,7 +97,15 @@ def heading(recipe: Recipe, partial: run.Partial, command: str) -> str:
         f"{explain.title(layout)}, gbs {layout.gbs}, {partial.data.seq_length} tokens a sample. {table(recipe)}"
     )
     written = f"Written by `{command}` for {_versions()}. It needs nothing else: change it as you like."
+    if own := _own_module(partial):
+        written = f"Written by `{command}` for {_versions()}, and {own.name} beside it, from {own}."
     return HEADING.format(name=recipe.name, about=_filled(about), written=_filled(written), nodes=nodes, gpus=gpus)
+
+
+def _own_module(partial: run.Partial) -> Path | None:
+    """The file of a user's collection that defines the model's configuration, if one does."""
+    top = fdl.get_callable(partial.model.config).__module__.partition(".")[0]
+    return next((path for path in collection.modules() if path.stem == top), None)
 
 
 def _filled(text: str) -> str:
