@@ -1,4 +1,4 @@
-"""Failure drills: a real run of two ranks loses one, has one stuck, or learns nothing but NaN. It ends by itself."""
+"""Failure drills: a real run of two ranks ends by itself when one dies, one is stuck, or the loss is NaN."""
 
 import json
 import os
@@ -31,21 +31,21 @@ def ranks(run):
 
 
 def ended(run, began, within_s):
-    code, said = run.end(within_s)
-    assert code == 1, said
+    code, output = run.end(within_s)
+    assert code == 1, output
     assert time.monotonic() - began < within_s
     folder = run.run_dir()
     assert left_behind(folder) == []
-    return folder.attempts[-1].result, said
+    return folder.attempts[-1].result, output
 
 
 def test_a_rank_that_dies_ends_the_run(tmp_path, text):
     run = running(tmp_path, text)
     run.until_step(3, limit_s=420)
     os.kill(ranks(run)[1], signal.SIGKILL)
-    result, said = ended(run, time.monotonic(), 120)
+    result, output = ended(run, time.monotonic(), 120)
     assert result["state"] == "failed"
-    assert "rank 1" in result["message"], said
+    assert "rank 1" in result["message"], output
     assert "SIGKILL" in result["message"] or "signal 9" in result["message"]
 
 
@@ -53,15 +53,15 @@ def test_a_rank_that_is_stuck_ends_the_run(tmp_path, text):
     run = running(tmp_path, text)
     folder = run.until_step(3, limit_s=420)
     os.kill(ranks(run)[1], signal.SIGSTOP)
-    result, said = ended(run, time.monotonic(), LIMIT_S + 120)
+    result, output = ended(run, time.monotonic(), LIMIT_S + 120)
     assert result["state"] == "stalled"
     assert result["message"].startswith("rank 1 on ")
     assert "no longer answers since step" in result["message"]
-    assert result["message"] in " ".join(said.split())
+    assert result["message"] in " ".join(output.split())
     assert folder.metrics()
 
 
-def test_a_rank_that_hangs_is_ended_by_what_two_attempts_have_taught(tmp_path, text):
+def test_a_rank_that_hangs_is_ended_by_the_timeouts_of_two_attempts(tmp_path, text):
     """nvidia-resiliency-ext learns its timeouts from an attempt that loaded a checkpoint and saved one."""
     run = running(tmp_path, text, "with=fault_tolerance", "log.ckpt.every_n_train_steps=4")
     folder = run.until_step(6, limit_s=420)
@@ -73,22 +73,22 @@ def test_a_rank_that_hangs_is_ended_by_what_two_attempts_have_taught(tmp_path, t
     learned = json.loads((folder.path / "ft_state" / "_ft_state.json").read_text())["current_timeouts"]["heartbeat"]
     os.kill(ranks(run)[1], signal.SIGSTOP)
     began = time.monotonic()
-    code, said = run.end(learned["subsequent"] + 120)
-    assert code == 1, said
-    assert time.monotonic() - began < 600, "before our own watch would have"
+    code, output = run.end(learned["subsequent"] + 120)
+    assert code == 1, output
+    assert time.monotonic() - began < 600, "ended earlier than our own watchdog would have"
     result = folder.attempts[-1].result
     assert result["state"] == "failed"
-    assert "no heartbeat of rank" in result["message"], said
+    assert "no heartbeat of rank" in result["message"], output
     assert left_behind(folder) == []
 
 
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path, text):
+def test_a_loss_of_nan_ends_the_run(tmp_path, text):
     run = running(
         tmp_path, text, "optim.config.lr=1e30", "optim.lr_scheduler.min_lr=1e30", "optim.config.clip_grad=0.0"
     )
     began = time.monotonic()
-    result, said = ended(run, began, 420)
+    result, output = ended(run, began, 420)
     assert result["state"] == "failed"
-    assert "nan" in result["message"].lower(), said
-    assert "rank" in result["message"].lower()  # Megatron's, before the gradients are added up over ranks
-    assert "failed at step" in said
+    assert "nan" in result["message"].lower(), output
+    assert "rank" in result["message"].lower()  # Megatron's check, before the gradients are summed over ranks
+    assert "failed at step" in output

@@ -1,4 +1,4 @@
-"""A tiny Hugging Face folder fine-tuned by the command itself, and the folder that comes out judged by transformers."""
+"""The command fine-tunes a tiny Hugging Face folder, and transformers judges the folder that it writes."""
 
 import json
 import os
@@ -54,26 +54,26 @@ def run_module(name, *words):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, recipes_cli):
-    """What `recipes finetune` leaves of SFT on two ranks and LoRA on one, and what was found of both."""
+    """The files of `recipes finetune` after SFT on two ranks and LoRA on one, and the comparison of both."""
     folder = tmp_path_factory.mktemp("tuned")
     more = [*start(folder, model=[]), "--model", "model"]
     finished(folder, "sft", recipes_cli("finetune", *SFT, *more, "--out", "sft", cwd=folder, timeout=1500))
     interrupted(folder, "finetune", *LORA, *more)
-    again = ["finetune", LORA[0], "--resume", "last", "--out", "lora"]
-    finished(folder, "lora", recipes_cli(*again, cwd=folder, timeout=1500))
-    run_module("tests.launchers.tuned", folder, "sft", "lora")
+    resume = ["finetune", LORA[0], "--resume", "last", "--out", "lora"]
+    finished(folder, "lora", recipes_cli(*resume, cwd=folder, timeout=1500))
+    run_module("tests.launchers.compare_with_transformers", folder, "sft", "lora")
     return folder
 
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory, recipes_cli):
-    """What was found of each family's SFT."""
+    """The comparison of each family's SFT with transformers."""
     folder = tmp_path_factory.mktemp("families")
     more = start(folder, **{f"{kind}-model": [kind] for kind in FAMILIES})
     for kind, words in FAMILIES.items():
-        asked = ["finetune", *words, *more, "--model", f"{kind}-model", "--out", kind]
-        finished(folder, kind, recipes_cli(*asked, cwd=folder, timeout=1500))
-    run_module("tests.launchers.tuned", folder, *FAMILIES)
+        command = ["finetune", *words, *more, "--model", f"{kind}-model", "--out", kind]
+        finished(folder, kind, recipes_cli(*command, cwd=folder, timeout=1500))
+    run_module("tests.launchers.compare_with_transformers", folder, *FAMILIES)
     return {kind: json.loads((folder / f"{kind}.json").read_text()) for kind in FAMILIES}
 
 
@@ -89,8 +89,8 @@ def interrupted(folder, *words):
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
         deadline = time.time() + 1500
         while process.poll() is None and time.time() < deadline:
-            lines = [each.read_text().count("\n") for each in folder.glob("runs/tiny_llama3_lora/*/metrics.jsonl")]
-            if lines and max(lines) >= 18:  # one of them says the validation loss
+            lines = [file.read_text().count("\n") for file in folder.glob("runs/tiny_llama3_lora/*/metrics.jsonl")]
+            if lines and max(lines) >= 18:  # one line of them is of a validation
                 process.send_signal(signal.SIGINT)
                 break
             time.sleep(0.2)
@@ -114,22 +114,22 @@ def marked(test):
 @marked
 @pytest.mark.parametrize("name", ["sft", "lora"])
 def test_transformers_loss_equals_nemo_s(name, judged):
-    found = judged[name]
-    assert found["state"] == "done"
-    assert found["transformers"] == pytest.approx(found["nemo"], abs=1e-3)
-    assert found["transformers"] < found["before"] - 1.0
-    assert found["val_loss"][-1] < found["val_loss"][0]
-    assert found["template"]
-    assert found["says"] == [found["transformers_says"]]
+    results = judged[name]
+    assert results["state"] == "done"
+    assert results["transformers"] == pytest.approx(results["nemo"], abs=1e-3)
+    assert results["transformers"] < results["before"] - 1.0
+    assert results["val_loss"][-1] < results["val_loss"][0]
+    assert results["template"]
+    assert results["answers"] == [results["transformers_answer"]]
 
 
 @marked
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_transformers_loss_equals_nemo_s_in_other_families(kind, families):
-    found = families[kind]
-    assert found["state"] == "done"
-    assert found["transformers"] == pytest.approx(found["nemo"], abs=1e-3)
-    assert found["transformers"] < found["before"] - 1.0
+    results = families[kind]
+    assert results["state"] == "done"
+    assert results["transformers"] == pytest.approx(results["nemo"], abs=1e-3)
+    assert results["transformers"] < results["before"] - 1.0
 
 
 @marked
@@ -145,13 +145,13 @@ def test_sft_changes_every_matrix_and_lora_the_adapted_ones(judged):
 @marked
 def test_lora_merged_equals_lora_applied_in_all_adapted_matrices(judged):
     assert judged["sft"]["merged"] == {}
-    found = judged["lora"]["merged"]
-    assert len(found) == 4 * 4
-    assert all(does > 1e-4 and apart < 1e-5 for does, apart in found.values()), found
+    merged = judged["lora"]["merged"]
+    assert len(merged) == 4 * 4
+    assert all(effect > 1e-4 and difference < 1e-5 for effect, difference in merged.values()), merged
 
 
 @marked
-def test_the_command_says_what_it_did(folder, judged):
+def test_the_command_prints_what_it_did(folder, judged):
     text = (folder / "lora.txt").read_text()
     assert "300 samples" in text
     assert "model.config.vocab_size: None -> 320, as the model has it" in text
@@ -162,7 +162,7 @@ def test_the_command_says_what_it_did(folder, judged):
 
 
 @marked
-def test_what_was_interrupted_went_on_to_its_end(folder, judged):
+def test_an_interrupted_run_resumes_to_its_end(folder, judged):
     run = RunFolder.latest(folder / "runs", "tiny_llama3_lora")
     assert run
     first, second = (attempt.result["state"] for attempt in run.attempts)
@@ -184,7 +184,7 @@ def test_a_folder_s_digest_is_of_its_content(tmp_path):
     assert finetune.digest(tmp_path / "a") != one
 
 
-def test_two_that_want_one_model_import_it_once(tmp_path, monkeypatch):
+def test_two_processes_import_one_model_once(tmp_path, monkeypatch):
     calls = []
 
     def slowly(function, log, folder, out):
@@ -193,22 +193,22 @@ def test_two_that_want_one_model_import_it_once(tmp_path, monkeypatch):
         (tmp_path / "bases" / out).mkdir()
 
     monkeypatch.setattr("superpod.launchers.subprocess_call.call", slowly)
-    wanted = (tiny.hollow(tmp_path / "m"), tmp_path / "bases", lambda words: None)
+    arguments = (tiny.hollow(tmp_path / "m"), tmp_path / "bases", lambda words: None)
     with ThreadPoolExecutor(2) as pool:
-        one, two = pool.map(lambda _: finetune.imported(*wanted), range(2))
+        one, two = pool.map(lambda _: finetune.imported(*arguments), range(2))
     assert one == two
     assert calls == ["superpod.launchers.convert:import_hf"]
 
 
-def test_a_task_is_kept_in_the_run_and_read_again(tmp_path):
+def test_a_task_is_kept_in_the_run_and_read_back(tmp_path):
     task = finetune.Task("/m", "/d.jsonl", steps=7, pack=False)
     run = RunFolder.create(tmp_path, "tiny", facts={finetune.FACT: vars(task)}, recipe_lines=[])
     assert finetune.Task.of(run) == task
-    with pytest.raises(UserError, match="is no fine-tuning"):
+    with pytest.raises(UserError, match="is not a fine-tuning run"):
         finetune.Task.of(RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[]))
 
 
 def test_a_model_that_is_nowhere_is_refused_without_the_network(tmp_path):
     for name in (str(tmp_path / "none"), "../none"):
-        with pytest.raises(UserError, match="is no folder, and not in this machine's hub cache"):
+        with pytest.raises(UserError, match="is not a folder, and not in this machine's hub cache"):
             finetune.model_folder(name)

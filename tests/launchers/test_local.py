@@ -65,7 +65,7 @@ class Running:
             if run and (lines := run.metrics()) and lines[-1]["step"] >= step:
                 return run
             time.sleep(0.05)
-        raise AssertionError(f"step {step} was not reached; the command said: {self.end()[1]}")
+        raise AssertionError(f"step {step} was not reached; the command printed: {self.end()[1]}")
 
     def ranks(self) -> list[int]:
         import psutil
@@ -75,25 +75,25 @@ class Running:
 
     def end(self, limit_s: float = 300) -> tuple[int, str]:
         try:
-            said, _ = self.process.communicate(timeout=limit_s)
+            output, _ = self.process.communicate(timeout=limit_s)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-        assert "Traceback" not in said, said
-        return self.process.returncode, said
+        assert "Traceback" not in output, output
+        return self.process.returncode, output
 
 
 def left_behind(run: RunFolder) -> list[str]:
     import psutil
 
-    found = []
+    commands = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE and str(run.path) in process.environ().get(
                 "SUPERPOD_ATTEMPT_DIR", ""
             ):
-                found.append(" ".join(process.cmdline()))
-    return found
+                commands.append(" ".join(process.cmdline()))
+    return commands
 
 
 def losses(run: RunFolder) -> dict[int, float]:
@@ -137,11 +137,11 @@ def test_tensor_parallel_with_sequence_parallel_gives_the_losses_of_one_rank(fol
     reshardable = "trainer.strategy.ckpt_optim_fully_reshardable=True"
     words = ("tiny_llama3_fp32", *SMALL, "log.ckpt.every_n_train_steps=5", "log.ckpt.save_top_k=9", reshardable)
     one = Running(folder, *words, *TP1, "trainer.max_steps=25", "--data", str(text))
-    code, said = one.end()
-    assert code == 0, said
+    code, output = one.end()
+    assert code == 0, output
     copy = back_to(one.run_dir(), "step=4-*", folder / "two" / "tiny_llama3_fp32" / "copy")
-    code, said = Running(folder, words[0], "--resume", str(copy.path), *TP2, runs=folder / "two").end()
-    assert code == 0, said
+    code, output = Running(folder, words[0], "--resume", str(copy.path), *TP2, runs=folder / "two").end()
+    assert code == 0, output
     assert len(copy.attempts[-1].logs) == 2
     on_one, on_two = losses(one.run_dir()), losses(copy)
     assert min(line["step"] for line in copy.metrics() if line["attempt"] == "002") == 6
@@ -150,7 +150,7 @@ def test_tensor_parallel_with_sequence_parallel_gives_the_losses_of_one_rank(fol
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_step_35_goes_on_as_if_nothing_had_been(folder, text):
+def test_a_run_killed_at_step_35_resumes_with_the_same_losses(folder, text):
     """kill -9 between two checkpoints: the resumed run's losses are the uninterrupted run's."""
     words = ("tiny_llama3", *SMALL, "--data", str(text))
     with socket.socket() as busy:  # torchrun's usual port is taken: a run chooses a free one
@@ -158,8 +158,8 @@ def test_a_run_killed_at_step_35_goes_on_as_if_nothing_had_been(folder, text):
             busy.bind(("127.0.0.1", 29500))
             busy.listen()
         whole = Running(folder, *words, env={"MASTER_PORT": "29500"})
-        code, said = whole.end()
-    assert code == 0, said
+        code, output = whole.end()
+    assert code == 0, output
     expected = losses(whole.run_dir())
     assert sorted(expected) == list(range(1, 61))
 
@@ -167,15 +167,15 @@ def test_a_run_killed_at_step_35_goes_on_as_if_nothing_had_been(folder, text):
     run = killed.until_step(35)
     for pid in killed.ranks():
         os.kill(pid, signal.SIGKILL)
-    code, said = killed.end()
+    code, output = killed.end()
     assert code == 1
-    assert "killed" in said
+    assert "killed" in output
     assert left_behind(run) == []
     assert run.state() == "failed"
-    assert f"--resume {shlex.quote(str(run.path))}" in said
+    assert f"--resume {shlex.quote(str(run.path))}" in output
 
-    code, said = Running(folder, "tiny_llama3", "--resume", "last").end()
-    assert code == 0, said
+    code, output = Running(folder, "tiny_llama3", "--resume", "last").end()
+    assert code == 0, output
     resumed = losses(run)
     from_second = [line["step"] for line in run.metrics() if line["attempt"] == "002"]
     assert min(from_second) == 31
@@ -187,7 +187,7 @@ def test_a_run_killed_at_step_35_goes_on_as_if_nothing_had_been(folder, text):
     assert run.state() == "done"
 
 
-def test_ctrl_c_saves_and_the_next_run_goes_on(folder, text):
+def test_ctrl_c_saves_and_the_next_run_continues(folder, text):
     secret = {"HF_TOKEN": "hf_neverwritten", "NEMO_URL": "https://h/x?access_token=neverwritten&a=b"}
     running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text), "trainer.max_steps=40", env=secret)
     run = running.until_step(12)
@@ -195,10 +195,10 @@ def test_ctrl_c_saves_and_the_next_run_goes_on(folder, text):
     assert code == 2
     assert "is in use by pid" in second
     os.kill(running.process.pid, signal.SIGINT)
-    code, said = running.end()
+    code, output = running.end()
     assert code == 130
-    assert "cancelled at step" in said
-    assert "checkpoint saved" in said
+    assert "cancelled at step" in output
+    assert "checkpoint saved" in output
     assert run.state() == "cancelled"
     files = {path.relative_to(run.path).as_posix(): path for path in run.path.rglob("*") if path.is_file()}
     assert {"run.json", "recipe.txt", "plan.json", "metrics.jsonl", "attempts/001/env.json", "attempts/001/result.json",
@@ -211,14 +211,14 @@ def test_ctrl_c_saves_and_the_next_run_goes_on(folder, text):
     stopped = run.metrics()[-1]["step"]
     assert stopped < 40
 
-    code, said = Running(folder, "tiny_llama3", "--resume", str(run.path)).end()
-    assert code == 0, said
+    code, output = Running(folder, "tiny_llama3", "--resume", str(run.path)).end()
+    assert code == 0, output
     assert min(line["step"] for line in run.metrics() if line["attempt"] == "002") == stopped + 1
     assert run.state() == "done"
 
-    code, said = Running(folder, "tiny_llama3", "--resume", str(run.path)).end(limit_s=20)
+    code, output = Running(folder, "tiny_llama3", "--resume", str(run.path)).end(limit_s=20)
     assert code == 2
-    assert "is done" in said
+    assert "is done" in output
 
 
 @pytest.mark.parametrize("after_s", [1.0, 4.0])
@@ -226,9 +226,9 @@ def test_ctrl_c_before_there_is_a_run_leaves_none(after_s, folder, text):
     running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text))
     time.sleep(after_s)
     os.kill(running.process.pid, signal.SIGINT)
-    code, said = running.end(limit_s=30)
+    code, output = running.end(limit_s=30)
     assert code == 130
-    assert said.strip().splitlines()[-1] == "error: interrupted"
+    assert output.strip().splitlines()[-1] == "error: interrupted"
     assert not list((folder / "runs").glob("*/*"))
 
 
@@ -242,9 +242,9 @@ def test_ranks_that_outlive_a_killed_launcher_keep_the_run_to_themselves(folder,
     os.kill(running.process.pid, signal.SIGKILL)
     running.process.communicate(timeout=30)
     run = running.run_dir()
-    code, said = Running(folder, "tiny_llama3", "--resume", str(run.path), "trainer.max_steps=5").end()
-    assert code == 2, said
-    assert "still run" in said
+    code, output = Running(folder, "tiny_llama3", "--resume", str(run.path), "trainer.max_steps=5").end()
+    assert code == 2, output
+    assert "still run" in output
     for pid in ranks:
         os.kill(pid, signal.SIGKILL)
     while left_behind(run) and time.monotonic() < deadline + 60:
@@ -256,7 +256,7 @@ def test_ranks_that_outlive_a_killed_launcher_keep_the_run_to_themselves(folder,
 
 
 @pytest.mark.long
-def test_a_full_disk_is_said_and_survived(folder, text):
+def test_a_full_disk_is_reported_and_survived(folder, text):
     disk = folder / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150m", "none", disk], capture_output=True).returncode:
@@ -264,17 +264,17 @@ def test_a_full_disk_is_said_and_survived(folder, text):
     try:
         words = ("tiny_llama3", *SMALL, "log.ckpt.every_n_train_steps=2", "log.ckpt.save_top_k=9")
         full = Running(folder, *words, "--data", str(text), runs=disk)
-        code, said = full.end()
-        assert code == 1, said
-        assert "is full" in said
+        code, output = full.end()
+        assert code == 1, output
+        assert "is full" in output
         assert full.run_dir().state() == "failed"
         refused = Running(folder, "tiny_llama3", "--resume", "last", runs=disk)
-        code, said = refused.end(limit_s=20)
-        assert code == 2, said
-        assert "MiB are free" in said
+        code, output = refused.end(limit_s=20)
+        assert code == 2, output
+        assert "MiB are free" in output
         subprocess.run(["mount", "-o", "remount,size=2g", disk], check=True)
-        code, said = Running(folder, "tiny_llama3", "--resume", "last", "trainer.max_steps=30", runs=disk).end()
-        assert code == 0, said
+        code, output = Running(folder, "tiny_llama3", "--resume", "last", "trainer.max_steps=30", runs=disk).end()
+        assert code == 0, output
         assert min(line["step"] for line in full.run_dir().metrics() if line["attempt"] == "002") > 1
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
@@ -286,9 +286,9 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(folder, text):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", disk], capture_output=True).returncode:
         pytest.skip("mounting a read-only file system needs root")
     try:
-        code, said = Running(folder, "tiny_llama3", "--data", str(text), runs=disk / "runs").end(limit_s=20)
+        code, output = Running(folder, "tiny_llama3", "--data", str(text), runs=disk / "runs").end(limit_s=20)
         assert code == 2
-        assert "Read-only file system" in said
+        assert "Read-only file system" in output
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
 
@@ -307,13 +307,13 @@ def test_damaged_data_is_refused_before_nemo_is_imported(damage, says, folder, t
     copy = folder / "copy"
     shutil.copytree(text, copy)
     damage(copy)
-    code, said = Running(folder, "tiny_llama3", "--data", str(copy)).end(limit_s=20)
+    code, output = Running(folder, "tiny_llama3", "--data", str(copy)).end(limit_s=20)
     assert code == 2
-    assert says in said
+    assert says in output
     assert not (folder / "runs").exists()
 
 
-def test_what_does_not_fit_is_refused(folder, preloaded_cli):
+def test_a_model_that_does_not_fit_is_refused(folder, preloaded_cli):
     recipe = registry.find("llama31_405b_pretrain_h100_bf16")
     done = preloaded_cli("run", recipe.name, cwd=folder)
     assert done.returncode == 2
