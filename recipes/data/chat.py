@@ -90,7 +90,7 @@ def _render(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> tuple[str, li
             spans.append((len(before), len(after)))
         elif at == answers[-1]:
             raise UserError(
-                f"line {sample.line}: the tokenizer's chat template does not begin an answer with its generation prompt",
+                f"line {sample.line}: the tokenizer's chat template does not begin answers with its generation prompt",
                 "fix chat_template, or give prompts and completions",
             )
     return whole, spans

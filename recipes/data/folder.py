@@ -261,7 +261,8 @@ def _read(file: Path) -> BaseModel:
     paths.check(file)
     if not file.is_file():
         raise UserError(
-            f"{paths.short(file.parent)} is not a data folder: it has no {FILE}", "make one with recipes data build or add"
+            f"{paths.short(file.parent)} is not a data folder: it has no {FILE}",
+            "make one with recipes data build or add",
         )
     if not os.access(file, os.R_OK):
         raise UserError(f"cannot read {file}", "its owner must allow it: chmod a+r")

@@ -1,4 +1,4 @@
-"""T5, BERT and the models that embed sentences. Learning rates and steps: NeMo 2.7.3's."""
+"""T5, BERT, and models that embed sentences. Learning rates and steps are NeMo 2.7.3's."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ EMBED = {"seq": 512, "lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 500, "max_steps
 
 
 def _t5(partial: run.Partial) -> None:
-    """Mock data as an encoder-decoder wants it."""
+    """Mock data for an encoder-decoder."""
     _data(partial, "T5MockDataModule", seq_length_dec=128)
 
 
 def _bert(partial: run.Partial) -> None:
-    """Mock data as BERT wants it: masked tokens, sentence pairs."""
+    """Mock data for BERT: masked tokens, sentence pairs."""
     _data(partial, "BERTMockDataModule")
 
 
 def _retrieval(partial: run.Partial) -> None:
-    """Questions with passages that answer them and passages that do not; NeMo has no mock data of that kind."""
+    """Questions with passages that answer them and passages that do not. NeMo has no mock data of this kind."""
     _data(partial, "CustomRetrievalDataModule", data_root="data/retrieval")
 
 

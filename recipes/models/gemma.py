@@ -1,7 +1,8 @@
 """Gemma 1, 2 and 3 (text models). Every Gemma ties its embeddings.
 
-Their learning rates are not published: these, and the steps, are NeMo 2.7.3's. Gemma 3 builds, but does not train on
-Megatron-Core 0.15.3: it hands NeMo's Gemma3SelfAttention a `rotary_pos_cos_sin` that it does not take (rehearsed).
+Their learning rates are not published: these, and the steps, are NeMo 2.7.3's. Gemma 3 builds but does not train:
+Megatron-Core 0.15.3 passes `rotary_pos_cos_sin` to NeMo's Gemma3SelfAttention, which does not take it (a rehearsal
+shows this).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """GPT-3 and GPT-OSS.
 
-Learning rate of GPT-3 175B: Language Models are Few-Shot Learners (arXiv:2005.14165), table 2.1, and its 300 billion
-tokens twice over as in MLPerf's benchmark. OpenAI published neither for GPT-OSS: NeMo 2.7.3's for fine-tuning, and the
-same for pretraining as other models of that size.
+GPT-3 175B: learning rate from Language Models are Few-Shot Learners (arXiv:2005.14165), table 2.1; steps for twice its
+300 billion tokens, as in MLPerf's benchmark. OpenAI published neither for GPT-OSS: fine-tuning has NeMo 2.7.3's values,
+pretraining those of other models of that size.
 """
 
 from __future__ import annotations

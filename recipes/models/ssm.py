@@ -1,7 +1,7 @@
 """Mamba 2, its hybrids (Nemotron-H, Nemotron Nano 2) and Hyena: pretraining and full fine-tuning, as in NeMo.
 
-Learning rates and warm-up: NeMo 2.7.3's. Steps: 3 trillion tokens (Mamba 2, arXiv:2406.07887), 15 and 20 trillion
-(Nemotron-H, arXiv:2504.03624), at the recipe's global batch; Hyena's are NeMo's warm-up forty times over.
+Learning rates and warm-up are NeMo 2.7.3's. Steps: 3 trillion tokens (Mamba 2, arXiv:2406.07887), 15 and 20 trillion
+(Nemotron-H, arXiv:2504.03624), at the recipe's global batch; Hyena's are forty times NeMo's warm-up.
 """
 
 from __future__ import annotations

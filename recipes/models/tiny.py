@@ -1,4 +1,4 @@
-"""Models small enough to train where there is no GPU: the same classes as the large ones, other numbers."""
+"""Models small enough to train without a GPU: the classes of the large ones, with small sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _short(partial: run.Partial) -> None:
-    """A run of a minute or two: look at the loss every step, validate and checkpoint often."""
+    """For a run of a minute or two: log every step, validate and checkpoint often."""
     partial.trainer.log_every_n_steps = 1
     partial.trainer.val_check_interval = 20
     partial.trainer.limit_val_batches = 4
@@ -26,6 +26,13 @@ def tiny_llama3() -> run.Config:
     from nemo.collections import llm
     from nemo.collections.llm.gpt.model.llama import Llama3Config
 
-    size = {"num_layers": 4, "hidden_size": 192, "ffn_hidden_size": 512, "num_attention_heads": 6}
-    config = run.Config(Llama3Config, **size, num_query_groups=2, init_method_std=0.02)
+    config = run.Config(
+        Llama3Config,
+        num_layers=4,
+        hidden_size=192,
+        ffn_hidden_size=512,
+        num_attention_heads=6,
+        num_query_groups=2,
+        init_method_std=0.02,
+    )
     return run.Config(llm.LlamaModel, config=config)

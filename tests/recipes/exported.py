@@ -1,6 +1,6 @@
-"""exported.py FOLDER: export every recipe there, run the files without this project, and say what came of it, as JSON.
+"""exported.py FOLDER: export recipes to FOLDER, run the files without this project, and write the results as JSON.
 
-`answers()` is the same for pytest: one process that imports NeMo once, whose answer is kept.
+`answers()` does this for pytest, once per session, in a process of its own that imports NeMo once.
 """
 
 import atexit
@@ -20,7 +20,7 @@ from typing import Any
 from superpod.errors import UserError
 
 EVERY = "SUPERPOD_EXPORT_EVERY"
-"""Set in the environment: every recipe, 0.4 s each, not a choice of them."""
+"""With this set in the environment, all recipes are exported, 0.4 s each, instead of a choice."""
 
 DIFFS = (
     ("tiny_llama3", "tiny_llama3"),
@@ -35,7 +35,7 @@ DIFFS = (
 
 
 def chosen() -> list[str]:
-    """Every recipe, or the first of each model and task and of each task, GPU and precision, and the tiny ones."""
+    """The first recipe of each model and task, and of each task, GPU and precision; all of them with `EVERY`."""
     from superpod.recipes.registry import recipes
 
     first: dict[tuple[str, ...], str] = {}
@@ -47,7 +47,7 @@ def chosen() -> list[str]:
 
 
 def answers() -> dict[str, Any]:
-    """What `main` says, and the folder of the exported files as `folder`."""
+    """What `main` writes, and the folder of the exported files as `folder`."""
     folder, failed = _answer()
     assert not failed, failed
     return json.loads((folder / "answer.json").read_text()) | {"folder": folder}
@@ -64,7 +64,7 @@ def _answer() -> tuple[Path, str]:
 
 def main(folder: Path) -> None:
     answer = {
-        "wrong": {name: found for name in chosen() if (found := exported(name, folder))},
+        "wrong": {name: lines for name in chosen() if (lines := exported(name, folder))},
         "nemo": {name: exported(f"nemo:{name}", folder) for name in ("llama3_8b.finetune_recipe", "deepseek_v3")},
         "started": {name: started(folder / f"{name}.py") for name in ("tiny_llama3", "llama3_70b_pretrain_h100_bf16")},
         "values": values(folder),
@@ -77,13 +77,13 @@ def main(folder: Path) -> None:
 
 
 def exported(name: str, folder: Path) -> list[str]:
-    """Lines in which the recipe of the file and the one it was made of differ; the file runs without this project."""
+    """Lines in which a recipe and that of its exported file differ; the file is run without this project."""
     from superpod.recipes import registry
     from superpod.recipes.export import diff, recipe_source
     from superpod.recipes.flatten import flatten
     from superpod.rehearsal.script import hidden
 
-    partial = diff.load(name)
+    partial: Any = diff.load(name)
     ours = not name.startswith(diff.NEMO)
     heading = recipe_source.heading(registry.find(name), partial, f"recipes export {name}") if ours else name
     file = folder / f"{name.replace(':', '_').replace('.', '_')}.py"
@@ -94,24 +94,24 @@ def exported(name: str, folder: Path) -> list[str]:
 
 
 def started(file: Path) -> list[str]:
-    """What the file would start where no launcher has: the command, or what it says instead."""
-    begun: list[str] = []
-    real, os.execv = os.execv, lambda _, command: begun.extend(command)  # type: ignore[assignment]
+    """What the file starts when no launcher did: the command, or its message instead."""
+    started: list[str] = []
+    real, os.execv = os.execv, lambda _, command: started.extend(command)  # type: ignore[assignment]
     try:
         runpy.run_path(str(file), run_name="__main__")
     except SystemExit as end:
-        begun.append(str(end.code))
+        started.append(str(end.code))
     finally:
         os.execv = real
-    return begun
+    return started
 
 
 TRAINED = ("tiny_llama3", "tiny_llama3_sft", "tiny_llama3_lora")
-"""Recipes whose files are trained where this project is not."""
+"""Recipes whose files are trained without this project."""
 
 
 def changed(folder: Path) -> None:
-    """A recipe of each task with two small steps, in a folder of their own: what the rehearsal trains."""
+    """Export one recipe of each task with two small steps, for the rehearsal to train."""
     from superpod.recipes import build, overrides
     from superpod.recipes.export import recipe_source
 
@@ -133,12 +133,12 @@ class Inner:
     sizes: tuple[int, ...] = (1,)
 
 
-def function(*positional: Any, **named: Any) -> Any:
+def function(*positional: object, **named: object) -> object:
     return positional, named
 
 
 def values(folder: Path) -> str:
-    """The text of a configuration with a value of every kind; its making compares it with the original."""
+    """The text of a configuration with a value of every kind; `render` compares it with the original."""
     sys.modules["exported_values"] = sys.modules[__name__]
     (folder / "exported_values.py").write_text("")
     for thing in (Color, Inner, function):
@@ -160,8 +160,8 @@ def values(folder: Path) -> str:
     return recipe_source.render(whole, "Values.")
 
 
-def refused(value: Any) -> str:
-    """What export says of a recipe that holds this."""
+def refused(value: object) -> str:
+    """The message when a recipe that holds this value is exported."""
     import nemo_run as run
 
     from superpod.recipes.export import recipe_source
@@ -179,17 +179,17 @@ def refused(value: Any) -> str:
     return "not refused"
 
 
-def differing(a: str, b: str) -> Any:
+def differing(a: str, b: str) -> list[Any]:
     from superpod.recipes.export import diff
 
     try:
-        return [vars(each) for each in diff.differences(diff.load(a), diff.load(b))]
+        return [vars(difference) for difference in diff.differences(diff.load(a), diff.load(b))]
     except UserError as error:
         return [str(error), error.hint]
 
 
 def fields() -> list[str]:
-    """Names that a path can end with: parameters of what recipes are made of, and classes of callbacks."""
+    """Names that a path can end with: parameters of the classes that recipes use, and classes of callbacks."""
     from lightning.pytorch import Trainer
     from lightning.pytorch.loggers import TensorBoardLogger
     from lightning.pytorch.strategies import DDPStrategy

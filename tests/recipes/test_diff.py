@@ -1,4 +1,4 @@
-"""What differs between two recipes: nothing that is only said differently, each with what it means."""
+"""`recipes diff` shows real differences only, each with its meaning."""
 
 import re
 
@@ -10,8 +10,8 @@ from tests.recipes.exported import answers
 OURS_AND_NEMO_S = "llama3_8b_pretrain_h100_bf16 nemo:llama3_8b"
 
 
-def found(pair):
-    return {each["path"]: each for each in answers()["diffs"][pair]}
+def by_path(pair):
+    return {difference["path"]: difference for difference in answers()["diffs"][pair]}
 
 
 @pytest.mark.nemo
@@ -21,7 +21,7 @@ def test_a_recipe_does_not_differ_from_itself():
 
 @pytest.mark.nemo
 def test_two_precisions_differ_in_their_formats():
-    differences = found("tiny_llama3 tiny_llama3_fp32")
+    differences = by_path("tiny_llama3 tiny_llama3_fp32")
     assert differences["trainer.plugins.precision"]["a"] == "'bf16-mixed'"
     assert differences["trainer.plugins.precision"]["b"] == "'32'"
     assert "number format" in differences["trainer.plugins.precision"]["why"]
@@ -30,7 +30,7 @@ def test_two_precisions_differ_in_their_formats():
 
 @pytest.mark.nemo
 def test_ours_and_nemo_s_are_compared_with_defaults_where_one_sets_nothing():
-    differences = found(OURS_AND_NEMO_S)
+    differences = by_path(OURS_AND_NEMO_S)
     assert differences["trainer.strategy.context_parallel_size"]["b"] == "2"
     assert differences["log.ckpt.mode"]["b"] == "default 'min'"
     assert "trainer.strategy.expert_model_parallel_size" not in differences  # both 1, set by one only
@@ -38,8 +38,8 @@ def test_ours_and_nemo_s_are_compared_with_defaults_where_one_sets_nothing():
 
 
 @pytest.mark.nemo
-def test_callbacks_are_compared_by_class_and_said_once():
-    differences = found(OURS_AND_NEMO_S)
+def test_callbacks_are_compared_by_class_and_shown_once():
+    differences = by_path(OURS_AND_NEMO_S)
     assert differences["trainer.callbacks[GarbageCollectionCallback]"]["b"] == "-"
     assert not [path for path in differences if "gc_interval" in path]
     assert "trainer.callbacks[TimingCallback]" not in differences
@@ -47,8 +47,8 @@ def test_callbacks_are_compared_by_class_and_said_once():
 
 @pytest.mark.nemo
 def test_most_differences_say_why_they_matter():
-    differences = [each for pair in answers()["diffs"].values() for each in pair if isinstance(each, dict)]
-    silent = sorted({each["path"] for each in differences if not each["why"]})
+    differences = [row for pair in answers()["diffs"].values() for row in pair if isinstance(row, dict)]
+    silent = sorted({row["path"] for row in differences if not row["why"]})
     assert len(silent) <= len(differences) / 10, silent
 
 
@@ -80,7 +80,7 @@ def alternatives(pattern):
     return re.split(r"\|(?![^(]*\))", pattern)
 
 
-def test_the_last_word_of_a_path_is_what_counts():
+def test_the_last_name_of_a_path_decides():
     assert "splits every layer" in meaning("trainer.strategy.tensor_model_parallel_size")
     assert "collector" in meaning("trainer.callbacks[GarbageCollectionCallback]")
     assert meaning("trainer.strategy.no_such_field") == ""

@@ -1,4 +1,4 @@
-"""Every recipe leaves the project as a file that makes an equal recipe without it, reads well, and runs."""
+"""Every recipe can be exported as a file that makes an equal recipe without this project, reads well, and runs."""
 
 import re
 import shutil
