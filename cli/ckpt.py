@@ -109,7 +109,7 @@ def _queue(cluster: str, out: Path, words: list[str]) -> None:
     from superpod.slurm import connection, profiles, submit
 
     profile, log = profiles.load(cluster), f"{out}.log"
-    job = submit.alone(connection.of(profile), profile, "convert", ["ckpt", "convert", *words], log)
+    job = submit.queue_command(connection.of(profile), profile, "convert", ["ckpt", "convert", *words], log)
     print(f"job    {job}: writes {out}")
     print(f"log    {log}")
 
