@@ -29,7 +29,7 @@ def logs(
     while True:
         for line in reader.new():
             print(line)
-        ended = watch.of_folder([folder], slurm)[0].state in ("done", "failed", "cancelled")
+        ended = watch.views([folder], slurm)[0].state in ("done", "failed", "cancelled")
         if not follow or ended:
             break
         time.sleep(1)

@@ -14,7 +14,7 @@ from superpod.errors import UserError
 if TYPE_CHECKING:
     from superpod.node.run_folder import RunFolder
     from superpod.slurm.connection import Connection
-    from superpod.slurm.watch import Seen
+    from superpod.slurm.watch import RunView
 
 STYLE = {"done": "green", "failed": "red", "stalled": "red", "cancelled": "yellow", "running": "cyan", "saving": "cyan"}
 
@@ -30,16 +30,16 @@ def status(
     from superpod.slurm import watch
 
     slurm, folders = _runs_of(run, cluster, runs)
-    seen = watch.of_folder(folders, slurm)
+    views = watch.views(folders, slurm)
     if as_json:
         import json
 
-        print(json.dumps([_facts(s) for s in seen], indent=1))
+        print(json.dumps([_facts(view) for view in views], indent=1))
     else:
-        _print_table(seen)
+        _print_table(views)
     if top_up:
-        for s in seen:
-            _top_up(s, slurm)
+        for view in views:
+            _top_up(view, slurm)
 
 
 def _runs_of(run: str, cluster: str, runs: str) -> tuple[Connection, list[RunFolder]]:
@@ -61,53 +61,53 @@ def _runs_of(run: str, cluster: str, runs: str) -> tuple[Connection, list[RunFol
     return slurm, guard.runs_of(Path(folder))
 
 
-def _facts(seen: Seen) -> dict[str, object]:
+def _facts(view: RunView) -> dict[str, object]:
     import dataclasses
 
-    return {**dataclasses.asdict(seen), "run": str(seen.run.path), "recipe": seen.run.recipe}
+    return {**dataclasses.asdict(view), "run": str(view.run.path), "recipe": view.run.recipe}
 
 
-def _print_table(seen: list[Seen]) -> None:
+def _print_table(views: list[RunView]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     head = ("run", "state", "step", "loss", "tokens/s", "MFU", "left", "attempt", "checkpoint")
     table = Table(*head, box=None, pad_edge=False, header_style="bold")
-    for s in seen:
-        steps = f"{s.step}/{s.max_steps}" if s.max_steps else str(s.step)
-        saved = f"step {s.checkpoint_step}, {tables.ago(s.checkpoint_age_s)} ago" if s.checkpoint_step else "-"
+    for view in views:
+        steps = f"{view.step}/{view.max_steps}" if view.max_steps else str(view.step)
+        saved = f"step {view.checkpoint_step}, {tables.ago(view.checkpoint_age_s)} ago" if view.checkpoint_step else "-"
         table.add_row(
-            f"{s.run.recipe}/{s.run.path.name}",
-            Text(s.state, style=STYLE.get(s.state, "")),
+            f"{view.run.recipe}/{view.run.path.name}",
+            Text(view.state, style=STYLE.get(view.state, "")),
             steps,
-            "-" if s.loss is None else f"{s.loss:.4f}",
-            "-" if s.tokens_per_s is None else f"{s.tokens_per_s:,.0f}",
-            "-" if s.mfu is None else f"{s.mfu:.1%}",
-            tables.ago(s.eta_s),
-            s.attempt or "-",
+            "-" if view.loss is None else f"{view.loss:.4f}",
+            "-" if view.tokens_per_s is None else f"{view.tokens_per_s:,.0f}",
+            "-" if view.mfu is None else f"{view.mfu:.1%}",
+            tables.ago(view.eta_s),
+            view.attempt or "-",
             saved,
         )
     tables.show(table)
-    for s in seen:
-        for message in (s.message, s.alarm):
+    for view in views:
+        for message in (view.message, view.alarm):
             if message:
-                print(f"{s.run.path.name}: {message}")
-    if not seen:
+                print(f"{view.run.path.name}: {message}")
+    if not views:
         print("no runs")
 
 
-def _top_up(seen: Seen, slurm: Connection) -> None:
+def _top_up(view: RunView, slurm: Connection) -> None:
     """Queue the attempts that a run lacks; its cluster's profile says how many it should have."""
     from superpod.node.files import read_json
     from superpod.node.first_step import excluded
     from superpod.node.guard import CHAIN
     from superpod.slurm import submit, watch
 
-    chain = read_json(seen.run.path / CHAIN)
+    chain = read_json(view.run.path / CHAIN)
     if chain is None or slurm.remote:
         return  # without a chain, its user started it here or by a plain sbatch; a remote run's folder is a mirror
-    lacks = watch.wants_attempts(seen, int(seen.run.facts.get("attempts", 1)))
-    if lacks and seen.jobs is not None and watch.queue(slurm) is not None:
-        jobs = submit.queue(slurm, str(seen.run.path), lacks, excluded(seen.run))
-        submit.note(seen.run, jobs)
-        print(f"{seen.run.path.name}: queued {len(jobs)} more: {', '.join(jobs)}")
+    lacks = watch.missing_attempts(view, int(view.run.facts.get("attempts", 1)))
+    if lacks and view.jobs is not None and watch.queue(slurm) is not None:
+        jobs = submit.queue(slurm, str(view.run.path), lacks, excluded(view.run))
+        submit.note(view.run, jobs)
+        print(f"{view.run.path.name}: queued {len(jobs)} more: {', '.join(jobs)}")

@@ -76,17 +76,17 @@ def _resume(name: str, cluster: str, folder: str, attempts: int, changes: list[o
     if slurm.remote:
         raise UserError("--resume works only where the run folder is", "log in to the cluster first")
     run = RunFolder.open(folder)
-    seen = watch.of_folder([run], slurm)[0]
+    view = watch.views([run], slurm)[0]
     if changes:
         raise UserError("a run continues as it was submitted", "leave out changes, or start a new run")
     if run.recipe != name or run.done:
         raise UserError(f"{folder} is {'done' if run.done else f'a run of {run.recipe}, not of {name}'}")
-    if seen.jobs:
-        raise UserError(f"{folder} has jobs in the queue: {', '.join(j.id for j in seen.jobs)}", "`recipes status`")
-    guard.let_go_on(run)
+    if view.jobs:
+        raise UserError(f"{folder} has jobs in the queue: {', '.join(j.id for j in view.jobs)}", "`recipes status`")
+    guard.allow_resume(run)
     jobs = slurm_submit.queue(slurm, str(run.path), attempts or profile.chain.attempts, excluded(run))
     slurm_submit.note(run, jobs)
-    print(f"jobs   {', '.join(jobs)}: the run continues from step {seen.checkpoint_step}")
+    print(f"jobs   {', '.join(jobs)}: the run continues from step {view.checkpoint_step}")
 
 
 def _print_everything(submission: Submission, attempts: int) -> None:

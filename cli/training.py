@@ -41,7 +41,7 @@ def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs:
     with folder.lock():
         processes.refuse_beside_others(folder)
         preflight.disk(folder.path, local_run.checkpoint_bytes)
-        marker = folder.go_on(local_run.max_steps)
+        marker = folder.reopen(local_run.max_steps)
         folder.write_plan(local_run.resolved.plan)
         attempt = folder.new_attempt()
         attempt.write_env(os.environ)
@@ -53,9 +53,9 @@ def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs:
         finally:
             with _reporting_full_disks(console):
                 if steps.last > steps.first:
-                    folder.keep(facts, lines)
+                    folder.update(facts, lines)
                 elif marker:
-                    folder.put_back(marker)
+                    folder.restore_done(marker)
             with _reporting_full_disks(console):
                 attempt.finish(end.state, exit_code=end.exit_code, message=end.message, last_step=steps.last)
     style = STYLES.get(end.state, "red")

@@ -157,7 +157,7 @@ def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[
             exp.add(local.partial, executor=executor, name="run")
             exp.run()
             with stop.installed():
-                wait_for_all(stop, watchdog.beside(tick))
+                wait_for_all(stop, watchdog.also_looking(tick))
         state = str(exp.jobs[0].state)
     except (
         KeyboardInterrupt,

@@ -27,7 +27,7 @@ class Watchdog:
         self.limit_s = float(os.environ.get(VARIABLE, "600")) if limit_s is None else limit_s
         self.began = self.looked = time.time()
 
-    def beside(self, tick: Callable[..., None]) -> Callable[..., None]:
+    def also_looking(self, tick: Callable[..., None]) -> Callable[..., None]:
         """A `tick` that also calls `look`."""
 
         def both(*words: str) -> None:

@@ -52,11 +52,11 @@ def main(words: list[str]) -> int:
                 guard.stop(run, reason, by=guard.StoppedBy.GUARD)
                 _log(reason)
                 return 1
-            if bad := _health(options, job):
-                first_step.keep_out(run, bad, _waiting())
+            if bad := _bad_nodes(options, job):
+                first_step.keep_out(run, bad, _queued_jobs())
                 _log("bad nodes, kept out of the next attempt: " + "; ".join(f"{n}: {why}" for n, why in bad.items()))
                 return 1
-            return _Running(run, job, options).until_it_ends(command)
+            return _RunningAttempt(run, job, options).wait(command)
     except UserError as error:
         _log(f"{error}; {error.hint}" if error.hint else str(error))
         return 1
@@ -116,7 +116,7 @@ def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
     return RunFolder.create(Path(options.runs), options.recipe, facts=facts, recipe_lines=lines, suffix=f"j{job.id}")
 
 
-class _Running:
+class _RunningAttempt:
     """The ranks of one attempt, from their start to the last line of result.json."""
 
     def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace) -> None:
@@ -130,7 +130,7 @@ class _Running:
         self.stalled = ""
         self.began = time.time()
 
-    def until_it_ends(self, command: list[str]) -> int:
+    def wait(self, command: list[str]) -> int:
         """Start the ranks, wait, and record; returns the job's exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._note_signal)
@@ -197,7 +197,7 @@ class _Running:
         _log(f"{state}: {message or f'step {last}'}")
         if state == "done":
             guard.drop_chain(self.run, self.job.id)
-        if state != "done" and self.options.self_submit and not _waiting():
+        if state != "done" and self.options.self_submit and not _queued_jobs():
             _slurm("sbatch", "--parsable", f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}", *self._next_job())
         if "SIGTERM" in self.signals and now == "RUNNING" and state != "done" and self._requeue():
             time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
@@ -215,13 +215,13 @@ class _Running:
         return subprocess.run(["scontrol", "requeue", self.job.id], capture_output=True).returncode == 0
 
 
-def _waiting() -> list[str]:
+def _queued_jobs() -> list[str]:
     """Other jobs of the run that wait in the queue."""
     name = os.environ.get("SLURM_JOB_NAME", "")
     return _slurm("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").split()
 
 
-def _health(options: argparse.Namespace, job: SlurmJob) -> dict[str, str]:
+def _bad_nodes(options: argparse.Namespace, job: SlurmJob) -> dict[str, str]:
     """Bad nodes of this job by the checks of its profile, each with what is wrong."""
     script = Path(__file__).resolve().parents[1] / "slurm" / "checks" / "node.sh"
     return first_step.bad_nodes(script, options.checks, job.nodes, os.environ) if options.checks else {}

@@ -64,7 +64,7 @@ def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str) -> str:
         return f"{run.path} is stopped: {marker.reason}"
     last = run.attempts[-1] if run.attempts else None
     job = str(last.result.get("job", "")) if last else ""
-    if last and job and job != me and not was_let_go_on(run) and end_of(job) == "CANCELLED":
+    if last and job and job != me and not was_resumed(run) and end_of(job) == "CANCELLED":
         stop(run, f"job {job} was cancelled by the user", by=StoppedBy.USER)
         with contextlib.suppress(Exception):
             last.finish("cancelled", message="cancelled by the user (scancel)")
@@ -75,7 +75,7 @@ def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str) -> str:
 def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
     """Why the run must not go on by itself: no progress, or too many failures; '' to go on."""
     # Attempts that the user let pass do not count.
-    ended = [_closed(attempt) for attempt in run.attempts if int(attempt.name) > _let_pass(run)]
+    ended = [_finished(attempt) for attempt in run.attempts if int(attempt.name) > _resumed_after(run)]
     newest = newest_step(run)
     idle = 0
     for attempt in reversed(ended):
@@ -93,7 +93,7 @@ def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
     return ""
 
 
-def _closed(attempt: Attempt) -> Attempt:
+def _finished(attempt: Attempt) -> Attempt:
     """Finish the result of an attempt that was killed with its job. This job holds the run's lock, so it may."""
     if "ended" not in attempt.result:
         with contextlib.suppress(Exception):
@@ -120,18 +120,18 @@ def stopped(run: RunFolder) -> Stop | None:
     return Stop(reason, StoppedBy(by))
 
 
-def let_go_on(run: RunFolder) -> None:
+def allow_resume(run: RunFolder) -> None:
     """Let a stopped or cancelled run go on, at its user's word; its attempts so far no longer count. Raises OSError."""
     write_json(run.path / RESUMED, {"after": int(run.attempts[-1].name) if run.attempts else 0})
     (run.path / STOP).unlink(missing_ok=True)
 
 
-def was_let_go_on(run: RunFolder) -> bool:
+def was_resumed(run: RunFolder) -> bool:
     """Whether its user has let the run go on after its newest attempt."""
-    return bool(run.attempts) and int(run.attempts[-1].name) <= _let_pass(run)
+    return bool(run.attempts) and int(run.attempts[-1].name) <= _resumed_after(run)
 
 
-def _let_pass(run: RunFolder) -> int:
+def _resumed_after(run: RunFolder) -> int:
     """The number of the last attempt that its user has let pass; 0 = none."""
     return int((read_json(run.path / RESUMED) or {}).get("after", 0))
 

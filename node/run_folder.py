@@ -75,14 +75,14 @@ class Attempt:
         from superpod.node.redaction import environment_view
         from superpod.node.versions import machine_facts
 
-        with _explained(self.path):
+        with _as_user_errors(self.path):
             write_json(self.path / "env.json", {"environment": environment_view(environ), **machine_facts()})
 
     def mark(self, state: str, **more: object) -> None:
         """Set the state of an attempt that goes on (queued, running, saving). Raises ValueError for another."""
         if state not in STATES or state == "done":
             raise ValueError(f"no such state of an attempt that goes on: {state}")
-        with _explained(self.path):
+        with _as_user_errors(self.path):
             write_json(self.path / "result.json", {**self.result, **more, "state": state})
 
     def finish(self, state: str, *, exit_code: int | None = None, message: str = "", **more: object) -> str:
@@ -97,7 +97,7 @@ class Attempt:
             state, message = "failed", (message or "the job ended, but it never reached its last step (no done marker)")
         ended = {"state": state, "ended": time.time(), "exit_code": exit_code, "message": message[-_MESSAGE_CHARS:]}
         (self.path / ".reserve").unlink(missing_ok=True)  # room for result.json on a full disk
-        with _explained(self.path):
+        with _as_user_errors(self.path):
             write_json(self.path / "result.json", {**self.result, **more, **ended}, even_in_place=True)
         return state
 
@@ -121,7 +121,7 @@ class RunFolder:
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", recipe):
             raise UserError(f"{recipe!r} cannot name a folder", "use letters, digits, '.', '_', '+' and '-'")
-        with _explained(Path(runs) / recipe):
+        with _as_user_errors(Path(runs) / recipe):
             path = _fresh_folder(Path(runs).absolute() / recipe, suffix)
             try:
                 for name in ("checkpoints", "attempts"):
@@ -148,7 +148,7 @@ class RunFolder:
                 f"{run.path} was written by version 0.1, which kept its attempts in links/",
                 "rename that folder to attempts/",
             )
-        if wrong := _wrong(facts):
+        if wrong := _problem_in(facts):
             raise UserError(f"{run.path / 'run.json'}: {wrong}", "mend the file, or start a new run")
         return run
 
@@ -156,9 +156,9 @@ class RunFolder:
     def latest(cls, runs: Path, recipe: str) -> RunFolder | None:
         """The newest run of a recipe that `open` takes; None when there is none."""
         files = (Path(runs).absolute() / recipe).glob("*/run.json")
-        runs_with_facts = [(file.parent, facts) for file in files if (facts := read_json(file)) and not _wrong(facts)]
+        readable = [(file.parent, facts) for file in files if (facts := read_json(file)) and not _problem_in(facts)]
         # By the second in the folder's name, then by the exact time.
-        path, _ = max(runs_with_facts, key=lambda pair: (pair[0].name[:16], pair[1].get("t", 0)), default=(None, None))
+        path, _ = max(readable, key=lambda pair: (pair[0].name[:16], pair[1].get("t", 0)), default=(None, None))
         return cls(path) if path else None
 
     @property
@@ -191,7 +191,7 @@ class RunFolder:
         by_step = {line["step"]: line for line in read_lines(self.path / "metrics.jsonl") if _is_metric(line)}
         return [by_step[step] for step in sorted(by_step)]
 
-    def go_on(self, max_steps: int) -> JsonObject:
+    def reopen(self, max_steps: int) -> JsonObject:
         """Before an attempt: remove what no attempt can resume from, and an earlier done marker, which is returned.
 
         Raises UserError when the run is done at `max_steps` already.
@@ -201,24 +201,24 @@ class RunFolder:
         if self.done and step >= max_steps:
             raise UserError(f"{self.path} is done at step {step}", f"give it more steps: trainer.max_steps={2 * step}")
         self.discard_unfinished()
-        with _explained(self.path):
+        with _as_user_errors(self.path):
             (self.path / DONE).unlink(missing_ok=True)
         return marker
 
-    def put_back(self, marker: JsonObject) -> None:
-        """After an attempt that made no step: restore the done marker that `go_on` removed. Raises UserError."""
-        with _explained(self.path):
+    def restore_done(self, marker: JsonObject) -> None:
+        """After an attempt that made no step: restore the done marker that `reopen` removed. Raises UserError."""
+        with _as_user_errors(self.path):
             write_json(self.path / DONE, marker)
 
-    def keep(self, facts: JsonObject, recipe_lines: list[str]) -> None:
+    def update(self, facts: JsonObject, recipe_lines: list[str]) -> None:
         """Once an attempt has made a step: record what it ran with, for the next attempts. Raises UserError."""
-        with _explained(self.path):
+        with _as_user_errors(self.path):
             write_json(self.path / "run.json", self.facts | facts)
             (self.path / "recipe.txt").write_text("".join(f"{line}\n" for line in recipe_lines), encoding="utf-8")
 
     def write_plan(self, plan: JsonObject) -> None:
         """Write plan.json. Raises UserError."""
-        with _explained(self.path):
+        with _as_user_errors(self.path):
             write_json(self.path / "plan.json", plan)
 
     def new_attempt(self, *, state: str = "running", job: str = "") -> Attempt:
@@ -226,7 +226,7 @@ class RunFolder:
 
         With a Slurm `job`, Slurm and not the lock knows whether it lives. Raises UserError (no space, no permission).
         """
-        with _explained(self.path):
+        with _as_user_errors(self.path):
             while True:
                 number = 1 + max((int(attempt.name) for attempt in self.attempts), default=0)
                 attempt = Attempt(self.path / "attempts" / f"{number:03d}")
@@ -247,7 +247,7 @@ class RunFolder:
         Raises UserError, naming the holder, when another process holds it or ranks of a dead launcher still run. Where
         Slurm has ended the job of those `ranks`, they may be on a node that was cut off, and are not looked for.
         """
-        with _explained(self.path):
+        with _as_user_errors(self.path):
             handle = locks.take(self.path / locks.LAUNCHER)
         if handle is None:
             who = locks.holder(self.path / locks.LAUNCHER)
@@ -276,18 +276,18 @@ class RunFolder:
             return Status("queued", "no attempt yet")
         result = last.result
         state, message = str(result.get("state", "failed")), str(result.get("message", ""))
-        if not result or (state in ("running", "saving") and not result.get("job") and not self._held()):
+        if not result or (state in ("running", "saving") and not result.get("job") and not self._is_held()):
             return Status("failed", SILENT, last.name)
         if state == "running" and last.heartbeat().get("phase") == "save":
             state = "saving"
         return Status(state, message, last.name, result.get("exit_code"))
 
-    def _held(self) -> bool:
+    def _is_held(self) -> bool:
         return locks.is_held(self.path / locks.LAUNCHER) or locks.is_held(self.path / locks.RANKS)
 
     def discard_unfinished(self) -> list[Path]:
         """Remove what no attempt can resume from (see node/checkpoints.py), under `lock()`. Raises UserError."""
-        with _explained(self.checkpoints):
+        with _as_user_errors(self.checkpoints):
             return discard_unfinished(self.checkpoints)
 
 
@@ -325,7 +325,7 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
 _NUMBERS = ("t", "loss", "val_loss", "tokens", "step_time_s", "tokens_per_s_per_gpu", "allocated_gib")
 
 
-def _wrong(facts: JsonObject) -> str:
+def _problem_in(facts: JsonObject) -> str:
     """What is wrong with the facts of a run.json, in words; '' when nothing is. Every key may be missing."""
     wrong = (f"{key} must be {words}" for key, (good, words) in _FACTS.items() if key in facts and not good(facts[key]))
     return next(wrong, "")
@@ -338,7 +338,7 @@ def _is_metric(line: JsonObject) -> bool:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _as_user_errors(path: Path) -> Iterator[None]:
     """Turn an OSError into a UserError with the next move."""
     try:
         yield

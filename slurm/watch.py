@@ -32,7 +32,7 @@ class Queued:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunView:
     """One run, as `recipes status` shows it; None for unknown values."""
 
     run: RunFolder
@@ -65,11 +65,11 @@ def queue(connection: Connection) -> dict[str, list[Queued]] | None:
     return jobs
 
 
-def look(run: RunFolder, jobs: list[Queued] | None, now: float | None = None) -> Seen:
+def view(run: RunFolder, jobs: list[Queued] | None, now: float | None = None) -> RunView:
     """Sum a run up. `jobs` are its jobs in the queue; None = Slurm does not answer, and the folder decides alone."""
     now = now or time.time()
     lines, facts = run.metrics(), run.facts
-    state, message = judge(run, jobs, now)
+    state, message = state_of(run, jobs, now)
     # The median of the last steps: a save or a validation in between does not count.
     steady = [line["step_time_s"] for line in lines[-20:] if is_number(line.get("step_time_s"))]
     step_s = statistics.median(steady) if steady else None
@@ -77,7 +77,7 @@ def look(run: RunFolder, jobs: list[Queued] | None, now: float | None = None) ->
     most = facts.get("max_steps")
     newest = guard.newest_step(run)
     moving = state in ("running", "saving", "requeued", "queued")
-    return Seen(
+    return RunView(
         run=run,
         state=state,
         message=message,
@@ -96,7 +96,7 @@ def look(run: RunFolder, jobs: list[Queued] | None, now: float | None = None) ->
     )
 
 
-def judge(run: RunFolder, jobs: list[Queued] | None, now: float) -> tuple[str, str]:
+def state_of(run: RunFolder, jobs: list[Queued] | None, now: float) -> tuple[str, str]:
     """State and why: the done marker first, then the stop marker, then the last attempt against the queue."""
     if run.done:
         return "done", ""
@@ -104,14 +104,14 @@ def judge(run: RunFolder, jobs: list[Queued] | None, now: float) -> tuple[str, s
         return ("cancelled" if marker.by is guard.StoppedBy.USER else "failed"), marker.reason
     last = run.attempts[-1] if run.attempts else None
     if last is None:
-        return _not_begun(jobs)
+        return _waiting_state(jobs)
     state, message = str(last.result.get("state", "failed")), str(last.result.get("message", ""))
     job = str(last.result.get("job", ""))
     if jobs is None:
-        return (state, message) if state not in ("running", "saving") else _going(run, last, now)
+        return (state, message) if state not in ("running", "saving") else _live_state(run, last, now)
     current = next((queued for queued in jobs if queued.id == job), None)
     if current and current.state in LIVE and state in ("running", "saving", "stalled"):
-        return _going(run, last, now)
+        return _live_state(run, last, now)
     if jobs:  # the attempt has ended, and another job waits to go on
         first = jobs[0]
         why = (
@@ -127,7 +127,7 @@ def judge(run: RunFolder, jobs: list[Queued] | None, now: float) -> tuple[str, s
     return state, message
 
 
-def _not_begun(jobs: list[Queued] | None) -> tuple[str, str]:
+def _waiting_state(jobs: list[Queued] | None) -> tuple[str, str]:
     if jobs is None:
         return "queued", "Slurm does not answer"
     if not jobs:
@@ -136,7 +136,7 @@ def _not_begun(jobs: list[Queued] | None) -> tuple[str, str]:
     return "queued", jobs[0].reason + (f", expected to start {starts}" if starts else "")
 
 
-def _going(run: RunFolder, attempt: Attempt, now: float) -> tuple[str, str]:
+def _live_state(run: RunFolder, attempt: Attempt, now: float) -> tuple[str, str]:
     limit = run.facts.get("stalled_s")
     limit = float(limit) if is_number(limit) and limit else STALLED_S
     began = attempt.result.get("started")
@@ -166,7 +166,7 @@ def _age(run: RunFolder, now: float) -> float | None:
     return now - max(times) if times else None
 
 
-def of_folder(runs: list[RunFolder], connection: Connection) -> list[Seen]:
+def views(runs: list[RunFolder], connection: Connection) -> list[RunView]:
     """Every run, in order; Slurm is asked once for all of them."""
     queued = queue(connection)
     seen = []
@@ -175,14 +175,14 @@ def of_folder(runs: list[RunFolder], connection: Connection) -> list[Seen]:
         jobs = None if queued is None else queued.get(job_name(str(run.path)), [])
         if jobs == [] and not run.done and _was_cancelled(run, connection):
             guard.stop(run, "cancelled by the user (scancel)", by=guard.StoppedBy.USER)
-        seen.append(look(run, jobs))
+        seen.append(view(run, jobs))
     return seen
 
 
 def _was_cancelled(run: RunFolder, connection: Connection) -> bool:
     """Whether the newest attempt's job was cancelled: the controller knows for a while, then accounting does."""
     job = str(run.attempts[-1].result.get("job", "")) if run.attempts else ""
-    if not job or guard.stopped(run) or guard.was_let_go_on(run):
+    if not job or guard.stopped(run) or guard.was_resumed(run):
         return False
     for words, pattern in _ENDINGS:
         try:
@@ -201,7 +201,7 @@ _ENDINGS = (
 """Commands that tell how a job ended, and where their output has the state."""
 
 
-def wants_attempts(seen: Seen, attempts: int) -> int:
+def missing_attempts(seen: RunView, attempts: int) -> int:
     """How many attempts to add to the queue so that the run goes on by itself."""
     if seen.state not in ("queued", "running", "saving", "requeued", "stalled"):
         return 0

@@ -236,18 +236,18 @@ def test_a_done_run_goes_on_with_more_steps_only(run):
     (half / "weights").mkdir(parents=True)
     (run.path / DONE).write_text('{"step": 20}')
     with pytest.raises(UserError, match="is done at step 20"):
-        run.go_on(max_steps=20)
+        run.reopen(max_steps=20)
     assert run.done
-    marker = run.go_on(max_steps=40)
+    marker = run.reopen(max_steps=40)
     assert not run.done
     assert not half.exists()
-    run.put_back(marker)
+    run.restore_done(marker)
     assert run.done
     assert json.loads((run.path / DONE).read_text()) == {"step": 20}
 
 
 def test_what_a_attempt_ran_with_is_kept_beside_what_was_known(run):
-    run.keep({"overrides": ["trainer.max_steps=40"]}, ["a = 3"])
+    run.update({"overrides": ["trainer.max_steps=40"]}, ["a = 3"])
     assert run.facts["overrides"] == ["trainer.max_steps=40"]
     assert (run.facts["seed"], run.facts["recipe"]) == (7, NAME)
     assert (run.path / "recipe.txt").read_text() == "a = 3\n"

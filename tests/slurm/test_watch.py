@@ -11,7 +11,7 @@ from superpod.node import guard
 from superpod.node.files import append_line
 from superpod.node.pairs import rounds
 from superpod.slurm.health import Pair, slow_nodes
-from superpod.slurm.watch import Queued, look, wants_attempts
+from superpod.slurm.watch import Queued, missing_attempts, view
 
 RUNNING, PENDING = Queued("1", "RUNNING", "None", "N/A"), Queued("2", "PENDING", "Dependency", "N/A")
 
@@ -47,32 +47,32 @@ def begun(run, state="running", **more):
 def test_states(run, last, jobs, state):
     if last:
         begun(run, last)
-    assert look(run, jobs).state == state
+    assert view(run, jobs).state == state
 
 
 def test_done_is_the_marker_and_nothing_else(run):
     begun(run, "requeued")
-    assert look(run, []).state != "done"
+    assert view(run, []).state != "done"
     (run.path / "done").write_text("{}")
-    assert look(run, [RUNNING]).state == "done"
+    assert view(run, [RUNNING]).state == "done"
 
 
 def test_stopped_and_cancelled(run):
     begun(run, "failed")
     reason = "2 attempts in a row made no new checkpoint; the last one: ValueError"
     guard.stop(run, reason, by=guard.StoppedBy.GUARD)
-    assert look(run, []).state == "failed"
-    assert "ValueError" in look(run, []).message
+    assert view(run, []).state == "failed"
+    assert "ValueError" in view(run, []).message
     guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
-    assert look(run, []).state == "cancelled"
+    assert view(run, []).state == "cancelled"
 
 
 def test_who_stopped_a_run_is_not_read_out_of_the_reason(run):
     begun(run, "failed")
     guard.stop(run, "2 attempts in a row made no new checkpoint; the last one: cancelled", by=guard.StoppedBy.GUARD)
-    assert look(run, []).state == "failed"
+    assert view(run, []).state == "failed"
     guard.stop(run, "by hand", by=guard.StoppedBy.USER)
-    assert look(run, []).state == "cancelled"
+    assert view(run, []).state == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -88,23 +88,23 @@ def test_a_stop_marker_of_version_0_1_names_nobody(run, reason, state):
     begun(run, "failed")
     for marker in ({"reason": reason}, {"reason": reason, "by": None}, {"reason": reason, "by": "somebody"}):
         (run.path / guard.STOP).write_text(json.dumps(marker))
-        assert look(run, []).state == state
+        assert view(run, []).state == state
 
 
 def test_a_silent_rank_is_a_stall(run):
     attempt = begun(run)
     append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": time.time() - 5000, "step": 3, "phase": "train"})
-    seen = look(run, [RUNNING])
+    seen = view(run, [RUNNING])
     assert seen.state == "stalled"
     assert "rank 0" in seen.message
 
 
 def test_attempts_that_lack(run):
     begun(run)
-    assert wants_attempts(look(run, [RUNNING]), 3) == 2
-    assert wants_attempts(look(run, [RUNNING, PENDING, PENDING]), 3) == 0
+    assert missing_attempts(view(run, [RUNNING]), 3) == 2
+    assert missing_attempts(view(run, [RUNNING, PENDING, PENDING]), 3) == 0
     guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
-    assert wants_attempts(look(run, []), 3) == 0
+    assert missing_attempts(view(run, []), 3) == 0
 
 
 def test_logs_come_in_order_and_only_once(run):

@@ -145,7 +145,7 @@ def test_a_full_folder_that_is_freed(testbed, profile, tmp_path):
     (disk / "filler").unlink()
     toy.until_gone_or_done()
     if not toy.run.done:  # every attempt met the full disk: the user makes room, and says go on
-        guard.let_go_on(toy.run)
+        guard.allow_resume(toy.run)
         toy.queue(3)
     ends_well(toy)
     shutil.rmtree(disk / "runs")

@@ -101,7 +101,7 @@ def test_submit_and_status_through_ssh(behind, testbed, tmp_path, monkeypatch):
     assert "versions: torch" in "".join(p.read_text() for p in Path(run).rglob("*.log")), "a rank has begun"
     here = mirror.fetch(slurm, submission.folder)
     copy = RunFolder.open(here / "tiny_llama3" / Path(run).name)
-    seen = watch.of_folder([copy], slurm)[0]
+    seen = watch.views([copy], slurm)[0]
     assert seen.state == "failed"
     assert seen.attempts == len(RunFolder.open(run).attempts)
 

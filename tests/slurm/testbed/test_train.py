@@ -41,8 +41,8 @@ def submitted(recipes_cli, *words, env=None) -> RunFolder:
     return RunFolder.open(done.stdout.split()[1])
 
 
-def seen(run: RunFolder) -> watch.Seen:
-    return watch.of_folder([run], connection.Connection())[0]
+def seen(run: RunFolder) -> watch.RunView:
+    return watch.views([run], connection.Connection())[0]
 
 
 def until_done(run: RunFolder, limit_s: float = 1200) -> None:

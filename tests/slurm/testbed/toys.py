@@ -78,9 +78,9 @@ class ToyRun:
         mine = [line for line in self.testbed.processes("toy.py") if str(self.run.path) in line]
         return [int(line.split()[0]) for line in mine if not any(word in line for word in others)]
 
-    def seen(self) -> watch.Seen:
+    def seen(self) -> watch.RunView:
         """As `recipes status` sees it."""
-        return watch.of_folder([self.run], connection.Connection())[0]
+        return watch.views([self.run], connection.Connection())[0]
 
     def until_step(self, step: int, limit_s: float = 120) -> None:
         """Wait for a step."""
