@@ -1,4 +1,4 @@
-"""The worked example runs where this project cannot be imported: its own tests, and two steps of its training."""
+"""The worked example runs where this project cannot be imported: its own tests, and two steps of training."""
 
 import json
 import os

@@ -56,8 +56,8 @@ def data() -> run.Config:
         llm.MockDataModule,
         seq_length=256,
         tokenizer=run.Config(NullTokenizer, vocab_size=4095),
-        micro_batch_size=4,  # recipes/layouts/tiny_llama3.toml, line 33
-        global_batch_size=16,  # recipes/layouts/tiny_llama3.toml, line 34
+        micro_batch_size=4,  # recipes/layouts/tiny_llama3.toml, line 27
+        global_batch_size=16,
         num_workers=2,
     )
 
@@ -65,7 +65,7 @@ def data() -> run.Config:
 def strategy() -> run.Config:
     """How the model and its optimizer are spread over the GPUs.
 
-    Set in recipes/partial.py, recipes/layout.py, recipes/layouts/tiny_llama3.toml,
+    Set in recipes/layout.py, recipes/layouts/tiny_llama3.toml, recipes/partial.py,
     recipes/precision.py, recipes/resilience.py.
     """
     return run.Config(
@@ -82,13 +82,13 @@ def strategy() -> run.Config:
         ),
         gradient_as_bucket_view=True,
         pipeline_dtype=torch.bfloat16,
-        tensor_model_parallel_size=2,  # recipes/layouts/tiny_llama3.toml, line 31
+        tensor_model_parallel_size=2,  # recipes/layouts/tiny_llama3.toml, line 27
         pipeline_model_parallel_size=1,
         virtual_pipeline_model_parallel_size=None,
         context_parallel_size=1,
         expert_model_parallel_size=1,
         expert_tensor_parallel_size=None,
-        sequence_parallel=True,  # recipes/layouts/tiny_llama3.toml, line 32
+        sequence_parallel=True,
         account_for_embedding_in_pipeline_split=False,
         account_for_loss_in_pipeline_split=False,
         ckpt_async_save=True,
@@ -99,7 +99,7 @@ def strategy() -> run.Config:
 
 
 def callbacks() -> list:
-    """What happens beside the training. Set in recipes/partial.py, recipes/overlap.py."""
+    """What happens beside the training. Set in recipes/overlap.py, recipes/partial.py."""
     return [
         run.Config(TimingCallback),
         # Python's collector at its own moments makes ranks wait for one another; at fixed steps
@@ -125,7 +125,7 @@ def plugins() -> run.Config:
 def trainer() -> run.Config:
     """How long it trains, and on what.
 
-    Set in recipes/partial.py, recipes/layout.py, recipes/precision.py, recipes/models/tiny.py.
+    Set in recipes/layout.py, recipes/models/tiny.py, recipes/partial.py, recipes/precision.py.
     """
     return run.Config(
         nl.Trainer,
@@ -146,7 +146,7 @@ def trainer() -> run.Config:
 
 
 def ckpt() -> run.Config:
-    """What is saved, and when. Set in recipes/resilience.py, recipes/models/tiny.py."""
+    """What is saved, and when. Set in recipes/models/tiny.py, recipes/resilience.py."""
     return run.Config(
         nl.ModelCheckpoint,
         monitor="step",
@@ -199,7 +199,7 @@ def optim() -> run.Config:
 
 
 def recipe() -> run.Partial:
-    """The whole recipe. Set in recipes/partial.py, recipes/finetuning.py, recipes/resilience.py."""
+    """The whole recipe. Set in recipes/finetuning.py, recipes/partial.py, recipes/resilience.py."""
     return run.Partial(
         llm.finetune,
         model=model(),

@@ -1,4 +1,4 @@
-"""Train the exported recipe on our own samples: as a process of torchrun, or start one a GPU."""
+"""Train the exported recipe on our own samples: as a process of torchrun, or start one per GPU."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent.parent
 
 
 def tuned(steps: int | None = None) -> run.Partial:
-    """The recipe with other data: prompts of data/*.jsonl, whose answers are learnt."""
+    """The recipe with the samples of data/*.jsonl: it learns their outputs."""
     whole = recipe()
     names = ("seq_length", "micro_batch_size", "global_batch_size")
     sizes = {name: getattr(whole.data, name) for name in names}
@@ -24,7 +24,7 @@ def tuned(steps: int | None = None) -> run.Partial:
         tokenizer=run.Config(
             AutoTokenizer, pretrained_model_name=str(HERE / "tokenizer"), use_fast=True
         ),
-        num_workers=0,
+        num_workers=0,  # few samples: reading them takes no time
         **sizes,
     )
     whole.trainer.max_steps = steps or whole.trainer.max_steps
@@ -34,7 +34,7 @@ def tuned(steps: int | None = None) -> run.Partial:
 
 
 def main() -> None:
-    """Train; the one argument is the number of steps."""
+    """Train; the only argument is the number of steps."""
     whole = tuned(int(sys.argv[1]) if len(sys.argv) > 1 else None)
     if "RANK" in os.environ:
         run.run(whole, direct=True)

@@ -1,4 +1,4 @@
-"""The recipe builds, has our samples, and needs nothing of the project it came from."""
+"""The recipe builds, has our samples, and needs nothing from the project that exported it."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ DATA = Path(__file__).parent.parent / "data"
 
 
 def test_the_recipe_is_the_exported_one_with_this_project_s_data() -> None:
-    """What the README says of train.py."""
+    """As the README says of train.py."""
     whole = train.tuned(steps=3)
     assert whole.trainer.max_steps == 3
     assert whole.optim.config.lr == 1e-3
