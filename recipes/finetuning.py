@@ -1,4 +1,4 @@
-"""What fine-tuning has different from pretraining: where it starts, and what it adapts."""
+"""What differs between fine-tuning and pretraining: where it starts, and what it adapts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLASSES = {"lora": "LoRA", "dora": "DoRA"}
 
 
 def apply(partial: run.Partial, recipe: Recipe) -> None:
-    """Start from the imported Hugging Face weights, look at the validation loss often, add adapters where asked for."""
+    """Start from imported Hugging Face weights, validate often, and add the task's adapters."""
     partial.tokenizer = "data"  # the data module's, as in pretraining; real data brings the model's own
     if recipe.model.hf:
         weights = f"nemo://{recipe.model.hf}"  # where llm.import_ckpt puts them, under NEMO_HOME

@@ -31,9 +31,9 @@ class Line:
 
 
 def flatten(partial: fdl.Buildable) -> list[Line]:
-    """Every value set in `partial`, and what its model class sets apart from Megatron's own defaults.
+    """Every value that `partial` sets, and the defaults of its model class that differ from Megatron's.
 
-    A `Config` shows as its class, and its fields below it. Order: alphabetical by path, so that a diff of two
+    A `Config` is a line with its class, followed by its fields. Lines are sorted by path, so that a diff of two
     recipes is a diff of their lines.
     """
     return sorted(_walk("", partial, ""), key=lambda line: line.path)
@@ -55,7 +55,7 @@ def _walk(path: str, value: Any, where: str) -> Iterator[Line]:
 
 
 def _constant(value: Any) -> str:
-    """The name of NVIDIA's tuned overlap that `value` is as a whole, seventy lines of it; "" where it is none."""
+    """The name of the tuned overlap of NVIDIA that `value` equals, which would be seventy lines; "" = none."""
     if getattr(getattr(value, "__fn_or_cls__", None), "__name__", "") != "TransformerLayerTPOverlapCfg":
         return ""
     from nemo.collections.llm.recipes.tp_overlap_configs import userbuffers
@@ -70,7 +70,7 @@ def _arguments(config: fdl.Buildable) -> Iterator[tuple[str, Any]]:
 
 
 def _class_defaults(path: str, config: fdl.Buildable) -> Iterator[Line]:
-    """What a model class of NeMo chooses: its fields that differ from Megatron's `TransformerConfig`."""
+    """Defaults of a NeMo model class that differ from those of Megatron's `TransformerConfig`."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     cls = fdl.get_callable(config)
@@ -95,7 +95,7 @@ def set_at(config: fdl.Buildable, field: str) -> str:
 
 @cache
 def _keyword_lines(filename: str) -> dict[tuple[int, str], int]:
-    """Where each keyword of a call stands: (line of the call, keyword) -> line. A call may run over many lines."""
+    """(line of a call, keyword) -> line of that keyword, because a call may span many lines."""
     if not filename.endswith(".py"):
         return {}
     calls = [node for node in ast.walk(ast.parse(Path(filename).read_text())) if isinstance(node, ast.Call)]
@@ -103,7 +103,7 @@ def _keyword_lines(filename: str) -> dict[tuple[int, str], int]:
 
 
 def _short(filename: str) -> str:
-    """The path as a reader knows it: ours from the top of the repository, others from their package."""
+    """The path as a reader knows it: relative to the repository, or to site-packages for a library."""
     if not os.path.isabs(filename):
         return filename
     path = Path(os.path.realpath(filename))
@@ -129,8 +129,8 @@ def text_of(value: Any) -> str:
     if callable(value) and not isinstance(value, type(None)) and hasattr(value, "__name__"):
         return _name(value)
     if isinstance(value, functools.partial):  # DeepSeek's layer specification; its repr holds an address
-        given = [*map(text_of, value.args), *(f"{key}={text_of(each)}" for key, each in value.keywords.items())]
-        return f"functools.partial({', '.join([_name(value.func), *given])})"
+        keywords = (f"{key}={text_of(item)}" for key, item in value.keywords.items())
+        return f"functools.partial({', '.join([_name(value.func), *map(text_of, value.args), *keywords])})"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return f"{type(value).__name__}(...)"
     return repr(value)

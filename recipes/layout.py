@@ -1,4 +1,4 @@
-"""The one bridge from a `Layout` to the fields of NeMo's strategy, model config and data module."""
+"""From a `Layout` to the fields of NeMo's strategy, model config and data module, and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAGES = {
     "first_layers": "num_layers_in_first_pipeline_stage",
     "last_layers": "num_layers_in_last_pipeline_stage",
 }
-"""The same, set only where a layout says them."""
+"""The same, set only where a layout has them."""
 
 FSDP = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
 """data_parallel_sharding_strategy of Megatron-FSDP."""
@@ -111,7 +111,7 @@ def _sharding(partial: run.Partial) -> Any:
 
 
 def _stages(chunks: tuple[int, ...], mtp: int) -> list[list[str]]:
-    """Chunks in Megatron's words (transformer/pipeline_parallel_layer_layout.py)."""
+    """Chunks in Megatron's form (transformer/pipeline_parallel_layer_layout.py)."""
     rows = [["decoder"] * count for count in chunks]
     rows[0].insert(0, "embedding")
     rows[-1] += ["mtp"] * mtp + ["loss"]
@@ -119,7 +119,7 @@ def _stages(chunks: tuple[int, ...], mtp: int) -> list[list[str]]:
 
 
 def _chunks(stages: str | list[list[str]] | None) -> tuple[int, ...] | None:
-    """Layers of each chunk, of Megatron's list or of its string (`Et|tt|tL`)."""
+    """Layers of each chunk, from Megatron's list or its string (`Et|tt|tL`)."""
     if isinstance(stages, str):
         from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
@@ -130,7 +130,7 @@ def _chunks(stages: str | list[list[str]] | None) -> tuple[int, ...] | None:
 @contextmanager
 def _set_by(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
     """Inside, what is set is recorded as set by the size's line in the layout file, where that line gives `key`."""
-    if key not in layout_text.given(recipe.layout(num_nodes)):
+    if key not in layout_text.written_fields(recipe.layout(num_nodes)):
         yield
         return
     place = layout_text.places(recipe.source)[recipe.suffix]

@@ -142,7 +142,7 @@ def places(path: Path) -> dict[str, Place]:
     return {name: place for group, place in groups for name in group.recipes}
 
 
-def given(layout: Layout) -> dict[str, Any]:
+def written_fields(layout: Layout) -> dict[str, Any]:
     """The fields that a line gives: those that differ from their defaults, and always the global batch."""
     differs = {f.name: getattr(layout, f.name) for f in fields(layout) if getattr(layout, f.name) != f.default}
     return differs | {"gbs": layout.gbs}
@@ -150,7 +150,7 @@ def given(layout: Layout) -> dict[str, Any]:
 
 def inline(layout: Layout) -> str:
     """A whole layout as an inline table."""
-    return f"{{ {', '.join(f'{key} = {value_text(value)}' for key, value in given(layout).items())} }}"
+    return f"{{ {', '.join(f'{key} = {value_text(value)}' for key, value in written_fields(layout).items())} }}"
 
 
 def group_text(recipes: Sequence[str], layouts: Mapping[int, Layout]) -> str:

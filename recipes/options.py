@@ -1,6 +1,6 @@
 """Variants that any recipe can have: `with=full_recompute` among the overrides, `options="fsdp"` in a factory.
 
-Each is a change of a few fields, said beside the recipe where it is asked for, so that no recipe is copied for it.
+Each changes a few fields of any recipe, so that no recipe is copied for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PREFIX = "with="
 
 @dataclass(frozen=True)
 class Option:
-    """A variant: what it does to a recipe, in a line, and the function that does it."""
+    """A variant: a line that describes it, and the function that changes a recipe."""
 
     about: str
     change: Callable[[run.Partial], None]
@@ -29,13 +29,15 @@ def apply(partial: run.Partial, names: str) -> None:
     """Change `partial` by each of the comma-separated options, in order.
 
     Raises:
-        UserError: for a name that is none, or a recipe that cannot have the option.
+        UserError: for an unknown name, or a recipe that cannot have the option.
     """
-    wanted = [each.strip() for each in names.split(",") if each.strip()]
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
     for one, other in CONFLICTS:
-        if one in wanted and other in wanted:
-            raise UserError(f"{one} and {other} do not go together: both say what becomes of activations", "choose one")
-    for name in wanted:
+        if one in chosen and other in chosen:
+            raise UserError(
+                f"{one} and {other} do not go together: both decide what happens to activations", "choose one"
+            )
+    for name in chosen:
         if name not in OPTIONS:
             raise UserError(f"no option is called {name!r}", did_you_mean(name, list(OPTIONS)) or _all())
         OPTIONS[name].change(partial)
@@ -48,7 +50,7 @@ def _all() -> str:
 def _full_recompute(partial: run.Partial) -> None:
     if getattr(partial, "peft", None):
         raise UserError(
-            "full_recompute goes with no adapters: the frozen embeddings give recomputed layers no gradient to pass on",
+            "full_recompute does not work with adapters: frozen embeddings pass no gradient to recomputed layers",
             "with=offload_activations, or more tp, pp or cp",
         )
     config = partial.model.config
@@ -67,13 +69,13 @@ def _offload_activations(partial: run.Partial) -> None:
     strategy, config = partial.trainer.strategy, partial.model.config
     if strategy.pipeline_model_parallel_size > 1:
         raise UserError(
-            f"offload_activations goes with one pipeline stage, and this layout has "
+            f"offload_activations needs one pipeline stage, and this layout has "
             f"{strategy.pipeline_model_parallel_size}",
-            "with=full_recompute saves more and goes with any layout",
+            "with=full_recompute saves more and works with any layout",
         )
     config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
     config.cpu_offloading, config.cpu_offloading_activations, config.cpu_offloading_weights = True, True, False
-    config.cpu_offloading_num_layers = _layers(config) - 1  # the last layer's are needed at once
+    config.cpu_offloading_num_layers = _layers(config) - 1  # the backward pass needs the last layer's at once
 
 
 def _layers(config: run.Config) -> int:
@@ -89,16 +91,16 @@ def _fsdp(partial: run.Partial) -> None:
 def _deterministic(partial: run.Partial) -> None:
     config = partial.model.config
     config.deterministic_mode = True
-    config.cross_entropy_loss_fusion = False  # its kernel adds up in any order
+    config.cross_entropy_loss_fusion = False  # its kernel sums in no fixed order
     for callback in partial.trainer.callbacks:
         if hasattr(callback, "tp_comm_overlap"):
-            callback.tp_comm_overlap = False  # and so do the userbuffers' reductions
+            callback.tp_comm_overlap = False  # nor do the userbuffers' reductions
 
 
 def _cuda_graphs(partial: run.Partial) -> None:
     config = partial.model.config
     if getattr(config, "num_moe_experts", None):
-        raise UserError("cuda_graphs needs the same shapes in every step, and dropless experts have none", _all())
+        raise UserError("cuda_graphs needs the same shapes in every step, and dropless experts change theirs", _all())
     config.enable_cuda_graph = True
     partial.trainer.strategy.use_te_rng_tracker = True  # random states that a graph can hold
 
@@ -108,7 +110,7 @@ def _precision_aware(partial: run.Partial) -> None:
 
     config = partial.optim.config
     if not config.use_distributed_optimizer:
-        raise UserError("precision_aware is the distributed optimizer's, and this recipe does not shard its own")
+        raise UserError("precision_aware needs the distributed optimizer, and this recipe does not shard its optimizer")
     config.use_precision_aware_optimizer = True
     config.exp_avg_dtype = config.exp_avg_sq_dtype = torch.bfloat16
 
@@ -126,7 +128,7 @@ def _stragglers(partial: run.Partial) -> None:
             num_gpu_perf_scores_to_print=5,
             gpu_relative_perf_threshold=0.7,
             gpu_individual_perf_threshold=0.7,
-            stop_if_detected=False,  # a run that stops at night waits until the morning
+            stop_if_detected=False,  # a slow run is better than one that stops at night
             enable_ptl_logging=True,
         )
     )
@@ -139,7 +141,7 @@ def _fault_tolerance(partial: run.Partial) -> None:
     partial.trainer.callbacks.append(
         run.Config(
             FaultToleranceCallback,
-            autoresume=False,  # attempts of a run know by its done marker whether to go on
+            autoresume=False,  # an attempt sees by the run's done marker whether to continue
             calculate_timeouts=True,  # five times the longest wait seen, from the second attempt on
         )
     )
@@ -150,14 +152,14 @@ CONFLICTS = (("full_recompute", "offload_activations"),)
 
 OPTIONS = {
     "full_recompute": Option("recompute every layer: least memory, about a third more work", _full_recompute),
-    "offload_optimizer": Option("the optimizer and its states on the host", _offload_optimizer),
-    "offload_activations": Option("activations wait on the host; one pipeline stage only", _offload_activations),
+    "offload_optimizer": Option("the optimizer step and its states on the host", _offload_optimizer),
+    "offload_activations": Option("activations kept on the host; one pipeline stage only", _offload_activations),
     "fsdp": Option("Megatron-FSDP: parameters, gradients and optimizer sharded over data parallelism", _fsdp),
     "precision_aware": Option("Adam's moments in BF16: 8 bytes a parameter less, sharded", _precision_aware),
     "cuda_graphs": Option("launches recorded once; dense models, where the CPU cannot keep up", _cuda_graphs),
-    "stragglers": Option("slow GPUs named every 5 minutes, by nvidia-resiliency-ext", _stragglers),
+    "stragglers": Option("nvidia-resiliency-ext names slow GPUs every 5 minutes", _stragglers),
     "fault_tolerance": Option(
-        "a rank that hangs is ended, by timeouts that nvidia-resiliency-ext learns", _fault_tolerance
+        "nvidia-resiliency-ext ends a rank that hangs, by timeouts that it learns", _fault_tolerance
     ),
     "deterministic": Option("bitwise repeatable, and slower", _deterministic),
 }

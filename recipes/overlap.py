@@ -15,7 +15,7 @@ from superpod.recipes.registry import Recipe
 def apply(partial: run.Partial, layout: Layout, recipe: Recipe) -> None:
     """Add the overlap callback and switch on what this layout can overlap.
 
-    Pipeline overlap follows from vp inside NeMo's callback; what is set here is what it does not decide itself.
+    NeMo's callback decides on pipeline overlap by vp; this sets what the callback leaves open.
     """
     ddp = partial.trainer.strategy.ddp
     ddp.overlap_grad_reduce = True
@@ -30,7 +30,7 @@ def apply(partial: run.Partial, layout: Layout, recipe: Recipe) -> None:
 
 
 def _userbuffers(partial: run.Partial, layout: Layout, recipe: Recipe) -> run.Config | None:
-    """NVIDIA's tuned overlap of each linear layer, where NeMo has one for this very shape; else TE's default."""
+    """NVIDIA's tuned overlap of each linear layer, where NeMo has one for this shape; None = TE's default."""
     kind = "bf16" if recipe.precision in ("bf16", "fp16") else "fp8"
     shape = f"userbuffers_{kind}_{recipe.gpu}_h{partial.model.config.hidden_size}_tp{layout.tp}"
     tail = f"_mbs{layout.mbs}_seqlen{recipe.seq}"

@@ -15,16 +15,16 @@ from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 from superpod.errors import UserError, did_you_mean
 from superpod.recipes import options
 
-logging.getLogger(parse_cli_args.__module__).setLevel(logging.CRITICAL)  # it logs what we raise
+logging.getLogger(parse_cli_args.__module__).setLevel(logging.CRITICAL)  # it logs what becomes our UserError
 
 _FORM = re.compile(r"(?P<path>[A-Za-z_][\w.\[\]]*)\s*(?:[-+*/|&]|//)?=(?P<value>.*)", re.DOTALL)
 
 
 def apply(partial: run.Partial, overrides: list[str]) -> None:
-    """Set each `path=value` (also `*=`, `+=` and the rest of NeMo-Run's operators), and each `with=OPTION`, in order.
+    """Apply each `path=value` (or another of NeMo-Run's operators, such as `*=`) and each `with=OPTION`, in order.
 
     Raises:
-        UserError: when an override is not of that form, names nothing in the recipe, or its value does not parse.
+        UserError: an override is malformed, names no field of the recipe, or has a value of another type.
     """
     where = history.Location(filename="command line", line_number=0, function_name=None)
     for text in overrides:
@@ -46,7 +46,7 @@ def apply(partial: run.Partial, overrides: list[str]) -> None:
 
 
 def _check_path(partial: run.Partial, path: str) -> None:
-    """Refuse a path that names nothing. NeMo's strategy takes `**kwargs` and would swallow a misspelling."""
+    """Refuse a path that names no field. NeMo's strategy takes `**kwargs` and would accept a misspelling."""
     node: Any = partial
     seen: list[str] = []
     for part in path.split("."):
@@ -68,7 +68,7 @@ def _check_path(partial: run.Partial, path: str) -> None:
 
 
 def _numbers_are_numbers(partial: run.Partial, path: str) -> None:
-    """`trainer.devices=1` is 1: NeMo-Run takes the first type of a union that fits, and a string always does."""
+    """Make `trainer.devices=1` an int: NeMo-Run takes the first type of a union that fits, and a string always fits."""
     node, field = _locate(partial, path)
     value = getattr(node, field)
     if isinstance(value, str) and re.fullmatch(r"-?\d+", value) and int in get_args(_annotation(node, field)):
@@ -101,12 +101,12 @@ def _item(node: Any, index: str, path: str) -> Any:
 
 
 def parameters(target: Any) -> list[str]:
-    """Names that `target` really takes: its own, and its bases' as far as it hands `**kwargs` on to them."""
+    """Names that `target` accepts: its own, and those of its bases as far as it passes `**kwargs` to them."""
     classes = inspect.getmro(target) if isinstance(target, type) else ()
-    found: list[str] = []
+    names: list[str] = []
     for function in [target.__init__ for target in classes] or [target]:
         signature = inspect.signature(inspect.unwrap(function)).parameters.values()
-        found += [p.name for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
+        names += [p.name for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
         if not any(p.kind is p.VAR_KEYWORD for p in signature):
             break
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))

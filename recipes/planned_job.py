@@ -40,26 +40,26 @@ NEMO_FIELDS = SHAPE | {
 """The same for every size; a configuration may lack some of them."""
 
 GATHERED = ("fp8ds", "fp8cs", "mxfp8")
-"""Formats in which the distributed optimizer gathers parameters as FP8; blockwise scales cannot be cut into shards."""
+"""Formats in which the distributed optimizer gathers parameters as FP8; blockwise scales cannot be sharded."""
 
 
 def gathers_fp8(precision: str, sharding: str) -> bool:
-    """Whether parameters are kept and gathered in FP8: half the bytes of BF16, where there is a gathering."""
+    """Whether parameters are kept and gathered in FP8, half the bytes of BF16; without sharding nothing is gathered."""
     return precision in GATHERED and sharding != "none"
 
 
 def overlaps_tp(task: str, precision: str, shape: ModelShape) -> bool:
     """Whether Transformer Engine's userbuffers can hide tensor-parallel communication.
 
-    They send what the sequence-parallel regions exchange, and an adapter beside a linear layer breaks into that; so do
-    latent attention's small projections (Megatron switches it off). They know no blockwise scales, and are either all
-    in FP8 or all in BF16, where current scaling keeps the first and the last layer in BF16.
+    Userbuffers exchange what sequence-parallel regions send. Adapters beside a linear layer interrupt that, as do the
+    small projections of latent attention (Megatron switches it off). Userbuffers support no blockwise scales, and they
+    are all FP8 or all BF16, whereas current scaling keeps the first and the last layer in BF16.
     """
     return not (task in ADAPTERS or shape.kv_lora or precision in ("fp8bw", "fp8cs"))
 
 
 def decided(task: str, precision: str, sharding: str, shape: ModelShape) -> Options:
-    """What a recipe decides beside its layout, as the planner knows it."""
+    """The planner's options that follow from a recipe's task, precision and sharding."""
     return Options(
         fp8_params=gathers_fp8(precision, sharding),
         fused_loss=task not in ADAPTERS,
@@ -74,7 +74,7 @@ def options(recipe: Recipe, num_nodes: int | None = None) -> Options:
 
 
 def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None = None) -> PlannedJob:
-    """The run that a recipe describes at `num_nodes` (default: its smallest size), on its GPU's DGX and fabric.
+    """The run that a recipe describes at `num_nodes` (default: its smallest size), on its GPU's node and fabric.
 
     Raises:
         UserError: when the recipe does not declare that size.
@@ -104,7 +104,7 @@ def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
     from superpod.recipes.layout import layout_of
 
     base, config = job(recipe), partial.model.config
-    sizes = {mine: getattr(config, theirs) for mine, theirs in SHAPE.items()}
+    sizes = {size: getattr(config, field) for size, field in SHAPE.items()}
     layout = layout_of(partial)
     return base.replace(
         model=base.model.replace(**{key: value for key, value in sizes.items() if value}),
@@ -116,7 +116,7 @@ def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
 
 
 def _options_of(partial: run.Partial, base: Options) -> Options:
-    """What overrides and options have made of the recipe's own."""
+    """The recipe's options, as overrides have changed them."""
     optimizer, config = partial.optim.config, partial.model.config
     return replace(
         base,

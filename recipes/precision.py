@@ -37,10 +37,10 @@ FP8: dict[str, dict[str, Any]] = {
 
 
 def apply(partial: run.Partial, precision: str, sharding: str = "zero1") -> None:
-    """Train in `precision`; a recipe's name ends with it.
+    """Make `partial` train in `precision`, the last part of a recipe's name.
 
     Raises:
-        UserError: when no plugin is written for that precision.
+        UserError: when recipes cannot train in that precision.
     """
     if precision not in PLAIN | FP8:
         raise UserError(f"no recipe is written for precision {precision!r}", f"known: {', '.join(PLAIN | FP8)}")

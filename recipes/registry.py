@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from superpod import collection
 from superpod.errors import UserError, did_you_mean
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 LAYOUTS = Path(__file__).parent / "layouts"
 
-TASKS = ("pretrain", "sft", "lora", "dora")
+Task = Literal["pretrain", "sft", "lora", "dora"]
+TASKS: tuple[Task, ...] = get_args(Task)
 NAME = re.compile(rf"(?:(?P<context_k>\d+)k_)?(?P<task>{'|'.join(TASKS)})_(?P<gpu>\w+)_(?P<precision>[a-z0-9]+)")
 """A recipe's name after its model's: `16k_pretrain_h100_bf16`."""
 
@@ -40,7 +41,7 @@ FINETUNE_SEQ = 4096
 
 @dataclass(frozen=True)
 class Model:
-    """A model as a family file declares it: facts that need no NeMo, and the function that configures it."""
+    """A model as its file declares it: facts that need no NeMo, and the function that configures it."""
 
     name: str
     family: str
@@ -54,15 +55,15 @@ class Model:
     max_steps: int
     """Of pretraining."""
     sft_lr: float = 5e-6
-    """Peak learning rate of full fine-tuning: what NeMo's own recipes take."""
+    """Peak learning rate of full fine-tuning, as in NeMo's recipes."""
     hf: str = ""
     """Hugging Face id of the weights and tokenizer: where fine-tuning starts."""
     mtp_layers: int = 0
     """Layers that predict the token after the next, on the last pipeline stage, in this model's recipes."""
     unproven: str = ""
-    """Why no machine without a GPU can build it, where that is so."""
+    """Why it can only be built on a machine with a GPU; "" = it can be built anywhere."""
     tune: Callable[[run.Partial], None] | None = None
-    """What this model's recipes have different from the base, beyond the layout."""
+    """Changes this model's recipes, after everything else is set."""
 
     @cached_property
     def shape(self) -> planned.ModelShape:
@@ -82,7 +83,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How fast and how long a recipe learns, at its own global batch."""
+    """Learning rate and steps of a recipe, at its own global batch."""
 
     lr: float
     """Peak."""
@@ -96,14 +97,14 @@ ADAPTERS = ("lora", "dora")
 
 
 def adapted(shape: planned.ModelShape, task: str) -> tuple[str, ...]:
-    """The linear layers beside which adapters are put: all of a dense model's, the attention's of a model with experts.
+    """The linear layers that get adapters: all of a dense model, those of the attention in a model with experts.
 
-    What NeMo 2.7.3's own recipes adapt. Latent attention has no `linear_qkv`, but small projections down and up. DoRA
-    leaves out the layers that are split over tensor parallelism by their inputs: NeMo 2.7.3 takes the norm of a rank's
-    own columns for that of the whole row, so that each rank would have another magnitude (rehearsed).
+    NeMo 2.7.3's recipes adapt the same. Latent attention has small projections down and up in place of `linear_qkv`.
+    DoRA leaves out layers whose inputs tensor parallelism splits: NeMo 2.7.3 takes the norm of a rank's columns for
+    the norm of the whole row, so that each rank would have another magnitude (rehearsals show it).
     """
-    found = _adapted(shape)
-    return tuple(name for name in found if name not in ("linear_proj", "linear_fc2")) if task == "dora" else found
+    layers = _adapted(shape)
+    return tuple(name for name in layers if name not in ("linear_proj", "linear_fc2")) if task == "dora" else layers
 
 
 def _adapted(shape: planned.ModelShape) -> tuple[str, ...]:
@@ -124,7 +125,7 @@ class Recipe:
 
     name: str
     model: Model
-    task: str
+    task: Task
     gpu: str
     precision: str
     seq: int
@@ -148,7 +149,7 @@ class Recipe:
 
     @property
     def schedule(self) -> Schedule:
-        """Of pretraining the model's; of fine-tuning a thousand steps with a short warm-up, down to nothing."""
+        """Pretraining: the model's. Fine-tuning: a thousand steps with a short warm-up, decaying to 0."""
         m = self.model
         if self.task == "pretrain":
             return Schedule(m.lr, m.min_lr, m.warmup_steps, m.max_steps)
@@ -294,15 +295,15 @@ def layout_files(name: str) -> list[Path]:
 def _read(m: Model, path: Path) -> Iterator[Recipe]:
     """The recipes of a layout file."""
     for group in layout_text.read(path):
-        given = {key: value for key, value in group.facts.items() if key != "gpus_per_node"}
-        if given and not m.name.startswith("tiny_"):
-            raise UserError(f"{group.where}: {', '.join(given)} follow from the recipe's name", "leave them out")
+        stated = {key: value for key, value in group.facts.items() if key != "gpus_per_node"}
+        if stated and not m.name.startswith("tiny_"):
+            raise UserError(f"{group.where}: {', '.join(stated)} follow from the recipe's name", "leave them out")
         for suffix in group.recipes:
-            facts = given or recipe_facts(suffix, group.where)
+            facts = stated or recipe_facts(suffix, group.where)
             yield Recipe(
                 name=m.name if suffix == "default" else f"{m.name}_{suffix}",
                 model=m,
-                task=facts["task"],
+                task=cast(Task, facts["task"]),
                 gpu=facts["gpu"],
                 precision=facts["precision"],
                 seq=sequence(m, facts["task"], int(facts.get("context_k") or 0)),
@@ -340,12 +341,12 @@ def _parsed(suffix: str) -> tuple[dict[str, str], str]:
 
 
 def shape_for(m: Model, task: str) -> planned.ModelShape:
-    """A model in a task: imported weights have no layer that predicts further tokens, so only pretraining has one."""
+    """A model in a task. Only pretraining has layers that predict further tokens: imported weights lack them."""
     return m.shape if task == "pretrain" or not m.shape.mtp_layers else m.shape.replace(mtp_layers=0)
 
 
 def sequence(m: Model, task: str, context_k: int = 0) -> int:
-    """Tokens of a sample: of a longer context as asked for, of fine-tuning no more than is usual."""
+    """Tokens of a sample: `context_k` thousand where it is given; fine-tuning takes at most `FINETUNE_SEQ`."""
     if context_k:
         return context_k * 1024
     if task == "pretrain" or m.shape.positions:  # a learned table of positions keeps its length

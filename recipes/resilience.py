@@ -1,4 +1,4 @@
-"""Checkpoints and resume: what a run loses when it is stopped, and how it goes on."""
+"""Checkpoints and resume: how much a stopped run loses, and how it continues."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from superpod.recipes.planned_job import job
 from superpod.recipes.registry import Recipe
 
 LOST_AT_MOST_S = 30 * 60
-"""Seconds of training that a crash may cost: the least of a save's cost, a second or two behind the training, and of
-what is computed twice, at the few failures a day that thousands of GPUs have (arXiv:2407.21783, section 3.3.4)."""
+"""Seconds of training that a crash may cost. A save delays training by a second or two, a crash repeats the steps
+since the last one; at the few failures a day of thousands of GPUs (arXiv:2407.21783, section 3.3.4), half an hour
+keeps the sum of both small."""
 
 CADENCES = (10, 20, 50, 100, 200, 500, 1000)
-"""Steps between checkpoints, to choose from: what a person remembers, and what divides a thousand."""
+"""Steps between checkpoints, to choose from: round numbers that divide a thousand."""
 
 
 def apply(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
@@ -38,6 +39,6 @@ def apply(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
 
 
 def cadence(step_time_s: float | None) -> int:
-    """Steps between checkpoints for a predicted step time, seconds; None = not known."""
+    """Steps between checkpoints for a predicted step time in seconds; None = unknown, taken as 20 s."""
     fitting = [steps for steps in CADENCES if steps * (step_time_s or 20) <= LOST_AT_MOST_S]
     return max(fitting, default=CADENCES[0])

@@ -1,4 +1,4 @@
-"""A recipe at a size that it does not declare: layout planned anew, batch, learning rate and steps carried over."""
+"""A recipe at a size that it does not declare: its layout is planned, its batch, learning rate and steps kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Tuned:
-    """What becomes of a recipe at another size."""
+    """A recipe at another size."""
 
     job: PlannedJob
     """The run, with its layout."""
@@ -36,12 +36,12 @@ class Tuned:
 
     @property
     def tokens(self) -> int:
-        """Of the whole training."""
+        """Tokens of the whole training."""
         return self.job.tokens * self.max_steps
 
     @property
     def days(self) -> float:
-        """The whole training, without restarts."""
+        """Days that the whole training takes, without restarts."""
         return self.step_time_s * self.max_steps / 86_400
 
 
@@ -51,7 +51,7 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
     The tokens of warm-up and training stay; the learning rate follows the batch by `lr_rule`.
 
     Raises:
-        UserError: when no layout is legal or fits there, with the nearest sizes that do.
+        UserError: when no layout is legal and fits; the hint has the nearest sizes that work.
     """
     if not 1 <= nodes <= MOST_NODES:
         raise UserError(f"--nodes is {nodes:,}; it is 1 to {MOST_NODES:,}")
@@ -59,20 +59,20 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
     batch = own.layout.gbs if gbs is None else gbs
     if batch < 1:
         raise UserError(f"--gbs is {batch}; it is 1 or more")
-    found = _best(recipe, nodes, batch)
-    if found is None:
+    job = _best(recipe, nodes, batch)
+    if job is None:
         raise UserError(*_refusal(recipe, nodes, batch))
-    grown = batch / own.layout.gbs
-    scale = math.sqrt(grown) if lr_rule == "sqrt" else grown
-    own_pace = recipe.schedule
+    growth = batch / own.layout.gbs
+    scale = math.sqrt(growth) if lr_rule == "sqrt" else growth
+    schedule = recipe.schedule
     return Tuned(
-        job=found,
+        job=job,
         nodes=nodes,
-        step_time_s=plans.seconds(found),
-        lr=own_pace.lr * scale,
-        min_lr=own_pace.min_lr * scale,
-        warmup_steps=max(round(own_pace.warmup_steps / grown), 1),
-        max_steps=max(round(own_pace.max_steps / grown), 1),
+        step_time_s=plans.seconds(job),
+        lr=schedule.lr * scale,
+        min_lr=schedule.min_lr * scale,
+        warmup_steps=max(round(schedule.warmup_steps / growth), 1),
+        max_steps=max(round(schedule.max_steps / growth), 1),
     )
 
 
@@ -81,19 +81,19 @@ def _best(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob | None:
     run = own.replace(gpus=nodes * recipe.gpus_per_node)
     run = run.replace(layout=type(own.layout)(gbs=gbs, sharding=own.layout.sharding))
     try:
-        found = search(run, Space(sharding=(own.layout.sharding,), tp=(1, 2, 4, 8)))
+        candidates = search(run, Space(sharding=(own.layout.sharding,), tp=(1, 2, 4, 8)))
     except UserError:
         return None
-    return found.job_of(int(found.ranked[0])) if len(found.ranked) else None
+    return candidates.job_of(int(candidates.ranked[0])) if len(candidates.ranked) else None
 
 
 def _near(sizes: range) -> list[int]:
-    """The next few sizes, then the powers of two among the rest: each is a search of a second."""
+    """The next few sizes, then only powers of two, because each search takes a second."""
     return [*sizes[:4], *sorted((n for n in sizes[4:] if n & (n - 1) == 0), reverse=sizes.step < 0)]
 
 
 def _refusal(recipe: Recipe, nodes: int, gbs: int) -> tuple[str, str]:
-    """Why not, and the nearest sizes on both sides where the recipe can run."""
+    """The message, and as the next move the nearest sizes at which the recipe can run."""
     below = next((n for n in _near(range(nodes - 1, max(nodes // 2, 0), -1)) if _best(recipe, n, gbs)), None)
     above = next((n for n in _near(range(nodes + 1, 2 * nodes + 9)) if _best(recipe, n, gbs)), None)
     size = f"{nodes} nodes of {recipe.gpus_per_node} GPUs"

@@ -15,9 +15,8 @@ from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 from superpod.recipes import registry
 from superpod.recipes.planned_job import decided
+from superpod.recipes.registry import TASKS, Task
 
-Task = Literal["pretrain", "sft", "lora", "dora"]
-TASKS: tuple[Task, ...] = ("pretrain", "sft", "lora", "dora")
 LEAST_GB = 80
 """Memory of a GPU that gets recipes."""
 GENERATIONS = {

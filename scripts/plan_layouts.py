@@ -18,12 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import published_layouts
-from layout_cases import TASKS, Case, cases
+from layout_cases import Case, cases
 from layout_choice import forget_searches, plan
 from published_layouts import Runs
 from superpod.planner import hardware
 from superpod.planner.layout import Layout
 from superpod.recipes import layout_text, registry
+from superpod.recipes.registry import TASKS
 
 Planned = dict[Case, dict[int, Layout]]
 """Case -> GPUs -> layout."""

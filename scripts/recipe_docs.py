@@ -50,8 +50,8 @@ def coverage(stock: dict[str, list[str]]) -> list[tuple[str, str, str, str]]:
         for task in tasks:
             ours = counterpart(name)
             made = f"{ours}_{'pretrain' if task == 'pretrain' else 'sft'}_h100_bf16"
-            found = made if ours and made in registry.recipes() else ""
-            rows.append((name, task, found, "" if found else NOT_OURS.get(name, "a hole")))
+            counted = made if ours and made in registry.recipes() else ""
+            rows.append((name, task, counted, "" if counted else NOT_OURS.get(name, "a hole")))
     return rows
 
 
@@ -61,14 +61,14 @@ def stock_of_nemo() -> dict[str, list[str]]:
 
     from nemo.collections.llm import recipes as stock
 
-    found = {}
+    tasks_of = {}
     for module in pkgutil.iter_modules(stock.__path__):
         text = Path(stock.__path__[0], f"{module.name}.py")
         source = text.read_text() if text.exists() else ""
         tasks = [task for task in ("pretrain", "finetune") if f"\ndef {task}_recipe(" in source]
         if tasks:
-            found[module.name] = tasks
-    return found
+            tasks_of[module.name] = tasks
+    return tasks_of
 
 
 def family_page(family: str) -> str:
@@ -104,8 +104,8 @@ def _rows(mine: list[Recipe]) -> Iterable[str]:
         for nodes, layout in alike[0].layouts.items():
             by_layout[layout].append(nodes)
         for layout, nodes in by_layout.items():
-            found = predict.one(job(alike[0], nodes[0]))
-            figures = f"{found.step_time_s:.2f} | {found.reserved_gib_max:.0f} | {100 * (found.mfu or 0):.0f}"
+            plan = predict.one(job(alike[0], nodes[0]))
+            figures = f"{plan.step_time_s:.2f} | {plan.reserved_gib_max:.0f} | {100 * (plan.mfu or 0):.0f}"
             sizes, batch = ", ".join(map(str, nodes)), f"{layout.mbs} / {layout.gbs}"
             yield f"| {_task(alike[0])} | {_machines(alike)} | {sizes} | {_layout(layout)} | {batch} | {figures} |"
 
@@ -118,7 +118,7 @@ def _machines(alike: list[Recipe]) -> str:
     by_gpu: dict[str, list[str]] = defaultdict(list)
     for recipe in alike:
         by_gpu[recipe.gpu].append(recipe.precision)
-    return "; ".join(f"{gpu}: {' '.join(dict.fromkeys(found))}" for gpu, found in by_gpu.items())
+    return "; ".join(f"{gpu}: {' '.join(dict.fromkeys(precisions))}" for gpu, precisions in by_gpu.items())
 
 
 def _layout(layout: Layout) -> str:
@@ -152,10 +152,10 @@ def published_rows() -> list[str]:
 
 
 def _tokens(recipe: Recipe, gpus: int, layout: Layout) -> str:
-    found = predict.one(job(recipe).replace(gpus=gpus, layout=layout))
-    if found.tokens_per_s_per_gpu is None:
-        return found.verdict
-    return f"{found.tokens_per_s_per_gpu:,.0f}" + (" (too large)" if found.verdict == "oom" or found.tight else "")
+    plan = predict.one(job(recipe).replace(gpus=gpus, layout=layout))
+    if plan.tokens_per_s_per_gpu is None:
+        return plan.verdict
+    return f"{plan.tokens_per_s_per_gpu:,.0f}" + (" (too large)" if plan.verdict == "oom" or plan.tight else "")
 
 
 def index() -> str:
@@ -163,7 +163,7 @@ def index() -> str:
     every = registry.recipes().values()
     sizes = sum(len(recipe.nodes) for recipe in every)
     names = {family: [name for name, m in registry.models().items() if m.family == family] for family in PAGES}
-    families = "\n".join(f"- [{page}](recipes/{page}.md): {', '.join(found)}" for page, found in names.items())
+    families = "\n".join(f"- [{page}](recipes/{page}.md): {', '.join(models)}" for page, models in names.items())
     unproven = [m for m in registry.models().values() if m.unproven]
     rows = coverage(json.loads(STOCK.read_text()))
     covered = "\n".join(f"| {name} | {task} | {ours or f'none: {why}'} |" for name, task, ours, why in rows)

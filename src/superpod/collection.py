@@ -75,8 +75,8 @@ def _checked(folder: Path, where: str) -> Path:
 
 def files(kind: str) -> list[Path]:
     """Files of a kind (of `KINDS`) in every collection, by collection and then by name. Hidden files are left out."""
-    found = (path for folder in folders() for path in sorted(folder.glob(KINDS[kind])))
-    return [path for path in found if path.is_file() and not path.name.startswith((".", "_"))]
+    paths = (path for folder in folders() for path in sorted(folder.glob(KINDS[kind])))
+    return [path for path in paths if path.is_file() and not path.name.startswith((".", "_"))]
 
 
 def by_name(kind: str, ours: dict[str, Path]) -> dict[str, Path]:

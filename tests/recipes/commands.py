@@ -18,13 +18,13 @@ def main() -> None:
     from superpod.recipes.registry import recipes
 
     wrong = {}
-    asked = list(recipes().values())[::one_in]
-    for recipe in asked:
+    chosen = list(recipes().values())[::one_in]
+    for recipe in chosen:
         verb = "pretrain" if recipe.task == "pretrain" else "finetune"
-        code, said = forked(app, ["nemo", "llm", verb, "--factory", recipe.name, "--dryrun"])
-        if code or f"Dry run for {verb}" not in said or "Traceback" in said:
-            wrong[recipe.name] = [code, said[-2000:]]
-    print("\nRESULT", json.dumps({"asked": len(asked), "wrong": wrong}))
+        code, output = forked(app, ["nemo", "llm", verb, "--factory", recipe.name, "--dryrun"])
+        if code or f"Dry run for {verb}" not in output or "Traceback" in output:
+            wrong[recipe.name] = [code, output[-2000:]]
+    print("\nRESULT", json.dumps({"asked": len(chosen), "wrong": wrong}))
 
 
 def forked(app, words: list[str]) -> tuple[int, str]:
@@ -38,8 +38,8 @@ def forked(app, words: list[str]) -> tuple[int, str]:
         os._exit(called(app))
     os.close(writes)
     with open(reads, encoding="utf-8", errors="replace") as pipe:
-        said = pipe.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+        output = pipe.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output
 
 
 def called(app) -> int:

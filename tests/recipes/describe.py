@@ -43,10 +43,10 @@ def main() -> None:
     from superpod.recipes import build, registry
     from superpod.recipes.flatten import flatten
 
-    asked = dict(registry.recipes() if "--all" in sys.argv else {r.name: r for r in firsts().values()})
-    built = {name: resolved(recipe) for name, recipe in asked.items()}
+    chosen = dict(registry.recipes() if "--all" in sys.argv else {r.name: r for r in firsts().values()})
+    built = {name: resolved(recipe) for name, recipe in chosen.items()}
     lines = {name: [[i.path, i.value, i.where] for i in flatten(partial)] for name, partial in built.items()}
-    sizes = [[name, *read(build(name, nodes), nodes)] for name, nodes in one_of_each_layout(asked).values()]
+    sizes = [[name, *read(build(name, nodes), nodes)] for name, nodes in one_of_each_layout(chosen).values()]
     overrides = {text: override(text) for text in OVERRIDES}
     overrides["tiny_llama3_lora with=full_recompute"] = override("with=full_recompute", "tiny_llama3_lora")
     answer = {"lines": lines, "sizes": sizes, "overrides": overrides}
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def read(partial: Any, nodes: int) -> list[Any]:
-    """The size asked for, the size built, and the layout as NeMo has it."""
+    """The requested size, the size built, and the layout as NeMo has it."""
     from superpod.recipes.layout import layout_of
 
     return [nodes, partial.trainer.num_nodes, vars(layout_of(partial))]
@@ -64,12 +64,12 @@ def firsts() -> dict[str, Any]:
     """The recipes that stand whole in a golden: of each model and task that on H100s in BF16; DoRA's are LoRA's."""
     from superpod.recipes import registry
 
-    found: dict[str, Any] = {}
+    firsts_of: dict[str, Any] = {}
     for recipe in registry.recipes().values():
         usual = recipe.name.endswith("_h100_bf16") and recipe.seq <= recipe.model.seq
         if recipe.task != "dora" and (usual or recipe.model.family == "tiny"):
-            found.setdefault(golden_of(recipe), recipe)
-    return found
+            firsts_of.setdefault(golden_of(recipe), recipe)
+    return firsts_of
 
 
 def golden_of(recipe: Any) -> str:
@@ -77,9 +77,9 @@ def golden_of(recipe: Any) -> str:
     return f"{recipe.model.name}_{'lora' if recipe.task == 'dora' else recipe.task}"
 
 
-def one_of_each_layout(asked: dict[str, Any]) -> dict[Layout, tuple[str, int]]:
+def one_of_each_layout(chosen: dict[str, Any]) -> dict[Layout, tuple[str, int]]:
     """A recipe and a size that has it, of every layout there is."""
-    return {layout: (name, n) for name, recipe in asked.items() for n, layout in recipe.layouts.items()}
+    return {layout: (name, n) for name, recipe in chosen.items() for n, layout in recipe.layouts.items()}
 
 
 ROUND_TRIPS = (
@@ -97,11 +97,11 @@ def round_trips() -> list[list[dict[str, Any]]]:
     from superpod.recipes import partial, registry
     from superpod.recipes.layout import layout_of
 
-    found = []
+    pairs = []
     for layout in ROUND_TRIPS:
         recipe = dataclasses.replace(registry.recipes()["tiny_llama3"], layouts={1: layout})
-        found.append([vars(layout), vars(layout_of(partial.build(recipe)))])
-    return found
+        pairs.append([vars(layout), vars(layout_of(partial.build(recipe)))])
+    return pairs
 
 
 def override(text: str, name: str = "tiny_llama3") -> list[str]:

@@ -53,9 +53,9 @@ def test_layout_values_point_at_the_lines_that_say_them(name, described):
 
 
 def test_nemo_run_finds_every_recipe(described):
-    found = described["factories"]
+    factories = described["factories"]
     for name, recipe in recipes().items():
-        assert name in found["pretrain" if recipe.task == "pretrain" else "finetune"]
+        assert name in factories["pretrain" if recipe.task == "pretrain" else "finetune"]
 
 
 FIRSTS = list(firsts().values())
@@ -64,7 +64,7 @@ FIRSTS = list(firsts().values())
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
-    [*FIRSTS[::120], *(pytest.param(each, marks=pytest.mark.long) for each in FIRSTS[60::120])],
+    [*FIRSTS[::120], *(pytest.param(recipe, marks=pytest.mark.long) for recipe in FIRSTS[60::120])],
     ids=lambda recipe: recipe.name,
 )
 def test_nemos_own_command_takes_it(recipe):

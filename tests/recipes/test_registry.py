@@ -42,8 +42,8 @@ def test_sizes_are_in_order_whatever_the_file_says(tmp_path):
 def test_a_table_lays_out_the_recipes_it_names(tmp_path):
     names = '"pretrain_h100_bf16", "pretrain_gb200_bf16", "16k_sft_h100_fp8cs"'
     text = f"[[layouts]]\nrecipes = [{names}]\nnodes.1 = {{ tp = 2, gbs = 8 }}\n"
-    found = {r.name: (r.task, r.gpu, r.seq, r.gpus_per_node, r.layout().tp) for r in write(tmp_path, text)}
-    assert found == {
+    declared = {r.name: (r.task, r.gpu, r.seq, r.gpus_per_node, r.layout().tp) for r in write(tmp_path, text)}
+    assert declared == {
         "llama3_8b_pretrain_h100_bf16": ("pretrain", "h100", 8192, 8, 2),
         "llama3_8b_pretrain_gb200_bf16": ("pretrain", "gb200", 8192, 4, 2),
         "llama3_8b_16k_sft_h100_fp8cs": ("sft", "h100", 16384, 8, 2),

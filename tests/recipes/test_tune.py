@@ -12,20 +12,20 @@ def tuned(nodes, name=RECIPE, **how):
 
 
 def test_with_its_own_batch_a_recipe_learns_as_before():
-    recipe, found = registry.find(RECIPE), tuned(12)
+    recipe, larger = registry.find(RECIPE), tuned(12)
     assert 12 not in recipe.nodes
-    assert (found.nodes, found.job.gpus, found.job.layout.gbs) == (12, 96, 512)
-    assert (found.lr, found.warmup_steps, found.max_steps) == (3e-4, 2000, recipe.model.max_steps)
-    assert violations(found.job) == []
+    assert (larger.nodes, larger.job.gpus, larger.job.layout.gbs) == (12, 96, 512)
+    assert (larger.lr, larger.warmup_steps, larger.max_steps) == (3e-4, 2000, recipe.model.max_steps)
+    assert violations(larger.job) == []
 
 
 @pytest.mark.parametrize(("rule", "lr"), [("sqrt", 6e-4), ("linear", 1.2e-3)])
 def test_the_learning_rate_follows_the_batch_and_the_tokens_stay(rule, lr):
-    recipe, found = registry.find(RECIPE), tuned(16, gbs=4 * 512, lr_rule=rule)
-    assert found.lr == pytest.approx(lr)
-    assert found.min_lr == pytest.approx(lr / 10)
-    assert found.warmup_steps == 500
-    assert found.tokens == pytest.approx(recipe.model.max_steps * 512 * 8192, rel=1e-5)
+    recipe, larger = registry.find(RECIPE), tuned(16, gbs=4 * 512, lr_rule=rule)
+    assert larger.lr == pytest.approx(lr)
+    assert larger.min_lr == pytest.approx(lr / 10)
+    assert larger.warmup_steps == 500
+    assert larger.tokens == pytest.approx(recipe.model.max_steps * 512 * 8192, rel=1e-5)
 
 
 def test_an_adapter_stays_unsharded():
