@@ -17,9 +17,9 @@ import numpy as np
 
 from superpod.errors import UserError
 from superpod.planner import columns, memory
+from superpod.planner.hardware import GIB
 from superpod.planner.tables import published
 
-GIB = 2**30
 KEYS = ("case", "model", "layers", "hidden", "gpu", "gpus", "seq", "gbs", "mbs", "tp", "pp", "vp", "cp", "ep", "etp")
 """What makes a configuration: all rows of one are on one side of the hold-out."""
 BOUNDS = {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from superpod.errors import UserError
 from superpod.planner import columns, hardware, memory, models
+from superpod.planner.hardware import GIB
 from superpod.planner.layout import Layout
 from superpod.planner.memory import state
 from superpod.planner.memory.activations import blocks
@@ -17,13 +18,10 @@ from superpod.planner.memory.flight import in_flight
 from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.planned_job import Options, PlannedJob
 
-GIB = 2**30
 GPT = models.ModelShape.from_shape(
     style="gpt", layers=4, hidden=1024, heads=16, vocab=50304, positions=2048, tied=False
 )
-LLAMA = models.find("llama3_8b")
-MOE = models.find("mixtral_8x7b")
-MLA = models.find("deepseek_v2_lite")
+LLAMA, MOE, MLA = (models.find(name) for name in ("llama3_8b", "mixtral_8x7b", "deepseek_v2_lite"))
 STATES = ("parameters", "gradients", "optimizer", "fp8_copies")
 PAPER = Options(attention="unfused", hidden_dropout=0.1, attention_dropout=0.1, impl="local", fused_loss=False)
 """The GPT of arXiv:2205.05198: no flash attention, dropout everywhere."""
