@@ -1,3 +1,5 @@
+"""`recipes data`: summaries, JSON and refusals."""
+
 import json
 import subprocess
 import sys
@@ -25,8 +27,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bad.jsonl").write_bytes(b"\xff")
     result = RUN.invoke(app, ["build", *_options(root)])
     assert result.exit_code == 0, result.output
-    (root / "said").write_text(result.stdout)
-    (root / "shown").write_text(result.stderr)
+    (root / "stdout").write_text(result.stdout)
+    (root / "stderr").write_text(result.stderr)
     return root
 
 
@@ -38,17 +40,17 @@ def _options(root: Path) -> list[str]:
 
 
 def test_build_sums_up(made: Path):
-    said = " ".join((made / "said").read_text().split())
-    assert f"{made}/out" in said
-    assert "documents 30 (train 24, validation 3, test 3)" in said
-    assert "1 blank documents left out" in said
-    shown = (made / "shown").read_text()
-    assert "bad.jsonl is not UTF-8" in shown
-    assert "encode" in shown
-    assert "100%" in shown
+    stdout = " ".join((made / "stdout").read_text().split())
+    assert f"{made}/out" in stdout
+    assert "documents 30 (train 24, validation 3, test 3)" in stdout
+    assert "1 blank documents left out" in stdout
+    stderr = (made / "stderr").read_text()
+    assert "bad.jsonl is not UTF-8" in stderr
+    assert "encode" in stderr
+    assert "100%" in stderr
 
 
-def test_again_is_up_to_date_and_json_is_pure(made: Path):
+def test_a_second_build_is_up_to_date_and_json_is_pure(made: Path):
     result = RUN.invoke(app, ["build", *_options(made), "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout) == json.loads((made / "out" / "dataset.json").read_text())
@@ -93,11 +95,11 @@ def test_absurd_arguments_exit_2(
     monkeypatch.setattr(sys, "argv", whole)
     with pytest.raises(SystemExit) as ended:
         main()
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert ended.value.code == 2
-    assert message in "".join(said.split("\n"))
-    assert "Traceback" not in said
-    assert "our failure" not in said
+    assert message in "".join(stderr.split("\n"))
+    assert "Traceback" not in stderr
+    assert "our failure" not in stderr
 
 
 def test_add(made: Path, tmp_path: Path):
@@ -107,9 +109,9 @@ def test_add(made: Path, tmp_path: Path):
          "--split", "1,1,0", "--index-cache", f"{tmp_path}/cache", "--json"],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    found = DataFolder.load(tmp_path / "o", verify_sha=True)
-    assert json.loads(result.stdout) == json.loads(json.dumps(found.facts()))
-    assert (found.documents, found.split, found.index_cache) == (30, "1,1,0", f"{tmp_path}/cache")
+    folder = DataFolder.load(tmp_path / "o", verify_sha=True)
+    assert json.loads(result.stdout) == json.loads(json.dumps(folder.facts()))
+    assert (folder.documents, folder.split, folder.index_cache) == (30, "1,1,0", f"{tmp_path}/cache")
 
 
 def test_help_is_light():

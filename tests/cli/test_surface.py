@@ -7,6 +7,7 @@ import pytest
 from typer.main import get_command
 
 from superpod.cli.app import app
+from tests.cli.planning import SMALL
 
 LIGHT = [
     ["--help"],
@@ -44,6 +45,15 @@ def test_light_verbs_import_nothing_heavy(words):
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert "typer" in imported
     assert not imported & {"torch", "nemo", "nemo_run", "megatron", "lightning", "transformers", "numpy", "matplotlib"}
+
+
+@pytest.mark.parametrize("words", [["plan", *SMALL], ["check", "llama3_8b_pretrain_h100_bf16"]], ids=" ".join)
+def test_planning_needs_no_torch(words):
+    command = [sys.executable, "-X", "importtime", "-m", "superpod.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert "numpy" in imported
+    assert not imported & {"torch", "nemo", "nemo_run", "megatron", "lightning", "transformers", "scipy", "matplotlib"}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -1,0 +1,42 @@
+"""`recipes check`: refusals with their reasons, and advice."""
+
+import json
+
+import pytest
+
+from tests.cli.planning import printed
+
+
+def test_check_refuses_with_the_rule_the_numbers_and_the_next_move(recipes_cli):
+    words = ("check", "llama3_70b", "--gpu", "h100", "--nodes", "6", "--layout", "tp=8,pp=4,cp=2")
+    text = printed(recipes_cli, *words, code=2)
+    assert "tp 8 x pp 4 x cp 2 = 64 must divide the number of GPUs, which is 48" in text
+    assert "next: " in text
+    report = json.loads(printed(recipes_cli, *words, "--json", code=2))
+    assert report["verdict"] == "illegal"
+    assert report["broken"][0]["rule"]
+
+
+@pytest.mark.parametrize("name", ["llama3_8b_pretrain_h100_bf16", "llama31_405b_pretrain_h100_bf16", "tiny_llama3"])
+def test_the_recipes_of_this_project_pass_their_own_check(recipes_cli, name):
+    assert "ok: legal;" in printed(recipes_cli, "check", name)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "advised"),
+    [
+        (["llama3_70b", "--gpu", "h100", "--gpus", "16"], 2, True),
+        (["llama3_70b", "--gpu", "h100", "--gpus", "16", "--layout", "tp=3"], 2, True),
+        (["llama3_8b", "--gpu", "h100", "--gpus", "16", "--layout", "tp=2"], 0, False),
+        (["llama31_405b_pretrain_h100_bf16", "--layout", "tp=1"], 2, False),
+    ],
+)
+def test_check_of_a_model_points_to_plan(words, code, advised, recipes_cli):
+    text = printed(recipes_cli, "check", *words, code=code)
+    assert ("next: recipes plan llama3_70b --gpu h100 --gpus 16 ranks" in text) == advised
+
+
+def test_check_says_what_makes_a_run_fit(recipes_cli):
+    text = printed(recipes_cli, "check", "llama3_70b", "--gpu", "h100", "--nodes", "8", "--layout", "tp=4,pp=2", code=2)
+    assert "GiB short" in text
+    assert "frees" in text

@@ -1,0 +1,41 @@
+"""`recipes finetune`: what it refuses before NeMo is imported."""
+
+import pytest
+
+from superpod.node.run_folder import RunFolder
+
+GIVEN = ["tiny_llama3_sft", "--model", "m", "--data", "d.jsonl"]
+
+
+def test_a_fine_tuning_run_does_not_continue_as_a_plain_run(tmp_path, recipes_cli):
+    facts = {"finetune": {"model": "m", "data": "d"}}
+    run = RunFolder.create(tmp_path / "runs", "tiny_llama3_sft", facts=facts, recipe_lines=[])
+    done = recipes_cli("run", "tiny_llama3_sft", "--resume", run.path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is a fine-tuning run" in done.stderr
+    assert f"recipes finetune tiny_llama3_sft --resume {run.path}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["tiny_llama3_sft"], "finetune needs --model and --data"),
+        (["tiny_llama3", "--model", "m", "--data", "d.jsonl"], "tiny_llama3 is a recipe of pretraining"),
+        (["tiny_llama3_sft", "--model", "empty", "--data", "d.jsonl"], "it has no config.json"),
+        (["tiny_llama3_sft", "--model", "m", "--data", "none.jsonl"], "none.jsonl is not a file"),
+        (["tiny_llama3_sft", "--model", "m", "--data", "bad.jsonl"], "bad.jsonl:2: completion is empty"),
+        ([*GIVEN, "--long", "no"], "--long no is not one of"),
+        ([*GIVEN, "--out", "m"], "m exists already"),
+        (["tiny_llama3_sft", "--resume", "last"], "no run of tiny_llama3_sft"),
+        ([*GIVEN, "--nodes", "7"], "not for 7"),
+        (["tiny_llama3_lora", "--resume", "run"], "is a run of tiny_llama3_sft, not of tiny_llama3_lora"),
+        (["tiny_llama3_sft", "--resume", "run"], "is not a fine-tuning run"),
+        (["tiny_llama3_sft", "--resume", "run", "--seed", "3"], "--resume keeps the run's model and data"),
+        (GIVEN, "holds one sample"),
+        ([*GIVEN, "--validation", "0"], "is not a share"),
+        ([*GIVEN, "--out", "d.jsonl/x"], "not a folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes_are_refused_with_exit_code_2(words, says, refusal):
+    assert says in refusal("finetune", *words)

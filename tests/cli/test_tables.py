@@ -1,0 +1,26 @@
+"""Tables on terminals of any width."""
+
+import pytest
+
+from superpod.cli import tables
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_folded_table_fits_and_keeps_every_word(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    cell = "TP2 PP8 VP12, mbs 1, embedding and loss as layers, recompute layernorm+moe_act"
+    tables.show_folded(["layout", "GiB"], [[cell, "75.3"], ["DP only", "8.0"]])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= columns for line in lines)
+    assert [line.split()[0] for line in lines if line.strip().endswith(("75.3", "8.0"))] == ["TP2", "DP"]
+    shown = " ".join(line.replace("75.3", "").strip() for line in lines[1:-1])
+    assert " ".join(shown.split()) == cell
+
+
+def test_a_folded_table_is_wider_than_the_terminal_rather_than_cut(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    tables.show_folded(["layout", "GiB"], [["recompute layernorm+mla_up_proj", "75.3"]])
+    tables.say("to look closer: --layout tp=2,pp=8,vp=12,cp=2")
+    out = capsys.readouterr().out
+    assert "layernorm+mla_up_proj" in out
+    assert "tp=2,pp=8,vp=12,cp=2" in out
