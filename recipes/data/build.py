@@ -80,6 +80,7 @@ def build(
         if (folder / FILE).is_file():
             return _finished(unfinished, identity, options, skipped)
         _refuse_empty(sources, text)
+        # Shards of another size are other shards: the size is part of what the work folder was made from.
         size = shard_bytes or _shard_bytes(sources)
         with unfinished.claimed(f"{identity} {size}", note):
             plan = documents.plan(sources, size)
@@ -148,7 +149,7 @@ class _Phases:
         if source:
             self.unfinished.drop(path)
             tokenizer.copy(source, path)
-        elif not path.is_dir():
+        elif not path.is_dir():  # an earlier build may have trained it
             self.progress("tokenizer", 0, 0)
             jobs = [shards.TrainJob(self._training_pieces(), self.options.json_key, vocab or 0, str(path))]
             list(self.run(shards.train, jobs))
@@ -176,6 +177,7 @@ class _Phases:
             self.note(f"resumed: {len(done)} of {len(jobs)} shards were there")
         total, ready = sum(job.bytes for job in jobs), sum(job.bytes for job in jobs if job.prefix in done)
         self.progress("encode", ready, total)
+        # Shards are finished in any order, and put back in the plan's at the end.
         for job, shard in self.run(shards.encode, [job for job in jobs if job.prefix not in done]):
             done[job.prefix] = shard
             ready += job.bytes
@@ -214,6 +216,7 @@ def _refuse_empty(sources: list[documents.Source], text: Sequence[str]) -> None:
 
 def _identity(sources: list[documents.Source], options: BuildOptions) -> str:
     """Digest of the content of all sources in order, and of the options that decide the encoding."""
+    # No paths: text that was moved gives the same folder.
     content = [(source.sha256, source.is_lines) for source in sources]
     return hashlib.sha256(json.dumps([FORMAT, content, options.encoding()]).encode()).hexdigest()
 
@@ -244,7 +247,7 @@ def _cores() -> int:
 
 
 def _check_workers(workers: int | None) -> None:
-    most = max(16, 4 * _cores())
+    most = max(16, 4 * _cores())  # more only cost memory; a mistyped number could take the machine down
     if workers is not None and not 1 <= workers <= most:
         message = f"--workers {paths.short(workers)} is outside 1..{most}, for {_cores()} cores here"
         raise UserError(message, "leave it out for one per core")

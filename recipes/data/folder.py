@@ -67,7 +67,7 @@ def default_split(sequences: int) -> str:
     """969,30,1; where that leaves a part empty, the nearest split by whole documents that does not."""
     if all(begin < end for begin, end in split_ranges(DEFAULT_SPLIT, sequences)):
         return DEFAULT_SPLIT
-    held_out = max(1, round(0.03 * sequences))
+    held_out = max(1, round(0.03 * sequences))  # the share of 30 in 969,30,1
     return {1: "1,0,0", 2: "1,1,0"}.get(sequences, f"{sequences - held_out - 1},{held_out},1")
 
 
@@ -128,7 +128,7 @@ class DataFolder:
         with open(temporary, "w", encoding="ascii") as stream:
             stream.write(json.dumps(self.facts(), indent=2) + "\n")
             stream.flush()
-            os.fsync(stream.fileno())
+            os.fsync(stream.fileno())  # else a crash could leave the new name with no content
         temporary.replace(target)
 
     def facts(self) -> dict[str, object]:
@@ -171,6 +171,7 @@ class DataFolder:
         paths = [str(path) for path in self.prefix_paths]
         if self.weights is None or len(paths) == 1:
             return paths
+        # repr gives the shortest text that reads back as the same number.
         return [part for pair in zip(map(repr, self.weights), paths, strict=True) for part in pair]
 
     def split_documents(self) -> dict[str, int]:
@@ -191,7 +192,7 @@ class DataFolder:
                 )
             if not all(0 < weight < float("inf") for weight in self.weights):
                 raise UserError(f"{file}: weights: {list(self.weights)} must be positive", "leave a prefix out instead")
-        if len(set(self.prefixes)) < len(self.prefixes):
+        if len(set(self.prefixes)) < len(self.prefixes):  # Megatron would count its documents twice
             raise UserError(f"{file}: prefixes: one is named twice", "name it once, with the sum of the weights")
         if self.tokenizer.startswith(HUB):
             check_hub_name(self.tokenizer, f"{file}: tokenizer: ")

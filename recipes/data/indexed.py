@@ -68,7 +68,7 @@ class Writer:
         self.sha256 = ""
         self._typecode = TYPECODES[self.dtype]
         self._itemsize = array(self._typecode).itemsize
-        self._lengths = array("i")
+        self._lengths = array("i")  # 4 bytes a document, where a list of ints would take 36
         self._digest = hashlib.sha256()
 
     def __enter__(self) -> "Writer":
@@ -181,6 +181,7 @@ def verify(prefix: str | Path) -> IndexFacts:
     if sequences == 0 or boundaries < 2:
         raise UserError(f"{path} holds no document", "leave this prefix out, or build it from text anew")
     lengths, pointers, starts = _read_index(path, sequences, boundaries)
+    # map and le, not a loop: an index may hold 10^8 documents.
     if starts[0] != 0 or starts[-1] != sequences or not all(map(le, starts, starts[1:])):
         raise UserError(f"{path}: the document boundaries do not run from 0 to {sequences}, rising", _REMAKE)
     facts = IndexFacts(boundaries - 1, sequences, sum(lengths), dtype)

@@ -38,6 +38,7 @@ def check(path: str | Path, where: str = "", hint: str = "give another path") ->
 def check_folder(path: Path, where: str = "", hint: str = OTHER_OUT) -> Path:
     """The nearest of `path` and its parents that exists; UserError unless a folder can stand at `path`."""
     check(path, where, hint)
+    # lexists, because a dangling link is in the way too.
     nearest = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
     if not nearest.is_dir():
         raise UserError(f"{where}{short(nearest)} is a file, not a folder", hint)

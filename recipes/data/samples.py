@@ -67,7 +67,7 @@ def _sample(number: int, line: bytes) -> Sample:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError(f"not a JSON object but {_kind(row)}")
-    kinds = [keys for keys in KINDS if set(keys) <= row.keys()]
+    kinds = [keys for keys in KINDS if set(keys) <= row.keys()]  # other keys are allowed, and ignored
     if len(kinds) != 1:
         more = " of more than one kind" if kinds else ""
         raise ValueError(f"has the keys {', '.join(map(repr, list(row)[:8])) or 'none'}{more}")

@@ -85,6 +85,7 @@ def _nemo(text: str, num_nodes: int | None) -> fdl.Buildable:
     if not callable(make):
         named = [name for name in functions if name.endswith("_recipe")]
         raise UserError(f"nemo:{module} has no {factory or 'pretrain_recipe'}", f"it has {', '.join(named) or 'none'}")
+    # Some of NeMo's factories take no num_nodes, and some raise when called.
     takes = "num_nodes" in inspect.signature(make).parameters
     try:
         recipe = make(**({"num_nodes": num_nodes} if num_nodes and takes else {}))
@@ -125,6 +126,7 @@ def _nodes(path: str, value: object) -> Iterator[tuple[str, fdl.Buildable]]:
 
 
 def _list_name(path: str, node: fdl.Buildable, taken: set[str]) -> str:
+    """callbacks[3] -> callbacks[TimingCallback]; the second of a class is callbacks[TimingCallback_2]."""
     name = f"{path.rpartition('[')[0]}[{fdl.get_callable(node).__name__}]"
     count = sum(other.startswith(name[:-1]) for other in taken)
     return name if not count else f"{name[:-1]}_{count + 1}]"

@@ -153,7 +153,7 @@ class _File:
             return document
         if path not in PARTS and "." in path and len(lines(document, 4, 4)) < LONG:
             return document
-        name = path.rpartition(".")[2].partition("[")[0]
+        name = path.rpartition(".")[2].partition("[")[0]  # trainer.callbacks[0] -> callbacks
         while name in self.imports.lines or name in ("recipe", "main"):
             name += "_"
         self.function(name, PARTS.get(path, f"`{path}` of the recipe."), value, document)

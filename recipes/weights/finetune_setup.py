@@ -1,4 +1,7 @@
-"""Set up a fine-tuning recipe: the weights it starts from, its data, its steps. Needs NeMo."""
+"""Set up a fine-tuning recipe: the weights it starts from, its data, its steps. Needs NeMo.
+
+A comment on a line that sets a value is also the comment on that value in an exported file.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +80,7 @@ def set_data(partial: run.Partial, folder: Path, sizes: Sizes, tokenizer: Path, 
         dataset_kwargs={"pad_seq_length_to_mult": sizes.aligned},
     )
     partial.model.config.seq_length = sizes.size
-    # Every learnt token weighs the same, whatever sequence it is in. Context parallelism needs this too: a rank's piece
-    # may have no learnt token, and its own mean would be 0 / 0. Megatron refuses to average in the collective as well.
+    # Every learnt token counts alike, whatever sequence it is in. Context parallelism demands it: a rank may have none.
     partial.model.config.calculate_per_token_loss = True
     partial.trainer.strategy.ddp.average_in_collective = False
     partial.trainer.limit_val_batches = -(-validation // sizes.batch)
@@ -98,11 +100,10 @@ def set_steps(partial: run.Partial, steps: int | None) -> None:
     # The largest interval that divides the steps, so that the last step is validated.
     most = min(trainer.val_check_interval, trainer.max_steps)
     trainer.val_check_interval = max(n for n in range(1, most + 1) if trainer.max_steps % n == 0)
-    # Lightning then counts steps over the whole training. Counted within an epoch, a resumed run, whose epoch is only
-    # the rest of the data, could end before its first validation.
+    # Steps of the whole training: counted within what is left of the data, a resumed run would have too few for one.
     trainer.check_val_every_n_epoch = None
     saving = partial.log.ckpt
     saving.monitor, saving.mode, saving.save_top_k = "val_loss", "min", 1
     saving.filename = "{step}-{val_loss:.4f}"
     saving.every_n_train_steps = None  # after each validation, when its loss is known
-    saving.save_last = True  # a copy: a link could only point to the best one, not to the newest
+    saving.save_last = True  # a copy: a link to the best would lose what came after it

@@ -177,7 +177,7 @@ def _convert(exporter: Any, model: GPTModel, like: Path | None, dtype: str) -> P
     config = AutoConfig.from_pretrained(like) if like else exporter.config
     config.tie_word_embeddings = config.tie_word_embeddings and torch.equal(state["output_layer.weight"], embeddings)
     out_dtype = getattr(torch, dtype or str((like and config.torch_dtype) or "bfloat16").removeprefix("torch."))
-    with no_init_weights():
+    with no_init_weights():  # random numbers for billions of weights take minutes, and all are replaced
         target = AutoModelForCausalLM.from_config(config, torch_dtype=embeddings.dtype)
     target = exporter.convert_state(_ModelState(state, model.config), target)
     target.tie_weights()

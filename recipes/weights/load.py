@@ -63,6 +63,7 @@ def load(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GPTModel
     trainer: Any = nl.Trainer(
         devices=1, accelerator="gpu" if gpu else "cpu", strategy=strategy, logger=False, enable_checkpointing=False
     )
+    # As `ModelConnector.nemo_load` of NeMo 2.7.3 does, which cannot load an adapter on its base.
     strategy.connect(model)
     strategy.setup_environment()
     with nullcontext() if gpu else megatron_cpu_init_context(model.config):
@@ -92,7 +93,7 @@ def _without_training(config: GPTConfig, dtype: torch.dtype) -> None:
     config.perform_initialization = False  # the checkpoint brings the weights
     config.recompute_granularity = None
     config.sequence_parallel = config.tp_comm_overlap = False
-    config.pipeline_model_parallel_layout = None
+    config.pipeline_model_parallel_layout = None  # of the stages it trained on
 
 
 def core(model: torch.nn.Module) -> torch.nn.Module:

@@ -52,7 +52,7 @@ def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, object, 
     from transformers import AutoConfig
 
     name = huggingface.family(folder)
-    theirs = getattr(llm, name)
+    theirs = getattr(llm, name)  # a recipe may train a subclass, such as LlamaEmbeddingModel
     ours = fdl.get_callable(partial.model)
     if not (isinstance(ours, type) and issubclass(ours, theirs)):
         raise UserError(f"{folder} is a {name}, and the recipe trains a {ours.__name__}", "take a recipe of that model")
@@ -61,6 +61,7 @@ def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, object, 
     with huggingface.own_tokenizer_folder():
         source = importer.config
     target, config = fdl.build(partial.model.config), AutoConfig.from_pretrained(folder)
+    # A model class need not have every field of the list: a dense one has no experts.
     mismatches = [
         f"{field} {getattr(target, field, None)!r}, not {getattr(source, field)!r}"
         for field in SHAPE
