@@ -52,7 +52,7 @@ def finetune(
     files = [str(path.absolute()) if path else "" for path in (data, validation_data)]
     task = tuning.Task(model or "", files[0], files[1], validation, seed, long, pack, steps)
     if folder and task != tuning.Task("", ""):
-        raise UserError("--resume goes on with what the run was given", "leave out the options about model and data")
+        raise UserError("--resume keeps the run's model and data", "leave out the options that set them")
     if folder:
         task, request = tuning.Task.of(folder), Request.of_run(folder, overrides or [])
     else:
@@ -94,7 +94,7 @@ def _train(task: Task, request: Request, folder: RunFolder | None, out: Path | N
     print_report(folder)
     if end.state != "done":
         if any(folder.checkpoints.iterdir()):
-            print(f"go on with: recipes finetune {request.recipe} --resume {shlex.quote(str(folder.path))}")
+            print(f"to continue: recipes finetune {request.recipe} --resume {shlex.quote(str(folder.path))}")
         raise training.NotDone(end.exit_code)
 
 

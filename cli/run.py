@@ -52,12 +52,12 @@ def _resumed(
     folder = earlier_run(runs, name, resume)
     if "finetune" in folder.facts:
         raise UserError(
-            f"{folder.path} is a fine-tuning", f"go on with: recipes finetune {name} --resume {folder.path}"
+            f"{folder.path} is a fine-tuning run", f"to continue it: recipes finetune {name} --resume {folder.path}"
         )
     if folder.done and not overrides:
         raise UserError(f"{folder.path} is done", "give it more steps, such as trainer.max_steps=100")
     if num_nodes:
-        raise UserError(f"--nodes {num_nodes}: a run keeps its size when it goes on", "start a new run at that size")
+        raise UserError(f"--nodes {num_nodes}: a run keeps its size when it continues", "start a new run at that size")
     return folder, Request.of_run(folder, overrides, data.absolute() if data else None)
 
 
@@ -79,5 +79,5 @@ def _train(request: Request, folder: RunFolder | None, runs: Path) -> None:
     print_report(folder)
     if end.state != "done":
         if any(folder.checkpoints.iterdir()):
-            print(f"go on with: recipes run {request.recipe} --resume {shlex.quote(str(folder.path))}")
+            print(f"to continue: recipes run {request.recipe} --resume {shlex.quote(str(folder.path))}")
         raise training.NotDone(end.exit_code)

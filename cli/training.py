@@ -67,7 +67,7 @@ def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs:
 
 @contextmanager
 def _reporting_full_disks(console: Console) -> Iterator[None]:
-    """Report a full disk and go on: how a run ended is known even if its folder can no longer be written."""
+    """Report a full disk and continue: how a run ended is known even if its folder can no longer be written."""
     try:
         yield
     except UserError as error:
