@@ -1,7 +1,7 @@
 """How well the planner predicts published peak memory: a table per group of rows, hold-out beside fit.
 
-`python benchmarks/accuracy_memory.py REFERENCE` reads `memory.csv` and `step_time.csv` there (shared/reference, never
-shipped); `benchmarks/planner_accuracy.py` prints the same table beside that of the step times.
+`python benchmarks/accuracy_memory.py FOLDER` reads `memory.csv` and `step_time.csv` there (benchmarks/reference);
+`benchmarks/planner_accuracy.py` prints the same table beside that of the step times.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How well the planner predicts published step times: a table per group of rows, hold-out beside fit.
 
-`python benchmarks/accuracy_time.py REFERENCE` reads `step_time.csv` there (shared/reference, never shipped);
+`python benchmarks/accuracy_time.py FOLDER` reads `step_time.csv` there (benchmarks/reference);
 `benchmarks/planner_accuracy.py` prints the same table beside that of memory. The constants were fitted by
 `benchmarks/fit_steptime.py`, which never sees the hold-out.
 """

@@ -1,6 +1,6 @@
 """How far the planner is from published and measured runs: memory, then step time.
 
-    python benchmarks/planner_accuracy.py ../shared/reference
+    python benchmarks/planner_accuracy.py [FOLDER]      default: benchmarks/reference
 
 The bounds of each group stand beside its figures; `tests/planner/test_accuracy.py` holds them.
 """
@@ -15,14 +15,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import accuracy_memory
 import accuracy_time
 
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
+REFERENCE = Path(__file__).parent / "reference"
 
 
 def main() -> int:
     reference = Path(sys.argv[1]) if len(sys.argv) > 1 else REFERENCE
     if not (reference / "memory.csv").is_file():
         print(f"no memory.csv and step_time.csv in {reference}: name their folder", file=sys.stderr)
-        return 2 if len(sys.argv) > 1 else 0  # without ../shared there is nothing to compare with
+        return 2
     memory = accuracy_memory.main(reference)
     print()
     return max(memory, accuracy_time.main(reference))

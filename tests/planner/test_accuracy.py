@@ -8,11 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-REFERENCE = ROOT.parent / "shared" / "reference"
-
-pytestmark = pytest.mark.skipif(
-    not (REFERENCE / "memory.csv").is_file(), reason="../shared/reference is not beside this checkout"
-)
+REFERENCE = ROOT / "benchmarks" / "reference"
 
 
 @pytest.mark.parametrize("name", ["accuracy_memory", "accuracy_time"])
