@@ -1,10 +1,10 @@
 """Fit the constants of the time model to published step times, and write `planner/data/calibration/*.toml`.
 
-`python benchmarks/fit_steptime.py benchmarks/reference` (needs scipy; four minutes). Least squares of the log of predicted over
-measured time, robust (Cauchy: an odd row does not bend the rest), every constant held to its prior by a stated width:
-with 450 tuned rows for so many constants, a constant that the rows do not speak about stays where it was. Rows of the
-hold-out are left out. A constant is the product of factors: for all, for a GPU generation, a GPU, a precision, a
-software era, a class of runs; the files hold the products of one GPU.
+`python benchmarks/fit_steptime.py benchmarks/reference` (needs scipy; four minutes). Least squares of the log of
+predicted over measured time, robust (Cauchy: an odd row does not bend the rest), every constant held to its prior by a
+stated width: with 450 tuned rows for so many constants, a constant that the rows do not speak about stays where it
+was. Rows of the hold-out are left out. A constant is the product of factors: for all, for a GPU generation, a GPU, a
+precision, a software era, a class of runs; the files hold the products of one GPU.
 """
 
 from __future__ import annotations
