@@ -51,7 +51,7 @@ def chosen_checkpoint(where: Path) -> Checkpoint:
     return chosen
 
 
-def call_on(function: str, chosen: Checkpoint, **arguments: Any) -> Any:
+def call_on(function: str, chosen: Checkpoint, **arguments: object) -> Any:
     """Call a function of recipes/weights/generate.py on a checkpoint, in a process of its own."""
     from superpod.launchers import subprocess_call
 
@@ -60,7 +60,7 @@ def call_on(function: str, chosen: Checkpoint, **arguments: Any) -> Any:
     )
 
 
-def print_json(facts: dict[str, Any]) -> None:
+def print_json(facts: dict[str, object]) -> None:
     """Print facts as JSON, for programs."""
     import json
 

@@ -53,7 +53,7 @@ class PlanOptions:
         str | None, typer.Option("--fabric", help="Network between nodes; default: that of the GPU's SuperPOD.")
     ] = None
 
-    def job(self, **changes: Any) -> PlannedJob:
+    def job(self, **changes: object) -> PlannedJob:
         """The planned job: a recipe's, changed by these options, or a model's. `changes` replace fields first.
 
         Raises:

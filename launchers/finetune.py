@@ -103,10 +103,10 @@ def model_folder(name: str) -> Path:
     raise UserError(f"--model {name} is not a folder, and not in this machine's hub cache", f"hf download {name}")
 
 
-def change(task: Task, run_folder: Path, note: Callable[[str], None]) -> Callable[[run.Partial], dict[str, Any]]:
+def change(task: Task, run_folder: Path, note: Callable[[str], None]) -> Callable[[run.Partial], dict[str, object]]:
     """The change that `local.prepare` makes to a recipe for this task; the first one imports model and data."""
 
-    def apply(partial: run.Partial) -> dict[str, Any]:
+    def apply(partial: run.Partial) -> dict[str, object]:
         from superpod.recipes.weights import finetune_setup, match_config
         from superpod.recipes.weights.huggingface import KEPT
 

@@ -60,7 +60,7 @@ class LocalRun:
         return [str(line) for line in flatten.flatten(self.partial)]
 
 
-def prepare(request: Request, change: Callable[[run.Partial], dict[str, Any]] | None = None) -> LocalRun:
+def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]] | None = None) -> LocalRun:
     """Resolve the request for this machine: its GPUs, or a CPU rehearsal if it has none.
 
     `change` is called once the recipe is known to fit this machine; the facts that it returns go into run.json.

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superpod import collection
 from superpod.errors import UserError
@@ -81,7 +81,7 @@ def python_of(cluster: Cluster) -> str:
     return cluster.software.python or ("python" if cluster.container.image else sys.executable)
 
 
-def facts(submission: Submission) -> dict[str, Any]:
+def facts(submission: Submission) -> dict[str, object]:
     """What run.json records of a run on Slurm."""
     run, cluster = submission.run, submission.cluster
     return {
