@@ -102,6 +102,7 @@ def _keyword_lines(filename: str) -> dict[tuple[int, str], int]:
     return {(call.lineno, key.arg): key.lineno for call in calls for key in call.keywords if key.arg}
 
 
+@cache
 def _short(filename: str) -> str:
     """The path as a reader knows it: relative to the repository, or to site-packages for a library."""
     if not os.path.isabs(filename):
