@@ -141,8 +141,8 @@ PLANTED = [
 
 @pytest.mark.parametrize(("planted", "says", "fix"), [p[1:] for p in PLANTED], ids=[p[0] for p in PLANTED])
 def test_a_planted_mistake_is_found(planted, says, fix):
-    found = findings(planted)
-    assert any(says in f.message and fix in f.hint for f in found), found
+    problems = findings(planted)
+    assert any(says in problem.message and fix in problem.hint for problem in problems), problems
     with pytest.raises(UserError) as error:
         refuse(planted)
     assert says in str(error.value)
@@ -152,9 +152,9 @@ def test_there_are_enough_of_them():
     assert len(PLANTED) >= 25
 
 
-def test_everything_wrong_is_said_at_once():
-    found = findings(case(profile(slurm__account="x", slurm__partition="y"), nodes=4, runs="/lustre/a\\b"))
-    assert len(found) >= 3
+def test_all_problems_are_reported_at_once():
+    problems = findings(case(profile(slurm__account="x", slurm__partition="y"), nodes=4, runs="/lustre/a\\b"))
+    assert len(problems) >= 3
 
 
 def test_a_profile_alone():
@@ -162,13 +162,13 @@ def test_a_profile_alone():
     assert len(profile_findings(profile(slurm__qos="x"), parse(ANSWERS))) == 1
 
 
-def test_a_site_that_says_little_is_not_held_against_it():
+def test_what_a_cluster_does_not_answer_is_no_problem():
     silent = LiveCluster(python=312, runs_free=10**15)
-    found = [f.message for f in profile_findings(profile(container__image=""), silent)]
-    assert found == ["slurm.partition 'batch' does not exist"]
+    messages = [f.message for f in profile_findings(profile(container__image=""), silent)]
+    assert messages == ["slurm.partition 'batch' does not exist"]
 
 
-def test_what_is_wrong_with_the_words_is_refused_before_anybody_is_asked():
+def test_mistakes_of_a_request_are_refused_before_the_cluster_answers():
     with pytest.raises(UserError, match="no recipe is called"):
         Request("llama3_8c").check()
     with pytest.raises(UserError, match="is laid out for"):
@@ -187,8 +187,8 @@ def test_a_precision_that_the_gpu_has_not():
 
 def test_a_recipe_for_another_gpu_is_judged_on_this_one():
     assert findings(case(profile(gpu="h200"))) == []
-    found = [f.message for f in findings(case(profile(gpu="a100_40gb")))]
-    assert any("does not fit a100_40gb" in message for message in found)
+    messages = [f.message for f in findings(case(profile(gpu="a100_40gb")))]
+    assert any("does not fit a100_40gb" in message for message in messages)
 
 
 def test_another_gpu_is_judged_by_the_layout_that_runs():
