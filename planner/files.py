@@ -29,7 +29,9 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as broken:  # TOMLDecodeError, and Python's own limits
-        raise UserError(f"{where} is not TOML: {broken}") from broken
+        raise UserError(
+            f"{where} is not TOML: {broken}", "correct it there; https://toml.io shows the form"
+        ) from broken
 
 
 def line_of(text: str, keys: list[str]) -> int:
@@ -37,7 +39,7 @@ def line_of(text: str, keys: list[str]) -> int:
     table, best = "", 1
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-            table = header[1].strip()
+            table = re.sub(r"""["']""", "", header[1]).strip()
             if table == ".".join(keys):
                 return number
             if table == ".".join(keys[:-1]):

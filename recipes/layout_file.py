@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from superpod import collection
 from superpod.errors import UserError
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
@@ -15,7 +16,7 @@ def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
     """Put the job's layout into a layout file of `model`, as its recipe's line for this number of nodes.
 
     The recipe's other sizes, and other recipes, keep their layouts: one that shared its table gets a table of its own.
-    The file is the one that declares the recipe, else the model's first; `folder` = the folder of the only one.
+    The file is the one that declares the recipe, else the first collection's, else ours; `folder` takes their place.
 
     Raises:
         UserError: when the model has no recipes, the GPUs are no whole nodes, or the file cannot be written.
@@ -28,6 +29,8 @@ def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
     path = folder / f"{model}.toml" if folder else _file_of(model, suffix)
     try:
         text = with_layout(path.read_text() if path.exists() else "", str(path), suffix, nodes, job.layout)
+        if not folder:
+            path.parent.mkdir(exist_ok=True)  # a collection need not have layouts yet
         partial = path.with_suffix(".toml.partial")
         partial.write_text(text)
         os.replace(partial, path)
@@ -37,9 +40,9 @@ def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
 
 
 def _file_of(model: str, suffix: str) -> Path:
-    files = registry.layout_files(model)
-    declaring = [path for path in files if suffix in layout_text.places(path)]
-    return [*declaring, *files, registry.LAYOUTS / f"{model}.toml"][0]
+    declaring = [path for path in registry.layout_files(model) if suffix in layout_text.places(path)]
+    own = [folder / "layouts" / f"{model}.toml" for folder in collection.folders()]
+    return [*declaring, *own, registry.LAYOUTS / f"{model}.toml"][0]
 
 
 def _suffix(job: PlannedJob) -> str:

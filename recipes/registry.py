@@ -194,7 +194,8 @@ def model(**facts: Any) -> Callable[[Callable[[], run.Config]], Callable[[], run
         try:
             _models[name] = Model(name=name, family=own_models.family(make.__module__), make=make, **facts)
         except TypeError as wrong:
-            raise UserError(f"{name}: {wrong}", "@model takes seq, lr, min_lr, warmup_steps and max_steps") from wrong
+            problem = str(wrong).removeprefix("Model.__init__() ")
+            raise UserError(f"{name}: {problem}", "@model takes seq, lr, min_lr, warmup_steps and max_steps") from wrong
         return make
 
     return wrap

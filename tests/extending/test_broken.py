@@ -1,0 +1,163 @@
+"""What is wrong in a collection is named by its file and line, and never a traceback."""
+
+import pytest
+
+LIST = ("list", "acme")
+PLAN = ("plan", "acme_mini", "--gpu=x100", "--gpus=8")
+RENDER = ("render", "acme_mini_pretrain_x100_bf16", "--cluster")
+
+MODEL = "\n\n@model(**FACTS)\ndef {}():\n    '''Another.'''\n"
+GROUP = '[[layouts]]\nrecipes = ["{}"]\nnodes.1 = {{ gbs = 8 }}\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words", "place", "says"),
+    [
+        ("models/acme.py", lambda text: text + "def (\n", LIST, "models/acme.py:25", "SyntaxError: invalid syntax"),
+        ("models/acme.py", lambda text: text + "1 / 0\n", LIST, "models/acme.py:25", "ZeroDivisionError"),
+        ("models/acme.py", lambda text: "import nonsense\n" + text, LIST, "models/acme.py:1", "No module named"),
+        (
+            *("models/acme.py", lambda text: text.replace('"seq": 2048', '"sequence": 2048'), LIST),
+            *("models/acme.py:11", "unexpected keyword argument 'sequence'"),
+        ),
+        (
+            *("models/acme.py", lambda text: text + MODEL.format("llama3_8b"), LIST),
+            *("models/acme.py:27", "two models are called llama3_8b"),
+        ),
+        (
+            *("models/acme.py", lambda text: text + MODEL.format("acme_mini"), LIST),
+            *("models/acme.py:27", "two models are called acme_mini"),
+        ),
+        (
+            *("models/acme.py", lambda text: text + MODEL.format("acme_maxi"), LIST),
+            *("models/acme.py:27", "no model is called 'acme_maxi'"),
+        ),
+        ("models/more.py", lambda text: "\0", LIST, "models/more.py:1", "null bytes"),
+        (
+            "shapes/acme.toml",
+            lambda text: text + "heds = 3\n",
+            LIST,
+            "shapes/acme.toml:1",
+            "no model key is called 'heds'",
+        ),
+        ("shapes/acme.toml", lambda text: text + "[llama3_8b]\n", PLAN, "shapes/acme.toml:8", "llama3_8b already"),
+        (
+            "shapes/acme.toml",
+            lambda text: text + "['a b']\n",
+            PLAN,
+            "shapes/acme.toml:8",
+            "'a b' is no name of a model",
+        ),
+        ("shapes/acme_hf.json", lambda text: "{", LIST, "shapes/acme_hf.json", "is not JSON"),
+        ("shapes/acme.yaml", lambda text: "a: 1", LIST, "shapes/acme.yaml", "is no shape"),
+        (
+            *("hardware.toml", lambda text: text.replace("bf16_tflops", "bf16_tflop"), PLAN),
+            *("hardware.toml:5 [gpu.x100]", "no key is called 'bf16_tflop'"),
+        ),
+        ("hardware.toml", lambda text: text + "[gpu.h100]\n", LIST, "hardware.toml:13 [gpu.h100]", "h100 is taken"),
+        (
+            *("hardware.toml", lambda text: text + "[gpu.h100-80gb]\n", LIST),
+            *("hardware.toml:13 [gpu.h100-80gb]", "h100-80gb is taken"),
+        ),
+        ("hardware.toml", lambda text: text + "[node.x101]\n", LIST, "hardware.toml:13 [node.x101]", "gpu is missing"),
+        ("hardware.toml", lambda text: text + "[nod.x]\n", LIST, "hardware.toml:1", "no section is called 'nod'"),
+        ("hardware.toml", lambda text: "[", PLAN, "hardware.toml", "is not TOML"),
+        ("layouts/maxi.toml", lambda text: GROUP.format("sft_h100_bf16"), LIST, "layouts/maxi.toml", "no model"),
+        (
+            *("layouts/llama3_8b.toml", lambda text: GROUP.format("pretrain_h100_bf16"), LIST),
+            *("layouts/llama3_8b.toml:1", "llama3_8b_pretrain_h100_bf16 is laid out already"),
+        ),
+        ("layouts/acme_hf.toml", lambda text: text + "nodes.2 = {}\n", LIST, "layouts/acme_hf.toml:4", "gbs is"),
+        (
+            *("layouts/acme_hf.toml", lambda text: GROUP.format("sft_y100_bf16"), LIST),
+            *("layouts/acme_hf.toml:1", "sft_y100_bf16 is not [NNk_]task_gpu_precision"),
+        ),
+        ("modules/torch.py", lambda text: "", LIST, "modules/torch.py", "a module cannot be called torch"),
+        ("modules/json.py", lambda text: "", LIST, "modules/json.py", "a module cannot be called json"),
+        ("modules/my code.py", lambda text: "", LIST, "modules/my code.py", "a module cannot be called my code"),
+        (
+            *("clusters/acme.toml", lambda text: text.replace("x100", "y100", 1), (*RENDER, "acme")),
+            *("clusters/acme.toml:1", "gpu is one of a100"),
+        ),
+        (
+            *("clusters/acme.toml", lambda text: text.replace("fans", "doors"), (*RENDER, "acme")),
+            *("clusters/acme.toml:14", "is one of 'gpus', 'nvlink'"),
+        ),
+        ("clusters/dgx_h100.toml", lambda text: "", (*RENDER, "acme"), "clusters/dgx_h100.toml", "name already"),
+        ("checks/disk.sh", lambda text: "", (*RENDER, "acme"), "checks/disk.sh", "has that name already"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_mistake_is_named_with_its_place(own, recipes_cli, file, change, words, place, says):
+    path = own / file
+    path.write_text(change(path.read_text() if path.exists() else ""))
+    done = recipes_cli("--recipes", own, *words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"{own}/{place}" in done.stderr
+    assert says in done.stderr
+    assert "\n  next: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.nemo
+def test_a_class_beside_the_models_is_refused(own, preloaded_cli):
+    """Ranks could not import it."""
+    models = own / "models" / "acme.py"
+    module = (own / "modules" / "acme_nemo.py").read_text().partition("\n\n")[2]
+    indented = "".join(f"    {line}\n" if line else "\n" for line in module.splitlines())
+    models.write_text(models.read_text().replace("    from acme_nemo import AcmeConfig\n", indented))
+    done = preloaded_cli("--recipes", own, "show", "acme_mini_pretrain_x100_bf16")
+    assert (done.returncode, "ranks cannot import" in done.stderr) == (2, True), done.stderr
+    assert "modules/" in done.stderr
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"hidden_act": "silu"', '"hidden_act": "gelu"', "hidden_act is 'gelu'; NeMo's Llama has 'silu'"),
+        ('"rms_norm_eps"', '"clip_qkv": 8, "rms_norm_eps"', "clip_qkv is no key of a Llama"),
+        ('"rms_norm_eps"', '"rope_scaling": {"rope_type": "yarn"}, "rms_norm_eps"', "rope_scaling is"),
+        ('"model_type": "llama"', '"model_type": "mistral"', "only llama is read here"),
+    ],
+)
+def test_a_config_json_that_nemos_llama_cannot_follow_is_refused(own, preloaded_cli, old, new, says):
+    path = own / "shapes" / "acme_hf.json"
+    path.write_text(path.read_text().replace(old, new))
+    done = preloaded_cli("--recipes", own, "show", "acme_hf_pretrain_x100_bf16")
+    assert (done.returncode, says in done.stderr) == (2, True), done.stderr
+    assert str(path) in done.stderr
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path, recipes_cli):
+    file = tmp_path / "file"
+    file.write_text("")
+    for words, environment in (
+        (("--recipes", tmp_path / "no such", "list"), {}),
+        (("--recipes", file, "list"), {}),
+        (("list",), {"SUPERPOD_RECIPES": str(tmp_path / "no such")}),
+        (("list",), {"SUPERPOD_RECIPES": str(file)}),
+    ):
+        done = recipes_cli(*words, env=environment)
+        assert done.returncode == 2, words
+        assert "it does not exist" in done.stderr or "it is a file, not a folder" in done.stderr
+        assert "next: name the folder that holds" in done.stderr
+
+
+def test_a_colon_in_a_path_is_refused(tmp_path, recipes_cli):
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    done = recipes_cli("--recipes", folder, "list")
+    assert (done.returncode, "separates folders" in done.stderr) == (2, True)
+
+
+def test_an_empty_collection_changes_nothing(tmp_path, recipes_cli):
+    empty = recipes_cli("--recipes", tmp_path, "list")
+    assert empty.returncode == 0
+    assert empty.stdout == recipes_cli("list").stdout
+
+
+def test_hidden_files_of_editors_are_left_alone(own, recipes_cli):
+    (own / "layouts" / ".acme_mini.toml.swp.toml").write_text("not TOML [")
+    (own / "models" / "__init__.py").write_text("1 / 0\n")
+    assert recipes_cli("--recipes", own, *LIST).returncode == 0
