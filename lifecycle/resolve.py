@@ -191,15 +191,15 @@ def resolved(request: Request, *, fresh: bool = False) -> ResolvedRun:
             return kept.validate_json(path.read_bytes())
         except (OSError, ValidationError):
             pass  # not there, or torn: build it
-    run = resolve(request).exported()
+    text = kept.dump_json(resolve(request).exported())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_bytes(kept.dump_json(run))
+        partial.write_bytes(text)
         partial.replace(path)
     except OSError:
         pass  # a home that cannot be written costs time, not the job
-    return run
+    return kept.validate_json(text)  # as it comes from the cache: JSON has lists where Python has tuples
 
 
 def is_cached(request: Request) -> bool:

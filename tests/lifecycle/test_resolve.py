@@ -1,15 +1,16 @@
 """A run is resolved once: every consumer gets the same layout, environment, plan and file; the cache sees changes."""
 
+import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from superpod.lifecycle import resolve
 from superpod.lifecycle.request import Request
-from superpod.slurm import environment, preflight, profiles, submit
-from superpod.slurm.live_cluster import LiveCluster
-
-DP_ONLY = "llama3_8b_pretrain_h100_bf16"
+from tests.lifecycle import consumers
 
 
 @pytest.fixture
@@ -57,64 +58,49 @@ def test_edited_data_is_another_key(tmp_path):
     assert resolve._key(Request("tiny_llama3", data=tmp_path)) != before
 
 
-PLANTED = {
-    "with=fsdp": ("sharding", "zero3", "8"),
-    "trainer.strategy.tensor_model_parallel_size=2": ("tp", 2, "1"),
+WANTED = {
+    "with=fsdp": ("zero3", "8"),
+    "trainer.strategy.tensor_model_parallel_size=8": (8, "1"),
+    "data.global_batch_size=256": (256, None),
+    "trainer.num_nodes=2": (512, None),
 }
-"""An override, the field of the layout that it changes, and the CUDA_DEVICE_MAX_CONNECTIONS that this needs."""
+"""Of each planted override, the field of the layout that runs, and CUDA_DEVICE_MAX_CONNECTIONS of its ranks."""
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Each planted override resolved, from NeMo and from the cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        requests = {text: Request(DP_ONLY, (text,)) for text in PLANTED}
-        built = {text: resolve.resolve(request) for text, request in requests.items()}
-        fresh = {text: resolve.resolved(request) for text, request in requests.items()}
-        assert all(map(resolve.is_cached, requests.values()))
-        cached = {text: resolve.resolved(request) for text, request in requests.items()}
-    return built, fresh, cached
+def views(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resolved")
+    command = [sys.executable, "-W", "ignore", Path(consumers.__file__), folder / "cache", folder / "views.json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads((folder / "views.json").read_text())
 
 
 @pytest.mark.nemo
-@pytest.mark.parametrize("override", PLANTED)
-def test_all_consumers_see_a_planted_override(runs, override):
+@pytest.mark.parametrize("override", consumers.PLANTED)
+def test_all_consumers_see_a_planted_override(views, override):
     """Environment, preflight, plan.json, script, export and rehearsal agree on the layout that really runs."""
-    from superpod import rehearsal
-    from superpod.recipes.layout import layout_of
-
-    built, _, cached = (part[override] for part in runs)
-    field, value, connections = PLANTED[override]
-    cluster = profiles.load("dgx_h100")
-    assert getattr(cached.layout, field) == value
-    variables = {v.name: v.value for v in environment.variables(cluster, cached.layout, cached.job.precision)}
-    assert variables["CUDA_DEVICE_MAX_CONNECTIONS"] == connections
-    assert cached.plan["layouts"][0]["layout"][field] == value
-    submission = submit.Submission(cached, cluster)
-    assert f"export CUDA_DEVICE_MAX_CONNECTIONS={connections} " in submit.script(submission)
-    assert getattr(preflight.Case(submission, LiveCluster()).run.job.layout, field) == value
-    names: dict = {}
-    exec(compile(cached.source, "recipe.py", "exec"), names)
-    assert getattr(layout_of(names["recipe"]()), field) == value
-    rehearsed, _ = rehearsal.rehearse(built.partial, devices=8)
-    assert layout_of(rehearsed).tp == cached.layout.tp
+    view = views[override]
+    value, connections = WANTED[override]
+    layout = {key: view[key] for key in ("resolved", "plan.json", "preflight", "export", "rehearsal")}
+    assert layout == dict.fromkeys(layout, value)
+    assert (view["environment"], view["script"]) == (connections, connections)
+    nodes = 2 if "num_nodes" in override else 1
+    assert view["nodes"] == [nodes, nodes, True]
 
 
 @pytest.mark.nemo
-@pytest.mark.parametrize("override", PLANTED)
-def test_the_cache_gives_back_what_was_put_in(runs, override):
-    built, fresh, cached = (part[override] for part in runs)
-    assert fresh == cached
-    assert built.job == cached.job
-    assert (built.plan, built.lines, built.max_steps) == (cached.plan, cached.lines, cached.max_steps)
+@pytest.mark.parametrize("override", consumers.PLANTED)
+def test_the_cache_gives_back_what_was_put_in(views, override):
+    assert views[override]["cached"]
 
 
 @pytest.mark.nemo
-def test_a_torn_file_in_the_cache_is_built_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    request = Request("tiny_llama3")
-    whole = resolve.resolved(request)
-    (file,) = resolve.cache().iterdir()
+def test_a_torn_file_in_the_cache_is_built_again(tmp_path, preloaded_cli):
+    words = ("render", "tiny_llama3", "--cluster", "testbed")
+    whole = preloaded_cli(*words, env={"XDG_CACHE_HOME": str(tmp_path)})
+    assert whole.returncode == 0, whole.stderr
+    (file,) = (tmp_path / "superpod" / "recipes").iterdir()
     file.write_bytes(file.read_bytes()[:100])
-    assert resolve.resolved(request) == whole
+    rendered = preloaded_cli(*words, env={"XDG_CACHE_HOME": str(tmp_path)})
+    assert (rendered.returncode, rendered.stdout) == (0, whole.stdout)
