@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import tomllib
 from typing import Any
 
 import pytest
@@ -151,3 +152,9 @@ def test_goldens_can_be_read():
     """A golden that nobody can review in a diff protects nothing."""
     folder = ROOT / "tests" / "goldens" / "recipes"
     assert sum(path.read_text().count("\n") for path in folder.glob("*/*.txt")) < 60_000
+
+
+def test_pyright_reads_every_room():
+    """It does not follow the links of src/superpod by itself, and says nothing of what it has not read."""
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]["include"]
+    assert {f"src/superpod/{room}" for room in house.FOLDERS} <= set(included)
