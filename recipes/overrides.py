@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import fiddle as fdl
 import nemo_run as run
@@ -38,7 +38,7 @@ def apply(partial: run.Partial, overrides: list[str]) -> None:
         _check_path(partial, match["path"])
         try:
             with history.custom_location(lambda: where):
-                parse_cli_args(partial, [text])
+                parse_cli_args(cast(Any, partial), [text])  # annotated as a function, and made for a Partial too
                 _numbers_are_numbers(partial, match["path"])
         except CLIException:
             kind = str(_annotation(*_locate(partial, match["path"]))).replace("typing.", "")

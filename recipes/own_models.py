@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from superpod import collection
 from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    import nemo_run as run
 
 PREFIX = "superpod_collection_"
 """Modules of these files are called so: a job can import none of them."""
@@ -26,6 +32,19 @@ def load() -> None:
         _import(path, f"{PREFIX}{number}.{path.stem}")
 
 
+def guarded(make: Callable[[], run.Config]) -> Callable[[], run.Config]:
+    """The function of a model, with its errors as `UserError`s that name its file and line."""
+
+    @functools.wraps(make)
+    def configure() -> run.Config:
+        try:
+            return make()
+        except Exception as broken:
+            raise _as_user_error(broken, Path(make.__code__.co_filename)) from broken
+
+    return configure
+
+
 def family(module: str) -> str:
     """The family of models that a module holds: its file's name."""
     return module.rpartition(".")[2]
@@ -41,13 +60,15 @@ def _import(path: Path, name: str) -> None:
         spec.loader.exec_module(module)
     except Exception as broken:
         del sys.modules[name]
-        hint = broken.hint if isinstance(broken, UserError) else _next_move(broken)
-        name = "" if isinstance(broken, UserError) else f"{type(broken).__name__}: "
-        raise UserError(f"{path}:{_line(broken, path)}: {name}{_message(broken)}", hint) from broken
+        raise _as_user_error(broken, path) from broken
 
 
-def _message(broken: Exception) -> str:
-    return broken.msg if isinstance(broken, SyntaxError) else str(broken)
+def _as_user_error(broken: Exception, path: Path) -> UserError:
+    place = f"{path}:{_line(broken, path)}"
+    if isinstance(broken, UserError):
+        return UserError(f"{place}: {broken}", broken.hint)
+    message = broken.msg if isinstance(broken, SyntaxError) else str(broken)
+    return UserError(f"{place}: {type(broken).__name__}: {message}", _next_move(broken))
 
 
 def _line(broken: Exception, path: Path) -> int:
@@ -60,5 +81,5 @@ def _line(broken: Exception, path: Path) -> int:
 
 def _next_move(broken: Exception) -> str:
     if isinstance(broken, ModuleNotFoundError):
-        return "planning verbs run without NeMo: import it, and what needs it, inside the model's function"
+        return "import NeMo, and what needs it, inside the model's function; put your own modules into modules/"
     return "docs/extending.md shows a file that works"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -224,17 +224,20 @@ def models() -> dict[str, Model]:
     own_models.load()
     for name in [name for name in _models if name not in ours]:
         _check_own(_models[name])
+        _models[name] = replace(_models[name], make=own_models.guarded(_models[name].make))
     return dict(_models)
 
 
 def _check_own(m: Model) -> None:
     """Refuse a collection's model without what every verb needs of it."""
+    place = f"{_file(m.make)}:{m.make.__code__.co_firstlineno}"
+    if not (m.make.__doc__ or "").strip():
+        raise UserError(f"{place}: {m.name} has no docstring", "its first line is the model's title; write one")
     try:
-        _ = m.shape, m.title
+        _ = m.shape
     except UserError as missing:
-        line = m.make.__code__.co_firstlineno
         hint = f"describe it in shapes/*.toml, or put its config.json there as shapes/{m.name}.json"
-        raise UserError(f"{_file(m.make)}:{line}: {missing}", hint) from missing
+        raise UserError(f"{place}: {missing}", hint) from missing
 
 
 @cache

@@ -22,6 +22,7 @@ import torch
 
 from superpod.errors import UserError
 from superpod.recipes.export.source_comments import about, why
+from superpod.recipes.own_models import PREFIX
 
 WIDTH = 100
 """Columns of an exported file."""
@@ -82,7 +83,7 @@ class Imports:
             UserError: no file could import it, or only one where this project is installed.
         """
         module, name = thing.__module__, thing.__qualname__
-        if module.partition(".")[0] in ("superpod", "__main__") or "<" in name:
+        if module.partition(".")[0] in ("superpod", "__main__") or module.startswith(PREFIX) or "<" in name:
             raise UserError(
                 f"the recipe uses {module}.{name}, which a file that stands alone cannot import",
                 "export it without what brings that in",

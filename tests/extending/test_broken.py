@@ -6,6 +6,7 @@ LIST = ("list", "acme")
 PLAN = ("plan", "acme_mini", "--gpu=x100", "--gpus=8")
 RENDER = ("render", "acme_mini_pretrain_x100_bf16", "--cluster")
 
+DOCSTRING = "'''Another.'''"
 MODEL = "\n\n@model(**FACTS)\ndef {}():\n    '''Another.'''\n"
 GROUP = '[[layouts]]\nrecipes = ["{}"]\nnodes.1 = {{ gbs = 8 }}\n'
 
@@ -31,6 +32,10 @@ GROUP = '[[layouts]]\nrecipes = ["{}"]\nnodes.1 = {{ gbs = 8 }}\n'
         (
             *("models/acme.py", lambda text: text + MODEL.format("acme_maxi"), LIST),
             *("models/acme.py:27", "no model is called 'acme_maxi'"),
+        ),
+        (
+            *("models/acme.py", lambda text: text + MODEL.format("acme_maxi").replace(DOCSTRING, "pass"), LIST),
+            *("models/acme.py:27", "acme_maxi has no docstring"),
         ),
         ("models/more.py", lambda text: "\0", LIST, "models/more.py:1", "null bytes"),
         (
@@ -109,6 +114,21 @@ def test_a_class_beside_the_models_is_refused(own, preloaded_cli):
     done = preloaded_cli("--recipes", own, "show", "acme_mini_pretrain_x100_bf16")
     assert (done.returncode, "ranks cannot import" in done.stderr) == (2, True), done.stderr
     assert "modules/" in done.stderr
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("from acme_nemo", "from acme_nimo", "models/acme.py:15: ModuleNotFoundError: No module named 'acme_nimo'"),
+        ("run.Config(AcmeConfig)", "run.Config(AcmeConfig, hidden=3)", "models/acme.py:18: TypeError"),
+    ],
+)
+def test_an_error_of_a_models_function_is_named_with_its_line(own, preloaded_cli, old, new, says):
+    models = own / "models" / "acme.py"
+    models.write_text(models.read_text().replace(old, new))
+    done = preloaded_cli("--recipes", own, "show", "acme_mini_pretrain_x100_bf16")
+    assert (done.returncode, f"{own}/{says}" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.nemo

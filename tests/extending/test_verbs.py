@@ -1,6 +1,7 @@
 """A model, a GPU, a cluster and a check from outside the package, through the real command line."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -146,6 +147,18 @@ def test_a_job_carries_the_module_and_the_check(acme, preloaded_cli, tmp_path):
     checks = ["bash", str(code / "superpod" / "slurm" / "checks" / "node.sh"), "disk", "fans", "doors"]
     printed = subprocess.run(checks, env=environment, capture_output=True, text=True, timeout=30).stdout.splitlines()
     assert [line.split("\t")[:2] for line in printed] == [["disk", "ok"], ["fans", "ok"], ["doors", "bad"]]
+
+
+def test_cluster_health_sends_the_check_to_the_nodes(acme):
+    code = """
+from superpod.slurm import health, profiles
+print("".join(health.own_checks(profiles.load("acme"))) + (health.CHECKS / "node.sh").read_text())
+"""
+    environment = {**os.environ, collection.VARIABLE: str(acme)}
+    sent = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    words = ["bash", "-c", sent.stdout, "node.sh", "fans", "doors"]
+    printed = subprocess.run(words, capture_output=True, text=True, timeout=30).stdout.splitlines()
+    assert [line.split("\t")[:2] for line in printed] == [["fans", "ok"], ["doors", "bad"]]
 
 
 @pytest.mark.nemo
