@@ -7,10 +7,10 @@ from superpod.slurm import environment, profiles
 
 
 def of(name: str, precision: str = "bf16", **layout) -> dict[str, str]:
-    found = environment.variables(profiles.load(name), Layout(gbs=8, **layout), precision)
-    assert len({v.name for v in found}) == len(found)
-    assert all(v.reason for v in found)
-    return {v.name: v.value for v in found}
+    variables = environment.variables(profiles.load(name), Layout(gbs=8, **layout), precision)
+    assert len({v.name for v in variables}) == len(variables)
+    assert all(v.reason for v in variables)
+    return {v.name: v.value for v in variables}
 
 
 @pytest.mark.parametrize(
@@ -38,15 +38,15 @@ def test_precision_network_and_grace_have_variables_of_their_own():
 
 
 def test_a_testbed_gets_nothing_that_needs_a_gpu():
-    found = of("testbed", tp=2)
-    assert not [name for name in found if name.startswith(("CUDA", "NVTE", "NCCL", "TORCH_NCCL"))]
-    assert found["GLOO_SOCKET_IFNAME"] == "eth0"
+    variables = of("testbed", tp=2)
+    assert not [name for name in variables if name.startswith(("CUDA", "NVTE", "NCCL", "TORCH_NCCL"))]
+    assert variables["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 def test_the_profile_wins():
     text = (profiles.SHIPPED / "dgx_h100.toml").read_text() + '\n[env]\nNCCL_DEBUG = "INFO"\nMINE = "a b"\n'
-    found = environment.variables(profiles.parse(text, "x.toml"), Layout(gbs=8), "bf16")
-    values = {v.name: v.value for v in found}
+    variables = environment.variables(profiles.parse(text, "x.toml"), Layout(gbs=8), "bf16")
+    values = {v.name: v.value for v in variables}
     assert values["NCCL_DEBUG"] == "INFO"
     assert values["MINE"] == "a b"
-    assert len(found) == len(values)
+    assert len(variables) == len(values)
