@@ -22,7 +22,9 @@ def main(folder: Path, *names: str) -> None:
 
     install()
     import nemo.collections.llm  # noqa: F401 - imported once, for the processes that are forked from this one
+    import torch
 
+    torch.set_num_threads(1)  # a fork has none of its parent's OpenMP threads, and would wait for them for ever
     for name in names:
         (folder / f"{name}.json").write_text(json.dumps(compared(folder, *RUNS[name], name)))
 
