@@ -20,7 +20,7 @@ OLD_WORDS = frozenset(
     (
         *("found", "each", "said", "asked", "told", "again", "apart", "wanted_of"),  # locals name the thing they hold
         *("Said", "Found", "Ended", "Wanted", "Prepared", "Exported", "Link", "RunDir", "Stored", "Apart"),
-        *("link_dir", "new_link", "idle_links", "rundir", "stored", "foreign", "vocabulary", "demand", "speak"),
+        *("link_dir", "new_link", "idle_links", "rundir", "stored", "foreign", "demand", "speak"),
         *("fed", "agree", "witness", "remedy", "remedies", "talk"),
     )
 )
