@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items):
             )
 
 
-TOGETHER = ("tests/rehearsal", "tests/recipes", "tests/slurm")
+TOGETHER = ("tests/rehearsal", "tests/recipes", "tests/slurm/testbed", "tests/extending")
 """Folders whose files share costly fixtures: one worker has them all."""
 
 
