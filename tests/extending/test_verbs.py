@@ -108,6 +108,7 @@ def test_prove_builds_every_size_and_compares_it_with_the_plan(acme, preloaded_c
 
 
 @pytest.mark.nemo
+@pytest.mark.slow
 def test_a_shape_that_is_not_the_models_is_not_proven(own, preloaded_cli, tmp_path):
     shapes = own / "shapes" / "acme.toml"
     shapes.write_text(shapes.read_text().replace("ffn = 768", "ffn = 1024"))
@@ -116,6 +117,7 @@ def test_a_shape_that_is_not_the_models_is_not_proven(own, preloaded_cli, tmp_pa
 
 
 @pytest.mark.nemo
+@pytest.mark.slow
 def test_an_exported_file_runs_with_its_module_beside_it(acme, preloaded_cli, tmp_path):
     file = tmp_path / "exported.py"
     done = preloaded_cli("--recipes", acme, "export", MINI, "--to", file)
@@ -162,6 +164,7 @@ print("".join(health.own_checks(profiles.load("acme"))) + (health.CHECKS / "node
 
 
 @pytest.mark.nemo
+@pytest.mark.slow
 def test_another_module_is_another_job(own, preloaded_cli, tmp_path):
     words = ("--recipes", own, "render", MINI, "--cluster=acme")
     first = preloaded_cli(*words, env={"XDG_CACHE_HOME": str(tmp_path)}).stdout

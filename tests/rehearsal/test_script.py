@@ -29,7 +29,12 @@ PRETRAIN, SFT, LORA = TRAINED
 @pytest.mark.nemo
 @pytest.mark.train
 @pytest.mark.parametrize(
-    "name", [PRETRAIN, pytest.param(LORA, marks=pytest.mark.slow), pytest.param(SFT, marks=pytest.mark.long)]
+    "name",
+    [
+        pytest.param(PRETRAIN, marks=pytest.mark.slow),
+        pytest.param(LORA, marks=pytest.mark.slow),
+        pytest.param(SFT, marks=pytest.mark.long),
+    ],
 )
 def test_an_exported_recipe_trains_without_this_project(name, tmp_path):
     file = (answers()["folder"] / "alone" / f"{name}.py").read_text()
