@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import time
@@ -146,7 +147,7 @@ class RunFolder:
         if (run.path / "links").is_dir() and not (run.path / "attempts").is_dir():
             raise UserError(
                 f"{run.path} was written by version 0.1, which kept its attempts in links/",
-                "rename that folder to attempts/",
+                f"mv {shlex.quote(str(run.path / 'links'))} {shlex.quote(str(run.path / 'attempts'))}",
             )
         if wrong := _problem_in(facts):
             raise UserError(f"{run.path / 'run.json'}: {wrong}", "mend the file, or start a new run")
@@ -154,12 +155,12 @@ class RunFolder:
 
     @classmethod
     def latest(cls, runs: Path, recipe: str) -> RunFolder | None:
-        """The newest run of a recipe that `open` takes; None when there is none."""
+        """The newest run of a recipe with a run.json that can be read; None when there is none. Raises as `open`."""
         files = (Path(runs).absolute() / recipe).glob("*/run.json")
         readable = [(file.parent, facts) for file in files if (facts := read_json(file)) and not _problem_in(facts)]
         # By the second in the folder's name, then by the exact time.
         path, _ = max(readable, key=lambda pair: (pair[0].name[:16], pair[1].get("t", 0)), default=(None, None))
-        return cls(path) if path else None
+        return cls.open(path) if path else None
 
     @property
     def facts(self) -> JsonObject:
