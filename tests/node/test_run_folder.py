@@ -392,11 +392,3 @@ def test_the_import_of_a_run_folder_needs_no_torch():
     code = "import sys; import superpod.node.run_folder; print('torch' in sys.modules, 'lightning' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
-
-
-def test_a_folder_of_version_0_1_is_refused_with_the_command_that_renames_it(run):
-    (run.path / "attempts").rename(run.path / "links")
-    for way_in in (lambda: RunFolder.open(run.path), lambda: RunFolder.latest(run.path.parents[1], NAME)):
-        with pytest.raises(UserError, match=r"written by version 0\.1") as refused:
-            way_in()
-        assert refused.value.hint == f"mv {run.path}/links {run.path}/attempts"
