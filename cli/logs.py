@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from superpod.cli.request_options import Run
+from superpod.errors import UserError
 
 
 def logs(
@@ -24,6 +25,9 @@ def logs(
     from superpod.slurm import connection, watch
 
     folder = RunFolder.open(run)
+    names = [known.name for known in folder.attempts]
+    if attempt and attempt.zfill(3) not in names:
+        raise UserError(f"{run} has no attempt {attempt}", f"it has {', '.join(names) or 'none yet'}")
     reader = Reader(folder, rank=rank, all_ranks=all_ranks, attempt=attempt, tail=lines)
     slurm = connection.Connection()
     while True:

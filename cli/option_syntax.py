@@ -76,6 +76,8 @@ def options(base: Options, texts: list[str]) -> Options:
             raise UserError(f"no option is called {key!r}", did_you_mean(key, list(defaults)) or ", ".join(defaults))
         if key in lists:
             values[key] = () if value is True else tuple(str(value).split("+"))
+        elif key == "release" and not re.fullmatch(r"NeMo \d\d\.\d\d", str(value)):
+            raise UserError(f"--option release is {value!r}", "write --option 'release=NeMo 25.09'")
         elif isinstance(defaults[key], float) and isinstance(value, int) and not isinstance(value, bool):
             values[key] = float(value)
         elif defaults[key] is not None and type(value) is not type(defaults[key]):

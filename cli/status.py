@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,7 +45,6 @@ def status(
 
 def _runs_of(run: str, cluster: str, runs: str) -> tuple[Connection, list[RunFolder]]:
     """The connection to Slurm, and the folders of the runs to show."""
-    from superpod.node import guard
     from superpod.node.run_folder import RunFolder
     from superpod.slurm import connection, mirror, profiles
 
@@ -53,12 +53,26 @@ def _runs_of(run: str, cluster: str, runs: str) -> tuple[Connection, list[RunFol
     folder = runs or (profile.folders.runs if profile else "runs")
     if slurm.remote:
         local = mirror.fetch(slurm, str(Path(run).parents[1]) if run else folder)
-        return slurm, [RunFolder.open(local / Path(run).parent.name / Path(run).name)] if run else guard.runs_of(local)
+        return slurm, [RunFolder.open(local / Path(run).parent.name / Path(run).name)] if run else _readable(local)
     if run:
         return slurm, [RunFolder.open(run)]
     if not Path(folder).is_dir():
         raise UserError(f"there is no folder of runs at {folder}", "name a run, --runs DIR, or --cluster PROFILE")
-    return slurm, guard.runs_of(Path(folder))
+    return slurm, _readable(Path(folder))
+
+
+def _readable(folder: Path) -> list[RunFolder]:
+    """The runs below a folder that can be opened; why another one cannot is said beside the table."""
+    from superpod.node import guard
+    from superpod.node.run_folder import RunFolder
+
+    runs = []
+    for run in guard.runs_of(folder):
+        try:
+            runs.append(RunFolder.open(run.path))
+        except UserError as error:
+            print(f"left out: {error}" + (f"\n  next: {error.hint}" if error.hint else ""), file=sys.stderr)
+    return runs
 
 
 def _facts(view: RunView) -> dict[str, object]:

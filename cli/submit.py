@@ -133,11 +133,9 @@ def submission_of(
 def _resolved(request: Request) -> ResolvedRun:
     """The request resolved. The first time, NeMo builds it, which takes long enough for a message on a terminal."""
     from superpod.lifecycle.quiet import quietly
-    from superpod.lifecycle.resolve import is_cached, resolved
+    from superpod.lifecycle.resolve import is_cached, resolve_cached
 
-    if is_cached(request):
-        return resolved(request)
-    with quietly() as terminal:
-        if sys.stderr.isatty():
+    with quietly() as terminal:  # also where the cache has it: a torn file is built again
+        if sys.stderr.isatty() and not is_cached(request):
             print("building the recipe with NeMo (10 to 20 s, once)", file=terminal, flush=True)
-        return resolved(request)
+        return resolve_cached(request)

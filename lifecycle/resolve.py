@@ -1,6 +1,6 @@
 """What will run: a request with every value decided, once. Local runs, exports, jobs and checks all take this.
 
-`resolve` builds the recipe with NeMo (10 to 20 s for its import). `resolved` gives the same without the built
+`resolve` builds the recipe with NeMo (10 to 20 s for its import). `resolve_cached` gives the same without the built
 configuration, but with the file that ranks run, from a cache where nothing that it depends on has changed.
 """
 
@@ -17,6 +17,7 @@ import superpod
 from superpod import collection
 from superpod.errors import UserError
 from superpod.lifecycle.request import Request
+from superpod.node.files import write_json
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 
@@ -177,7 +178,7 @@ def _still_a_recipe(partial: run.Partial, overrides: tuple[str, ...]) -> None:
 # -- the same without NeMo, where it was resolved before -------------------------------------------------------------
 
 
-def resolved(request: Request, *, fresh: bool = False) -> ResolvedRun:
+def resolve_cached(request: Request, *, fresh: bool = False) -> ResolvedRun:
     """The request resolved, with its `source` and without its `partial`; from the cache, or built and kept there.
 
     Raises:
@@ -194,16 +195,14 @@ def resolved(request: Request, *, fresh: bool = False) -> ResolvedRun:
     text = kept.dump_json(resolve(request).exported())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_bytes(text)
-        partial.replace(path)
+        write_json(path, json.loads(text))
     except OSError:
         pass  # a home that cannot be written costs time, not the job
     return kept.validate_json(text)  # as it comes from the cache: JSON has lists where Python has tuples
 
 
 def is_cached(request: Request) -> bool:
-    """Whether `resolved` will not have to import NeMo."""
+    """Whether `resolve_cached` will not have to import NeMo."""
     return (cache() / f"{_key(request)}.json").is_file()
 
 
@@ -224,10 +223,13 @@ def _key(request: Request) -> str:
     question = json.dumps([request.recipe, request.facts(), versions()], sort_keys=True, default=str)
     digest = hashlib.sha256(question.encode())
     folders = [PACKAGE / name for name in SOURCES]
-    files = [path for folder in folders for path in sorted(folder.rglob("*.*")) if "__pycache__" not in path.parts]
-    files += [path for kind in collection.KINDS for path in collection.files(kind)]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.*")) if "__pycache__" not in path.parts]
+    files = [(str(path.relative_to(PACKAGE)), path) for path in paths]
+    files += [("collection.py", Path(collection.__file__)), *collection.all_files()]
     if request.data:
-        files.append(request.data / "dataset.json")
-    for path in files:
-        digest.update(path.read_bytes() if path.is_file() else b"")
+        files.append(("dataset.json", request.data / "dataset.json"))
+    for name, path in files:
+        content = path.read_bytes() if path.is_file() else b""
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
     return digest.hexdigest()[:32]

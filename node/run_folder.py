@@ -145,10 +145,10 @@ class RunFolder:
                 "name a folder RUNS/RECIPE/TIME-ID, as `recipes run` prints it",
             )
         if (run.path / "links").is_dir() and not (run.path / "attempts").is_dir():
-            raise UserError(
-                f"{run.path} was written by version 0.1, which kept its attempts in links/",
-                f"mv {shlex.quote(str(run.path / 'links'))} {shlex.quote(str(run.path / 'attempts'))}",
-            )
+            moved = f"mv {shlex.quote(str(run.path / 'links'))} {shlex.quote(str(run.path / 'attempts'))}"
+            # The script of a run on Slurm carries the runtime of its version, which writes to links/.
+            hint = "start a new run" if (run.path / "job.sbatch").exists() else moved
+            raise UserError(f"{run.path} was written by version 0.1, which kept its attempts in links/", hint)
         if wrong := _problem_in(facts):
             raise UserError(f"{run.path / 'run.json'}: {wrong}", "mend the file, or start a new run")
         return run

@@ -111,7 +111,7 @@ def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
         gpus=partial.trainer.devices * partial.trainer.num_nodes,
         seq=partial.data.seq_length,
         layout=layout,
-        options=_options_of(partial, base.options),
+        options=_options_of(partial, decided(recipe.task, base.precision, layout.sharding, base.model)),
     )
 
 

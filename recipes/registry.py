@@ -263,6 +263,8 @@ def find(name: str) -> Recipe:
     for m in models().values():  # its own file is enough
         if name.startswith(m.name) and name in (own := _of(m)):
             return own[name]
+    if name in models():
+        raise UserError(f"{name} is a model, not a recipe", f"`recipes list {name}` shows its recipes")
     known = list(recipes())
     hint = did_you_mean(name, known) or "`recipes list` shows them all"
     raise UserError(f"no recipe is called {name!r}", hint)

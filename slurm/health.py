@@ -68,7 +68,7 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
 
 def own_checks(cluster: Cluster) -> Iterator[str]:
     """The profile's checks that come from the user's collections, each as a shell function for node.sh."""
-    for name, path in collection.by_name("checks", {}).items():
+    for name, path in collection.checks().items():
         if name in cluster.health.checks:
             yield f"own_{name}() {{ bash -c {shlex.quote(text_of(path))} {path.name}; }}\n"
 

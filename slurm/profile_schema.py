@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -59,9 +58,9 @@ def _fabric(value: str) -> str:
 
 
 def _check(value: str) -> str:
-    own = collection.by_name("checks", dict.fromkeys(CHECKS, Path("slurm/checks/node.sh")))
-    if value not in own:
-        *names, last = map(repr, own)
+    known = [*CHECKS, *collection.checks(CHECKS)]
+    if value not in known:
+        *names, last = map(repr, known)
         raise ValueError(f"is one of {', '.join(names)} or {last}")
     return value
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -93,23 +94,54 @@ def by_name(kind: str, ours: dict[str, Path]) -> dict[str, Path]:
     return named
 
 
+def all_files() -> Iterator[tuple[str, Path]]:
+    """(name, file) of all that the collections hold, whatever its kind: what a cache of their recipes depends on."""
+    for folder in folders():
+        for path in sorted(folder.rglob("*")):
+            place = path.relative_to(folder)
+            if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in place.parts):
+                yield f"{folder}\0{place}", path
+
+
 def carried() -> dict[str, Path]:
     """What a job carries of the collections: its path in the job's code folder -> the file here."""
-    checks = {f"superpod/slurm/checks/{path.name}": path for path in files("checks")}
-    return checks | {path.name: path for path in modules()}
+    own = {f"superpod/slurm/checks/{path.name}": path for path in checks().values()}
+    return own | {path.name: path for path in modules()}
+
+
+def checks(ours: Iterable[str] = ()) -> dict[str, Path]:
+    """Checks of a node by name.
+
+    Raises:
+        UserError: when two have the same name, one has a name of `ours`, or one that is not a plain word: a check
+            becomes a shell function on the nodes.
+    """
+    taken = dict.fromkeys(("node", *ours), Path("slurm/checks/node.sh"))
+    own = {name: path for name, path in by_name("checks", taken).items() if name not in taken}
+    for name, path in own.items():
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+            raise UserError(f"{path}: a check cannot be called {name!r}", "use letters, digits, _ and -")
+    return own
 
 
 def modules() -> list[Path]:
     """Python files of the collections that ranks import.
 
     Raises:
-        UserError: when two have the same name, or one hides a module of Python, of NeMo or of a job.
+        UserError: when two have the same name, or one hides a module of Python, of a job, or of an installed package.
+            Ranks find the job's folder first, this machine finds the package first: they would import two things.
     """
     taken = {"superpod", "recipe", "nemo", "nemo_run", "megatron", "torch", "lightning", *sys.stdlib_module_names}
     for name, path in by_name("modules", {}).items():
-        if name in taken or not name.isidentifier():
+        if name in taken or not name.isidentifier() or _is_installed(name, path):
             raise UserError(f"{path}: a module cannot be called {name}", "name it after your company or project")
     return files("modules")
+
+
+def _is_installed(name: str, path: Path) -> bool:
+    """Whether `import NAME` would find something else than the file at `path`."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and Path(spec.origin or "").resolve() != path.resolve()
 
 
 def make_importable() -> None:

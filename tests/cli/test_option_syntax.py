@@ -56,3 +56,10 @@ def test_other_names_are_refused(words, says, hint):
     with pytest.raises(UserError, match=says) as refused:
         option_syntax.options(Options(), [words])
     assert hint in refused.value.hint
+
+
+@pytest.mark.parametrize("release", ["MLPerf v4.1", "tag v25.04.02", "era TYPO", "25.09"])
+def test_a_release_that_the_planner_does_not_know_is_refused(release):
+    with pytest.raises(UserError, match="--option release is"):
+        option_syntax.options(Options(), [f"release={release}"])
+    assert option_syntax.options(Options(), ["release=NeMo 25.09"]).release == "NeMo 25.09"

@@ -36,7 +36,7 @@ def seen(override: str, field: str) -> dict[str, Any]:
     from superpod.recipes.layout import layout_of
 
     request, cluster = Request(RECIPE, (override,)), profiles.load("dgx_h100")
-    built, fresh, cached = resolve.resolve(request), resolve.resolved(request), resolve.resolved(request)
+    built, fresh, cached = resolve.resolve(request), resolve.resolve_cached(request), resolve.resolve_cached(request)
     submission = submit.Submission(cached, cluster)
     script = submit.script(submission)
     variables = {v.name: v.value for v in environment.variables(cluster, cached.layout, cached.job.precision)}

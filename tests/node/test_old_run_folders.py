@@ -14,5 +14,17 @@ def test_one_is_refused_with_the_command_that_renames_its_folder(run):
         with pytest.raises(UserError, match=r"written by version 0\.1") as refused:
             way_in(run.path)
         assert refused.value.hint == f"mv {run.path}/links {run.path}/attempts"
+    (run.path / "job.sbatch").touch()
+    with pytest.raises(UserError) as refused:
+        RunFolder.open(run.path)
+    assert refused.value.hint == "start a new run"
     (run.path / "links").rename(run.path / "attempts")
     assert [attempt.name for attempt in RunFolder.open(run.path).attempts] == ["001"]
+
+
+def test_status_leaves_one_out_and_says_why(run, recipes_cli):
+    (run.path / "attempts").rename(run.path / "links")
+    done = recipes_cli("status", "--runs", run.path.parents[1], "--no-top-up")
+    assert done.returncode == 0
+    assert "written by version 0.1" in " ".join(done.stderr.split())
+    assert NAME not in done.stdout

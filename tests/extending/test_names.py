@@ -1,0 +1,57 @@
+"""Names in a collection that would mean something else on the nodes, and the cache that must see every file of one."""
+
+import pytest
+
+from superpod import collection
+from superpod.errors import UserError
+from superpod.lifecycle import resolve
+from superpod.lifecycle.request import Request
+from superpod.slurm.profiles import CHECKS
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Write a file of a collection."""
+    monkeypatch.setenv(collection.VARIABLE, str(tmp_path))
+
+    def write(name, text=""):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["node", CHECKS[0], "a b(c", "x;touch pwned", "a.b", "1st"])
+def test_a_check_with_a_name_that_a_shell_misreads_or_that_is_ours_is_refused(own, name):
+    own(f"checks/{name}.sh", "true")
+    with pytest.raises(UserError, match=r"has that name already|a check cannot be called"):
+        collection.checks(CHECKS)
+    own(f"checks/{name}.sh").unlink()
+    own("checks/own-check_2.sh", "true")
+    assert list(collection.checks(CHECKS)) == ["own-check_2"]
+
+
+@pytest.mark.parametrize("name", ["json", "torch", "pytest", "numpy", "recipe", "two words"])
+def test_a_module_that_hides_another_is_refused(own, name):
+    own(f"modules/{name}.py")
+    with pytest.raises(UserError, match="a module cannot be called"):
+        collection.modules()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda own: own("models/_shared.py", "A = 1"),
+        lambda own: own("modules/package/__init__.py"),
+        lambda own: own("shapes/m/config.json", "{}"),
+        lambda own: own("modules/acme.py", "A = 1").rename(own("modules/b.py").parent / "c.py"),
+    ],
+)
+def test_every_file_of_a_collection_is_in_the_key_of_a_resolved_run(own, change):
+    own("modules/acme.py", "A = 1")
+    before = resolve._key(Request("tiny_llama3"))
+    assert resolve._key(Request("tiny_llama3")) == before
+    change(own)
+    assert resolve._key(Request("tiny_llama3")) != before
