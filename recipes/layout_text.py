@@ -108,9 +108,10 @@ def _sizes(sizes: Mapping[str, Any], file: str, place: Place) -> Iterator[tuple[
         if not re.fullmatch(r"[1-9][0-9]{0,5}", nodes):
             raise UserError(f"{file}:{place.header}: nodes.{nodes} is no number of nodes", "write it as nodes.4")
         where = f"{file}:{place.nodes.get(int(nodes), place.header)}"
+        layout = _layout(repr(values), values, where)  # a misspelt gbs is named here
         if "gbs" not in values:
             raise UserError(f"{where}: gbs is missing", "each line is a whole layout; add its global batch: gbs = 512")
-        yield int(nodes), _layout(repr(values), values, where)
+        yield int(nodes), layout
 
 
 _layouts: dict[str, Layout] = {}

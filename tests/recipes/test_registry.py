@@ -67,6 +67,7 @@ NAMED = "[[layouts]]\nrecipes = ['{}']\nnodes.1 = {{ gbs = 1 }}\n"
         (HEAD + "nodes.1 = { tp = 'two', gbs = 1 }\n", 3, "tp takes a whole number, not 'two'"),
         (HEAD + "nodes.1 = { gbs = 1 }\nnodes.2 = { sp = 1, gbs = 1 }\n", 4, "sp takes true or false, not 1"),
         (HEAD + "nodes.1 = { tp = 2 }\n", 3, "gbs is missing"),
+        (HEAD + "nodes.1 = { gsb = 64 }\n", 3, "no layout key is called 'gsb'"),
         (HEAD + "nodes.0 = { gbs = 1 }\n", 1, "nodes.0 is no number of nodes"),
         (HEAD + "nodes.two = { gbs = 1 }\n", 1, "nodes.two is no number of nodes"),
         (NAMED.format("pretrain_h999_bf16"), 1, "is not [NNk_]task_gpu_precision"),
