@@ -10,7 +10,7 @@ precision, a software era, a class of runs; the files hold the products of one G
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from accuracy_time import Result, read
 from steptime_priors import BEGIN, LEAST, START, Scope, scopes, widths
 
 from superpod.planner import calibration, columns, step_cost, steptime
-from superpod.planner.planned_job import PlannedJob
 
 Array = NDArray[np.float64]
 NOISE = 0.03
@@ -180,8 +179,6 @@ def main(reference: Path) -> int:
         print(f"{name}: fit {errors[rows & fit.fitted].mean():.2%}, hold-out {errors[rows & ~fit.fitted].mean():.2%}")
     return 0
 
-
-Predicate = Callable[[PlannedJob], bool]
 
 if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1])))

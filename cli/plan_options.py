@@ -33,9 +33,7 @@ class PlanOptions:
         str, typer.Argument(help="A recipe, a model's name, a Hugging Face config.json, or layers=..,hidden=..")
     ]
     layout: Annotated[str | None, typer.Option("--layout", help="Such as tp=4,pp=2,sp,mbs=2,recompute=full.")] = None
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", help="a100, h100, h200, b200, gb200, ..., or one of --hardware.")
-    ] = None
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Such as h100, or one of --hardware.")] = None
     gpus: Annotated[int | None, typer.Option("--gpus", help="Number of GPUs.")] = None
     nodes: Annotated[int | None, typer.Option("--nodes", help="Number of nodes, instead of --gpus.")] = None
     seq: Annotated[int | None, typer.Option("--seq", help="Sequence length, tokens. Default of a model: 8192.")] = None

@@ -159,11 +159,8 @@ def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[
             with stop.installed():
                 wait_for_all(stop, watchdog.also_looking(tick))
         state = str(exp.jobs[0].state)
-    except (
-        KeyboardInterrupt,
-        SignalException,
-    ):  # while NeMo-Run handled signals, before ranks started
-        stop.received += 1
+    except (KeyboardInterrupt, SignalException):
+        stop.received += 1  # while NeMo-Run handled signals, before ranks started
     finally:
         send(processes_of(attempt.path), signal.SIGKILL)
     if watchdog.stalled and not folder.done:

@@ -178,7 +178,7 @@ def _still_a_recipe(partial: run.Partial, overrides: tuple[str, ...]) -> None:
 # -- the same without NeMo, where it was resolved before -------------------------------------------------------------
 
 
-def resolve_cached(request: Request, *, fresh: bool = False) -> ResolvedRun:
+def resolve_cached(request: Request) -> ResolvedRun:
     """The request resolved, with its `source` and without its `partial`; from the cache, or built and kept there.
 
     Raises:
@@ -186,19 +186,18 @@ def resolve_cached(request: Request, *, fresh: bool = False) -> ResolvedRun:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    path, kept = cache() / f"{_key(request)}.json", TypeAdapter(ResolvedRun)
-    if not fresh:
-        try:
-            return kept.validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            pass  # not there, or torn: build it
-    text = kept.dump_json(resolve(request).exported())
+    path, adapter = cache() / f"{_key(request)}.json", TypeAdapter(ResolvedRun)
+    try:
+        return adapter.validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        pass  # not there, or torn: build it
+    data = adapter.dump_python(resolve(request).exported(), mode="json")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, json.loads(text))
+        write_json(path, data)
     except OSError:
         pass  # a home that cannot be written costs time, not the job
-    return kept.validate_json(text)  # as it comes from the cache: JSON has lists where Python has tuples
+    return adapter.validate_python(data)  # as it comes from the cache: JSON has lists where Python has tuples
 
 
 def is_cached(request: Request) -> bool:

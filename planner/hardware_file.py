@@ -17,12 +17,10 @@ TEXT = {"generation": (), "kind": ("infiniband", "ethernet"), "source": (), "gpu
 """Keys that hold words, and which ones; () = any."""
 WORDS: dict[str, tuple[str, ...]] = {"scaled_formats": SCALED, "aliases": ()}
 """Keys that hold lists of words, and which ones; () = any."""
-FLAGS = ("fp8_any_order", "fuses_mxfp8_experts", "keeps_queue_order", "nvlink_c2c")
-WHOLE = (
-    *("gpus", "nvlink_domain", "nics", "sms", "rails", "scalable_unit"),
-    *("cublas_workspace_mib", "te_workspace_mib"),
-)
-"""Keys that hold whole numbers."""
+_TYPES = {field.name: field.type for kind in (Gpu, Node, Fabric) for field in fields(kind)}
+FLAGS = tuple(name for name, kind in _TYPES.items() if kind == "bool")
+WHOLE = tuple(name for name, kind in _TYPES.items() if kind == "int")
+"""Keys that hold true or false, and whole numbers: by the type of their field, so that a new one stands once."""
 NONE = ("nvlink_gb_per_s", "tf32_tflops", "fp8_tflops", "nvfp4_tflops", "rails", "scalable_unit", "host_gb", "nics")
 """Keys that may be 0: the hardware has none."""
 OWN = ("name", "source", "aliases")
