@@ -20,6 +20,7 @@ from superpod.lifecycle.resolve import ResolvedRun, resolve
 from superpod.node.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
 from superpod.node.rank import attach
 from superpod.node.run_folder import Attempt, RunFolder
+from superpod.recipes import environment
 from superpod.rehearsal import Change, dry_build, rehearse
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[
     from torchx.schedulers.local_scheduler import SignalException
 
     attach(local.partial, folder.path, attempt.path)
-    environment = _environment() | {MARK: str(attempt.path)}
-    executor = run.LocalExecutor(ntasks_per_node=local.ranks, launcher="torchrun", env_vars=environment)
+    values = _environment() | _of_the_run(local) | {MARK: str(attempt.path)}
+    executor = run.LocalExecutor(ntasks_per_node=local.ranks, launcher="torchrun", env_vars=values)
     stop, watchdog = StopSignal(), Watchdog(attempt)
     state = ""
     try:
@@ -179,6 +180,21 @@ def _environment() -> dict[str, str]:
         # torchrun kills its ranks this long after a signal; a checkpoint may take longer than its 30 s.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_S),
     }
+
+
+def _of_the_run(local: LocalRun) -> dict[str, str]:
+    """What the run needs on GPUs, as on a cluster; what this shell has set already wins.
+
+    Raises:
+        UserError: the run would end at its start with the shell's own.
+    """
+    if local.changes:  # a rehearsal
+        return {}
+    job = local.resolved.job
+    needed = environment.variables(job)
+    own = {v.name: os.environ[v.name] for v in needed if v.name in os.environ}
+    own |= {name: os.environ[name] for name in environment.CHECKED if name in os.environ}
+    return {v.name: v.value for v in environment.with_own(needed, own, "set in this shell", job)}
 
 
 @contextmanager

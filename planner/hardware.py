@@ -79,6 +79,8 @@ class Gpu:
     """One kernel runs gated MXFP8 experts as a whole."""
     keeps_queue_order: bool = False
     """The GPU starts kernels in the order they are queued, with more than one hardware queue."""
+    multicast: bool = False
+    """NVLink switches send one write to several GPUs, which Transformer Engine's userbuffers ask for."""
     cublas_workspace_mib: int = 8
     """What PyTorch reserves for cuBLAS, per thread that calls it."""
     te_workspace_mib: int = 32

@@ -1,129 +1,69 @@
-"""What ranks find in their environment, with the reason beside each variable: by GPU, network, precision and layout.
-
-A table, so that it can be read whole. `variables` picks from it; `recipes render` writes the reasons into the job.
+"""What the ranks of a job find in their environment: what the run needs (`recipes/environment.py`), and what the
+cluster adds, each with its reason. `recipes render` writes the reasons into the job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from superpod.planner import hardware
+from superpod.recipes import environment
+from superpod.recipes.environment import Variable
 
 if TYPE_CHECKING:
     from superpod.planner.hardware import Node
-    from superpod.planner.layout import Layout
+    from superpod.planner.planned_job import PlannedJob
     from superpod.slurm.profiles import Cluster
 
+PROCESS = (
+    Variable("PYTHONUNBUFFERED", "1", "a rank that is killed has written its last lines"),
+    Variable("OMP_NUM_THREADS", "1", "as torchrun sets it: ranks of a node must not fight for its cores"),
+    Variable("TOKENIZERS_PARALLELISM", "false", "tokenizer threads do not survive the data loader's fork"),
+    Variable("HF_HUB_OFFLINE", "1", "a thousand ranks must not ask the hub; preflight looks for the files"),
+    Variable("TRANSFORMERS_OFFLINE", "1", "the same, for transformers"),
+)
+"""Of every rank, on GPUs or not."""
 
-@dataclass(frozen=True)
-class Variable:
-    """One variable of the ranks and why it is set."""
+When = Callable[["Node", str], bool]
 
-    name: str
-    value: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class EnvironmentFacts:
-    """What the choice depends on."""
-
-    layout: Layout
-    precision: str
-    node: Node
-    network: str
-    on_gpu: bool = True
-
-    @property
-    def splits_layers(self) -> bool:
-        """Whether ranks communicate inside a layer: tensor or context parallelism."""
-        return self.layout.tp > 1 or self.layout.cp > 1
-
-    @property
-    def own_fsdp(self) -> bool:
-        """Whether Megatron-FSDP shards gradients or weights."""
-        return self.layout.sharding in ("zero2", "zero3")
-
-
-When = Callable[[EnvironmentFacts], bool]
-
-# Sources: NeMo 2.7.3 `lightning/run/plugins.py` (PerfEnvPlugin) and `megatron_comm_overlap.py`; Megatron-Bridge
-# `scripts/performance`; NCCL's and PyTorch's lists of variables.
-TABLE: tuple[tuple[str, str, When, str], ...] = (
-    ("PYTHONUNBUFFERED", "1", lambda f: True, "a rank that is killed has written its last lines"),
-    ("OMP_NUM_THREADS", "1", lambda f: True, "as torchrun sets it: ranks of a node must not fight for its cores"),
-    ("TOKENIZERS_PARALLELISM", "false", lambda f: True, "tokenizer threads do not survive the data loader's fork"),
-    ("HF_HUB_OFFLINE", "1", lambda f: True, "a thousand ranks must not ask the hub; preflight looks for the files"),
-    ("TRANSFORMERS_OFFLINE", "1", lambda f: True, "the same, for transformers"),
-    (
-        *("CUDA_DEVICE_MAX_CONNECTIONS", "1"),
-        lambda f: f.on_gpu and not f.node.gpu.keeps_queue_order and f.splits_layers and not f.own_fsdp,
-        "kernels start in the order they are queued, so that communication of TP and CP goes before the GEMM hiding it",
-    ),
-    (
-        *("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
-        lambda f: f.on_gpu and f.node.gpu.keeps_queue_order and f.splits_layers and not f.own_fsdp,
-        "Blackwell keeps that order by itself; with 8 queues, the default, streams of TP and CP would share one",
-    ),
-    (
-        *("CUDA_DEVICE_MAX_CONNECTIONS", "8"),
-        lambda f: f.on_gpu and f.own_fsdp,
-        "Megatron-FSDP refuses 1: its gathers must run beside the layers",
-    ),
-    ("NVTE_FWD_LAYERNORM_SM_MARGIN", "16", lambda f: f.on_gpu, "leave SMs to NCCL while norms run, forward"),
-    ("NVTE_BWD_LAYERNORM_SM_MARGIN", "16", lambda f: f.on_gpu, "... and backward"),
-    (
-        *("NVTE_NORM_FWD_USE_CUDNN", "1"),
-        lambda f: f.on_gpu and f.precision == "mxfp8",
-        "only cuDNN's norm writes MXFP8 in one kernel",
-    ),
-    ("NVTE_NORM_BWD_USE_CUDNN", "1", lambda f: f.on_gpu and f.precision == "mxfp8", "... and its backward"),
-    (
-        *("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
-        lambda f: f.on_gpu,
-        "fragmentation has ended runs at 59 of 80 GB",
-    ),
-    ("TORCH_NCCL_HIGH_PRIORITY", "1", lambda f: f.on_gpu, "communication first when both wait for an SM"),
-    ("TORCH_FR_BUFFER_SIZE", "20000", lambda f: f.on_gpu, "flight recorder: what each rank did last, at a timeout"),
-    ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", lambda f: f.on_gpu, "... written when a collective times out"),
-    ("NCCL_DEBUG", "WARN", lambda f: f.on_gpu, "errors name the peer; INFO would write megabytes a rank"),
-    ("NCCL_NVLS_ENABLE", "0", lambda f: f.on_gpu, "NVLink SHARP takes GPU memory that the planner gives to the model"),
+NETWORK: tuple[tuple[str, str, When, str], ...] = (
     (
         *("NCCL_IB_DISABLE", "1"),
-        lambda f: f.on_gpu and f.network == "ethernet",
+        lambda node, network: network == "ethernet",
         "no RDMA here: do not spend the start-up on looking for it",
     ),
-    ("NCCL_IB_GID_INDEX", "3", lambda f: f.on_gpu and f.network == "roce", "the RoCE v2 address, which is routed"),
+    ("NCCL_IB_GID_INDEX", "3", lambda node, network: network == "roce", "the RoCE v2 address, which is routed"),
     (
         *("NCCL_NET_GDR_LEVEL", "PHB"),
-        lambda f: f.on_gpu and f.node.nvlink_c2c,
+        lambda node, network: node.nvlink_c2c,
         "Grace: NICs reach GPU memory across the host bridge",
     ),
-    ("NCCL_NET_GDR_C2C", "1", lambda f: f.on_gpu and f.node.nvlink_c2c, "... over NVLink-C2C"),
+    ("NCCL_NET_GDR_C2C", "1", lambda node, network: node.nvlink_c2c, "... over NVLink-C2C"),
 )
-"""name, value, when, why."""
+"""name, value, when (by node, and by kind of network), why. Source: NCCL's list of variables."""
 
 
-def facts(cluster: Cluster, layout: Layout, precision: str) -> EnvironmentFacts:
-    """What the environment of this recipe on this cluster depends on."""
-    return EnvironmentFacts(
-        layout=layout,
-        precision=precision,
-        node=hardware.builtin().node(cluster.gpu),
-        network=cluster.network.kind,
-        on_gpu=not cluster.declared_only,
-    )
+def variables(cluster: Cluster, job: PlannedJob) -> list[Variable]:
+    """The environment of every rank, in the order it is written; a profile's own `[env]` comes last and wins.
+
+    Raises:
+        UserError: the job would end at its start with the profile's own.
+    """
+    if cluster.declared_only:
+        own = [Variable(name, value, OWN) for name, value in cluster.env.items()]
+        return [v for v in (*PROCESS, *_of_the_site(cluster)) if v.name not in cluster.env] + own
+    job = job.replace(node=hardware.builtin().node(cluster.gpu))  # a recipe for H100 may run on H200
+    needed = [*PROCESS, *environment.variables(job), *_of_the_network(cluster, job.node), *_of_the_site(cluster)]
+    return environment.with_own(needed, cluster.env, OWN, job)
 
 
-def variables(cluster: Cluster, layout: Layout, precision: str) -> list[Variable]:
-    """The environment of every rank, in the order it is written; a profile's own `[env]` comes last and wins."""
-    known = facts(cluster, layout, precision)
-    variables = [Variable(name, value, reason) for name, value, when, reason in TABLE if when(known)]
-    variables += _of_the_site(cluster)
-    own = [Variable(name, value, "the profile says so") for name, value in cluster.env.items()]
-    return [v for v in variables if v.name not in cluster.env] + own
+OWN = "the profile says so"
+
+
+def _of_the_network(cluster: Cluster, node: Node) -> list[Variable]:
+    kind = cluster.network.kind
+    return [Variable(name, value, reason) for name, value, when, reason in NETWORK if when(node, kind)]
 
 
 def _of_the_site(cluster: Cluster) -> list[Variable]:

@@ -39,7 +39,7 @@ def seen(override: str, field: str) -> dict[str, Any]:
     built, fresh, cached = resolve.resolve(request), resolve.resolve_cached(request), resolve.resolve_cached(request)
     submission = submit.Submission(cached, cluster)
     script = submit.script(submission)
-    variables = {v.name: v.value for v in environment.variables(cluster, cached.layout, cached.job.precision)}
+    variables = {v.name: v.value for v in environment.variables(cluster, cached.job)}
     names: dict[str, Any] = {}
     exec(compile(cached.source, "recipe.py", "exec"), names)
     ranks = built.nodes * built.gpus_per_node

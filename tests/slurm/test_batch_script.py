@@ -15,8 +15,8 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.node import payload
-from superpod.planner.layout import Layout
 from superpod.slurm import batch_script, environment, profiles
+from tests.slurm.jobs import planned
 
 RECIPE = '"""A recipe."""\n\n\ndef recipe():\n    return """two  \n\n#<< lines"""\n'
 LINES = ("trainer.max_steps = 60", "", "#<< data.paths[0] = 'a b'  ")
@@ -44,14 +44,13 @@ HOSTILE = [
 
 def job_for(name: str, profile=None, **changes) -> batch_script.BatchJob:
     where = profile or profiles.load(name)
-    layout = Layout(tp=2, gbs=16)
     known = {
         "recipe": "tiny_llama3",
         "cluster": where,
         "nodes": 2,
         "gpus": min(2, where.gpus_per_node),
         "runs": where.folders.runs,
-        "variables": tuple(environment.variables(where, layout, "bf16")),
+        "variables": tuple(environment.variables(where, planned(where.gpu, tp=2, gbs=16))),
         "recipe_file": RECIPE,
         "recipe_lines": LINES,
         "runtime": b"runtime",
@@ -147,7 +146,7 @@ def test_hostile_values_stay_inert(value, tmp_path):
             "container": profiles.load("dgx_h100").container.model_copy(update={"image": value}),
         }
     )
-    variables = tuple(environment.variables(where, Layout(gbs=8), "bf16"))
+    variables = tuple(environment.variables(where, planned(where.gpu)))
     job = job_for("", where, runs=f"/runs/{value}", python=value, variables=variables, facts={"overrides": [value]})
     script = batch_script.render(job)
     assert shellcheck(script) == ""
@@ -194,7 +193,7 @@ def test_a_line_break_in_an_option_is_refused(value):
 
 def test_a_line_break_in_the_environment_arrives(tmp_path):
     where = profiles.load("testbed").model_copy(update={"env": {"MINE": "a\nb"}})
-    job = job_for("", where, variables=tuple(environment.variables(where, Layout(gbs=8), "bf16")))
+    job = job_for("", where, variables=tuple(environment.variables(where, planned(where.gpu))))
     assert _run_with_a_fake_srun(batch_script.render(job), tmp_path)["MINE"] == "a\nb"
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from superpod.node import payload
 from superpod.node.run_folder import RunFolder
-from superpod.planner.layout import Layout
 from superpod.slurm import batch_script, environment, profiles
+from tests.slurm.jobs import planned
 
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 NEEDS_LIGHTNING = "superpod.node.callback"
@@ -82,7 +82,7 @@ def test_a_plain_sbatch_makes_a_run_of_its_own(python, state, tmp_path):
         nodes=1,
         gpus=1,
         runs=str(runs),
-        variables=tuple(environment.variables(cluster, Layout(gbs=8), "bf16")),
+        variables=tuple(environment.variables(cluster, planned(cluster.gpu))),
         recipe_file="def recipe(): ...",
         runtime=payload.runtime(),
         recipe_lines=lines,

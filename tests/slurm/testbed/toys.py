@@ -9,8 +9,8 @@ from pathlib import Path
 
 from superpod.node import guard, payload
 from superpod.node.run_folder import RunFolder
-from superpod.planner.layout import Layout
 from superpod.slurm import batch_script, connection, environment, profiles, submit, watch
+from tests.slurm.jobs import planned
 from tests.slurm.testbed.conftest import Testbed, until
 
 TOY = Path(__file__).parent / "toy.py"
@@ -44,7 +44,7 @@ class ToyRun:
                 nodes=nodes,
                 gpus=gpus,
                 runs=where.folders.runs,
-                variables=tuple(environment.variables(where, Layout(gbs=8), "bf16")),
+                variables=tuple(environment.variables(where, planned())),
                 recipe_file=f"OPTIONS = {json.dumps(self.options)}",
                 runtime=payload.runtime(),
                 python="python3",

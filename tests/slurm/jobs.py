@@ -1,0 +1,26 @@
+"""Planned jobs for the environment of scripts."""
+
+from dataclasses import replace
+from typing import Any
+
+from superpod.planner import hardware, models
+from superpod.planner.layout import Layout
+from superpod.planner.planned_job import Options, PlannedJob
+
+
+def planned(
+    gpu: str = "h100", precision: str = "bf16", *, options: dict[str, Any] | None = None, **layout
+) -> PlannedJob:
+    """Llama 3 8B on eight GPUs in some layout."""
+    facts = hardware.builtin()
+    node = facts.node(gpu)
+    return PlannedJob(
+        model=models.find("llama3_8b"),
+        node=node,
+        fabric=facts.fabric_of(node),
+        gpus=8,
+        seq=8192,
+        precision=precision,
+        layout=Layout(**{"gbs": 8} | layout),
+        options=replace(Options(), **options or {}),
+    )
