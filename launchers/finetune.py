@@ -74,6 +74,11 @@ def check(name: str, task: Task) -> None:
         raise UserError(
             f"{name} is a recipe of pretraining", did_you_mean(name, others) or "see `recipes list sft lora`"
         )
+    if recipe.shape.soft_capped:  # gemma2.py, Gemma2DotProductAttention.forward; unpacked samples lie in the same files
+        raise UserError(
+            f"{recipe.model.name} takes no packed samples: NeMo 2.7.3's own attention for it refuses them",
+            f"`recipes export {name}` with NeMo's FineTuningDataModule, unpacked; or fine-tune another model",
+        )
     if task.long not in packing.LONG:
         raise UserError(f"--long {task.long} is not one of {', '.join(packing.LONG)}")
     huggingface.family(Path(task.model))

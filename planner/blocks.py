@@ -70,11 +70,13 @@ def _core(w: Work, query: Number, out: Number, keys: Number, heads: Number) -> N
     m, t, job = w.m, w.tokens, w.job
     spans = [model_work.span(m, job.seq, i, True) for i, b in enumerate(m.blocks) if b[0] in ("attention", "mla")]
     keys_per_token = float(np.mean(spans)) if spans else job.seq / 2.0
-    if job.options.attention in ("unfused", "local"):
+    if job.keeps_scores:
         flops = 2.0 * t * job.seq * (query + out) / w.plain_peak  # the whole square, masked half included
         w.add("plain", flops, 2 * flops, "core_attn")
         passes = 8.0 if job.options.attention_dropout else 6.0  # product, scale and mask, softmax, dropout, product
         w.stream(passes * t * job.seq * heads, passes * t * job.seq * heads, 6, "core_attn", "scores")
+        if m.soft_capped:  # division, tanh, product, a kernel each, as logit_softcapping of NeMo 2.7.3 writes them
+            w.stream(6 * t * job.seq * heads, 7 * t * job.seq * heads, 3, "core_attn", "scores")
         if job.options.impl == "local":  # Megatron's fused softmax wants 4 heads x samples (fused_softmax.py)
             odd = (heads * w.u.mbs % 4 != 0) * 1.0
             w.stream(odd * 6 * t * job.seq * heads, odd * 4 * t * job.seq * heads, 0, "core_attn", "scores")

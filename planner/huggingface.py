@@ -133,13 +133,15 @@ def _gemma(c: Config) -> Config:
 
 
 def _gemma2(c: Config) -> Config:
-    return _gemma(c) | {"post_norms": True, "window": c.get("sliding_window", 4096), "global_every": 2}
+    own = {"soft_capped": bool(c.get("attn_logit_softcapping", 50.0)), "refuses": "cp"}
+    return _gemma(c) | own | {"post_norms": True, "window": c.get("sliding_window", 4096), "global_every": 2}
 
 
 def _gemma3(c: Config) -> Config:
     every = c.get("sliding_window_pattern") or c.get("_sliding_window_pattern") or 6
     defaults = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}  # Gemma3TextConfig's
-    return _gemma2({**defaults, **c}) | {"qk_norm": True, "global_every": every}
+    own = {"soft_capped": False, "refuses": "cp vp"}
+    return _gemma2({**defaults, **c}) | own | {"qk_norm": True, "global_every": every}
 
 
 def _deepseek(c: Config) -> Config:

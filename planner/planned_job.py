@@ -169,6 +169,13 @@ class PlannedJob:
         """Which layers and which part of them a rank holds."""
         return Split.of(self.layout)
 
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether attention computes and keeps a score for every pair of tokens, as all but fused kernels do."""
+        o = self.options
+        own = self.model.soft_capped and o.framework == "megatron"  # NeMo 2.7.3, gemma2.py: Gemma2DotProductAttention
+        return own or o.attention in ("unfused", "local") or o.impl == "local"
+
     def has_separate_norm(self, block: str) -> bool:
         """Whether the norm before a block is a module of its own, which selective recomputation can drop.
 

@@ -86,15 +86,7 @@ def mla(u: MemoryUnits) -> Kept:
 
 def _score_gradients(u: MemoryUnits) -> Array:
     """Unfused attention's gradients of probabilities and scores; in the forward pass, the scores and their softmax."""
-    return (
-        u.unfused
-        * (1 + (u.job.options.attention_dropout > 0))
-        * u.wide
-        * u.job.model.heads
-        * u.job.seq
-        * u.tokens
-        * u.over_tp
-    )
+    return u.unfused * u.score_gradients * u.job.model.heads * u.job.seq * u.tokens * u.over_tp
 
 
 def _core(u: MemoryUnits, out: int) -> tuple[Array, Array]:
@@ -107,6 +99,9 @@ def _core(u: MemoryUnits, out: int) -> tuple[Array, Array]:
     if o.cp_comm == "a2a":  # attention sees other heads than the projection, so both keep a tensor
         own = np.where(u.column("cp") > 1, output, own)
     inner = own + (u.scores * u.job.seq if u.unfused else 4) * m.heads * inside  # fused: one fp32 statistic a row
+    inner = (
+        inner + u.wide * 2 * (m.heads - m.groups) * m.channels * m.soft_capped * inside
+    )  # keys, values for each head
     kept, recomputed = _take(u, "core_attn", inner)
     return projected + kept, recomputed
 

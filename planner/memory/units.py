@@ -61,11 +61,10 @@ class MemoryUnits:
         """Ranks that share the optimizer of routed experts."""
         return np.maximum(1, self.c.edp[..., :1] / self.job.options.optimizer_instances)
 
-    @cached_property
+    @property
     def unfused(self) -> bool:
         """Whether attention keeps its scores; Megatron's own layers always do."""
-        o = self.job.options
-        return o.attention in ("unfused", "local") or o.impl == "local"
+        return self.job.keeps_scores
 
     @cached_property
     def mcore(self) -> float:
@@ -113,8 +112,22 @@ class MemoryUnits:
 
     @cached_property
     def scores(self) -> int:
-        """Bytes per head, query and key that unfused attention keeps: softmax, and with dropout its mask and output."""
-        return self.wide + (1 + self.wide if self.job.options.attention_dropout else 0)
+        """Bytes per head, query and key that unfused attention keeps: softmax, and with dropout its mask and output.
+
+        A soft cap keeps its tanh as well.
+        """
+        dropped = 1 + self.wide if self.job.options.attention_dropout else 0
+        return self.wide + dropped + self.wide * self.job.model.soft_capped
+
+    @cached_property
+    def score_gradients(self) -> int:
+        """Bytes per head, query and key that unfused attention's backward pass holds at once, and its product's buffer.
+
+        A soft cap's backward pass goes in steps, each from a gradient to a new one; the buffer into which Megatron
+        multiplies is never given back (utils.py, GlobalMemoryBuffer).
+        """
+        capped = 2 * self.wide * self.job.model.soft_capped
+        return self.wide * (1 + (self.job.options.attention_dropout > 0)) + capped
 
     def recomputes(self, module: str) -> Flags:
         """Where selective recomputation takes a module of `layout.MODULES`, one entry per layout."""

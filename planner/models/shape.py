@@ -29,6 +29,9 @@ LETTERS = {"M": ("mamba",), "*": ("attention",), "-": ("mlp",), "E": ("moe",)}
 RUN = re.compile(r"(\d{1,5})x(\d{1,7})(-?)")
 """One run of `ModelShape.runs`: layers, width of the MLP, - = without attention."""
 
+REFUSABLE = ("pp", "cp", "vp")
+"""What `ModelShape.refuses` may name."""
+
 MOST, MOST_LAYERS = 2**31, 10_000
 """Largest sizes; anything larger is a typing mistake."""
 
@@ -73,6 +76,10 @@ class ModelShape:
     """With a window: the last of so many layers sees everything; 0 = no layer does."""
     chunked: bool = False
     """The window is a chunk that tokens see from its start (Llama 4), not one that slides."""
+    soft_capped: bool = False
+    """Scores are capped by a tanh, in an attention class of NeMo's own that keeps them, seq x seq (Gemma 2)."""
+    refuses: str = ""
+    """Degrees of which NeMo's class of this model takes 1 only, of `REFUSABLE`, as in `cp vp`."""
     experts: int = 0
     topk: int = 0
     expert_ffn: int = 0
@@ -292,7 +299,7 @@ class ModelShape:
         return work.kv_cache_bytes(self, seq, dtype)
 
 
-TEXTS = ("name", "source", "approximate", "norm", "pattern", "mtp_pattern", "runs")
+TEXTS = ("name", "source", "approximate", "norm", "pattern", "mtp_pattern", "runs", "refuses")
 _KINDS: dict[str, Any] = {f.name: "" if f.name in TEXTS else f.default for f in fields(ModelShape)} | dict.fromkeys(
     ("layers", "hidden", "heads", "vocab"), 0
 )
@@ -314,6 +321,8 @@ def _problems(m: ModelShape) -> list[tuple[str, str]]:
         problems.append((f"hidden {m.hidden} is no multiple of heads {m.heads}", "give head_dim"))
     if m.heads % m.groups:
         problems.append((f"heads {m.heads} is no multiple of kv_heads {m.kv_heads}", "kv_heads divides heads"))
+    if unknown := set(m.refuses.split()) - set(REFUSABLE):
+        problems.append((f"refuses has {sorted(unknown)[0]!r}", f"it names {', '.join(REFUSABLE)}"))
     if m.topk > m.experts:
         problems.append((f"topk {m.topk} is more than experts {m.experts}", "topk is at most the number of experts"))
     return problems or _pattern_problems(m) or _runs_problems(m) or _missing(m)

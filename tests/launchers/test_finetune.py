@@ -212,3 +212,9 @@ def test_a_model_that_is_nowhere_is_refused_without_the_network(tmp_path):
     for name in (str(tmp_path / "none"), "../none"):
         with pytest.raises(UserError, match="is not a folder, and not in this machine's hub cache"):
             finetune.model_folder(name)
+
+
+def test_finding_7_gemma2_takes_no_packed_samples():
+    """NeMo's own attention for it asserts so in its forward pass; the command says it before NeMo is imported."""
+    with pytest.raises(UserError, match="gemma2_2b takes no packed samples"):
+        finetune.check("gemma2_2b_lora_h100_bf16", finetune.Task("/m", "/d.jsonl"))

@@ -1,0 +1,64 @@
+"""Rules of NeMo 2.7.3's model classes, in the form of `rules.py`: what a family refuses that Megatron-Core would take.
+
+The comment beside a rule names NeMo's file and class; which models have the fact is in `data/models/*.toml`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from superpod.planner.rules import JobInputs, Rule, near_multiples
+
+if TYPE_CHECKING:
+    from superpod.planner.arrays import Truth
+
+CALLED = {"pp": "pipeline parallelism", "cp": "context parallelism", "vp": "virtual pipeline stages"}
+"""Degrees of `ModelShape.refuses` in words."""
+
+
+def _refused(degree: str, instead: str) -> Rule[JobInputs]:
+    def broken(f: JobInputs) -> Truth:
+        given = f.interleaved if degree == "vp" else getattr(f, degree) > 1
+        return given & (degree in f.model.refuses.split())
+
+    def says(f: JobInputs) -> tuple[str, str]:
+        name, size = f.model.name, getattr(f, degree)
+        return f"NeMo 2.7.3's class of {name} takes no {CALLED[degree]}, and {degree} is {size}", instead
+
+    return Rule(f"family_{degree}", broken, says)
+
+
+def _crosses_chunks(f: JobInputs) -> Truth:
+    """Whether context parallelism cuts a sequence inside a chunk of attention."""
+    m, seq = f.model, f.job.seq
+    if not m.chunked or seq <= m.window:
+        return False
+    return (f.cp > 1) & (seq % (2 * f.cp * m.window) != 0)
+
+
+FAMILY: tuple[Rule[JobInputs], ...] = (
+    # gemma2.py Gemma2DotProductAttention.__init__; gemma3.py and t5.py, configure_model; bert/loss.py and reranker.py,
+    # the forward pass of each loss
+    _refused("pp", "set pp 1; tp splits it as well"),
+    _refused("cp", "set cp 1; tp splits it as well"),
+    _refused("vp", "drop vp"),
+    Rule(
+        "capped_window",  # gemma2.py: the window is in the mask, and without one (data modules beside TE) is left out
+        lambda f: f.model.soft_capped & bool(f.model.window) & (f.job.seq > f.model.window),
+        lambda f: (
+            f"{f.model.name} has windows of {f.model.window} tokens, which NeMo 2.7.3's class applies only to a mask "
+            f"that its data modules do not give, and seq is {f.job.seq}",
+            f"set seq {f.model.window}",
+        ),
+    ),
+    Rule(
+        "chunk_cp",  # llama4_utils.py Llama4SelfAttention.forward
+        _crosses_chunks,
+        lambda f: (
+            f"context parallelism cuts the sequence into 2 x cp {f.cp} parts of whole attention chunks of "
+            f"{f.model.window} tokens, and seq is {f.job.seq}",
+            f"set cp 1, or nearest: seq {near_multiples(2 * f.cp * f.model.window, f.job.seq)}",
+        ),
+    ),
+)
+"""Rules of NeMo's classes, by facts of the model."""
