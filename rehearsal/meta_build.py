@@ -13,7 +13,8 @@ from unittest import mock
 from superpod.planner.layout import PARALLEL_SIZES
 
 if TYPE_CHECKING:
-    from nemo.collections.llm.gpt.model.base import GPTConfig
+    from megatron.core.transformer.module import MegatronModule
+    from nemo.collections.llm.gpt.model.base import GPTConfig, GPTModel
     from nemo.lightning import MegatronStrategy
     from nemo_run import Partial
 
@@ -52,19 +53,23 @@ def dry_build(recipe: Partial, rank: int, world_size: int, *, vocab_size: int | 
     strategy: Any = fdl.build(recipe.trainer.strategy)
     with fake_ranks(rank, world_size, **degrees(strategy)):
         config = connected_config(recipe, strategy)
-        if vocab_size is not None:
-            config.vocab_size = None
-        tokenizer = SimpleNamespace(vocab_size=vocab_size or _tokenizer_vocab(recipe) or STAND_IN_VOCAB)
-        stages = range(config.virtual_pipeline_model_parallel_size or 1)
-        peft = fdl.build(recipe.peft) if getattr(recipe, "peft", None) else None
-        return [_parameters(config, tokenizer, stage, peft) for stage in stages]
+        return [parameters(chunk) for chunk in chunks(recipe, config, vocab_size=vocab_size)]
 
 
 def connected_config(recipe: Partial, strategy: MegatronStrategy) -> GPTConfig:
-    """The model's configuration after NeMo has written layout and precision into it, as at the start of a run."""
-    import fiddle as fdl
-
+    """`connected_model`'s configuration, with what needs a GPU switched off."""
     from superpod.rehearsal.patches.gpu_settings import switch_off_gpu_only
+
+    config = connected_model(recipe, strategy).config
+    switch_off_gpu_only(config)  # the precision plugin has just written FP8
+    config.use_cpu_initialization = True  # otherwise Megatron names a device, which overrides the meta device
+    config.perform_initialization = False
+    return config
+
+
+def connected_model(recipe: Partial, strategy: MegatronStrategy) -> GPTModel:
+    """NeMo's module after its strategy has written layout and precision into its configuration, as a run starts."""
+    import fiddle as fdl
 
     model = copy.deepcopy(recipe.model)
     if hasattr(model, "tokenizer"):
@@ -75,13 +80,27 @@ def connected_config(recipe: Partial, strategy: MegatronStrategy) -> GPTConfig:
         if plugin is not None and "Precision" in fdl.get_callable(plugin).__name__:
             strategy.precision_plugin = fdl.build(plugin)
     strategy.connect(built)
-    switch_off_gpu_only(built.config)  # the precision plugin has just written FP8
-    built.config.use_cpu_initialization = True  # otherwise Megatron names a device, which overrides the meta device
-    built.config.perform_initialization = False
-    return built.config
+    return built
 
 
-def _parameters(config: GPTConfig, tokenizer: SimpleNamespace, stage: int, peft: Any = None) -> int:
+def chunks(recipe: Partial, config: GPTConfig, *, vocab_size: int | None = None) -> Iterator[MegatronModule]:
+    """The virtual stages that this rank holds, in order, with the recipe's adapters; on the meta device."""
+    import fiddle as fdl
+
+    if vocab_size is not None:
+        config.vocab_size = None
+    tokenizer = SimpleNamespace(vocab_size=vocab_size or _tokenizer_vocab(recipe) or STAND_IN_VOCAB)
+    peft = fdl.build(recipe.peft) if getattr(recipe, "peft", None) else None
+    for stage in range(config.virtual_pipeline_model_parallel_size or 1):
+        yield _chunk(config, tokenizer, stage, peft)
+
+
+def parameters(chunk: MegatronModule) -> int:
+    """Their number."""
+    return sum(parameter.numel() for parameter in chunk.parameters())
+
+
+def _chunk(config: GPTConfig, tokenizer: SimpleNamespace, stage: int, peft: Any = None) -> MegatronModule:
     import torch
     from megatron.core import parallel_state
     from nemo.collections.llm.fn import walk
@@ -96,7 +115,7 @@ def _parameters(config: GPTConfig, tokenizer: SimpleNamespace, stage: int, peft:
         if peft is not None:
             walk(chunk, peft.transform)
             share_among_experts(chunk)
-    return sum(parameter.numel() for parameter in chunk.parameters())
+    return chunk
 
 
 @contextlib.contextmanager
@@ -140,6 +159,11 @@ def degrees(strategy: MegatronStrategy) -> dict[str, Any]:
         **{name: getattr(strategy, name) for name in names},
         "order": "tp-cp-ep-pp-dp" if strategy.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
     }
+
+
+def vocabulary(recipe: Partial) -> int:
+    """Tokens that a dry build takes where the configuration names none: the tokenizer's, or `STAND_IN_VOCAB`."""
+    return _tokenizer_vocab(recipe) or STAND_IN_VOCAB
 
 
 def _tokenizer_vocab(recipe: Partial) -> int | None:

@@ -1,0 +1,95 @@
+"""Tiny stand-ins for packages whose kernels a build on a CPU never runs, so that they need not be installed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any, cast
+
+ONLY_FOR_IMPORT = ("onnxscript",)
+"""Needed while Transformer Engine is imported: its export to ONNX, which no training uses."""
+KERNELS = (
+    *("triton", "triton.language", "triton.language.core", "triton.language.standard"),
+    *("deep_ep", "deep_ep.utils"),
+    *("causal_conv1d", "causal_conv1d.causal_conv1d_interface", "causal_conv1d.causal_conv1d_varlen"),
+    *("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"),
+    *("mamba_ssm.ops.triton.selective_state_update", "mamba_ssm.ops.triton.layernorm_gated"),
+    "mamba_ssm.ops.triton.ssd_combined",
+)
+"""Packages of kernels that are in NVIDIA's images: Megatron and NeMo build other layers, or refuse, without them."""
+
+
+class Anything:
+    """Every attribute of it, call to it and item of it is itself: decorators and annotations of kernels."""
+
+    def __getattr__(self, name: str) -> Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: object, **__: object) -> Anything:
+        """Itself, as a decorator or a call that nobody's shape depends on."""
+        return self
+
+    def __getitem__(self, _: object) -> Anything:
+        return self
+
+
+class Package(types.ModuleType):
+    """A module that has every name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, __doc__)
+        self.__path__: list[str] = []
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        self.__version__ = "0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return sys.modules.get(f"{self.__name__}.{name}") or Anything()
+
+
+def install(names: tuple[str, ...] = KERNELS) -> None:
+    """Put stand-ins where `import` finds them; a package that is installed stays."""
+    for name in names:
+        with contextlib.suppress(ImportError):
+            __import__(name)
+        if name not in sys.modules:
+            sys.modules[name] = Package(name)
+    gated = sys.modules.get("mamba_ssm.ops.triton.layernorm_gated")
+    if isinstance(gated, Package):
+        setattr(gated, "RMSNorm", _gated_norm())  # noqa: B010
+
+
+def _gated_norm() -> type:
+    """mamba-ssm's norm beside a gate: a weight per channel (state-spaces/mamba, ops/triton/layernorm_gated.py)."""
+    import torch
+
+    class RMSNorm(torch.nn.Module):
+        def __init__(
+            self, hidden_size: int, eps: float = 1e-5, *, device: object = None, dtype: Any = None, **_: object
+        ) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(hidden_size, device=cast(Any, device), dtype=dtype))
+
+        def forward(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
+            return x * self.weight
+
+    return RMSNorm
+
+
+@contextlib.contextmanager
+def during_import(names: tuple[str, ...] = ONLY_FOR_IMPORT) -> Iterator[None]:
+    """Stand-ins for the time of an import only."""
+    before = set(sys.modules)
+    install(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            if name not in before and isinstance(sys.modules.get(name), Package):
+                del sys.modules[name]

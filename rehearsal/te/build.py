@@ -1,0 +1,139 @@
+"""Builds a rank's real NeMo model with Transformer Engine's layers, on the meta device, for a GPU generation."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from superpod.rehearsal import meta_build
+from superpod.rehearsal.te import cuda, device, entry, recording
+
+if TYPE_CHECKING:
+    from nemo_run import Partial
+
+CALLBACKS = ("MegatronCommOverlapCallback", "DeepEPCallback")
+"""Callbacks that write into the model's configuration before it is built."""
+
+
+@dataclass(frozen=True)
+class TeBuild:
+    """A rank's model, as it was built."""
+
+    parameters: list[int]
+    """Of each virtual stage, adapters included."""
+    layers: frozenset[str]
+    """Digests of the distinct layers: class, constructor arguments, GPU generation and FP8 recipe."""
+
+
+def build_with_te(
+    partial: Partial, rank: int, world_size: int, generation: str, environment: Mapping[str, str] | None = None
+) -> TeBuild:
+    """Build the model that `rank` of `world_size` holds on GPUs of `generation`, with the recipe's own GPU settings.
+
+    Args:
+        partial: a `run.Partial` of `llm.pretrain` or `llm.finetune`.
+        rank: global rank, 0-based.
+        world_size: GPUs of the run.
+        generation: sm80, sm90, sm100 or sm103.
+        environment: of the ranks, as `recipes.environment.variables` decides it; Transformer Engine reads some of it.
+
+    Raises:
+        AssertionError, RuntimeError, ValueError: Transformer Engine, Megatron or NeMo refuses the recipe.
+        UserError: no such generation.
+    """
+    import fiddle as fdl
+
+    entry.install()
+    cuda.without_generators()
+    with device.generation(generation), cuda.on_meta(), _quiet():
+        strategy: Any = fdl.build(partial.trainer.strategy)
+        degrees = meta_build.degrees(strategy)
+        with (
+            meta_build.fake_ranks(rank, world_size, **degrees),
+            _app_state(strategy, world_size),
+            mock.patch.dict(os.environ, environment or {}),
+        ):
+            module = meta_build.connected_model(partial, strategy)
+            callbacks = _set_up(partial, strategy, module)
+            with recording.recorded(f"{generation} {_fp8(module.config)}") as layers:
+                counts = []
+                for chunk in meta_build.chunks(partial, module.config):
+                    counts.append(meta_build.parameters(chunk))
+            for callback in callbacks:
+                _start(callback, partial, strategy, module)
+            return TeBuild(counts, frozenset(layers))
+
+
+def _fp8(config: Any) -> str:
+    names = ("fp8", "fp8_recipe", "fp8_param", "first_last_layers_bf16")
+    return " ".join(f"{name}={getattr(config, name, None)}" for name in names)
+
+
+def _set_up(partial: Partial, strategy: Any, module: Any) -> list[Any]:
+    """Build the callbacks that change the configuration, and let them."""
+    import fiddle as fdl
+
+    trainer = SimpleNamespace(strategy=strategy, model=module)
+    callbacks: list[Any] = []
+    for configured in getattr(partial.trainer, "callbacks", None) or []:
+        if isinstance(configured, fdl.Buildable) and fdl.get_callable(configured).__name__ in CALLBACKS:
+            callback: Any = fdl.build(configured)
+            callback.setup(trainer, module, "fit")
+            callbacks.append(callback)
+    return callbacks
+
+
+def _start(callback: Any, partial: Partial, strategy: Any, module: Any) -> None:
+    """Userbuffers, as NeMo's callback makes them when fitting starts."""
+    if not getattr(callback, "need_tp_overlap_ub_init", False):
+        return
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from nemo.lightning.pytorch.callbacks import megatron_comm_overlap
+
+    group = parallel_state.get_tensor_model_parallel_group()
+    with (
+        mock.patch.object(dist, "new_group", return_value=dist.group.WORLD),
+        mock.patch.object(dist, "new_subgroups_by_enumeration", return_value=(group, [group])),
+        mock.patch.object(megatron_comm_overlap, "get_micro_batch_size", return_value=partial.data.micro_batch_size),
+        contextlib.redirect_stdout(None),
+    ):
+        callback.on_fit_start(SimpleNamespace(strategy=strategy, model=module), module)
+
+
+@contextlib.contextmanager
+def _app_state(strategy: Any, world_size: int) -> Iterator[None]:
+    """NeMo's record of the layout, which its strategy writes as it sets up the ranks."""
+    from megatron.core import parallel_state
+    from nemo.utils import AppState
+
+    state = AppState()
+    before = dict(vars(state))
+    state.world_size = world_size
+    state.data_parallel_size = parallel_state.get_data_parallel_world_size()
+    state.tensor_model_parallel_size = strategy.tensor_model_parallel_size
+    state.context_parallel_size = strategy.context_parallel_size
+    try:
+        yield
+    finally:
+        vars(state).clear()
+        vars(state).update(before)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,95 @@
+"""torch.cuda for a build: every tensor on the GPU is one on the meta device, which has a shape and no memory."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from superpod.rehearsal.te import device
+
+META = "meta"
+SHARED_PATCHES = ("cuda-streams", "cuda-tensors")
+"""Of `rehearsal/patches`, those that hold for the meta device too."""
+
+
+def install() -> None:
+    """Patch what does not depend on the generation; once per process."""
+    import torch
+
+    from superpod.rehearsal.patches.registry import patches
+
+    for registered in patches():
+        if registered.name in SHARED_PATCHES:
+            registered.apply()
+    for name, value in {
+        "is_initialized": True,
+        "_lazy_init": None,
+        "empty_cache": None,
+        "set_device": None,
+        "reset_peak_memory_stats": None,
+        "memory_allocated": 0,
+        "max_memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_reserved": 0,
+        "is_current_stream_capturing": False,
+        "device_count": 8,
+    }.items():
+        setattr(torch.cuda, name, _always(value))
+    torch.version.cuda = device.CUDA  # TE asks for 12.9 before it offers blockwise scaling
+    setattr(torch.cuda, "get_device_properties", lambda *_: device.current())  # noqa: B010
+    setattr(torch.cuda, "get_device_capability", lambda *_: (device.current().major, device.current().minor))  # noqa: B010
+    setattr(torch.cuda, "get_device_name", lambda *_: device.current().name)  # noqa: B010
+    setattr(torch.cuda, "current_device", lambda: torch.device(META))  # noqa: B010
+
+
+def without_generators() -> None:
+    """Random states of Megatron and Transformer Engine without a generator: on the meta device nothing is drawn."""
+    import torch
+    from megatron.core.tensor_parallel import random
+
+    from superpod.rehearsal.patches.registry import rebind
+
+    state = torch.zeros(16, dtype=torch.uint8, device="cpu")
+    for module in (random, importlib.import_module("transformer_engine.pytorch.distributed")):
+        rebind(module, "_get_cuda_rng_state", _always(state))
+        rebind(module, "_set_cuda_rng_state", _always(None))
+    for name, value in {"get_rng_state": state, "set_rng_state": None, "manual_seed": None}.items():
+        setattr(torch.cuda, name, _always(value))
+        setattr(torch.cuda.random, name, _always(value))
+
+
+def _always(value: Any) -> Any:
+    return lambda *_, **__: value
+
+
+@contextlib.contextmanager
+def on_meta() -> Iterator[None]:
+    """Within it the process has a GPU: torch sees one, and what is made on it is made on the meta device."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    def to_meta(value: Any) -> Any:
+        kind = value.type if isinstance(value, torch.device) else value
+        return META if isinstance(kind, str) and kind.partition(":")[0] == "cuda" else value
+
+    class MetaForCuda(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.Tensor.cpu:
+                return args[0]  # such as the weights' initial values, which NeMo keeps for the optimizer
+            kwargs = dict(kwargs or {})
+            if "device" in kwargs:
+                kwargs["device"] = to_meta(kwargs["device"])
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+            return func(*map(to_meta, args), **kwargs)
+
+    with (
+        mock.patch.object(torch.cuda, "is_available", return_value=True),
+        mock.patch.object(torch.Tensor, "is_cuda", property(lambda _: True), create=True),
+        torch.device(META),
+        MetaForCuda(),
+    ):
+        yield

@@ -1,0 +1,87 @@
+"""A GPU of a generation that is not here: what Transformer Engine, Megatron and NeMo ask of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from superpod.errors import UserError
+
+CUDA = "12.9"
+CUDNN = 91300
+"""cuDNN 9.13.0, of NVIDIA's PyTorch 25.09 image, which NeMo's images are made from."""
+CUBLAS_LT = 120905
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as CUDA describes it."""
+
+    name: str
+    major: int
+    minor: int
+    multi_processor_count: int
+    total_memory: int
+    """Bytes."""
+    multicast: bool
+    """Whether NVLink switches copy for it (CUDA Multicast): from Hopper on."""
+    warp_size: int = 32
+    max_threads_per_multi_processor: int = 2048
+
+
+GENERATIONS = {
+    "sm80": Gpu("A100", 8, 0, 108, 80 << 30, multicast=False),
+    "sm90": Gpu("H100", 9, 0, 132, 80 << 30, multicast=True),
+    "sm100": Gpu("B200", 10, 0, 148, 180 << 30, multicast=True),
+    "sm103": Gpu("B300", 10, 3, 148, 270 << 30, multicast=True),
+}
+"""The GPU that stands for each generation."""
+
+_current = [GENERATIONS["sm90"]]
+
+
+def current() -> Gpu:
+    """The GPU that this process pretends to have."""
+    return _current[-1]
+
+
+@contextlib.contextmanager
+def generation(name: str) -> Iterator[Gpu]:
+    """Pretend to have a GPU of a generation.
+
+    Raises:
+        UserError: no such generation.
+    """
+    if name not in GENERATIONS:
+        raise UserError(f"no GPU generation is called {name!r}", f"known: {', '.join(GENERATIONS)}")
+    _current.append(GENERATIONS[name])
+    _forget()
+    try:
+        yield current()
+    finally:
+        _current.pop()
+        _forget()
+
+
+def _forget() -> None:
+    """Clear what Transformer Engine and Megatron remember of the last GPU: their caches, and TE's global state."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("transformer_engine"):
+            for cached in list(vars(module).values()):
+                if isinstance(cached, functools._lru_cache_wrapper):
+                    cached.cache_clear()
+    base: Any
+    quantization: Any
+    if base := sys.modules.get("transformer_engine.pytorch.module.base"):
+        base.destroy_ub()
+        base._cublas_workspace = None
+        base._multi_stream_cublas_workspace = []
+        base._dummy_wgrads = {}
+    if quantization := sys.modules.get("transformer_engine.pytorch.quantization"):
+        quantization.FP8GlobalStateManager.reset()
+        for name in ("fp8_available", "mxfp8_available", "fp8_block_scaling_available", "nvfp4_available"):
+            setattr(quantization.FP8GlobalStateManager, name, None)

@@ -1,0 +1,54 @@
+"""Records what Transformer Engine's layers are made with: two layers with equal records are one configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+LAYERS = ("Linear", "LayerNormLinear", "GroupedLinear", "LayerNormMLP", "LayerNorm", "RMSNorm", "DotProductAttention")
+"""Classes of transformer_engine.pytorch that Megatron and NeMo build."""
+
+
+@contextlib.contextmanager
+def recorded(context: str) -> Iterator[set[str]]:
+    """The digests of all layers that are made within it, with `context` in each."""
+    te: Any = importlib.import_module("transformer_engine.pytorch")
+
+    digests: set[str] = set()
+    originals = {name: vars(getattr(te, name))["__init__"] for name in LAYERS}
+    for name, original in originals.items():
+        setattr(getattr(te, name), "__init__", _recording(original, name, context, digests))  # noqa: B010
+    try:
+        yield digests
+    finally:
+        for name, original in originals.items():
+            setattr(getattr(te, name), "__init__", original)  # noqa: B010
+
+
+def _recording(original: Any, name: str, context: str, digests: set[str]) -> Any:
+    signature = inspect.signature(original)
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        for dropped in ("self", "layer_number"):  # TE scales by the number only if NVTE_APPLY_QK_LAYER_SCALING is set
+            arguments.pop(dropped, None)
+        text = f"{context} {name} {sorted((key, _word(value)) for key, value in arguments.items())}"
+        digests.add(hashlib.sha256(text.encode()).hexdigest()[:16])
+        original(self, *args, **kwargs)
+
+    return init
+
+
+def _word(value: Any) -> str:
+    """A value that means the same in every process: numbers and names themselves, groups by their size."""
+    if callable(getattr(value, "size", None)) and hasattr(value, "rank"):
+        return f"group of {value.size()}"
+    if isinstance(value, dict):
+        return str(sorted((key, _word(entry)) for key, entry in value.items()))
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    return str(value)
