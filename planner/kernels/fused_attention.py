@@ -193,7 +193,7 @@ MAX512 = (
 def _architecture(a: FusedAttention) -> bool:
     if a.cudnn < 8903:
         return a.sm in (80, 90)
-    return 80 <= a.sm and (a.sm < 100 or a.cudnn >= 90700)
+    return a.sm >= 80 and (a.sm < 100 or a.cudnn >= 90700)
 
 
 def _head_sizes(a: FusedAttention) -> bool:
