@@ -36,12 +36,14 @@ def export(
 
 def _text(request: Request) -> str:
     from superpod.lifecycle.resolve import resolve
+    from superpod.recipes import environment
     from superpod.recipes.registry import find
 
-    partial = resolve(request).partial
-    from superpod.recipes.export import recipe_source  # imports NeMo, which `resolve` says how to install
+    resolved = resolve(request)
+    from superpod.recipes.export import heading, recipe_source  # import NeMo, which `resolve` says how to install
 
     options = {"--nodes": request.num_nodes, "--data": request.data}
     words = [word for option, value in options.items() if value for word in (option, str(value))]
     command = shlex.join(["recipes", "export", request.recipe, *request.overrides, *words])
-    return recipe_source.render(partial, recipe_source.heading(find(request.recipe), partial, command))
+    top = heading.heading(find(request.recipe), resolved.partial, command)
+    return recipe_source.render(resolved.partial, top, environment.variables(resolved.job))

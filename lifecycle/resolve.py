@@ -72,11 +72,12 @@ class BuiltRun(ResolvedRun):
 
     def exported(self) -> ResolvedRun:
         """The same as plain data, with its `source` in place of the partial."""
+        from superpod.recipes import environment
         from superpod.recipes.export import recipe_source
 
         heading = f"{self.request.recipe} on {self.nodes} nodes x {self.gpus_per_node} GPUs, as it was submitted."
         values: dict[str, Any] = {known.name: getattr(self, known.name) for known in fields(ResolvedRun)}
-        values["source"] = recipe_source.render(self.partial, heading)
+        values["source"] = recipe_source.render(self.partial, heading, environment.variables(self.job))
         return ResolvedRun(**values)
 
 

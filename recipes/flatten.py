@@ -40,7 +40,7 @@ def flatten(partial: fdl.Buildable) -> list[Line]:
 
 
 def _walk(path: str, value: Any, where: str) -> Iterator[Line]:
-    if name := _constant(value):
+    if name := constant(value):
         yield Line(path, name, where)
     elif isinstance(value, fdl.Buildable):
         yield Line(path or "recipe", _name(fdl.get_callable(value)), where)
@@ -54,7 +54,7 @@ def _walk(path: str, value: Any, where: str) -> Iterator[Line]:
         yield Line(path, text_of(value), where)
 
 
-def _constant(value: Any) -> str:
+def constant(value: Any) -> str:
     """The name of the tuned overlap of NVIDIA that `value` equals, which would be seventy lines; "" = none."""
     if getattr(getattr(value, "__fn_or_cls__", None), "__name__", "") != "TransformerLayerTPOverlapCfg":
         return ""

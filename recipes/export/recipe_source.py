@@ -1,31 +1,26 @@
 """`recipes export`: a recipe as one Python file that needs NeMo and NeMo-Run, and nothing of this project.
 
 fiddle can write code too (`fiddle.experimental.codegen`), but as one expression with absolute names, without comments,
-and formatted with black, which NeMo does not install. This writes what a person would keep: a function for each part,
-comments that say why, and a way to run it.
+and formatted with black, which NeMo does not install. This writes what a person would keep: the environment that the
+run needs, the values that are changed first, a function for each part, comments that say why, and a way to run it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fiddle as fdl
 
-from superpod import collection
-from superpod.errors import UserError
 from superpod.recipes import flatten
-from superpod.recipes.export.source_comments import about, sources, table
-from superpod.recipes.export.value_source import KINDS, WIDTH, Group, Imports, Writer, comment, lines
-
-if TYPE_CHECKING:
-    import nemo_run as run
-
-    from superpod.recipes.registry import Recipe
+from superpod.recipes.environment import Variable
+from superpod.recipes.export.constants import Constant, constants, with_folder
+from superpod.recipes.export.source_comments import about
+from superpod.recipes.export.value_source import KINDS, WIDTH, Group, Imports, Item, Writer, comment, lines
 
 PARTS = {
     "model": "The network.",
@@ -41,6 +36,10 @@ PARTS = {
     "peft": "What is trained beside the frozen weights.",
 }
 """Path -> docstring of the parts that always become functions of their own. Other parts do if they are long."""
+
+MOCK = "Random tokens. {module} reads text."
+TEXT = {"pretrain": "llm.PreTrainingDataModule(paths=...)", "finetune": "llm.FineTuningDataModule(dataset_root=...)"}
+"""NeMo's function -> its data module for text, named where a recipe has random tokens."""
 
 LONG = 16
 """Lines from which on any configuration becomes a function of its own."""
@@ -65,89 +64,77 @@ if __name__ == "__main__":  # checkpoint writers import this file again
 '''
 
 
-HEADING = """{name}
-
-{about}
-
-{written}
-
-    python FILE.py              on one node: starts a process for each of its GPUs
-    torchrun ... FILE.py        on several: --nnodes {nodes} --nproc-per-node {gpus}, and where they meet
-    srun ... python FILE.py     a task for each GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR
-                                and MASTER_PORT in its environment
+ENVIRONMENT = """
+# What the run needs, set before CUDA, NCCL, PyTorch and Transformer Engine read it. A value that is
+# set already stays.
+ENVIRONMENT = {values}
+os.environ.update(ENVIRONMENT | os.environ)
 """
 
 
-def heading(recipe: Recipe, partial: run.Partial, command: str) -> str:
-    """The docstring at the top of a recipe's file; `command` is the one that wrote it.
+def render(partial: fdl.Buildable, heading: str, environment: Sequence[Variable] = ()) -> str:
+    """The text of a file whose `recipe()` equals `partial`.
 
-    Raises:
-        UserError: overrides have replaced a part that a recipe needs.
-    """
-    from superpod.planner import explain
-    from superpod.recipes.layout import layout_of
-
-    try:
-        layout = layout_of(partial)
-    except (AttributeError, TypeError) as error:
-        raise UserError(f"the overrides left no whole recipe: {error}", "keep its parts configurations") from error
-    nodes, gpus = partial.trainer.num_nodes, partial.trainer.devices
-    about = (
-        f"{recipe.model.title}. {recipe.task.capitalize()}, {recipe.precision}, {nodes} x {gpus} {recipe.gpu}: "
-        f"{explain.title(layout)}, gbs {layout.gbs}, {partial.data.seq_length} tokens a sample. {table(recipe)}"
-    )
-    written = f"Written by `{command}` for {_versions()}. It needs nothing else: change it as you like."
-    if own := _own_module(partial):
-        written = f"Written by `{command}` for {_versions()}, and {own.name} beside it, from {own}."
-    return HEADING.format(name=recipe.name, about=_filled(about), written=_filled(written), nodes=nodes, gpus=gpus)
-
-
-def _own_module(partial: run.Partial) -> Path | None:
-    """The file of a user's collection that defines the model's configuration, if one does."""
-    top = fdl.get_callable(partial.model.config).__module__.partition(".")[0]
-    return next((path for path in collection.modules() if path.stem == top), None)
-
-
-def _filled(text: str) -> str:
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def _versions() -> str:
-    names = {"NeMo": "nemo_toolkit", "NeMo-Run": "nemo_run", "Megatron-Core": "megatron-core"}
-    *others, last = [f"{title} {metadata.version(name)}" for title, name in names.items()]
-    return f"{', '.join(others)} and {last}"
-
-
-def render(partial: fdl.Buildable, heading: str) -> str:
-    """The text of a file whose `recipe()` equals `partial`; `heading` becomes its docstring.
+    Args:
+        partial: the recipe.
+        heading: the file's docstring.
+        environment: what its ranks need; the file sets it before it imports torch, where it is not set.
 
     Raises:
         UserError: a value has no source, or is from this project.
         RuntimeError: the text makes another configuration.
     """
-    file = _File()
-    file.function("recipe", "The whole recipe.", partial, file.writer.buildable("", partial))
+    whole = with_folder(partial)
+    file = _File(constants(whole), MOCK.format(module=TEXT.get(fdl.get_callable(partial).__name__, TEXT["pretrain"])))
+    file.function("recipe", "The whole recipe.", whole, file.writer.buildable("", whole))
     for name in ("os", "sys"):
         file.imports.module(f"import {name}", name)
     file.imports.module("import nemo_run as run", "run")
-    text = "\n".join([*_docstring(heading), "", *_imports(file.imports), *file.functions]) + "\n" + MAIN
-    _check_equal(text, partial)
+    parts = [
+        *_docstring(heading),
+        *(["# ruff: noqa: E402", ""] if environment else [""]),
+        *_imports(file.imports, standard=True),
+        *(_environment(environment) if environment else []),
+        "",
+        *_imports(file.imports, standard=False),
+        *([""] if file.constants else []),
+        *file.constant_lines(),
+        *file.functions,
+    ]
+    text = "\n".join(parts) + "\n" + MAIN
+    _check_equal(text, whole, partial)
     return text
+
+
+def _environment(variables: Sequence[Variable]) -> list[str]:
+    items = [Item(f'"{v.name}": ', f'"{v.value}"', v.reason) for v in variables]
+    values = "\n".join(lines(Group("{", items, "}"), 0, 0))
+    return ENVIRONMENT.format(values=values).splitlines()
 
 
 @dataclass
 class _File:
     """The functions of the file, in the order they are written: a part before the whole that calls it."""
 
+    constants: Mapping[str, Constant]
+    """Path -> the constant that stands for its value."""
+    mock_title: str = ""
+    """Of the function that makes random data."""
     imports: Imports = field(default_factory=Imports)
     functions: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.imports.lines |= {constant.name: "" for constant in self.constants.values()}
 
     @property
     def writer(self) -> Writer:
         return Writer(self.imports, self.part)
 
     def part(self, path: str, value: object, document: str | Group) -> str | Group:
-        """The call of a new function if the value is to have one, else the document."""
+        """The constant of the path, or the call of a new function if the value is to have one, else the document."""
+        constant = self.constants.get(path)
+        if constant and value == constant.value:
+            return constant.name
         nodes = value if isinstance(value, list) else [value]
         if isinstance(document, str) or not nodes or not isinstance(nodes[0], fdl.Buildable):
             return document
@@ -156,18 +143,36 @@ class _File:
         name = path.rpartition(".")[2].partition("[")[0]  # trainer.callbacks[0] -> callbacks
         while name in self.imports.lines or name in ("recipe", "main"):
             name += "_"
-        self.function(name, PARTS.get(path, f"`{path}` of the recipe."), value, document)
+        self.function(name, self._title(path, value), value, document)
         return f"{name}()"
+
+    def _title(self, path: str, value: object) -> str:
+        if path == "data" and isinstance(value, fdl.Buildable) and fdl.get_callable(value).__name__ == "MockDataModule":
+            return self.mock_title
+        return PARTS.get(path, f"`{path}` of the recipe.")
 
     def function(self, name: str, title: str, value: object, document: Group) -> None:
         """Add a function that returns the document."""
         self.imports.lines[name] = ""  # taken, by no import
         kind = KINDS[type(value)] if isinstance(value, fdl.Buildable) else "list"
-        files = sources(value)
-        body = _docstring(title + (f" Set in {', '.join(files)}." if files else ""), 4)
+        body = _docstring(title, 4)
         body += comment(about(value), 4) if about(value) else []
         first, *rest = lines(document, 4, len("    return "))
         self.functions += ["", "", f"def {name}() -> {kind}:", *body, f"    return {first}", *rest]
+
+    def constant_lines(self) -> list[str]:
+        """An assignment of each constant."""
+        writer = Writer(self.imports, lambda path, value, document: document)
+        written: list[str] = []
+        for constant in dict.fromkeys(self.constants.values()):
+            start = f"{constant.name} = "
+            first, *rest = lines(writer.document("", constant.value), 0, len(start))
+            why = f"  # {constant.why}" if constant.why else ""
+            if rest or len(start + first + why) > WIDTH:
+                written += comment(constant.why, 0) if why else []
+                why = ""
+            written += [start + first + why, *rest]
+        return written
 
 
 def _docstring(text: str, indent: int = 0) -> list[str]:
@@ -181,21 +186,17 @@ def _docstring(text: str, indent: int = 0) -> list[str]:
     return [f'{margin}"""{title}.', "", *wrapped, f'{margin}"""']
 
 
-def _imports(imports: Imports) -> list[str]:
-    """Import statements as ruff sorts them: the standard library's, then the others."""
-    import_lines: list[str] = []
-    for standard in (True, False):
-        block = sorted({line for line in imports.lines.values() if line and _is_standard(line) == standard})
-        plain = [line for line in block if line.startswith("import ")]
-        named: dict[str, list[str]] = {}
-        for line in block:
-            if line.startswith("from "):
-                module, _, name = line.removeprefix("from ").partition(" import ")
-                # ruff keeps `from m import a as b` apart from other names of m: the space makes another key.
-                named.setdefault(module if " as " not in name else f"{module} ", []).append(name)
-        statements = plain + [_from(module.strip(), names) for module, names in sorted(named.items())]
-        import_lines += ([""] if import_lines and statements else []) + statements
-    return import_lines
+def _imports(imports: Imports, *, standard: bool) -> list[str]:
+    """Import statements as ruff sorts them: of the standard library, or of other packages."""
+    block = sorted({line for line in imports.lines.values() if line and _is_standard(line) == standard})
+    plain = [line for line in block if line.startswith("import ")]
+    named: dict[str, list[str]] = {}
+    for line in block:
+        if line.startswith("from "):
+            module, _, name = line.removeprefix("from ").partition(" import ")
+            # ruff keeps `from m import a as b` apart from other names of m: the space makes another key.
+            named.setdefault(module if " as " not in name else f"{module} ", []).append(name)
+    return plain + [_from(module.strip(), names) for module, names in sorted(named.items())]
 
 
 def _is_standard(line: str) -> bool:
@@ -209,12 +210,17 @@ def _from(module: str, names: list[str]) -> str:
     return line if len(line) <= WIDTH else "\n".join([f"from {module} import (", *(f"    {n}," for n in ordered), ")"])
 
 
-def _check_equal(text: str, partial: fdl.Buildable) -> None:
-    """Execute the file's text, and check that it makes an equal configuration."""
+def _check_equal(text: str, whole: fdl.Buildable, partial: fdl.Buildable) -> None:
+    """Execute the file's text, and check that it makes a configuration equal to `partial`, line by line `whole`."""
     names: dict[str, Any] = {"__name__": "exported"}
-    exec(compile(text, "exported", "exec"), names)
+    before = dict(os.environ)
+    try:
+        exec(compile(text, "exported", "exec"), names)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
     copy = names["recipe"]()
-    lines = {str(line) for line in flatten.flatten(copy)} ^ {str(line) for line in flatten.flatten(partial)}
+    lines = {str(line) for line in flatten.flatten(copy)} ^ {str(line) for line in flatten.flatten(whole)}
     # fiddle's equality also sees whether two places share one configuration, which lines do not show.
     if lines or copy != partial:
         raise RuntimeError(f"the exported file makes another recipe: {sorted(lines)[:4] or 'its parts are shared'}")

@@ -22,15 +22,9 @@ TOOLS = re.compile(r"(noqa|fmt|type|ruff|pyright|isort)\s*:")
 
 
 def why(config: fdl.Buildable, field: str) -> str:
-    """The comment beside or above the line that set an argument; where that is a layout file, its line first."""
-    place = set_at(config, field)
-    if (location := _file(place)) is None:
-        return place if place == "command line" else ""
-    path, line = location
-    text = _comments(path).get(line, "")
-    if path.suffix == ".toml":
-        return f"{place.rpartition(':')[0]}, line {line}" + (f": {text}" if text else "")
-    return text
+    """The comment beside or above the line that set an argument; "" where the line has none."""
+    location = _file(set_at(config, field))
+    return _comments(location[0]).get(location[1], "") if location else ""
 
 
 def about(value: object) -> str:
@@ -50,13 +44,6 @@ def table(recipe: Recipe) -> str:
     from superpod.recipes import layout_text
 
     return _comments(recipe.source).get(layout_text.places(recipe.source)[recipe.suffix].header, "")
-
-
-def sources(value: object) -> list[str]:
-    """Files that set the arguments of a configuration, or of those in a list, sorted by name."""
-    nodes = [node for node in (value if isinstance(value, list) else [value]) if isinstance(node, fdl.Buildable)]
-    places = [set_at(node, field) for node in nodes for field in map(str, node.__arguments__)]
-    return sorted({place.rpartition(":")[0] for place in places if _file(place)})
 
 
 def _is_ours(path: Path) -> bool:

@@ -12,8 +12,9 @@ import math
 import pathlib
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Protocol, cast
 
 import fiddle as fdl
@@ -21,6 +22,7 @@ import nemo_run as run
 import torch
 
 from superpod.errors import UserError
+from superpod.recipes import flatten
 from superpod.recipes.export.source_comments import about, why
 from superpod.recipes.own_models import PREFIX
 
@@ -132,6 +134,8 @@ class Writer:
         kind = KINDS.get(type(value))
         if kind is None:
             raise UserError(f"{path or 'the recipe'} is a {type(value).__name__}, which cannot be written as source")
+        if name := flatten.constant(value):
+            return self._tuned(name)
         package = kind.partition(".")[0]
         self.imports.module("import nemo_run as run" if package == "run" else "import fiddle as fdl", package)
         items = [Item("", self.imports.of(fdl.get_callable(value)))]
@@ -141,10 +145,20 @@ class Writer:
             items.append(Item(label, document, why(value, str(name)) or about(argument)))
         return Group(f"{kind}(", _once(items, about(value)), ")")
 
+    def _tuned(self, name: str) -> Group:
+        """NVIDIA's tuned overlap of that name, as the configuration that NeMo's dataclass is made into."""
+        module, _, table = name.rpartition(".")
+        package, _, short = module.rpartition(".")
+        convert = self.imports.module("from fiddle.experimental import dataclasses as fdl_dc", "fdl_dc")
+        table = f"{self.imports.module(f'from {package} import {short}', short)}.{table}"
+        return Group(f"{convert}.convert_dataclasses_to_configs(", [Item("", table)], ")")
+
     def _container(self, path: str, value: Container) -> str | Group:
         if isinstance(value, dict):
             pairs = [(self.document(path, k), self.document(f"{path}[{k!r}]", v)) for k, v in value.items()]
             return Group("{", [Item(f"{one_line(k)}: ", v) for k, v in pairs], "}")
+        if isinstance(value, list) and (short := _repeated(value)):
+            return short
         items = [Item("", self.document(f"{path}[{i}]", item), about(item)) for i, item in enumerate(value)]
         if isinstance(value, frozenset):
             return Group("frozenset(", [Item("", Group("[", items, "]"))], ")")
@@ -174,6 +188,37 @@ class Writer:
             items = [Item(f"{f.name}=", self.document(path, getattr(value, f.name))) for f in dataclasses.fields(value)]
             return Group(f"{self.imports.of(type(value))}(", items, ")")
         raise UserError(f"{path} is a {type(value).__qualname__}, which cannot be written as source")
+
+
+REPEATED = 3
+"""Equal neighbours from which on a list of words is written as `["decoder"] * 3`."""
+
+
+def _repeated(words: Sequence[object]) -> str | Group | None:
+    """The document of a list of words, or of lists of words, that repeats itself; None = another list."""
+    runs = [(item, len(list(same))) for item, same in groupby(words)]
+    if not any(count >= REPEATED for _, count in runs) or not all(map(_is_words, words)):
+        return None
+    written = [(_word(item), count, isinstance(item, list)) for item, count in runs]
+    if len(written) == 1 and not written[0][2]:
+        return f"[{written[0][0]}] * {len(words)}"
+    items: list[Item] = []
+    for word, count, is_list in written:
+        if count < REPEATED:
+            items += [Item("", word)] * count
+        else:  # a list for each place, as in the original: equal configurations share the same lists
+            items.append(Item("", f"*({word} for _ in range({count}))" if is_list else f"*[{word}] * {count}"))
+    return Group("[", items, "]")
+
+
+def _is_words(item: object) -> bool:
+    return type(item) is str or (type(item) is list and all(type(word) is str for word in item))
+
+
+def _word(item: object) -> str:
+    if not isinstance(item, list):
+        return _string(cast("str", item))
+    return one_line(_repeated(item) or Group("[", [Item("", _word(word)) for word in item], "]"))
 
 
 def one_line(document: str | Group) -> str:

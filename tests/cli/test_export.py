@@ -31,7 +31,8 @@ def test_export_writes_the_recipe_with_its_overrides(preloaded_cli, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("wrote mine.py: ")
     text = (tmp_path / "mine.py").read_text()
-    assert "max_steps=7,  # command line\n" in text
+    assert "\nMAX_STEPS = 7\n" in text
+    assert "max_steps=MAX_STEPS,\n" in text
     assert "Written by `recipes export tiny_llama3 trainer.max_steps=7` for NeMo" in " ".join(text.split())
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 

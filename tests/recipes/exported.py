@@ -8,6 +8,7 @@ import enum
 import json
 import os
 import pathlib
+import re
 import runpy
 import subprocess
 import sys
@@ -67,6 +68,9 @@ def main(folder: Path) -> None:
         "wrong": {name: lines for name in chosen() if (lines := exported(name, folder))},
         "nemo": {name: exported(f"nemo:{name}", folder) for name in ("llama3_8b.finetune_recipe", "deepseek_v3")},
         "started": {name: started(folder / f"{name}.py") for name in ("tiny_llama3", "llama3_70b_pretrain_h100_bf16")},
+        "environment": {name: environment_of(name) for name in ("tiny_llama3", *GPU_RECIPES)},
+        "executor": executor(folder / f"{GPU_RECIPES[0]}.py"),
+        "edited": edited(folder / "llama3_70b_pretrain_h100_bf16.py"),
         "values": values(folder),
         "refused": [refused(value) for value in (lambda: None, UserError, object(), Inner())],
         "diffs": {" ".join(pair): differing(*pair) for pair in DIFFS},
@@ -78,19 +82,61 @@ def main(folder: Path) -> None:
 
 def exported(name: str, folder: Path) -> list[str]:
     """Lines in which a recipe and that of its exported file differ; the file is run without this project."""
-    from superpod.recipes import registry
+    from superpod.recipes import environment, registry
     from superpod.recipes.export import diff, recipe_source
+    from superpod.recipes.export.heading import heading
     from superpod.recipes.flatten import flatten
+    from superpod.recipes.planned_job import of_partial
     from superpod.rehearsal.script import hidden
 
     partial: Any = diff.load(name)
-    ours = not name.startswith(diff.NEMO)
-    heading = recipe_source.heading(registry.find(name), partial, f"recipes export {name}") if ours else name
+    top, variables = name, []
+    if not name.startswith(diff.NEMO):
+        recipe = registry.find(name)
+        top = heading(recipe, partial, f"recipes export {name}")
+        variables = environment.variables(of_partial(partial, recipe))
     file = folder / f"{name.replace(':', '_').replace('.', '_')}.py"
-    file.write_text(recipe_source.render(partial, heading))
+    file.write_text(recipe_source.render(partial, top, variables))
     with hidden():
         copy = runpy.run_path(str(file))["recipe"]()
+    if "log.log_dir = None" not in {str(line) for line in flatten(partial)}:
+        assert copy.log.log_dir is None or not variables  # the file says NeMo's default
+        del copy.log.log_dir
     return sorted({str(line) for line in flatten(copy)} ^ {str(line) for line in flatten(partial)})
+
+
+GPU_RECIPES = ("llama3_70b_pretrain_h100_bf16", "llama3_70b_pretrain_a100_bf16", "llama2_7b_pretrain_b200_mxfp8")
+
+
+def environment_of(name: str) -> dict[str, str]:
+    """What the ranks of a recipe need, by `recipes/environment.py`."""
+    from superpod.recipes import environment
+    from superpod.recipes.planned_job import job
+    from superpod.recipes.registry import find
+
+    return {variable.name: variable.value for variable in environment.variables(job(find(name)))}
+
+
+def executor(file: Path) -> dict[str, str]:
+    """The environment of an executor of NeMo-Run that is made with a file's."""
+    import nemo_run as run
+
+    return run.LocalExecutor(env_vars=runpy.run_path(str(file))["ENVIRONMENT"]).env_vars
+
+
+EDITED = {"NODES": 8, "SEQ_LENGTH": 4096, "GLOBAL_BATCH_SIZE": 64, "LEARNING_RATE": 1e-3, "FOLDER": "/scratch/me"}
+
+
+def edited(file: Path) -> list[object]:
+    """Fields of the recipe of a file whose constants were changed as in `EDITED`."""
+    text = file.read_text()
+    for name, value in EDITED.items():
+        text = re.sub(rf"^{name} = .*$", f"{name} = {value!r}", text, count=1, flags=re.MULTILINE)
+    names: dict[str, Any] = {"__name__": "edited"}
+    exec(text, names)
+    r = names["recipe"]()
+    seq = [r.data.seq_length, r.model.config.seq_length]
+    return [r.trainer.num_nodes, *seq, r.data.global_batch_size, r.optim.config.lr, r.log.log_dir]
 
 
 def started(file: Path) -> list[str]:
