@@ -12,6 +12,7 @@ from typing import Any, cast
 ONLY_FOR_IMPORT = ("onnxscript",)
 """Needed while Transformer Engine is imported: its export to ONNX, which no training uses."""
 KERNELS = (
+    *("fused_weight_gradient_mlp_cuda", "flash_attn_2_cuda", "flash_attn", "flash_attn.flash_attn_interface"),
     *("triton", "triton.language", "triton.language.core", "triton.language.standard"),
     *("deep_ep", "deep_ep.utils"),
     *("causal_conv1d", "causal_conv1d.causal_conv1d_interface", "causal_conv1d.causal_conv1d_varlen"),

@@ -48,6 +48,22 @@ def build_with_te(
         AssertionError, RuntimeError, ValueError: Transformer Engine, Megatron or NeMo refuses the recipe.
         UserError: no such generation.
     """
+    with connected(partial, rank, world_size, generation, environment) as (strategy, module, callbacks):
+        with recording.recorded(f"{generation} {_fp8(module.config)}") as layers:
+            counts = [meta_build.parameters(chunk) for chunk in meta_build.chunks(partial, module.config)]
+        for callback in callbacks:
+            _start(callback, partial, strategy, module)
+        return TeBuild(counts, frozenset(layers))
+
+
+@contextlib.contextmanager
+def connected(
+    partial: Partial, rank: int, world_size: int, generation: str, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[Any, Any, list[Any]]]:
+    """The recipe's strategy, NeMo's module and the callbacks that wrote into its configuration: as the module is made.
+
+    Within it the process is `rank` of `world_size` on GPUs of `generation`. Takes and raises what `build_with_te` does.
+    """
     import fiddle as fdl
 
     entry.install()
@@ -61,14 +77,7 @@ def build_with_te(
             mock.patch.dict(os.environ, environment or {}),
         ):
             module = meta_build.connected_model(partial, strategy)
-            callbacks = _set_up(partial, strategy, module)
-            with recording.recorded(f"{generation} {_fp8(module.config)}") as layers:
-                counts = []
-                for chunk in meta_build.chunks(partial, module.config):
-                    counts.append(meta_build.parameters(chunk))
-            for callback in callbacks:
-                _start(callback, partial, strategy, module)
-            return TeBuild(counts, frozenset(layers))
+            yield strategy, module, _set_up(partial, strategy, module)
 
 
 def _fp8(config: Any) -> str:

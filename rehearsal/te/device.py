@@ -15,6 +15,8 @@ CUDA = "12.9"
 CUDNN = 91300
 """cuDNN 9.13.0, of NVIDIA's PyTorch 25.09 image, which NeMo's images are made from."""
 CUBLAS_LT = 120905
+FLASH_ATTENTION = "2.7.4.post1"
+"""Of flash-attn in those images; Transformer Engine 2.9 takes 2.1.1 to 2.8.1, on Blackwell from 2.7.3 on."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,8 @@ def generation(name: str) -> Iterator[Gpu]:
 
 def _forget() -> None:
     """Clear what Transformer Engine and Megatron remember of the last GPU: their caches, and TE's global state."""
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("transformer_engine"):
-            for cached in list(vars(module).values()):
-                if isinstance(cached, functools._lru_cache_wrapper):
-                    cached.cache_clear()
-    base: Any
-    quantization: Any
+    for cached in _caches(len(sys.modules)):
+        cached.cache_clear()
     if base := sys.modules.get("transformer_engine.pytorch.module.base"):
         base.destroy_ub()
         base._cublas_workspace = None
@@ -85,3 +82,11 @@ def _forget() -> None:
         quantization.FP8GlobalStateManager.reset()
         for name in ("fp8_available", "mxfp8_available", "fp8_block_scaling_available", "nvfp4_available"):
             setattr(quantization.FP8GlobalStateManager, name, None)
+
+
+@functools.lru_cache(maxsize=1)
+def _caches(_modules: int) -> list[functools._lru_cache_wrapper[object]]:
+    """The remembering functions of Transformer Engine, while no further module is imported."""
+    loaded = [module for name, module in list(sys.modules.items()) if name.startswith("transformer_engine")]
+    values = [value for module in loaded for value in vars(module).values()]
+    return [value for value in values if isinstance(value, functools._lru_cache_wrapper)]

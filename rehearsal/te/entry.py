@@ -18,7 +18,9 @@ _DISTRIBUTIONS = {
     "transformer_engine": source.VERSION,
     "transformer_engine_torch": source.VERSION,
     "transformer_engine_cu12": source.VERSION,
+    "flash_attn": device.FLASH_ATTENTION,
 }
+"""What importlib.metadata answers for packages of NVIDIA's images that are not here."""
 _state = {"installed": False}
 
 

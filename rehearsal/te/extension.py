@@ -15,6 +15,16 @@ from superpod.rehearsal.te import device, enumerations, userbuffers
 NAME = "transformer_engine_torch"
 
 
+TORCH_DTYPES: dict[enumerations.DType, Callable[[Any], Any]] = {
+    enumerations.DType.kByte: lambda torch: torch.uint8,
+    enumerations.DType.kFloat32: lambda torch: torch.float32,
+    enumerations.DType.kFloat16: lambda torch: torch.float16,
+    enumerations.DType.kBFloat16: lambda torch: torch.bfloat16,
+    enumerations.DType.kFloat8E4M3: lambda torch: torch.float8_e4m3fn,
+    enumerations.DType.kFloat8E5M2: lambda torch: torch.float8_e5m2,
+}
+
+
 class AbsentKernelError(NotImplementedError):
     """A kernel was called for which there is no stand-in."""
 
@@ -31,7 +41,7 @@ class Extension(types.ModuleType):
         self.FP8TensorMeta = FP8TensorMeta
         for function in (device_supports_multicast, ubuf_built_with_mpi, get_stream_priority_range, get_cudnn_version):
             setattr(self, function.__name__, function)
-        for function in (get_cublasLt_version, get_num_cublas_streams, quantize, get_fused_attn_backend):
+        for function in (get_cublasLt_version, get_num_cublas_streams, quantize, dequantize, get_fused_attn_backend):
             setattr(self, function.__name__, function)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -91,6 +101,13 @@ def quantize(tensor: Any, quantizer: Any, output: Any = None, noop_flag: object 
     if hasattr(quantizer, "is_quantizable") and not quantizer.is_quantizable(tensor):
         raise RuntimeError(f"{type(quantizer).__name__} cannot quantize a tensor of shape {tuple(tensor.shape)}")
     return quantizer.make_empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def dequantize(tensor: Any, dtype: Any) -> Any:
+    """A tensor of the same shape in another number format."""
+    import torch
+
+    return torch.empty(tuple(tensor.size()), dtype=TORCH_DTYPES[dtype](torch), device="meta")
 
 
 def get_fused_attn_backend(*arguments: Any) -> Any:
