@@ -122,7 +122,8 @@ def change(task: Task, run_folder: Path, note: Callable[[str], None]) -> Callabl
         note("encoding and packing the data")
         counts = packed(task, sizes, base / KEPT, run_folder / "data")
         finetune_setup.set_weights(partial, base)
-        finetune_setup.set_data(partial, run_folder / "data", sizes, base / KEPT, counts["validation"]["sequences"])
+        held_out = counts["validation"]["sequences"]
+        finetune_setup.set_data(partial, run_folder / "data", sizes, base / KEPT, held_out, packed=task.pack)
         finetune_setup.set_steps(partial, task.steps)
         taken = {field: [str(old), str(new)] for field, old, new in changes}
         return {FACT: asdict(task), "base": str(base), "samples": counts, "model_taken": taken}

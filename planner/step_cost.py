@@ -108,6 +108,10 @@ def of(job: PlannedJob, c: Columns) -> StepCost:
     )
 
 
+GATHERED_AS_FP8 = ("fp8", "fp8ds", "fp8cs")
+"""Precisions in which fp8_param_gather sends a byte a parameter. MXFP8 weights, scaled by rows and by columns, go as
+BF16 through the gradients' buffer, and are scaled where they arrive (megatron-core 0.15.3,
+core/distributed/param_and_grad_buffer.py:695-711)."""
 STATE_TRAFFIC = 28.0
 """Bytes read and written per parameter by Adam: FP32 gradient, weight and two moments, the BF16 weight."""
 HOST_BYTES_PER_S = 40e9
@@ -189,8 +193,7 @@ def _states(job: PlannedJob, one: Mapping[str, Column], parameters: Array, block
     held = held[np.arange(len(held)), held.sum(axis=2).argmax(axis=1)]  # the rank with most parameters: [L, 2]
     trained = LORA_SHARE if job.task == "lora" else 1.0
     grad_bytes = 4.0 if options.grads == "fp32" and options.framework == "megatron" else 2.0
-    low = job.precision not in ("fp32", "tf32", "bf16", "fp16")
-    weight_bytes = 1.0 if low and options.fp8_params else 2.0
+    weight_bytes = 1.0 if options.fp8_params and job.precision in GATHERED_AS_FP8 else 2.0
     none = np.zeros(len(held))
     near, far = {"reduce": none, "gather": none}, {"reduce": none, "gather": none}
     grid = one["tp"] * one["cp"] * one["dp"] // (one["ep"] * one["etp"])

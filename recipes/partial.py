@@ -20,6 +20,7 @@ from nemo.utils.exp_manager import TimingCallback
 from superpod.recipes import finetuning, overlap, precision, resilience
 from superpod.recipes.data.module import mock_data_module
 from superpod.recipes.layout import apply_layout
+from superpod.recipes.planned_job import options
 from superpod.recipes.registry import Recipe
 
 # For `show --why`: a value is set by whoever calls these, not by their own lines.
@@ -49,9 +50,10 @@ def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
     )
     if recipe.model.mtp_layers and not recipe.shape.mtp_layers:
         partial.model.config.mtp_num_layers = None  # imported weights have none
-    precision.apply(partial, recipe.precision, layout.sharding)
+    chosen = options(recipe, size)
+    precision.apply(partial, recipe.precision, fp8_params=chosen.fp8_params)
     apply_layout(partial, recipe, size)
-    overlap.apply(partial, layout, recipe)
+    overlap.apply(partial, layout, recipe, chosen)
     resilience.apply(partial, recipe, size)
     if recipe.task != "pretrain":
         finetuning.apply(partial, recipe)

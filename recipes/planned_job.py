@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from superpod.planner import hardware
+from superpod.planner import columns, hardware, memory
 from superpod.planner.hardware import Hardware
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import Options, PlannedJob
@@ -48,6 +48,23 @@ def gathers_fp8(precision: str, sharding: str) -> bool:
     return precision in GATHERED and sharding != "none"
 
 
+def settled(job: PlannedJob) -> PlannedJob:
+    """The job with its choice of what MXFP8's parameters are: BF16 where memory holds them, else FP8.
+
+    FP8 ones take 2 bytes instead of 4 (by rows and by columns), and lie in the gradients' buffer while they are
+    gathered. Megatron then expects the training loop to copy them there when the gather is to run beside the forward
+    pass (megatron-core 0.15.3, core/optimizer/optimizer.py:575-579). NeMo 2.7.3's does not: weights would be zero from
+    the first step on, so that the gather must run by itself, after the step. BF16 ones are gathered beside the forward
+    pass, as ever: faster wherever they fit, by 4 % in the mean of our sizes.
+    """
+    if job.precision != "mxfp8" or not job.options.fp8_params:
+        return job
+    wide = job.replace(options=replace(job.options, fp8_params=False))
+    if bool(memory.fits(wide, columns.of(wide)).all()):
+        return wide
+    return job.replace(options=replace(job.options, overlap_params=False))
+
+
 def overlaps_tp(task: str, precision: str, shape: ModelShape) -> bool:
     """Whether Transformer Engine's userbuffers can hide tensor-parallel communication.
 
@@ -59,7 +76,7 @@ def overlaps_tp(task: str, precision: str, shape: ModelShape) -> bool:
 
 
 def decided(task: str, precision: str, sharding: str, shape: ModelShape) -> Options:
-    """The planner's options that follow from a recipe's task, precision and sharding."""
+    """The planner's options that follow from a recipe's task, precision and sharding, before `settled`."""
     return Options(
         fp8_params=gathers_fp8(precision, sharding),
         fused_loss=task not in ADAPTERS,
@@ -69,8 +86,8 @@ def decided(task: str, precision: str, sharding: str, shape: ModelShape) -> Opti
 
 
 def options(recipe: Recipe, num_nodes: int | None = None) -> Options:
-    """`decided` of a recipe."""
-    return decided(recipe.task, recipe.precision, recipe.layout(num_nodes).sharding, recipe.shape)
+    """Those of a recipe at a size."""
+    return job(recipe, num_nodes).options
 
 
 def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None = None) -> PlannedJob:
@@ -82,7 +99,7 @@ def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None 
     facts = facts or hardware.builtin()
     size = recipe.nodes[0] if num_nodes is None else num_nodes
     node = facts.node(recipe.gpu)
-    return PlannedJob(
+    planned = PlannedJob(
         model=recipe.shape,
         node=node,
         fabric=facts.fabric_of(node),
@@ -91,8 +108,9 @@ def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None 
         precision=recipe.precision,
         layout=recipe.layout(size),
         task="lora" if recipe.task == "dora" else recipe.task,
-        options=options(recipe, size),
+        options=decided(recipe.task, recipe.precision, recipe.layout(size).sharding, recipe.shape),
     )
+    return settled(planned)
 
 
 def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
@@ -101,9 +119,11 @@ def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
     Raises:
         UserError: when its model's sizes contradict each other.
     """
+    from superpod.recipes import configured_job
     from superpod.recipes.layout import layout_of
 
     base, config = job(recipe), partial.model.config
+    precision, task = configured_job.precision_of(partial), configured_job.task_of(partial)
     sizes = {size: getattr(config, field) for size, field in SHAPE.items()}
     layout = layout_of(partial)
     return base.replace(
@@ -111,18 +131,37 @@ def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
         gpus=partial.trainer.devices * partial.trainer.num_nodes,
         seq=partial.data.seq_length,
         layout=layout,
-        options=_options_of(partial, decided(recipe.task, base.precision, layout.sharding, base.model)),
+        precision=precision,
+        task=configured_job.planned_task(partial),
+        options=_options_of(partial, decided(task, precision, layout.sharding, base.model)),
     )
 
 
 def _options_of(partial: run.Partial, base: Options) -> Options:
     """The recipe's options, as overrides have changed them."""
-    optimizer, config = partial.optim.config, partial.model.config
+    from superpod.recipes import configured_job
+
+    optimizer, config, plugin = partial.optim.config, partial.model.config, partial.trainer.plugins
     return replace(
-        base,
+        configured_job.adapters(partial, base),
+        fp8_params=bool(getattr(plugin, "fp8_param_gather", base.fp8_params)),
+        **_overlaps_of(partial, base),
         offload=optimizer.optimizer_offload_fraction if optimizer.optimizer_cpu_offload else 0.0,
         moments="bf16" if "bfloat16" in str(optimizer.exp_avg_dtype) else "fp32",
         fused_loss=bool(config.cross_entropy_loss_fusion),
         cuda_graphs=bool(config.enable_cuda_graph),
         deterministic=bool(config.deterministic_mode),
     )
+
+
+def _overlaps_of(partial: run.Partial, base: Options) -> dict[str, bool]:
+    """What NeMo's callback overlaps on GPUs; it has the last word on parameters and tensor parallelism."""
+    strategy = partial.trainer.strategy
+    callback = next((c for c in partial.trainer.callbacks if hasattr(c, "tp_comm_overlap")), None)
+    if callback is None:
+        return {"overlap_params": bool(strategy.ddp.overlap_param_gather), "overlap_tp": False}
+    within = strategy.tensor_model_parallel_size > 1 and strategy.sequence_parallel
+    return {
+        "overlap_params": callback.overlap_param_gather is not False,
+        "overlap_tp": bool(callback.tp_comm_overlap) if within else base.overlap_tp,
+    }

@@ -9,7 +9,6 @@ import torch
 from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecision
 
 from superpod.errors import UserError
-from superpod.recipes.planned_job import gathers_fp8
 
 PLAIN = {
     "bf16": {"precision": "bf16-mixed", "dtype": torch.bfloat16},
@@ -36,8 +35,8 @@ FP8: dict[str, dict[str, Any]] = {
 """What is set above BF16: the recipes of NeMo 2.7.3's mixed_precision.py, which NVIDIA's published runs use."""
 
 
-def apply(partial: run.Partial, precision: str, sharding: str = "zero1") -> None:
-    """Make `partial` train in `precision`, the last part of a recipe's name.
+def apply(partial: run.Partial, precision: str, *, fp8_params: bool = False) -> None:
+    """Make `partial` train in `precision`, the last part of a recipe's name; `fp8_params`: parameters themselves too.
 
     Raises:
         UserError: when recipes cannot train in that precision.
@@ -57,9 +56,9 @@ def apply(partial: run.Partial, precision: str, sharding: str = "zero1") -> None
     for key, value in FP8.get(precision, {}).items():
         setattr(plugin, key, value)
     if precision in FP8:
-        plugin.fp8_param_gather = gathers_fp8(precision, sharding)
-        if precision == "mxfp8" and plugin.fp8_param_gather:
-            # It keeps weights twice, by rows and by columns; gathered through the gradients' buffer, not a third time.
+        plugin.fp8_param_gather = fp8_params
+        if precision == "mxfp8" and fp8_params:
+            # The only way that MXFP8 parameters are gathered; `planned_job.settled` says what else it takes.
             plugin.reuse_grad_buf_for_mxfp8_param_ag = True
     partial.trainer.plugins = plugin
     partial.trainer.strategy.pipeline_dtype = plain["dtype"]

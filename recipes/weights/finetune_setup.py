@@ -54,8 +54,13 @@ def set_weights(partial: run.Partial, base: Path) -> None:
     partial.resume.restore_config = run.Config(nl.RestoreConfig, path=str(base))
 
 
-def set_data(partial: run.Partial, folder: Path, sizes: Sizes, tokenizer: Path, validation: int) -> None:
-    """Train on the packed files in `folder`; every validation reads all of its `validation` sequences."""
+def set_data(
+    partial: run.Partial, folder: Path, sizes: Sizes, tokenizer: Path, validation: int, *, packed: bool = True
+) -> None:
+    """Train on the packed files in `folder`; every validation reads all of its `validation` sequences.
+
+    `packed`: whether a sequence holds several samples, so that it is nearly full.
+    """
     import nemo_run as run
     from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTokenizer
     from nemo.collections.llm.gpt.data.fine_tuning import FineTuningDataModule
@@ -79,12 +84,32 @@ def set_data(partial: run.Partial, folder: Path, sizes: Sizes, tokenizer: Path, 
         ),
         dataset_kwargs={"pad_seq_length_to_mult": sizes.aligned},
     )
+    _fix_length(partial, packed)
     partial.model.config.seq_length = sizes.size
     # Every learnt token counts alike, whatever sequence it is in. Context parallelism demands it: a rank may have none.
     partial.model.config.calculate_per_token_loss = True
     partial.trainer.strategy.ddp.average_in_collective = False
     partial.trainer.limit_val_batches = -(-validation // sizes.batch)
     partial.trainer.limit_test_batches = 0
+
+
+def _fix_length(partial: run.Partial, packed: bool) -> None:
+    """Make every batch as long as the model's `seq_length` where something was made for that length only.
+
+    Userbuffers are (NeMo 2.7.3 megatron_comm_overlap.py, _init_te_userbuffers), and CUDA graphs, for which the number
+    of samples in a sequence must not change either. Sequences of one sample would be mostly padding: they go without.
+    """
+    overlapped = [c for c in partial.trainer.callbacks if getattr(c, "tp_comm_overlap", False)]
+    if overlapped and not packed:
+        for callback in overlapped:
+            callback.tp_comm_overlap = False  # userbuffers have one length, and these samples have many
+        return
+    graphs = bool(partial.model.config.enable_cuda_graph)
+    if overlapped or graphs:
+        # NeMo's packed recipes do the same.
+        partial.data.dataset_kwargs = {**partial.data.dataset_kwargs, "pad_to_max_length": True}
+    if graphs:
+        partial.data.packed_sequence_specs.pad_cu_seqlens = True
 
 
 TRAIN, VALIDATION, METADATA = "training.npy", "validation.npy", "packed.json"

@@ -1,0 +1,195 @@
+"""mxfp8_weights.py OUT RECIPE...: what Megatron's own data parallelism and optimizer make of weights with a
+recipe's flags, as JSON in OUT: per recipe the flags, and the sum of |w| at the start and in each of three forwards.
+
+Two gloo ranks. The flags are those of a GPU run: the built recipe's, after NeMo's precision plugin (`connect`) and
+its overlap callback (`setup`) have written theirs. Nothing is rehearsed; only devices and MXFP8 tensors are faked.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+USERBUFFERS = "llama3_70b_sft_h100_bf16"
+"""Its layout has tensor parallelism, overlapped."""
+FLAGS = ("overlap_param_gather", "reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather")
+
+
+@dataclass
+class GpuFlags:
+    """The configurations of Megatron's data parallelism and optimizer as they are when a GPU run makes them."""
+
+    ddp: Any
+    optimizer: Any
+
+
+def flags_of(name: str, old: bool = False) -> GpuFlags:
+    """Of a recipe; `old`: as recipes were before finding 1."""
+    import fiddle as fdl
+    from nemo.collections import llm  # noqa: F401 - before its callbacks, which import it
+    from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
+    from nemo.lightning.pytorch.plugins.mixed_precision import update_config_with_dtype_overrides
+    from nemo.utils import AppState
+
+    from superpod.recipes import build
+
+    partial = build(name)
+    if old:
+        partial.trainer.plugins.fp8_param_gather = partial.trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag = True
+        for callback in partial.trainer.callbacks:
+            if hasattr(callback, "overlap_param_gather"):
+                callback.overlap_param_gather = None
+    dtypes = fdl.build(partial.trainer.plugins).dtype_config
+    strategy = fdl.build(partial.trainer.strategy)
+    optimizer = update_config_with_dtype_overrides(dtypes, fdl.build(partial.optim.config))
+    strategy.ddp_config = update_config_with_dtype_overrides(dtypes, strategy.ddp_config)
+    model = SimpleNamespace(config=None, optim=SimpleNamespace(config=optimizer))
+    state = AppState()
+    state.data_parallel_size, state.tensor_model_parallel_size, state.context_parallel_size = 2, 1, 1
+    torch.cuda.get_device_capability = lambda *_: (10, 0)
+    callbacks = [fdl.build(c) for c in partial.trainer.callbacks if fdl.get_callable(c) is MegatronCommOverlapCallback]
+    (callback,) = callbacks
+    callback.setup(SimpleNamespace(strategy=strategy, model=model), model, "fit")
+    return GpuFlags(strategy.ddp_config, optimizer)
+
+
+def fake_devices() -> None:
+    """CPU tensors in place of CUDA's, wherever Megatron makes them."""
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    for name in ("tensor", "zeros", "empty"):
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    kind = torch.Tensor.type
+
+    def typed(self: torch.Tensor, *args: Any, **more: Any) -> Any:
+        answer = kind(self, *args, **more)
+        return answer.replace("torch.", "torch.cuda.") if isinstance(answer, str) and "cuda" not in answer else answer
+
+    torch.Tensor.type = typed
+    torch.Tensor.cuda = lambda self, *_, **__: self
+
+
+def _on_cpu(make: Any) -> Any:
+    def made(*args: Any, **more: Any) -> Any:
+        return make(*args, **more | ({"device": "cpu"} if "cuda" in str(more.get("device", "")) else {}))
+
+    return made
+
+
+def trained(flags: GpuFlags) -> list[float]:
+    """Sum of |w| of one linear layer at the start, and in each of three forward passes."""
+    from megatron.core.distributed import DistributedDataParallel, param_and_grad_buffer
+    from megatron.core.optimizer import get_megatron_optimizer
+    from megatron.core.transformer import TransformerConfig
+
+    # As for Transformer Engine's tensors, which a recipe has where its parameters are FP8.
+    param_and_grad_buffer.is_mxfp8tensor = lambda _: flags.ddp.fp8_param_gather
+    config = TransformerConfig(
+        num_layers=1, hidden_size=16, num_attention_heads=1, bf16=True, params_dtype=torch.bfloat16
+    )
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(16, 16, bias=False, dtype=torch.bfloat16)
+    model = torch.nn.Sequential(layer)
+    model.config = config
+    flags.ddp.bucket_size = 40_000_000
+    flags.optimizer.lr = 1e-2
+    parallel = DistributedDataParallel(config, flags.ddp, model)
+    optimizer = get_megatron_optimizer(flags.optimizer, [parallel])
+    inputs = torch.randn(4, 16, dtype=torch.bfloat16)
+    sums = [_sum(layer)]
+    for _ in range(3):  # the order of NeMo 2.7.3's MegatronStrategy.training_step and of Lightning's loop
+        parallel.zero_grad_buffer()
+        optimizer.zero_grad()
+        loss = (parallel(inputs).float() - 1).pow(2).mean()
+        sums.append(_sum(layer))
+        loss.backward()
+        parallel.finish_grad_sync()
+        optimizer.step()
+    return sums
+
+
+def _sum(layer: torch.nn.Linear) -> float:
+    return round(float(layer.weight.detach().float().abs().sum()), 3)
+
+
+def rank(index: int, cases: list[tuple[str, GpuFlags]], out: str, store: str) -> None:
+    """One of two ranks."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=index, world_size=2)
+    fake_devices()
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel()
+    seen = {name: {"ddp": {f: getattr(flags.ddp, f) for f in FLAGS}, "sums": trained(flags)} for name, flags in cases}
+    if index == 0:
+        with open(out, "w") as file:
+            json.dump(seen, file)
+
+
+def rules_of(name: str) -> dict[str, Any]:
+    """What the rules of built configurations say of a recipe, of one whose overlap was switched on again, and of
+    fine-tuning data under userbuffers."""
+    from superpod.recipes import build
+    from superpod.recipes.rules import overlapping
+    from superpod.recipes.rules.reading import Reader
+    from superpod.recipes.weights import finetune_setup
+
+    def broken(partial: Any) -> list[tuple[str, str]]:
+        return [(b.rule, b.message) for rule in overlapping.RULES for b in rule(Reader(partial))]
+
+    partial = build(name)
+    partial.trainer.devices = 8
+    partial.trainer.num_nodes = 8
+    answers: dict[str, Any] = {"as it is": broken(partial)}
+    for callback in partial.trainer.callbacks:
+        if hasattr(callback, "overlap_param_gather"):
+            callback.overlap_param_gather = True
+    answers["overridden"] = broken(partial)
+    for packed in (True, False):
+        partial = build(USERBUFFERS)
+        sizes = finetune_setup.sizes(partial, packed)
+        finetune_setup.set_data(partial, Path("/data"), sizes, Path("/base"), 8, packed=packed)
+        callback = next(c for c in partial.trainer.callbacks if hasattr(c, "tp_comm_overlap"))
+        cp = partial.trainer.strategy.context_parallel_size
+        seen = {
+            "overlap": callback.tp_comm_overlap,
+            "padded": partial.data.dataset_kwargs.get("pad_to_max_length", False),
+            # NeMo 2.7.3 GPTSFTPackedDataset.collate_fn, and megatron_comm_overlap.py _init_te_userbuffers
+            "length": partial.data.packed_sequence_specs.packed_sequence_size * partial.data.micro_batch_size // cp,
+            "userbuffers": partial.model.config.seq_length * partial.data.micro_batch_size // cp,
+            "broken": broken(partial),
+        }
+        partial.data.dataset_kwargs = {}
+        answers["packed" if packed else "unpacked"] = seen | {"unpadded broken": [rule for rule, _ in broken(partial)]}
+    return answers
+
+
+def tables() -> dict[str, str | None]:
+    """The userbuffer table that each GPU's recipe gets for a shape that NeMo has tables of."""
+    from superpod.planner import hardware
+    from superpod.planner.layout import Layout
+    from superpod.recipes import overlap
+
+    partial = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(hidden_size=12288)))
+    cases = [(gpu, SimpleNamespace(gpu=gpu, precision="bf16", seq=2048)) for gpu in hardware.builtin().gpus]
+    layout = Layout(tp=4, sp=True, gbs=8)
+    chosen = {gpu: overlap._userbuffers(partial, layout, recipe) for gpu, recipe in cases}
+    return {gpu: None if table is None else repr(table) for gpu, table in chosen.items()}
+
+
+def main(out: str, *names: str) -> None:
+    """The command."""
+    import torch.multiprocessing as mp
+
+    cases = [(f"old {name}" if old else name, flags_of(name, old)) for name in names for old in (False, True)]
+    mp.spawn(rank, (cases, out, f"{out}.store"), 2)
+    answers = json.loads(Path(out).read_text()) | rules_of(names[-1]) | {"tables": tables()}
+    Path(out).write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

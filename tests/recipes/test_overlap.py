@@ -1,0 +1,105 @@
+"""What is overlapped, and what must not be: MXFP8 parameters, and samples of many lengths under userbuffers."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from superpod.planner import predict
+from superpod.recipes.planned_job import decided, job
+from superpod.recipes.registry import recipes
+
+BF16_PARAMETERS, FP8_PARAMETERS = "llama3_8b_pretrain_b200_mxfp8", "llama3_70b_pretrain_b200_mxfp8"
+
+
+def mxfp8_jobs():
+    return [job(r, size) for r in recipes().values() if r.precision == "mxfp8" for size in r.nodes]
+
+
+def test_finding_1_no_mxfp8_parameters_are_gathered_beside_the_forward_pass():
+    jobs = mxfp8_jobs()
+    assert sum(j.options.fp8_params for j in jobs) > 100
+    assert not [j for j in jobs if j.options.fp8_params and j.options.overlap_params]
+
+
+def test_finding_1_mxfp8_parameters_are_kept_only_where_bf16_ones_do_not_fit():
+    """BF16 parameters are gathered beside the forward pass: never slower, by the planner."""
+    for planned in mxfp8_jobs()[::97]:
+        wide = planned.replace(options=replace(planned.options, fp8_params=False, overlap_params=True))
+        if planned.options.fp8_params:
+            assert predict.one(wide).short_gib > 0
+            assert predict.one(planned).short_gib <= 0
+
+
+def test_finding_1_gathering_mxfp8_parameters_after_the_step_is_priced():
+    recipe = recipes()["llama31_405b_pretrain_b200_mxfp8"]
+    exposed = job(recipe, 32)
+    hidden = exposed.replace(options=decided("pretrain", "mxfp8", "zero1", recipe.shape))
+    assert exposed.options.fp8_params
+    assert hidden.options.fp8_params
+    assert predict.one(exposed).terms_s["dp"] > 1.5 * predict.one(hidden).terms_s["dp"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What tests/recipes/mxfp8_weights.py says of a recipe of each kind."""
+    script, out = Path(__file__).parent / "mxfp8_weights.py", tmp_path_factory.mktemp("mxfp8") / "out.json"
+    command = [sys.executable, "-W", "ignore", script, out, BF16_PARAMETERS, FP8_PARAMETERS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(out.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.nemo
+@pytest.mark.parametrize("name", [BF16_PARAMETERS, FP8_PARAMETERS])
+def test_finding_1_weights_survive_the_first_forward(trained, name):
+    """Megatron's own data parallelism and optimizer, with the flags of a GPU run, on two ranks."""
+    start, first, second, third = trained[name]["sums"]
+    assert first == start > 0
+    assert 0 < third < second < start
+    assert trained[name]["ddp"]["fp8_param_gather"] == (name == FP8_PARAMETERS)
+
+
+@pytest.mark.slow
+@pytest.mark.nemo
+@pytest.mark.parametrize("name", [BF16_PARAMETERS, FP8_PARAMETERS])
+def test_finding_1_the_flags_of_before_lose_all_weights(trained, name):
+    """That the experiment can fail: MXFP8 parameters, gathered beside the forward pass, as recipes had it."""
+    before = trained[f"old {name}"]
+    assert before["ddp"] == {**before["ddp"], "overlap_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True}
+    assert before["sums"][0] > 0
+    assert before["sums"][1:] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.nemo
+def test_finding_1_the_same_by_override_is_refused(trained):
+    assert [rule for rule, _ in trained["overridden"]] == ["mxfp8_gather"]
+    assert trained["as it is"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.nemo
+def test_finding_6_samples_of_many_lengths_under_userbuffers_are_padded_to_theirs(trained):
+    packed, unpacked = trained["packed"], trained["unpacked"]
+    assert packed["length"] == packed["userbuffers"]
+    assert (packed["overlap"], packed["padded"], packed["broken"]) == (True, True, [])
+    assert (unpacked["overlap"], unpacked["padded"], unpacked["broken"]) == (False, False, [])
+    assert packed["unpadded broken"] == ["userbuffer_length"]
+
+
+@pytest.mark.slow
+@pytest.mark.nemo
+def test_finding_10_userbuffer_tables_are_those_of_the_generation(trained):
+    """NeMo 2.7.3 has them for H100 and B200 only."""
+    tables = trained["tables"]
+    assert tables["h100"]
+    assert tables["b200"]
+    assert tables["h200"] == tables["h100"]
+    assert tables["b300"] == tables["gb200"] == tables["gb300"] == tables["b200"]
+    assert tables["b200"] != tables["h100"]
+    assert tables["a100"] is None
