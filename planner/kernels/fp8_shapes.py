@@ -1,0 +1,137 @@
+"""What FP8 demands of sizes: rows and columns of every weight on a rank, and tokens, for each kind of scaling.
+
+Nothing falls back to BF16 where a size does not fit. Transformer Engine 2.9 asserts at the first forward pass
+(pytorch/utils.py:438-456, called by module/linear.py:168, layernorm_linear.py:150), or its compiled GEMM does at the
+first backward (common/gemm/cublaslt_gemm.cu, CanonicalizeGemmInput: "Leading dimension requirement on A for FP8 GEMM.
+Caller must pad."). Megatron-Core 0.15.3 pads one thing only, the tokens of routed experts (transformer/moe/experts.py:
+1054 and TEGroupedMLP). BF16 in an FP8 run are embedding, output layer, router, and the layers at both ends that
+`first_last_layers_bf16` names (megatron fp8_utils.py:409).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from superpod.planner.arrays import Truth, Whole
+    from superpod.planner.models import ModelShape
+
+
+class Demand(NamedTuple):
+    """Multiples that one kind of FP8 scaling demands. A training step needs them of all three products, in which every
+    size is a leading dimension once: columns of the weight forward, rows for the inputs' gradients, tokens for its own.
+    """
+
+    weight: int
+    """Of rows and columns of a weight."""
+    tokens: int
+    """Of the tokens that a matrix product sees."""
+    local: int
+    """Of the tokens of a rank under sequence parallelism, before they are gathered."""
+    gathered: int
+    """Of the width of what is gathered in FP8 under sequence parallelism."""
+    lines: str
+
+
+TENSOR = Demand(16, 16, 8, 16, "pytorch/utils.py:442; cublaslt_gemm.cu CanonicalizeGemmInput: lda % 16")
+DEMANDS = {
+    "fp8ds": TENSOR,
+    "fp8cs": TENSOR,
+    "fp8": TENSOR,
+    "fp8bw": Demand(
+        *(16, 16, 128, 128),
+        "cublaslt_gemm.cu, NVTE_BLOCK_SCALING: lda % 16, m % 8; scales are padded: "
+        "tensor/float8_blockwise_tensor.py:112-170; what is gathered has whole blocks of 128: 203-211",
+    ),
+    "mxfp8": Demand(
+        *(32, 32, 32, 32),
+        "tensor/mxfp8_tensor.py:78-86 and 101-107; common/cast: tensor rows and columns a multiple of 32",
+    ),
+}
+"""{precision: what it demands}; files of transformer_engine 2.9.0."""
+
+
+class Weight(NamedTuple):
+    """A weight of one rank, as Transformer Engine multiplies it: [rows, columns] = [out, in]."""
+
+    name: str
+    """Megatron's name of the layer."""
+    rows: Whole
+    columns: Whole
+    gathers: bool = False
+    """Its input is gathered under sequence parallelism (column parallel)."""
+
+
+def weights(m: ModelShape, tp: Whole = 1, etp: Whole = 1) -> Iterator[Weight]:
+    """The FP8 weights of every kind of block that a model has; tp and etp may be arrays."""
+    for kind in sorted(m.kinds):
+        yield from _BLOCKS[kind](m, tp, etp)
+    if m.mtp_layers:
+        yield Weight("eh_proj", m.hidden // tp, 2 * m.hidden)
+
+
+def _attention(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
+    queries = m.heads * m.channels
+    wide = queries * (2 if m.attention_gate else 1) + 2 * m.groups * m.channels
+    yield Weight("linear_qkv", wide // tp, m.hidden, True)
+    yield Weight("linear_proj", m.hidden, queries // tp)
+
+
+def _mla(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
+    queries = m.heads * (m.qk_nope_dim + m.qk_rope_dim)
+    if m.q_lora:
+        yield Weight("linear_q_down_proj", m.q_lora, m.hidden)
+        yield Weight("linear_q_up_proj", queries // tp, m.q_lora, True)
+    else:
+        yield Weight("linear_q_proj", queries // tp, m.hidden, True)
+    yield Weight("linear_kv_down_proj", m.kv_lora + m.qk_rope_dim, m.hidden)
+    yield Weight("linear_kv_up_proj", m.heads * (m.qk_nope_dim + m.v_dim) // tp, m.kv_lora, True)
+    yield Weight("linear_proj", m.hidden, m.heads * m.v_dim // tp)
+
+
+def _feed_forward(m: ModelShape, name: str, width: int, ffn: Whole, gathers: bool) -> Iterator[Weight]:
+    yield Weight(f"{name}linear_fc1", ffn * (2 if m.gated else 1), width, gathers)
+    yield Weight(f"{name}linear_fc2", width, ffn)
+
+
+def _mlp(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
+    for ffn in sorted(set(m.widths) - {0}):
+        yield from _feed_forward(m, "", m.hidden, ffn // tp, True)
+
+
+def _moe(m: ModelShape, tp: Whole, etp: Whole) -> Iterator[Weight]:
+    yield from _feed_forward(m, "experts.", m.latent or m.hidden, m.expert_ffn // etp, False)
+    if m.shared_ffn:
+        yield from _feed_forward(m, "shared_experts.", m.hidden, m.shared_ffn // tp, True)
+    if m.latent:
+        yield Weight("fc1_latent_proj", m.latent, m.hidden)
+        yield Weight("fc2_latent_proj", m.hidden, m.latent)
+
+
+def _mamba(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
+    inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
+    yield Weight("in_proj", (2 * inner + states + m.mamba_heads) // tp, m.hidden, True)
+    yield Weight("out_proj", m.hidden, inner // tp)
+
+
+def _delta(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
+    keys, values = m.delta_key_heads * m.delta_key_dim, m.delta_value_heads * m.delta_value_dim
+    yield Weight("in_proj", (2 * keys + 2 * values + 2 * m.delta_value_heads) // tp, m.hidden, True)
+    yield Weight("out_proj", m.hidden, values // tp)
+
+
+_BLOCKS = {"attention": _attention, "mla": _mla, "mlp": _mlp, "moe": _moe, "mamba": _mamba, "delta": _delta}
+
+
+def misfit_weight(demand: Demand, weight: Weight, sp: Truth) -> Truth:
+    """Whether a weight's sizes break the demand; `sp`: under sequence parallelism."""
+    odd = (weight.rows % demand.weight != 0) | (weight.columns % demand.weight != 0)
+    return odd | (sp & weight.gathers & (weight.columns % demand.gathered != 0))
+
+
+def misfit_tokens(demand: Demand, tokens: Whole, tp: Whole, sp: Truth) -> Truth:
+    """Whether the tokens of a micro-batch on a context-parallel rank break the demand."""
+    local = tokens // tp
+    return (tokens % demand.tokens != 0) | (sp & (local % demand.local != 0))
