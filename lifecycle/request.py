@@ -23,6 +23,8 @@ class Request:
     """a folder made by `recipes data`; None = mock data"""
     num_nodes: int | None = None
     """None = the recipe's smallest size"""
+    gpu: str = ""
+    """what a configuration is judged on; "" = its recipe's, and never anything else for a run"""
 
     def facts(self) -> dict[str, Any]:
         """As run.json keeps it."""
@@ -36,18 +38,30 @@ class Request:
         kept = Path(facts["data"]) if facts.get("data") else None
         return cls(run.recipe, (*facts.get("overrides", ()), *more), data or kept, facts.get("num_nodes"))
 
-    def check(self) -> None:
+    def check(self, *, any_subject: bool = False) -> None:
         """Refuse what can be refused before NeMo is imported.
 
-        Raises:
-            UserError: no such recipe or size, no override, a secret, or a data folder that is not complete.
-        """
-        from superpod.recipes.data.folder import DataFolder
-        from superpod.recipes.registry import find
+        Args:
+            any_subject: take files and NeMo's own recipes too, as `subject` reads them.
 
-        find(self.recipe).layout(self.num_nodes)
+        Raises:
+            UserError: no such recipe or size, no override, a value that its field cannot have, a secret, or a data
+                folder that is not complete.
+        """
+        from superpod.lifecycle import subject
+        from superpod.recipes import rules
+        from superpod.recipes.data.folder import DataFolder
+        from superpod.recipes.rules import values
+
+        if subject.kind(self.recipe) != "recipe" and not any_subject:
+            raise UserError(
+                f"{self.recipe!r} is no recipe of `recipes list`",
+                "`recipes check` and `recipes rehearse` take files and NeMo's recipes; a file runs by itself: its top",
+            )
+        subject.check(self.recipe, self.num_nodes)
         for override in self.overrides:
             _check_override(override)
+        rules.require(list(values.of_text(self.overrides)))
         if self.data:
             DataFolder.load(self.data)
 

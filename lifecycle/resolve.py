@@ -24,6 +24,8 @@ from superpod.planner.planned_job import PlannedJob
 if TYPE_CHECKING:
     import nemo_run as run
 
+    from superpod.planner.rules import Broken
+
 PACKAGE = Path(superpod.__file__).parent
 
 
@@ -89,14 +91,13 @@ def resolve(request: Request) -> BuiltRun:
     """
     partial, data_facts = configure(request)
 
-    from superpod.planner import legality, plans
-    from superpod.recipes import flatten
-    from superpod.recipes.planned_job import of_partial
-    from superpod.recipes.registry import find
+    from superpod.planner import plans
+    from superpod.recipes import flatten, rules
 
-    _still_a_recipe(partial, request.overrides)
-    job = of_partial(partial, find(request.recipe))
-    legality.require(job)
+    still_a_recipe(partial, request.overrides)
+    rules.require(rules.violations(partial, request.overrides))
+    job = planned_job_of(partial, request)
+    rules.require(job_violations(partial, job))
     trainer = partial.trainer
     return BuiltRun(
         request=request,
@@ -112,15 +113,44 @@ def resolve(request: Request) -> BuiltRun:
     )
 
 
+def planned_job_of(partial: run.Partial, request: Request) -> PlannedJob:
+    """The planner's job of a built configuration: by its recipe's facts, or for any other by what it says itself.
+
+    Raises:
+        UserError: a model that the planner does not know, or sizes that contradict each other.
+    """
+    from superpod.lifecycle import subject
+    from superpod.planner import hardware
+    from superpod.recipes import configured_job, planned_job
+    from superpod.recipes.registry import find
+
+    if subject.kind(request.recipe) != "recipe":
+        return configured_job.of_configuration(partial, subject.gpu_of(partial, request.gpu))
+    job = planned_job.of_partial(partial, find(request.recipe))
+    if not request.gpu:
+        return job
+    node = hardware.builtin().node(request.gpu)
+    return job.replace(node=node, fabric=hardware.builtin().fabric_of(node))
+
+
+def job_violations(partial: run.Partial, job: PlannedJob) -> list[Broken]:
+    """Every rule of layouts, memory formats and hardware that a configuration breaks as the planner's job."""
+    from superpod.planner import legality
+    from superpod.recipes.rules import training
+    from superpod.recipes.rules.reading import Reader
+
+    return [*training.placement(Reader(partial), job.node.gpus, job.node.gpu.name), *legality.violations(job)]
+
+
 def configure(request: Request) -> tuple[run.Partial, dict[str, Any]]:
     """The recipe with the request's size, data and overrides, in this order, and what is known of the data.
 
     Raises:
         UserError: no such recipe, an override that names nothing, or no NeMo.
     """
-    from superpod.recipes import build
+    from superpod.lifecycle import subject
 
-    partial = build(request.recipe, request.num_nodes)
+    partial = subject.build(request.recipe, request.num_nodes)
     from superpod.recipes import overrides  # imports NeMo-Run, and `build` says what to install where it is missing
 
     data_facts = use_data(partial, request.data) if request.data else {}
@@ -151,7 +181,7 @@ _OURS = ("log.explicit_log_dir", "log.ckpt.dirpath", "resume.resume_from_directo
 _COUNTS = ("trainer.devices", "trainer.num_nodes", "trainer.max_steps")
 
 
-def _still_a_recipe(partial: run.Partial, overrides: tuple[str, ...]) -> None:
+def still_a_recipe(partial: run.Partial, overrides: tuple[str, ...]) -> None:
     """Refuse overrides after which nothing can run: a part gone, a count that is none, a path that the run sets."""
     import fiddle as fdl
 

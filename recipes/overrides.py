@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from typing import Any, cast, get_args
+from typing import Any, cast, get_args, get_type_hints
 
 import fiddle as fdl
 import nemo_run as run
 from fiddle._src import history
-from nemo_run.cli.cli_parser import CLIException, parse_cli_args
+from nemo_run.cli.cli_parser import CLIException, parse_cli_args, type_parser
 
 from superpod.errors import UserError, did_you_mean
 from superpod.recipes import options
@@ -38,8 +38,10 @@ def apply(partial: run.Partial, overrides: list[str]) -> None:
         _check_path(partial, match["path"])
         try:
             with history.custom_location(lambda: where):
-                parse_cli_args(cast(Any, partial), [text])  # annotated as a function, and made for a Partial too
+                if not _set_unresolved(partial, match["path"], text):
+                    parse_cli_args(cast(Any, partial), [text])  # annotated as a function, and made for a Partial too
                 _numbers_are_numbers(partial, match["path"])
+                _none_is_none(partial, match["path"])
         except CLIException:
             kind = str(_annotation(*_locate(partial, match["path"]))).replace("typing.", "")
             raise UserError(f"override {text!r}: {match['path']} takes {kind}, not {match['value']!r}") from None
@@ -65,6 +67,36 @@ def _check_path(partial: run.Partial, path: str) -> None:
         for index in indices:
             node = _item(node, index, path)
         seen.append(part)
+
+
+def _set_unresolved(partial: run.Partial, path: str, text: str) -> bool:
+    """Set a field whose annotation NeMo-Run leaves a string, as all of NeMo's adapters; True if it was such a field.
+
+    Raises:
+        CLIException: the value is not of that type, or the operator is not `=`.
+    """
+    node, field = _locate(partial, path)
+    if not isinstance(annotation := _annotation(node, field), str):
+        return False
+    target = fdl.get_callable(node)
+    try:
+        hints = get_type_hints(target) | get_type_hints(target.__init__ if isinstance(target, type) else target)
+    except (NameError, TypeError):  # an annotation that is imported for type checkers only
+        return False
+    operator, _, value = text.partition("=")
+    if operator.strip() != path or field not in hints:
+        raise CLIException(f"{annotation} takes `=`", text)
+    setattr(node, field, type_parser.parse(value.strip(), hints[field]))
+    return True
+
+
+def _none_is_none(partial: run.Partial, path: str) -> None:
+    """Make `trainer.plugins.fp8=None` nothing: NeMo annotates `fp8: str = None`, and NeMo-Run makes it the word."""
+    node, field = _locate(partial, path)
+    target = fdl.get_callable(node) if isinstance(node, fdl.Buildable) else None
+    parameter = inspect.signature(target).parameters.get(field) if target else None
+    if getattr(node, field, None) in ("None", "null") and parameter is not None and parameter.default is None:
+        setattr(node, field, None)
 
 
 def _numbers_are_numbers(partial: run.Partial, path: str) -> None:

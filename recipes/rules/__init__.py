@@ -1,0 +1,61 @@
+"""Whether a configuration can train: rules over what was built and overridden, each with its numbers and a next move.
+
+    values.py     words and ranges of single fields; needs no NeMo, so a bad value is refused before NeMo is imported
+    training.py   what the trainer, the optimizer, the schedule and the data must agree on
+    saving.py     what a chain of attempts needs: checkpoints that are saved, and found again
+    numbers.py    precision: what the plugin, the optimizer and the strategy must agree on
+    overlapping.py  what communication beside computation takes for granted
+    built.py      Megatron's own checks: its configurations are really built, on a CPU
+
+`planner/` has the rules of layouts, memory and hardware. Nothing here knows a recipe's name: a user's configuration, an
+edited file and NeMo's own recipes are judged alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from superpod.errors import UserError
+from superpod.planner.rules import Broken
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+
+def violations(partial: run.Partial, overrides: Sequence[str] = ()) -> list[Broken]:
+    """Every rule that the built configuration breaks; [] = none.
+
+    Args:
+        partial: of `llm.pretrain` or `llm.finetune`, overrides applied.
+        overrides: what was overridden, as on a command line: a few rules refuse only what was asked for.
+    """
+    from superpod.recipes.rules.reading import Reader
+
+    return list(_violations(Reader(partial, tuple(overrides))))
+
+
+def _violations(reader: Reader) -> Iterator[Broken]:
+    from superpod.recipes.rules import built, numbers, overlapping, saving, training, values
+
+    of_values = list(values.violations(reader))
+    yield from of_values
+    for rule in (*training.RULES, *numbers.RULES, *overlapping.RULES, *saving.RULES):
+        yield from rule(reader)
+    if not of_values:  # Megatron's message on a value that is named already would be a second one for one mistake
+        yield from built.violations(reader)
+
+
+def require(broken_rules: Sequence[Broken]) -> None:
+    """Do nothing where no rule is broken.
+
+    Raises:
+        UserError: with every broken rule, a line each.
+    """
+    if broken_rules:
+        fixes = [broken.fix for broken in broken_rules if broken.fix]
+        raise UserError("\n".join(broken.message for broken in broken_rules), "; ".join(dict.fromkeys(fixes)))
+
+
+if TYPE_CHECKING:
+    from superpod.recipes.rules.reading import Reader

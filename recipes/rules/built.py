@@ -1,0 +1,81 @@
+"""Megatron's, NeMo's and Lightning's own checks: the parts of a configuration are really built, in milliseconds.
+
+What only a GPU's software can answer is switched off first in a copy: a machine without Transformer Engine is no
+mistake of the configuration.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from superpod.planner.rules import Broken
+from superpod.recipes.rules.reading import Reader
+
+PARTS = {
+    "model.config": "look at the overrides of model.config",
+    "optim.config": "look at the overrides of optim.config",
+    "optim.lr_scheduler": "look at the overrides of optim.lr_scheduler",
+    "trainer.strategy.ddp": "look at the overrides of trainer.strategy.ddp",
+    "trainer.plugins": "look at the overrides of trainer.plugins",
+    "log.ckpt": "look at the overrides of log.ckpt",
+    "peft": "look at the overrides of peft",
+}
+"""Parts that need no GPU, no file and no other rank, and what to look at when one refuses."""
+
+NEEDS_GPU_SOFTWARE = ("apply_rope_fusion", "use_precision_aware_optimizer", "moe_permute_fusion", "moe_router_fusion")
+"""Switches whose check asks for Transformer Engine itself."""
+
+PRECISION_AWARE = ("exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype")
+"""Fields that need the precision-aware optimizer; without it in the copy, they go with it."""
+
+ABSENT = ("Transformer Engine", "transformer-engine", "TransformerEngine", "TE >=", "apex", "No module named")
+"""Words of a refusal that is the machine's, not the configuration's."""
+
+
+def violations(r: Reader) -> Iterator[Broken]:
+    """What the libraries refuse as they build the parts."""
+    import fiddle as fdl
+
+    for path, fix in PARTS.items():
+        part = r[path]
+        if not isinstance(part, fdl.Buildable):
+            continue
+        if message := _refusal(_without_gpu_software(part)):
+            yield Broken("built", f"{fdl.get_callable(part).__name__} refuses {path}: {message}", fix)
+
+
+def _without_gpu_software(part: Any) -> Any:
+    part = copy.deepcopy(part)
+    for name in NEEDS_GPU_SOFTWARE:
+        if name in part.__arguments__ or getattr(part, name, None):
+            if getattr(part, name) and name == "use_precision_aware_optimizer":
+                _forget(part, PRECISION_AWARE)
+            setattr(part, name, False)
+    return part
+
+
+def _forget(part: Any, fields: tuple[str, ...]) -> None:
+    for name in fields:
+        if name in part.__arguments__:
+            delattr(part, name)
+
+
+def _refusal(part: Any) -> str:
+    """The first line of what building `part` raises; "" where it is built."""
+    import fiddle as fdl
+
+    logging.disable(logging.CRITICAL)
+    try:
+        fdl.build(part)
+    except ImportError:
+        return ""
+    except Exception as error:  # each library has exceptions of its own
+        text = str(error).partition("\n\nFiddle context")[0].strip()
+        line = text.splitlines()[0] if text else type(error).__name__
+        return "" if any(word in text for word in ABSENT) else line
+    finally:
+        logging.disable(logging.NOTSET)
+    return ""

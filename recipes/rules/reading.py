@@ -1,0 +1,64 @@
+"""Reads a configuration by path: `trainer.max_steps`, `optim.config.lr`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+PLUGIN = "trainer.plugins"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A built configuration, and the overrides that made it."""
+
+    partial: run.Partial
+    overrides: tuple[str, ...] = ()
+
+    def __getitem__(self, path: str) -> Any:
+        """The value at a dotted path; None where the configuration has no such field, or leaves it unset."""
+        node: Any = self.partial
+        if path.startswith(PLUGIN):
+            node, path = self.precision_plugin, path.removeprefix(PLUGIN).removeprefix(".")
+        for name in path.split(".") if path else []:
+            node = _field(node, name)
+        return node
+
+    @property
+    def precision_plugin(self) -> Any:
+        """The configuration of NeMo's precision plugin, alone or in a list; None where there is none."""
+        return precision_plugin(self.partial)
+
+    def overridden(self, *paths: str) -> bool:
+        """Whether an override sets one of these fields, or a part that holds it."""
+        keys = [text.partition("=")[0].rstrip(" +-*/|&") for text in self.overrides]
+        return any(path == key or path.startswith(f"{key}.") for path in paths for key in keys)
+
+
+def precision_plugin(partial: run.Partial) -> Any:
+    """As `Reader.precision_plugin`, of a partial."""
+    plugins = _field(_field(partial, "trainer"), "plugins")
+    for plugin in plugins if isinstance(plugins, list | tuple) else [plugins]:
+        if "Precision" in name_of(plugin):
+            return plugin
+    return None
+
+
+def _field(node: Any, name: str) -> Any:
+    """A field of a configuration: as set, or its plain default."""
+    try:
+        return getattr(node, name, None)
+    except ValueError:  # fiddle, of a field with a default factory
+        return None
+
+
+def name_of(node: Any) -> str:
+    """The class or function that a configuration calls; of an object, its class; "" for None."""
+    if node is None:
+        return ""
+    import fiddle as fdl
+
+    return fdl.get_callable(node).__name__ if isinstance(node, fdl.Buildable) else type(node).__name__
