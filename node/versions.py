@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from superpod.node.files import JsonObject
 
@@ -25,6 +27,29 @@ KNOWN_BAD = (
     ("nemo_run", "0.11.", "leptonai", "0.4", "NeMo-Run 0.11 does not import with leptonai 0.47; 0.27.3 does"),
 )
 """Pairs that are known not to work: package, version, package, version, why."""
+
+
+class Range(NamedTuple):
+    """Versions of a package that a run may have, and why no others."""
+
+    package: str
+    least: str
+    below: str
+    """"" = any newer one"""
+    why: str
+
+
+PROVEN = (
+    Range("nemo_toolkit", "2.7", "2.8", "recipes are written for NeMo 2.7.3, the last line with nemo.collections.llm"),
+    Range(
+        "megatron-core", "0.15", "0.16", "NeMo 2.7 passes arguments that 0.16 dropped; proofs are 0.15.3's"
+    ),
+    Range("transformer-engine", "2.9", "2.10", "what megatron-core 0.15.3 asks for, and what recipes are proven with"),
+)
+"""What recipes are proven with. On a GPU each must be there."""
+
+IGNORE = "SUPERPOD_UNPROVEN_VERSIONS"
+"""Set to 1 in a profile's [env], versions outside `PROVEN` are printed and not refused."""
 
 SHOWN = ("torch", "nemo_toolkit", "megatron-core", "transformer-engine", "nemo_run", "lightning")
 
@@ -67,9 +92,66 @@ def bad_pair(version: Mapping[str, str]) -> str:
     return ""
 
 
+def outside(version: Mapping[str, str], ranges: Iterable[Range] = PROVEN, *, on_gpu: bool = True) -> list[str]:
+    """The packages outside their ranges, each with its numbers and the reason; on a GPU also those that are missing."""
+    problems = []
+    for package, least, below, why in ranges:
+        limits = f"{least} or later" + (f", below {below}" if below else "")
+        own = version.get(package)
+        if own is None:
+            problems += [f"{package} is missing, and must be {limits}: {why}"] if on_gpu else []
+        elif numbers(own) < numbers(least) or (below and numbers(own) >= numbers(below)):
+            problems.append(f"{package} is {own}, and must be {limits}: {why}")
+    return problems
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """A version's numbers, without what follows them and trailing zeros: 2.9.0+70f5366 is (2, 9), 0.16.0rc0 (0, 16)."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    parts = [int(part) for part in match[0].split(".")] if match else []
+    while parts and parts[-1] == 0:
+        parts.pop()
+    return tuple(parts)
+
+
+def needed(facts: Mapping[str, object]) -> list[Range]:
+    """What a run needs beyond `PROVEN`, as the `needs` of its run.json say; [] where they say nothing."""
+    rows = facts.get("needs")
+    return [Range(*map(str, row)) for row in rows if len(row) == len(Range._fields)] if isinstance(rows, list) else []
+
+
+def refusal(version: Mapping[str, str], facts: Mapping[str, object], environ: Mapping[str, str]) -> str:
+    """Why a run with these facts must not start with these versions, and what to do; '' when it may."""
+    if conflict := bad_pair(version):
+        return conflict
+    on_gpu = "cuda" in version  # a rehearsal's torch has none, and needs no Transformer Engine
+    own = outside(version, needed(facts) if on_gpu else [])
+    proven = outside(version, on_gpu=on_gpu)
+    if proven and environ.get(IGNORE) == "1":
+        print(f"{IGNORE}=1: " + "; ".join(proven), flush=True)
+        proven = []
+    if not (problems := proven + own):
+        return ""
+    move = "name an image that has them: docs/slurm.md, The container"
+    return "; ".join(problems) + f"\nnext: {move}" + (f"; {IGNORE}=1 goes on without a proof" if proven else "")
+
+
+def cuda_of_torch() -> str:
+    """The CUDA that the installed torch is built for, such as 13.0, without importing it; "" for none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.origin:
+        return ""
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text()
+    except OSError:
+        return ""
+    match = re.search(r"^cuda\b[^=\n]*= *['\"](.*)['\"]", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
 def installed() -> dict[str, str]:
-    """Versions of what SHOWN and KNOWN_BAD name, as far as installed."""
-    versions = {}
+    """Versions of what SHOWN and KNOWN_BAD name, as far as installed, and torch's CUDA as `cuda`."""
+    versions = {"cuda": cuda} if (cuda := cuda_of_torch()) else {}
     for name in {*SHOWN, *(pair[2] for pair in KNOWN_BAD)}:
         try:
             versions[name] = importlib.metadata.version(name)

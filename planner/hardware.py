@@ -71,6 +71,8 @@ class Gpu:
     nvfp4_tflops: float = 0.0
     calibrated_as: str = ""
     """The GPU whose calibration it takes: that which it is `like`; "" = its own."""
+    sm: int = 0
+    """CUDA's compute capability, ten times: 90 is Hopper's 9.0. 0 = not known, and no kernel is looked for."""
     scaled_formats: tuple[str, ...] = ()
     """Of `SCALED`, those that its Tensor Cores and Transformer Engine support."""
     fp8_any_order: bool = False
@@ -81,6 +83,8 @@ class Gpu:
     """The GPU starts kernels in the order they are queued, with more than one hardware queue."""
     multicast: bool = False
     """NVLink switches send one write to several GPUs, which Transformer Engine's userbuffers ask for."""
+    cuda: str = ""
+    """The first CUDA that compiles for it; "" = any that NeMo 2.7 runs with."""
     cublas_workspace_mib: int = 8
     """What PyTorch reserves for cuBLAS, per thread that calls it."""
     te_workspace_mib: int = 32

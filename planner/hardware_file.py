@@ -13,7 +13,7 @@ from superpod.planner.hardware import SCALED, Fabric, Gpu, Hardware, Kind, Node,
 
 NAMED = ("generation", "gpu", "node", "fabric")
 SECTIONS = (*NAMED, "collective", "gemm")
-TEXT = {"generation": (), "kind": ("infiniband", "ethernet"), "source": (), "gpu": (), "calibrated_as": ()}
+TEXT = {"generation": (), "kind": ("infiniband", "ethernet"), "source": (), "gpu": (), "calibrated_as": (), "cuda": ()}
 """Keys that hold words, and which ones; () = any."""
 WORDS: dict[str, tuple[str, ...]] = {"scaled_formats": SCALED, "aliases": ()}
 """Keys that hold lists of words, and which ones; () = any."""

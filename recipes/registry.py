@@ -39,6 +39,10 @@ FINETUNE_SEQ = 4096
 """Tokens of a packed fine-tuning sample: what NVIDIA's published SFT and LoRA runs use (NeMo performance summary)."""
 
 
+Need = tuple[str, str, str, str]
+"""A package, the least version, the first that is too new ("" = none), and why: `versions.Range` of `node/`."""
+
+
 @dataclass(frozen=True)
 class Model:
     """A model as its file declares it: facts that need no NeMo, and the function that configures it."""
@@ -62,6 +66,12 @@ class Model:
     """Layers that predict the token after the next, on the last pipeline stage, in this model's recipes."""
     unproven: str = ""
     """Why it can only be built on a machine with a GPU; "" = it can be built anywhere."""
+    broken: str = ""
+    """Why no recipe of it can train with the versions that are pinned here; "" = nothing known against it."""
+    way_round: str = ""
+    """What to do about `broken`."""
+    needs: tuple[Need, ...] = ()
+    """Versions that it needs beside those that all recipes do (`node/versions.py`)."""
     tune: Callable[[run.Partial], None] | None = None
     """Changes this model's recipes, after everything else is set."""
 

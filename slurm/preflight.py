@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import UserError, did_you_mean
+from superpod.slurm import images
 from superpod.slurm.live_cluster import LiveCluster, gpus_of
 from superpod.slurm.profiles import seconds
 
@@ -286,6 +287,14 @@ def size(case: Case) -> Iterator[Finding]:
         )
 
 
+def versions(case: Case) -> Iterator[Finding]:
+    """The image, if its versions are published, holds those that the recipe needs."""
+    name = case.cluster.container.image
+    if problems := [] if case.cluster.declared_only else images.problems(name, case.run, case.cluster.env):
+        hint = "make an image with the pinned versions: docs/slurm.md, The container"
+        yield Finding(f"container.image {name}: {'; '.join(problems)}", hint)
+
+
 def generation(case: Case) -> Iterator[Finding]:
     """The GPU has the precision, and memory for the model."""
     from superpod.planner import hardware, legality, predict
@@ -372,7 +381,7 @@ def folder_in_use(case: Case) -> Iterator[Finding]:
         yield Finding(f"the run is in use by {case.running}", "wait for it, or `recipes cancel` it")
 
 
-CHECKS = (profile, folder_name, size, generation, interval, room, data, cache, folder_in_use)
+CHECKS = (profile, folder_name, size, versions, generation, interval, room, data, cache, folder_in_use)
 
 
 def paths(cluster: Cluster, data: Path | None = None) -> list[str]:

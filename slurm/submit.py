@@ -17,6 +17,8 @@ from superpod.node import payload
 from superpod.node.files import read_json, write_json
 from superpod.node.guard import CHAIN
 from superpod.node.run_folder import RunFolder
+from superpod.recipes import needs
+from superpod.recipes.registry import find
 from superpod.slurm import batch_script, environment
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ def facts(submission: Submission) -> dict[str, object]:
         "save_every": run.save_every,
         "checkpoint_bytes": run.checkpoint_bytes,
         "step_time_s": run.step_time_s,
+        "needs": needs.of(find(run.request.recipe).model, run.job),
         **({"rehearsal": True} if cluster.declared_only else {}),
     }
 

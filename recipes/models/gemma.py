@@ -1,8 +1,6 @@
 """Gemma 1, 2 and 3 (text models). Every Gemma ties its embeddings.
 
-Their learning rates are not published: these, and the steps, are NeMo 2.7.3's. Gemma 3 builds but does not train:
-Megatron-Core 0.15.3 passes `rotary_pos_cos_sin` to NeMo's Gemma3SelfAttention, which does not take it (a rehearsal
-shows this).
+Their learning rates are not published: these, and the steps, are NeMo 2.7.3's.
 """
 
 from __future__ import annotations
@@ -48,7 +46,17 @@ def gemma2_27b() -> run.Config:
     return nemo("Gemma2Model", "Gemma2Config27B")
 
 
-@model(**GEMMA, hf="google/gemma-3-1b-pt")
+NO_COS_SIN = (
+    "Megatron-Core 0.15 calls attention with rotary_pos_cos_sin (transformer_layer.py:506), and NeMo 2.7.3's "
+    "Gemma3SelfAttention.forward (gemma3.py) does not take it: the first step ends in a TypeError"
+)
+MEND_COS_SIN = (
+    "in your copy of NeMo, give that forward the argument rotary_pos_cos_sin=None, as Megatron-Bridge's pull request "
+    "1239 does; or train gemma_2b or gemma2_2b"
+)
+
+
+@model(**GEMMA, hf="google/gemma-3-1b-pt", broken=NO_COS_SIN, way_round=MEND_COS_SIN)
 def gemma3_1b() -> run.Config:
     """Gemma 3 1B: five layers with a window to one without. NeMo 2.7.3's does not train on Megatron-Core 0.15.3."""
     return nemo("Gemma3Model", "Gemma3Config1B")

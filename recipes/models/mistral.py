@@ -28,7 +28,10 @@ def mistral_nemo_12b() -> run.Config:
     return nemo("MistralModel", "MistralNeMoConfig12B")
 
 
-@model(**LONGER, hf="mistralai/Mistral-Small-24B-Base-2501")
+SMALL3 = ("nemo_toolkit", "2.7", "", "MistralSmall3Config24B, which the NeMo of the image nemo:25.09 lacks")
+
+
+@model(**LONGER, hf="mistralai/Mistral-Small-24B-Base-2501", needs=(SMALL3,))
 def mistral_small3_24b() -> run.Config:
     """Mistral Small 3 24B: dense, heads of 128 on 5,120."""
     return nemo("MistralModel", "MistralSmall3Config24B")

@@ -4,10 +4,11 @@ import json
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from superpod.planner import columns, hardware, memory, models, predict
+from superpod.planner import columns, hardware, memory, models, plans, predict
 from superpod.planner.layout import Layout
 from superpod.planner.legality import legal_mask, violations
 from superpod.planner.memory.units import MemoryUnits
@@ -17,7 +18,7 @@ from superpod.recipes import registry
 from superpod.recipes.planned_job import job as job_of
 
 
-def job(model, seq=4096, gpus=16, gpu="h100", options=None, **layout):
+def job(model, seq=4096, gpus=16, gpu="h100", options=None, **layout: Any):
     node = hardware.node(gpu)
     fabric = hardware.builtin().fabric_of(node)
     shape = models.find(model) if isinstance(model, str) else model
@@ -65,7 +66,7 @@ def test_finding_7_gemma2_has_no_window_without_a_mask():
 
 def test_llama4_takes_cp_where_chunks_stay_whole():
     """llama4_utils.py, Llama4SelfAttention.forward: cp x 2 parts of whole chunks, or a sequence no longer than one."""
-    at = {"gpus": 64, "tp": 8, "sp": True, "ep": 16, "etp": 1, "cp": 2}
+    at: dict[str, Any] = {"gpus": 64, "tp": 8, "sp": True, "ep": 16, "etp": 1, "cp": 2}
     assert "chunk_cp" not in rules_of(job("llama4_scout", seq=8192, **at))
     assert "chunk_cp" in rules_of(job("llama4_scout", seq=16384, **at))
     assert "chunk_cp" not in rules_of(job("llama4_scout", seq=32768, **at))
@@ -110,16 +111,15 @@ def test_finding_7_gemma2_keeps_its_scores():
 def test_finding_7_gemma2_recomputes_its_scores():
     kept = job("gemma2_9b", gpus=8, tp=2, sp=True)
     freed = kept.replace(layout=kept.layout.replace(recompute="selective"))
-    saved = predict.one(kept).reserved_gib_max - predict.one(freed).reserved_gib_max
-    assert saved > 20
-    assert predict.one(freed).step_time_s > predict.one(kept).step_time_s
+    assert allocated(kept) - allocated(freed) > 20 * 2**30
+    assert plans.seconds(freed) > plans.seconds(kept)
 
 
 def test_finding_7_capping_takes_time():
     capped = job("gemma2_9b", gpus=8, tp=2, sp=True)
     flash = capped.replace(model=capped.model.replace(soft_capped=False))
     unfused = flash.replace(options=Options(attention="unfused"))
-    times = [predict.one(run).step_time_s for run in (flash, unfused, capped)]
+    times = [plans.seconds(run) for run in (flash, unfused, capped)]
     assert times == sorted(times)
     assert times[2] > 1.1 * times[0]
 

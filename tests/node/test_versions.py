@@ -1,0 +1,97 @@
+"""Versions that a run may start with: issue 13, finding 3."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from superpod.node import versions
+from superpod.node.versions import IGNORE, PROVEN, Range, needed, outside, refusal
+
+GOOD = {"nemo_toolkit": "2.7.3", "megatron-core": "0.15.3", "transformer-engine": "2.9.0+70f5366", "cuda": "13.0"}
+NEEDS = {"needs": [["transformer-engine", "2.8", "", "a learned softmax offset"], ["cuda", "12.9", "", "kernels"]]}
+
+
+def test_the_proven_versions_start():
+    assert refusal(GOOD, NEEDS, {}) == ""
+    assert refusal(GOOD | {"megatron-core": "0.15.0rc8"}, {}, {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "limits"),
+    [
+        ("nemo_toolkit", "2.5.0", "2.7 or later, below 2.8"),
+        ("nemo_toolkit", "2.6.0rc0", "2.7 or later, below 2.8"),
+        ("nemo_toolkit", "2.8.0", "2.7 or later, below 2.8"),
+        ("megatron-core", "0.14.0", "0.15 or later, below 0.16"),
+        ("megatron-core", "0.16.0rc0", ""),
+        ("transformer-engine", "2.7.0", "2.9 or later, below 2.10"),
+        ("transformer-engine", "2.12.0+abc", "2.9 or later, below 2.10"),
+    ],
+)
+def test_finding_3_other_versions_are_refused_by_their_numbers(package, version, limits):
+    reason = refusal(GOOD | {package: version}, {}, {})
+    assert version in reason
+    assert limits in reason
+
+
+def test_finding_3_what_the_run_needs_is_refused_too():
+    old = GOOD | {"transformer-engine": "2.7.0", "cuda": "12.8"}
+    reason = refusal(old, NEEDS, {IGNORE: "1"})  # the profile goes on without a proof, and the run's own needs stay
+    assert "transformer-engine is 2.7.0, and must be 2.8 or later: a learned softmax offset" in reason
+    assert "cuda is 12.8, and must be 12.9 or later" in reason
+    assert "next: name an image" in reason
+    assert refusal(old, {}, {IGNORE: "1"}) == ""
+
+
+def test_finding_3_a_gpu_without_transformer_engine_is_refused_and_a_rehearsal_is_not():
+    bare = {"nemo_toolkit": "2.7.3", "megatron-core": "0.15.3"}
+    assert "transformer-engine is missing" in refusal(bare | {"cuda": "13.0"}, {}, {})
+    assert refusal(bare, NEEDS, {}) == ""
+
+
+def test_a_pair_that_fails_is_refused_whatever_the_profile_says():
+    assert "0.16.1" in refusal(GOOD | {"megatron-core": "0.16.1"}, {}, {IGNORE: "1"})
+
+
+def test_facts_of_an_older_run_need_nothing():
+    assert needed({}) == needed({"needs": "x"}) == needed({"needs": [["cuda"]]}) == []
+
+
+def test_this_environment_is_inside():
+    """The pinned environment, but for Transformer Engine, which needs a GPU's machine to build."""
+    assert outside(versions.installed(), PROVEN[:2]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda"),
+    [("cuda: Optional[str] = None", ""), ("cuda: Optional[str] = '13.0'", "13.0"), ("cuda = '12.9'", "12.9")],
+)
+def test_torchs_cuda_is_read_without_importing_it(tmp_path, monkeypatch, text, cuda):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2.9'\n{text}\nhip: Optional[str] = None\n")
+    code = "from superpod.node.versions import cuda_of_torch; print(cuda_of_torch())"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert done.stdout.strip() == cuda, done.stderr
+
+
+def test_finding_3_rank_0_refuses_by_the_runs_own_facts(tmp_path, monkeypatch):
+    from superpod.node import rank
+
+    attempt = tmp_path / "attempts" / "001"
+    attempt.mkdir(parents=True)
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": "gpt_oss_20b_sft_h100_bf16", **NEEDS}))
+    monkeypatch.setattr(versions, "installed", lambda: GOOD | {"transformer-engine": "2.7.0"})
+    monkeypatch.setenv(IGNORE, "1")
+    with pytest.raises(SystemExit, match=r"refused: transformer-engine is 2\.7\.0, and must be 2\.8 or later"):
+        rank._announce(attempt)
+    monkeypatch.setattr(versions, "installed", lambda: GOOD)
+    rank._announce(attempt)
+
+
+def test_a_range_has_a_reason():
+    assert all(isinstance(r, Range) and r.why for r in PROVEN)
