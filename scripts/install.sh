@@ -31,6 +31,12 @@ while kill -0 $pip 2>/dev/null; do
 done
 if [ -t 1 ]; then printf '\r%-80s\r' ''; fi
 wait $pip || fail "pip could not install: $(sed -n 's/^ERROR: //p' "$log" | head -n 1 | cut -c1-300) (whole log: $log)"
+# Transformer Engine's Python, without its compiled part and beside the environment's packages: the proof builds models
+# with its layers, and nothing else may import it. The version is that of superpod/rehearsal/te/source.py.
+te=$venv/share/superpod/te-2.9.0
+rm -rf "$te"
+"$venv/bin/python" -m pip install --disable-pip-version-check --no-deps --target "$te" transformer_engine==2.9.0 \
+    >>"$log" 2>&1 || fail "pip could not fetch Transformer Engine's Python: see the end of $log"
 "$venv/bin/python" -m pip check >>"$log" 2>&1 || fail "the installed versions do not fit together (see the end of $log)"
 touch "$venv/.installed"
 echo "installed in $seconds s: $("$venv/bin/python" -m pip list --format=freeze 2>/dev/null | wc -l) packages"
