@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,9 +33,12 @@ def request_of(name: str, overrides: Sequence[str] | None, data: Path | None, nu
         UserError: as `Request.check`.
     """
     from superpod.lifecycle.request import Request
+    from superpod.recipes import options
 
     request = Request(name, tuple(overrides or ()), data.absolute() if data else None, num_nodes)
     request.check()
+    for warning in options.warnings(request.overrides):
+        print(f"warning: {warning}", file=sys.stderr)
     return request
 
 

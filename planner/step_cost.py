@@ -20,8 +20,8 @@ from superpod.planner.models import counts
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.roofline import KINDS, KernelUnits
 
-LORA_SHARE = 0.01
-"""Adapters' share of the parameters, for the volume of their gradients: 0.3 to 1.5 % at ranks of 16 to 64."""
+LORA_SHARE = 0.01 / 32
+"""Adapters' share of the parameters per rank, for the volume of their gradients: 0.3 to 1.5 % at ranks of 16 to 64."""
 DEGREES = (
     *("tp", "pp", "vp", "cp", "ep", "etp", "dp", "sp", "mbs", "micro_batches"),
     *("recompute", "recompute_block", "recompute_layers", "modules", "sharding"),
@@ -191,7 +191,7 @@ def _states(job: PlannedJob, one: Mapping[str, Column], parameters: Array, block
     kinds = np.flatnonzero(parameters.any(axis=(0, 2)))
     held = blocks[..., kinds] @ parameters[:, kinds]
     held = held[np.arange(len(held)), held.sum(axis=2).argmax(axis=1)]  # the rank with most parameters: [L, 2]
-    trained = LORA_SHARE if job.task == "lora" else 1.0
+    trained = LORA_SHARE * options.lora_rank if job.task == "lora" else 1.0
     grad_bytes = 4.0 if options.grads == "fp32" and options.framework == "megatron" else 2.0
     weight_bytes = 1.0 if options.fp8_params and job.precision in GATHERED_AS_FP8 else 2.0
     none = np.zeros(len(held))

@@ -5,7 +5,7 @@ Each changes a few fields of any recipe, so that no recipe is copied for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,8 @@ class Option:
 
     about: str
     change: Callable[[run.Partial], None]
+    warning: str = ""
+    """What a user must know before they take it."""
 
 
 def apply(partial: run.Partial, names: str) -> None:
@@ -41,6 +43,13 @@ def apply(partial: run.Partial, names: str) -> None:
         if name not in OPTIONS:
             raise UserError(f"no option is called {name!r}", did_you_mean(name, list(OPTIONS)) or _all())
         OPTIONS[name].change(partial)
+
+
+def warnings(overrides: Iterable[str]) -> list[str]:
+    """What a user must know of the options among `overrides`, a line each."""
+    texts = [text.removeprefix(PREFIX) for text in overrides if text.startswith(PREFIX)]
+    names = [name.strip() for text in texts for name in text.split(",")]
+    return [f"with={name}: {OPTIONS[name].warning}" for name in names if name in OPTIONS and OPTIONS[name].warning]
 
 
 def _all() -> str:
@@ -88,13 +97,28 @@ def _fsdp(partial: run.Partial) -> None:
     shard(partial, "zero3")
 
 
+def _fp16(partial: run.Partial) -> None:
+    from superpod.recipes import precision
+
+    plugin = partial.trainer.plugins
+    if plugin.fp8 or plugin.precision != "bf16-mixed":
+        now = f"FP8 ({plugin.fp8_recipe})" if plugin.fp8 else plugin.precision
+        raise UserError(f"fp16 takes the place of bf16, and this recipe trains in {now}", "take its bf16 recipe")
+    precision.apply(partial, "fp16")
+    _without_userbuffers(partial)  # NeMo makes them for BF16, whatever the model is (megatron_comm_overlap.py)
+
+
+def _without_userbuffers(partial: run.Partial) -> None:
+    for callback in partial.trainer.callbacks:
+        if hasattr(callback, "tp_comm_overlap"):
+            callback.tp_comm_overlap = False
+
+
 def _deterministic(partial: run.Partial) -> None:
     config = partial.model.config
     config.deterministic_mode = True
     config.cross_entropy_loss_fusion = False  # its kernel sums in no fixed order
-    for callback in partial.trainer.callbacks:
-        if hasattr(callback, "tp_comm_overlap"):
-            callback.tp_comm_overlap = False  # nor do the userbuffers' reductions
+    _without_userbuffers(partial)  # nor do their reductions
 
 
 def _cuda_graphs(partial: run.Partial) -> None:
@@ -157,6 +181,11 @@ OPTIONS = {
     "fsdp": Option("Megatron-FSDP: parameters, gradients and optimizer sharded over data parallelism", _fsdp),
     "precision_aware": Option("Adam's moments in BF16: 8 bytes a parameter less, sharded", _precision_aware),
     "cuda_graphs": Option("launches recorded once; dense models, where the CPU cannot keep up", _cuda_graphs),
+    "fp16": Option(
+        "FP16 in place of BF16, with a loss scale of 1",
+        _fp16,
+        "NeMo 2.7.3 never multiplies the loss by a scale, so gradients below 6e-8 are lost; bf16 loses none",
+    ),
     "stragglers": Option("nvidia-resiliency-ext names slow GPUs every 5 minutes", _stragglers),
     "fault_tolerance": Option(
         "nvidia-resiliency-ext ends a rank that hangs, by timeouts that it learns", _fault_tolerance

@@ -37,7 +37,7 @@ def _userbuffers(partial: run.Partial, layout: Layout, recipe: Recipe) -> run.Co
 
     NeMo has tables of one GPU of a generation. Its others have the same Tensor Cores and NVLink, so they take them.
     """
-    kind = "bf16" if recipe.precision in ("bf16", "fp16") else "fp8"
+    kind = "bf16" if recipe.precision == "bf16" else "fp8"
     hidden, tail = partial.model.config.hidden_size, f"_mbs{layout.mbs}_seqlen{recipe.seq}"
     for gpu in alike(recipe.gpu):
         shape = f"userbuffers_{kind}_{gpu}_h{hidden}_tp{layout.tp}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from superpod.planner import columns, hardware, memory
 from superpod.planner.hardware import Hardware
@@ -75,13 +75,44 @@ def overlaps_tp(task: str, precision: str, shape: ModelShape) -> bool:
     return not (task in ADAPTERS or shape.kv_lora or precision in ("fp8bw", "fp8cs"))
 
 
+def passes_heads(shape: ModelShape) -> bool:
+    """Whether context parallelism exchanges heads (cp_comm_type a2a): the only way that Transformer Engine 2.9 has for
+    windows that slide and for a learned softmax (context_parallel.py:3803-3829; utils.py:721-728).
+    """
+    return shape.sink or bool(shape.window and not shape.chunked and not shape.soft_capped)
+
+
+def refuses_packed(shape: ModelShape) -> str:
+    """Why a model takes no packed samples; "" = it does."""
+    if shape.soft_capped:
+        return "NeMo 2.7.3's own attention for it refuses them"  # gemma2.py, Gemma2DotProductAttention.forward
+    if shape.sink:
+        return "Transformer Engine 2.9 has no attention for them with a learned softmax"  # utils.py:704-713
+    return ""
+
+
+WIDE_RANK_FROM = 60e9
+"""Parameters of a dense model from which adapters have rank 16."""
+
+
+def adapter_rank(shape: ModelShape) -> int:
+    """Rank of a model's adapters, as in NeMo 2.7.3's recipes: 8, or 16 from 70 billion parameters on (llama3_8b.py:305,
+    llama3_70b.py:322); 32 where experts leave only the attention to be adapted (mixtral_8x7b.py:293).
+    """
+    if shape.is_moe:
+        return 32
+    return 16 if shape.parameters().total >= WIDE_RANK_FROM else 8
+
+
 def decided(task: str, precision: str, sharding: str, shape: ModelShape) -> Options:
     """The planner's options that follow from a recipe's task, precision and sharding, before `settled`."""
     return Options(
         fp8_params=gathers_fp8(precision, sharding),
         fused_loss=task not in ADAPTERS,
+        cp_comm="a2a" if passes_heads(shape) else "p2p",
         overlap_tp=overlaps_tp(task, precision, shape),
         lora_targets=adapted(shape, task),
+        lora_rank=adapter_rank(shape) if task in ADAPTERS else Options.lora_rank,
     )
 
 
@@ -125,6 +156,8 @@ def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
     base, config = job(recipe), partial.model.config
     precision, task = configured_job.precision_of(partial), configured_job.task_of(partial)
     sizes = {size: getattr(config, field) for size, field in SHAPE.items()}
+    if base.model.is_moe:
+        sizes["experts"] = config.num_moe_experts
     layout = layout_of(partial)
     return base.replace(
         model=base.model.replace(**{key: value for key, value in sizes.items() if value}),
@@ -144,14 +177,22 @@ def _options_of(partial: run.Partial, base: Options) -> Options:
     optimizer, config, plugin = partial.optim.config, partial.model.config, partial.trainer.plugins
     return replace(
         configured_job.adapters(partial, base),
+        lora_rank=getattr(getattr(partial, "peft", None), "dim", base.lora_rank),
         fp8_params=bool(getattr(plugin, "fp8_param_gather", base.fp8_params)),
         **_overlaps_of(partial, base),
         offload=optimizer.optimizer_offload_fraction if optimizer.optimizer_cpu_offload else 0.0,
         moments="bf16" if "bfloat16" in str(optimizer.exp_avg_dtype) else "fp32",
         fused_loss=bool(config.cross_entropy_loss_fusion),
+        cp_comm=_cp_comm(config),
         cuda_graphs=bool(config.enable_cuda_graph),
         deterministic=bool(config.deterministic_mode),
     )
+
+
+def _cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
+    """How context parallelism passes keys and values; Megatron's default is a ring."""
+    kinds = config.cp_comm_type if isinstance(config.cp_comm_type, list) else [config.cp_comm_type]
+    return next((kind for kind in ("all_gather", "a2a") if kind in kinds), "p2p")
 
 
 def _overlaps_of(partial: run.Partial, base: Options) -> dict[str, bool]:

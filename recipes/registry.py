@@ -32,8 +32,9 @@ TASKS: tuple[Task, ...] = get_args(Task)
 NAME = re.compile(rf"(?:(?P<context_k>\d+)k_)?(?P<task>{'|'.join(TASKS)})_(?P<gpu>\w+)_(?P<precision>[a-z0-9]+)")
 """A recipe's name after its model's: `16k_pretrain_h100_bf16`."""
 
-PRECISIONS = tuple(name for name in hardware.PRECISIONS if name not in ("fp32", "tf32", "nvfp4"))
-"""Precisions that recipes train in (recipes/precision.py); NeMo 2.7.3 has no recipe for NVFP4."""
+PRECISIONS = tuple(name for name in hardware.PRECISIONS if name not in ("fp32", "tf32", "fp16", "nvfp4"))
+"""Precisions that recipes are written for. NeMo 2.7.3 has no recipe for NVFP4, and no loss scale that works for FP16,
+which is an option (`with=fp16`, recipes/options.py)."""
 
 FINETUNE_SEQ = 4096
 """Tokens of a packed fine-tuning sample: what NVIDIA's published SFT and LoRA runs use (NeMo performance summary)."""
@@ -276,6 +277,13 @@ def find(name: str) -> Recipe:
     if name in models():
         raise UserError(f"{name} is a model, not a recipe", f"`recipes list {name}` shows its recipes")
     known = list(recipes())
+    bf16 = f"{name.removesuffix('_fp16')}_bf16"
+    if name.endswith("_fp16") and bf16 in known:
+        raise UserError(
+            f"no recipe is written for fp16: NeMo 2.7.3 has no loss scale that works, and {name} would lose small "
+            "gradients",
+            f"{bf16}, which every GPU here trains in; or, knowing that, {bf16} with=fp16",
+        )
     hint = did_you_mean(name, known) or "`recipes list` shows them all"
     raise UserError(f"no recipe is called {name!r}", hint)
 

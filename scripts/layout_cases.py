@@ -20,7 +20,7 @@ from superpod.recipes.registry import TASKS, Task
 LEAST_GB = 80
 """Memory of a GPU that gets recipes."""
 GENERATIONS = {
-    "ampere": ("bf16", "fp16"),
+    "ampere": ("bf16",),
     "hopper": ("bf16", "fp8ds", "fp8cs", "fp8bw"),
     "blackwell": ("bf16", "fp8cs", "mxfp8"),
 }

@@ -1,0 +1,117 @@
+"""Fields that fine-tuning and options set, read from built recipes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.recipes import options, registry
+from superpod.recipes.planned_job import adapter_rank, job
+from superpod.recipes.registry import recipes
+from tests.recipes.fields import LORA_8, LORA_16, LORA_32, SFT
+
+
+@pytest.fixture(scope="module")
+def fields(tmp_path_factory):
+    script, out = Path(__file__).parent / "fields.py", tmp_path_factory.mktemp("fields") / "out.json"
+    command = [sys.executable, "-W", "ignore", script, out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(out.read_text())
+
+
+nemo = [pytest.mark.slow, pytest.mark.nemo]
+
+
+class TestFinding11:
+    pytestmark = nemo
+
+    @pytest.mark.parametrize("name", [LORA_8, LORA_16, LORA_32, SFT])
+    def test_weights_imported_without_transformer_engine_load(self, fields, name):
+        assert fields["finetuned"][name]["strictness"] == "log_all"
+
+    @pytest.mark.parametrize(("name", "rank"), [(LORA_8, 8), (LORA_16, 16), (LORA_32, 32)])
+    def test_the_rank_is_said_and_alpha_is_twice_as_much(self, fields, name, rank):
+        made = fields["finetuned"][name]
+        assert (made["rank"], made["alpha"], made["planned rank"]) == (rank, 2 * rank, rank)
+        assert made["as planned before"]
+
+    def test_with_context_parallelism_the_loss_is_of_tokens(self, fields):
+        made = fields["finetuned"]["cp"]
+        assert made["cp"] > 1
+        assert (made["per token"], made["averages"]) == (True, False)
+
+    @pytest.mark.parametrize(("name", "forward"), [(LORA_8, 1 / 2), (SFT, 1 / 3)])
+    def test_validation_takes_at_most_a_twentieth(self, fields, name, forward):
+        made = fields["finetuned"][name]
+        assert made["steps"] % made["interval"] == 0
+        assert made["batches"] * forward / made["interval"] <= 0.05
+        assert made["steps"] / made["interval"] >= 2
+
+
+def test_finding_11_memory_and_traffic_of_adapters_follow_the_rank():
+    from dataclasses import replace
+
+    from superpod.planner import predict
+
+    small = job(recipes()[LORA_8], 2) if 2 in recipes()[LORA_8].nodes else job(recipes()[LORA_8])
+    large = small.replace(options=replace(small.options, lora_rank=64))
+    assert predict.one(large).owners_gib["optimizer"] == pytest.approx(8 * predict.one(small).owners_gib["optimizer"])
+    assert predict.one(large).step_time_s > predict.one(small).step_time_s
+
+
+def test_finding_11_ranks_are_those_of_nemos_recipes():
+    ranks = {name: adapter_rank(model.shape) for name, model in registry.models().items()}
+    assert {ranks[name] for name in ("llama3_8b", "llama31_8b", "llama32_1b", "phi3_mini", "gemma3_1b")} == {8}
+    assert {ranks[name] for name in ("llama3_70b", "llama31_70b", "llama31_405b", "llama31_nemotron_70b")} == {16}
+    assert {ranks[name] for name in ("mixtral_8x7b", "mixtral_8x22b")} == {32}
+
+
+class TestFinding8:
+    pytestmark = nemo
+
+    def test_the_environment_follows_the_options(self, fields):
+        of = {name: seen["environment"] for name, seen in fields["options"].items()}
+        assert of[""]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+        assert "PYTORCH_CUDA_ALLOC_CONF" not in of["cuda_graphs"]
+        assert of["deterministic"]["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
+        assert of["fsdp"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
+
+    def test_finding_2_userbuffers_of_a100_go_without_multicast(self, fields):
+        of = {name: seen["environment"] for name, seen in fields["options"].items()}
+        assert of[""]["UB_SKIPMC"] == "1"
+        assert "UB_SKIPMC" not in of["deterministic"]  # which has no userbuffers
+
+
+class TestFinding14:
+    pytestmark = nemo
+
+    def test_fp16_is_an_option(self, fields):
+        made = fields["options"]["fp16"]
+        assert made["precision"] == "fp16"
+        assert made["plugin"] == ["16-mixed", "torch.float16", 1.0]
+        assert made["optimizer"] == [True, False]
+
+    def test_userbuffers_which_nemo_makes_for_bf16_are_off_under_it(self, fields):
+        assert fields["options"][""]["userbuffers"] == [True]
+        assert fields["options"]["fp16"]["userbuffers"] == [False]
+
+    def test_it_takes_the_place_of_bf16_only(self, fields):
+        assert "FP8 (tensorwise)" in fields["fp8"]["refused"]
+
+
+def test_finding_14_no_recipe_is_fp16_and_its_name_leads_to_the_option():
+    assert not [name for name in recipes() if name.endswith("fp16")]
+    with pytest.raises(UserError, match="no loss scale that works") as refused:
+        registry.find("llama3_8b_pretrain_a100_fp16")
+    assert "llama3_8b_pretrain_a100_bf16 with=fp16" in refused.value.hint
+    with pytest.raises(UserError, match="no recipe is called"):
+        registry.find("llama3_9b_pretrain_a100_fp16")
+
+
+def test_finding_14_the_option_warns():
+    assert "never multiplies the loss" in options.warnings(["trainer.max_steps=3", "with=fsdp,fp16"])[0]
+    assert options.warnings(["with=fsdp"]) == []
