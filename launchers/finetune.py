@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from superpod.errors import UserError, did_you_mean
 from superpod.node.files import read_json, write_json
+from superpod.recipes import planned_job
 from superpod.recipes.data import packing
 from superpod.recipes.registry import find, recipes
 
@@ -74,9 +75,9 @@ def check(name: str, task: Task) -> None:
         raise UserError(
             f"{name} is a recipe of pretraining", did_you_mean(name, others) or "see `recipes list sft lora`"
         )
-    if recipe.shape.soft_capped:  # gemma2.py, Gemma2DotProductAttention.forward; unpacked samples lie in the same files
+    if why := planned_job.refuses_packed(recipe.shape):  # unpacked samples lie in the same files
         raise UserError(
-            f"{recipe.model.name} takes no packed samples: NeMo 2.7.3's own attention for it refuses them",
+            f"{recipe.model.name} takes no packed samples: {why}",
             f"`recipes export {name}` with NeMo's FineTuningDataModule, unpacked; or fine-tune another model",
         )
     if task.long not in packing.LONG:

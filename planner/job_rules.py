@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from superpod.planner.family_rules import FAMILY
+from superpod.planner.kernel_rules import KERNELS
 from superpod.planner.rules import JobInputs, Rule, near_multiples
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def of(job: PlannedJob) -> tuple[Rule[JobInputs], ...]:
     """The rules of every framework, those of Megatron-Core, and those that only its pinned release has."""
     if job.options.framework != "megatron":
         return GENERAL
-    return (*GENERAL, *MEGATRON) if job.options.release else (*GENERAL, *MEGATRON, *PINNED, *FAMILY)
+    return (*GENERAL, *MEGATRON) if job.options.release else (*GENERAL, *MEGATRON, *PINNED, *FAMILY, *KERNELS)
 
 
 def _split_unevenly(f: JobInputs) -> Truth:

@@ -11,6 +11,7 @@ from fiddle._src import history
 
 from superpod.planner.layout import PARALLEL_SIZES, Layout
 from superpod.recipes import layout_text
+from superpod.recipes.planned_job import passes_heads
 from superpod.recipes.registry import Recipe
 
 STRATEGY = PARALLEL_SIZES | {
@@ -54,6 +55,9 @@ def apply_layout(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
         _recompute(partial.model.config, layout)
     with _set_by(recipe, "sharding", num_nodes):
         shard(partial, layout.sharding)
+    if layout.cp > 1 and passes_heads(recipe.shape):
+        with _set_by(recipe, "cp", num_nodes):
+            partial.model.config.cp_comm_type = "a2a"
     partial.model.config.seq_length = recipe.seq
     partial.data.seq_length = recipe.seq
     partial.trainer.num_nodes = num_nodes

@@ -191,8 +191,11 @@ def _options_of(partial: run.Partial, base: Options) -> Options:
 
 def _cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
     """How context parallelism passes keys and values; Megatron's default is a ring."""
-    kinds = config.cp_comm_type if isinstance(config.cp_comm_type, list) else [config.cp_comm_type]
-    return next((kind for kind in ("all_gather", "a2a") if kind in kinds), "p2p")
+    given = config.cp_comm_type
+    kinds = given if isinstance(given, list) else [given]
+    if "all_gather" in kinds:
+        return "all_gather"
+    return "a2a" if "a2a" in kinds else "p2p"
 
 
 def _overlaps_of(partial: run.Partial, base: Options) -> dict[str, bool]:

@@ -230,6 +230,12 @@ def choose(a: Attention) -> Choice:
     return Choice("flash" if flash else "unfused" if unfused else "")
 
 
+WHOLE_HEADS = Reason(
+    "context parallelism by a2a gives every rank whole heads, so cp divides the heads and the groups of a rank",
+    "context_parallel.py:3189-3191",
+    lambda a: a.cp_comm == "a2a" and (a.heads % a.cp != 0 or a.groups % a.cp != 0),
+)
+
 AFTER = (
     Reason(
         "context parallelism with a sliding window exchanges heads or gathers (a2a, all_gather)",
@@ -251,11 +257,7 @@ AFTER = (
         "context_parallel.py:3770-3772",
         lambda a: a.cp_comm == "a2a+p2p" and a.format == "thd",
     ),
-    Reason(
-        "context parallelism by a2a gives every rank whole heads, so cp divides the heads and the groups of a rank",
-        "context_parallel.py:3189-3191",
-        lambda a: a.cp_comm == "a2a" and (a.heads % a.cp != 0 or a.groups % a.cp != 0),
-    ),
+    WHOLE_HEADS,
 )
 """What context parallelism asserts once a backend is chosen."""
 

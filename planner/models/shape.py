@@ -76,6 +76,8 @@ class ModelShape:
     """With a window: the last of so many layers sees everything; 0 = no layer does."""
     chunked: bool = False
     """The window is a chunk that tokens see from its start (Llama 4), not one that slides."""
+    flash_only: bool = False
+    """NeMo's configuration sets attention_backend flash, so that Megatron switches the other backends off."""
     soft_capped: bool = False
     """Scores are capped by a tanh, in an attention class of NeMo's own that keeps them, seq x seq (Gemma 2)."""
     refuses: str = ""

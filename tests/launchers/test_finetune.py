@@ -218,3 +218,8 @@ def test_finding_7_gemma2_takes_no_packed_samples():
     """NeMo's own attention for it asserts so in its forward pass; the command says it before NeMo is imported."""
     with pytest.raises(UserError, match="gemma2_2b takes no packed samples"):
         finetune.check("gemma2_2b_lora_h100_bf16", finetune.Task("/m", "/d.jsonl"))
+
+
+def test_finding_4_gpt_oss_takes_no_packed_samples():
+    with pytest.raises(UserError, match="gpt_oss_20b takes no packed samples: Transformer Engine 2.9 has no attention"):
+        finetune.check("gpt_oss_20b_lora_h100_bf16", finetune.Task("/m", "/d.jsonl"))

@@ -1,0 +1,209 @@
+"""Rules of what is compiled, in the form of `rules.py`: attention has a backend, FP8 and userbuffers have their sizes.
+
+The tables are in `kernels/`. Only Megatron-Core with Transformer Engine's layers meets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from superpod.planner.kernels import attention, fp8_shapes
+from superpod.planner.kernels.attention import Attention
+from superpod.planner.rules import JobInputs, Rule, near_multiples
+
+if TYPE_CHECKING:
+    from superpod.planner.arrays import Truth, Whole
+    from superpod.planner.kernels.fp8_shapes import Demand, Weight
+    from superpod.planner.models import ModelShape
+    from superpod.planner.planned_job import PlannedJob
+
+TUNED = ("sft", "lora")
+"""Tasks whose samples are packed: they come without padding, end to end (thd)."""
+
+UB_MXFP8 = 128
+"""Tokens of a rank that userbuffers gather in MXFP8 (TE 2.9 module/base.py:592-597)."""
+
+
+def uses_te(job: PlannedJob) -> bool:
+    """Whether Transformer Engine computes attention: not Megatron's own, and not a class of NeMo's beside it."""
+    o = job.options
+    known = o.impl == "te" and job.node.gpu.sm > 0
+    return known and o.attention != "local" and not job.model.soft_capped
+
+
+def layers(job: PlannedJob, cp: int = 1) -> Iterator[Attention]:
+    """Every kind of attention layer of a job on so many context-parallel ranks, as Transformer Engine sees it."""
+    m, o = job.model, job.options
+    packed = job.task in TUNED and not m.sink
+    latent = m.kv_lora > 0
+    backend = "flash" if m.flash_only else {"flash": "auto"}.get(o.attention, o.attention)
+    for window in sorted({_window(m, layer, job.seq) for layer, blocks in enumerate(m.blocks) if _attends(blocks)}):
+        yield Attention(
+            sm=job.node.gpu.sm,
+            dtype="fp16" if job.precision == "fp16" else "bf16",
+            qkv_layout="thd_thd_thd" if packed else "sbhd_sbhd_sbhd",
+            mask="padding_causal" if packed else "causal",
+            softmax="learnable" if m.sink else "vanilla",
+            dropout=o.attention_dropout,
+            seq_q=job.seq,
+            seq_kv=job.seq,
+            window_left=window,
+            window_right=0,
+            cp=cp,
+            cp_comm=o.cp_comm,
+            deterministic=o.deterministic,
+            backend=backend,
+            head_qk=m.qk_nope_dim + m.qk_rope_dim if latent else m.channels,
+            head_v=m.v_dim if latent else m.channels,
+            heads=m.heads,
+            groups=m.heads if latent else m.groups,
+        )
+
+
+def _attends(blocks: Iterable[str]) -> bool:
+    return bool({"attention", "mla"} & set(blocks))
+
+
+def _window(m: ModelShape, layer: int, seq: int) -> int:
+    """Keys before a token that a layer's window takes in; -1 = no window, which chunks have not either."""
+    return -1 if m.chunked or m.sees_all(layer) or not m.window else m.window
+
+
+def _refuses(job: PlannedJob, cp: int) -> str:
+    """Why some layer of a job has no backend, or is refused after it was chosen; "" = all run, without scores in memory
+    or with the scores that the job has priced.
+    """
+    for layer in layers(job, cp):
+        backend = attention.choose(layer).backend
+        if backend == "unfused" and not job.keeps_scores:
+            return f"only unfused attention, which keeps {job.seq:,} x {job.seq:,} scores: {_against(layer)}"
+        if not backend:
+            return f"no attention backend: {_against(layer)}"
+        if asserted := [reason for reason in attention.asserts(layer) if reason is not attention.WHOLE_HEADS]:
+            return asserted[0].text
+    return ""
+
+
+def _against(layer: Attention) -> str:
+    """Why neither of the backends that keep no scores can be taken."""
+    flash, fused = attention.against(attention.FLASH2, layer)[0], attention.against(attention.FUSED, layer)[0]
+    return f"not FlashAttention ({flash.text}), not cuDNN's ({fused.text})"
+
+
+def _no_backend(f: JobInputs) -> Truth:
+    """Whether attention has no backend: of a layout's degrees, the answer hangs on cp alone."""
+    if not uses_te(f.job):
+        return False
+    alone, split = bool(_refuses(f.job, 1)), bool(_refuses(f.job, 2))
+    return ((f.cp == 1) & alone) | ((f.cp > 1) & split)
+
+
+def _says_no_backend(f: JobInputs) -> tuple[str, str]:
+    job, cp = f.job, int(f.cp)
+    fix = "another GPU"
+    if cp > 1 and job.options.cp_comm != "a2a" and not _refuses(_by_heads(job), cp):
+        fix = "set cp_comm a2a"
+    elif cp > 1 and not _refuses(job, 1):
+        fix = "set cp 1"
+    return f"{job.model.name} on {job.node.gpu.name} with cp {cp}, Transformer Engine 2.9: {_refuses(job, cp)}", fix
+
+
+def _by_heads(job: PlannedJob) -> PlannedJob:
+    return job.replace(options=replace(job.options, cp_comm="a2a"))
+
+
+def _splits_heads(f: JobInputs) -> Truth:
+    """Whether a2a cannot give every context-parallel rank whole heads (context_parallel.py:3189-3191)."""
+    if not uses_te(f.job) or f.job.options.cp_comm != "a2a" or "attention" not in f.model.kinds:
+        return False
+    each = f.tp * f.cp
+    return (f.cp > 1) & ((f.model.heads % each != 0) | (f.model.groups % each != 0))
+
+
+def _demand(f: JobInputs) -> Demand | None:
+    return fp8_shapes.DEMANDS.get(f.job.precision) if f.job.options.impl == "te" else None
+
+
+def _odd_weights(f: JobInputs) -> list[tuple[Weight, Truth]]:
+    demand = _demand(f)
+    if demand is None:
+        return []
+    return [(w, fp8_shapes.misfit_weight(demand, w, f.sp)) for w in fp8_shapes.weights(f.model, f.tp, f.etp)]
+
+
+def _breaks_weights(f: JobInputs) -> Truth:
+    broken: Truth = False
+    for _, odd in _odd_weights(f):
+        broken = broken | odd
+    return broken
+
+
+def _says_weights(f: JobInputs) -> tuple[str, str]:
+    demand = _demand(f)
+    assert demand is not None
+    first = next(weight for weight, odd in _odd_weights(f) if odd)
+    plain = first.rows % demand.weight or first.columns % demand.weight
+    rule = (
+        f"multiples of {demand.weight}" if plain else f"a multiple of {demand.gathered} columns where they are gathered"
+    )
+    return (
+        f"{f.job.precision} needs {rule}, and {first.name} of {f.model.name} has {first.rows:,} x {first.columns:,} "
+        f"on a rank with tp {f.tp}, etp {f.etp}",
+        "a smaller tp" if f.tp > 1 else "set precision bf16, or another FP8",
+    )
+
+
+def _tokens(f: JobInputs) -> Whole:
+    """Tokens of a micro-batch on a context-parallel rank."""
+    return f.job.seq * f.mbs // f.cp
+
+
+def _breaks_tokens(f: JobInputs) -> Truth:
+    demand = _demand(f)
+    return demand is not None and fp8_shapes.misfit_tokens(demand, _tokens(f), f.tp, f.sp)
+
+
+def _says_tokens(f: JobInputs) -> tuple[str, str]:
+    demand = _demand(f)
+    assert demand is not None
+    ranks = f.cp * (f.tp if f.sp else 1)
+    step = max(demand.tokens * f.cp, demand.local * ranks if f.sp else 1)
+    return (
+        f"{f.job.precision} multiplies tokens in steps of {demand.tokens}, of {demand.local} before they are gathered, "
+        f"and a rank has seq {f.job.seq} x mbs {f.mbs} / (cp {f.cp} x tp {ranks // f.cp}) = "
+        f"{f.job.seq * f.mbs // ranks}",
+        f"nearest: seq {near_multiples(step, f.job.seq * f.mbs)} / mbs, or a smaller tp or cp",
+    )
+
+
+def _ub(f: JobInputs) -> Truth:
+    """Whether userbuffers hide tensor-parallel communication."""
+    return (f.tp > 1) & f.sp & (f.job.options.overlap_tp and f.job.options.impl == "te")
+
+
+KERNELS: tuple[Rule[JobInputs], ...] = (
+    Rule("attention_backend", _no_backend, _says_no_backend),  # dot_product_attention/utils.py, get_attention_backend
+    Rule(
+        "attention_heads",  # context_parallel.py:3189-3191
+        _splits_heads,
+        lambda f: (
+            f"context parallelism by a2a gives every rank whole heads: tp {f.tp} x cp {f.cp} must divide the "
+            f"{f.model.heads} heads and the {f.model.groups} groups",
+            f"set cp to a divisor of {max(f.model.groups // int(f.tp), 1)}",
+        ),
+    ),
+    Rule("fp8_weights", _breaks_weights, _says_weights),  # kernels/fp8_shapes.py
+    Rule("fp8_tokens", _breaks_tokens, _says_tokens),
+    Rule(
+        "ub_mxfp8",  # module/base.py:592-597
+        lambda f: _ub(f) & (f.job.precision == "mxfp8") & (_tokens(f) // f.tp % UB_MXFP8 != 0),
+        lambda f: (
+            f"userbuffers gather MXFP8 in steps of {UB_MXFP8} tokens of a rank, and seq {f.job.seq} x mbs {f.mbs} / "
+            f"(cp {f.cp} x tp {f.tp}) = {int(_tokens(f)) // int(f.tp)}",
+            f"nearest: tokens {near_multiples(UB_MXFP8, int(_tokens(f)) // int(f.tp))} of a rank, or drop overlap_tp",
+        ),
+    ),
+)
+"""Rules of Transformer Engine 2.9.0 and its compiled library."""
