@@ -1,17 +1,19 @@
-"""`recipes prove`: plan every declared size and build its real Megatron-Core model, on this machine."""
+"""`recipes prove`: plan every declared size and build its real models with TE's layers, on this machine."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.errors import UserError
+from superpod.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
+    from superpod.recipes.registry import Recipe
     from superpod.rehearsal.proof import Proof
 
 CACHE = Path("~/.cache/superpod-recipes/proof.json")
@@ -19,45 +21,75 @@ CACHE = Path("~/.cache/superpod-recipes/proof.json")
 
 def prove(
     words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose names contain all of these.")] = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that build; each needs about 1 GiB.")] = 2,
-    cache: Annotated[Path, typer.Option(help="File that remembers which models were built.")] = CACHE,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that build; each needs about 1.5 GiB.")] = 2,
+    cache: Annotated[Path, typer.Option(help="File that remembers what was resolved and built.")] = CACHE,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the proof level of every recipe to where `recipes list` reads it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Plan every declared size of the recipes, and build its real Megatron-Core model without allocating its memory."""
+    """Plan every declared size of the recipes, and build its real models with Transformer Engine's layers.
+
+    Nothing is allocated and no GPU is needed: shapes only.
+    """
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from superpod.recipes.registry import recipes
     from superpod.rehearsal.proof import prove as prove_all
 
-    matching = [r for r in recipes().values() if all(w in r.name for w in words or [])]
-    if not matching:
-        raise UserError(f"no recipe's name contains {' '.join(words or [])}", "`recipes list` shows them all")
-    with Progress(
-        TextColumn("building"),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("", total=None)
+    recipes = _matching(words or [])
+    if write and words:
+        raise UserError("--write keeps the proof of all recipes", "leave out the words")
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("planning", total=None)
         proof = prove_all(
-            matching,
+            recipes,
             cache_file=cache.expanduser(),
             workers=workers,
-            note=lambda done, total: bar.update(task, completed=done, total=total),
+            note=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
         )
-    print(json.dumps(asdict(proof), indent=1) if as_json else _text(proof))
+    if write:
+        from superpod.rehearsal import evidence
+
+        print(f"wrote {evidence.write(proof, recipes)}")
+    print(json.dumps({k: v for k, v in asdict(proof).items() if k != "digests"}, indent=1) if as_json else _text(proof))
     if proof.failures:
         raise typer.Exit(1)
+
+
+def _matching(words: list[str]) -> list[Recipe]:
+    """The recipes whose names contain all words.
+
+    Raises:
+        UserError: there is none.
+    """
+    from superpod.recipes.registry import recipes
+
+    matching = [recipe for recipe in recipes().values() if all(word in recipe.name for word in words)]
+    if not matching:
+        near = did_you_mean("_".join(words), list(recipes()))
+        raise UserError(f"no recipe's name contains {' and '.join(words)}", near or "`recipes list` shows them all")
+    return matching
 
 
 def _text(proof: Proof) -> str:
     lines = [
         f"{proof.recipes:,} recipes at {proof.sizes:,} sizes: planned, legal and within memory unless named below",
-        f"{proof.builds:,} rank models, {proof.unique:,} different ones; {proof.configs:,} different configurations; "
-        f"{proof.grids:,} different grids of ranks; {proof.fresh:,} made now, the rest remembered",
+        f"{proof.configurations:,} different configurations, each accepted by Megatron and NeMo; "
+        f"{proof.resolved_now:,} sizes resolved now, the rest remembered",
+        f"{proof.models:,} rank models, {proof.built:,} different ones with {proof.layers:,} different TE layers, "
+        f"for {', '.join(proof.generations)}; {proof.built_now:,} built now",
+        ", ".join(f"{name} {version}" for name, version in proof.versions.items()),
         *(f"unproven  {name}: {why}" for name, why in proof.unproven.items()),
-        *(f"FAILED  {failure}" for failure in proof.failures),
+        *_failures(proof),
     ]
     return "\n".join([*lines, "proven" if not proof.failures else f"{len(proof.failures)} failures"])
+
+
+def _failures(proof: Proof) -> list[str]:
+    """A line for every reason a recipe has, with the sizes that it holds for."""
+    sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for failure in proof.failures:
+        sizes[failure.recipe, failure.why].append(failure.nodes)
+    return [f"FAILED  {recipe} at {', '.join(map(str, nodes))} nodes: {why}" for (recipe, why), nodes in sizes.items()]

@@ -79,6 +79,9 @@ def connected_model(recipe: Partial, strategy: MegatronStrategy) -> GPTModel:
     for plugin in plugins if isinstance(plugins, list) else [plugins]:
         if plugin is not None and "Precision" in fdl.get_callable(plugin).__name__:
             strategy.precision_plugin = fdl.build(plugin)
+    if (configured := getattr(recipe, "optim", None)) is not None:
+        optimizer: Any = fdl.build(configured)
+        optimizer.connect(built)
     strategy.connect(built)
     return built
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -63,8 +64,31 @@ def without_generators() -> None:
         setattr(torch.cuda.random, name, _always(value))
 
 
+def transformer_engine_on_meta() -> None:
+    """Helpers of Transformer Engine that name the GPU by its number, or make a tensor on a CPU first."""
+    import torch
+
+    stand_ins = {
+        "_empty_tensor": lambda: torch.empty(0, device=META),
+        "canonicalize_device": lambda _device: torch.device(META),
+    }
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformer_engine"):
+            for function in stand_ins.keys() & vars(module).keys():
+                setattr(module, function, stand_ins[function])
+
+
 def _always(value: Any) -> Any:
     return lambda *_, **__: value
+
+
+def _backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
+    """`torch.autograd.backward` of tensors with given gradients, without its call of the modes."""
+    from torch.autograd.graph import _engine_run_backward
+
+    results = tuple(tensors) if isinstance(tensors, (tuple, list)) else (tensors,)
+    grads = tuple(grad_tensors) if isinstance(grad_tensors, (tuple, list)) else (grad_tensors,)
+    _engine_run_backward(results, grads, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 @contextlib.contextmanager
@@ -72,7 +96,9 @@ def on_meta() -> Iterator[None]:
     """Within it the process has a GPU: torch sees one, and what is made on it is made on the meta device."""
     import torch
     from torch.overrides import TorchFunctionMode
+    from torch.utils import _device
 
+    constructors = _device._device_constructors()
     draws = frozenset((torch.Tensor.normal_, torch.Tensor.uniform_, torch.nn.init.normal_))  # a quarter of a build
 
     def to_meta(value: Any) -> Any:
@@ -83,11 +109,14 @@ def on_meta() -> Iterator[None]:
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is torch.Tensor.cpu:
                 return args[0]  # such as the weights' initial values, which NeMo keeps for the optimizer
+            if func is torch.autograd.backward:
+                with torch.device(META), self:  # torch would run the backward pass outside this mode
+                    return _backward(*args, **(kwargs or {}))
             if func in draws:
                 return args[0] if args else kwargs["tensor"]  # nothing is drawn without memory
             kwargs = dict(kwargs or {})
-            if "device" in kwargs:
-                kwargs["device"] = to_meta(kwargs["device"])
+            if func in constructors or "device" in kwargs:
+                kwargs["device"] = to_meta(kwargs.get("device") or META)
             if kwargs.get("pin_memory"):
                 kwargs["pin_memory"] = False
             return func(*map(to_meta, args), **kwargs)
@@ -95,7 +124,6 @@ def on_meta() -> Iterator[None]:
     with (
         mock.patch.object(torch.cuda, "is_available", return_value=True),
         mock.patch.object(torch.Tensor, "is_cuda", property(lambda _: True), create=True),
-        torch.device(META),
         MetaForCuda(),
     ):
         yield

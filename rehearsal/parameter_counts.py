@@ -1,0 +1,63 @@
+"""Compares the parameters of built models with the planner's."""
+
+from __future__ import annotations
+
+from superpod.errors import UserError
+from superpod.planner import columns, models
+from superpod.planner.memory.lora import adapters
+from superpod.planner.memory.units import MemoryUnits
+from superpod.planner.planned_job import PlannedJob
+from superpod.recipes.registry import ADAPTERS, Recipe
+from superpod.rehearsal.resolved import stages
+
+Counts = list[list[int]]
+"""Of each pipeline rank that was built, the parameters of each of its chunks."""
+
+
+class Counter:
+    """Remembers what the planner counts: thousands of sizes share it."""
+
+    def __init__(self) -> None:
+        self._planned: dict[object, list[int] | str] = {}
+
+    def difference(self, recipe: Recipe, job: PlannedJob, built: Counts) -> str:
+        """The pipeline rank for which the planner counts other parameters than its model has; "" if there is none."""
+        if recipe.task in ADAPTERS and not _adapters_known(recipe, job.model):
+            return ""
+        key = (recipe.model.name, recipe.task, job.split, job.layout.replace(gbs=1), job.gpus)
+        if key not in self._planned:
+            self._planned[key] = _planned(recipe, job)
+        planned = self._planned[key]
+        if isinstance(planned, str):
+            return planned
+        for stage, real, counted in zip(stages(job.layout), map(sum, built), planned, strict=True):
+            if counted != real:
+                return f"pipeline rank {stage} holds {real:,} parameters, and the planner counts {counted:,}"
+        return ""
+
+
+def _planned(recipe: Recipe, job: PlannedJob) -> list[int] | str:
+    """What the planner counts of each pipeline rank, or why it cannot."""
+    extra = _adapters(job) if recipe.task in ADAPTERS else [0] * job.layout.pp
+    try:
+        return [
+            sum(chunk.total for chunk in job.model.chunk_parameters(job.split, stage)) + extra[stage]
+            for stage in stages(job.layout)
+        ]
+    except UserError as refused:
+        return str(refused)
+
+
+def _adapters_known(recipe: Recipe, model: models.ModelShape) -> bool:
+    """Whether the planner counts the adapters of this recipe exactly.
+
+    It averages over latent attention's projections and over layers of different widths, and it leaves out DoRA's
+    magnitude per output.
+    """
+    return recipe.task == "lora" and not (model.kv_lora or model.runs)
+
+
+def _adapters(job: PlannedJob) -> list[int]:
+    """Parameters of the LoRA adapters on each pipeline rank."""
+    per_stage = adapters(MemoryUnits(job, columns.of(job))).dense
+    return [round(float(count)) for count in per_stage.reshape(-1)]

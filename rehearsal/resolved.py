@@ -1,0 +1,135 @@
+"""The configuration of a recipe as Megatron's, NeMo's and TE's constructors read it, and its digest.
+
+Two sizes of recipes whose digests are equal have one model: what is built for one is built for both. So the digest
+takes the resolved objects themselves, every field of them, and not a choice of fields that seem to matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import json
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from superpod.planner import hardware
+from superpod.planner.layout import Layout
+from superpod.recipes import environment
+from superpod.recipes.planned_job import job
+from superpod.recipes.registry import Recipe
+
+if TYPE_CHECKING:
+    from nemo_run import Partial
+
+Plain = dict[str, Any]
+"""What JSON can say."""
+
+RUN_OBJECTS = ("timers", "store", "trainer", "restore_config", "io", "lightning_module", "model", "mcore_config")
+"""Attributes of a strategy or a configuration that hold the run's own objects, not settings: clocks, stores, the
+trainer, the model and its configuration (which are in the key by themselves), where a run continues."""
+CHECKPOINTS = ("ckpt_", "save_ckpt", "load_", "async_save", "parallel_save", "parallel_load", "log_", "progress_")
+"""Attributes of the strategy about checkpoints and logs start so."""
+SAY_ALL = ("torch", "datetime", "pathlib", "fractions")
+"""Modules whose values are all in their text: a dtype, a device, a length of time, a path."""
+
+
+def resolved(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
+    """Everything that a constructor of the model on each pipeline rank can read, but the data-parallel size.
+
+    Runs NeMo's strategy, precision plugin and callbacks on the recipe, in Megatron's grid of ranks at its real size.
+
+    Raises:
+        Exception: whatever Megatron or NeMo refuses the configuration with.
+    """
+    import fiddle as fdl
+
+    from superpod.rehearsal import meta_build
+    from superpod.rehearsal.te import build
+
+    layout, world = recipe.layout(nodes), nodes * recipe.gpus_per_node
+    variables = {v.name: v.value for v in environment.variables(job(recipe, nodes))}
+    with build.connected(partial, world - 1, world, generation(recipe), variables) as (strategy, model, callbacks):
+        return {
+            "model": _name(type(model)),
+            "config": plain(model.config),
+            "optimizer": plain(model.optim.config),
+            "transform": plain([getattr(model, name, None) for name in ("model_transform", "model_context_managers")]),
+            "strategy": _settings(strategy),
+            "callbacks": plain(callbacks),
+            "peft": plain(fdl.build(partial.peft)) if getattr(partial, "peft", None) else None,
+            "task": recipe.task,
+            "vocabulary": meta_build.vocabulary(partial),
+            "micro_batch": [layout.mbs, recipe.seq],
+            "stages": stages(layout),
+            "tensor_parallel_groups": min(world // layout.tp, 2),  # userbuffers ask whether there are several
+            "generation": generation(recipe),
+            "environment": variables,
+        }
+
+
+def digest(inputs: Plain) -> str:
+    """Hash of a resolved configuration: 24 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def generation(recipe: Recipe) -> str:
+    """What kernels for the recipe's GPU are compiled for: `sm90` for an H100."""
+    return f"sm{hardware.node(recipe.gpu).gpu.sm}"
+
+
+def stages(layout: Layout) -> list[int]:
+    """The first, a middle and the last pipeline rank."""
+    return sorted({0, layout.pp // 2, layout.pp - 1})
+
+
+def _settings(strategy: Any) -> Plain:
+    """The strategy's own attributes; those of Lightning's base classes hold the run's objects."""
+    kept = {name: value for name, value in vars(strategy).items() if not _is_run_object(name)}
+    return {name: plain(value) for name, value in kept.items()}
+
+
+def _is_run_object(name: str) -> bool:
+    return name.strip("_") in RUN_OBJECTS or name.startswith(CHECKPOINTS)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can say it, with the class of every object.
+
+    Raises:
+        TypeError: an object that cannot be said completely, so that it cannot be part of a key either.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value.name if isinstance(value, enum.Enum) else value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=repr)
+    if isinstance(value, (enum.Enum, type)) or type(value).__module__ in SAY_ALL:
+        return f"{type(value).__qualname__}: {value}"
+    if callable(value) and not dataclasses.is_dataclass(value) and not hasattr(value, "config"):
+        return _function(value)
+    if hasattr(value, "__dict__"):
+        fields = {name: item for name, item in vars(value).items() if not _is_run_object(name) and item is not value}
+        return {"class": _name(type(value)), **{name: plain(item) for name, item in fields.items()}}
+    raise TypeError(f"{type(value).__qualname__} has no plain form: {value!r}")
+
+
+def _function(value: Any) -> Any:
+    """A function with what it was made from: its closure, or the arguments of a partial or a method."""
+    if isinstance(value, functools.partial):
+        return {"function": plain(value.func), "given": [plain(value.args), plain(value.keywords)]}
+    if isinstance(value, types.MethodType):
+        return {"function": _name(value.__func__), "of": _name(type(value.__self__))}
+    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
+        cells = [plain(cell.cell_contents) for cell in getattr(value, "__closure__", None) or ()]
+        return {"function": _name(value), "given": cells} if cells else {"function": _name(value)}
+    return {"class": _name(type(value)), **{name: plain(item) for name, item in vars(value).items()}}
+
+
+def _name(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
