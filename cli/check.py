@@ -1,72 +1,142 @@
-"""`recipes check`: whether a run is legal and fits."""
+"""`recipes check`: whether a run is legal and fits; with changes, a file or NeMo's own recipe, whether it starts."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from superpod.cli.plan_options import PlanOptions, title, with_plan_options
-from superpod.cli.request_options import AsJson
+from superpod.cli.request_options import AsJson, Overrides
+from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.planner.legality import Broken
-    from superpod.planner.planned_job import PlannedJob
-    from superpod.planner.predict import Prediction
+    from superpod.lifecycle.request import Request
+    from superpod.rehearsal.judge import Judgement
+
+Build = Annotated[
+    bool, typer.Option("--build/--no-build", help="With changes, a file or nemo:NAME: build the models of three ranks.")
+]
 
 
 @with_plan_options("fabric")
-def check(options: PlanOptions, as_json: AsJson = False) -> None:
-    """Say whether a run is legal and fits, before the queue does; exit 2 with every reason if not."""
-    from superpod.planner import explain, legality, predict
+def check(options: PlanOptions, overrides: Overrides = None, build: Build = True, as_json: AsJson = False) -> None:
+    """Say whether a run is legal and fits, before the queue does; exit 2 with every reason if not.
 
-    job = options.job()
-    violations, warnings = legality.violations(job), legality.warnings(job)
-    prediction = predict.one(job)
-    shortfall = explain.short_of(job, prediction) if prediction.verdict == "oom" or prediction.tight else ""
-    passed = prediction.verdict == "ok" and not violations
+    NAME is a recipe or a model; with changes (trainer.max_steps=10, with=fsdp), a recipe that they change; a Python
+    file with recipe(), from `recipes export`; or NeMo's own recipe, nemo:llama3_70b or nemo:llama3_70b/finetune. These
+    are built with NeMo (20 s): their fields, layout and memory are checked, and their real models built.
+    """
+    judged = bool(overrides) or options.name.startswith("nemo:") or options.name.endswith(".py")
+    judgement = _judged(options, overrides or [], build) if judged else _planned(options)
     if as_json:
-        print(json.dumps(_facts(prediction, violations, warnings, shortfall), indent=1))
+        print(json.dumps(_facts(judgement, whole=judged), indent=1))
     else:
-        _print(job, prediction, violations, warnings, shortfall)
+        _print(judgement)
         # A recipe has its layout; a model without one, or with one that fails, is what `recipes plan` is for.
-        if not options.is_recipe and (options.layout is None or prediction.verdict != "ok"):
+        if not judged and not options.is_recipe and (options.layout is None or judgement.verdict != "ok"):
             print(f"next: {options.command('plan', without=('layout',))} ranks every layout that is legal and fits")
-    if not passed:
+    if not judgement.passed:
         raise typer.Exit(2)
 
 
-def _facts(
-    prediction: Prediction, violations: list[Broken], warnings: list[Broken], shortfall: str
-) -> dict[str, object]:
-    return {
-        "verdict": prediction.verdict,
-        "broken": [violation._asdict() for violation in violations],
-        "warnings": [warning._asdict() for warning in warnings],
-        "short": shortfall,
-        "reserved_gib": prediction.reserved_gib_max,
-        "usable_gib": prediction.limit_gib,
-        "step_time_s": prediction.step_time_s,
+def _planned(options: PlanOptions) -> Judgement:
+    """By arithmetic alone."""
+    from superpod.planner import explain, legality, predict
+    from superpod.rehearsal.judge import Judgement
+
+    job = options.job()
+    prediction = predict.one(job)
+    return Judgement(
+        options.name,
+        title=title(job),
+        broken=legality.violations(job),
+        warnings=legality.warnings(job),
+        verdict=prediction.verdict,
+        short=explain.short_of(job, prediction) if prediction.verdict == "oom" or prediction.tight else "",
+        allocated_gib=prediction.allocated_gib_max,
+        reserved_gib=prediction.reserved_gib_max,
+        usable_gib=prediction.limit_gib,
+        step_time_s=prediction.step_time_s,
+        tight=bool(prediction.tight),
+    )
+
+
+OF_A_REQUEST = ("name", "nodes", "gpu")
+"""Options that say which run is meant, where it is built; the others are overrides then."""
+AS_OVERRIDES = {
+    "gpus": "trainer.num_nodes=N",
+    "seq": "data.seq_length=N model.config.seq_length=N",
+    "gbs": "data.global_batch_size=N",
+    "layout": "trainer.strategy.tensor_model_parallel_size=N",
+    "precision": "a recipe of that precision: `recipes list`",
+    "task": "a recipe of that task: `recipes list`",
+    "option": "with=OPTION",
+}
+
+
+def _judged(options: PlanOptions, overrides: list[str], build: bool) -> Judgement:
+    """By building it with NeMo, in a process of its own."""
+    from superpod.rehearsal import judge
+
+    request = _request(options, overrides)
+    request.check(any_subject=True)
+    return judge.ask(request, build=build)
+
+
+def _request(options: PlanOptions, overrides: list[str]) -> Request:
+    from superpod.lifecycle.request import Request
+    from superpod.planner import hardware
+
+    for field in fields(options):
+        if field.name not in OF_A_REQUEST and getattr(options, field.name) is not None:
+            instead = AS_OVERRIDES.get(field.name, "leave it out")
+            raise UserError(f"--{field.name} is for plans; what is built takes changes", f"write {instead}")
+    if options.gpu is not None:
+        hardware.builtin().node(options.gpu)
+    return Request(options.name, tuple(overrides), None, options.nodes, options.gpu or "")
+
+
+def _facts(judgement: Judgement, *, whole: bool) -> dict[str, object]:
+    facts: dict[str, object] = {
+        "verdict": judgement.verdict,
+        "broken": [violation._asdict() for violation in judgement.broken],
+        "warnings": [warning._asdict() for warning in judgement.warnings],
+        "short": judgement.short,
+        "reserved_gib": judgement.reserved_gib,
+        "usable_gib": judgement.usable_gib,
+        "step_time_s": judgement.step_time_s,
     }
+    if whole:
+        known = asdict(judgement)
+        facts |= {name: known[name] for name in ("title", "unplanned", "built", "layers", "build_error")}
+        facts["passed"] = judgement.passed
+    return facts
 
 
-def _print(
-    job: PlannedJob, prediction: Prediction, violations: list[Broken], warnings: list[Broken], shortfall: str
-) -> None:
-    print(title(job))
-    for violation in violations:
-        print(f"refused: {violation.message}" + _next(violation))
-    if shortfall:
-        print(f"{'tight' if prediction.tight else 'does not fit'}: {shortfall}")
-    for warning in warnings:
-        print(f"warning: {warning.message}" + _next(warning))
-    if prediction.verdict == "ok" and not violations:
+def _print(judgement: Judgement) -> None:
+    print(judgement.title or judgement.name)
+    for violation in judgement.broken:
+        print(f"refused: {violation.message}" + _next(violation.fix))
+    if judgement.short:
+        print(f"{'tight' if judgement.tight else 'does not fit'}: {judgement.short}")
+    if judgement.unplanned:
+        print(f"not planned: {judgement.unplanned}")
+    for warning in judgement.warnings:
+        print(f"warning: {warning.message}" + _next(warning.fix))
+    if judgement.build_error:
+        print(f"does not start: {judgement.build_error}")
+    elif judgement.built:
+        sizes = ", ".join(f"rank {rank} {sum(counts):,}" for rank, counts in judgement.built.items())
+        print(f"built with {judgement.layers} layers, parameters: {sizes}")
+    if judgement.passed and judgement.verdict == "ok":
         print(
-            f"ok: legal; {prediction.allocated_gib_max:.1f} GiB allocated and {prediction.reserved_gib_max:.1f} "
-            f"reserved of {prediction.limit_gib:.1f} on the fullest rank; {prediction.step_time_s:.3g} s a step"
+            f"ok: legal; {judgement.allocated_gib:.1f} GiB allocated and {judgement.reserved_gib:.1f} "
+            f"reserved of {judgement.usable_gib:.1f} on the fullest rank; {judgement.step_time_s:.3g} s a step"
         )
 
 
-def _next(violation: Broken) -> str:
-    return f"\n  next: {violation.fix}" if violation.fix else ""
+def _next(fix: str) -> str:
+    return f"\n  next: {fix}" if fix else ""

@@ -15,7 +15,10 @@ def render(
     time: AttemptTime = "",
     runs: SharedRuns = "",
 ) -> None:
-    """Print a plain sbatch script that trains a recipe on a cluster."""
+    """Print a plain sbatch script that trains a recipe on a cluster; refuse one that cannot train there."""
+    from superpod.slurm import preflight
     from superpod.slurm.submit import script
 
-    print(script(submission_of(name, cluster, overrides, num_nodes, data, time, runs)), end="")
+    submission = submission_of(name, cluster, overrides, num_nodes, data, time, runs)
+    preflight.refuse_unfit(submission)
+    print(script(submission), end="")

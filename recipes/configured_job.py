@@ -81,7 +81,14 @@ def shape_of(config: run.Config) -> ModelShape:
             "describe it in shapes/*.toml: docs/extending.md",
         )
     near = min(candidates, key=lambda shape: abs(shape.layers - (config.num_layers or 0)))
-    return near.replace(**{size: value for size, value in _sizes(config).items() if getattr(near, size) != value})
+    if bool(near.experts) != bool(getattr(config, "num_moe_experts", None)):
+        raise UserError(
+            f"num_moe_experts is {config.num_moe_experts}, and the planner's {near.name} has {near.experts} experts",
+            "describe the model in shapes/*.toml: docs/extending.md",
+        )
+    # NeMo's dense classes have defaults for experts too: sizes of parts that the model lacks say nothing.
+    sizes = {size: value for size, value in _sizes(config).items() if value and getattr(near, size)}
+    return near.replace(**{size: value for size, value in sizes.items() if getattr(near, size) != value})
 
 
 @cache
@@ -121,6 +128,7 @@ def of_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
     precision, layout, r = precision_of(partial), layout_of(partial), Reader(partial)
     gathers = bool(r["trainer.plugins.fp8_param_gather"] or r["trainer.plugins.fp8_params"])
     options = Options(
+        grads="bf16" if r["trainer.plugins.grad_reduce_in_fp32"] is False else "fp32",  # it overwrites that of ddp
         fp8_params=gathers and precision not in ("bf16", "fp16", "fp32"),
         overlap_tp=_callback(partial, "tp_comm_overlap") is True,
         overlap_grads=bool(r["trainer.strategy.ddp.overlap_grad_reduce"]),

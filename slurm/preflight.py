@@ -73,10 +73,24 @@ def refuse(case: Case) -> None:
     Raises:
         UserError: with every finding.
     """
-    if problems := findings(case):
+    _refuse(findings(case))
+
+
+def _refuse(problems: list[Finding]) -> None:
+    if problems:
         texts = [f"{p.message}\n    next: {p.hint}" if p.hint else p.message for p in problems]
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''} on this cluster"
         raise UserError("\n".join([count, *(f"  - {text}" for text in texts)]))
+
+
+def refuse_unfit(submission: Submission) -> None:
+    """Refuse what no live cluster has to be asked for: too many GPUs for a node, a precision or memory that is missing.
+
+    Raises:
+        UserError: with every finding.
+    """
+    case = Case(submission, LiveCluster())
+    _refuse([finding for check in (size, generation) for finding in check(case)])
 
 
 def findings(case: Case) -> list[Finding]:
@@ -309,7 +323,10 @@ def generation(case: Case) -> Iterator[Finding]:
     if planned.node.gpu.name == gpu:
         layout = case.run.plan["layouts"][0]
         if layout["verdict"] == "oom":
-            yield Finding(f"it does not fit the GPU's memory: {layout['reserved_gib']:.1f} GiB", "recipes plan")
+            yield Finding(
+                f"it does not fit the GPU's memory: {layout['reserved_gib']:.1f} GiB on the fullest rank of {gpu}",
+                "with=full_recompute, more nodes, or a layout that fits: `recipes plan`",
+            )
         return
     there = planned.replace(node=node, fabric=facts.fabric_of(node))
     for violation in legality.violations(there):

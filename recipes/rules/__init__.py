@@ -23,16 +23,30 @@ if TYPE_CHECKING:
     import nemo_run as run
 
 
-def violations(partial: run.Partial, overrides: Sequence[str] = ()) -> list[Broken]:
+def violations(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Broken]:
     """Every rule that the built configuration breaks; [] = none.
 
     Args:
         partial: of `llm.pretrain` or `llm.finetune`, overrides applied.
         overrides: what was overridden, as on a command line: a few rules refuse only what was asked for.
+        chain: whether attempts must be able to continue it; a configuration that others wrote may run once.
     """
+    from superpod.recipes.rules import saving
     from superpod.recipes.rules.reading import Reader
 
-    return list(_violations(Reader(partial, tuple(overrides))))
+    reader = Reader(partial, tuple(overrides))
+    of_chain = list(saving.violations(reader)) if chain or reader.overridden(*saving.PARTS) else []
+    return [*_violations(reader), *of_chain]
+
+
+def warnings(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Broken]:
+    """What is odd about a configuration that trains; without `chain`, what keeps a later attempt from continuing it."""
+    from superpod.recipes.rules import saving, training
+    from superpod.recipes.rules.reading import Reader
+
+    reader = Reader(partial, tuple(overrides))
+    of_chain = [] if chain or reader.overridden(*saving.PARTS) else list(saving.violations(reader))
+    return [*training.advice(reader), *of_chain]
 
 
 def _violations(reader: Reader) -> Iterator[Broken]:

@@ -33,9 +33,9 @@ class Reader:
         return precision_plugin(self.partial)
 
     def overridden(self, *paths: str) -> bool:
-        """Whether an override sets one of these fields, or a part that holds it."""
+        """Whether an override sets one of these fields, a part that holds it, or a field of it."""
         keys = [text.partition("=")[0].rstrip(" +-*/|&") for text in self.overrides]
-        return any(path == key or path.startswith(f"{key}.") for path in paths for key in keys)
+        return any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for path in paths for key in keys)
 
 
 def precision_plugin(partial: run.Partial) -> Any:

@@ -106,3 +106,12 @@ def starts(r: Reader) -> Iterator[Broken]:
 
 RULES = (resumes, whole, often, newest, names, starts)
 """All rules of this file."""
+
+PARTS = ("resume", "log.ckpt", "trainer.strategy.ckpt_load_optimizer", "trainer.strategy.ckpt_save_optimizer")
+"""Parts of a configuration that these rules read."""
+
+
+def violations(r: Reader) -> Iterator[Broken]:
+    """All rules of this file that a configuration breaks."""
+    for rule in RULES:
+        yield from rule(r)

@@ -50,6 +50,14 @@ def warmup(r: Reader) -> Iterator[Broken]:
         )
 
 
+def advice(r: Reader) -> Iterator[Broken]:
+    """A run that ends in its warm-up trains, and never at its learning rate: a short trial, or a mistake."""
+    warm, steps = r["optim.lr_scheduler.warmup_steps"], r["trainer.max_steps"]
+    if _numbers(warm, steps) and warm >= steps and not r.overridden("optim.lr_scheduler.warmup_steps"):
+        message = f"the run ends after {steps} steps, within its warm-up of {warm}"
+        yield Broken("warmup", message, "for more than a trial: a longer trainer.max_steps, or fewer warmup_steps")
+
+
 def sequence(r: Reader) -> Iterator[Broken]:
     """The data's sequence is the model's; learned positions have a row for each token, and no more."""
     data, model = r["data.seq_length"], r["model.config.seq_length"]

@@ -1,0 +1,260 @@
+"""Judges any configuration: a recipe with overrides, a user's file, a recipe of NeMo's own. In a process of its own.
+
+The process imports Transformer Engine's Python before NeMo, where it is installed, and executes a user's file, if that
+is what is judged: whatever the file does, it does not do it to the command. `ask` starts the process and reads what it
+found; `judge` is what runs inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superpod.errors import UserError
+from superpod.lifecycle.request import Request
+from superpod.planner.rules import Broken
+
+if TYPE_CHECKING:
+    from nemo_run import Partial
+
+    from superpod.planner.planned_job import PlannedJob
+
+LIMIT_S = 900
+"""Seconds for everything: NeMo's import, a user's file, and the models of three ranks of the largest recipes."""
+SAID = "SUPERPOD_JUDGE_ANSWER"
+"""The variable that names the file for the answer."""
+
+
+class JudgeFailed(RuntimeError):
+    """The process ended without an answer, and not by a user's file."""
+
+
+@dataclass
+class Judgement:
+    """What is known of a configuration before it trains."""
+
+    name: str
+    title: str = ""
+    """Model, task, GPUs, precision, sequence, batch and layout; "" where the planner does not know the model."""
+    broken: list[Broken] = field(default_factory=list)
+    warnings: list[Broken] = field(default_factory=list)
+    verdict: str = ""
+    """The planner's: ok, oom, illegal; unknown = it does not know the model."""
+    short: str = ""
+    allocated_gib: float | None = None
+    reserved_gib: float | None = None
+    usable_gib: float | None = None
+    step_time_s: float | None = None
+    tight: bool = False
+    unplanned: str = ""
+    """Why there is no plan; "" = there is one."""
+    built: dict[int, list[int]] = field(default_factory=dict)
+    """Rank -> parameters of its model's chunks."""
+    layers: str = ""
+    """Whose layers were built: Transformer Engine's, or local ones in their place."""
+    build_error: str = ""
+    """What building a model raised, in the library's own words; "" = nothing."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing that is known speaks against a start."""
+        return not self.broken and not self.build_error and self.verdict in ("ok", "unknown")
+
+
+def ask(request: Request, *, build: bool = True, limit_s: float = LIMIT_S) -> Judgement:
+    """Judge a request in a process of its own.
+
+    Raises:
+        UserError: the request stands for no configuration; or its file ended the process, or never came to an end.
+        JudgeFailed: the process failed otherwise.
+    """
+    with tempfile.TemporaryDirectory(prefix="recipes-judge-") as folder:
+        answer, log = Path(folder, "answer.json"), Path(folder, "log")
+        code = _run(json.dumps([request.recipe, request.facts(), request.gpu, build]), answer, log, limit_s)
+        if not answer.is_file():
+            last = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1][:300]
+            reason = f"took more than {limit_s:.0f} s" if code is None else f"ended with code {code}"
+            if request.recipe.endswith(".py"):
+                raise UserError(
+                    f"{request.recipe}: the process that judged it {reason} before it had judged it",
+                    "recipe() describes a run; it must start, end and wait for nothing",
+                )
+            raise JudgeFailed(f"the process that judged {request.recipe} {reason}: {last}")
+        outcome = json.loads(answer.read_bytes())
+    if "refused" in outcome:
+        raise UserError(*outcome["refused"])
+    if "failed" in outcome:
+        raise JudgeFailed(outcome["failed"])
+    value = outcome["value"]
+    for name in ("broken", "warnings"):
+        value[name] = [Broken(*row) for row in value[name]]
+    value["built"] = {int(rank): counts for rank, counts in value["built"].items()}
+    return Judgement(**value)
+
+
+def _run(question: str, answer: Path, log: Path, limit_s: float) -> int | None:
+    """The exit code of the process, or None where it had to be killed."""
+    command = [sys.executable, "-W", "ignore", "-m", __name__]
+    environ = {**os.environ, SAID: str(answer), "CUDA_VISIBLE_DEVICES": ""}
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=sink, stderr=sink, env=environ, start_new_session=True
+        )
+        try:
+            process.communicate(question.encode(), timeout=limit_s)
+            return process.returncode
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # with whatever a user's file has started
+            process.wait()
+
+
+# -- in the process --------------------------------------------------------------------------------------------------
+
+
+def judge(request: Request, *, build: bool = True, confirm: bool = False) -> Judgement:
+    """Judge a request: fields, layout, memory, and the real models of the first, a middle and the last rank.
+
+    Args:
+        request: what is judged; a file is executed.
+        build: build the models, where no rule is broken.
+        confirm: build them even then, to see what the libraries say.
+
+    Raises:
+        UserError: the request stands for no configuration.
+    """
+    from superpod.lifecycle import resolve, subject
+    from superpod.recipes import rules
+
+    partial, _ = resolve.configure(request)
+    resolve.still_a_recipe(partial, request.overrides)
+    chain = subject.kind(request.recipe) != "nemo"
+    judgement = Judgement(request.recipe, broken=rules.violations(partial, request.overrides, chain=chain))
+    judgement.warnings = rules.warnings(partial, request.overrides, chain=chain)
+    job = None
+    try:
+        job = resolve.planned_job_of(partial, request)
+    except UserError as unknown:
+        judgement.unplanned, judgement.verdict = str(unknown), "unknown"
+    if job is not None:
+        _plan(judgement, job)
+        judgement.broken += resolve.job_violations(partial, job)
+    if confirm or (build and not judgement.broken):
+        _build(judgement, partial, job)
+    return judgement
+
+
+def _plan(judgement: Judgement, job: PlannedJob) -> None:
+    from superpod.planner import explain, legality, predict
+
+    prediction = predict.one(job)
+    judgement.title = _title(job)
+    judgement.verdict, judgement.tight = prediction.verdict, bool(prediction.tight)
+    judgement.warnings += legality.warnings(job)
+    if prediction.verdict == "oom" or prediction.tight:
+        judgement.short = explain.short_of(job, prediction)
+    judgement.allocated_gib, judgement.reserved_gib = prediction.allocated_gib_max, prediction.reserved_gib_max
+    judgement.usable_gib, judgement.step_time_s = prediction.limit_gib, prediction.step_time_s
+
+
+def _title(job: PlannedJob) -> str:
+    from superpod.planner.explain import title
+
+    return (
+        f"{job.model.name} {job.task}, {job.gpus} x {job.node.gpu.name} {job.precision}, seq {job.seq}, "
+        f"gbs {job.layout.gbs}: {title(job.layout)}"
+    )
+
+
+def _build(judgement: Judgement, partial: Partial, job: PlannedJob | None) -> None:
+    """Build the models; what a library raises becomes `build_error`."""
+    world, stages = partial.trainer.num_nodes * partial.trainer.devices, partial.trainer.strategy
+    pp = stages.pipeline_model_parallel_size or 1
+    ranks = sorted({stage * (world // pp) for stage in (0, pp // 2, pp - 1)})
+    judgement.layers = "Transformer Engine's" if _has_te() else "local"
+    for rank in ranks:
+        try:
+            judgement.built[rank] = _parameters(partial, rank, world, job)
+        except Exception as error:  # each library has exceptions of its own
+            text = str(error).partition("\n\nFiddle context")[0].strip()
+            line = text.splitlines()[0][:300] if text else ""
+            judgement.build_error = f"rank {rank}: {type(error).__name__}{f': {line}' if line else ''}"
+            return
+
+
+def _parameters(partial: Partial, rank: int, world: int, job: PlannedJob | None) -> list[int]:
+    if not _has_te():
+        from superpod.rehearsal.meta_build import dry_build
+
+        return dry_build(partial, rank, world)
+    from superpod.lifecycle.subject import GPU
+    from superpod.planner import hardware
+    from superpod.recipes import environment
+    from superpod.rehearsal.te.build import build_with_te
+
+    generation = f"sm{(job.node if job else hardware.node(GPU)).gpu.sm}"
+    variables = {v.name: v.value for v in environment.variables(job)} if job else {}
+    return build_with_te(partial, rank, world, generation, variables).parameters
+
+
+def _has_te() -> bool:
+    return "superpod.rehearsal.te.entry" in sys.modules and sys.modules["superpod.rehearsal.te.entry"].installed()
+
+
+def prepare() -> None:
+    """Import Transformer Engine's layers where they are installed, or patch NeMo for local ones."""
+    from superpod.rehearsal.te import source
+
+    try:
+        source.folder()
+    except UserError:
+        import superpod.rehearsal.entry  # noqa: F401 - the patches, before NeMo
+    else:
+        import superpod.rehearsal.te.entry as te
+
+        te.install()
+
+
+def main() -> None:
+    """Answer the question on stdin into the file that `SAID` names."""
+    target = Path(os.environ.pop(SAID))
+    recipe, facts, gpu, build = json.load(sys.stdin)
+    data = Path(facts["data"]) if facts["data"] else None
+    request = Request(recipe, tuple(facts["overrides"]), data, facts["num_nodes"], gpu)
+    outcome: dict[str, Any] = {}
+    with _answering(outcome):
+        prepare()
+        outcome["value"] = asdict(judge(request, build=build))
+    unfinished = target.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(outcome, default=str))
+    unfinished.replace(target)
+    sys.stdout.flush()
+    os._exit(0)  # threads that a user's file has started would keep the process
+
+
+@contextlib.contextmanager
+def _answering(outcome: dict[str, Any]) -> Iterator[None]:
+    import traceback
+
+    try:
+        yield
+    except UserError as refused:
+        outcome["refused"] = [str(refused), refused.hint]
+    except Exception as error:  # our own failure: the command says so
+        traceback.print_exc()
+        outcome["failed"] = f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    main()
