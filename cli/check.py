@@ -14,6 +14,7 @@ from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.lifecycle.request import Request
+    from superpod.planner.rules import Broken
     from superpod.rehearsal.judge import Judgement
 
 Build = Annotated[
@@ -53,7 +54,7 @@ def _planned(options: PlanOptions) -> Judgement:
         options.name,
         title=title(job),
         broken=legality.violations(job),
-        warnings=legality.warnings(job),
+        warnings=[*legality.warnings(job), *_of_weights(options)],
         verdict=prediction.verdict,
         short=explain.short_of(job, prediction) if prediction.verdict == "oom" or prediction.tight else "",
         allocated_gib=prediction.allocated_gib_max,
@@ -62,6 +63,15 @@ def _planned(options: PlanOptions) -> Judgement:
         step_time_s=prediction.step_time_s,
         tight=bool(prediction.tight),
     )
+
+
+def _of_weights(options: PlanOptions) -> list[Broken]:
+    """That a fine-tuning recipe does not find the weights that it should start from."""
+    from superpod.planner.rules import Broken
+    from superpod.recipes import registry
+
+    problem, instead = registry.missing_weights(registry.find(options.name)) if options.is_recipe else ("", "")
+    return [Broken("weights", problem, instead)] if problem else []
 
 
 OF_A_REQUEST = ("name", "nodes", "gpu")

@@ -118,8 +118,9 @@ def _declared_options() -> dict[str, inspect.Parameter]:
 
 
 def _job(options: PlanOptions) -> PlannedJob:
-    from superpod.planner import hardware
+    from superpod.planner import hardware, legality
     from superpod.planner.hardware import precision
+    from superpod.recipes.planned_job import settled
 
     facts = hardware.load(options.hardware) if options.hardware else hardware.builtin()
     job = _of_recipe(options, facts) if options.is_recipe else _of_model(options, facts)
@@ -137,7 +138,10 @@ def _job(options: PlanOptions) -> PlannedJob:
         job = job.replace(task=_one_of("--task", options.task, ("pretrain", "sft", "lora")))
     if options.option:
         job = job.replace(options=option_syntax.options(job.options, options.option))
-    return job.replace(layout=option_syntax.layout(job.layout, options.layout)) if options.layout else job
+    job = job.replace(layout=option_syntax.layout(job.layout, options.layout)) if options.layout else job
+    if not options.is_recipe or options.option or legality.violations(job):
+        return job
+    return settled(job)  # as a recipe of this size and layout would be built
 
 
 def model(text: str) -> ModelShape:
@@ -176,9 +180,10 @@ def _of_model(options: PlanOptions, facts: Hardware) -> PlannedJob:
     from superpod.planner import models
     from superpod.planner.layout import Layout
     from superpod.planner.planned_job import PlannedJob
-    from superpod.recipes.registry import recipes
+    from superpod.recipes.registry import recipes, refuse_fp16
 
     name, gpu, gpus, nodes = options.name, options.gpu, options.gpus, options.nodes
+    refuse_fp16(name)
     try:
         shape = model(name)
     except UserError as unknown:

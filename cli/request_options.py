@@ -37,9 +37,20 @@ def request_of(name: str, overrides: Sequence[str] | None, data: Path | None, nu
 
     request = Request(name, tuple(overrides or ()), data.absolute() if data else None, num_nodes)
     request.check()
-    for warning in options.warnings(request.overrides):
+    for warning in (*options.warnings(request.overrides), *_of_weights(request)):
         print(f"warning: {warning}", file=sys.stderr)
     return request
+
+
+def _of_weights(request: Request) -> list[str]:
+    """That a fine-tuning recipe does not find its weights, unless the request names others."""
+    from superpod.recipes import registry
+
+    name = request.recipe
+    if name not in registry.recipes() or any(text.startswith("resume.restore_config") for text in request.overrides):
+        return []
+    problem, instead = registry.missing_weights(registry.find(name))
+    return [f"{problem}\n  next: {instead}"] if problem else []
 
 
 def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:

@@ -63,6 +63,10 @@ class Model:
     """Peak learning rate of full fine-tuning, as in NeMo's recipes."""
     hf: str = ""
     """Hugging Face id of the weights and tokenizer: where fine-tuning starts."""
+    not_imported: str = ""
+    """Why NeMo's importer refuses the weights `hf`; "" = it takes them."""
+    import_instead: str = ""
+    """What to import in their place."""
     mtp_layers: int = 0
     """Layers that predict the token after the next, on the last pipeline stage, in this model's recipes."""
     unproven: str = ""
@@ -277,15 +281,40 @@ def find(name: str) -> Recipe:
     if name in models():
         raise UserError(f"{name} is a model, not a recipe", f"`recipes list {name}` shows its recipes")
     known = list(recipes())
+    refuse_fp16(name)
+    hint = did_you_mean(name, known) or "`recipes list` shows them all"
+    raise UserError(f"no recipe is called {name!r}", hint)
+
+
+def refuse_fp16(name: str) -> None:
+    """Do nothing, unless `name` is that of a recipe of ours with fp16 in place of bf16.
+
+    Raises:
+        UserError: naming the recipe, and the option.
+    """
     bf16 = f"{name.removesuffix('_fp16')}_bf16"
-    if name.endswith("_fp16") and bf16 in known:
+    if name.endswith("_fp16") and bf16 in recipes():
         raise UserError(
             f"no recipe is written for fp16: NeMo 2.7.3 has no loss scale that works, and {name} would lose small "
             "gradients",
             f"{bf16}, which every GPU here trains in; or, knowing that, {bf16} with=fp16",
         )
-    hint = did_you_mean(name, known) or "`recipes list` shows them all"
-    raise UserError(f"no recipe is called {name!r}", hint)
+
+
+def missing_weights(recipe: Recipe) -> tuple[str, str]:
+    """Why a fine-tuning recipe does not find the weights that it is meant to start from, and the next move; ("", "")
+    where it does."""
+    m = recipe.model
+    if recipe.task == "pretrain" or m.family == "tiny":
+        return "", ""
+    if m.not_imported:
+        return f"NeMo 2.7.3 does not import {m.hf}: {m.not_imported}", m.import_instead
+    if not m.hf:
+        return (
+            f"{m.name} is fine-tuned from random weights: no Hugging Face weights that NeMo imports are known for it",
+            "`recipes export` the recipe, and give resume a RestoreConfig of your checkpoint",
+        )
+    return "", ""
 
 
 @cache

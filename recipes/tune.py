@@ -10,6 +10,7 @@ from superpod.errors import UserError
 from superpod.planner import plans
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space, search
+from superpod.recipes.planned_job import decided, settled
 from superpod.recipes.planned_job import job as job_of
 from superpod.recipes.registry import Recipe
 
@@ -78,13 +79,14 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
 
 def _best(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob | None:
     own = job_of(recipe)
-    run = own.replace(gpus=nodes * recipe.gpus_per_node)
+    options = decided(recipe.task, recipe.precision, own.layout.sharding, recipe.shape)
+    run = own.replace(gpus=nodes * recipe.gpus_per_node, options=options)
     run = run.replace(layout=type(own.layout)(gbs=gbs, sharding=own.layout.sharding))
     try:
         candidates = search(run, Space(sharding=(own.layout.sharding,), tp=(1, 2, 4, 8)))
     except UserError:
         return None
-    return candidates.job_of(int(candidates.ranked[0])) if len(candidates.ranked) else None
+    return settled(candidates.job_of(int(candidates.ranked[0]))) if len(candidates.ranked) else None
 
 
 def _near(sizes: range) -> list[int]:

@@ -148,13 +148,16 @@ def _features(layout: Layout) -> int:
 
 
 def _seconds(case: Case, gpus: int, pool: set[Layout], headroom: float = HEADROOM) -> dict[Layout, float]:
-    """Step time of each layout that is legal and fits with its margin."""
+    """Step time of each layout that is legal, fits with its margin, and has a micro-batch for every stage."""
     layouts = list(pool)
     predictions = predict.many([case.job(gpus, layout) for layout in layouts])
     return {
         layout: p.step_time_s
         for layout, p in zip(layouts, predictions, strict=True)
-        if p.verdict == "ok" and (p.reserved_gib_max or 0) <= headroom * p.limit_gib and p.step_time_s
+        if p.verdict == "ok"
+        and (p.reserved_gib_max or 0) <= headroom * p.limit_gib
+        and p.step_time_s
+        and layout.micro_batches(gpus) >= layout.pp
     }
 
 

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 V2 = {"seq": 4096, "warmup_steps": 2000, "lr": 2.4e-4, "min_lr": 2.4e-5}
 
+FP8_WEIGHTS = "it is in FP8, with a quantization_config (gpt/model/deepseek.py:263)"
+AS_BF16 = (
+    "convert it to BF16 with inference/fp8_cast_bf16.py of github.com/deepseek-ai/DeepSeek-V3, take "
+    "quantization_config out of its config.json, import that folder, and set resume.restore_config.path to the result"
+)
+
 
 @model(**V2 | {"lr": 4.2e-4, "min_lr": 4.2e-5}, max_steps=301_996, hf="deepseek-ai/DeepSeek-V2-Lite")
 def deepseek_v2_lite() -> run.Config:
@@ -28,7 +34,14 @@ def deepseek_v2() -> run.Config:
     return nemo("DeepSeekModel", "DeepSeekV2Config")
 
 
-@model(**V2 | {"lr": 2.2e-4, "min_lr": 2.2e-5}, max_steps=235_240, mtp_layers=1, hf="deepseek-ai/DeepSeek-V3-Base")
+@model(
+    **V2 | {"lr": 2.2e-4, "min_lr": 2.2e-5},
+    max_steps=235_240,
+    mtp_layers=1,
+    hf="deepseek-ai/DeepSeek-V3-Base",
+    not_imported=FP8_WEIGHTS,
+    import_instead=AS_BF16,
+)
 def deepseek_v3() -> run.Config:
     """DeepSeek V3: 671B, 256 experts, 8 at work, latent attention, one layer for the token after the next."""
     return nemo("DeepSeekModel", "DeepSeekV3Config", mtp_num_layers=1, mtp_loss_scaling_factor=0.1)

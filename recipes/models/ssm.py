@@ -15,47 +15,53 @@ if TYPE_CHECKING:
 
 NO_GPU = "Megatron-Core builds Mamba layers with Transformer Engine and mamba-ssm, CUDA packages both"
 MAMBA = {"seq": 4096, "lr": 3e-4, "min_lr": 3e-5, "warmup_steps": 2000, "max_steps": 715_256, "unproven": NO_GPU}
+NOT_NEMOTRON = "its importer for Hugging Face folders knows Nemotron-H only (gpt/model/ssm.py:605)"
+WEIGHT_FILE = (
+    "import its weight file: llm.import_ckpt(MODEL, 'pytorch:///PATH/pytorch_model.bin', output_path=...), and set "
+    "resume.restore_config.path to what comes out"
+)
+PYTORCH = {"not_imported": NOT_NEMOTRON, "import_instead": WEIGHT_FILE}
 HYBRID = MAMBA | {"seq": 8192, "max_steps": 2_384_186}
 HYENA = MAMBA | {"seq": 8192, "max_steps": 100_000, "unproven": "NeMo's Hyena layers need Transformer Engine"}
 
 
-@model(**MAMBA, hf="state-spaces/mamba2-130m")
+@model(**MAMBA, **PYTORCH, hf="state-spaces/mamba2-130m")
 def mamba2_130m() -> run.Config:
     """Mamba 2 130M: state-space layers only."""
     return nemo("MambaModel", "BaseMambaConfig130M")
 
 
-@model(**MAMBA, hf="state-spaces/mamba2-370m")
+@model(**MAMBA, **PYTORCH, hf="state-spaces/mamba2-370m")
 def mamba2_370m() -> run.Config:
     """Mamba 2 370M: state-space layers only."""
     return nemo("MambaModel", "BaseMambaConfig370M")
 
 
-@model(**MAMBA, hf="state-spaces/mamba2-780m")
+@model(**MAMBA, **PYTORCH, hf="state-spaces/mamba2-780m")
 def mamba2_780m() -> run.Config:
     """Mamba 2 780M: state-space layers only."""
     return nemo("MambaModel", "BaseMambaConfig780M")
 
 
-@model(**MAMBA, hf="state-spaces/mamba2-1.3b")
+@model(**MAMBA, **PYTORCH, hf="state-spaces/mamba2-1.3b")
 def mamba2_1_3b() -> run.Config:
     """Mamba 2 1.3B: state-space layers only."""
     return nemo("MambaModel", "BaseMambaConfig1_3B")
 
 
-@model(**MAMBA, hf="state-spaces/mamba2-2.7b")
+@model(**MAMBA, **PYTORCH, hf="state-spaces/mamba2-2.7b")
 def mamba2_2_7b() -> run.Config:
     """Mamba 2 2.7B: state-space layers only."""
     return nemo("MambaModel", "BaseMambaConfig2_7B")
 
 
-@model(**MAMBA, hf="nvidia/mamba2-8b-3t-4k")
+@model(**MAMBA, **PYTORCH, hf="nvidia/mamba2-8b-3t-4k")
 def mamba2_8b() -> run.Config:
     """Mamba 2 8B: state-space layers only."""
     return nemo("MambaModel", "NVIDIAMambaConfig8B")
 
 
-@model(**MAMBA, hf="nvidia/mamba2-hybrid-8b-3t-4k")
+@model(**MAMBA, **PYTORCH, hf="nvidia/mamba2-hybrid-8b-3t-4k")
 def mamba2_hybrid_8b() -> run.Config:
     """Mamba 2 hybrid 8B: state-space, attention and MLP layers."""
     return nemo("MambaModel", "NVIDIAMambaHybridConfig8B")

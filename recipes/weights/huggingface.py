@@ -63,6 +63,10 @@ def family(folder: Path) -> str:
     if kind not in FAMILIES:
         hint = f"known: {', '.join(FAMILIES)}"
         raise UserError(f"{folder}: model_type {kind!r} has no importer in NeMo 2.7.3", hint)
+    if FAMILIES[kind] == "DeepSeekModel" and config.get("quantization_config"):
+        from superpod.recipes.models.deepseek import AS_BF16, FP8_WEIGHTS
+
+        raise UserError(f"NeMo 2.7.3 does not import {folder}: {FP8_WEIGHTS}", AS_BF16)
     files = weights(folder)
     if not files:
         raise UserError(f"{folder} holds no weights: no *.safetensors, no *.bin", FETCH)

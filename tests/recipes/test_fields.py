@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from superpod.errors import UserError
-from superpod.recipes import options, registry
+from superpod.recipes import options, registry, tune
 from superpod.recipes.planned_job import adapter_rank, job
 from superpod.recipes.registry import recipes
+from superpod.recipes.weights import huggingface
 from tests.recipes.fields import LORA_8, LORA_16, LORA_32, SFT
 
 
@@ -110,6 +111,41 @@ def test_finding_14_no_recipe_is_fp16_and_its_name_leads_to_the_option():
     assert "llama3_8b_pretrain_a100_bf16 with=fp16" in refused.value.hint
     with pytest.raises(UserError, match="no recipe is called"):
         registry.find("llama3_9b_pretrain_a100_fp16")
+
+
+def test_finding_14_every_pipeline_stage_has_a_micro_batch():
+    sizes = [(recipe, nodes) for recipe in recipes().values() for nodes in recipe.nodes]
+    pipelines = [(r.name, n, r.layout(n), n * r.gpus_per_node) for r, n in sizes if r.layout(n).pp > 1]
+    assert len(pipelines) > 1000
+    assert not [(name, n) for name, n, layout, gpus in pipelines if layout.micro_batches(gpus) < layout.pp]
+
+
+def test_finding_1_a_recipe_tuned_for_another_size_settles_what_its_parameters_are():
+    """From the smallest size, which needs FP8 parameters, to one that holds BF16 ones."""
+    small = recipes()["llama3_70b_pretrain_b200_mxfp8"]
+    assert job(small).options.fp8_params
+    tuned = tune.tune(small, 3).job
+    assert (tuned.options.fp8_params, tuned.options.overlap_params) in ((False, True), (True, False))
+
+
+def test_finding_14_recipes_say_where_their_weights_cannot_be_imported():
+    problem, instead = registry.missing_weights(recipes()["deepseek_v3_lora_h100_bf16"])
+    assert "FP8" in problem
+    assert "fp8_cast_bf16" in instead
+    assert "random weights" in registry.missing_weights(recipes()["t5_3b_sft_h100_bf16"])[0]
+    for name in ("deepseek_v3_pretrain_h100_bf16", "deepseek_v2_lora_h100_bf16", "llama3_8b_sft_h100_bf16"):
+        assert registry.missing_weights(recipes()[name]) == ("", "")
+
+
+def test_finding_14_an_fp8_folder_is_refused_before_the_import(tmp_path):
+    config = {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="FP8, with a quantization_config") as refused:
+        huggingface.family(tmp_path)
+    assert "fp8_cast_bf16" in refused.value.hint
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"}))
+    with pytest.raises(UserError, match="holds no weights"):
+        huggingface.family(tmp_path)
 
 
 def test_finding_14_the_option_warns():
