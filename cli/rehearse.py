@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from superpod.rehearsal.trial import Trial
 
 LEAST_STEPS, MOST_STEPS = 4, 1000
+ENDED = "SUPERPOD_REHEARSAL_ENDED"
+"""The variable that names the file which tells the parent of a file's rehearsal that it came to its end."""
 
 
 def rehearse(
@@ -25,11 +27,19 @@ def rehearse(
     num_nodes: Nodes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe's shrunk self on CPUs in its own layout, and compare it with one rank."""
+    """Train a recipe's shrunk self on CPUs in its own layout, and compare it with one rank.
+
+    NAME is a recipe, a Python file with recipe(), from `recipes export`, or NeMo's own: nemo:llama3_8b.
+    """
+    import os
     import shutil
     import tempfile
 
+    from superpod.lifecycle import subject
     from superpod.rehearsal import trial as trials
+
+    if subject.kind(name) == "file" and ENDED not in os.environ:
+        raise typer.Exit(_in_a_process_of_its_own(name, num_nodes, overrides or []))
 
     trial = _planned(name, num_nodes, ranks, overrides or [])
     _enough_memory(trial.shrunk.job.gpus)
@@ -41,18 +51,44 @@ def rehearse(
     finally:
         if trial.passed:
             shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps(trials.facts(trial), indent=1) if as_json else _after(trial))
+    print(json.dumps(trials.facts(trial), indent=1) if as_json else _after(trial), flush=True)
+    if ENDED in os.environ:
+        Path(os.environ[ENDED]).touch()
     if not trial.passed:
         if not as_json:
             print(f"logs of every rank: {folder}")
         raise typer.Exit(1)
 
 
+def _in_a_process_of_its_own(name: str, num_nodes: int | None, overrides: list[str]) -> int:
+    """Rehearse a user's file in a child, with this command's words; returns its exit code.
+
+    Raises:
+        UserError: no such file, or it ended the child.
+    """
+    import os
+    import subprocess
+    import sys
+    import tempfile
+
+    from superpod.lifecycle.request import Request
+
+    Request(name, tuple(overrides), None, num_nodes).check(any_subject=True)
+    with tempfile.TemporaryDirectory(prefix="recipes-rehearse-") as folder:
+        mark = Path(folder, "ended")
+        command = [sys.executable, "-W", "ignore", "-m", "superpod.cli", *sys.argv[1:]]
+        code = subprocess.run(command, env={**os.environ, ENDED: str(mark)}, check=False).returncode
+        if code in (0, 1) and not mark.exists():
+            raise UserError(f"{name}: its process ended, with code {code}, before the rehearsal did", "see above")
+    return code
+
+
 def _planned(name: str, num_nodes: int | None, ranks: int, overrides: list[str]) -> Trial:
+    from superpod.lifecycle import subject
     from superpod.lifecycle.quiet import quietly
     from superpod.rehearsal import trial as trials
 
-    if not overrides:
+    if not overrides and subject.kind(name) == "recipe":
         return trials.plan(name, num_nodes, ranks)
     with quietly():  # NeMo is imported to apply them
         return trials.plan(name, num_nodes, ranks, overrides)

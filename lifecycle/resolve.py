@@ -91,11 +91,12 @@ def resolve(request: Request) -> BuiltRun:
     """
     partial, data_facts = configure(request)
 
+    from superpod.lifecycle import subject
     from superpod.planner import plans
     from superpod.recipes import flatten, rules
 
     still_a_recipe(partial, request.overrides)
-    rules.require(rules.violations(partial, request.overrides))
+    rules.require(rules.violations(partial, request.overrides, chain=subject.kind(request.recipe) != "nemo"))
     job = planned_job_of(partial, request)
     rules.require(job_violations(partial, job))
     trainer = partial.trainer

@@ -16,6 +16,7 @@ from superpod.rehearsal.cpu_recipe import Change
 if TYPE_CHECKING:
     from nemo_run import Config, Partial
 
+WITHOUT_DROPOUT = "one rank would draw other masks; a run of its own, dropout, keeps it"
 LR, ADAPTERS_LR = 1e-3, 4e-3
 """Learning rate of a rehearsal: with it, a model of this size or its adapters learn the text in ten steps."""
 
@@ -96,8 +97,8 @@ def train_briefly(partial: Partial, steps: int, data: Path, vocab: int, save_eve
     lr = ADAPTERS_LR if getattr(partial, "peft", None) is not None else LR
     config.lr = schedule.min_lr = lr
     schedule.warmup_steps = schedule.constant_steps = 0
-    for name in ("hidden_dropout", "attention_dropout"):
-        setattr(partial.model.config, name, 0.0)
+    kept = dropouts(partial)
+    set_dropouts(partial, dict.fromkeys(kept, 0.0))
     partial.log.tensorboard = None
     saving = partial.log.ckpt
     saving.every_n_train_steps, saving.save_top_k, saving.save_last, saving.filename = save_every, -1, False, "{step}"
@@ -105,8 +106,27 @@ def train_briefly(partial: Partial, steps: int, data: Path, vocab: int, save_eve
         Change("trainer.max_steps", old_steps, steps, "a rehearsal is short"),
         Change("optim.config.lr", old_lr, lr, "without warm-up, so that a few steps show learning"),
         Change("data", old_data, "PreTrainingDataModule", "generated text in Megatron's own files: it can be learnt"),
-        Change("model.config dropouts", "the recipe's", 0.0, "ranks draw other random numbers in another layout"),
+        *(Change(path, share, 0.0, WITHOUT_DROPOUT) for path, share in kept.items()),
     ]
+
+
+def dropouts(partial: Partial) -> dict[str, float]:
+    """{path: share} of the dropouts that a configuration has; {} = none."""
+    parts = {"model.config": partial.model.config, "peft": getattr(partial, "peft", None)}
+    shares = {
+        f"{part}.{name}": value_of(config, name)
+        for part, config in parts.items()
+        for name in ("hidden_dropout", "attention_dropout", "dropout")
+        if config is not None
+    }
+    return {path: float(share) for path, share in shares.items() if share}
+
+
+def set_dropouts(partial: Partial, shares: dict[str, float]) -> None:
+    """Set dropouts by path."""
+    for path, share in shares.items():
+        config = partial.peft if path.startswith("peft.") else partial.model.config
+        setattr(config, path.rpartition(".")[2], share)
 
 
 def _text_data(data: Config, prefix: Path, vocab: int) -> Config:

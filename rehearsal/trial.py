@@ -7,6 +7,8 @@ The runs, all on the same text and from the same weights:
     own        the recipe's layout and precision, all steps; it saves in the middle
     resumed    the same from that checkpoint on; its losses must be those of `own`
     resharded  one rank from that checkpoint's weights; its loss must be the next one of `own`
+    dropout    `own` with the recipe's dropout, where it has any; one rank would draw other masks, so that all other runs
+               go without. It must learn, its losses must differ from those of `own`, and replicas must agree
 
 With adapters, `base` comes first: one rank draws the weights of the model without them.
 """
@@ -45,6 +47,8 @@ class Trial:
     nodes: int
     shrunk: Shrunk
     precision: str
+    dropouts: dict[str, float] = field(default_factory=dict)
+    """{path: share}: those of the configuration, which only the run `dropout` keeps."""
     changes: list[Change] = field(default_factory=list)
     """Settings that changed, except the sizes."""
     runs: dict[str, FinishedRun] = field(default_factory=dict)
@@ -69,27 +73,38 @@ class Trial:
 
 
 def plan(name: str, nodes: int | None, ranks: int = RANKS, overrides: Sequence[str] = ()) -> Trial:
-    """The rehearsal of a recipe, not yet run. Needs no NeMo where nothing is overridden.
+    """The rehearsal of a recipe, a file or NeMo's own recipe, not yet run.
+
+    Needs no NeMo for a recipe in which nothing is overridden. A file is executed: plan it in a process of its own.
 
     Raises:
-        UserError: no such recipe or size, a wrong override, or a recipe that cannot be rehearsed.
+        UserError: no such recipe, size or file, a wrong override, or a recipe that cannot be rehearsed.
     """
-    from superpod.recipes.registry import find
+    from superpod.lifecycle import subject
 
     request = Request(name, tuple(overrides), None, nodes)
-    request.check()
+    request.check(any_subject=True)
+    if subject.kind(name) == "recipe":
+        _refuse_what_cannot(name)
+    size, job = _size_and_job(request)
+    return Trial(request, size, shrink(job, ranks), job.precision)
+
+
+def _refuse_what_cannot(name: str) -> None:
+    from superpod.recipes.registry import find
+
     recipe = find(name)
     if recipe.model.unproven:
         raise RehearsalError(f"{name} cannot be rehearsed: {recipe.model.unproven}")
     if recipe.model.family == "encoders":
         raise RehearsalError(f"{name} cannot be rehearsed: {recipe.model.name} predicts no next token")
-    size, job = _size_and_job(request)
-    return Trial(request, size, shrink(job, ranks), recipe.precision)
 
 
 def _size_and_job(request: Request) -> tuple[int, PlannedJob]:
     """Nodes and the job to shrink: by the recipe's facts, or by what overrides make of it, which NeMo has to build."""
-    if not request.overrides:
+    from superpod.lifecycle import subject
+
+    if subject.kind(request.recipe) == "recipe" and not request.overrides:
         from superpod.recipes import planned_job
         from superpod.recipes.registry import find
 
@@ -140,6 +155,7 @@ class _Runs:
         job = trial.shrunk.job
         self.ranks = job.gpus
         self.recipe = shrunk_recipe.shrunk_recipe(full, job)
+        trial.dropouts = shrunk_recipe.dropouts(full)
         text = folder / "text" / "text"
         shrunk_recipe.write_text(text, job.model.vocab, job.seq, job.layout.gbs * (steps + 1))
         trial.changes += shrunk_recipe.train_briefly(self.recipe, steps, text, job.model.vocab, self.middle)
@@ -160,6 +176,8 @@ class _Runs:
         yield "own", self._own
         yield "resumed", self._resumed
         yield "resharded", self._resharded
+        if self.trial.dropouts:
+            yield "dropout", self._dropout
 
     def _base(self) -> FinishedRun:
         """Draw the weights of the model without its adapters."""
@@ -205,6 +223,12 @@ class _Runs:
         run.trainer.strategy.ckpt_load_optimizer = False  # by default its shards fit no other layout
         run.trainer.max_steps = self.middle + 1
         return self._run("resharded", run, 1)
+
+    def _dropout(self) -> FinishedRun:
+        run = copy.deepcopy(self.recipe)
+        shrunk_recipe.set_dropouts(run, self.trial.dropouts)
+        self._start_from_weights(run)
+        return self._run("dropout", run, self.ranks)
 
     def checkpoint_check(self) -> CheckResult:
         """Whether the checkpoint in the middle holds the trained parameters: the model's, or its adapters'."""
@@ -275,6 +299,7 @@ def facts(trial: Trial) -> dict[str, Any]:
         "passed": trial.passed,
         "shrunk": {size.name: [size.old, size.new] for size in trial.shrunk.sizes},
         "dropped": trial.dropped,
+        "dropouts": trial.dropouts,
         "checks": [vars(check) for check in trial.checks],
         "losses": {name: run.losses for name, run in trial.runs.items()},
         "seconds": {name: round(seconds, 1) for name, seconds in trial.seconds.items()},

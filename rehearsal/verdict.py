@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from superpod.rehearsal import data_check, replica_check
@@ -24,6 +25,8 @@ BF16_BOUND = 0.03
 """Between losses in bf16 or fp16 and those of one rank in fp32: rounding, which grows over the steps."""
 RESUME_BOUND = 1e-6
 """Between the losses of a resumed run and those of the uninterrupted one."""
+DROPOUT_BOUND = 0.1
+"""Between the first loss with dropout and that without: masks add noise, and nothing is learnt yet."""
 LEAST_FALL, ADAPTERS_FALL = 0.05, 0.02
 """Share by which the loss must fall in ten steps. Adapters learn less: a random model's embeddings stay random."""
 
@@ -60,6 +63,24 @@ def checks(trial: Trial, steps: int) -> Iterator[CheckResult]:
         bound = FP32_BOUND if fp32 is own else BF16_BOUND
         losses = finished["resharded"].losses
         yield _close("resharded to one rank", losses, own.losses[middle : middle + 1], bound, RESUMED)
+    if "dropout" in finished:
+        yield from _with_dropout(trial, finished["dropout"], own, steps)
+
+
+def _with_dropout(trial: Trial, dropout: FinishedRun, own: FinishedRun, steps: int) -> Iterator[CheckResult]:
+    """The layout with its dropout: it works, it is no more than noise, the model learns, and replicas agree."""
+    shares = ", ".join(f"{path.rpartition('.')[2]} {share:g}" for path, share in trial.dropouts.items())
+    first, plain = dropout.losses[0], own.losses[0]
+    difference = abs(first - plain) / abs(plain)
+    message = f"{shares}: the first loss is {first:.4f}, and {plain:.4f} without; {DROPOUT_BOUND:.0%} allowed"
+    works = dropout.losses != own.losses
+    yield CheckResult(
+        "dropout is noise", works and difference <= DROPOUT_BOUND, message if works else f"{shares} changed no loss"
+    )
+    fall = _falls(dropout, (ADAPTERS_FALL if "base" in trial.runs else LEAST_FALL) / 2)
+    part = _all_took_part(dropout, steps)
+    for check in (fall, part, *replica_check.replicas(dropout)):
+        yield replace(check, name=f"{check.name}, with dropout")
 
 
 def _explained(error: str, layers: int) -> str:
