@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,34 +21,39 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the recipes whose names contain all words; without words, list the models that have recipes."""
-    from superpod.recipes.registry import recipes
+    from superpod.recipes.matching import matching
 
     if not words and not as_json:
         _show_models()
         return
-    matching = [r for r in recipes().values() if all(w in r.name for w in words or [])]
+    chosen = matching(words or [])
     if as_json:
-        print(json.dumps([_facts(r) for r in matching], indent=1))
-    elif matching:
-        _show_recipes(matching)
+        print(json.dumps([_facts(r) for r in chosen], indent=1))
     else:
-        print(f"no recipe's name contains {' and '.join(words or [])}")
+        _show_recipes(chosen)
 
 
 def _show_recipes(matching: list[Recipe]) -> None:
     from rich.table import Table
 
-    table = Table("recipe", "nodes", "GPUs/node", "layout", "seq", "gbs", box=None, pad_edge=False, header_style="bold")
+    from superpod.recipes import proof_level
+    from superpod.recipes.registry import missing_weights
+
+    heads = ("recipe", "nodes", "GPUs/node", "layout", "seq", "gbs", "proof")
+    table = Table(*heads, box=None, pad_edge=False, header_style="bold")
     for column in table.columns:
         column.no_wrap = True
     for r in matching:
         sizes = str(r.nodes[0]) if len(r.nodes) == 1 else f"{r.nodes[0]}..{r.nodes[-1]}"
         layout = r.layout()
         other = "" if len(set(r.layouts.values())) == 1 else " *"
-        table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short() + other, str(r.seq), str(layout.gbs))
+        proof = proof_level.of(r).short
+        table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short() + other, str(r.seq), str(layout.gbs), proof)
     tables.show(table)
     if any(len(set(r.layouts.values())) > 1 for r in matching):
         print("* at the smallest size; another layout at larger ones: recipes show NAME --nodes N")
+    for problem, instead in dict.fromkeys(filter(any, map(missing_weights, matching))):
+        print(f"warning: {problem}\n  next: {instead}")
 
 
 def _show_models() -> None:
@@ -62,10 +69,25 @@ def _show_models() -> None:
     tables.show_folded(("model", "recipes", "tasks"), rows, fold=2)
     gpus, precisions = (dict.fromkeys(getattr(r, key) for r in every) for key in ("gpu", "precision"))
     print(f"{len(every):,} recipes, MODEL_TASK_GPU_PRECISION: {', '.join(gpus)}; {', '.join(precisions)}")
+    print(_proofs(every))
     print("recipes list llama3_8b sft h100 shows those whose names contain all the words")
 
 
+def _proofs(every: Iterable[Recipe]) -> str:
+    """How many recipes were proven how far."""
+    from superpod.recipes import proof_level
+
+    proofs = [proof_level.of(r) for r in every]
+    levels = Counter(proof.level for proof in proofs)
+    broken = sum(bool(proof.broken) for proof in proofs)
+    counts = [f"{levels[level]:,} {level}" for level in proof_level.LEVELS if levels[level]]
+    return f"proof: {', '.join(counts)}" + (f"; {broken:,} known not to start at some size" if broken else "")
+
+
 def _facts(r: Recipe) -> dict[str, object]:
+    from superpod.recipes import proof_level
+
+    proof = proof_level.of(r)
     return {
         "name": r.name,
         "model": r.model.name,
@@ -75,5 +97,6 @@ def _facts(r: Recipe) -> dict[str, object]:
         "precision": r.precision,
         "seq": r.seq,
         "gpus_per_node": r.gpus_per_node,
+        "proof": {"level": proof.level, "why": proof.why, "broken": dict(proof.broken), "versions": proof.versions},
         "layouts": {n: vars(layout) for n, layout in r.layouts.items()},
     }

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.errors import UserError, did_you_mean
+from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.recipes.registry import Recipe
     from superpod.rehearsal.proof import Proof
 
 CACHE = Path("~/.cache/superpod-recipes/proof.json")
@@ -35,9 +34,10 @@ def prove(
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from superpod.recipes.matching import matching
     from superpod.rehearsal.proof import prove as prove_all
 
-    recipes = _matching(words or [])
+    recipes = matching(words or [])
     if write and words:
         raise UserError("--write keeps the proof of all recipes", "leave out the words")
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
@@ -56,21 +56,6 @@ def prove(
     print(json.dumps({k: v for k, v in asdict(proof).items() if k != "digests"}, indent=1) if as_json else _text(proof))
     if proof.failures:
         raise typer.Exit(1)
-
-
-def _matching(words: list[str]) -> list[Recipe]:
-    """The recipes whose names contain all words.
-
-    Raises:
-        UserError: there is none.
-    """
-    from superpod.recipes.registry import recipes
-
-    matching = [recipe for recipe in recipes().values() if all(word in recipe.name for word in words)]
-    if not matching:
-        near = did_you_mean("_".join(words), list(recipes()))
-        raise UserError(f"no recipe's name contains {' and '.join(words)}", near or "`recipes list` shows them all")
-    return matching
 
 
 def _text(proof: Proof) -> str:

@@ -25,10 +25,15 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print the whole configuration of a recipe, as lines of path = value."""
+    from superpod.recipes import proof_level
+    from superpod.recipes.registry import find
+
     lines = _lines(request_of(name, overrides, None, num_nodes))
     if as_json:
         print(json.dumps({line.path: {"value": line.value, "where": line.where} for line in lines}, indent=1))
         return
+    recipe = find(name)
+    print(f"# proof: {proof_level.sentence(recipe, num_nodes or recipe.nodes[0], overrides or ())}")
     for line in lines:
         print(f"{line!s:{WHY_COLUMN}}  # {line.where}" if why and line.where else line)
 

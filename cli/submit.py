@@ -60,6 +60,7 @@ def submit(
     slurm_submit.remember(slurm, run, jobs)
     print(f"run    {run}")
     print(f"jobs   {', '.join(jobs)}: each continues where the one before it ended")
+    print(f"proof  {_proof(submission)}")
     print(f"watch  recipes status {shlex.quote(run)}" + (f" --cluster {shlex.quote(cluster)}" if slurm.remote else ""))
 
 
@@ -89,12 +90,22 @@ def _resume(name: str, cluster: str, folder: str, attempts: int, changes: list[o
     print(f"jobs   {', '.join(jobs)}: the run continues from step {view.checkpoint_step}")
 
 
+def _proof(submission: Submission) -> str:
+    """How far the recipe was proven."""
+    from superpod.recipes import proof_level
+    from superpod.recipes.registry import find
+
+    run = submission.run
+    return proof_level.sentence(find(submission.recipe), run.nodes, run.request.overrides)
+
+
 def _print_everything(submission: Submission, attempts: int) -> None:
     """Print what a submission would do as comments, so that the whole output is still a script."""
     from superpod.slurm.preflight import START_S
 
     run, cluster, step = submission.run, submission.cluster, submission.run.step_time_s
     degrees = {name: getattr(run.layout, name) for name in ("tp", "pp", "cp", "ep")}
+    print(f"# proof: {_proof(submission)}")
     print(f"# preflight: no problem found; {run.nodes} nodes x {run.gpus_per_node} GPUs of {cluster.name}")
     print(f"# layout: {', '.join(f'{name} {value}' for name, value in degrees.items())}")
     print(f"# checkpoint: {run.checkpoint_bytes / 2**30:,.1f} GiB, every {run.save_every} steps")

@@ -43,7 +43,7 @@ class ProofLevel:
 
     def sentence(self, nodes: int | None = None) -> str:
         """`built with TE (NeMo 2.7.3, ...)`; of a size that is known not to start, that and why."""
-        if nodes in self.broken:
+        if nodes is not None and nodes in self.broken:
             return f"known not to start: {self.broken[nodes]}"
         detail = "; ".join(filter(None, [self.versions if self.level != "planned" else "", self.why]))
         return f"{self.level} ({detail})" if detail else self.level
@@ -87,6 +87,12 @@ def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, 
         f"{recipe.name} is known not to start at {nodes} nodes: {proven.broken[nodes]}",
         f"{way}override what is wrong (model.*, trainer.strategy.*, trainer.plugins.*), which is taken as another run",
     )
+
+
+def sentence(recipe: Recipe, nodes: int, overrides: Iterable[str] = ()) -> str:
+    """How far a run of `recipe` was proven; with overrides of what was built, how far it was without them."""
+    proven = of(recipe).sentence(nodes)
+    return f"of the recipe without your overrides: {proven}" if changes_what_was_built(overrides) else proven
 
 
 def changes_what_was_built(overrides: Iterable[str]) -> bool:

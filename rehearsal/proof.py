@@ -25,7 +25,7 @@ from superpod.rehearsal.proof_pool import Note
 from superpod.rehearsal.rank_models import SizeKey
 
 RESOLVED_AT_ONCE, BUILT_AT_ONCE = 100, 10
-"""Sizes of a process between two writes of the file: some 5 s."""
+"""Sizes that a process works on before it says so: some 5 s."""
 Size = tuple[str, int]
 """A recipe's name and a number of nodes."""
 
@@ -82,8 +82,13 @@ def prove(recipes: Iterable[Recipe], *, cache_file: Path, workers: int = 2, note
     wanted = {size: SizeKey.of(recipe, size[1]) for size, recipe in sizes.items() if size not in faults}
     cache = ProofCache(cache_file)
     proof = Proof(recipes=len({name for name, _ in sizes}), sizes=len(sizes), versions=fingerprint.versions())
-    digests = _resolve(wanted, sizes, cache, proof, faults, workers, note)
-    outcomes = _build(digests, wanted, sizes, cache, proof, workers, note)
+    try:
+        with proof_pool.Workers(workers) as pool:
+            run = _Run(sizes, wanted, cache, proof, pool, note)
+            digests = _resolve(run, faults)
+            outcomes = _build(run, digests)
+    finally:
+        cache.save()  # after Ctrl-C too
     _judge(outcomes, sizes, planned, proof, faults)
     _count(proof, digests, outcomes, sizes)
     proof.failures = [Failure(*size, faults[size]) for size in sizes if size in faults]
@@ -114,68 +119,67 @@ def recipe_key(size: SizeKey, recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _resolve(
-    wanted: Mapping[Size, SizeKey],
-    sizes: Mapping[Size, Recipe],
-    cache: ProofCache,
-    proof: Proof,
-    faults: dict[Size, str],
-    workers: int,
-    note: Note,
-) -> dict[Size, str]:
+@dataclass(frozen=True)
+class _Run:
+    """A proof at work."""
+
+    sizes: Mapping[Size, Recipe]
+    wanted: Mapping[Size, SizeKey]
+    """sizes that the planner does not refuse"""
+    cache: ProofCache
+    proof: Proof
+    pool: proof_pool.Workers
+    note: Note
+
+
+def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
     """The digest of every size whose configuration Megatron and NeMo accept; the refusals of others go to `faults`."""
-    keys = {size: recipe_key(key, sizes[size]) for size, key in wanted.items()}
-    missing = {keys[size]: key for size, key in wanted.items() if keys[size] not in cache.resolved}
-    proof.resolved_now = len(missing)
-    for results in proof_pool.run(rank_models.resolve_all, missing, workers, RESOLVED_AT_ONCE):
-        cache.resolved.update(results)
-        cache.save()
-        note("resolving", sum(key in cache.resolved for key in missing), len(missing))
+    known = run.cache.resolved
+    keys = {size: recipe_key(key, run.sizes[size]) for size, key in run.wanted.items()}
+    missing = {keys[size]: key for size, key in run.wanted.items() if keys[size] not in known}
+    run.proof.resolved_now = len(missing)
+    for results in run.pool.run(rank_models.resolve_all, missing, RESOLVED_AT_ONCE):
+        known.update(results)
+        run.cache.save_now_and_then()
+        run.note("resolving", sum(key in known for key in missing), len(missing))
     digests: dict[Size, str] = {}
     for size, key in keys.items():
-        resolution = cache.resolved[key]
+        resolution = known[key]
         if digest := resolution.get("digest"):
             digests[size] = digest
         elif missed := resolution.get("missing"):
-            proof.unproven[sizes[size].model.name] = missed
+            run.proof.unproven[run.sizes[size].model.name] = missed
         else:
             faults[size] = resolution.get("error", "")
     return digests
 
 
-def _build(
-    digests: Mapping[Size, str],
-    wanted: Mapping[Size, SizeKey],
-    sizes: Mapping[Size, Recipe],
-    cache: ProofCache,
-    proof: Proof,
-    workers: int,
-    note: Note,
-) -> dict[Size, Outcome]:
+def _build(run: _Run, digests: Mapping[Size, str]) -> dict[Size, Outcome]:
     """The outcome of every digest, for every size that has it.
 
     A digest leaves out the number of GPUs. Where a constructor has measured it all the same (`Outcome.world`), the
     digest is built at every world of its sizes.
     """
-    worlds = {size: size[1] * sizes[size].gpus_per_node for size in digests}
+    built = run.cache.built
+    worlds = {size: size[1] * run.sizes[size].gpus_per_node for size in digests}
     smallest: dict[str, SizeKey] = {}
     for size in sorted(digests, key=lambda size: (worlds[size], size)):
-        smallest.setdefault(digests[size], wanted[size])
-    _build_missing(smallest, cache, proof, workers, note)
-    measured = {
-        size: f"{digest} {worlds[size]}" for size, digest in digests.items() if cache.built[digest].get("world")
-    }
-    _build_missing({key: wanted[size] for size, key in measured.items()}, cache, proof, workers, note)
-    return {size: cache.built[measured.get(size, digest)] for size, digest in digests.items()}
+        smallest.setdefault(digests[size], run.wanted[size])
+    _build_missing(run, smallest)
+    by_world = {digest for digest in smallest if built[digest].get("world")}
+    measured = {size: f"{digest} {worlds[size]}" for size, digest in digests.items() if digest in by_world}
+    _build_missing(run, {key: run.wanted[size] for size, key in measured.items()})
+    return {size: built[measured.get(size, digest)] for size, digest in digests.items()}
 
 
-def _build_missing(wanted: Mapping[str, SizeKey], cache: ProofCache, proof: Proof, workers: int, note: Note) -> None:
-    missing = {key: size for key, size in wanted.items() if key not in cache.built}
-    proof.built_now += sum(len(resolved.stages(size.layout)) for size in missing.values())
-    for results in proof_pool.run(rank_models.build_all, missing, workers, BUILT_AT_ONCE):
-        cache.built.update(results)
-        cache.save()
-        note("building", sum(key in cache.built for key in missing), len(missing))
+def _build_missing(run: _Run, wanted: Mapping[str, SizeKey]) -> None:
+    built = run.cache.built
+    missing = {key: size for key, size in wanted.items() if key not in built}
+    run.proof.built_now += sum(len(resolved.stages(size.layout)) for size in missing.values())
+    for results in run.pool.run(rank_models.build_all, missing, BUILT_AT_ONCE):
+        built.update(results)
+        run.cache.save_now_and_then()
+        run.note("building", sum(key in built for key in missing), len(missing))
 
 
 def _judge(

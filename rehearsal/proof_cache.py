@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any, TypedDict
 
 from superpod.rehearsal import fingerprint
 
+EVERY_S = 10
+"""Seconds between two writes of the file while results arrive."""
 KEPT = 3
 """Generations of code whose results stay in the file: going back to the last branch costs nothing."""
 
@@ -45,6 +48,7 @@ class ProofCache:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._levels = _read(path)
+        self._saved = time.monotonic()
         self.resolved: dict[str, Resolution] = self._current("resolved", fingerprint.of_resolving())
         self.built: dict[str, Outcome] = self._current("built", fingerprint.of_building())
 
@@ -54,6 +58,11 @@ class ProofCache:
         mine = known.pop(code, {})
         self._levels[level] = dict(list(known.items())[-KEPT + 1 :]) | {code: mine}
         return mine
+
+    def save_now_and_then(self) -> None:
+        """`save`, unless it was done in the last seconds: the file has megabytes."""
+        if time.monotonic() - self._saved > EVERY_S:
+            self.save()
 
     def save(self) -> None:
         """Write the file whole, or leave it as it was.
@@ -68,6 +77,7 @@ class ProofCache:
             os.replace(partial, self._path)
         finally:
             partial.unlink(missing_ok=True)
+        self._saved = time.monotonic()
 
 
 def _read(path: Path) -> dict[str, dict[str, dict[str, Any]]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from types import TracebackType
 from typing import TypeVar
 
 from superpod.recipes.registry import find
@@ -16,32 +17,53 @@ Note = Callable[[str, int, int], None]
 """Called with what is done, how many are, and of how many."""
 
 
-def run(
-    work: Callable[[list[SizeKey]], list[Result]], wanted: Mapping[str, SizeKey], workers: int, batch: int
-) -> Iterator[dict[str, Result]]:
-    """`work` on every size, in `workers` processes: the results of a batch as soon as they are there, by their keys.
+class Workers:
+    """Processes that have imported NeMo, started when there is work for them, and ended with the block.
 
     Ctrl-C drops what has not begun, and waits for the batches that have.
     """
-    for keys in _pools(wanted):
-        if not keys:
-            continue
-        spawn = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(min(workers, -(-len(keys) // batch)), spawn, rank_models.start)
-        try:
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._pools: dict[bool, ProcessPoolExecutor] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def run(
+        self, work: Callable[[list[SizeKey]], list[Result]], wanted: Mapping[str, SizeKey], batch: int
+    ) -> Iterator[dict[str, Result]]:
+        """`work` on every size, the results of a batch as soon as they are there, by their keys."""
+        order = sorted(wanted, key=lambda key: (wanted[key].recipe, wanted[key].nodes, key))
+        for encoders in (True, False):
+            keys = [key for key in order if _is_encoder(wanted[key]) is encoders]
             batches = [keys[i : i + batch] for i in range(0, len(keys), batch)]
-            results = pool.map(work, [[wanted[key] for key in some] for some in batches])
+            if not batches:
+                continue
+            results = self._pool(encoders).map(work, [[wanted[key] for key in some] for some in batches])
             for some, outcomes in zip(batches, results, strict=True):
                 yield dict(zip(some, outcomes, strict=True))
-        finally:
-            pool.shutdown(cancel_futures=True)
+
+    def _pool(self, encoders: bool) -> ProcessPoolExecutor:
+        """The processes for encoders, or for all other models; never both, for they need a GiB each.
+
+        NeMo's LlamaEmbeddingModel cannot be built in a process that has built a LlamaModel.
+        """
+        if encoders not in self._pools:
+            self._end()
+            spawn = multiprocessing.get_context("spawn")
+            self._pools[encoders] = ProcessPoolExecutor(self._count, spawn, rank_models.start)
+        return self._pools[encoders]
+
+    def _end(self) -> None:
+        while self._pools:
+            self._pools.popitem()[1].shutdown(cancel_futures=True)
 
 
-def _pools(wanted: Mapping[str, SizeKey]) -> tuple[Sequence[str], Sequence[str]]:
-    """Keys in the order of their recipes, encoders by themselves.
-
-    NeMo's LlamaEmbeddingModel cannot be built in a process that has built a LlamaModel.
-    """
-    order = sorted(wanted, key=lambda key: (wanted[key].recipe, wanted[key].nodes, key))
-    encoders = {key for key in order if find(wanted[key].recipe).model.family == "encoders"}
-    return sorted(encoders, key=order.index), [key for key in order if key not in encoders]
+def _is_encoder(size: SizeKey) -> bool:
+    return find(size.recipe).model.family == "encoders"

@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from superpod.planner import predict
 from superpod.planner.layout import Layout
-from superpod.recipes import registry
+from superpod.recipes import proof_level, registry
 from superpod.recipes.planned_job import job
 from superpod.recipes.registry import Recipe
 
@@ -86,6 +86,8 @@ def family_page(family: str) -> str:
             "",
             f"{model.title}." + (f" Unproven: {model.unproven}." if model.unproven else ""),
             "",
+            *_proof(mine),
+            "",
         ]
         lines += [
             "| task | GPU: precisions | nodes | layout | MBS / GBS | step, s | GiB | MFU, % |",
@@ -93,6 +95,19 @@ def family_page(family: str) -> str:
         ]
         lines += [*_rows(mine), ""]
     return "\n".join(lines)
+
+
+def _proof(mine: list[Recipe]) -> Iterable[str]:
+    """How far a model's recipes were proven, and a line for those that are known not to start."""
+    proofs = {recipe: proof_level.of(recipe) for recipe in mine}
+    counts = Counter(proof.level for proof in proofs.values())
+    yield f"Proof: {', '.join(f'{counts[level]} {level}' for level in proof_level.LEVELS if counts[level])}."
+    for recipe, proof in proofs.items():
+        sizes: dict[str, list[str]] = defaultdict(list)
+        for nodes, why in proof.broken.items():
+            sizes[why].append(str(nodes))
+        for why, nodes in sizes.items():
+            yield f"Known not to start: `{recipe.name}` at {', '.join(nodes)} nodes: {why}."
 
 
 def _rows(mine: list[Recipe]) -> Iterable[str]:

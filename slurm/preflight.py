@@ -336,6 +336,16 @@ def generation(case: Case) -> Iterator[Finding]:
         yield Finding(f"a recipe for {planned.node.gpu.name} does not fit {gpu}: {prediction.reason}", "recipes plan")
 
 
+def proof(case: Case) -> Iterator[Finding]:
+    """The recipe is not known to end at its start (`recipes prove`)."""
+    from superpod.recipes import proof_level
+    from superpod.recipes.registry import find
+
+    request = case.run.request
+    if broken := proof_level.refusal(find(request.recipe), case.run.nodes, request.overrides):
+        yield Finding(*broken)
+
+
 def interval(case: Case) -> Iterator[Finding]:
     """Every attempt has time for a checkpoint interval and a save."""
     step = case.run.step_time_s
@@ -398,7 +408,7 @@ def folder_in_use(case: Case) -> Iterator[Finding]:
         yield Finding(f"the run is in use by {case.running}", "wait for it, or `recipes cancel` it")
 
 
-CHECKS = (profile, folder_name, size, versions, generation, interval, room, data, cache, folder_in_use)
+CHECKS = (profile, folder_name, size, proof, versions, generation, interval, room, data, cache, folder_in_use)
 
 
 def paths(cluster: Cluster, data: Path | None = None) -> list[str]:

@@ -12,6 +12,7 @@ import fiddle as fdl
 
 from superpod import collection
 from superpod.errors import UserError
+from superpod.recipes import proof_level
 from superpod.recipes.export.source_comments import table
 from superpod.recipes.export.value_source import WIDTH
 
@@ -70,6 +71,7 @@ def _about(recipe: Recipe, partial: run.Partial, layout: Layout) -> str:
         f"gbs {layout.gbs}, {partial.data.seq_length} tokens a sample.",
         _published(recipe, layout, nodes * gpus),
         _planned(recipe, partial),
+        f"How far the recipe was proven: {proof_level.of(recipe).sentence(nodes)}.",
     ]
     return " ".join(filter(None, sentences))
 
