@@ -2,13 +2,17 @@
 
 import json
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from superpod.errors import UserError
 
 LORA_8, LORA_16, LORA_32 = "llama3_8b_lora_h100_bf16", "llama3_70b_lora_h100_bf16", "mixtral_8x7b_lora_h100_bf16"
 SFT = "llama3_8b_sft_h100_bf16"
+USERBUFFERS = "llama3_70b_sft_h100_bf16"
+"""Its layout has tensor parallelism, overlapped."""
 
 
 def finetuned(name: str, nodes: int | None = None) -> dict[str, Any]:
@@ -62,12 +66,74 @@ def optioned(name: str, options: str) -> dict[str, Any]:
     }
 
 
+def batched(packed: bool, options: str = "") -> dict[str, Any]:
+    """A batch of two short samples, written as `recipes finetune` does and read by NeMo's own dataset, under a recipe
+    with userbuffers: its length, theirs (NeMo 2.7.3 megatron_comm_overlap.py, _init_te_userbuffers), and the rules."""
+    from nemo.collections.llm.gpt.data.core import create_sft_dataset
+
+    from superpod.recipes import build
+    from superpod.recipes.data import packing
+    from superpod.recipes.data.chat import Encoded
+    from superpod.recipes.rules import overlapping
+    from superpod.recipes.rules.reading import Reader
+    from superpod.recipes.weights import finetune_setup
+
+    partial = build(USERBUFFERS, options=options)
+    sizes = finetune_setup.sizes(partial, packed)
+    samples = [Encoded(line, [*range(5, 5 + length), 2], [True] * (length + 1)) for line, length in enumerate((30, 20))]
+    with tempfile.TemporaryDirectory() as folder:
+        finetune_setup.set_data(partial, Path(folder), sizes, Path(folder), 8, packed=packed)
+        file, metadata = Path(folder, finetune_setup.TRAIN), Path(folder, finetune_setup.METADATA)
+        bins = packing.pack(samples, sizes.size, sizes.multiple, 0) if packed else [[sample] for sample in samples]
+        packing.write(bins, file, multiple=sizes.multiple, filler=2)
+        packing.write_metadata([bins], metadata)
+        dataset = create_sft_dataset(
+            file,
+            SimpleNamespace(eos_id=2),
+            sizes.size,
+            pack_metadata_file_path=metadata,
+            pad_cu_seqlens=bool(partial.data.packed_sequence_specs.pad_cu_seqlens),
+            **partial.data.dataset_kwargs,
+        )
+        batches = [dataset.collate_fn([dataset[i]]) for i in range(len(bins))]
+    callback = next(c for c in partial.trainer.callbacks if hasattr(c, "tp_comm_overlap"))
+    broken = [b.rule for rule in overlapping.RULES for b in rule(Reader(partial))]
+    partial.data.dataset_kwargs = {}
+    return {
+        "lengths": [batch["tokens"].shape[1] for batch in batches],
+        "boundaries": [batch["cu_seqlens"].shape[1] for batch in batches],
+        "userbuffers": partial.model.config.seq_length * partial.data.micro_batch_size
+        if callback.tp_comm_overlap
+        else 0,
+        "broken": broken,
+        "broken unpadded": [b.rule for rule in overlapping.RULES for b in rule(Reader(partial))],
+    }
+
+
+def tables() -> dict[str, str | None]:
+    """The userbuffer table that each GPU's recipe gets for a shape that NeMo has tables of."""
+    from superpod.planner import hardware
+    from superpod.planner.layout import Layout
+    from superpod.recipes import overlap
+
+    partial: Any = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(hidden_size=12288)))
+    layout, tables = Layout(tp=4, sp=True, gbs=8), {}
+    for gpu in hardware.builtin().gpus:
+        recipe: Any = SimpleNamespace(gpu=gpu, precision="bf16", seq=2048)
+        tables[gpu] = overlap._userbuffers(partial, layout, recipe)
+    return {gpu: None if table is None else repr(table) for gpu, table in tables.items()}
+
+
 def main(out: str) -> None:
     """The command."""
     tp = "llama3_70b_pretrain_a100_bf16"
     answers = {
         "finetuned": {name: finetuned(name) for name in (LORA_8, LORA_16, LORA_32, SFT)} | {"cp": finetuned(with_cp())},
         "options": {text: optioned(tp, text) for text in ("", "cuda_graphs", "deterministic", "fp16", "fsdp")},
+        "tables": tables(),
+        "packed": batched(packed=True),
+        "graphs": batched(packed=True, options="cuda_graphs"),
+        "unpacked": batched(packed=False),
         "fp8": optioned("llama3_8b_pretrain_h100_fp8cs", "fp16"),
     }
     Path(out).write_text(json.dumps(answers))

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-USERBUFFERS = "llama3_70b_sft_h100_bf16"
-"""Its layout has tensor parallelism, overlapped."""
 FLAGS = ("overlap_param_gather", "reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather")
 
 
@@ -130,55 +128,19 @@ def rank(index: int, cases: list[tuple[str, GpuFlags]], out: str, store: str) ->
             json.dump(seen, file)
 
 
-def rules_of(name: str) -> dict[str, Any]:
-    """What the rules of built configurations say of a recipe, of one whose overlap was switched on again, and of
-    fine-tuning data under userbuffers."""
+def rules_of(name: str) -> dict[str, list[str]]:
+    """Rules that a recipe on 64 GPUs breaks as it is, and with the overlap switched on again."""
     from superpod.recipes import build
     from superpod.recipes.rules import overlapping
     from superpod.recipes.rules.reading import Reader
-    from superpod.recipes.weights import finetune_setup
-
-    def broken(partial: Any) -> list[tuple[str, str]]:
-        return [(b.rule, b.message) for rule in overlapping.RULES for b in rule(Reader(partial))]
 
     partial = build(name)
-    partial.trainer.devices = 8
-    partial.trainer.num_nodes = 8
-    answers: dict[str, Any] = {"as it is": broken(partial)}
+    partial.trainer.devices = partial.trainer.num_nodes = 8
+    broken = {"as it is": [b.rule for rule in overlapping.RULES for b in rule(Reader(partial))]}
     for callback in partial.trainer.callbacks:
         if hasattr(callback, "overlap_param_gather"):
             callback.overlap_param_gather = True
-    answers["overridden"] = broken(partial)
-    for packed in (True, False):
-        partial = build(USERBUFFERS)
-        sizes = finetune_setup.sizes(partial, packed)
-        finetune_setup.set_data(partial, Path("/data"), sizes, Path("/base"), 8, packed=packed)
-        callback = next(c for c in partial.trainer.callbacks if hasattr(c, "tp_comm_overlap"))
-        cp = partial.trainer.strategy.context_parallel_size
-        seen = {
-            "overlap": callback.tp_comm_overlap,
-            "padded": partial.data.dataset_kwargs.get("pad_to_max_length", False),
-            # NeMo 2.7.3 GPTSFTPackedDataset.collate_fn, and megatron_comm_overlap.py _init_te_userbuffers
-            "length": partial.data.packed_sequence_specs.packed_sequence_size * partial.data.micro_batch_size // cp,
-            "userbuffers": partial.model.config.seq_length * partial.data.micro_batch_size // cp,
-            "broken": broken(partial),
-        }
-        partial.data.dataset_kwargs = {}
-        answers["packed" if packed else "unpacked"] = seen | {"unpadded broken": [rule for rule, _ in broken(partial)]}
-    return answers
-
-
-def tables() -> dict[str, str | None]:
-    """The userbuffer table that each GPU's recipe gets for a shape that NeMo has tables of."""
-    from superpod.planner import hardware
-    from superpod.planner.layout import Layout
-    from superpod.recipes import overlap
-
-    partial = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(hidden_size=12288)))
-    cases = [(gpu, SimpleNamespace(gpu=gpu, precision="bf16", seq=2048)) for gpu in hardware.builtin().gpus]
-    layout = Layout(tp=4, sp=True, gbs=8)
-    chosen = {gpu: overlap._userbuffers(partial, layout, recipe) for gpu, recipe in cases}
-    return {gpu: None if table is None else repr(table) for gpu, table in chosen.items()}
+    return broken | {"overridden": [b.rule for rule in overlapping.RULES for b in rule(Reader(partial))]}
 
 
 def main(out: str, *names: str) -> None:
@@ -187,7 +149,7 @@ def main(out: str, *names: str) -> None:
 
     cases = [(f"old {name}" if old else name, flags_of(name, old)) for name in names for old in (False, True)]
     mp.spawn(rank, (cases, out, f"{out}.store"), 2)
-    answers = json.loads(Path(out).read_text()) | rules_of(names[-1]) | {"tables": tables()}
+    answers = json.loads(Path(out).read_text()) | rules_of(names[-1])
     Path(out).write_text(json.dumps(answers))
 
 

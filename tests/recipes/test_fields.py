@@ -87,6 +87,44 @@ class TestFinding8:
         assert "UB_SKIPMC" not in of["deterministic"]  # which has no userbuffers
 
 
+class TestFinding6:
+    pytestmark = nemo
+
+    def test_packed_samples_are_as_long_as_what_userbuffers_were_made_for(self, fields):
+        made = fields["packed"]
+        assert made["userbuffers"] == 4096
+        assert made["lengths"] == [4096]
+        assert made["broken"] == []
+
+    def test_samples_one_by_one_go_without_userbuffers_and_without_that_padding(self, fields):
+        made = fields["unpacked"]
+        assert made["userbuffers"] == 0
+        assert made["lengths"] == [32, 32]
+        assert made["broken"] == []
+
+    def test_under_cuda_graphs_every_batch_has_the_same_shapes(self, fields):
+        """Two samples in the sequence, and room for as many as any sequence has."""
+        assert fields["graphs"]["lengths"] == [4096]
+        assert fields["graphs"]["boundaries"][0] >= fields["packed"]["boundaries"][0]
+
+    def test_unpadded_ones_are_refused(self, fields):
+        assert fields["packed"]["broken unpadded"] == ["userbuffer_length"]
+
+
+class TestFinding10:
+    pytestmark = nemo
+
+    def test_userbuffer_tables_are_those_of_the_generation(self, fields):
+        """NeMo 2.7.3 has them for H100 and B200 only."""
+        tables = fields["tables"]
+        assert tables["h100"]
+        assert tables["b200"]
+        assert tables["h200"] == tables["h100"]
+        assert tables["b300"] == tables["gb200"] == tables["gb300"] == tables["b200"]
+        assert tables["b200"] != tables["h100"]
+        assert tables["a100"] is None
+
+
 class TestFinding14:
     pytestmark = nemo
 
