@@ -20,9 +20,11 @@ PACKAGES = ("nemo_toolkit", "megatron-core", "nemo-run", "fiddle", "torch")
 RESOLVES = ("planner/**/*.py", "planner/data/**/*", "recipes/**/*.py", "src/superpod/*.py")
 """What turns a recipe into a configuration, without the layout files: a recipe's layouts are in its own key."""
 RESOLVES_LAST = "superpod.rehearsal.resolved"
-BUILDS = ("superpod.rehearsal.rank_models",)
-"""What builds a configuration's models, with all that it imports of the rehearsals and the planner."""
-FOLLOWED = ("superpod.rehearsal.", "superpod.planner.")
+BUILDS = "superpod.rehearsal.rank_models"
+"""What builds a configuration's models. It takes recipes and layouts too, but only through what they resolve to."""
+COUNTED = ("superpod.rehearsal.", "superpod.planner.")
+FOLLOWED = ("superpod.rehearsal.", "superpod.planner.kernels")
+"""Modules that count as part of what imports them, and those whose own imports count too."""
 
 
 @cache
@@ -41,7 +43,7 @@ def of_resolving() -> str:
 @cache
 def of_building() -> str:
     """Hash of all on which a build depends, beside its resolved configuration: code, and collections."""
-    return _hash(set().union(*map(imported, BUILDS)), dict(collection.all_files()))
+    return _hash(imported(BUILDS), dict(collection.all_files()))
 
 
 def _hash(paths: Iterable[Path], others: dict[str, Path]) -> str:
@@ -74,14 +76,15 @@ def _is_text(line: object) -> bool:
 
 @cache
 def imported(module: str) -> frozenset[Path]:
-    """The file of a module and, of `FOLLOWED`, of all that it imports, directly or through others."""
+    """The file of a module and, of `COUNTED`, of all that it imports, directly or through others of `FOLLOWED`."""
     pending, files = [module], set[Path]()
     while pending:
-        path = _file(pending.pop())
+        name = pending.pop()
+        path = _file(name)
         if path is None or path in files:
             continue
         files.add(path)
-        pending += [name for name in _imports(path) if name.startswith(FOLLOWED)]
+        pending += [other for other in _imports(path) if name.startswith(FOLLOWED) and other.startswith(COUNTED)]
     return frozenset(files)
 
 

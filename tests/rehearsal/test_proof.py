@@ -1,86 +1,154 @@
+"""A proof's own logic, with stand-ins for the processes that build; test_proof_builds.py has the real ones."""
+
 import dataclasses
+import itertools
 import json
-import zlib
 
 import pytest
 
 from superpod.recipes import registry
-from superpod.rehearsal import proof
+from superpod.rehearsal import proof, proof_pool
+from tests.rehearsal.proof_stub import StubWorkers, by_precision, planned_counts
 
-SOME = ("llama32_1b_sft_h100_bf16", "llama32_1b_pretrain_h100_bf16", "llama32_1b_lora_h100_bf16")
-
-
-def prove(recipes, tmp_path, **how):
-    return proof.prove(recipes, cache_file=tmp_path / "proof.json", workers=1, **how)
+SOME = ("llama32_1b_sft_h100_bf16", "llama32_1b_pretrain_h100_bf16", "llama32_1b_pretrain_h100_fp8ds")
 
 
-@pytest.mark.nemo
-def test_a_recipe_is_built_once_and_remembered(tmp_path):
-    some = [registry.find(name) for name in SOME]
-    first = prove(some, tmp_path)
-    assert first.failures == []
-    assert first.recipes == 3
-    assert first.sizes == sum(len(recipe.nodes) for recipe in some)
-    assert first.unique < first.builds
-    second = prove(some, tmp_path, note=pytest.fail)
-    assert (second.fresh, second.unique, second.failures) == (0, first.unique, [])
+@pytest.fixture
+def stub(monkeypatch):
+    def use(resolve=by_precision, build=planned_counts, **how):
+        workers = StubWorkers(resolve, build, **how)
+        monkeypatch.setattr(proof_pool, "Workers", workers)
+        return workers
+
+    return use
 
 
-@pytest.mark.nemo
-def test_what_does_not_start_is_named(tmp_path):
+def prove(names, folder, **how):
+    return proof.prove([registry.find(name) for name in names], cache_file=folder / "proof.json", **how)
+
+
+def failed(proven):
+    return {(failure.recipe, failure.nodes) for failure in proven.failures}
+
+
+def test_sizes_with_one_digest_are_built_once_and_remembered(stub, tmp_path):
+    workers = stub()
+    first = prove(SOME, tmp_path)
+    assert (first.failures, first.recipes) == ([], 3)
+    assert first.sizes == sum(len(registry.find(name).nodes) for name in SOME) == len(workers.calls["resolve_all"])
+    assert first.built == len(workers.calls["build_all"]) == first.configurations < first.models
+    assert (first.resolved_now, first.built_now) == (first.sizes, first.built)
+    workers = stub()
+    second = prove(SOME, tmp_path, note=pytest.fail)
+    assert (second.resolved_now, second.built_now) == (0, 0)
+    assert workers.calls == {"resolve_all": [], "build_all": []}
+    assert (second.digests, second.models, second.built) == (first.digests, first.models, first.built)
+
+
+def test_a_verdict_depends_on_the_recipe_alone(stub, tmp_path):
+    """Whatever was proven before, in one file or another: of each recipe the same sizes fail."""
+
+    def build(size):
+        return {"error": "AssertionError: no"} if "fp8ds" in size.recipe else planned_counts(size)
+
+    stub(build=build)
+    every = failed(prove(SOME, tmp_path))
+    assert {name for name, _ in every} == {SOME[2]}
+    for place, order in enumerate(itertools.permutations(SOME)):
+        folder = tmp_path / str(place)
+        verdicts = [failed(prove([name], folder)) for name in order]
+        assert set().union(*verdicts) == every
+
+
+def test_a_constructor_that_measures_the_world_is_built_at_each_world(stub, tmp_path):
+    def build(size):
+        if size.nodes > 2:
+            return {"error": "AssertionError: too many GPUs", "world": ["DATA_PARALLEL_GROUP"]}
+        return planned_counts(size) | {"world": ["DATA_PARALLEL_GROUP"]}
+
+    workers = stub(resolve=lambda size: {"digest": "one"}, build=build)
+    recipe = registry.find(SOME[1])
+    layouts = dict.fromkeys((1, 2, 4), recipe.layout())
+    proven = proof.prove([dataclasses.replace(recipe, layouts=layouts)], cache_file=tmp_path / "proof.json")
+    assert failed(proven) == {(SOME[1], 4)}
+    assert [nodes for _, nodes in workers.calls["build_all"]] == [1, 1, 2, 4]
+
+
+def test_what_the_planner_refuses_is_named_and_not_built(stub, tmp_path):
+    workers = stub()
     recipe = registry.find(SOME[1])
     layout = recipe.layout()
     broken = dataclasses.replace(recipe, layouts={1: dataclasses.replace(layout, tp=3, sp=True)})
     huge = dataclasses.replace(recipe, layouts={1: dataclasses.replace(layout, mbs=64)})
-    proven = prove([broken], tmp_path)
-    assert any("illegal" in failure and "tp" in failure for failure in proven.failures)
-    assert any("oom" in failure for failure in prove([huge], tmp_path).failures)
+    (illegal,) = proof.prove([broken], cache_file=tmp_path / "proof.json").failures
+    assert "illegal" in illegal.why
+    assert "tp" in illegal.why
+    (oom,) = proof.prove([huge], cache_file=tmp_path / "proof.json").failures
+    assert "oom" in oom.why
+    assert workers.calls["build_all"] == []
 
 
-@pytest.mark.nemo
-def test_a_count_that_differs_from_the_planners_is_a_failure(tmp_path):
+def test_a_configuration_that_megatron_refuses_is_a_failure_of_its_size(stub, tmp_path):
+    def resolve(size):
+        return {"error": "ValueError: no"} if size.nodes == 1 else by_precision(size)
+
+    workers = stub(resolve=resolve)
+    proven = prove(SOME[1:2], tmp_path)
+    assert failed(proven) == {(SOME[1], 1)}
+    assert f"{SOME[1]} 1" not in proven.digests
+    assert (SOME[1], 1) not in workers.calls["build_all"]
+
+
+def test_a_count_that_differs_from_the_planners_is_a_failure_of_every_size_with_that_model(stub, tmp_path):
+    def build(size):
+        counts = planned_counts(size)["parameters"]
+        counts[0][0] += size.recipe == SOME[1]
+        return {"parameters": counts}
+
+    stub(build=build)
+    proven = prove(SOME, tmp_path)
+    assert failed(proven) == {(SOME[1], nodes) for nodes in registry.find(SOME[1]).nodes}
+    assert all("and the planner counts" in failure.why for failure in proven.failures)
+
+
+def test_a_model_that_needs_a_gpu_package_is_named_and_no_failure(stub, tmp_path):
+    stub(build=lambda size: {"missing": "ImportError: mamba_ssm"})
+    proven = prove(SOME[:1], tmp_path)
+    assert (proven.failures, proven.unproven) == ([], {"llama32_1b": "ImportError: mamba_ssm"})
+
+
+def test_ctrl_c_keeps_what_was_built_and_leaves_no_half_file(stub, tmp_path):
+    stub(interrupt_after=2)
+    with pytest.raises(KeyboardInterrupt):
+        prove(SOME, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["proof.json"]
+    assert len(next(iter(json.loads((tmp_path / "proof.json").read_text())["resolved"].values()))) == 2
+    workers = stub()
+    whole = prove(SOME, tmp_path)
+    assert len(workers.calls["resolve_all"]) == whole.sizes - 2
+
+
+def test_the_layout_of_a_recipe_is_in_its_key():
+    """The first level of the file: any fact of a recipe, its nodes, and any field of its layout."""
     recipe = registry.find(SOME[1])
-    prove([recipe], tmp_path)
-    known = json.loads((tmp_path / "proof.json").read_text())
-    for entry in known.values():
-        if "parameters" in entry:
-            entry["parameters"][0][0] += 1
-    (tmp_path / "proof.json").write_text(json.dumps(known))
-    assert any("and the planner counts" in failure for failure in prove([recipe], tmp_path).failures)
-
-
-def test_a_cache_that_cannot_be_read_is_no_cache(tmp_path):
-    (tmp_path / "proof.json").write_text("{half")
-    assert proof._read_outcomes(tmp_path / "proof.json") == {}
-
-
-def test_models_that_need_a_gpu_package_are_named_not_skipped(tmp_path):
-    recipe = registry.find("mamba2_130m_pretrain_h100_bf16")
-    proven = prove([recipe], tmp_path)
-    assert proven.failures == []
-    assert "mamba-ssm" in proven.unproven["mamba2_130m"]
+    size = proof.SizeKey.of(recipe, 1)
+    keys = {proof.recipe_key(size, recipe)}
+    facts = {"name": "x", "task": "sft", "gpu": "h200", "precision": "fp8ds", "seq": 1, "gpus_per_node": 4}
+    for name, value in facts.items():
+        keys.add(proof.recipe_key(size, dataclasses.replace(recipe, **{name: value})))
+    keys.add(proof.recipe_key(size._replace(nodes=2), recipe))
+    other = {"sharding": "zero2", "recompute": "full", "recompute_method": "block", "chunks": (1, 1)}
+    other |= {"recompute_modules": ("mlp",), "etp": 1, "vp": 2, "first_layers": 3, "last_layers": 3}
+    for field in dataclasses.fields(size.layout):
+        value = getattr(size.layout, field.name)
+        changed = other[field.name] if field.name in other else not value if isinstance(value, bool) else value + 1
+        layout = dataclasses.replace(size.layout, **{field.name: changed})
+        keys.add(proof.recipe_key(size._replace(layout=layout), recipe))
+    assert len(keys) == 1 + 6 + 1 + len(dataclasses.fields(size.layout))
 
 
 @pytest.mark.slow
 def test_every_size_of_every_recipe_is_legal_and_fits():
     sizes = [(recipe, nodes) for recipe in registry.recipes().values() for nodes in recipe.nodes]
-    assert len(sizes) > 19_000
+    assert len(sizes) > 18_000
     assert proof.refused(proof.plan(sizes)) == []
-
-
-@pytest.mark.nemo
-@pytest.mark.parametrize(
-    "one_in",
-    [pytest.param(50, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)],
-)
-@pytest.mark.timeout(3600)
-def test_recipes_start_at_every_size(one_in, tmp_path_factory, capsys):
-    """Cold: nothing is remembered. What is unique, and what is unproven, is printed."""
-    some = [recipe for recipe in registry.recipes().values() if zlib.crc32(recipe.name.encode()) % one_in == 0]
-    proven = proof.prove(some, cache_file=tmp_path_factory.mktemp("proof") / "proof.json")
-    with capsys.disabled():
-        print(
-            f"\n{proven.recipes} recipes, {proven.sizes} sizes; {proven.unique} of {proven.builds} rank models differ"
-        )
-        print("unproven:", ", ".join(proven.unproven))
-    assert proven.failures == []

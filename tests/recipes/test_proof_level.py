@@ -1,0 +1,104 @@
+"""How far a recipe was proven, as the evidence says it."""
+
+import json
+
+import pytest
+
+from superpod.recipes import proof_level, registry
+from superpod.recipes.registry import layout_files
+
+NAME = "llama32_1b_pretrain_h100_bf16"
+OTHER = "llama32_1b_sft_h100_bf16"
+WHY = "AssertionError: no attention backend"
+
+
+@pytest.fixture
+def evidence(tmp_path, monkeypatch):
+    """Use evidence as this function is given it, and these runs on GPUs."""
+
+    def use(ran="", **changes):
+        model = {
+            "level": "built with TE",
+            "layouts": proof_level.layouts_hash(layout_files("llama32_1b")),
+            "resolved": "",
+        }
+        known = {
+            "versions": {"nemo_toolkit": "2.7.3", "megatron-core": "0.15.3", "transformer_engine": "2.9.0"},
+            "models": {"llama32_1b": model},
+            "unproven": {"mamba2_130m": "ImportError: mamba_ssm"},
+            "broken": [],
+            "rehearsed": [],
+        }
+        (tmp_path / "proven.json").write_text(json.dumps(known | changes))
+        (tmp_path / "ran_on_gpu.toml").write_text(ran)
+        monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
+        monkeypatch.setattr(proof_level, "RAN_ON_GPU", tmp_path / "ran_on_gpu.toml")
+        forget()
+
+    yield use
+    monkeypatch.undo()
+    forget()
+
+
+def forget():
+    for remembering in (proof_level._evidence, proof_level._broken, proof_level._ran):
+        remembering.cache_clear()
+
+
+def level(name):
+    return proof_level.of(registry.find(name)).level
+
+
+def test_levels_rise_with_the_evidence(evidence):
+    evidence()
+    assert level(NAME) == "built with TE"
+    assert "Transformer Engine 2.9.0" in proof_level.of(registry.find(NAME)).sentence()
+    evidence(rehearsed=[NAME])
+    assert (level(NAME), level(OTHER)) == ("rehearsed", "built with TE")
+    evidence(rehearsed=[NAME], ran=f'[[run]]\nrecipe = "{NAME}"\n')
+    assert level(NAME) == "ran on GPU"
+    evidence(models={})
+    assert level(NAME) == "planned"
+
+
+def test_a_model_that_could_not_be_built_is_planned_and_says_why(evidence):
+    evidence()
+    proven = proof_level.of(registry.find("mamba2_130m_pretrain_h100_bf16"))
+    assert (proven.level, proven.why) == ("planned", "ImportError: mamba_ssm")
+    assert proven.sentence() == "planned (ImportError: mamba_ssm)"
+
+
+def test_evidence_for_other_layouts_proves_nothing(evidence, monkeypatch):
+    evidence()
+    monkeypatch.setattr(proof_level, "layouts_hash", lambda files: "changed")
+    proven = proof_level.of(registry.find(NAME))
+    assert (proven.level, proven.why) == ("planned", "its layouts have changed since it was proven")
+
+
+def test_what_is_known_not_to_start_is_refused_with_the_way_round(evidence):
+    evidence(broken=[{"why": WHY, "recipes": {NAME: [1, 2]}}])
+    recipe = registry.find(NAME)
+    assert proof_level.of(recipe).sentence(1) == f"known not to start: {WHY}"
+    assert proof_level.of(recipe).short == "built with TE, 2 sizes broken"
+    message, way = proof_level.refusal(recipe, 1, ())
+    assert WHY in message
+    assert way.startswith("it starts at 4")
+    assert proof_level.refusal(recipe, 1, ("trainer.max_steps=5",)), "the same models are built"
+    assert proof_level.refusal(recipe, recipe.nodes[-1], ()) is None
+    assert proof_level.refusal(registry.find(OTHER), 1, ()) is None
+    for change in ("model.config.num_layers=2", "trainer.strategy.context_parallel_size=1", "with=full_recompute"):
+        assert proof_level.refusal(recipe, 1, (change,)) is None, "another run, of which nothing is known"
+
+
+def test_overrides_of_what_was_built_leave_the_recipes_proof_behind(evidence):
+    evidence()
+    recipe = registry.find(NAME)
+    assert proof_level.sentence(recipe, 1, ("trainer.max_steps=5",)) == proof_level.of(recipe).sentence(1)
+    changed = proof_level.sentence(recipe, 1, ("data.micro_batch_size=2",))
+    assert changed.startswith("of the recipe without your overrides: built with TE")
+
+
+def test_runs_on_gpus_are_of_recipes_that_exist():
+    """None so far; a name that is mistyped would prove nothing."""
+    forget()
+    assert proof_level._ran() <= set(registry.recipes())

@@ -1,0 +1,42 @@
+"""Stands for the processes of a proof: digests and outcomes by rule, in this process, without NeMo."""
+
+from superpod.recipes import registry
+from superpod.recipes.planned_job import job
+from superpod.rehearsal import parameter_counts, rank_models
+
+
+def planned_counts(size):
+    recipe = size.find()
+    return {"parameters": [[count] for count in parameter_counts._planned(recipe, job(recipe, size.nodes))]}
+
+
+class StubWorkers:
+    """`resolve` and `build` take a size; `calls` are the sizes that were given to each, in order."""
+
+    def __init__(self, resolve, build=planned_counts, interrupt_after=None):
+        self.resolve, self.build, self.interrupt_after = resolve, build, interrupt_after
+        self.calls = {"resolve_all": [], "build_all": []}
+
+    def __call__(self, count):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def run(self, work, wanted, batch):
+        one = self.resolve if work is rank_models.resolve_all else self.build
+        for key, size in wanted.items():
+            if self.interrupt_after == len(self.calls[work.__name__]):
+                raise KeyboardInterrupt
+            self.calls[work.__name__].append((size.recipe, size.nodes))
+            yield {key: one(size)}
+
+
+def by_precision(size):
+    """A digest as it should be: sizes with one layout but for the batch, in one precision, are one model."""
+    recipe = registry.find(size.recipe)
+    kept = vars(size.layout.replace(gbs=1))
+    return {"digest": f"{recipe.model.name} {recipe.task} {recipe.precision} {recipe.gpu} {sorted(kept.items())}"}
