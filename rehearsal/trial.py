@@ -7,8 +7,8 @@ The runs, all on the same text and from the same weights:
     own        the recipe's layout and precision, all steps; it saves in the middle
     resumed    the same from that checkpoint on; its losses must be those of `own`
     resharded  one rank from that checkpoint's weights; its loss must be the next one of `own`
-    dropout    `own` with the recipe's dropout, where it has any; one rank would draw other masks, so that all other runs
-               go without. It must learn, its losses must differ from those of `own`, and replicas must agree
+    dropout    `own` with the recipe's dropout, where it has any; one rank would draw other masks, and all
+               other runs go without. It must learn, its losses must differ from those of `own`, and replicas must agree
 
 With adapters, `base` comes first: one rank draws the weights of the model without them.
 """

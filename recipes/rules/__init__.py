@@ -50,11 +50,11 @@ def warnings(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool
 
 
 def _violations(reader: Reader) -> Iterator[Broken]:
-    from superpod.recipes.rules import built, numbers, overlapping, saving, training, values
+    from superpod.recipes.rules import built, numbers, overlapping, training, values
 
     of_values = list(values.violations(reader))
     yield from of_values
-    for rule in (*training.RULES, *numbers.RULES, *overlapping.RULES, *saving.RULES):
+    for rule in (*training.RULES, *numbers.RULES, *overlapping.RULES):
         yield from rule(reader)
     if not of_values:  # Megatron's message on a value that is named already would be a second one for one mistake
         yield from built.violations(reader)

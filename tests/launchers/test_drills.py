@@ -83,9 +83,7 @@ def test_a_rank_that_hangs_is_ended_by_the_timeouts_of_two_attempts(tmp_path, te
 
 
 def test_a_loss_of_nan_ends_the_run(tmp_path, text):
-    run = running(
-        tmp_path, text, "optim.config.lr=1e30", "optim.lr_scheduler.min_lr=1e30", "optim.config.clip_grad=0.0"
-    )
+    run = running(tmp_path, text, "model.config.init_method_std=1e30")
     began = time.monotonic()
     result, output = ended(run, began, 420)
     assert result["state"] == "failed"
