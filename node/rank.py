@@ -65,11 +65,11 @@ def names(slurm: Mapping[str, str]) -> dict[str, str]:
 def _announce(attempt: Path) -> None:
     from superpod.node.files import read_json
     from superpod.node.run_folder import Attempt
-    from superpod.node.versions import SHOWN, installed, refusal
+    from superpod.node.versions import SHOWN, installed, needed, refusal
 
-    versions = installed()
-    print("versions: " + ", ".join(f"{name} {versions.get(name, 'missing')}" for name in SHOWN), flush=True)
     facts = read_json(attempt.parents[1] / "run.json") or {}
+    versions = installed(need.package for need in needed(facts))
+    print("versions: " + ", ".join(f"{name} {versions.get(name, 'missing')}" for name in SHOWN), flush=True)
     if reason := refusal(versions, facts, os.environ):
         sys.exit(f"refused: {reason}")
     Attempt(attempt).write_env(os.environ)

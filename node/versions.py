@@ -41,9 +41,7 @@ class Range(NamedTuple):
 
 PROVEN = (
     Range("nemo_toolkit", "2.7", "2.8", "recipes are written for NeMo 2.7.3, the last line with nemo.collections.llm"),
-    Range(
-        "megatron-core", "0.15", "0.16", "NeMo 2.7 passes arguments that 0.16 dropped; proofs are 0.15.3's"
-    ),
+    Range("megatron-core", "0.15", "0.16", "NeMo 2.7 passes arguments that 0.16 dropped; proofs are 0.15.3's"),
     Range("transformer-engine", "2.9", "2.10", "what megatron-core 0.15.3 asks for, and what recipes are proven with"),
 )
 """What recipes are proven with. On a GPU each must be there."""
@@ -149,10 +147,10 @@ def cuda_of_torch() -> str:
     return match[1] if match else ""
 
 
-def installed() -> dict[str, str]:
-    """Versions of what SHOWN and KNOWN_BAD name, as far as installed, and torch's CUDA as `cuda`."""
+def installed(more: Iterable[str] = ()) -> dict[str, str]:
+    """Versions of what SHOWN, KNOWN_BAD and `more` name, as far as installed, and torch's CUDA as `cuda`."""
     versions = {"cuda": cuda} if (cuda := cuda_of_torch()) else {}
-    for name in {*SHOWN, *(pair[2] for pair in KNOWN_BAD)}:
+    for name in {*SHOWN, *more, *(pair[2] for pair in KNOWN_BAD)} - {"cuda"}:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -53,6 +53,9 @@ class Options:
     """moe_expert_capacity_factor; None = dropless."""
     grouped_gemm: bool = True
     """moe_grouped_gemm; without, one expert after the other."""
+    deepep: bool = False
+    """moe_enable_deepep: what a run needs installed follows. Every dispatch is priced as DeepEP's, a token sent once to
+    each NVLink domain, which the calibrations were fitted with."""
     imbalance: float = 1.0
     """Tokens of the busiest expert-parallel rank over the mean; 1 = forced or perfect balance."""
     lora_rank: int = 32

@@ -31,6 +31,8 @@ def of(model: Model, job: PlannedJob) -> list[Need]:
         needs.append(PRECISIONS[job.precision])
     if job.options.moments != "fp32":
         needs.append((TE, "2.1", "", "moments below FP32 (Megatron-Core, optimizer_config.py:226)"))
+    if job.options.deepep:
+        needs.append(("deep-ep", "1.0", "", "the flex dispatcher (Megatron-Core, moe/fused_a2a.py); or with=alltoall"))
     if gpu.cuda:
         needs.append(("cuda", gpu.cuda, "", f"torch's kernels for {gpu.name}"))
     return needs

@@ -139,6 +139,13 @@ def _precision_aware(partial: run.Partial) -> None:
     config.exp_avg_dtype = config.exp_avg_sq_dtype = torch.bfloat16
 
 
+def _alltoall(partial: run.Partial) -> None:
+    kept = [c for c in partial.trainer.callbacks if "DeepEPCallback" not in str(getattr(c, "__fn_or_cls__", ""))]
+    if len(kept) == len(partial.trainer.callbacks):
+        raise UserError("alltoall takes DeepEP away, and this recipe does not use it", _all())
+    partial.trainer.callbacks = kept
+
+
 def _stragglers(partial: run.Partial) -> None:
     import nemo_run as run
     from nvidia_resiliency_ext.ptl_resiliency import StragglerDetectionCallback
@@ -180,6 +187,7 @@ OPTIONS = {
     "offload_activations": Option("activations kept on the host; one pipeline stage only", _offload_activations),
     "fsdp": Option("Megatron-FSDP: parameters, gradients and optimizer sharded over data parallelism", _fsdp),
     "precision_aware": Option("Adam's moments in BF16: 8 bytes a parameter less, sharded", _precision_aware),
+    "alltoall": Option("experts' tokens by NCCL, where an image or its nodes have no DeepEP", _alltoall),
     "cuda_graphs": Option("launches recorded once; dense models, where the CPU cannot keep up", _cuda_graphs),
     "fp16": Option(
         "FP16 in place of BF16, with a loss scale of 1",

@@ -17,7 +17,8 @@ from nemo.lightning.pytorch.callbacks.garbage_collection import GarbageCollectio
 from nemo.lightning.pytorch.optim import CosineAnnealingScheduler, MegatronOptimizerModule
 from nemo.utils.exp_manager import TimingCallback
 
-from superpod.recipes import finetuning, overlap, precision, resilience
+from superpod.planner import hardware
+from superpod.recipes import finetuning, fusions, overlap, precision, resilience
 from superpod.recipes.data.module import mock_data_module
 from superpod.recipes.layout import apply_layout
 from superpod.recipes.planned_job import options
@@ -57,6 +58,7 @@ def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
     resilience.apply(partial, recipe, size)
     if recipe.task != "pretrain":
         finetuning.apply(partial, recipe)
+    fusions.apply(partial, recipe, layout, hardware.node(recipe.gpu).gpu)
     if recipe.model.tune:
         recipe.model.tune(partial)
     return partial

@@ -9,6 +9,7 @@ from superpod.planner import columns, hardware, memory
 from superpod.planner.hardware import Hardware
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import Options, PlannedJob
+from superpod.recipes import fusions
 from superpod.recipes.registry import ADAPTERS, Recipe, adapted
 
 if TYPE_CHECKING:
@@ -57,12 +58,12 @@ def settled(job: PlannedJob) -> PlannedJob:
     the first step on, so that the gather must run by itself, after the step. BF16 ones are gathered beside the forward
     pass, as ever: faster wherever they fit, by 4 % in the mean of our sizes.
     """
-    if job.precision != "mxfp8" or not job.options.fp8_params:
+    if job.precision != "mxfp8" or not gathers_fp8(job.precision, job.layout.sharding):
         return job
-    wide = job.replace(options=replace(job.options, fp8_params=False))
+    wide = job.replace(options=replace(job.options, fp8_params=False, overlap_params=True))
     if bool(memory.fits(wide, columns.of(wide)).all()):
         return wide
-    return job.replace(options=replace(job.options, overlap_params=False))
+    return job.replace(options=replace(job.options, fp8_params=True, overlap_params=False))
 
 
 def overlaps_tp(task: str, precision: str, shape: ModelShape) -> bool:
@@ -109,6 +110,8 @@ def decided(task: str, precision: str, sharding: str, shape: ModelShape) -> Opti
     return Options(
         fp8_params=gathers_fp8(precision, sharding),
         fused_loss=task not in ADAPTERS,
+        loss_impl=fusions.loss_impl(shape.name, task),
+        moments=fusions.moments(shape.name, task, precision, sharding),
         cp_comm="a2a" if passes_heads(shape) else "p2p",
         overlap_tp=overlaps_tp(task, precision, shape),
         lora_targets=adapted(shape, task),
@@ -141,7 +144,8 @@ def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None 
         task="lora" if recipe.task == "dora" else recipe.task,
         options=decided(recipe.task, recipe.precision, recipe.layout(size).sharding, recipe.shape),
     )
-    return settled(planned)
+    deepep = fusions.uses_deepep(recipe.shape, node.gpu, planned.layout)
+    return settled(planned.replace(options=replace(planned.options, deepep=deepep)))
 
 
 def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
@@ -183,10 +187,18 @@ def _options_of(partial: run.Partial, base: Options) -> Options:
         offload=optimizer.optimizer_offload_fraction if optimizer.optimizer_cpu_offload else 0.0,
         moments="bf16" if "bfloat16" in str(optimizer.exp_avg_dtype) else "fp32",
         fused_loss=bool(config.cross_entropy_loss_fusion),
+        loss_impl=config.cross_entropy_fusion_impl if config.cross_entropy_loss_fusion else "native",
+        deepep=bool(config.moe_enable_deepep) or any("DeepEP" in _class_of(c) for c in partial.trainer.callbacks),
         cp_comm=_cp_comm(config),
         cuda_graphs=bool(config.enable_cuda_graph),
         deterministic=bool(config.deterministic_mode),
     )
+
+
+def _class_of(config: run.Config) -> str:
+    import fiddle as fdl
+
+    return getattr(fdl.get_callable(config), "__name__", "") if isinstance(config, fdl.Buildable) else ""
 
 
 def _cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:

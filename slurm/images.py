@@ -54,4 +54,5 @@ def problems(image: str, run: ResolvedRun, env: Mapping[str, str]) -> list[str]:
     if inside is None:
         return []
     own = [Range(*need) for need in needs.of(find(run.request.recipe).model, run.job)]
-    return outside(inside, own if env.get(IGNORE) == "1" else [*PROVEN, *own])
+    ranges = own if env.get(IGNORE) == "1" else [*PROVEN, *own]
+    return outside(inside, ranges, on_gpu=False)  # the tables name these packages only

@@ -85,11 +85,11 @@ def test_finding_3_rank_0_refuses_by_the_runs_own_facts(tmp_path, monkeypatch):
     attempt = tmp_path / "attempts" / "001"
     attempt.mkdir(parents=True)
     (tmp_path / "run.json").write_text(json.dumps({"recipe": "gpt_oss_20b_sft_h100_bf16", **NEEDS}))
-    monkeypatch.setattr(versions, "installed", lambda: GOOD | {"transformer-engine": "2.7.0"})
+    monkeypatch.setattr(versions, "installed", lambda more: GOOD | {"transformer-engine": "2.7.0"})
     monkeypatch.setenv(IGNORE, "1")
     with pytest.raises(SystemExit, match=r"refused: transformer-engine is 2\.7\.0, and must be 2\.8 or later"):
         rank._announce(attempt)
-    monkeypatch.setattr(versions, "installed", lambda: GOOD)
+    monkeypatch.setattr(versions, "installed", lambda more: GOOD)
     rank._announce(attempt)
 
 
