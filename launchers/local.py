@@ -80,7 +80,9 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
     checkpoint_bytes = 0 if gpus else _require_memory(request.recipe, partial, ranks)
     facts = resolved.data_facts | (change(partial) if change else {})
     if gpus:
-        return LocalRun(resolved, partial, ranks, facts)
+        local = LocalRun(resolved, partial, ranks, facts)
+        _of_the_run(local)  # refuses a shell that contradicts the run before there is a run folder
+        return local
     rehearsal, changes = rehearse(partial, devices=ranks)
     return LocalRun(resolved, rehearsal, ranks, facts | {"rehearsal": True}, changes, checkpoint_bytes)
 

@@ -1,0 +1,56 @@
+"""Local runs on GPUs find what those on a cluster find in their environment."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.launchers import local
+from superpod.recipes import environment
+from superpod.rehearsal import Change
+from tests.slurm.jobs import planned
+
+
+def run_of(rehearsed: bool = False, **job: Any) -> local.LocalRun:
+    resolved: Any = SimpleNamespace(job=planned(**job))
+    changes = [Change("trainer.accelerator", "gpu", "cpu", "no GPU")] if rehearsed else []
+    return local.LocalRun(resolved, cast(Any, None), 8, {}, changes)
+
+
+@pytest.fixture(autouse=True)
+def shell(monkeypatch):
+    """A shell that sets nothing of all this."""
+    for name, *_ in environment.TABLE:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_a_local_run_has_all_that_its_recipe_needs():
+    run = run_of(gpu="a100", tp=2, sp=True)
+    needed = {v.name: v.value for v in environment.variables(run.resolved.job)}
+    assert local._of_the_run(run) == needed
+    assert needed["UB_SKIPMC"] == needed["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+
+
+def test_a_rehearsal_on_cpus_has_none():
+    assert local._of_the_run(run_of(rehearsed=True)) == {}
+
+
+def test_what_the_shell_says_wins(shell):
+    shell.setenv("NCCL_DEBUG", "INFO")
+    assert local._of_the_run(run_of())["NCCL_DEBUG"] == "INFO"
+
+
+def test_finding_8_a_shell_that_contradicts_cuda_graphs_is_refused(shell):
+    shell.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert local._of_the_run(run_of())["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    with pytest.raises(UserError, match=r"cuda_graphs\.py:1062") as refused:
+        local._of_the_run(run_of(options={"cuda_graphs": True}))
+    assert "leave it unset" in refused.value.hint
+
+
+def test_finding_2_a_shell_without_ipc_is_refused(shell):
+    shell.setenv("UB_SKIPMC", "0")
+    with pytest.raises(UserError, match="UB_SKIPMC is '0'"):
+        local._of_the_run(run_of(gpu="a100", tp=2, sp=True))
