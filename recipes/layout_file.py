@@ -47,8 +47,8 @@ def _file_of(model: str, suffix: str) -> Path:
 
 def _suffix(job: PlannedJob) -> str:
     """The recipe's name without its model."""
-    trained = registry.models()[job.model.name].seq
-    prefix = "" if job.seq == trained else f"{job.seq // 1024}k_"
+    usual = registry.sequence(registry.models()[job.model.name], job.task)
+    prefix = "" if job.seq == usual else f"{job.seq // 1024}k_"
     suffix = f"{prefix}{job.task}_{job.node.gpu.name}_{job.precision}"
     try:
         registry.recipe_facts(suffix, "")

@@ -275,6 +275,8 @@ def find(name: str) -> Recipe:
     Raises:
         UserError: naming the closest ones when there is none.
     """
+    from superpod.recipes import absent
+
     for m in models().values():  # its own file is enough
         if name.startswith(m.name) and name in (own := _of(m)):
             return own[name]
@@ -282,6 +284,7 @@ def find(name: str) -> Recipe:
         raise UserError(f"{name} is a model, not a recipe", f"`recipes list {name}` shows its recipes")
     known = list(recipes())
     refuse_fp16(name)
+    absent.refuse(name)
     hint = did_you_mean(name, known) or "`recipes list` shows them all"
     raise UserError(f"no recipe is called {name!r}", hint)
 

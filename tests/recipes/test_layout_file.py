@@ -7,7 +7,7 @@ from superpod.errors import UserError
 from superpod.planner import hardware, models
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
-from superpod.recipes import layout_file, layout_text, registry
+from superpod.recipes import layout_file, layout_text, planned_job, registry
 
 
 def planned(gpus=128, model="llama3_70b", precision="bf16", **layout):
@@ -103,3 +103,10 @@ def test_what_cannot_be_a_recipe_is_refused_and_nothing_changes(folder, name, jo
 def test_a_file_that_cannot_be_written_is_said(tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
         layout_file.write("llama3_70b", planned(), folder=tmp_path / "none")
+
+
+def test_fine_tuning_of_a_model_with_long_samples_has_no_length_in_its_name(tmp_path):
+    """nemotronh_4b is trained on 8,192 tokens and tuned on 4,096, which is what `sft` means."""
+    job = planned_job.job(registry.find("nemotronh_4b_sft_h100_bf16"))
+    text = layout_file.write("nemotronh_4b", job, folder=tmp_path).read_text()
+    assert 'recipes = ["sft_h100_bf16"]' in text

@@ -1,0 +1,47 @@
+import pytest
+
+from superpod.errors import UserError
+from superpod.planner import legality
+from superpod.recipes import absent, planned_job, registry
+
+
+def test_no_recipe_at_any_size_breaks_a_rule_of_its_kernels():
+    """All of them: findings 4, 5 and 12, and what else has no attention backend."""
+    broken = [
+        (recipe.name, nodes, rule.message)
+        for recipe in registry.recipes().values()
+        for nodes in recipe.nodes
+        for rule in legality.violations(planned_job.job(recipe, nodes))
+    ]
+    assert not broken
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "instead"),
+    [
+        ("deepseek_v3_pretrain_a100_bf16", "only unfused attention", "deepseek_v3_pretrain_h100_bf16"),  # finding 5
+        ("deepseek_v2_lora_a100_bf16", "no attention backend", "deepseek_v2_lora_h100_bf16"),
+        ("gemma_2b_sft_b300_bf16", "its head size", "gemma_2b_sft_a100_bf16"),
+        ("nemotronh_4b_pretrain_gb200_mxfp8", "in_proj of nemotronh_4b has 16,496", "nemotronh_4b_pretrain_gb200_bf16"),
+    ],
+)
+def test_a_recipe_that_cannot_run_is_refused_with_its_reason(name, says, instead):
+    with pytest.raises(UserError, match=says) as refused:
+        registry.find(name)
+    assert instead in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["llama3_8b_pretrain_h10_bf16", "llama3_8b", "no_such", "gpt_oss_20b_sft_h100_bf16"])
+def test_other_names_pass(name):
+    absent.refuse(name)
+
+
+def test_finding_4_context_parallelism_of_gpt_oss_exchanges_heads():
+    recipes = [r for r in registry.recipes().values() if r.model.name.startswith("gpt_oss")]
+    split = [planned_job.job(r, n) for r in recipes for n in r.nodes if r.layout(n).cp > 1]
+    assert len(split) >= 20
+    assert {job.options.cp_comm for job in split} == {"a2a"}
+    ring = {job.replace(options=planned_job.replace(job.options, cp_comm="p2p")) for job in split[:1]}
+    assert all("attention_backend" in [b.rule for b in legality.violations(job)] for job in ring)
+    assert planned_job.job(registry.find("mistral_7b_pretrain_h100_bf16")).options.cp_comm == "a2a"
+    assert planned_job.job(registry.find("llama3_8b_pretrain_h100_bf16")).options.cp_comm == "p2p"
