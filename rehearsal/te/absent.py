@@ -9,9 +9,14 @@ import types
 from collections.abc import Iterator
 from typing import Any, cast
 
+from superpod.rehearsal.te import shapes
+
 ONLY_FOR_IMPORT = ("onnxscript",)
 """Needed while Transformer Engine is imported: its export to ONNX, which no training uses."""
 KERNELS = (
+    *("apex", "apex.contrib", "apex.contrib.layer_norm", "apex.contrib.layer_norm.layer_norm"),
+    *("apex.normalization", "apex.normalization.fused_layer_norm"),
+    *("scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda", "scaled_softmax_cuda"),
     *("fused_weight_gradient_mlp_cuda", "flash_attn_2_cuda", "flash_attn", "flash_attn.flash_attn_interface"),
     *("triton", "triton.language", "triton.language.core", "triton.language.standard"),
     *("deep_ep", "deep_ep.utils"),
@@ -61,9 +66,12 @@ def install(names: tuple[str, ...] = KERNELS) -> None:
             __import__(name)
         if name not in sys.modules:
             sys.modules[name] = Package(name)
+    for name, functions in shapes.OF_PACKAGES.items():
+        if isinstance(package := sys.modules.get(name), Package):
+            vars(package).update(functions)
     gated = sys.modules.get("mamba_ssm.ops.triton.layernorm_gated")
     if isinstance(gated, Package):
-        setattr(gated, "RMSNorm", _gated_norm())  # noqa: B010
+        vars(gated)["RMSNorm"] = _gated_norm()
 
 
 def _gated_norm() -> type:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from superpod.rehearsal import meta_build
-from superpod.rehearsal.te import cuda, device, entry, recording
+from superpod.rehearsal.te import cuda, device, entry, recording, step
 
 if TYPE_CHECKING:
     from nemo_run import Partial
@@ -37,6 +37,8 @@ def build_with_te(
 ) -> TeBuild:
     """Build the model that `rank` of `world_size` holds on GPUs of `generation`, with the recipe's own GPU settings.
 
+    Then run a micro-batch forward and backward through its distinct layers, with shapes and without numbers.
+
     Args:
         partial: a `run.Partial` of `llm.pretrain` or `llm.finetune`.
         rank: global rank, 0-based.
@@ -50,9 +52,12 @@ def build_with_te(
     """
     with connected(partial, rank, world_size, generation, environment) as (strategy, module, callbacks):
         with recording.recorded(f"{generation} {_fp8(module.config)}") as layers:
-            counts = [meta_build.parameters(chunk) for chunk in meta_build.chunks(partial, module.config)]
+            chunks = list(meta_build.chunks(partial, module.config))
+        counts = [meta_build.parameters(chunk) for chunk in chunks]
         for callback in callbacks:
             _start(callback, partial, strategy, module)
+        for chunk in chunks:
+            step.run(chunk, module.config, partial.data.micro_batch_size)
         return TeBuild(counts, frozenset(layers))
 
 
@@ -142,7 +147,7 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.WARNING)
     try:
         # Transformer Engine sets a logger's level for each attention, and logging then empties every logger's memory.
-        with warnings.catch_warnings(), mock.patch.object(logging.Manager, "_clear_cache", lambda _: None):
+        with warnings.catch_warnings(), mock.patch.object(logging.Manager, "_clear_cache"):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -49,7 +49,7 @@ def install() -> None:
 
 @functools.cache
 def without_generators() -> None:
-    """Once: random states of Megatron and Transformer Engine without a generator: on the meta device nothing is drawn."""
+    """Once: random states of Megatron and Transformer Engine without a generator: on the meta device none draws."""
     import torch
     from megatron.core.tensor_parallel import random
 
@@ -71,6 +71,8 @@ def transformer_engine_on_meta() -> None:
     stand_ins = {
         "_empty_tensor": lambda: torch.empty(0, device=META),
         "canonicalize_device": lambda _device: torch.device(META),
+        # Rows of a padded batch that hold tokens: all of them, as the mask's values are not there.
+        "get_indices": lambda longest, ends: torch.empty(((ends.numel() - 1) * longest, 1, 1), dtype=torch.int64),
     }
     for name, module in list(sys.modules.items()):
         if name.startswith("transformer_engine"):
@@ -112,6 +114,10 @@ def on_meta() -> Iterator[None]:
             if func is torch.autograd.backward:
                 with torch.device(META), self:  # torch would run the backward pass outside this mode
                     return _backward(*args, **(kwargs or {}))
+            if func is torch.tensor and (kwargs or {}).get("dtype") is torch.int and "device" not in (kwargs or {}):
+                kwargs = {**(kwargs or {}), "device": "cpu"}  # Megatron passes a mask's type so, and reads it again
+            if func is torch.equal:
+                return False  # such as "is the gradient 1?", before a kernel multiplies by it
             if func in draws:
                 return args[0] if args else kwargs["tensor"]  # nothing is drawn without memory
             kwargs = dict(kwargs or {})

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from superpod.errors import UserError
+from superpod.planner.kernels.attention import CUDNN as CUDNN
 
 CUDA = "12.9"
-CUDNN = 91300
-"""cuDNN 9.13.0, of NVIDIA's PyTorch 25.09 image, which NeMo's images are made from."""
 CUBLAS_LT = 120905
 FLASH_ATTENTION = "2.7.4.post1"
 """Of flash-attn in those images; Transformer Engine 2.9 takes 2.1.1 to 2.8.1, on Blackwell from 2.7.3 on."""
@@ -73,6 +72,7 @@ def _forget() -> None:
     """Clear what Transformer Engine and Megatron remember of the last GPU: their caches, and TE's global state."""
     for cached in _caches(len(sys.modules)):
         cached.cache_clear()
+    base: Any
     if base := sys.modules.get("transformer_engine.pytorch.module.base"):
         base.destroy_ub()
         base._cublas_workspace = None

@@ -52,6 +52,7 @@ def install() -> None:
     with device.generation("sm90"), absent.during_import():
         _import_common(str(folder))
         importlib.import_module("transformer_engine.pytorch")
+    cuda.transformer_engine_on_meta()
     _state["installed"] = True
 
 

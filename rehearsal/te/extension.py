@@ -10,19 +10,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from superpod.rehearsal.te import device, enumerations, userbuffers
+from superpod.rehearsal.te import device, enumerations, kernels, userbuffers
 
 NAME = "transformer_engine_torch"
-
-
-TORCH_DTYPES: dict[enumerations.DType, Callable[[Any], Any]] = {
-    enumerations.DType.kByte: lambda torch: torch.uint8,
-    enumerations.DType.kFloat32: lambda torch: torch.float32,
-    enumerations.DType.kFloat16: lambda torch: torch.float16,
-    enumerations.DType.kBFloat16: lambda torch: torch.bfloat16,
-    enumerations.DType.kFloat8E4M3: lambda torch: torch.float8_e4m3fn,
-    enumerations.DType.kFloat8E5M2: lambda torch: torch.float8_e5m2,
-}
 
 
 class AbsentKernelError(NotImplementedError):
@@ -38,10 +28,11 @@ class Extension(types.ModuleType):
         self.__spec__ = importlib.machinery.ModuleSpec(NAME, None)
         self.__dict__.update(enumerations.ALL)
         self.__dict__.update({name: getattr(userbuffers, name) for name in userbuffers.__dict__ if "Comm" in name})
+        self.__dict__.update(kernels.KERNELS)
         self.FP8TensorMeta = FP8TensorMeta
         for function in (device_supports_multicast, ubuf_built_with_mpi, get_stream_priority_range, get_cudnn_version):
             setattr(self, function.__name__, function)
-        for function in (get_cublasLt_version, get_num_cublas_streams, quantize, dequantize, get_fused_attn_backend):
+        for function in (get_cublasLt_version, get_num_cublas_streams, get_fused_attn_backend):
             setattr(self, function.__name__, function)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -92,22 +83,6 @@ def get_cublasLt_version() -> int:
 def get_num_cublas_streams() -> int:
     """Streams of a grouped GEMM (common/util/multi_stream.h)."""
     return 4
-
-
-def quantize(tensor: Any, quantizer: Any, output: Any = None, noop_flag: object = None) -> Any:
-    """A quantized tensor of the same shape, through the quantizer's own `make_empty`: its assertions run."""
-    if output is not None:
-        return output
-    if hasattr(quantizer, "is_quantizable") and not quantizer.is_quantizable(tensor):
-        raise RuntimeError(f"{type(quantizer).__name__} cannot quantize a tensor of shape {tuple(tensor.shape)}")
-    return quantizer.make_empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-
-
-def dequantize(tensor: Any, dtype: Any) -> Any:
-    """A tensor of the same shape in another number format."""
-    import torch
-
-    return torch.empty(tuple(tensor.size()), dtype=TORCH_DTYPES[dtype](torch), device="meta")
 
 
 def get_fused_attn_backend(*arguments: Any) -> Any:

@@ -37,10 +37,28 @@ def _recording(original: Any, name: str, context: str, digests: set[str]) -> Any
         for dropped in ("self", "layer_number"):  # TE scales by the number only if NVTE_APPLY_QK_LAYER_SCALING is set
             arguments.pop(dropped, None)
         text = f"{context} {name} {sorted((key, _word(value)) for key, value in arguments.items())}"
-        digests.add(hashlib.sha256(text.encode()).hexdigest()[:16])
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        digests.add(digest)
         original(self, *args, **kwargs)
+        self.made_with = digest
 
     return init
+
+
+def of_modules(layer: Any, config: Any) -> str:
+    """What a layer's forward pass depends on: its modules with what they were made with, and its place's settings."""
+    from megatron.core.fp8_utils import is_first_last_bf16_layer
+
+    number = getattr(layer, "layer_number", 1) - 1
+    words = [str(is_first_last_bf16_layer(config, number)), str(_at(getattr(config, "no_rope_freq", None), number))]
+    for name, module in layer.named_modules():
+        shapes = [f"{type(weight).__name__}{tuple(weight.size())}" for weight in module.parameters(recurse=False)]
+        words.append(f"{name} {type(module).__qualname__} {getattr(module, 'made_with', '')} {shapes}")
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+def _at(values: Any, number: int) -> Any:
+    return values[number] if isinstance(values, list) and number < len(values) else None
 
 
 def _word(value: Any) -> str:

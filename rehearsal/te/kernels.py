@@ -1,0 +1,290 @@
+"""Kernels of `transformer_engine_torch` that give tensors of the right shape: GEMMs, norms, attention, rope, casts.
+
+A name in `KERNELS` answers a call of Transformer Engine's Python. Shapes: NVIDIA/TransformerEngine v2.9,
+transformer_engine/pytorch/csrc/extensions/*.cpp, the file of each function's family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from superpod.rehearsal.te import enumerations
+
+DTYPES = {
+    enumerations.DType.kByte: "uint8",
+    enumerations.DType.kInt32: "int32",
+    enumerations.DType.kInt64: "int64",
+    enumerations.DType.kFloat32: "float32",
+    enumerations.DType.kFloat16: "float16",
+    enumerations.DType.kBFloat16: "bfloat16",
+    enumerations.DType.kFloat8E4M3: "float8_e4m3fn",
+    enumerations.DType.kFloat8E5M2: "float8_e5m2",
+}
+FP8_ALIGNMENT = 16
+"""Elements: cuBLASLt's leading dimensions in FP8 (common/gemm/cublaslt_gemm.cu, CanonicalizeGemmInput)."""
+
+
+def torch_dtype(dtype: enumerations.DType) -> Any:
+    """torch's name of a number format."""
+    import torch
+
+    return getattr(torch, DTYPES[dtype])
+
+
+def empty(shape: Sequence[int], dtype: Any) -> Any:
+    """A tensor on the meta device."""
+    import torch
+
+    return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+
+def quantize(tensor: Any, quantizer: Any, output: Any = None, noop_flag: object = None) -> Any:
+    """A quantized tensor of the same shape, through the quantizer's own `make_empty`: its assertions run."""
+    return output if output is not None else quantizer.make_empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def split_quantize(tensor: Any, splits: Sequence[int], quantizers: Sequence[Any]) -> list[Any]:
+    """The parts of a tensor, each quantized."""
+    return [quantize(part, one) for part, one in zip(tensor.split(list(splits)), quantizers, strict=True)]
+
+
+def bgrad_quantize(grad: Any, quantizer: Any) -> tuple[Any, Any]:
+    """A bias' gradient, and the quantized gradient."""
+    return empty(grad.shape[-1:], grad.dtype), quantize(grad, quantizer)
+
+
+def dequantize(tensor: Any, dtype: enumerations.DType) -> Any:
+    """A tensor of the same shape in another number format."""
+    return empty(tensor.size(), torch_dtype(dtype))
+
+
+def fp8_transpose(data: Any, dtype: Any, *, out: Any = None) -> Any:
+    """Bytes with the last dimension first."""
+    shape = data.size()
+    return empty((shape[-1], *shape[:-1]), data.dtype)
+
+
+def swap_first_dims(data: Any, *, out: Any = None) -> Any:
+    """A tensor with its first two dimensions exchanged."""
+    shape = data.size()
+    return empty((shape[1], shape[0], *shape[2:]), data.dtype)
+
+
+def _rows_and_columns(tensor: Any) -> tuple[int, int]:
+    if getattr(tensor, "_data", True) is None:  # a Float8Tensor that only has its transpose
+        last, *rows = tensor._transpose.size()
+        return math.prod(rows), last
+    shape = tensor.size()
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def _quantized(tensor: Any) -> bool:
+    return hasattr(tensor, "_quantizer")
+
+
+def gemm_shape(a: Any, transa: bool, b: Any, transb: bool) -> tuple[int, ...]:
+    """Of the result, in TE's order: A holds weights, B tokens.
+
+    Raises:
+        RuntimeError: the operands do not fit, or cuBLASLt cannot multiply them in FP8.
+    """
+    (a_rows, a_columns), (b_rows, b_columns) = _rows_and_columns(a), _rows_and_columns(b)
+    inner_a, inner_b = (a_columns if transa else a_rows), (b_rows if transb else b_columns)
+    if inner_a != inner_b:
+        raise RuntimeError(f"GEMM of {tuple(a.size())} and {tuple(b.size())}: {inner_a} is not {inner_b}")
+    last = a_rows if transa else a_columns
+    if _quantized(a) and _quantized(b):
+        # In FP8 the operands lie along the inner dimension, of which cuBLASLt demands multiples of 16, as of the rows.
+        for name, size in (("inner dimension", inner_a), ("rows of the result", last)):
+            if size % FP8_ALIGNMENT:
+                raise RuntimeError(f"FP8 GEMM: the {name} is {size}, not a multiple of {FP8_ALIGNMENT}")
+    return (b_columns, last) if transb else (*b.size()[:-1], last)
+
+
+def generic_gemm(
+    a: Any,
+    transa: bool,
+    b: Any,
+    transb: bool,
+    out: Any,
+    quantizer: Any,
+    out_dtype: enumerations.DType | None,
+    bias: Any,
+    bias_dtype: enumerations.DType,
+    gelu: bool,
+    gelu_in: Any,
+    grad: bool,
+    *_: Any,
+    comm_overlap: Any = None,
+    comm_type: Any = None,
+    extra_output: Any = None,
+    bulk_overlap: bool = False,
+    **__: Any,
+) -> tuple[Any, Any, Any, Any]:
+    """(result, gradient of the bias, input of GELU, the other result of a GEMM beside communication)."""
+    shape = gemm_shape(a, transa, b, transb)
+    if out is not None and math.prod(out.size()) != math.prod(shape):
+        raise RuntimeError(f"GEMM writes {shape} into a tensor of {tuple(out.size())}")
+    if comm_overlap is not None and not bulk_overlap and comm_type == enumerations.CommOverlapType["RS"]:
+        comm_overlap.check(math.prod(shape), local_chunk=False)
+    dtype = torch_dtype(out_dtype) if out_dtype is not None else b.dtype
+    result = out
+    if result is None:
+        result = quantizer.make_empty(shape, dtype=dtype, device="meta") if quantizer else empty(shape, dtype)
+    bias_grad = empty(b.size()[-1:], torch_dtype(bias_dtype)) if grad and bias is not None else None
+    return result, bias_grad, gelu_in if gelu_in is not None else (empty(shape, dtype) if gelu else None), extra_output
+
+
+def te_general_grouped_gemm(
+    a: Sequence[Any],
+    transa: bool,
+    b: Sequence[Any],
+    transb: bool,
+    out: Any,
+    out_dtype: Any,
+    splits: Any,
+    bias: Any,
+    *_: Any,
+) -> Any:
+    """A GEMM of each expert; the results are in `out`."""
+    for weights, tokens in zip(a, b, strict=True):
+        gemm_shape(weights, transa, tokens, transb)
+    return bias
+
+
+def _normalized(x: Any, out: Any, quantizer: Any, dtype: Any) -> Any:
+    if out is not None:
+        return out
+    target = torch_dtype(dtype)
+    return quantizer.make_empty(x.shape, dtype=target, device="meta") if quantizer else empty(x.shape, target)
+
+
+def rmsnorm_fwd(x: Any, weight: Any, eps: float, out: Any, quantizer: Any, dtype: Any, *_: Any) -> tuple[Any, ...]:
+    """(normalized, None, reciprocal deviations)"""
+    import torch
+
+    return _normalized(x, out, quantizer, dtype), None, empty(x.shape[:1], torch.float32)
+
+
+def layernorm_fwd(
+    x: Any, weight: Any, bias: Any, eps: float, out: Any, quantizer: Any, dtype: Any, *_: Any
+) -> tuple[Any, ...]:
+    """(normalized, means, reciprocal deviations)"""
+    import torch
+
+    rows = empty(x.shape[:1], torch.float32)
+    return _normalized(x, out, quantizer, dtype), rows, rows
+
+
+def rmsnorm_bwd(grad: Any, x: Any, rsigma: Any, weight: Any, *_: Any) -> tuple[Any, ...]:
+    """Gradients of input and weight."""
+    return empty(x.shape, x.dtype), empty(weight.shape, weight.dtype)
+
+
+def layernorm_bwd(grad: Any, x: Any, mu: Any, rsigma: Any, weight: Any, *_: Any) -> tuple[Any, ...]:
+    """Gradients of input, weight and bias."""
+    return empty(x.shape, x.dtype), empty(weight.shape, weight.dtype), empty(weight.shape, weight.dtype)
+
+
+def fused_attn_fwd(
+    max_q: int, max_kv: int, training: bool, scale: float, dropout: float, fill: bool, layout: Any, *rest: Any
+) -> list[Any]:
+    """Output, statistics of the softmax, state of the generator."""
+    import torch
+
+    q, v, o_quantizer = rest[6], rest[8], rest[15]
+    shape = (*q.size()[:-1], v.size()[-1])
+    dtype = q.dtype if q.dtype.is_floating_point else rest[9]
+    output = o_quantizer.make_empty(shape, dtype=dtype, device="meta") if o_quantizer else empty(shape, dtype)
+    batch = rest[4].numel() - 1
+    heads = q.size()[-2]
+    packed = layout.name.startswith("NVTE_T")
+    statistics = empty((q.size()[0], heads, 1) if packed else (batch, heads, max_q, 1), torch.float32)
+    more = [offset for offset in (rest[17],) if offset is not None]
+    return [output, statistics, empty((2,), torch.int64), *more]
+
+
+def fused_attn_bwd(*arguments: Any) -> list[Any]:
+    """Gradients of queries, keys, values, bias and softmax offset."""
+    import torch
+
+    q, k, v, dtype, quantizer = *arguments[13:16], arguments[18], arguments[-1]
+    auxiliary = arguments[20]
+    grads = [
+        quantizer.make_empty(t.size(), dtype=dtype, device="meta") if quantizer else empty(t.size(), dtype)
+        for t in (q, k, v)
+    ]
+    return [*grads, empty((1,), torch.float32), empty(auxiliary[-1].size(), torch.float32)]
+
+
+def _like(x: Any, *_: Any, **__: Any) -> Any:
+    return empty(x.shape, x.dtype)
+
+
+def _activation(gated: bool) -> Callable[..., Any]:
+    def forward(x: Any, quantizer: Any = None, **_: Any) -> Any:
+        shape = (*x.shape[:-1], x.shape[-1] // 2) if gated else x.shape
+        return quantizer.make_empty(shape, dtype=x.dtype, device="meta") if quantizer else empty(shape, x.dtype)
+
+    return forward
+
+
+def _activation_gradient(grad: Any, x: Any, quantizer: Any = None, **_: Any) -> Any:
+    return quantizer.make_empty(x.shape, dtype=x.dtype, device="meta") if quantizer else empty(x.shape, x.dtype)
+
+
+def _dbias_activation(grad: Any, x: Any, quantizer: Any) -> tuple[Any, Any]:
+    return empty(x.shape[-1:], grad.dtype), _activation_gradient(grad, x, quantizer)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """A kernel that writes into tensors it was given."""
+
+
+def thd_read_half_tensor(x: Any, cu_seqlens: Any, half: int) -> Any:
+    """Half of each packed sample's tokens (thd: dimension 0; of [2, tokens, ...]: dimension 1)."""
+    shape = list(x.shape)
+    axis = 0 if x.dim() == 3 else 1
+    shape[axis] //= 2
+    return empty(shape, x.dtype)
+
+
+def thd_read_second_half_lse(lse: Any, cu_seqlens: Any, packed: bool, second_half_tokens: int) -> Any:
+    """Statistics of the second half of each packed sample."""
+    shape = (lse.shape[0], second_half_tokens) if packed else (*lse.shape[:-1], second_half_tokens)
+    return empty(shape, lse.dtype)
+
+
+_SOFTMAXES = tuple(
+    f"scaled_{kind}softmax_{way}"
+    for kind in ("", "masked_", "upper_triang_masked_", "aligned_causal_masked_")
+    for way in ("forward", "backward")
+)
+_WRITES = (
+    *("thd_second_half_lse_correction", "thd_out_correction", "thd_grad_correction", "fused_multi_row_padding"),
+    *("fused_multi_row_unpadding", "bulk_overlap_ag_with_external_gemm", "multi_tensor_scale", "multi_tensor_adam"),
+    *("fused_amax_and_scale_update_after_reduction", "multi_tensor_compute_scale_and_scale_inv", "compute_amax"),
+)
+_PLAIN_ACTIVATIONS = ("gelu", "qgelu", "relu", "srelu", "silu")
+_GATED_ACTIVATIONS = ("geglu", "qgeglu", "reglu", "sreglu", "swiglu", "clamped_swiglu")
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    **{
+        function.__name__: function
+        for function in (
+            *(quantize, split_quantize, bgrad_quantize, dequantize, generic_gemm, te_general_grouped_gemm),
+            *(rmsnorm_fwd, layernorm_fwd, rmsnorm_bwd, layernorm_bwd, fused_attn_fwd, fused_attn_bwd),
+            *(thd_read_half_tensor, thd_read_second_half_lse, fp8_transpose, swap_first_dims),
+        )
+    },
+    **dict.fromkeys(("fused_rope_forward", "fused_rope_backward"), _like),
+    **dict.fromkeys(_SOFTMAXES, _like),
+    **dict.fromkeys(_WRITES, nothing),
+    **dict.fromkeys(_PLAIN_ACTIVATIONS, _activation(False)),
+    **dict.fromkeys(_GATED_ACTIVATIONS, _activation(True)),
+    **dict.fromkeys((f"d{n}" for n in (*_PLAIN_ACTIVATIONS, *_GATED_ACTIVATIONS[:-1])), _activation_gradient),
+    "clamped_dswiglu": _activation_gradient,
+    **dict.fromkeys((f"dbias_d{n}" for n in _PLAIN_ACTIVATIONS), _dbias_activation),
+}

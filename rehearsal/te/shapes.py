@@ -1,0 +1,94 @@
+"""Kernels of packages beside Transformer Engine: results of the right shape, with gradients for their first input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def first(x: Any, *_: Any, **__: Any) -> Any:
+    """As the first input."""
+    return x * 1
+
+
+def attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+    """Of queries, with the size of values' heads."""
+    return q * 1 if q.shape[-1] == v.shape[-1] else q[..., : v.shape[-1]] * 1
+
+
+def attention_forward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+    """(output, log-sum-exp, probabilities, state of the generator), as flash-attn 2.7 gives them."""
+    import torch
+
+    statistics = torch.empty((q.shape[0], q.shape[-2], q.shape[1]), dtype=torch.float32, device="meta")
+    return attention(q, k, v), statistics, None, torch.empty(2, dtype=torch.int64, device="meta")
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Writes its results into tensors it is given."""
+
+
+def mamba_mixer(zxbcdt: Any, conv_weight: Any, conv_bias: Any, dt_bias: Any, a: Any, **given: Any) -> Any:
+    """[batch, length, heads x head size] of mamba-ssm's whole mixer (ops/triton/ssd_combined.py)."""
+    head = given["headdim"] or given["D"].shape[-1]
+    return zxbcdt[..., : a.shape[0] * head] * 1
+
+
+def convolution(x: Any, *_: Any, **__: Any) -> Any:
+    """A causal convolution keeps its input's shape."""
+    return x * 1
+
+
+def batch_per_block(queries: int, keys: int, batch: int, heads: int) -> int:
+    """Rows of scores that a block of threads takes: 4 warps, 2 rows each up to 128 keys (scaled_masked_softmax.h)."""
+    power = 1 << max(0, (keys - 1).bit_length())
+    warp = min(power, 32)
+    return (128 // warp) * (2 if power <= 128 else 1)
+
+
+def masked_softmax(x: Any, *_: Any) -> Any:
+    """Probabilities of scores, and gradients of either."""
+    return x * 1
+
+
+def next_power_of_2(number: int) -> int:
+    """triton's helper."""
+    return 1 << max(0, (number - 1).bit_length())
+
+
+def cdiv(number: int, divisor: int) -> int:
+    """triton's helper."""
+    return -(-number // divisor)
+
+
+class Norm:
+    """APEX's fused norms, functions of autograd."""
+
+    apply = forward = staticmethod(first)
+
+
+OF_PACKAGES: dict[str, dict[str, Any]] = {
+    "apex.contrib.layer_norm.layer_norm": {"FastLayerNormFN": Norm},
+    "apex.normalization.fused_layer_norm": {"FusedLayerNormAffineFunction": Norm},
+    "triton": {"next_power_of_2": next_power_of_2, "cdiv": cdiv},
+    "flash_attn.flash_attn_interface": {
+        "flash_attn_func": attention,
+        "flash_attn_varlen_func": attention,
+        "_flash_attn_forward": attention_forward,
+        "_flash_attn_varlen_forward": attention_forward,
+        "_flash_attn_backward": nothing,
+        "_flash_attn_varlen_backward": nothing,
+    },
+    "mamba_ssm.ops.triton.ssd_combined": {
+        "mamba_split_conv1d_scan_combined": mamba_mixer,
+        "mamba_chunk_scan_combined": first,
+    },
+    "causal_conv1d": {"causal_conv1d_fn": convolution},
+    "scaled_masked_softmax_cuda": {
+        "get_batch_per_block": batch_per_block,
+        "forward": masked_softmax,
+        "backward": masked_softmax,
+    },
+    "scaled_upper_triang_masked_softmax_cuda": {"forward": masked_softmax, "backward": masked_softmax},
+    "scaled_softmax_cuda": {"forward": masked_softmax, "backward": masked_softmax},
+}
+"""{module: {function: its stand-in}}"""

@@ -1,0 +1,204 @@
+"""Forward and backward of a chunk's distinct layers through Transformer Engine's Python, with shapes and no numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from superpod.rehearsal.te import recording
+
+
+def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> None:
+    """Run the chunk's model on one micro-batch, each distinct layer once, and its backward pass.
+
+    Raises:
+        AssertionError, RuntimeError, ValueError: Transformer Engine or Megatron refuses a layer's inputs.
+    """
+    import torch
+    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.moe.moe_layer import MoELayer
+
+    model = _innermost(chunk)
+    moe_utils.get_moe_layer_wise_logging_tracker().clear()  # it has the number of layers of the last model
+    _keep_distinct(model, config)
+    if config.bf16 or config.fp16:
+        chunk.to(config.params_dtype)  # as Megatron's Float16Module does with what was made in FP32
+    for module in chunk.modules():
+        if isinstance(module, MoELayer):
+            vars(module)["token_dispatcher"] = _EvenDispatcher(module)
+    for parameter in chunk.parameters():
+        parameter.main_grad = torch.empty(tuple(parameter.size()), dtype=torch.float32)
+        parameter.grad_added_to_main_grad = False
+    with _on_one_stream():
+        output = _forward(model, config, micro_batch, packed)
+        torch.autograd.backward(output, torch.empty_like(output))  # Tensor.backward would leave the modes of `cuda`
+
+
+def _innermost(chunk: Any) -> Any:
+    return getattr(chunk, "module", chunk)
+
+
+def _keep_distinct(model: Any, config: Any) -> None:
+    """Drop layers that are made as another one is: their shapes, and so their fate, are the same."""
+    import torch
+
+    for stack in (getattr(model, "encoder", None), getattr(model, "decoder", None)):
+        if stack is None:
+            continue
+        kept: dict[str, Any] = {}
+        for layer in stack.layers:
+            kept.setdefault(recording.of_modules(layer, config), layer)
+        stack.layers = torch.nn.ModuleList(kept.values())
+        stack.num_layers_per_pipeline_rank = len(kept)
+
+
+def _forward(model: Any, config: Any, micro_batch: int, packed: bool) -> Any:
+    """The model's output, or what it gives to the next stage."""
+    import torch
+
+    tokens = config.seq_length // config.context_parallel_size
+    rows = tokens // (config.tensor_model_parallel_size if config.sequence_parallel else 1)
+    if not model.pre_process:
+        hidden = torch.empty(rows, micro_batch, config.hidden_size, dtype=config.params_dtype)
+        model.set_input_tensor(hidden.requires_grad_())
+    given = inspect.signature(model.forward).parameters
+    ids = torch.empty(micro_batch, tokens, dtype=torch.int64)
+    labels = ids if model.post_process else None
+    if "tokentype_ids" in given:  # BERT, whose second result is whether one sentence follows another
+        types = ids if getattr(model.embedding, "tokentype_embeddings", None) is not None else None
+        embeds = {"hidden_states_only": True} if getattr(model, "lm_head", None) is None else {}
+        output = model(ids, torch.empty(micro_batch, tokens, dtype=torch.bool), types, labels, **embeds)
+        return output["lm_loss"] if isinstance(output, dict) else output
+    if "decoder_input_ids" in given:  # T5
+        return _encode_and_decode(model, config, micro_batch, tokens)
+    more: dict[str, Any] = {"packed_seq_params": _packed(config)} if packed else {}
+    if "loss_mask" in given:
+        more["loss_mask"] = torch.empty(micro_batch, tokens)
+    return model(ids, ids, None, labels=labels, **more)
+
+
+def _encode_and_decode(model: Any, config: Any, micro_batch: int, tokens: int) -> Any:
+    """T5, with the masks of NeMo's data step (collections/llm/t5/model/t5.py)."""
+    import torch
+
+    targets = config.seq_length_dec
+    ids, answer = (torch.empty(micro_batch, length, dtype=torch.int64) for length in (tokens, targets))
+    encoder = torch.empty(micro_batch, 1, 1, tokens, dtype=torch.bool)
+    decoder = torch.empty(micro_batch, 1, targets, targets, dtype=torch.bool)
+    cross = (torch.empty(micro_batch, 1, 1, targets, dtype=torch.bool), encoder)
+    return model(ids, answer, encoder, decoder, cross, answer if model.post_process else None)
+
+
+def _packed(config: Any) -> Any:
+    """Samples of a pack, as NeMo's packed data sets describe them: here two of half its length."""
+    import torch
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    ends = torch.empty(3, dtype=torch.int32)
+    longest = config.seq_length // 2
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=ends,
+        cu_seqlens_kv=ends,
+        cu_seqlens_q_padded=ends,
+        cu_seqlens_kv_padded=ends,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )
+
+
+SCORES_LIMIT = 1 << 30
+"""Bytes of a layer's scores, in FP32, above which Transformer Engine's unfused attention is no way to train."""
+
+
+def _measured(original: Any) -> Any:
+    """Unfused attention that refuses to hold a layer's scores of all tokens with all tokens, where they are many."""
+
+    def forward(self: Any, alibi: Any, query: Any, key: Any, value: Any, *rest: Any, **given: Any) -> Any:
+        length, batch, heads = query.shape[0], query.shape[1], query.shape[-2]
+        if (size := 4 * batch * heads * length * length) > SCORES_LIMIT:
+            heads_of = f"heads of {query.shape[-1]} and {value.shape[-1]}"
+            raise RuntimeError(
+                f"Transformer Engine has neither fused nor flash attention for {heads_of} here: a layer's scores of "
+                f"{length:,} x {length:,} tokens would take {size >> 20:,} MiB"
+            )
+        return original(self, alibi, query, key, value, *rest, **given)
+
+    return forward
+
+
+class _EvenDispatcher:
+    """Stands for Megatron's dispatchers, which count tokens: every expert of this rank gets as many.
+
+    Experts run on the tokens that this rank would have on average, padded for FP8 by Megatron's own code.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self.experts, self.topk = layer.num_local_experts, layer.config.moe_router_topk
+        self.shared_experts = getattr(layer, "shared_experts", None) if layer.shared_expert_overlap else None
+
+    def dispatch_preprocess(self, hidden: Any, routing_map: Any, probs: Any) -> tuple[Any, Any]:
+        """The tokens as rows."""
+        self.shape = hidden.shape
+        if self.shared_experts is not None:
+            self.shared = self.shared_experts(hidden)
+        return hidden.view(-1, hidden.shape[-1]), probs
+
+    def token_dispatch(self, hidden: Any, probs: Any) -> tuple[Any, Any]:
+        """Nothing is sent."""
+        return hidden, probs
+
+    def dispatch_postprocess(self, hidden: Any, probs: Any) -> tuple[Any, Any, Any]:
+        """(tokens by expert, their number for each expert, their probabilities)"""
+        import torch
+
+        each = max(1, hidden.shape[0] * self.topk // self.experts)
+        rows = hidden[:1].expand(each * self.experts, -1).contiguous()
+        counts = torch.full((self.experts,), each, dtype=torch.int64, device="cpu")
+        return rows, counts, probs.flatten()[:1].expand(each * self.experts)
+
+    def combine_preprocess(self, hidden: Any) -> Any:
+        """As many rows as came in."""
+        return hidden[:1].expand(self.shape[:-1].numel(), -1)
+
+    def token_combine(self, hidden: Any) -> Any:
+        """Nothing is sent."""
+        return hidden
+
+    def combine_postprocess(self, hidden: Any) -> Any:
+        """The tokens as they came in, with what shared experts add to them."""
+        output = hidden.reshape(self.shape)
+        return output if self.shared_experts is None else output + self.shared
+
+
+@contextlib.contextmanager
+def _on_one_stream() -> Iterator[None]:
+    """What a step asks of a GPU beside tensors: a current device, ranges for a profiler."""
+    import torch
+
+    backends: Any = importlib.import_module("transformer_engine.pytorch.attention.dot_product_attention.backends")
+    unfused = backends.UnfusedDotProductAttention
+    with (
+        mock.patch.object(unfused, "forward", _measured(unfused.forward)),
+        mock.patch.object(torch.cuda, "device", _NoDevice),
+        mock.patch.object(torch.distributed, "_coalescing_manager", _NoDevice),
+        mock.patch.object(torch.cuda.nvtx, "range_push"),
+        mock.patch.object(torch.cuda.nvtx, "range_pop"),
+        mock.patch.object(torch.cuda.nvtx, "range", _NoDevice),
+    ):
+        yield
+
+
+class _NoDevice(contextlib.AbstractContextManager["_NoDevice"]):
+    """Stands for torch.cuda.device, for a profiler's range and for messages that are sent together."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wait(self) -> None:
+        """Messages of the fake process group have arrived."""
