@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -130,7 +131,7 @@ def fake_ranks(rank: int, world_size: int, **layout: Any) -> Iterator[None]:
     from megatron.core.tensor_parallel.random import initialize_rng_tracker, model_parallel_cuda_manual_seed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    random_state, environment = torch.get_rng_state(), dict(os.environ)
+    random_state, environment, excepthook = torch.get_rng_state(), dict(os.environ), sys.excepthook
     for name in NVTE:
         os.environ.pop(name, None)
     create_group = parallel_state.create_group
@@ -153,6 +154,7 @@ def fake_ranks(rank: int, world_size: int, **layout: Any) -> Iterator[None]:
         torch.set_rng_state(random_state)
         os.environ.clear()
         os.environ.update(environment)
+        sys.excepthook = excepthook  # each process group wraps it: a thousand builds, a thousand names of ranks
 
 
 def degrees(strategy: MegatronStrategy) -> dict[str, Any]:

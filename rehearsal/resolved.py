@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 Plain = dict[str, Any]
 """What JSON can say."""
 
-RUN_OBJECTS = ("timers", "store", "trainer", "restore_config", "io", "lightning_module", "model", "mcore_config")
-"""Attributes of a strategy or a configuration that hold the run's own objects, not settings: clocks, stores, the
-trainer, the model and its configuration (which are in the key by themselves), where a run continues."""
+NOT_SETTINGS = ("store", "trainer", "restore_config", "lightning_module", "model", "mcore_config")
+"""Attributes of a strategy that hold the run's own objects; the model's configuration is in the key by itself."""
 CHECKPOINTS = ("ckpt_", "save_ckpt", "load_", "async_save", "parallel_save", "parallel_load", "log_", "progress_")
 """Attributes of the strategy about checkpoints and logs start so."""
+BY_NAME = ("Timers",)
+"""Classes whose objects only measure: their name is all that a key has of them."""
 SAY_ALL = ("torch", "datetime", "pathlib", "fractions")
 """Modules whose values are all in their text: a dtype, a device, a length of time, a path."""
 
@@ -87,12 +88,12 @@ def stages(layout: Layout) -> list[int]:
 
 def _settings(strategy: Any) -> Plain:
     """The strategy's own attributes; those of Lightning's base classes hold the run's objects."""
-    kept = {name: value for name, value in vars(strategy).items() if not _is_run_object(name)}
+    kept = {name: value for name, value in vars(strategy).items() if _is_setting(name.lstrip("_"))}
     return {name: plain(value) for name, value in kept.items()}
 
 
-def _is_run_object(name: str) -> bool:
-    return name.strip("_") in RUN_OBJECTS or name.startswith(CHECKPOINTS)
+def _is_setting(name: str) -> bool:
+    return name not in (*NOT_SETTINGS, "io__") and not name.startswith(CHECKPOINTS)
 
 
 def plain(value: Any) -> Any:
@@ -114,7 +115,9 @@ def plain(value: Any) -> Any:
     if callable(value) and not dataclasses.is_dataclass(value) and not hasattr(value, "config"):
         return _function(value)
     if hasattr(value, "__dict__"):
-        fields = {name: item for name, item in vars(value).items() if not _is_run_object(name) and item is not value}
+        if type(value).__name__ in BY_NAME:
+            return {"class": _name(type(value))}
+        fields = {name: item for name, item in vars(value).items() if name != "__io__"}  # what it was made from
         return {"class": _name(type(value)), **{name: plain(item) for name, item in fields.items()}}
     raise TypeError(f"{type(value).__qualname__} has no plain form: {value!r}")
 

@@ -1,0 +1,86 @@
+"""Proofs with real builds: a recipe's verdict is its own (finding 16), whatever is proven beside it."""
+
+import json
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from superpod.recipes import proof_level, registry
+from superpod.rehearsal import evidence, proof
+
+pytestmark = pytest.mark.nemo
+SMALL = "llama32_1b_sft_h100_bf16"
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """What the script beside this file prints."""
+    script = Path(__file__).with_name("proof_orders.py")
+    done = subprocess.run([sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+REFUSED = {
+    "precision": {"llama32_1b_sft_h100_fp8ds"},
+    "recompute": {"llama32_1b_pretrain_h100_bf16+full"},
+    "context": {"llama32_1b_pretrain_h100_bf16+cp"},
+    "generation": {"llama32_1b_lora_b200_bf16"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REFUSED)
+def test_finding_16_a_verdict_is_the_recipes_own_in_any_order_and_alone(answers, kind):
+    """Constructors that refuse one precision, recomputation, CP or GPU: recipes of one set had one key before."""
+    for names, failed in answers["orders"][kind]:
+        assert set(failed) == REFUSED[kind] & set(names), names
+
+
+@pytest.mark.slow
+def test_finding_16_every_field_of_the_resolved_configuration_is_in_the_key(answers):
+    assert answers["fields_in_no_key"] == []
+
+
+@pytest.mark.slow
+def test_finding_16_whatever_changes_the_configuration_changes_the_digest(answers):
+    digests = answers["keys"]
+    assert len(set(digests.values())) == len(digests), digests
+
+
+@pytest.mark.slow
+def test_a_recipe_is_built_with_transformer_engines_layers_and_has_the_planners_parameters(tmp_path):
+    proven = proof.prove([registry.find(SMALL)], cache_file=tmp_path / "proof.json", workers=1)
+    assert (proven.failures, proven.unproven) == ([], {})
+    assert proven.layers >= 4
+    assert proven.generations == ["sm90"]
+    assert proven.versions["transformer_engine"] == "2.9.0"
+
+
+@pytest.mark.slow
+def test_committed_digests_are_those_of_the_recipes(tmp_path):
+    """A sample of the evidence is resolved anew; test_evidence.py compares all of it by what it depends on."""
+    known = json.loads(proof_level.EVIDENCE.read_text())["models"]
+    name = min(known, key=lambda name: sum(len(r.nodes) for r in registry._of(registry.models()[name]).values()))
+    recipes = list(registry._of(registry.models()[name]).values())
+    digests = proof.prove(recipes, cache_file=tmp_path / "proof.json", workers=1).digests
+    assert evidence.resolved_hash(recipes, digests) == known[name]["resolved"]
+
+
+@pytest.mark.parametrize(
+    "one_in",
+    [pytest.param(150, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)],
+)
+@pytest.mark.timeout(3600)
+def test_recipes_start_at_every_size(one_in, tmp_path_factory, capsys):
+    """Cold: nothing is remembered. What differs, and what is unproven, is printed."""
+    some = [recipe for recipe in registry.recipes().values() if zlib.crc32(recipe.name.encode()) % one_in == 0]
+    proven = proof.prove(some, cache_file=tmp_path_factory.mktemp("proof") / "proof.json")
+    with capsys.disabled():
+        print(f"\n{proven.recipes} recipes, {proven.sizes} sizes; {proven.built} of {proven.models} rank models differ")
+        print(f"{proven.configurations} configurations, {proven.layers} TE layers; {', '.join(proven.generations)}")
+        print("unproven:", ", ".join(proven.unproven))
+    assert proven.failures == []
