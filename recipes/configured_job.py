@@ -122,6 +122,7 @@ def of_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
         UserError: no such GPU, a model that the planner does not know, or sizes that contradict each other.
     """
     from superpod.recipes.layout import layout_of
+    from superpod.recipes.planned_job import records_graphs
 
     facts = hardware.builtin()
     node = facts.node(gpu)
@@ -133,7 +134,7 @@ def of_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
         overlap_tp=_callback(partial, "tp_comm_overlap") is True,
         overlap_grads=bool(r["trainer.strategy.ddp.overlap_grad_reduce"]),
         fused_loss=bool(r["model.config.cross_entropy_loss_fusion"]),
-        cuda_graphs=bool(r["model.config.enable_cuda_graph"]),
+        cuda_graphs=records_graphs(partial.model.config),
         deterministic=bool(r["model.config.deterministic_mode"]),
         moments="bf16" if "bfloat16" in str(r["optim.config.exp_avg_dtype"]) else "fp32",
         hidden_dropout=float(r["model.config.hidden_dropout"] or 0),

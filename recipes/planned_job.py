@@ -190,7 +190,7 @@ def _options_of(partial: run.Partial, base: Options) -> Options:
         loss_impl=config.cross_entropy_fusion_impl if config.cross_entropy_loss_fusion else "native",
         deepep=bool(config.moe_enable_deepep) or any("DeepEP" in _class_of(c) for c in partial.trainer.callbacks),
         cp_comm=_cp_comm(config),
-        cuda_graphs=bool(config.enable_cuda_graph),
+        cuda_graphs=records_graphs(config),
         deterministic=bool(config.deterministic_mode),
     )
 
@@ -208,6 +208,12 @@ def _cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
     if "all_gather" in kinds:
         return "all_gather"
     return "a2a" if "a2a" in kinds else "p2p"
+
+
+def records_graphs(config: run.Config) -> bool:
+    """Whether CUDA graphs are recorded: three fields of Megatron-Core 0.15.3 say so (transformer_config.py)."""
+    implementation = getattr(config, "cuda_graph_impl", "none")
+    return bool(config.enable_cuda_graph or config.external_cuda_graph) or implementation not in (None, "none")
 
 
 def _overlaps_of(partial: run.Partial, base: Options) -> dict[str, bool]:

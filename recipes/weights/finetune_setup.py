@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superpod.recipes.planned_job import records_graphs
+
 if TYPE_CHECKING:
     import nemo_run as run
 
@@ -104,7 +106,7 @@ def _fix_length(partial: run.Partial, packed: bool) -> None:
         for callback in overlapped:
             callback.tp_comm_overlap = False  # userbuffers have one length, and these samples have many
         return
-    graphs = bool(partial.model.config.enable_cuda_graph)
+    graphs = records_graphs(partial.model.config)
     if overlapped or graphs:
         # NeMo's packed recipes do the same.
         partial.data.dataset_kwargs = {**partial.data.dataset_kwargs, "pad_to_max_length": True}

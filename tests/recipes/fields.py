@@ -124,6 +124,20 @@ def tables() -> dict[str, str | None]:
     return {gpu: None if table is None else repr(table) for gpu, table in tables.items()}
 
 
+def graphs_by_override() -> list[bool]:
+    """Whether the planner, and so the environment, sees CUDA graphs by each field that records them."""
+    from superpod.recipes import build, overrides
+    from superpod.recipes.planned_job import of_partial
+    from superpod.recipes.registry import find
+
+    seen = []
+    for text in ("enable_cuda_graph=True", "external_cuda_graph=True", "cuda_graph_impl=local", "cuda_graph_impl=none"):
+        partial = build(LORA_8)
+        overrides.apply(partial, [f"model.config.{text}"])
+        seen.append(of_partial(partial, find(LORA_8)).options.cuda_graphs)
+    return seen
+
+
 def main(out: str) -> None:
     """The command."""
     tp = "llama3_70b_pretrain_a100_bf16"
@@ -131,6 +145,7 @@ def main(out: str) -> None:
         "finetuned": {name: finetuned(name) for name in (LORA_8, LORA_16, LORA_32, SFT)} | {"cp": finetuned(with_cp())},
         "options": {text: optioned(tp, text) for text in ("", "cuda_graphs", "deterministic", "fp16", "fsdp")},
         "tables": tables(),
+        "graphs by override": graphs_by_override(),
         "packed": batched(packed=True),
         "graphs": batched(packed=True, options="cuda_graphs"),
         "unpacked": batched(packed=False),

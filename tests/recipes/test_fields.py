@@ -81,6 +81,9 @@ class TestFinding8:
         assert of["deterministic"]["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
         assert of["fsdp"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
 
+    def test_graphs_by_override_count_too(self, fields):
+        assert fields["graphs by override"] == [True, True, True, False]
+
     def test_finding_2_userbuffers_of_a100_go_without_multicast(self, fields):
         of = {name: seen["environment"] for name, seen in fields["options"].items()}
         assert of[""]["UB_SKIPMC"] == "1"
