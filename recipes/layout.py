@@ -55,7 +55,7 @@ def apply_layout(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
         _recompute(partial.model.config, layout)
     with _set_by(recipe, "sharding", num_nodes):
         shard(partial, layout.sharding)
-    if layout.cp > 1 and passes_heads(recipe.shape):
+    if passes_heads(recipe.shape):  # without CP it means nothing, and an override such as cp=2 finds it
         with _set_by(recipe, "cp", num_nodes):
             partial.model.config.cp_comm_type = "a2a"
     partial.model.config.seq_length = recipe.seq

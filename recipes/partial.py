@@ -52,7 +52,7 @@ def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
     if recipe.model.mtp_layers and not recipe.shape.mtp_layers:
         partial.model.config.mtp_num_layers = None  # imported weights have none
     chosen = options(recipe, size)
-    precision.apply(partial, recipe.precision, fp8_params=chosen.fp8_params)
+    precision.apply(partial, recipe.precision, fp8_params=chosen.fp8_params, bf16_ends=recipe.shape.bf16_ends)
     apply_layout(partial, recipe, size)
     overlap.apply(partial, layout, recipe, chosen)
     resilience.apply(partial, recipe, size)

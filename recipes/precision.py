@@ -35,8 +35,10 @@ FP8: dict[str, dict[str, Any]] = {
 """What is set above BF16: the recipes of NeMo 2.7.3's mixed_precision.py, which NVIDIA's published runs use."""
 
 
-def apply(partial: run.Partial, precision: str, *, fp8_params: bool = False) -> None:
+def apply(partial: run.Partial, precision: str, *, fp8_params: bool = False, bf16_ends: int = 1) -> None:
     """Make `partial` train in `precision`, the last part of a recipe's name; `fp8_params`: parameters themselves too.
+
+    `bf16_ends` is `ModelShape.bf16_ends`.
 
     Raises:
         UserError: when recipes cannot train in that precision.
@@ -55,6 +57,9 @@ def apply(partial: run.Partial, precision: str, *, fp8_params: bool = False) -> 
     )
     for key, value in FP8.get(precision, {}).items():
         setattr(plugin, key, value)
+    if bf16_ends > 1 and precision in ("fp8cs", "fp8bw"):  # NeMo's recipes of hybrids, with either scaling
+        plugin.first_last_layers_bf16 = True
+        plugin.num_layers_at_start_in_bf16 = plugin.num_layers_at_end_in_bf16 = bf16_ends
     if precision in FP8:
         plugin.fp8_param_gather = fp8_params
         if precision == "mxfp8" and fp8_params:
