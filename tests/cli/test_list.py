@@ -2,6 +2,7 @@
 
 import json
 
+from superpod.recipes import proof_level
 from superpod.recipes.registry import recipes
 
 
@@ -13,3 +14,11 @@ def test_list_json_is_what_the_registry_holds(recipes_cli):
 
 def test_list_filters_by_words(recipes_cli):
     assert [f["name"] for f in json.loads(recipes_cli("list", "tiny", "fp32", "--json").stdout)] == ["tiny_llama3_fp32"]
+
+
+def test_every_recipe_says_how_far_it_was_proven(recipes_cli):
+    proofs = [fact["proof"] for fact in json.loads(recipes_cli("list", "tiny", "--json").stdout)]
+    assert {proof["level"] for proof in proofs} <= set(proof_level.LEVELS)
+    shown = recipes_cli("list", "tiny_llama3").stdout
+    assert "proof" in shown.splitlines()[0]
+    assert recipes_cli("list").stdout.splitlines()[-2].startswith("proof: ")

@@ -197,3 +197,16 @@ def test_another_gpu_is_judged_by_the_layout_that_runs():
     larger = job.replace(layout=job.layout.replace(mbs=16))
     assert findings(case(profile(gpu="h200"), job=job)) == []
     assert any("does not fit h200" in f.message for f in findings(case(profile(gpu="h200"), job=larger)))
+
+
+def test_a_recipe_that_is_known_not_to_start_is_refused(monkeypatch):
+    """By the evidence of `recipes prove --write`; with overrides of what was built it is another run."""
+    from superpod.recipes import proof_level
+
+    broken = proof_level.ProofLevel("built with TE", broken={4: "AssertionError: no attention backend"})
+    monkeypatch.setattr(proof_level, "of", lambda recipe: broken)
+    (finding,) = findings(case())
+    assert finding.message.endswith("is known not to start at 4 nodes: AssertionError: no attention backend")
+    assert "it starts at 1, 2" in finding.hint
+    request = Request("llama3_8b_pretrain_h100_bf16", ("model.config.num_layers=2",))
+    assert findings(case(request=request)) == []

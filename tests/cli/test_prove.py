@@ -1,0 +1,81 @@
+"""`recipes prove` on the command line; tests/rehearsal has the proofs themselves."""
+
+import json
+
+import pytest
+
+from superpod.recipes import registry
+from superpod.rehearsal import evidence, proof_pool
+from superpod.rehearsal.proof import Failure, Proof
+from tests.rehearsal.proof_stub import StubWorkers, by_precision
+
+NAME = "llama32_1b_sft_h100_bf16"
+
+
+@pytest.fixture
+def prove(monkeypatch, tmp_path, capsys):
+    """`recipes prove` in this process, with stand-ins for those that build; returns its exit code and output."""
+    from typer.testing import CliRunner
+
+    from superpod.cli.app import app
+
+    def call(*words, **how):
+        monkeypatch.setattr(proof_pool, "Workers", StubWorkers(how.pop("resolve", by_precision), **how))
+        done = CliRunner().invoke(app, ["prove", *words, "--cache", str(tmp_path / "proof.json")])
+        return done.exit_code, done.stdout
+
+    return call
+
+
+def test_what_was_built_is_counted_with_versions(prove):
+    code, text = prove(NAME)
+    assert code == 0, text
+    assert "1 recipes at" in text
+    assert "transformer_engine 2.9.0" in text
+    assert "for sm90" in text
+    assert text.rstrip().endswith("proven")
+
+
+def test_failures_are_named_by_recipe_and_reason_with_their_sizes(prove):
+    code, text = prove(NAME, build=lambda size: {"error": "AssertionError: no"})
+    sizes = ", ".join(map(str, registry.find(NAME).nodes))
+    assert code == 1
+    assert f"FAILED  {NAME} at {sizes} nodes: AssertionError: no" in text
+    assert "proven" not in text.splitlines()[-1]
+
+
+def test_json_for_programs(prove):
+    code, text = prove(NAME, "--json", build=lambda size: {"error": "AssertionError: no"})
+    facts = json.loads(text)
+    assert (code, facts["recipes"]) == (1, 1)
+    assert facts["failures"][0] == {"recipe": NAME, "nodes": 1, "why": "AssertionError: no"}
+    assert "digests" not in facts
+
+
+def test_a_mistyped_word_is_refused_with_a_hint(recipes_cli, tmp_path):
+    for words in (
+        ["prove", "lamma3", "--cache", str(tmp_path / "p.json")],
+        ["list", "lamma3"],
+        ["list", "lamma3", "--json"],
+    ):
+        done = recipes_cli(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "no recipe's name contains 'lamma3'" in done.stderr
+        assert "did you mean llama3" in done.stderr
+    done = recipes_cli("list", "h100", "b200")
+    assert done.returncode == 2
+    assert "together" in done.stderr
+
+
+def test_a_part_of_the_recipes_is_no_evidence(recipes_cli, tmp_path):
+    done = recipes_cli("prove", "llama3_8b", "--write", "--cache", str(tmp_path / "p.json"))
+    assert done.returncode == 2
+    assert "leave out the words" in done.stderr
+
+
+def test_a_reason_stands_once_for_all_its_sizes():
+    proof = Proof(failures=[Failure("a", 1, "x"), Failure("b", 1, "x"), Failure("a", 2, "y"), Failure("a", 4, "x")])
+    assert evidence._broken(proof) == [
+        {"why": "x", "recipes": {"a": [1, 4], "b": [1]}},
+        {"why": "y", "recipes": {"a": [2]}},
+    ]
