@@ -78,7 +78,16 @@ def _forward(model: Any, config: Any, micro_batch: int, packed: bool) -> Any:
     more: dict[str, Any] = {"packed_seq_params": _packed(config)} if packed else {}
     if "loss_mask" in given:
         more["loss_mask"] = torch.empty(micro_batch, tokens)
-    return model(ids, ids, None, labels=labels, **more)
+    return model(ids, ids, _mask(model, micro_batch, tokens), labels=labels, **more)
+
+
+def _mask(model: Any, micro_batch: int, tokens: int) -> Any:
+    """Of padded tokens, for models that look both ways; the others need none."""
+    import torch
+    from megatron.core.transformer.enums import AttnMaskType
+
+    looks = {getattr(module, "attn_mask_type", None) for module in model.modules() if hasattr(module, "core_attention")}
+    return torch.empty(micro_batch, 1, 1, tokens, dtype=torch.bool) if AttnMaskType.padding in looks else None
 
 
 def _encode_and_decode(model: Any, config: Any, micro_batch: int, tokens: int) -> Any:

@@ -1,0 +1,77 @@
+"""What Transformer Engine's own Python refuses, and what it builds, for GPUs that are not here."""
+
+import pytest
+
+pytestmark = [pytest.mark.nemo, pytest.mark.slow]
+
+BUILT = (
+    "llama3_8b_pretrain_a100_bf16",
+    "llama3_8b_pretrain_h100_fp8ds",
+    "llama3_8b_pretrain_h100_fp8cs",
+    "llama3_8b_pretrain_h100_fp8bw",
+    "llama3_8b_pretrain_b200_mxfp8",
+    "llama3_70b_pretrain_h100_bf16",
+    "llama3_70b_pretrain_b300_mxfp8",
+    "mixtral_8x7b_pretrain_h100_fp8ds",
+    "qwen3_30b_a3b_pretrain_b200_mxfp8",
+    "deepseek_v2_lite_pretrain_h100_bf16",
+    "gpt_oss_20b_pretrain_b200_mxfp8",
+    "gpt3_175b_pretrain_h100_bf16",
+    "nemotronh_8b_pretrain_h100_fp8cs",
+    "mamba2_130m_pretrain_h100_bf16",
+    "starcoder2_15b_pretrain_h100_bf16",
+)
+
+
+@pytest.mark.parametrize("recipe", BUILT)
+def test_parameters_with_te_layers_are_the_planners(with_te, recipe):
+    built = with_te(recipe=recipe)
+    assert "refused" not in built, built["refused"]
+    assert built["parameters"] == built["planned"]
+
+
+def test_generations_and_formats_are_different_layer_configurations(with_te):
+    hopper = with_te(recipe="llama3_8b_pretrain_h100_bf16")["layers"]
+    assert hopper == with_te(recipe="llama3_8b_pretrain_h100_bf16")["layers"]
+    blackwell = with_te(recipe="llama3_8b_pretrain_h100_bf16", generation="sm100")["layers"]
+    fp8 = with_te(recipe="llama3_8b_pretrain_h100_fp8ds")["layers"]
+    assert not set(hopper) & set(blackwell) | set(hopper) & set(fp8)
+
+
+def test_finding_2_userbuffers_without_multicast_need_their_variable(with_te):
+    recipe = "llama3_70b_pretrain_a100_bf16"
+    assert "refused" not in with_te(recipe=recipe)
+    assert "UB_SKIPMC=1" in with_te(recipe=recipe, without=["UB_SKIPMC"])["refused"]
+
+
+def test_finding_5_latent_attention_on_ampere_has_no_kernel(with_te):
+    refused = with_te(recipe="deepseek_v2_lite_pretrain_h100_bf16", generation="sm80")["refused"]
+    assert "neither fused nor flash attention for heads of 192 and 128" in refused
+
+
+def test_finding_4_learned_softmax_has_no_backend_across_ring_attention(with_te):
+    ring = {"trainer.strategy.context_parallel_size": 2, "model.config.cp_comm_type": "p2p"}
+    assert "refused" in with_te(recipe="gpt_oss_20b_pretrain_b200_bf16", set=ring)
+
+
+def test_finding_12_fp8_refuses_widths_that_are_no_multiples(with_te):
+    odd = {"model.config.ffn_hidden_size": 14_344}
+    assert "refused" not in with_te(recipe="llama3_8b_pretrain_h100_bf16", set=odd)["parameters"]
+    assert "not a multiple of 16" in with_te(recipe="llama3_8b_pretrain_h100_fp8bw", set=odd)["refused"]
+    odd = {"model.config.ffn_hidden_size": 14_352}
+    assert "divisible by 32" in with_te(recipe="llama3_8b_pretrain_b200_mxfp8", set=odd)["refused"]
+
+
+def test_ampere_has_no_fp8_and_hopper_no_mxfp8(with_te):
+    assert "compute capability" in with_te(recipe="llama3_8b_lora_h100_fp8ds", generation="sm80")["refused"]
+    assert "refused" in with_te(recipe="llama3_8b_pretrain_b200_mxfp8", generation="sm90")
+
+
+def test_gpt_oss_with_nemos_own_activation_is_refused_by_megatron(with_te):
+    plain = with_te(recipe="gpt_oss_20b_pretrain_h100_bf16", unset=["model.config.activation_func"])
+    assert "activation function should be" in plain["refused"]
+
+
+def test_gpt3_with_nemos_own_layer_is_not_there(with_te):
+    whole = {"model.config.use_transformer_engine_full_layer_spec": True}
+    assert "nemo.collections.nlp" in with_te(recipe="gpt3_175b_pretrain_h100_bf16", set=whole)["refused"]
