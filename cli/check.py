@@ -53,7 +53,7 @@ def _planned(options: PlanOptions) -> Judgement:
     return Judgement(
         options.name,
         title=title(job),
-        broken=legality.violations(job),
+        broken=[*legality.violations(job), *_of_model(options)],
         warnings=[*legality.warnings(job), *_of_weights(options)],
         verdict=prediction.verdict,
         short=explain.short_of(job, prediction) if prediction.verdict == "oom" or prediction.tight else "",
@@ -63,6 +63,15 @@ def _planned(options: PlanOptions) -> Judgement:
         step_time_s=prediction.step_time_s,
         tight=bool(prediction.tight),
     )
+
+
+def _of_model(options: PlanOptions) -> list[Broken]:
+    """That no recipe of this model can train with the pinned versions."""
+    from superpod.planner.rules import Broken
+    from superpod.recipes import proof_level, registry
+
+    problem = proof_level.unusable(registry.find(options.name)) if options.is_recipe else None
+    return [Broken("model", *problem)] if problem else []
 
 
 def _of_weights(options: PlanOptions) -> list[Broken]:

@@ -69,6 +69,7 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
     Raises:
         UserError: an override of an unknown field, an illegal layout, too few GPUs, or too little memory.
     """
+    _require_trainable(request.recipe)
     resolved = resolve(request)
 
     import torch  # after `resolve`, which says how to install NeMo
@@ -85,6 +86,14 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
         return local
     rehearsal, changes = rehearse(partial, devices=ranks)
     return LocalRun(resolved, rehearsal, ranks, facts | {"rehearsal": True}, changes, checkpoint_bytes)
+
+
+def _require_trainable(name: str) -> None:
+    """Refuse a recipe whose model cannot train with the pinned versions, before NeMo is imported."""
+    from superpod.recipes import proof_level, registry
+
+    if problem := proof_level.unusable(registry.find(name)):
+        raise UserError(*problem)
 
 
 def _require_gpus(name: str, partial: run.Partial, gpus: int) -> None:

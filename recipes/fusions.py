@@ -64,14 +64,16 @@ class Fusion:
 def _rotates(config: Any, recipe: Recipe) -> bool:
     """Rotary embeddings whose fused kernel computes the same.
 
-    It takes no mscale, which GPT-OSS's YaRN multiplies by (rope_utils.py:286; attention.py:833), but for latent
-    attention, which has its own kernel for YaRN alone (transformer_config.py:1607). Of packed samples it knows no
-    interleaved pairs (rope_utils.py:289, no argument for them), so that fine-tuned Llama 4 and ChatGLM do without.
+    It takes no mscale, which GPT-OSS's YaRN multiplies by (rope_utils.py:286; attention.py:833). Of packed samples it
+    knows no interleaved pairs (rope_utils.py:289, no argument for them), so that fine-tuned Llama 4 and ChatGLM do
+    without. Latent attention's own kernel is experimental (fused_mla_yarn_rope_apply.py:327): it raises in the first
+    forward pass unless a callback switches on every experimental path of Megatron, as NVIDIA's scripts do
+    (pretrain_deepseek_v3.py:94); NeMo's recipes leave it off, and so do these.
     """
     if config.position_embedding_type != "rope" or recipe.model.family in ("ssm", "encoders"):
         return False
     if config.multi_latent_attention:
-        return config.rope_type == "yarn"
+        return False
     return recipe.task == "pretrain" or not config.rotary_interleaved
 
 

@@ -56,6 +56,8 @@ class ProofLevel:
 
 def of(recipe: Recipe) -> ProofLevel:
     """How far `recipe` was proven."""
+    if recipe.model.broken:
+        return ProofLevel("planned", broken=dict.fromkeys(recipe.nodes, recipe.model.broken))
     if recipe.source.parent != LAYOUTS:
         return ProofLevel("planned", f"of a collection: `recipes prove {recipe.name}` builds it")
     known = _evidence()
@@ -78,6 +80,8 @@ def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, 
 
     Overrides of what was built make another run of it, of which nothing is known.
     """
+    if problem := unusable(recipe):
+        return problem
     proven = of(recipe)
     if nodes not in proven.broken or changes_what_was_built(overrides):
         return None
@@ -87,6 +91,12 @@ def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, 
         f"{recipe.name} is known not to start at {nodes} nodes: {proven.broken[nodes]}",
         f"{way}override what is wrong (model.*, trainer.strategy.*, trainer.plugins.*), which is taken as another run",
     )
+
+
+def unusable(recipe: Recipe) -> tuple[str, str] | None:
+    """Why no run of this recipe's model can train, at any size and with any override, and the way round; None else."""
+    m = recipe.model
+    return (f"{recipe.name} cannot train: {m.broken}", m.way_round) if m.broken else None
 
 
 def sentence(recipe: Recipe, nodes: int, overrides: Iterable[str] = ()) -> str:

@@ -50,10 +50,7 @@ NO_COS_SIN = (
     "Megatron-Core 0.15 calls attention with rotary_pos_cos_sin (transformer_layer.py:506), and NeMo 2.7.3's "
     "Gemma3SelfAttention.forward (gemma3.py) does not take it: the first step ends in a TypeError"
 )
-MEND_COS_SIN = (
-    "in your copy of NeMo, give that forward the argument rotary_pos_cos_sin=None, as Megatron-Bridge's pull request "
-    "1239 does; or train gemma_2b or gemma2_2b"
-)
+MEND_COS_SIN = "gemma3_1b_mended of examples/gemma3 takes it: `recipes --recipes examples/gemma3 list gemma3_1b_mended`"
 
 
 @model(**GEMMA, hf="google/gemma-3-1b-pt", broken=NO_COS_SIN, way_round=MEND_COS_SIN)
