@@ -84,7 +84,7 @@ def family_page(family: str) -> str:
         lines += [
             f"## {model.name}",
             "",
-            f"{model.title}." + (f" Unproven: {model.unproven}." if model.unproven else ""),
+            f"{model.title}." + (f" Not rehearsed: {model.unproven}." if model.unproven else ""),
             "",
             *_proof(mine),
             "",
