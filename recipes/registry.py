@@ -70,7 +70,7 @@ class Model:
     mtp_layers: int = 0
     """Layers that predict the token after the next, on the last pipeline stage, in this model's recipes."""
     unproven: str = ""
-    """Why it can only be built on a machine with a GPU; "" = it can be built anywhere."""
+    """Why it can only be rehearsed on a machine with a GPU; "" = it can be rehearsed anywhere."""
     broken: str = ""
     """Why no recipe of it can train with the versions that are pinned here; "" = nothing known against it."""
     way_round: str = ""
