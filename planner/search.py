@@ -122,6 +122,13 @@ class SearchResult:
         return self.job.replace(layout=self.layout(i))
 
 
+def _in_any_layout(job: PlannedJob) -> str:
+    """What forbids a job whatever its layout: the rule that no degree changes; "" = there is none."""
+    simplest = job.replace(gpus=1, layout=Layout(gbs=1))
+    broken = {rule.rule: rule.message for rule in legality.violations(simplest)}
+    return next((broken[rule] for rule in ("precision", "attention_backend", "fp8_weights") if rule in broken), "")
+
+
 def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float | None = None) -> SearchResult:
     """Cost every legal layout of a run; `job.layout` gives the global batch only.
 
@@ -136,10 +143,12 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
     fields = _legal(job, space, splits, recompute_options)
     if not len(fields["tp"]):
         given = ", ".join(f"{key}={value}" for key, value in space.fixed.items())
+        why = "" if given else _in_any_layout(job)
         raise UserError(
             f"no layout of {job.model.name} on {job.gpus} GPUs is legal at gbs {job.layout.gbs} and seq {job.seq}"
-            + f" with {given}" * bool(given),
-            "`recipes check --layout` names the rule that it breaks" if given else MOVE,
+            + f" with {given}" * bool(given)
+            + f": {why}" * bool(why),
+            "`recipes check --layout` names the rule that it breaks" if given else OTHERS if why else MOVE,
         )
     return SearchResult(
         job, fields, splits, recompute_options, **_costs(job, Stages(job.model, splits), fields), cap=memory.limit(job)
@@ -147,6 +156,7 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
 
 
 MOVE = "the global batch must be a multiple of the data-parallel size: try another number of GPUs, or another gbs"
+OTHERS = "another GPU or precision"
 
 
 def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:

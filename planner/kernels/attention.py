@@ -89,7 +89,7 @@ def _odd_for_flash3(a: Attention) -> bool:
 
 
 ANY_FLASH = (
-    Reason("its attention_backend is another", "398-411", lambda a: a.backend not in ("auto", "flash")),
+    Reason("attention_backend is set to another", "398-411", lambda a: a.backend not in ("auto", "flash")),
     Reason("max_logit", "517-520", lambda a: a.max_logit),
     Reason("padding between packed samples", "657-667", lambda a: a.format == "thd" and a.pad_between),
     Reason("its softmax is not vanilla", "694-696", lambda a: a.softmax != "vanilla"),
@@ -148,7 +148,7 @@ def _kernel(a: Attention) -> Fused:
 
 
 FUSED = (
-    Reason("its attention_backend is another", "398-416", lambda a: a.backend not in ("auto", "fused")),
+    Reason("attention_backend is set to another", "398-416", lambda a: a.backend not in ("auto", "fused")),
     Reason("its architecture", "421-424", lambda a: a.sm < 80),
     Reason("its precision", "451-461", lambda a: a.dtype not in ("bf16", "fp16", "fp8")),
     Reason("current scaling in FP8", "479-500", _fp8_current),
@@ -187,7 +187,7 @@ FUSED = (
 """FusedAttention: cuDNN's kernels."""
 
 UNFUSED = (
-    Reason("its attention_backend is another", "402-416", lambda a: a.backend not in ("auto", "unfused")),
+    Reason("attention_backend is set to another", "402-416", lambda a: a.backend not in ("auto", "unfused")),
     Reason("FP8 attention", "471-475", lambda a: bool(a.fp8_attention)),
     Reason("samples are packed", "652-655", lambda a: a.format == "thd"),
     Reason("context parallelism", "743-747", lambda a: a.cp > 1),

@@ -131,3 +131,20 @@ def test_whatever_is_found_is_legal(gpus, steps, rest, seq, layers, heads):
     assert np.isfinite(result.seconds).all()
     assert (result.seconds > 0).all()
     assert (result.reserved > 0).all()
+
+
+def test_what_no_layout_can_change_is_named():
+    wanted = "no layout of deepseek_v2_lite on 64 GPUs is legal .* only unfused attention"
+    node = hardware.node("a100")
+    refused = PlannedJob(
+        model=models.find("deepseek_v2_lite"),
+        node=node,
+        fabric=hardware.builtin().fabric_of(node),
+        gpus=64,
+        seq=4096,
+        precision="bf16",
+        layout=Layout(gbs=512),
+    )
+    with pytest.raises(UserError, match=wanted) as error:
+        search.search(refused)
+    assert error.value.hint == "another GPU or precision"
