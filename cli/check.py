@@ -77,9 +77,9 @@ def _of_model(options: PlanOptions) -> list[Broken]:
 def _of_weights(options: PlanOptions) -> list[Broken]:
     """That a fine-tuning recipe does not find the weights that it should start from."""
     from superpod.planner.rules import Broken
-    from superpod.recipes import registry
+    from superpod.recipes import missing_weights, registry
 
-    problem, instead = registry.missing_weights(registry.find(options.name)) if options.is_recipe else ("", "")
+    problem, instead = missing_weights.of(registry.find(options.name)) if options.is_recipe else ("", "")
     return [Broken("weights", problem, instead)] if problem else []
 
 

@@ -36,8 +36,7 @@ def list_(
 def _show_recipes(matching: list[Recipe]) -> None:
     from rich.table import Table
 
-    from superpod.recipes import proof_level
-    from superpod.recipes.registry import missing_weights
+    from superpod.recipes import missing_weights, proof_level
 
     heads = ("recipe", "nodes", "GPUs/node", "layout", "seq", "gbs", "proof")
     table = Table(*heads, box=None, pad_edge=False, header_style="bold")
@@ -52,7 +51,7 @@ def _show_recipes(matching: list[Recipe]) -> None:
     tables.show(table)
     if any(len(set(r.layouts.values())) > 1 for r in matching):
         print("* at the smallest size; another layout at larger ones: recipes show NAME --nodes N")
-    for problem, instead in dict.fromkeys(filter(any, map(missing_weights, matching))):
+    for problem, instead in dict.fromkeys(filter(any, map(missing_weights.of, matching))):
         print(f"warning: {problem}\n  next: {instead}")
 
 

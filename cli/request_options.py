@@ -44,12 +44,12 @@ def request_of(name: str, overrides: Sequence[str] | None, data: Path | None, nu
 
 def _of_weights(request: Request) -> list[str]:
     """That a fine-tuning recipe does not find its weights, unless the request names others."""
-    from superpod.recipes import registry
+    from superpod.recipes import missing_weights, registry
 
     name = request.recipe
     if name not in registry.recipes() or any(text.startswith("resume.restore_config") for text in request.overrides):
         return []
-    problem, instead = registry.missing_weights(registry.find(name))
+    problem, instead = missing_weights.of(registry.find(name))
     return [f"{problem}\n  next: {instead}"] if problem else []
 
 

@@ -304,22 +304,6 @@ def refuse_fp16(name: str) -> None:
         )
 
 
-def missing_weights(recipe: Recipe) -> tuple[str, str]:
-    """Why a fine-tuning recipe does not find the weights that it is meant to start from, and the next move; ("", "")
-    where it does."""
-    m = recipe.model
-    if recipe.task == "pretrain" or m.family == "tiny":
-        return "", ""
-    if m.not_imported:
-        return f"NeMo 2.7.3 does not import {m.hf}: {m.not_imported}", m.import_instead
-    if not m.hf:
-        return (
-            f"{m.name} is fine-tuned from random weights: no Hugging Face weights that NeMo imports are known for it",
-            "`recipes export` the recipe, and give resume a RestoreConfig of your checkpoint",
-        )
-    return "", ""
-
-
 @cache
 def _of(m: Model) -> dict[str, Recipe]:
     """The recipes of a model: those of our layout file, then those of collections.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from superpod.errors import UserError
-from superpod.recipes import options, registry, tune
+from superpod.recipes import missing_weights, options, registry, tune
 from superpod.recipes.planned_job import adapter_rank, job
 from superpod.recipes.registry import recipes
 from superpod.recipes.weights import huggingface
@@ -170,12 +170,12 @@ def test_finding_1_a_recipe_tuned_for_another_size_settles_what_its_parameters_a
 
 
 def test_finding_14_recipes_say_where_their_weights_cannot_be_imported():
-    problem, instead = registry.missing_weights(recipes()["deepseek_v3_lora_h100_bf16"])
+    problem, instead = missing_weights.of(recipes()["deepseek_v3_lora_h100_bf16"])
     assert "FP8" in problem
     assert "fp8_cast_bf16" in instead
-    assert "random weights" in registry.missing_weights(recipes()["t5_3b_sft_h100_bf16"])[0]
+    assert "random weights" in missing_weights.of(recipes()["t5_3b_sft_h100_bf16"])[0]
     for name in ("deepseek_v3_pretrain_h100_bf16", "deepseek_v2_lora_h100_bf16", "llama3_8b_sft_h100_bf16"):
-        assert registry.missing_weights(recipes()[name]) == ("", "")
+        assert missing_weights.of(recipes()[name]) == ("", "")
 
 
 def test_finding_14_an_fp8_folder_is_refused_before_the_import(tmp_path):
