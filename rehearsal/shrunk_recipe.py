@@ -102,6 +102,10 @@ def train_briefly(partial: Partial, steps: int, data: Path, vocab: int, save_eve
     partial.log.tensorboard = None
     saving = partial.log.ckpt
     saving.every_n_train_steps, saving.save_top_k, saving.save_last, saving.filename = save_every, -1, False, "{step}"
+    saving.every_n_epochs = saving.train_time_interval = None  # NeMo's recipes save by the clock
+    saving.monitor, saving.mode = "step", "max"  # a rehearsal does not validate, and saves nothing by val_loss
+    if "tokenizer" in partial.__arguments__ or getattr(partial, "tokenizer", None) == "model":
+        partial.tokenizer = "data"  # that of the generated text
     return [
         Change("trainer.max_steps", old_steps, steps, "a rehearsal is short"),
         Change("optim.config.lr", old_lr, lr, "without warm-up, so that a few steps show learning"),
