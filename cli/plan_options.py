@@ -179,11 +179,14 @@ def _of_recipe(options: PlanOptions, facts: Hardware) -> PlannedJob:
 def _of_model(options: PlanOptions, facts: Hardware) -> PlannedJob:
     from superpod.planner import models
     from superpod.planner.layout import Layout
-    from superpod.planner.planned_job import PlannedJob
+    from superpod.planner.planned_job import Options, PlannedJob
+    from superpod.recipes import absent
+    from superpod.recipes.planned_job import passes_heads
     from superpod.recipes.registry import recipes, refuse_fp16
 
     name, gpu, gpus, nodes = options.name, options.gpu, options.gpus, options.nodes
     refuse_fp16(name)
+    absent.refuse(name)
     try:
         shape = model(name)
     except UserError as unknown:
@@ -197,7 +200,8 @@ def _of_model(options: PlanOptions, facts: Hardware) -> PlannedJob:
     if gpus is None and nodes is None:
         raise UserError(f"{name} is a model: say on how many GPUs", f"--gpus {8 * node.gpus}, or --nodes 8")
     world = _positive("--gpus", gpus) if gpus is not None else _positive("--nodes", nodes or 0) * node.gpus
-    return PlannedJob(shape, node, facts.fabric_of(node), world, SEQ, "bf16", Layout(gbs=GBS))
+    attention = Options(cp_comm="a2a" if passes_heads(shape) else "p2p")
+    return PlannedJob(shape, node, facts.fabric_of(node), world, SEQ, "bf16", Layout(gbs=GBS), options=attention)
 
 
 def _positive(what: str, value: int) -> int:
