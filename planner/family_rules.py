@@ -60,5 +60,14 @@ FAMILY: tuple[Rule[JobInputs], ...] = (
             f"set cp 1, or nearest: seq {near_multiples(2 * f.cp * f.model.window, f.job.seq)}",
         ),
     ),
+    Rule(
+        "delayed_shared",  # Megatron, shared_experts.py:65: save_original_input; TE 2.9, module/linear.py:173
+        lambda f: (f.job.precision == "fp8ds") & bool(f.model.shared_ffn) & (f.recomputes("shared_experts") == 0),
+        lambda f: (
+            "shared experts keep their original input in Megatron-Core 0.15, which Transformer Engine 2.9 refuses "
+            "under delayed scaling (fp8ds)",
+            "set precision fp8cs, or recompute_modules shared_experts and moe_shared_expert_overlap false",
+        ),
+    ),
 )
-"""Rules of NeMo's classes, by facts of the model."""
+"""Rules of NeMo's classes and of Megatron's blocks of a family, by facts of the model."""

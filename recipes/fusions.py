@@ -96,7 +96,11 @@ FUSIONS = (
     Fusion(
         "bias_dropout_fusion",
         True,
-        lambda config, recipe: _decodes(config, recipe) and recipe.model.family != "nemotron",
+        lambda config, recipe: (
+            _decodes(config, recipe)
+            and recipe.model.family != "nemotron"
+            and not (config.num_moe_experts and config.add_bias_linear)  # grouped experts refuse it (experts.py:762)
+        ),
         "NeMo's Nemotron has it off under the field's older name, its GPT-3 on, which Megatron does not read",
     ),
     Fusion(

@@ -151,6 +151,7 @@ def cases(name: str) -> list[list[Case]]:
             for gpu in gpus()
             for precision in precisions(gpu)
             if precision == "bf16" or not (plain_only or task == "dora")
+            if precision != "fp8ds" or not model.shape.shared_ffn  # family_rules.py, delayed_shared
         ]
         for task, k in kinds
     ]

@@ -73,6 +73,20 @@ def test_llama4_takes_cp_where_chunks_stay_whole():
     assert "chunk_cp" not in rules_of(job("llama4_scout", seq=16384, **at | {"cp": 1}))
 
 
+def test_shared_experts_take_no_delayed_scaling():
+    """Building with Transformer Engine's own Python found it: linear.py asserts, at the first forward pass."""
+    at: dict[str, Any] = {"gpus": 64, "tp": 8, "sp": True, "ep": 16, "etp": 1}
+    scout = job("llama4_scout", seq=8192, **at)
+    delayed = scout.replace(precision="fp8ds")
+    assert "delayed_shared" in rules_of(delayed)
+    assert "delayed_shared" not in rules_of(scout.replace(precision="fp8cs"))
+    freed = delayed.layout.replace(recompute="selective", recompute_modules=("shared_experts",))
+    assert "delayed_shared" not in rules_of(delayed.replace(layout=freed))
+    mixtral = job("mixtral_8x7b", gpus=64, ep=8).replace(precision="fp8ds")
+    assert "delayed_shared" not in rules_of(mixtral)  # no shared ones
+    assert not any(r.model.shape.shared_ffn and r.precision == "fp8ds" for r in registry.recipes().values())
+
+
 def test_a_published_run_of_another_release_keeps_its_layout():
     older = Options(release="NeMo 25.09")
     assert "family_cp" not in rules_of(job("gemma3_1b", cp=2, options=older))
