@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from superpod import collection
+from superpod.errors import UserError
 from superpod.rehearsal.te import source
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,8 +30,20 @@ FOLLOWED = ("superpod.rehearsal.", "superpod.planner.kernels")
 
 @cache
 def versions() -> dict[str, str]:
-    """Library -> its version."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES} | {"transformer_engine": source.VERSION}
+    """Library -> its version.
+
+    Raises:
+        UserError: one of them is not installed.
+    """
+    source.folder()
+    try:
+        installed = {name: importlib.metadata.version(name) for name in PACKAGES}
+    except importlib.metadata.PackageNotFoundError as missing:
+        raise UserError(
+            f"a proof builds NeMo's models, and {missing.name} is not installed",
+            "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` shows what is there",
+        ) from missing
+    return installed | {"transformer_engine": source.VERSION}
 
 
 @cache

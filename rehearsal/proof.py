@@ -75,13 +75,17 @@ def prove(recipes: Iterable[Recipe], *, cache_file: Path, workers: int = 2, note
         cache_file: JSON of earlier results; written as they arrive.
         workers: processes that build, each about 1.5 GiB.
         note: called with what is done, how many are, and of how many.
+
+    Raises:
+        UserError: NeMo, or Transformer Engine's Python, is not installed.
     """
+    versions = fingerprint.versions()
     sizes = {(recipe.name, nodes): recipe for recipe in recipes for nodes in recipe.nodes}
     planned = plan((recipe, nodes) for (_, nodes), recipe in sizes.items())
     faults = {(failure.recipe, failure.nodes): failure.why for failure in refused(planned)}
     wanted = {size: SizeKey.of(recipe, size[1]) for size, recipe in sizes.items() if size not in faults}
     cache = ProofCache(cache_file)
-    proof = Proof(recipes=len({name for name, _ in sizes}), sizes=len(sizes), versions=fingerprint.versions())
+    proof = Proof(recipes=len({name for name, _ in sizes}), sizes=len(sizes), versions=versions)
     try:
         with proof_pool.Workers(workers) as pool:
             run = _Run(sizes, wanted, cache, proof, pool, note)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from superpod.errors import UserError
 from superpod.rehearsal import fingerprint
 from superpod.rehearsal.proof_cache import KEPT, ProofCache
 
@@ -86,3 +87,15 @@ def test_the_key_of_a_resolution_has_every_file_that_a_recipe_is_made_from(monke
         assert set(root.glob(pattern)) <= seen["paths"], pattern
     assert root / "rehearsal/resolved.py" in seen["paths"]
     assert not any("layouts" in path.parts and path.suffix == ".toml" for path in seen["paths"])
+
+
+def test_a_proof_without_nemo_or_transformer_engine_is_refused(monkeypatch, tmp_path):
+    def absent(name):
+        raise fingerprint.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(fingerprint.importlib.metadata, "version", absent)
+    with pytest.raises(UserError, match="nemo_toolkit is not installed"):
+        fingerprint.versions.__wrapped__()
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    with pytest.raises(UserError, match="Transformer Engine"):
+        fingerprint.versions.__wrapped__()
