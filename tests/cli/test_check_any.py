@@ -1,0 +1,129 @@
+"""Build 5: `recipes check` takes changes, a user's file and NeMo's own recipes, and no file can hurt the command."""
+
+import json
+
+import pytest
+
+from tests.cli.planning import printed
+
+RECIPE = "llama3_8b_pretrain_h100_bf16"
+
+HEAD = "import nemo_run as run\nfrom nemo.collections import llm\n\n\ndef recipe():\n"
+
+
+def written(folder, body, name="my own.py"):
+    path = folder / name
+    path.write_text(body)
+    return path
+
+
+def refused(cli, *words):
+    """What the command says as it refuses, without a traceback."""
+    done = cli("check", *words, timeout=300)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("def recipe(:\n", "my own.py:1: this is no Python"),
+        ("a = 1\n", "has no function recipe()"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_without_running_it(recipes_cli, tmp_path, body, says):
+    assert says in refused(recipes_cli, written(tmp_path, body))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nofile.py"], "nofile.py does not exist"),
+        (["nemo:llama3_9b"], "did you mean llama3_8b"),
+        (["nemo:llama3_8b/sftt"], "nemo:llama3_8b/finetune"),
+        ([RECIPE, "optim.config.lr=30"], "optim.config.lr is 30"),
+        ([RECIPE, "trainer.max_steps=10", "--seq", "2048"], "data.seq_length=N"),
+        ([RECIPE, "trainer.max_steps=10", "--gpu", "h1000"], "h1000"),
+        ([RECIPE, "max_steps"], "is not an override"),
+    ],
+)
+@pytest.mark.nemo
+def test_what_needs_no_nemo_is_refused_at_once(recipes_cli, words, says):
+    done = recipes_cli("check", *words, timeout=60, python=("-X", "importtime"))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "nemo_run" not in done.stderr
+    assert "torch" not in done.stderr
+
+
+@pytest.mark.nemo
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (HEAD + "    return {}\n", "recipe() returned dict, not a run.Partial"),
+        (HEAD + "    return run.Partial(llm.import_ckpt)\n", "calls import_ckpt"),
+        (HEAD + "    raise KeyError('mine')\n", "my own.py:6: KeyError: 'mine'"),
+        (HEAD + "    raise SystemExit(0)\n", "SystemExit"),
+        (HEAD + "    import os\n    os._exit(0)\n", "ended with code 0 before it had judged it"),
+        ("import not_installed_here\n" + HEAD + "    return 1\n", "my own.py:1: ModuleNotFoundError"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_line(recipes_cli, tmp_path, body, says):
+    assert says in refused(recipes_cli, written(tmp_path, body))
+
+
+def test_a_file_that_never_ends_is_ended(tmp_path, monkeypatch):
+    from superpod.errors import UserError
+    from superpod.lifecycle.request import Request
+    from superpod.rehearsal import judge
+
+    path = written(tmp_path, "def recipe():\n    while True:\n        pass\n")
+    with pytest.raises(UserError, match="took more than 1 s"):
+        judge.ask(Request(str(path)), limit_s=1)
+
+
+@pytest.mark.nemo
+@pytest.mark.slow
+def test_build_5_an_override_is_judged_by_its_plan_and_its_real_model(recipes_cli):
+    report = json.loads(printed(recipes_cli, "check", RECIPE, "trainer.max_steps=100", "--json"))
+    assert report["passed"]
+    assert report["warnings"][0]["rule"] == "warmup"
+    assert sum(report["built"]["0"]) == 4_015_263_744  # TP 2
+    too_much = printed(recipes_cli, "check", RECIPE, "data.micro_batch_size=8", "--no-build", code=2)
+    assert "does not fit" in too_much
+    other_gpu = printed(recipes_cli, "check", RECIPE, "trainer.plugins.fp8=hybrid", "--gpu", "a100", code=2)
+    assert "has no fp8ds" in other_gpu
+
+
+@pytest.mark.nemo
+@pytest.mark.slow
+def test_build_5_an_edited_export_is_judged(recipes_cli, tmp_path):
+    path = tmp_path / "edited.py"
+    assert recipes_cli("export", "tiny_llama3", "--to", path).returncode == 0
+    text = path.read_text()
+    path.write_text(text.replace("num_layers=4", "num_layers=6"))
+    whole = json.loads(printed(recipes_cli, "check", path, "--json"))
+    assert whole["passed"]
+    assert whole["built"]["0"]
+    path.write_text(text.replace('optimizer="adam"', 'optimizer="adamw"').replace("'adam'", "'adamw'"))
+    assert "'adamw'; it takes adam, sgd" in printed(recipes_cli, "check", path, code=2)
+
+
+@pytest.mark.nemo
+@pytest.mark.slow
+def test_build_5_nemos_own_recipes_are_judged(recipes_cli):
+    assert "llama32_1b pretrain, 8 x h100 bf16" in printed(recipes_cli, "check", "nemo:llama32_1b")
+    broken = printed(recipes_cli, "check", "nemo:deepseek_v2_lite", code=2)
+    assert "sequence parallelism (sp) splits over tensor parallelism, and tp is 1" in broken
+
+
+@pytest.mark.nemo
+@pytest.mark.slow
+def test_finding_15_render_refuses_what_is_known_not_to_fit(recipes_cli):
+    words = ("render", RECIPE, "data.micro_batch_size=16", "--cluster", "dgx_h100")
+    done = recipes_cli(*words, timeout=300)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "does not fit the GPU's memory: " in done.stderr
+    assert "next: " in done.stderr
