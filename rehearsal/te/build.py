@@ -33,7 +33,13 @@ class TeBuild:
 
 
 def build_with_te(
-    partial: Partial, rank: int, world_size: int, generation: str, environment: Mapping[str, str] | None = None
+    partial: Partial,
+    rank: int,
+    world_size: int,
+    generation: str,
+    environment: Mapping[str, str] | None = None,
+    *,
+    packed: bool = False,
 ) -> TeBuild:
     """Build the model that `rank` of `world_size` holds on GPUs of `generation`, with the recipe's own GPU settings.
 
@@ -45,6 +51,7 @@ def build_with_te(
         world_size: GPUs of the run.
         generation: sm80, sm90, sm100 or sm103.
         environment: of the ranks, as `recipes.environment.variables` decides it; Transformer Engine reads some of it.
+        packed: the micro-batch is one pack of samples, as fine-tuning data can be.
 
     Raises:
         AssertionError, RuntimeError, ValueError: Transformer Engine, Megatron or NeMo refuses the recipe.
@@ -57,7 +64,7 @@ def build_with_te(
         for callback in callbacks:
             _start(callback, partial, strategy, module)
         for chunk in chunks:
-            step.run(chunk, module.config, partial.data.micro_batch_size)
+            step.run(chunk, module.config, 1 if packed else partial.data.micro_batch_size, packed=packed)
         return TeBuild(counts, frozenset(layers))
 
 

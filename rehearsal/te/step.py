@@ -103,18 +103,22 @@ def _encode_and_decode(model: Any, config: Any, micro_batch: int, tokens: int) -
 
 
 def _packed(config: Any) -> Any:
-    """Samples of a pack, as NeMo's packed data sets describe them: here two of half its length."""
+    """Samples of a pack, as NeMo's packed data sets describe them: here two of half its length.
+
+    Only for context parallelism does NeMo pad each of them, and then names both ends (gpt/model/base.py).
+    """
     import torch
     from megatron.core.packed_seq_params import PackedSeqParams
 
     ends = torch.empty(3, dtype=torch.int32)
+    padded: Any = ends if config.context_parallel_size > 1 else None
     longest = config.seq_length // 2
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=ends,
         cu_seqlens_kv=ends,
-        cu_seqlens_q_padded=ends,
-        cu_seqlens_kv_padded=ends,
+        cu_seqlens_q_padded=padded,
+        cu_seqlens_kv_padded=padded,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
     )

@@ -36,9 +36,13 @@ def answer(partial, question):
         delattr(_owner(partial, path), path.rpartition(".")[2])
     generation = question.get("generation") or GENERATIONS[recipe.gpu]
     per_stage = planned.gpus // planned.layout.pp
+    packed = question.get("packed", False)
     stages = sorted({0, planned.layout.pp - 1})
     try:
-        built = [build_with_te(partial, stage * per_stage, planned.gpus, generation, variables) for stage in stages]
+        built = [
+            build_with_te(partial, stage * per_stage, planned.gpus, generation, variables, packed=packed)
+            for stage in stages
+        ]
     except Exception as refused:
         return {"refused": f"{type(refused).__name__}: {refused}"}
     counted = [sum(chunk.total for chunk in planned.model.chunk_parameters(planned.split, stage)) for stage in stages]

@@ -67,6 +67,24 @@ def test_ampere_has_no_fp8_and_hopper_no_mxfp8(with_te):
     assert "refused" in with_te(recipe="llama3_8b_pretrain_b200_mxfp8", generation="sm90")
 
 
+def test_packed_samples_take_attention_by_their_ends(with_te):
+    assert "refused" not in with_te(recipe="llama3_70b_sft_h100_bf16", packed=True)
+    padded_on_ampere = with_te(recipe="mixtral_8x7b_sft_a100_bf16", packed=True)
+    assert "No dot product attention backend" in padded_on_ampere["refused"]
+
+
+def test_gemma_3s_attention_does_not_take_what_megatrons_layer_gives_it(with_te):
+    refused = with_te(recipe="gemma3_1b_pretrain_h100_bf16").get("refused", "")
+    assert "rotary_pos_cos_sin" in refused
+
+
+def test_a_function_without_a_stand_in_says_its_name():
+    from superpod.rehearsal.te.extension import AbsentKernelError, Extension
+
+    with pytest.raises(AbsentKernelError, match="swizzle_scales"):
+        Extension().swizzle_scales()
+
+
 def test_gpt_oss_with_nemos_own_activation_is_refused_by_megatron(with_te):
     plain = with_te(recipe="gpt_oss_20b_pretrain_h100_bf16", unset=["model.config.activation_func"])
     assert "activation function should be" in plain["refused"]
