@@ -118,19 +118,19 @@ def _splits_heads(f: JobInputs) -> Truth:
     """Whether a2a cannot give every context-parallel rank whole heads (context_parallel.py:3189-3191)."""
     if not uses_te(f.job) or f.job.options.cp_comm != "a2a" or "attention" not in f.model.kinds:
         return False
-    each = f.tp * f.cp
-    return (f.cp > 1) & ((f.model.heads % each != 0) | (f.model.groups % each != 0))
+    parts = f.tp * f.cp
+    return (f.cp > 1) & ((f.model.heads % parts != 0) | (f.model.groups % parts != 0))
 
 
-def _demand(f: JobInputs) -> Demand | None:
+def _steps(f: JobInputs) -> Demand | None:
     return fp8_shapes.DEMANDS.get(f.job.precision) if f.job.options.impl == "te" else None
 
 
 def _odd_weights(f: JobInputs) -> list[tuple[Weight, Truth]]:
-    demand = _demand(f)
-    if demand is None:
+    steps = _steps(f)
+    if steps is None:
         return []
-    return [(w, fp8_shapes.misfit_weight(demand, w, f.sp)) for w in fp8_shapes.weights(f.model, f.tp, f.etp)]
+    return [(w, fp8_shapes.misfit_weight(steps, w, f.sp)) for w in fp8_shapes.weights(f.model, f.tp, f.etp)]
 
 
 def _breaks_weights(f: JobInputs) -> Truth:
@@ -141,12 +141,12 @@ def _breaks_weights(f: JobInputs) -> Truth:
 
 
 def _says_weights(f: JobInputs) -> tuple[str, str]:
-    demand = _demand(f)
-    assert demand is not None
+    steps = _steps(f)
+    assert steps is not None
     first = next(weight for weight, odd in _odd_weights(f) if odd)
-    plain = first.rows % demand.weight or first.columns % demand.weight
+    plain = first.rows % steps.weight or first.columns % steps.weight
     rule = (
-        f"multiples of {demand.weight}" if plain else f"a multiple of {demand.gathered} columns where they are gathered"
+        f"multiples of {steps.weight}" if plain else f"a multiple of {steps.gathered} columns where they are gathered"
     )
     return (
         f"{f.job.precision} needs {rule}, and {first.name} of {f.model.name} has {first.rows:,} x {first.columns:,} "
@@ -161,17 +161,17 @@ def _tokens(f: JobInputs) -> Whole:
 
 
 def _breaks_tokens(f: JobInputs) -> Truth:
-    demand = _demand(f)
-    return demand is not None and fp8_shapes.misfit_tokens(demand, _tokens(f), f.tp, f.sp)
+    steps = _steps(f)
+    return steps is not None and fp8_shapes.misfit_tokens(steps, _tokens(f), f.tp, f.sp)
 
 
 def _says_tokens(f: JobInputs) -> tuple[str, str]:
-    demand = _demand(f)
-    assert demand is not None
+    steps = _steps(f)
+    assert steps is not None
     ranks = f.cp * (f.tp if f.sp else 1)
-    step = max(demand.tokens * f.cp, demand.local * ranks if f.sp else 1)
+    step = max(steps.tokens * f.cp, steps.local * ranks if f.sp else 1)
     return (
-        f"{f.job.precision} multiplies tokens in steps of {demand.tokens}, of {demand.local} before they are gathered, "
+        f"{f.job.precision} multiplies tokens in steps of {steps.tokens}, of {steps.local} before they are gathered, "
         f"and a rank has seq {f.job.seq} x mbs {f.mbs} / (cp {f.cp} x tp {ranks // f.cp}) = "
         f"{f.job.seq * f.mbs // ranks}",
         f"nearest: seq {near_multiples(step, f.job.seq * f.mbs)} / mbs, or a smaller tp or cp",

@@ -125,13 +125,13 @@ def _delta(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
 _BLOCKS = {"attention": _attention, "mla": _mla, "mlp": _mlp, "moe": _moe, "mamba": _mamba, "delta": _delta}
 
 
-def misfit_weight(demand: Demand, weight: Weight, sp: Truth) -> Truth:
-    """Whether a weight's sizes break the demand; `sp`: under sequence parallelism."""
-    odd = (weight.rows % demand.weight != 0) | (weight.columns % demand.weight != 0)
-    return odd | (sp & weight.gathers & (weight.columns % demand.gathered != 0))
+def misfit_weight(steps: Demand, weight: Weight, sp: Truth) -> Truth:
+    """Whether a weight's sizes break these steps; `sp`: under sequence parallelism."""
+    odd = (weight.rows % steps.weight != 0) | (weight.columns % steps.weight != 0)
+    return odd | (sp & weight.gathers & (weight.columns % steps.gathered != 0))
 
 
-def misfit_tokens(demand: Demand, tokens: Whole, tp: Whole, sp: Truth) -> Truth:
-    """Whether the tokens of a micro-batch on a context-parallel rank break the demand."""
+def misfit_tokens(steps: Demand, tokens: Whole, tp: Whole, sp: Truth) -> Truth:
+    """Whether the tokens of a micro-batch on a context-parallel rank break these steps."""
     local = tokens // tp
-    return (tokens % demand.tokens != 0) | (sp & (local % demand.local != 0))
+    return (tokens % steps.tokens != 0) | (sp & (local % steps.local != 0))

@@ -124,14 +124,14 @@ def fused_backend(a: FusedAttention) -> Fused:
     if not refused(FP8, a):
         return Fused.FP8
     arbitrary, max512 = not refused(ARBITRARY, a), not refused(MAX512, a)
-    found = Fused.ARBITRARY if arbitrary else Fused.NONE
+    kernel = Fused.ARBITRARY if arbitrary else Fused.NONE
     if a.seq_q <= 512 and a.seq_kv <= 512:  # fused_attn.cpp:459-472
-        found = Fused.ARBITRARY if arbitrary else Fused.MAX512 if max512 else Fused.NONE
+        kernel = Fused.ARBITRARY if arbitrary else Fused.MAX512 if max512 else Fused.NONE
         if (a.wanted == Fused.MAX512 and max512) or (a.wanted == Fused.ARBITRARY and arbitrary):
-            found = Fused(a.wanted)
-    if (found is Fused.MAX512 and a.cudnn < 8901) or (found is Fused.ARBITRARY and a.cudnn < 8900):
+            kernel = Fused(a.wanted)
+    if (kernel is Fused.MAX512 and a.cudnn < 8901) or (kernel is Fused.ARBITRARY and a.cudnn < 8900):
         return Fused.NONE  # fused_attn.cpp:473-486
-    return found
+    return kernel
 
 
 def refused(kernel: tuple[Condition, ...], a: FusedAttention) -> tuple[Condition, ...]:

@@ -93,7 +93,7 @@ def _kernel_asked(a: Attention, training: bool, q: int, _kv: int, layout: Any, b
 
 def real(a: Attention) -> tuple[tuple[bool, ...], str]:
     """What Transformer Engine's Python finds available, and what it chooses."""
-    utils.tex.get_fused_attn_backend = lambda *asked: _kernel_asked(a, *asked)
+    utils.tex.get_fused_attn_backend = lambda *call: _kernel_asked(a, *call)
     utils.get_device_compute_capability = lambda: divmod(a.sm, 10)
     utils.get_cudnn_version = lambda: (a.cudnn // 10000, a.cudnn // 100 % 100, a.cudnn % 100)
     versions = utils.FlashAttentionUtils

@@ -136,17 +136,16 @@ def main(verb: str, library: Path, folder: Path, count: int = 0) -> None:
         write_stubs(library, folder)
         return
     ask, drawn = asker(library, folder), draws(1)
-    asked = [(layer, ask(layer)) for layer, _ in zip(drawn, range(count), strict=False)]
+    layers = [(layer, ask(layer)) for layer, _ in zip(drawn, range(count), strict=False)]
     if verb == "answers":
         names = [f.name for f in fields(FusedAttention) if f.name != "wanted"]
         with ANSWERS.open("w", newline="") as out:
             writer = csv.writer(out, lineterminator="\n")
             writer.writerow([*names, "backend"])
-            writer.writerows([*(getattr(layer, name) for name in names), answer] for layer, answer in asked)
-    wrong = [(layer, answer) for layer, answer in asked if fused_backend(layer) != answer]
-    print(
-        f"{len(asked)} asked, {sum(answer >= 0 for _, answer in asked)} with a kernel, {len(wrong)} answered otherwise"
-    )
+            writer.writerows([*(getattr(layer, name) for name in names), answer] for layer, answer in layers)
+    wrong = [(layer, answer) for layer, answer in layers if fused_backend(layer) != answer]
+    kernels = sum(answer >= 0 for _, answer in layers)
+    print(f"{len(layers)} layers, {kernels} with a kernel, {len(wrong)} answered otherwise")
     for layer, answer in wrong[:5]:
         print(answer, layer)
 

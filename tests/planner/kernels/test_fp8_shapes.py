@@ -50,8 +50,8 @@ CASES = [
 
 @pytest.mark.parametrize(("test", "kind", "rows", "columns", "tokens", "tp", "fits"), CASES)
 def test_a_shape_of_transformer_engines_tests_fits_where_it_runs(test, kind, rows, columns, tokens, tp, fits):
-    demand, sp = DEMANDS[kind], tp > 1
-    odd = misfit_weight(demand, Weight(test, rows, columns, True), sp) or misfit_tokens(demand, tokens, tp, sp)
+    steps, sp = DEMANDS[kind], tp > 1
+    odd = misfit_weight(steps, Weight(test, rows, columns, True), sp) or misfit_tokens(steps, tokens, tp, sp)
     assert bool(odd) != fits
 
 
@@ -75,8 +75,8 @@ def test_there_are_40_of_them():
     ],
 )
 def test_finding_12_weights_that_break_what_fp8_demands(model, precision, tp, broken):
-    found = [w.name for w in weights(models.find(model), tp) if misfit_weight(DEMANDS[precision], w, tp > 1)]
-    assert found == broken
+    odd = [w.name for w in weights(models.find(model), tp) if misfit_weight(DEMANDS[precision], w, tp > 1)]
+    assert odd == broken
 
 
 @pytest.mark.parametrize(

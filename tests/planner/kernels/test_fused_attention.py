@@ -30,9 +30,9 @@ def test_every_answer_is_that_of_the_compiled_library_of_transformer_engine_2_9(
     answers = list(_answers())
     wrong = [(layer, answer) for layer, answer in answers if fused_backend(layer) != answer]
     assert not wrong
-    found = [answer for _, answer in answers]
-    assert len(found) == 800
-    assert {Fused.NONE, Fused.ARBITRARY, Fused.FP8} <= set(found)
+    kernels = [answer for _, answer in answers]
+    assert len(kernels) == 800
+    assert {Fused.NONE, Fused.ARBITRARY, Fused.FP8} <= set(kernels)
 
 
 @pytest.mark.skipif("SUPERPOD_TE_LIBRARY" not in os.environ, reason="compiled_te.py says how to get the library")
