@@ -83,6 +83,8 @@ class Gpu:
     """The GPU starts kernels in the order they are queued, with more than one hardware queue."""
     multicast: bool = False
     """NVLink switches send one write to several GPUs, which Transformer Engine's userbuffers ask for."""
+    deepep: bool = False
+    """NVIDIA's images build DeepEP's kernels for it, and its published runs use them."""
     cuda: str = ""
     """The first CUDA that compiles for it; "" = any that NeMo 2.7 runs with."""
     cublas_workspace_mib: int = 8

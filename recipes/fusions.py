@@ -47,7 +47,7 @@ def uses_deepep(shape: ModelShape, gpu: Gpu, layout: Layout) -> bool:
     On Blackwell NVIDIA's runs take Megatron's own all-to-all (pretrain_deepseek_v3.py:75), and NVIDIA's images build
     DeepEP for compute capability 9.0. The flex dispatcher wants several ranks (token_dispatcher.py:1164).
     """
-    return bool(shape.kv_lora) and gpu.generation == "hopper" and layout.ep * (layout.etp or layout.tp) > 1
+    return bool(shape.kv_lora) and gpu.deepep and layout.ep * (layout.etp or layout.tp) > 1
 
 
 @dataclass(frozen=True)

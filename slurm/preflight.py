@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from superpod.errors import UserError, did_you_mean
+from superpod.errors import UserError
 from superpod.slurm import images
-from superpod.slurm.live_cluster import LiveCluster, gpus_of
+from superpod.slurm.live_cluster import LiveCluster
+from superpod.slurm.profile_checks import PROFILE_CHECKS, Finding, limit, partition_name
 from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
@@ -28,13 +29,6 @@ START_S = 300
 
 DISK_BYTES_S = 2e9
 """Bytes of a checkpoint that one node writes in a second, a cautious guess; a save takes bytes / (nodes x this)."""
-
-
-class Finding(NamedTuple):
-    """One problem, and the next move."""
-
-    message: str
-    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ class Case:
     @property
     def partition(self) -> str:
         """Where the job would go."""
-        return _partition_name(self.cluster, self.live)
+        return partition_name(self.cluster, self.live)
 
 
 def refuse(case: Case) -> None:
@@ -101,169 +95,6 @@ def findings(case: Case) -> list[Finding]:
 def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
     """What the live cluster would refuse in a profile: `recipes cluster check`."""
     return [finding for check in PROFILE_CHECKS for finding in check(cluster, live)]
-
-
-# -- the profile against the live cluster ---------------------------------------------------------------------------
-
-
-def _partition_name(cluster: Cluster, live: LiveCluster) -> str:
-    return cluster.slurm.partition or live.default_partition
-
-
-def account(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """The account is one of this user's."""
-    accounts = list(dict.fromkeys(a for a, _, _ in live.associations))
-    if not live.associations or ("associations" not in live.enforces and not cluster.slurm.account):
-        return
-    if not cluster.slurm.account:
-        if live.enforces and len(accounts) > 1:
-            yield Finding("slurm.account is empty, and Slurm requires one", f"yours: {', '.join(accounts)}")
-    elif cluster.slurm.account not in accounts:
-        yield Finding(
-            f"slurm.account {cluster.slurm.account!r} is not one of yours",
-            f"yours: {', '.join(accounts) or 'none at all'}",
-        )
-
-
-def partition(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """The partition exists, is up, and accepts this account."""
-    name = _partition_name(cluster, live)
-    known = live.partitions.get(name)
-    if known is None:
-        hint = did_you_mean(name, list(live.partitions)) or f"there are {', '.join(live.partitions)}"
-        yield Finding(f"slurm.partition {name!r} does not exist", hint)
-    elif known.get("State", "UP") != "UP":
-        yield Finding(f"partition {name} is {known['State']}", "wait for its administrators, or choose another")
-    elif known.get("AllowAccounts", "ALL") != "ALL" and cluster.slurm.account not in known["AllowAccounts"].split(","):
-        yield Finding(
-            f"partition {name} does not accept account {cluster.slurm.account!r}",
-            f"it accepts {known['AllowAccounts']}",
-        )
-
-
-def qos(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """The QOS is one of this user's."""
-    names = list(dict.fromkeys(name for _, _, names in live.associations for name in names))
-    if cluster.slurm.qos and names and cluster.slurm.qos not in names:
-        yield Finding(f"slurm.qos {cluster.slurm.qos!r} is not one of yours", f"yours: {', '.join(names)}")
-
-
-def constraint(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """Every feature of the constraint is one that a node of the partition has."""
-    name = _partition_name(cluster, live)
-    features = {f for n in live.nodes_of(name) for f in n.get("AvailableFeatures", "").split(",")} - {"(null)", ""}
-    for word in re.findall(r"[A-Za-z_][\w.-]*", cluster.slurm.constraint):
-        if word not in features:
-            listed = ", ".join(sorted(features)) or "none at all"
-            yield Finding(f"slurm.constraint {word!r} is a feature of no node in {name}", f"features there: {listed}")
-
-
-def gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """Nodes have the number and type of GPUs that the profile names, if Slurm counts GPUs."""
-    name = _partition_name(cluster, live)
-    nodes = live.nodes_of(name)
-    if not nodes:
-        return
-    most = max(gpus_of(node)[0] for node in nodes)
-    if cluster.slurm.gpus == "none":
-        return
-    if most == 0:
-        yield Finding(f"Slurm lists no GPUs for any node of {name}", 'write slurm.gpus = "none": jobs get whole nodes')
-    elif most < cluster.gpus_per_node:
-        yield Finding(
-            f"gpus_per_node is {cluster.gpus_per_node}, but the nodes of {name} have {most}",
-            f"write gpus_per_node = {most}",
-        )
-    types = {gpus_of(node)[1] for node in nodes} - {""}
-    if cluster.slurm.gpu_type and cluster.slurm.gpu_type not in types:
-        yield Finding(
-            f"slurm.gpu_type {cluster.slurm.gpu_type!r} is in no node of {name}", f"types: {', '.join(types)}"
-        )
-
-
-def memory(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """The memory is no more than a node has."""
-    name = _partition_name(cluster, live)
-    most = max((int(n.get("RealMemory", 0)) for n in live.nodes_of(name)), default=0)
-    match = re.fullmatch(r"(\d+)([KMGT]?)", cluster.slurm.mem)
-    requested = int(match[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2]] if match else 0
-    if most and requested > most:
-        yield Finding(f"slurm.mem {cluster.slurm.mem} is more than a node of {name} has: {most}M", 'write mem = "0"')
-
-
-def limit(cluster: Cluster, live: LiveCluster, time: str = "") -> Iterator[Finding]:
-    """The time limit is no longer than the partition allows."""
-    name = _partition_name(cluster, live)
-    longest = live.partitions.get(name, {}).get("MaxTime", "UNLIMITED")
-    limit_text = time or cluster.slurm.time
-    if longest not in ("UNLIMITED", "") and seconds(limit_text) > seconds(longest):
-        yield Finding(f"an attempt of {limit_text} is longer than {name} allows: {longest}", f"--time {longest}")
-
-
-def mpi(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """The PMI plug-in is one that this Slurm has."""
-    if live.mpi and cluster.slurm.mpi not in live.mpi:
-        yield Finding(f"slurm.mpi {cluster.slurm.mpi!r} is not in this Slurm", f"it has {', '.join(live.mpi)}")
-
-
-def pyxis(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """pyxis is installed, if the profile names a container."""
-    if cluster.container.image and not live.has_pyxis:
-        yield Finding(
-            "srun has no --container-image here: pyxis is not installed",
-            'write container.image = "", and a virtual environment on a shared disk as software.python',
-        )
-
-
-def image(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """The image file can be read; the name of an image in a registry is not looked up."""
-    name = cluster.container.image
-    if name.startswith("/") and live.paths.get(name, "file") != "file":
-        yield Finding(f"container.image {name} is {live.paths[name]}", "enroot import writes it: docs/slurm.md")
-
-
-def mounts(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """Every mounted path exists."""
-    for outside in cluster.container.mounted if cluster.container.image else []:
-        if live.paths.get(outside, "folder") not in ("folder", "file"):
-            yield Finding(f"container.mounts: {outside} is {live.paths[outside]}", "mount only what every node has")
-
-
-def python(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """The Pythons of the batch script and of the ranks exist, and the former is 3.9 or later."""
-    name = cluster.software.host_python
-    if not live.python:
-        yield Finding(f"software.host_python {name!r} does not exist", "name a Python 3.9 or later")
-    elif live.python < 309:
-        yield Finding(f"software.host_python {name!r} is {live.python // 100}.{live.python % 100}", "3.9 or later")
-    if not live.ranks_python:
-        yield Finding(f"the ranks' Python {cluster.software.python!r} does not exist", "see software.python")
-
-
-def runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """The folder for runs can be written."""
-    if live.runs_free is None:
-        yield Finding(f"{cluster.folders.runs} cannot be written", "set folders.runs, or --runs, to another folder")
-
-
-PROFILE_CHECKS = (
-    account,
-    partition,
-    qos,
-    constraint,
-    gres,
-    memory,
-    limit,
-    mpi,
-    pyxis,
-    image,
-    mounts,
-    python,
-    runs_folder,
-)
-
-
-# -- the recipe against the cluster ---------------------------------------------------------------------------------
 
 
 def profile(case: Case) -> Iterator[Finding]:

@@ -108,9 +108,9 @@ def test_finding_7_no_recipe_breaks_a_rule_of_its_family():
 
 
 def test_finding_7_no_search_finds_what_a_class_refuses():
-    found = search(job("gemma3_1b", gpus=8), Space(mbs=(1,)))
-    assert found.fields["cp"].max() == 1
-    assert found.fields["vp"].max() == 1
+    result = search(job("gemma3_1b", gpus=8), Space(mbs=(1,)))
+    assert result.fields["cp"].max() == 1
+    assert result.fields["vp"].max() == 1
 
 
 def test_finding_7_gemma2_keeps_its_scores():
