@@ -86,6 +86,14 @@ def _refuses(job: PlannedJob, cp: int) -> str:
     return ""
 
 
+def keeps_scores_unasked(job: PlannedJob) -> bool:
+    """Whether Transformer Engine has nothing for a run's layout but unfused attention, which it takes by itself."""
+    if not uses_te(job) or job.keeps_scores or job.options.framework != "megatron":
+        return False
+    chosen = {attention.choose(layer).backend for layer in layers(job, job.layout.cp)}
+    return "unfused" in chosen and "" not in chosen
+
+
 def _against(layer: Attention) -> str:
     """Why neither of the backends that keep no scores can be taken."""
     flash, fused = attention.against(attention.FLASH2, layer)[0], attention.against(attention.FUSED, layer)[0]
@@ -107,6 +115,8 @@ def _says_no_backend(f: JobInputs) -> tuple[str, str]:
         fix = "set cp_comm a2a"
     elif cp > 1 and not _refuses(job, 1):
         fix = "set cp 1"
+    elif cp == 1 and keeps_scores_unasked(job):
+        fix = "another GPU, or attention unfused"
     return f"{job.model.name} on {job.node.gpu.name} with cp {cp}, Transformer Engine 2.9: {_refuses(job, cp)}", fix
 
 

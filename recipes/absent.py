@@ -10,7 +10,7 @@ from superpod.planner import hardware, legality
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 from superpod.recipes import registry
-from superpod.recipes.planned_job import decided
+from superpod.recipes.planned_job import decided, with_attention
 
 ALONE = ("attention_backend", "fp8_weights", "precision")
 """Rules that no layout keeps, if the simplest one breaks them."""
@@ -40,7 +40,7 @@ def _simplest(m: registry.Model, suffix: str) -> PlannedJob:
     facts = registry.recipe_facts(suffix, "")
     task, precision = facts["task"], facts["precision"]
     shape, node = registry.shape_for(m, task), hardware.node(facts["gpu"])
-    return PlannedJob(
+    simplest = PlannedJob(
         model=shape,
         node=node,
         fabric=hardware.builtin().fabric_of(node),
@@ -51,6 +51,7 @@ def _simplest(m: registry.Model, suffix: str) -> PlannedJob:
         task="lora" if task in registry.ADAPTERS else "sft" if task == "sft" else "pretrain",
         options=decided(task, precision, "zero1", shape),
     )
+    return with_attention(simplest)
 
 
 def _others(model: str, job: PlannedJob) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from superpod.planner import columns, hardware, memory
+from superpod.planner import columns, hardware, kernel_rules, memory
 from superpod.planner.hardware import Hardware
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import Options, PlannedJob
@@ -49,6 +49,15 @@ def gathers_fp8(precision: str, sharding: str) -> bool:
     return precision in GATHERED and sharding != "none"
 
 
+def with_attention(job: PlannedJob) -> PlannedJob:
+    """The job with its scores in memory where Transformer Engine has no other attention for it: latent attention on
+    A100. It takes the unfused one by itself (utils.py:1100-1119), so NeMo's configuration says nothing of it.
+    """
+    if not kernel_rules.keeps_scores_unasked(job):
+        return job
+    return job.replace(options=replace(job.options, attention="unfused"))
+
+
 def settled(job: PlannedJob) -> PlannedJob:
     """The job with its choice of what MXFP8's parameters are: BF16 where memory holds them, else FP8.
 
@@ -58,6 +67,7 @@ def settled(job: PlannedJob) -> PlannedJob:
     the first step on, so that the gather must run by itself, after the step. BF16 ones are gathered beside the forward
     pass, as ever: faster wherever they fit, by 4 % in the mean of our sizes.
     """
+    job = with_attention(job)
     if job.precision != "mxfp8" or not gathers_fp8(job.precision, job.layout.sharding):
         return job
     wide = job.replace(options=replace(job.options, fp8_params=False, overlap_params=True))
@@ -163,7 +173,7 @@ def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
     if base.model.is_moe:
         sizes["experts"] = config.num_moe_experts
     layout = layout_of(partial)
-    return base.replace(
+    planned = base.replace(
         model=base.model.replace(**{key: value for key, value in sizes.items() if value}),
         gpus=partial.trainer.devices * partial.trainer.num_nodes,
         seq=partial.data.seq_length,
@@ -172,6 +182,7 @@ def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
         task=configured_job.planned_task(partial),
         options=_options_of(partial, decided(task, precision, layout.sharding, base.model)),
     )
+    return with_attention(planned)
 
 
 def _options_of(partial: run.Partial, base: Options) -> Options:

@@ -14,7 +14,7 @@ from superpod.planner.hardware import Gpu
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 from superpod.recipes import registry
-from superpod.recipes.planned_job import decided
+from superpod.recipes.planned_job import decided, with_attention
 from superpod.recipes.registry import TASKS, Task
 
 LEAST_GB = 80
@@ -90,7 +90,7 @@ class Case:
         facts = hardware.builtin()
         node = facts.node(self.gpu)
         shape = registry.shape_for(registry.models()[self.model], self.task)
-        return PlannedJob(
+        planned = PlannedJob(
             model=shape,
             node=node,
             fabric=facts.fabric_of(node),
@@ -101,6 +101,7 @@ class Case:
             task="lora" if self.task == "dora" else self.task,
             options=decided(self.task, self.precision, self.sharding, shape),
         )
+        return with_attention(planned)
 
     @property
     def sharding(self) -> Literal["none", "zero1"]:

@@ -66,10 +66,10 @@ def test_plan_starts_from_another_tool_s_file_and_names_what_is_left_out(recipes
 
 
 def test_finding_5_what_no_kernel_computes_is_said_with_its_reason(recipes_cli):
-    for words in (["deepseek_v3_pretrain_a100_bf16"], ["deepseek_v3", "--gpu", "a100", "--gpus", "512"]):
+    for words in (["deepseek_v3_sft_a100_bf16"], ["gemma_2b", "--gpu", "b300", "--gpus", "8"]):
         done = recipes_cli("plan", *words)
         assert done.returncode == 2
-        assert "only unfused attention" in " ".join(done.stderr.split())
+        assert "no attention backend" in " ".join(done.stderr.split())
 
 
 def test_finding_4_context_parallelism_of_a_learned_softmax_is_planned_with_exchanged_heads(recipes_cli):

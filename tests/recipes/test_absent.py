@@ -1,7 +1,7 @@
 import pytest
 
 from superpod.errors import UserError
-from superpod.planner import legality
+from superpod.planner import legality, predict
 from superpod.recipes import absent, planned_job, registry
 
 
@@ -19,7 +19,7 @@ def test_no_recipe_at_any_size_breaks_a_rule_of_its_kernels():
 @pytest.mark.parametrize(
     ("name", "says", "instead"),
     [
-        ("deepseek_v3_pretrain_a100_bf16", "only unfused attention", "deepseek_v3_pretrain_h100_bf16"),  # finding 5
+        ("deepseek_v3_sft_a100_bf16", "no attention backend", "deepseek_v3_sft_h100_bf16"),  # finding 5
         ("deepseek_v2_lora_a100_bf16", "no attention backend", "deepseek_v2_lora_h100_bf16"),
         ("gemma_2b_sft_b300_bf16", "its head size", "gemma_2b_sft_a100_bf16"),
         ("nemotronh_4b_pretrain_gb200_mxfp8", "in_proj of nemotronh_4b has 16,496", "nemotronh_4b_pretrain_gb200_bf16"),
@@ -45,3 +45,17 @@ def test_finding_4_context_parallelism_of_gpt_oss_exchanges_heads():
     assert all("attention_backend" in [b.rule for b in legality.violations(job)] for job in ring)
     assert planned_job.job(registry.find("mistral_7b_pretrain_h100_bf16")).options.cp_comm == "a2a"
     assert planned_job.job(registry.find("llama3_8b_pretrain_h100_bf16")).options.cp_comm == "p2p"
+
+
+@pytest.mark.parametrize("model", ["deepseek_v2_lite", "deepseek_v2", "deepseek_v3"])
+def test_finding_5_pretraining_latent_attention_on_a100_has_its_scores_priced(model):
+    recipe = registry.find(f"{model}_pretrain_a100_bf16")
+    for nodes in recipe.nodes:
+        job = planned_job.job(recipe, nodes)
+        assert job.options.attention == "unfused"
+        assert job.layout.cp == 1
+        flash = job.replace(options=planned_job.replace(job.options, attention="flash"))
+        assert predict.one(job).verdict == "ok"
+        assert (job.keeps_scores, flash.keeps_scores) == (True, False)
+        assert "attention_backend" in [broken.rule for broken in legality.violations(flash)]
+    assert planned_job.job(registry.find(f"{model}_pretrain_h100_bf16")).options.attention == "flash"
