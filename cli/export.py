@@ -45,5 +45,5 @@ def _text(request: Request) -> str:
     options = {"--nodes": request.num_nodes, "--data": request.data}
     words = [word for option, value in options.items() if value for word in (option, str(value))]
     command = shlex.join(["recipes", "export", request.recipe, *request.overrides, *words])
-    top = heading.heading(find(request.recipe), resolved.partial, command)
+    top = heading.heading(find(request.recipe), resolved.partial, command, request.overrides)
     return recipe_source.render(resolved.partial, top, environment.variables(resolved.job))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,8 +42,14 @@ PUBLISHED = re.compile(
 """A comment of a layout file about a run that NVIDIA published."""
 
 
-def heading(recipe: Recipe, partial: run.Partial, command: str) -> str:
-    """The docstring at the top of a recipe's file; `command` is the one that wrote it.
+def heading(recipe: Recipe, partial: run.Partial, command: str, overrides: Sequence[str] = ()) -> str:
+    """The docstring at the top of a recipe's file.
+
+    Args:
+        recipe: what was exported.
+        partial: the same, with its overrides.
+        command: the one that wrote the file.
+        overrides: those of it.
 
     Raises:
         UserError: overrides have replaced a part that a recipe needs.
@@ -57,7 +64,8 @@ def heading(recipe: Recipe, partial: run.Partial, command: str) -> str:
     written = f"Written by `{command}` for {_versions()}. It needs nothing else: change it as you like."
     if own := _own_module(partial):
         written = f"Written by `{command}` for {_versions()}, and {own.name} beside it, from {own}."
-    about = _about(recipe, partial, layout)
+    proven = f"How far the recipe was proven: {proof_level.sentence(recipe, nodes, overrides)}."
+    about = f"{_about(recipe, partial, layout)} {proven}"
     return HEADING.format(name=recipe.name, about=_filled(about), written=_filled(written), nodes=nodes, gpus=gpus)
 
 
@@ -71,7 +79,6 @@ def _about(recipe: Recipe, partial: run.Partial, layout: Layout) -> str:
         f"gbs {layout.gbs}, {partial.data.seq_length} tokens a sample.",
         _published(recipe, layout, nodes * gpus),
         _planned(recipe, partial),
-        f"How far the recipe was proven: {proof_level.of(recipe).sentence(nodes)}.",
     ]
     return " ".join(filter(None, sentences))
 
@@ -95,7 +102,8 @@ def _planned(recipe: Recipe, partial: run.Partial) -> str:
     expected = predict.one(of_partial(partial, recipe))
     if expected.step_time_s is None or expected.reserved_gib_max is None:
         return ""
-    return f"Expected: {expected.step_time_s:.3g} s a step, {expected.reserved_gib_max:.0f} GiB of a GPU's memory."
+    gib = f"{expected.reserved_gib_max:.3g}" if expected.reserved_gib_max < 10 else f"{expected.reserved_gib_max:.0f}"
+    return f"Expected: {expected.step_time_s:.3g} s a step, {gib} GiB of a GPU's memory."
 
 
 def _own_module(partial: run.Partial) -> Path | None:
