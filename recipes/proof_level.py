@@ -112,6 +112,11 @@ def changes_what_was_built(overrides: Iterable[str]) -> bool:
 
 def layouts_hash(files: Iterable[Path]) -> str:
     """Hash of layout files: a proof holds for these layouts only."""
+    return _hash(tuple(files))
+
+
+@cache
+def _hash(files: tuple[Path, ...]) -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
