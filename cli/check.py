@@ -130,7 +130,7 @@ def _facts(judgement: Judgement, *, whole: bool) -> dict[str, object]:
     }
     if whole:
         known = asdict(judgement)
-        facts |= {name: known[name] for name in ("title", "unplanned", "built", "layers", "build_error")}
+        facts |= {name: known[name] for name in ("title", "unplanned", "built", "layers", "build_error", "not_built")}
         facts["passed"] = judgement.passed
     return facts
 
@@ -145,6 +145,8 @@ def _print(judgement: Judgement) -> None:
         print(f"not planned: {judgement.unplanned}")
     for warning in judgement.warnings:
         print(f"warning: {warning.message}" + _next(warning.fix))
+    if judgement.not_built:
+        print(f"not built here: {judgement.not_built}")
     if judgement.build_error:
         print(f"does not start: {judgement.build_error}")
     elif judgement.built:

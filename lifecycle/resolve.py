@@ -186,6 +186,7 @@ def still_a_recipe(partial: run.Partial, overrides: tuple[str, ...]) -> None:
     """Refuse overrides after which nothing can run: a part gone, a count that is none, a path that the run sets."""
     import fiddle as fdl
 
+    _with_callbacks(partial, overrides)
     for path in _PARTS:
         node = partial
         for name in path.split("."):
@@ -207,6 +208,12 @@ def still_a_recipe(partial: run.Partial, overrides: tuple[str, ...]) -> None:
             raise UserError(
                 f"override {text.partition('=')[0]}: a run keeps these in its run folder", "name it with --runs"
             )
+
+
+def _with_callbacks(partial: run.Partial, overrides: tuple[str, ...]) -> None:
+    """Give a configuration without callbacks a list of none, as NeMo's own recipes of long contexts have it."""
+    if partial.trainer.callbacks is None and not any("callbacks" in text for text in overrides):
+        partial.trainer.callbacks = []
 
 
 # -- the same without NeMo, where it was resolved before -------------------------------------------------------------

@@ -85,7 +85,7 @@ def _set_unresolved(partial: run.Partial, path: str, text: str) -> bool:
         return False
     operator, _, value = text.partition("=")
     if operator.strip() != path or field not in hints:
-        raise CLIException(f"{annotation} takes `=`", text)
+        raise CLIException(f"{annotation} takes `=`", text, {})
     setattr(node, field, type_parser.parse(value.strip(), hints[field]))
     return True
 

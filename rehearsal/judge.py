@@ -34,6 +34,16 @@ SAID = "SUPERPOD_JUDGE_ANSWER"
 """The variable that names the file for the answer."""
 
 
+LACKING = (
+    "must be compiled with 'nccl' support",
+    "Apex must be installed",
+    "mamba_ssm",
+    "causal_conv1d",
+    "flashfftconv",
+)
+"""Words of an error that is this machine's: PyTorch for CPUs, and packages that are CUDA kernels only."""
+
+
 class JudgeFailed(RuntimeError):
     """The process ended without an answer, and not by a user's file."""
 
@@ -63,6 +73,8 @@ class Judgement:
     """Whose layers were built: Transformer Engine's, or local ones in their place."""
     build_error: str = ""
     """What building a model raised, in the library's own words; "" = nothing."""
+    not_built: str = ""
+    """What this machine lacks to build the model: no fault of the configuration."""
 
     @property
     def passed(self) -> bool:
@@ -189,7 +201,11 @@ def _build(judgement: Judgement, partial: Partial, job: PlannedJob | None) -> No
         except Exception as error:  # each library has exceptions of its own
             text = str(error).partition("\n\nFiddle context")[0].strip()
             line = text.splitlines()[0][:300] if text else ""
-            judgement.build_error = f"rank {rank}: {type(error).__name__}{f': {line}' if line else ''}"
+            what = f"rank {rank}: {type(error).__name__}{f': {line}' if line else ''}"
+            if any(lacking in text for lacking in LACKING):
+                judgement.not_built = what
+            else:
+                judgement.build_error = what
             return
 
 

@@ -1,7 +1,7 @@
 """Writes docs/nemo_recipes.md: what `recipes check` finds in the recipes that NeMo ships.
 
     python scripts/nemo_recipes.py            judges every one: about 15 minutes on two cores
-    python scripts/nemo_recipes.py llama3_8b  prints the rows of these files only
+    python scripts/nemo_recipes.py llama3_8b  judges these files anew, and leaves the page's other rows as they are
 
 One process imports Transformer Engine's Python and NeMo, and forks for each recipe.
 """
@@ -15,7 +15,10 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from superpod.planner.rules import Broken
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "nemo_recipes.md"
@@ -44,28 +47,40 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|") or "-"
 
 
-def judged(name: str) -> Row:
-    """Judge one recipe, in this process."""
+def judged(name: str, nodes: int | None = None) -> Row:
+    """Judge one recipe, in this process: at NeMo's size, and where that is too small, at one that fits its layout."""
     from superpod.errors import UserError
     from superpod.lifecycle.request import Request
     from superpod.rehearsal import judge
 
     try:
-        found = judge.judge(Request(f"nemo:{name}"), confirm=True)
+        judgement = judge.judge(Request(f"nemo:{name}", num_nodes=nodes), confirm=True)
     except UserError as refused:
         return Row(name, "-", "no: no whole recipe", str(refused))
     except Exception as error:  # a row of the table, not the end of it
         return Row(name, "-", "not judged", f"{type(error).__name__}: {error}"[:300])
-    run = found.title or "-"
-    if found.broken:
-        return Row(name, run, "no: a rule", "; ".join(b.message for b in found.broken), found.build_error)
-    if found.build_error:
-        return Row(name, run, "no: the libraries", found.build_error, found.build_error)
-    if found.verdict == "oom":
-        return Row(name, run, "no: memory, as planned", found.short)
-    if found.verdict == "unknown":
-        return Row(name, run, "yes, as far as it is built", found.unplanned)
-    return Row(name, run, "yes", "; ".join(w.message for w in found.warnings[:1]))
+    run = judgement.title or "-"
+    if judgement.broken and nodes is None and (least := _least_nodes(judgement.broken)):
+        there = judged(name, least)
+        why = f"{judgement.broken[0].message}; with num_nodes={least}: {there.starts}"
+        return Row(name, run, "no: a rule", why, judgement.build_error)
+    if judgement.broken:
+        return Row(name, run, "no: a rule", "; ".join(b.message for b in judgement.broken), judgement.build_error)
+    if judgement.build_error:
+        return Row(name, run, "no: the libraries", judgement.build_error, judgement.build_error)
+    if judgement.verdict == "oom":
+        return Row(name, run, "no: memory, as planned", judgement.short)
+    if judgement.not_built:
+        return Row(name, run, "yes, not built here", judgement.not_built)
+    if judgement.verdict == "unknown":
+        return Row(name, run, "yes, as far as it is built", judgement.unplanned)
+    return Row(name, run, "yes", "; ".join(w.message for w in judgement.warnings[:1]))
+
+
+def _least_nodes(broken: list[Broken]) -> int | None:
+    """Nodes of 8 GPUs for a layout that is larger than the run; None where the layout is refused for another reason."""
+    match = re.search(r"= (\d+) must divide the number of GPUs, which is (\d+)", broken[0].message)
+    return int(match[1]) // 8 if match and int(match[1]) > int(match[2]) and int(match[1]) % 8 == 0 else None
 
 
 def forked(name: str) -> Row:
@@ -106,6 +121,14 @@ def page(rows: list[Row], files: int) -> str:
     )
 
 
+def _merged(rows: list[Row]) -> list[Row]:
+    """The page's rows, with these in their places."""
+    new = {row.name: row for row in rows}
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in PAGE.read_text().splitlines() if "/" in line[:60]]
+    old = [Row(*(cell.strip().replace("\\|", "|") for cell in cells)) for cells in lines if len(cells) == 5]
+    return [new.get(row.name, row._replace(raised="" if row.raised == "-" else row.raised)) for row in old]
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -123,10 +146,7 @@ def main() -> None:
     for number, name in enumerate(names, 1):
         rows.append(forked(name))
         print(f"{number}/{len(names)} {rows[-1].line()}", file=sys.stderr, flush=True)
-    if wanted:
-        print("\n".join(row.line() for row in rows))
-    else:
-        PAGE.write_text(page(rows, len(tasks_of)))
+    PAGE.write_text(page(_merged(rows) if wanted else rows, len(tasks_of)))
 
 
 if __name__ == "__main__":

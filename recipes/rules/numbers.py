@@ -16,7 +16,7 @@ def kind_of(precision: object) -> str:
     return "bf16" if word in BF16 else "fp16" if word in FP16 else "fp32"
 
 
-def agree(r: Reader) -> Iterator[Broken]:
+def formats_match(r: Reader) -> Iterator[Broken]:
     """The plugin's words, its types, and the optimizer's flags name one format."""
     if r.precision_plugin is None:
         return
@@ -96,5 +96,5 @@ def _short(dtype: object) -> str:
     return names.get(str(dtype).rpartition(".")[2], "")
 
 
-RULES = (agree, loss_scale, fp8)
+RULES = (formats_match, loss_scale, fp8)
 """All rules of this file."""

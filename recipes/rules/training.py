@@ -34,14 +34,14 @@ def learning_rates(r: Reader) -> Iterator[Broken]:
 
 
 def warmup(r: Reader) -> Iterator[Broken]:
-    """A schedule that was asked for fits into the run; a run that was only shortened may end in its warm-up."""
+    """A schedule that was scheduled for fits into the run; a run that was only shortened may end in its warm-up."""
     warm, hold = (r[f"optim.lr_scheduler.{name}_steps"] for name in ("warmup", "constant"))
     steps = r["trainer.max_steps"]
     if not _numbers(warm, hold or 0, steps):
         return
     hold = hold or 0
-    asked = r.overridden("optim.lr_scheduler.warmup_steps", "optim.lr_scheduler.constant_steps")
-    if asked and warm + hold >= steps:
+    scheduled = r.overridden("optim.lr_scheduler.warmup_steps", "optim.lr_scheduler.constant_steps")
+    if scheduled and warm + hold >= steps:
         held = f" and {hold} constant" if hold else ""
         yield Broken(
             "warmup",

@@ -200,11 +200,11 @@ def judged(recipe: str, overrides: tuple[str, ...]) -> dict[str, str]:
 
 def main(out: Path) -> None:
     """Resolve every case, and write what was said."""
-    said = {
+    answers = {
         "mistakes": [judged(case.recipe, case.overrides) for case in MISTAKES],
         "legitimate": [judged(*case) for case in LEGITIMATE],
     }
-    out.write_text(json.dumps(said, indent=1))
+    out.write_text(json.dumps(answers, indent=1))
 
 
 if __name__ == "__main__":

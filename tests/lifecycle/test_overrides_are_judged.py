@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    out = tmp_path_factory.mktemp("judged") / "said.json"
+def answers(tmp_path_factory):
+    out = tmp_path_factory.mktemp("judged") / "answers.json"
     command = [sys.executable, "-W", "ignore", override_cases.__file__, out]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -37,8 +37,8 @@ def test_finding_15_has_its_numbers():
 @pytest.mark.nemo
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[name(case) for case in MISTAKES])
-def test_finding_15_a_mistake_is_refused(said, number):
-    case, refusal = MISTAKES[number], said["mistakes"][number]
+def test_finding_15_a_mistake_is_refused(answers, number):
+    case, refusal = MISTAKES[number], answers["mistakes"][number]
     assert refusal, "it reached training"
     assert refusal["hint"], f"no next move after: {refusal['message']}"
     for word in case.says:
@@ -48,8 +48,8 @@ def test_finding_15_a_mistake_is_refused(said, number):
 @pytest.mark.nemo
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(LEGITIMATE)), ids=[name(case) for case in LEGITIMATE])
-def test_finding_15_a_change_that_trains_is_not_refused(said, number):
-    assert said["legitimate"][number] == {}
+def test_finding_15_a_change_that_trains_is_not_refused(answers, number):
+    assert answers["legitimate"][number] == {}
 
 
 PLAIN = ["optim.config.lr=30", "optim.config.optimizer=adamw", "log.ckpt.save_top_k=0", "optim.config.lr = nan"]
