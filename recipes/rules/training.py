@@ -34,7 +34,7 @@ def learning_rates(r: Reader) -> Iterator[Broken]:
 
 
 def warmup(r: Reader) -> Iterator[Broken]:
-    """A schedule that was scheduled for fits into the run; a run that was only shortened may end in its warm-up."""
+    """A schedule that an override sets fits into the run; a run that was only shortened may end in its warm-up."""
     warm, hold = (r[f"optim.lr_scheduler.{name}_steps"] for name in ("warmup", "constant"))
     steps = r["trainer.max_steps"]
     if not _numbers(warm, hold or 0, steps):
