@@ -111,6 +111,8 @@ def _moe(m: ModelShape, tp: Whole, etp: Whole) -> Iterator[Weight]:
 
 
 def _mamba(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
+    if m.approximate:
+        return  # Hyena's convolutions, which are only planned as Mamba mixers: they have other matrices
     inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
     yield Weight("in_proj", (2 * inner + states + m.mamba_heads) // tp, m.hidden, True)
     yield Weight("out_proj", m.hidden, inner // tp)
