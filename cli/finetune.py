@@ -61,6 +61,7 @@ def finetune(
         Request(name).check()
         task = replace(task, model=str(tuning.model_folder(model)))
         request = Request(name, tuple(overrides or ()), None, num_nodes)
+    request = replace(request, overrides=tuning.with_both_lengths(request.overrides))
     request.check()
     tuning.check(name, task)
     preflight.writable(folder.path if folder else runs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -88,6 +88,17 @@ def check(name: str, task: Task) -> None:
         raise UserError(f"--validation {task.share} is not a share of the samples", "0.05 holds out one in twenty")
     if not task.validation_data and len(files[0]) < 2:
         raise UserError(f"{task.data} holds one sample, and validation needs one too", "give --validation-data as well")
+
+
+def with_both_lengths(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides, where `data.seq_length=N` is the model's length too: packed sequences give both (`set_data`)."""
+    given: dict[str, str] = {}
+    for text in overrides:
+        path, _, value = text.partition("=")
+        given[path] = value
+    length = given.get("data.seq_length")
+    more = (f"model.config.seq_length={length}",) if length and "model.config.seq_length" not in given else ()
+    return (*overrides, *more)
 
 
 def model_folder(name: str) -> Path:

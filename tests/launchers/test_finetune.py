@@ -200,6 +200,14 @@ def test_two_processes_import_one_model_once(tmp_path, monkeypatch):
     assert calls == ["superpod.launchers.convert:import_hf"]
 
 
+def test_the_length_of_samples_is_the_model_s_too():
+    """`data.seq_length=N makes room`, as the error of a long sample says."""
+    assert finetune.with_both_lengths(["data.seq_length=64"]) == ("data.seq_length=64", "model.config.seq_length=64")
+    both = ("model.config.seq_length=32", "data.seq_length=64")
+    assert finetune.with_both_lengths(both) == both  # two that differ are the rules' to refuse
+    assert finetune.with_both_lengths(["optim.config.lr=1e-4"]) == ("optim.config.lr=1e-4",)
+
+
 def test_a_task_is_kept_in_the_run_and_read_back(tmp_path):
     task = finetune.Task("/m", "/d.jsonl", steps=7, pack=False)
     run = RunFolder.create(tmp_path, "tiny", facts={finetune.FACT: vars(task)}, recipe_lines=[])
