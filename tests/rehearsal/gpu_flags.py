@@ -7,12 +7,14 @@ and its overlap callback (`setup`) have written theirs into the recipe's.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -34,7 +36,7 @@ def flags(partial: Any) -> Flags:
     from nemo.lightning.pytorch.plugins.mixed_precision import update_config_with_dtype_overrides
     from nemo.utils import AppState
 
-    with mock.patch("megatron.core.optimizer.optimizer_config.is_te_min_version", return_value=True):
+    with fused_adam():
         own = fdl.build(partial.optim.config)
     dtypes = fdl.build(partial.trainer.plugins).dtype_config
     strategy = cast(Any, fdl.build(partial.trainer.strategy))
@@ -51,6 +53,23 @@ def flags(partial: Any) -> Flags:
             with mock.patch("torch.cuda.get_device_capability", return_value=(10, 0)):
                 fdl.build(config).setup(SimpleNamespace(strategy=strategy, model=model), model, "fit")
     return {"ddp": changed(strategy.ddp_config), "optimizer": of_optimizer(optimizer, strategy.ddp_config)}
+
+
+@contextlib.contextmanager
+def fused_adam() -> Iterator[None]:
+    """Inside, Megatron finds a FusedAdam of TE's signature, which a precision-aware optimizer asks for."""
+
+    class FusedAdam:
+        def __init__(
+            self, master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: bool
+        ) -> None: ...
+
+    names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers")
+    modules = {name: ModuleType(name) for name in names}
+    modules[names[-1]].__dict__["FusedAdam"] = FusedAdam
+    version = "megatron.core.optimizer.optimizer_config.is_te_min_version"
+    with mock.patch.dict(sys.modules, modules), mock.patch(version, return_value=True):
+        yield
 
 
 def changed(config: Any) -> dict[str, str]:

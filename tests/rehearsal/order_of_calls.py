@@ -144,7 +144,7 @@ def stand_ins(partial: Any) -> Iterator[None]:
     """
     from megatron.core import optimizer
     from megatron.core.distributed import distributed_data_parallel, param_and_grad_buffer
-    from megatron.core.optimizer import distrib_optimizer, optimizer_config
+    from megatron.core.optimizer import distrib_optimizer
 
     def is_mxfp8(tensor: torch.Tensor) -> bool:
         return getattr(tensor, "dim", lambda: 0)() == 2 and tensor.shape[0] != VOCAB  # TE's layers; not the embeddings
@@ -155,8 +155,8 @@ def stand_ins(partial: Any) -> Iterator[None]:
             # a buffer of their own
             patches.enter_context(mock.patch.object(distributed_data_parallel, "is_float8tensor", is_mxfp8))
         if partial.optim.config.use_precision_aware_optimizer:
-            for module in (optimizer, optimizer_config):
-                patches.enter_context(mock.patch.object(module, "is_te_min_version", return_value=True))
+            patches.enter_context(gpu_flags.fused_adam())
+            patches.enter_context(mock.patch.object(optimizer, "is_te_min_version", return_value=True))
             for module in (optimizer, distrib_optimizer):
                 patches.enter_context(mock.patch.object(module, "Adam", precise_adam.adam_class()))
         yield
