@@ -117,6 +117,7 @@ def _chunk(config: GPTConfig, tokenizer: SimpleNamespace, stage: int, peft: Any 
     with torch.device("meta"):
         chunk = config.configure_model(tokenizer, vp_stage=stage if virtual else None)
         if peft is not None:
+            chunk.requires_grad_(False)  # as NeMo freezes the model before it adds adapters
             walk(chunk, peft.transform)
             share_among_experts(chunk)
     return chunk

@@ -30,6 +30,8 @@ class TeBuild:
     """Of each virtual stage, adapters included."""
     layers: frozenset[str]
     """Digests of the distinct layers: class, constructor arguments, GPU generation and FP8 recipe."""
+    attention: frozenset[str] = frozenset()
+    """Backends that Transformer Engine chose: flash, fused, or unfused, which keeps the scores of all tokens."""
 
 
 def build_with_te(
@@ -63,9 +65,9 @@ def build_with_te(
         counts = [meta_build.parameters(chunk) for chunk in chunks]
         for callback in callbacks:
             _start(callback, partial, strategy, module)
-        for chunk in chunks:
-            step.run(chunk, module.config, 1 if packed else partial.data.micro_batch_size, packed=packed)
-        return TeBuild(counts, frozenset(layers))
+        batch = 1 if packed else partial.data.micro_batch_size
+        backends = [step.run(chunk, module.config, batch, packed=packed) for chunk in chunks]
+        return TeBuild(counts, frozenset(layers), frozenset(set().union(*backends)))
 
 
 @contextlib.contextmanager

@@ -12,8 +12,11 @@ from unittest import mock
 from superpod.rehearsal.te import recording
 
 
-def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> None:
+def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> set[str]:
     """Run the chunk's model on one micro-batch, each distinct layer once, and its backward pass.
+
+    Returns:
+        The attention backends that Transformer Engine chose: flash, fused, unfused.
 
     Raises:
         AssertionError, RuntimeError, ValueError: Transformer Engine or Megatron refuses a layer's inputs.
@@ -33,9 +36,11 @@ def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> N
     for parameter in chunk.parameters():
         parameter.main_grad = torch.empty(tuple(parameter.size()), dtype=torch.float32)
         parameter.grad_added_to_main_grad = False
-    with _on_one_stream():
+    taken: set[str] = set()
+    with _on_one_stream(taken):
         output = _forward(model, config, micro_batch, packed)
         torch.autograd.backward(output, torch.empty_like(output))  # Tensor.backward would leave the modes of `cuda`
+    return taken
 
 
 def _innermost(chunk: Any) -> Any:
@@ -124,22 +129,16 @@ def _packed(config: Any) -> Any:
     )
 
 
-SCORES_LIMIT = 1 << 30
-"""Bytes of a layer's scores, in FP32, above which Transformer Engine's unfused attention is no way to train."""
+BACKENDS = {"UnfusedDotProductAttention": "unfused", "FusedAttention": "fused", "FlashAttention": "flash"}
+"""Classes of Transformer Engine's attention backends."""
 
 
-def _measured(original: Any) -> Any:
-    """Unfused attention that refuses to hold a layer's scores of all tokens with all tokens, where they are many."""
+def _noted(original: Any, backend: str, taken: set[str]) -> Any:
+    """A backend's forward that notes that Transformer Engine chose it."""
 
-    def forward(self: Any, alibi: Any, query: Any, key: Any, value: Any, *rest: Any, **given: Any) -> Any:
-        length, batch, heads = query.shape[0], query.shape[1], query.shape[-2]
-        if (size := 4 * batch * heads * length * length) > SCORES_LIMIT:
-            heads_of = f"heads of {query.shape[-1]} and {value.shape[-1]}"
-            raise RuntimeError(
-                f"Transformer Engine has neither fused nor flash attention for {heads_of} here: a layer's scores of "
-                f"{length:,} x {length:,} tokens would take {size >> 20:,} MiB"
-            )
-        return original(self, alibi, query, key, value, *rest, **given)
+    def forward(self: Any, *arguments: Any, **given: Any) -> Any:
+        taken.add(backend)
+        return original(self, *arguments, **given)
 
     return forward
 
@@ -189,14 +188,23 @@ class _EvenDispatcher:
 
 
 @contextlib.contextmanager
-def _on_one_stream() -> Iterator[None]:
+def _on_one_stream(taken: set[str]) -> Iterator[None]:
     """What a step asks of a GPU beside tensors: a current device, ranges for a profiler."""
-    import torch
 
     backends: Any = importlib.import_module("transformer_engine.pytorch.attention.dot_product_attention.backends")
-    unfused = backends.UnfusedDotProductAttention
+    with contextlib.ExitStack() as stack:
+        for name, backend in BACKENDS.items():
+            owner = getattr(backends, name)
+            stack.enter_context(mock.patch.object(owner, "forward", _noted(owner.forward, backend, taken)))
+        stack.enter_context(_no_device())
+        yield
+
+
+@contextlib.contextmanager
+def _no_device() -> Iterator[None]:
+    import torch
+
     with (
-        mock.patch.object(unfused, "forward", _measured(unfused.forward)),
         mock.patch.object(torch.cuda, "device", _NoDevice),
         mock.patch.object(torch.distributed, "_coalescing_manager", _NoDevice),
         mock.patch.object(torch.cuda.nvtx, "range_push"),

@@ -46,8 +46,14 @@ def answer(partial, question):
     except Exception as refused:
         return {"refused": f"{type(refused).__name__}: {refused}"}
     counted = [sum(chunk.total for chunk in planned.model.chunk_parameters(planned.split, stage)) for stage in stages]
+    attention = sorted(set().union(*(rank.attention for rank in built)))
     layers = sorted(set().union(*(rank.layers for rank in built)))
-    return {"parameters": [sum(rank.parameters) for rank in built], "planned": counted, "layers": layers}
+    return {
+        "parameters": [sum(rank.parameters) for rank in built],
+        "planned": counted,
+        "layers": layers,
+        "attention": attention,
+    }
 
 
 def _owner(partial, path):

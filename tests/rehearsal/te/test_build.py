@@ -45,8 +45,8 @@ def test_finding_2_userbuffers_without_multicast_need_their_variable(with_te):
 
 
 def test_finding_5_latent_attention_on_ampere_has_no_kernel(with_te):
-    refused = with_te(recipe="deepseek_v2_lite_pretrain_h100_bf16", generation="sm80")["refused"]
-    assert "neither fused nor flash attention for heads of 192 and 128" in refused
+    assert with_te(recipe="deepseek_v2_lite_pretrain_h100_bf16")["attention"] == ["fused"]
+    assert with_te(recipe="deepseek_v2_lite_pretrain_a100_bf16")["attention"] == ["unfused"]
 
 
 def test_finding_4_learned_softmax_has_no_backend_across_ring_attention(with_te):
