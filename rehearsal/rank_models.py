@@ -31,9 +31,15 @@ if TYPE_CHECKING:
 
 FROM_THE_WORLD = ("DATA_PARALLEL", "default_pg", "EXPERT_DATA_PARALLEL")
 """Process groups, by parts of Megatron's names, whose size follows from the number of GPUs, not from the layout."""
-SETS_UP = ("fake_ranks", "_app_state", "initialize_ub")
-"""Functions around the constructors that may measure them: Megatron's grid, NeMo's state, and TE's userbuffers, which
-make a group for each copy of the model (one or several is in the digest)."""
+SETS_UP = ("fake_ranks", "_app_state")
+"""Functions around the constructors that may measure them: Megatron's grid, and NeMo's state of it."""
+ONE_OR_SEVERAL = (
+    "initialize_ub",  # a group for each copy of the model (TE 2.9.0 module/base.py)
+    "fuse_userbuffers_forward_linear",  # nothing to hide on one GPU (ops/fused/userbuffers_forward_linear.py)
+    "fuse_userbuffers_backward_linear",
+    "reduce_and_update_fp8_tensors",  # scales are reduced over several ranks (quantization.py)
+)
+"""Functions that ask of a size only whether it is 1: the digest has that (`resolved.py`)."""
 NEEDS_GPU_PACKAGE = ("mamba_ssm", "mamba-ssm", "causal_conv1d", "causal-conv1d", "flashfftconv", "subquadratic")
 """Packages that exist only as CUDA kernels; an error that names one says that a model cannot be built here."""
 
@@ -137,10 +143,10 @@ def _measured() -> Iterator[set[str]]:
 
 
 def _sets_up() -> bool:
-    """Whether one of `SETS_UP` is among the callers."""
+    """Whether one of `SETS_UP` or `ONE_OR_SEVERAL` is among the callers."""
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_name in SETS_UP:
+        if frame.f_code.co_name in (*SETS_UP, *ONE_OR_SEVERAL):
             return True
         frame = frame.f_back
     return False

@@ -65,7 +65,7 @@ def resolved(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
             "vocabulary": meta_build.vocabulary(partial),
             "micro_batch": [layout.mbs, recipe.seq],
             "stages": stages(layout),
-            "tensor_parallel_groups": min(world // layout.tp, 2),  # userbuffers ask whether there are several
+            "one_or_several": [min(count, 2) for count in (world, world // layout.tp, world // layout.pp)],
             "generation": generation(recipe),
             "environment": variables,
         }
