@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -93,20 +92,15 @@ def key(given: Flags) -> str:
 
 
 def combinations(stride: int = 1) -> list[dict[str, Any]]:
-    """Each distinct set with the first recipe and size that has it, and how many have it."""
+    """Each distinct set with the first recipe and size that has it."""
     from superpod.recipes import build, registry
 
     sizes = [(name, nodes) for name, recipe in registry.recipes().items() for nodes in recipe.nodes]
-    counts: Counter[str] = Counter()
     first: dict[str, tuple[str, int]] = {}
     for name, nodes in sizes[::stride]:
         text = key(flags(build(name, nodes)))
         first.setdefault(text, (name, nodes))
-        counts[text] += 1
-    return [
-        {"recipe": name, "nodes": nodes, "sizes": counts[text], "flags": json.loads(text)}
-        for text, (name, nodes) in first.items()
-    ]
+    return [{"recipe": name, "nodes": nodes, "flags": json.loads(text)} for text, (name, nodes) in first.items()]
 
 
 if __name__ == "__main__":

@@ -157,8 +157,9 @@ def stand_ins(partial: Any) -> Iterator[None]:
         if partial.optim.config.use_precision_aware_optimizer:
             patches.enter_context(gpu_flags.fused_adam())
             patches.enter_context(mock.patch.object(optimizer, "is_te_min_version", return_value=True))
+            adam = precise_adam.adam_class()
             for module in (optimizer, distrib_optimizer):
-                patches.enter_context(mock.patch.object(module, "Adam", precise_adam.adam_class()))
+                patches.enter_context(mock.patch.object(module, "Adam", adam))
         yield
 
 
