@@ -22,8 +22,8 @@ def job(model, seq=4096, gpus=16, gpu="h100", options=None, **layout: Any):
     node = hardware.node(gpu)
     fabric = hardware.builtin().fabric_of(node)
     shape = models.find(model) if isinstance(model, str) else model
-    layout = Layout(**{"gbs": 1024, **layout})
-    return PlannedJob(shape, node, fabric, gpus, seq, "bf16", layout, options=options or Options())
+    own = Layout(**{"gbs": 1024, **layout})
+    return PlannedJob(shape, node, fabric, gpus, seq, "bf16", own, options=options or Options())
 
 
 def allocated(run):
@@ -35,7 +35,7 @@ def rules_of(run):
     return {broken.rule: broken for broken in violations(run)}
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2_9b": {"family_cp": {"cp": 2}},
     "gemma2_27b": {"family_cp": {"tp": 2, "sp": True, "cp": 2}},
     "gemma3_1b": {"family_cp": {"cp": 2}, "family_vp": {"pp": 2, "vp": 13}},
@@ -49,7 +49,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("model", "rule"), [(model, rule) for model, broken in REFUSED.items() for rule in broken])
 def test_finding_7_what_a_class_refuses_is_refused(model, rule):
-    degrees = REFUSED[model][rule]
+    degrees: dict[str, Any] = REFUSED[model][rule]
     broken = rules_of(job(model, **degrees))[rule]
     degree = rule.removeprefix("family_")
     assert f"{model} takes no" in broken.message
@@ -95,7 +95,8 @@ def test_a_published_run_of_another_release_keeps_its_layout():
 def test_many_layouts_are_judged_alike():
     for model in ("gemma3_1b", "t5_3b", "gemma2_9b"):
         mask = legal_mask(job(model), {"cp": [1, 2, 1], "pp": [1, 1, 2], "vp": [1, 1, 13]})
-        one = [not rules_of(job(model, **at)) for at in ({}, {"cp": 2}, {"pp": 2, "vp": 13})]
+        layouts: list[dict[str, Any]] = [{}, {"cp": 2}, {"pp": 2, "vp": 13}]
+        one = [not rules_of(job(model, **at)) for at in layouts]
         assert mask.tolist() == one
 
 
