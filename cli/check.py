@@ -68,7 +68,8 @@ def _planned(options: PlanOptions) -> Judgement:
 def _of_model(options: PlanOptions) -> list[Broken]:
     """That no recipe of this model can train with the pinned versions."""
     from superpod.planner.rules import Broken
-    from superpod.recipes import proof_level, registry
+    from superpod.recipes import registry
+    from superpod.recipes.facts import proof_level
 
     problem = proof_level.unusable(registry.find(options.name)) if options.is_recipe else None
     return [Broken("model", *problem)] if problem else []
@@ -77,7 +78,8 @@ def _of_model(options: PlanOptions) -> list[Broken]:
 def _of_weights(options: PlanOptions) -> list[Broken]:
     """That a fine-tuning recipe does not find the weights that it should start from."""
     from superpod.planner.rules import Broken
-    from superpod.recipes import missing_weights, registry
+    from superpod.recipes import registry
+    from superpod.recipes.facts import missing_weights
 
     problem, instead = missing_weights.of(registry.find(options.name)) if options.is_recipe else ("", "")
     return [Broken("weights", problem, instead)] if problem else []

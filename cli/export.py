@@ -36,7 +36,7 @@ def export(
 
 def _text(request: Request) -> str:
     from superpod.lifecycle.resolve import resolve
-    from superpod.recipes import environment
+    from superpod.recipes.facts import environment
     from superpod.recipes.registry import find
 
     resolved = resolve(request)

@@ -21,7 +21,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the recipes whose names contain all words; without words, list the models that have recipes."""
-    from superpod.recipes.matching import matching
+    from superpod.recipes.facts.matching import matching
 
     if not words and not as_json:
         _show_models()
@@ -36,7 +36,7 @@ def list_(
 def _show_recipes(matching: list[Recipe]) -> None:
     from rich.table import Table
 
-    from superpod.recipes import missing_weights, proof_level
+    from superpod.recipes.facts import missing_weights, proof_level
 
     heads = ("recipe", "nodes", "GPUs/node", "layout", "seq", "gbs", "proof")
     table = Table(*heads, box=None, pad_edge=False, header_style="bold")
@@ -74,7 +74,7 @@ def _show_models() -> None:
 
 def _proofs(every: Iterable[Recipe]) -> str:
     """How many recipes were proven how far."""
-    from superpod.recipes import proof_level
+    from superpod.recipes.facts import proof_level
 
     proofs = [proof_level.of(r) for r in every]
     levels = Counter(proof.level for proof in proofs)
@@ -84,7 +84,7 @@ def _proofs(every: Iterable[Recipe]) -> str:
 
 
 def _facts(r: Recipe) -> dict[str, object]:
-    from superpod.recipes import proof_level
+    from superpod.recipes.facts import proof_level
 
     proof = proof_level.of(r)
     return {

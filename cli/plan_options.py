@@ -180,7 +180,7 @@ def _of_model(options: PlanOptions, facts: Hardware) -> PlannedJob:
     from superpod.planner import models
     from superpod.planner.layout import Layout
     from superpod.planner.planned_job import Options, PlannedJob
-    from superpod.recipes import absent
+    from superpod.recipes.facts import absent
     from superpod.recipes.planned_job import passes_heads
     from superpod.recipes.registry import recipes, refuse_fp16
 

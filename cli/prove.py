@@ -34,7 +34,7 @@ def prove(
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from superpod.recipes.matching import matching
+    from superpod.recipes.facts.matching import matching
     from superpod.rehearsal.proof import prove as prove_all
 
     recipes = matching(words or [])

@@ -44,7 +44,8 @@ def request_of(name: str, overrides: Sequence[str] | None, data: Path | None, nu
 
 def _of_weights(request: Request) -> list[str]:
     """That a fine-tuning recipe does not find its weights, unless the request names others."""
-    from superpod.recipes import missing_weights, registry
+    from superpod.recipes import registry
+    from superpod.recipes.facts import missing_weights
 
     name = request.recipe
     if name not in registry.recipes() or any(text.startswith("resume.restore_config") for text in request.overrides):

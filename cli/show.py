@@ -11,7 +11,7 @@ from superpod.cli.request_options import AsJson, Name, Nodes, Overrides, request
 
 if TYPE_CHECKING:
     from superpod.lifecycle.request import Request
-    from superpod.recipes.flatten import Line
+    from superpod.recipes.export.flatten import Line
 
 WHY_COLUMN = 58
 """Column at which `--why` writes its comments."""
@@ -25,7 +25,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print the whole configuration of a recipe, as lines of path = value."""
-    from superpod.recipes import proof_level
+    from superpod.recipes.facts import proof_level
     from superpod.recipes.registry import find
 
     lines = _lines(request_of(name, overrides, None, num_nodes))
@@ -45,6 +45,6 @@ def _lines(request: Request) -> list[Line]:
 
     with quietly():
         partial, _ = configure(request)
-        from superpod.recipes import flatten
+        from superpod.recipes.export import flatten
 
         return flatten.flatten(partial)

@@ -92,7 +92,7 @@ def _resume(name: str, cluster: str, folder: str, attempts: int, changes: list[o
 
 def _proof(submission: Submission) -> str:
     """How far the recipe was proven."""
-    from superpod.recipes import proof_level
+    from superpod.recipes.facts import proof_level
     from superpod.recipes.registry import find
 
     run = submission.run

@@ -20,7 +20,7 @@ from superpod.lifecycle.resolve import ResolvedRun, resolve
 from superpod.node.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
 from superpod.node.rank import attach
 from superpod.node.run_folder import Attempt, RunFolder
-from superpod.recipes import environment
+from superpod.recipes.facts import environment
 from superpod.rehearsal import Change, dry_build, rehearse
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class LocalRun:
     @property
     def lines(self) -> list[str]:
         """recipe.txt: the recipe as it runs here."""
-        from superpod.recipes import flatten
+        from superpod.recipes.export import flatten
 
         return [str(line) for line in flatten.flatten(self.partial)]
 
@@ -90,7 +90,8 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
 
 def _require_trainable(name: str) -> None:
     """Refuse a recipe whose model cannot train with the pinned versions, before NeMo is imported."""
-    from superpod.recipes import proof_level, registry
+    from superpod.recipes import registry
+    from superpod.recipes.facts import proof_level
 
     if problem := proof_level.unusable(registry.find(name)):
         raise UserError(*problem)

@@ -74,8 +74,8 @@ class BuiltRun(ResolvedRun):
 
     def exported(self) -> ResolvedRun:
         """The same as plain data, with its `source` in place of the partial."""
-        from superpod.recipes import environment
         from superpod.recipes.export import recipe_source
+        from superpod.recipes.facts import environment
 
         heading = f"{self.request.recipe} on {self.nodes} nodes x {self.gpus_per_node} GPUs, as it was submitted."
         values: dict[str, Any] = {known.name: getattr(self, known.name) for known in fields(ResolvedRun)}
@@ -93,7 +93,8 @@ def resolve(request: Request) -> BuiltRun:
 
     from superpod.lifecycle import subject
     from superpod.planner import plans
-    from superpod.recipes import flatten, rules
+    from superpod.recipes import rules
+    from superpod.recipes.export import flatten
 
     still_a_recipe(partial, request.overrides)
     rules.require(rules.violations(partial, request.overrides, chain=subject.kind(request.recipe) != "nemo"))

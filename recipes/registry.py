@@ -275,7 +275,7 @@ def find(name: str) -> Recipe:
     Raises:
         UserError: naming the closest ones when there is none.
     """
-    from superpod.recipes import absent
+    from superpod.recipes.facts import absent
 
     for m in models().values():  # its own file is enough
         if name.startswith(m.name) and name in (own := _of(m)):

@@ -11,7 +11,7 @@ from typing import Any
 
 from superpod import collection
 from superpod.errors import UserError
-from superpod.recipes import proof_level
+from superpod.recipes.facts import proof_level
 from superpod.recipes.registry import Model, Recipe, layout_files
 from superpod.rehearsal import fingerprint
 from superpod.rehearsal.proof import Proof

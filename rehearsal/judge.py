@@ -216,7 +216,7 @@ def _parameters(partial: Partial, rank: int, world: int, job: PlannedJob | None)
         return dry_build(partial, rank, world)
     from superpod.lifecycle.subject import GPU
     from superpod.planner import hardware
-    from superpod.recipes import environment
+    from superpod.recipes.facts import environment
     from superpod.rehearsal.te.build import build_with_te
 
     generation = f"sm{(job.node if job else hardware.node(GPU)).gpu.sm}"

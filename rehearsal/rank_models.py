@@ -20,7 +20,8 @@ from unittest import mock
 
 from superpod.errors import UserError
 from superpod.planner.layout import Layout
-from superpod.recipes import environment, registry
+from superpod.recipes import registry
+from superpod.recipes.facts import environment
 from superpod.recipes.planned_job import job
 from superpod.recipes.registry import Recipe
 from superpod.rehearsal import resolved

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.planner import hardware
 from superpod.planner.layout import Layout
-from superpod.recipes import environment
+from superpod.recipes.facts import environment
 from superpod.recipes.planned_job import job
 from superpod.recipes.registry import Recipe
 

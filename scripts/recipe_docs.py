@@ -15,7 +15,8 @@ from pathlib import Path
 
 from superpod.planner import predict
 from superpod.planner.layout import Layout
-from superpod.recipes import proof_level, registry
+from superpod.recipes import registry
+from superpod.recipes.facts import proof_level
 from superpod.recipes.planned_job import job
 from superpod.recipes.registry import Recipe
 

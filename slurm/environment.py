@@ -1,4 +1,4 @@
-"""What the ranks of a job find in their environment: what the run needs (`recipes/environment.py`), and what the
+"""What the ranks of a job find in their environment: what the run needs (`recipes/facts/environment.py`), and what the
 cluster adds, each with its reason. `recipes render` writes the reasons into the job.
 """
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from superpod.planner import hardware
-from superpod.recipes import environment
-from superpod.recipes.environment import Variable
+from superpod.recipes.facts import environment
+from superpod.recipes.facts.environment import Variable
 
 if TYPE_CHECKING:
     from superpod.planner.hardware import Node

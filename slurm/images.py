@@ -47,7 +47,7 @@ def versions_in(image: str) -> Versions | None:
 
 def problems(image: str, run: ResolvedRun, env: Mapping[str, str]) -> list[str]:
     """What an image of the registry lacks for a run, with numbers and reasons; `env` is the profile's."""
-    from superpod.recipes import needs
+    from superpod.recipes.facts import needs
     from superpod.recipes.registry import find
 
     inside = versions_in(image)

@@ -169,7 +169,7 @@ def generation(case: Case) -> Iterator[Finding]:
 
 def proof(case: Case) -> Iterator[Finding]:
     """The recipe is not known to end at its start (`recipes prove`)."""
-    from superpod.recipes import proof_level
+    from superpod.recipes.facts import proof_level
     from superpod.recipes.registry import find
 
     request = case.run.request

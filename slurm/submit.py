@@ -17,7 +17,7 @@ from superpod.node import payload
 from superpod.node.files import read_json, write_json
 from superpod.node.guard import CHAIN
 from superpod.node.run_folder import RunFolder
-from superpod.recipes import needs
+from superpod.recipes.facts import needs
 from superpod.recipes.registry import find
 from superpod.slurm import batch_script, environment
 

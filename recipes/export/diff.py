@@ -15,7 +15,7 @@ import fiddle as fdl
 from superpod.errors import UserError, did_you_mean
 from superpod.recipes import build
 from superpod.recipes.export.field_meanings import meaning
-from superpod.recipes.flatten import flatten, text_of
+from superpod.recipes.export.flatten import flatten, text_of
 
 NEMO = "nemo:"
 """`nemo:llama3_8b` or `nemo:llama3_8b.finetune_recipe`: a factory of `nemo.collections.llm.recipes`."""

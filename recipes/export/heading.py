@@ -13,9 +13,9 @@ import fiddle as fdl
 
 from superpod import collection
 from superpod.errors import UserError
-from superpod.recipes import proof_level
 from superpod.recipes.export.source_comments import table
 from superpod.recipes.export.value_source import WIDTH
+from superpod.recipes.facts import proof_level
 
 if TYPE_CHECKING:
     import nemo_run as run

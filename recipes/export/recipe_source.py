@@ -16,11 +16,11 @@ from typing import Any
 
 import fiddle as fdl
 
-from superpod.recipes import flatten
-from superpod.recipes.environment import Variable
+from superpod.recipes.export import flatten
 from superpod.recipes.export.constants import Constant, constants, with_folder
 from superpod.recipes.export.source_comments import about
 from superpod.recipes.export.value_source import KINDS, WIDTH, Group, Imports, Item, Writer, comment, lines
+from superpod.recipes.facts.environment import Variable
 
 PARTS = {
     "model": "The network.",

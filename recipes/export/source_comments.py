@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import fiddle as fdl
 
-from superpod.recipes.flatten import ROOT, set_at
+from superpod.recipes.export.flatten import ROOT, set_at
 
 if TYPE_CHECKING:
     from superpod.recipes.registry import Recipe

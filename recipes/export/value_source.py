@@ -22,7 +22,7 @@ import nemo_run as run
 import torch
 
 from superpod.errors import UserError
-from superpod.recipes import flatten
+from superpod.recipes.export import flatten
 from superpod.recipes.export.source_comments import about, why
 from superpod.recipes.own_models import PREFIX
 

@@ -52,7 +52,7 @@ def build_with_te(
         rank: global rank, 0-based.
         world_size: GPUs of the run.
         generation: sm80, sm90, sm100 or sm103.
-        environment: of the ranks, as `recipes.environment.variables` decides it; Transformer Engine reads some of it.
+        environment: of the ranks, as `recipes.facts.environment.variables` decides it; some is read by TE.
         packed: the micro-batch is one pack of samples, as fine-tuning data can be.
 
     Raises:

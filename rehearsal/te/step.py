@@ -165,13 +165,13 @@ class _EvenDispatcher:
         return hidden, probs
 
     def dispatch_postprocess(self, hidden: Any, probs: Any) -> tuple[Any, Any, Any]:
-        """(tokens by expert, their number for each expert, their probabilities)"""
+        """(tokens by expert, their number for rows_per_expert expert, their probabilities)"""
         import torch
 
-        each = max(1, hidden.shape[0] * self.topk // self.experts)
-        rows = hidden[:1].expand(each * self.experts, -1).contiguous()
-        counts = torch.full((self.experts,), each, dtype=torch.int64, device="cpu")
-        return rows, counts, probs.flatten()[:1].expand(each * self.experts)
+        rows_per_expert = max(1, hidden.shape[0] * self.topk // self.experts)
+        rows = hidden[:1].expand(rows_per_expert * self.experts, -1).contiguous()
+        counts = torch.full((self.experts,), rows_per_expert, dtype=torch.int64, device="cpu")
+        return rows, counts, probs.flatten()[:1].expand(rows_per_expert * self.experts)
 
     def combine_preprocess(self, hidden: Any) -> Any:
         """As many rows as came in."""

@@ -2,7 +2,7 @@
 
 import json
 
-from superpod.recipes import proof_level
+from superpod.recipes.facts import proof_level
 from superpod.recipes.registry import recipes
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.launchers import local
-from superpod.recipes import environment
+from superpod.recipes.facts import environment
 from superpod.rehearsal import Change
 from tests.slurm.jobs import planned
 

@@ -41,7 +41,7 @@ OVERRIDES = (
 
 def main() -> None:
     from superpod.recipes import build, registry
-    from superpod.recipes.flatten import flatten
+    from superpod.recipes.export.flatten import flatten
 
     chosen = dict(registry.recipes() if "--all" in sys.argv else {r.name: r for r in firsts().values()})
     built = {name: resolved(recipe) for name, recipe in chosen.items()}
@@ -106,7 +106,7 @@ def round_trips() -> list[list[dict[str, Any]]]:
 
 def override(text: str, name: str = "tiny_llama3") -> list[str]:
     from superpod.recipes import build, overrides
-    from superpod.recipes.flatten import flatten
+    from superpod.recipes.export.flatten import flatten
 
     recipe = build(name)
     before = {str(line) for line in flatten(recipe)}

@@ -82,10 +82,11 @@ def main(folder: Path) -> None:
 
 def exported(name: str, folder: Path) -> list[str]:
     """Lines in which a recipe and that of its exported file differ; the file is run without this project."""
-    from superpod.recipes import environment, registry
+    from superpod.recipes import registry
     from superpod.recipes.export import diff, recipe_source
+    from superpod.recipes.export.flatten import flatten
     from superpod.recipes.export.heading import heading
-    from superpod.recipes.flatten import flatten
+    from superpod.recipes.facts import environment
     from superpod.recipes.planned_job import of_partial
     from superpod.rehearsal.script import hidden
 
@@ -109,8 +110,8 @@ GPU_RECIPES = ("llama3_70b_pretrain_h100_bf16", "llama3_70b_pretrain_a100_bf16",
 
 
 def environment_of(name: str) -> dict[str, str]:
-    """What the ranks of a recipe need, by `recipes/environment.py`."""
-    from superpod.recipes import environment
+    """What the ranks of a recipe need, by `recipes/facts/environment.py`."""
+    from superpod.recipes.facts import environment
     from superpod.recipes.planned_job import job
     from superpod.recipes.registry import find
 

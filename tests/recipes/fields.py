@@ -47,7 +47,8 @@ def with_cp() -> str:
 
 def optioned(name: str, options: str) -> dict[str, Any]:
     """What an option makes of a recipe: its environment, and its precision as the planner sees it."""
-    from superpod.recipes import build, environment
+    from superpod.recipes import build
+    from superpod.recipes.facts import environment
     from superpod.recipes.planned_job import of_partial
     from superpod.recipes.registry import find
 

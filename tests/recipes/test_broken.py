@@ -9,7 +9,8 @@ import pytest
 from superpod.errors import UserError
 from superpod.launchers import local
 from superpod.lifecycle.request import Request
-from superpod.recipes import proof_level, registry
+from superpod.recipes import registry
+from superpod.recipes.facts import proof_level
 from superpod.slurm.preflight import findings
 from tests.slurm.test_preflight import case
 

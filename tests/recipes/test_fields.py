@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from superpod.errors import UserError
-from superpod.recipes import missing_weights, options, registry, tune
+from superpod.recipes import options, registry, tune
+from superpod.recipes.facts import missing_weights
 from superpod.recipes.planned_job import adapter_rank, job
 from superpod.recipes.registry import recipes
 from superpod.recipes.weights import huggingface

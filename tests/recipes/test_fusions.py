@@ -9,7 +9,8 @@ import pytest
 
 from superpod.planner import hardware, models
 from superpod.planner.layout import Layout
-from superpod.recipes import fusions, needs, planned_job, registry
+from superpod.recipes import fusions, planned_job, registry
+from superpod.recipes.facts import needs
 
 
 @pytest.fixture(scope="module")

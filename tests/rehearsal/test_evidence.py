@@ -6,7 +6,8 @@ import pytest
 
 from superpod import collection
 from superpod.errors import UserError
-from superpod.recipes import proof_level, registry
+from superpod.recipes import registry
+from superpod.recipes.facts import proof_level
 from superpod.rehearsal import evidence, fingerprint
 from superpod.rehearsal.proof import Failure, Proof
 

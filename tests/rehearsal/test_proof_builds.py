@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from superpod.recipes import proof_level, registry
+from superpod.recipes import registry
+from superpod.recipes.facts import proof_level
 from superpod.rehearsal import evidence, proof
 
 pytestmark = pytest.mark.nemo

@@ -201,7 +201,7 @@ def test_another_gpu_is_judged_by_the_layout_that_runs():
 
 def test_a_recipe_that_is_known_not_to_start_is_refused(monkeypatch):
     """By the evidence of `recipes prove --write`; with overrides of what was built it is another run."""
-    from superpod.recipes import proof_level
+    from superpod.recipes.facts import proof_level
 
     broken = proof_level.ProofLevel("built with TE", broken={4: "AssertionError: no attention backend"})
     monkeypatch.setattr(proof_level, "of", lambda recipe: broken)

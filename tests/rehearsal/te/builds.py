@@ -20,7 +20,8 @@ def answer(partial, question):
     """Parameters and layers of the first and the last stage, or how they were refused."""
     import nemo_run as run
 
-    from superpod.recipes import environment, registry
+    from superpod.recipes import registry
+    from superpod.recipes.facts import environment
     from superpod.recipes.planned_job import job
     from superpod.rehearsal.te.build import build_with_te
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import fiddle as fdl
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from superpod.recipes import proof_level, registry
+from superpod.recipes import registry
+from superpod.recipes.facts import proof_level
 from superpod.recipes.registry import layout_files
 
 NAME = "llama32_1b_pretrain_h100_bf16"

@@ -2,7 +2,8 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.planner import legality, predict
-from superpod.recipes import absent, planned_job, registry
+from superpod.recipes import planned_job, registry
+from superpod.recipes.facts import absent
 
 
 def test_no_recipe_at_any_size_breaks_a_rule_of_its_kernels():

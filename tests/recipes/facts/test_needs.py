@@ -3,7 +3,8 @@
 import pytest
 
 from superpod.planner import hardware
-from superpod.recipes import needs, planned_job, registry
+from superpod.recipes import planned_job, registry
+from superpod.recipes.facts import needs
 
 
 def of(name):
