@@ -81,7 +81,8 @@ def layout_of(partial: run.Partial) -> Layout:
 
 
 def _recompute(config: run.Config, layout: Layout) -> None:
-    if layout.recompute != "full" and config.recompute_granularity is not None:  # NeMo's Hyena recomputes by default
+    # NeMo's Hyena recomputes by default, and its T5 has a number of layers, which Megatron refuses beside "selective".
+    if layout.recompute != "full" and (config.recompute_granularity or config.recompute_num_layers):
         config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
     if layout.recompute == "full":
         config.recompute_granularity = "full"

@@ -165,7 +165,7 @@ class _EvenDispatcher:
         return hidden, probs
 
     def dispatch_postprocess(self, hidden: Any, probs: Any) -> tuple[Any, Any, Any]:
-        """(tokens by expert, their number for rows_per_expert expert, their probabilities)"""
+        """(tokens by expert, their number for every expert, their probabilities)"""
         import torch
 
         rows_per_expert = max(1, hidden.shape[0] * self.topk // self.experts)
