@@ -1,12 +1,24 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from superpod.planner import hardware, legality, models
 from superpod.planner.layout import Layout
-from superpod.planner.planned_job import Options, PlannedJob
+from superpod.planner.planned_job import Options, PlannedJob, Task
 
 
-def job(model, gpu="h100", *, gpus=64, seq=4096, precision="bf16", task="pretrain", options=None, **layout):
+def job(
+    model: str,
+    gpu: str = "h100",
+    *,
+    gpus: int = 64,
+    seq: int = 4096,
+    precision: str = "bf16",
+    task: Task = "pretrain",
+    options: Options | None = None,
+    **layout: int,
+) -> PlannedJob:
     node = hardware.node(gpu)
     return PlannedJob(
         model=models.find(model),
@@ -16,7 +28,7 @@ def job(model, gpu="h100", *, gpus=64, seq=4096, precision="bf16", task="pretrai
         seq=seq,
         precision=precision,
         task=task,
-        layout=Layout(**{"gbs": 256} | layout),
+        layout=replace(Layout(gbs=256), **layout),
         options=options or Options(),
     )
 

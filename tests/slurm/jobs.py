@@ -9,7 +9,7 @@ from superpod.planner.planned_job import Options, PlannedJob
 
 
 def planned(
-    gpu: str = "h100", precision: str = "bf16", *, options: dict[str, Any] | None = None, **layout
+    gpu: str = "h100", precision: str = "bf16", *, options: dict[str, Any] | None = None, **layout: int
 ) -> PlannedJob:
     """Llama 3 8B on eight GPUs in some layout."""
     facts = hardware.builtin()
@@ -21,6 +21,6 @@ def planned(
         gpus=8,
         seq=8192,
         precision=precision,
-        layout=Layout(**{"gbs": 8} | layout),
+        layout=replace(Layout(gbs=8), **layout),
         options=replace(Options(), **options or {}),
     )

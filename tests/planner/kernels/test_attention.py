@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from superpod.planner.kernels.attention import (
@@ -66,11 +68,11 @@ def test_the_backend_of_what_recipes_train(sm, values, backend):
 
 
 def test_context_parallelism_asserts_what_a_backend_does_not_say():
-    window = {"window_left": 4096, "window_right": 0, "cp": 2}
-    assert "a2a, all_gather" in asserts(Attention(sm=90, **window))[0].text
-    assert not asserts(Attention(sm=90, **window | {"cp": 1}))
-    assert not asserts(Attention(sm=90, **window, cp_comm="a2a"))
-    assert "divides the heads" in asserts(Attention(sm=90, **window, cp_comm="a2a", groups=1))[0].text
+    window = Attention(sm=90, window_left=4096, window_right=0, cp=2)
+    assert "a2a, all_gather" in asserts(window)[0].text
+    assert not asserts(replace(window, cp=1))
+    assert not asserts(replace(window, cp_comm="a2a"))
+    assert "divides the heads" in asserts(replace(window, cp_comm="a2a", groups=1))[0].text
 
 
 def test_every_reason_has_its_lines():

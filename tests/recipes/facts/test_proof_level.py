@@ -81,7 +81,9 @@ def test_what_is_known_not_to_start_is_refused_with_the_way_round(evidence):
     recipe = registry.find(NAME)
     assert proof_level.of(recipe).sentence(1) == f"known not to start: {WHY}"
     assert proof_level.of(recipe).short == "built with TE, 2 sizes broken"
-    message, way = proof_level.refusal(recipe, 1, ())
+    refused = proof_level.refusal(recipe, 1, ())
+    assert refused
+    message, way = refused
     assert WHY in message
     assert way.startswith("it starts at 4")
     assert proof_level.refusal(recipe, 1, ("trainer.max_steps=5",)), "the same models are built"
