@@ -63,7 +63,7 @@ def finetune(
         request = Request(name, tuple(overrides or ()), None, num_nodes)
     request = replace(request, overrides=tuning.with_both_lengths(request.overrides))
     request.check()
-    tuning.check(name, task)
+    tuning.check(name, task, request.overrides, request.num_nodes)
     preflight.writable(folder.path if folder else runs)
     _train(task, request, folder, out, runs)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from superpod.errors import UserError, did_you_mean
 from superpod.node.files import read_json, write_json
+from superpod.planner import kernel_rules
 from superpod.recipes import planned_job
 from superpod.recipes.data import packing
-from superpod.recipes.registry import find, recipes
+from superpod.recipes.registry import Recipe, find, recipes
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -26,6 +27,7 @@ FACT = "finetune"
 """Key of run.json that keeps the `Task`."""
 BASES = ".models"
 """Folder beside the run folders that holds every imported model once."""
+CONTEXT_PARALLEL = "trainer.strategy.context_parallel_size"
 SHARE = 0.05
 """Share of the samples held out when there is no file of validation data."""
 _SAMPLE = 1 << 20
@@ -59,8 +61,14 @@ class Task:
         return cls(**{field.name: kept[field.name] for field in fields(cls) if field.name in kept})
 
 
-def check(name: str, task: Task) -> None:
+def check(name: str, task: Task, overrides: Sequence[str] = (), num_nodes: int | None = None) -> None:
     """Refuse mistakes that need no NeMo to find.
+
+    Args:
+        name: of a recipe.
+        task: what to fine-tune it on.
+        overrides: changes of the recipe, of which the last size of context parallelism counts.
+        num_nodes: None = the recipe's smallest size.
 
     Raises:
         UserError: the recipe is not for fine-tuning, the model is missing, or a line of data is not a sample.
@@ -80,6 +88,7 @@ def check(name: str, task: Task) -> None:
             f"{recipe.model.name} takes no packed samples: {why}",
             f"`recipes export {name}` with NeMo's FineTuningDataModule, unpacked; or fine-tune another model",
         )
+    _check_context_parallelism(recipe, overrides, num_nodes)
     if task.long not in packing.LONG:
         raise UserError(f"--long {task.long} is not one of {', '.join(packing.LONG)}")
     huggingface.family(Path(task.model))
@@ -88,6 +97,21 @@ def check(name: str, task: Task) -> None:
         raise UserError(f"--validation {task.share} is not a share of the samples", "0.05 holds out one in twenty")
     if not task.validation_data and len(files[0]) < 2:
         raise UserError(f"{task.data} holds one sample, and validation needs one too", "give --validation-data as well")
+
+
+def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], num_nodes: int | None) -> None:
+    """Samples lie end to end in a sequence, packed or one by one: attention must take the padding between them."""
+    planned = planned_job.job(recipe, num_nodes)
+    given = [value for path, _, value in (text.partition("=") for text in overrides) if path == CONTEXT_PARALLEL]
+    cp = int(given[-1]) if given and given[-1].isdecimal() else planned.layout.cp
+    if why := kernel_rules.refuses_padded_samples(planned.replace(layout=replace(planned.layout, cp=cp))):
+        whole = [str(nodes) for nodes in recipe.nodes if recipe.layout(nodes).cp == 1]
+        size = f"--num-nodes {' or '.join(whole)}; " if whole and not given else ""
+        raise UserError(
+            f"{recipe.name} with cp {cp} pads every sample to a multiple of {2 * cp} tokens, and "
+            f"{planned.node.gpu.name} has no attention for samples with padding between them, Transformer Engine 2.9: {why}",
+            f"{size}{CONTEXT_PARALLEL}=1; or `recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked",
+        )
 
 
 def with_both_lengths(overrides: Sequence[str]) -> tuple[str, ...]:

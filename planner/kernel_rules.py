@@ -94,6 +94,20 @@ def keeps_scores_unasked(job: PlannedJob) -> bool:
     return "unfused" in chosen and "" not in chosen
 
 
+def refuses_padded_samples(job: PlannedJob) -> str:
+    """Why no attention takes packed samples of a job's context parallelism; "" = some does.
+
+    Each sample is padded to a multiple of 2 x cp tokens there, and padding between samples leaves cuDNN's attention
+    only (utils.py:657-667), which has its own architectures and head sizes.
+    """
+    if job.layout.cp == 1 or not uses_te(job):
+        return ""
+    for layer in (replace(layer, pad_between=True) for layer in layers(job, job.layout.cp) if layer.format == "thd"):
+        if not attention.choose(layer).backend:
+            return _against(layer)
+    return ""
+
+
 def _against(layer: Attention) -> str:
     """Why neither of the backends that keep no scores can be taken."""
     flash, fused = attention.against(attention.FLASH2, layer)[0], attention.against(attention.FUSED, layer)[0]

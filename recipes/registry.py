@@ -115,11 +115,17 @@ def adapted(shape: planned.ModelShape, task: str) -> tuple[str, ...]:
     """The linear layers that get adapters: all of a dense model, those of the attention in a model with experts.
 
     NeMo 2.7.3's recipes adapt the same. Latent attention has small projections down and up in place of `linear_qkv`.
-    DoRA leaves out layers whose inputs tensor parallelism splits: NeMo 2.7.3 takes the norm of a rank's columns for
-    the norm of the whole row, so that each rank would have another magnitude (rehearsals show it).
+    DoRA leaves out `SPLIT_INPUTS` and `DUPLICATED`.
     """
     layers = _adapted(shape)
-    return tuple(name for name in layers if name not in ("linear_proj", "linear_fc2")) if task == "dora" else layers
+    left_out = (*SPLIT_INPUTS, *DUPLICATED) if task == "dora" else ()
+    return tuple(name for name in layers if name not in left_out)
+
+
+SPLIT_INPUTS = ("linear_proj", "linear_fc2")
+"""NeMo 2.7.3's DoRA takes the norm of a rank's columns for that of the whole row: ranks would differ in magnitudes."""
+DUPLICATED = ("linear_q_down_proj", "linear_kv_down_proj")
+"""Whole on every rank; NeMo's DoRA adds a rank's rows of the adapter (peft/utils.py:319, dora.py:92), which fails."""
 
 
 def _adapted(shape: planned.ModelShape) -> tuple[str, ...]:

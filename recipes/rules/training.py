@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from superpod.planner.rules import Broken
+from superpod.recipes.registry import DUPLICATED
 from superpod.recipes.rules.reading import Reader, name_of
 
 ADAM_LR = 0.1
@@ -160,6 +161,15 @@ def adapters(r: Reader) -> Iterator[Broken]:
         if "*" not in last and last not in known:
             message = f"peft.target_modules names {name!r}, and no layer is called so"
             yield Broken("adapters", message, f"layers are {', '.join(known)}")
+    whole = sorted({*DUPLICATED} & {str(name).rpartition(".")[2] for name in names})
+    tp = r["trainer.strategy.tensor_model_parallel_size"] or 1
+    if name_of(r["peft"]) == "DoRA" and whole and tp > 1:
+        yield Broken(
+            "dora_duplicated",
+            f"DoRA of {', '.join(whole)} with tensor_model_parallel_size {tp}: every rank has the whole weight, and "
+            f"NeMo 2.7.3 adds 1/{tp} of the adapter's rows to it",
+            f"leave {', '.join(whole)} out of peft.target_modules, or use LoRA, or tensor_model_parallel_size 1",
+        )
     if not names:
         yield Broken("adapters", "peft.target_modules is empty: no layer gets an adapter", f"name {', '.join(ADAPTED)}")
 

@@ -229,7 +229,34 @@ def test_finding_7_gemma2_takes_no_packed_samples():
 
 
 def test_finding_4_gpt_oss_takes_no_packed_samples():
-    with pytest.raises(
-        UserError, match=r"gpt_oss_20b takes no packed samples: Transformer Engine 2\.9 has no"
-    ):
+    with pytest.raises(UserError, match=r"gpt_oss_20b takes no packed samples: Transformer Engine 2\.9 has no"):
         finetune.check("gpt_oss_20b_lora_h100_bf16", finetune.Task("/m", "/d.jsonl"))
+
+
+PACKED = finetune.Task("/m", "/d.jsonl")
+CP = finetune.CONTEXT_PARALLEL
+
+
+def test_packed_samples_with_context_parallelism_have_no_attention_on_a100():
+    """Each sample is padded to 2 x cp tokens, which leaves cuDNN's attention; that has no kernel for them on A100."""
+    whole = r"mixtral_8x7b_sft_a100_bf16 with cp 2 .* multiple of 4 tokens, and a100 .*padding between packed samples"
+    with pytest.raises(UserError, match=whole) as refused:
+        finetune.check("mixtral_8x7b_sft_a100_bf16", PACKED)
+    assert "--num-nodes 4; " in str(refused.value.hint)
+    assert f"{CP}=1" in str(refused.value.hint)
+    with pytest.raises(UserError, match="with cp 4 pads every sample to a multiple of 8"):
+        finetune.check("llama3_8b_sft_a100_bf16", PACKED, [f"{CP}=2", f"{CP}=4"])
+    for name, overrides, nodes in (
+        ("mixtral_8x7b_sft_a100_bf16", [], 4),
+        ("mixtral_8x7b_sft_a100_bf16", [f"{CP}=1"], None),
+        ("mixtral_8x7b_sft_h100_bf16", [f"{CP}=2"], None),
+    ):
+        with pytest.raises(UserError, match="/m"):  # the next check: there is no such folder
+            finetune.check(name, PACKED, overrides, nodes)
+
+
+def test_packed_samples_are_judged_by_head_size_too():
+    """cuDNN has packed samples of heads of 192 on no Blackwell, and Nemotron-H has FlashAttention alone."""
+    for name in ("nemotron4_340b_sft_b200_bf16", "nemotronh_47b_sft_h100_bf16"):
+        with pytest.raises(UserError, match="with cp 2 pads every sample"):
+            finetune.check(name, PACKED, [f"{CP}=2"])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 BF16, FP8, A100 = "llama3_8b_pretrain_h100_bf16", "llama3_8b_pretrain_h100_fp8cs", "llama3_8b_pretrain_a100_bf16"
 MOE, LORA, SFT = "mixtral_8x7b_pretrain_h100_bf16", "llama3_8b_lora_h100_bf16", "llama3_8b_sft_h100_bf16"
 BIG, GPT3, STARCODER = "llama3_70b_pretrain_h100_bf16", "gpt3_175b_pretrain_h100_bf16", "starcoder_15b_sft_h100_bf16"
-TINY = "tiny_llama3"
+TINY, DORA = "tiny_llama3", "deepseek_v3_dora_h200_bf16"
 
 
 class Mistake(NamedTuple):
@@ -55,6 +55,11 @@ MISTAKES = (
     _m(BF16, "log.ckpt.every_n_train_steps=None", "no interval", issue=True),
     _m(MOE, "model.config.moe_router_topk=9", "9", "8 experts", issue=True),
     # Others of ours.
+    _m(
+        DORA,
+        "peft.target_modules=['linear_q_down_proj','linear_q_up_proj']",
+        *("linear_q_down_proj", "tensor_model_parallel_size 2", "use LoRA"),
+    ),
     _m(BF16, "optim.config.lr=0", "is 0"),
     _m(BF16, "optim.config.lr=-1e-4", "-0.0001"),
     _m(BF16, "optim.config.lr=nan", "nan"),
