@@ -5,9 +5,12 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from nemo.collections.common.tokenizers import TokenizerSpec
 
 LORA_8, LORA_16, LORA_32 = "llama3_8b_lora_h100_bf16", "llama3_70b_lora_h100_bf16", "mixtral_8x7b_lora_h100_bf16"
 SFT = "llama3_8b_sft_h100_bf16"
@@ -90,7 +93,7 @@ def batched(packed: bool, options: str = "") -> dict[str, Any]:
         packing.write_metadata([bins], metadata)
         dataset = create_sft_dataset(
             file,
-            SimpleNamespace(eos_id=2),
+            cast("TokenizerSpec", SimpleNamespace(eos_id=2)),  # all that packed samples want of it
             sizes.size,
             pack_metadata_file_path=metadata,
             pad_cu_seqlens=bool(partial.data.packed_sequence_specs.pad_cu_seqlens),

@@ -10,9 +10,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
 
 FLAGS = ("overlap_param_gather", "reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather")
 
@@ -23,6 +26,12 @@ class GpuFlags:
 
     ddp: Any
     optimizer: Any
+
+
+class Layers(torch.nn.Sequential):
+    """A model with a configuration, as Megatron's have it."""
+
+    config: "TransformerConfig"
 
 
 def flags_of(name: str, old: bool = False) -> GpuFlags:
@@ -90,7 +99,7 @@ def trained(flags: GpuFlags) -> list[float]:
     )
     torch.manual_seed(0)
     layer = torch.nn.Linear(16, 16, bias=False, dtype=torch.bfloat16)
-    model = torch.nn.Sequential(layer)
+    model = Layers(layer)
     model.config = config
     flags.ddp.bucket_size = 40_000_000
     flags.optimizer.lr = 1e-2
@@ -145,10 +154,10 @@ def rules_of(name: str) -> dict[str, list[str]]:
 
 def main(out: str, *names: str) -> None:
     """The command."""
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import spawn
 
     cases = [(f"old {name}" if old else name, flags_of(name, old)) for name in names for old in (False, True)]
-    mp.spawn(rank, (cases, out, f"{out}.store"), 2)
+    spawn(rank, (cases, out, f"{out}.store"), 2)
     answers = json.loads(Path(out).read_text()) | rules_of(names[-1])
     Path(out).write_text(json.dumps(answers))
 
