@@ -109,7 +109,7 @@ def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], num_nod
         size = f"--num-nodes {' or '.join(whole)}; " if whole and not given else ""
         raise UserError(
             f"{recipe.name} with cp {cp} pads every sample to a multiple of {2 * cp} tokens, and "
-            f"{planned.node.gpu.name} has no attention for samples with padding between them, Transformer Engine 2.9: {why}",
+            f"{planned.node.gpu.name} has no attention for padding between samples, Transformer Engine 2.9: {why}",
             f"{size}{CONTEXT_PARALLEL}=1; or `recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked",
         )
 

@@ -48,6 +48,12 @@ def _own_attention(job: PlannedJob) -> bool:
     return job.options.impl == "local" or job.options.attention == "local"
 
 
+def _frozen_down(job: PlannedJob) -> bool:
+    """Whether adapters leave latent attention's down projections frozen, as DoRA does (`recipes/registry.py`)."""
+    small = {"linear_q_down_proj", "linear_kv_down_proj"}
+    return job.task == "lora" and bool(job.model.kv_lora) and not small & set(job.options.lora_targets)
+
+
 def _splits_groups(f: JobInputs) -> Truth:
     """Mamba under context parallelism: heads by tp x cp, and groups by cp or cp by groups."""
     m = f.model
@@ -244,6 +250,15 @@ PINNED: tuple[Rule[JobInputs], ...] = (
             "adapters take no recomputed layernorm in front of latent attention in megatron-core 0.15: what the frozen "
             "embeddings give takes no gradient, and the backward pass of the first layer fails",
             "drop layernorm from recompute_modules",
+        ),
+    ),
+    Rule(
+        "recompute_frozen_up",  # CheckpointWithoutOutput too: only an input with a gradient passes one on (measured)
+        lambda f: f.recomputes("mla_up_proj") & _frozen_down(f.job),
+        lambda f: (
+            "adapters of the up projections alone take no recomputed mla_up_proj in megatron-core 0.15: what the "
+            "frozen down projections give takes no gradient, so the up projections of the first layers train nothing",
+            "drop mla_up_proj from recompute_modules, or adapt linear_kv_down_proj",
         ),
     ),
     Rule(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from superpod.planner import mxfp8_buffers
 from superpod.planner.kernels import attention, fp8_shapes
 from superpod.planner.kernels.attention import Attention
 from superpod.planner.rules import JobInputs, Rule, near_multiples
@@ -179,6 +180,32 @@ def _says_weights(f: JobInputs) -> tuple[str, str]:
     )
 
 
+def _gathers_mxfp8(f: JobInputs) -> Truth:
+    """Whether MXFP8 parameters are gathered in the gradients' buffer; adapters beside them are not."""
+    o = f.job.options
+    kept = o.framework == "megatron" and o.impl == "te" and o.fp8_params and f.job.task != "lora"
+    return (f.sharding > 0) & (kept and f.job.precision == "mxfp8")
+
+
+def _misplaces(f: JobInputs) -> Truth:
+    odd: Truth = False
+    for parameter in mxfp8_buffers.small(f.model, f.tp, f.etp):
+        odd = odd | (parameter.size % mxfp8_buffers.STEP != 0)
+    return _gathers_mxfp8(f) & odd
+
+
+def _says_misplaced(f: JobInputs) -> tuple[str, str]:
+    small = mxfp8_buffers.small(f.model, f.tp, f.etp)
+    first = next(parameter for parameter in small if parameter.size % mxfp8_buffers.STEP)
+    return (
+        f"megatron-core 0.15.3 gathers MXFP8 parameters wrongly after one whose size is no multiple of "
+        f"{mxfp8_buffers.STEP}, and {first.name} of {f.model.name} has {first.size} on a rank with tp {f.tp}, "
+        f"etp {f.etp}",
+        "keep parameters in BF16: drop fp8_params (fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False)"
+        + (", or a smaller tp" if f.tp > 1 else ""),
+    )
+
+
 def _tokens(f: JobInputs) -> Whole:
     """Tokens of a micro-batch on a context-parallel rank."""
     return f.job.seq * f.mbs // f.cp
@@ -220,6 +247,7 @@ KERNELS: tuple[Rule[JobInputs], ...] = (
     ),
     Rule("fp8_weights", _breaks_weights, _says_weights),  # kernels/fp8_shapes.py
     Rule("fp8_tokens", _breaks_tokens, _says_tokens),
+    Rule("mxfp8_sizes", _misplaces, _says_misplaced),  # distributed/param_and_grad_buffer.py:99-102, 593
     Rule(
         "ub_mxfp8",  # module/base.py:592-597
         lambda f: _ub(f) & (f.job.precision == "mxfp8") & (_tokens(f) // f.tp % UB_MXFP8 != 0),

@@ -3,8 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from superpod.planner import hardware, legality, models
+from superpod.planner import hardware, legality, models, mxfp8_buffers
 from superpod.planner.layout import Layout
+from superpod.planner.models import counts
 from superpod.planner.planned_job import Options, PlannedJob, Task
 
 
@@ -140,3 +141,56 @@ def test_many_layouts_have_the_answers_of_each_alone(model, gpu, precision, task
 def test_a_run_of_another_release_or_framework_is_not_judged_by_these():
     release = Options(release="NeMo 25.09")
     assert "attention_backend" not in broken(job("deepseek_v2_lite", "a100", ep=8, options=release))
+
+
+FP8_PARAMS = Options(fp8_params=True, overlap_params=False)
+
+
+def test_mxfp8_parameters_of_sizes_that_64_does_not_divide_are_refused():
+    """megatron-core 0.15.3 copies gathered parameters back from where they would start unpadded."""
+    odd = job("nemotronh_8b", "b200", precision="mxfp8", tp=4, sp=True, options=FP8_PARAMS)
+    refused = broken(odd)["mxfp8_sizes"]
+    assert "A_log of nemotronh_8b has 32 on a rank with tp 4" in refused.message
+    assert "fp8_param_gather=False" in refused.fix
+    assert "mxfp8_sizes" in broken(job("gpt_oss_20b", "b200", precision="mxfp8", options=FP8_PARAMS))
+    for fine in (
+        odd.replace(options=Options()),
+        odd.replace(precision="fp8cs"),
+        odd.replace(task="lora"),
+        job("nemotronh_8b", "b200", precision="mxfp8", tp=2, sp=True, options=FP8_PARAMS),
+        job("llama3_8b", "b200", precision="mxfp8", tp=4, sp=True, options=FP8_PARAMS),
+        job("deepseek_v3", "b200", precision="mxfp8", gpus=256, pp=4, ep=32, options=FP8_PARAMS),
+    ):
+        assert "mxfp8_sizes" not in broken(fine)
+
+
+@pytest.mark.parametrize("model", ["gpt_oss_20b", "nemotronh_8b", "deepseek_v3", "qwen3_30b_a3b", "gpt3_175b"])
+@pytest.mark.parametrize("tp", [1, 4])
+def test_small_parameters_are_those_that_the_counts_have(model, tp):
+    """A size that the table had wrong, or a kind that it lacked, would not add up to the blocks' own counts."""
+    shape = models.find(model)
+    known = {parameter.name: int(parameter.size) for parameter in mxfp8_buffers.small(shape, tp, 1)}
+    one = {kind: counts.block_parameters(shape, kind, tp) for kind in shape.kinds}
+    if shape.sink:
+        more = counts.block_parameters(shape.replace(sink=False), "attention", tp).attention
+        assert one["attention"].attention - more == known["softmax_offset"]
+    if shape.bias and "attention" in one:
+        more = counts.block_parameters(shape.replace(bias=False), "attention", tp).attention
+        assert one["attention"].attention - more == known["linear_qkv.bias"] + shape.hidden
+    if "moe" in one:
+        assert one["moe"].router == known["router.weight"] + known.get("router.bias", 0)
+    if "mamba" in one:
+        mixer = shape.conv * known["conv1d.bias"] + known["conv1d.bias"] + 3 * known["A_log"] + known["mixer.norm"]
+        assert counts.elementwise(shape, "mamba", tp) == mixer
+
+
+def test_adapters_of_up_projections_alone_take_no_recomputed_up_projection():
+    """DoRA's: Megatron's checkpoint passes no gradient on where its input, the frozen down projections, has none."""
+    given = {"recompute": "selective", "recompute_modules": ("mla_up_proj",)}
+    of = job("deepseek_v3", "h200", gpus=16, task="lora", ep=16)
+    of = of.replace(layout=replace(of.layout, **given))
+    up = replace(of.options, lora_targets=("linear_q_up_proj", "linear_kv_up_proj"))
+    down = replace(of.options, lora_targets=("linear_q_down_proj", "linear_q_up_proj"))
+    assert "drop mla_up_proj" in broken(of.replace(options=up))["recompute_frozen_up"].fix
+    assert "recompute_frozen_up" not in broken(of.replace(options=down))
+    assert "recompute_frozen_up" not in broken(of.replace(task="sft"))

@@ -24,6 +24,7 @@ NOT_BUILT = {
     "adapters_vp": "adapters are NeMo's, and it is their checkpoint that is empty",
     "recompute_frozen": "adapters are NeMo's; seen in a rehearsal (docs/LOG.md)",
     "recompute_frozen_norm": "the same",
+    "recompute_frozen_up": "the same; seen in the proof with Transformer Engine",
 }
 """Rules whose models cannot be built here, and why."""
 

@@ -1,0 +1,78 @@
+"""Parameters of a rank that Megatron-Core 0.15.3 puts back in the wrong place after it has gathered MXFP8 parameters.
+
+Each parameter starts at a multiple of 64 values in its buffer (distributed/param_and_grad_buffer.py:593), and is copied
+back from where it would start without that (:99-102). All after one whose size is no multiple of 64 are garbled from
+the first step on, without an error (tests/rehearsal/test_order_of_calls.py has it run). Matrices are multiples of 64
+where MXFP8 takes them at all (`kernels/fp8_shapes.py`); here are the parameters that may not be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from superpod.planner.arrays import Whole
+    from superpod.planner.models import ModelShape
+
+STEP = 64
+"""Values at whose multiples a parameter starts."""
+
+
+class Small(NamedTuple):
+    """A parameter of one rank that is no matrix in MXFP8."""
+
+    name: str
+    """Megatron's."""
+    size: Whole
+    """In values."""
+
+
+def small(m: ModelShape, tp: Whole = 1, etp: Whole = 1) -> Iterator[Small]:
+    """Those of every kind of block that a model has; tp and etp may be arrays. Sizes are `models/counts.py`'s."""
+    yield Small("layernorm", m.hidden)
+    if m.positions:
+        yield Small("position_embeddings", m.positions * m.hidden)
+    for kind in sorted(m.kinds):
+        if kind in _BLOCKS:
+            yield from _BLOCKS[kind](m, tp, etp)
+
+
+def _attention(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Small]:
+    if m.qk_norm:
+        yield Small("q_layernorm", m.channels)
+    if m.sink:
+        yield Small("softmax_offset", m.heads // tp)
+    if m.bias or m.qkv_bias:
+        queries = m.heads * m.channels * (2 if m.attention_gate else 1)
+        yield Small("linear_qkv.bias", (queries + 2 * m.groups * m.channels) // tp)
+
+
+def _mla(m: ModelShape, _: Whole, __: Whole) -> Iterator[Small]:
+    yield Small("kv_layernorm", m.kv_lora)
+    if m.q_lora:
+        yield Small("q_layernorm", m.q_lora)
+
+
+def _mlp(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Small]:
+    if m.bias:
+        for ffn in sorted(set(m.widths) - {0}):
+            yield Small("linear_fc1.bias", ffn * (2 if m.gated else 1) // tp)
+
+
+def _moe(m: ModelShape, _: Whole, etp: Whole) -> Iterator[Small]:
+    yield Small("router.weight", m.experts * m.hidden)
+    if m.bias:
+        yield Small("router.bias", m.experts)
+        yield Small("experts.linear_fc1.bias", m.expert_ffn * (2 if m.gated else 1) // etp)
+
+
+def _mamba(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Small]:
+    inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
+    yield Small("A_log", m.mamba_heads // tp)
+    yield Small("conv1d.bias", (inner + states) // tp)
+    yield Small("mixer.norm", inner // tp)
+
+
+_BLOCKS = {"attention": _attention, "mla": _mla, "mlp": _mlp, "moe": _moe, "mamba": _mamba}
