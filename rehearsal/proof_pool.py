@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from types import TracebackType
@@ -57,12 +60,28 @@ class Workers:
         if encoders not in self._pools:
             self._end()
             spawn = multiprocessing.get_context("spawn")
-            self._pools[encoders] = ProcessPoolExecutor(self._count, spawn, rank_models.start)
+            self._pools[encoders] = ProcessPoolExecutor(self._count, spawn, _start)
         return self._pools[encoders]
 
     def _end(self) -> None:
         while self._pools:
             self._pools.popitem()[1].shutdown(cancel_futures=True)
+
+
+def _start() -> None:
+    end_with_parent()
+    rank_models.start()
+
+
+def end_with_parent() -> None:
+    """End this process within a second of its parent, however that ends: a pool's process waits for work for ever."""
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _is_encoder(size: SizeKey) -> bool:
