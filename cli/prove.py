@@ -67,9 +67,25 @@ def _text(proof: Proof) -> str:
         f"for {', '.join(proof.generations)}; {proof.built_now:,} built now",
         ", ".join(f"{name} {version}" for name, version in proof.versions.items()),
         *(f"unproven  {name}: {why}" for name, why in proof.unproven.items()),
+        *_known(proof),
         *_failures(proof),
     ]
-    return "\n".join([*lines, "proven" if not proof.failures else f"{len(proof.failures)} failures"])
+    last = f"proven, but for {len(proof.known)} sizes known not to start" if proof.known else "proven"
+    return "\n".join([*lines, last if not proof.failures else f"{len(proof.failures)} failures"])
+
+
+def _known(proof: Proof) -> list[str]:
+    """Lines for every model that is known to be broken: its recipes, why, and the way round."""
+    from superpod.recipes.registry import find
+
+    recipes: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for failure in proof.known:
+        model = find(failure.recipe).model
+        recipes[model.name, model.broken, model.way_round].add(failure.recipe)
+    return [
+        f"known not to start  {model}: {len(names)} recipes: {why}\n  next: {way}"
+        for (model, why, way), names in recipes.items()
+    ]
 
 
 def _failures(proof: Proof) -> list[str]:

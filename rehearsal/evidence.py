@@ -50,7 +50,7 @@ def evidence(proof: Proof, recipes: Sequence[Recipe]) -> dict[str, Any]:
         "counts": {name: getattr(proof, name) for name in counts},
         "models": {
             name: {
-                "level": "built with TE",
+                "level": "planned" if own[0].model.broken else "built with TE",
                 "layouts": proof_level.layouts_hash(layout_files(name)),
                 "resolved": resolved_hash(own, proof.digests),
             }
@@ -108,8 +108,8 @@ def out_of_date(known: Mapping[str, Any], models: Iterable[Model]) -> list[str]:
 
 
 def _broken(proof: Proof) -> list[dict[str, Any]]:
-    """Failures by their reasons: why, and the recipes with their sizes."""
+    """Failures by their reasons, known ones too: why, and the recipes with their sizes."""
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for failure in proof.failures:
+    for failure in (*proof.failures, *proof.known):
         groups[failure.why][failure.recipe].append(failure.nodes)
     return [{"why": why, "recipes": sizes} for why, sizes in groups.items()]

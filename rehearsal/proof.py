@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,8 @@ class Proof:
     unproven: dict[str, str] = field(default_factory=dict)
     """Model -> why it cannot be built without a GPU."""
     failures: list[Failure] = field(default_factory=list)
+    known: list[Failure] = field(default_factory=list)
+    """Sizes of models that are known to be broken (`Model.broken`) and fail as they are known to; no failures."""
     digests: dict[str, str] = field(default_factory=dict)
     """`recipe NODES` -> digest of its resolved configuration; of sizes without a failure."""
 
@@ -95,8 +98,11 @@ def prove(recipes: Iterable[Recipe], *, cache_file: Path, workers: int = 2, note
         cache.save()  # after Ctrl-C too
     _judge(outcomes, sizes, planned, proof, faults)
     _count(proof, digests, outcomes, sizes)
+    known = _known({size: sizes[size] for size in wanted}, set(outcomes), proof, faults)
     proof.failures = [Failure(*size, faults[size]) for size in sizes if size in faults]
-    proof.digests = {f"{name} {nodes}": digests[name, nodes] for name, nodes in digests if (name, nodes) not in faults}
+    proof.known = [Failure(*size, sizes[size].model.broken) for size in sizes if size in known]
+    sound = [size for size in digests if size not in faults and size not in known]
+    proof.digests = {f"{name} {nodes}": digests[name, nodes] for name, nodes in sound}
     return proof
 
 
@@ -202,6 +208,26 @@ def _judge(
             sizes[size], planned[size], outcome.get("parameters", [])
         ):
             faults[size] = fault
+
+
+def _known(tried: Mapping[Size, Recipe], built: set[Size], proof: Proof, faults: dict[Size, str]) -> set[Size]:
+    """The sizes of models known to be broken that fail as known, which are no faults; one that does not is a fault."""
+    known: set[Size] = set()
+    for size, recipe in tried.items():
+        reason = recipe.model.broken
+        if not reason or recipe.model.name in proof.unproven:
+            continue
+        if size not in faults and size in built:
+            faults[size] = f"it builds now, so that it must no longer be called broken in recipes/models: {reason}"
+        elif _identifiers(faults.get(size, "")) & _identifiers(reason):
+            known.add(size)
+            del faults[size]
+    return known
+
+
+def _identifiers(text: str) -> set[str]:
+    """Names such as rotary_pos_cos_sin, by which an error is told from another."""
+    return set(re.findall(r"[A-Za-z]+_\w+", text))
 
 
 def _count(

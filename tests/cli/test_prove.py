@@ -44,6 +44,21 @@ def test_failures_are_named_by_recipe_and_reason_with_their_sizes(prove):
     assert "proven" not in text.splitlines()[-1]
 
 
+def test_models_known_to_be_broken_are_listed_by_themselves_and_the_rest_is_proven(prove):
+    code, text = prove("gemma3_1b", "sft", "h100", "bf16", build=lambda size: {"error": "no 'rotary_pos_cos_sin'"})
+    model = registry.models()["gemma3_1b"]
+    assert code == 0, text
+    assert f"known not to start  gemma3_1b: 1 recipes: {model.broken}" in text
+    assert f"next: {model.way_round}" in text
+    assert "proven, but for " in text.splitlines()[-1]
+
+
+def test_a_model_known_to_be_broken_that_builds_fails_the_proof(prove):
+    code, text = prove("gemma3_1b", "sft", "h100", "bf16")
+    assert code == 1
+    assert "it builds now" in text
+
+
 def test_json_for_programs(prove):
     code, text = prove(NAME, "--json", build=lambda size: {"error": "AssertionError: no"})
     facts = json.loads(text)

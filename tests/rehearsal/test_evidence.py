@@ -96,4 +96,15 @@ def test_the_committed_evidence_is_not_older_than_what_it_proves():
     known = json.loads(proof_level.EVIDENCE.read_text())
     ours = [m for name, m in registry.models().items() if registry.layout_files(name)]
     assert evidence.out_of_date(known, ours) == []
-    assert known["broken"] == []
+    # Nothing is broken but models that say so, and these are.
+    broken = {(registry.find(name).model.name, group["why"]) for group in known["broken"] for name in group["recipes"]}
+    assert broken == {(model.name, model.broken) for model in ours if model.broken}
+
+
+def test_models_known_to_be_broken_are_kept_with_their_reason():
+    recipes = [r for r in registry.recipes().values() if r.model.name == "gemma3_1b"]
+    why = recipes[0].model.broken
+    proof = Proof(versions=fingerprint.versions(), known=[Failure(r.name, n, why) for r in recipes for n in r.nodes])
+    written = evidence.evidence(proof, recipes)
+    assert written["broken"] == [{"why": why, "recipes": {r.name: list(r.nodes) for r in recipes}}]
+    assert written["models"]["gemma3_1b"]["level"] == "planned"
