@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from superpod.node import cudnn
 from superpod.node.files import JsonObject
 
 GIB = 2**30
@@ -123,7 +124,9 @@ def refusal(version: Mapping[str, str], facts: Mapping[str, object], environ: Ma
     if conflict := bad_pair(version):
         return conflict
     on_gpu = "cuda" in version  # a rehearsal's torch has none, and needs no Transformer Engine
-    own = outside(version, needed(facts) if on_gpu else [])
+    needs = needed(facts) if on_gpu else []
+    # A cuDNN that is not found here may still be the right one, in a place that only torch knows.
+    own = outside(version, [need for need in needs if need.package != cudnn.NAME or cudnn.NAME in version])
     proven = outside(version, on_gpu=on_gpu)
     if proven and environ.get(IGNORE) == "1":
         print(f"{IGNORE}=1: " + "; ".join(proven), flush=True)
@@ -148,9 +151,15 @@ def cuda_of_torch() -> str:
 
 
 def installed(more: Iterable[str] = ()) -> dict[str, str]:
-    """Versions of what SHOWN, KNOWN_BAD and `more` name, as far as installed, and torch's CUDA as `cuda`."""
+    """Versions of what SHOWN, KNOWN_BAD and `more` name, as far as installed, and torch's CUDA as `cuda`.
+
+    cuDNN is looked for only where `more` names it, and torch is one for GPUs.
+    """
+    more = set(more)
     versions = {"cuda": cuda} if (cuda := cuda_of_torch()) else {}
-    for name in {*SHOWN, *more, *(pair[2] for pair in KNOWN_BAD)} - {"cuda"}:
+    if cuda and cudnn.NAME in more and (library := cudnn.version()):
+        versions[cudnn.NAME] = library
+    for name in {*SHOWN, *more, *(pair[2] for pair in KNOWN_BAD)} - {"cuda", cudnn.NAME}:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

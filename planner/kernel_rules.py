@@ -95,6 +95,27 @@ def keeps_scores_unasked(job: PlannedJob) -> bool:
     return "unfused" in chosen and "" not in chosen
 
 
+CUDNN = (*(90000, 90100, 90201, 90300, 90500, 90600, 90700, 90800, 90900), *(91002, 91100, 91200, 91300, 91301))
+"""Releases of cuDNN 9 up to the one that all recipes are planned with (`attention.CUDNN`), oldest first; of 9.10 the
+last, whose first two have no attention (fused_attn.cpp:441-446)."""
+
+
+def least_cudnn(job: PlannedJob) -> str:
+    """The oldest cuDNN with which no layer of a job keeps its scores or has no attention; "" = any of version 9."""
+    if not uses_te(job):
+        return ""
+    least = CUDNN[0]
+    for layer in layers(job, job.layout.cp):
+        if attention.choose(layer).backend not in ("flash", "fused"):
+            continue  # with the newest neither: that is priced, or refused
+        for cudnn in reversed(CUDNN):
+            if attention.choose(replace(layer, cudnn=cudnn)).backend not in ("flash", "fused"):
+                break
+            oldest = cudnn
+        least = max(least, oldest)
+    return "" if least == CUDNN[0] else f"{least // 10000}.{least // 100 % 100}.{least % 100}"
+
+
 def refuses_padded_samples(job: PlannedJob) -> str:
     """Why no attention takes packed samples of a job's context parallelism; "" = some does.
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from superpod.planner import kernel_rules
+
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
     from superpod.recipes.registry import Model, Need
@@ -33,6 +35,8 @@ def of(model: Model, job: PlannedJob) -> list[Need]:
         needs.append((TE, "2.1", "", "moments below FP32 (Megatron-Core, optimizer_config.py:226)"))
     if job.options.deepep:
         needs.append(("deep-ep", "1.0", "", "the flex dispatcher (Megatron-Core, moe/fused_a2a.py); or with=alltoall"))
+    if least := kernel_rules.least_cudnn(job):
+        needs.append(("cudnn", least, "", "attention that keeps no scores (Transformer Engine 2.9, fused_attn.cpp)"))
     if gpu.cuda:
         needs.append(("cuda", gpu.cuda, "", f"torch's kernels for {gpu.name}"))
     return needs

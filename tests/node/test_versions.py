@@ -1,5 +1,6 @@
 """Versions that a run may start with: issue 13, finding 3."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 
-from superpod.node import versions
+from superpod.node import cudnn, versions
 from superpod.node.versions import IGNORE, PROVEN, Range, needed, outside, refusal
 
 GOOD = {"nemo_toolkit": "2.7.3", "megatron-core": "0.15.3", "transformer-engine": "2.9.0+70f5366", "cuda": "13.0"}
@@ -95,3 +96,46 @@ def test_finding_3_rank_0_refuses_by_the_runs_own_facts(tmp_path, monkeypatch):
 
 def test_a_range_has_a_reason():
     assert all(isinstance(r, Range) and r.why for r in PROVEN)
+
+
+CUDNN = {"needs": [["cudnn", "9.13.1", "", "attention that keeps no scores"]]}
+
+
+def test_an_older_cudnn_is_refused_where_attention_depends_on_it():
+    reason = refusal(GOOD | {"cudnn": "9.13.0"}, CUDNN, {})
+    assert "cudnn is 9.13.0, and must be 9.13.1 or later: attention that keeps no scores" in reason
+    for fine in ("9.13.1", "9.13.1.26", "9.15.0"):
+        assert refusal(GOOD | {"cudnn": fine}, CUDNN, {}) == ""
+    assert refusal(GOOD, CUDNN, {}) == ""  # it was not found, and torch may find it
+
+
+def test_cudnn_is_what_pip_has_or_what_the_library_says(monkeypatch):
+    monkeypatch.delenv("CUDNN_HOME", raising=False)
+    monkeypatch.delenv("CUDNN_PATH", raising=False)
+    missing = importlib.metadata.PackageNotFoundError("nvidia-cudnn")
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: {"nvidia-cudnn-cu12": "9.10.2.21"}.get(name) or fail(missing)
+    )
+    assert cudnn.version() == "9.10.2.21"
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: fail(missing))
+    monkeypatch.setattr(
+        versions, "output_of", lambda command, timeout_s: "91301" if command[-1] == "libcudnn.so.9" else None
+    )
+    assert cudnn.version() == "9.13.1"
+    monkeypatch.setattr(versions, "output_of", lambda command, timeout_s: None)
+    assert cudnn.version() is None
+
+
+def test_cudnn_of_its_own_folder_comes_first(tmp_path, monkeypatch):
+    """A library built here, which answers as cuDNN does."""
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    (tmp_path / "cudnn.c").write_text("unsigned long cudnnGetVersion(void) { return 8906; }")
+    library = folder / cudnn.LIBRARY
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "cudnn.c"], check=True, timeout=60)
+    monkeypatch.setenv("CUDNN_HOME", str(tmp_path))
+    assert cudnn.version() == "8.9.6"
+
+
+def fail(error):
+    raise error

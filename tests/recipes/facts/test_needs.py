@@ -16,7 +16,8 @@ def of(name):
     ("name", "expected"),
     [
         ("llama3_8b_pretrain_h100_bf16", set()),
-        ("gpt_oss_20b_pretrain_h100_bf16", {(needs.TE, "2.8")}),
+        ("gpt_oss_20b_pretrain_h100_bf16", {(needs.TE, "2.8"), ("cudnn", "9.13.1")}),
+        ("deepseek_v3_pretrain_h100_bf16", {(needs.TE, "2.1"), ("cudnn", "9.5.0"), ("deep-ep", "1.0")}),
         ("mistral_small3_24b_sft_h100_bf16", {("nemo_toolkit", "2.7")}),
         ("llama3_8b_pretrain_h100_fp8bw", {(needs.TE, "2.3")}),
         ("llama3_8b_pretrain_b200_mxfp8", {(needs.TE, "2.1"), ("cuda", "12.8")}),
@@ -43,3 +44,16 @@ def test_newer_chips_need_newer_compilers():
     assert {gpu: hardware.node(gpu).gpu.cuda for gpu in ("h100", "b200", "b300", "gb300")} == {
         "h100": "", "b200": "12.8", "b300": "12.9", "gb300": "12.9"
     }  # fmt: skip
+
+
+def test_attention_that_has_no_other_kernel_needs_its_cudnn():
+    """Most layers fall back to FlashAttention; a learned softmax, and latent attention, have none to fall back to."""
+    least = {
+        "llama3_8b_pretrain_b200_bf16": None,
+        "llama3_8b_pretrain_a100_bf16": None,
+        "gpt_oss_20b_sft_a100_bf16": "9.13.1",
+        "gpt_oss_120b_pretrain_gb300_bf16": "9.13.1",
+        "deepseek_v2_lite_sft_b200_bf16": "9.11.0",
+    }
+    for name, expected in least.items():
+        assert dict(of(name)).get("cudnn") == expected, name
