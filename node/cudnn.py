@@ -42,5 +42,5 @@ def _of_library(path: str) -> str | None:
     """What the library itself says, in a process of its own: a library loaded here would stand before torch's own."""
     from superpod.node.versions import output_of
 
-    said = output_of([sys.executable, "-c", _ASK, path], timeout_s=30)
-    return text_of(int(said)) if said and said.isdigit() else None
+    number = output_of([sys.executable, "-c", _ASK, path], timeout_s=30)
+    return text_of(int(number)) if number and number.isdigit() else None
