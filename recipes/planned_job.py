@@ -81,9 +81,10 @@ def overlaps_tp(task: str, precision: str, shape: ModelShape) -> bool:
 
     Userbuffers exchange what sequence-parallel regions send. Adapters beside a linear layer interrupt that, as do the
     small projections of latent attention (Megatron switches it off). Userbuffers support no blockwise scales, and they
-    are all FP8 or all BF16, whereas current scaling keeps the first and the last layer in BF16.
+    are all FP8 or all BF16, whereas current scaling keeps the first and the last layer in BF16. The linear layers of
+    cross attention name no buffers, and Megatron-Core 0.15.3 refuses them (extensions/transformer_engine.py).
     """
-    return not (task in ADAPTERS or shape.kv_lora or precision in ("fp8bw", "fp8cs"))
+    return not (task in ADAPTERS or shape.kv_lora or shape.cross_attention or precision in ("fp8bw", "fp8cs"))
 
 
 def passes_heads(shape: ModelShape) -> bool:

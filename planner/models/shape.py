@@ -80,6 +80,8 @@ class ModelShape:
     """NeMo's configuration sets attention_backend flash, so that Megatron switches the other backends off."""
     bf16_ends: int = 1
     """Layers at each end that stay in BF16 under FP8 with current scaling; a hybrid's layers are half as deep."""
+    cross_attention: bool = False
+    """A decoder's layers look at an encoder's output too (T5)."""
     soft_capped: bool = False
     """Scores are capped by a tanh, in an attention class of NeMo's own that keeps them, seq x seq (Gemma 2)."""
     refuses: str = ""

@@ -74,7 +74,7 @@ def _forward(model: Any, config: Any, micro_batch: int, packed: bool) -> Any:
     ids = torch.empty(micro_batch, tokens, dtype=torch.int64)
     labels = ids if model.post_process else None
     if "tokentype_ids" in given:  # BERT, whose second result is whether one sentence follows another
-        types = ids if getattr(model.embedding, "tokentype_embeddings", None) is not None else None
+        types = ids if getattr(getattr(model, "embedding", None), "tokentype_embeddings", None) is not None else None
         embeds = {"hidden_states_only": True} if getattr(model, "lm_head", None) is None else {}
         output = model(ids, torch.empty(micro_batch, tokens, dtype=torch.bool), types, labels, **embeds)
         return output["lm_loss"] if isinstance(output, dict) else output

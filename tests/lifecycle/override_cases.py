@@ -13,7 +13,7 @@ from typing import NamedTuple
 BF16, FP8, A100 = "llama3_8b_pretrain_h100_bf16", "llama3_8b_pretrain_h100_fp8cs", "llama3_8b_pretrain_a100_bf16"
 MOE, LORA, SFT = "mixtral_8x7b_pretrain_h100_bf16", "llama3_8b_lora_h100_bf16", "llama3_8b_sft_h100_bf16"
 BIG, GPT3, STARCODER = "llama3_70b_pretrain_h100_bf16", "gpt3_175b_pretrain_h100_bf16", "starcoder_15b_sft_h100_bf16"
-TINY, DORA = "tiny_llama3", "deepseek_v3_dora_h200_bf16"
+TINY, DORA = "tiny_llama3", "deepseek_v3_dora_b300_bf16"
 
 
 class Mistake(NamedTuple):
