@@ -34,7 +34,7 @@ format: $(STAMP) ## mend what can be mended by itself
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 goldens: $(STAMP) ## write the goldens anew; review the diff
-	$(BIN)/python -m pytest tests/recipes/test_goldens.py tests/cli/test_surface.py --update-goldens -q
+	$(BIN)/python -m pytest tests/recipes/test_goldens.py tests/cli/test_surface.py tests/slurm/test_batch_script.py --update-goldens -q
 
 benchmarks: $(STAMP) ## measure what has a target
 	for b in cli_startup planner_speed planner_accuracy; do $(BIN)/python benchmarks/$$b.py || exit 1; done
