@@ -11,6 +11,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.house import FOLDERS
 
+NOT_READ = {"recipes/published.toml", "slurm/README.md"}
+"""Files beside the code that only scripts and people read."""
 DECOY = "raise SystemExit('a decoy called recipes was imported')\n"
 
 
@@ -27,6 +29,7 @@ def wheel(tmp_path_factory):
     for name in filter(lambda name: (ROOT / name).exists(), listed.stdout.splitlines()):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
+    (tree / "recipes" / "facts" / "proven.json").touch()  # `recipes prove --write` makes it
     command = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, tree)
     done = run(*command, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -57,6 +60,17 @@ def test_the_wheel_holds_the_package_once_with_its_data(wheel):
     assert "superpod/cli/__init__.py" in names
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"superpod"}
     assert not [name for name in names if "/tests/" in name]
+
+
+def test_the_wheel_holds_every_data_file_of_the_code(wheel):
+    import zipfile
+
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tracked = run("git", "ls-files", *FOLDERS, cwd=ROOT).stdout.splitlines()
+    data = {name for name in tracked if not name.endswith(".py")} - NOT_READ
+    data |= {"recipes/facts/proven.json", "recipes/facts/ran_on_gpu.toml"}
+    assert len(data) > 50
+    assert {f"superpod/{name}" for name in data} - names == set()
 
 
 def test_the_wheel_lists_recipes_beside_torchtunes(installed, tmp_path):
