@@ -1,6 +1,7 @@
 """Compare `planner/kernels/attention.py` with Transformer Engine's own `get_attention_backend` on layers at random.
 
-python -m tests.planner.kernels.compare_te_python COUNT prints {"chosen": {backend: count}, "wrong": [...]} as JSON.
+python -m tests.planner.kernels.compare_te_python COUNT prints {"chosen": {backend: count}, "wrong": [...]} as JSON;
+`near` in place of COUNT writes near_attention.csv.
 """
 
 # ruff: noqa: I001 - the stand-in's entry comes before what it stands in for
@@ -8,6 +9,7 @@ python -m tests.planner.kernels.compare_te_python COUNT prints {"chosen": {backe
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 import logging
 import os
@@ -21,7 +23,7 @@ import transformer_engine_torch as compiled  # pyright: ignore[reportMissingImpo
 from packaging.version import Version
 from superpod.planner.kernels.attention import Attention, available, choose
 from superpod.planner.kernels.fused_attention import FusedAttention, fused_backend
-from tests.planner.kernels import compiled_te
+from tests.planner.kernels import compiled_te, near_cases
 from transformer_engine.common import recipe  # pyright: ignore[reportMissingImports]
 from transformer_engine.pytorch.attention.dot_product_attention import utils  # pyright: ignore[reportMissingImports]
 
@@ -143,5 +145,13 @@ def main(count: int) -> None:
     print(json.dumps({"chosen": chosen, "wrong": wrong[:5]}))
 
 
+def write_near(count: int) -> None:
+    """Write the layers that hang on one rule, of so many drawn, with the answers of Transformer Engine's Python."""
+    logging.disable(logging.CRITICAL)
+    drawn = itertools.islice(near_cases.attention_layers(1), count)
+    layers = near_cases.choose_near(drawn, near_cases.ATTENTION_TABLES, near_cases.attention_answer)
+    near_cases.write(near_cases.ATTENTION_ANSWERS, [(layer, near_cases.answer(*real(layer))) for layer in layers])
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    write_near(40_000) if sys.argv[1] == "near" else main(int(sys.argv[1]))

@@ -4,8 +4,9 @@ The answers in compiled_answers.csv were made so. To make them again, or to comp
 
     pip download --no-deps transformer_engine_cu12==2.9.0 && unzip -q transformer_engine_cu12-2.9.0-*.whl -d /tmp/te
     LIBRARY=/tmp/te/transformer_engine/wheel_lib/libtransformer_engine.so STUBS=/tmp/te/stubs
-    python tests/planner/kernels/compiled_te.py stubs $LIBRARY $STUBS
-    LD_LIBRARY_PATH=$STUBS python tests/planner/kernels/compiled_te.py compare $LIBRARY $STUBS 600000
+    python -m tests.planner.kernels.compiled_te stubs $LIBRARY $STUBS
+    LD_LIBRARY_PATH=$STUBS python -m tests.planner.kernels.compiled_te compare $LIBRARY $STUBS 600000
+    LD_LIBRARY_PATH=$STUBS python -m tests.planner.kernels.compiled_te near $LIBRARY $STUBS
 
 It needs gcc, nm and readelf. No GPU, no CUDA: the stand-ins say which GPU and which cuDNN there is, nothing else.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import ctypes
+import itertools
 import os
 import random
 import re
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.planner.kernels.fused_attention import FusedAttention, fused_backend
+from tests.planner.kernels import near_cases
 
 ANSWERS = Path(__file__).with_name("compiled_answers.csv")
 ARCHITECTURES = (80, 86, 89, 90, 100, 103, 110)
@@ -89,6 +92,9 @@ def asker(library: Path, folder: Path) -> Callable[[FusedAttention], int]:
     def ask(a: FusedAttention) -> int:
         ctypes.c_int.in_dll(runtime, "te_dev").value = ARCHITECTURES.index(a.sm)
         ctypes.c_ulong.in_dll(cudnn, "te_cudnn").value = a.cudnn
+        os.environ.pop("NVTE_FUSED_ATTN_BACKEND", None)
+        if a.wanted is not None:
+            os.environ["NVTE_FUSED_ATTN_BACKEND"] = str(a.wanted)
         dtype, layout = DTYPES[a.dtype], LAYOUTS.index(a.qkv_layout)
         kinds = (BIASES.index(a.bias), MASKS.index(a.mask), SOFTMAXES.index(a.softmax))
         shape = (a.heads, a.groups, a.seq_q, a.seq_kv, a.head_qk, a.head_v, a.window_left, a.window_right)
@@ -131,9 +137,16 @@ def draws(seed: int) -> Iterator[FusedAttention]:
 
 
 def main(verb: str, library: Path, folder: Path, count: int = 0) -> None:
-    """`stubs` writes the stand-ins, `compare` asks `count` times, `answers` writes `count` rows of the CSV."""
+    """`stubs` writes the stand-ins, `compare` asks `count` times, `answers` writes `count` rows of the CSV, `near`
+    near_kernels.csv."""
     if verb == "stubs":
         write_stubs(library, folder)
+        return
+    if verb == "near":
+        near = itertools.islice(near_cases.kernel_layers(1), 60_000)
+        kept = near_cases.choose_near(near, near_cases.KERNEL_TABLES, near_cases.kernel_answer)
+        ask_it = asker(library, folder)
+        near_cases.write(near_cases.KERNEL_ANSWERS, [(layer, str(ask_it(layer))) for layer in kept])
         return
     ask, drawn = asker(library, folder), draws(1)
     layers = [(layer, ask(layer)) for layer, _ in zip(drawn, range(count), strict=False)]
