@@ -19,6 +19,8 @@ from superpod.recipes.rules.reading import Reader, name_of
 if TYPE_CHECKING:
     import nemo_run as run
 
+    from superpod.recipes.registry import Model
+
 FP8_RECIPES = {"delayed": "fp8ds", "tensorwise": "fp8cs", "blockwise": "fp8bw", "mxfp8": "mxfp8"}
 """fp8_recipe -> the planner's precision."""
 
@@ -65,12 +67,14 @@ def adapters(partial: run.Partial, options: Options) -> Options:
 
 
 def shape_of(config: run.Config) -> ModelShape:
-    """The planner's shape of a model configuration: ours of the same class, with the sizes that it sets.
+    """The planner's shape of a model configuration: ours of the same class, with everything that it sets otherwise.
 
     Raises:
-        UserError: no model here is of that class.
+        UserError: no model here is of that class, or its sizes contradict each other.
     """
     import fiddle as fdl
+
+    from superpod.recipes import configured_shape
 
     target = fdl.get_callable(config)
     bases: tuple[Any, ...] = target.__mro__ if isinstance(target, type) else (target,)
@@ -80,39 +84,22 @@ def shape_of(config: run.Config) -> ModelShape:
             f"the planner has no model of NeMo's {target.__name__}, so that its memory is not known",
             "describe it in shapes/*.toml: docs/extending.md",
         )
-    near = min(candidates, key=lambda shape: abs(shape.layers - (config.num_layers or 0)))
-    if bool(near.experts) != bool(getattr(config, "num_moe_experts", None)):
-        raise UserError(
-            f"num_moe_experts is {config.num_moe_experts}, and the planner's {near.name} has {near.experts} experts",
-            "describe the model in shapes/*.toml: docs/extending.md",
-        )
-    # NeMo's dense classes have defaults for experts too: sizes of parts that the model lacks say nothing.
-    sizes = {size: value for size, value in _sizes(config).items() if value and getattr(near, size)}
-    return near.replace(**{size: value for size, value in sizes.items() if getattr(near, size) != value})
+    near = min(candidates, key=lambda model: abs(model.shape.layers - (config.num_layers or 0)))
+    return configured_shape.changed(near.shape, near.make().config, config)
 
 
 @cache
-def _by_class() -> dict[Any, tuple[ModelShape, ...]]:
-    """NeMo's configuration class -> shapes of the models that are made of it."""
+def _by_class() -> dict[Any, tuple[Model, ...]]:
+    """NeMo's configuration class -> models that are made of it."""
     import fiddle as fdl
 
     from superpod.recipes.registry import models
 
-    shapes: dict[Any, tuple[ModelShape, ...]] = {}
+    known: dict[Any, tuple[Model, ...]] = {}
     for model in models().values():
         target = fdl.get_callable(model.make().config)
-        shapes[target] = (*shapes.get(target, ()), model.shape)
-    return shapes
-
-
-def _sizes(config: run.Config) -> dict[str, int]:
-    """Sizes that the configuration sets, by the planner's names; a list or None is left out."""
-    from superpod.recipes.planned_job import NEMO_FIELDS
-
-    sizes = {size: getattr(config, field, None) for size, field in NEMO_FIELDS.items()}
-    if sizes["vocab"] is None:
-        del sizes["vocab"]  # the tokenizer's
-    return {size: value for size, value in sizes.items() if isinstance(value, int) and size != "channels"}
+        known[target] = (*known.get(target, ()), model)
+    return known
 
 
 def of_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
@@ -121,27 +108,16 @@ def of_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
     Raises:
         UserError: no such GPU, a model that the planner does not know, or sizes that contradict each other.
     """
+    from superpod.recipes import planned_job
     from superpod.recipes.layout import layout_of
-    from superpod.recipes.planned_job import records_graphs
 
     facts = hardware.builtin()
     node = facts.node(gpu)
-    precision, layout, r = precision_of(partial), layout_of(partial), Reader(partial)
-    gathers = bool(r["trainer.plugins.fp8_param_gather"] or r["trainer.plugins.fp8_params"])
-    options = Options(
-        grads="bf16" if r["trainer.plugins.grad_reduce_in_fp32"] is False else "fp32",  # it overwrites that of ddp
-        fp8_params=gathers and precision not in ("bf16", "fp16", "fp32"),
-        overlap_tp=_callback(partial, "tp_comm_overlap") is True,
-        overlap_grads=bool(r["trainer.strategy.ddp.overlap_grad_reduce"]),
-        fused_loss=bool(r["model.config.cross_entropy_loss_fusion"]),
-        cuda_graphs=records_graphs(partial.model.config),
-        deterministic=bool(r["model.config.deterministic_mode"]),
-        moments="bf16" if "bfloat16" in str(r["optim.config.exp_avg_dtype"]) else "fp32",
-        hidden_dropout=float(r["model.config.hidden_dropout"] or 0),
-        attention_dropout=float(r["model.config.attention_dropout"] or 0),
-    )
-    return PlannedJob(
-        model=shape_of(partial.model.config),
+    precision, layout, model = precision_of(partial), layout_of(partial), shape_of(partial.model.config)
+    base = planned_job.decided(task_of(partial), precision, layout.sharding, model)
+    options = planned_job.options_of(partial, replace(base, overlap_grads=_overlaps_grads(partial)))
+    planned = PlannedJob(
+        model=model,
         node=node,
         fabric=facts.fabric_of(node),
         gpus=partial.trainer.devices * partial.trainer.num_nodes,
@@ -149,11 +125,10 @@ def of_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
         precision=precision,
         layout=layout,
         task=planned_task(partial),
-        options=adapters(partial, options),
+        options=options,
     )
+    return planned_job.with_attention(planned)
 
 
-def _callback(partial: run.Partial, field: str) -> Any:
-    """A field of the first callback that has it; None where none does."""
-    callbacks = getattr(partial.trainer, "callbacks", None) or []
-    return next((getattr(c, field) for c in callbacks if getattr(c, field, None) is not None), None)
+def _overlaps_grads(partial: run.Partial) -> bool:
+    return bool(Reader(partial)["trainer.strategy.ddp.overlap_grad_reduce"])

@@ -11,20 +11,17 @@ from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.recipes import fusions
 from superpod.recipes.registry import ADAPTERS, Recipe, adapted
+from superpod.recipes.rules.reading import Reader
 
 if TYPE_CHECKING:
     import nemo_run as run
 
-SHAPE = {
+NEMO_FIELDS = {
     "layers": "num_layers",
     "hidden": "hidden_size",
     "ffn": "ffn_hidden_size",
     "heads": "num_attention_heads",
     "kv_heads": "num_query_groups",
-}
-"""{field of the planner's `ModelShape`: field of NeMo's configurations} that a user's override may change."""
-
-NEMO_FIELDS = SHAPE | {
     "channels": "kv_channels",
     "vocab": "vocab_size",
     "experts": "num_moe_experts",
@@ -38,7 +35,7 @@ NEMO_FIELDS = SHAPE | {
     "v_dim": "v_head_dim",
     "mtp_layers": "mtp_num_layers",
 }
-"""The same for every size; a configuration may lack some of them."""
+"""{field of the planner's `ModelShape`: field of NeMo's configurations}; a configuration may lack some of them."""
 
 GATHERED = ("fp8ds", "fp8cs", "mxfp8")
 """Formats in which the distributed optimizer gathers parameters as FP8; blockwise scales cannot be sharded."""
@@ -165,45 +162,51 @@ def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
     Raises:
         UserError: when its model's sizes contradict each other.
     """
-    from superpod.recipes import configured_job
+    from superpod.recipes import configured_job, configured_shape
     from superpod.recipes.layout import layout_of
 
-    base, config = job(recipe), partial.model.config
+    base = job(recipe)
     precision, task = configured_job.precision_of(partial), configured_job.task_of(partial)
-    sizes = {size: getattr(config, field) for size, field in SHAPE.items()}
-    if base.model.is_moe:
-        sizes["experts"] = config.num_moe_experts
+    model = configured_shape.changed(base.model, recipe.model.make().config, partial.model.config)
     layout = layout_of(partial)
     planned = base.replace(
-        model=base.model.replace(**{key: value for key, value in sizes.items() if value}),
+        model=model,
         gpus=partial.trainer.devices * partial.trainer.num_nodes,
         seq=partial.data.seq_length,
         layout=layout,
         precision=precision,
         task=configured_job.planned_task(partial),
-        options=_options_of(partial, decided(task, precision, layout.sharding, base.model)),
+        options=options_of(partial, decided(task, precision, layout.sharding, model)),
     )
     return with_attention(planned)
 
 
-def _options_of(partial: run.Partial, base: Options) -> Options:
-    """The recipe's options, as overrides have changed them."""
+def options_of(partial: run.Partial, base: Options) -> Options:
+    """What a configuration says of the planner's options; `base` where it says nothing."""
     from superpod.recipes import configured_job
 
-    optimizer, config, plugin = partial.optim.config, partial.model.config, partial.trainer.plugins
+    r = Reader(partial)
+    config, plugin = partial.model.config, r.precision_plugin
+    fused = bool(r["model.config.cross_entropy_loss_fusion"])
+    gathers = getattr(plugin, "fp8_param_gather", base.fp8_params) or getattr(plugin, "fp8_params", False)
+    eight = configured_job.precision_of(partial) not in ("bf16", "fp16", "fp32")
+    callbacks = partial.trainer.callbacks or []
+    offload = r["optim.config.optimizer_offload_fraction"] if r["optim.config.optimizer_cpu_offload"] else 0.0
     return replace(
         configured_job.adapters(partial, base),
-        lora_rank=getattr(getattr(partial, "peft", None), "dim", base.lora_rank),
-        fp8_params=bool(getattr(plugin, "fp8_param_gather", base.fp8_params)),
+        grads="bf16" if r["trainer.plugins.grad_reduce_in_fp32"] is False else "fp32",  # it overwrites that of ddp
+        fp8_params=bool(gathers) and eight,
         **_overlaps_of(partial, base),
-        offload=optimizer.optimizer_offload_fraction if optimizer.optimizer_cpu_offload else 0.0,
-        moments="bf16" if "bfloat16" in str(optimizer.exp_avg_dtype) else "fp32",
-        fused_loss=bool(config.cross_entropy_loss_fusion),
-        loss_impl=config.cross_entropy_fusion_impl if config.cross_entropy_loss_fusion else "native",
-        deepep=bool(config.moe_enable_deepep) or any("DeepEP" in _class_of(c) for c in partial.trainer.callbacks),
+        offload=float(offload or 0),
+        moments="bf16" if "bfloat16" in str(r["optim.config.exp_avg_dtype"]) else "fp32",
+        fused_loss=fused,
+        loss_impl=(r["model.config.cross_entropy_fusion_impl"] or "native") if fused else "native",
+        deepep=bool(r["model.config.moe_enable_deepep"]) or any("DeepEP" in _class_of(c) for c in callbacks),
         cp_comm=_cp_comm(config),
         cuda_graphs=records_graphs(config),
-        deterministic=bool(config.deterministic_mode),
+        deterministic=bool(r["model.config.deterministic_mode"]),
+        hidden_dropout=float(r["model.config.hidden_dropout"] or 0),
+        attention_dropout=float(r["model.config.attention_dropout"] or 0),
     )
 
 
@@ -215,7 +218,7 @@ def _class_of(config: run.Config) -> str:
 
 def _cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
     """How context parallelism passes keys and values; Megatron's default is a ring."""
-    given = config.cp_comm_type
+    given = getattr(config, "cp_comm_type", None)
     kinds = given if isinstance(given, list) else [given]
     if "all_gather" in kinds:
         return "all_gather"
@@ -225,15 +228,19 @@ def _cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
 def records_graphs(config: run.Config) -> bool:
     """Whether CUDA graphs are recorded: three fields of Megatron-Core 0.15.3 say so (transformer_config.py)."""
     implementation = getattr(config, "cuda_graph_impl", "none")
-    return bool(config.enable_cuda_graph or config.external_cuda_graph) or implementation not in (None, "none")
+    recorded = getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False)
+    return bool(recorded) or implementation not in (None, "none")
 
 
 def _overlaps_of(partial: run.Partial, base: Options) -> dict[str, bool]:
     """What NeMo's callback overlaps on GPUs; it has the last word on parameters and tensor parallelism."""
     strategy = partial.trainer.strategy
-    callback = next((c for c in partial.trainer.callbacks if hasattr(c, "tp_comm_overlap")), None)
+    callback = next((c for c in partial.trainer.callbacks or [] if hasattr(c, "tp_comm_overlap")), None)
     if callback is None:
-        return {"overlap_params": bool(strategy.ddp.overlap_param_gather), "overlap_tp": False}
+        return {
+            "overlap_params": bool(Reader(partial)["trainer.strategy.ddp.overlap_param_gather"]),
+            "overlap_tp": False,
+        }
     within = strategy.tensor_model_parallel_size > 1 and strategy.sequence_parallel
     return {
         "overlap_params": callback.overlap_param_gather is not False,
