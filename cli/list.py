@@ -80,6 +80,8 @@ def _proofs(every: Iterable[Recipe]) -> str:
     levels = Counter(proof.level for proof in proofs)
     broken = sum(bool(proof.broken) for proof in proofs)
     counts = [f"{levels[level]:,} {level}" for level in proof_level.LEVELS if levels[level]]
+    further = Counter(level for proof in proofs for level in {*proof.further.values()})
+    counts += [f"{further[level]:,} {level} at some size" for level in proof_level.LEVELS if further[level]]
     return f"proof: {', '.join(counts)}" + (f"; {broken:,} known not to start at some size" if broken else "")
 
 
@@ -87,6 +89,7 @@ def _facts(r: Recipe) -> dict[str, object]:
     from superpod.recipes.facts import proof_level
 
     proof = proof_level.of(r)
+    shown = {name: getattr(proof, name) for name in ("level", "why", "broken", "versions", "further")}
     return {
         "name": r.name,
         "model": r.model.name,
@@ -96,6 +99,6 @@ def _facts(r: Recipe) -> dict[str, object]:
         "precision": r.precision,
         "seq": r.seq,
         "gpus_per_node": r.gpus_per_node,
-        "proof": {"level": proof.level, "why": proof.why, "broken": dict(proof.broken), "versions": proof.versions},
+        "proof": shown,
         "layouts": {n: vars(layout) for n, layout in r.layouts.items()},
     }

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.rehearsal.proof import Proof
@@ -23,7 +22,7 @@ def prove(
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that build; each needs about 1.5 GiB.")] = 2,
     cache: Annotated[Path, typer.Option(help="File that remembers what was resolved and built.")] = CACHE,
     write: Annotated[
-        bool, typer.Option("--write", help="Write the proof level of every recipe to where `recipes list` reads it.")
+        bool, typer.Option("--write", help="Write the proof of whole models to where `recipes list` reads it.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
@@ -38,8 +37,10 @@ def prove(
     from superpod.rehearsal.proof import prove as prove_all
 
     recipes = matching(words or [])
-    if write and words:
-        raise UserError("--write keeps the proof of all recipes", "leave out the words")
+    if write:
+        from superpod.rehearsal import evidence
+
+        evidence.whole_models(recipes)  # refuses before the proof, which takes long
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("planning", total=None)
@@ -52,7 +53,9 @@ def prove(
     if write:
         from superpod.rehearsal import evidence
 
-        print(f"wrote {evidence.write(proof, recipes)}")
+        done = evidence.write(proof, recipes)
+        dropped = f"; dropped {done.dropped} of other code, versions or layouts" if done.dropped else ""
+        print(f"wrote {done.proven} models to {done.path}, and kept {done.kept}{dropped}", file=sys.stderr)
     print(json.dumps({k: v for k, v in asdict(proof).items() if k != "digests"}, indent=1) if as_json else _text(proof))
     if proof.failures:
         raise typer.Exit(1)

@@ -1,16 +1,19 @@
-"""Writes what a proof of all recipes has shown to where `recipes list` reads it, and says whether it is out of date."""
+"""Writes what proofs of whole models have shown to where `recipes list` reads it, and says what is stale."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from superpod import collection
 from superpod.errors import UserError
+from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
 from superpod.recipes.registry import Model, Recipe, layout_files
 from superpod.rehearsal import fingerprint
@@ -19,48 +22,114 @@ from superpod.rehearsal.proof import Proof
 REHEARSALS = Path(__file__).resolve().parents[1] / "docs" / "rehearsals.json"
 
 
-def write(proof: Proof, recipes: Sequence[Recipe]) -> Path:
-    """Write the evidence of a proof of all of this project's recipes; the old file stands until the new one is whole.
+@dataclass(frozen=True)
+class Written:
+    """What has become of the file."""
+
+    path: Path
+    proven: int
+    """models that this proof has written"""
+    kept: int
+    """models that the file keeps from earlier proofs"""
+    dropped: int
+    """models that it had, proven with other code, versions or layouts"""
+
+
+def whole_models(recipes: Iterable[Recipe]) -> dict[str, list[Recipe]]:
+    """The models all of whose recipes are among these, with them: of no other model can a proof say how far it is.
 
     Raises:
-        UserError: collections are in use, whose recipes and hardware are not this project's.
+        UserError: there is none; or collections are in use, whose recipes and hardware are not this project's.
     """
     if folders := collection.folders():
         raise UserError(f"--write keeps the proof without collections, and {folders[0]} is one", "unset it")
-    place = proof_level.EVIDENCE
-    partial = place.with_name(f".{place.name}")
-    try:
-        partial.write_text(json.dumps(evidence(proof, recipes), indent=1) + "\n")
-        partial.replace(place)
-    finally:
-        partial.unlink(missing_ok=True)
-    return place
-
-
-def evidence(proof: Proof, recipes: Sequence[Recipe]) -> dict[str, Any]:
-    """What the file says of a proof: a line for each model, and groups of exceptions."""
     by_model: dict[str, list[Recipe]] = defaultdict(list)
     for recipe in recipes:
         by_model[recipe.model.name].append(recipe)
-    counts = ("recipes", "sizes", "configurations", "models", "built", "layers")
+    sizes = Counter(recipe.model.name for recipe in registry.recipes().values())
+    whole = {name: own for name, own in by_model.items() if len(own) == sizes[name]}
+    if not whole:
+        names = ", ".join(by_model)
+        raise UserError(
+            f"--write keeps the proof of whole models, and these are only some of the recipes of {names}",
+            f"recipes prove --write {next(iter(by_model), '')}",
+        )
+    return whole
+
+
+def write(proof: Proof, recipes: Sequence[Recipe]) -> Written:
+    """Write the evidence of a proof, and keep what the file says of models that the proof was not of.
+
+    Kept is only what was proven with the same code, versions and layouts. The old file stands until the new one is
+    whole.
+
+    Raises:
+        UserError: as `whole_models`.
+    """
+    new, old = evidence(proof, recipes), proof_level.read()
+    merged, kept = _merged(new, old)
+    mine = {*new["models"], *new["unproven"]}
+    place = proof_level.EVIDENCE
+    partial = place.with_name(f".{place.name}")
+    try:
+        partial.write_text(json.dumps(merged, indent=1) + "\n")
+        partial.replace(place)
+    finally:
+        partial.unlink(missing_ok=True)
+    return Written(place, len(mine), len(kept), len(_names(old) - mine - kept))
+
+
+def evidence(proof: Proof, recipes: Iterable[Recipe]) -> dict[str, Any]:
+    """What the file says of a proof: a line for each whole model, and groups of exceptions."""
+    whole = whole_models(recipes)
     return {
         "versions": proof.versions,
         "code": code(),
-        "generations": proof.generations,
-        "counts": {name: getattr(proof, name) for name in counts},
         "models": {
             name: {
                 "level": "planned" if own[0].model.broken else "built with TE",
+                "recipes": len(own),
+                "sizes": sum(len(recipe.nodes) for recipe in own),
                 "layouts": proof_level.layouts_hash(layout_files(name)),
                 "resolved": resolved_hash(own, proof.digests),
             }
-            for name, own in by_model.items()
+            for name, own in whole.items()
             if name not in proof.unproven
         },
-        "unproven": proof.unproven,
-        "broken": _broken(proof),
-        "rehearsed": rehearsed(recipes),
+        "unproven": {name: why for name, why in proof.unproven.items() if name in whole},
+        "broken": _broken(proof, {recipe.name for own in whole.values() for recipe in own}),
+        "rehearsed": rehearsed(recipe for own in whole.values() for recipe in own),
     }
+
+
+def _merged(new: dict[str, Any], old: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """`new` with what `old` says of other models, where that still holds; and which models those are."""
+    if any(old.get(name) != new[name] for name in ("versions", "code")):
+        return new, set()
+    known = registry.models()
+    current = {
+        name
+        for name in _names(old) - _names(new)
+        if name in known and name not in {line.partition(":")[0] for line in stale(old)}
+    }
+    names = {recipe.name for recipe in registry.recipes().values() if recipe.model.name in current}
+    groups: dict[str, dict[str, list[int]]] = defaultdict(dict)
+    for group in old["broken"]:
+        groups[group["why"]] |= {name: sizes for name, sizes in group["recipes"].items() if name in names}
+    for group in new["broken"]:
+        groups[group["why"]] |= group["recipes"]
+    both = {
+        key: {name: value for name, value in old[key].items() if name in current} | new[key]
+        for key in ("models", "unproven")
+    }
+    both["rehearsed"] = rehearsed(recipe for recipe in registry.recipes().values() if recipe.model.name in _names(both))
+    broken = [{"why": why, "recipes": sizes} for why, sizes in groups.items() if sizes]
+    return new | both | {"broken": broken}, current
+
+
+def _names(known: Mapping[str, Any]) -> set[str]:
+    """The models of which evidence says something."""
+    return {*known.get("models", ()), *known.get("unproven", ())}
 
 
 def code() -> str:
@@ -75,41 +144,68 @@ def resolved_hash(recipes: Iterable[Recipe], digests: Mapping[str, str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
 
 
-def rehearsed(recipes: Iterable[Recipe]) -> list[str]:
-    """The recipes that a rehearsal has trained and passed, and that still have its size."""
-    sizes = {recipe.name: recipe.nodes for recipe in recipes}
+def rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:
+    """Recipe -> sizes at which it was rehearsed in the topology that it has there today, and no rehearsal failed."""
+    ours = {recipe.name: recipe for recipe in recipes}
     results = json.loads(REHEARSALS.read_text()).values() if REHEARSALS.is_file() else ()
-    passed = {
-        result["recipe"]
-        for result in results
-        if result["passed"] and result["nodes"] in sizes.get(result["recipe"], ())
-    }
-    return sorted(passed)
+    verdicts: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for result in results:
+        recipe, nodes = ours.get(result["recipe"]), result["nodes"]
+        if recipe and nodes in recipe.nodes:
+            same = _degrees(result.get("topology", "")) == _todays_degrees(recipe, nodes)
+            if same or not result["passed"]:
+                verdicts[recipe.name][nodes].append(result["passed"])
+    passed = {name: sorted(n for n, each in sizes.items() if all(each)) for name, sizes in sorted(verdicts.items())}
+    return {name: sizes for name, sizes in passed.items() if sizes}
 
 
-def out_of_date(known: Mapping[str, Any], models: Iterable[Model]) -> list[str]:
-    """What has changed since the evidence was written, as lines; builds nothing.
+def _degrees(topology: str) -> set[str]:
+    """{"TP8", "SP", "DP4"} of `TP2 SP DP2, folded: TP 8 -> 2, DP 4 -> 2`: the degrees before they were folded."""
+    short, _, folded = topology.partition(", ")
+    degrees = dict(re.findall(r"([A-Z]+)(\d*)", short))
+    degrees.update(re.findall(r"([A-Z]+) (\d+) -> ", folded))
+    return {f"{name}{size}" for name, size in degrees.items()}
 
-    Compares versions, the code that resolves and builds, and each model's layouts.
+
+def _todays_degrees(recipe: Recipe, nodes: int) -> set[str]:
+    layout = recipe.layout(nodes)
+    dp = layout.dp(nodes * recipe.gpus_per_node)
+    short = layout.short() if layout.model_parallel * layout.ep > 1 else ""
+    return _degrees(f"{short} DP{dp}" if dp > 1 else short)
+
+
+def stale(known: Mapping[str, Any]) -> list[str]:
+    """What has changed since the evidence was written, as lines; builds nothing. No evidence is not stale.
+
+    Compares versions, the code that resolves and builds, each model's layouts, and the rehearsals.
     """
-    stale = []
+    if not known:
+        return []
+    lines = []
     if known.get("versions") != fingerprint.versions():
-        stale.append(f"proven with {known.get('versions')}, and {fingerprint.versions()} is installed")
+        lines.append(f"proven with {known.get('versions')}, and {fingerprint.versions()} is installed")
     if known.get("code") != code():
-        stale.append("code of planner/, recipes/ or rehearsal/ has changed")
-    for model in models:
-        group = known.get("models", {}).get(model.name)
-        if group is None:
-            if model.name not in known.get("unproven", {}):
-                stale.append(f"{model.name} was never proven")
-        elif group["layouts"] != proof_level.layouts_hash(layout_files(model.name)):
-            stale.append(f"{model.name}: its layouts have changed")
-    return stale
+        lines.append("code of planner/, recipes/ or rehearsal/ has changed")
+    for name in sorted(_names(known)):
+        if name not in registry.models():
+            lines.append(f"{name}: there is no such model")
+        elif (group := known["models"].get(name)) and group["layouts"] != proof_level.layouts_hash(layout_files(name)):
+            lines.append(f"{name}: its layouts have changed")
+    own = [recipe for recipe in registry.recipes().values() if recipe.model.name in _names(known)]
+    if known.get("rehearsed", {}) != rehearsed(own):
+        lines.append("docs/rehearsals.json has changed")
+    return lines
 
 
-def _broken(proof: Proof) -> list[dict[str, Any]]:
-    """Failures by their reasons, known ones too: why, and the recipes with their sizes."""
+def never_proven(known: Mapping[str, Any], models: Iterable[Model]) -> list[str]:
+    """The models of which the evidence says nothing."""
+    return [model.name for model in models if model.name not in _names(known)]
+
+
+def _broken(proof: Proof, names: Container[str]) -> list[dict[str, Any]]:
+    """Failures of these recipes by their reasons, known ones too: why, and the recipes with their sizes."""
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for failure in (*proof.failures, *proof.known):
-        groups[failure.why][failure.recipe].append(failure.nodes)
+        if failure.recipe in names:
+            groups[failure.why][failure.recipe].append(failure.nodes)
     return [{"why": why, "recipes": sizes} for why, sizes in groups.items()]

@@ -1,7 +1,8 @@
 """How far each recipe was proven: planned, built, built with TE, rehearsed, or run on a GPU.
 
 Reads what `recipes prove --write` has committed (`proven.json`), and the list of runs on GPUs (`ran_on_gpu.toml`).
-Needs no NeMo. A proof counts only while the model's layouts are those that it was made for.
+Needs no NeMo. A proof counts only while the model's layouts are those that it was made for. A rehearsal or a run on
+GPUs is of one size, and counts while that size has its layout.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from superpod.planner.layout import Layout
 from superpod.recipes.registry import LAYOUTS, Recipe
 
 Level = Literal["planned", "built", "built with TE", "rehearsed", "ran on GPU"]
@@ -34,24 +36,30 @@ class ProofLevel:
     """How far a recipe was proven at its sizes."""
 
     level: Level
+    """of every size"""
     why: str = ""
     """why it is no further, where there is a reason to name"""
     broken: Mapping[int, str] = field(default_factory=dict)
     """nodes -> why the recipe would not start at that size"""
     versions: str = ""
     """of the libraries that it was proven with"""
+    further: Mapping[int, Level] = field(default_factory=dict)
+    """nodes -> level of a size that is further than all are: `rehearsed` and `ran on GPU` are of a size"""
 
-    def sentence(self, nodes: int | None = None) -> str:
+    def sentence(self, nodes: int) -> str:
         """`built with TE (NeMo 2.7.3, ...)`; of a size that is known not to start, that and why."""
-        if nodes is not None and nodes in self.broken:
+        if nodes in self.broken:
             return f"known not to start: {self.broken[nodes]}"
+        level = f"{self.further[nodes]} at {_count(nodes)}" if nodes in self.further else self.level
         detail = "; ".join(filter(None, [self.versions if self.level != "planned" else "", self.why]))
-        return f"{self.level} ({detail})" if detail else self.level
+        return f"{level} ({detail})" if detail else level
 
     @property
     def short(self) -> str:
-        """For a column: the level, and whether some size is known not to start."""
-        return f"{self.level}, {len(self.broken)} sizes broken" if self.broken else self.level
+        """For a column: `built with TE, rehearsed at 1 node`, and how many sizes are known not to start."""
+        further = [f"{level} at {_count(nodes)}" for nodes, level in self.further.items()]
+        broken = [f"{len(self.broken)} sizes broken"] if self.broken else []
+        return ", ".join([self.level, *further, *broken])
 
 
 def of(recipe: Recipe) -> ProofLevel:
@@ -62,17 +70,14 @@ def of(recipe: Recipe) -> ProofLevel:
         return ProofLevel("planned", f"of a collection: `recipes prove {recipe.name}` builds it")
     known = _evidence()
     group = known.get("models", {}).get(recipe.model.name)
+    ran: dict[int, Level] = {nodes: "ran on GPU" for nodes in _ran_at(recipe)}
     if group is None:
-        return ProofLevel("planned", known.get("unproven", {}).get(recipe.model.name, ""))
+        return ProofLevel("planned", known.get("unproven", {}).get(recipe.model.name, ""), further=ran)
     if group["layouts"] != layouts_hash([recipe.source]):
-        return ProofLevel("planned", "its layouts have changed since it was proven")
+        return ProofLevel("planned", "its layouts have changed since it was proven", further=ran)
     versions = ", ".join(f"{title} {known['versions'][name]}" for name, title in TITLES.items())
-    level: Level = group["level"]
-    if recipe.name in known.get("rehearsed", ()):
-        level = "rehearsed"
-    if recipe.name in _ran():
-        level = "ran on GPU"
-    return ProofLevel(level, broken=_broken().get(recipe.name, {}), versions=versions)
+    rehearsed: dict[int, Level] = {nodes: "rehearsed" for nodes in known.get("rehearsed", {}).get(recipe.name, ())}
+    return ProofLevel(group["level"], broken=_broken().get(recipe.name, {}), versions=versions, further=rehearsed | ran)
 
 
 def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, str] | None:
@@ -120,9 +125,14 @@ def _hash(files: tuple[Path, ...]) -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
+def read() -> dict[str, Any]:
+    """The evidence as it stands in its file; empty where nothing was proven."""
+    return json.loads(EVIDENCE.read_text()) if EVIDENCE.is_file() else {}
+
+
 @cache
 def _evidence() -> dict[str, Any]:
-    return json.loads(EVIDENCE.read_text()) if EVIDENCE.is_file() else {}
+    return read()
 
 
 @cache
@@ -136,5 +146,22 @@ def _broken() -> dict[str, dict[int, str]]:
 
 
 @cache
-def _ran() -> frozenset[str]:
-    return frozenset(run["recipe"] for run in tomllib.loads(RAN_ON_GPU.read_text()).get("run", []))
+def _runs() -> list[dict[str, Any]]:
+    return tomllib.loads(RAN_ON_GPU.read_text()).get("run", [])
+
+
+def _ran_at(recipe: Recipe) -> list[int]:
+    """The sizes at which it ran on GPUs in the layout that it has there today, and no such run failed."""
+    verdicts: dict[int, list[bool]] = {}
+    for run in _runs():
+        if run["recipe"] == recipe.name and run["nodes"] in recipe.nodes:
+            given: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in run["layout"].items()
+            }
+            if Layout(**given) == recipe.layout(run["nodes"]):
+                verdicts.setdefault(run["nodes"], []).append(run["passed"])
+    return [nodes for nodes, passed in sorted(verdicts.items()) if all(passed)]
+
+
+def _count(nodes: int) -> str:
+    return f"{nodes} node{'s' * (nodes > 1)}"

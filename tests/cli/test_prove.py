@@ -5,6 +5,7 @@ import json
 import pytest
 
 from superpod.recipes import registry
+from superpod.recipes.facts import proof_level
 from superpod.rehearsal import evidence, proof_pool
 from superpod.rehearsal.proof import Failure, Proof
 from tests.rehearsal.proof_stub import StubWorkers, by_precision
@@ -82,15 +83,26 @@ def test_a_mistyped_word_is_refused_with_a_hint(recipes_cli, tmp_path):
     assert "together" in done.stderr
 
 
-def test_a_part_of_the_recipes_is_no_evidence(recipes_cli, tmp_path):
-    done = recipes_cli("prove", "llama3_8b", "--write", "--cache", str(tmp_path / "p.json"))
+def test_a_part_of_a_models_recipes_is_no_evidence(recipes_cli, tmp_path):
+    done = recipes_cli("prove", "llama3_8b", "sft", "--write", "--cache", str(tmp_path / "p.json"))
     assert done.returncode == 2
-    assert "leave out the words" in done.stderr
+    assert "only some of the recipes of llama3_8b" in done.stderr
+
+
+def test_write_takes_words_and_says_what_it_kept(prove, tmp_path, monkeypatch):
+    monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
+    assert prove("llama32_1b", "--write")[0] == 0
+    code, _ = prove("llama32_3b", "--write")
+    assert code == 0
+    assert set(proof_level.read()["models"]) == {"llama32_1b", "llama32_3b"}
+    (tmp_path / "proven.json").write_text(json.dumps(proof_level.read() | {"code": "other"}))
+    assert prove("llama32_1b", "--write")[0] == 0
+    assert set(proof_level.read()["models"]) == {"llama32_1b"}
 
 
 def test_a_reason_stands_once_for_all_its_sizes():
     proof = Proof(failures=[Failure("a", 1, "x"), Failure("b", 1, "x"), Failure("a", 2, "y"), Failure("a", 4, "x")])
-    assert evidence._broken(proof) == [
+    assert evidence._broken(proof, {"a", "b"}) == [
         {"why": "x", "recipes": {"a": [1, 4], "b": [1]}},
         {"why": "y", "recipes": {"a": [2]}},
     ]

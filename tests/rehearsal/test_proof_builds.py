@@ -64,7 +64,9 @@ def test_a_recipe_is_built_with_transformer_engines_layers_and_has_the_planners_
 @pytest.mark.slow
 def test_committed_digests_are_those_of_the_recipes(tmp_path):
     """A sample of the evidence is resolved anew; test_evidence.py compares all of it by what it depends on."""
-    known = json.loads(proof_level.EVIDENCE.read_text())["models"]
+    known = proof_level.read().get("models")
+    if not known:
+        pytest.skip("there is no evidence: nothing is proven")
     name = min(known, key=lambda name: sum(len(r.nodes) for r in registry._of(registry.models()[name]).values()))
     recipes = list(registry._of(registry.models()[name]).values())
     digests = proof.prove(recipes, cache_file=tmp_path / "proof.json", workers=1).digests

@@ -28,7 +28,7 @@ def evidence(tmp_path, monkeypatch):
             "models": {"llama32_1b": model},
             "unproven": {"mamba2_130m": "ImportError: mamba_ssm"},
             "broken": [],
-            "rehearsed": [],
+            "rehearsed": {},
         }
         (tmp_path / "proven.json").write_text(json.dumps(known | changes))
         (tmp_path / "ran_on_gpu.toml").write_text(ran)
@@ -42,7 +42,7 @@ def evidence(tmp_path, monkeypatch):
 
 
 def forget():
-    for remembering in (proof_level._evidence, proof_level._broken, proof_level._ran):
+    for remembering in (proof_level._evidence, proof_level._broken, proof_level._runs):
         remembering.cache_clear()
 
 
@@ -50,23 +50,43 @@ def level(name):
     return proof_level.of(registry.find(name)).level
 
 
+def ran(nodes, layout="mbs = 2, gbs = 512", passed="true"):
+    return f'[[run]]\nrecipe = "{NAME}"\nnodes = {nodes}\nlayout = {{ {layout} }}\npassed = {passed}\n'
+
+
 def test_levels_rise_with_the_evidence(evidence):
     evidence()
     assert level(NAME) == "built with TE"
-    assert "Transformer Engine 2.9.0" in proof_level.of(registry.find(NAME)).sentence()
-    evidence(rehearsed=[NAME])
-    assert (level(NAME), level(OTHER)) == ("rehearsed", "built with TE")
-    evidence(rehearsed=[NAME], ran=f'[[run]]\nrecipe = "{NAME}"\n')
-    assert level(NAME) == "ran on GPU"
+    assert "Transformer Engine 2.9.0" in proof_level.of(registry.find(NAME)).sentence(1)
+    evidence(rehearsed={NAME: [1]})
+    assert proof_level.of(registry.find(NAME)).short == "built with TE, rehearsed at 1 node"
+    assert proof_level.of(registry.find(OTHER)).short == "built with TE"
+    evidence(rehearsed={NAME: [1]}, ran=ran(1))
+    assert proof_level.of(registry.find(NAME)).short == "built with TE, ran on GPU at 1 node"
     evidence(models={})
     assert level(NAME) == "planned"
+
+
+def test_a_rehearsal_is_of_its_size_only(evidence):
+    evidence(rehearsed={NAME: [2]})
+    proven = proof_level.of(registry.find(NAME))
+    assert proven.sentence(2).startswith("rehearsed at 2 nodes (NeMo")
+    assert proven.sentence(1).startswith("built with TE (NeMo")
+
+
+@pytest.mark.parametrize(
+    "runs", [ran(3), ran(1, "tp = 2, gbs = 512"), ran(1, passed="false"), ran(1) + ran(1, passed="false")]
+)
+def test_a_run_on_gpus_counts_at_a_size_with_its_layout_where_none_failed(evidence, runs):
+    evidence(ran=ran(2) + runs)
+    assert proof_level.of(registry.find(NAME)).further == {2: "ran on GPU"}
 
 
 def test_a_model_that_could_not_be_built_is_planned_and_says_why(evidence):
     evidence()
     proven = proof_level.of(registry.find("mamba2_130m_pretrain_h100_bf16"))
     assert (proven.level, proven.why) == ("planned", "ImportError: mamba_ssm")
-    assert proven.sentence() == "planned (ImportError: mamba_ssm)"
+    assert proven.sentence(1) == "planned (ImportError: mamba_ssm)"
 
 
 def test_evidence_for_other_layouts_proves_nothing(evidence, monkeypatch):
@@ -104,4 +124,4 @@ def test_overrides_of_what_was_built_leave_the_recipes_proof_behind(evidence):
 def test_runs_on_gpus_are_of_recipes_that_exist():
     """None so far; a name that is mistyped would prove nothing."""
     forget()
-    assert proof_level._ran() <= set(registry.recipes())
+    assert {run["recipe"] for run in proof_level._runs()} <= set(registry.recipes())
