@@ -38,9 +38,22 @@ def check(options: PlanOptions, overrides: Overrides = None, build: Build = True
         _print(judgement)
         # A recipe has its layout; a model without one, or with one that fails, is what `recipes plan` is for.
         if not judged and not options.is_recipe and (options.layout is None or judgement.verdict != "ok"):
-            print(f"next: {options.command('plan', without=('layout',))} ranks every layout that is legal and fits")
+            print(_plan(options), end="")
     if not judgement.passed:
         raise typer.Exit(2)
+
+
+def _plan(options: PlanOptions) -> str:
+    """The line that names the search which can mend a model's run; "" = no layout can, nor another precision."""
+    from superpod.planner import legality
+
+    broken = legality.in_any_layout(options.job())
+    if broken is None:
+        return f"next: {options.command('plan', without=('layout',))} ranks every layout that is legal and fits\n"
+    if broken.rule == "attention_backend" or options.precision is None:
+        return ""
+    others = options.command("plan", without=("layout", "precision"))
+    return f"next: no layout changes this; {others} --precision auto plans in those that can run\n"
 
 
 def _planned(options: PlanOptions) -> Judgement:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError, did_you_mean
 from superpod.planner import job_rules, rules
+from superpod.planner.layout import Layout
 from superpod.planner.models.stages import Split, even_chunks
 from superpod.planner.rules import Broken, JobInputs
 
@@ -45,6 +46,16 @@ def require(job: PlannedJob) -> None:
     if broken_rules := violations(job):
         fixes = [broken.fix for broken in broken_rules if broken.fix]
         raise UserError("\n".join(broken.message for broken in broken_rules), "; ".join(dict.fromkeys(fixes)))
+
+
+_ALONE = ("precision", "attention_backend", "fp8_weights")
+
+
+def in_any_layout(job: PlannedJob) -> Broken | None:
+    """The rule that forbids a job whatever its layout: the simplest one, on a GPU alone, breaks it as well."""
+    simplest = job.replace(gpus=1, layout=Layout(gbs=1))
+    broken = {rule.rule: rule for rule in violations(simplest)}
+    return next((broken[name] for name in _ALONE if name in broken), None)
 
 
 FIELDS = (

@@ -122,13 +122,6 @@ class SearchResult:
         return self.job.replace(layout=self.layout(i))
 
 
-def _in_any_layout(job: PlannedJob) -> str:
-    """What forbids a job whatever its layout: the rule that no degree changes; "" = there is none."""
-    simplest = job.replace(gpus=1, layout=Layout(gbs=1))
-    broken = {rule.rule: rule.message for rule in legality.violations(simplest)}
-    return next((broken[rule] for rule in ("precision", "attention_backend", "fp8_weights") if rule in broken), "")
-
-
 def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float | None = None) -> SearchResult:
     """Cost every legal layout of a run; `job.layout` gives the global batch only.
 
@@ -143,7 +136,8 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
     fields = _legal(job, space, splits, recompute_options)
     if not len(fields["tp"]):
         given = ", ".join(f"{key}={value}" for key, value in space.fixed.items())
-        why = "" if given else _in_any_layout(job)
+        forbidden = None if given else legality.in_any_layout(job)
+        why = forbidden.message if forbidden else ""
         raise UserError(
             f"no layout of {job.model.name} on {job.gpus} GPUs is legal at gbs {job.layout.gbs} and seq {job.seq}"
             + f" with {given}" * bool(given)

@@ -1,4 +1,4 @@
-"""Why there is no recipe of a name that could be one: what Transformer Engine's kernels refuse at any layout.
+"""Why there is no recipe of a name that could be one: what its GPU or its kernels refuse at any layout.
 
 `recipes show` and its like take it where a name is not found; docs/planner.md lists the models and GPUs.
 """
@@ -12,9 +12,6 @@ from superpod.planner.planned_job import PlannedJob
 from superpod.recipes import registry
 from superpod.recipes.planned_job import decided, with_attention
 
-ALONE = ("attention_backend", "fp8_weights", "precision")
-"""Rules that no layout keeps, if the simplest one breaks them."""
-
 
 def refuse(name: str) -> None:
     """Do nothing, unless `name` is that of a model's task on a GPU in a precision that cannot run in any layout.
@@ -26,13 +23,39 @@ def refuse(name: str) -> None:
         suffix = name.removeprefix(f"{m.name}_")
         if suffix == name:
             continue
+        _refuse_precision(m.name, suffix)
         try:
             job = _simplest(m, suffix)
         except UserError:  # another model's name, of which this one's is the beginning
             continue
-        for broken in legality.violations(job):
-            if broken.rule in ALONE:
-                raise UserError(f"there is no {name}: {broken.message}", _others(m.name, job) or broken.fix)
+        if broken := legality.in_any_layout(job):
+            raise UserError(f"there is no {name}: {broken.message}", _others(m.name, job) or broken.fix)
+
+
+def _refuse_precision(model: str, suffix: str) -> None:
+    """Do nothing, unless a recipe's name has a GPU, and a precision that this GPU lacks or recipes are not written for.
+
+    Raises:
+        UserError: with the precisions that the GPU has, or that recipes are written for.
+    """
+    match = registry.NAME.fullmatch(suffix)
+    node = hardware.builtin().nodes.get(match["gpu"]) if match else None
+    if match is None or node is None or match["precision"] not in hardware.PRECISIONS:
+        return
+    gpu, precision = node.gpu, match["precision"]
+    if precision not in gpu.precisions:
+        problem = f"{gpu.name} ({gpu.generation}) has no {precision}; it has {', '.join(gpu.precisions)}"
+    elif precision not in registry.PRECISIONS:
+        trained = [name for name in gpu.precisions if name in registry.PRECISIONS]
+        problem = f"no recipe is written for {precision}; those of {gpu.name} train in {', '.join(trained)}"
+    else:
+        return
+    like = [name for name in registry.recipes() if name.startswith(f"{model}_{suffix[: match.start('gpu')]}")]
+    same_gpu = [name for name in like if f"_{match['gpu']}_" in name]
+    same_precision = [name for name in like if name.endswith(f"_{precision}")]
+    near = (*same_gpu[:2], *same_precision[:1])
+    hint = f"{' or '.join(near)} runs" if near else f"`recipes list {match['gpu']}`"
+    raise UserError(f"there is no {model}_{suffix}: {problem}", hint)
 
 
 def _simplest(m: registry.Model, suffix: str) -> PlannedJob:

@@ -32,6 +32,25 @@ def test_a_recipe_that_cannot_run_is_refused_with_its_reason(name, says, instead
     assert instead in refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "says", "instead"),
+    [
+        (
+            "llama3_8b_pretrain_a100_fp8ds",
+            r"a100 \(ampere\) has no fp8ds; it has .*bf16",
+            "llama3_8b_pretrain_a100_bf16",
+        ),
+        ("llama3_8b_pretrain_h100_mxfp8", r"h100 \(hopper\) has no mxfp8; it has", "llama3_8b_pretrain_b200_mxfp8"),
+        ("llama3_8b_16k_pretrain_h100_mxfp8", "has no mxfp8", "llama3_8b_16k_pretrain_h100_"),
+        ("llama3_8b_pretrain_b200_nvfp4", "no recipe is written for nvfp4; those of b200 train in bf16, ", "b200_bf16"),
+    ],
+)
+def test_a_precision_that_a_gpu_lacks_is_named_with_those_it_has(name, says, instead):
+    with pytest.raises(UserError, match=says) as refused:
+        registry.find(name)
+    assert instead in refused.value.hint
+
+
 @pytest.mark.parametrize("name", ["llama3_8b_pretrain_h10_bf16", "llama3_8b", "no_such", "gpt_oss_20b_sft_h100_bf16"])
 def test_other_names_pass(name):
     absent.refuse(name)
