@@ -125,7 +125,16 @@ def _cuda_graphs(partial: run.Partial) -> None:
     config = partial.model.config
     if getattr(config, "num_moe_experts", None):
         raise UserError("cuda_graphs needs the same shapes in every step, and dropless experts change theirs", _all())
-    config.enable_cuda_graph = True
+    if config.recompute_granularity or config.cpu_offloading:
+        field, off = ("recompute_granularity", None) if config.recompute_granularity else ("cpu_offloading", False)
+        raise UserError(
+            f"cuda_graphs records whole layers, and Megatron-Core 0.15.3 refuses that with "
+            f"{field}={getattr(config, field)}",
+            f"model.config.{field}={off} before it, where memory allows; or no cuda_graphs",
+        )
+    # Not enable_cuda_graph: it sets this field, and NeMo's strategy (_strategy_lib.py:175) has Megatron check twice,
+    # which then refuses the two together (megatron-core 0.15.3, transformer_config.py:1373).
+    config.cuda_graph_impl = "local"
     partial.trainer.strategy.use_te_rng_tracker = True  # random states that a graph can hold
 
 

@@ -124,8 +124,15 @@ def _chunk(config: GPTConfig, tokenizer: SimpleNamespace, stage: int, peft: Any 
 
 
 @contextlib.contextmanager
-def fake_ranks(rank: int, world_size: int, **layout: Any) -> Iterator[None]:
-    """Megatron's parallel state as ``rank`` sees it, with a process group that sends nothing; undone at the end."""
+def fake_ranks(rank: int, world_size: int, *, te_rng_tracker: bool = False, **layout: Any) -> Iterator[None]:
+    """Megatron's parallel state as ``rank`` sees it, with a process group that sends nothing; undone at the end.
+
+    Args:
+        rank: global rank, 0-based.
+        world_size: GPUs of the run.
+        te_rng_tracker: random states are Transformer Engine's, which CUDA graphs can hold.
+        layout: arguments of Megatron's initialize_model_parallel.
+    """
     import torch
     import torch.distributed as dist
     from megatron.core import parallel_state
@@ -146,7 +153,7 @@ def fake_ranks(rank: int, world_size: int, **layout: Any) -> Iterator[None]:
     try:
         with mock.patch.object(parallel_state, "create_group", own_group):
             parallel_state.initialize_model_parallel(**layout, create_gloo_process_groups=False)
-        model_parallel_cuda_manual_seed(1234, force_reset_rng=True)
+        model_parallel_cuda_manual_seed(1234, te_rng_tracker, force_reset_rng=True)
         yield
     finally:
         parallel_state.destroy_model_parallel()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from superpod.rehearsal import meta_build
-from superpod.rehearsal.te import cuda, device, entry, recording, step
+from superpod.rehearsal.te import cuda, device, entry, recording, step, variables
 
 if TYPE_CHECKING:
     from nemo_run import Partial
@@ -82,11 +82,11 @@ def connected(
 
     entry.install()
     cuda.without_generators()
-    with device.generation(generation), cuda.on_meta(), _quiet():
+    with variables.left_out(), device.generation(generation), cuda.on_meta(), _quiet():
         strategy: Any = fdl.build(partial.trainer.strategy)
         degrees = meta_build.degrees(strategy)
         with (
-            meta_build.fake_ranks(rank, world_size, **degrees),
+            meta_build.fake_ranks(rank, world_size, te_rng_tracker=strategy.use_te_rng_tracker, **degrees),
             _app_state(strategy, world_size),
             mock.patch.dict(os.environ, environment or {}),
         ):

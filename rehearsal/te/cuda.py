@@ -38,6 +38,8 @@ def install() -> None:
         "max_memory_reserved": 0,
         "is_current_stream_capturing": False,
         "device_count": 8,
+        "graph_pool_handle": None,
+        "set_stream": None,
     }.items():
         setattr(torch.cuda, name, _always(value))
     torch.version.cuda = device.CUDA  # TE asks for 12.9 before it offers blockwise scaling
@@ -116,6 +118,8 @@ def on_meta() -> Iterator[None]:
                     return _backward(*args, **(kwargs or {}))
             if func is torch.tensor and (kwargs or {}).get("dtype") is torch.int and "device" not in (kwargs or {}):
                 kwargs = {**(kwargs or {}), "device": "cpu"}  # Megatron passes a mask's type so, and reads it again
+            if func is torch.Tensor.copy_ and args[1].is_meta:
+                return args[0]  # such as an activation that is kept on the host: nothing is in it
             if func is torch.equal:
                 return False  # such as "is the gradient 1?", before a kernel multiplies by it
             if func in draws:

@@ -78,6 +78,9 @@ def _forget() -> None:
         base._cublas_workspace = None
         base._multi_stream_cublas_workspace = []
         base._dummy_wgrads = {}
+    if graphs := sys.modules.get("megatron.core.transformer.cuda_graphs"):
+        graphs._CudagraphGlobalRecord.cudagraph_record = []  # they hold a model
+        graphs.CudaGraphManager.global_mempool = graphs.CudaGraphManager.fwd_mempools = None
     if quantization := sys.modules.get("transformer_engine.pytorch.quantization"):
         quantization.FP8GlobalStateManager.reset()
         for name in ("fp8_available", "mxfp8_available", "fp8_block_scaling_available", "nvfp4_available"):

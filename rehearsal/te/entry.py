@@ -12,7 +12,7 @@ import os
 import sys
 import types
 
-from superpod.rehearsal.te import absent, cuda, device, extension, source
+from superpod.rehearsal.te import absent, cuda, device, extension, source, variables
 
 _DISTRIBUTIONS = {
     "transformer_engine": source.VERSION,
@@ -49,7 +49,7 @@ def install() -> None:
     absent.install()
     sys.modules[extension.NAME] = extension.Extension()
     cuda.install()
-    with device.generation("sm90"), absent.during_import():
+    with variables.left_out(), device.generation("sm90"), absent.during_import():
         _import_common(str(folder))
         importlib.import_module("transformer_engine.pytorch")
     cuda.transformer_engine_on_meta()

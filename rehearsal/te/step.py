@@ -27,7 +27,8 @@ def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> s
 
     model = _innermost(chunk)
     moe_utils.get_moe_layer_wise_logging_tracker().clear()  # it has the number of layers of the last model
-    _keep_distinct(model, config)
+    if not config.cpu_offloading:  # which counts the layers
+        _keep_distinct(model, config)
     if config.bf16 or config.fp16:
         chunk.to(config.params_dtype)  # as Megatron's Float16Module does with what was made in FP32
     for module in chunk.modules():
@@ -115,9 +116,9 @@ def _packed(config: Any) -> Any:
     import torch
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    ends = torch.empty(3, dtype=torch.int32)
-    padded: Any = ends if config.context_parallel_size > 1 else None
     longest = config.seq_length // 2
+    ends = torch.tensor([0, longest, config.seq_length], dtype=torch.int32, device="cpu")  # Megatron reads the numbers
+    padded: Any = ends if config.context_parallel_size > 1 else None
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=ends,

@@ -126,7 +126,7 @@ def test_a_wrong_override_is_refused(override, says, hint, described):
         ("offload_activations", "model.config.cpu_offloading_num_layers = 3"),
         ("fsdp", "trainer.strategy.fsdp = 'megatron'"),
         ("precision_aware", "optim.config.exp_avg_dtype = torch.bfloat16"),
-        ("cuda_graphs", "model.config.enable_cuda_graph = True"),
+        ("cuda_graphs", "model.config.cuda_graph_impl = 'local'"),
         ("deterministic", "model.config.deterministic_mode = True"),
         ("stragglers", "trainer.callbacks[3].stop_if_detected = False"),
         ("fault_tolerance", "trainer.callbacks[3].calculate_timeouts = True"),

@@ -20,13 +20,16 @@ def answer(partial, question):
     """Parameters and layers of the first and the last stage, or how they were refused."""
     import nemo_run as run
 
-    from superpod.recipes import registry
+    from superpod.recipes import overrides, registry
     from superpod.recipes.facts import environment
-    from superpod.recipes.planned_job import job
+    from superpod.recipes.planned_job import job, of_partial
     from superpod.rehearsal.te.build import build_with_te
 
     recipe = registry.find(question["recipe"])
     planned = job(recipe, question.get("nodes"))
+    if question.get("overrides"):
+        overrides.apply(partial, question["overrides"])
+        planned = of_partial(partial, recipe)
     variables = {variable.name: variable.value for variable in environment.variables(planned)}
     for name in question.get("without", ()):
         variables.pop(name)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from superpod.recipes.options import OPTIONS
+
 pytestmark = [pytest.mark.nemo, pytest.mark.slow]
 
 BUILT = (
@@ -93,3 +95,26 @@ def test_gpt_oss_with_nemos_own_activation_is_refused_by_megatron(with_te):
 def test_gpt3_with_nemos_own_layer_is_not_there(with_te):
     whole = {"model.config.use_transformer_engine_full_layer_spec": True}
     assert "nemo.collections.nlp" in with_te(recipe="gpt3_175b_pretrain_h100_bf16", set=whole)["refused"]
+
+
+OTHERS = {"alltoall": "deepseek_v2_lite_pretrain_h100_bf16"}
+"""Recipes for options that llama3_8b's cannot have."""
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_builds(with_te, option):
+    """As on a GPU: CUDA graphs with Transformer Engine's random states, activations that go to the host."""
+    built = with_te(recipe=OTHERS.get(option, "llama3_8b_pretrain_h100_bf16"), overrides=[f"with={option}"])
+    assert "refused" not in built, built["refused"]
+    assert built["parameters"] == built["planned"]
+
+
+def test_the_field_that_nemo_checks_twice_is_refused(with_te):
+    fields = ["model.config.enable_cuda_graph=True", "trainer.strategy.use_te_rng_tracker=True"]
+    twice = with_te(recipe="llama3_8b_pretrain_h100_bf16", overrides=fields)
+    assert "with cuda_graph_impl" in twice["refused"]
+
+
+def test_cuda_graphs_need_random_states_that_they_can_hold(with_te):
+    plain = with_te(recipe="llama3_8b_pretrain_h100_bf16", overrides=["model.config.cuda_graph_impl=local"])
+    assert "RNG tracker does not support cudagraphs" in plain["refused"]
