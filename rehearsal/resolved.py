@@ -123,15 +123,42 @@ def plain(value: Any) -> Any:
 
 
 def _function(value: Any) -> Any:
-    """A function with what it was made from: its closure, or the arguments of a partial or a method."""
+    """A function with what its result depends on beside its arguments: closure, defaults, a partial's arguments."""
     if isinstance(value, functools.partial):
         return {"function": plain(value.func), "given": [plain(value.args), plain(value.keywords)]}
     if isinstance(value, types.MethodType):
-        return {"function": _name(value.__func__), "of": _name(type(value.__self__))}
-    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
-        cells = [plain(cell.cell_contents) for cell in getattr(value, "__closure__", None) or ()]
-        return {"function": _name(value), "given": cells} if cells else {"function": _name(value)}
+        return {"function": _name(value.__func__), "of": _owner(value.__self__)}
+    if isinstance(value, types.BuiltinFunctionType):
+        return {"function": _name(value)}
+    if isinstance(value, types.FunctionType):
+        said = {
+            "given": [plain(cell.cell_contents) for cell in value.__closure__ or ()],
+            "defaults": plain([value.__defaults__, value.__kwdefaults__]),
+            "code": _code(value.__code__) if value.__name__ == "<lambda>" else None,  # lambdas of a module share a name
+        }
+        return {"function": _name(value)} | {key: item for key, item in said.items() if item and item != [None, None]}
     return {"class": _name(type(value)), **{name: plain(item) for name, item in vars(value).items()}}
+
+
+_owners: list[Any] = []
+"""Objects of methods that are being said."""
+
+
+def _owner(value: Any) -> Any:
+    """The object of a method, all of it; by its class only within itself, where it holds methods of its own."""
+    if any(value is owner for owner in _owners):
+        return _name(type(value))
+    _owners.append(value)
+    try:
+        return plain(value)
+    finally:
+        _owners.pop()
+
+
+def _code(code: types.CodeType) -> Plain:
+    """What a function's code does, without the place where it stands."""
+    constants = [_code(item) if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts]
+    return {"does": code.co_code.hex(), "with": [*constants, *code.co_names, *code.co_varnames]}
 
 
 def _name(value: Any) -> str:

@@ -4,17 +4,26 @@ a part of a configuration says. Prints the verdicts as JSON, and which fields of
 
 import copy
 import dataclasses
+import functools
 import itertools
 import json
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import superpod.rehearsal.te.entry  # noqa: F401 - before NeMo
 
 # isort: split
+import fiddle as fdl
+import nemo_run as run
+from nemo.collections.llm import LlamaModel
+from nemo.collections.llm.peft import LoRA
+from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
+
 from superpod.recipes import build, overrides, registry
+from superpod.recipes.facts.environment import Variable
 from superpod.rehearsal import meta_build, proof, proof_pool, resolved
 from superpod.rehearsal.te import build as te_build
 
@@ -132,14 +141,70 @@ def keys_of_changes():
     return digests
 
 
+def parts_of_the_key():
+    """Part of the key -> the parts that differ after a change of what it says."""
+    chosen = recipe("llama32_1b_pretrain_h100_bf16")
+    adapted = recipe("llama32_1b_lora_h100_bf16")
+    (nodes,) = chosen.layouts
+
+    def parts(recipe=chosen, change=lambda partial: None):
+        partial = build(recipe.name, nodes)
+        change(partial)
+        return resolved.resolved(recipe, nodes, partial)
+
+    def laid_out(**changes):
+        return dataclasses.replace(chosen, layouts={nodes: chosen.layout().replace(**changes)})
+
+    def sets(path, value, recipe=chosen):
+        def change(partial):
+            *owners, name = path.split(".")
+            setattr(functools.reduce(getattr, owners, partial), name, value)
+
+        return lambda: parts(recipe, change)
+
+    def with_variable():
+        with mock.patch.object(resolved.environment, "variables", return_value=[Variable("NEW", "1", "")]):
+            return parts()
+
+    cases = {
+        "model": lambda: parts(change=lambda partial: fdl.update_callable(partial.model, OtherModel)),
+        "config": sets("model.config.rotary_base", 1),
+        "optimizer": sets("optim.config.use_precision_aware_optimizer", True),
+        "transform": sets("model.model_transform", run.Config(LoRA, dim=2)),
+        "strategy": sets("trainer.strategy.use_te_rng_tracker", True),
+        "callbacks": sets(
+            "trainer.callbacks", [run.Config(MegatronCommOverlapCallback, tp_comm_bootstrap_backend="x")]
+        ),
+        "peft": sets("peft.dim", 2, adapted),
+        "task": lambda: parts(dataclasses.replace(chosen, task="sft")),
+        "vocabulary": sets("data.tokenizer", SimpleNamespace(vocab_size=7)),
+        "micro_batch": lambda: parts(laid_out(mbs=chosen.layout().mbs * 2)),
+        "stages": lambda: parts(laid_out(pp=2)),
+        "one_or_several": lambda: parts(dataclasses.replace(chosen, gpus_per_node=1)),
+        "generation": lambda: parts(dataclasses.replace(chosen, gpu="b200")),
+        "environment": with_variable,
+    }
+    assert parts() == parts()
+    differing = {}
+    for name, changed in cases.items():
+        before, after = parts(adapted if name == "peft" else chosen), changed()
+        differing[name] = [part for part in before.keys() | after.keys() if before.get(part) != after.get(part)]
+    return {"whole": list(before), "differing": differing}
+
+
 def main():
     proof_pool.Workers = InThisProcess
     answer = {
         "orders": {kind: orders(kind) for kind in SETS},
         "fields_in_no_key": fields_in_no_key(),
         "keys": keys_of_changes(),
+        "parts": parts_of_the_key(),
     }
     json.dump(answer, sys.stdout)
+
+
+class OtherModel(LlamaModel):
+    """A Llama by another name."""
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
-from superpod.rehearsal import evidence, proof
+from superpod.rehearsal import evidence, proof, resolved
 
 pytestmark = pytest.mark.nemo
 SMALL = "llama32_1b_sft_h100_bf16"
@@ -50,6 +50,53 @@ def test_finding_16_every_field_of_the_resolved_configuration_is_in_the_key(answ
 def test_finding_16_whatever_changes_the_configuration_changes_the_digest(answers):
     digests = answers["keys"]
     assert len(set(digests.values())) == len(digests), digests
+
+
+@pytest.mark.slow
+def test_finding_16_every_part_of_the_key_changes_with_what_it_says(answers):
+    """Every part has a case, and a case whose part is left out of the key is red."""
+    parts = answers["parts"]
+    assert [name for name, differ in parts["differing"].items() if name not in differ] == []
+    assert set(parts["differing"]) == set(parts["whole"])
+
+
+def plus(number):
+    return lambda: number
+
+
+class Counts:
+    def __init__(self, start):
+        self.start, self.own = start, self.count
+
+    def count(self):
+        return self.start
+
+
+def with_default(a=1):
+    return a
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Counts(1).count, Counts(2).count),
+        (plus(1), plus(2)),
+        (lambda: 1, lambda: 2),
+        (lambda a=1: a, lambda a=2: a),
+        (lambda: [lambda: 1], lambda: [lambda: 2]),
+    ],
+    ids=["method", "closure", "lambda", "defaults", "inner"],
+)
+def test_finding_16_functions_differ_in_the_key_as_they_do_in_results(one, other):
+    assert resolved.plain(one) != resolved.plain(other)
+    assert resolved.plain(one) == resolved.plain(one)
+    json.dumps(resolved.plain(one))
+
+
+def test_finding_16_defaults_are_in_the_key(monkeypatch):
+    before = resolved.plain(with_default)
+    monkeypatch.setattr(with_default, "__defaults__", (2,))
+    assert resolved.plain(with_default) != before
 
 
 @pytest.mark.slow
