@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from superpod.cli.request_options import Data, Name, Nodes, Overrides
-from superpod.cli.submit import AttemptTime, SharedRuns, TargetCluster, submission_of
+from superpod.cli.submit import AttemptTime, SharedRuns, TargetCluster, checked, resolved
 
 
 def render(
@@ -17,8 +17,9 @@ def render(
 ) -> None:
     """Print a plain sbatch script that trains a recipe on a cluster; refuse one that cannot train there."""
     from superpod.slurm import preflight
-    from superpod.slurm.submit import script
+    from superpod.slurm.submit import Submission, script
 
-    submission = submission_of(name, cluster, overrides, num_nodes, data, time, runs)
+    request, profile = checked(name, cluster, overrides, num_nodes, data, time, runs)
+    submission = Submission(resolved(request), profile, runs, time)
     preflight.refuse_unfit(submission)
     print(script(submission), end="")

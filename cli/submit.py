@@ -15,6 +15,7 @@ from superpod.errors import UserError
 if TYPE_CHECKING:
     from superpod.lifecycle.request import Request
     from superpod.lifecycle.resolve import ResolvedRun
+    from superpod.slurm.profiles import Cluster
     from superpod.slurm.submit import Submission
 
 TargetCluster = Annotated[str, typer.Option("--cluster", help="A profile: dgx_h100, ..., or the path of a TOML file.")]
@@ -43,12 +44,13 @@ def submit(
     if resume:
         _resume(name, cluster, resume, attempts, [*(overrides or []), *filter(None, [num_nodes, data, time, runs])])
         return
-    submission = submission_of(name, cluster, overrides, num_nodes, data, time, runs)
-    profile = submission.cluster
+    request, profile = checked(name, cluster, overrides, num_nodes, data, time, runs)
     slurm = connection.of(profile)
     python = slurm_submit.python_of(profile) if not profile.container.image else ""
-    paths = preflight.paths(profile, submission.run.request.data)
-    live = live_cluster.ask(slurm, profile, submission.folder, paths, python)
+    paths = preflight.paths(profile, request.data)
+    # A cluster that does not answer is told before NeMo is imported.
+    live = live_cluster.ask(slurm, profile, runs or profile.folders.runs, paths, python)
+    submission = slurm_submit.Submission(resolved(request), profile, runs, time)
     preflight.refuse(preflight.Case(submission, live))
     count = attempts or profile.chain.attempts
     if dry_run:
@@ -116,7 +118,7 @@ def _print_everything(submission: Submission, attempts: int) -> None:
     print("#" + "-" * 100)
 
 
-def submission_of(
+def checked(
     name: str,
     cluster: str,
     overrides: list[str] | None,
@@ -124,10 +126,13 @@ def submission_of(
     data: Path | None,
     time: str,
     runs: str,
-) -> Submission:
-    """The submission that a command line asks for, resolved. What can be refused without NeMo is refused before."""
-    from superpod.slurm import profiles
-    from superpod.slurm.submit import Submission
+) -> tuple[Request, Cluster]:
+    """What a command line asks for, and where. What can be refused without NeMo and without the cluster is refused.
+
+    Raises:
+        UserError: with what is wrong, or what the cluster's GPU cannot run.
+    """
+    from superpod.slurm import preflight, profiles
 
     if time:
         try:
@@ -138,10 +143,11 @@ def submission_of(
         raise UserError(f"--runs {runs}: every node must find this folder", "give an absolute path on a shared disk")
     profile = profiles.load(cluster)
     request = request_of(name, overrides, data, num_nodes)
-    return Submission(_resolved(request), profile, runs, time)
+    preflight.refuse_other_gpu(request, profile)
+    return request, profile
 
 
-def _resolved(request: Request) -> ResolvedRun:
+def resolved(request: Request) -> ResolvedRun:
     """The request resolved. The first time, NeMo builds it, which takes long enough for a message on a terminal."""
     from superpod.lifecycle.quiet import quietly
     from superpod.lifecycle.resolve import is_cached, resolve_cached

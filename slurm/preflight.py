@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
-from superpod.slurm import images
+from superpod.slurm import images, other_gpu
 from superpod.slurm.live_cluster import LiveCluster
 from superpod.slurm.profile_checks import PROFILE_CHECKS, Finding, limit, partition_name
 from superpod.slurm.profiles import seconds
@@ -20,6 +20,7 @@ from superpod.slurm.profiles import seconds
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from superpod.lifecycle.request import Request
     from superpod.lifecycle.resolve import ResolvedRun
     from superpod.slurm.profiles import Cluster
     from superpod.slurm.submit import Submission
@@ -75,6 +76,15 @@ def _refuse(problems: list[Finding]) -> None:
         texts = [f"{p.message}\n    next: {p.hint}" if p.hint else p.message for p in problems]
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''} on this cluster"
         raise UserError("\n".join([count, *(f"  - {text}" for text in texts)]))
+
+
+def refuse_other_gpu(request: Request, cluster: Cluster) -> None:
+    """Refuse, before NeMo is imported, a recipe for another GPU whose plan does not work on the cluster's.
+
+    Raises:
+        UserError: with every finding.
+    """
+    _refuse(other_gpu.of_request(request, cluster.gpu))
 
 
 def refuse_unfit(submission: Submission) -> None:
@@ -142,29 +152,14 @@ def versions(case: Case) -> Iterator[Finding]:
 
 def generation(case: Case) -> Iterator[Finding]:
     """The GPU has the precision, and memory for the model."""
-    from superpod.planner import hardware, legality, predict
-
-    planned, facts, gpu = case.run.job, hardware.builtin(), case.cluster.gpu
-    node = facts.node(gpu)
-    if planned.precision not in node.gpu.precisions:
+    planned, gpu = case.run.job, case.cluster.gpu
+    if planned.node.gpu.name != gpu or planned.precision not in planned.node.gpu.precisions:
+        yield from other_gpu.of_job(case.submission.recipe, planned, gpu)
+    elif (layout := case.run.plan["layouts"][0])["verdict"] == "oom":
         yield Finding(
-            f"{gpu} has no {planned.precision}: it has {', '.join(node.gpu.precisions)}", f"recipes list {gpu}"
+            f"it does not fit the GPU's memory: {layout['reserved_gib']:.1f} GiB on the fullest rank of {gpu}",
+            "with=full_recompute, more nodes, or a layout that fits: `recipes plan`",
         )
-        return
-    if planned.node.gpu.name == gpu:
-        layout = case.run.plan["layouts"][0]
-        if layout["verdict"] == "oom":
-            yield Finding(
-                f"it does not fit the GPU's memory: {layout['reserved_gib']:.1f} GiB on the fullest rank of {gpu}",
-                "with=full_recompute, more nodes, or a layout that fits: `recipes plan`",
-            )
-        return
-    there = planned.replace(node=node, fabric=facts.fabric_of(node))
-    for violation in legality.violations(there):
-        yield Finding(violation.message, violation.fix)
-    prediction = predict.one(there)
-    if prediction.verdict == "oom":
-        yield Finding(f"a recipe for {planned.node.gpu.name} does not fit {gpu}: {prediction.reason}", "recipes plan")
 
 
 def proof(case: Case) -> Iterator[Finding]:

@@ -182,7 +182,7 @@ def test_a_precision_that_the_gpu_has_not():
     planted = case(profile(gpu="a100"), job=real.replace(precision="fp8cs"))
     (finding,) = [f for f in findings(planted) if "fp8cs" in f.message]
     assert "a100 has no fp8cs" in finding.message
-    assert finding.hint == "recipes list a100"
+    assert finding.hint == "llama3_8b_pretrain_a100_bf16"
 
 
 def test_a_recipe_for_another_gpu_is_judged_on_this_one():
