@@ -83,11 +83,7 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), num_nodes: int |
         raise UserError(
             f"{name} is a recipe of pretraining", did_you_mean(name, others) or "see `recipes list sft lora`"
         )
-    if why := planned_job.refuses_packed(recipe.shape):  # unpacked samples lie in the same files
-        raise UserError(
-            f"{recipe.model.name} takes no packed samples: {why}",
-            f"`recipes export {name}` with NeMo's FineTuningDataModule, unpacked; or fine-tune another model",
-        )
+    _check_packing(recipe, task)
     _check_context_parallelism(recipe, overrides, num_nodes)
     if task.long not in packing.LONG:
         raise UserError(f"--long {task.long} is not one of {', '.join(packing.LONG)}")
@@ -99,14 +95,32 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), num_nodes: int |
         raise UserError(f"{task.data} holds one sample, and validation needs one too", "give --validation-data as well")
 
 
+def _check_packing(recipe: Recipe, task: Task) -> None:
+    """Unpacked samples lie in the same files, and so are refused alike, but by models that read no ends of samples."""
+    why = planned_job.refuses_packed(recipe.shape)
+    alone = planned_job.knows_no_ends(recipe.shape)
+    if why and (task.pack or not alone):
+        export = f"`recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked"
+        raise UserError(
+            f"{recipe.model.name} takes no packed samples: {why}",
+            "--no-pack gives each sample its own sequence" if alone else f"{export}; or fine-tune another model",
+        )
+
+
 def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], num_nodes: int | None) -> None:
     """Samples lie end to end in a sequence, packed or one by one: attention must take the padding between them."""
     planned = planned_job.job(recipe, num_nodes)
     given = [value for path, _, value in (text.partition("=") for text in overrides) if path == CONTEXT_PARALLEL]
     cp = int(given[-1]) if given and given[-1].isdecimal() else planned.layout.cp
+    whole = [str(nodes) for nodes in recipe.nodes if recipe.layout(nodes).cp == 1]
+    size = f"--num-nodes {' or '.join(whole)}; " if whole and not given else ""
+    if cp > 1 and planned_job.knows_no_ends(recipe.shape):
+        raise UserError(
+            f"{recipe.name} with cp {cp} would share out each sample over the ranks, and NeMo 2.7.3 does not tell "
+            f"{recipe.model.name} where one ends",
+            f"{size}{CONTEXT_PARALLEL}=1",
+        )
     if why := kernel_rules.refuses_padded_samples(planned.replace(layout=replace(planned.layout, cp=cp))):
-        whole = [str(nodes) for nodes in recipe.nodes if recipe.layout(nodes).cp == 1]
-        size = f"--num-nodes {' or '.join(whole)}; " if whole and not given else ""
         raise UserError(
             f"{recipe.name} with cp {cp} pads every sample to a multiple of {2 * cp} tokens, and "
             f"{planned.node.gpu.name} has no attention for padding between samples, Transformer Engine 2.9: {why}",

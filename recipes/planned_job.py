@@ -93,11 +93,20 @@ def passes_heads(shape: ModelShape) -> bool:
 
 def refuses_packed(shape: ModelShape) -> str:
     """Why a model takes no packed samples; "" = it does."""
+    if knows_no_ends(shape):
+        return "NeMo 2.7.3 does not tell it where samples end: its states, and its attention, would run across them"
     if shape.soft_capped:
         return "NeMo 2.7.3's own attention for it refuses them"  # gemma2.py, Gemma2DotProductAttention.forward
     if shape.sink:
         return "Transformer Engine 2.9 has no attention for them with a learned softmax"  # utils.py:704-713
     return ""
+
+
+def knows_no_ends(shape: ModelShape) -> bool:
+    """Whether a model reads every sequence as one sample: NeMo's steps for Mamba, its hybrids and Hyena drop the ends
+    of samples (NeMo 2.7.3, gpt/model/ssm.py:50 and hyena.py:153). Causal, they take one padded sample a sequence.
+    """
+    return "mamba" in shape.kinds
 
 
 WIDE_RANK_FROM = 60e9

@@ -102,9 +102,14 @@ def imported(module: str) -> frozenset[Path]:
 
 
 def _imports(path: Path) -> Iterator[str]:
+    """Names that a file imports; where it puts one together, all beside it: `patches/registry.py` does, for patches."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            if node.args and isinstance(node.args[0], ast.JoinedStr):
+                parent = ".".join(("superpod", *path.relative_to(ROOT).parent.parts))
+                yield from (f"{parent}.{beside.stem}" for beside in path.parent.glob("*.py"))
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{name.name}" for name in node.names)

@@ -118,12 +118,11 @@ def on_meta() -> Iterator[None]:
                     return _backward(*args, **(kwargs or {}))
             if func is torch.tensor and (kwargs or {}).get("dtype") is torch.int and "device" not in (kwargs or {}):
                 kwargs = {**(kwargs or {}), "device": "cpu"}  # Megatron passes a mask's type so, and reads it again
-            if func is torch.Tensor.copy_ and args[1].is_meta:
-                return args[0]  # such as an activation that is kept on the host: nothing is in it
             if func is torch.equal:
                 return False  # such as "is the gradient 1?", before a kernel multiplies by it
-            if func in draws:
-                return args[0] if args else kwargs["tensor"]  # nothing is drawn without memory
+            if func in draws or (func is torch.Tensor.copy_ and args[1].is_meta):
+                # Nothing is drawn without memory, nor copied, such as an activation that is kept on the host.
+                return args[0] if args else kwargs["tensor"]
             kwargs = dict(kwargs or {})
             if func in constructors or "device" in kwargs:
                 kwargs["device"] = to_meta(kwargs.get("device") or META)

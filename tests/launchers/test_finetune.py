@@ -234,6 +234,27 @@ def test_finding_4_gpt_oss_takes_no_packed_samples():
 
 
 PACKED = finetune.Task("/m", "/d.jsonl")
+ALONE = finetune.Task("/m", "/d.jsonl", pack=False)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["mamba2_130m_sft_h100_bf16", "nemotronh_8b_sft_h100_bf16", "hyena_7b_sft_h100_bf16"]
+)
+def test_models_that_are_not_told_where_samples_end_take_none_packed(recipe):
+    with pytest.raises(UserError, match="does not tell it where samples end") as refused:
+        finetune.check(recipe, PACKED)
+    assert "--no-pack" in str(refused.value.hint)
+    with pytest.raises(UserError, match="/m") as later:  # the next check: there is no such model
+        finetune.check(recipe, ALONE)
+    assert "sample" not in str(later.value)
+
+
+def test_nor_is_one_sample_of_theirs_shared_out_over_ranks():
+    over_ranks = [f"{finetune.CONTEXT_PARALLEL}=2"]
+    with pytest.raises(UserError, match="does not tell nemotronh_8b where one ends"):
+        finetune.check("nemotronh_8b_sft_h100_bf16", ALONE, over_ranks)
+
+
 CP = finetune.CONTEXT_PARALLEL
 
 
@@ -256,7 +277,6 @@ def test_packed_samples_with_context_parallelism_have_no_attention_on_a100():
 
 
 def test_packed_samples_are_judged_by_head_size_too():
-    """cuDNN has packed samples of heads of 192 on no Blackwell, and Nemotron-H has FlashAttention alone."""
-    for name in ("nemotron4_340b_sft_b200_bf16", "nemotronh_47b_sft_h100_bf16"):
-        with pytest.raises(UserError, match="with cp 2 pads every sample"):
-            finetune.check(name, PACKED, [f"{CP}=2"])
+    """cuDNN has packed samples of heads of 192 on no Blackwell."""
+    with pytest.raises(UserError, match="with cp 2 pads every sample"):
+        finetune.check("nemotron4_340b_sft_b200_bf16", PACKED, [f"{CP}=2"])

@@ -99,3 +99,11 @@ def test_a_proof_without_nemo_or_transformer_engine_is_refused(monkeypatch, tmp_
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     with pytest.raises(UserError, match="Transformer Engine"):
         fingerprint.versions.__wrapped__()
+
+
+def test_the_key_of_a_build_has_the_patches_that_are_imported_by_a_name_put_together():
+    patches = {
+        path for path in fingerprint.ROOT.glob("rehearsal/patches/*.py") if path.stem not in ("__init__", "table")
+    }
+    assert {fingerprint.ROOT / "rehearsal" / "patches" / "torch_cuda.py"} <= patches
+    assert patches <= fingerprint.imported(fingerprint.BUILDS)
