@@ -7,6 +7,7 @@ Comments name the source in megatron-core 0.15.3; tests/planner/test_legality_me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -155,10 +156,14 @@ def near_divisors(size: int, wanted: int) -> str:
 
 def world(f: RuleInputs) -> tuple[str, str]:
     """The message of a number of GPUs that tp x pp x cp does not divide."""
-    unit = f.model_parallel
+    unit, gpus = int(f.model_parallel), int(f.gpus)
+    node = f.job.node.gpus if isinstance(f, JobInputs) and gpus >= f.job.node.gpus else 1
+    degrees = {"tp": int(f.tp), "pp": int(f.pp), "cp": int(f.cp)}
+    odd = [f"{name} {near_divisors(gpus, degree)}" for name, degree in degrees.items() if gpus % degree]
+    sizes = f"nearest sizes{' of whole nodes' * (node > 1)}: {near_multiples(math.lcm(unit, node), gpus)} GPUs"
     return (
         f"tp {f.tp} x pp {f.pp} x cp {f.cp} = {unit} must divide the number of GPUs, which is {f.gpus}",
-        f"nearest sizes: {near_multiples(unit, f.gpus)} GPUs",
+        f"nearest: {', '.join(odd)}; or {sizes}" if odd else sizes,
     )
 
 
