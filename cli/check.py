@@ -14,7 +14,6 @@ from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.lifecycle.request import Request
-    from superpod.planner.rules import Broken
     from superpod.rehearsal.judge import Judgement
 
 Build = Annotated[
@@ -59,15 +58,16 @@ def _plan(options: PlanOptions) -> str:
 def _planned(options: PlanOptions) -> Judgement:
     """By arithmetic alone."""
     from superpod.planner import explain, legality, predict
-    from superpod.rehearsal.judge import Judgement
+    from superpod.rehearsal.judge import Judgement, known_problems
 
     job = options.job()
     prediction = predict.one(job)
+    broken, known = known_problems(options.name)
     return Judgement(
         options.name,
         title=title(job),
-        broken=[*legality.violations(job), *_of_model(options)],
-        warnings=[*legality.warnings(job), *_of_weights(options)],
+        broken=[*legality.violations(job), *broken],
+        warnings=[*legality.warnings(job), *known],
         verdict=prediction.verdict,
         short=explain.short_of(job, prediction) if prediction.verdict == "oom" or prediction.tight else "",
         allocated_gib=prediction.allocated_gib_max,
@@ -76,26 +76,6 @@ def _planned(options: PlanOptions) -> Judgement:
         step_time_s=prediction.step_time_s,
         tight=bool(prediction.tight),
     )
-
-
-def _of_model(options: PlanOptions) -> list[Broken]:
-    """That no recipe of this model can train with the pinned versions."""
-    from superpod.planner.rules import Broken
-    from superpod.recipes import registry
-    from superpod.recipes.facts import proof_level
-
-    problem = proof_level.unusable(registry.find(options.name)) if options.is_recipe else None
-    return [Broken("model", *problem)] if problem else []
-
-
-def _of_weights(options: PlanOptions) -> list[Broken]:
-    """That a fine-tuning recipe does not find the weights that it should start from."""
-    from superpod.planner.rules import Broken
-    from superpod.recipes import registry
-    from superpod.recipes.facts import missing_weights
-
-    problem, instead = missing_weights.of(registry.find(options.name)) if options.is_recipe else ("", "")
-    return [Broken("weights", problem, instead)] if problem else []
 
 
 OF_A_REQUEST = ("name", "nodes", "gpu")

@@ -12,11 +12,15 @@ from superpod.cli.request_options import AsJson, Name, Nodes, Overrides
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
+    import subprocess
+
     from superpod.rehearsal.trial import Trial
 
 LEAST_STEPS, MOST_STEPS = 4, 1000
-ENDED = "SUPERPOD_REHEARSAL_ENDED"
-"""The variable that names the file which tells the parent of a file's rehearsal that it came to its end."""
+LIMIT_S = 900
+"""Seconds until a user's file is planned, NeMo's import included; the rehearsal has limits of its own."""
+_marks: list[Path] = []
+"""In the child that rehearses a user's file: the folder in which it tells its parent how far it came."""
 
 
 def rehearse(
@@ -31,17 +35,17 @@ def rehearse(
 
     NAME is a recipe, a Python file with recipe(), from `recipes export`, or NeMo's own: nemo:llama3_8b.
     """
-    import os
     import shutil
     import tempfile
 
     from superpod.lifecycle import subject
     from superpod.rehearsal import trial as trials
 
-    if subject.kind(name) == "file" and ENDED not in os.environ:
+    if subject.kind(name) == "file" and not _marks:
         raise typer.Exit(_in_a_process_of_its_own(name, num_nodes, overrides or []))
 
     trial = _planned(name, num_nodes, ranks, overrides or [])
+    _mark("planned")
     _enough_memory(trial.shrunk.job.gpus)
     if not as_json:
         print(_before(trial))
@@ -52,8 +56,6 @@ def rehearse(
         if trial.passed:
             shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(trials.facts(trial), indent=1) if as_json else _after(trial), flush=True)
-    if ENDED in os.environ:
-        Path(os.environ[ENDED]).touch()
     if not trial.passed:
         if not as_json:
             print(f"logs of every rank: {folder}")
@@ -66,7 +68,6 @@ def _in_a_process_of_its_own(name: str, num_nodes: int | None, overrides: list[s
     Raises:
         UserError: no such file, or it ended the child.
     """
-    import os
     import subprocess
     import sys
     import tempfile
@@ -75,12 +76,49 @@ def _in_a_process_of_its_own(name: str, num_nodes: int | None, overrides: list[s
 
     Request(name, tuple(overrides), None, num_nodes).check(any_subject=True)
     with tempfile.TemporaryDirectory(prefix="recipes-rehearse-") as folder:
-        mark = Path(folder, "ended")
-        command = [sys.executable, "-W", "ignore", "-m", "superpod.cli", *sys.argv[1:]]
-        code = subprocess.run(command, env={**os.environ, ENDED: str(mark)}, check=False).returncode
-        if code in (0, 1) and not mark.exists():
+        # -P: a folder that is called nemo, where the command was typed, is not what is imported.
+        start = ["-P", "-W", "ignore", "-c", "from superpod.cli import rehearse; rehearse.as_child()", folder]
+        process = subprocess.Popen([sys.executable, *start, *sys.argv[1:]])
+        try:
+            code = _waited(process, Path(folder))
+        finally:
+            process.kill()
+            process.wait()
+        if code is None:
+            raise UserError(f"{name}: took more than {LIMIT_S} s before it was planned", "recipe() waits for nothing")
+        if not Path(folder, "ended").exists():
             raise UserError(f"{name}: its process ended, with code {code}, before the rehearsal did", "see above")
     return code
+
+
+def _waited(process: subprocess.Popen[bytes], folder: Path) -> int | None:
+    """The child's exit code; None where it hangs before its file is planned."""
+    import subprocess
+
+    try:
+        return process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return process.wait() if Path(folder, "planned").exists() else None
+
+
+def as_child() -> None:
+    """The command, as the child that rehearses a user's file: the first argument is the folder for its marks."""
+    import sys
+
+    from superpod.cli import main
+
+    _marks.append(Path(sys.argv.pop(1)))
+    try:
+        main()
+    except SystemExit:
+        _mark("ended")  # by itself; os._exit in a user's file comes by here never
+        raise
+    _mark("ended")
+
+
+def _mark(name: str) -> None:
+    for folder in _marks:
+        folder.joinpath(name).touch()
 
 
 def _planned(name: str, num_nodes: int | None, ranks: int, overrides: list[str]) -> Trial:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from superpod.errors import UserError, did_you_mean
+from superpod.errors import UserError, did_you_mean, readable
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -107,10 +107,11 @@ def _of_file(path: Path) -> run.Partial:
     import superpod.recipes.partial  # noqa: F401 - NeMo, before the clock starts: it takes 15 s
 
     sys.path.insert(0, str(path.resolve().parent))  # a collection's own module lies beside it
-    with _time_limit(path), _own_mistakes(path):
-        from superpod.node.rank import load
+    from superpod.node.rank import load
 
-        return _whole(str(path), load(path.resolve()).recipe())
+    with _time_limit(path), _own_mistakes(path):
+        made = load(path.resolve()).recipe()
+    return _whole(str(path), made)
 
 
 def _whole(where: str, partial: Any) -> run.Partial:
@@ -132,17 +133,24 @@ def _whole(where: str, partial: Any) -> run.Partial:
     return partial
 
 
+class _Late(UserError):
+    """A file that took too long: already in the user's words."""
+
+
 @contextmanager
 def _own_mistakes(path: Path) -> Iterator[None]:
     """Say what is wrong in a user's file, and where, without a traceback."""
     try:
         yield
-    except UserError:
+    except _Late:
         raise
     except BaseException as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path.resolve())]
         where = f"{path}:{lines[-1]}" if lines else str(path)
-        what = str(error).strip().splitlines()[0][:300] if str(error).strip() else ""
+        text = readable(str(error)).strip()
+        if isinstance(error, UserError):  # of ours, that the file has called
+            raise UserError(f"{where}: {text}", error.hint) from None
+        what = text.splitlines()[0][:300] if text else ""
         raise UserError(
             f"{where}: {type(error).__name__}{f': {what}' if what else ''}", "mend that line; recipe() must return"
         ) from None
@@ -151,7 +159,7 @@ def _own_mistakes(path: Path) -> Iterator[None]:
 @contextmanager
 def _time_limit(path: Path) -> Iterator[None]:
     def late(_number: int, _frame: FrameType | None) -> None:
-        raise UserError(f"{path}: recipe() took more than {LOADING_S} s", "a recipe is a description; it does no work")
+        raise _Late(f"{path}: recipe() took more than {LOADING_S} s", "a recipe is a description; it does no work")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(LOADING_S)

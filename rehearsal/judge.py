@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from superpod.errors import UserError
+from superpod.errors import UserError, readable
 from superpod.lifecycle.request import Request
 from superpod.planner.rules import Broken
 
@@ -90,10 +91,10 @@ def ask(request: Request, *, build: bool = True, limit_s: float = LIMIT_S) -> Ju
         JudgeFailed: the process failed otherwise.
     """
     with tempfile.TemporaryDirectory(prefix="recipes-judge-") as folder:
-        answer, log = Path(folder, "answer.json"), Path(folder, "log")
-        code = _run(json.dumps([request.recipe, request.facts(), request.gpu, build]), answer, log, limit_s)
+        answer = Path(folder, "answer.json")
+        code, log = _run(json.dumps([request.recipe, request.facts(), request.gpu, build]), answer, limit_s)
         if not answer.is_file():
-            last = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1][:300]
+            last = (_readable(log).strip().splitlines() or ["it printed nothing"])[-1][:300]
             reason = f"took more than {limit_s:.0f} s" if code is None else f"ended with code {code}"
             if request.recipe.endswith(".py"):
                 raise UserError(
@@ -101,7 +102,7 @@ def ask(request: Request, *, build: bool = True, limit_s: float = LIMIT_S) -> Ju
                     "recipe() describes a run; it must start, end and wait for nothing",
                 )
             raise JudgeFailed(f"the process that judged {request.recipe} {reason}: {last}")
-        outcome = json.loads(answer.read_bytes())
+        outcome = _readable(json.loads(answer.read_bytes()))
     if "refused" in outcome:
         raise UserError(*outcome["refused"])
     if "failed" in outcome:
@@ -113,23 +114,55 @@ def ask(request: Request, *, build: bool = True, limit_s: float = LIMIT_S) -> Ju
     return Judgement(**value)
 
 
-def _run(question: str, answer: Path, log: Path, limit_s: float) -> int | None:
-    """The exit code of the process, or None where it had to be killed."""
-    command = [sys.executable, "-W", "ignore", "-m", __name__]
+LOG_BYTES = 2**16
+"""Of what the process prints, the end is kept: a user's file can print without end."""
+
+
+def _run(question: str, answer: Path, limit_s: float) -> tuple[int | None, str]:
+    """The exit code of the process, or None where it had to be killed; and the end of what it printed."""
+    # -P: a folder that is called nemo, where the command was typed, is not what is imported.
+    command = [sys.executable, "-P", "-W", "ignore", "-m", __name__]
     environ = {**os.environ, SAID: str(answer), "CUDA_VISIBLE_DEVICES": ""}
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=sink, stderr=sink, env=environ, start_new_session=True
-        )
-        try:
-            process.communicate(question.encode(), timeout=limit_s)
-            return process.returncode
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # with whatever a user's file has started
-            process.wait()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environ,
+        start_new_session=True,
+    )
+    printed = bytearray()
+    reader = threading.Thread(target=_keep_end, args=(process.stdout, printed), daemon=True)
+    reader.start()
+    code: int | None = None
+    try:
+        with contextlib.suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as pipe:
+            pipe.write(question.encode())
+        code = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # with whatever a user's file has started
+        process.wait()
+        reader.join(5)  # a process that has left the group may hold the pipe
+    return code, printed.decode(errors="replace")
+
+
+def _keep_end(pipe: IO[bytes], kept: bytearray) -> None:
+    with pipe:
+        while chunk := pipe.read1(LOG_BYTES):  # pyright: ignore[reportAttributeAccessIssue]
+            kept += chunk
+            del kept[:-LOG_BYTES]
+
+
+def _readable(value: Any) -> Any:
+    """What a user's file or a library wrote, without the codes that steer a terminal."""
+    if isinstance(value, str):
+        return readable(value)
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    return {name: _readable(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 # -- in the process --------------------------------------------------------------------------------------------------
@@ -154,6 +187,9 @@ def judge(request: Request, *, build: bool = True, confirm: bool = False) -> Jud
     chain = subject.kind(request.recipe) != "nemo"
     judgement = Judgement(request.recipe, broken=rules.violations(partial, request.overrides, chain=chain))
     judgement.warnings = rules.warnings(partial, request.overrides, chain=chain)
+    of_recipe = known_problems(request.recipe, request.overrides)
+    judgement.broken += of_recipe[0]
+    judgement.warnings += of_recipe[1]
     job = None
     try:
         job = resolve.planned_job_of(partial, request)
@@ -165,6 +201,25 @@ def judge(request: Request, *, build: bool = True, confirm: bool = False) -> Jud
     if confirm or (build and not judgement.broken):
         _build(judgement, partial, job)
     return judgement
+
+
+def known_problems(name: str, overrides: Sequence[str] = ()) -> tuple[list[Broken], list[Broken]]:
+    """(what forbids a run, what to know of it) of one of our recipes, by its facts alone; nothing of another name.
+
+    That its model cannot train with the pinned versions, and that it does not find the weights it should start from.
+    """
+    from superpod.recipes import registry
+    from superpod.recipes.facts import missing_weights, proof_level
+
+    if name not in registry.recipes():
+        return [], []
+    recipe = registry.find(name)
+    problem = proof_level.unusable(recipe)
+    missing, instead = missing_weights.of(recipe)
+    if any(text.startswith("resume.restore_config") for text in overrides):
+        missing = ""
+    broken = [Broken("model", *problem)] if problem else []
+    return broken, [Broken("weights", missing, instead)] if missing else []
 
 
 def _plan(judgement: Judgement, job: PlannedJob) -> None:
@@ -191,13 +246,17 @@ def _title(job: PlannedJob) -> str:
 
 def _build(judgement: Judgement, partial: Partial, job: PlannedJob | None) -> None:
     """Build the models; what a library raises becomes `build_error`."""
+    from superpod.recipes import configured_job
+
     world, stages = partial.trainer.num_nodes * partial.trainer.devices, partial.trainer.strategy
     pp = stages.pipeline_model_parallel_size or 1
     ranks = sorted({stage * (world // pp) for stage in (0, pp // 2, pp - 1)})
     judgement.layers = "Transformer Engine's" if _has_te() else "local"
+    attention: set[str] = set()
     for rank in ranks:
         try:
-            judgement.built[rank] = _parameters(partial, rank, world, job)
+            judgement.built[rank], chosen = _built(partial, rank, world, job)
+            attention |= chosen
         except Exception as error:  # each library has exceptions of its own
             text = str(error).partition("\n\nFiddle context")[0].strip()
             line = text.splitlines()[0][:300] if text else ""
@@ -207,13 +266,48 @@ def _build(judgement: Judgement, partial: Partial, job: PlannedJob | None) -> No
             else:
                 judgement.build_error = what
             return
+    if job is not None:
+        judgement.warnings += [
+            *_of_another_model(judgement, job, configured_job.task_of(partial)),
+            *_of_scores(job, attention),
+        ]
 
 
-def _parameters(partial: Partial, rank: int, world: int, job: PlannedJob | None) -> list[int]:
+def _of_another_model(judgement: Judgement, job: PlannedJob, task: str) -> Iterator[Broken]:
+    """That the built model has other parameters than the one whose memory is planned."""
+    from superpod.rehearsal import parameter_counts
+
+    planned = parameter_counts.planned(task, job)
+    for (rank, chunks), counted in zip(judgement.built.items(), planned, strict=False):
+        if sum(chunks) != counted:
+            yield Broken(
+                "parameters",
+                f"rank {rank} has {sum(chunks):,} parameters, and memory and step time are planned for {counted:,}: "
+                "they are another model's",
+                "trust the layout's legality alone, or describe the model in shapes/*.toml: docs/extending.md",
+            )
+            return
+
+
+def _of_scores(job: PlannedJob, attention: set[str]) -> Iterator[Broken]:
+    """That Transformer Engine takes unfused attention, which the plan has not priced."""
+    if "unfused" in attention and not job.keeps_scores:
+        gib = 2 * job.layout.mbs * job.model.heads / job.layout.tp * (job.seq / job.layout.cp) * job.seq / 2**30
+        yield Broken(
+            "unfused",
+            f"Transformer Engine has only unfused attention for this: it keeps {job.seq:,} x {job.seq:,} scores of "
+            f"each head, about {gib:.1f} GiB in a layer, and the memory above is planned without them",
+            "undo what the fused kernels refuse (head size, dropout, mask), or plan by `recipes memory` with "
+            "--option attention=unfused",
+        )
+
+
+def _built(partial: Partial, rank: int, world: int, job: PlannedJob | None) -> tuple[list[int], frozenset[str]]:
+    """Parameters of a rank's chunks, and the attention backends that Transformer Engine chose."""
     if not _has_te():
         from superpod.rehearsal.meta_build import dry_build
 
-        return dry_build(partial, rank, world)
+        return dry_build(partial, rank, world), frozenset()
     from superpod.lifecycle.subject import GPU
     from superpod.planner import hardware
     from superpod.recipes.facts import environment
@@ -221,7 +315,8 @@ def _parameters(partial: Partial, rank: int, world: int, job: PlannedJob | None)
 
     generation = f"sm{(job.node if job else hardware.node(GPU)).gpu.sm}"
     variables = {v.name: v.value for v in environment.variables(job)} if job else {}
-    return build_with_te(partial, rank, world, generation, variables).parameters
+    build = build_with_te(partial, rank, world, generation, variables)
+    return build.parameters, build.attention
 
 
 def _has_te() -> bool:

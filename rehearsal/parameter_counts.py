@@ -22,11 +22,11 @@ class Counter:
 
     def difference(self, recipe: Recipe, job: PlannedJob, built: Counts) -> str:
         """The pipeline rank for which the planner counts other parameters than its model has; "" if there is none."""
-        if recipe.task in ADAPTERS and not _adapters_known(recipe, job.model):
+        if recipe.task in ADAPTERS and not _adapters_known(recipe.task, job.model):
             return ""
         key = (recipe.model.name, recipe.task, job.split, job.layout.replace(gbs=1), job.gpus)
         if key not in self._planned:
-            self._planned[key] = _planned(recipe, job)
+            self._planned[key] = _planned(recipe.task, job)
         planned = self._planned[key]
         if isinstance(planned, str):
             return planned
@@ -36,9 +36,17 @@ class Counter:
         return ""
 
 
-def _planned(recipe: Recipe, job: PlannedJob) -> list[int] | str:
+def planned(task: str, job: PlannedJob) -> list[int]:
+    """What the planner counts of the first, a middle and the last pipeline rank; [] where it does not count exactly."""
+    if task in ADAPTERS and not _adapters_known(task, job.model):
+        return []
+    counted = _planned(task, job)
+    return [] if isinstance(counted, str) else counted
+
+
+def _planned(task: str, job: PlannedJob) -> list[int] | str:
     """What the planner counts of each pipeline rank, or why it cannot."""
-    extra = _adapters(job) if recipe.task in ADAPTERS else [0] * job.layout.pp
+    extra = _adapters(job) if task in ADAPTERS else [0] * job.layout.pp
     try:
         return [
             sum(chunk.total for chunk in job.model.chunk_parameters(job.split, stage)) + extra[stage]
@@ -48,13 +56,13 @@ def _planned(recipe: Recipe, job: PlannedJob) -> list[int] | str:
         return str(refused)
 
 
-def _adapters_known(recipe: Recipe, model: models.ModelShape) -> bool:
+def _adapters_known(task: str, model: models.ModelShape) -> bool:
     """Whether the planner counts the adapters of this recipe exactly.
 
     It averages over latent attention's projections and over layers of different widths, and it leaves out DoRA's
     magnitude per output.
     """
-    return recipe.task == "lora" and not (model.kv_lora or model.runs)
+    return task == "lora" and not (model.kv_lora or model.runs)
 
 
 def _adapters(job: PlannedJob) -> list[int]:

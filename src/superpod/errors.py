@@ -18,3 +18,8 @@ def did_you_mean(word: str, known: list[str]) -> str:
 
     close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def readable(text: str) -> str:
+    """Text of others without the codes that steer a terminal; lines stay lines."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text.replace("\t", " "))

@@ -67,6 +67,11 @@ def test_what_needs_no_nemo_is_refused_at_once(recipes_cli, words, says):
         (HEAD + "    raise KeyError('mine')\n", "my own.py:6: KeyError: 'mine'"),
         (HEAD + "    raise SystemExit(0)\n", "SystemExit"),
         (HEAD + "    import os\n    os._exit(0)\n", "ended with code 0 before it had judged it"),
+        (HEAD + "    raise ValueError('\\x1b[31mred')\n", "my own.py:6: ValueError: ?[31mred"),
+        (
+            "from superpod import recipes\ndef recipe():\n    recipes.build('llama9')\n",
+            "my own.py:3: no recipe is called",
+        ),
         ("import not_installed_here\n" + HEAD + "    return 1\n", "my own.py:1: ModuleNotFoundError"),
     ],
 )
@@ -127,3 +132,69 @@ def test_finding_15_render_refuses_what_is_known_not_to_fit(recipes_cli):
     assert (done.returncode, done.stdout) == (2, "")
     assert "does not fit the GPU's memory: " in done.stderr
     assert "next: " in done.stderr
+
+
+@pytest.mark.nemo
+@pytest.mark.slow
+def test_a_folder_called_nemo_where_the_command_is_typed_is_not_imported(recipes_cli, tmp_path):
+    (tmp_path / "nemo").mkdir()
+    (tmp_path / "nemo" / "__init__.py").write_text("open('executed', 'w')\n")
+    done = recipes_cli("check", RECIPE, "trainer.max_steps=10", "--no-build", cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.nemo
+@pytest.mark.slow
+def test_a_model_that_cannot_train_cannot_with_an_override_either(recipes_cli):
+    said = printed(recipes_cli, "check", "gemma3_1b_pretrain_h100_bf16", "trainer.max_steps=9", "--no-build", code=2)
+    assert "cannot train" in said
+
+
+def test_a_built_model_that_is_not_the_planned_one_is_a_warning():
+    from superpod.rehearsal import judge
+
+    job = planned()
+    built = judge.Judgement(RECIPE, built={0: [4_015_263_744]})
+    assert list(judge._of_another_model(built, job, "pretrain")) == []
+    built.built[0] = [6_028_529_664]
+    (warning,) = judge._of_another_model(built, job, "pretrain")
+    assert "6,028,529,664" in warning.message
+    assert "4,015,263,744" in warning.message
+
+
+def test_unfused_attention_that_is_not_priced_is_a_warning():
+    from dataclasses import replace
+
+    from superpod.rehearsal import judge
+
+    job = planned()
+    assert list(judge._of_scores(job, {"flash"})) == []
+    (warning,) = judge._of_scores(job, {"fused", "unfused"})
+    assert "8,192 x 8,192 scores" in warning.message
+    priced = job.replace(options=replace(job.options, attention="unfused"))
+    assert list(judge._of_scores(priced, {"unfused"})) == []
+
+
+def planned():
+    from superpod.recipes import planned_job
+    from superpod.recipes.registry import find
+
+    return planned_job.job(find(RECIPE))
+
+
+def test_of_a_log_without_end_the_end_is_kept():
+    import os
+
+    from superpod.rehearsal import judge
+
+    out, into = os.pipe()
+    kept = bytearray()
+    with os.fdopen(into, "wb") as pipe:
+        pipe.write(b"x" * 60_000)
+    judge.LOG_BYTES, before = 1000, judge.LOG_BYTES
+    try:
+        judge._keep_end(os.fdopen(out, "rb"), kept)
+    finally:
+        judge.LOG_BYTES = before
+    assert len(kept) == 1000

@@ -48,12 +48,25 @@ def test_build_5_nemos_own_recipe_is_rehearsed(recipes_cli):
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_a_file_that_ends_the_process_is_no_passed_rehearsal(recipes_cli, tmp_path):
+@pytest.mark.parametrize("code", [0, 2, 5])
+def test_a_file_that_ends_the_process_is_no_passed_rehearsal(recipes_cli, tmp_path, code):
     path = tmp_path / "gone.py"
-    path.write_text("import os\n\n\ndef recipe():\n    os._exit(0)\n")
-    done = recipes_cli("rehearse", path, timeout=300)
+    path.write_text(f"import os\n\n\ndef recipe():\n    os._exit({code})\n")
+    done = recipes_cli("rehearse", path, timeout=300, env={"SUPERPOD_REHEARSAL_ENDED": str(tmp_path / "mine")})
     assert done.returncode == 2
-    assert "its process ended, with code 0, before the rehearsal did" in done.stderr
+    assert f"its process ended, with code {code}, before the rehearsal did" in done.stderr
+
+
+def test_a_file_that_hangs_is_ended(tmp_path, monkeypatch):
+    from superpod.cli import rehearse
+    from superpod.errors import UserError
+
+    path = tmp_path / "hangs.py"
+    path.write_text("def recipe():\n    while True:\n        pass\n")
+    monkeypatch.setattr(rehearse, "LIMIT_S", 1)
+    monkeypatch.setattr("sys.argv", ["recipes", "rehearse", str(path)])
+    with pytest.raises(UserError, match="took more than 1 s"):
+        rehearse._in_a_process_of_its_own(str(path), None, [])
 
 
 @pytest.mark.parametrize("override", ["log.ckpt.save_top_k=0", "log.ckpt.every_n_train_steps=0"])
