@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from superpod.planner import mxfp8_buffers
 from superpod.planner.kernels import attention, fp8_shapes
 from superpod.planner.kernels.attention import Attention
+from superpod.planner.kernels.fused_attention import ARBITRARY, refused
 from superpod.planner.rules import JobInputs, Rule, near_multiples
 
 if TYPE_CHECKING:
@@ -131,9 +132,25 @@ def refuses_padded_samples(job: PlannedJob) -> str:
 
 
 def _against(layer: Attention) -> str:
-    """Why neither of the backends that keep no scores can be taken."""
+    """Why no backend can be taken, or none but unfused attention, with the numbers that the reasons are about."""
     flash, fused = attention.against(attention.FLASH2, layer)[0], attention.against(attention.FUSED, layer)[0]
-    return f"not FlashAttention ({flash.text}), not cuDNN's ({fused.text})"
+    sizes = f"{layer.head_qk} and {layer.head_v}" if layer.head_qk != layer.head_v else str(layer.head_qk)
+    numbers = f": {sizes}" if "head" in flash.text else ""
+    reasons = [
+        f"not FlashAttention ({flash.text}{numbers})",
+        f"not cuDNN's ({fused.text}{_kernel_lacks(layer, sizes)})",
+    ]
+    if unfused := attention.against(attention.UNFUSED, layer):
+        packed = ", as in all fine-tuning; pretraining's are not" if unfused[0].text == "samples are packed" else ""
+        reasons.append(f"not unfused attention ({unfused[0].text}{packed})")
+    return ", ".join(reasons)
+
+
+def _kernel_lacks(layer: Attention, sizes: str) -> str:
+    """What cuDNN has no kernel for; "" = it has one."""
+    says = {"head sizes": f"heads of {sizes}", "format": f"samples packed as {layer.format}"}
+    lacks = [says.get(condition.name, condition.name) for condition in refused(ARBITRARY, layer)]
+    return f": {', '.join(lacks)} on sm{layer.sm}" if lacks else ""
 
 
 def _no_backend(f: JobInputs) -> Truth:
@@ -153,7 +170,10 @@ def _says_no_backend(f: JobInputs) -> tuple[str, str]:
         fix = "set cp 1"
     elif cp == 1 and keeps_scores_unasked(job):
         fix = "another GPU, or attention unfused"
-    return f"{job.model.name} on {job.node.gpu.name} with cp {cp}, Transformer Engine 2.9: {_refuses(job, cp)}", fix
+    # A layout without context parallelism that is refused as well is no matter of cp.
+    degree = f" with cp {cp}" if cp > 1 and not _refuses(job, 1) else ""
+    reason = _refuses(job, cp if degree else 1)
+    return f"{job.model.name} on {job.node.gpu.name}{degree}, Transformer Engine 2.9: {reason}", fix
 
 
 def _by_heads(job: PlannedJob) -> PlannedJob:
