@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import TypeVar
 
@@ -23,12 +25,14 @@ Note = Callable[[str, int, int], None]
 class Workers:
     """Processes that have imported NeMo, started when there is work for them, and ended with the block.
 
-    Ctrl-C drops what has not begun, and waits for the batches that have.
+    An error or Ctrl-C ends them at once: batches at work are lost, those that are done were given out.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._pools: dict[bool, ProcessPoolExecutor] = {}
+        self._others: set[BaseProcess] = set()
+        """children of this process that are not the pool's"""
 
     def __enter__(self) -> Workers:
         return self
@@ -36,21 +40,25 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind:
+            for process in self._processes():
+                process.kill()
         self._end()
 
     def run(
         self, work: Callable[[list[SizeKey]], list[Result]], wanted: Mapping[str, SizeKey], batch: int
     ) -> Iterator[dict[str, Result]]:
-        """`work` on every size, the results of a batch as soon as they are there, by their keys."""
+        """`work` on every size, the results of a batch as soon as they are there, in any order, by their keys."""
         order = sorted(wanted, key=lambda key: (wanted[key].recipe, wanted[key].nodes, key))
         for encoders in (True, False):
             keys = [key for key in order if _is_encoder(wanted[key]) is encoders]
             batches = [keys[i : i + batch] for i in range(0, len(keys), batch)]
             if not batches:
                 continue
-            results = self._pool(encoders).map(work, [[wanted[key] for key in some] for some in batches])
-            for some, outcomes in zip(batches, results, strict=True):
-                yield dict(zip(some, outcomes, strict=True))
+            pool = self._pool(encoders)
+            pending = {pool.submit(work, [wanted[key] for key in some]): some for some in batches}
+            for done in as_completed(pending):
+                yield dict(zip(pending[done], done.result(), strict=True))
 
     def _pool(self, encoders: bool) -> ProcessPoolExecutor:
         """The processes for encoders, or for all other models; never both, for they need a GiB each.
@@ -59,9 +67,14 @@ class Workers:
         """
         if encoders not in self._pools:
             self._end()
+            self._others = {*multiprocessing.active_children()}
             spawn = multiprocessing.get_context("spawn")
             self._pools[encoders] = ProcessPoolExecutor(self._count, spawn, _start)
         return self._pools[encoders]
+
+    def _processes(self) -> set[BaseProcess]:
+        """Those of the pool, which starts them one by one."""
+        return {*multiprocessing.active_children()} - self._others if self._pools else set()
 
     def _end(self) -> None:
         while self._pools:
@@ -74,7 +87,11 @@ def _start() -> None:
 
 
 def end_with_parent() -> None:
-    """End this process within a second of its parent, however that ends: a pool's process waits for work for ever."""
+    """End this process within a second of its parent, however that ends: a pool's process waits for work for ever.
+
+    Ctrl-C reaches all processes of a terminal. This one leaves it to its parent.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 
 
