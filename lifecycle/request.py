@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from superpod.errors import UserError
+from superpod.errors import UserError, did_you_mean
 from superpod.node.run_folder import RunFolder
 
 
@@ -66,11 +66,21 @@ class Request:
             DataFolder.load(self.data)
 
 
+ROOTS = ("model", "data", "trainer", "log", "resume", "optim", "peft", "tokenizer", "model_transform", "with")
+"""What an override may begin with: the arguments of `llm.pretrain` and `llm.finetune`, and `with=`."""
+
+
 def _check_override(text: str) -> None:
     from superpod.node.redaction import redact_text
+    from superpod.recipes import options
 
     if not re.match(r"[A-Za-z_][\w.\[\]]*\W*=", text):
         raise UserError(f"{text!r} is not an override", "write path=value, such as trainer.max_steps=10")
+    options.require_known(text)
+    first = re.split(r"\W", text, maxsplit=1)[0]
+    if first not in ROOTS:
+        hint = did_you_mean(first, list(ROOTS)) or f"they are {', '.join(ROOTS)}"
+        raise UserError(f"override {text.partition('=')[0]}: the recipe has no field {first!r}", hint)
     if redact_text(text) != text:
         path = text.partition("=")[0]
         raise UserError(f"override {path} looks like a secret, and run folders keep overrides", "use the environment")

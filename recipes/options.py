@@ -40,9 +40,20 @@ def apply(partial: run.Partial, names: str) -> None:
                 f"{one} and {other} do not go together: both decide what happens to activations", "choose one"
             )
     for name in chosen:
+        require_known(PREFIX + name)
+        OPTIONS[name].change(partial)
+
+
+def require_known(text: str) -> None:
+    """Refuse `with=` of an option that is none; any other override passes.
+
+    Raises:
+        UserError: no option is called so.
+    """
+    names = text.removeprefix(PREFIX).split(",") if text.startswith(PREFIX) else []
+    for name in filter(None, map(str.strip, names)):
         if name not in OPTIONS:
             raise UserError(f"no option is called {name!r}", did_you_mean(name, list(OPTIONS)) or _all())
-        OPTIONS[name].change(partial)
 
 
 def warnings(overrides: Iterable[str]) -> list[str]:

@@ -43,8 +43,12 @@ def apply(partial: run.Partial, overrides: list[str]) -> None:
                 _numbers_are_numbers(partial, match["path"])
                 _none_is_none(partial, match["path"])
         except CLIException:
-            kind = str(_annotation(*_locate(partial, match["path"]))).replace("typing.", "")
-            raise UserError(f"override {text!r}: {match['path']} takes {kind}, not {match['value']!r}") from None
+            annotation = _annotation(*_locate(partial, match["path"]))
+            kind = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+            raise UserError(
+                f"override {text!r}: {match['path']} takes {kind}, not {match['value']!r}",
+                f"write {match['path']}=VALUE with a value of {kind}",
+            ) from None
 
 
 def _check_path(partial: run.Partial, path: str) -> None:

@@ -100,7 +100,10 @@ RANGES: dict[str, Range] = {
     "optim.lr_scheduler.warmup_steps": NOT_NEGATIVE,
     "optim.lr_scheduler.constant_steps": NOT_NEGATIVE,
     "optim.lr_scheduler.min_lr": NOT_NEGATIVE,
-    "trainer.max_steps": COUNT,
+    "trainer.max_steps": Range(
+        least=1,
+        fix="NeMo's data and schedule are made for a number of steps, so that -1, no limit, is none: write 1000, say",
+    ),
     "trainer.num_nodes": COUNT,
     "trainer.devices": COUNT,
     "trainer.log_every_n_steps": COUNT,
@@ -139,7 +142,7 @@ RANGES: dict[str, Range] = {
     "model.config.num_moe_experts": COUNT,
     "model.config.moe_router_topk": COUNT,
     "model.config.moe_z_loss_coeff": NOT_NEGATIVE,
-    "model.config.moe_expert_capacity_factor": POSITIVE,
+    "model.config.moe_expert_capacity_factor": Range(above=0, also=(-1,)),  # TransformerConfig: below 0 is none
     "peft.dim": COUNT,
     "peft.alpha": POSITIVE,
     "peft.dropout": SHARE,
@@ -147,10 +150,17 @@ RANGES: dict[str, Range] = {
 """Field -> the numbers that it takes; None, and what is no number, are the annotation's business."""
 
 
+INTERVAL = "log.ckpt.every_n_train_steps"
+OTHER_INTERVALS = ("log.ckpt.every_n_epochs", "log.ckpt.train_time_interval")
+"""0 steps mean no saving by steps (Lightning's ModelCheckpoint): fine where another interval is set."""
+
+
 def violations(reader: Reader) -> Iterator[Broken]:
     """The fields of a configuration whose value is none that they take."""
+    other = any(reader[path] for path in OTHER_INTERVALS)
     for path in (*WORDS, *RANGES):
-        yield from _violation(path, reader[path])
+        if not (other and path == INTERVAL and reader[path] == 0):
+            yield from _violation(path, reader[path])
 
 
 def of_text(overrides: Sequence[str]) -> Iterator[Broken]:
@@ -162,6 +172,8 @@ def of_text(overrides: Sequence[str]) -> Iterator[Broken]:
             last[match[1]] = match[2].strip()
         else:  # `*=` and its kin change a value that only the built recipe has
             last.pop(re.split(r"\W*=", text, maxsplit=1)[0].strip(), None)
+    if any(_literal(last.get(path, "")) for path in OTHER_INTERVALS) and last.get(INTERVAL) == "0":
+        del last[INTERVAL]  # Lightning saves at the other interval alone
     for path, value in last.items():
         if path in WORDS or path in RANGES:
             yield from _violation(path, _literal(value))

@@ -52,7 +52,15 @@ def test_finding_15_a_change_that_trains_is_not_refused(answers, number):
     assert answers["legitimate"][number] == {}
 
 
-PLAIN = ["optim.config.lr=30", "optim.config.optimizer=adamw", "log.ckpt.save_top_k=0", "optim.config.lr = nan"]
+PLAIN = [
+    "with=fsdpp",
+    "modell.config.num_layers=2",
+    "trainer.max_steps=-1",
+    "optim.config.lr=30",
+    "optim.config.optimizer=adamw",
+    "log.ckpt.save_top_k=0",
+    "optim.config.lr = nan",
+]
 
 
 @pytest.mark.parametrize("override", PLAIN)
