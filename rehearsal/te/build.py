@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 import warnings
@@ -59,13 +60,15 @@ def build_with_te(
         AssertionError, RuntimeError, ValueError: Transformer Engine, Megatron or NeMo refuses the recipe.
         UserError: no such generation.
     """
+    if packed:
+        partial = _of_packs(partial)
     with connected(partial, rank, world_size, generation, environment) as (strategy, module, callbacks):
         with recording.recorded(f"{generation} {_fp8(module.config)}") as layers:
             chunks = list(meta_build.chunks(partial, module.config))
         counts = [meta_build.parameters(chunk) for chunk in chunks]
         for callback in callbacks:
             _start(callback, partial, strategy, module)
-        batch = 1 if packed else partial.data.micro_batch_size
+        batch = partial.data.micro_batch_size
         backends = [step.run(chunk, module.config, batch, packed=packed) for chunk in chunks]
         return TeBuild(counts, frozenset(layers), frozenset(set().union(*backends)))
 
@@ -92,6 +95,17 @@ def connected(
         ):
             module = meta_build.connected_model(partial, strategy)
             yield strategy, module, _set_up(partial, strategy, module)
+
+
+def _of_packs(partial: Partial) -> Partial:
+    """The recipe with a micro-batch in one sequence, as `recipes finetune` packs it (weights/finetune_setup.py)."""
+    changed = copy.deepcopy(partial)
+    data, fold = changed.data, changed.data.micro_batch_size
+    data.micro_batch_size, data.seq_length = 1, data.seq_length * fold
+    data.global_batch_size //= fold
+    changed.model.config.seq_length = data.seq_length
+    changed.model.config.calculate_per_token_loss = True
+    return changed
 
 
 def _fp8(config: Any) -> str:

@@ -75,6 +75,13 @@ def test_packed_samples_take_attention_by_their_ends(with_te):
     assert "No dot product attention backend" in padded_on_ampere["refused"]
 
 
+@pytest.mark.parametrize("model", ["llama3_8b_sft", "deepseek_v2_lite_sft", "chatglm3_6b_lora", "llama4_scout_sft"])
+def test_a_pack_is_a_micro_batch_in_one_sequence_whose_ends_are_read(with_te, model):
+    """Userbuffers are made for it, and rotary embeddings are cut at its samples' ends."""
+    built = with_te(recipe=f"{model}_h100_bf16", packed=True)
+    assert "refused" not in built, built["refused"]
+
+
 def test_gemma_3s_attention_does_not_take_what_megatrons_layer_gives_it(with_te):
     refused = with_te(recipe="gemma3_1b_pretrain_h100_bf16").get("refused", "")
     assert "rotary_pos_cos_sin" in refused
