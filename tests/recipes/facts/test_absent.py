@@ -26,8 +26,13 @@ def test_no_recipe_at_any_size_breaks_a_rule_of_its_kernels():
         (
             "deepseek_v3_sft_a100_bf16",
             r"on a100, Transformer .* two sizes: 192 and 128\), not cuDNN's .*heads of 192 and 128, samples packed as "
-            r"thd on sm80\), not unfused attention \(samples are packed, as in all fine-tuning; pretraining's are not\)",
+            r"thd on sm80\), not unfused attention \(samples are packed, as in all fine-tuning; pretraining's are not",
             "deepseek_v3_sft_h100_bf16",
+        ),
+        (
+            "deepseek_v3_pretrain_h100_fp8ds",
+            "shared experts keep their original input",
+            "deepseek_v3_pretrain_h100_fp8cs",
         ),
         ("nemotronh_4b_pretrain_gb200_mxfp8", "in_proj of nemotronh_4b has 16,496", "nemotronh_4b_pretrain_gb200_bf16"),
     ],
