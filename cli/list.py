@@ -49,6 +49,7 @@ def _show_recipes(matching: list[Recipe]) -> None:
         proof = proof_level.of(r).short
         table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short() + other, str(r.seq), str(layout.gbs), proof)
     tables.show(table)
+    print(proof_level.MEANING)
     if any(len(set(r.layouts.values())) > 1 for r in matching):
         print("* at the smallest size; another layout at larger ones: recipes show NAME --nodes N")
     for problem, instead in dict.fromkeys(filter(any, map(missing_weights.of, matching))):

@@ -21,6 +21,11 @@ from superpod.recipes.registry import LAYOUTS, Recipe
 
 Level = Literal["planned", "built", "built with TE", "rehearsed", "ran on GPU"]
 LEVELS: tuple[Level, ...] = get_args(Level)
+MEANING = (
+    "proof: planned = legal and fits, by the planner; built with TE = its models were built with Transformer Engine's "
+    "layers, shapes only; rehearsed = trained on CPUs, shrunk; ran on GPU = took real steps; "
+    "recipes prove NAME builds it"
+)
 EVIDENCE = Path(__file__).with_name("proven.json")
 RAN_ON_GPU = Path(__file__).with_name("ran_on_gpu.toml")
 TITLES = {"nemo_toolkit": "NeMo", "megatron-core": "Megatron-Core", "transformer_engine": "Transformer Engine"}
