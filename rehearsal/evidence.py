@@ -155,7 +155,7 @@ def rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:
             same = _degrees(result.get("topology", "")) == _todays_degrees(recipe, nodes)
             if same or not result["passed"]:
                 verdicts[recipe.name][nodes].append(result["passed"])
-    passed = {name: sorted(n for n, each in sizes.items() if all(each)) for name, sizes in sorted(verdicts.items())}
+    passed = {name: sorted(n for n, runs in sizes.items() if all(runs)) for name, sizes in sorted(verdicts.items())}
     return {name: sizes for name, sizes in passed.items() if sizes}
 
 

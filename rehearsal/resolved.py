@@ -131,17 +131,17 @@ def _function(value: Any) -> Any:
     if isinstance(value, types.BuiltinFunctionType):
         return {"function": _name(value)}
     if isinstance(value, types.FunctionType):
-        said = {
+        parts = {
             "given": [plain(cell.cell_contents) for cell in value.__closure__ or ()],
             "defaults": plain([value.__defaults__, value.__kwdefaults__]),
             "code": _code(value.__code__) if value.__name__ == "<lambda>" else None,  # lambdas of a module share a name
         }
-        return {"function": _name(value)} | {key: item for key, item in said.items() if item and item != [None, None]}
+        return {"function": _name(value)} | {key: item for key, item in parts.items() if item and item != [None, None]}
     return {"class": _name(type(value)), **{name: plain(item) for name, item in vars(value).items()}}
 
 
 _owners: list[Any] = []
-"""Objects of methods that are being said."""
+"""Objects of methods that are being parts."""
 
 
 def _owner(value: Any) -> Any:

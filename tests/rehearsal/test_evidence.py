@@ -58,8 +58,8 @@ def test_a_proof_of_some_models_keeps_what_the_file_says_of_others(proven, tmp_p
     assert known["models"]["llama3_8b"]["recipes"] == len(other)
     assert evidence.stale(known) == []
     # A proof of the same models anew replaces what is there.
-    again = Proof(versions=fingerprint.versions(), digests=proof.digests)
-    assert evidence.write(again, of(MODELS[0])) == evidence.Written(tmp_path / "proven.json", 1, 2, 0)
+    anew = Proof(versions=fingerprint.versions(), digests=proof.digests)
+    assert evidence.write(anew, of(MODELS[0])) == evidence.Written(tmp_path / "proven.json", 1, 2, 0)
     assert [group["recipes"] for group in proof_level.read()["broken"]] == [{other[0].name: [1]}]
 
 
