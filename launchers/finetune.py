@@ -98,6 +98,8 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), num_nodes: int |
 def _check_packing(recipe: Recipe, task: Task) -> None:
     """Unpacked samples lie in the same files, and so are refused alike, but by models that read no ends of samples."""
     why = planned_job.refuses_packed(recipe.shape)
+    if recipe.task == "dora" and recipe.shape.kv_lora:  # peft/dora.py: a magnitude of (1, 1, width) on (tokens, width)
+        why = "NeMo 2.7.3's DoRA gives its latent attention a dimension more than packed samples have"
     alone = planned_job.knows_no_ends(recipe.shape)
     if why and (task.pack or not alone):
         export = f"`recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked"

@@ -249,6 +249,11 @@ def test_models_that_are_not_told_where_samples_end_take_none_packed(recipe):
     assert "sample" not in str(later.value)
 
 
+def test_dora_beside_latent_attention_takes_no_packed_samples():
+    with pytest.raises(UserError, match="DoRA gives its latent attention a dimension more"):
+        finetune.check("deepseek_v2_lite_dora_h100_bf16", PACKED)
+
+
 def test_nor_is_one_sample_of_theirs_shared_out_over_ranks():
     over_ranks = [f"{finetune.CONTEXT_PARALLEL}=2"]
     with pytest.raises(UserError, match="does not tell nemotronh_8b where one ends"):
