@@ -169,23 +169,23 @@ def _alone(layer: FusedAttention, table: str) -> tuple[str, str] | None:
 
 def choose_near(layers: Iterable[Layer], tables: tuple[str, ...], of: Callable[[Layer], str]) -> list[Layer]:
     """Of many layers, `EACH` for each rule of the tables that it decides alone."""
-    found: dict[tuple[str, str], int] = {}
+    pinned: dict[tuple[str, str], int] = {}
     kept: dict[Layer, None] = {}
     for layer in layers:
         for key in filter(None, (_alone(layer, table) for table in tables)):
-            if found.get(key, 0) < EACH:
+            if pinned.get(key, 0) < EACH:
                 whole = of(layer)
                 with without(*key):
                     decided = of(layer) != whole
                 if decided:
-                    found[key] = found.get(key, 0) + 1
+                    pinned[key] = pinned.get(key, 0) + 1
                     kept[layer] = None
     own = [
         (table, rule)
         for table in (*tables, *(("ANY_FLASH",) if "FLASH2" in tables else ()))
         for rule in rules_of(table)
     ]
-    print("decided by no layer:", *(key for key in own if key not in found), sep="\n  ")
+    print("decided by no layer:", *(key for key in own if key not in pinned), sep="\n  ")
     return list(kept)
 
 
