@@ -111,7 +111,11 @@ def _of_file(path: Path) -> run.Partial:
 
     with _time_limit(path), _own_mistakes(path):
         made = load(path.resolve()).recipe()
-    return _whole(str(path), made)
+    partial = _whole(str(path), made)
+    from superpod.recipes import overrides
+
+    overrides.require_known_names(partial, str(path))
+    return partial
 
 
 def _whole(where: str, partial: Any) -> run.Partial:

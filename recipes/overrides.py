@@ -146,3 +146,29 @@ def parameters(target: Any) -> list[str]:
         if not any(p.kind is p.VAR_KEYWORD for p in signature):
             break
     return list(dict.fromkeys(names))
+
+
+def require_known_names(partial: run.Partial, where: str) -> None:
+    """Refuse an argument that a class takes only by its `**kwargs`, and that none of its bases has.
+
+    Of classes other than strategies, which hand such arguments to others, one is refused that is nearly a known name.
+
+    Raises:
+        UserError: with the names that are near.
+    """
+    import difflib
+
+    from fiddle import daglish
+    from torch.nn.parallel import DistributedDataParallel
+
+    for node, _ in daglish.iterate(partial):
+        target = fdl.get_callable(node) if isinstance(node, fdl.Buildable) else None
+        if not isinstance(target, type):
+            continue
+        known = parameters(target)
+        if "Strategy" in target.__name__:  # Lightning's DDPStrategy hands what is left to PyTorch's
+            known += parameters(DistributedDataParallel)
+        for name in filter(lambda name: isinstance(name, str) and name not in known, node.__arguments__):
+            if "Strategy" in target.__name__ or difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+                hint = did_you_mean(name, known) or f"it takes {len(known)} others: see NeMo's {target.__name__}"
+                raise UserError(f"{where}: {target.__name__} has no argument {name!r}", hint)

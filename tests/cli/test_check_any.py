@@ -198,3 +198,17 @@ def test_of_a_log_without_end_the_end_is_kept():
     finally:
         judge.LOG_BYTES = before
     assert len(kept) == 1000
+
+
+@pytest.mark.nemo
+@pytest.mark.slow
+def test_a_misspelt_field_of_the_strategy_is_refused_in_a_file(recipes_cli, tmp_path):
+    body = HEAD + (
+        "    from superpod import recipes\n"
+        f"    partial = recipes.build({RECIPE!r}, 2)\n"
+        "    partial.trainer.strategy.sequence_paralel = True\n"
+        "    return partial\n"
+    )
+    said = refused(recipes_cli, written(tmp_path, body), "--no-build")
+    assert "MegatronStrategy has no argument 'sequence_paralel'" in said
+    assert "sequence_parallel" in said
