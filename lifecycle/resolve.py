@@ -123,8 +123,9 @@ def planned_job_of(partial: run.Partial, request: Request) -> PlannedJob:
     """
     from superpod.lifecycle import subject
     from superpod.planner import hardware
-    from superpod.recipes import configured_job, planned_job
+    from superpod.recipes import planned_job
     from superpod.recipes.registry import find
+    from superpod.recipes.rules import configured_job
 
     if subject.kind(request.recipe) != "recipe":
         return configured_job.of_configuration(partial, subject.gpu_of(partial, request.gpu))

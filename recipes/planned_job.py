@@ -171,8 +171,8 @@ def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
     Raises:
         UserError: when its model's sizes contradict each other.
     """
-    from superpod.recipes import configured_job, configured_shape
     from superpod.recipes.layout import layout_of
+    from superpod.recipes.rules import configured_job, configured_shape
 
     base = job(recipe)
     precision, task = configured_job.precision_of(partial), configured_job.task_of(partial)
@@ -192,7 +192,7 @@ def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
 
 def options_of(partial: run.Partial, base: Options) -> Options:
     """What a configuration says of the planner's options; `base` where it says nothing."""
-    from superpod.recipes import configured_job
+    from superpod.recipes.rules import configured_job
 
     r = Reader(partial)
     config, plugin = partial.model.config, r.precision_plugin

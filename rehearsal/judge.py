@@ -246,7 +246,7 @@ def _title(job: PlannedJob) -> str:
 
 def _build(judgement: Judgement, partial: Partial, job: PlannedJob | None) -> None:
     """Build the models; what a library raises becomes `build_error`."""
-    from superpod.recipes import configured_job
+    from superpod.recipes.rules import configured_job
 
     world, stages = partial.trainer.num_nodes * partial.trainer.devices, partial.trainer.strategy
     pp = stages.pipeline_model_parallel_size or 1

@@ -5,6 +5,7 @@
     saving.py     what a chain of attempts needs: checkpoints that are saved, and found again
     numbers.py    precision: what the plugin, the optimizer and the strategy must agree on
     overlapping.py  what communication beside computation takes for granted
+    configured_job.py, configured_shape.py  the planner's job and model, read back from a configuration
     built.py      Megatron's own checks: its configurations are really built, on a CPU
 
 `planner/` has the rules of layouts, memory and hardware. Nothing here knows a recipe's name: a user's configuration, an

@@ -147,8 +147,8 @@ def test_a_folder_called_nemo_where_the_command_is_typed_is_not_imported(recipes
 @pytest.mark.nemo
 @pytest.mark.slow
 def test_a_model_that_cannot_train_cannot_with_an_override_either(recipes_cli):
-    said = printed(recipes_cli, "check", "gemma3_1b_pretrain_h100_bf16", "trainer.max_steps=9", "--no-build", code=2)
-    assert "cannot train" in said
+    output = printed(recipes_cli, "check", "gemma3_1b_pretrain_h100_bf16", "trainer.max_steps=9", "--no-build", code=2)
+    assert "cannot train" in output
 
 
 def test_a_built_model_that_is_not_the_planned_one_is_a_warning():
@@ -209,6 +209,6 @@ def test_a_misspelt_field_of_the_strategy_is_refused_in_a_file(recipes_cli, tmp_
         "    partial.trainer.strategy.sequence_paralel = True\n"
         "    return partial\n"
     )
-    said = refused(recipes_cli, written(tmp_path, body), "--no-build")
-    assert "MegatronStrategy has no argument 'sequence_paralel'" in said
-    assert "sequence_parallel" in said
+    output = refused(recipes_cli, written(tmp_path, body), "--no-build")
+    assert "MegatronStrategy has no argument 'sequence_paralel'" in output
+    assert "sequence_parallel" in output

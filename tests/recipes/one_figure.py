@@ -40,12 +40,12 @@ def changes(folder: Path) -> dict[str, Any]:
     """Of each changed field what the planner counts, of the recipe and of its export, and what the model has."""
     from superpod.rehearsal import dry_build
 
-    found: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     for change in CHANGED:
         partial, (job, exported) = _jobs(LLAMA, 2, [f"model.config.{change}"], folder)
-        counted = [sum(chunk.total for chunk in each.model.chunk_parameters(each.split, 0)) for each in (job, exported)]
-        found[change] = [*counted, sum(dry_build(partial, 0, 16))]
-    return found
+        counted = [sum(chunk.total for chunk in one.model.chunk_parameters(one.split, 0)) for one in (job, exported)]
+        counts[change] = [*counted, sum(dry_build(partial, 0, 16))]
+    return counts
 
 
 def _both(name: str, nodes: int | None, overrides: list[str], folder: Path) -> list[float | None]:
@@ -57,10 +57,11 @@ def _both(name: str, nodes: int | None, overrides: list[str], folder: Path) -> l
 def _jobs(name: str, nodes: int | None, overrides: list[str], folder: Path) -> tuple[Any, tuple[Any, Any]]:
     from superpod import recipes
     from superpod.node.rank import load
-    from superpod.recipes import configured_job, planned_job
     from superpod.recipes import overrides as changing
+    from superpod.recipes import planned_job
     from superpod.recipes.export import recipe_source
     from superpod.recipes.registry import find
+    from superpod.recipes.rules import configured_job
 
     recipe = find(name)
     partial = recipes.build(name, nodes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from superpod.planner.models import ModelShape
+from superpod.recipes.planned_job import NEMO_FIELDS
 from superpod.recipes.rules.reading import Reader
 
 if TYPE_CHECKING:
@@ -22,14 +23,9 @@ SWITCHES = {
     "qk_norm": "qk_layernorm",
     "shared_gate": "moe_shared_expert_gate",
 }
+OPTIONAL = ("shared_ffn", "kv_lora", "q_lora", "qk_nope_dim", "qk_rope_dim", "v_dim", "mtp_layers")
 PARTS = {
-    "shared_ffn": "moe_shared_expert_intermediate_size",
-    "kv_lora": "kv_lora_rank",
-    "q_lora": "q_lora_rank",
-    "qk_nope_dim": "qk_head_dim",
-    "qk_rope_dim": "qk_pos_emb_head_dim",
-    "v_dim": "v_head_dim",
-    "mtp_layers": "mtp_num_layers",
+    **{word: NEMO_FIELDS[word] for word in OPTIONAL},
     "mamba_heads": "mamba_num_heads",
     "mamba_head_dim": "mamba_head_dim",
     "mamba_state": "mamba_state_dim",

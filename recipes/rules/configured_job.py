@@ -74,7 +74,7 @@ def shape_of(config: run.Config) -> ModelShape:
     """
     import fiddle as fdl
 
-    from superpod.recipes import configured_shape
+    from superpod.recipes.rules import configured_shape
 
     target = fdl.get_callable(config)
     bases: tuple[Any, ...] = target.__mro__ if isinstance(target, type) else (target,)
