@@ -61,15 +61,18 @@ def connected_config(recipe: Partial, strategy: MegatronStrategy) -> GPTConfig:
     """`connected_model`'s configuration, with what needs a GPU switched off."""
     from superpod.rehearsal.patches.gpu_settings import switch_off_gpu_only
 
-    config = connected_model(recipe, strategy).config
+    config = connected_model(recipe, strategy, optimizer=False).config
     switch_off_gpu_only(config)  # the precision plugin has just written FP8
     config.use_cpu_initialization = True  # otherwise Megatron names a device, which overrides the meta device
     config.perform_initialization = False
     return config
 
 
-def connected_model(recipe: Partial, strategy: MegatronStrategy) -> GPTModel:
-    """NeMo's module after its strategy has written layout and precision into its configuration, as a run starts."""
+def connected_model(recipe: Partial, strategy: MegatronStrategy, *, optimizer: bool = True) -> GPTModel:
+    """NeMo's module after its strategy has written layout and precision into its configuration, as a run starts.
+
+    `optimizer`: whether the recipe's is connected too, which for moments below FP32 asks for Transformer Engine.
+    """
     import fiddle as fdl
 
     model = copy.deepcopy(recipe.model)
@@ -80,9 +83,9 @@ def connected_model(recipe: Partial, strategy: MegatronStrategy) -> GPTModel:
     for plugin in plugins if isinstance(plugins, list) else [plugins]:
         if plugin is not None and "Precision" in fdl.get_callable(plugin).__name__:
             strategy.precision_plugin = fdl.build(plugin)
-    if (configured := getattr(recipe, "optim", None)) is not None:
-        optimizer: Any = fdl.build(configured)
-        optimizer.connect(built)
+    if optimizer and (configured := getattr(recipe, "optim", None)) is not None:
+        module: Any = fdl.build(configured)
+        module.connect(built)
     strategy.connect(built)
     return built
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from superpod.planner.layout import Layout
@@ -78,7 +78,10 @@ def shrink(job: PlannedJob, ranks: int = RANKS) -> Shrunk:
         model = model.replace(indexer_topk=seq // 2)
     dp = degrees["dp"]
     gpus = layout.model_parallel * dp
-    small = job.replace(model=model, layout=_batch(job, layout, dp), gpus=gpus, seq=seq)
+    # Ranks on CPUs train in FP32, without userbuffers: what FP8 and those ask of a sequence is not asked of this one.
+    options = replace(job.options, fp8_params=False, overlap_tp=False)
+    sizes = {"model": model, "layout": _batch(job, layout, dp), "gpus": gpus, "seq": seq}
+    small = job.replace(**sizes, precision="bf16", options=options)
     return Shrunk(small, tuple(_folded(job, degrees)), tuple(_sizes(job, small)))
 
 

@@ -43,7 +43,7 @@ def test_list_shows_own_recipes_and_those_of_our_models_on_an_own_gpu(cli):
 
 
 def test_without_it_there_are_none(recipes_cli):
-    assert "no recipe's name" in recipes_cli("list", "acme").stdout
+    assert "no recipe's name" in recipes_cli("list", "acme").stderr
     assert "no node is called 'x100'" in recipes_cli("plan", "llama3_8b", "--gpu=x100", "--gpus=8").stderr
 
 

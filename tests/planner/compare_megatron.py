@@ -30,6 +30,7 @@ STRICTER = {
     "precision": "which GPU has which format: Megatron leaves it to Transformer Engine's kernels",
     "vp_p2p": "Megatron-Core runs it, and the gradients are wrong (docs/rehearsal.md)",
     "vp_of_one": "Megatron-LM's arguments make it none; Megatron-Core runs it, but for PP 2 and overlapped sends",
+    "delayed_shared": "Transformer Engine's linear layer refuses it (planner/family_rules.py)",
     **dict.fromkeys(KERNEL_RULES, "Transformer Engine's: its kernels are not there when Megatron builds a model"),
 }
 """Rules that Megatron-Core does not check itself. A job that breaks one is compared by its other rules."""

@@ -150,7 +150,7 @@ def test_the_layout_of_a_recipe_is_in_its_key():
 @pytest.mark.slow
 def test_every_size_of_every_recipe_is_legal_and_fits():
     sizes = [(recipe, nodes) for recipe in registry.recipes().values() for nodes in recipe.nodes]
-    assert len(sizes) > 18_000
+    assert len(sizes) > 17_900  # of 5,357 recipes: what cannot start has none (recipes/facts/absent.py)
     assert proof.refused(proof.plan(sizes)) == []
 
 
