@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from superpod.errors import UserError, did_you_mean
 from superpod.recipes import registry
-from superpod.recipes.facts import absent
 from superpod.recipes.registry import Recipe, models, recipes
 
 
@@ -38,6 +37,8 @@ def _refuse_absent(words: Sequence[str]) -> None:
     Raises:
         UserError: with the rule, as for the recipe's whole name.
     """
+    from superpod.recipes.facts import absent  # the planner, and numpy with it
+
     every = recipes().values()
     kinds = [dict.fromkeys(getattr(r, key) for r in every) for key in ("task", "gpu", "precision")]
     for model in [word for word in words if word in models()]:
