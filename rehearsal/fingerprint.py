@@ -37,7 +37,8 @@ def versions() -> dict[str, str]:
     """
     source.folder()
     try:
-        installed = {name: importlib.metadata.version(name) for name in PACKAGES}
+        # Without a local label such as +cpu: shapes are the same, whatever torch was compiled for.
+        installed = {name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES}
     except importlib.metadata.PackageNotFoundError as missing:
         raise UserError(
             f"a proof builds NeMo's models, and {missing.name} is not installed",
