@@ -67,7 +67,7 @@ def _jobs(name: str, nodes: int | None, overrides: list[str], folder: Path) -> t
     partial = recipes.build(name, nodes)
     changing.apply(partial, overrides)
     path = folder / f"{name}.py"
-    path.write_text(recipe_source.render(partial, name, {}))
+    path.write_text(recipe_source.render(partial, name, []))
     exported = load(path).recipe()
     return partial, (
         planned_job.of_partial(partial, recipe),
