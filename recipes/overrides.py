@@ -168,7 +168,7 @@ def require_known_names(partial: run.Partial, where: str) -> None:
         known = parameters(target)
         if "Strategy" in target.__name__:  # Lightning's DDPStrategy hands what is left to PyTorch's
             known += parameters(DistributedDataParallel)
-        for name in filter(lambda name: isinstance(name, str) and name not in known, node.__arguments__):
+        for name in [name for name in node.__arguments__ if isinstance(name, str) and name not in known]:
             if "Strategy" in target.__name__ or difflib.get_close_matches(name, known, n=1, cutoff=0.85):
                 hint = did_you_mean(name, known) or f"it takes {len(known)} others: see NeMo's {target.__name__}"
                 raise UserError(f"{where}: {target.__name__} has no argument {name!r}", hint)

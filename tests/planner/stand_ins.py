@@ -93,7 +93,7 @@ def parameters(config: str, tp: int, pp: int, rank: int, vocab: int) -> int:
     from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
     from nemo.collections import llm
 
-    layout = {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp}
+    layout: dict[str, Any] = {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp}
     with fake_ranks(rank, tp * pp, **layout):
         mamba = {"mamba_stack_spec": mamba_stack_spec, "vocab_size": None} if "M" in config and "ba" in config else {}
         built = getattr(llm, config)(**layout, pipeline_dtype=torch.bfloat16)
