@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from superpod.planner.rules import JobInputs, Rule, near_multiples
+from superpod.planner.rules import JobInputs, Rule, near_divisors, near_multiples
 
 if TYPE_CHECKING:
     from superpod.planner.arrays import Truth
+    from superpod.planner.models import ModelShape
 
 CALLED = {"pp": "pipeline parallelism", "cp": "context parallelism", "vp": "virtual pipeline stages"}
 """Degrees of `ModelShape.refuses` in words."""
@@ -36,6 +37,16 @@ def _crosses_chunks(f: JobInputs) -> Truth:
     return (f.cp > 1) & (seq % (2 * f.cp * m.window) != 0)
 
 
+def _whole_layers(model: ModelShape) -> int:
+    """Layers as NeMo counts them."""
+    return model.layers // model.letters_per_layer
+
+
+def _recomputes_cross_attention(f: JobInputs) -> Truth:
+    """Whether an encoder's output and its mask pass a function of Megatron's that recomputes."""
+    return f.model.cross_attention & ((f.recompute == 2) | f.recomputes("core_attn"))
+
+
 FAMILY: tuple[Rule[JobInputs], ...] = (
     # gemma2.py Gemma2DotProductAttention.__init__; gemma3.py and t5.py, configure_model; bert/loss.py and reranker.py,
     # the forward pass of each loss
@@ -58,6 +69,24 @@ FAMILY: tuple[Rule[JobInputs], ...] = (
             f"context parallelism cuts the sequence into 2 x cp {f.cp} parts of whole attention chunks of "
             f"{f.model.window} tokens, and seq is {f.job.seq}",
             f"set cp 1, or nearest: seq {near_multiples(2 * f.cp * f.model.window, f.job.seq)}",
+        ),
+    ),
+    Rule(
+        "layers_left_over",  # hyena_block.py HyenaStack._select_layers_for_pipeline_parallel: a floor, and no assertion
+        lambda f: (f.model.letters_per_layer > 1) & (_whole_layers(f.model) % f.pp != 0),
+        lambda f: (
+            f"NeMo 2.7.3's class of {f.model.name} gives each of {f.pp} pipeline ranks "
+            f"{_whole_layers(f.model) // f.pp} layers and leaves out the rest of {_whole_layers(f.model)}, without a word",
+            f"nearest: pp {near_divisors(_whole_layers(f.model), int(f.pp))}",
+        ),
+    ),
+    Rule(
+        "recompute_cross",  # t5.py:67, the mask is a tuple; Megatron's tensor_parallel/random.py CheckpointFunction
+        _recomputes_cross_attention,
+        lambda f: (
+            f"Megatron-Core 0.15.3 recomputes with tensors only, and the mask of {f.model.name}'s cross-attention is a "
+            "tuple of two",
+            "set recompute none",
         ),
     ),
     Rule(

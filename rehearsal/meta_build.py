@@ -90,13 +90,22 @@ def connected_model(recipe: Partial, strategy: MegatronStrategy, *, optimizer: b
     return built
 
 
-def chunks(recipe: Partial, config: GPTConfig, *, vocab_size: int | None = None) -> Iterator[MegatronModule]:
-    """The virtual stages that this rank holds, in order, with the recipe's adapters; on the meta device."""
+def chunks(
+    recipe: Partial, config: GPTConfig, *, vocab_size: int | None = None, stand_in: int = STAND_IN_VOCAB
+) -> Iterator[MegatronModule]:
+    """The virtual stages that this rank holds, in order, with the recipe's adapters; on the meta device.
+
+    Args:
+        recipe: a ``run.Partial``.
+        config: the model's, connected.
+        vocab_size: as `dry_build`'s.
+        stand_in: vocabulary where neither the configuration nor a tokenizer on this machine names one.
+    """
     import fiddle as fdl
 
     if vocab_size is not None:
         config.vocab_size = None
-    tokenizer = SimpleNamespace(vocab_size=vocab_size or _tokenizer_vocab(recipe) or STAND_IN_VOCAB)
+    tokenizer = SimpleNamespace(vocab_size=vocab_size or tokenizer_vocab(recipe) or stand_in)
     peft = fdl.build(recipe.peft) if getattr(recipe, "peft", None) else None
     for stage in range(config.virtual_pipeline_model_parallel_size or 1):
         yield _chunk(config, tokenizer, stage, peft)
@@ -177,12 +186,7 @@ def degrees(strategy: MegatronStrategy) -> dict[str, Any]:
     }
 
 
-def vocabulary(recipe: Partial) -> int:
-    """Tokens that a dry build takes where the configuration names none: the tokenizer's, or `STAND_IN_VOCAB`."""
-    return _tokenizer_vocab(recipe) or STAND_IN_VOCAB
-
-
-def _tokenizer_vocab(recipe: Partial) -> int | None:
+def tokenizer_vocab(recipe: Partial) -> int | None:
     """The vocabulary of the recipe's tokenizer; None if it has no tokenizer, or one that must be downloaded first."""
     import fiddle as fdl
 

@@ -108,7 +108,10 @@ def _build(size: SizeKey) -> Outcome:
     ranks = [stage * (world // size.layout.pp) for stage in resolved.stages(size.layout)]
     with _measured() as groups:
         builds = [
-            build_with_te(partial, rank, world, resolved.generation(recipe), environment=variables) for rank in ranks
+            build_with_te(
+                partial, rank, world, resolved.generation(recipe), variables, vocabulary=recipe.model.shape.vocab
+            )
+            for rank in ranks
         ]
     layers = sorted(set[str]().union(*(build.layers for build in builds)))
     outcome: Outcome = {"parameters": [build.parameters for build in builds], "layers": layers}

@@ -62,7 +62,7 @@ def resolved(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
             "callbacks": plain(callbacks),
             "peft": plain(fdl.build(partial.peft)) if getattr(partial, "peft", None) else None,
             "task": recipe.task,
-            "vocabulary": meta_build.vocabulary(partial),
+            "vocabulary": meta_build.tokenizer_vocab(partial) or recipe.model.shape.vocab,
             "micro_batch": [layout.mbs, recipe.seq],
             "stages": stages(layout),
             "one_or_several": [min(count, 2) for count in (world, world // layout.tp, world // layout.pp)],

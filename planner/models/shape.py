@@ -112,6 +112,8 @@ class ModelShape:
     """Keys that it selects for each token."""
     pattern: str = ""
     """A hybrid's layers, one of Megatron's letters each: M, *, -, E."""
+    letters_per_layer: int = 1
+    """Letters of `pattern` that are one layer of NeMo's class: 2 in Hyena, a mixer and an MLP."""
     runs: str = ""
     """Layers that differ in their MLP, as runs in order: `5x28672` = five layers with attention and an MLP so wide,
     `2x14336-` = two without attention, `4x0-` = four that pass their input on (Llama-Nemotron Super and Ultra)."""

@@ -164,7 +164,7 @@ class _File:
         """An assignment of each constant."""
         writer = Writer(self.imports, lambda path, value, document: document)
         written: list[str] = []
-        for constant in dict.fromkeys(self.constants.values()):
+        for constant in {constant.name: constant for constant in self.constants.values()}.values():
             start = f"{constant.name} = "
             first, *rest = lines(writer.document("", constant.value), 0, len(start))
             why = f"  # {constant.why}" if constant.why else ""

@@ -42,6 +42,7 @@ def build_with_te(
     generation: str,
     environment: Mapping[str, str] | None = None,
     *,
+    vocabulary: int = meta_build.STAND_IN_VOCAB,
     packed: bool = False,
 ) -> TeBuild:
     """Build the model that `rank` of `world_size` holds on GPUs of `generation`, with the recipe's own GPU settings.
@@ -54,6 +55,7 @@ def build_with_te(
         world_size: GPUs of the run.
         generation: sm80, sm90, sm100 or sm103.
         environment: of the ranks, as `recipes.facts.environment.variables` decides it; some is read by TE.
+        vocabulary: tokens, where neither the recipe nor its tokenizer, if that is on this machine, names them.
         packed: the micro-batch is one pack of samples, as fine-tuning data can be.
 
     Raises:
@@ -64,7 +66,7 @@ def build_with_te(
         partial = _of_packs(partial)
     with connected(partial, rank, world_size, generation, environment) as (strategy, module, callbacks):
         with recording.recorded(f"{generation} {_fp8(module.config)}") as layers:
-            chunks = list(meta_build.chunks(partial, module.config))
+            chunks = list(meta_build.chunks(partial, module.config, stand_in=vocabulary))
         counts = [meta_build.parameters(chunk) for chunk in chunks]
         for callback in callbacks:
             _start(callback, partial, strategy, module)

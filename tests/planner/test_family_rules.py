@@ -59,6 +59,29 @@ def test_finding_7_what_a_class_refuses_is_refused(model, rule):
     assert rule not in rules_of(job(model))
 
 
+def test_hyena_s_layers_are_all_dealt_to_some_stage():
+    """The proof of the recipes found it: NeMo 2.7.3 built Evo 2 40B on four pipeline ranks with 48 of its 50 layers."""
+    broken = rules_of(job("hyena_40b", tp=2, pp=4))["layers_left_over"]
+    assert "each of 4 pipeline ranks 12 layers and leaves out the rest of 50" in broken.message
+    assert broken.fix == "nearest: pp 2 or 5"
+    assert "layers_left_over" not in rules_of(job("hyena_40b", tp=2, pp=2))
+    assert legal_mask(job("hyena_40b", tp=4), {"pp": [1, 2, 4]}).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("layout", "refused"),
+    [
+        ({}, False),
+        ({"recompute": "selective", "recompute_modules": ("layernorm",)}, False),
+        ({"recompute": "selective"}, True),
+        ({"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1}, True),
+    ],
+)
+def test_t5_recomputes_nothing_with_its_masks(layout, refused):
+    """The proof of the recipes found it: save_for_backward takes tensors, and a mask of T5 is a tuple."""
+    assert ("recompute_cross" in rules_of(job("t5_3b", **layout))) == refused
+
+
 def test_finding_7_gemma2_has_no_window_without_a_mask():
     assert "4096 tokens" in rules_of(job("gemma2_2b", seq=8192))["capped_window"].message
     assert not rules_of(job("gemma2_2b", seq=4096))

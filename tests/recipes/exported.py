@@ -70,6 +70,7 @@ def main(folder: Path) -> None:
         "started": {name: started(folder / f"{name}.py") for name in ("tiny_llama3", "llama3_70b_pretrain_h100_bf16")},
         "environment": {name: environment_of(name) for name in ("tiny_llama3", *GPU_RECIPES)},
         "executor": executor(folder / f"{GPU_RECIPES[0]}.py"),
+        "data": data_line(),
         "edited": edited(folder / "llama3_70b_pretrain_h100_bf16.py"),
         "values": values(folder),
         "refused": [refused(value) for value in (lambda: None, UserError, object(), Inner())],
@@ -123,6 +124,20 @@ def executor(file: Path) -> dict[str, str]:
     import nemo_run as run
 
     return run.LocalExecutor(env_vars=runpy.run_path(str(file))["ENVIRONMENT"]).env_vars
+
+
+def data_line() -> list[str]:
+    """The constant of a recipe that reads two tokenized texts, a list, in its file."""
+    import nemo_run as run
+    from nemo.collections import llm
+
+    from superpod.recipes import build
+    from superpod.recipes.export import recipe_source
+
+    partial: Any = build("tiny_llama3")
+    sizes = {key: getattr(partial.data, key) for key in ("seq_length", "micro_batch_size", "global_batch_size")}
+    partial.data = run.Config(llm.PreTrainingDataModule, paths=["a_text", "b_text"], **sizes)
+    return [line for line in recipe_source.render(partial, "Two texts.").splitlines() if line.startswith("DATA =")]
 
 
 EDITED = {"NODES": 8, "SEQ_LENGTH": 4096, "GLOBAL_BATCH_SIZE": 64, "LEARNING_RATE": 1e-3, "FOLDER": "/scratch/me"}

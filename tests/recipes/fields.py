@@ -148,6 +148,7 @@ def main(out: str) -> None:
     answers = {
         "finetuned": {name: finetuned(name) for name in (LORA_8, LORA_16, LORA_32, SFT)} | {"cp": finetuned(with_cp())},
         "options": {text: optioned(tp, text) for text in ("", "cuda_graphs", "deterministic", "fp16", "fsdp")},
+        "graphed": optioned(LORA_8, "cuda_graphs"),
         "tables": tables(),
         "graphs by override": graphs_by_override(),
         "packed": batched(packed=True),

@@ -89,6 +89,12 @@ def test_finding_13_constants_at_the_top_change_every_place_of_their_value():
 
 
 @pytest.mark.nemo
+def test_several_texts_are_one_constant():
+    (line,) = answers()["data"]
+    assert line.startswith('DATA = ["a_text", "b_text"]')
+
+
+@pytest.mark.nemo
 @pytest.mark.parametrize("name", chosen())
 def test_finding_13_a_file_is_short_and_names_no_file_of_this_project(name):
     text = (answers()["folder"] / f"{name}.py").read_text()

@@ -75,21 +75,29 @@ def test_finding_11_ranks_are_those_of_nemos_recipes():
     assert {ranks[name] for name in ("mixtral_8x7b", "mixtral_8x22b")} == {32}
 
 
+def environments(fields):
+    """Of each option that the recipe takes, its variables."""
+    return {name: seen["environment"] for name, seen in fields["options"].items() if "environment" in seen}
+
+
 class TestFinding8:
     pytestmark = nemo
 
     def test_the_environment_follows_the_options(self, fields):
-        of = {name: seen["environment"] for name, seen in fields["options"].items()}
+        of = environments(fields)
         assert of[""]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-        assert "PYTORCH_CUDA_ALLOC_CONF" not in of["cuda_graphs"]
+        assert "PYTORCH_CUDA_ALLOC_CONF" not in fields["graphed"]["environment"]
         assert of["deterministic"]["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
         assert of["fsdp"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
+
+    def test_graphs_are_refused_where_whole_layers_are_recomputed(self, fields):
+        assert "recompute_granularity=full" in fields["options"]["cuda_graphs"]["refused"]
 
     def test_graphs_by_override_count_too(self, fields):
         assert fields["graphs by override"] == [True, True, True, False]
 
     def test_finding_2_userbuffers_of_a100_go_without_multicast(self, fields):
-        of = {name: seen["environment"] for name, seen in fields["options"].items()}
+        of = environments(fields)
         assert of[""]["UB_SKIPMC"] == "1"
         assert "UB_SKIPMC" not in of["deterministic"]  # which has no userbuffers
 
