@@ -27,6 +27,7 @@ if __name__ == "__main__":  # as a file of the run folder: what it imports lies 
 from superpod.errors import UserError
 from superpod.node import first_step, guard, stall
 from superpod.node.run_folder import RunFolder
+from superpod.node.time_limit import TimeLimit
 
 POLL_S = 1.0
 LOCK_S = 60.0
@@ -125,6 +126,7 @@ class _RunningAttempt:
         self.attempt = run.new_attempt(job=job.id)
         self.attempt.mark("running", job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run))
         self.attempt.write_env(os.environ)
+        self.limit = TimeLimit(self.attempt.path, job.deadline)
         self.signals: list[str] = []
         """Names of the stop signals that came, here or at a rank."""
         self.stalled = ""
@@ -147,6 +149,8 @@ class _RunningAttempt:
             while ranks.poll() is None:
                 time.sleep(POLL_S)
                 self._watch(ranks)
+                if change := self.limit.look():
+                    _log(change)
         return self._record(ranks.returncode)
 
     def _note_signal(self, number: int, frame: object) -> None:
@@ -156,7 +160,7 @@ class _RunningAttempt:
         return os.environ | {
             "SUPERPOD_RUN_DIR": str(self.run.path),
             "SUPERPOD_ATTEMPT": self.attempt.name,
-            "SUPERPOD_DEADLINE": str(self.job.deadline()),
+            "SUPERPOD_DEADLINE": str(self.limit.at),
             "SUPERPOD_SAVE_S": str(guard.save_seconds(self.run, self.options.save_s)),
             "MASTER_ADDR": self.job.nodes[0],
             "MASTER_PORT": str(self.job.free_port()),

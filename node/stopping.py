@@ -6,13 +6,19 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from . import time_limit
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+LOOK_S = 30.0
+"""Seconds between two looks of rank 0 at the time limit, which may have been changed."""
 
 
 class StopSignals:
@@ -64,15 +70,24 @@ class StopSignals:
 
 
 class Deadline:
-    """When to begin the last save before a time limit: early enough for the longest save seen, and a step more."""
+    """When to begin the last save before a time limit: early enough for the longest save seen, and a step more.
 
-    def __init__(self, at: float, save_s: float) -> None:
-        self._at, self._save_s = at, save_s
+    Only rank 0 decides: the others hear of it by `StopSignals.on_any_rank`, and none of them reads a file for it.
+    """
+
+    def __init__(self, at: float, save_s: float, attempt: Path | None = None) -> None:
+        self._at, self._save_s, self._attempt = at, save_s, attempt
+        self._next_look = 0.0
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Deadline:
-        """From SUPERPOD_DEADLINE (Unix time, 0 = none) and SUPERPOD_SAVE_S (seconds)."""
-        return cls(float(environ.get("SUPERPOD_DEADLINE") or 0), float(environ.get("SUPERPOD_SAVE_S") or 0))
+        """From SUPERPOD_DEADLINE (Unix time, 0 = none), SUPERPOD_SAVE_S (seconds) and the attempt's folder."""
+        save_s = float(environ.get("SUPERPOD_SAVE_S") or 0)
+        if environ.get("RANK", "0") != "0":
+            return cls(0.0, save_s)
+        run, name = environ.get("SUPERPOD_RUN_DIR"), environ.get("SUPERPOD_ATTEMPT")
+        attempt = Path(run, "attempts", name) if run and name else None
+        return cls(float(environ.get("SUPERPOD_DEADLINE") or 0), save_s, attempt)
 
     def save_took(self, seconds: float) -> None:
         """Take note of a measured save: from now on, leave twice that."""
@@ -80,7 +95,21 @@ class Deadline:
 
     def is_near(self, step_s: float) -> bool:
         """True when another step of `step_s` would leave too little time to save."""
+        if time.monotonic() >= self._next_look:
+            self._look()
+        if not self._comes_within(step_s):
+            return False
+        self._look()  # it may have been extended a moment ago
+        return self._comes_within(step_s)
+
+    def _comes_within(self, step_s: float) -> bool:
         return bool(self._at) and time.time() + self._save_s + 2 * step_s > self._at
+
+    def _look(self) -> None:
+        """Take up the limit as the first node has last read it from Slurm."""
+        self._next_look = time.monotonic() + LOOK_S
+        at = time_limit.read(self._attempt) if self._attempt else None
+        self._at = self._at if at is None else at
 
 
 def save_last(trainer: Trainer) -> bool:
