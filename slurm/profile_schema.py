@@ -66,14 +66,14 @@ def _check(value: str) -> str:
 
 
 def _environment(values: dict[str, str]) -> dict[str, str]:
-    from superpod.node.redaction import is_secret_name
+    from superpod.node.redaction import is_secret_name, redact_text
 
     for name, value in values.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ValueError(f"has the name {name!r}, which no shell can export; allowed: letters, digits and _")
         if "\0" in value:
             raise ValueError(f"has a zero byte in {name}")
-        if is_secret_name(name):
+        if is_secret_name(name) or redact_text(value) != value:
             raise ValueError(f"would write the secret {name} into job files; export it where you call `recipes submit`")
     return values
 

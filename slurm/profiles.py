@@ -107,16 +107,25 @@ def _words(error: ErrorDetails, keys: list[str]) -> str:
         return f"is no key; {did_you_mean(keys[-1], known) or 'known: ' + ', '.join(known)}"
     if kind == "missing":
         return "is missing"
+    but = _but(error["input"], keys)
     if kind == "literal_error":
-        return f"is one of {context['expected']}, not {error['input']!r}"
+        return f"is one of {context['expected']}{but}"
     if kind == "value_error":
-        return f"{context['error']}, not {error['input']!r}"
+        return f"{context['error']}{but}"
     words = {"string_type": "takes a string", "int_type": "takes a whole number", "bool_type": "is true or false"}
     words |= {"list_type": "takes a list", "dict_type": "takes a table", "model_type": "is a table"}
     limits = {"greater_than_equal": "is at least {ge}", "less_than_equal": "is at most {le}"}
     plain = str(error["msg"])
     rule = words.get(kind) or (limits.get(kind) or plain[0].lower() + plain[1:]).format(**context)
-    return f"{rule}, not {error['input']!r}"
+    return f"{rule}{but}"
+
+
+def _but(value: object, keys: list[str]) -> str:
+    """The refused value, for the end of a message. Never a secret: nothing of [env], whose tables hold all of them."""
+    from superpod.node.redaction import redact_text
+
+    # A whole table is too long to read, and what it holds may be anybody's.
+    return "" if keys[:1] == ["env"] or isinstance(value, dict) else f", not {redact_text(repr(value))}"
 
 
 def _keys_of(path: list[str]) -> list[str]:
@@ -127,9 +136,17 @@ def _keys_of(path: list[str]) -> list[str]:
 
 
 def one_line(value: str) -> str:
-    """`value`, which goes into a line of its own somewhere. Raises ValueError for a line break or a control."""
+    """`value`, which goes into a line of its own somewhere.
+
+    Raises:
+        ValueError: it has a line break or a control, or holds a secret, which job files would show.
+    """
+    from superpod.node.redaction import redact_text
+
     if any(not c.isprintable() and c != "\t" for c in value):
         raise ValueError("must be printable and on one line")
+    if redact_text(value) != value:
+        raise ValueError("would write a secret into job files; export it where you call `recipes submit`")
     return value
 
 

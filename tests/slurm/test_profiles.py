@@ -65,6 +65,40 @@ def test_a_mistake_is_named_with_its_line_and_what_is_allowed(old, new, says):
     assert says in refused(GOOD.replace(old, new, 1))
 
 
+SECRET = "hf_abcdefghijklmnop"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[chain]", f'[env]\nHF_TOKEN = "{SECRET}"\n[chain]'),
+        ("[chain]", f'[env]\nNAME = "{SECRET}"\n[chain]'),
+        ("[chain]", f'[env]\n"A B" = "1"\nMY_TOKEN = "{SECRET}"\n[chain]'),
+        ("[chain]", f'[env]\nMY_TOKEN = ["{SECRET}"]\n[chain]'),
+        ("declared_only = true", f'env = "HF_TOKEN={SECRET}"'),
+        ("declared_only = true", f'login = "HF_TOKEN={SECRET}"'),
+        ("exclusive = false", f'options = ["--export=HF_TOKEN={SECRET}"]'),
+        ("exclusive = false", f'options = ["HF_TOKEN={SECRET}"]'),
+        ("exclusive = false", f'mpi = "{SECRET}"'),
+        ("exclusive = false", f"HF_TOKEN = {SECRET}"),
+        ("[chain]", f'[container]\nimage = "docker://me:{SECRET}@nvcr.io#x"\n[chain]'),
+        ("[chain]", f'[container]\nmounts = ["{SECRET}"]\n[chain]'),
+        ("[chain]", f'[software]\nmodules = ["{SECRET}"]\n[chain]'),
+    ],
+)
+def test_finding_9_a_refused_secret_is_never_printed(old, new):
+    """Issue 14, finding 9."""
+    assert old in GOOD
+    assert SECRET not in refused(GOOD.replace(old, new, 1))
+
+
+def test_finding_9_a_number_as_a_token_is_not_printed_either():
+    """Issue 14, finding 9."""
+    message = refused(GOOD.replace("[chain]", "[env]\nHF_TOKEN = 987654321\n[chain]"))
+    assert "env.HF_TOKEN takes a string" in message
+    assert "987654321" not in message
+
+
 def test_every_mistake_is_said_at_once():
     message = refused(GOOD.replace('mem = "8000"', 'mem = "x"').replace("attempts = 3", "attempts = 0"))
     assert len(message.splitlines()) == 2
