@@ -76,7 +76,7 @@ FAMILY: tuple[Rule[JobInputs], ...] = (
         lambda f: (f.model.letters_per_layer > 1) & (_whole_layers(f.model) % f.pp != 0),
         lambda f: (
             f"NeMo 2.7.3's class of {f.model.name} gives each of {f.pp} pipeline ranks "
-            f"{_whole_layers(f.model) // f.pp} layers and leaves out the rest of {_whole_layers(f.model)}, without a word",
+            f"{_whole_layers(f.model) // f.pp} layers and drops the rest of {_whole_layers(f.model)} without a word",
             f"nearest: pp {near_divisors(_whole_layers(f.model), int(f.pp))}",
         ),
     ),

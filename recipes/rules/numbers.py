@@ -9,6 +9,13 @@ from superpod.recipes.rules.reading import PLUGIN, Reader
 
 BF16, FP16, FP32 = ("bf16", "bf16-mixed"), ("16", "fp16", "16-mixed", "fp16-mixed"), ("32", "fp32")
 
+WRITTEN_OVER = (
+    *("bf16", "fp16", "params_dtype", "pipeline_dtype", "fp8", "fp8_recipe", "fp8_wgrad", "fp8_margin"),
+    *("fp8_dot_product_attention", "fp8_multi_head_attention", "fp4", "fp4_recipe", "first_last_layers_bf16"),
+    *("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"),
+)
+"""Fields of NeMo 2.7.3's precision plugin that Megatron's configuration has by the same name."""
+
 
 def kind_of(precision: object) -> str:
     """bf16, fp16 or fp32: how NeMo's plugin reads its word; any other word is fp32 to it."""
@@ -29,6 +36,7 @@ def formats_match(r: Reader) -> Iterator[Broken]:
                 f"{path} is {r[path]}, and the precision plugin says {kind}: NeMo takes the plugin's",
                 f"write trainer.plugins.precision={'16-mixed' if name == 'fp16' else 'bf16-mixed'} and its dtypes",
             )
+    yield from _written_over(r, kind)
     for path in (f"{PLUGIN}.params_dtype", f"{PLUGIN}.pipeline_dtype", "trainer.strategy.pipeline_dtype"):
         dtype = _short(r[path])
         if dtype and dtype != kind and not (path.endswith("params_dtype") and dtype == "fp32"):
@@ -39,6 +47,17 @@ def formats_match(r: Reader) -> Iterator[Broken]:
                 "a recipe of that precision sets all: `recipes list`",
             )
             return
+
+
+def _written_over(r: Reader, kind: str) -> Iterator[Broken]:
+    """Fields of the model that the plugin writes when the run starts (update_config_with_dtype_overrides)."""
+    for name in WRITTEN_OVER:
+        path = f"model.config.{name}"
+        own = kind == name if name in ("bf16", "fp16") else r[f"{PLUGIN}.{name}"]
+        if r.overridden(path) and r[path] != own:
+            instead = "precision" if name in ("bf16", "fp16") else name
+            message = f"{path} is {r[path]}, and NeMo writes the precision plugin's value over it: {own}"
+            yield Broken("model_precision", message, f"change trainer.plugins.{instead} instead")
 
 
 def loss_scale(r: Reader) -> Iterator[Broken]:

@@ -257,6 +257,18 @@ def thd_read_second_half_lse(lse: Any, cu_seqlens: Any, packed: bool, second_hal
     return empty(shape, lse.dtype)
 
 
+def fa_prepare_fwd(query: Any) -> Any:
+    """Queries, keys and values that lie interleaved, [tokens, batch, heads, 128], as [3, batch, tokens, heads, 128]."""
+    tokens, batch, *head = query.shape
+    return empty((3, batch, tokens, *head), query.dtype)
+
+
+def fa_prepare_bwd(query: Any, key: Any, value: Any) -> Any:
+    """Their gradients, interleaved as they were: [tokens, batch, heads, 3 x 128]."""
+    batch, tokens, heads, channels = query.shape
+    return empty((tokens, batch, heads, 3 * channels), query.dtype)
+
+
 _SOFTMAXES = tuple(
     f"scaled_{kind}softmax_{way}"
     for kind in ("", "masked_", "upper_triang_masked_", "aligned_causal_masked_")
@@ -276,7 +288,14 @@ KERNELS: dict[str, Callable[..., Any]] = {
         for function in (
             *(quantize, split_quantize, bgrad_quantize, dequantize, generic_gemm, te_general_grouped_gemm),
             *(rmsnorm_fwd, layernorm_fwd, rmsnorm_bwd, layernorm_bwd, fused_attn_fwd, fused_attn_bwd),
-            *(thd_read_half_tensor, thd_read_second_half_lse, fp8_transpose, swap_first_dims),
+            *(
+                fa_prepare_fwd,
+                fa_prepare_bwd,
+                thd_read_half_tensor,
+                thd_read_second_half_lse,
+                fp8_transpose,
+                swap_first_dims,
+            ),
         )
     },
     **dict.fromkeys(("fused_rope_forward", "fused_rope_backward"), _like),

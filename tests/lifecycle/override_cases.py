@@ -30,6 +30,7 @@ def _m(recipe: str, overrides: str, *says: str, issue: bool = False) -> Mistake:
     return Mistake(recipe, tuple(overrides.split()), says, issue)
 
 
+_DTYPES = "trainer.plugins.params_dtype=torch.float16 trainer.plugins.pipeline_dtype=torch.float16"
 MISTAKES = (
     # Point 15 of the issue: these reached training.
     _m(A100, "trainer.plugins.fp8=hybrid", "a100", "fp8", issue=True),
@@ -113,6 +114,12 @@ MISTAKES = (
     _m(FP8, "trainer.plugins.fp8_recipe=delayed", "delayed"),
     _m(FP8, "trainer.plugins.num_layers_at_end_in_bf16=31", "31", "32"),
     _m(FP8, "trainer.plugins.fp8=None", "fp8_param_gather"),
+    _m(FP8, "trainer.plugins.fp4=e2m1", "fp8 and fp4"),
+    _m(FP8, f"trainer.plugins.precision=16-mixed {_DTYPES}", "above fp16"),
+    _m(FP8, "trainer.plugins.first_last_layers_bf16=False trainer.plugins.num_layers_at_end_in_bf16=2", "no effect"),
+    _m(BF16, "with=fp16 trainer.plugins.fp16_loss_scale=4096.0", "loss scale"),
+    _m(BF16, "model.config.fp8=hybrid", "is hybrid", "None", "trainer.plugins.fp8"),
+    _m(BF16, "model.config.fp16=True", "is True", "False", "trainer.plugins.precision"),
     _m(BF16, "trainer.max_steps=-1", "is -1", "no limit"),
     _m(BF16, "trainer.max_steps=abc", "takes int", "write trainer.max_steps=VALUE"),
     _m(BF16, "trainer.overfit_batches=2", "overfit_batches is 2", "samplers"),
