@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +17,9 @@ from superpod.errors import UserError
 if TYPE_CHECKING:
     from superpod.lifecycle.request import Request
     from superpod.lifecycle.resolve import ResolvedRun
+    from superpod.slurm.connection import Connection
+    from superpod.slurm.dependency import Dependency
+    from superpod.slurm.live_cluster import LiveCluster
     from superpod.slurm.profiles import Cluster
     from superpod.slurm.submit import Submission
 
@@ -23,6 +28,14 @@ AttemptTime = Annotated[
     str, typer.Option("--time", help="Time limit of one attempt, as Slurm writes it; default: the profile's.")
 ]
 SharedRuns = Annotated[str, typer.Option("--runs", help="Folder of the run folders; default: the profile's.")]
+After = Annotated[
+    list[str] | None,
+    typer.Option("--after", metavar="JOB[:TYPE]", help="Wait for this job to end well, or afterany, ...; repeatable."),
+]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option("--sweep", metavar="PATH=V1,V2", help="A run for every value; repeatable: every combination."),
+]
 
 
 def submit(
@@ -34,62 +47,149 @@ def submit(
     time: AttemptTime = "",
     runs: SharedRuns = "",
     attempts: Annotated[int, typer.Option("--attempts", help="Jobs to queue at once; 0 = the profile's.")] = 0,
+    after: After = None,
+    sweep: Sweep = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything; queue nothing.")] = False,
     resume: Annotated[str, typer.Option("--resume", help="Continue this run, even if stopped or cancelled.")] = "",
 ) -> None:
     """Check a recipe against a cluster and queue it, with further attempts that continue it."""
-    from superpod.slurm import connection, live_cluster, preflight
-    from superpod.slurm import submit as slurm_submit
+    from superpod.cli.submit_resume import Continuation, go_on
+    from superpod.slurm import dependency, preflight
+    from superpod.slurm import sweep as sweeps
 
+    waits = [dependency.parse(text) for text in after or []]
     if resume:
-        _resume(name, cluster, resume, attempts, [*(overrides or []), *filter(None, [num_nodes, data, time, runs])])
+        _refuse_beside_resume({"--nodes": num_nodes, "--data": data, "--runs": runs, "--sweep": sweep})
+        go_on(Continuation(name, cluster, resume, tuple(overrides or ()), time, attempts, waits, dry_run))
         return
-    request, profile = checked(name, cluster, overrides, num_nodes, data, time, runs)
-    slurm = connection.of(profile)
-    python = slurm_submit.python_of(profile) if not profile.container.image else ""
-    paths = preflight.paths(profile, request.data)
-    # A cluster that does not answer is told before NeMo is imported.
-    live = live_cluster.ask(slurm, profile, runs or profile.folders.runs, paths, python)
-    submission = slurm_submit.Submission(resolved(request), profile, runs, time)
-    preflight.refuse(preflight.Case(submission, live))
+    swept = sweeps.members(sweeps.axes(sweep or []))
+    requests, profile = _requests(name, cluster, overrides, swept, num_nodes, data, time, runs, waits)
+    slurm, live = facts_of(profile, runs, data)
     count = attempts or profile.chain.attempts
+    demand = preflight.demand(requests[0], profile, live, time=time, runs=runs, attempts=count * len(requests))
+    preflight.refuse_demand(demand)  # before NeMo is imported: a member of a sweep differs in what is built only
+    notes = preflight.notes(demand)
+    dependencies = [str(wait) for wait in dependency.unmet(waits, slurm)]
+    submissions = _submissions(requests, swept, profile, runs, time, live, count)
+    for note in notes:
+        print(f"# note: {note.message}; {note.hint}" if dry_run else f"note   {note.message}; {note.hint}")
     if dry_run:
-        _print_everything(submission, count)
-        print(slurm_submit.script(submission), end="")
+        for member, submission in zip(swept, submissions, strict=True):
+            _print_everything(submission, count, member, dependencies)
+        if not sweep:
+            print(slurm_submit().script(submissions[0]), end="")
         return
-    run = slurm_submit.new_run(submission, slurm)
-    jobs = slurm_submit.queue(slurm, run, count)
-    slurm_submit.remember(slurm, run, jobs)
+    if sweep:
+        _queue_sweep(slurm, list(zip(swept, submissions, strict=True)), count, dependencies)
+        return
+    run, jobs = slurm_submit().start(submissions[0], slurm, count, dependencies)
     print(f"run    {run}")
     print(f"jobs   {', '.join(jobs)}: each continues where the one before it ended")
-    print(f"proof  {_proof(submission)}")
+    _print_dependencies(dependencies)
+    print(f"proof  {_proof(submissions[0])}")
     print(f"watch  recipes status {shlex.quote(run)}" + (f" --cluster {shlex.quote(cluster)}" if slurm.remote else ""))
 
 
-def _resume(name: str, cluster: str, folder: str, attempts: int, changes: list[object]) -> None:
-    """Queue attempts of an existing run, as it was submitted."""
-    from superpod.node import guard
-    from superpod.node.first_step import excluded
-    from superpod.node.run_folder import RunFolder
-    from superpod.slurm import connection, profiles, watch
-    from superpod.slurm import submit as slurm_submit
+def slurm_submit() -> ModuleType:
+    """slurm/submit.py, imported when it is needed."""
+    from superpod.slurm import submit
 
-    profile = profiles.load(cluster)
+    return submit
+
+
+_REASONS = {
+    "--nodes": "a run keeps its size when it continues",
+    "--data": "a run keeps its data, whose position its checkpoints hold",
+    "--runs": "a run stays in its folder",
+    "--sweep": "a sweep is made of new runs",
+}
+
+
+def _refuse_beside_resume(options: dict[str, object]) -> None:
+    for option, value in options.items():
+        if value:
+            raise UserError(f"{option} with --resume: {_REASONS[option]}", f"leave out {option}, or start a new run")
+
+
+def _requests(
+    name: str,
+    cluster: str,
+    overrides: list[str] | None,
+    swept: list[tuple[str, ...]],
+    num_nodes: int | None,
+    data: Path | None,
+    time: str,
+    runs: str,
+    waits: Sequence[Dependency],
+) -> tuple[list[Request], Cluster]:
+    """The request of every member, checked without NeMo, and the profile."""
+    if data and waits and not data.exists():
+        raise UserError(
+            f"--data {data} does not exist yet, and a recipe is built from its data: vocabulary, splits, documents",
+            f"let the submission itself wait: sbatch --dependency={waits[0]} --wrap 'recipes submit ...'",
+        )
+    results = [checked(name, cluster, [*(overrides or []), *member], num_nodes, data, time, runs) for member in swept]
+    return [request for request, _ in results], results[0][1]
+
+
+def facts_of(profile: Cluster, runs: str, data: Path | None) -> tuple[Connection, LiveCluster]:
+    """The connection to a cluster, and its live facts. One that does not answer is reported before NeMo is imported."""
+    from superpod.slurm import connection, live_cluster, preflight
+
     slurm = connection.of(profile)
-    if slurm.remote:
-        raise UserError("--resume works only where the run folder is", "log in to the cluster first")
-    run = RunFolder.open(folder)
-    view = watch.views([run], slurm)[0]
-    if changes:
-        raise UserError("a run continues as it was submitted", "leave out changes, or start a new run")
-    if run.recipe != name or run.done:
-        raise UserError(f"{folder} is {'done' if run.done else f'a run of {run.recipe}, not of {name}'}")
-    if view.jobs:
-        raise UserError(f"{folder} has jobs in the queue: {', '.join(j.id for j in view.jobs)}", "`recipes status`")
-    guard.allow_resume(run)
-    jobs = slurm_submit.queue(slurm, str(run.path), attempts or profile.chain.attempts, excluded(run))
-    slurm_submit.note(run, jobs)
-    print(f"jobs   {', '.join(jobs)}: the run continues from step {view.checkpoint_step}")
+    python = slurm_submit().python_of(profile) if not profile.container.image else ""
+    paths = preflight.paths(profile, data.absolute() if data else None)
+    return slurm, live_cluster.ask(slurm, profile, runs or profile.folders.runs, paths, python)
+
+
+def _submissions(
+    requests: list[Request],
+    swept: list[tuple[str, ...]],
+    profile: Cluster,
+    runs: str,
+    time: str,
+    live: LiveCluster,
+    attempts: int,
+) -> list[Submission]:
+    """Every member resolved and checked against the cluster; refused together where any is."""
+    from superpod.slurm import preflight, sweep
+
+    if len(requests) == 1:
+        submission = slurm_submit().Submission(resolved(requests[0]), profile, runs, time)
+        preflight.refuse(preflight.Case(submission, live, attempts=attempts))
+        return [submission]
+    submissions, refused = [], []
+    for member, request in zip(swept, requests, strict=True):
+        try:
+            submission = slurm_submit().Submission(resolved(request), profile, runs, time)
+            preflight.refuse(preflight.Case(submission, live, attempts=attempts))
+            submissions.append(submission)
+        except UserError as error:
+            next_move = f"\n  next: {error.hint}" if error.hint else ""
+            refused.append(f"{' '.join(member)}: {error}{next_move}")
+    if refused:
+        raise UserError(f"{len(refused)} of {len(requests)} runs of the sweep are refused\n" + "\n".join(refused))
+    sweep.refuse_room(submissions, live.runs_free)
+    return submissions
+
+
+def _queue_sweep(
+    slurm: Connection, members: list[tuple[tuple[str, ...], Submission]], count: int, dependencies: list[str]
+) -> None:
+    from superpod.slurm import sweep
+
+    folder, jobs = sweep.queue(slurm, members, count, dependencies)
+    print(f"sweep  {folder}: {len(members)} runs")
+    for (overrides, _), (run, numbers) in zip(members, jobs.items(), strict=True):
+        print(f"run    {run}  {' '.join(overrides)}  jobs {', '.join(numbers)}")
+    _print_dependencies(dependencies)
+    print(f"proof  {_proof(members[0][1])}")
+    print(f"table  recipes report {shlex.quote(folder)}")
+
+
+def _print_dependencies(dependencies: list[str]) -> None:
+    if dependencies:
+        print(f"waits  for {', '.join(dependencies)}")
 
 
 def _proof(submission: Submission) -> str:
@@ -101,12 +201,16 @@ def _proof(submission: Submission) -> str:
     return proof_level.sentence(find(submission.recipe), run.nodes, run.request.overrides)
 
 
-def _print_everything(submission: Submission, attempts: int) -> None:
+def _print_everything(
+    submission: Submission, attempts: int, member: Sequence[str] = (), dependencies: Sequence[str] = ()
+) -> None:
     """Print what a submission would do as comments, so that the whole output is still a script."""
     from superpod.slurm.preflight import START_S
 
     run, cluster, step = submission.run, submission.cluster, submission.run.step_time_s
     degrees = {name: getattr(run.layout, name) for name in ("tp", "pp", "cp", "ep")}
+    if member:
+        print(f"# run of the sweep: {' '.join(member)}")
     print(f"# proof: {_proof(submission)}")
     print(f"# preflight: no problem found; {run.nodes} nodes x {run.gpus_per_node} GPUs of {cluster.name}")
     print(f"# layout: {', '.join(f'{name} {value}' for name, value in degrees.items())}")
@@ -115,6 +219,8 @@ def _print_everything(submission: Submission, attempts: int) -> None:
         print(f"# steps: {run.max_steps} of {step:.2f} s take {run.max_steps * step / 3600:,.1f} h,")
         print(f"#   plus {START_S} s to start an attempt, which may take {submission.time or cluster.slurm.time}")
     print(f"# run folder: {submission.folder}/{submission.recipe}/TIME-ID; jobs queued at once: {attempts}")
+    if dependencies:
+        print(f"# waits for: {', '.join(dependencies)}")
     print("#" + "-" * 100)
 
 
@@ -134,17 +240,24 @@ def checked(
     """
     from superpod.slurm import preflight, profiles
 
-    if time:
-        try:
-            profiles.seconds(time)
-        except ValueError as error:
-            raise UserError(str(error), "write it like 4:00:00 or 1-12:00:00") from None
+    refuse_time(time)
     if runs and not runs.startswith("/"):
         raise UserError(f"--runs {runs}: every node must find this folder", "give an absolute path on a shared disk")
     profile = profiles.load(cluster)
     request = request_of(name, overrides, data, num_nodes)
     preflight.refuse_other_gpu(request, profile)
     return request, profile
+
+
+def refuse_time(time: str) -> None:
+    """Refuse a time limit that is none of Slurm's; '' is no limit. Raises UserError."""
+    from superpod.slurm import profiles
+
+    if time:
+        try:
+            profiles.seconds(time)
+        except ValueError as error:
+            raise UserError(str(error), "write it like 4:00:00 or 1-12:00:00") from None
 
 
 def resolved(request: Request) -> ResolvedRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import tarfile
@@ -137,27 +138,66 @@ def job_name(run: str) -> str:
     return f"{path.parent.name}.{path.name}"
 
 
-def queue(connection: Connection, run: str, attempts: int, exclude: Sequence[str] = ()) -> list[str]:
+def start(
+    submission: Submission, connection: Connection, attempts: int, after: Sequence[str] = ()
+) -> tuple[str, list[str]]:
+    """Make the run folder and queue its attempts; returns its path and their job ids. A refused run leaves no folder.
+
+    Raises:
+        UserError: the folder cannot be written, or sbatch refuses, with its message.
+    """
+    run = new_run(submission, connection)
+    try:
+        jobs = queue(connection, run, attempts, after=after)
+    except BaseException:
+        discard(connection, [run])
+        raise
+    remember(connection, run, jobs)
+    return run, jobs
+
+
+def discard(connection: Connection, runs: Sequence[str]) -> None:
+    """Remove new run folders, and the jobs that were queued for them, by name: sbatch may have died with its answer."""
+    for run in runs:
+        with contextlib.suppress(UserError):
+            connection.run(["scancel", f"--name={job_name(run)}"])
+    connection.run(["rm", "-rf", "--", *runs])
+
+
+def queue(
+    connection: Connection, run: str, attempts: int, exclude: Sequence[str] = (), after: Sequence[str] = ()
+) -> list[str]:
     """Queue a number of attempts of a run, each of which waits for those before it; returns their job ids.
 
-    `exclude` names nodes that have failed.
+    `exclude` names nodes that have failed; `after` are dependencies such as `afterok:123`.
 
     Raises:
         UserError: sbatch refuses, with its message.
     """
-    words = ["sbatch", "--parsable", f"--job-name={job_name(run)}", "--dependency=singleton", f"--chdir={run}"]
-    words += [f"--output={run.replace('%', '%%')}/slurm-%j.out", f"{run}/{SCRIPT}"]
-    words[2:2] = [f"--exclude={','.join(exclude)}"] if exclude else []
+    jobs = [_sbatch(connection, run, exclude, after)]
+    return jobs + queue_more(connection, run, attempts - 1, exclude, after)
+
+
+def queue_more(
+    connection: Connection, run: str, attempts: int, exclude: Sequence[str] = (), after: Sequence[str] = ()
+) -> list[str]:
+    """As `queue`, for a run that has an attempt in the queue: what sbatch refuses, a later top-up adds."""
     jobs: list[str] = []
     for _ in range(attempts):
         try:
-            answer = connection.run(words, env={"SUPERPOD_RUN_DIR": run})
+            jobs.append(_sbatch(connection, run, exclude, after))
         except UserError:
-            if jobs:
-                break  # a limit on queued jobs: keep the first attempts; `recipes status` adds the others later
-            raise
-        jobs.append(answer.strip().partition(";")[0])
+            break  # a limit on queued jobs
     return jobs
+
+
+def _sbatch(connection: Connection, run: str, exclude: Sequence[str], after: Sequence[str]) -> str:
+    # Every attempt waits for `after`: the first may be cancelled, and the second must still not start before it.
+    words = ["sbatch", "--parsable", "--export=ALL", f"--job-name={job_name(run)}"]
+    words += [f"--dependency={','.join(('singleton', *after))}"]
+    words += [f"--exclude={','.join(exclude)}"] if exclude else []
+    words += [f"--chdir={run}", f"--output={run.replace('%', '%%')}/slurm-%j.out", f"{run}/{SCRIPT}"]
+    return connection.run(words, env={"SUPERPOD_RUN_DIR": run}).strip().partition(";")[0]
 
 
 def queue_command(connection: Connection, cluster: Cluster, title: str, words: list[str], log: str) -> str:

@@ -1,0 +1,131 @@
+"""`recipes submit --resume RUN`: more attempts of a run, with another time limit or other overrides where given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from superpod.cli.submit import facts_of, refuse_time, resolved, slurm_submit
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.node.run_folder import RunFolder
+    from superpod.slurm.connection import Connection
+    from superpod.slurm.dependency import Dependency
+    from superpod.slurm.profiles import Cluster
+    from superpod.slurm.submit import Submission
+
+MOST_LINES = 20
+"""Changed fields that are printed; the rest is counted."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What `--resume` was given."""
+
+    recipe: str
+    cluster: str
+    folder: str
+    overrides: tuple[str, ...]
+    time: str
+    attempts: int
+    waits: Sequence[Dependency]
+    dry_run: bool
+
+
+def go_on(how: Continuation) -> None:
+    """Queue attempts of an existing run.
+
+    Raises:
+        UserError: the run is elsewhere, done, in the queue or of another recipe; or what a change would break.
+    """
+    from superpod.node import guard
+    from superpod.node.first_step import excluded
+    from superpod.slurm import connection, dependency, profiles, resume
+
+    refuse_time(how.time)
+    profile = profiles.load(how.cluster)
+    slurm = connection.of(profile)
+    run = _run_of(how, slurm)
+    dependencies = [str(wait) for wait in dependency.unmet(how.waits, slurm)]
+    if how.time and not how.overrides:
+        _refuse_time_limit(profile, how.time)
+    submission = _submission(run, how, profile) if how.overrides else None
+    count = how.attempts or profile.chain.attempts
+    if how.dry_run:
+        print(f"# {count} attempts of {how.time or resume.time_of(run)} would be queued")
+        return
+    with resume.restored_on_failure(run):
+        if submission:
+            resume.rewrite(run, submission)
+        elif how.time:
+            resume.set_time(run, how.time)
+        step = guard.newest_step(run)
+        guard.allow_resume(run)
+        jobs = slurm_submit().queue(slurm, str(run.path), count, excluded(run), dependencies)
+    slurm_submit().note(run, jobs)
+    print(f"jobs   {', '.join(jobs)}: the run continues from step {step}")
+    if dependencies:
+        print(f"waits  for {', '.join(dependencies)}")
+
+
+def _run_of(how: Continuation, slurm: Connection) -> RunFolder:
+    """The run to continue. What stands against it is refused before NeMo is imported."""
+    from superpod.node.run_folder import RunFolder
+    from superpod.slurm import watch
+
+    if slurm.remote:
+        raise UserError("--resume works only where the run folder is", "log in to the cluster first")
+    run = RunFolder.open(how.folder)
+    if run.recipe != how.recipe:
+        raise UserError(f"{how.folder} is a run of {run.recipe}, not of {how.recipe}")
+    if run.done and not how.overrides:
+        step = run.facts.get("max_steps", 0)
+        raise UserError(f"{how.folder} is done at step {step}", f"give it more steps: trainer.max_steps={2 * step}")
+    queued = watch.views([run], slurm)[0].jobs
+    if queued:
+        jobs = " ".join(job.id for job in queued)
+        raise UserError(
+            f"{how.folder} has jobs in the queue: {jobs}",
+            f"`recipes cancel` first; another limit alone: scontrol update JobId={queued[0].id} TimeLimit=...",
+        )
+    return run
+
+
+def _refuse_time_limit(profile: Cluster, time: str) -> None:
+    """Refuse a time limit that the partition does not allow, or that leaves no time beside the last save."""
+    from superpod.slurm.profile_checks import limit
+    from superpod.slurm.profiles import seconds
+
+    if 2 * profile.chain.save_s > seconds(time):
+        raise UserError(
+            f"--time {time} leaves too little before chain.save_s {profile.chain.save_s}", "a longer --time"
+        )
+    _, live = facts_of(profile, "", None)
+    for message, hint in limit(profile, live, time):
+        raise UserError(message, hint)
+
+
+def _submission(run: RunFolder, how: Continuation, profile: Cluster) -> Submission:
+    """The run with its changes, checked as a new submission is; prints what changes."""
+    from superpod.lifecycle.request import Request
+    from superpod.slurm import preflight, resume
+
+    before, request = Request.of_run(run), Request.of_run(run, how.overrides)
+    request.check()
+    runs = str(run.path.parents[1])
+    _, live = facts_of(profile, runs, request.data)
+    after = resolved(request)
+    resume.refuse_unlike(resolved(before), after)
+    if run.done and after.max_steps <= int(run.facts.get("max_steps", 0)):
+        steps = run.facts["max_steps"]
+        raise UserError(f"{run.path} is done at step {steps}", f"give it more steps: trainer.max_steps={2 * steps}")
+    submission = slurm_submit().Submission(after, profile, runs, how.time or resume.time_of(run))
+    preflight.refuse(preflight.Case(submission, live))
+    changed = resume.changed_lines(run, after)
+    for line in changed[:MOST_LINES]:
+        print(f"change {line}")
+    if len(changed) > MOST_LINES:
+        print(f"change ... and {len(changed) - MOST_LINES} more fields: compare recipe.txt before and after")
+    return submission

@@ -1,0 +1,113 @@
+"""A sweep: runs of one recipe that differ in a few overrides, and one table of how they came out.
+
+`RUNS/sweeps/{utc}-{id}/sweep.json` names its members; each is a run folder like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superpod.errors import UserError
+from superpod.lifecycle.report import Summary, summary
+from superpod.node.files import read_json
+from superpod.node.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+FOLDER = "sweeps"
+"""Beside the recipes' folders, in the folder for runs."""
+FILE = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a sweep."""
+
+    values: dict[str, str]
+    """by the path of each swept field"""
+    path: Path
+    summary: Summary | None
+    """None where the run folder is gone or cannot be read"""
+    problem: str = ""
+    """why there is no summary"""
+
+    @property
+    def score(self) -> tuple[bool, bool, float]:
+        """For sorting: the validation loss, or else the last loss; runs without either come last."""
+        if self.summary is None:
+            return True, True, 0.0
+        loss = self.summary.val_loss if self.summary.val_loss is not None else self.summary.loss_end
+        return False, loss is None, loss or 0.0
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder is a sweep's."""
+    return (folder / FILE).is_file()
+
+
+def runs_of(folder: Path) -> list[tuple[dict[str, str], Path]]:
+    """The swept values and the run folder of each member, in the order in which they were queued.
+
+    Raises:
+        UserError: sweep.json cannot be read.
+    """
+    record = read_json(folder / FILE) or {}
+    rows = record.get("members")
+    if not isinstance(rows, list):
+        raise UserError(f"{folder / FILE} names no runs", "look into it; the run folders beside it are whole")
+    runs = folder.absolute().parents[1]
+    pairs = [(dict(text.split("=", 1) for text in row["overrides"]), runs / str(row["run"])) for row in rows]
+    return pairs
+
+
+def members(folder: Path) -> list[Member]:
+    """The runs of a sweep, the best first: by validation loss, or by the last loss where none was measured.
+
+    Raises:
+        UserError: as `runs_of`.
+    """
+    result = []
+    for values, path in runs_of(folder):
+        try:
+            result.append(Member(values, path, summary(RunFolder.open(path))))
+        except UserError as error:
+            result.append(Member(values, path, None, str(error)))
+    return sorted(result, key=lambda member: member.score)
+
+
+def render(folder: Path, rows: list[Member]) -> Table:
+    """One row a run, the best first; losses in nats per token."""
+    from rich.table import Table
+    from rich.text import Text
+
+    paths = list(rows[0].values) if rows else []
+    short = {path: path.rpartition(".")[2] for path in paths}
+    names = [path if list(short.values()).count(short[path]) > 1 else short[path] for path in paths]
+    table = Table(title=Text(f"sweep {folder.name}"), title_justify="left", box=None, pad_edge=False)
+    for name in (*names, "state", "steps", "loss", "val loss", "tokens/s", "hours", "run"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        seen = row.summary
+        values = [row.values.get(path, "-") for path in paths]
+        run = f"{row.path.parent.name}/{row.path.name}"
+        if seen is None:
+            table.add_row(*values, "gone", "-", "-", "-", "-", "-", run)
+            continue
+        table.add_row(
+            *values,
+            seen.status.state,
+            str(seen.steps),
+            _number(seen.loss_end, ".4f"),
+            _number(seen.val_loss, ".4f"),
+            _number(seen.tokens_per_s, ",.0f"),
+            f"{seen.wall_time_s / 3600:.2f}",
+            run,
+        )
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"

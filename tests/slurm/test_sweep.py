@@ -1,0 +1,118 @@
+"""Sweeps: what --sweep means, and that all runs are queued or none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.lifecycle import sweep as table
+from superpod.node.files import append_line, write_json
+from superpod.node.run_folder import RunFolder
+from superpod.slurm import submit, sweep
+from superpod.slurm.connection import Connection
+
+
+def test_every_combination_the_last_axis_first():
+    swept = sweep.axes(["optim.config.lr=1e-4,3e-4", "data.global_batch_size=8, 16"])
+    assert sweep.members(swept) == [
+        ("optim.config.lr=1e-4", "data.global_batch_size=8"),
+        ("optim.config.lr=1e-4", "data.global_batch_size=16"),
+        ("optim.config.lr=3e-4", "data.global_batch_size=8"),
+        ("optim.config.lr=3e-4", "data.global_batch_size=16"),
+    ]
+    assert sweep.members([]) == [()], "without a sweep, one run without more overrides"
+
+
+def test_commas_inside_a_value_stay():
+    (axis,) = sweep.axes(["model.config.x=[1,2],(3,4),'a,b'"])
+    assert axis.values == ("[1,2]", "(3,4)", "'a,b'")
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["optim.config.lr"], "two values or more"),
+        (["optim.config.lr=1e-4"], "two values or more"),
+        (["optim.config.lr=1e-4,"], "two values or more"),
+        (["optim.config.lr=1e-4,1e-4"], "stands there twice"),
+        (["a.b=1,2", "a.b=3,4"], "given twice"),
+        ([f"a.b={','.join(map(str, range(20)))}", f"a.c={','.join(map(str, range(20)))}"], "400 runs .20 x 20."),
+    ],
+)
+def test_what_is_no_sweep_is_refused(texts, says):
+    with pytest.raises(UserError, match=says):
+        sweep.axes(texts)
+
+
+class FakeSlurm(Connection):
+    """Fake: sbatch by a counter that refuses from the `refuses`-th on; everything else on this machine."""
+
+    def __init__(self, refuses: int) -> None:
+        self.refuses, self.queued, self.cancelled = refuses, 0, []
+
+    def run(self, words, **how):
+        if words[0] == "scancel":
+            self.cancelled.append(words[1])
+            return ""
+        if words[0] != "sbatch":
+            return super().run(words, **how)
+        self.queued += 1
+        if self.queued >= self.refuses:
+            raise UserError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+        return f"{self.queued}\n"
+
+
+@pytest.fixture
+def three(tmp_path, monkeypatch):
+    """Three submissions whose run folders are made without a resolved run."""
+
+    class Submission:
+        folder, recipe = str(tmp_path), "toy"
+
+    def new_run(_submission, _connection):
+        return str(RunFolder.create(tmp_path, "toy", facts={}, recipe_lines=[]).path)
+
+    monkeypatch.setattr(submit, "new_run", new_run)
+    return [((f"optim.config.lr={n}e-4",), Submission()) for n in (1, 2, 3)]
+
+
+def test_one_refusal_by_sbatch_and_nothing_is_left(three, tmp_path):
+    slurm = FakeSlurm(refuses=3)
+    with pytest.raises(UserError, match="QOSMaxSubmitJobPerUserLimit"):
+        sweep.queue(slurm, three, attempts=2)
+    assert len(slurm.cancelled) == 3
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_further_attempts_may_be_refused(three):
+    slurm = FakeSlurm(refuses=5)
+    folder, jobs = sweep.queue(slurm, three, attempts=3)
+    assert list(jobs.values()) == [["1", "4"], ["2"], ["3"]]
+    assert [json.loads((Path(run) / "chain.json").read_text())["jobs"] for run in jobs] == list(jobs.values())
+    assert len(table.runs_of(Path(folder))) == 3
+
+
+def test_the_table_has_the_best_run_first(three, tmp_path):
+    folder, jobs = sweep.queue(FakeSlurm(refuses=99), three, attempts=1)
+    for run, loss in zip(jobs, (3.0, 1.0, None), strict=True):
+        if loss is not None:
+            line = {"step": 1, "loss": loss, "t": 1.0, "attempt": "001", "step_time_s": 1.0, "tokens": 100}
+            append_line(Path(run) / "metrics.jsonl", line)
+    write_json(Path(next(iter(jobs))) / "done", {"step": 1})
+    rows = table.members(Path(folder))
+    assert [row.values["optim.config.lr"] for row in rows] == ["2e-4", "1e-4", "3e-4"]
+    assert [row.summary and row.summary.loss_end for row in rows] == [1.0, 3.0, None]
+
+
+def test_a_run_that_is_gone_has_a_row_that_says_so(three):
+    folder, jobs = sweep.queue(FakeSlurm(refuses=99), three, attempts=1)
+    (Path(next(iter(jobs))) / "run.json").unlink()
+    gone = table.members(Path(folder))[-1]
+    assert gone.summary is None
+    assert gone.problem
+    from rich.console import Console
+
+    console = Console(width=200, record=True)
+    console.print(table.render(Path(folder), table.members(Path(folder))))
+    assert "gone" in console.export_text()
