@@ -46,6 +46,8 @@ class BatchJob:
     """the job's name; "" = the recipe's"""
     time: str = ""
     """the limit of an attempt; "" = the profile's"""
+    segment: int = 0
+    """nodes that must share an NVLink domain (slurm/segments.py); 0 = it does not matter"""
 
 
 def render(job: BatchJob) -> str:
@@ -58,6 +60,8 @@ def render(job: BatchJob) -> str:
         _head(job),
         _options(job),
         _shell(job.cluster),
+        _host(job),
+        INHERITED,
         _environment(job),
         _unpack(job),
         _start(job),
@@ -99,6 +103,7 @@ def _head(job: BatchJob) -> str:
 #   sbatch job.sbatch                                  a run of its own, in the folder for runs
 #   sbatch --export=ALL,SUPERPOD_RUN_DIR=DIR job.sbatch     the next attempt of the run in DIR
 #
+# SBATCH_* variables, where you have any, win over the lines below (sbatch(1)); `recipes submit` drops them.
 # Written by `recipes render`, to be read and changed. Nothing of it is needed where it is submitted; the nodes need
 # {job.cluster.software.host_python} 3.9, and for the ranks NeMo: in the container, or as the Python named below.
 # shellcheck disable=SC1003,SC2016 # what stands in single quotes is meant as it stands
@@ -111,20 +116,23 @@ def resource_options(cluster: Cluster, nodes: int, gpus: int, time: str = "") ->
     words = [
         f"--{key}={value}" for key in ("account", "partition", "qos", "constraint") if (value := getattr(slurm, key))
     ]
-    words += [f"--nodes={nodes}", f"--ntasks-per-node={gpus}"]
-    kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
-    if slurm.gpus == "gres":
-        words.append(f"--gres=gpu:{kind}{gpus}")
-    elif slurm.gpus == "gpus-per-node":
-        words.append(f"--gpus-per-node={kind}{gpus}")
-    words += [f"--cpus-per-task={slurm.cpus_per_task}"] if slurm.cpus_per_task else []
+    words += [f"--nodes={nodes}", f"--ntasks-per-node={gpus}", *_share_of_a_node(cluster, gpus)]
     words += ["--exclusive"] if slurm.exclusive else []
     return [*words, f"--mem={slurm.mem}", f"--time={time or slurm.time}"]
+
+
+def _share_of_a_node(cluster: Cluster, gpus: int) -> list[str]:
+    """GPUs and CPUs, in the site's form. srun is given them too: since 22.05 it takes no CPUs from the job's request."""
+    slurm = cluster.slurm
+    kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
+    forms = {"gres": [f"--gres=gpu:{kind}{gpus}"], "gpus-per-node": [f"--gpus-per-node={kind}{gpus}"]}
+    return forms.get(slurm.gpus, []) + ([f"--cpus-per-task={slurm.cpus_per_task}"] if slurm.cpus_per_task else [])
 
 
 def _options(job: BatchJob) -> str:
     slurm, chain = job.cluster.slurm, job.cluster.chain
     words = [f"--job-name={job.name or job.recipe}", *resource_options(job.cluster, job.nodes, job.gpus, job.time)]
+    words += [f"--segment={job.segment}"] if job.segment else []
     lines = [
         *map(_line, words),
         f"#SBATCH --signal=USR1@{chain.save_s}    # to the ranks, so long before the limit: save and end",
@@ -147,8 +155,65 @@ def plain(cluster: Cluster, command: list[str]) -> str:
 
 
 def _shell(cluster: Cluster) -> str:
-    modules = "".join(f"module load {quoted(name)}\n" for name in cluster.software.modules)
-    return f"set -uo pipefail\n{modules}"
+    modules = "".join(f"load {quoted(name)}\n" for name in cluster.software.modules)
+    # Before `set -u`, which a site's `module` need not bear.
+    return f"{DIE}{MODULES + modules if modules else ''}set -uo pipefail\n"
+
+
+DIE = """\
+die() { printf '%s recipes: %s\\n' "$(date +%T)" "$1" >&2; exit 1; } # the job's last words, for `recipes logs`
+"""
+
+MODULES = """\
+# A module that does not load ends the job here, in its own words; Modules 3 has such words and yet ends with 0.
+if ! type module >/dev/null 2>&1; then
+    for init in "${LMOD_PKG:-}/init/bash" "${MODULESHOME:-}/init/bash" /etc/profile.d/{z00_lmod,lmod,modules}.sh; do
+        # shellcheck disable=SC1090 # the site's own
+        if [[ -r $init ]] && . "$init"; then break; fi
+    done
+fi
+load() {
+    local words ended
+    words=$(mktemp) || die "no temporary file can be made on $HOSTNAME"
+    module load "$1" 2>"$words"
+    ended=$?
+    cat "$words" >&2
+    if ((ended)) || grep -q ERROR "$words"; then
+        die "module load $1 fails on $HOSTNAME: $(tr -s '[:space:]' ' ' <"$words")"
+    fi
+    rm -f "$words"
+}
+"""
+
+# What Slurm says of the job stays: `SLURM_JOB*`, its nodes and tasks, and how its commands reach the controller.
+INHERITED = """\
+# What srun would take as options from the environment of whoever submitted (srun(1)): the lines below say what is meant.
+for name in "${!S@}"; do
+    case $name in
+        SLURM_JOB* | SLURM_CONF* | SLURM_CLUSTER_NAME | SLURM_WORKING_CLUSTER | SLURM_JWT | SLURM_SACK_* | SLURM_SPANK_*) ;;
+        SLURM_NNODES | SLURM_NODELIST | SLURM_TASKS_PER_NODE | SLURM_RESTART_COUNT | SLURM_ARRAY_* | SLURM_HET_SIZE) ;;
+        SLURM_SUBMIT_* | SLURM_TOPOLOGY_ADDR* | SLURMD_NODENAME | SLURM_NODEID | SLURM_PROCID | SLURM_LOCALID) ;;
+        SLURM_* | SLURMD_* | SBATCH_* | SRUN_* | SALLOC_* | SQUEUE_* | SINFO_* | SACCT_* | SCANCEL_* | SCONTROL_*)
+            unset "$name" ;;
+    esac
+done
+"""
+
+
+def _host(job: BatchJob) -> str:
+    """Refuse a node that cannot run the rest: an older Python, or another shape than the recipe was made for."""
+    tasks = job.nodes * job.gpus
+    return f"""\
+# Refused here, with the reason, rather than by a traceback or a hang: an older Python, another number of ranks.
+host_python={quoted(job.cluster.software.host_python)}
+check='import sys; v = sys.version_info; v >= (3, 9) or sys.exit("is Python %d.%d" % v[:2])'
+why=$("$host_python" -c "$check" 2>&1) || die "the batch script needs Python 3.9 or later; on $HOSTNAME $host_python \
+${{why##*$'\\n'}}: name another as software.host_python"
+if ((${{SLURM_JOB_NUM_NODES:-{job.nodes}}} != {job.nodes} || ${{SLURM_NTASKS:-{tasks}}} != {tasks})); then
+    die "this is a script for {job.nodes} nodes and {tasks} ranks; Slurm gave $SLURM_JOB_NUM_NODES and $SLURM_NTASKS \
+(SBATCH_* variables and options of sbatch win over the script): render it for that size"
+fi
+"""
 
 
 def _environment(job: BatchJob) -> str:
@@ -175,10 +240,12 @@ runs={quoted(job.runs)}
 code=${{SUPERPOD_RUN_DIR:-$runs/.jobs/$SLURM_JOB_ID}}/code
 carried() {{ sed -n "/^#>> $1\\$/,/^#<<\\$/{{s/^#| \\{{0,1\\}}//p}}" "$0"; }}
 if [[ ! -s $code/{RECIPE} ]]; then
-    mkdir -p "$code" || exit 1
-    carried {RUNTIME} | base64 --decode | tar -xz -C "$code" || exit 1
-    carried {LINES} >"$code/{LINES}" || exit 1
-    carried {RECIPE} >"$code/.{RECIPE}.$$" && mv "$code/.{RECIPE}.$$" "$code/{RECIPE}" || exit 1
+    unpack() {{
+        mkdir -p "$code" && carried {RUNTIME} | base64 --decode | tar -xz -C "$code" &&
+            carried {LINES} >"$code/{LINES}" &&
+            carried {RECIPE} >"$code/.{RECIPE}.$$" && mv "$code/.{RECIPE}.$$" "$code/{RECIPE}"
+    }}
+    why=$(unpack 2>&1) || die "$code cannot be written on $HOSTNAME: $why"
 fi
 export PYTHONPATH="$code${{PYTHONPATH:+:$PYTHONPATH}}"
 """
@@ -195,18 +262,28 @@ def _start(job: BatchJob) -> str:
         *(["--self-submit"] if chain.self_submit else []),
         f"--facts {quoted(json.dumps(dict(job.facts), sort_keys=True))}",
     ]
-    ranks = ["srun --kill-on-bad-exit=1 --wait=300", f"--mpi={cluster.slurm.mpi}", *_container(job)]
+    ranks = ["srun --kill-on-bad-exit=1 --wait=300", *_step(job), *_container(job)]
     controller += [f"--checks {' '.join(checks)}"] if (checks := first_checks(cluster)) else []
     # A rehearsal needs this project in the ranks' Python; a real run needs only the runtime that the script carries.
     rank = "-m superpod.rehearsal.rank" if cluster.declared_only else '"$code/superpod/node/rank.py"'
     words = [*controller, "--", *ranks, f'{python} {rank} "$code/{RECIPE}"']
-    body = " \\\n    ".join([f'exec {quoted(cluster.software.host_python)} "$code/superpod/node/attempt.py"', *words])
+    body = " \\\n    ".join([f'exec "$host_python" "$code/superpod/node/attempt.py"', *words])
     return f"""\
 # attempt.py opens the next attempt of the run, picks MASTER_ADDR (this job's first node) and a free port, starts the
 # ranks below with srun, watches their heartbeats, and writes how it ended. It takes this process, so that Slurm's
 # signals reach it.
 {body}
 """
+
+
+def _step(job: BatchJob) -> list[str]:
+    """srun's own options, each of them: what is not written here, it would take from the environment."""
+    slurm = job.cluster.slurm
+    size = f"--nodes={job.nodes} --ntasks={job.nodes * job.gpus} --ntasks-per-node={job.gpus}"
+    share = " ".join([*map(quoted, _share_of_a_node(job.cluster, job.gpus)), "--mem=0"])  # all that the job has
+    # block: consecutive ranks share a node, as Megatron's tensor parallel groups must. rank.py binds them, by GPU.
+    bind = ["--cpu-bind=none"] if slurm.cpu_bind == "gpu" and not job.cluster.declared_only else []
+    return [size, share, " ".join(["--distribution=block:block", *bind]), f"--export=ALL --mpi={slurm.mpi}"]
 
 
 def first_checks(cluster: Cluster) -> list[str]:
@@ -221,7 +298,8 @@ def _container(job: BatchJob) -> list[str]:
     mounts = ",".join([*box.mounts, "$runs:$runs"])  # the shell expands $runs on the node
     flags = [f"--container-image={quoted(box.image)}", f'--container-mounts="{_in_quotes(mounts)}"']
     # In pyxis the image's value of a variable wins, except for those named here.
-    flags.append(f"--container-env={quoted(','.join(variable.name for variable in job.variables))}")
+    contested = [variable.name for variable in job.variables if not variable.name.startswith("SUPERPOD_")]
+    flags.append(f"--container-env={quoted(','.join(contested))}")
     flags.append("--container-mount-home" if box.mount_home else "--no-container-mount-home")
     return flags + (["--container-writable"] if box.writable else [])
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
+from superpod.slurm import inherited
 
 if TYPE_CHECKING:
     from superpod.slurm.profiles import Cluster
@@ -59,7 +60,7 @@ class Connection:
         return words
 
     def _environment(self, env: dict[str, str] | None) -> dict[str, str] | None:
-        return os.environ | env if env else None
+        return inherited.without_options(os.environ) | (env or {})
 
     def __str__(self) -> str:
         return "this machine"
@@ -80,7 +81,7 @@ class SshConnection(Connection):
     def _command(self, words: list[str], env: dict[str, str]) -> list[str]:
         exported = [f"{name}={value}" for name, value in env.items()]
         # sshd hands the words to a shell as one line.
-        remote = shlex.join([*(["env", *exported] if exported else []), *words])
+        remote = shlex.join(["sh", "-c", inherited.CLEAN, "sh", *(["env", *exported] if exported else []), *words])
         return ["ssh", *self._options, self.target, remote]
 
     def _environment(self, env: dict[str, str] | None) -> None:

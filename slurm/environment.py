@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from superpod.node import binding
 from superpod.planner import hardware
 from superpod.recipes.facts import environment
 from superpod.recipes.facts.environment import Variable
@@ -68,6 +69,8 @@ def _of_the_network(cluster: Cluster, node: Node) -> list[Variable]:
 
 def _of_the_site(cluster: Cluster) -> list[Variable]:
     variables, network = [], cluster.network
+    if cluster.slurm.cpu_bind == "gpu" and not cluster.declared_only:
+        variables.append(Variable(binding.CHOICE, "gpu", "ranks run on the CPUs beside their GPUs (node/binding.py)"))
     if network.interface:
         why = "the network that nodes greet each other on"
         variables += [Variable("NCCL_SOCKET_IFNAME", network.interface, why)] if not cluster.declared_only else []

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from superpod import collection
 from superpod.errors import did_you_mean
 from superpod.planner import hardware
-from superpod.slurm.profiles import CHECKS, GpuForm, Mpi, Network, one_line, seconds
+from superpod.slurm.profiles import CHECKS, CpuBind, GpuForm, Mpi, Network, Topology, one_line, seconds
 
 
 def _time(value: str) -> str:
@@ -109,6 +109,10 @@ class Slurm(_Table):
     """of a node; "0" = all of it, "" is not allowed"""
     cpus_per_task: int = Field(default=0, ge=0, le=1024)
     """0 = what Slurm gives; with whole nodes every task may use them all"""
+    cpu_bind: CpuBind = "gpu"
+    """gpu: a rank runs on the CPUs of its GPU's own NUMA node; slurm: where srun binds it, the site's TaskPluginParam"""
+    topology: Topology = ""
+    """block where Slurm runs topology/block by NVLink domain: jobs ask for whole ones by --segment where they need it"""
     time: Annotated[str, AfterValidator(_time)] = "4:00:00"
     mpi: Mpi = "none"
     """srun --mpi: PyTorch starts its own ranks, so none; pmix where the site's srun insists"""

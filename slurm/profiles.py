@@ -160,6 +160,8 @@ def schema() -> type[Cluster]:
 
 GpuForm = Literal["gpus-per-node", "gres", "none"]
 Mpi = Literal["none", "pmi2", "pmix", "cray_shasta"]
+CpuBind = Literal["gpu", "slurm"]
+Topology = Literal["", "block"]
 Network = Literal["infiniband", "roce", "ethernet", "none"]
 CHECKS = ("gpus", "nvlink", "infiniband", "clocks", "disk", "time", "bandwidth")
 """Checks of nodes that are built in; a collection's checks/NAME.sh adds NAME."""

@@ -1,0 +1,43 @@
+"""--segment (issue 14, finding 12): whole NVLink domains of an NVL72, where a group of ranks was planned within one."""
+
+import pytest
+
+from superpod.slurm import batch_script, profiles, segments
+from tests.slurm.jobs import planned
+from tests.slurm.test_batch_script import job_for
+
+GB200 = profiles.load("dgx_gb200")
+
+
+def segment(nodes=16, where=GB200, gpu="gb200", **layout):
+    return segments.segment(where, planned(gpu, **layout), nodes, where.gpus_per_node)
+
+
+@pytest.mark.parametrize(
+    ("layout", "nodes", "trays"),
+    [
+        ({"tp": 4}, 16, 0),  # within a tray
+        ({"tp": 8}, 16, 2),
+        ({"tp": 8, "cp": 2}, 16, 4),
+        ({"tp": 1, "ep": 64}, 16, 16),
+        ({"tp": 1, "ep": 64}, 32, 16),
+        ({"tp": 8}, 9, 3),  # a segment divides the nodes
+        ({"tp": 8}, 19, 0),  # no number of trays in a rack does
+        ({"tp": 8, "cp": 16}, 32, 2),  # TP x CP never fitted into a rack: TP alone decides
+    ],
+)
+def test_finding_12_the_trays_that_must_share_a_rack(layout, nodes, trays):
+    assert segment(nodes, **layout) == trays
+
+
+def test_only_where_slurm_knows_the_racks_and_the_user_has_not_chosen():
+    plain = GB200.model_copy(update={"slurm": GB200.slurm.model_copy(update={"topology": ""})})
+    assert segment(where=plain, tp=8) == 0
+    own = GB200.model_copy(update={"slurm": GB200.slurm.model_copy(update={"options": ["--segment=8"]})})
+    assert segment(where=own, tp=8) == 0
+    assert segment(where=profiles.load("dgx_h100"), gpu="h100", tp=8) == 0
+
+
+def test_it_stands_in_the_script():
+    assert "#SBATCH --segment=4\n" in batch_script.render(job_for("dgx_gb200", segment=4))
+    assert "--segment" not in batch_script.render(job_for("dgx_gb200"))
