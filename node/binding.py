@@ -1,8 +1,7 @@
 """Run a rank on the CPUs beside its GPU: a step's launches, pinned copies and data workers then stay on one socket.
 
-As `numactl --cpunodebind` does in NVIDIA's launchers, but by what the node itself says of its GPUs: on a DGX H100 GPUs 0-3
-hang on NUMA node 0, on a DGX A100 GPUs 0 and 1 on node 3. Memory follows: Linux puts a page where it is first touched.
-Standard library only.
+As `numactl --cpunodebind` does, but by what the node itself says of its GPUs: on a DGX H100 GPUs 0-3 hang on NUMA node 0,
+on a DGX A100 GPUs 0 and 1 on node 3. Memory follows: Linux puts a page where it is first touched. Standard library only.
 """
 
 from __future__ import annotations
@@ -47,10 +46,8 @@ def _address(environ: Mapping[str, str]) -> str:
         return ""
     gpus = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.count(",") == 2]
     visible = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    if visible:  # as CUDA reads it: indices, or the beginnings of UUIDs
-        order = [gpu for name in visible for gpu in gpus if gpu[0] == name or gpu[1].startswith(name)]
-    else:
-        order = gpus
+    # As CUDA reads it: indices, or the beginnings of UUIDs.
+    order = [gpu for name in visible for gpu in gpus if gpu[0] == name or gpu[1].startswith(name)] or gpus
     local = int(environ.get("LOCAL_RANK") or 0)
     # nvidia-smi writes the domain with eight digits, the kernel with four.
     match = re.fullmatch(r"0*([0-9A-Fa-f]{4}:[0-9A-Fa-f:.]+)", order[local][2]) if local < len(order) else None

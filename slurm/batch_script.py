@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shlex
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
+from superpod.slurm import preamble
+from superpod.slurm.preamble import quoted
 
 if TYPE_CHECKING:
     from superpod.slurm.environment import Variable
@@ -59,22 +60,15 @@ def render(job: BatchJob) -> str:
     parts = [
         _head(job),
         _options(job),
-        _shell(job.cluster),
-        _host(job),
-        INHERITED,
+        preamble.shell(job.cluster.software.modules),
+        preamble.host(job.cluster.software.host_python, job.nodes, job.gpus),
+        preamble.INHERITED,
         _environment(job),
         _unpack(job),
         _start(job),
         _carried(job),
     ]
     return "\n".join(parts)
-
-
-def quoted(text: str) -> str:
-    """A word for a shell, inert whatever it holds. Raises UserError for a zero byte, which no shell can hold."""
-    if "\0" in text:
-        raise UserError("a value holds a zero byte, which no shell can pass on")
-    return shlex.quote(text)
 
 
 def option(name: str, value: str) -> str:
@@ -122,7 +116,7 @@ def resource_options(cluster: Cluster, nodes: int, gpus: int, time: str = "") ->
 
 
 def _share_of_a_node(cluster: Cluster, gpus: int) -> list[str]:
-    """GPUs and CPUs, in the site's form. srun is given them too: since 22.05 it takes no CPUs from the job's request."""
+    """GPUs and CPUs, in the site's form. srun is given them too: from 22.05 on, it takes no CPUs from the job."""
     slurm = cluster.slurm
     kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
     forms = {"gres": [f"--gres=gpu:{kind}{gpus}"], "gpus-per-node": [f"--gpus-per-node={kind}{gpus}"]}
@@ -151,69 +145,7 @@ def _line(word: str) -> str:
 
 def plain(cluster: Cluster, command: list[str]) -> str:
     """A script of this one command, in the cluster's environment."""
-    return f"#!/bin/bash\n{_shell(cluster)}exec {' '.join(map(quoted, command))}\n"
-
-
-def _shell(cluster: Cluster) -> str:
-    modules = "".join(f"load {quoted(name)}\n" for name in cluster.software.modules)
-    # Before `set -u`, which a site's `module` need not bear.
-    return f"{DIE}{MODULES + modules if modules else ''}set -uo pipefail\n"
-
-
-DIE = """\
-die() { printf '%s recipes: %s\\n' "$(date +%T)" "$1" >&2; exit 1; } # the job's last words, for `recipes logs`
-"""
-
-MODULES = """\
-# A module that does not load ends the job here, in its own words; Modules 3 has such words and yet ends with 0.
-if ! type module >/dev/null 2>&1; then
-    for init in "${LMOD_PKG:-}/init/bash" "${MODULESHOME:-}/init/bash" /etc/profile.d/{z00_lmod,lmod,modules}.sh; do
-        # shellcheck disable=SC1090 # the site's own
-        if [[ -r $init ]] && . "$init"; then break; fi
-    done
-fi
-load() {
-    local words ended
-    words=$(mktemp) || die "no temporary file can be made on $HOSTNAME"
-    module load "$1" 2>"$words"
-    ended=$?
-    cat "$words" >&2
-    if ((ended)) || grep -q ERROR "$words"; then
-        die "module load $1 fails on $HOSTNAME: $(tr -s '[:space:]' ' ' <"$words")"
-    fi
-    rm -f "$words"
-}
-"""
-
-# What Slurm says of the job stays: `SLURM_JOB*`, its nodes and tasks, and how its commands reach the controller.
-INHERITED = """\
-# What srun would take as options from the environment of whoever submitted (srun(1)): the lines below say what is meant.
-for name in "${!S@}"; do
-    case $name in
-        SLURM_JOB* | SLURM_CONF* | SLURM_CLUSTER_NAME | SLURM_WORKING_CLUSTER | SLURM_JWT | SLURM_SACK_* | SLURM_SPANK_*) ;;
-        SLURM_NNODES | SLURM_NODELIST | SLURM_TASKS_PER_NODE | SLURM_RESTART_COUNT | SLURM_ARRAY_* | SLURM_HET_SIZE) ;;
-        SLURM_SUBMIT_* | SLURM_TOPOLOGY_ADDR* | SLURMD_NODENAME | SLURM_NODEID | SLURM_PROCID | SLURM_LOCALID) ;;
-        SLURM_* | SLURMD_* | SBATCH_* | SRUN_* | SALLOC_* | SQUEUE_* | SINFO_* | SACCT_* | SCANCEL_* | SCONTROL_*)
-            unset "$name" ;;
-    esac
-done
-"""
-
-
-def _host(job: BatchJob) -> str:
-    """Refuse a node that cannot run the rest: an older Python, or another shape than the recipe was made for."""
-    tasks = job.nodes * job.gpus
-    return f"""\
-# Refused here, with the reason, rather than by a traceback or a hang: an older Python, another number of ranks.
-host_python={quoted(job.cluster.software.host_python)}
-check='import sys; v = sys.version_info; v >= (3, 9) or sys.exit("is Python %d.%d" % v[:2])'
-why=$("$host_python" -c "$check" 2>&1) || die "the batch script needs Python 3.9 or later; on $HOSTNAME $host_python \
-${{why##*$'\\n'}}: name another as software.host_python"
-if ((${{SLURM_JOB_NUM_NODES:-{job.nodes}}} != {job.nodes} || ${{SLURM_NTASKS:-{tasks}}} != {tasks})); then
-    die "this is a script for {job.nodes} nodes and {tasks} ranks; Slurm gave $SLURM_JOB_NUM_NODES and $SLURM_NTASKS \
-(SBATCH_* variables and options of sbatch win over the script): render it for that size"
-fi
-"""
+    return f"#!/bin/bash\n{preamble.shell(cluster.software.modules)}exec {' '.join(map(quoted, command))}\n"
 
 
 def _environment(job: BatchJob) -> str:
@@ -267,7 +199,7 @@ def _start(job: BatchJob) -> str:
     # A rehearsal needs this project in the ranks' Python; a real run needs only the runtime that the script carries.
     rank = "-m superpod.rehearsal.rank" if cluster.declared_only else '"$code/superpod/node/rank.py"'
     words = [*controller, "--", *ranks, f'{python} {rank} "$code/{RECIPE}"']
-    body = " \\\n    ".join([f'exec "$host_python" "$code/superpod/node/attempt.py"', *words])
+    body = " \\\n    ".join(['exec "$host_python" "$code/superpod/node/attempt.py"', *words])
     return f"""\
 # attempt.py opens the next attempt of the run, picks MASTER_ADDR (this job's first node) and a free port, starts the
 # ranks below with srun, watches their heartbeats, and writes how it ended. It takes this process, so that Slurm's

@@ -110,9 +110,9 @@ class Slurm(_Table):
     cpus_per_task: int = Field(default=0, ge=0, le=1024)
     """0 = what Slurm gives; with whole nodes every task may use them all"""
     cpu_bind: CpuBind = "gpu"
-    """gpu: a rank runs on the CPUs of its GPU's own NUMA node; slurm: where srun binds it, the site's TaskPluginParam"""
+    """gpu: ranks run on the CPUs beside their GPU; slurm: where srun puts them (TaskPluginParam)"""
     topology: Topology = ""
-    """block where Slurm runs topology/block by NVLink domain: jobs ask for whole ones by --segment where they need it"""
+    """block where Slurm runs topology/block by NVLink domain: --segment where a layout needs whole ones"""
     time: Annotated[str, AfterValidator(_time)] = "4:00:00"
     mpi: Mpi = "none"
     """srun --mpi: PyTorch starts its own ranks, so none; pmix where the site's srun insists"""

@@ -64,7 +64,7 @@ def left_over(values: dict[str, str]) -> set[str]:
 
 
 def test_finding_3_the_script_drops_every_option_that_srun_reads():
-    """By the names in srun's own program; srun is given each of their meanings in words (test_batch_script's goldens)."""
+    """By the names in srun's own program; srun is given each of their meanings in words (the goldens)."""
     names = {name for name in inputs_of("srun") if not name.startswith(("SLURM_JOB", "SLURM_SUBMIT_", "SLURM_SPANK_"))}
     assert {"SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND", "SLURM_TASK_PROLOG"} <= names
     kept = left_over(dict.fromkeys([*names, *OF_THE_JOB, "SHELL_OPTION", "SUPERPOD_RUN_DIR"], "1"))
