@@ -34,6 +34,7 @@ from superpod.cli.scale import scale
 from superpod.cli.show import show
 from superpod.cli.status import status
 from superpod.cli.submit import submit
+from superpod.cli.top_up import top_up
 from superpod.cli.tune import tune
 
 app = typer.Typer(
@@ -83,6 +84,7 @@ VERBS = {
     "Slurm": {
         "submit": submit,
         "render": render,
+        "top-up": top_up,
         "status": status,
         "logs": logs,
         "cancel": cancel,

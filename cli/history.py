@@ -3,34 +3,48 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from superpod.cli import tables
-from superpod.cli.request_options import Run
+from superpod.cli.request_options import AsJson, Run
+
+if TYPE_CHECKING:
+    from superpod.lifecycle.attempts import AttemptView
 
 
-def history(run: Run) -> None:
-    """List the attempts of a run: when and where each ran, how far it got, and how it ended."""
-    from rich.table import Table
-
+def history(run: Run, as_json: AsJson = False) -> None:
+    """List the attempts of a run: when and where each ran, what it resumed, how far it got, and how it ended."""
+    from superpod.lifecycle import attempts
     from superpod.node.run_folder import RunFolder
 
-    folder = RunFolder.open(run)
-    head = ("attempt", "job", "began", "took", "nodes", "to step", "checkpoint", "state", "why")
+    views = [attempts.view(attempt) for attempt in RunFolder.open(run).attempts]
+    if as_json:
+        import dataclasses
+        import json
+
+        print(json.dumps([dataclasses.asdict(view) for view in views], indent=1))
+        return
+    _print_table(views)
+
+
+def _print_table(views: list[AttemptView]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    head = ("attempt", "job", "began", "took", "nodes", "from", "to step", "checkpoint", "state", "why")
     table = Table(*head, box=None, pad_edge=False, header_style="bold")
-    for attempt in folder.attempts:
-        result = attempt.result
-        began = float(result.get("started") or 0)
-        took = float(result.get("ended") or attempt.heartbeat().get("t") or began) - began
-        nodes = result.get("nodes") or []
+    for view in views:
+        nodes = view.nodes
         table.add_row(
-            attempt.name,
-            str(result.get("job", "")) + (f" (restart {result['restarts']})" if result.get("restarts") else ""),
-            time.strftime("%m-%d %H:%M:%S", time.localtime(began)),
-            tables.ago(took),
+            view.attempt,
+            view.job + (f" (restart {view.restarts})" if view.restarts else ""),
+            "-" if view.began is None else time.strftime("%m-%d %H:%M:%S", time.localtime(view.began)),
+            tables.ago(view.took_s),
             nodes[0] if len(nodes) == 1 else f"{nodes[0]} +{len(nodes) - 1}" if nodes else "-",
-            str(result.get("last_step", "-")),
-            str(result.get("checkpoint") or "-"),
-            str(result.get("state", "?")),
-            str(result.get("message", "")),
+            "-" if view.resumed_step is None else str(view.resumed_step),
+            "-" if view.last_step is None else str(view.last_step),
+            str(view.checkpoint or "-"),
+            view.state,
+            Text("; ".join(filter(None, (view.message, *view.notes)))),
         )
     tables.show(table)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from superpod.cli.request_options import Run
 from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.lifecycle.logs import Reader
+    from superpod.node.run_folder import RunFolder
+
+READ_S = 1.0
+"""How often `--follow` looks whether a log has grown."""
 
 
 def logs(
@@ -19,23 +27,41 @@ def logs(
     attempt: Annotated[str, typer.Option("--attempt", help="Only this attempt; default: all of them, in order.")] = "",
     lines: Annotated[int, typer.Option("-n", "--lines", help="Only the last N lines of each file; 0 = all.")] = 0,
 ) -> None:
-    """Print the output of a run's ranks, over all nodes and attempts."""
-    from superpod.lifecycle.logs import Reader
+    """Print the output of a run's ranks, over all nodes and attempts; exit 1 if there is none."""
+    from superpod.lifecycle.logs import Reader, ended
     from superpod.node.run_folder import RunFolder
-    from superpod.slurm import connection, watch
+    from superpod.slurm.job_queue import EVERY_S
 
     folder = RunFolder.open(run)
     names = [known.name for known in folder.attempts]
     if attempt and attempt.zfill(3) not in names:
         raise UserError(f"{run} has no attempt {attempt}", f"it has {', '.join(names) or 'none yet'}")
     reader = Reader(folder, rank=rank, all_ranks=all_ranks, attempt=attempt, tail=lines)
-    slurm = connection.Connection()
-    while True:
-        for line in reader.new():
-            print(line)
-        ended = watch.views([folder], slurm)[0].state in ("done", "failed", "cancelled")
-        if not follow or ended:
-            break
-        time.sleep(1)
+    printed, next_look = _print_new(reader), time.monotonic()
+    while follow and not ended(folder):
+        if time.monotonic() >= next_look:
+            next_look = time.monotonic() + EVERY_S
+            if _is_over(folder):
+                break
+        time.sleep(READ_S)
+        printed += _print_new(reader)
+    printed += _print_new(reader)
+    if not printed:
+        print(f"{run} has no log of this kind yet: `recipes status {run}` says where it stands", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _print_new(reader: Reader) -> int:
+    """Print what is new; the number of lines."""
+    count = 0
     for line in reader.new():
-        print(line)
+        print(line, flush=True)
+        count += 1
+    return count
+
+
+def _is_over(folder: RunFolder) -> bool:
+    """Whether the run goes on no more, by its folder and Slurm."""
+    from superpod.slurm import connection, watch
+
+    return watch.views([folder], connection.Connection())[0].state in ("done", "failed", "cancelled")

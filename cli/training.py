@@ -36,6 +36,7 @@ def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs:
 
     request = local_run.resolved.request
     facts = request.facts() | local_run.facts | {"checkpoint_bytes": local_run.checkpoint_bytes}
+    facts |= {"max_steps": local_run.max_steps, "nodes": 1, "gpus_per_node": local_run.ranks}
     lines = local_run.lines
     folder = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=lines)
     with folder.lock():
@@ -57,7 +58,11 @@ def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs:
                 elif marker:
                     folder.restore_done(marker)
             with _reporting_full_disks(console):
-                attempt.finish(end.state, exit_code=end.exit_code, message=end.message, last_step=steps.last)
+                # A run that was done and made no new step is done as before, but this attempt is not.
+                was_done = {"was_done": marker.get("step")} if marker and steps.last <= steps.first else {}
+                attempt.finish(
+                    end.state, exit_code=end.exit_code, message=end.message, last_step=steps.last, **was_done
+                )
     style = STYLES.get(end.state, "red")
     console.print(f"[{style}]{end.state}[/] at step {steps.last} of {local_run.max_steps}")
     if end.message:

@@ -19,13 +19,21 @@ class Reader:
         self._at: dict[Path, int] = {}
 
     def new(self) -> Iterator[str]:
-        """Every line that was not returned before, with its attempt, node and rank."""
-        for attempt in self._run.attempts:
+        """Every line that was not returned before, with its attempt, node and rank.
+
+        What a job printed that opened no attempt comes last: why its batch script ended, or why it had nothing to do.
+        """
+        attempts = self._run.attempts
+        for attempt in attempts:
             if self._attempt and attempt.name != self._attempt.zfill(3):
                 continue
             for path in self._files(attempt):
                 for line in self._lines(path):
                     yield f"[{attempt.name} {_who(path)}] {line}"
+        if self._rank is None and not self._attempt:
+            for path in self._without_attempt(attempts):
+                for line in self._lines(path):
+                    yield f"[{path.stem}] {line}"
 
     def _files(self, attempt: Attempt) -> list[Path]:
         ranks = attempt.logs
@@ -37,17 +45,35 @@ class Reader:
             chosen += [path for path in ranks if _rank(path) is None]  # srun.log: why it ended them
         return chosen
 
+    def _without_attempt(self, attempts: list[Attempt]) -> list[Path]:
+        """The output of jobs of the run that opened no attempt: `slurm-JOB.out`."""
+        opened = {str(attempt.result.get("job", "")) for attempt in attempts}
+        outputs = sorted(self._run.path.glob("slurm-*.out"))
+        return [path for path in outputs if path.stem.removeprefix("slurm-") not in opened]
+
     def _lines(self, path: Path) -> list[str]:
-        """Whole lines from where reading stopped; an unfinished line waits."""
+        """Whole lines from where reading stopped; an unfinished line waits. A file is opened only when it has grown."""
         first = path not in self._at
         at = self._at.setdefault(path, 0)
-        with path.open("rb") as file:
-            file.seek(at)
-            data = file.read()
+        try:
+            if path.stat().st_size <= at:
+                return []
+            with path.open("rb") as file:
+                file.seek(at)
+                data = file.read()
+        except OSError:
+            return []  # removed or made unreadable meanwhile
         end = data.rfind(b"\n") + 1  # 0 when no line is complete
         self._at[path] = at + end
         lines = data[:end].decode(errors="replace").splitlines()
         return lines[-self._tail :] if first and self._tail else lines
+
+
+def ended(run: RunFolder) -> bool:
+    """Whether the files alone say that the run is over: done or stopped, and its newest attempt has ended."""
+    last = run.attempts[-1] if run.attempts else None
+    over = run.done or (run.path / "stop").exists()
+    return over and (last is None or "ended" in last.result)
 
 
 def _rank(path: Path) -> int | None:

@@ -164,8 +164,3 @@ def drop_chain(run: RunFolder, job: str) -> None:
     if jobs:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(["scancel", "--state=PENDING", *jobs], capture_output=True, timeout=30)
-
-
-def runs_of(folder: Path) -> list[RunFolder]:
-    """Every run below a folder for runs, oldest first."""
-    return [RunFolder(path.parent) for path in sorted(folder.glob("*/*/run.json"), key=lambda p: p.parent.name)]

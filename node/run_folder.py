@@ -57,6 +57,16 @@ class Attempt:
         return read_json(self.path / "result.json") or {}
 
     @property
+    def resume(self) -> JsonObject:
+        """What it resumed from, as `node/resume.py` decided: step, checkpoint, samples, lost_steps, set_aside, words.
+
+        `lost_steps` are steps that only damaged checkpoints held; `words` say all of it in a line. Empty where nothing
+        was decided, as by an earlier version.
+        """
+        resume = self.result.get("resume")
+        return resume if isinstance(resume, dict) else {}
+
+    @property
     def logs(self) -> list[Path]:
         """The log files of the ranks, ordered by node and rank."""
         return sorted((self.path / "logs").glob("*.log"), key=lambda p: [int(n) for n in re.findall(r"\d+", p.stem)])
@@ -192,6 +202,10 @@ class RunFolder:
         by_step = {line["step"]: line for line in read_lines(self.path / "metrics.jsonl") if _is_metric(line)}
         return [by_step[step] for step in sorted(by_step)]
 
+    def newest_metrics(self) -> list[JsonObject]:
+        """The lines at the end of metrics.jsonl (64 KiB) as they were written: steps that a resumed run repeats too."""
+        return [line for line in tail_lines(self.path / "metrics.jsonl") if _is_metric(line)]
+
     def reopen(self, max_steps: int) -> JsonObject:
         """Before an attempt: remove what no attempt can resume from, and an earlier done marker, which is returned.
 
@@ -272,7 +286,7 @@ class RunFolder:
         """From the done marker, then the last attempt's result, then whether a process holds the run."""
         last = self.attempts[-1] if self.attempts else None
         if self.done:
-            return Status("done", "", last.name if last else "", last.result.get("exit_code") if last else None)
+            return self._done_status(last)
         if last is None:
             return Status("queued", "no attempt yet")
         result = last.result
@@ -282,6 +296,15 @@ class RunFolder:
         if state == "running" and last.heartbeat().get("phase") == "save":
             state = "saving"
         return Status(state, message, last.name, result.get("exit_code"))
+
+    def _done_status(self, last: Attempt | None) -> Status:
+        """Done; but how the newest attempt ended, where that was to add steps to a done run and made none."""
+        result, name = (last.result, last.name) if last else ({}, "")
+        state, before = str(result.get("state", "done")), result.get("was_done")
+        if before is None or state == "done":
+            return Status("done", "", name, result.get("exit_code"))
+        words = f"{result.get('message', '')}; no new step was made, and the run was done at step {before} before"
+        return Status(state, words.lstrip("; "), name, result.get("exit_code"))
 
     def _is_held(self) -> bool:
         return locks.is_held(self.path / locks.LAUNCHER) or locks.is_held(self.path / locks.RANKS)
@@ -321,6 +344,10 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "data": (lambda v: v is None or _is_text(v), "a string or null"),
     "num_nodes": (lambda v: v is None or (_is_count(v) and v > 0), "a whole number from 1 on, or null"),
     "checkpoint_bytes": (_is_count, "a whole number"),
+    **dict.fromkeys(
+        ("max_steps", "nodes", "gpus_per_node", "attempts"),
+        (lambda v: v is None or _is_count(v), "a whole number, or null"),
+    ),
     "unigram_entropy_nats": (lambda v: v is None or is_number(v), "a number or null"),
 }
 _NUMBERS = ("t", "loss", "val_loss", "tokens", "step_time_s", "tokens_per_s_per_gpu", "allocated_gib")

@@ -1,11 +1,13 @@
-"""A local copy of the small files of runs behind SSH, so that readers need no connection."""
+"""A copy of the small files of runs behind SSH, for as long as a command lasts, so that readers need no connection."""
 
 from __future__ import annotations
 
-import hashlib
+import atexit
 import io
-import os
+import shutil
 import tarfile
+import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,18 +17,34 @@ if TYPE_CHECKING:
 PICK = r"""
 cd "$1" 2>/dev/null || exit 0
 find . \( -path '*/nemo' -o -path './.jobs' \) -prune -o -type f \( -name '*.json' -o -name '*.jsonl' -o -name done \
-    -o -name stop -o -name common.pt \) -size -8192k -print | tar -cz -T -
+    -o -name stop -o -name job.sbatch -o -name common.pt \) -size -8192k -readable -print | tar -cz -T -
 """
 
 
-def fetch(connection: Connection, folder: str) -> Path:
-    """A copy of what `recipes status` reads of the runs in `folder`: no weights, no logs."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    copy = cache / "superpod" / "mirror" / hashlib.sha256(f"{connection}:{folder}".encode()).hexdigest()[:16]
-    copy.mkdir(parents=True, exist_ok=True)
+@dataclass(frozen=True)
+class Mirror:
+    """The copy, the folder that it is of, and who owns each run there."""
+
+    path: Path
+    remote: str
+    users: dict[Path, str] = field(default_factory=dict)
+
+    def remote_path(self, run: Path) -> str:
+        """Where a run of the copy lies on the cluster."""
+        return f"{self.remote}/{run.relative_to(self.path)}"
+
+
+def fetch(connection: Connection, folder: str) -> Mirror:
+    """A copy of what `recipes status` reads of the runs in `folder`: no weights, no logs.
+
+    It is new at each call: a done or stop marker that was removed there must not stay here.
+    """
+    copy = Mirror(Path(tempfile.mkdtemp(prefix="recipes-mirror-")), folder.rstrip("/"))
+    atexit.register(shutil.rmtree, copy.path, ignore_errors=True)
     packed = connection.run_bytes(["sh", "-s", "--", folder], stdin=PICK.encode(), limit_s=120)
-    if not packed:
-        return copy
-    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
-        archive.extractall(copy, filter="data")
+    if packed:
+        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+            archive.extractall(copy.path, filter="data")
+            files = [member for member in archive if Path(member.name).name == "run.json"]
+        copy.users.update({copy.path / Path(member.name).parent: member.uname or str(member.uid) for member in files})
     return copy

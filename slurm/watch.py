@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import re
+import os
+import shlex
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.errors import UserError
-from superpod.node import drift, guard, stall
+from superpod.lifecycle.attempts import resume_notes
+from superpod.node import drift, guard, owner, stall
 from superpod.node.files import JsonObject, is_number, read_json
 from superpod.node.run_folder import Attempt, RunFolder
-from superpod.slurm.submit import job_name
+from superpod.slurm import job_queue
+from superpod.slurm.job_queue import JobQueue, Queued
+from superpod.slurm.submit import SCRIPT, job_name
 
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
 
-LIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 STALLED_S = 600.0
 
+UNREADABLE = "unreadable"
+"""The state of a run whose folder cannot be read: a row of its own, so that the others are shown."""
 
-@dataclass(frozen=True)
-class Queued:
-    """A job in Slurm's queue."""
+GOES_ON = ("queued", "running", "saving", "requeued", "stalled")
+"""States of a run that goes on by itself as long as jobs are queued."""
 
-    id: str
-    state: str
-    reason: str
-    start: str
+SUBMITTING_S = 120.0
+"""So long after its folder was made, a run without jobs may still be about to be queued."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,9 @@ class RunView:
 
     run: RunFolder
     state: str
+    """one of run_folder.STATES, or UNREADABLE"""
     message: str = ""
+    user: str = ""
     attempt: str = ""
     attempts: int = 0
     step: int = 0
@@ -49,31 +54,25 @@ class RunView:
     checkpoint_step: int = 0
     checkpoint_age_s: float | None = None
     alarm: str = ""
-    jobs: list[Queued] = field(default_factory=list)
+    resumed: tuple[str, ...] = ()
+    """what the newest attempt did about damaged checkpoints: set aside, steps lost"""
+    jobs: list[Queued] | None = field(default_factory=list)
+    """those that wait or run; None where Slurm does not answer"""
 
 
-def queue(connection: Connection) -> dict[str, list[Queued]] | None:
-    """This user's jobs by name; None when the controller does not answer."""
-    try:
-        output = connection.run(["squeue", "--me", "-h", "-o", "%i\x1f%j\x1f%T\x1f%r\x1f%S"], limit_s=30)
-    except UserError:
-        return None
-    jobs: dict[str, list[Queued]] = {}
-    for line in output.splitlines():
-        job, name, state, reason, start = line.split("\x1f")
-        jobs.setdefault(name, []).append(Queued(job, state, reason, start))
-    return jobs
+def view(run: RunFolder, jobs: list[Queued] | None, now: float | None = None, *, ended: str = "") -> RunView:
+    """Sum a run up; writes nothing.
 
-
-def view(run: RunFolder, jobs: list[Queued] | None, now: float | None = None) -> RunView:
-    """Sum a run up. `jobs` are its jobs in the queue; None = Slurm does not answer, and the folder decides alone."""
+    `jobs` are its jobs in the queue; None = Slurm does not answer, and the folder decides alone. `ended` is Slurm's
+    word for how the newest attempt's job ended, where it is over and Slurm knows.
+    """
     now = now or time.time()
-    lines, facts = run.metrics(), run.facts
-    state, message = state_of(run, jobs, now)
+    lines, facts = run.newest_metrics(), run.facts
+    state, message = local_state(run, now) if is_local(run) else state_of(run, jobs, now, ended=ended)
     # The median of the last steps: a save or a validation in between does not count.
     steady = [line["step_time_s"] for line in lines[-20:] if is_number(line.get("step_time_s"))]
     step_s = statistics.median(steady) if steady else None
-    step = lines[-1]["step"] if lines else 0
+    step = _step(run, lines)
     most = facts.get("max_steps")
     newest = guard.newest_step(run)
     moving = state in ("running", "saving", "requeued", "queued")
@@ -81,59 +80,107 @@ def view(run: RunFolder, jobs: list[Queued] | None, now: float | None = None) ->
         run=run,
         state=state,
         message=message,
+        user=owner.name_of(owner.uid_of(run.path)),
         attempt=run.attempts[-1].name if run.attempts else "",
         attempts=len(run.attempts),
         step=step,
         max_steps=most,
         loss=next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None),
-        tokens_per_s=_tokens(lines, facts),
+        tokens_per_s=_tokens(run, lines),
         mfu=_mfu(run, step_s),
         eta_s=(most - step) * step_s if most and step_s and moving else None,
         checkpoint_step=newest,
         checkpoint_age_s=_age(run, now) if newest else None,
-        alarm=drift.alarm(lines) if state in ("running", "saving") else "",
-        jobs=jobs or [],
+        alarm=drift.alarm(run.metrics()) if state in ("running", "saving") else "",
+        resumed=tuple(resume_notes(run.attempts[-1])) if run.attempts else (),
+        jobs=jobs,
     )
 
 
-def state_of(run: RunFolder, jobs: list[Queued] | None, now: float) -> tuple[str, str]:
+def is_local(run: RunFolder) -> bool:
+    """Whether a run was started by `recipes run` or `finetune`, so that a lock and not Slurm knows whether it lives."""
+    last = run.attempts[-1] if run.attempts else None
+    return not (run.path / SCRIPT).exists() and last is not None and not last.result.get("job", "?")
+
+
+def local_state(run: RunFolder, now: float) -> tuple[str, str]:
+    """State and why, of a run on this machine."""
+    status = run.status()
+    return _live_state(run, run.attempts[-1], now) if status.state == "running" else (status.state, status.message)
+
+
+def state_of(run: RunFolder, jobs: list[Queued] | None, now: float, *, ended: str = "") -> tuple[str, str]:
     """State and why: the done marker first, then the stop marker, then the last attempt against the queue."""
     if run.done:
-        return "done", ""
+        status = run.status()
+        return status.state, status.message
     if marker := guard.stopped(run):
         return ("cancelled" if marker.by is guard.StoppedBy.USER else "failed"), marker.reason
     last = run.attempts[-1] if run.attempts else None
     if last is None:
-        return _waiting_state(jobs)
+        return _waiting_state(run, jobs, now)
+    if jobs == [] and ended == "CANCELLED" and not guard.was_resumed(run):
+        return "cancelled", "cancelled by the user (scancel)"
+    if not last.result:
+        message = f"attempts/{last.name}/result.json cannot be read"  # torn: Slurm alone knows whether it lives
+        live = bool(jobs) and jobs[0].state in job_queue.LIVE
+        return _live_state(run, last, now) if live else _between_attempts(last, "failed", message, jobs)
     state, message = str(last.result.get("state", "failed")), str(last.result.get("message", ""))
-    job = str(last.result.get("job", ""))
-    if jobs is None:
-        return (state, message) if state not in ("running", "saving") else _live_state(run, last, now)
-    current = next((queued for queued in jobs if queued.id == job), None)
-    if current and current.state in LIVE and state in ("running", "saving", "stalled"):
+    if state in ("running", "saving", "stalled") and _is_live(last, state, jobs):
         return _live_state(run, last, now)
-    if jobs:  # the attempt has ended, and another job waits to go on
-        first = jobs[0]
-        why = (
-            message
-            if state not in ("running", "saving")
-            else f"attempt {last.name} was killed with its job or its node"
-        )
-        return "requeued", f"{why}; job {first.id} is {first.state.lower()} ({first.reason})".lstrip("; ")
-    if state in ("running", "saving", "stalled"):
-        return "failed", f"attempt {last.name} was killed with its job, and nothing is queued"
-    if state == "requeued":
-        return "requeued", f"{message}; nothing is queued"
+    state, message = _between_attempts(last, state, message, jobs)
+    if state == "requeued" and jobs == [] and (run.path / guard.CHAIN).exists():
+        message += f": recipes top-up {shlex.quote(str(run.path))}"
     return state, message
 
 
-def _waiting_state(jobs: list[Queued] | None) -> tuple[str, str]:
+def _is_live(last: Attempt, state: str, jobs: list[Queued] | None) -> bool:
+    """Whether the newest attempt's job has its nodes; without an answer of Slurm, what the attempt wrote decides."""
+    if jobs is None:
+        return state != "stalled"
+    job = str(last.result.get("job", ""))
+    return any(queued.id == job and queued.state in job_queue.LIVE for queued in jobs)
+
+
+def _between_attempts(last: Attempt, state: str, message: str, jobs: list[Queued] | None) -> tuple[str, str]:
+    """State and why, after an attempt has ended; another job may wait to go on."""
+    killed = state in ("running", "saving", "stalled")
+    if jobs is None:
+        return state, message
+    if jobs:
+        why = f"attempt {last.name} was killed with its job or its node" if killed else message
+        return "requeued", f"{why}; job {jobs[0].id} is {jobs[0].state.lower()} ({jobs[0].reason})".lstrip("; ")
+    if killed:
+        return "failed", f"attempt {last.name} was killed with its job, and nothing is queued"
+    return (state, f"{message}; nothing is queued") if state == "requeued" else (state, message)
+
+
+def _waiting_state(run: RunFolder, jobs: list[Queued] | None, now: float) -> tuple[str, str]:
+    """State and why, before the first attempt."""
     if jobs is None:
         return "queued", "Slurm does not answer"
-    if not jobs:
-        return "failed", "no attempt has begun, and nothing is queued: see slurm-*.out in the run folder"
-    starts = jobs[0].start if jobs[0].start not in ("N/A", "") else ""
-    return "queued", jobs[0].reason + (f", expected to start {starts}" if starts else "")
+    if jobs:
+        starts = jobs[0].start if jobs[0].start not in ("N/A", "") else ""
+        return "queued", jobs[0].reason + (f", expected to start {starts}" if starts else "")
+    made = run.facts.get("t")
+    submitted = (run.path / SCRIPT).exists() and not (run.path / guard.CHAIN).exists()
+    if submitted and is_number(made) and now - made < SUBMITTING_S:
+        return "queued", "being submitted"
+    outputs = sorted(run.path.glob("slurm-*.out"))
+    words = last_line(outputs[-1]) if outputs else ""
+    why = f"{outputs[-1].name}: {words}" if words else "its jobs left the queue before they began"
+    return "failed", f"no attempt has begun, and nothing is queued; {why}"
+
+
+def last_line(path: Path) -> str:
+    """The last line with words in it of a job's output; '' when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip()[-400:] for line in reversed(lines) if line.strip()), "")
 
 
 def _live_state(run: RunFolder, attempt: Attempt, now: float) -> tuple[str, str]:
@@ -146,10 +193,29 @@ def _live_state(run: RunFolder, attempt: Attempt, now: float) -> tuple[str, str]
     return ("saving" if attempt.heartbeat().get("phase") == "save" else "running"), ""
 
 
-def _tokens(lines: list[JsonObject], facts: JsonObject) -> float | None:
+def _step(run: RunFolder, lines: list[JsonObject]) -> int:
+    """The step that the run is at: the last one written, not the largest, as a resumed run repeats some.
+
+    Before an attempt's first step it is the one that the attempt resumed from.
+    """
+    last = run.attempts[-1] if run.attempts else None
+    resumed = last.resume.get("step") if last else None
+    if last and isinstance(resumed, int) and not run.done and (not lines or lines[-1].get("attempt") != last.name):
+        return resumed
+    return lines[-1]["step"] if lines else 0
+
+
+def _tokens(run: RunFolder, lines: list[JsonObject]) -> float | None:
     rates = [line["tokens_per_s_per_gpu"] for line in lines[-20:] if is_number(line.get("tokens_per_s_per_gpu"))]
-    gpus = facts.get("nodes", 1) * facts.get("gpus_per_node", 1)
-    return statistics.median(rates) * gpus if rates else None
+    return statistics.median(rates) * _ranks(run) if rates else None
+
+
+def _ranks(run: RunFolder) -> int:
+    """Ranks of a run; where its facts do not tell (a local run of an earlier version), those that sent heartbeats."""
+    nodes, gpus = run.facts.get("nodes"), run.facts.get("gpus_per_node")
+    if is_number(nodes) and is_number(gpus):
+        return int(nodes * gpus)
+    return max((len(attempt.heartbeats()) for attempt in run.attempts[-1:]), default=1) or 1
 
 
 def _mfu(run: RunFolder, step_s: float | None) -> float | None:
@@ -166,43 +232,54 @@ def _age(run: RunFolder, now: float) -> float | None:
     return now - max(times) if times else None
 
 
-def views(runs: list[RunFolder], connection: Connection) -> list[RunView]:
-    """Every run, in order; Slurm is asked once for all of them."""
-    queued = queue(connection)
+def views(runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None) -> list[RunView]:
+    """Every run, in order; writes nothing. Slurm is asked once for all of them, and not at all where none needs it.
+
+    `users` are the runs' owners where the folders here do not tell (copies of a remote cluster's).
+    """
+    users = users or {}
+    asking = [run for run in runs if _needs_slurm(run)]
+    owners = {users.get(run.path) or str(uid) for run in asking if (uid := owner.uid_of(run.path)) is not None}
+    queue = job_queue.ask(connection, owners or {str(os.geteuid())}) if asking else JobQueue()
+    ended = _ended(asking, connection, queue) if queue else {}
     seen = []
     for run in runs:
         # No jobs is [], an unknown queue None.
-        jobs = None if queued is None else queued.get(job_name(str(run.path)), [])
-        if jobs == [] and not run.done and _was_cancelled(run, connection):
-            guard.stop(run, "cancelled by the user (scancel)", by=guard.StoppedBy.USER)
-        seen.append(view(run, jobs))
+        jobs = None if queue is None else queue.active.get(job_name(str(run.path)), [])
+        seen.append(_view_or_why_not(run, jobs, ended.get(_newest_job(run), "")))
     return seen
 
 
-def _was_cancelled(run: RunFolder, connection: Connection) -> bool:
-    """Whether the newest attempt's job was cancelled: the controller knows for a while, then accounting does."""
-    job = str(run.attempts[-1].result.get("job", "")) if run.attempts else ""
-    if not job or guard.stopped(run) or guard.was_resumed(run):
-        return False
-    for words, pattern in _ENDINGS:
-        try:
-            output = connection.run([word.replace("JOB", job) for word in words], limit_s=20)
-        except UserError:
-            continue
-        if match := re.search(pattern, output):
-            return match[1] == "CANCELLED"
-    return False
+def _view_or_why_not(run: RunFolder, jobs: list[Queued] | None, ended: str) -> RunView:
+    try:
+        return view(run, jobs, ended=ended)
+    except Exception as error:  # whatever a folder holds, the other runs are shown
+        return unreadable(run, f"{type(error).__name__}: {error}")
 
 
-_ENDINGS = (
-    (("scontrol", "show", "job", "-o", "JOB"), r"\bJobState=([A-Z_]+)"),
-    (("sacct", "-X", "-nP", "-j", "JOB", "-o", "State"), r"^([A-Z_]+)"),
-)
-"""Commands that tell how a job ended, and where their output has the state."""
+def unreadable(run: RunFolder, why: str) -> RunView:
+    """The row of a run that cannot be read."""
+    return RunView(run, UNREADABLE, why, user=owner.name_of(owner.uid_of(run.path)))
+
+
+def _needs_slurm(run: RunFolder) -> bool:
+    """Whether Slurm has a word in this run's state: neither done nor stopped, and not of this machine."""
+    return not (run.done or guard.stopped(run) or is_local(run))
+
+
+def _newest_job(run: RunFolder) -> str:
+    return str(run.attempts[-1].result.get("job", "")) if run.attempts else ""
+
+
+def _ended(runs: list[RunFolder], connection: Connection, queue: JobQueue) -> dict[str, str]:
+    """How the newest jobs of runs without one in the queue ended: the controller knows for a while, then accounting."""
+    idle = [job for run in runs if job_name(str(run.path)) not in queue.active and (job := _newest_job(run))]
+    forgotten = [job for job in idle if job not in queue.ended and job.isdecimal()]
+    return job_queue.accounted(connection, forgotten) | queue.ended
 
 
 def missing_attempts(seen: RunView, attempts: int) -> int:
     """How many attempts to add to the queue so that the run goes on by itself."""
-    if seen.state not in ("queued", "running", "saving", "requeued", "stalled"):
+    if seen.state not in GOES_ON or seen.jobs is None:
         return 0
     return max(0, attempts - len(seen.jobs))

@@ -26,7 +26,7 @@ def test_three_time_limits_and_nothing_lost(testbed, profile):
     toy.until_step(1)
     until(lambda: len(toy.run.attempts) >= 3, 240, toy.story)
     if not toy.run.done:
-        toy.queue(3)  # as `recipes status` does
+        toy.queue(3)  # as `recipes top-up` does
     toy.until_done(400)
     toy.check_whole(most_lost=0)
     assert len(toy.run.attempts) >= 3

@@ -100,8 +100,8 @@ def test_submit_and_status_through_ssh(behind, testbed, tmp_path, monkeypatch):
     until(lambda: not testbed.slurm("squeue", "-h").strip(), 180)
     assert "versions: torch" in "".join(p.read_text() for p in Path(run).rglob("*.log")), "a rank has begun"
     here = mirror.fetch(slurm, submission.folder)
-    copy = RunFolder.open(here / "tiny_llama3" / Path(run).name)
-    seen = watch.views([copy], slurm)[0]
+    copy = RunFolder.open(here.path / "tiny_llama3" / Path(run).name)
+    seen = watch.views([copy], slurm, here.users)[0]
     assert seen.state == "failed"
     assert seen.attempts == len(RunFolder.open(run).attempts)
 

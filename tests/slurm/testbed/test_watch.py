@@ -33,14 +33,15 @@ def test_status_logs_and_history_agree(testbed, profile, recipes_cli):
     assert followed.returncode == 0
 
 
-def test_status_queues_the_attempts_that_a_run_lacks(testbed, profile, recipes_cli):
+def test_top_up_queues_the_attempts_that_a_run_lacks(testbed, profile, recipes_cli):
     toy = ToyRun(testbed, profile(), attempts=3, max_steps=10000, step_s=0.3)
     toy.until_step(2)
     for job in [j for j in toy.seen().jobs if j.state == "PENDING"]:
         testbed.slurm("scancel", job.id)
     until(lambda: len(toy.seen().jobs) == 1)
-    status = recipes_cli("status", toy.run.path).stdout
-    assert "queued 2 more" in status
+    assert recipes_cli("status", toy.run.path).returncode == 0
+    assert len(toy.seen().jobs) == 1
+    assert "queued 2 more" in recipes_cli("top-up", toy.run.path).stdout
     assert len(toy.seen().jobs) == 3
 
 
@@ -63,7 +64,7 @@ def test_a_slowed_cable_raises_the_alarm_and_bisect_names_the_node(testbed, prof
     until(lambda: toy.seen().alarm or toy.run.done, 120, toy.story)
     alarm = toy.seen().alarm
     assert "more than the" in alarm, toy.story()
-    assert "steps take" in recipes_cli("status", "--no-top-up", toy.run.path).stdout
+    assert "steps take" in recipes_cli("status", toy.run.path).stdout
     recipes_cli("cancel", toy.run.path)
     toy.until_gone(120)
     for node in "124":  # a bound of their own, so that a busy machine is not what is measured
@@ -141,7 +142,7 @@ def test_a_run_whose_slurm_is_silent_still_has_a_state(testbed, profile, recipes
     toy.until_step(3)
     testbed("ctld-stop")
     try:
-        status = recipes_cli("status", "--no-top-up", toy.run.path, timeout=180)
+        status = recipes_cli("status", toy.run.path, timeout=180)
         assert status.returncode == 0, status.stderr
         assert any(word in status.stdout for word in ("running", "saving", "done"))
     finally:

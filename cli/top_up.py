@@ -1,0 +1,58 @@
+"""`recipes top-up`: queue the attempts that runs lack."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.cli.request_options import Cluster
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.node.run_folder import RunFolder
+
+
+def top_up(
+    runs_named: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run folders.")] = None,
+    cluster: Cluster = "",
+    runs: Annotated[str, typer.Option("--runs", help="All of yours in this folder; default: the profile's.")] = "",
+    attempts: Annotated[int, typer.Option("--attempts", min=0, help="Jobs to have queued; 0 = as submitted.")] = 0,
+) -> None:
+    """Queue the attempts that your runs lack, so that they go on by themselves; exit 1 if one cannot be helped."""
+    from superpod.node.run_folder import RunFolder
+    from superpod.slurm import connection, profiles
+    from superpod.slurm import top_up as queueing
+
+    profile = profiles.load(cluster) if cluster else None
+    slurm = connection.of(profile) if profile else connection.Connection()
+    if slurm.remote:
+        raise UserError("top-up works only where the run folders are", f"log in to {slurm} first")
+    folder = runs or (profile.folders.runs if profile else "")
+    if not runs_named and not folder:
+        raise UserError("top-up names no run", "name runs, --runs DIR, or --cluster PROFILE for all of yours")
+    chosen = [RunFolder.open(run) for run in runs_named or []] or _going_on(folder)
+    failed = False
+    for run in chosen:
+        try:
+            jobs = queueing.top_up(run, slurm, attempts)
+        except UserError as error:
+            if len(chosen) == 1:
+                raise
+            failed = True
+            print(f"{run.path.name}: {error}", file=sys.stderr)
+            continue
+        print(f"{run.path.name}: " + (f"queued {len(jobs)} more: {', '.join(jobs)}" if jobs else "nothing to queue"))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _going_on(folder: str) -> list[RunFolder]:
+    """This user's runs in a folder that are neither done nor stopped."""
+    from superpod.lifecycle import run_list
+    from superpod.node import guard
+
+    runs = [listed.run for listed in run_list.below(Path(folder)) if listed.mine and not listed.problem]
+    return [run for run in runs if (run.path / guard.CHAIN).exists() and not run.done and not guard.stopped(run)]

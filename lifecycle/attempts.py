@@ -1,0 +1,74 @@
+"""The attempts of a run as `recipes history` shows them, whatever their result.json holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from superpod.node.files import is_number
+from superpod.node.run_folder import Attempt
+
+UNREADABLE = "unreadable"
+"""The state of an attempt whose result.json is missing or torn."""
+
+
+@dataclass(frozen=True)
+class AttemptView:
+    """One attempt; None for unknown values. Times are Unix times and seconds."""
+
+    attempt: str
+    state: str
+    """one of run_folder.STATES, or UNREADABLE"""
+    message: str = ""
+    notes: tuple[str, ...] = ()
+    """what was decided before the ranks started: checkpoints set aside, steps lost"""
+    job: str = ""
+    restarts: int = 0
+    began: float | None = None
+    took_s: float | None = None
+    nodes: tuple[str, ...] = ()
+    resumed_step: int | None = None
+    """steps done at the checkpoint that it resumed from; 0 = from the start"""
+    last_step: int | None = None
+    checkpoint: int | None = None
+    """steps done at the newest checkpoint when it ended"""
+    exit_code: int | None = None
+
+
+def view(attempt: Attempt) -> AttemptView:
+    """What an attempt left. A field that holds something else than it should is unknown."""
+    result = attempt.result
+    if not result:
+        return AttemptView(attempt.name, UNREADABLE, f"{attempt.path / 'result.json'} is missing or torn")
+    began = _time(result.get("started"))
+    last_sign = _time(result.get("ended")) or _time(attempt.heartbeat().get("t"))
+    nodes, message = result.get("nodes"), result.get("message", "")
+    return AttemptView(
+        attempt=attempt.name,
+        state=str(result.get("state", "?")),
+        message=message if isinstance(message, str) else "",
+        notes=tuple(resume_notes(attempt)),
+        job=str(result.get("job") or ""),
+        restarts=_count(result.get("restarts")) or 0,
+        began=began,
+        took_s=max(0.0, last_sign - began) if began and last_sign else None,
+        nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
+        resumed_step=_count(attempt.resume.get("step", result.get("before"))),
+        last_step=_count(result.get("last_step")),
+        checkpoint=_count(result.get("checkpoint")),
+        exit_code=_count(result.get("exit_code")),
+    )
+
+
+def resume_notes(attempt: Attempt) -> list[str]:
+    """What was decided of damaged checkpoints before the ranks started, in words; nothing where all were whole."""
+    resume = attempt.resume
+    words = resume.get("words")
+    return [words] if isinstance(words, str) and (resume.get("lost_steps") or resume.get("set_aside")) else []
+
+
+def _time(value: object) -> float | None:
+    return float(value) if is_number(value) and value > 0 else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

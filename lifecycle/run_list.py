@@ -1,0 +1,82 @@
+"""The runs below a folder for runs. One that cannot be read is listed too, with the reason; nothing is written."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from superpod.errors import UserError
+from superpod.node import owner
+from superpod.node.run_folder import RunFolder
+
+_NAME = re.compile(r"\d{8}T\d{6}Z-.+")
+"""The name of a run folder: its time, and an id."""
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run folder, its owner, and why it cannot be read; '' for one that can."""
+
+    run: RunFolder
+    user: str = "?"
+    mine: bool = True
+    """an owner that the file system cannot tell counts as this user"""
+    problem: str = ""
+
+
+def below(folder: Path) -> list[ListedRun]:
+    """Every run in `folder`, oldest first.
+
+    Raises:
+        UserError: the folder itself cannot be read.
+    """
+    try:
+        recipes = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no folder of runs at {folder}", "name a run, --runs DIR, or --cluster PROFILE"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error.strerror}", "ask who owns it for permission") from None
+    runs = [listed(Path(path)) for recipe in recipes for path in _folders(recipe)]
+    return sorted(runs, key=lambda run: run.run.path.name)
+
+
+def listed(path: Path) -> ListedRun:
+    """One run folder."""
+    uid = owner.uid_of(path)
+    return ListedRun(RunFolder(path.absolute()), owner.name_of(uid), uid in (None, os.geteuid()), _problem(path))
+
+
+def _folders(recipe: str) -> Iterator[str]:
+    """The run folders of a recipe; its own folder where that cannot be read."""
+    try:
+        entries = list(os.scandir(recipe))
+    except OSError:
+        yield recipe
+        return
+    for entry in entries:
+        if entry.is_dir() and (_NAME.fullmatch(entry.name) or os.path.isfile(os.path.join(entry.path, "run.json"))):
+            yield entry.path
+
+
+def _problem(path: Path) -> str:
+    """Why a run cannot be read, in words; '' when it can. A folder without rights looks empty to a glob."""
+    try:
+        list(os.scandir(path))
+        if not (path / "run.json").read_bytes():
+            return "run.json is empty"
+        for name in ("attempts", "checkpoints"):
+            if (path / name).exists():
+                list(os.scandir(path / name))
+        RunFolder.open(path)
+    except UserError as error:
+        return f"{error}; {error.hint}" if error.hint else str(error)
+    except FileNotFoundError as error:
+        return f"{Path(error.filename or path).name} is missing"
+    except OSError as error:
+        return f"{Path(error.filename or path).name} cannot be read: {error.strerror}"
+    return ""
