@@ -279,7 +279,7 @@ def _of_another_model(judgement: Judgement, job: PlannedJob, task: str) -> Itera
 
     planned = parameter_counts.planned(task, job)
     for (rank, chunks), counted in zip(judgement.built.items(), planned, strict=False):
-        if sum(chunks) != counted:
+        if parameter_counts.differ(job.model, sum(chunks), counted):
             yield Broken(
                 "parameters",
                 f"rank {rank} has {sum(chunks):,} parameters, and memory and step time are planned for {counted:,}: "
@@ -315,7 +315,8 @@ def _built(partial: Partial, rank: int, world: int, job: PlannedJob | None) -> t
 
     generation = f"sm{(job.node if job else hardware.node(GPU)).gpu.sm}"
     variables = {v.name: v.value for v in environment.variables(job)} if job else {}
-    build = build_with_te(partial, rank, world, generation, variables)
+    vocabulary = job.model.vocab if job else None
+    build = build_with_te(partial, rank, world, generation, variables, vocabulary=vocabulary)
     return build.parameters, build.attention
 
 

@@ -91,7 +91,7 @@ def connected_model(recipe: Partial, strategy: MegatronStrategy, *, optimizer: b
 
 
 def chunks(
-    recipe: Partial, config: GPTConfig, *, vocab_size: int | None = None, stand_in: int = STAND_IN_VOCAB
+    recipe: Partial, config: GPTConfig, *, vocab_size: int | None = None, stand_in: int | None = None
 ) -> Iterator[MegatronModule]:
     """The virtual stages that this rank holds, in order, with the recipe's adapters; on the meta device.
 
@@ -105,7 +105,7 @@ def chunks(
 
     if vocab_size is not None:
         config.vocab_size = None
-    tokenizer = SimpleNamespace(vocab_size=vocab_size or tokenizer_vocab(recipe) or stand_in)
+    tokenizer = SimpleNamespace(vocab_size=vocab_size or tokenizer_vocab(recipe) or stand_in or STAND_IN_VOCAB)
     peft = fdl.build(recipe.peft) if getattr(recipe, "peft", None) else None
     for stage in range(config.virtual_pipeline_model_parallel_size or 1):
         yield _chunk(config, tokenizer, stage, peft)

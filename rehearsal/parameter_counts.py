@@ -33,11 +33,15 @@ class Counter:
         planned = self._planned[key]
         if isinstance(planned, str):
             return planned
-        allowed = MOST_OF_APPROXIMATE if job.model.approximate else 0.0
         for stage, real, counted in zip(stages(job.layout), map(sum, built), planned, strict=True):
-            if abs(counted - real) > allowed * real:
+            if differ(job.model, real, counted):
                 return f"pipeline rank {stage} holds {real:,} parameters, and the planner counts {counted:,}"
         return ""
+
+
+def differ(model: models.ModelShape, real: int, counted: int) -> bool:
+    """Whether a built rank has other parameters than the planner counts."""
+    return abs(counted - real) > (MOST_OF_APPROXIMATE * real if model.approximate else 0)
 
 
 def planned(task: str, job: PlannedJob) -> list[int]:

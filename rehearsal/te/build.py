@@ -42,7 +42,7 @@ def build_with_te(
     generation: str,
     environment: Mapping[str, str] | None = None,
     *,
-    vocabulary: int = meta_build.STAND_IN_VOCAB,
+    vocabulary: int | None = None,
     packed: bool = False,
 ) -> TeBuild:
     """Build the model that `rank` of `world_size` holds on GPUs of `generation`, with the recipe's own GPU settings.
