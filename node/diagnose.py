@@ -22,6 +22,12 @@ _ECHOES = (
 )
 # nvidia-resiliency-ext's rank monitor, before it ends its rank.
 _HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subsequent) heartbeat\. ?Waited ([\d.]+)")
+# What srun prints when a task ends badly: node, tasks (which are ranks), and strsignal(3) or the exit code.
+_TASK_EXIT = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$", re.MULTILINE)
+_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Illegal instruction": 4}
+_KILLED = ("Killed", "Out Of Memory")
+# slurmstepd, when Slurm ends a step for a reason of its own; a scancel has no reason.
+_STEP_END = re.compile(r"\*\*\* STEP \S+ ON (\S+) CANCELLED AT (\S+) DUE TO ([A-Z ]+?) \*\*\*")
 _LONGEST = 400
 _FULL_BYTES = 1 << 20
 _KNOWN = {
@@ -42,10 +48,10 @@ class Diagnosis:
 
 
 def why(folder: RunFolder, attempt: Attempt) -> Diagnosis:
-    """The first cause that can be named: a full disk, a rank that hung, the error a log ends with, a rank killed."""
+    """The first cause that can be named: a full disk, a rank that hung or was killed, the error a log ends with."""
     if cause := _full_disk(folder, attempt):
         return Diagnosis(cause)
-    for cause_in in (_hung_ranks, _named_error, _killed_rank, _launcher_words):
+    for cause_in in (_hung_ranks, _killed_first, _named_error, _killed_rank, _first_task, _ended_step, _launcher_words):
         if cause := cause_in(attempt):
             return Diagnosis(cause)
     return Diagnosis(f"the job ended without saying why; its logs are in {attempt.path / 'logs'}", known=False)
@@ -72,6 +78,41 @@ def _named_error(attempt: Attempt) -> str:
             meanings = [meaning for pattern, meaning in _KNOWN.items() if re.match(pattern, error)]
             return f"{meanings[0] if meanings else error[:_LONGEST]} ({_where(log, attempt)})"
     return ""
+
+
+def _killed_first(attempt: Attempt) -> str:
+    """A rank that was killed before srun ended any other: what the others' logs end with follows from it."""
+    exits = _task_exits(attempt)
+    return _exit_words(*exits[0]) if exits and exits[0][2] in _KILLED else ""
+
+
+def _first_task(attempt: Attempt) -> str:
+    """The task that srun saw end first, and how; a log of its own names no cause."""
+    return next((_exit_words(*task) for task in _task_exits(attempt) if task[2] != "Terminated"), "")
+
+
+def _task_exits(attempt: Attempt) -> list[tuple[str, str, str]]:
+    """Node, tasks and how they ended, in the order that srun saw: `srun: error: node2: tasks 2-3: Killed`."""
+    log = attempt.path / "logs" / "srun.log"
+    return _TASK_EXIT.findall(_tail(log)) if log.is_file() else []
+
+
+def _exit_words(node: str, tasks: str, how: str) -> str:
+    several = not tasks.isdecimal()
+    who = f"rank{'s' if several else ''} {tasks} on {node}"
+    if signal := _SIGNALS.get(how):
+        cause = "; the kernel does that when memory runs out" if how == "Killed" else ""
+        return f"{who} {'were' if several else 'was'} ended by signal {signal} ({how}{cause})"
+    if how == "Out Of Memory":
+        return f"{who} needed more memory than Slurm gives the job (Out Of Memory)"
+    return f"{who} {how[0].lower()}{how[1:]}"
+
+
+def _ended_step(attempt: Attempt) -> str:
+    """Why Slurm itself ended the ranks: `*** STEP 7.0 ON node1 CANCELLED AT ... DUE TO NODE FAILURE ***`."""
+    log = attempt.path / "logs" / "srun.log"
+    match = _STEP_END.search(_tail(log)) if log.is_file() else None
+    return f"Slurm ended the ranks on {match[1]} at {match[2]}: {match[3].lower()}" if match else ""
 
 
 def _killed_rank(attempt: Attempt) -> str:

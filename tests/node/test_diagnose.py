@@ -48,7 +48,48 @@ def test_a_long_error_is_cut(attempt):
 def test_words_of_ours_in_an_error_are_a_known_cause(attempt):
     """srun's last line stands in only where no log names a cause."""
     run = RunFolder(attempt.path.parents[1])
-    (attempt.path / "logs" / "srun.log").write_text("srun: error: node2: task 3: Killed\n")
-    assert guard.last_words(run, attempt, 1) == "srun: error: node2: task 3: Killed (attempts/001/logs/srun.log)"
+    (attempt.path / "logs" / "srun.log").write_text("srun: error: no such luck\n")
+    assert guard.last_words(run, attempt, 1) == "srun: error: no such luck (attempts/001/logs/srun.log)"
     (attempt.path / "logs" / "0.0.log").write_text("RuntimeError: the worker ended without saying why\n")
     assert guard.last_words(run, attempt, 1).startswith("RuntimeError: the worker ended without saying why")
+
+
+FORCED = "srun: Force Terminated StepId=160.0\n"
+STEP = "slurmstepd-node1: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-22T20:28:16 DUE TO NODE FAILURE ***\n"
+
+
+@pytest.mark.parametrize(
+    ("srun", "rank", "expected"),
+    [
+        (
+            "srun: error: node2: task 3: Killed\nsrun: error: node1: task 0: Terminated\n" + FORCED,
+            "ConnectionError: another rank has gone\n",
+            "rank 3 on node2 was ended by signal 9 (Killed; the kernel does that when memory runs out)",
+        ),
+        (
+            "srun: error: node2: tasks 2-3: Out Of Memory\n",
+            "",
+            "ranks 2-3 on node2 needed more memory than Slurm gives",
+        ),
+        (
+            "srun: error: node1: task 0: Exited with exit code 1\nsrun: error: node2: task 1: Killed\n",
+            "ValueError: the cause\n",
+            "ValueError: the cause (attempts/001/logs/0.0.log)",
+        ),
+        (
+            "srun: error: node1: task 1: Terminated\nsrun: error: node1: task 0: Segmentation fault (core dumped)\n",
+            "",
+            "rank 0 on node1 was ended by signal 11 (Segmentation fault)",
+        ),
+        (
+            "srun: error: node1: tasks 0-1: Exited with exit code 127\n",
+            "",
+            "ranks 0-1 on node1 exited with exit code 127",
+        ),
+        (STEP + FORCED, "", "Slurm ended the ranks on node1 at 2026-11-22T20:28:16: node failure"),
+    ],
+)
+def test_finding_9_srun_names_the_node_the_rank_and_the_signal(srun, rank, expected, attempt):
+    """Issue 14: a killed rank read "srun: Force Terminated"."""
+    (attempt.path / "logs" / "srun.log").write_text(srun)
+    assert diagnosis(attempt, rank).cause.startswith(expected)
