@@ -9,14 +9,9 @@ import time
 from collections.abc import Callable
 
 from superpod.errors import UserError
-from superpod.node import stall
+from superpod.node import heartbeat, stall
 from superpod.node.processes import processes_of, send
 from superpod.node.run_folder import Attempt
-
-VARIABLE = "SUPERPOD_STALLED_S"
-"""Seconds that a training rank may take between two steps; 600 where it is not set, as on Slurm."""
-
-EVERY_S = 1.0
 
 
 class Watchdog:
@@ -24,8 +19,8 @@ class Watchdog:
 
     def __init__(self, attempt: Attempt, limit_s: float | None = None) -> None:
         self.attempt, self.stalled = attempt, ""
-        self.limit_s = float(os.environ.get(VARIABLE, "600")) if limit_s is None else limit_s
-        self.began = self.looked = time.time()
+        self.limit_s = float(os.environ.get(heartbeat.LIMIT, "600")) if limit_s is None else limit_s
+        self._watch = stall.Watch(attempt, self.limit_s, time.time())
 
     def also_looking(self, tick: Callable[..., None]) -> Callable[..., None]:
         """A `tick` that also calls `look`."""
@@ -38,11 +33,9 @@ class Watchdog:
 
     def look(self) -> None:
         """End the attempt when a rank has made no progress for too long."""
-        now = time.time()
-        if self.stalled or now < self.looked + EVERY_S:
+        if self.stalled:
             return
-        self.looked = now
-        self.stalled = stall.first_silent(self.attempt, self.limit_s, self.began, now)
+        self.stalled = self._watch.look()
         if self.stalled:
             with contextlib.suppress(UserError):
                 self.attempt.mark("stalled", message=self.stalled)

@@ -25,7 +25,7 @@ if __name__ == "__main__":  # as a file of the run folder: what it imports lies 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from superpod.errors import UserError
-from superpod.node import first_step, guard, stall
+from superpod.node import first_step, guard, heartbeat, stall
 from superpod.node.run_folder import RunFolder
 from superpod.node.time_limit import TimeLimit
 
@@ -130,7 +130,7 @@ class _RunningAttempt:
         self.signals: list[str] = []
         """Names of the stop signals that came, here or at a rank."""
         self.stalled = ""
-        self.began = time.time()
+        self.watch = stall.Watch(self.attempt, options.stalled_s, time.time())
 
     def wait(self, command: list[str]) -> int:
         """Start the ranks, wait, and record; returns the job's exit code."""
@@ -161,6 +161,7 @@ class _RunningAttempt:
             "SUPERPOD_RUN_DIR": str(self.run.path),
             "SUPERPOD_ATTEMPT": self.attempt.name,
             "SUPERPOD_DEADLINE": str(self.limit.at),
+            heartbeat.LIMIT: str(self.options.stalled_s),
             "SUPERPOD_SAVE_S": str(guard.save_seconds(self.run, self.options.save_s)),
             "MASTER_ADDR": self.job.nodes[0],
             "MASTER_PORT": str(self.job.free_port()),
@@ -168,7 +169,7 @@ class _RunningAttempt:
 
     def _watch(self, ranks: subprocess.Popen) -> None:
         """Name the rank that stopped first, and end an attempt that would hang until its time limit."""
-        silent = stall.first_silent(self.attempt, self.options.stalled_s, self.began)
+        silent = self.watch.look()
         if silent and not self.stalled:
             self.stalled = silent
             with contextlib.suppress(UserError):

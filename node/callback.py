@@ -34,15 +34,18 @@ class RunCallback(Callback):
     """Writes a run's files (docs/runs.md) from inside the job.
 
     Rank 0 writes `metrics.jsonl`: NeMo's strategy sends the loss of the last pipeline stage to it, and averages the
-    validation loss over the stages. Every rank writes `heartbeat/{rank}.jsonl`: at most one line per `heartbeat_s`
-    seconds, plus one at each change of phase (start, train, validate, save, stopped, done, ended, failed).
+    validation loss over the stages. Every rank leaves its step and phase (start, train, validate, save, saved, stopped,
+    done, ended, failed) in its node's memory; one of them writes them all into `heartbeat/nodes` every `heartbeat_s`
+    seconds (default: what the limit of a stall needs).
 
     `monitored` starts the rank monitor that the FaultToleranceCallback of nvidia-resiliency-ext reports to.
     `run_dir` and `attempt` ("003") say where; an empty one is taken from SUPERPOD_RUN_DIR or SUPERPOD_ATTEMPT, so that
     a requeued job can open a new attempt with the same recipe file. Raises RunError (see there) out of the training.
     """
 
-    def __init__(self, run_dir: str = "", attempt: str = "", heartbeat_s: int = 1, monitored: bool = False) -> None:
+    def __init__(
+        self, run_dir: str = "", attempt: str = "", heartbeat_s: float | None = None, monitored: bool = False
+    ) -> None:
         super().__init__()
         self.run_dir = run_dir or os.environ.get("SUPERPOD_RUN_DIR", "")
         self.attempt = attempt or os.environ.get("SUPERPOD_ATTEMPT", "")
@@ -146,6 +149,8 @@ class RunCallback(Callback):
         """Write the exception into the heartbeat."""
         self._signals.restore()
         self._heartbeat(trainer, "failed", error=f"{type(exception).__name__}: {exception}"[:2000])
+        if self._beat:
+            self._beat.end()
 
     # -- the parts ---------------------------------------------------------------------------------------------------
 
@@ -204,11 +209,11 @@ class RunCallback(Callback):
             self._deadline.save_took(seconds)
             self._heartbeat(trainer, "saved", save_s=round(seconds, 3))
 
-    def _heartbeat(self, trainer: Trainer, phase: str, **facts: object) -> None:
+    def _heartbeat(self, trainer: Trainer, phase: str, save_s: float = 0.0, **facts: object) -> None:
         if self._beat is None:
             self._beat = Heartbeat(self._attempt_dir / "heartbeat", trainer.global_rank, self.heartbeat_s)
             self._beat.begin()
-        self._beat.beat(trainer.global_step, phase, **memory_gib(), **facts)
+        self._beat.beat(trainer.global_step, phase, save_s, **memory_gib(), **facts)
 
 
 def _count_the_saved_batch(trainer: Trainer) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.node import diagnose
+from superpod.node import diagnose, heartbeat_pages
 from superpod.node.checkpoints import is_half, marked_names, step_of
-from superpod.node.files import is_number, read_json, read_lines, write_json
+from superpod.node.files import read_json, write_json
 from superpod.node.run_folder import Attempt, RunFolder
 
 STOP = "stop"
@@ -138,12 +138,8 @@ def _resumed_after(run: RunFolder) -> int:
 
 def save_seconds(run: RunFolder, least: float) -> float:
     """Seconds before the limit at which the ranks must begin to save: twice the longest save seen, `least` at least."""
-    longest = max((line.get("save_s") or 0 for attempt in run.attempts for line in _beats(attempt)), default=0)
+    longest = max((heartbeat_pages.longest_save_s(attempt.path / "heartbeat") for attempt in run.attempts), default=0.0)
     return max(least, 2 * longest)
-
-
-def _beats(attempt: Attempt) -> list[dict]:
-    return [line for line in read_lines(attempt.path / "heartbeat" / "0.jsonl") if is_number(line.get("save_s"))]
 
 
 def last_words(run: RunFolder, attempt: Attempt, code: int) -> str:

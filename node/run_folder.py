@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
-from superpod.node import locks
+from superpod.node import heartbeat_pages, locks
 from superpod.node.checkpoints import discard_unfinished
 from superpod.node.files import JsonObject, is_full, is_number, read_json, read_lines, tail_lines, write_json
 
@@ -72,14 +72,21 @@ class Attempt:
         return sorted((self.path / "logs").glob("*.log"), key=lambda p: [int(n) for n in re.findall(r"\d+", p.stem)])
 
     def heartbeat(self, rank: int = 0) -> JsonObject:
-        """The last line that a rank wrote (t, step, phase, allocated_gib, ...); empty before its first."""
-        lines = tail_lines(self.path / "heartbeat" / f"{rank}.jsonl")
-        return lines[-1] if lines else {}
+        """The newest place of a rank (t, step, phase, host, moved, allocated_gib, ...); empty before its first."""
+        folder = self.path / "heartbeat"
+        first = heartbeat_pages.read(folder, heartbeat_pages.PAGE) if rank == 0 else None
+        if first and rank in first:
+            return first[rank]
+        beats = heartbeat_pages.read(folder)
+        return heartbeat_pages.read_old(folder, rank) if beats is None else beats.get(rank, {})
 
     def heartbeats(self) -> dict[int, JsonObject]:
-        """The last line of every rank."""
-        ranks = sorted(int(p.stem) for p in (self.path / "heartbeat").glob("*.jsonl") if p.stem.isdecimal())
-        return {rank: self.heartbeat(rank) for rank in ranks}
+        """The newest place of every rank, read in one go."""
+        folder = self.path / "heartbeat"
+        beats = heartbeat_pages.read(folder)
+        if beats is not None:
+            return beats
+        return {rank: heartbeat_pages.read_old(folder, rank) for rank in heartbeat_pages.old_ranks(folder)}
 
     def write_env(self, environ: Mapping[str, str]) -> None:
         """Write env.json: the variables that matter, without secrets; versions, machine, commit. Raises UserError."""

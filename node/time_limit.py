@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from superpod.node.files import is_number, read_json, write_json
+from .files import is_number, read_json, write_json
 
 FILE = "deadline.json"
 """`{"at": Unix time of the job's limit}` in an attempt's folder; 0 = no limit."""

@@ -124,7 +124,7 @@ def test_the_rank_that_no_longer_answers_is_named(run):
     attempt = run.new_attempt()
     for number in range(4):
         beat(attempt, number, ago=1 if number != 2 else 40, moved=45)
-    assert silent(attempt) == "rank 2 on n2 no longer answers since step 5, 40 s ago, before the others"
+    assert silent(attempt) == "rank 2 on n2 no longer answers since step 5 (train), 40 s ago, before the others"
 
 
 def test_the_rank_that_did_not_come_to_the_step_is_named(run):

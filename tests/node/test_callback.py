@@ -26,6 +26,7 @@ with warnings.catch_warnings():
 import torch  # noqa: E402
 
 from superpod.node import RunCallback, RunError  # noqa: E402
+from superpod.node.heartbeat import Heartbeat  # noqa: E402
 
 FIELDS = {
     "t", "attempt", "step", "loss", "val_loss", "lr", "grad_norm", "step_time_s", "tokens", "tokens_per_s_per_gpu",
@@ -127,21 +128,37 @@ def test_no_marker_when_the_last_checkpoint_cannot_be_saved(run, monkeypatch):
     assert attempt.heartbeat()["phase"] == "failed"
 
 
-def test_heartbeats_tell_the_phases_and_keep_to_one_a_second(run):
+@pytest.fixture
+def beats(monkeypatch):
+    """Every beat of the run, as it is at its rank: the file has the newest only."""
+    made = []
+    real = Heartbeat.beat
+
+    def beat(self, step, phase, save_s=0.0, **facts):
+        made.append({"step": step, "phase": phase, "save_s": save_s, **facts})
+        real(self, step, phase, save_s, **facts)
+
+    monkeypatch.setattr(Heartbeat, "beat", beat)
+    return made
+
+
+def test_heartbeats_tell_the_phases_and_the_file_has_the_newest(run, beats):
     attempt = run.new_attempt()
     fit(run, attempt, Toy(at_step=lambda step, toy: time.sleep(0.02)), max_steps=40, val_every=20)
-    beats = read_lines(attempt.path / "heartbeat" / "0.jsonl")
     phases = [beat["phase"] for beat in beats]
     assert phases[0] == "start"
     assert phases[-1] == "done"
-    assert phases.count("train") < 10  # of 40 steps in about a second
     assert set(phases) == {"start", "validate", "train", "save", "saved", "done"}
-    assert all({"t", "step", "phase", "allocated_gib"} <= set(beat) for beat in beats)
-    assert beats[-1]["step"] == 40
+    assert [beat["save_s"] > 0 for beat in beats] == [phase == "saved" for phase in phases]
+    last = attempt.heartbeat()
+    assert {"t", "moved", "host", "allocated_gib"} <= set(last)
+    assert (last["step"], last["phase"]) == (40, "done")
+    assert last["save_s"] == max(beat["save_s"] for beat in beats)
+    assert [path.name for path in (attempt.path / "heartbeat").iterdir()] == ["nodes"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_finishes_the_step_saves_and_stops(run, number):
+def test_a_signal_finishes_the_step_saves_and_stops(run, beats, number):
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     attempt = run.new_attempt()
     fit(
@@ -155,10 +172,10 @@ def test_a_signal_finishes_the_step_saves_and_stops(run, number):
     assert not run.done
     saved = torch.load(run.checkpoints / "last.ckpt", weights_only=False)
     assert saved["global_step"] == 3
-    beats = read_lines(attempt.path / "heartbeat" / "0.jsonl")
     assert "save" in [beat["phase"] for beat in beats]
     assert "validate" not in [beat["phase"] for beat in beats if beat["step"] == 3]
-    assert beats[-1] | {"phase": "stopped", "signal": number.name} == beats[-1]
+    last = attempt.heartbeat()
+    assert last | {"phase": "stopped", "signal": number.name, "checkpoint": True} == last
     assert {n: signal.getsignal(n) for n in before} == before
 
 
@@ -218,7 +235,7 @@ def test_metrics_that_cannot_be_written_end_the_training(run):
 
 def test_heartbeats_that_cannot_be_written_do_not(run):
     attempt = run.new_attempt()
-    (attempt.path / "heartbeat" / "0.jsonl").symlink_to("/dev/full")
+    (attempt.path / "heartbeat" / "nodes").symlink_to("/dev/full")
     fit(run, attempt)
     assert run.done
 
