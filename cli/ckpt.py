@@ -60,8 +60,11 @@ def prune(
 ) -> None:
     """Remove all but the newest checkpoints, and those that are not whole."""
     from superpod.lifecycle import checkpoints
+    from superpod.node import owner
 
     run = checkpoints.run_of(where)
+    if run and not dry_run:
+        owner.refuse_others(run.path, "remove its checkpoints")
     with run.lock() if run and not dry_run else nullcontext():
         listed = checkpoints.at(where)
         removable = checkpoints.spare(listed, keep)

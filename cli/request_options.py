@@ -58,8 +58,9 @@ def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:
     """The run of a recipe that `--resume` names: its folder, or `last`.
 
     Raises:
-        UserError: there is no such run, or it is of another recipe.
+        UserError: there is no such run, it is of another recipe, or another user's.
     """
+    from superpod.node import owner
     from superpod.node.run_folder import RunFolder
 
     if not resume:
@@ -69,4 +70,5 @@ def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:
         raise UserError(f"no run of {name} in {runs}", "start one without --resume, or name its folder with --runs")
     if folder.recipe != name:
         raise UserError(f"{folder.path} is a run of {folder.recipe}, not of {name}")
+    owner.refuse_others(folder.path, "continue it")
     return folder

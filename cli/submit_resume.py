@@ -43,6 +43,7 @@ def go_on(how: Continuation) -> None:
     from superpod.node import guard
     from superpod.node.first_step import excluded
     from superpod.slurm import connection, dependency, profiles, resume
+    from superpod.slurm.top_up import queueing
 
     refuse_time(how.time)
     profile = profiles.load(how.cluster)
@@ -56,15 +57,17 @@ def go_on(how: Continuation) -> None:
     if how.dry_run:
         print(f"# {count} attempts of {how.time or resume.time_of(run)} would be queued")
         return
-    with resume.restored_on_failure(run):
-        if submission:
-            resume.rewrite(run, submission)
-        elif how.time:
-            resume.set_time(run, how.time)
-        step = guard.newest_step(run)
-        guard.allow_resume(run)
-        jobs = slurm_submit().queue(slurm, str(run.path), count, excluded(run), dependencies)
-    slurm_submit().note(run, jobs)
+    with queueing(run):
+        _refuse_queued(run, slurm)  # another command may have queued some while NeMo built the recipe
+        with resume.restored_on_failure(run):
+            if submission:
+                resume.rewrite(run, submission)
+            elif how.time:
+                resume.set_time(run, how.time)
+            step = guard.newest_step(run)
+            guard.allow_resume(run)
+            jobs = slurm_submit().queue(slurm, str(run.path), count, excluded(run), dependencies)
+        slurm_submit().note(run, jobs)
     print(f"jobs   {', '.join(jobs)}: the run continues from step {step}")
     if dependencies:
         print(f"waits  for {', '.join(dependencies)}")
@@ -72,25 +75,32 @@ def go_on(how: Continuation) -> None:
 
 def _run_of(how: Continuation, slurm: Connection) -> RunFolder:
     """The run to continue. What stands against it is refused before NeMo is imported."""
+    from superpod.node import owner
     from superpod.node.run_folder import RunFolder
-    from superpod.slurm import watch
 
     if slurm.remote:
         raise UserError("--resume works only where the run folder is", "log in to the cluster first")
     run = RunFolder.open(how.folder)
+    owner.refuse_others(run.path, "let it go on", root_may=False)
     if run.recipe != how.recipe:
         raise UserError(f"{how.folder} is a run of {run.recipe}, not of {how.recipe}")
     if run.done and not how.overrides:
         step = run.facts.get("max_steps", 0)
         raise UserError(f"{how.folder} is done at step {step}", f"give it more steps: trainer.max_steps={2 * step}")
+    _refuse_queued(run, slurm)
+    return run
+
+
+def _refuse_queued(run: RunFolder, slurm: Connection) -> None:
+    from superpod.slurm import watch
+
     queued = watch.views([run], slurm)[0].jobs
     if queued:
         jobs = " ".join(job.id for job in queued)
         raise UserError(
-            f"{how.folder} has jobs in the queue: {jobs}",
+            f"{run.path} has jobs in the queue: {jobs}",
             f"`recipes cancel` first; another limit alone: scontrol update JobId={queued[0].id} TimeLimit=...",
         )
-    return run
 
 
 def _refuse_time_limit(profile: Cluster, time: str) -> None:

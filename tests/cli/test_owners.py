@@ -1,0 +1,82 @@
+"""Several users in one folder of runs: nobody changes another's (issue 14, shared clusters)."""
+
+import os
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.node import guard, owner
+from superpod.node.files import write_json
+from superpod.node.run_folder import RunFolder
+from superpod.slurm.submit import SCRIPT
+from tests.slurm.fake_slurm import FakeSlurm
+
+NAME = "tiny_llama3"
+ALICE, BOB = 12345, 12346
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users")
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunFolder.create(tmp_path / "runs", NAME, facts={"attempts": 3}, recipe_lines=["a = 1"])
+    (run.path / SCRIPT).write_text("#!/bin/bash\n")
+    write_json(run.path / guard.CHAIN, {"jobs": ["1"]})
+    for path in (run.path, *run.path.rglob("*")):
+        os.chown(path, ALICE, ALICE)
+        path.chmod(0o2777 if path.is_dir() else 0o666)  # so that nothing but the owner's name stands in the way
+    return run
+
+
+@pytest.fixture
+def as_bob(monkeypatch, tmp_path):
+    """Everything that asks who it is hears BOB; the kernel lets root write, so that a refusal is this code's own."""
+    fake = FakeSlurm(tmp_path / "fake_slurm")
+    monkeypatch.setenv("PATH", fake.env["PATH"])
+    monkeypatch.setattr(os, "geteuid", lambda: BOB)
+    return fake
+
+
+def verbs(run):
+    from superpod.cli import cancel, ckpt, finetune, submit, top_up
+    from superpod.cli import run as run_verb
+
+    return {
+        "cancel it": lambda: cancel.cancel(str(run.path)),
+        "queue its jobs": lambda: top_up.top_up([str(run.path)]),
+        "remove its checkpoints": lambda: ckpt.prune(run.path),
+        "let it go on": lambda: submit.submit(NAME, "testbed", resume=str(run.path)),
+        "continue it": lambda: run_verb.run(NAME, resume=str(run.path)),
+        "continue it ": lambda: finetune.finetune(NAME, resume=str(run.path)),
+    }
+
+
+@pytest.mark.parametrize("doing", sorted(verbs(None)))
+def test_nobody_changes_another_s_run(run, as_bob, doing):
+    before = sorted((path, path.stat().st_mtime_ns) for path in run.path.rglob("*"))
+    with pytest.raises(UserError) as refused:
+        verbs(run)[doing]()
+    assert str(refused.value).startswith(
+        f"{run.path} belongs to {ALICE}, and you are {BOB}: only {ALICE} may {doing.strip()}"
+    )
+    assert sorted((path, path.stat().st_mtime_ns) for path in run.path.rglob("*")) == before
+    assert as_bob.calls("scancel") == as_bob.calls("sbatch") == []
+
+
+def test_what_would_be_pruned_is_shown_to_everybody(run, as_bob, capsys):
+    from superpod.cli import ckpt
+
+    ckpt.prune(run.path, keep=1, dry_run=True)
+    assert "0 of 0 checkpoints" in capsys.readouterr().out
+
+
+def test_root_stops_a_run_but_queues_none_as_root(run):
+    owner.refuse_others(run.path, "cancel it")
+    with pytest.raises(UserError, match="only 12345 may queue its jobs"):
+        owner.refuse_others(run.path, "queue its jobs", root_may=False)
+
+
+def test_an_owner_that_the_file_system_cannot_map_is_nobody_in_particular(run, monkeypatch):
+    os.chown(run.path, owner._unmapped(), -1)
+    monkeypatch.setattr(os, "geteuid", lambda: BOB)
+    owner.refuse_others(run.path, "cancel it")
+    assert owner.name_of(owner.uid_of(run.path)) == "?"
