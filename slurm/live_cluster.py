@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
@@ -16,15 +17,35 @@ if TYPE_CHECKING:
 # Each answer follows \036 (record separator), its name and \037 (unit separator).
 ASK = r"""
 say() { printf '\036%s\037' "$1"; shift; "$@" 2>/dev/null; }
+export SLURM_TIME_FORMAT=standard
+site=$(scontrol show config 2>/dev/null | sed -n 's/^ClusterName *= *//p')
 say partitions scontrol show partition -o
 say nodes scontrol show node -o
-say associations sacctmgr -nP show assoc user="$(id -un)" format=account,partition,qos
+say associations sacctmgr -P show assoc cluster="$site" user="$(id -un)" format=account,partition,qos,defaultqos,\
+maxjobs,maxsubmit,maxwall,maxtres,maxtrespernode,grpjobs,grpsubmit,grptres
+say accounts sacctmgr -P show assoc cluster="$site" user= format=account,parentname,maxjobs,maxsubmit,maxwall,maxtres,\
+maxtrespernode,grpjobs,grpsubmit,grptres
+say qos sacctmgr -P show qos format=name,flags,maxwall,maxtres,maxtrespernode,maxjobspu,maxsubmitpu,maxtrespu,\
+maxjobspa,maxsubmitpa,maxtrespa,grpjobs,grpsubmit,grptres
+say queued squeue -h -r -u "$(id -un)" -o '%a|%q'
+say user id -un
+say now date +%Y-%m-%dT%H:%M:%S
+say reservations scontrol show reservation -o
+say reserved sh -c "scontrol show reservation -o |
+    sed -n 's/^ReservationName=\\([^ ]*\\).* Nodes=\\([^ ]*\\).*/\\1 \\2/p' |
+    while read -r name nodes; do echo \$name \$(scontrol show hostnames \$nodes); done"
 say config scontrol show config
 say mpi sh -c 'srun --mpi=list 2>&1'
 say srun sh -c 'srun --help | grep -c -- --container-image'
 say python sh -c '"$0" -c "import sys; print(sys.version_info[0] * 100 + sys.version_info[1])"' "$1"
 shift
 say ranks_python sh -c '{ test -z "$0" || command -v "$0" >/dev/null; } && echo yes' "$1"
+shift
+for module in $1; do
+    say "module:$module" bash -lc 'type module >/dev/null 2>&1 || exit 0  # not on this machine: a node can say
+        said=$(module load "$1" 2>&1) || said=error # environment-modules 3 only prints it
+        case $said in *[Ee][Rr][Rr][Oo][Rr]*|*nable\ to\ locate*) echo missing;; *) echo loads;; esac' bash "$module"
+done
 shift
 runs=$1
 say runs sh -c 'd=$0; while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
@@ -40,13 +61,49 @@ done
 
 
 @dataclass(frozen=True)
+class Association:
+    """What an account lets this user do."""
+
+    account: str
+    partition: str = ""
+    """"" = all"""
+    qos: tuple[str, ...] = ()
+    default_qos: str = ""
+    limits: dict[str, str] = field(default_factory=dict)
+    """as sacctmgr names them: MaxWall, MaxTRES, GrpTRES, ...; "" = none"""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Nodes that are kept for somebody, or for maintenance."""
+
+    name: str
+    start: datetime
+    end: datetime
+    nodes: frozenset[str]
+    flags: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class LiveCluster:
     """A cluster's answers. Empty tables mean that it did not answer, not that it has nothing."""
 
     partitions: dict[str, dict[str, str]] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
-    associations: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
-    """account, partition ('' = all), QOS of this user"""
+    associations: list[Association] = field(default_factory=list)
+    """of this user"""
+    accounts: dict[str, dict[str, str]] = field(default_factory=dict)
+    """account -> its own limits, which all its users share"""
+    qos: dict[str, dict[str, str]] = field(default_factory=dict)
+    """QOS -> its limits and flags, as sacctmgr names them"""
+    queued: list[tuple[str, str]] = field(default_factory=list)
+    """account and QOS of each job of this user in the queue"""
+    user: str = ""
+    now: datetime | None = None
+    """on the cluster's clock, in its time zone, as its reservations are"""
+    reservations: list[Reservation] = field(default_factory=list)
     enforces: str = ""
     """AccountingStorageEnforce"""
     mpi: list[str] = field(default_factory=list)
@@ -54,6 +111,8 @@ class LiveCluster:
     python: int = 0
     """of the batch script, as 309; 0 = not there"""
     ranks_python: bool = True
+    modules: dict[str, str] = field(default_factory=dict)
+    """module -> loads, missing, or "" where the machine that was asked has no `module`"""
     runs_free: int | None = None
     """bytes free where run folders are made; None = it cannot be written"""
     paths: dict[str, str] = field(default_factory=dict)
@@ -75,7 +134,7 @@ def ask(connection: Connection, cluster: Cluster, runs: str, paths: list[str], r
     Raises:
         UserError: the connection fails, or Slurm does not answer.
     """
-    words = [cluster.software.host_python, ranks_python, runs, *paths]
+    words = [cluster.software.host_python, ranks_python, " ".join(cluster.software.modules), runs, *paths]
     output = connection.shell(ASK, *words, limit_s=120)
     answers = dict(part.split("\037", 1) for part in output.split("\036")[1:])
     if not answers.get("config", "").strip():
@@ -86,17 +145,23 @@ def ask(connection: Connection, cluster: Cluster, runs: str, paths: list[str], r
 def parse(answers: dict[str, str]) -> LiveCluster:
     """The facts from the raw output of each command in ASK."""
     config = dict(re.findall(r"^(\w+)\s+=\s*(.*)$", answers.get("config", ""), re.MULTILINE))
-    rows = [line.split("|") for line in answers.get("associations", "").splitlines() if line.count("|") >= 2]
     free = re.match(r"\S+\s+\d+\s+\d+\s+(\d+)", answers.get("runs", "").strip())
     return LiveCluster(
         partitions=_table(answers.get("partitions", ""), "PartitionName"),
         nodes=_table(answers.get("nodes", ""), "NodeName"),
-        associations=[(row[0], row[1], tuple(q for q in row[2].split(",") if q)) for row in rows],
+        associations=[_association(row) for row in _rows(answers.get("associations", ""))],
+        accounts={row["Account"]: row for row in _rows(answers.get("accounts", "")) if "Account" in row},
+        qos={row["Name"]: row for row in _rows(answers.get("qos", "")) if "Name" in row},
+        queued=[(a, q) for a, _, q in (line.partition("|") for line in answers.get("queued", "").splitlines())],
+        user=answers.get("user", "").strip(),
+        now=datetime.fromisoformat(now) if (now := answers.get("now", "").strip()) else None,
+        reservations=_reservations(answers),
         enforces=config.get("AccountingStorageEnforce", ""),
         mpi=re.findall(r"^(?:srun: )?\s*(\w+)$", answers.get("mpi", ""), re.MULTILINE),
         has_pyxis=answers.get("srun", "").strip() not in ("", "0"),
         python=int(answers.get("python", "").strip() or 0),
         ranks_python=answers.get("ranks_python", "yes").strip() == "yes",
+        modules={k.removeprefix("module:"): v.strip() for k, v in answers.items() if k.startswith("module:")},
         runs_free=int(free[1]) * 1024 if free else None,
         paths={key.removeprefix("path:"): value.strip() for key, value in answers.items() if key.startswith("path:")},
     )
@@ -107,9 +172,47 @@ def _table(text: str, key: str) -> dict[str, dict[str, str]]:
     return {row[key]: row for row in rows if key in row}
 
 
+def _rows(text: str) -> list[dict[str, str]]:
+    """A table of sacctmgr --parsable2: the first line names the columns."""
+    head, *lines = text.splitlines() or [""]
+    return [dict(zip(head.split("|"), line.split("|"), strict=False)) for line in lines if "|" in line]
+
+
+def _association(row: dict[str, str]) -> Association:
+    names = words(row.get("QOS", ""))
+    kept = {key: value for key, value in row.items() if re.match(r"(Max|Grp)", key)}
+    return Association(row.get("Account", ""), row.get("Partition", ""), names, row.get("Def QOS", ""), kept)
+
+
+def _reservations(answers: dict[str, str]) -> list[Reservation]:
+    nodes = {name: frozenset(rest) for name, *rest in map(str.split, answers.get("reserved", "").splitlines())}
+    return [
+        Reservation(
+            name,
+            _moment(row.get("StartTime", ""), datetime.min),
+            _moment(row.get("EndTime", ""), datetime.max),
+            nodes.get(name, frozenset()),
+            *(words(row.get(key, "")) for key in ("Flags", "Users", "Accounts")),
+        )
+        for name, row in _table(answers.get("reservations", ""), "ReservationName").items()
+    ]
+
+
+def _moment(text: str, otherwise: datetime) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return otherwise  # "Unknown", "NONE"
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a list as Slurm prints it, with commas; none for (null) and ALL."""
+    return tuple(word for word in text.split(",") if word not in ("", "(null)", "ALL"))
+
+
 def gpus_of(node: dict[str, str]) -> tuple[int, str]:
     """How many GPUs Slurm lists for a node, and of which type ('' = it names none)."""
-    match = re.search(r"\bgpu(?::([A-Za-z]\w*))?:(\d+)", node.get("Gres", ""))  # gpu:h100:8(S:0-1) or gpu:8
+    match = re.search(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)", node.get("Gres", ""))  # gpu:h100:8(S:0-1) or gpu:8
     return (int(match[2]), match[1] or "") if match else (0, "")
 
 

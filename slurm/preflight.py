@@ -5,16 +5,16 @@ Checks are pure functions of a submission and of what the live cluster has answe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
-from superpod.slurm import images, other_gpu
+from superpod.slurm import images, limits, other_gpu
+from superpod.slurm.limits import JobSize
 from superpod.slurm.live_cluster import LiveCluster
-from superpod.slurm.profile_checks import PROFILE_CHECKS, Finding, limit, partition_name
+from superpod.slurm.profile_checks import PROFILE_CHECKS, Finding, limit
 from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
@@ -33,6 +33,18 @@ DISK_BYTES_S = 2e9
 
 
 @dataclass(frozen=True)
+class Demand:
+    """What a submission demands of its cluster: all that is known before NeMo builds the recipe."""
+
+    cluster: Cluster
+    live: LiveCluster
+    size: JobSize
+    folder: str
+    """the folder for runs"""
+    data: Path | None = None
+
+
+@dataclass(frozen=True)
 class Case:
     """Everything that the checks look at."""
 
@@ -40,6 +52,8 @@ class Case:
     live: LiveCluster
     running: str = ""
     """who is using the run folder; '' = nobody"""
+    attempts: int = 0
+    """jobs to queue at once; 0 = the profile's"""
 
     @property
     def run(self) -> ResolvedRun:
@@ -57,9 +71,11 @@ class Case:
         return self.submission.time or self.cluster.slurm.time
 
     @property
-    def partition(self) -> str:
-        """Where the job would go."""
-        return partition_name(self.cluster, self.live)
+    def demand(self) -> Demand:
+        """What it demands of the cluster."""
+        run, attempts = self.run, self.attempts or self.cluster.chain.attempts
+        size = JobSize(run.nodes, run.gpus_per_node, self.time, attempts)
+        return Demand(self.cluster, self.live, size, self.submission.folder, run.request.data)
 
 
 def refuse(case: Case) -> None:
@@ -87,6 +103,37 @@ def refuse_other_gpu(request: Request, cluster: Cluster) -> None:
     _refuse(other_gpu.of_request(request, cluster.gpu))
 
 
+def demand(
+    request: Request, cluster: Cluster, live: LiveCluster, *, time: str = "", runs: str = "", attempts: int = 0
+) -> Demand:
+    """What a request demands of a cluster, at its recipe's size; NeMo is not imported."""
+    from superpod.recipes import registry
+
+    recipe = registry.find(request.recipe)
+    nodes = request.num_nodes or recipe.nodes[0]
+    size = JobSize(nodes, recipe.gpus_per_node, time or cluster.slurm.time, attempts or cluster.chain.attempts)
+    return Demand(cluster, live, size, runs or cluster.folders.runs, request.data)
+
+
+def refuse_demand(demand: Demand) -> None:
+    """Refuse what the live cluster cannot give, before NeMo is imported.
+
+    Raises:
+        UserError: with every finding.
+    """
+    _refuse(demand_findings(demand))
+
+
+def demand_findings(demand: Demand) -> list[Finding]:
+    """What the live cluster cannot give."""
+    return [finding for check in DEMAND_CHECKS for finding in check(demand)]
+
+
+def notes(demand: Demand) -> list[Finding]:
+    """What makes a job wait, and is no reason to refuse it: reservations, such as for maintenance."""
+    return list(limits.reservations(demand.cluster, demand.live, demand.size))
+
+
 def refuse_unfit(submission: Submission) -> None:
     """Refuse what no live cluster has to be asked for: too many GPUs for a node, a precision or memory that is missing.
 
@@ -99,7 +146,7 @@ def refuse_unfit(submission: Submission) -> None:
 
 def findings(case: Case) -> list[Finding]:
     """All problems, in the order in which a job would meet them."""
-    return [finding for check in CHECKS for finding in check(case)]
+    return [*demand_findings(case.demand), *(finding for check in CHECKS for finding in check(case))]
 
 
 def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
@@ -107,38 +154,35 @@ def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
     return [finding for check in PROFILE_CHECKS for finding in check(cluster, live)]
 
 
-def profile(case: Case) -> Iterator[Finding]:
+def profile(demand: Demand) -> Iterator[Finding]:
     """The profile passes its own checks, with this submission's time limit."""
     for check in PROFILE_CHECKS:
-        yield from limit(case.cluster, case.live, case.time) if check is limit else check(case.cluster, case.live)
+        if check is limit:
+            yield from limit(demand.cluster, demand.live, demand.size.time)
+        else:
+            yield from check(demand.cluster, demand.live)
 
 
-def folder_name(case: Case) -> Iterator[Finding]:
+def site_limits(demand: Demand) -> Iterator[Finding]:
+    """Partition, QOS and account allow a job of this size."""
+    for check in limits.CHECKS:
+        yield from check(demand.cluster, demand.live, demand.size)
+
+
+def folder_name(demand: Demand) -> Iterator[Finding]:
     """sbatch and pyxis can name the folder for runs."""
     for sign, who in (("\\", "sbatch's --output"), (":", "a container mount"), (",", "a container mount")):
-        if sign in case.submission.folder and (sign == "\\" or case.cluster.container.image):
-            yield Finding(
-                f"{case.submission.folder!r} contains {sign!r}, which {who} cannot", "name another folder with --runs"
-            )
+        if sign in demand.folder and (sign == "\\" or demand.cluster.container.image):
+            yield Finding(f"{demand.folder!r} contains {sign!r}, which {who} cannot", "name another folder with --runs")
 
 
 def size(case: Case) -> Iterator[Finding]:
-    """The cluster has the nodes and the GPUs per node."""
+    """The nodes have the GPUs."""
     if case.run.gpus_per_node > case.cluster.gpus_per_node:
         yield Finding(
             f"{case.submission.recipe} takes {case.run.gpus_per_node} GPUs a node, but {case.cluster.name} has "
             f"{case.cluster.gpus_per_node}",
             f"a recipe for {case.cluster.gpu}: recipes list {case.cluster.gpu}",
-        )
-    nodes = case.live.nodes_of(case.partition)
-    usable = [n for n in nodes if not re.search(r"DOWN|DRAIN|FAIL|NOT_RESP", n.get("State", ""))]
-    if nodes and case.run.nodes > len(nodes):
-        yield Finding(f"the run takes {case.run.nodes} nodes, but {case.partition} has {len(nodes)}", "--nodes")
-    elif nodes and case.run.nodes > len(usable):
-        down = ", ".join(sorted(n["NodeName"] for n in nodes if n not in usable))
-        yield Finding(
-            f"the run takes {case.run.nodes} nodes, but {len(usable)} of {case.partition} are up; not up: {down}",
-            "--nodes, or wait for them",
         )
 
 
@@ -208,24 +252,17 @@ def room(case: Case) -> Iterator[Finding]:
         )
 
 
-def data(case: Case) -> Iterator[Finding]:
+def data(demand: Demand) -> Iterator[Finding]:
     """The data folder exists on the cluster, inside a mount if there is a container."""
-    folder = case.submission.run.request.data
+    folder, live = demand.data, demand.live
     if folder is None:
         return
-    if case.live.paths.get(str(folder), "folder") != "folder":
-        yield Finding(f"data folder {folder} is {case.live.paths[str(folder)]} on the cluster", "copy it there first")
-    if case.cluster.container.image:
-        inside = [PurePosixPath(path) for path in case.cluster.container.mounted]
-        if not any(PurePosixPath(folder).is_relative_to(m) for m in [*inside, PurePosixPath(case.submission.folder)]):
+    if live.paths.get(str(folder), "folder") != "folder":
+        yield Finding(f"data folder {folder} is {live.paths[str(folder)]} on the cluster", "copy it there first")
+    if demand.cluster.container.image:
+        inside = [PurePosixPath(path) for path in demand.cluster.container.mounted]
+        if not any(PurePosixPath(folder).is_relative_to(m) for m in [*inside, PurePosixPath(demand.folder)]):
             yield Finding(f"data folder {folder} is in no mount of the container", "add it to container.mounts")
-
-
-def cache(case: Case) -> Iterator[Finding]:
-    """The cache of tokenizers and weights exists, if the profile names one."""
-    name = case.cluster.folders.cache
-    if name and case.live.paths.get(name, "folder") != "folder":
-        yield Finding(f"folders.cache {name} is {case.live.paths[name]}", "create it, and put the tokenizer into it")
 
 
 def folder_in_use(case: Case) -> Iterator[Finding]:
@@ -234,7 +271,8 @@ def folder_in_use(case: Case) -> Iterator[Finding]:
         yield Finding(f"the run is in use by {case.running}", "wait for it, or `recipes cancel` it")
 
 
-CHECKS = (profile, folder_name, size, proof, versions, generation, interval, room, data, cache, folder_in_use)
+DEMAND_CHECKS = (profile, site_limits, folder_name, data)
+CHECKS = (size, proof, versions, generation, interval, room, folder_in_use)
 
 
 def paths(cluster: Cluster, data: Path | None = None) -> list[str]:

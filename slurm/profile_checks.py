@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import did_you_mean
-from superpod.slurm.live_cluster import LiveCluster, gpus_of
+from superpod.slurm.gpu_names import gpu_named
+from superpod.slurm.live_cluster import LiveCluster, gpus_of, words
 from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def partition_name(cluster: Cluster, live: LiveCluster) -> str:
 
 def account(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """The account is one of this user's."""
-    accounts = list(dict.fromkeys(a for a, _, _ in live.associations))
+    accounts = list(dict.fromkeys(known.account for known in live.associations))
     if not live.associations or ("associations" not in live.enforces and not cluster.slurm.account):
         return
     if not cluster.slurm.account:
@@ -50,18 +51,44 @@ def partition(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         yield Finding(f"slurm.partition {name!r} does not exist", hint)
     elif known.get("State", "UP") != "UP":
         yield Finding(f"partition {name} is {known['State']}", "wait for its administrators, or choose another")
-    elif known.get("AllowAccounts", "ALL") != "ALL" and cluster.slurm.account not in known["AllowAccounts"].split(","):
-        yield Finding(
-            f"partition {name} does not accept account {cluster.slurm.account!r}",
-            f"it accepts {known['AllowAccounts']}",
-        )
+    else:
+        yield from _allowed(name, known, "Accounts", "account", cluster.slurm.account)
+        yield from _allowed(name, known, "Qos", "QOS", cluster.slurm.qos)
+
+
+def _allowed(name: str, known: dict[str, str], key: str, what: str, own: str) -> Iterator[Finding]:
+    accepted, denied = words(known.get(f"Allow{key}", "")), words(known.get(f"Deny{key}", ""))
+    if accepted and own not in accepted and (own or what == "account"):
+        yield Finding(f"partition {name} does not accept {what} {own!r}", f"it accepts {', '.join(accepted)}")
+    elif own in denied:
+        yield Finding(f"partition {name} denies {what} {own!r}", f"it denies {', '.join(denied)}")
 
 
 def qos(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """The QOS is one of this user's."""
-    names = list(dict.fromkeys(name for _, _, names in live.associations for name in names))
+    """The QOS is one that this user's account has."""
+    own = [a for a in live.associations if a.account == cluster.slurm.account] or live.associations
+    names = list(dict.fromkeys(name for association in own for name in association.qos))
     if cluster.slurm.qos and names and cluster.slurm.qos not in names:
         yield Finding(f"slurm.qos {cluster.slurm.qos!r} is not one of yours", f"yours: {', '.join(names)}")
+
+
+def reservation(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+    """The reservations that slurm.options name exist, and are for this user."""
+    known = {r.name: r for r in live.reservations}
+    for name in own_reservations(cluster):
+        if name not in known:
+            listed = ", ".join(known) or "none at all"
+            yield Finding(f"slurm.options: there is no reservation {name!r}", f"there are: {listed}")
+        elif (who := [*known[name].users, *known[name].accounts]) and not {live.user, cluster.slurm.account} & {*who}:
+            yield Finding(
+                f"slurm.options: reservation {name} is for {', '.join(who)}, not for {live.user}", "leave it out"
+            )
+
+
+def own_reservations(cluster: Cluster) -> list[str]:
+    """The reservations that the profile's jobs go to."""
+    options = [option.partition("=") for option in cluster.slurm.options]
+    return [name for key, _, value in options if key == "--reservation" for name in value.split(",")]
 
 
 def constraint(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
@@ -91,9 +118,27 @@ def gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
             f"write gpus_per_node = {most}",
         )
     types = {gpus_of(node)[1] for node in nodes} - {""}
+    kinds = {kind for kind in map(gpu_named, types) if kind}
+    if kinds and cluster.gpu not in kinds:
+        listed = ", ".join(sorted(types))
+        yield Finding(
+            f"gpu is {cluster.gpu!r}, but Slurm calls the GPUs of {name} {listed}", f'write gpu = "{min(kinds)}"'
+        )
     if cluster.slurm.gpu_type and cluster.slurm.gpu_type not in types:
         yield Finding(
             f"slurm.gpu_type {cluster.slurm.gpu_type!r} is in no node of {name}", f"types: {', '.join(types)}"
+        )
+
+
+def cpus(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+    """A node has the cores for all its ranks."""
+    name, each = partition_name(cluster, live), cluster.slurm.cpus_per_task
+    most = max((int(node.get("CPUTot", 0)) for node in live.nodes_of(name)), default=0)
+    if most and each * cluster.gpus_per_node > most:
+        yield Finding(
+            f"slurm.cpus_per_task {each} x {cluster.gpus_per_node} ranks = {each * cluster.gpus_per_node} CPUs, but a "
+            f"node of {name} has {most}",
+            f"write cpus_per_task = {most // cluster.gpus_per_node}",
         )
 
 
@@ -156,6 +201,20 @@ def python(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         yield Finding(f"the ranks' Python {cluster.software.python!r} does not exist", "see software.python")
 
 
+def modules(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+    """Every module can be loaded, where this machine has modules."""
+    for name in cluster.software.modules:
+        if live.modules.get(name) == "missing":
+            yield Finding(f"software.modules: `module load {name}` fails", "`module avail` lists them")
+
+
+def cache(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+    """The cache of tokenizers and weights exists, if the profile names one."""
+    name = cluster.folders.cache
+    if name and live.paths.get(name, "folder") != "folder":
+        yield Finding(f"folders.cache {name} is {live.paths[name]}", "create it, and put the tokenizer into it")
+
+
 def runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """The folder for runs can be written."""
     if live.runs_free is None:
@@ -163,17 +222,6 @@ def runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 
 PROFILE_CHECKS = (
-    account,
-    partition,
-    qos,
-    constraint,
-    gres,
-    memory,
-    limit,
-    mpi,
-    pyxis,
-    image,
-    mounts,
-    python,
-    runs_folder,
+    *(account, partition, qos, reservation, constraint, gres, cpus, memory, limit, mpi),
+    *(pyxis, image, mounts, python, modules, cache, runs_folder),
 )

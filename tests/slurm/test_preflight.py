@@ -9,8 +9,9 @@ from superpod.lifecycle.request import Request
 from superpod.lifecycle.resolve import ResolvedRun
 from superpod.recipes import planned_job, registry
 from superpod.slurm import profiles
+from superpod.slurm.gpu_names import gpu_named
 from superpod.slurm.live_cluster import LiveCluster, parse
-from superpod.slurm.preflight import Case, findings, profile_findings, refuse
+from superpod.slurm.preflight import Case, demand, findings, notes, profile_findings, refuse, refuse_demand
 from superpod.slurm.submit import Submission
 
 GIB = 2**30
@@ -24,7 +25,16 @@ ANSWERS = {
     "PartitionName=low Default=NO MaxTime=UNLIMITED State=UP AllowAccounts=other\n"
     "PartitionName=old Default=NO MaxTime=UNLIMITED State=DOWN AllowAccounts=ALL",
     "nodes": NODES,
-    "associations": "mine||normal,high\nalso||normal",
+    "associations": "Account|Partition|QOS\nmine||normal,high\nalso||normal",
+    "accounts": "Account|ParentName|GrpTRES\nmine|root|node=12\nroot||",
+    "qos": "Name|Flags|MaxWall|MaxTRES|MaxSubmitPU\nnormal||||4\nhigh||02:00:00|gres/gpu=32|",
+    "queued": "",
+    "user": "me",
+    "now": "2026-11-22T12:00:00",
+    "reservations": "ReservationName=maint StartTime=2026-11-22T14:00:00 EndTime=2026-11-22T20:00:00 Users=root "
+    "Accounts=(null) Flags=MAINT,SPEC_NODES",
+    "reserved": "maint " + " ".join(f"dgx{i:02d}" for i in range(1, 23)),
+    "module:cuda/99": "missing",
     "config": "AccountingStorageEnforce = associations,limits",
     "mpi": "MPI plugin types are...\n\tnone\n\tpmix",
     "srun": "1",
@@ -135,6 +145,55 @@ PLANTED = [
     ),
     ("data outside", case(data=Path("/home/me/corpus")), "is in no mount of the container", "container.mounts"),
     ("cache", case(answers={"path:/lustre/huggingface": "missing"}), "/lustre/huggingface is missing", "tokenizer"),
+    ("another GPU", case(profile(gpu="h200")), "gpu is 'h200', but Slurm calls the GPUs of batch h100", 'gpu = "h100"'),
+    ("cpus", case(profile(slurm__cpus_per_task=32)), "32 x 8 ranks = 256 CPUs, but a node of batch has 224", "28"),
+    (
+        "reservation",
+        case(profile(slurm__options=["--reservation=mine"])),
+        "there is no reservation 'mine'",
+        "there are: maint",
+    ),
+    (
+        "reservation of others",
+        case(profile(slurm__options=["--reservation=maint"])),
+        "reservation maint is for root, not for me",
+        "leave it out",
+    ),
+    ("module", case(profile(software__modules=["cuda/99"])), "`module load cuda/99` fails", "module avail"),
+    (
+        "QOS of the partition",
+        case(
+            profile(slurm__qos="high"),
+            answers={"partitions": ANSWERS["partitions"].replace(" State", " AllowQos=x State")},
+        ),
+        "does not accept QOS 'high'",
+        "it accepts x",
+    ),
+    (
+        "nodes of the partition",
+        case(nodes=16, answers={"partitions": ANSWERS["partitions"].replace(" State", " MaxNodes=8 State")}),
+        "takes 16 nodes, more than batch allows: MaxNodes 8",
+        "--nodes 8",
+    ),
+    (
+        "QOS time",
+        case(profile(slurm__qos="high")),
+        "4:00:00 is longer than QOS high allows: MaxWall 02:00:00",
+        "02:00:00",
+    ),
+    (
+        "QOS GPUs",
+        case(profile(slurm__qos="high"), nodes=8),
+        "8 nodes x 8 GPUs take gres/gpu=64, but QOS high allows 32 to a job (MaxTRES)",
+        "--nodes 4",
+    ),
+    ("account", case(nodes=16), "take node=16, but account mine allows 12 to all its jobs (GrpTRES)", "--nodes 12"),
+    (
+        "queued jobs",
+        case(answers={"queued": "mine|normal\nmine|normal\nmine|high"}),
+        "3 jobs to queue and 2 of yours in the queue, but QOS normal allows 4 (MaxSubmitPU)",
+        "--attempts 2",
+    ),
     ("in use", case(running="job 17"), "the run is in use by job 17", "recipes cancel"),
 ]
 
@@ -146,6 +205,61 @@ def test_a_planted_mistake_is_found(planted, says, fix):
     with pytest.raises(UserError) as error:
         refuse(planted)
     assert says in str(error.value)
+
+
+def noted(**changes):
+    return [f"{note.message}; {note.hint}" for note in notes(case(**changes).demand)]
+
+
+def test_a_job_that_cannot_end_before_maintenance_is_noted_and_not_refused():
+    """Issue 14, what sites ask for: 22 of 24 nodes are reserved two hours from now."""
+    assert findings(case(nodes=4)) == []
+    (note,) = noted(nodes=4)
+    assert (
+        "an attempt of 4:00:00 that started now would end at 11-22 16:00, but reservation maint (maintenance)" in note
+    )
+    assert "has 22 of the 24 nodes of batch from 11-22 14:00 to 11-22 20:00" in note
+    assert "--time 1:59:00 ends before it" in note
+    assert noted(nodes=2) == []  # two nodes stay free
+    assert noted(nodes=4, time="1:59:00") == []
+    assert noted(nodes=4, where=profile(slurm__options=["--reservation=maint"])) == []
+
+
+def test_limits_count_where_slurm_enforces_them_only():
+    loose = {"config": "AccountingStorageEnforce = associations"}
+    assert findings(case(profile(slurm__qos="high"), nodes=8, answers=loose)) == []
+
+
+def test_the_first_source_of_a_limit_counts():
+    """The partition's QOS before the job's own, unless that has OverPartQOS: Slurm's order."""
+    qos = "Name|Flags|MaxWall\nnormal||02:00:00\nwide||1-00:00:00"
+    partition = ANSWERS["partitions"].replace(" State", " QoS=wide State")
+    assert findings(case(answers={"qos": qos, "partitions": partition})) == []
+    over = {"qos": qos.replace("normal|", "normal|OverPartQOS"), "partitions": partition}
+    (finding,) = findings(case(answers=over))
+    assert "QOS normal allows: MaxWall 02:00:00" in finding.message
+
+
+def test_the_demand_is_judged_before_nemo_is_imported():
+    request = Request("llama3_8b_pretrain_h100_bf16", num_nodes=16)
+    live = parse(ANSWERS)
+    with pytest.raises(UserError, match="account mine allows 12"):
+        refuse_demand(demand(request, profile(), live))
+    with pytest.raises(UserError, match="longer than batch allows"):
+        refuse_demand(demand(request, profile(), live, time="3-0"))
+
+
+def test_gpus_by_the_names_of_others():
+    for text, name in {
+        "nvidia_h100_80gb_hbm3": "h100",
+        "NVIDIA H200": "h200",
+        "NVIDIA A100-SXM4-80GB": "a100",
+        "NVIDIA A100-SXM4-40GB": "a100_40gb",
+        "NVIDIA GB200": "gb200",
+        "h100": "h100",
+        "big": "",
+    }.items():
+        assert gpu_named(text) == name
 
 
 def test_there_are_enough_of_them():
@@ -186,7 +300,8 @@ def test_a_precision_that_the_gpu_has_not():
 
 
 def test_a_recipe_for_another_gpu_is_judged_on_this_one():
-    assert findings(case(profile(gpu="h200"))) == []
+    h200 = {"nodes": NODES.replace("gpu:h100", "gpu:h200")}
+    assert findings(case(profile(gpu="h200"), answers=h200)) == []
     messages = [f.message for f in findings(case(profile(gpu="a100_40gb")))]
     assert any("does not fit a100_40gb" in message for message in messages)
 
@@ -195,7 +310,8 @@ def test_another_gpu_is_judged_by_the_layout_that_runs():
     """Not by the recipe's own: an override of the micro-batch decides whether it fits."""
     job = planned_job.job(registry.find("llama3_8b_pretrain_h100_bf16"), 4)
     larger = job.replace(layout=job.layout.replace(mbs=16))
-    assert findings(case(profile(gpu="h200"), job=job)) == []
+    h200 = {"nodes": NODES.replace("gpu:h100", "gpu:h200")}
+    assert findings(case(profile(gpu="h200"), job=job, answers=h200)) == []
     assert any("does not fit h200" in f.message for f in findings(case(profile(gpu="h200"), job=larger)))
 
 

@@ -1,0 +1,203 @@
+"""What the site allows a job: limits of partition, QOS and association, and reservations that stand in its way.
+
+Slurm takes a job over a limit and lets it wait for ever, unless the site sets EnforcePartLimits or the QOS DenyOnLimit.
+Source of the order in which limits count: slurm.schedmd.com/resource_limits.html, "Hierarchy".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from superpod.slurm.live_cluster import Association, LiveCluster, words
+from superpod.slurm.profile_checks import Finding, own_reservations, partition_name
+from superpod.slurm.profiles import seconds
+
+if TYPE_CHECKING:
+    from superpod.slurm.profiles import Cluster
+
+
+@dataclass(frozen=True)
+class JobSize:
+    """What one submission takes."""
+
+    nodes: int
+    gpus_per_node: int
+    time: str
+    """the limit of an attempt, as Slurm writes it"""
+    attempts: int
+    """jobs to queue at once"""
+
+
+class Source(NamedTuple):
+    """Where limits come from."""
+
+    name: str
+    values: Mapping[str, str]
+
+
+JOB = {"MaxTRES": "a job", "MaxTRESPU": "a user at once", "MaxTRESPA": "an account at once", "GrpTRES": "all its jobs"}
+"""Limits of resources -> whose sum they bound. A job above one of them can never start."""
+
+
+def partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
+    """The partition takes so many nodes, and jobs that name no reservation."""
+    name = partition_name(cluster, live)
+    known = live.partitions.get(name, {})
+    for key, sign in (("MaxNodes", 1), ("MinNodes", -1)):
+        bound = known.get(key, "")
+        if bound.isdigit() and sign * size.nodes > sign * int(bound):
+            bad = "more than" if sign > 0 else "fewer than"
+            yield Finding(f"the run takes {size.nodes} nodes, {bad} {name} allows: {key} {bound}", f"--nodes {bound}")
+    if known.get("ReqResv") == "YES" and not own_reservations(cluster):
+        yield Finding(f"{name} takes only jobs of a reservation", 'name it: slurm.options = ["--reservation=NAME"]')
+
+
+def nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
+    """The partition has so many nodes that are up."""
+    name = partition_name(cluster, live)
+    there = live.nodes_of(name)
+    usable = [n for n in there if not re.search(r"DOWN|DRAIN|FAIL|NOT_RESP", n.get("State", ""))]
+    if there and size.nodes > len(there):
+        yield Finding(f"the run takes {size.nodes} nodes, but {name} has {len(there)}", "--nodes")
+    elif there and size.nodes > len(usable):
+        down = ", ".join(sorted(n["NodeName"] for n in there if n not in usable))
+        yield Finding(
+            f"the run takes {size.nodes} nodes, but {len(usable)} of {name} are up; not up: {down}",
+            "--nodes, or wait for them",
+        )
+
+
+def accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
+    """Time, resources and number of jobs are within the limits of QOS and account, where Slurm enforces them."""
+    if not {"limits", "safe"} & set(live.enforces.split(",")):
+        return
+    sources = _sources(cluster, live)
+    for name, values in sources:
+        if longest := values.get("MaxWall"):
+            if seconds(size.time) > seconds(longest):
+                yield Finding(
+                    f"an attempt of {size.time} is longer than {name} allows: MaxWall {longest}", f"--time {longest}"
+                )
+            break
+    yield from _resources(sources, _takes(cluster, live, size), size)
+    yield from _jobs(live, sources, size)
+
+
+def _association(cluster: Cluster, live: LiveCluster) -> Association:
+    """The association that a job of this profile counts against."""
+    own = [a for a in live.associations if cluster.slurm.account in ("", a.account)]
+    name = partition_name(cluster, live)
+    exact = [a for a in own if a.partition == name]
+    return next(iter([*exact, *(a for a in own if not a.partition)]), Association(cluster.slurm.account))
+
+
+def _qos_name(cluster: Cluster, association: Association) -> str:
+    """The QOS of a job that names none is the association's default, or `normal`, which Slurm makes itself."""
+    return cluster.slurm.qos or association.default_qos or "normal"
+
+
+def _sources(cluster: Cluster, live: LiveCluster) -> list[Source]:
+    """Limits in the order in which Slurm applies them: the first that sets one counts."""
+    association = _association(cluster, live)
+    own = _qos_name(cluster, association)
+    of_partition = live.partitions.get(partition_name(cluster, live), {}).get("QoS", "N/A")
+    names = [own] if of_partition in ("N/A", own) else [of_partition, own]
+    if "OverPartQOS" in live.qos.get(own, {}).get("Flags", ""):
+        names.reverse()
+    sources = [Source(f"QOS {name}", live.qos.get(name, {})) for name in names]
+    sources.append(Source(f"your association with account {association.account}", association.limits))
+    account, above = association.account, set[str]()
+    while account in live.accounts and account not in above:
+        above.add(account)
+        sources.append(Source(f"account {account}", live.accounts[account]))
+        account = live.accounts[account].get("ParentName", "")
+    return sources
+
+
+def _takes(cluster: Cluster, live: LiveCluster, size: JobSize) -> dict[str, int]:
+    gpus = size.nodes * size.gpus_per_node
+    takes = {"node": size.nodes}
+    if cluster.slurm.gpus != "none":
+        takes |= {"gres/gpu": gpus, f"gres/gpu:{cluster.slurm.gpu_type}": gpus}
+    cores = [int(n["CPUTot"]) for n in live.nodes_of(partition_name(cluster, live)) if n.get("CPUTot", "").isdigit()]
+    if cluster.slurm.exclusive and cores:
+        takes["cpu"] = size.nodes * min(cores)
+    elif cluster.slurm.cpus_per_task:
+        takes["cpu"] = gpus * cluster.slurm.cpus_per_task
+    return takes
+
+
+def _resources(sources: list[Source], takes: dict[str, int], size: JobSize) -> Iterator[Finding]:
+    for limit, whose in {**JOB, "MaxTRESPerNode": "a node of a job"}.items():
+        bounds: dict[str, tuple[str, int]] = {}
+        for name, values in sources:
+            for word in words(values.get(limit, "")):
+                resource, _, number = word.partition("=")
+                if number.isdigit():  # memory has units, and is checked against the node
+                    bounds.setdefault(resource, (name, int(number)))
+        for resource, (name, most) in bounds.items():
+            need = takes.get(resource, 0) // (size.nodes if limit == "MaxTRESPerNode" else 1)
+            if need > most:
+                fits = most * size.nodes // need
+                hint = f"--nodes {fits}" if fits and limit != "MaxTRESPerNode" else "another QOS or account"
+                yield Finding(
+                    f"{size.nodes} nodes x {size.gpus_per_node} GPUs take {resource}={need}, but {name} allows {most} "
+                    f"to {whose} ({limit})",
+                    f"{hint}; more is your site's to give",
+                )
+
+
+def _jobs(live: LiveCluster, sources: list[Source], size: JobSize) -> Iterator[Finding]:
+    """At least one job may run, and all attempts may be queued beside what this user has in the queue."""
+    for name, values in sources:
+        for key in ("MaxJobs", "MaxJobsPU", "MaxJobsPA", "GrpJobs"):
+            if values.get(key) == "0":
+                yield Finding(f"{name} lets no job run: {key} 0", "another QOS or account")
+        kind, _, word = name.rpartition(" ")
+        column = 1 if kind == "QOS" else 0
+        queued = sum(job[column] == word for job in live.queued)
+        bounds = [(int(values[key]), key) for key in SUBMIT if values.get(key, "").isdigit()]
+        if bounds and size.attempts + queued > min(bounds)[0]:
+            most, key = min(bounds)
+            room = max(0, most - queued)
+            yield Finding(
+                f"{size.attempts} jobs to queue and {queued} of yours in the queue, but {name} allows {most} ({key})",
+                f"--attempts {room}, or chain.attempts = {room}" if room else "wait for one of them to end",
+            )
+            return
+
+
+SUBMIT = ("MaxSubmit", "MaxSubmitPU", "MaxSubmitPA", "GrpSubmit")
+"""Limits of queued jobs. Those of a whole account count its other users' jobs too, which only Slurm sees."""
+
+
+def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
+    """What waits: a job that cannot end before a reservation takes its nodes starts after that. No reason to refuse."""
+    if live.now is None:
+        return
+    name, end = partition_name(cluster, live), live.now + timedelta(seconds=seconds(size.time))
+    nodes = {node["NodeName"] for node in live.nodes_of(name)}
+    ahead = [r for r in live.reservations if r.name not in own_reservations(cluster) and r.nodes & nodes]
+    ahead = sorted((r for r in ahead if r.start < end and r.end > live.now), key=lambda r: r.start)
+    taken: set[str] = set()
+    for kept in ahead:
+        taken |= kept.nodes & nodes
+        if size.nodes > len(nodes) - len(taken):
+            minutes = int((kept.start - live.now).total_seconds()) // 60 - 1
+            kind = " (maintenance)" if "MAINT" in kept.flags else ""
+            shorter = f"--time {minutes // 60}:{minutes % 60:02d}:00 ends before it, or " if minutes > 0 else ""
+            yield Finding(
+                f"an attempt of {size.time} that started now would end at {end:%m-%d %H:%M}, but reservation "
+                f"{kept.name}{kind} has {len(taken)} of the {len(nodes)} nodes of {name} from "
+                f"{kept.start:%m-%d %H:%M} to {kept.end:%m-%d %H:%M}: it starts only after that",
+                f'{shorter}let it wait; slurm.options = ["--reservation={kept.name}"] if it is yours',
+            )
+            return
+
+
+CHECKS = (nodes, partition, accounting)
+"""Reasons to refuse."""
