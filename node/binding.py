@@ -1,7 +1,7 @@
 """Run a rank on the CPUs beside its GPU: a step's launches, pinned copies and data workers then stay on one socket.
 
-As `numactl --cpunodebind` does, but by what the node itself says of its GPUs: on a DGX H100 GPUs 0-3 hang on NUMA node 0,
-on a DGX A100 GPUs 0 and 1 on node 3. Memory follows: Linux puts a page where it is first touched. Standard library only.
+As `numactl --cpunodebind` does, but by what the node says of its GPUs: on a DGX H100 GPUs 0-3 hang on NUMA node 0,
+on a DGX A100 GPUs 0 and 1 on 3. Memory follows: Linux puts a page where it is first touched. Standard library only.
 """
 
 from __future__ import annotations

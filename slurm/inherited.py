@@ -1,8 +1,8 @@
 """Slurm's commands take options from the environment too. The profile and the script alone say what a job is.
 
 sbatch(1) puts `SBATCH_*` above the lines of the script: SBATCH_EXPORT=NONE loses the run's folder, SBATCH_ARRAY_INX
-makes ten jobs of one, SBATCH_WAIT does not return before the job ends. A job submitted from inside another inherits that
-one's `SLURM_*`, which srun(1) takes as options in its turn. `SQUEUE_FORMAT` and the like change what is read back.
+makes ten jobs of one, SBATCH_WAIT does not return before the job ends. A job submitted from inside another inherits
+its `SLURM_*`, which srun(1) takes as options in its turn. `SQUEUE_FORMAT` and the like change what is read back.
 """
 
 from __future__ import annotations

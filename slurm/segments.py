@@ -1,7 +1,7 @@
 """Which nodes of a job must share an NVLink domain: sbatch's --segment, where Slurm knows the domains (topology/block).
 
 On NVL72 a node is a tray of four GPUs, and NVLink joins the 18 trays of a rack. A group of ranks that leaves its tray
-and was planned within NVLink (TP, TP x CP, the experts' EP) would run over InfiniBand when Slurm deals trays of two racks.
+and was planned within NVLink (TP, TP x CP, the experts' EP) would run over InfiniBand on trays of two racks.
 """
 
 from __future__ import annotations

@@ -1,0 +1,93 @@
+"""How a Slurm job ended, by whoever still knows: the controller, accounting, or the words Slurm left in its output.
+
+The controller forgets a job after MinJobAge (300 s by default), accounting may be down or not set up, and COMPLETING
+hides how a job ended, which accounting tells even then. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from pathlib import Path
+
+POLL_S = 1.0
+
+CANCELLED = "CANCELLED"
+
+_LAST_WORDS = re.compile(r"\*\*\* JOB (\d+) ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.IGNORECASE)
+"""slurmstepd's line in a job's output; a `scancel` has no `DUE TO`, or names the signal."""
+
+_OUTPUT_BYTES = 64 * 1024
+
+
+def of(job: str, output: Path, wait_s: float = 60.0) -> str:
+    """The state in which a job ended, `CANCELLED by UID` where accounting names who did it; '' when nobody knows.
+
+    `output` is what the job wrote (`slurm-JOB.out`). Waits up to `wait_s` while the job is COMPLETING.
+    """
+    end = time.monotonic() + wait_s
+    while True:
+        state = _controller(job)
+        if state not in ("", "COMPLETING", CANCELLED):
+            return state
+        if accounted := _accounting(job):
+            return accounted
+        if state == CANCELLED:
+            return state
+        if words := _last_words(job, output):
+            return words
+        if not state or time.monotonic() > end:
+            return ""
+        time.sleep(POLL_S)
+
+
+def now(job: str, output: Path) -> str:
+    """What is known at this moment, from inside a job that Slurm has begun to end."""
+    return of(job, output, wait_s=0.0)
+
+
+def is_cancelled(state: str) -> bool:
+    """Whether somebody ended the job by scancel."""
+    return state.startswith(CANCELLED)
+
+
+def canceller(state: str) -> int | None:
+    """The user id of who did; None where it is not known."""
+    match = re.fullmatch(rf"{CANCELLED} by (\d+)", state)
+    return int(match[1]) if match else None
+
+
+def _controller(job: str) -> str:
+    match = re.search(r"\bJobState=(\w+)", _output("scontrol", "show", "job", "-o", job))
+    return match[1] if match else ""
+
+
+def _accounting(job: str) -> str:
+    """The state of a job that has ended, or is about to; '' while it waits or runs, or when accounting is silent.
+
+    A requeued job has a line for each of its lives; sacct shows the newest.
+    """
+    line = _output("sacct", "-X", "-nP", "-j", job, "-o", "State").strip().partition("\n")[0]
+    return "" if line in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else line
+
+
+def _last_words(job: str, output: Path) -> str:
+    try:
+        with open(output, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _OUTPUT_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    matches = [match for match in _LAST_WORDS.finditer(text) if match[1] == job]
+    if not matches:
+        return ""
+    reason = matches[-1][2] or ""
+    return CANCELLED if not reason or reason.upper().startswith("SIGNAL") else reason.upper()
+
+
+def _output(*words: str) -> str:
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

@@ -1,0 +1,109 @@
+"""Whether the attempts of a run bring it forward, in steps and in time. Standard library only.
+
+A job that starts for an hour, makes one step, saves it and dies has made a step, and a run of such jobs never ends.
+What counts is the share of an attempt's time that went into steps which a checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from superpod.node.files import JsonObject, is_number
+from superpod.node.run_folder import Attempt, RunFolder
+
+LEAST_SHARE = 0.1
+"""Share of an attempt's time in steps that count, below which it has brought the run nowhere."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What an attempt has brought: steps that a checkpoint holds, the seconds they took, and its own seconds."""
+
+    steps: int
+    useful_s: float | None
+    took_s: float | None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it got nowhere: no step that is kept, or next to no time in such steps."""
+        if self.steps <= 0:
+            return True
+        return bool(self.useful_s and self.took_s and self.useful_s < LEAST_SHARE * self.took_s)
+
+
+def worths(run: RunFolder, attempts: Sequence[Attempt], newest: int) -> list[Worth]:
+    """What each of the attempts has brought, in their order; `newest` is the step of the newest checkpoint."""
+    lines = run.metrics()
+    befores = [_number(attempt.result.get("before")) for attempt in attempts]
+    ends = [*befores[1:], newest]
+    return [_worth(attempt, lines, int(before), int(end)) for attempt, before, end in zip(attempts, befores, ends)]
+
+
+def _worth(attempt: Attempt, lines: list[JsonObject], before: int, end: int) -> Worth:
+    kept = [line for line in lines if line.get("attempt") == attempt.name and before < line["step"] <= end]
+    seconds = [float(line["step_time_s"]) for line in kept if is_number(line.get("step_time_s"))]
+    started, ended = attempt.result.get("started"), attempt.result.get("ended")
+    took = ended - started if is_number(ended) and is_number(started) else None
+    return Worth(end - before, sum(seconds) if seconds else None, took)
+
+
+def idle_words(idle: Sequence[Worth]) -> str:
+    """What attempts that got nowhere have in common."""
+    steps = sum(max(0, worth.steps) for worth in idle)
+    if not steps:
+        return f"{len(idle)} attempts in a row made no new checkpoint"
+    useful, took = (sum(getattr(w, name) or 0 for w in idle) for name in ("useful_s", "took_s"))
+    return (
+        f"{len(idle)} attempts in a row brought {steps} step{'s' * (steps > 1)} in {duration(took)}, and the steps "
+        f"that a checkpoint holds took {duration(useful)} of these: less than {LEAST_SHARE:.0%}"
+    )
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The jobs that a run has left: how many, the seconds of their limit, and those in each that make no steps."""
+
+    jobs: int
+    limit_s: float
+    lost_s: float
+
+
+def outlook(step: int, max_steps: int, step_s: float, chain: Chain) -> str:
+    """That the jobs of a chain end before the run does, with what is missing; '' when they suffice."""
+    left, usable = max_steps - step, chain.limit_s - chain.lost_s
+    if left <= 0 or step_s <= 0:
+        return ""
+    each = int(usable / step_s) if usable > 0 else 0
+    if each < 1:
+        return (
+            f"a job of {duration(chain.limit_s)} makes no step: starting and saving take {duration(chain.lost_s)}, "
+            f"a step {duration(step_s)}"
+        )
+    if each * chain.jobs >= left:
+        return ""
+    last, jobs = step + each * chain.jobs, f"{chain.jobs} job{'s' * (chain.jobs != 1)}"
+    return (
+        f"{left:,} steps of {step_s:.3g} s take {duration(left * step_s)}, and {jobs} of {duration(chain.limit_s)} end "
+        f"at step {last:,} of {max_steps:,}: {math.ceil(left / each)} are needed"
+    )
+
+
+def steady_step_s(lines: Sequence[JsonObject]) -> float | None:
+    """Seconds of a step as it is now: the median of the last 20, so that a save in between does not count."""
+    seconds = [float(line["step_time_s"]) for line in lines[-20:] if is_number(line.get("step_time_s"))]
+    return statistics.median(seconds) if seconds else None
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.5 h`, `2.1 d`."""
+    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800)):
+        if seconds < most:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 86400:.3g} d"
+
+
+def _number(value: object) -> float:
+    return value if is_number(value) else 0

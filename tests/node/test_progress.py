@@ -1,0 +1,72 @@
+"""Progress in steps and in time (issue 14, finding 6)."""
+
+import pytest
+
+from superpod.node import guard, progress
+from superpod.node.files import append_line
+from superpod.node.progress import Chain
+from tests.node.test_attempt import checkpoint
+
+
+def attempt_of(run, before, steps, step_s, took_s, state="failed", message="it broke"):
+    """An attempt that took `took_s` for so many steps, the last of which was saved."""
+    attempt = run.new_attempt(job="1")
+    attempt.mark("running", before=before)
+    for step in range(before + 1, before + steps + 1):
+        line = {"t": 1.0, "attempt": attempt.name, "step": step, "loss": 1.0, "step_time_s": step_s}
+        append_line(run.path / "metrics.jsonl", line)
+    if steps:
+        checkpoint(run, before + steps)
+    attempt.finish(state, message=message)
+    attempt.mark("running", started=1000.0, ended=1000.0 + took_s)
+    attempt.mark(state)
+
+
+def test_finding_6_one_step_a_job_is_no_progress_for_ever(run):
+    attempt_of(run, 0, 1, 2.0, 3600)
+    assert guard.must_stop(run, 2, 20) == ""
+    attempt_of(run, 1, 1, 2.0, 3600)
+    reason = guard.must_stop(run, 2, 20)
+    assert reason == (
+        "2 attempts in a row brought 2 steps in 2 h, and the steps that a checkpoint holds took 4 s of these: less "
+        "than 10%; the last one: it broke"
+    )
+
+
+def test_an_hour_of_steps_is_progress_however_it_ended(run):
+    for number in range(4):
+        attempt_of(run, 100 * number, 100, 30.0, 3600)
+    assert guard.must_stop(run, 2, 20) == ""
+
+
+def test_a_good_attempt_in_between_counts(run):
+    attempt_of(run, 0, 1, 2.0, 3600)
+    attempt_of(run, 1, 1000, 2.0, 3600)
+    attempt_of(run, 1001, 1, 2.0, 3600)
+    assert guard.must_stop(run, 2, 20) == ""
+
+
+def test_steps_that_no_checkpoint_holds_do_not_count(run):
+    attempt_of(run, 0, 10, 60.0, 900)
+    for step in range(11, 500):
+        line = {"t": 1.0, "attempt": "002", "step": step, "loss": 1.0, "step_time_s": 60.0}
+        append_line(run.path / "metrics.jsonl", line)
+    attempt_of(run, 10, 1, 60.0, 36000)
+    first, second = progress.worths(run, run.attempts, guard.newest_step(run))
+    assert (first.steps, first.useful_s, first.is_idle) == (10, 600.0, False)
+    assert (second.steps, second.useful_s, second.is_idle) == (1, 60.0, True)
+
+
+@pytest.mark.parametrize(
+    ("step", "step_s", "jobs", "says"),
+    [
+        (0, 1.0, 3, ""),
+        (0, 10.0, 3, "5,000 steps of 10 s take 13.9 h, and 3 jobs of 4 h end at step 3,942 of 5,000: 4 are needed"),
+        (4900, 10.0, 1, ""),
+        (4000, 10.0, 0, "1,000 steps of 10 s take 2.78 h, and 0 jobs of 4 h end at step 4,000 of 5,000: 1 are needed"),
+        (5000, 10.0, 0, ""),
+        (0, 20000.0, 3, "a job of 4 h makes no step: starting and saving take 21 min, a step 5.56 h"),
+    ],
+)
+def test_finding_6_a_chain_that_cannot_end_in_its_time_says_so(step, step_s, jobs, says):
+    assert progress.outlook(step, 5000, step_s, Chain(jobs, 4 * 3600.0, 1260.0)) == says
