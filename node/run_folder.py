@@ -10,6 +10,7 @@ import secrets
 import shlex
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -324,12 +325,23 @@ class RunFolder:
 
 def _fresh_folder(parent: Path, suffix: str) -> Path:
     """Make `parent/{utc}-{id}`; mkdir is atomic, so two processes never get one folder."""
-    parent.mkdir(parents=True, exist_ok=True)
+    _recipe_folder(parent)
     while True:
         path = parent / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{suffix or secrets.token_hex(3)}"
         with contextlib.suppress(FileExistsError):
             path.mkdir()
             return path
+
+
+def _recipe_folder(path: Path) -> None:
+    """Make the folder of a recipe's runs, with the rights of the folder for runs where several users share that."""
+    if path.is_dir():
+        return
+    shared = path.parent.is_dir()
+    path.mkdir(parents=True, exist_ok=True)
+    if shared:
+        with contextlib.suppress(OSError):  # another user may have made it at this moment, and has set them
+            path.chmod(stat.S_IMODE(path.parent.stat().st_mode))
 
 
 def _number(path: Path) -> int:

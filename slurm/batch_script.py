@@ -63,6 +63,7 @@ def render(job: BatchJob) -> str:
         preamble.shell(job.cluster.software.modules),
         preamble.host(job.cluster.software.host_python, job.nodes, job.gpus),
         preamble.INHERITED,
+        *_rights(job),
         _environment(job),
         _unpack(job),
         _start(job),
@@ -165,6 +166,12 @@ def _for_checks(job: BatchJob) -> list[str]:
     return [f"export {name}={quoted(value)}" for name, value in known.items()]
 
 
+def _rights(job: BatchJob) -> list[str]:
+    """The umask of what the job writes. srun gives its tasks this one, as SLURM_UMASK is dropped above."""
+    mask = job.cluster.folders.umask
+    return [f"umask {mask} # who may read what the run leaves (folders.umask)\n"] if mask else []
+
+
 def _unpack(job: BatchJob) -> str:
     return f"""\
 # The recipe and a small runtime, carried at the end of this file, go into a folder that every node sees.
@@ -173,6 +180,9 @@ code=${{SUPERPOD_RUN_DIR:-$runs/.jobs/$SLURM_JOB_ID}}/code
 carried() {{ sed -n "/^#>> $1\\$/,/^#<<\\$/{{s/^#| \\{{0,1\\}}//p}}" "$0"; }}
 if [[ ! -s $code/{RECIPE} ]]; then
     unpack() {{
+        # Whoever may make runs may make this folder's next one: jobs of several users share it.
+        [[ $code == "$runs"/.jobs/* && ! -d $runs/.jobs ]] && mkdir -p "$runs/.jobs" &&
+            chmod --reference="$runs" "$runs/.jobs"
         mkdir -p "$code" && carried {RUNTIME} | base64 --decode | tar -xz -C "$code" &&
             carried {LINES} >"$code/{LINES}" &&
             carried {RECIPE} >"$code/.{RECIPE}.$$" && mv "$code/.{RECIPE}.$$" "$code/{RECIPE}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -20,7 +21,7 @@ from superpod.node.guard import CHAIN
 from superpod.node.run_folder import RunFolder
 from superpod.recipes.facts import needs
 from superpod.recipes.registry import find
-from superpod.slurm import batch_script, environment
+from superpod.slurm import batch_script, environment, sharing
 
 if TYPE_CHECKING:
     from superpod.lifecycle.resolve import ResolvedRun
@@ -110,25 +111,32 @@ def new_run(submission: Submission, connection: Connection) -> str:
     Raises:
         UserError: the folder cannot be written.
     """
+    rights = submission.cluster.folders
     if not connection.remote:
-        return str(_create(Path(submission.folder), submission).path)
+        with sharing.umask(rights.umask):
+            return str(_create(Path(submission.folder), submission, rights.group).path)
     with tempfile.TemporaryDirectory() as scratch:
         folder = _create(Path(scratch), submission)
         relative = f"{submission.recipe}/{folder.path.name}"
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w:gz") as archive:
             archive.add(folder.path, arcname=relative)
-        connection.run(["mkdir", "-p", submission.folder])
-        connection.run(["tar", "-xz", "-C", submission.folder], stdin=stream.getvalue())
+        words = [submission.folder, rights.umask, rights.group, relative]
+        connection.run(["sh", "-c", sharing.REMOTE, "sh", *words], stdin=stream.getvalue())
         return f"{submission.folder}/{relative}"
 
 
-def _create(runs: Path, submission: Submission) -> RunFolder:
+def _create(runs: Path, submission: Submission, group: str = "") -> RunFolder:
     run = submission.run
     folder = RunFolder.create(runs, submission.recipe, facts=facts(submission), recipe_lines=run.lines)
     folder.write_plan(run.plan)
     text = script(submission, name=job_name(str(folder.path)))
     (folder.path / SCRIPT).write_text(text, encoding="utf-8")
+    try:
+        sharing.give(folder.path, group)
+    except UserError:
+        shutil.rmtree(folder.path)
+        raise
     return folder
 
 
@@ -197,7 +205,8 @@ def _sbatch(connection: Connection, run: str, exclude: Sequence[str], after: Seq
     words += [f"--dependency={','.join(('singleton', *after))}"]
     words += [f"--exclude={','.join(exclude)}"] if exclude else []
     words += [f"--chdir={run}", f"--output={run.replace('%', '%%')}/slurm-%j.out", f"{run}/{SCRIPT}"]
-    return connection.run(words, env={"SUPERPOD_RUN_DIR": run}).strip().partition(";")[0]
+    with contextlib.nullcontext() if connection.remote else sharing.rights_of(Path(run)):  # of slurm-JOB.out
+        return connection.run(words, env={"SUPERPOD_RUN_DIR": run}).strip().partition(";")[0]
 
 
 def queue_command(connection: Connection, cluster: Cluster, title: str, words: list[str], log: str) -> str:

@@ -1,0 +1,67 @@
+"""Who may read what runs leave: a profile's umask and group, for a folder of runs that several users share."""
+
+from __future__ import annotations
+
+import grp
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from superpod.errors import UserError
+
+REMOTE = r"""
+set -e
+[ -z "$2" ] || umask "$2"
+mkdir -p "$1"
+tar -xz -C "$1"
+[ -d "$1/$4/.." ] && [ -O "$1/$4/.." ] && chmod --reference="$1" "$1/$4/.." || :
+[ -z "$3" ] || { chgrp -R -- "$3" "$1/$4" && find "$1/$4" -type d -exec chmod g+s {} +; }
+"""
+"""Unpack a run folder behind SSH with these rights: folder for runs, umask, group, and the run below that folder."""
+
+
+@contextmanager
+def umask(mask: str) -> Iterator[None]:
+    """Make files with a profile's umask, such as "0027"; with this process's own where it is ''."""
+    if not mask:
+        yield
+        return
+    before = os.umask(int(mask, 8))
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def rights_of(run: Path) -> Iterator[None]:
+    """Make files with the rights of a run folder: also where no profile is at hand. No effect where it is gone."""
+    try:
+        mode = stat.S_IMODE(run.stat().st_mode)
+    except OSError:
+        mode = None
+    with umask("" if mode is None else f"{0o777 & ~mode:o}"):
+        yield
+
+
+def give(run: Path, group: str) -> None:
+    """Give a new run folder to a group; what is made in it later belongs to that group too (the setgid bit).
+
+    Raises:
+        UserError: there is no such group, or this user is not in it.
+    """
+    if not group:
+        return
+    try:
+        number = grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise UserError(f"folders.group: this machine has no group {group!r}", "`id -Gn` lists yours") from None
+    try:
+        for path in (run, *run.rglob("*")):
+            os.chown(path, -1, number)
+            if path.is_dir():
+                path.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_ISGID)
+    except PermissionError:
+        raise UserError(f"folders.group: you are not in the group {group!r}", "`id -Gn` lists yours") from None

@@ -1,0 +1,71 @@
+"""A folder of runs that several users share: rights and groups (issue 14, shared clusters)."""
+
+import grp
+import os
+import stat
+import subprocess
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.node.run_folder import RunFolder
+from superpod.slurm import profiles, sharing
+
+TEXT = (profiles.SHIPPED / "testbed.toml").read_text()
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize(("own", "made"), [(0o3775, 0o3775), (0o1777, 0o1777), (0o755, 0o755), (0o700, 0o700)])
+def test_a_recipe_s_folder_has_the_rights_of_the_folder_for_runs(tmp_path, own, made):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(own)
+    with sharing.umask("0027"):
+        run = RunFolder.create(runs, "tiny", facts={}, recipe_lines=[])
+    assert mode(runs / "tiny") == made
+    assert mode(run.path) & 0o777 == 0o750
+    assert mode(run.path / "run.json") == 0o640
+
+
+def test_the_umask_is_as_before_afterwards():
+    before = os.umask(0o022)
+    os.umask(before)
+    with sharing.umask("0007"), sharing.umask(""):
+        assert os.umask(0o007) == 0o007
+    assert os.umask(before) == before
+
+
+def test_files_have_the_rights_of_their_run(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir(0o750)
+    with sharing.rights_of(run):
+        subprocess.run(["touch", run / "slurm-1.out"], check=True)
+    assert mode(run / "slurm-1.out") == 0o640
+    with sharing.rights_of(tmp_path / "gone"):
+        (tmp_path / "other").touch()
+
+
+def test_a_run_is_given_to_a_group_with_all_that_comes_later(tmp_path):
+    group = next(g for g in grp.getgrall() if g.gr_gid in {*os.getgroups(), *([g.gr_gid] if not os.geteuid() else [])})
+    run = RunFolder.create(tmp_path / "runs", "tiny", facts={}, recipe_lines=[])
+    sharing.give(run.path, group.gr_name)
+    (run.path / "attempts" / "001").mkdir()
+    (run.path / "attempts" / "001" / "result.json").touch()
+    assert {path.stat().st_gid for path in (run.path, *run.path.rglob("*"))} == {group.gr_gid}
+    with pytest.raises(UserError, match="has no group 'nobody of that name'"):
+        sharing.give(run.path, "nobody of that name")
+
+
+@pytest.mark.parametrize("mask", ["027", "0027", "0007", "022", ""])
+def test_a_umask_in_a_profile(mask):
+    text = TEXT.replace("[folders]", f'[folders]\numask = "{mask}"\ngroup = "team"')
+    assert profiles.parse(text, "x.toml").folders.umask == mask
+
+
+@pytest.mark.parametrize("mask", ["777", "0700", "27", "0o27", "u=rwx", "00270"])
+def test_a_umask_that_would_lock_the_owner_out_is_refused(mask):
+    with pytest.raises(UserError, match="takes a umask that leaves the owner all rights"):
+        profiles.parse(TEXT.replace("[folders]", f'[folders]\numask = "{mask}"'), "x.toml")
