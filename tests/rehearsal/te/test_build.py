@@ -19,6 +19,7 @@ BUILT = (
     "deepseek_v2_lite_pretrain_h100_bf16",
     "gpt_oss_20b_pretrain_b200_mxfp8",
     "gpt3_175b_pretrain_h100_bf16",
+    "gpt3_175b_pretrain_a100_bf16",  # heads of 128 without rotation: flash attention takes them apart by a kernel
     "nemotronh_8b_pretrain_h100_fp8cs",
     "mamba2_130m_pretrain_h100_bf16",
     "starcoder2_15b_pretrain_h100_bf16",
