@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -129,6 +130,7 @@ def _requests(
             f"let the submission itself wait: sbatch --dependency={waits[0]} --wrap 'recipes submit ...'",
         )
     results = [checked(name, cluster, [*(overrides or []), *member], num_nodes, data, time, runs) for member in swept]
+    refuse_webhook(results[0][1])
     return [request for request, _ in results], results[0][1]
 
 
@@ -247,6 +249,25 @@ def checked(
     request = request_of(name, overrides, data, num_nodes)
     preflight.refuse_other_gpu(request, profile)
     return request, profile
+
+
+def refuse_webhook(profile: Cluster) -> None:
+    """Refuse a webhook that no job could reach: a variable that is not set here, a file that others can read.
+
+    Raises:
+        UserError: with what is wrong, and never with the address.
+    """
+    from superpod.node import notify
+
+    table = profile.notify
+    if profile.login.host:
+        if table.webhook_env:
+            hint = f"write the address into a file of mode 0600 on {profile.login.host}: notify.webhook_file"
+            raise UserError("notify.webhook_env: a variable of this shell does not travel over SSH", hint)
+        return
+    _, problem = notify.address(table.webhook_env, table.webhook_file, os.environ)
+    if problem:
+        raise UserError(f"[notify] of {profile.name}: {problem}", "docs/slurm.md, Messages; or leave the key out")
 
 
 def refuse_time(time: str) -> None:

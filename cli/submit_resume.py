@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superpod.cli.submit import facts_of, refuse_time, resolved, slurm_submit
+from superpod.cli.submit import facts_of, refuse_time, refuse_webhook, resolved, slurm_submit
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def go_on(how: Continuation) -> None:
 
     refuse_time(how.time)
     profile = profiles.load(how.cluster)
+    refuse_webhook(profile)
     slurm = connection.of(profile)
     run = _run_of(how, slurm)
     dependencies = [str(wait) for wait in dependency.unmet(how.waits, slurm)]

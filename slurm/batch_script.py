@@ -134,9 +134,17 @@ def _options(job: BatchJob) -> str:
         "#SBATCH --requeue    # after a node failure or a preemption the same job starts again",
         "#SBATCH --open-mode=append",
         "#SBATCH --wait-all-nodes=1",
+        *_mail(job.cluster),
         *map(_line, slurm.options),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _mail(cluster: Cluster) -> list[str]:
+    notify = cluster.notify
+    if not notify.mail:
+        return []
+    return [option("mail-user", notify.mail), option("mail-type", ",".join(notify.mail_on))]
 
 
 def _line(word: str) -> str:
@@ -205,6 +213,8 @@ def _start(job: BatchJob) -> str:
         f"--facts {quoted(json.dumps(dict(job.facts), sort_keys=True))}",
     ]
     ranks = ["srun --kill-on-bad-exit=1 --wait=300", *_step(job), *_container(job)]
+    notify = cluster.notify.for_node()
+    controller += [f"--notify {quoted(json.dumps(notify, sort_keys=True))}"] if notify else []
     controller += [f"--checks {' '.join(checks)}"] if (checks := first_checks(cluster)) else []
     # A rehearsal needs this project in the ranks' Python; a real run needs only the runtime that the script carries.
     rank = "-m superpod.rehearsal.rank" if cluster.declared_only else '"$code/superpod/node/rank.py"'

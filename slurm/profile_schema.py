@@ -9,8 +9,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from superpod import collection
 from superpod.errors import did_you_mean
+from superpod.node.files import JsonObject
 from superpod.planner import hardware
-from superpod.slurm.profiles import CHECKS, CpuBind, GpuForm, Mpi, Network, Topology, one_line, seconds
+from superpod.slurm.profiles import CHECKS, CpuBind, Event, GpuForm, Mail, Mpi, Network, Topology, one_line, seconds
 
 
 def _time(value: str) -> str:
@@ -82,6 +83,18 @@ def _option(value: str) -> str:
     if not re.match(r"--[a-z][a-z-]*(=|$)", value):
         raise ValueError('takes options of sbatch, such as "--reservation=mine"')
     return one_line(value)
+
+
+def _variable(value: str) -> str:
+    if value and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("takes the name of a variable, such as SUPERPOD_WEBHOOK, and not the address, a secret")
+    return value
+
+
+def _secret_file(value: str) -> str:
+    if "://" in value:
+        raise ValueError("takes the path of a file of mode 0600 that holds the address, and not the address, a secret")
+    return _path_or_none(value)
 
 
 def _umask(value: str) -> str:
@@ -201,6 +214,27 @@ class Chain(_Table):
     """the job itself submits the next attempt; compute nodes must be able to run sbatch"""
 
 
+class Notify(_Table):
+    """Who hears how a run goes on. Slurm's mail is of one job, the webhook's message of the run."""
+
+    mail: Line = ""
+    """Slurm's --mail-user; "" = no mail"""
+    mail_on: list[Mail] = ["END", "FAIL", "INVALID_DEPEND"]
+    """Slurm's --mail-type"""
+    webhook_env: Annotated[str, AfterValidator(_variable)] = ""
+    """name of the variable that holds the address where you call `recipes submit`; never the address itself"""
+    webhook_file: Annotated[str, AfterValidator(_secret_file)] = ""
+    """file of mode 0600 that holds the address, seen by the first node of a job"""
+    webhook_on: list[Event] = ["end", "stop", "stall"]
+    """end: the last step is done; stop: no attempt follows by itself; stall: a rank was silent, and the run goes on"""
+
+    def for_node(self) -> JsonObject:
+        """As `attempt.py --notify` takes it; empty without a webhook."""
+        if not (self.webhook_env or self.webhook_file):
+            return {}
+        return {"env": self.webhook_env, "file": self.webhook_file, "on": list(self.webhook_on)}
+
+
 class Health(_Table):
     """The checks of every node: before a job trains, and by `recipes cluster health`."""
 
@@ -231,6 +265,7 @@ class Cluster(_Table):
     folders: Folders
     login: LoginTable = LoginTable()
     chain: Chain = Chain()
+    notify: Notify = Notify()
     health: Health = Health()
     env: Annotated[dict[str, str], AfterValidator(_environment)] = Field(default_factory=dict)
 

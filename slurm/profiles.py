@@ -121,11 +121,11 @@ def _words(error: ErrorDetails, keys: list[str]) -> str:
 
 
 def _but(value: object, keys: list[str]) -> str:
-    """The refused value, for the end of a message. Never a secret: nothing of [env], whose tables hold all of them."""
+    """The refused value, for the end of a message. Never a secret: nothing of [env] and [notify], which may."""
     from superpod.node.redaction import redact_text
 
     # A whole table is too long to read, and what it holds may be anybody's.
-    return "" if keys[:1] == ["env"] or isinstance(value, dict) else f", not {redact_text(repr(value))}"
+    return "" if keys[:1] in (["env"], ["notify"]) or isinstance(value, dict) else f", not {redact_text(repr(value))}"
 
 
 def _keys_of(path: list[str]) -> list[str]:
@@ -162,6 +162,10 @@ GpuForm = Literal["gpus-per-node", "gres", "none"]
 Mpi = Literal["none", "pmi2", "pmix", "cray_shasta"]
 CpuBind = Literal["gpu", "slurm"]
 Topology = Literal["", "block"]
+Mail = Literal["NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "TIME_LIMIT", "TIME_LIMIT_80"]
+"""Slurm's --mail-type (sbatch(1))."""
+Event = Literal["end", "stop", "stall"]
+"""Of a run: node/notify.py."""
 Network = Literal["infiniband", "roce", "ethernet", "none"]
 CHECKS = ("gpus", "nvlink", "infiniband", "clocks", "disk", "time", "bandwidth")
 """Checks of nodes that are built in; a collection's checks/NAME.sh adds NAME."""

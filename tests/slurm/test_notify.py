@@ -1,0 +1,70 @@
+"""`[notify]` of a profile: what the script says, and that no address stands anywhere."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from superpod.cli import submit
+from superpod.errors import UserError
+from superpod.slurm import batch_script, profiles
+from superpod.slurm.profile_schema import Cluster
+from tests.slurm.test_batch_script import job_for
+
+BED = (profiles.SHIPPED / "testbed.toml").read_text()
+SECRET = "https://hooks.example.org/services/T000/B000/neverwritten"
+
+
+def with_notify(*lines: str) -> Cluster:
+    return profiles.parse(BED + "\n[notify]\n" + "\n".join(lines) + "\n", "bed.toml")
+
+
+def test_slurm_sends_the_mail():
+    text = batch_script.render(job_for("testbed", with_notify('mail = "me@site.org"', 'mail_on = ["END", "FAIL"]')))
+    assert "#SBATCH --mail-user=me@site.org\n#SBATCH --mail-type=END,FAIL\n" in text
+    assert "mail" not in batch_script.render(job_for("testbed")).partition("#>>")[0]
+
+
+def test_the_job_is_given_where_the_address_is_and_not_what_it_is(monkeypatch):
+    monkeypatch.setenv("HOOK", SECRET)
+    profile = with_notify('webhook_env = "HOOK"', 'webhook_on = ["end", "stall"]')
+    submit.refuse_webhook(profile)
+    text = batch_script.render(job_for("testbed", profile))
+    words = shlex.split(text[text.index('\nexec "$host_python"') : text.index("\nexit 1 # not reached")])
+    named = json.loads(words[words.index("--notify") + 1])
+    assert named == {"env": "HOOK", "file": "", "on": ["end", "stall"]}
+    assert "neverwritten" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (f'webhook_env = "{SECRET}"', "takes the name of a variable"),
+        (f'webhook_file = "{SECRET}"', "takes the path of a file"),
+        (f'webhook = "{SECRET}"', "is no key"),
+        (f'webhook_on = ["{SECRET}"]', "is one of 'end', 'stop' or 'stall'"),
+        ('mail_on = ["DONE"]', "is one of 'NONE'"),
+    ],
+)
+def test_an_address_in_the_profile_is_refused_and_not_printed(line, says):
+    with pytest.raises(UserError, match=re.escape(says)) as refused:
+        with_notify(line)
+    assert "neverwritten" not in str(refused.value) + refused.value.hint
+
+
+def test_a_webhook_that_no_job_could_reach_is_refused_before_the_queue(monkeypatch, tmp_path):
+    monkeypatch.delenv("HOOK", raising=False)
+    with pytest.raises(UserError, match="the variable HOOK holds no address"):
+        submit.refuse_webhook(with_notify('webhook_env = "HOOK"'))
+    file = tmp_path / "hook"
+    file.write_text(SECRET)
+    file.chmod(0o644)
+    with pytest.raises(UserError, match="chmod 600") as refused:
+        submit.refuse_webhook(with_notify(f'webhook_file = "{file}"'))
+    assert "neverwritten" not in str(refused.value)
+    file.chmod(0o600)
+    submit.refuse_webhook(with_notify(f'webhook_file = "{file}"'))
+    far = profiles.parse(BED + '\n[login]\nhost = "far"\n[notify]\nwebhook_env = "HOOK"\n', "far.toml")
+    with pytest.raises(UserError, match="does not travel over SSH"):
+        submit.refuse_webhook(far)

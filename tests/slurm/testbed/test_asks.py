@@ -1,0 +1,119 @@
+"""Issue 14, finding 10 and "what sites ask for", on a real Slurm: --resume with changes, --after, --sweep."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from superpod.node import guard
+from superpod.node.run_folder import RunFolder
+from superpod.slurm import connection, submit
+from tests.slurm.testbed.conftest import until
+from tests.slurm.testbed.toys import ToyRun
+
+pytestmark = pytest.mark.long
+
+
+def test_finding_10_the_extended_limit_of_a_running_job(testbed, profile):
+    """A limit of two minutes, extended to ten: one attempt makes all steps, for longer than two minutes."""
+    toy = ToyRun(testbed, profile(), attempts=1, time_limit="2:00", max_steps=280, save_every=1000, step_s=0.5)
+    toy.until_step(5)
+    testbed.slurm("scontrol", "update", f"jobid={toy.job}", "timelimit=10")
+    toy.until_done(300)
+    toy.check_whole(most_lost=0)
+    (attempt,) = toy.run.attempts
+    assert attempt.result["ended"] - attempt.result["started"] > 125
+    assert any("time limit is now" in out.read_text() for out in toy.run.path.glob("slurm-*.out"))
+
+
+def test_finding_10_a_run_goes_on_with_another_time_limit(testbed, profile, recipes_cli):
+    where = profile()
+    toy = ToyRun(testbed, where, attempts=1, time_limit="10:00", max_steps=400)
+    toy.until_new_checkpoint()
+    recipes_cli("cancel", toy.run.path)
+    toy.until_gone()
+    script = (toy.run.path / "job.sbatch").read_text()
+    words = ("submit", "toy", "--cluster", where, "--resume", toy.run.path, "--attempts", 2)
+    for wrong, says in (
+        (("--time", "soon"), "not a time limit"),
+        (("--time", "30"), "leaves too little"),
+        (("--nodes", 4), "--nodes with --resume: a run keeps its size"),
+        (("--runs", "/tmp"), "--runs with --resume: a run stays"),
+        (("--after", "999999"), "knows no job 999999"),
+    ):
+        refused = recipes_cli(*words, *(("--time", "0:30") if wrong == ("--time", "30") else wrong))
+        assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
+    assert (toy.run.path / "job.sbatch").read_text() == script
+    assert guard.stopped(toy.run), "what was refused changed nothing"
+    done = recipes_cli(*words, "--time", "7:00")
+    assert done.returncode == 0, done.stderr
+    until(lambda: len(toy.run.attempts) == 2, 60, toy.story)
+    limits = testbed.slurm("squeue", "-h", "-n", toy.name, "-o", "%l").split()
+    assert limits == ["7:00", "7:00"]
+    testbed.slurm("scancel", f"--name={toy.name}")
+    toy.until_gone()
+
+
+def test_a_job_that_waits_for_a_data_job(testbed, profile):
+    data = testbed.slurm("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", "sleep 8; exit 0").strip()
+    toy = ToyRun(testbed, profile(), attempts=0, nodes=1, max_steps=5, step_s=0.05)
+    jobs = submit.queue(connection.Connection(), str(toy.run.path), 2, after=[f"afterok:{data}"])
+    submit.note(toy.run, jobs)
+    time.sleep(2)
+    assert testbed.state(data) == "RUNNING"
+    assert {testbed.slurm("squeue", "-h", "-j", job, "-o", "%r").strip() for job in jobs} == {"Dependency"}
+    toy.until_done()
+    ended = testbed.slurm("sacct", "-X", "-nP", "-j", data, "-o", "End").strip()
+    began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(toy.run.attempts[0].result["started"]))
+    assert began >= ended
+
+
+@pytest.mark.nemo
+@pytest.mark.train
+def test_a_sweep_that_waits_and_a_member_that_goes_on(testbed, profile, recipes_cli):
+    """Real NeMo: two learning rates after a data job, one table; then more steps for one of them."""
+    where = profile()
+    first = testbed.slurm("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", "sleep 5").strip()
+    words = ("submit", "tiny_llama3", "--cluster", where, "--attempts", 1, "data.seq_length=64")
+    words += ("model.config.seq_length=64", "data.global_batch_size=8", "trainer.limit_val_batches=0")
+    words += ("trainer.limit_test_batches=0", "trainer.max_steps=3", "log.ckpt.every_n_train_steps=3")
+    refused = recipes_cli(*words, "--sweep", "data.global_batch_size=8,7", timeout=300)
+    assert refused.returncode == 2
+    assert "1 of 2 runs of the sweep are refused" in refused.stderr, refused.stderr
+    assert "data.global_batch_size=7" in refused.stderr
+    assert testbed.slurm("squeue", "-h", "-t", "PENDING").strip() == ""
+    done = recipes_cli(*words, "--after", first, "--sweep", "optim.config.lr=1e-4,3e-4", timeout=300)
+    assert done.returncode == 0, done.stderr
+    sweep = next(line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("sweep"))
+    runs = [RunFolder.open(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("run ")]
+    until(lambda: all(run.done for run in runs), 420, lambda: recipes_cli("report", sweep).stdout)
+    table = json.loads(recipes_cli("report", sweep, "--json").stdout)
+    assert sorted(row["values"]["optim.config.lr"] for row in table) == ["1e-4", "3e-4"]
+    assert [row["summary"]["steps"] for row in table] == [3, 3]
+    assert "lr" in recipes_cli("report", sweep).stdout
+    _goes_on_with_more_steps(testbed, where, recipes_cli, runs[0])
+
+
+def _goes_on_with_more_steps(testbed, where: Path, recipes_cli, run: RunFolder) -> None:
+    words = ("submit", "tiny_llama3", "--cluster", where, "--resume", run.path, "--attempts", 1)
+    until(lambda: not testbed.slurm("squeue", "-h").strip(), 60)
+    before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
+    for change, says in (
+        ((), "is done at step 3"),
+        (("trainer.max_steps=2",), "is done at step 3"),
+        (("trainer.max_steps=6", "model.config.num_layers=6"), "a run keeps its model"),
+        (("trainer.max_steps=6", "trainer.strategy.tensor_model_parallel_size=1"), "a run keeps its layout"),
+    ):
+        refused = recipes_cli(*words, *change, timeout=300)
+        assert (refused.returncode, says in refused.stderr) == (2, True), (change, refused.stderr)
+    assert {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()} == before
+    done = recipes_cli(*words, "trainer.max_steps=6", "--time", "8:00", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "change trainer.max_steps: 3 -> 6" in done.stdout
+    assert "continues from step 3" in done.stdout
+    until(lambda: run.done, 300, lambda: str(run.attempts[-1].result))
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
+    assert run.facts["max_steps"] == 6
+    assert (run.path / "job-until-001.sbatch").is_file()
+    assert "--time=8:00" in (run.path / "job.sbatch").read_text()
