@@ -36,10 +36,11 @@ def list_(where: Where, as_json: AsJson = False) -> None:
 @app.command()
 def verify(where: Where, as_json: AsJson = False) -> None:
     """Read every file and check that no byte is missing or changed since it was written; exit 1 if one is."""
-    from superpod.lifecycle import checkpoint_metadata, checkpoints
+    from superpod.lifecycle import checkpoints
+    from superpod.node import checkpoint_files
 
     listed = checkpoints.at(where)
-    problems = {c.path: c.problems or checkpoint_metadata.damages(c.path) for c in listed}
+    problems = {c.path: [*c.problems, *(checkpoint_files.damages(c.path) if c.resumes else [])] for c in listed}
     if as_json:
         import json
 
@@ -48,6 +49,8 @@ def verify(where: Where, as_json: AsJson = False) -> None:
         print("\n  ".join([f"{path.name}: {'NOT WHOLE' if reasons else 'whole'}", *reasons]))
     if not listed:
         raise UserError(f"{where} holds no checkpoint yet")
+    if not as_json:
+        _print_resumed(where)
     if any(problems.values()):
         raise typer.Exit(1)
 
@@ -75,6 +78,15 @@ def prune(
                 checkpoints.remove(checkpoint)
     freed = _size(sum(checkpoint.bytes for checkpoint in removable))
     print(f"{len(removable)} of {len(listed)} checkpoints, {freed}{' would be' if dry_run else ''} freed")
+    if not dry_run:
+        _print_resumed(where)
+
+
+def _print_resumed(where: Path) -> None:
+    from superpod.lifecycle import checkpoints
+
+    if words := checkpoints.resumed_from(where):
+        print(words)
 
 
 def _why(checkpoint: Checkpoint) -> str:

@@ -69,6 +69,8 @@ def finetune(
 
 
 def _run_to_resume(runs: Path, name: str, resume: str) -> RunFolder:
+    from superpod.node import resume as resume_rule
+
     folder = earlier_run(runs, name, resume)
     if folder.done:
         raise UserError(
@@ -76,6 +78,7 @@ def _run_to_resume(runs: Path, name: str, resume: str) -> RunFolder:
             f"start a new run with --steps N, or export this one: {_export_command(folder, None)}",
         )
     with folder.lock():
+        resume_rule.refuse_if_none(folder)
         return folder  # taken for a moment only: a run in use elsewhere is refused before NeMo is imported
 
 

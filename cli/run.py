@@ -28,6 +28,7 @@ def run(
     """Train a recipe on this machine: on its GPUs, or as a rehearsal on CPUs if it has none."""
     from superpod.launchers import preflight
     from superpod.node import processes
+    from superpod.node import resume as resume_rule
 
     folder = None
     if resume is None:
@@ -36,6 +37,7 @@ def run(
         folder, request = _resumed(runs, name, resume, overrides or [], data, num_nodes)
         with folder.lock():
             processes.refuse_beside_others(folder)
+            resume_rule.refuse_if_none(folder)
         request.check()
     target = folder.path if folder else runs
     preflight.writable(target)

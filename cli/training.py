@@ -31,7 +31,7 @@ def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs:
     """Run one attempt, in `folder` or in a new one under `runs`; returns how it ended and its run folder."""
     from superpod.cli.progress import Steps
     from superpod.launchers import local, preflight
-    from superpod.node import processes
+    from superpod.node import processes, resume
     from superpod.node.run_folder import RunFolder
 
     request = local_run.resolved.request
@@ -42,11 +42,13 @@ def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs:
     with folder.lock():
         processes.refuse_beside_others(folder)
         preflight.disk(folder.path, local_run.checkpoint_bytes)
+        decided = local.decide(local_run, folder)
         marker = folder.reopen(local_run.max_steps)
         folder.write_plan(local_run.resolved.plan)
         attempt = folder.new_attempt()
+        resume.settle(folder, attempt, decided)
         attempt.write_env(os.environ)
-        _announce(console, local_run, folder, attempt)
+        _announce(console, local_run, folder, attempt, decided.words if folder.attempts[1:] else "")
         end = local.AttemptEnd("failed", 1, "the launcher failed")
         try:
             with Steps(console, folder, local_run.max_steps) as steps:
@@ -79,7 +81,7 @@ def _reporting_full_disks(console: Console) -> Iterator[None]:
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
 
 
-def _announce(console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt) -> None:
+def _announce(console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt, resumed: str) -> None:
     if local_run.changes:
         changes = "".join(f"{c.path or 'recipe'}: {c.old} -> {c.new}  ({c.reason})\n" for c in local_run.changes)
         (attempt.path / "rehearsal.txt").write_text(changes, encoding="utf-8")
@@ -88,3 +90,5 @@ def _announce(console: Console, local_run: LocalRun, folder: RunFolder, attempt:
             f"{len(local_run.changes)} GPU settings changed, listed in attempts/{attempt.name}/rehearsal.txt"
         )
     console.print(f"run folder {folder.path}, attempt {attempt.name}", markup=False, highlight=False, soft_wrap=True)
+    if resumed:
+        console.print(resumed, markup=False, highlight=False, soft_wrap=True)

@@ -17,6 +17,7 @@ from superpod.errors import UserError
 from superpod.launchers.watchdog import Watchdog
 from superpod.lifecycle.request import Request
 from superpod.lifecycle.resolve import ResolvedRun, resolve
+from superpod.node import resume, resume_layout
 from superpod.node.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
 from superpod.node.rank import attach
 from superpod.node.run_folder import Attempt, RunFolder
@@ -146,6 +147,18 @@ class AttemptEnd:
     state: str
     exit_code: int
     message: str
+
+
+def decide(local: LocalRun, folder: RunFolder) -> resume.Resume:
+    """What the next attempt of `folder` resumes from, under its lock.
+
+    Raises:
+        UserError: no checkpoint is whole, or the newest was saved under a layout that it cannot be loaded under.
+    """
+    decided = resume.decide(folder)
+    if decided.checkpoint and (problem := resume_layout.problem(decided.checkpoint, local.partial.trainer.strategy)):
+        raise UserError(*problem)
+    return decided
 
 
 def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from superpod.errors import UserError
 from superpod.lifecycle import checkpoint_metadata
-from superpod.node.checkpoints import MARK, marked_names, step_of
+from superpod.node import checkpoint_files, resume
+from superpod.node.checkpoints import MARK, is_checkpoint, marked_names, step_of
 from superpod.node.files import JsonObject, is_number, read_lines
 from superpod.node.run_folder import RunFolder
 from superpod.recipes.weights import load
@@ -32,7 +33,7 @@ class Checkpoint:
     layout: dict[str, int] = field(default_factory=dict)
     val_loss: float | None = None
     newest: bool = False
-    """NeMo resumes from it"""
+    """its name ends in `-last`: the next save replaces it"""
 
     @property
     def name(self) -> str:
@@ -43,6 +44,11 @@ class Checkpoint:
     def whole(self) -> bool:
         """Whether it can be used."""
         return not self.problems
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a training can go on from it; for that, a damaged context does not matter."""
+        return not checkpoint_files.keeps_from_resuming(self.problems)
 
 
 def at(path: Path) -> list[Checkpoint]:
@@ -76,11 +82,11 @@ def run_of(path: Path) -> RunFolder | None:
 
 
 def _is_checkpoint(folder: Path, marked: set[str]) -> bool:
-    return (folder / checkpoint_metadata.WEIGHTS).is_dir() or (folder / "context").is_dir() or folder.name in marked
+    return is_checkpoint(folder) or folder.name in marked
 
 
 def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
-    problems = checkpoint_metadata.problems(path)
+    problems = checkpoint_files.problems(path)
     step = step_of(path.name)
     facts: JsonObject = {}
     try:
@@ -109,7 +115,7 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
 def _bytes(folder: Path) -> int:
     """Size of all files; a run that goes on may remove some meanwhile."""
     files = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
-    return sum(checkpoint_metadata.size(Path(file)) or 0 for file in files)
+    return sum(checkpoint_files.size(Path(file)) or 0 for file in files)
 
 
 def _losses(run: Path) -> dict[int, float]:
@@ -134,20 +140,44 @@ def best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     return max(whole, key=lambda checkpoint: checkpoint.step or 0)
 
 
-def spare(checkpoints: Sequence[Checkpoint], keep: int) -> list[Checkpoint]:
-    """What to remove so that the `keep` newest whole ones and the best stay: the older ones, and all damaged ones.
+def spare(
+    checkpoints: Sequence[Checkpoint], keep: int, read: Callable[[Path], list[str]] = checkpoint_files.damages
+) -> list[Checkpoint]:
+    """What to remove so that the `keep` newest that a resume could take and the best stay: the older and the damaged.
+
+    `read` reads a checkpoint and returns what is wrong in it: what is kept is known to be whole, and nothing is removed
+    as long as a resume could take it and fewer than `keep` newer ones are whole.
 
     Raises:
         UserError: fewer than one is to be kept.
     """
     if keep < 1:
         raise UserError(f"--keep {keep} would leave nothing to go on with", "--keep 1 leaves the newest")
-    whole = [checkpoint for checkpoint in checkpoints if checkpoint.whole]
-    if not whole:
+    usable = [checkpoint for checkpoint in checkpoints if checkpoint.resumes]
+    kept: list[Checkpoint] = []
+    for checkpoint in sorted(usable, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.newest), reverse=True):
+        if len(kept) < keep and not checkpoint_files.keeps_from_resuming(read(checkpoint.path)):
+            kept.append(checkpoint)
+    if not kept:
         return []  # a damaged checkpoint may be all that is left of a run
-    by_age = sorted(whole, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.newest))
-    kept = {checkpoint.path for checkpoint in [*by_age[-keep:], best(whole)]}
-    return [checkpoint for checkpoint in checkpoints if checkpoint.path not in kept]
+    kept += [best(checkpoints)] if any(checkpoint.whole for checkpoint in checkpoints) else []
+    paths = {checkpoint.path for checkpoint in kept}
+    return [checkpoint for checkpoint in checkpoints if checkpoint.path not in paths]
+
+
+def resumed_from(where: Path) -> str:
+    """In words, what a resume of the run at `where` would take, and what it would set aside; '' for no run.
+
+    It reads what a resume would read.
+    """
+    run = run_of(where)
+    if run is None:
+        return ""
+    try:
+        decided = resume.decide(run)
+    except resume.NoWholeCheckpointError as none:
+        return str(none)
+    return f"the next attempt {decided.words}"
 
 
 def remove(checkpoint: Checkpoint) -> None:

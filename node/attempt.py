@@ -25,7 +25,7 @@ if __name__ == "__main__":  # as a file of the run folder: what it imports lies 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from superpod.errors import UserError
-from superpod.node import first_step, guard, heartbeat, stall
+from superpod.node import first_step, guard, heartbeat, resume, stall
 from superpod.node.run_folder import RunFolder
 from superpod.node.time_limit import TimeLimit
 
@@ -57,7 +57,12 @@ def main(words: list[str]) -> int:
                 first_step.keep_out(run, bad, _queued_jobs())
                 _log("bad nodes, kept out of the next attempt: " + "; ".join(f"{n}: {why}" for n, why in bad.items()))
                 return 1
-            return _RunningAttempt(run, job, options).wait(command)
+            try:
+                attempt = _RunningAttempt(run, job, options)
+            except resume.NoWholeCheckpointError as error:  # every further job would find the same
+                guard.stop(run, f"{error}; {error.hint}", by=guard.StoppedBy.GUARD)
+                raise
+            return attempt.wait(command)
     except UserError as error:
         _log(f"{error}; {error.hint}" if error.hint else str(error))
         return 1
@@ -121,9 +126,11 @@ class _RunningAttempt:
     """The ranks of one attempt, from their start to the last line of result.json."""
 
     def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace) -> None:
-        run.discard_unfinished()
+        decided = resume.decide(run)
         self.run, self.job, self.options = run, job, options
         self.attempt = run.new_attempt(job=job.id)
+        resume.settle(run, self.attempt, decided)
+        _log(decided.words)
         self.attempt.mark("running", job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run))
         self.attempt.write_env(os.environ)
         self.limit = TimeLimit(self.attempt.path, job.deadline)

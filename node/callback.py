@@ -18,6 +18,8 @@ from .capture import capture_output
 from .files import JsonObject, append_line, tail_lines, write_json
 from .heartbeat import Heartbeat
 from .locks import RANKS, share
+from .run_folder import Attempt
+from .saved_checkpoints import SavedCheckpoints
 from .stopping import Deadline, StopSignals, save_last
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ class RunCallback(Callback):
         self._save_began = 0.0
         self._step_began = 0.0
         self._stopped_by = 0
+        self._checkpoints: SavedCheckpoints | None = None
+        """in the first rank of a node, from the start of the training on"""
         self._held: int | None = None
         """the shared lock on RUN/.ranks, for as long as this process lives"""
         capture_output(self._attempt_dir)
@@ -84,7 +88,12 @@ class RunCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: object) -> None:
         """Take over the signals: from here on a checkpoint can be saved."""
         self._signals.install()
+        self._require_resumed(trainer)
         _count_the_saved_batch(trainer)
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+            size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            self._checkpoints = SavedCheckpoints(self._run, trainer.global_rank, size)
+            self._checkpoints.watch(trainer)
         if trainer.is_global_zero:
             lines = [
                 line for line in tail_lines(self._run / "metrics.jsonl") if line.get("step") == trainer.global_step
@@ -94,6 +103,8 @@ class RunCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: object, batch: object, batch_idx: int) -> None:
         """Start the clock of the step."""
         self._saved(trainer)
+        if self._checkpoints:
+            self._checkpoints.look(trainer)
         self._heartbeat(trainer, "train")
         self._step_began = time.monotonic()
 
@@ -144,6 +155,8 @@ class RunCallback(Callback):
             self._heartbeat(trainer, "done" if finished else "ended")
         if self._beat:
             self._beat.end()
+        if self._checkpoints:
+            self._checkpoints.end(trainer)  # last: what is saved is saved, and only its manifest may be cut short
 
     def on_exception(self, trainer: Trainer, pl_module: object, exception: BaseException) -> None:
         """Write the exception into the heartbeat."""
@@ -151,6 +164,15 @@ class RunCallback(Callback):
         self._heartbeat(trainer, "failed", error=f"{type(exception).__name__}: {exception}"[:2000])
         if self._beat:
             self._beat.end()
+
+    def _require_resumed(self, trainer: Trainer) -> None:
+        """Raise RunError where the training would begin before the checkpoint that this attempt resumes from."""
+        step = Attempt(self._attempt_dir).resume.get("step") if trainer.is_global_zero else None
+        if isinstance(step, int) and trainer.global_step < step:
+            raise RunError(
+                f"the training begins at step {trainer.global_step}, but this attempt resumes from step {step}: NeMo "
+                f"has not loaded {self._attempt_dir / 'resume'}; look at resume and log.ckpt of the recipe"
+            )
 
     # -- the parts ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Telling whole checkpoints from half-written ones, by the file system alone."""
+"""The folders among a run's checkpoints: which are checkpoints, of which step, and which are debris of a save."""
 
 from __future__ import annotations
 
@@ -7,22 +7,40 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from . import manifest
+from .checkpoint_metadata import WEIGHTS
 from .files import read_json
 
 MARK = "-unfinished"  # NeMo's ModelCheckpoint.UNFINISHED_CHECKPOINT_SUFFIX
+HUGGING_FACE = {"hf_weights", "hf_adapter"}
+"""A folder with one of these is an export, and nothing to resume from."""
 
 
-def discard_unfinished(checkpoints: Path) -> list[Path]:
-    """Remove the checkpoints that no attempt can resume from, and their markers; returns what was removed.
+def candidates(checkpoints: Path) -> list[Path]:
+    """The folders that are checkpoints, or were meant to be, newest first: by their steps, then by their age.
 
-    NeMo puts `{name}-unfinished` beside a checkpoint while it saves or deletes it, and its AutoResume refuses to start
-    when every `*-last` is marked. Half-written folders without a marker go too, and links to what is gone. Call it
-    while no attempt runs. Raises OSError.
+    Raises OSError when the folder cannot be listed.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
-    markers = [entry for entry in entries if entry.name.endswith(MARK) and entry.is_file()]
+    folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink() and is_checkpoint(entry)]
+    return sorted(folders, key=lambda folder: (step_of(folder.name) or 0, _age_key(folder)), reverse=True)
+
+
+def discard_unfinished(checkpoints: Path, *, complete_too: bool = True) -> list[Path]:
+    """Remove what a save or a removal has left half done, by NeMo's own marks; returns what was removed.
+
+    NeMo puts `{name}-unfinished` beside a checkpoint while it saves or deletes it, and removes what is marked at its
+    next start. Empty folders and links to what is gone go too. A folder that is damaged without a mark stays:
+    `node/resume.py` sets it aside. Call it while no attempt runs. Without `complete_too`, a marked one that may have
+    all its bytes is left, for `node/resume.py` to judge. Raises OSError.
+    """
+    entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
     marked = marked_names(entries)
-    half = [e for e in entries if e not in markers and (_stem(e) in marked or is_half(e))]
+    if not complete_too:
+        marked = {name for name in marked if not (checkpoints / name).is_dir() or is_half(checkpoints / name)}
+    markers = [entry for entry in entries if entry.name.endswith(MARK) and entry.name.removesuffix(MARK) in marked]
+    markers = [entry for entry in markers if entry.is_file()]
+    half = [e for e in entries if e not in markers and (_stem(e) in marked or _is_leftover(e))]
     for entry in half:
         _remove(entry)
     dangling = [entry for entry in entries if entry.is_symlink() and not entry.exists() and entry not in half]
@@ -42,6 +60,24 @@ def step_of(name: str) -> int | None:
     return int(match[1]) + 1 if match else None
 
 
+def samples_of(name: str) -> int | None:
+    """Samples read from the data up to a checkpoint, where its name says so (`consumed_samples=480.0`)."""
+    match = re.search(r"consumed_samples=(\d+)", name)
+    return int(match[1]) if match else None
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """True for a folder that NeMo made for a checkpoint: by what it holds, or by a step in its name."""
+    named = step_of(folder.name) is not None
+    try:
+        names = {entry.name for entry in folder.iterdir()}
+    except OSError:
+        return named
+    if names & HUGGING_FACE:
+        return False
+    return named or bool(names & {WEIGHTS, "context"}) or {".metadata", "common.pt"} <= names
+
+
 def is_half(folder: Path) -> bool:
     """True for a checkpoint folder whose save never came to its end.
 
@@ -52,12 +88,31 @@ def is_half(folder: Path) -> bool:
     if not folder.is_dir() or folder.is_symlink():
         return False
     names = {entry.name for entry in folder.iterdir()}
-    if names & {"hf_weights", "hf_adapter"} or {".metadata", "common.pt"} <= names:
+    if names & HUGGING_FACE or {".metadata", "common.pt"} <= names:
         return False
-    if names and not names & {"weights", "context"}:
+    if names and not names & {WEIGHTS, "context"}:
         return False
-    weights = folder / "weights"
+    weights = folder / WEIGHTS
     return not (read_json(weights / "metadata.json") and (weights / "common.pt").is_file())
+
+
+def _is_leftover(entry: Path) -> bool:
+    """True for a checkpoint's folder with nothing in it, or nothing but its manifest."""
+    if not entry.is_dir() or entry.is_symlink() or step_of(entry.name) is None:
+        return False
+    try:
+        return {inner.name for inner in entry.iterdir()} <= {manifest.FOLDER}
+    except OSError:
+        return False
+
+
+def _age_key(folder: Path) -> int:
+    for file in (folder / WEIGHTS / "metadata.json", folder / ".metadata", folder):
+        try:
+            return file.stat().st_mtime_ns
+        except OSError:
+            continue
+    return 0
 
 
 def _stem(entry: Path) -> str:

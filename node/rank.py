@@ -39,6 +39,8 @@ def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Call
     before()
     partial = change(load(recipe).recipe())
     attach(partial, Path(os.environ["SUPERPOD_RUN_DIR"]), attempt)
+    if os.environ["RANK"] == "0":
+        _require_layout(partial, attempt)
 
     import fiddle as fdl
 
@@ -73,6 +75,15 @@ def _announce(attempt: Path) -> None:
     if reason := refusal(versions, facts, os.environ):
         sys.exit(f"refused: {reason}")
     Attempt(attempt).write_env(os.environ)
+
+
+def _require_layout(partial: Any, attempt: Path) -> None:
+    """End the job where the checkpoint cannot be loaded under the recipe's layout, before it joins the others."""
+    from superpod.node import resume, resume_layout
+
+    for checkpoint in (attempt / resume.FOLDER).glob("*-last"):
+        if problem := resume_layout.problem(checkpoint.resolve(), partial.trainer.strategy):
+            sys.exit(f"refused: {'; '.join(problem)}")
 
 
 def shield_children() -> None:
@@ -114,15 +125,26 @@ def attach(partial: Any, run: Path, attempt: Path) -> None:
     """Make the recipe write into its run folder: checkpoints shared by all attempts, logs and metrics of this one."""
     import nemo_run
 
-    from superpod.node import RunCallback, rank_monitor
+    from superpod.node import RunCallback, rank_monitor, resume
 
     partial.log.explicit_log_dir = str(attempt / "nemo")
     partial.log.ckpt.dirpath = str(run / "checkpoints")
-    partial.resume.resume_from_directory = str(run / "checkpoints")
+    _resume(partial, attempt / resume.FOLDER)
     callbacks = partial.trainer.callbacks or []
     monitored = rank_monitor.prepare(callbacks, run)
     ours = nemo_run.Config(RunCallback, run_dir=str(run), attempt=attempt.name, monitored=monitored)
     partial.trainer.callbacks = [*callbacks, ours]
+
+
+def _resume(partial: Any, folder: Path) -> None:
+    """Have NeMo resume from the one checkpoint that is linked in `folder`; from none where it is empty.
+
+    NeMo's own search in there, and not `resume_from_path`: with that one it looks elsewhere for the tokenizer, and does
+    not take up the list of checkpoints that it keeps (`AutoResume`, `ModelCheckpoint.on_train_start`, 2.7.3).
+    """
+    partial.resume.resume_from_directory = str(folder)
+    if any(folder.glob("*-last")):
+        partial.resume.resume_from_path = None  # a path in the recipe is where the run began, not where it is
 
 
 def _leave() -> None:

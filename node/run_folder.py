@@ -94,14 +94,14 @@ class Attempt:
         from superpod.node.redaction import environment_view
         from superpod.node.versions import machine_facts
 
-        with _as_user_errors(self.path):
+        with as_user_errors(self.path):
             write_json(self.path / "env.json", {"environment": environment_view(environ), **machine_facts()})
 
     def mark(self, state: str, **more: object) -> None:
         """Set the state of an attempt that goes on (queued, running, saving). Raises ValueError for another."""
         if state not in STATES or state == "done":
             raise ValueError(f"no such state of an attempt that goes on: {state}")
-        with _as_user_errors(self.path):
+        with as_user_errors(self.path):
             write_json(self.path / "result.json", {**self.result, **more, "state": state})
 
     def finish(self, state: str, *, exit_code: int | None = None, message: str = "", **more: object) -> str:
@@ -116,7 +116,7 @@ class Attempt:
             state, message = "failed", (message or "the job ended, but it never reached its last step (no done marker)")
         ended = {"state": state, "ended": time.time(), "exit_code": exit_code, "message": message[-_MESSAGE_CHARS:]}
         (self.path / ".reserve").unlink(missing_ok=True)  # room for result.json on a full disk
-        with _as_user_errors(self.path):
+        with as_user_errors(self.path):
             write_json(self.path / "result.json", {**self.result, **more, **ended}, even_in_place=True)
         return state
 
@@ -140,7 +140,7 @@ class RunFolder:
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", recipe):
             raise UserError(f"{recipe!r} cannot name a folder", "use letters, digits, '.', '_', '+' and '-'")
-        with _as_user_errors(Path(runs) / recipe):
+        with as_user_errors(Path(runs) / recipe):
             path = _fresh_folder(Path(runs).absolute() / recipe, suffix)
             try:
                 for name in ("checkpoints", "attempts"):
@@ -195,6 +195,10 @@ class RunFolder:
         """The folder that NeMo saves to and resumes from."""
         return self.path / "checkpoints"
 
+    def output(self, job: str) -> Path:
+        """What a Slurm job of the run wrote before and beside its ranks: `slurm-JOB.out`."""
+        return self.path / f"slurm-{job}.out"
+
     @property
     def attempts(self) -> list[Attempt]:
         """The attempts so far, oldest first."""
@@ -215,7 +219,7 @@ class RunFolder:
         return [line for line in tail_lines(self.path / "metrics.jsonl") if _is_metric(line)]
 
     def reopen(self, max_steps: int) -> JsonObject:
-        """Before an attempt: remove what no attempt can resume from, and an earlier done marker, which is returned.
+        """Before an attempt: remove an earlier done marker, which is returned.
 
         Raises UserError when the run is done at `max_steps` already.
         """
@@ -223,25 +227,24 @@ class RunFolder:
         step = marker.get("step", 0)
         if self.done and step >= max_steps:
             raise UserError(f"{self.path} is done at step {step}", f"give it more steps: trainer.max_steps={2 * step}")
-        self.discard_unfinished()
-        with _as_user_errors(self.path):
+        with as_user_errors(self.path):
             (self.path / DONE).unlink(missing_ok=True)
         return marker
 
     def restore_done(self, marker: JsonObject) -> None:
         """After an attempt that made no step: restore the done marker that `reopen` removed. Raises UserError."""
-        with _as_user_errors(self.path):
+        with as_user_errors(self.path):
             write_json(self.path / DONE, marker)
 
     def update(self, facts: JsonObject, recipe_lines: list[str]) -> None:
         """Once an attempt has made a step: record what it ran with, for the next attempts. Raises UserError."""
-        with _as_user_errors(self.path):
+        with as_user_errors(self.path):
             write_json(self.path / "run.json", self.facts | facts)
             (self.path / "recipe.txt").write_text("".join(f"{line}\n" for line in recipe_lines), encoding="utf-8")
 
     def write_plan(self, plan: JsonObject) -> None:
         """Write plan.json. Raises UserError."""
-        with _as_user_errors(self.path):
+        with as_user_errors(self.path):
             write_json(self.path / "plan.json", plan)
 
     def new_attempt(self, *, state: str = "running", job: str = "") -> Attempt:
@@ -249,7 +252,7 @@ class RunFolder:
 
         With a Slurm `job`, Slurm and not the lock knows whether it lives. Raises UserError (no space, no permission).
         """
-        with _as_user_errors(self.path):
+        with as_user_errors(self.path):
             while True:
                 number = 1 + max((int(attempt.name) for attempt in self.attempts), default=0)
                 attempt = Attempt(self.path / "attempts" / f"{number:03d}")
@@ -270,7 +273,7 @@ class RunFolder:
         Raises UserError, naming the holder, when another process holds it or ranks of a dead launcher still run. Where
         Slurm has ended the job of those `ranks`, they may be on a node that was cut off, and are not looked for.
         """
-        with _as_user_errors(self.path):
+        with as_user_errors(self.path):
             handle = locks.take(self.path / locks.LAUNCHER)
         if handle is None:
             who = locks.holder(self.path / locks.LAUNCHER)
@@ -314,13 +317,13 @@ class RunFolder:
         words = f"{result.get('message', '')}; no new step was made, and the run was done at step {before} before"
         return Status(state, words.lstrip("; "), name, result.get("exit_code"))
 
+    def discard_unfinished(self) -> list[Path]:
+        """Remove halves of checkpoints by NeMo's marks (see node/checkpoints.py), under `lock()`. Raises UserError."""
+        with as_user_errors(self.checkpoints):
+            return discard_unfinished(self.checkpoints, complete_too=False)
+
     def _is_held(self) -> bool:
         return locks.is_held(self.path / locks.LAUNCHER) or locks.is_held(self.path / locks.RANKS)
-
-    def discard_unfinished(self) -> list[Path]:
-        """Remove what no attempt can resume from (see node/checkpoints.py), under `lock()`. Raises UserError."""
-        with _as_user_errors(self.checkpoints):
-            return discard_unfinished(self.checkpoints)
 
 
 def _fresh_folder(parent: Path, suffix: str) -> Path:
@@ -385,7 +388,7 @@ def _is_metric(line: JsonObject) -> bool:
 
 
 @contextlib.contextmanager
-def _as_user_errors(path: Path) -> Iterator[None]:
+def as_user_errors(path: Path) -> Iterator[None]:
     """Turn an OSError into a UserError with the next move."""
     try:
         yield

@@ -8,8 +8,9 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.lifecycle import checkpoint_metadata, checkpoints
+from superpod.node import checkpoint_files
 from superpod.node.run_folder import RunFolder
-from tests.lifecycle import checkpoint_files
+from tests.lifecycle import checkpoint_files as made
 
 
 @pytest.fixture
@@ -17,14 +18,14 @@ def tuned(tmp_path):
     """A run with checkpoints of steps 10, 20 and 30; the best is that of 20, the newest that of 30."""
     run = RunFolder.create(tmp_path / "runs", "tiny", facts={}, recipe_lines=["a = 1"])
     for step, loss in ((10, 2.5), (20, 1.5), (30, 1.75)):
-        checkpoint_files.write(run.checkpoints / f"step={step - 1}-val_loss={loss:.4f}")
+        made.write(run.checkpoints / f"step={step - 1}-val_loss={loss:.4f}")
         with (run.path / "metrics.jsonl").open("a") as lines:
             lines.write(json.dumps({"t": 1.0, "step": step, "loss": 2.0, "val_loss": loss}) + "\n")
     return run
 
 
 def test_a_whole_checkpoint_says_what_it_is(tmp_path):
-    [checkpoint] = checkpoints.at(checkpoint_files.write(tmp_path / "step=19-last", adapter=True))
+    [checkpoint] = checkpoints.at(made.write(tmp_path / "step=19-last", adapter=True))
     assert (checkpoint.step, checkpoint.whole, checkpoint.newest, checkpoint.adapter, checkpoint.optimizer) == (
         20,
         True,
@@ -39,7 +40,7 @@ def test_a_whole_checkpoint_says_what_it_is(tmp_path):
     )
     held = checkpoint_metadata.read(tmp_path / "step=19-last")
     assert held.model == {"decoder.weight": checkpoint_metadata.Tensor((4, 6), "bfloat16", 24)}
-    assert checkpoints.at(checkpoint_files.write(tmp_path / "weights only", optimizer=False))[0].optimizer is False
+    assert checkpoints.at(made.write(tmp_path / "weights only", optimizer=False))[0].optimizer is False
 
 
 def cut(file):
@@ -63,32 +64,32 @@ DAMAGES = {
     "context/io.json is missing or damaged": lambda folder: cut(folder / "context" / "io.json"),
     "marked as unfinished": lambda folder: folder.with_name(f"{folder.name}-unfinished").touch(),
     "1 tensors are stored in part, decoder.weight first": lambda folder: (folder / "weights" / ".metadata").write_bytes(
-        checkpoint_files.pickled({"decoder.weight": ((4, 6), [(2, 6)])}, {"__0_0.distcp": 64})
+        made.pickled({"decoder.weight": ((4, 6), [(2, 6)])}, {"__0_0.distcp": 64})
     ),
 }
 
 
 @pytest.mark.parametrize("says", DAMAGES)
 def test_every_damage_is_found_and_named(says, tmp_path):
-    folder = checkpoint_files.write(tmp_path / "step=9")
-    assert checkpoint_metadata.problems(folder) == []
+    folder = made.write(tmp_path / "step=9")
+    assert checkpoint_files.problems(folder) == []
     DAMAGES[says](folder)
-    [problem] = checkpoint_metadata.problems(folder)
+    [problem] = checkpoint_files.problems(folder)
     assert says in problem
 
 
 @pytest.mark.parametrize("damage", [lambda file: flip(file, 8 + 36), lambda file: file.write_bytes(bytes(4096))])
 def test_contents_that_are_not_what_was_written_are_found(damage, tmp_path):
-    folder = checkpoint_files.write(tmp_path / "step=9")
-    assert checkpoint_metadata.damages(folder) == []
+    folder = made.write(tmp_path / "step=9")
+    assert checkpoint_files.damages(folder) == []
     damage(folder / "weights" / "__1_0.distcp")
-    assert checkpoint_metadata.problems(folder) == []
-    [problem] = checkpoint_metadata.damages(folder)
+    assert checkpoint_files.problems(folder) == []
+    [problem] = checkpoint_files.damages(folder)
     assert problem.startswith("weights/__1_0.distcp is damaged between bytes 8 and ")
 
 
 def test_an_adapter_without_its_base_is_not_whole(tmp_path):
-    folder = checkpoint_files.write(tmp_path / "step=9", adapter=True)
+    folder = made.write(tmp_path / "step=9", adapter=True)
     (tmp_path / "base" / "weights").rmdir()
     assert "which is not there" in checkpoints.at(folder)[0].problems[0]
     (folder / "weights" / "adapter_metadata.json").write_text("xx")
@@ -106,9 +107,9 @@ def test_nothing_in_the_pickle_is_executed(tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "executed"),)
 
-    folder = checkpoint_files.write(tmp_path / "step=9")
+    folder = made.write(tmp_path / "step=9")
     (folder / "weights" / ".metadata").write_bytes(pickle.dumps(Evil()))
-    assert checkpoint_metadata.problems(folder) == ["weights/.metadata is damaged: AttributeError"]
+    assert checkpoint_files.problems(folder) == ["weights/.metadata is damaged: AttributeError"]
     assert not (tmp_path / "executed").exists()
 
 

@@ -28,30 +28,29 @@ def case_marker_alone(at: Path) -> set[str]:
     return {"m--step=9-last-unfinished"}
 
 
-def case_no_metadata(at: Path) -> set[str]:
-    make_checkpoint(at / "m--step=9", whole=False)
-    return {"m--step=9"}
-
-
-def case_no_common(at: Path) -> set[str]:
-    make_checkpoint(at / "m--step=9", common=False)
-    return {"m--step=9"}
-
-
-def case_torn_metadata(at: Path) -> set[str]:
-    (make_checkpoint(at / "m--step=9") / "weights" / "metadata.json").write_text("")
-    return {"m--step=9"}
-
-
 def case_empty(at: Path) -> set[str]:
     (at / "m--step=9").mkdir()
     return {"m--step=9"}
 
 
-def case_attempt_to_half(at: Path) -> set[str]:
+def case_link_to_unfinished(at: Path) -> set[str]:
     make_checkpoint(at / "m--step=9", whole=False)
     (at / "m--step=9-last").symlink_to("m--step=9")
-    return {"m--step=9", "m--step=9-last"}
+    (at / "m--step=9-unfinished").touch()
+    return {"m--step=9", "m--step=9-last", "m--step=9-unfinished"}
+
+
+def case_half_without_a_mark(at: Path) -> set[str]:
+    """Damage, which is set aside and never deleted (tests/node/test_resume.py)."""
+    make_checkpoint(at / "m--step=9", whole=False)
+    (make_checkpoint(at / "m--step=8") / "weights" / "metadata.json").write_text("")
+    return set()
+
+
+def case_what_a_removal_left(at: Path) -> set[str]:
+    (at / "m--step=9" / "manifest").mkdir(parents=True)
+    (at / "m--step=9" / "manifest" / "0.json").write_text("{}")
+    return {"m--step=9"}
 
 
 def case_file(at: Path) -> set[str]:
@@ -73,13 +72,25 @@ def case_somebodys_own(at: Path) -> set[str]:
 
 @pytest.mark.parametrize("case", [value for name, value in sorted(globals().items()) if name.startswith("case_")])
 def test_only_unfinished_checkpoints_are_discarded(run, case):
-    kept = {make_checkpoint(run.checkpoints / name).name for name in ("m--step=4", "m--step=4-last", "m--step=8")}
-    (run.checkpoints / "m--step=8-last").symlink_to("m--step=8")
+    kept = {make_checkpoint(run.checkpoints / name).name for name in ("m--step=4", "m--step=4-last", "m--step=7")}
+    (run.checkpoints / "m--step=7-last").symlink_to("m--step=7")
     doomed = case(run.checkpoints)
     kept |= {p.name for p in run.checkpoints.iterdir()} - doomed
-    assert {p.name for p in run.discard_unfinished()} == doomed
+    assert {p.name for p in discard_unfinished(run.checkpoints)} == doomed
     assert {p.name for p in run.checkpoints.iterdir()} == kept
     assert discard_unfinished(run.checkpoints) == []
+
+
+def test_a_marked_one_that_may_be_complete_can_be_left(run):
+    """A full disk is freed of halves before anybody has judged what is whole."""
+    complete, half = (
+        make_checkpoint(run.checkpoints / "step=9"),
+        make_checkpoint(run.checkpoints / "step=8", whole=False),
+    )
+    for folder in (complete, half):
+        folder.with_name(f"{folder.name}-unfinished").touch()
+    run.discard_unfinished()
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step=9", "step=9-unfinished"]
 
 
 def test_there_may_be_no_checkpoints_yet(tmp_path):

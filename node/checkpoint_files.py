@@ -1,0 +1,178 @@
+"""Whether a checkpoint is whole: by names and sizes, and by reading every byte. Standard library only.
+
+Two records tell: the manifest (`node/manifest.py`), where there is one, and what torch itself writes, a table of
+places and a zip archive with a CRC-32 for every tensor. Torch does not look at these when it loads (its reader is built
+with MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS), so a flipped bit would be trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from superpod.node import manifest
+from superpod.node.checkpoint_metadata import intact, read, weights_of
+from superpod.node.checkpoints import MARK
+from superpod.node.files import JsonObject, read_json
+
+CONTEXT = "context/"
+"""Problems that begin so do not keep a training from going on: only export and conversion read the context."""
+
+READERS = 16
+"""Threads that read at once; one reader does not fill a parallel file system."""
+
+
+def problems(checkpoint: Path, *, marked: bool = True) -> list[str]:
+    """What is wrong with a checkpoint, as far as names and sizes tell (see `damages`); empty when nothing is.
+
+    Without `marked`, NeMo's mark of an unfinished save does not count: its files may be complete all the same.
+    """
+    wrong = ["marked as unfinished"] if marked and checkpoint.with_name(f"{checkpoint.name}{MARK}").exists() else []
+    try:
+        os.listdir(checkpoint)
+        wrong += _wrong_sizes(checkpoint)
+        wrong += [problem for problem in _wrong_weights(checkpoint) if problem not in wrong]
+    except OSError as error:
+        return [*wrong, f"it cannot be read: {error.strerror}"]
+    if "objects" not in (read_json(checkpoint / "context" / "io.json") or {}):
+        wrong.append("context/io.json is missing or damaged")
+    return wrong
+
+
+def keeps_from_resuming(wrong: list[str]) -> list[str]:
+    """Those of a checkpoint's problems that keep a training from going on from it."""
+    return [problem for problem in wrong if not problem.startswith(CONTEXT)]
+
+
+def damages(checkpoint: Path, share: int = 0, shares: int = 1) -> list[str]:
+    """Files of a checkpoint without `problems` that are not as they were written; reads all of it, in threads.
+
+    With `shares`, only every `shares`-th file, from number `share` on, so that several nodes can read one checkpoint.
+    """
+    checks = _content_checks(checkpoint)[share::shares]
+    with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as readers:
+        return [problem for problem in readers.map(lambda check: check(), checks) if problem]
+
+
+def size(file: Path) -> int | None:
+    """Bytes of a file; None when it does not exist, or no longer, or is none."""
+    try:
+        return file.stat().st_size if file.is_file() else None
+    except OSError:
+        return None
+
+
+def saved_under(checkpoint: Path) -> dict[str, int]:
+    """Sizes under Megatron's own names (`tensor_model_parallel_size`, ...) that it was saved with, and `ranks`.
+
+    From `context/io.json`; empty when that has none.
+    """
+    try:
+        objects = json.loads((checkpoint / "context" / "io.json").read_bytes())["objects"]
+        strategy = _attributes(objects, "strategy")
+        trainer = _attributes(objects, "trainer")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    sizes = {name: size for name, size in _counts(strategy).items() if name.endswith("_parallel_size")}
+    ranks = [count for name, count in _counts(trainer).items() if name in ("devices", "num_nodes")]
+    return sizes | ({"ranks": math.prod(ranks)} if len(ranks) == 2 else {})
+
+
+def _counts(attributes: JsonObject) -> dict[str, int]:
+    """The attributes that are whole numbers."""
+    return {name: value for name, value in attributes.items() if type(value) is int}
+
+
+def _attributes(objects: JsonObject, kind: str) -> JsonObject:
+    """The plain attributes of the one object that is the trainer, or its strategy, in fiddle's JSON."""
+    # fiddle writes the path of every value: the trainer is the object whose attributes lie under <root>.trainer.
+    whose = "<root>.trainer.strategy" if kind == "strategy" else "<root>.trainer"
+    for node in objects.values():
+        items = [(name, item) for name, item in node.get("items", []) if str(name).startswith("Attr(")]
+        plain = {name[len("Attr(name='") : -2]: item for name, item in items if isinstance(item, dict)}
+        if any(f"{whose}.{name}" in (item.get("paths") or []) for name, item in plain.items()):
+            return {name: item.get("value") for name, item in plain.items()}
+    return {}
+
+
+def _wrong_sizes(checkpoint: Path) -> list[str]:
+    """Files of the manifest that are gone or have another size."""
+    records = manifest.read(checkpoint)
+    return [words for name in records if (words := _misfit(checkpoint, name, records[name].size, exactly=True))]
+
+
+def _misfit(checkpoint: Path, name: str, bytes_: int, *, exactly: bool) -> str:
+    """What is wrong with the size of a file that must have so many bytes, or so many at least; '' = nothing."""
+    have = size(checkpoint / name)
+    if have is None:
+        return f"{name} is missing" if not os.path.lexists(checkpoint / name) else f"{name} is no readable file"
+    if have < bytes_:
+        return f"{name} has {have} bytes, {bytes_ - have} too few"
+    return f"{name} has {have} bytes, {have - bytes_} too many" if exactly and have > bytes_ else ""
+
+
+def _wrong_weights(checkpoint: Path) -> list[str]:
+    """What is wrong with the weights by what Megatron and torch write themselves."""
+    weights = weights_of(checkpoint)
+    where = "weights/" if weights != checkpoint else ""
+    facts = read_json(weights / "metadata.json")
+    wrong = []
+    if facts is None and where:  # fsdp_dtensor has none
+        wrong.append("weights/metadata.json, which is written last, is missing or damaged")
+    by_torch = (facts or {}).get("sharded_backend", "torch_dist") == "torch_dist" or (weights / ".metadata").exists()
+    if not (intact(weights / "common.pt") if by_torch else (weights / "common.pt").is_file()):
+        wrong.append(f"{where}common.pt is missing or damaged")
+    if not by_torch:
+        return wrong
+    try:
+        metadata = read(checkpoint)
+    except ValueError as error:
+        return [*wrong, str(error)]
+    # A full disk or a killed save leaves short files.
+    sizes = ((f"{where}{name}", least) for name, least in sorted(metadata.needed.items()))
+    wrong += [words for name, least in sizes if (words := _misfit(checkpoint, name, least, exactly=False))]
+    incomplete = [name for name, tensor in metadata.tensors.items() if tensor.saved_numbers < tensor.numbers]
+    if incomplete:
+        wrong.append(f"{len(incomplete)} tensors are stored in part, {incomplete[0]} first")
+    return wrong
+
+
+def _content_checks(checkpoint: Path) -> list[Callable[[], str]]:
+    """A check for every file that can be checked, each of which returns what is wrong, or ''."""
+    records, weights = manifest.read(checkpoint), weights_of(checkpoint)
+    checks: list[Callable[[], str]] = [
+        lambda name=name, record=record: _changed(checkpoint, name, record) for name, record in sorted(records.items())
+    ]
+    places: dict[str, list[tuple[int, int]]] = {}
+    if (weights / ".metadata").exists():
+        for file, offset, length in sorted(read(checkpoint).places):
+            places.setdefault((weights / file).relative_to(checkpoint).as_posix(), []).append((offset, length))
+    checks += [
+        lambda name=name, parts=parts: _broken_part(checkpoint, name, parts)
+        for name, parts in places.items()
+        if name not in records
+    ]
+    return checks
+
+
+def _changed(checkpoint: Path, name: str, record: manifest.FileRecord) -> str:
+    try:
+        same = manifest.checksum(checkpoint / name) == record
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    return "" if same else f"{name} is not as it was written: its checksum differs"
+
+
+def _broken_part(checkpoint: Path, name: str, parts: list[tuple[int, int]]) -> str:
+    """The first tensor of a file whose bytes are not those that torch wrote; '' when all are."""
+    try:
+        with open(checkpoint / name, "rb", buffering=0) as file:
+            file.read(1)
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    broken = ((offset, length) for offset, length in parts if not intact(checkpoint / name, (offset, length)))
+    return next((f"{name} is damaged between bytes {at} and {at + length}" for at, length in broken), "")

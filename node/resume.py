@@ -1,0 +1,221 @@
+"""What an attempt resumes from: decided before its ranks start, from the newest checkpoint that is whole.
+
+NeMo by itself resumes from `*-last` only, a link to the newest checkpoint: where that is damaged it dies at every
+start, and where the link leads nowhere it starts from scratch without a word. Here the newest whole checkpoint is
+taken, whatever its name. Newer ones that are not whole are moved to `RUN/damaged`, never deleted, and the steps that
+only they held are counted. With damaged ones and no whole one, the run stops. NeMo finds exactly one checkpoint: the
+link in `attempts/NNN/resume`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from superpod.errors import UserError
+from superpod.node import checkpoint_files
+from superpod.node.checkpoints import MARK, candidates, discard_unfinished, samples_of, step_of
+from superpod.node.files import JsonObject, append_line, read_lines
+from superpod.node.run_folder import Attempt, RunFolder, as_user_errors
+
+FOLDER = "resume"
+"""`attempts/NNN/resume`: a link to what the attempt resumes from, the one thing in it; empty for a start at step 1."""
+
+ASIDE = "damaged"
+"""`RUN/damaged`: where checkpoints that are not whole are moved to."""
+
+SAVED = "saved.jsonl"
+"""`RUN/saved.jsonl`: a line for every checkpoint that was saved, and for every one that was lost since."""
+
+
+class NoWholeCheckpointError(UserError):
+    """A run had checkpoints, and none is whole: it stops, for a start at step 1 would throw its training away."""
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A checkpoint that is not whole, newer than the one that is resumed from."""
+
+    path: Path
+    why: str
+
+    @property
+    def step(self) -> int:
+        """Steps done at it; 0 where its name does not say."""
+        return step_of(self.path.name) or 0
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What an attempt resumes from, and what it could not resume from."""
+
+    checkpoint: Path | None
+    """None: there has been no checkpoint yet, so it starts at step 1"""
+    damaged: tuple[Damaged, ...] = ()
+    """newest first"""
+    gone: int = 0
+    """steps done at the newest checkpoint that was saved and is not there any more; 0 = none is missing"""
+
+    @property
+    def step(self) -> int:
+        """Steps done at the checkpoint; 0 without one, or where its name does not say."""
+        return (step_of(self.checkpoint.name) or 0) if self.checkpoint else 0
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps that only damaged or missing checkpoints held, and that must be trained once more."""
+        return max(0, self.gone - self.step, *(damaged.step - self.step for damaged in self.damaged))
+
+    @property
+    def words(self) -> str:
+        """The decision as a line for logs and screens."""
+        if not self.checkpoint:
+            return "starts at step 1: no checkpoint yet"
+        samples = samples_of(self.checkpoint.name)
+        position = f", {samples} samples into its data" if samples is not None else ""
+        words = f"resumes from step {self.step}{position} ({self.checkpoint.name}, whole)"
+        words += "".join(f"; {d.path.name} is not whole and set aside in {ASIDE}/: {d.why}" for d in self.damaged)
+        if self.gone > max(self.step, *(damaged.step for damaged in self.damaged), 0):
+            words += f"; the checkpoint of step {self.gone} that had been saved is gone"
+        return words + (f"; {self.lost_steps} steps are lost and trained once more" if self.lost_steps else "")
+
+    def facts(self) -> JsonObject:
+        """As `resume` in an attempt's result.json."""
+        return {
+            "step": self.step,
+            "checkpoint": self.checkpoint.name if self.checkpoint else None,
+            "samples": samples_of(self.checkpoint.name) if self.checkpoint else None,
+            "lost_steps": self.lost_steps,
+            "set_aside": [{"checkpoint": d.path.name, "step": d.step, "why": d.why} for d in self.damaged],
+            "words": self.words,
+        }
+
+
+def decide(run: RunFolder, read: Callable[[Path], list[str]] = checkpoint_files.damages) -> Resume:
+    """What the next attempt resumes from. Changes nothing.
+
+    `read` reads a checkpoint whose names and sizes are right, and returns what is wrong in it. Call it under the
+    run's lock. Raises NoWholeCheckpointError, and UserError when the checkpoints cannot be listed.
+    """
+    with as_user_errors(run.checkpoints):
+        chosen, damaged = newest_whole(run.checkpoints, read)
+        gone = _newest_known(run)
+    if chosen is None and (damaged or gone):
+        _refuse(run, damaged, gone)
+    resume = Resume(chosen, tuple(damaged), gone)
+    return resume if gone > resume.step else Resume(chosen, tuple(damaged))
+
+
+def newest_whole(
+    checkpoints: Path, read: Callable[[Path], list[str]] = checkpoint_files.damages
+) -> tuple[Path | None, list[Damaged]]:
+    """The newest checkpoint of a folder that a training can go on from, and the damaged ones that are newer.
+
+    One that NeMo has marked as unfinished counts if all of it is there (its save was killed between the last byte and
+    the removal of the mark); otherwise it is debris, and not damage. Raises OSError.
+    """
+    damaged = []
+    for checkpoint in candidates(checkpoints):
+        wrong = checkpoint_files.problems(checkpoint, marked=False)
+        stopping = checkpoint_files.keeps_from_resuming(wrong) or checkpoint_files.keeps_from_resuming(read(checkpoint))
+        if not stopping:
+            return checkpoint, damaged
+        if not checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
+            damaged.append(Damaged(checkpoint, "; ".join(stopping[:3])))
+    return None, damaged
+
+
+def refuse_if_none(run: RunFolder) -> None:
+    """Refuse a run that had checkpoints of which none is whole by names and sizes: quick, without reading them.
+
+    Raises:
+        NoWholeCheckpointError: there is nothing to go on from.
+    """
+    decide(run, lambda checkpoint: [])
+
+
+def settle(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
+    """Make the decision true: set damaged ones aside, remove debris, link the checkpoint for NeMo, and record it.
+
+    Call it under the run's lock, before the ranks start. Raises UserError.
+    """
+    with as_user_errors(run.path):
+        for damaged in resume.damaged:
+            _set_aside(damaged.path)
+            append_line(run.path / SAVED, {"t": time.time(), "lost": damaged.why, **_named(damaged.path)})
+        if resume.gone > resume.step:
+            append_line(run.path / SAVED, {"t": time.time(), "lost": "gone", "after": resume.step})
+        if resume.checkpoint:
+            resume.checkpoint.with_name(f"{resume.checkpoint.name}{MARK}").unlink(missing_ok=True)
+        discard_unfinished(run.checkpoints)
+        folder = attempt.path / FOLDER
+        folder.mkdir(exist_ok=True)
+        if resume.checkpoint:  # NeMo looks for a folder whose name ends so
+            link = folder / f"{resume.checkpoint.name.removesuffix('-last')}-last"
+            link.symlink_to(os.path.relpath(resume.checkpoint, folder))  # relative: a run folder may be moved
+    attempt.mark("running", resume=resume.facts())
+
+
+def note_saved(run: Path, checkpoint: Path) -> None:
+    """Record that a checkpoint is complete. Raises OSError."""
+    append_line(run / SAVED, {"t": time.time(), **_named(checkpoint)})
+
+
+def _named(checkpoint: Path) -> JsonObject:
+    return {"checkpoint": checkpoint.name, "step": step_of(checkpoint.name) or 0}
+
+
+def _newest_known(run: RunFolder) -> int:
+    """Steps done at the newest checkpoint that the run is known to have saved, and that is not known as lost.
+
+    From the lines of SAVED, from what the last attempt recorded, and from NeMo's links to what is not there.
+    """
+    known: dict[str, int] = {}
+    for line in read_lines(run.path / SAVED):
+        name, step = str(line.get("checkpoint", "")), line.get("step")
+        if "after" in line:
+            known = {name: step for name, step in known.items() if step <= int(line["after"])}
+        elif "lost" in line:
+            known.pop(name, None)
+        elif isinstance(step, int):
+            known[name] = step
+    last = run.attempts[-1].result if run.attempts else {}
+    decided = last.get("resume") if isinstance(last.get("resume"), dict) else {}
+    results = [last.get("checkpoint"), last.get("before"), (decided or {}).get("step")]
+    links = [entry for entry in _entries(run.checkpoints) if entry.is_symlink() and not entry.exists()]
+    linked = [step_of(entry.name) or 0 for entry in links]
+    return max([0, *known.values(), *(step for step in results if isinstance(step, int)), *linked])
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _refuse(run: RunFolder, damaged: list[Damaged], gone: int) -> None:
+    """Raise NoWholeCheckpointError with what is wrong with the two newest, and the next move."""
+    names = [f"{d.path.name}: {d.why}" for d in damaged]
+    if damaged:
+        more = f"; and {len(names) - 2} more" if len(names) > 2 else ""
+        problem = f"none of its {len(names)} checkpoints is whole: {'; '.join(names[:2])}{more}"
+    else:
+        problem = f"its checkpoint of step {gone} is gone, and there is no other"
+    raise NoWholeCheckpointError(
+        f"{run.path} cannot go on: {problem}",
+        f"nothing was changed; put a whole copy into {run.checkpoints} (`recipes ckpt verify` judges it), "
+        "or start a new run",
+    )
+
+
+def _set_aside(checkpoint: Path) -> None:
+    """Move a checkpoint out of NeMo's sight, under a name that is free; where it cannot be moved, it stays."""
+    folder = checkpoint.parent.resolve().parent / ASIDE  # the same file system, so that a move copies nothing
+    with contextlib.suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        number = 1
+        while (target := folder / (checkpoint.name + (f".{number}" if number > 1 else ""))).exists():
+            number += 1
+        checkpoint.rename(target)

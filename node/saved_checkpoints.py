@@ -1,0 +1,102 @@
+"""Notes every checkpoint that a training completes, and writes its manifest, in a thread of one process a node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superpod.node import manifest, resume
+from superpod.node.checkpoint_metadata import weights_of
+from superpod.node.checkpoints import MARK
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+END_S = 60.0
+"""How long the end of a training waits for its last manifest; without one, torch's own checksums are all there is."""
+
+
+class SavedCheckpoints:
+    """Waits for saves to complete, in the background too, and hands them to a thread that reads them back.
+
+    Lives in the process of local rank 0. It reads what the ranks of its own node have just written, so mostly from the
+    node's memory; rank 0 also takes the files that there are once, and writes the line of `RUN/saved.jsonl`.
+    """
+
+    def __init__(self, run: Path, rank: int, local_size: int) -> None:
+        self._run, self._rank, self._local_size = run, rank, local_size
+        self._incomplete: list[Path] = []
+        self._complete: queue.Queue[Path | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, name="manifests", daemon=True)
+        self._thread.start()
+
+    def watch(self, trainer: Trainer) -> None:
+        """Note the path of every save from now on: Lightning has no hook that tells it."""
+        save = trainer.save_checkpoint
+
+        def noted(filepath: str | Path, *args: Any, **kwargs: Any) -> None:
+            checkpoint = Path(str(filepath).removesuffix(".ckpt"))
+            if self._rank == 0:  # saved over an older one of this name, whose manifest is not true any more
+                shutil.rmtree(checkpoint / manifest.FOLDER, ignore_errors=True)
+            save(filepath, *args, **kwargs)
+            self._incomplete.append(checkpoint)
+
+        trainer.save_checkpoint = noted
+
+    def look(self, trainer: Trainer) -> None:
+        """Hand on what is complete by now. Looks at memory only, so it may be called after every step."""
+        if self._incomplete and not _is_saving(trainer):
+            for checkpoint in self._incomplete:
+                self._complete.put(checkpoint)
+            self._incomplete.clear()
+
+    def end(self, trainer: Trainer) -> None:
+        """At the end of the training: wait END_S at most for the manifests that are being written."""
+        self.look(trainer)
+        self._complete.put(None)
+        self._thread.join(END_S)
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError):  # of Linux, this thread alone: behind the training's own threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        while (checkpoint := self._complete.get()) is not None:
+            with contextlib.suppress(OSError):  # a full disk, or removed meanwhile: then it has no manifest
+                self._record(checkpoint)
+
+    def _record(self, checkpoint: Path) -> None:
+        if self._rank == 0:
+            resume.note_saved(self._run, checkpoint)
+        files = list(own_files(checkpoint, self._rank, self._local_size))
+        if files and not checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
+            manifest.write_part(checkpoint, str(self._rank), files)
+
+
+def own_files(checkpoint: Path, rank: int, local_size: int) -> Iterator[Path]:
+    """The files of a checkpoint that the node of `rank`, its first, writes the manifest of.
+
+    What its ranks have written, by the names of torch's writer, `__{rank}_{number}.distcp`; from rank 0 also all that
+    no rank's name is on. Only rank 0 lists the folder, which may hold tens of thousands of files.
+    """
+    weights = weights_of(checkpoint)
+    for own in range(rank, rank + local_size):
+        number = 0
+        while (file := weights / f"__{own}_{number}.distcp").is_file():
+            yield file
+            number += 1
+    for folder, folders, names in os.walk(checkpoint) if rank == 0 else ():
+        if manifest.FOLDER in folders:
+            folders.remove(manifest.FOLDER)
+        yield from (Path(folder) / name for name in names if not re.fullmatch(r"__\d+_\d+\.distcp", name))
+
+
+def _is_saving(trainer: Trainer) -> bool:
+    """Whether a checkpoint is still being written in the background, as NeMo's own queue of saves has it."""
+    waiting = getattr(getattr(trainer.strategy, "checkpoint_io", None), "async_calls_queue", None)
+    return bool(waiting and waiting.get_num_unfinalized_calls())
