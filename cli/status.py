@@ -33,6 +33,12 @@ def status(
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit 1 if a run shown has failed, is stalled or cannot be read.")
     ] = False,
+    prometheus: Annotated[
+        Path | None,
+        typer.Option(
+            "--prometheus", metavar="FILE.prom", help="Write the numbers for node_exporter's textfile folder."
+        ),
+    ] = None,
 ) -> None:
     """Show runs: state, step, loss, tokens/s, MFU, time left, attempt, checkpoint. Changes nothing."""
     from superpod.slurm import connection, profiles, watch
@@ -45,6 +51,10 @@ def status(
     by_path = {view.run.path: view for view in readable}
     views = [by_path.get(one.run.path) or watch.unreadable(one.run, one.problem) for one in shown]
     views = [dataclasses.replace(view, user=one.user) for view, one in zip(views, shown, strict=True)]
+    if prometheus:
+        from superpod.slurm import prometheus as metrics
+
+        metrics.write(prometheus, views)
     if as_json:
         import json
 
