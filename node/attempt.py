@@ -25,7 +25,8 @@ if __name__ == "__main__":  # as a file of the run folder: what it imports lies 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from superpod.errors import UserError
-from superpod.node import first_step, guard, heartbeat, resume, stall
+from superpod.node import checkpoints, ending, first_step, full_disk, guard, heartbeat, resume, stall
+from superpod.node.notify import Webhook
 from superpod.node.run_folder import RunFolder
 from superpod.node.time_limit import TimeLimit
 
@@ -45,27 +46,40 @@ def main(words: list[str]) -> int:
     job = SlurmJob()
     try:
         run = open_run(options, job)
-        if reason := guard.nothing_to_do(run, job.end_of, job.id):
+        if reason := guard.nothing_to_do(run, lambda ended: ending.of(ended, run.output(ended)), job.id):
             _log(reason)
             return 0
-        with _locked(run):
-            if reason := guard.must_stop(run, options.idle_attempts, options.failures):
-                guard.stop(run, reason, by=guard.StoppedBy.GUARD)
-                _log(reason)
-                return 1
-            if bad := _bad_nodes(options, job):
-                first_step.keep_out(run, bad, _queued_jobs())
-                _log("bad nodes, kept out of the next attempt: " + "; ".join(f"{n}: {why}" for n, why in bad.items()))
-                return 1
-            try:
-                attempt = _RunningAttempt(run, job, options)
-            except resume.NoWholeCheckpointError as error:  # every further job would find the same
-                guard.stop(run, f"{error}; {error.hint}", by=guard.StoppedBy.GUARD)
-                raise
-            return attempt.wait(command)
+        try:
+            return _attempt(run, job, options, command)
+        finally:
+            if problem := options.webhook.after(
+                run, job.id, lambda: bool(_queued_jobs()) or job.state_of(job.id) == "PENDING"
+            ):
+                _log(f"notify: {problem}")
     except UserError as error:
         _log(f"{error}; {error.hint}" if error.hint else str(error))
         return 1
+
+
+def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
+    with _locked(run):
+        if reason := guard.must_stop(run, options.idle_attempts, options.failures):
+            guard.stop(run, reason, by=guard.StoppedBy.GUARD)
+            _log(reason)
+            return 1
+        if reason := _wait_for_room(run, job):
+            _log(reason)
+            return 1
+        if bad := _bad_nodes(options, job):
+            first_step.keep_out(run, bad, _queued_jobs())
+            _log("bad nodes, kept out of the next attempt: " + "; ".join(f"{n}: {why}" for n, why in bad.items()))
+            return 1
+        try:
+            attempt = _RunningAttempt(run, job, options)
+        except resume.NoWholeCheckpointError as error:  # every further job would find the same
+            guard.stop(run, f"{error}; {error.hint}", by=guard.StoppedBy.GUARD)
+            raise
+        return attempt.wait(command)
 
 
 class SlurmJob:
@@ -81,14 +95,6 @@ class SlurmJob:
         """Slurm's state of a job, from the controller, not from accounting; '' when it has forgotten the job."""
         match = re.search(r"\bJobState=(\w+)", _slurm("scontrol", "show", "job", "-o", job))
         return match[1] if match else ""
-
-    @classmethod
-    def end_of(cls, job: str) -> str:
-        """The last state of another job; waits up to a minute while it is COMPLETING, which hides how it ended."""
-        end = time.monotonic() + LOCK_S
-        while (state := cls.state_of(job)) == "COMPLETING" and time.monotonic() < end:
-            time.sleep(POLL_S)
-        return state
 
     def is_preempted(self) -> bool:
         """Whether this job runs in the grace time of a preemption: Slurm signals its steps, but not its script."""
@@ -136,7 +142,7 @@ class _RunningAttempt:
         self.limit = TimeLimit(self.attempt.path, job.deadline)
         self.signals: list[str] = []
         """Names of the stop signals that came, here or at a rank."""
-        self.stalled = ""
+        self.stalled, self.cancelled = "", False
         self.watch = stall.Watch(self.attempt, options.stalled_s, time.time())
 
     def wait(self, command: list[str]) -> int:
@@ -156,12 +162,21 @@ class _RunningAttempt:
             while ranks.poll() is None:
                 time.sleep(POLL_S)
                 self._watch(ranks)
+                self._mark_if_cancelled()
                 if change := self.limit.look():
                     _log(change)
         return self._record(ranks.returncode)
 
     def _note_signal(self, number: int, frame: object) -> None:
         self.signals.append(signal.Signals(number).name)
+
+    def _mark_if_cancelled(self) -> None:
+        """After a SIGTERM, and before Slurm's SIGKILL: whether somebody cancelled the job: accounting says so."""
+        if "SIGTERM" in self.signals and not self.cancelled:
+            state = ending.now(self.job.id, self.run.output(self.job.id))
+            self.cancelled = ending.is_cancelled(state)
+            if self.cancelled:
+                guard.cancelled(self.run, self.job.id, state)
 
     def _environment(self) -> dict[str, str]:
         return os.environ | {
@@ -192,9 +207,12 @@ class _RunningAttempt:
         before = self.attempt.result.get("before") or 0
         beats = self.attempt.heartbeats().values()
         self.signals += [str(beat.get("signal", "")) for beat in beats if beat.get("phase") == "stopped"]
+        self._mark_if_cancelled()
         self.signals += ["SIGTERM"] if not done and self.job.is_preempted() else []
         if done:
             state, message = "done", ""
+        elif self.cancelled or _is_cancelled(self.run):
+            state, message = "cancelled", "cancelled by the user"
         elif self.stalled:
             state, message = "stalled", self.stalled
         elif self.signals:
@@ -209,9 +227,9 @@ class _RunningAttempt:
         _log(f"{state}: {message or f'step {last}'}")
         if state == "done":
             guard.drop_chain(self.run, self.job.id)
-        if state != "done" and self.options.self_submit and not _queued_jobs():
+        if state not in ("done", "cancelled") and self.options.self_submit and not _queued_jobs():
             _slurm("sbatch", "--parsable", f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}", *self._next_job())
-        if "SIGTERM" in self.signals and now == "RUNNING" and state != "done" and self._requeue():
+        if "SIGTERM" in self.signals and now == "RUNNING" and state == "requeued" and self._requeue():
             time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
         return 0 if state in ("done", "requeued") else 1
 
@@ -220,11 +238,33 @@ class _RunningAttempt:
         folder = str(self.run.path)
         os.environ["SUPERPOD_RUN_DIR"] = folder
         output = f"--output={folder.replace('%', '%%')}/slurm-%j.out"  # sbatch expands % in it
-        return ["--dependency=singleton", f"--chdir={folder}", output, f"{folder}/job.sbatch"]
+        return ["--export=ALL", "--dependency=singleton", f"--chdir={folder}", output, f"{folder}/job.sbatch"]
 
     def _requeue(self) -> bool:
         """Give the nodes back to whoever preempted this job, and queue for the next attempt."""
         return subprocess.run(["scontrol", "requeue", self.job.id], capture_output=True).returncode == 0
+
+
+def _is_cancelled(run: RunFolder) -> bool:
+    """Whether the run's user has ended it: `recipes cancel` writes the marker before it calls scancel."""
+    marker = guard.stopped(run)
+    return marker is not None and marker.by is guard.StoppedBy.USER
+
+
+def _wait_for_room(run: RunFolder, job: SlurmJob) -> str:
+    """Wait while the disk is full; why this job ends instead, in words, or '' once there is room."""
+    if not full_disk.missing(run):
+        return ""
+    checkpoints.discard_unfinished(run.checkpoints)  # half a checkpoint may be what fills it
+    at = job.deadline()
+    held = min(full_disk.HELD_S, (at - time.time()) / 2) if at else full_disk.HELD_S
+    if not (reason := full_disk.wait_for_room(run, _log, held)):
+        return ""
+    if seconds := full_disk.put_off(run, _queued_jobs(), time.time()):
+        return f"{reason}: the next job looks again in {full_disk.duration(seconds)}"
+    reason = f"{reason}, and no job is left to wait: make room, then `recipes submit --resume`"
+    guard.stop(run, reason, by=guard.StoppedBy.GUARD)
+    return reason
 
 
 def _queued_jobs() -> list[str]:
@@ -279,6 +319,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--failures", type=int, default=20)
     parser.add_argument("--checks", nargs="*", default=[])
     parser.add_argument("--self-submit", action="store_true")
+    parser.add_argument("--notify", dest="webhook", type=Webhook.of, default="")
     if "--" not in words:
         parser.error("the command that starts the ranks is missing: -- srun ...")
     at = words.index("--")

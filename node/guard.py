@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import re
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from superpod.node import diagnose, heartbeat_pages
+from superpod.node import diagnose, ending, heartbeat_pages, owner, progress
 from superpod.node.checkpoints import is_half, marked_names, step_of
 from superpod.node.files import read_json, write_json
 from superpod.node.run_folder import Attempt, RunFolder
@@ -64,27 +64,34 @@ def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str) -> str:
         return f"{run.path} is stopped: {marker.reason}"
     last = run.attempts[-1] if run.attempts else None
     job = str(last.result.get("job", "")) if last else ""
-    if last and job and job != me and not was_resumed(run) and end_of(job) == "CANCELLED":
-        stop(run, f"job {job} was cancelled by the user", by=StoppedBy.USER)
+    if last and job and job != me and not was_resumed(run) and ending.is_cancelled(state := end_of(job)):
+        cancelled(run, job, state)
         with contextlib.suppress(Exception):
-            last.finish("cancelled", message="cancelled by the user (scancel)")
-        return f"{run.path}: job {job} was cancelled by the user, so the run ends"
+            last.finish("cancelled", message=f"cancelled by {_who(run, state)} (scancel)")
+        return f"{run.path}: job {job} was cancelled by {_who(run, state)}, so the run ends"
     return ""
+
+
+def cancelled(run: RunFolder, job: str, state: str) -> None:
+    """Leave a mark that a job of the run was ended by scancel: Slurm forgets it after MinJobAge."""
+    stop(run, f"job {job} was cancelled by {_who(run, state)}", by=StoppedBy.USER)
+
+
+def _who(run: RunFolder, state: str) -> str:
+    """Who cancelled a job that ended in `state`: the user, or somebody else by name."""
+    uid = ending.canceller(state)
+    return "the user" if uid in (None, owner.uid_of(run.path)) else owner.name_of(uid)
 
 
 def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
     """Why the run must not go on by itself: no progress, or too many failures; '' to go on."""
     # Attempts that the user let pass do not count.
     ended = [_finished(attempt) for attempt in run.attempts if int(attempt.name) > _resumed_after(run)]
-    newest = newest_step(run)
-    idle = 0
-    for attempt in reversed(ended):
-        if newest > int(attempt.result.get("before") or 0):
-            break
-        idle += 1
-    if idle >= idle_attempts:
+    worths = progress.worths(run, ended, newest_step(run))
+    idle = list(itertools.takewhile(lambda worth: worth.is_idle, reversed(worths)))
+    if len(idle) >= idle_attempts:
         why = next((words for attempt in reversed(ended) if (words := str(attempt.result.get("message", "")))), "")
-        return f"{idle} attempts in a row made no new checkpoint; the last one: {why or 'ended without a word'}"
+        return f"{progress.idle_words(idle)}; the last one: {why or 'ended without a word'}"
     failed = sum(attempt.result.get("state") == "failed" for attempt in ended)
     if failed > failures:
         return (

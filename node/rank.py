@@ -29,11 +29,14 @@ def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Call
     (`rehearsal/rank.py`) uses both.
     """
     os.environ.update(names(os.environ))
+    from superpod.node import binding
     from superpod.node.capture import capture_output
 
     attempt = Path(os.environ["SUPERPOD_RUN_DIR"]) / "attempts" / os.environ["SUPERPOD_ATTEMPT"]
     capture_output(attempt)
     shield_children()
+    if place := binding.bind(os.environ):  # before torch is imported: its threads inherit the CPUs
+        print(place, flush=True)
     if os.environ["RANK"] == "0":
         _announce(attempt)
     before()

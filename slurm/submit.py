@@ -21,7 +21,7 @@ from superpod.node.guard import CHAIN
 from superpod.node.run_folder import RunFolder
 from superpod.recipes.facts import needs
 from superpod.recipes.registry import find
-from superpod.slurm import batch_script, environment, sharing
+from superpod.slurm import batch_script, environment, segments, sharing
 
 if TYPE_CHECKING:
     from superpod.lifecycle.resolve import ResolvedRun
@@ -76,6 +76,7 @@ def script(submission: Submission, *, name: str = "") -> str:
             facts=facts(submission),
             name=name,
             time=submission.time,
+            segment=segments.segment(cluster, run.job, run.nodes, run.gpus_per_node),
         )
     )
 
