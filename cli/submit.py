@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
     from superpod.slurm.dependency import Dependency
     from superpod.slurm.live_cluster import LiveCluster
+    from superpod.slurm.preflight import Demand
     from superpod.slurm.profiles import Cluster
     from superpod.slurm.submit import Submission
 
@@ -142,6 +143,19 @@ def facts_of(profile: Cluster, runs: str, data: Path | None) -> tuple[Connection
     python = slurm_submit().python_of(profile) if not profile.container.image else ""
     paths = preflight.paths(profile, data.absolute() if data else None)
     return slurm, live_cluster.ask(slurm, profile, runs or profile.folders.runs, paths, python)
+
+
+def refuse_demand(demand: Demand) -> None:
+    """Refuse, before NeMo is imported, what the cluster cannot give; print what makes a job wait there.
+
+    Raises:
+        UserError: with every finding.
+    """
+    from superpod.slurm import preflight
+
+    preflight.refuse_demand(demand)
+    for note in preflight.notes(demand):
+        print(f"note: {note.message}" + (f"\n  next: {note.hint}" if note.hint else ""), file=sys.stderr)
 
 
 def _submissions(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superpod.cli.submit import facts_of, refuse_time, refuse_webhook, resolved, slurm_submit
+from superpod.cli.submit import facts_of, refuse_demand, refuse_time, refuse_webhook, resolved, slurm_submit
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def go_on(how: Continuation) -> None:
     run = _run_of(how, slurm)
     dependencies = [str(wait) for wait in dependency.unmet(how.waits, slurm)]
     if how.time and not how.overrides:
-        _refuse_time_limit(profile, how.time)
+        _refuse_time_limit(run, how, profile)
     submission = _submission(run, how, profile) if how.overrides else None
     count = how.attempts or profile.chain.attempts
     if how.dry_run:
@@ -104,18 +104,21 @@ def _refuse_queued(run: RunFolder, slurm: Connection) -> None:
         )
 
 
-def _refuse_time_limit(profile: Cluster, time: str) -> None:
-    """Refuse a time limit that the partition does not allow, or that leaves no time beside the last save."""
-    from superpod.slurm.profile_checks import limit
+def _refuse_time_limit(run: RunFolder, how: Continuation, profile: Cluster) -> None:
+    """Refuse a time limit that the cluster does not allow, or that leaves no time beside the last save."""
+    from superpod.slurm import preflight
+    from superpod.slurm.limits import JobSize
     from superpod.slurm.profiles import seconds
 
-    if 2 * profile.chain.save_s > seconds(time):
+    if 2 * profile.chain.save_s > seconds(how.time):
         raise UserError(
-            f"--time {time} leaves too little before chain.save_s {profile.chain.save_s}", "a longer --time"
+            f"--time {how.time} leaves too little before chain.save_s {profile.chain.save_s}", "a longer --time"
         )
-    _, live = facts_of(profile, "", None)
-    for message, hint in limit(profile, live, time):
-        raise UserError(message, hint)
+    runs, facts = str(run.path.parents[1]), run.facts
+    _, live = facts_of(profile, runs, None)
+    count = how.attempts or profile.chain.attempts
+    size = JobSize(int(facts.get("nodes", 1)), int(facts.get("gpus_per_node", 1)), how.time, count)
+    refuse_demand(preflight.Demand(profile, live, size, runs))
 
 
 def _submission(run: RunFolder, how: Continuation, profile: Cluster) -> Submission:
@@ -127,13 +130,15 @@ def _submission(run: RunFolder, how: Continuation, profile: Cluster) -> Submissi
     request.check()
     runs = str(run.path.parents[1])
     _, live = facts_of(profile, runs, request.data)
+    time, count = how.time or resume.time_of(run), how.attempts or profile.chain.attempts
+    refuse_demand(preflight.demand(request, profile, live, time=time, runs=runs, attempts=count))
     after = resolved(request)
     resume.refuse_unlike(resolved(before), after)
     if run.done and after.max_steps <= int(run.facts.get("max_steps", 0)):
         steps = run.facts["max_steps"]
         raise UserError(f"{run.path} is done at step {steps}", f"give it more steps: trainer.max_steps={2 * steps}")
-    submission = slurm_submit().Submission(after, profile, runs, how.time or resume.time_of(run))
-    preflight.refuse(preflight.Case(submission, live))
+    submission = slurm_submit().Submission(after, profile, runs, time)
+    preflight.refuse(preflight.Case(submission, live, attempts=count))
     changed = resume.changed_lines(run, after)
     for line in changed[:MOST_LINES]:
         print(f"change {line}")
