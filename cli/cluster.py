@@ -11,6 +11,7 @@ from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
+    from superpod.slurm.profile_checks import Finding
 
 app = typer.Typer(no_args_is_help=True)
 Profile = Annotated[str, typer.Argument(help="A profile: dgx_h100, ..., or the path of a TOML file.")]
@@ -20,20 +21,43 @@ NodeList = Annotated[
 
 
 @app.command()
-def check(profile: Profile) -> None:
-    """Compare a profile with the live cluster: what Slurm would refuse, and what to write instead."""
-    from superpod.slurm import connection, live_cluster, preflight, profiles
+def check(
+    profile: Profile,
+    node: Annotated[bool, typer.Option("--node/--no-node", help="Ask a node too, by a job of some seconds.")] = True,
+) -> None:
+    """Compare a profile with the live cluster and one of its nodes: what would fail, and what to write instead."""
+    from superpod.slurm import connection, live_cluster, node_probe, preflight, profiles
+    from superpod.slurm.submit import python_of
 
     cluster = profiles.load(profile)
-    paths, python = preflight.paths(cluster), cluster.software.python
-    live = live_cluster.ask(connection.of(cluster), cluster, cluster.folders.runs, paths, python)
-    findings = preflight.profile_findings(cluster, live)
+    slurm = connection.of(cluster)
+    paths, python = preflight.paths(cluster), "" if cluster.container.image else python_of(cluster)
+    live = live_cluster.ask(slurm, cluster, cluster.folders.runs, paths, python)
+    _refuse(preflight.profile_findings(cluster, live))
+    partition = cluster.slurm.partition or live.default_partition
+    sentence = f"{cluster.name} agrees with its cluster: {len(live.nodes_of(partition))} nodes in {partition}"
+    unproven = f"not proven, as only a node can prove them: {', '.join(node_probe.only_a_node())}"
+    if not node:
+        print(f"ok: {sentence}\n{unproven}")
+        return
+    try:
+        facts = node_probe.ask(slurm, cluster, paths, python)
+    except UserError as error:
+        print(f"ok: {sentence}\n{unproven}\n  because {error}")
+        return
+    _refuse(node_probe.findings(cluster, facts))
+    print(f"ok: {sentence}, and with {facts.host}")
+    left = (
+        "what the image holds, which a run's first rank proves, and choices" if cluster.container.image else "choices"
+    )
+    print(f"not proven: {left} (times and limits of slurm, chain and health)")
+
+
+def _refuse(findings: list[Finding]) -> None:
     for finding in findings:
         print(finding.message + (f"\n  next: {finding.hint}" if finding.hint else ""))
     if findings:
         raise typer.Exit(2)
-    partition = cluster.slurm.partition or live.default_partition
-    print(f"ok: {cluster.name} agrees with its cluster: {len(live.nodes_of(partition))} nodes in {partition}")
 
 
 @app.command()
@@ -44,7 +68,7 @@ def init(
     runs: Annotated[str, typer.Option("--runs", help="The shared folder for runs.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a profile by asking Slurm: partition, account, GPUs, limits."""
+    """Write a profile by asking Slurm and a node: partition, account, GPUs, limits, network."""
     from superpod.slurm import connection, profile_init, profiles
 
     if to.exists() and not force:

@@ -188,8 +188,9 @@ def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator
         taken |= kept.nodes & nodes
         if size.nodes > len(nodes) - len(taken):
             minutes = int((kept.start - live.now).total_seconds()) // 60 - 1
+            fits = 60 * minutes >= 2 * cluster.chain.save_s
             kind = " (maintenance)" if "MAINT" in kept.flags else ""
-            shorter = f"--time {minutes // 60}:{minutes % 60:02d}:00 ends before it, or " if minutes > 0 else ""
+            shorter = f"--time {minutes // 60}:{minutes % 60:02d}:00 ends before it, or " if fits else ""
             yield Finding(
                 f"an attempt of {size.time} that started now would end at {end:%m-%d %H:%M}, but reservation "
                 f"{kept.name}{kind} has {len(taken)} of the {len(nodes)} nodes of {name} from "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -115,6 +115,8 @@ class LiveCluster:
     """module -> loads, missing, or "" where the machine that was asked has no `module`"""
     runs_free: int | None = None
     """bytes free where run folders are made; None = it cannot be written"""
+    refused: str = ""
+    """what sbatch says against the profile's options; "" = nothing"""
     paths: dict[str, str] = field(default_factory=dict)
     """path -> folder, file, unreadable or missing"""
 
@@ -139,7 +141,21 @@ def ask(connection: Connection, cluster: Cluster, runs: str, paths: list[str], r
     answers = dict(part.split("\037", 1) for part in output.split("\036")[1:])
     if not answers.get("config", "").strip():
         raise UserError(f"{connection}: Slurm's controller does not answer", "`scontrol ping` there says more")
-    return parse(answers)
+    return replace(parse(answers), refused=_refused(connection, cluster))
+
+
+# Some refusals come and go: all nodes are down, drained or reserved. These do not.
+_LASTING = re.compile(r".*(unrecognized option|[Ii]nvalid|ambiguous|not permitted|denied|violates).*")
+
+
+def _refused(connection: Connection, cluster: Cluster) -> str:
+    """sbatch's own judgement of the profile's options, for one node; nothing is queued."""
+    from superpod.slurm.batch_script import resource_options
+
+    words = [*resource_options(cluster, 1, cluster.gpus_per_node), *cluster.slurm.options]
+    output = connection.shell('sbatch --test-only --wrap=true "$@" 2>&1 || true', *words)
+    match = _LASTING.search(output)
+    return match[0].removeprefix("sbatch: ").removeprefix("allocation failure: ").strip() if match else ""
 
 
 def parse(answers: dict[str, str]) -> LiveCluster:

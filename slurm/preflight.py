@@ -14,7 +14,7 @@ from superpod.errors import UserError
 from superpod.slurm import images, limits, other_gpu
 from superpod.slurm.limits import JobSize
 from superpod.slurm.live_cluster import LiveCluster
-from superpod.slurm.profile_checks import PROFILE_CHECKS, Finding, limit
+from superpod.slurm.profile_checks import PROFILE_CHECKS, Finding, limit, refused
 from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def refuse_demand(demand: Demand) -> None:
 
 def demand_findings(demand: Demand) -> list[Finding]:
     """What the live cluster cannot give."""
-    return [finding for check in DEMAND_CHECKS for finding in check(demand)]
+    findings = [finding for check in DEMAND_CHECKS for finding in check(demand)]
+    return findings or list(refused(demand.cluster, demand.live))
 
 
 def notes(demand: Demand) -> list[Finding]:
@@ -151,7 +152,7 @@ def findings(case: Case) -> list[Finding]:
 
 def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
     """What the live cluster would refuse in a profile: `recipes cluster check`."""
-    return [finding for check in PROFILE_CHECKS for finding in check(cluster, live)]
+    return [f for check in PROFILE_CHECKS for f in check(cluster, live)] or list(refused(cluster, live))
 
 
 def profile(demand: Demand) -> Iterator[Finding]:
@@ -277,8 +278,8 @@ CHECKS = (size, proof, versions, generation, interval, room, folder_in_use)
 
 def paths(cluster: Cluster, data: Path | None = None) -> list[str]:
     """The paths to look for on the cluster: the profile's, and the data folder of a run."""
-    names = cluster.container.mounted if cluster.container.image else []
+    names = [*cluster.container.mounted] if cluster.container.image else []
     names += [cluster.container.image] if cluster.container.image.startswith("/") else []
-    names += [cluster.folders.cache] if cluster.folders.cache else []
+    names += [path for path in (cluster.folders.cache, cluster.folders.data) if path]
     names += [str(data)] if data else []
     return list(dict.fromkeys(names))

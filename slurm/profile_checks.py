@@ -221,6 +221,13 @@ def runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         yield Finding(f"{cluster.folders.runs} cannot be written", "set folders.runs, or --runs, to another folder")
 
 
+def refused(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+    """Slurm's own judgement of the options, last: the checks before it name the key and what to write."""
+    if live.refused:
+        hint = "`man sbatch` lists the options; the profile's are [slurm] and slurm.options"
+        yield Finding(f"sbatch refuses the profile of {cluster.name}: {live.refused}", hint)
+
+
 PROFILE_CHECKS = (
     *(account, partition, qos, reservation, constraint, gres, cpus, memory, limit, mpi),
     *(pyxis, image, mounts, python, modules, cache, runs_folder),

@@ -1,4 +1,7 @@
-"""Write a cluster profile from what Slurm reports, on the model of a shipped profile."""
+"""Write a cluster profile from what Slurm and one of its nodes report, on the model of a shipped profile.
+
+What was not seen is not written: no cache folder that is not there, no interface that no node has.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from superpod.errors import UserError, did_you_mean
 from superpod.planner import hardware
-from superpod.slurm import live_cluster, profiles
+from superpod.slurm import live_cluster, node_probe, profiles
 
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
@@ -24,7 +27,8 @@ def profile(connection: Connection, *, like: str = "", host: str = "", runs: str
     if like and like not in profiles.names():
         hint = did_you_mean(like, profiles.names()) or f"shipped: {', '.join(profiles.names())}"
         raise UserError(f"no shipped profile is called {like!r}", hint)
-    mounted = sorted({path for shipped in profiles.names() for path in profiles.load(shipped).container.mounted})
+    shipped = [profiles.load(name) for name in profiles.names()]
+    mounted = sorted({path for one in shipped for path in (*one.container.mounted, one.folders.cache) if path})
     # Any profile will do here: only its host_python is used.
     answers = live_cluster.ask(connection, profiles.load("testbed"), runs or "/", mounted)
     partition = answers.default_partition or next(iter(answers.partitions), "")
@@ -37,7 +41,7 @@ def profile(connection: Connection, *, like: str = "", host: str = "", runs: str
             f"name one with --like: {', '.join(profiles.names())}",
         )
     text = (profiles.SHIPPED / f"{name}.toml").read_text()
-    account = answers.associations[0][0] if answers.associations else ""
+    account = answers.associations[0].account if answers.associations else ""
     longest = answers.partitions.get(partition, {}).get("MaxTime", "UNLIMITED")
     values = {"account": account, "partition": partition, "gpus": "gpus-per-node" if count else "none"}
     # Only a partition with a shorter limit needs another time than the profile's.
@@ -54,8 +58,29 @@ def profile(connection: Connection, *, like: str = "", host: str = "", runs: str
         text = re.sub(r"(?m)^(mounts\s*=\s*)\[.*\]", lambda match: match[1] + json.dumps(there), text)
     else:
         text = re.sub(r"\[container\]\n(?:.+\n)*", "", text)  # no pyxis: the ranks' Python is a virtual environment
+    if answers.paths.get(profiles.load(name).folders.cache) != "folder":
+        text = _set(text, "cache", '""')
+    text = _network(text, name, connection)
     if host:
         text += f'\n[login]\nhost = "{host}"\n'
+    return text
+
+
+def _network(text: str, name: str, connection: Connection) -> str:
+    """The network that a node has; nothing of it where no node is free to say."""
+    try:
+        node = node_probe.ask(connection, profiles.parse(text, name), [])
+    except UserError:
+        return _set(_set(text, "interface", '""'), "hcas", '""')
+    given = profiles.load(name).network
+    others = [interface for interface in node.interfaces if interface != "lo"]
+    guess = node.route or (others[0] if len(others) == 1 else "")
+    interface = given.interface if given.interface in others else guess
+    there = {hca.name for hca in node.hcas}
+    hcas = given.hcas if set(given.hcas.split(",")) <= there else ""
+    values = {"interface": interface, "hcas": hcas, "kind": given.kind if given.kind == "none" else node.network}
+    for key, value in values.items():
+        text = _set(text, key, f'"{value}"')
     return text
 
 

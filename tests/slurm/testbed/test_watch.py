@@ -134,7 +134,12 @@ def test_cluster_check_and_init(testbed, profile, recipes_cli, tmp_path):
     done = recipes_cli("cluster", "init", "--to", made, "--runs", tmp_path)
     assert done.returncode == 0, done.stderr
     assert 'account = "acct"' in made.read_text()
-    assert recipes_cli("cluster", "check", made).returncode == 0
+    assert 'interface = "eth0"' in made.read_text()  # the one that the nodes have, not the shipped bond0
+    assert 'cache = ""' in made.read_text()
+    assert recipes_cli("cluster", "check", made, "--no-node").returncode == 0
+    on_node = recipes_cli("cluster", "check", made)  # the testbed's GPUs are declared and not there
+    assert on_node.returncode == 2
+    assert "gpus_per_node is 8, but a job on node" in on_node.stdout
 
 
 def test_a_run_whose_slurm_is_silent_still_has_a_state(testbed, profile, recipes_cli):
