@@ -136,6 +136,11 @@ def test_cluster_check_and_init(testbed, profile, recipes_cli, tmp_path):
     assert 'account = "acct"' in made.read_text()
     assert 'interface = "eth0"' in made.read_text()  # the one that the nodes have, not the shipped bond0
     assert 'cache = ""' in made.read_text()
+    before = recipes_cli("cluster", "check", made, "--no-node")
+    assert "container.image /lustre/images/superpod-nemo-2.7.3.sqsh is missing" in before.stdout  # the site's to make
+    image = tmp_path / "nemo.sqsh"
+    image.write_text("")
+    made.write_text(made.read_text().replace("/lustre/images/superpod-nemo-2.7.3.sqsh", str(image)))
     assert recipes_cli("cluster", "check", made, "--no-node").returncode == 0
     on_node = recipes_cli("cluster", "check", made)  # the testbed's GPUs are declared and not there
     assert on_node.returncode == 2
