@@ -45,14 +45,15 @@ def _report_sweep(folder: Path, as_json: bool) -> None:
 
 
 def print_report(folder: RunFolder) -> None:
-    """Print the report of a run, and draw its loss curve if it has metrics."""
+    """Print the report of a run; draw its loss curve into its folder if it is this user's own and has metrics."""
     from rich.console import Console
 
     from superpod.lifecycle.report import loss_curve, render, summary
+    from superpod.node import owner
 
     console = Console()
     console.print(render(summary(folder)))
-    if folder.metrics():
+    if folder.metrics() and owner.is_mine(folder.path):
         try:
             curve = loss_curve(folder, folder.path / "loss.png")
             console.print(f"loss curve {curve}", markup=False, highlight=False, soft_wrap=True)

@@ -48,7 +48,7 @@ def below(folder: Path) -> list[ListedRun]:
 def listed(path: Path) -> ListedRun:
     """One run folder."""
     uid = owner.uid_of(path)
-    return ListedRun(RunFolder(path.absolute()), owner.name_of(uid), uid in (None, os.geteuid()), _problem(path))
+    return ListedRun(RunFolder(path.absolute()), owner.name_of(uid), owner.is_mine(path), _problem(path))
 
 
 def _folders(recipe: str) -> Iterator[str]:

@@ -24,6 +24,11 @@ def uid_of(run: Path) -> int | None:
     return None if uid == _unmapped() else uid
 
 
+def is_mine(run: Path) -> bool:
+    """Whether this user owns a run folder; an owner that cannot be told counts as this user."""
+    return uid_of(run) in (None, os.geteuid())
+
+
 def name_of(uid: int | None) -> str:
     """The user's name; the number where it has none, '?' for an unknown owner."""
     if uid is None:

@@ -6,7 +6,7 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.node import guard, owner
-from superpod.node.files import write_json
+from superpod.node.files import append_line, write_json
 from superpod.node.run_folder import RunFolder
 from superpod.slurm.submit import SCRIPT
 from tests.slurm.fake_slurm import FakeSlurm
@@ -67,6 +67,14 @@ def test_what_would_be_pruned_is_shown_to_everybody(run, as_bob, capsys):
 
     ckpt.prune(run.path, keep=1, dry_run=True)
     assert "0 of 0 checkpoints" in capsys.readouterr().out
+
+
+def test_a_report_of_another_s_run_draws_nothing_in_it(run, as_bob):
+    from superpod.cli import report
+
+    append_line(run.path / "metrics.jsonl", {"step": 1, "loss": 2.0, "attempt": "001"})
+    report.report(str(run.path))
+    assert not (run.path / "loss.png").exists()
 
 
 def test_root_stops_a_run_but_queues_none_as_root(run):
