@@ -128,10 +128,11 @@ def attach(partial: Any, run: Path, attempt: Path) -> None:
     """Make the recipe write into its run folder: checkpoints shared by all attempts, logs and metrics of this one."""
     import nemo_run
 
-    from superpod.node import RunCallback, rank_monitor, resume
+    from superpod.node import RunCallback, rank_monitor, resume, wandb_id
 
     partial.log.explicit_log_dir = str(attempt / "nemo")
     partial.log.ckpt.dirpath = str(run / "checkpoints")
+    wandb_id.keep(partial.log, run)
     _resume(partial, attempt / resume.FOLDER)
     callbacks = partial.trainer.callbacks or []
     monitored = rank_monitor.prepare(callbacks, run)
