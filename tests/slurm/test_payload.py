@@ -1,8 +1,12 @@
-"""What a job carries to its nodes, under every Python that a node may have: 3.9 is RHEL 9's, 3.10 that of DGX OS 6."""
+"""What a job carries to its nodes, under every Python that a node may have (issue 14, finding 2).
+
+Each interpreter that is installed runs all of it, and its full version stands in the test's name; whatever is
+installed, the files are read for what Python 3.9 does not have.
+"""
 
 import io
 import json
-import shutil
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -12,9 +16,9 @@ import pytest
 from superpod.node import payload
 from superpod.node.run_folder import RunFolder
 from superpod.slurm import batch_script, environment, profiles
+from tests.slurm import newer_python, pythons
 from tests.slurm.jobs import planned
 
-PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 NEEDS_LIGHTNING = "superpod.node.callback"
 
 IMPORTS = """
@@ -44,67 +48,198 @@ ENDS = {
 }
 
 
-@pytest.fixture(params=PYTHONS)
+@pytest.fixture(
+    params=pythons.WANTED, ids=lambda v: pythons.exact(pythons.INSTALLED[v]) if v in pythons.INSTALLED else v
+)
 def python(request) -> str:
-    """An interpreter of that version, without any package: pyenv's, or the one on PATH."""
-    installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{request.param}.*/bin/python3"))
-    path = str(installed[-1]) if installed else shutil.which(f"python{request.param}")
+    """An interpreter of that version, without any package."""
+    path = pythons.INSTALLED.get(request.param)
     if path is None:
-        pytest.skip(f"python{request.param} is not on this machine: pyenv install {request.param}")
+        pytest.skip(f"python{request.param} is not on this machine (pyenv install {request.param}): read, not run")
     return path
 
 
-def test_all_of_it_imports(python, tmp_path):
+@pytest.fixture
+def carried(tmp_path) -> list[Path]:
+    """The files of the runtime, as they are on a node."""
     with tarfile.open(fileobj=io.BytesIO(payload.runtime())) as archive:
-        archive.extractall(tmp_path, filter="data")
-    files = sorted((tmp_path / "superpod").rglob("*.py"))
-    command = [python, "-S", "-W", "error", "-c", IMPORTS, str(tmp_path), NEEDS_LIGHTNING]
-    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+        archive.extractall(tmp_path / "code", filter="data")
+    return sorted((tmp_path / "code").rglob("*.py"))
+
+
+def test_finding_2_nothing_carried_is_newer_than_python_3_9(carried):
+    """Read, so that it holds where no 3.9 is installed."""
+    assert len(carried) > 20
+    assert newer_python.problems(carried) == []
+
+
+NEWER = {
+    "match": ("match 1:\n    case 1: pass", "match"),
+    "possessive": ("import re\nre.search(r'(?:a++)b', 'x')", "a possessive quantifier"),
+    "possessive, verbose": ('P = r""" a *+  # a comment\n b"""', "a possessive quantifier"),
+    "atomic": ("import re\ndef f():\n    return re.match('(?>ab|a)c', 'x')", "an atomic group"),
+    "slots": ("from dataclasses import dataclass\n@dataclass(slots=True)\nclass A: pass", "dataclass(slots)"),
+    "kw_only": ("from dataclasses import dataclass\n@dataclass(kw_only=True)\nclass A: pass", "dataclass(kw_only)"),
+    "strict": ("zip([1], [2], strict=True)", "zip(strict)"),
+    "UTC": ("from datetime import UTC", "datetime.UTC"),
+    "tomllib": ("import tomllib", "tomllib"),
+    "pairwise": ("from itertools import pairwise", "itertools.pairwise"),
+    "StrEnum": ("import enum\nclass A(enum.StrEnum): pass", "enum.StrEnum"),
+    "bit_count": ("(5).bit_count()", "int.bit_count"),
+    "union": ("isinstance(1, int | str)", "X | Y as a type at run time"),
+    "except*": ("try: pass\nexcept* OSError: pass", "xcept"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), NEWER.values(), ids=NEWER.keys())
+def test_what_is_newer_is_seen(text, says, tmp_path):
+    file = tmp_path / "newer.py"
+    file.write_text(text + "\n")
+    assert says in "\n".join(newer_python.problems([file]))
+
+
+def test_all_of_it_imports(python, carried, tmp_path):
+    code = str(tmp_path / "code")
+    command = [python, "-S", "-W", "error", "-c", IMPORTS, code, NEEDS_LIGHTNING]
+    done = subprocess.run(command, env={"PYTHONPATH": code}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.split()) == len(files) - 1
+    assert len(done.stdout.split()) == len(carried) - 1
     assert "superpod.node.attempt" in done.stdout.split()
+
+
+LINES = ("trainer.max_steps = 5", "", "  data.paths[0] = '#<< a b  '")
+
+
+class Node:
+    """A machine with commands that only look like Slurm's, and the rendered script on it."""
+
+    def __init__(self, folder: Path, srun: str = "") -> None:
+        self.folder, self.runs, self.bin = folder, folder / "it's runs", folder / "bin"
+        self.bin.mkdir()
+        for name, body in {**SLURM, "srun": srun}.items():
+            (self.bin / name).write_text(f"#!/bin/sh\n{body}\n")
+            (self.bin / name).chmod(0o755)
+
+    def script(self, python: str, **software) -> Path:
+        """The script of a job of one rank, for a Python of the node."""
+        cluster = profiles.load("testbed")
+        software = cluster.software.model_copy(update={"host_python": python, **software})
+        cluster = cluster.model_copy(update={"software": software})
+        job = batch_script.BatchJob(
+            recipe="tiny_llama3",
+            cluster=cluster,
+            nodes=1,
+            gpus=1,
+            runs=str(self.runs),
+            variables=tuple(environment.variables(cluster, planned(cluster.gpu))),
+            recipe_file="def recipe(): ...",
+            runtime=payload.runtime(),
+            recipe_lines=LINES,
+            facts={"max_steps": 5},
+        )
+        file = self.folder / "job.sbatch"
+        file.write_text(batch_script.render(job))
+        return file
+
+    def run(self, script: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+        """The script, as slurmd would start it."""
+        of_the_job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NAME": "tiny_llama3"}
+        path = {"PATH": f"{self.bin}:/usr/bin:/bin", "HF_TOKEN": "hf_neverwritten1234"}
+        return subprocess.run(
+            ["bash", script], env={**path, **of_the_job, **environ}, capture_output=True, text=True, timeout=120
+        )
 
 
 @pytest.mark.parametrize("state", ENDS)
 def test_a_plain_sbatch_makes_a_run_of_its_own(python, state, tmp_path):
-    """The rendered script on a node of that Python, with commands of Slurm that only look so."""
-    bin_folder, runs = tmp_path / "bin", tmp_path / "it's runs"
-    bin_folder.mkdir()
-    for name, body in {**SLURM, "srun": ENDS[state]}.items():
-        (bin_folder / name).write_text(f"#!/bin/sh\n{body}\n")
-        (bin_folder / name).chmod(0o755)
-    cluster = profiles.load("testbed")
-    cluster = cluster.model_copy(update={"software": cluster.software.model_copy(update={"host_python": python})})
-    lines = ("trainer.max_steps = 5", "", "  data.paths[0] = '#<< a b  '")
-    job = batch_script.BatchJob(
-        recipe="tiny_llama3",
-        cluster=cluster,
-        nodes=1,
-        gpus=1,
-        runs=str(runs),
-        variables=tuple(environment.variables(cluster, planned(cluster.gpu))),
-        recipe_file="def recipe(): ...",
-        runtime=payload.runtime(),
-        recipe_lines=lines,
-        facts={"max_steps": 5},
-    )
-    script = tmp_path / "job.sbatch"
-    script.write_text(batch_script.render(job))
-    of_the_job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NAME": "tiny_llama3"}
-    done = subprocess.run(
-        ["bash", script],
-        env={"PATH": f"{bin_folder}:/usr/bin:/bin", "HF_TOKEN": "hf_neverwritten1234", **of_the_job},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    (folder,) = (runs / "tiny_llama3").glob("*-j7")
+    """The rendered script on a node of that Python."""
+    node = Node(tmp_path, ENDS[state])
+    done = node.run(node.script(python))
+    (folder,) = (node.runs / "tiny_llama3").glob("*-j7")
     run = RunFolder.open(folder)
     (attempt,) = run.attempts
     assert attempt.result["state"] == state, done.stdout + done.stderr
     assert done.returncode == (0 if state == "done" else 1)
-    assert (run.path / "recipe.txt").read_text() == "".join(f"{line}\n" for line in lines)
+    assert (run.path / "recipe.txt").read_text() == "".join(f"{line}\n" for line in LINES)
     assert run.facts["max_steps"] == 5
     assert json.loads((attempt.path / "env.json").read_text())["environment"]["HF_TOKEN"] == "<redacted>"
     if state == "failed":
         assert attempt.result["message"] == "srun: error: no such node (attempts/001/logs/srun.log)"
+
+
+@pytest.mark.parametrize("version", pythons.TOO_OLD)
+def test_finding_2_a_node_with_an_older_python_says_so(version, tmp_path):
+    if version not in pythons.OLD:
+        pytest.skip(f"python{version} is not on this machine")
+    node = Node(tmp_path)
+    done = node.run(node.script(pythons.OLD[version]))
+    assert done.returncode == 1
+    assert re.search(
+        rf"recipes: the batch script needs Python 3.9 or later; on \S+ {pythons.OLD[version]} is Python {version}: "
+        "name another as software.host_python\n$",
+        done.stderr,
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_finding_2_a_python_that_is_not_there(tmp_path):
+    node = Node(tmp_path)
+    done = node.run(node.script("/opt/no/python3"))
+    assert done.returncode == 1
+    assert "/opt/no/python3: No such file or directory: name another as software.host_python" in done.stderr
+
+
+def test_finding_2_logs_show_why_a_job_died_in_its_first_second(tmp_path, recipes_cli):
+    """A run folder whose only job wrote nothing but its last words."""
+    node = Node(tmp_path)
+    script = node.script("/opt/no/python3")
+    run = RunFolder.create(tmp_path / "runs", "tiny_llama3", facts={"max_steps": 5}, recipe_lines=[])
+    done = node.run(script, SUPERPOD_RUN_DIR=str(run.path))
+    run.output("7").write_text(done.stdout + done.stderr)
+    assert "the batch script needs Python 3.9 or later" in recipes_cli("logs", run.path).stdout
+
+
+MODULES = {
+    "Lmod": (
+        'echo "Lmod has detected the following error: no module $2" >&2; return 1',
+        "has detected the following error",
+    ),
+    "Modules 3, which ends with 0": ('echo "ModuleCmd_Load.c(213):ERROR:105: $2" >&2', "ERROR:105: cuda/12"),
+}
+
+
+@pytest.mark.parametrize(("body", "says"), MODULES.values(), ids=MODULES.keys())
+def test_finding_12_a_module_that_does_not_load_ends_the_job_with_its_words(body, says, tmp_path):
+    node = Node(tmp_path, ENDS["done"])
+    init = tmp_path / "modules" / "init" / "bash"
+    init.parent.mkdir(parents=True)
+    init.write_text(f"module() {{ {body}\n}}\n")
+    done = node.run(node.script("python3", modules=["cuda/12"]), MODULESHOME=str(tmp_path / "modules"))
+    assert done.returncode == 1
+    assert re.search(rf"recipes: module load cuda/12 fails on \S+: .*{says}", done.stderr)
+    assert not node.runs.exists()
+
+
+def test_modules_that_load_are_there_for_the_ranks(tmp_path):
+    node = Node(tmp_path, 'echo "$OF_THE_MODULE" >"$SUPERPOD_RUN_DIR/done"')
+    init = tmp_path / "modules" / "init" / "bash"
+    init.parent.mkdir(parents=True)
+    init.write_text('module() { export OF_THE_MODULE="$unset_name$2"; }\n')
+    done = node.run(node.script("python3", modules=["cuda/12"]), MODULESHOME=str(tmp_path / "modules"))
+    assert done.returncode == 0, done.stderr
+    (marker,) = node.runs.glob("*/*/done")
+    assert marker.read_text() == "cuda/12\n"
+
+
+def test_finding_12_no_module_command_at_all(tmp_path):
+    node = Node(tmp_path)
+    done = node.run(node.script("python3", modules=["cuda/12"]))
+    assert done.returncode == 1
+    assert "module: command not found" in done.stderr
+
+
+def test_finding_3_a_job_of_another_shape_is_refused(tmp_path):
+    node = Node(tmp_path)
+    done = node.run(node.script("python3"), SLURM_JOB_NUM_NODES="4", SLURM_NTASKS="8")
+    assert done.returncode == 1
+    assert "a script for 1 nodes and 1 ranks; Slurm gave 4 and 8" in done.stderr

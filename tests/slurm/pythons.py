@@ -1,0 +1,29 @@
+"""The interpreters of this machine, as a node may have them: pyenv's, or those on PATH."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+WANTED = ("3.9", "3.10", "3.11", "3.12", "3.13")
+"""3.9 is RHEL 9's, 3.10 that of Ubuntu 22.04, which DGX OS 6 is, 3.12 that of Ubuntu 24.04 and of DGX OS 7."""
+
+TOO_OLD = ("2.7", "3.6", "3.7", "3.8")
+"""3.6 is RHEL 8's `python3`, 3.8 that of Ubuntu 20.04, which DGX OS 5 is."""
+
+
+def path_of(version: str) -> str | None:
+    """An interpreter of a version; None where there is none."""
+    name = f"python{version.partition('.')[0]}"
+    installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/{name}"))
+    return str(installed[-1]) if installed else shutil.which(f"python{version}")
+
+
+def exact(path: str) -> str:
+    """Its version in full, as it says itself."""
+    done = subprocess.run([path, "--version"], capture_output=True, text=True)
+    return re.sub(r"[^\d.]", "", done.stdout + done.stderr)
+
+
+INSTALLED = {version: path for version in WANTED if (path := path_of(version))}
+OLD = {version: path for version in TOO_OLD if (path := path_of(version))}
