@@ -51,7 +51,7 @@ def why(folder: RunFolder, attempt: Attempt) -> Diagnosis:
     """The first cause that can be named: a full disk, a rank that hung or was killed, the error a log ends with."""
     if cause := _full_disk(folder, attempt):
         return Diagnosis(cause)
-    for cause_in in (_hung_ranks, _killed_first, _named_error, _killed_rank, _first_task, _ended_step, _launcher_words):
+    for cause_in in (_hung_ranks, _killed_first, _named_error, _killed_rank, _first_task, ended_step, _launcher_words):
         if cause := cause_in(attempt):
             return Diagnosis(cause)
     return Diagnosis(f"the job ended without saying why; its logs are in {attempt.path / 'logs'}", known=False)
@@ -108,7 +108,7 @@ def _exit_words(node: str, tasks: str, how: str) -> str:
     return f"{who} {how[0].lower()}{how[1:]}"
 
 
-def _ended_step(attempt: Attempt) -> str:
+def ended_step(attempt: Attempt) -> str:
     """Why Slurm itself ended the ranks: `*** STEP 7.0 ON node1 CANCELLED AT ... DUE TO NODE FAILURE ***`."""
     log = attempt.path / "logs" / "srun.log"
     match = _STEP_END.search(_tail(log)) if log.is_file() else None

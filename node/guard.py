@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import itertools
+import os
 import re
 import subprocess
 import time
@@ -104,9 +105,18 @@ def _finished(attempt: Attempt) -> Attempt:
     """Finish the result of an attempt that was killed with its job. This job holds the run's lock, so it may."""
     if "ended" not in attempt.result:
         with contextlib.suppress(Exception):
+            job = str(attempt.result.get("job", ""))
+            if job and job == os.environ.get("SLURM_JOB_ID"):  # this job has begun before: only Slurm does that
+                attempt.finish("requeued", message=_requeue_words(job, attempt))
+                return attempt
             cause = diagnose.why(RunFolder(attempt.path.parents[1]), attempt).cause
             attempt.finish("failed", message=f"killed with its job or its node ({cause})")
     return attempt
+
+
+def _requeue_words(job: str, attempt: Attempt) -> str:
+    why = diagnose.ended_step(attempt) or "its node failed, it was preempted, or somebody called scontrol requeue"
+    return f"Slurm put job {job} back into the queue: {why}"
 
 
 def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:

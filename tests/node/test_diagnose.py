@@ -93,3 +93,27 @@ def test_finding_9_srun_names_the_node_the_rank_and_the_signal(srun, rank, expec
     """Issue 14: a killed rank read "srun: Force Terminated"."""
     (attempt.path / "logs" / "srun.log").write_text(srun)
     assert diagnosis(attempt, rank).cause.startswith(expected)
+
+
+def test_finding_9_a_requeue_is_no_failure_that_says_nothing(attempt, monkeypatch):
+    """Issue 14: the same job has begun once more, so Slurm has requeued it, and its user's recipe has not failed."""
+    run = RunFolder(attempt.path.parents[1])
+    attempt.mark("running", job="7")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert guard.must_stop(run, idle_attempts=9, failures=0) == ""
+    assert attempt.result["state"] == "requeued"
+    assert attempt.result["message"].startswith(
+        "Slurm put job 7 back into the queue: its node failed, it was preempted"
+    )
+    (attempt.path / "logs" / "srun.log").write_text(STEP)
+    later = run.new_attempt(job="7")
+    later.mark("running", job="7")
+    (later.path / "logs" / "srun.log").write_text(STEP)
+    guard.must_stop(run, idle_attempts=9, failures=0)
+    assert later.result["message"].endswith("Slurm ended the ranks on node1 at 2026-11-22T20:28:16: node failure")
+
+
+def test_an_attempt_of_another_job_that_was_killed_has_failed(attempt, monkeypatch):
+    attempt.mark("running", job="7")
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    assert "1 attempts failed" in guard.must_stop(RunFolder(attempt.path.parents[1]), idle_attempts=9, failures=0)
