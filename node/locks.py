@@ -41,14 +41,21 @@ def take(path: Path) -> int | None:
 
 
 def share(path: Path) -> int | None:
-    """Lock `path` together with others until this process ends; None where the file system knows no locks."""
+    """Lock `path` together with others until this process ends; None where the file system knows no locks.
+
+    Tries for half a second, as `take` does: somebody's look must not cost a rank its lock.
+    """
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return handle
-        except OSError:
-            os.close(handle)
+        for attempt in range(11):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return handle
+            except BlockingIOError:
+                time.sleep(0.05 if attempt < 10 else 0)
+            except OSError:
+                break
+        os.close(handle)
     return None
 
 
@@ -59,11 +66,18 @@ def is_held(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # any other error: no locks on this file system
-        return error.errno == errno.EWOULDBLOCK
+        return _is_blocked(handle, fcntl.LOCK_EX)
     finally:
         os.close(handle)
+
+
+def _is_blocked(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno == errno.EBADF and kind == fcntl.LOCK_EX:
+            return _is_blocked(handle, fcntl.LOCK_SH)  # another user's run on NFS, which needs write access for EX
+        return error.errno == errno.EWOULDBLOCK  # any other error: no locks on this file system
     return False
 
 
