@@ -24,6 +24,12 @@ export SLURM_CONF=$BASE/etc/slurm.conf DEBIAN_FRONTEND=noninteractive
 
 die() { echo "testbed: $*" >&2; exit 1; }
 
+# The daemons outlive this script, and would hold whatever its caller has open, such as the lock of `flock FILE testbed.sh up`.
+for fd in "/proc/$$/fd"/*; do
+    fd=${fd##*/}
+    [[ $fd -le 2 || $fd == 255 ]] || exec {fd}>&- # 255 is bash's own, of this script
+done
+
 packages() {
     local c missing=
     for c in slurmctld slurmd munged slurmdbd mariadbd mariadb ip unshare tc shellcheck sshd ssh gcc; do
