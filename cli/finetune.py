@@ -106,7 +106,7 @@ def _prepared(
     console: Console, task: Task, request: Request, folder: RunFolder | None, runs: Path
 ) -> tuple[RunFolder, LocalRun]:
     """The run folder and what will run in it; when preparing fails, a new folder is removed."""
-    from superpod.cli.progress import leaving_at_once
+    from superpod.cli.progress import leaving_at_once, waiting
     from superpod.launchers import finetune as tuning
     from superpod.launchers import local
     from superpod.node.run_folder import RunFolder
@@ -114,7 +114,6 @@ def _prepared(
     def note(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    note("importing NeMo and building the recipe (10 to 20 s)")
     facts = request.facts() | {tuning.FACT: asdict(task)}
     run = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=[])
 
@@ -123,7 +122,8 @@ def _prepared(
             shutil.rmtree(run.path, ignore_errors=True)
 
     try:
-        with leaving_at_once(console, remove_new_folder):
+        message = "importing NeMo, building the recipe, and preparing model and samples"
+        with waiting(console, message), leaving_at_once(console, remove_new_folder):
             local_run = local.prepare(request, tuning.change(task, run.path, note))
     except BaseException:
         remove_new_folder()
@@ -150,12 +150,13 @@ def _show_samples(console: Console, local_run: LocalRun) -> None:
 
 
 def _export(console: Console, folder: RunFolder, out: Path | None) -> None:
+    from superpod.cli.progress import waiting
     from superpod.launchers import finetune as tuning
 
-    console.print("exporting the best checkpoint")
     target = out or folder.path / "hf"
     try:
-        exported = tuning.export(folder, target)
+        with waiting(console, "exporting the best checkpoint"):
+            exported = tuning.export(folder, target)
     except BaseException:
         console.print(
             f"the training is done, but not exported; to export it: {_export_command(folder, out)}", soft_wrap=True

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Where = Annotated[Path, typer.Argument(help="A checkpoint, or a run, which stands for its best one.")]
 
+WORK = {"generate": "generating", "perplexity": "measuring perplexity"}
+"""What is waited for, by function of recipes/weights/generate.py."""
+
 
 def generate(
     where: Where,
@@ -53,11 +56,13 @@ def chosen_checkpoint(where: Path) -> Checkpoint:
 
 def call_on(function: str, chosen: Checkpoint, **arguments: object) -> Any:
     """Call a function of recipes/weights/generate.py on a checkpoint, in a process of its own."""
+    from superpod.cli.progress import on_stderr, waiting
     from superpod.launchers import subprocess_call
 
-    return subprocess_call.once(
-        f"superpod.recipes.weights.generate:{function}", checkpoint=str(chosen.path), **arguments
-    )
+    with waiting(on_stderr(), f"{WORK[function]} with {chosen.name}, a minute or two"):
+        return subprocess_call.once(
+            f"superpod.recipes.weights.generate:{function}", checkpoint=str(chosen.path), **arguments
+        )
 
 
 def print_json(facts: dict[str, object]) -> None:

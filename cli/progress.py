@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -12,24 +14,67 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.spinner import Spinner
+from rich.text import Text
 
 from superpod.node.files import tail_lines
 from superpod.node.run_folder import RunFolder
 
+NEWS_S = 30.0
+"""Seconds between two lines that a wait goes on, where there is no terminal."""
+
+
+class _Wait:
+    """A spinner with what is waited for, what the waiting process does now, and for how long."""
+
+    def __init__(self, message: str, stage: Callable[[], str]) -> None:
+        self._message, self._stage, self._began = message, stage, time.monotonic()
+        self._spinner = Spinner("dots")
+
+    def line(self) -> str:
+        """In words."""
+        stage = self._stage()
+        took = time.monotonic() - self._began
+        return f"{self._message}{f': {stage}' if stage else ''}" + (f" ({took:.0f} s)" if took >= 1 else "")
+
+    def __rich__(self) -> Spinner:
+        self._spinner.update(text=Text(self.line()))
+        return self._spinner
+
 
 @contextmanager
 def waiting(console: Console, message: str) -> Iterator[None]:
-    """Show what the command is waiting for: a spinner on a terminal, a line elsewhere.
+    """Show what the command is waiting for: a spinner and seconds on a terminal; elsewhere a line, and one every 30 s.
 
-    Rich's `console.status` does not serve: it sends whatever is printed meanwhile to the terminal, past `quietly`.
+    What `launchers.stages.note` says meanwhile, here or in a process that this one starts, stands beside it. Rich's
+    `console.status` does not serve: it sends whatever is printed meanwhile to the terminal, past `quietly`.
     """
-    if not console.is_terminal:
-        console.print(message, highlight=False)
-        yield
-        return
-    spinner = Spinner("dots", message)
-    with Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
-        yield
+    from superpod.launchers import stages
+
+    with stages.watched() as stage:
+        wait = _Wait(message, stage)
+        if console.is_terminal:
+            with Live(wait, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
+                yield
+            return
+        console.print(message, markup=False, highlight=False, soft_wrap=True)
+        ended = threading.Event()
+
+        def print_news() -> None:
+            while not ended.wait(NEWS_S):
+                console.print(f"... {wait.line()}", markup=False, highlight=False, soft_wrap=True)
+
+        thread = threading.Thread(target=print_news, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def on_stderr() -> Console:
+    """A console for progress beside answers: these go to stdout."""
+    return Console(stderr=True)
 
 
 @contextmanager
@@ -47,6 +92,14 @@ def leaving_at_once(console: Console, tidy: Callable[[], None] = lambda: None) -
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+BEFORE_STEP_1 = {
+    "": "importing NeMo in every rank",
+    "start": "building the model and loading its weights",
+    "train": "making the first step, which compiles kernels",
+}
+"""What a rank does before it has made a step, by the phase of its heartbeat."""
 
 
 class Steps:
@@ -70,7 +123,9 @@ class Steps:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._bar.add_task("starting the ranks", total=max_steps)
+        self._folder, self._began, self._next_look = folder, time.monotonic(), 0.0
+        self._doing = "starting the ranks"
+        self._task = self._bar.add_task(self._doing, total=max_steps)
 
     def __enter__(self) -> Steps:
         self._bar.start()
@@ -85,6 +140,8 @@ class Steps:
             self._console.print(message, style="yellow", highlight=False)
         size = self._bytes()
         if size == self._size:
+            if self.last == self.first:
+                self._show_start()
             return
         self._size = size
         lines = [line for line in tail_lines(self._metrics) if isinstance(line.get("step"), int)]
@@ -96,6 +153,19 @@ class Steps:
         if not self._console.is_terminal and (line["step"] // self._every > self.last // self._every):
             self._console.print(f"step {line['step']}/{self._max_steps}  {figures}", highlight=False)
         self.last = line["step"]
+
+    def _show_start(self) -> None:
+        """Before the first step: what rank 0 does, and for how long; elsewhere than on a terminal a line a change."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + 1.0
+        attempt = self._folder.attempts[-1] if self._folder.attempts else None
+        phase = str(attempt.heartbeat().get("phase", "")) if attempt else ""
+        doing = BEFORE_STEP_1.get(phase, self._doing)
+        self._bar.update(self._task, description=f"{doing} ({time.monotonic() - self._began:.0f} s)")
+        if not self._console.is_terminal and doing != self._doing:
+            self._console.print(doing, highlight=False)
+        self._doing = doing
 
     def _bytes(self) -> int:
         return self._metrics.stat().st_size if self._metrics.exists() else 0

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
+from superpod.launchers import early
+from superpod.launchers.early import PROCESS_GIB, TRAINING_BYTES
 from superpod.launchers.watchdog import Watchdog
 from superpod.lifecycle.request import Request
 from superpod.lifecycle.resolve import ResolvedRun, resolve
@@ -30,10 +32,8 @@ if TYPE_CHECKING:
 
 MOST_LAYERS = 2000
 """Layers beyond which a model is refused before it is built; a mistyped number would take hours and all memory."""
-PROCESS_GIB = 0.8
-"""What NeMo takes in a process before there is a model."""
-TRAINING_BYTES, CHECKPOINT_BYTES = 18, 14
-"""Of a parameter: in training, weight 2, gradient 4, main weight 4, two moments 8; in a checkpoint, no gradient."""
+CHECKPOINT_BYTES = 14
+"""Of a parameter in a checkpoint: weight 2, main weight 4, two moments 8."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
         UserError: an override of an unknown field, an illegal layout, too few GPUs, or too little memory.
     """
     _require_trainable(request.recipe)
+    early.refuse(request)
     resolved = resolve(request)
 
     import torch  # after `resolve`, which says how to install NeMo

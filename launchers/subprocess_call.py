@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
+from superpod.launchers import stages
 
 
 class SubprocessFailed(RuntimeError):
@@ -105,8 +106,11 @@ def _answer(request: str) -> None:
     call = json.loads(request)
     module, _, name = call["function"].partition(":")
     try:
+        stages.note("importing NeMo")
         install()
-        outcome = {"value": getattr(importlib.import_module(module), name)(**call["arguments"])}
+        function = getattr(importlib.import_module(module), name)
+        stages.note("")
+        outcome = {"value": function(**call["arguments"])}
     except UserError as refused:
         outcome = {"refused": [str(refused), refused.hint]}
     except Exception as error:

@@ -1,0 +1,101 @@
+"""What a wait shows: seconds on a terminal, plain lines elsewhere; what can be refused without NeMo is."""
+
+import io
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from superpod.cli import progress
+from superpod.cli.progress import Steps, waiting
+from superpod.errors import UserError
+from superpod.launchers import early, stages
+from superpod.lifecycle.request import Request
+from superpod.node.files import append_line
+from superpod.node.run_folder import Attempt, RunFolder
+
+
+def plain() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def shown(console: Console) -> list[str]:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_without_a_terminal_a_wait_is_lines_that_say_what_is_done(monkeypatch):
+    monkeypatch.setattr(progress, "NEWS_S", 0.4)
+    console = plain()
+    with waiting(console, "generating with [step 3]"):
+        command = "from superpod.launchers import stages; stages.note('importing NeMo')"
+        subprocess.run([sys.executable, "-c", command], check=True)
+        time.sleep(1.3)
+    lines = shown(console)
+    assert lines[0] == "generating with [step 3]"
+    assert any(line.startswith("... generating with [step 3]: importing NeMo (") for line in lines), lines
+    time.sleep(0.6)
+    assert shown(console) == lines, "nothing more once it is over"
+
+
+def test_on_a_terminal_a_wait_shows_seconds_and_leaves_nothing_behind():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with waiting(console, "converting"):
+        stages.note("importing NeMo")
+        time.sleep(1.3)
+    text = console.file.getvalue()
+    assert "converting: importing NeMo (1 s)" in text
+    assert text.rstrip().endswith("\x1b[2K") or text.endswith("\x1b[?25h") or "\x1b[2K" in text
+
+
+def test_a_note_that_nobody_watches_is_nothing(monkeypatch):
+    monkeypatch.delenv(stages.VARIABLE, raising=False)
+    stages.note("importing NeMo")
+    with stages.watched() as stage:
+        assert stage() == ""
+
+
+def test_the_minute_before_step_1_says_what_the_ranks_do(tmp_path, monkeypatch):
+    run = RunFolder.create(tmp_path, "toy", facts={}, recipe_lines=[])
+    run.new_attempt()
+    phase: dict[str, str] = {}
+    monkeypatch.setattr(Attempt, "heartbeat", lambda self, rank=0: phase)
+    console = plain()
+    with Steps(console, run, 10) as steps:
+        for name in ("", "start", "train", "train"):
+            phase["phase"] = name
+            steps._next_look = 0.0
+            steps.tick()
+        append_line(run.path / "metrics.jsonl", {"step": 1, "loss": 2.0, "t": 1.0, "attempt": "001"})
+        steps.tick()
+    assert shown(console)[:3] == [*progress.BEFORE_STEP_1.values()]
+    assert len(shown(console)) == 4
+    assert shown(console)[3].startswith("step 1/10")
+
+
+@pytest.mark.skipif(early.may_have_gpu(), reason="this machine has a GPU")
+def test_a_run_that_this_machine_cannot_hold_is_refused_before_nemo_is_imported(recipes_cli, tmp_path):
+    """It took 24 s; the modules that are imported say that NeMo and torch are not among them."""
+    done = recipes_cli("run", "llama3_70b_pretrain_h100_bf16", "--runs", tmp_path, python=("-X", "importtime"))
+    assert done.returncode == 2
+    assert "takes 32 processes and at least" in done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert "typer" in imported
+    assert not imported & {"torch", "nemo", "lightning", "megatron"}
+
+
+def test_a_run_with_overrides_is_judged_once_it_is_built():
+    early.refuse(Request("llama3_70b_pretrain_h100_bf16", ("model.config.num_layers=1",)))
+
+
+@pytest.mark.skipif(early.may_have_gpu(), reason="this machine has a GPU")
+def test_an_adapter_counts_its_frozen_weights_at_two_bytes():
+    with pytest.raises(UserError) as trained:
+        early.refuse(Request("llama3_70b_sft_h100_bf16"))
+    with pytest.raises(UserError) as frozen:
+        early.refuse(Request("llama3_70b_lora_h100_bf16"))
+    gib = [int(str(e.value).split("at least ")[1].split(" GiB")[0].replace(",", "")) for e in (trained, frozen)]
+    assert gib[0] > 5 * gib[1], json.dumps(gib)
