@@ -42,11 +42,12 @@ def test_without_a_terminal_a_wait_is_lines_that_say_what_is_done(monkeypatch):
 
 
 def test_on_a_terminal_a_wait_shows_seconds_and_leaves_nothing_behind():
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    sink = io.StringIO()
+    console = Console(file=sink, force_terminal=True, width=100)
     with waiting(console, "converting"):
         stages.note("importing NeMo")
         time.sleep(1.3)
-    text = console.file.getvalue()
+    text = sink.getvalue()
     assert "converting: importing NeMo (1 s)" in text
     assert text.rstrip().endswith("\x1b[2K") or text.endswith("\x1b[?25h") or "\x1b[2K" in text
 
