@@ -175,9 +175,10 @@ def _submissions(
         preflight.refuse(preflight.Case(submission, live, attempts=attempts))
         return [submission]
     submissions, refused = [], []
-    for member, request in zip(swept, requests, strict=True):
+    for number, (member, request) in enumerate(zip(swept, requests, strict=True), 1):
         try:
-            submission = slurm_submit().Submission(resolved(request), profile, runs, time)
+            which = f": run {number} of {len(requests)}"
+            submission = slurm_submit().Submission(resolved(request, which), profile, runs, time)
             preflight.refuse(preflight.Case(submission, live, attempts=attempts))
             submissions.append(submission)
         except UserError as error:
@@ -295,12 +296,16 @@ def refuse_time(time: str) -> None:
             raise UserError(str(error), "write it like 4:00:00 or 1-12:00:00") from None
 
 
-def resolved(request: Request) -> ResolvedRun:
-    """The request resolved. The first time, NeMo builds it, which takes long enough for a message on a terminal."""
+def resolved(request: Request, which: str = "") -> ResolvedRun:
+    """The request resolved. The first time NeMo builds it, which takes so long that it is shown, with `which` of many."""
+    from rich.console import Console
+
+    from superpod.cli.progress import waiting
     from superpod.lifecycle.quiet import quietly
     from superpod.lifecycle.resolve import is_cached, resolve_cached
 
     with quietly() as terminal:  # also where the cache has it: a torn file is built again
-        if sys.stderr.isatty() and not is_cached(request):
-            print("building the recipe with NeMo (10 to 20 s, once)", file=terminal, flush=True)
-        return resolve_cached(request)
+        if is_cached(request):
+            return resolve_cached(request)
+        with waiting(Console(file=terminal), f"building the recipe with NeMo (10 to 20 s, once){which}"):
+            return resolve_cached(request)
