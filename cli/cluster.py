@@ -102,19 +102,25 @@ def health(profile: Profile, nodes: NodeList = "") -> None:
 def bisect(
     profile: Profile,
     nodes: NodeList = "",
-    mib: Annotated[int, typer.Option("--mib", help="MiB that every pair sends in each direction.")] = 16,
+    mib: Annotated[int, typer.Option("--mib", help="MiB of a measurement; 0 = enough for the transport.")] = 0,
+    transport: Annotated[
+        str, typer.Option("--transport", help="nccl, ib, gloo or tcp; default: the best that all nodes have.")
+    ] = "",
 ) -> None:
-    """Find a slow node or link: transfers between every pair of nodes, a round of pairs at a time."""
+    """Find a slow node or link: NCCL, ib_write_bw or TCP between every pair of nodes, a round of pairs at a time."""
     from superpod.slurm import connection, profiles
-    from superpod.slurm.health import bisect as measure
+    from superpod.slurm.bisect import bisect as measure
 
     cluster = profiles.load(profile)
     slurm = connection.of(cluster)
-    pairs, slow = measure(slurm, cluster, _nodes(slurm, cluster.slurm.partition, nodes), mib)
-    for pair in sorted(pairs, key=lambda p: p.gb_s):
-        print(f"{pair.nodes[0]:12} {pair.nodes[1]:12} {pair.gb_s:8.3g} GB/s")
-    print(f"slow: {', '.join(slow)}" if slow else f"no node stands out over {len(pairs)} pairs")
-    if slow:
+    result = measure(slurm, cluster, _nodes(slurm, cluster.slurm.partition, nodes), mib, transport)
+    for pair in sorted(result.pairs, key=lambda p: p.gb_s):
+        print(f"{pair.nodes[0]:12} {pair.nodes[1]:12} {pair.gb_s:8.3g} GB/s  {pair.how}")
+    print(f"transport: {result.transport}" + (f" ({result.why})" if result.why else ""))
+    if result.transport in ("tcp", "gloo") and cluster.network.kind in ("infiniband", "roce"):
+        print(f"  TCP does not take the {cluster.network.kind} ports of training: a slow one of them is not seen here")
+    print(f"slow: {', '.join(result.slow)}" if result.slow else f"no node stands out over {len(result.pairs)} pairs")
+    if result.slow:
         raise typer.Exit(1)
 
 

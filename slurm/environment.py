@@ -61,6 +61,16 @@ def variables(cluster: Cluster, job: PlannedJob) -> list[Variable]:
 
 OWN = "the profile says so"
 
+_OF_THE_WIRE = ("NCCL_", "GLOO_", "UCX_", "FI_")
+
+
+def of_the_wire(cluster: Cluster) -> dict[str, str]:
+    """What decides how ranks reach each other, for a measurement of the same links; no secrets are among them."""
+    node = hardware.builtin().node(cluster.gpu)
+    needed = [*([] if cluster.declared_only else _of_the_network(cluster, node)), *_of_the_site(cluster)]
+    values = {variable.name: variable.value for variable in needed} | cluster.env
+    return {name: value for name, value in values.items() if name.startswith(_OF_THE_WIRE)}
+
 
 def _of_the_network(cluster: Cluster, node: Node) -> list[Variable]:
     kind = cluster.network.kind

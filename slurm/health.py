@@ -1,4 +1,4 @@
-"""Node health before a job, and bad links by measurement: `recipes cluster health` and `bisect`.
+"""Node health before a job: `recipes cluster health`.
 
 srun sends the checks to the nodes: shell in `slurm/checks/`, Python in `node/`. This module judges what they print. A
 check prints lines `name<TAB>ok|bad|skip<TAB>words`.
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod import collection
-from superpod.errors import UserError
 from superpod.planner.files import text_of
+from superpod.slurm import environment, node_probe, preamble
 
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 CHECKS = Path(__file__).resolve().parent / "checks"
 RUNTIME = Path(__file__).resolve().parent.parent / "node"
-PASSES = 3
-"""measurements of every pair; the best one counts"""
-SLOW = 0.5
-"""share of the median bandwidth below which a node is slow"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,8 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
     }
     command = ["env", *(f"{k}={v}" for k, v in environment.items()), "bash", "-c", script, "node.sh"]
     command += local or ["disk"]
-    output = connection.run([*_srun(cluster, nodes), "--label", *command], limit_s=300)
+    # With the node's GPUs: where Slurm confines jobs, nvidia-smi shows a job without any none.
+    output = connection.run([*nodes_of_a_run(cluster, nodes), "--label", *command], limit_s=300)
     verdicts = _verdicts(output, sorted_nodes(connection, cluster, nodes))
     if "time" in health.checks:
         verdicts += _clocks(verdicts, health.max_skew_s)
@@ -76,15 +73,6 @@ def own_checks(cluster: Cluster) -> Iterator[str]:
 def sorted_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> list[str]:
     """Nodes in the order in which srun numbers its tasks."""
     return connection.run(["scontrol", "show", "hostnames", ",".join(nodes)]).split()
-
-
-def _srun(cluster: Cluster, nodes: list[str]) -> list[str]:
-    slurm = cluster.slurm
-    words = ["srun", f"--nodes={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--time=10"]
-    words += [f"--account={slurm.account}"] if slurm.account else []
-    words += [f"--partition={slurm.partition}"] if slurm.partition else []
-    # --immediate: fail after 60 s rather than wait in the queue.
-    return [*words, "--job-name=recipes-health", f"--mpi={slurm.mpi}", "--immediate=60"]
 
 
 def _verdicts(output: str, nodes: list[str]) -> list[Verdict]:
@@ -114,16 +102,11 @@ def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> lis
     from superpod.slurm.submit import python_of
 
     tasks = 1 if cluster.declared_only else cluster.gpus_per_node
-    env = ["env", f"MASTER_ADDR={nodes[0]}", "MASTER_PORT=29500"]
-    if cluster.network.interface:
-        # Without it, gloo binds to the address of the host name, which other nodes may not reach.
-        env += [f"{name}_SOCKET_IFNAME={cluster.network.interface}" for name in ("GLOO", "NCCL")]
-    box = [f"--container-image={cluster.container.image}"] if cluster.container.image else []
-    gpus = [] if cluster.declared_only else [f"--gpus-per-node={tasks}"]
-    # srun takes the last of two --ntasks-per-node.
-    words = [*_srun(cluster, nodes), f"--ntasks-per-node={tasks}", *gpus, *box, *env, python_of(cluster), "-c"]
-    output = connection.run([*words, (RUNTIME / "allreduce.py").read_text()], limit_s=300)
-    match = re.search(r"^bus\t([\d.e+-]+)\t(\S+)$", output, re.MULTILINE)
+    words = [*nodes_of_a_run(cluster, nodes, tasks), *box(cluster)]
+    words += in_modules(cluster, ["env", f"MASTER_ADDR={nodes[0]}", "MASTER_PORT=29500", *wire(cluster)])
+    words += [python_of(cluster), "-c"]
+    output = connection.run([*words, (RUNTIME / "pairs.py").read_text(), "all"], limit_s=300)
+    match = re.search(r"^bus\t([\d.e+-]+)\t(.+)$", output, re.MULTILINE)
     if match is None:
         return [Verdict(nodes[0], "bandwidth", "bad", "the all-reduce has not ended")]
     gb_s, least = float(match[1]), cluster.health.min_bus_gb_s
@@ -133,48 +116,30 @@ def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> lis
     return [Verdict("all", "bandwidth", "bad" if gb_s < least else "ok", words_of)]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Measured bandwidth between two nodes, GB/s."""
-
-    nodes: tuple[str, str]
-    gb_s: float
+def nodes_of_a_run(cluster: Cluster, nodes: list[str], tasks: int = 1) -> list[str]:
+    """srun on these nodes with their GPUs, as a run has them, for ten minutes at most."""
+    return [*node_probe.srun(cluster, len(nodes), tasks, minutes=10), f"--nodelist={','.join(nodes)}"]
 
 
-def bisect(connection: Connection, cluster: Cluster, nodes: list[str], mib: int = 16) -> tuple[list[Pair], list[str]]:
-    """The bandwidth of every pair of nodes, and the slow nodes (see `slow_nodes`).
-
-    Raises:
-        UserError: fewer than three nodes, or srun does not get them.
-    """
-    if len(nodes) < 3:
-        raise UserError(f"{len(nodes)} nodes make no comparison", "name three or more")
-    ordered = sorted_nodes(connection, cluster, nodes)
-    best: dict[tuple[str, str], float] = {}
-    for _ in range(PASSES):
-        for pair in _measured(connection, cluster, nodes, ordered, mib):
-            best[pair.nodes] = max(best.get(pair.nodes, 0.0), pair.gb_s)
-        pairs = [Pair(names, gb_s) for names, gb_s in best.items()]
-        if not slow_nodes(pairs):
-            break  # a bad cable is slow every time, a busy host only once
-    return pairs, slow_nodes(pairs)
-
-
-def _measured(connection: Connection, cluster: Cluster, nodes: list[str], ordered: list[str], mib: int) -> list[Pair]:
-    script = (RUNTIME / "pairs.py").read_text()
-    command = [cluster.software.host_python, "-c", script, str(mib), *ordered]
-    output = connection.run([*_srun(cluster, nodes), *command], limit_s=600)
-    rows = re.findall(r"^pair\t(\S+)\t(\S+)\t([\d.e+-]+)$", output, re.MULTILINE)
-    return [Pair((a, b), float(gb_s)) for a, b, gb_s in rows]
-
-
-def slow_nodes(pairs: list[Pair], share: float = SLOW) -> list[str]:
-    """The nodes whose best pair is slow: a good node has a fast pair with another good one."""
-    if not pairs:
+def box(cluster: Cluster) -> list[str]:
+    """The container that the ranks run in."""
+    image, mounts = cluster.container.image, cluster.container.mounts
+    if not image:
         return []
-    best: dict[str, float] = {}
-    for pair in pairs:
-        for node in pair.nodes:
-            best[node] = max(best.get(node, 0.0), pair.gb_s)
-    fastest = sorted(best.values())[len(best) // 2]
-    return sorted(node for node, gb_s in best.items() if gb_s < share * fastest)
+    # In pyxis the image's value of a variable wins, except for those named here.
+    names = ",".join(environment.of_the_wire(cluster))
+    return [f"--container-image={image}", *([f"--container-mounts={','.join(mounts)}"] if mounts else [])] + (
+        [f"--container-env={names}"] if names else []
+    )
+
+
+def wire(cluster: Cluster) -> list[str]:
+    """The variables by which ranks reach each other, for `env`."""
+    return [f"{name}={value}" for name, value in environment.of_the_wire(cluster).items()]
+
+
+def in_modules(cluster: Cluster, words: list[str]) -> list[str]:
+    """A command after the profile's modules have been loaded."""
+    if not cluster.software.modules:
+        return words
+    return ["bash", "-c", preamble.shell(cluster.software.modules) + 'exec "$@"\n', "bash", *words]

@@ -3,6 +3,7 @@
 import pytest
 
 from superpod.slurm import node_probe, profile_init, profiles
+from superpod.slurm.connection import Connection
 from superpod.slurm.node_probe import NodeFacts, findings, parse
 from tests.slurm.test_preflight import profile
 
@@ -80,7 +81,7 @@ def test_every_key_that_is_proven_is_a_key():
     assert "slurm.account" not in node_probe.only_a_node()
 
 
-class FakeNode:
+class FakeNode(Connection):
     """Stands in for a cluster's connection: only the job on a node answers, with planted facts."""
 
     def __init__(self, output: str) -> None:
@@ -89,7 +90,7 @@ class FakeNode:
     def shell(self, script: str, *words: str, limit_s: float = 60) -> str:
         return "/runs/.superpod-check"
 
-    def run(self, words: list[str], **_: object) -> str:
+    def run(self, words: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60):
         return self.output if words[0] == "srun" else ""
 
 

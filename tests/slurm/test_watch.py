@@ -10,7 +10,7 @@ from superpod.lifecycle.logs import Reader
 from superpod.node import guard
 from superpod.node.files import append_line
 from superpod.node.pairs import rounds
-from superpod.slurm.health import Pair, slow_nodes
+from superpod.slurm.bisect import Pair, slow_nodes
 from superpod.slurm.watch import Queued, missing_attempts, view
 
 RUNNING, PENDING = Queued("1", "RUNNING", "None", "N/A"), Queued("2", "PENDING", "Dependency", "N/A")

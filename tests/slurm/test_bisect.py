@@ -1,0 +1,118 @@
+"""Which links are measured, and how (issue 14, finding 7). No GPUs and no InfiniBand here: what stands in says so."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.node import pairs
+from superpod.slurm import bisect, health, profiles
+from superpod.slurm.bisect import choose
+from superpod.slurm.connection import Connection
+
+H100 = profiles.load("dgx_h100")
+NODES = ["a", "b", "c"]
+
+
+def test_finding_7_checks_of_nodes_ask_for_their_gpus():
+    """Issue 14, finding 7: Slurm with ConstrainDevices shows a job without GPUs none, so every node was bad."""
+    words = health.nodes_of_a_run(H100, NODES)
+    assert "--gpus-per-node=8" in words
+    assert "--nodelist=a,b,c" in words
+    assert words.index("--ntasks-per-node=8") < words.index("--ntasks-per-node=1")  # srun takes the last
+    gres = H100.model_copy(update={"slurm": H100.slurm.model_copy(update={"gpus": "gres", "gpu_type": "h100"})})
+    assert "--gres=gpu:h100:8" in health.nodes_of_a_run(gres, NODES)
+
+
+class FakeNodes(Connection):
+    """Stands in for the connection to three nodes, which have the transports that a test says."""
+
+    def __init__(self, **lacking: str) -> None:
+        self.lacking: dict[str, str] = lacking
+        self.commands: list[list[str]] = []
+
+    def run(self, words: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60):
+        self.commands.append(words)
+        why = self.lacking.get(words[-1], "")
+        if why.startswith("error"):
+            raise UserError(f"srun: {why}")
+        return "".join(f"can\t{node}\t{why if node == 'b' else ''}\n" for node in NODES)
+
+
+def test_finding_7_bisect_takes_what_training_takes():
+    """Issue 14, finding 7: NCCL where all nodes have it, then ib_write_bw, then TCP; and it says why."""
+    nodes = FakeNodes()
+    assert choose(nodes, H100, NODES) == ("nccl", "")
+    (command,) = nodes.commands
+    assert f"NCCL_IB_HCA={H100.network.hcas}" in command
+    assert f"--container-image={H100.container.image}" in command
+    assert choose(FakeNodes(nccl="no torch"), H100, NODES) == ("ib", "no nccl: b has no torch")
+    neither = FakeNodes(nccl="error: no such image", ib="no ib_write_bw")
+    assert choose(neither, H100, NODES) == ("tcp", "no nccl: srun: error: no such image; no ib: b has no ib_write_bw")
+
+
+def test_an_unknown_transport_and_two_nodes_are_refused():
+    with pytest.raises(UserError, match="no transport is called 'rdma'"):
+        bisect.bisect(FakeNodes(), H100, NODES, transport="rdma")
+    with pytest.raises(UserError, match="2 nodes make no comparison"):
+        bisect.bisect(FakeNodes(), H100, NODES[:2])
+
+
+def test_the_network_that_nccl_took(tmp_path):
+    """Planted lines, in the form of NCCL 2.20 to 2.27."""
+    assert pairs.network(str(tmp_path)) == ""
+    (tmp_path / "nccl.1").write_text(
+        "h:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB\nh:1:1 [0] NCCL INFO Using network IB\n"
+    )
+    assert pairs.network(str(tmp_path)) == " over IB"
+
+
+FAKE_IB = """#!/bin/sh
+# Not ib_write_bw: prints a table of its form; mlx5_3 is slow, and the first client of each HCA finds no server.
+case " $* " in *" partner "*) if [ ! -e "$0.$2" ]; then touch "$0.$2"; echo "Couldn't connect" >&2; exit 1; fi;; esac
+case $2 in mlx5_3) speed=97.50;; *) speed=390.10;; esac
+echo " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"
+echo " 1048576    1024           391.22             $speed             0.046"
+"""
+
+
+def test_the_slowest_hca_of_a_pair_is_named(tmp_path, monkeypatch):
+    fake = tmp_path / "ib_write_bw"
+    fake.write_text(FAKE_IB)
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    gb_s, how = pairs.ib_pair(True, "partner", 29400, 1024, "mlx5_0,mlx5_3")
+    assert how == "ib_write_bw, slowest mlx5_3"
+    assert gb_s == pytest.approx(97.5 / 8)
+
+
+def measured(transport: str, names: str) -> list[str]:
+    """A pair of two tasks on this machine, as srun starts them."""
+    words: list[str] = [sys.executable, "-c", (health.RUNTIME / "pairs.py").read_text(), transport, "1", names]
+    tasks = []
+    for node in "01":
+        env = {**os.environ, "SLURM_NODEID": node, "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
+        command = [*words, "localhost", "127.0.0.1"]
+        tasks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+    outputs = [task.communicate(timeout=240)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0]
+    (line,) = "".join(outputs).splitlines()
+    return [*line.split("\t")]
+
+
+def test_a_real_pair_over_tcp_by_the_interface():
+    word, first, second, gb_s, how = measured("tcp", "lo")
+    assert (word, first, second, how) == ("pair", "localhost", "127.0.0.1", "TCP over lo")
+    assert float(gb_s) > 0
+    assert measured("tcp", "nothere0")[-1] == "TCP by host name"
+
+
+@pytest.mark.nemo  # torch comes with it
+@pytest.mark.slow
+def test_a_real_pair_by_an_all_reduce():
+    *_, gb_s, how = measured("gloo", "")
+    assert how == "gloo"
+    assert float(gb_s) > 0
