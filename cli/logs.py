@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 READ_S = 1.0
 """How often `--follow` looks whether a log has grown."""
 
+FILES_PER_S = 200
+"""With so many logs that this were exceeded (`--all` on thousands of ranks), it looks less often."""
+
 
 def logs(
     run: Run,
@@ -43,7 +46,7 @@ def logs(
             next_look = time.monotonic() + EVERY_S
             if _is_over(folder):
                 break
-        time.sleep(READ_S)
+        time.sleep(max(READ_S, reader.files / FILES_PER_S))
         printed += _print_new(reader)
     printed += _print_new(reader)
     if not printed:

@@ -17,19 +17,27 @@ class Reader:
     ) -> None:
         self._run, self._rank, self._all, self._attempt, self._tail = run, rank, all_ranks, attempt, tail
         self._at: dict[Path, int] = {}
+        self._closed: set[str] = set()
+        """attempts that had ended before they were read last: nothing can come any more"""
+        self.files = 0
+        """how many files the last call of `new` looked at"""
 
     def new(self) -> Iterator[str]:
         """Every line that was not returned before, with its attempt, node and rank.
 
         What a job printed that opened no attempt comes last: why its batch script ended, or why it had nothing to do.
         """
-        attempts = self._run.attempts
+        attempts, self.files = self._run.attempts, 0
         for attempt in attempts:
-            if self._attempt and attempt.name != self._attempt.zfill(3):
+            if attempt.name in self._closed or (self._attempt and attempt.name != self._attempt.zfill(3)):
                 continue
+            ended = "ended" in attempt.result
             for path in self._files(attempt):
+                self.files += 1
                 for line in self._lines(path):
                     yield f"[{attempt.name} {_who(path)}] {line}"
+            if ended:
+                self._closed.add(attempt.name)
         if self._rank is None and not self._attempt:
             for path in self._without_attempt(attempts):
                 for line in self._lines(path):

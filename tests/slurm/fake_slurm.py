@@ -55,7 +55,8 @@ def main(folder: Path, name: str, words: list[str]) -> None:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         jobs = json.loads((folder / "jobs.json").read_text())
-        options = dict(word.removeprefix("--").partition("=")[::2] for word in words if word.startswith("--"))
+        pairs = (word.removeprefix("--").partition("=") for word in words if word.startswith("--"))
+        options = {name: value for name, _, value in pairs}
         if name == "sbatch":
             job = {
                 "id": str(100 + len(jobs)),

@@ -12,6 +12,7 @@ import pytest
 
 from superpod.lifecycle import attempts as attempt_views
 from superpod.lifecycle import run_list
+from superpod.lifecycle.logs import Reader
 from superpod.node import guard
 from superpod.node.files import append_line, write_json
 from superpod.node.run_folder import RunFolder
@@ -226,6 +227,17 @@ def test_finding_8_following_logs_reads_files_and_leaves_slurm_alone(tmp_path, s
     output = follow.communicate(timeout=60)[0]
     assert [line.rpartition("] ")[2] for line in output.splitlines()] == ["a line", "another line"]
     assert len(slurm.calls("squeue")) == 1
+
+
+def test_finding_8_logs_of_attempts_that_have_ended_are_looked_at_once(tmp_path):
+    run = submitted(tmp_path / "runs")
+    for name in ("1", "2"):
+        with_attempt(run, name, "failed" if name == "1" else "running")
+    reader = Reader(run)
+    assert len(list(reader.new())) == 2
+    assert reader.files == 2
+    assert list(reader.new()) == []
+    assert reader.files == 1
 
 
 def test_finding_8_a_run_that_never_began_names_only_files_that_exist(tmp_path, slurm):
