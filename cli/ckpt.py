@@ -31,6 +31,7 @@ def list_(where: Where, as_json: AsJson = False) -> None:
         print(json.dumps([checkpoints.facts(checkpoint) for checkpoint in listed], indent=1))
     else:
         _table(listed)
+        _print_set_aside(where)
 
 
 @app.command()
@@ -82,6 +83,15 @@ def prune(
         _print_resumed(where)
 
 
+def _print_set_aside(where: Path) -> None:
+    from superpod.lifecycle import checkpoints
+
+    if aside := checkpoints.set_aside(where):
+        size = _size(sum(checkpoints.bytes_of(folder) for folder in aside))
+        names = ", ".join(folder.name for folder in aside)
+        print(f"{len(aside)} set aside in {aside[0].parent.name}/, {size}, not whole and never removed by us: {names}")
+
+
 def _print_resumed(where: Path) -> None:
     from superpod.lifecycle import checkpoints
 
@@ -107,7 +117,6 @@ def convert(
     ] = "",
 ) -> None:
     """Convert Hugging Face to NeMo, or NeMo to Hugging Face with adapters merged; SOURCE decides which."""
-    from superpod.cli.progress import on_stderr, waiting
     from superpod.launchers import convert, subprocess_call
 
     source, out, like = source.absolute(), out.absolute(), like.absolute() if like else None
@@ -115,8 +124,7 @@ def convert(
     if cluster:
         _queue(cluster, out, [str(source), str(out), *(["--like", str(like)] if like else []), "--dtype", dtype])
         return
-    with waiting(on_stderr(), f"converting {source.name}, which takes minutes"):
-        outcome = subprocess_call.once(job.function, **job.arguments)
+    outcome = subprocess_call.once(job.function, **job.arguments)
     print(
         f"{job.title}: {out}" + (f", {outcome['merged']} matrices merged" if outcome and outcome.get("merged") else "")
     )

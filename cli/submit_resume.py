@@ -41,6 +41,7 @@ def go_on(how: Continuation) -> None:
         UserError: the run is elsewhere, done, in the queue or of another recipe; or what a change would break.
     """
     from superpod.node import guard
+    from superpod.node import resume as checkpoint
     from superpod.node.first_step import excluded
     from superpod.slurm import connection, dependency, profiles, resume
     from superpod.slurm.top_up import queueing
@@ -50,6 +51,7 @@ def go_on(how: Continuation) -> None:
     refuse_webhook(profile)
     slurm = connection.of(profile)
     run = _run_of(how, slurm)
+    decided = checkpoint.refuse_if_none(run)
     dependencies = [str(wait) for wait in dependency.unmet(how.waits, slurm)]
     if how.time and not how.overrides:
         _refuse_time_limit(run, how, profile)
@@ -65,11 +67,12 @@ def go_on(how: Continuation) -> None:
                 resume.rewrite(run, submission)
             elif how.time:
                 resume.set_time(run, how.time)
-            step = guard.newest_step(run)
             guard.allow_resume(run)
             jobs = slurm_submit().queue(slurm, str(run.path), count, excluded(run), dependencies)
         slurm_submit().note(run, jobs)
-    print(f"jobs   {', '.join(jobs)}: the run continues from step {step}")
+    print(f"jobs   {', '.join(jobs)}: the run continues from step {decided.step}")
+    if decided.damaged or decided.lost_steps:
+        print(f"note   it {decided.words}")
     if dependencies:
         print(f"waits  for {', '.join(dependencies)}")
 

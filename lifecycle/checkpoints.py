@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from superpod.errors import UserError
@@ -103,7 +103,7 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
         path=path,
         step=step,
         problems=problems,
-        bytes=_bytes(path),
+        bytes=bytes_of(path),
         adapter=(path / load.ADAPTER).is_file(),
         layout=checkpoint_metadata.layout(path),
         val_loss=losses.get(step) if step is not None else None,
@@ -112,7 +112,7 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
     )
 
 
-def _bytes(folder: Path) -> int:
+def bytes_of(folder: Path) -> int:
     """Size of all files; a run that goes on may remove some meanwhile."""
     files = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
     return sum(checkpoint_files.size(Path(file)) or 0 for file in files)
@@ -153,16 +153,33 @@ def spare(
     """
     if keep < 1:
         raise UserError(f"--keep {keep} would leave nothing to go on with", "--keep 1 leaves the newest")
-    usable = [checkpoint for checkpoint in checkpoints if checkpoint.resumes]
-    kept: list[Checkpoint] = []
-    for checkpoint in sorted(usable, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.newest), reverse=True):
-        if len(kept) < keep and not checkpoint_files.keeps_from_resuming(read(checkpoint.path)):
-            kept.append(checkpoint)
+    judged = {checkpoint.path: checkpoint for checkpoint in checkpoints}
+
+    def is_whole(checkpoint: Checkpoint, wanted: Callable[[Checkpoint], bool]) -> bool:
+        known = judged[checkpoint.path]
+        if wanted(known):
+            known = judged[checkpoint.path] = replace(known, problems=[*known.problems, *read(checkpoint.path)])
+        return wanted(known)
+
+    kept: list[Path] = []
+    for checkpoint in sorted(checkpoints, key=lambda known: (known.step or 0, known.newest), reverse=True):
+        if len(kept) < keep and is_whole(checkpoint, lambda known: known.resumes):
+            kept.append(checkpoint.path)
     if not kept:
         return []  # a damaged checkpoint may be all that is left of a run
-    kept += [best(checkpoints)] if any(checkpoint.whole for checkpoint in checkpoints) else []
-    paths = {checkpoint.path for checkpoint in kept}
-    return [checkpoint for checkpoint in checkpoints if checkpoint.path not in paths]
+    while any(checkpoint.whole for checkpoint in judged.values()):
+        favourite = best(list(judged.values()))
+        if favourite.path in kept or is_whole(favourite, lambda known: known.whole):
+            kept.append(favourite.path)
+            break
+    return [checkpoint for checkpoint in judged.values() if checkpoint.path not in kept]
+
+
+def set_aside(where: Path) -> list[Path]:
+    """The damaged checkpoints that attempts of the run at `where` have moved away, by name; none where it is no run."""
+    run = run_of(where)
+    folder = run.checkpoints.resolve().parent / resume.ASIDE if run else None
+    return sorted(folder.iterdir()) if folder and folder.is_dir() else []
 
 
 def resumed_from(where: Path) -> str:

@@ -129,13 +129,15 @@ def newest_whole(
     return None, damaged
 
 
-def refuse_if_none(run: RunFolder) -> None:
+def refuse_if_none(run: RunFolder) -> Resume:
     """Refuse a run that had checkpoints of which none is whole by names and sizes: quick, without reading them.
+
+    What it returns is what the next attempt resumes from, unless reading finds damage.
 
     Raises:
         NoWholeCheckpointError: there is nothing to go on from.
     """
-    decide(run, lambda checkpoint: [])
+    return decide(run, lambda checkpoint: [])
 
 
 def settle(run: RunFolder, attempt: Attempt, resume: Resume) -> None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from superpod.node import resume
 from superpod.node.run_folder import RunFolder
 from tests.lifecycle import checkpoint_files
 
@@ -37,6 +38,34 @@ def test_a_run_s_checkpoints_are_listed_verified_and_pruned(run, recipes_cli):
     assert len(list(run.checkpoints.iterdir())) == 2
     assert recipes_cli("ckpt", "prune", run.path).returncode == 0
     assert [path.name for path in run.checkpoints.iterdir()] == ["step=9"]
+
+
+def test_finding_1_after_prune_the_run_goes_on_from_what_prune_says(run, recipes_cli):
+    """14: the newest was damaged, prune removed it with its link, and NeMo began at step 1 in silence."""
+    newest = checkpoint_files.write(run.checkpoints / "step=29")
+    (run.checkpoints / "step=29-last").symlink_to("step=29")
+    data = bytearray((newest / "weights" / "__0_0.distcp").read_bytes())
+    data[45] ^= 1
+    (newest / "weights" / "__0_0.distcp").write_bytes(data)
+    pruned = recipes_cli("ckpt", "prune", run.path)
+    assert pruned.returncode == 0, pruned.stderr
+    assert "removing step=29" in pruned.stdout
+    assert "removing step=9" in pruned.stdout
+    assert "the next attempt resumes from step 20 (step=19, whole)" in pruned.stdout
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step=19"], "the newest that is whole stays"
+    decided = resume.decide(run)
+    resume.settle(run, run.new_attempt(), decided)
+    assert [link.resolve() for link in (run.attempts[0].path / resume.FOLDER).iterdir()] == [decided.checkpoint]
+    verified = recipes_cli("ckpt", "verify", run.path)
+    assert "the next attempt resumes from step 20 (step=19, whole)" in verified.stdout
+
+
+def test_what_was_set_aside_is_listed(run, recipes_cli):
+    (run.checkpoints / "step=19" / "weights" / "common.pt").unlink()
+    resume.settle(run, run.new_attempt(), resume.decide(run))
+    listed = recipes_cli("ckpt", "list", run.path)
+    assert "1 set aside in damaged/" in listed.stdout
+    assert "step=19" in listed.stdout
 
 
 @pytest.mark.parametrize("where", ["path", "checkpoints"])
