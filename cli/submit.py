@@ -297,7 +297,7 @@ def refuse_time(time: str) -> None:
 
 
 def resolved(request: Request, which: str = "") -> ResolvedRun:
-    """The request resolved. The first time NeMo builds it, which takes so long that it is shown, with `which` of many."""
+    """The request resolved. The first time NeMo builds it, which takes so long that it is shown, with `which`."""
     from rich.console import Console
 
     from superpod.cli.progress import waiting
