@@ -117,6 +117,7 @@ def convert(
     ] = "",
 ) -> None:
     """Convert Hugging Face to NeMo, or NeMo to Hugging Face with adapters merged; SOURCE decides which."""
+    from superpod.cli.progress import on_stderr, waiting
     from superpod.launchers import convert, subprocess_call
 
     source, out, like = source.absolute(), out.absolute(), like.absolute() if like else None
@@ -124,7 +125,8 @@ def convert(
     if cluster:
         _queue(cluster, out, [str(source), str(out), *(["--like", str(like)] if like else []), "--dtype", dtype])
         return
-    outcome = subprocess_call.once(job.function, **job.arguments)
+    with waiting(on_stderr(), f"converting {source.name}, which takes minutes"):
+        outcome = subprocess_call.once(job.function, **job.arguments)
     print(
         f"{job.title}: {out}" + (f", {outcome['merged']} matrices merged" if outcome and outcome.get("merged") else "")
     )
