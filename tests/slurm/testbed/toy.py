@@ -19,12 +19,13 @@ from pathlib import Path
 
 sys.path.insert(1, os.environ["SUPERPOD_RUN_DIR"] + "/code")
 
+from superpod.node import manifest, resume
 from superpod.node import rank as runtime
 from superpod.node.capture import capture_output
-from superpod.node.checkpoints import is_half
 from superpod.node.files import append_line, write_json
 from superpod.node.heartbeat import Heartbeat
 from superpod.node.locks import RANKS, share
+from superpod.node.saved_checkpoints import own_files
 from superpod.node.stopping import Deadline, StopSignals
 
 LOCK_STEP_S = 600.0
@@ -73,14 +74,12 @@ class Meeting:
 
 
 def newest(folder: Path) -> tuple[int, str]:
-    """Step and loss state of the newest checkpoint; a damaged one is an error, never skipped in silence."""
-    whole = [p for p in folder.glob("step=*-last") if not (folder / f"{p.name}-unfinished").exists()]
-    if not whole:
+    """Step and loss state of the checkpoint that is linked for this attempt, where NeMo looks for it too."""
+    links = list(folder.glob("*-last"))
+    if not links:
         return 0, "begin"
-    best = max(whole, key=lambda p: int(p.name.split("=")[1].split("-")[0]))
-    if is_half(best):
-        raise RuntimeError(f"{best} is a half checkpoint and would be resumed from")
-    state = json.loads((best / "weights" / "common.pt").read_text())
+    (link,) = links
+    state = json.loads((link / "weights" / "common.pt").read_text())
     return state["step"], state["chain"]
 
 
@@ -101,6 +100,8 @@ def save(folder: Path, step: int, chain: str, takes_s: float, run: Path, attempt
     (weights / "common.pt").write_text(json.dumps({"step": step, "chain": chain}))
     (weights / "metadata.json").write_text('{"sharded_backend": "toy"}')
     (folder / f"{name}-unfinished").unlink()
+    resume.note_saved(run, folder / name)
+    manifest.write_part(folder / name, "0", own_files(folder / name, 0, 1))
     for old in sorted(folder.glob("step=*-last"), key=lambda p: p.stat().st_mtime)[:-3]:
         for file in sorted(old.rglob("*"), reverse=True):
             file.unlink() if file.is_file() else file.rmdir()
@@ -115,7 +116,7 @@ def train(run: Path, attempt: Path, options: dict) -> None:
     beat.beat(0, "start")
     held = share(run / RANKS) if os.environ["LOCAL_RANK"] == "0" else None
     signals, deadline, meeting = StopSignals(), Deadline.of(os.environ), Meeting(rank, size)
-    step, chain = newest(run / "checkpoints")
+    step, chain = newest(attempt / resume.FOLDER)
     signals.install()
     if options.get("crash_at") == step:
         raise ValueError("planted: the recipe is wrong")
