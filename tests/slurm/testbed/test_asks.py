@@ -1,6 +1,9 @@
 """Issue 14, finding 10 and "what sites ask for", on a real Slurm: --resume with changes, --after, --sweep."""
 
+import http.server
 import json
+import os
+import threading
 import time
 
 import pytest
@@ -66,6 +69,53 @@ def test_a_job_that_waits_for_a_data_job(testbed, profile):
     ended = testbed.slurm("sacct", "-X", "-nP", "-j", data, "-o", "End").strip()
     began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(toy.run.attempts[0].result["started"]))
     assert began >= ended
+
+
+@pytest.fixture
+def webhook():
+    """A real HTTP server on the bridge that the nodes' cables end at; yields its address and what it has got."""
+    bodies: list[dict] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Quiet."""
+
+    net = os.environ.get("TESTBED_NET", "10.77.0")
+    with http.server.ThreadingHTTPServer((f"{net}.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{net}.1:{server.server_port}/services/{SECRET}", bodies
+        server.shutdown()
+
+
+SECRET = "T0000-neverwritten"
+
+
+def test_a_webhook_hears_of_the_end_and_of_a_stop(testbed, profile, tmp_path, webhook, monkeypatch):
+    """The address from a file, then from a variable; no file of a run holds it."""
+    url, bodies = webhook
+    file = tmp_path / "hook"
+    file.touch(mode=0o600)
+    file.write_text(url)
+    by_file = profile(("[health]", f'[notify]\nwebhook_file = "{file}"\n\n[health]'))
+    toy = ToyRun(testbed, by_file, attempts=2, nodes=1, max_steps=10, step_s=0.05)
+    toy.until_done()
+    until(lambda: bodies, 30, toy.story)
+    monkeypatch.setenv("MY_HOOK", url)
+    by_variable = profile(("[health]", '[notify]\nwebhook_env = "MY_HOOK"\n\n[health]'))
+    crashing = ToyRun(testbed, by_variable, attempts=4, nodes=1, crash_at=0, tell=["MY_HOOK"])
+    crashing.until_gone(180)
+    until(lambda: len(bodies) > 1, 30, crashing.story)
+    assert [body["event"] for body in bodies] == ["end", "stop"], bodies
+    assert (bodies[0]["run"], bodies[0]["step"]) == (str(toy.run.path), 10)
+    assert "ValueError: planted" in bodies[1]["text"]
+    assert json.loads((crashing.run.path / "told.json").read_text())["MY_HOOK"] is None, "the ranks do not get it"
+    written = [p for p in (tmp_path / "runs").rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()]
+    assert written == []
 
 
 SMALL = ("data.seq_length=64", "model.config.seq_length=64", "data.global_batch_size=8", "trainer.limit_val_batches=0")

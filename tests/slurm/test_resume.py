@@ -1,0 +1,109 @@
+"""Issue 14, finding 10: `submit --resume` with changes; what would not resume is refused and changes nothing."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from superpod.cli import submit
+from superpod.cli.submit_resume import Continuation, go_on
+from superpod.errors import UserError
+from superpod.node import guard
+from superpod.node.files import write_json
+from superpod.node.run_folder import RunFolder
+from superpod.slurm import resume
+from tests.slurm.jobs import planned
+
+SCRIPT = "#!/bin/bash\n#SBATCH --job-name=toy\n#SBATCH --time=4:00:00\n#SBATCH --requeue\nexec true\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunFolder.create(tmp_path, "toy", facts={"max_steps": 100}, recipe_lines=["a = 1", "b = 2"])
+    (folder.path / "job.sbatch").write_text(SCRIPT)
+    guard.stop(folder, "planted", by=guard.StoppedBy.GUARD)
+    return folder
+
+
+def contents(run: RunFolder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
+
+
+def resolved(**changes) -> Any:
+    """Of a resolved run, what `refuse_unlike` looks at."""
+    job = planned(tp=2, gbs=16)
+    return SimpleNamespace(**{"nodes": 2, "gpus_per_node": 8, "layout": job.layout, "job": job, **changes})
+
+
+def test_finding_10_another_time_limit_is_in_the_script_of_every_further_attempt(run):
+    assert resume.time_of(run) == "4:00:00"
+    resume.set_time(run, "1-12:00:00")
+    assert resume.time_of(run) == "1-12:00:00"
+    assert (run.path / "job.sbatch").read_text() == SCRIPT.replace("4:00:00", "1-12:00:00")
+
+
+def test_a_script_without_a_limit_is_not_guessed_at(run):
+    (run.path / "job.sbatch").write_text("#!/bin/bash\n")
+    with pytest.raises(UserError, match="no line #SBATCH --time"):
+        resume.set_time(run, "1:00:00")
+
+
+def test_finding_10_a_refusal_changes_nothing(run):
+    (run.path / "code").mkdir()
+    before = contents(run)
+
+    def change_and_fail() -> None:
+        with resume.restored_on_failure(run):
+            resume.set_time(run, "1:00:00")
+            guard.allow_resume(run)
+            run.update({"max_steps": 200}, ["a = 3"])
+            (run.path / "code").rename(run.path / "code-until-000")
+            raise UserError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+
+    with pytest.raises(UserError, match="QOS"):
+        change_and_fail()
+    assert contents(run) == before
+    assert (run.path / "code").is_dir()
+    assert guard.stopped(run)
+
+
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [
+        (resolved(nodes=4), "keeps its size when it goes on, and this changes nodes 2 -> 4"),
+        (resolved(layout=replace(planned().layout, tp=4)), "keeps its layout, .* changes tp 2 -> 4"),
+        (
+            resolved(job=planned(tp=2, gbs=16).replace(model=planned().model.replace(layers=16))),
+            "keeps its model, .* changes layers 32 -> 16",
+        ),
+    ],
+)
+def test_finding_10_what_a_checkpoint_cannot_follow_is_refused_by_name(after, says):
+    with pytest.raises(UserError, match=says):
+        resume.refuse_unlike(resolved(), after)
+
+
+def test_batch_and_steps_may_change():
+    resume.refuse_unlike(resolved(), resolved(layout=replace(planned(tp=2, gbs=16).layout, gbs=64)))
+
+
+def test_what_changes_is_listed_by_path(run):
+    after: Any = SimpleNamespace(lines=["a = 1", "b = 3", "c = 4"])
+    assert resume.changed_lines(run, after) == ["b: 2 -> 3", "c: - -> 4"]
+
+
+@pytest.mark.parametrize("option", ["num_nodes", "data", "runs", "sweep"])
+def test_options_that_a_run_cannot_follow_are_refused_by_name(option, tmp_path):
+    value: Any = {"num_nodes": 4, "data": tmp_path, "runs": "/tmp", "sweep": ["a.b=1,2"]}[option]
+    name = "--nodes" if option == "num_nodes" else f"--{option}"
+    with pytest.raises(UserError, match=f"{name} with --resume: a"):
+        submit.submit("toy", "testbed", resume="/nowhere", **{option: value})
+
+
+def test_a_done_run_without_more_steps_is_refused_before_anything_is_asked(run, monkeypatch):
+    write_json(run.path / "done", {"step": 100})
+    how = Continuation("toy", "testbed", str(run.path), (), "", 0, [], dry_run=False)
+    with pytest.raises(UserError, match="is done at step 100") as refused:
+        go_on(how)
+    assert refused.value.hint == "give it more steps: trainer.max_steps=200"
