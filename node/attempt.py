@@ -25,7 +25,7 @@ if __name__ == "__main__":  # as a file of the run folder: what it imports lies 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from superpod.errors import UserError
-from superpod.node import checkpoints, ending, first_step, full_disk, guard, heartbeat, resume, stall
+from superpod.node import checkpoints, ending, first_step, full_disk, guard, heartbeat, resume, shared_reading, stall
 from superpod.node.notify import Webhook
 from superpod.node.run_folder import RunFolder
 from superpod.node.time_limit import TimeLimit
@@ -132,7 +132,8 @@ class _RunningAttempt:
     """The ranks of one attempt, from their start to the last line of result.json."""
 
     def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace) -> None:
-        decided = resume.decide(run)
+        reader = shared_reading.SharedReader(job.nodes)
+        decided = resume.decide(run, reader)
         self.run, self.job, self.options = run, job, options
         self.attempt = run.new_attempt(job=job.id)
         resume.settle(run, self.attempt, decided)
@@ -143,6 +144,8 @@ class _RunningAttempt:
         self.signals: list[str] = []
         """Names of the stop signals that came, here or at a rank."""
         self.stalled, self.cancelled = "", False
+        self.step = reader.steps + bool(options.checks)
+        """the number of the ranks' step in the job: after those that read checkpoints and check nodes"""
         self.watch = stall.Watch(self.attempt, options.stalled_s, time.time())
 
     def wait(self, command: list[str]) -> int:
@@ -197,8 +200,7 @@ class _RunningAttempt:
             with contextlib.suppress(UserError):
                 self.attempt.mark("stalled", message=silent)
             _log(silent)
-            # The ranks are step 0, unless the node checks were.
-            _slurm("scancel", "--signal=KILL", f"{self.job.id}.{1 if self.options.checks else 0}")
+            _slurm("scancel", "--signal=KILL", f"{self.job.id}.{self.step}")
             ranks.send_signal(signal.SIGTERM)
 
     def _record(self, code: int) -> int:

@@ -1,0 +1,63 @@
+"""Several nodes read one checkpoint (issue 14, finding 6): with a stand-in for srun that starts the tasks here."""
+
+from pathlib import Path
+
+import pytest
+
+from superpod.node import shared_reading
+from tests.lifecycle import checkpoint_files as made
+from tests.node.test_resume import DAMAGES, write_manifest
+
+FAKE_SRUN = """#!/bin/bash
+# Stands in for srun: --ntasks tasks, one after another, with their numbers before their lines.
+echo "$@" > "$0.called"
+while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && export SLURM_NTASKS=${1#*=}; shift; done
+for ((SLURM_PROCID = 0; SLURM_PROCID < SLURM_NTASKS - ${SILENT:-0}; SLURM_PROCID++)); do
+    SLURM_PROCID=$SLURM_PROCID "$@" | sed "s/^/$SLURM_PROCID: /"
+done
+"""
+
+
+@pytest.fixture
+def fake_srun(tmp_path, monkeypatch) -> Path:
+    file = tmp_path / "bin" / "srun"
+    file.parent.mkdir()
+    file.write_text(FAKE_SRUN)
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", str(file.parent), prepend=":")
+    return file.with_name("srun.called")
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    folder = made.write(tmp_path / "step=9", files=5)
+    write_manifest(folder)
+    return folder
+
+
+@pytest.mark.parametrize("silent", ["0", "1", "3"])
+def test_every_share_is_read_even_if_a_node_does_not_answer(silent, fake_srun, checkpoint, monkeypatch):
+    monkeypatch.setenv("SILENT", silent)
+    reader = shared_reading.SharedReader(["node1", "node2", "node3"], share_from=1)
+    assert reader(checkpoint) == []
+    for name in ("one flipped bit of a weight", "one flipped bit of common.pt"):
+        DAMAGES[name](checkpoint)
+    problems = reader(checkpoint)
+    assert sorted(problem.partition(" ")[0] for problem in problems) == ["weights/__1_0.distcp", "weights/common.pt"]
+    assert reader.steps == 2
+    assert "--ntasks=3 --ntasks-per-node=1" in fake_srun.read_text()
+
+
+@pytest.mark.parametrize(("nodes", "share_from"), [(["node1"], 1), (["node1", "node2"], 1 << 30)])
+def test_a_small_one_or_one_node_needs_no_step(nodes, share_from, fake_srun, checkpoint):
+    reader = shared_reading.SharedReader(nodes, share_from)
+    DAMAGES["truncated"](checkpoint)
+    assert len(reader(checkpoint)) == 1
+    assert reader.steps == 0
+    assert not fake_srun.exists()
+
+
+def test_without_srun_one_node_reads_all(checkpoint, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    DAMAGES["truncated"](checkpoint)
+    assert len(shared_reading.SharedReader(["node1", "node2"], share_from=1)(checkpoint)) == 1
