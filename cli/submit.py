@@ -145,7 +145,7 @@ def facts_of(profile: Cluster, runs: str, data: Path | None) -> tuple[Connection
     return slurm, live_cluster.ask(slurm, profile, runs or profile.folders.runs, paths, python)
 
 
-def refuse_demand(demand: Demand) -> None:
+def refuse_unmet(wanted: Demand) -> None:
     """Refuse, before NeMo is imported, what the cluster cannot give; print what makes a job wait there.
 
     Raises:
@@ -153,8 +153,8 @@ def refuse_demand(demand: Demand) -> None:
     """
     from superpod.slurm import preflight
 
-    preflight.refuse_demand(demand)
-    for note in preflight.notes(demand):
+    preflight.refuse_demand(wanted)
+    for note in preflight.notes(wanted):
         print(f"note: {note.message}" + (f"\n  next: {note.hint}" if note.hint else ""), file=sys.stderr)
 
 

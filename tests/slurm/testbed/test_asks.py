@@ -25,6 +25,7 @@ def test_finding_10_the_extended_limit_of_a_running_job(testbed, profile):
     toy.until_done(300)
     toy.check_whole(most_lost=0)
     (attempt,) = toy.run.attempts
+    until(lambda: "ended" in attempt.result, 30, toy.story)
     assert attempt.result["ended"] - attempt.result["started"] > 125
     assert any("time limit is now" in out.read_text() for out in toy.run.path.glob("slurm-*.out"))
 
