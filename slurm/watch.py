@@ -238,7 +238,7 @@ def views(runs: list[RunFolder], connection: Connection, users: Mapping[Path, st
     `users` are the runs' owners where the folders here do not tell (copies of a remote cluster's).
     """
     users = users or {}
-    asking = [run for run in runs if _needs_slurm(run)]
+    asking = [run for run in runs if not is_local(run)]
     owners = {users.get(run.path) or str(uid) for run in asking if (uid := owner.uid_of(run.path)) is not None}
     queue = job_queue.ask(connection, owners or {str(os.geteuid())}) if asking else JobQueue()
     ended = _ended(asking, connection, queue) if queue else {}
@@ -262,19 +262,15 @@ def unreadable(run: RunFolder, why: str) -> RunView:
     return RunView(run, UNREADABLE, why, user=owner.name_of(owner.uid_of(run.path)))
 
 
-def _needs_slurm(run: RunFolder) -> bool:
-    """Whether Slurm has a word in this run's state: neither done nor stopped, and not of this machine."""
-    return not (run.done or guard.stopped(run) or is_local(run))
-
-
 def _newest_job(run: RunFolder) -> str:
     return str(run.attempts[-1].result.get("job", "")) if run.attempts else ""
 
 
 def _ended(runs: list[RunFolder], connection: Connection, queue: JobQueue) -> dict[str, str]:
     """How the newest jobs of runs without one in the queue ended: the controller knows for a while, then accounting."""
-    idle = [job for run in runs if job_name(str(run.path)) not in queue.active and (job := _newest_job(run))]
-    forgotten = [job for job in idle if job not in queue.ended and job.isdecimal()]
+    idle = [run for run in runs if job_name(str(run.path)) not in queue.active and not (run.done or guard.stopped(run))]
+    jobs = [_newest_job(run) for run in idle]
+    forgotten = [job for job in jobs if job not in queue.ended and job.isdecimal()]
     return job_queue.accounted(connection, forgotten) | queue.ended
 
 

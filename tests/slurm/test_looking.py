@@ -13,10 +13,10 @@ import pytest
 from superpod.lifecycle import attempts as attempt_views
 from superpod.lifecycle import run_list
 from superpod.lifecycle.logs import Reader
-from superpod.node import guard
+from superpod.node import guard, owner
 from superpod.node.files import append_line, write_json
 from superpod.node.run_folder import RunFolder
-from superpod.slurm import connection, submit, watch
+from superpod.slurm import connection, mirror, submit, watch
 from tests.conftest import NAME, environment_of
 from tests.slurm.fake_slurm import FakeSlurm
 
@@ -201,7 +201,7 @@ def test_finding_8_what_a_result_or_a_metric_holds_ends_no_listing(tmp_path, slu
     assert done.stdout.count("odd") >= 3
 
 
-def test_finding_8_slurm_is_asked_once_for_all_runs_and_not_for_those_that_are_over(tmp_path, slurm):
+def test_finding_8_slurm_is_asked_once_for_all_runs(tmp_path, slurm):
     runs = [submitted(tmp_path / "runs", f"r{i}") for i in range(5)]
     for i, run in enumerate(runs[:4]):
         with_attempt(run, slurm.add(submit.job_name(str(run.path)), "FAILED", job=str(500 + i)), "failed")
@@ -209,10 +209,21 @@ def test_finding_8_slurm_is_asked_once_for_all_runs_and_not_for_those_that_are_o
     assert [view.state for view in views] == ["failed"] * 5
     assert len(slurm.calls("squeue")) == 1
     assert len(slurm.calls("sacct")) + len(slurm.calls("scontrol")) == 0
+    for run in runs[:4]:
+        write_json(run.attempts[0].path / "result.json", {**run.attempts[0].result, "job": "9"})
+    watch.views(runs, connection.Connection())
+    assert slurm.calls("sacct") == ["-X -nP -j 9 -o JobIDRaw,State"], "what the controller has forgotten, in one go"
     for run in runs:
         write_json(run.path / "done", {"step": 100})
     watch.views(runs, connection.Connection())
-    assert len(slurm.calls("squeue")) == 1
+    assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (3, 1)
+
+
+def test_a_stopped_run_s_jobs_are_seen(tmp_path, slurm):
+    run = submitted(tmp_path / "runs")
+    with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
+    guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
+    assert [job.state for job in seen(run).jobs] == ["RUNNING"], "so that --resume does not queue beside them"
 
 
 def test_finding_8_following_logs_reads_files_and_leaves_slurm_alone(tmp_path, slurm):
@@ -267,6 +278,38 @@ def test_finding_9_a_torn_result_has_no_age_of_56_years(tmp_path, slurm, recipes
     assert "result.json cannot be read" in seen(run).message
     row = json.loads(recipes_cli("history", run.path, "--json").stdout)[0]
     assert (row["state"], row["began"], row["took_s"]) == (attempt_views.UNREADABLE, None, None)
+
+
+def test_what_was_lost_with_a_damaged_checkpoint_is_shown(tmp_path, slurm, recipes_cli):
+    run = submitted(tmp_path / "runs")
+    with_attempt(run, slurm.add(submit.job_name(str(run.path)), "FAILED"), "failed")
+    attempt = with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
+    append_line(run.path / "metrics.jsonl", {"step": 33, "loss": 2.0, "attempt": "001"})
+    words = "resumes from step 20 (step=19, whole); step=29-last is not whole and set aside in damaged/: torn"
+    decided = {"step": 20, "lost_steps": 10, "set_aside": [{"checkpoint": "step=29-last"}], "words": words}
+    write_json(attempt.path / "result.json", {**attempt.result, "resume": decided})
+    view = seen(run)
+    assert (view.step, view.resumed) == (20, (words,)), "no step of this attempt is written yet"
+    assert words in recipes_cli("status", run.path).stdout
+    history = json.loads(recipes_cli("history", run.path, "--json").stdout)
+    assert [row["resumed_step"] for row in history] == [None, 20]
+    assert [row["notes"] for row in history] == [[], [words]]
+    append_line(run.path / "metrics.jsonl", {"step": 21, "loss": 2.0, "attempt": "002"})
+    assert seen(run).step == 21, "the last one written, not the largest"
+
+
+def test_a_copy_of_a_remote_folder_holds_no_marker_that_is_gone_there(tmp_path):
+    """The shell commands of the real thing, without SSH."""
+    run = submitted(tmp_path / "runs")
+    guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
+    first = mirror.fetch(connection.Connection(), f"{tmp_path}/runs")
+    copy = first.path / run.path.relative_to(tmp_path / "runs")
+    assert (copy / guard.STOP).exists()
+    assert first.users == {copy: owner.name_of(os.geteuid())}
+    assert first.remote_path(copy) == str(run.path)
+    (run.path / guard.STOP).unlink()
+    later = mirror.fetch(connection.Connection(), f"{tmp_path}/runs")
+    assert not (later.path / run.path.relative_to(tmp_path / "runs") / guard.STOP).exists()
 
 
 @needs_root

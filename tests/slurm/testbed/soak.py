@@ -108,7 +108,9 @@ def soak(bed: Testbed, faults: int, seed: int, folder: Path, say=print) -> ToyRu
             f"{number:3} {time.strftime('%H:%M:%S')} step {step:5} attempt {len(toy.run.attempts):3}  {fault}",
             flush=True,
         )
-        toy.queue(max(0, 4 - len(toy.seen().jobs)))
+        jobs = toy.seen().jobs
+        if jobs is not None and len(jobs) < 4:  # None: the controller is down
+            toy.queue(4 - len(jobs))
     toy.until_new_checkpoint(300)
     _let_it_end(toy)
     toy.until_done(400)

@@ -99,11 +99,11 @@ class ToyRun:
 
     def until_gone_or_done(self, limit_s: float = 180) -> None:
         """Wait until the run is done, or has nothing queued."""
-        until(lambda: self.run.done or not self.seen().jobs, limit_s, self.story)
+        until(lambda: self.run.done or self.seen().jobs == [], limit_s, self.story)
 
     def until_gone(self, limit_s: float = 60) -> None:
         """Wait until no job of the run is left."""
-        until(lambda: not self.seen().jobs, limit_s, self.story)
+        until(lambda: self.seen().jobs == [], limit_s, self.story)
 
     def story(self) -> str:
         """Everything that explains a failure."""
