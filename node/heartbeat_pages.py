@@ -8,6 +8,7 @@ Every header and record carries a checksum, so that a reader takes no torn one. 
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -119,16 +120,21 @@ def _text(raw: bytes) -> str:
     return raw.rstrip(b"\0").decode(errors="replace")
 
 
-def read(folder: Path, most: int = -1) -> dict[int, JsonObject] | None:
+def read(folder: Path, most: int = 0) -> dict[int, JsonObject] | None:
     """The beats in an attempt's `heartbeat` folder, read in one go; None where an earlier version wrote it.
 
-    `most` bytes at most, where only the first node is of interest.
+    `most` bytes at most, where only the first node is of interest; 0 = all.
     """
     try:
-        with open(folder / NAME, "rb", buffering=0) as file:
-            return beats(file.read(most) or b"")
+        handle = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC)  # opened anew: so NFS looks at the newest
     except OSError:
         return None
+    try:
+        return beats(os.pread(handle, most or os.fstat(handle).st_size, 0))
+    except OSError:
+        return {}
+    finally:
+        os.close(handle)
 
 
 def read_old(folder: Path, rank: int) -> JsonObject:
