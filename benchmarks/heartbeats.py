@@ -297,7 +297,7 @@ def print_table(job: Job, new: Figures, status_s: float, old: Figures) -> int:
         ("one look of the first node", f"{new.look_s:.3f} s", f"{old.look_s:.1f} s", f"< {LOOK_S} s",
          new.look_s < LOOK_S),
         ("its share of a core", f"{new.core:.2%}", f"{old.core:.0%}", f"< {CORE:.0%}", new.core < CORE),
-        ("recipes status, whole process", f"{status_s:.2f} s", "", f"< {STATUS_S:g} s", status_s < STATUS_S),
+        ("status, the whole process", f"{status_s:.2f} s", "", f"< {STATUS_S:g} s", status_s < STATUS_S),
         ("a stopped rank is named after", named, "", f"{job.limit_s:.0f} s + a poll of {POLL_S:.0f} s", within),
     ]  # fmt: skip
     print(f"{'':<38}{'a page a node':>14}{'a file a rank':>26}   target")

@@ -137,16 +137,28 @@ def read(folder: Path, most: int = 0) -> dict[int, JsonObject] | None:
         os.close(handle)
 
 
-def read_old(folder: Path, rank: int) -> JsonObject:
+def of_rank(folder: Path, rank: int) -> JsonObject:
+    """The newest beat of a rank; empty before its first."""
+    first = read(folder, PAGE) if rank == 0 else None  # rank 0 is on the first node
+    if first and rank in first:
+        return first[rank]
+    by_rank = read(folder)
+    return _last_line(folder, rank) if by_rank is None else by_rank.get(rank, {})
+
+
+def of_ranks(folder: Path) -> dict[int, JsonObject]:
+    """The newest beat of every rank."""
+    by_rank = read(folder)
+    if by_rank is not None:
+        return by_rank
+    ranks = sorted(int(path.stem) for path in folder.glob("*.jsonl") if path.stem.isdecimal())
+    return {rank: _last_line(folder, rank) for rank in ranks}
+
+
+def _last_line(folder: Path, rank: int) -> JsonObject:
     """A rank's last line in `{rank}.jsonl`, which every rank appended to in earlier versions."""
     lines = tail_lines(folder / f"{rank}.jsonl")
     return lines[-1] if lines else {}
-
-
-def old_ranks(folder: Path) -> list[int]:
-    """The ranks that have a file of their own."""
-    names = [path.stem for path in folder.glob("*.jsonl")]
-    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def longest_save_s(folder: Path) -> float:

@@ -74,20 +74,11 @@ class Attempt:
 
     def heartbeat(self, rank: int = 0) -> JsonObject:
         """The newest place of a rank (t, step, phase, host, moved, allocated_gib, ...); empty before its first."""
-        folder = self.path / "heartbeat"
-        first = heartbeat_pages.read(folder, heartbeat_pages.PAGE) if rank == 0 else None
-        if first and rank in first:
-            return first[rank]
-        beats = heartbeat_pages.read(folder)
-        return heartbeat_pages.read_old(folder, rank) if beats is None else beats.get(rank, {})
+        return heartbeat_pages.of_rank(self.path / "heartbeat", rank)
 
     def heartbeats(self) -> dict[int, JsonObject]:
         """The newest place of every rank, read in one go."""
-        folder = self.path / "heartbeat"
-        beats = heartbeat_pages.read(folder)
-        if beats is not None:
-            return beats
-        return {rank: heartbeat_pages.read_old(folder, rank) for rank in heartbeat_pages.old_ranks(folder)}
+        return heartbeat_pages.of_ranks(self.path / "heartbeat")
 
     def write_env(self, environ: Mapping[str, str]) -> None:
         """Write env.json: the variables that matter, without secrets; versions, machine, commit. Raises UserError."""

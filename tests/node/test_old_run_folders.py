@@ -1,8 +1,11 @@
 """Run folders of version 0.1, which kept its attempts in `links/`."""
 
+import json
+
 import pytest
 
 from superpod.errors import UserError
+from superpod.node import guard, stall
 from superpod.node.run_folder import RunFolder
 from tests.conftest import NAME
 
@@ -28,3 +31,19 @@ def test_status_shows_one_as_a_row_that_says_why(run, recipes_cli):
     assert done.returncode == 0
     assert "written by version 0.1" in " ".join(done.stdout.split())
     assert "unreadable" in done.stdout
+
+
+def test_heartbeats_and_logs_of_a_file_a_rank_are_read(run, recipes_cli):
+    """As every rank wrote them before issue 14: nothing of such a run looks different."""
+    attempt = run.new_attempt()
+    for rank in range(3):
+        line = {"t": 100.0, "moved": 90.0, "step": 7 + rank, "phase": "train", "host": f"n{rank}", "save_s": 50.0}
+        (attempt.path / "heartbeat" / f"{rank}.jsonl").write_text(json.dumps(line) + "\n" + '{"t": 1')
+        (attempt.path / "logs" / f"0.{rank}.log").write_text(f"words of {rank}\n")
+    assert {rank: beat["step"] for rank, beat in attempt.heartbeats().items()} == {0: 7, 1: 8, 2: 9}
+    assert attempt.heartbeat(2)["host"] == "n2"
+    assert guard.save_seconds(run, 10) == 100
+    assert stall.first_silent(attempt, 30, 0.0, 130.5) == (
+        "rank 0 on n0 no longer answers since step 7 (train), 30 s ago, before the others"
+    )
+    assert "words of 2" in recipes_cli("logs", run.path, "--rank", 2).stdout
