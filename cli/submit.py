@@ -56,7 +56,7 @@ def submit(
 ) -> None:
     """Check a recipe against a cluster and queue it, with further attempts that continue it."""
     from superpod.cli.submit_resume import Continuation, go_on
-    from superpod.slurm import dependency, preflight
+    from superpod.slurm import dependency, inherited, preflight
     from superpod.slurm import sweep as sweeps
 
     waits = [dependency.parse(text) for text in after or []]
@@ -73,8 +73,9 @@ def submit(
     notes = preflight.notes(demand)
     dependencies = [str(wait) for wait in dependency.unmet(waits, slurm)]
     submissions = _submissions(requests, swept, profile, runs, time, live, count)
-    for note in notes:
-        print(f"# note: {note.message}; {note.hint}" if dry_run else f"note   {note.message}; {note.hint}")
+    ignored = "" if slurm.remote else inherited.note(os.environ)
+    for words in [*(f"{note.message}; {note.hint}" for note in notes), *filter(None, [ignored])]:
+        print(f"# note: {words}" if dry_run else f"note   {words}")
     if dry_run:
         for member, submission in zip(swept, submissions, strict=True):
             _print_everything(submission, count, member, dependencies)
@@ -87,6 +88,8 @@ def submit(
     run, jobs = slurm_submit().start(submissions[0], slurm, count, dependencies)
     print(f"run    {run}")
     print(f"jobs   {', '.join(jobs)}: each continues where the one before it ended")
+    if short := slurm_submit().outlook(submissions[0], count):
+        print(f"chain  {short}; `recipes top-up` queues more")
     _print_dependencies(dependencies)
     print(f"proof  {_proof(submissions[0])}")
     print(f"watch  recipes status {shlex.quote(run)}" + (f" --cluster {shlex.quote(cluster)}" if slurm.remote else ""))
@@ -235,6 +238,8 @@ def _print_everything(
     if step and not cluster.declared_only:
         print(f"# steps: {run.max_steps} of {step:.2f} s take {run.max_steps * step / 3600:,.1f} h,")
         print(f"#   plus {START_S} s to start an attempt, which may take {submission.time or cluster.slurm.time}")
+    if short := slurm_submit().outlook(submission, attempts):
+        print(f"# chain: {short}: --attempts or --time")
     print(f"# run folder: {submission.folder}/{submission.recipe}/TIME-ID; jobs queued at once: {attempts}")
     if dependencies:
         print(f"# waits for: {', '.join(dependencies)}")

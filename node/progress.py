@@ -11,8 +11,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from superpod.node import time_limit
 from superpod.node.files import JsonObject, is_number
 from superpod.node.run_folder import Attempt, RunFolder
+
+LEAST_STEPS = 5
+"""Steps of an attempt after which its pace is judged."""
 
 LEAST_SHARE = 0.1
 """Share of an attempt's time in steps that count, below which it has brought the run nowhere."""
@@ -64,11 +68,13 @@ def idle_words(idle: Sequence[Worth]) -> str:
 
 @dataclass(frozen=True)
 class Chain:
-    """The jobs that a run has left: how many, the seconds of their limit, and those in each that make no steps."""
+    """The jobs that wait for a run: how many, the seconds of their limit, and those in each that make no steps."""
 
     jobs: int
     limit_s: float
     lost_s: float
+    running_s: float = 0.0
+    """seconds that the running job has left for steps"""
 
 
 def outlook(step: int, max_steps: int, step_s: float, chain: Chain) -> str:
@@ -82,13 +88,34 @@ def outlook(step: int, max_steps: int, step_s: float, chain: Chain) -> str:
             f"a job of {duration(chain.limit_s)} makes no step: starting and saving take {duration(chain.lost_s)}, "
             f"a step {duration(step_s)}"
         )
-    if each * chain.jobs >= left:
+    here = max(0, int(chain.running_s / step_s))
+    if here + each * chain.jobs >= left:
         return ""
-    last, jobs = step + each * chain.jobs, f"{chain.jobs} job{'s' * (chain.jobs != 1)}"
+    last, jobs = step + here + each * chain.jobs, f"{chain.jobs} job{'s' * (chain.jobs != 1)}"
+    jobs = f"this job and {jobs} more" if chain.running_s else jobs
     return (
         f"{left:,} steps of {step_s:.3g} s take {duration(left * step_s)}, and {jobs} of {duration(chain.limit_s)} end "
-        f"at step {last:,} of {max_steps:,}: {math.ceil(left / each)} are needed"
+        f"at step {last:,} of {max_steps:,}: {math.ceil((left - here) / each)} are needed"
     )
+
+
+def alarm(run: RunFolder, lines: Sequence[JsonObject], waiting: int, now: float) -> str:
+    """That the jobs of a running run end before it does, at the pace of its last steps; '' where nobody can tell yet.
+
+    `lines` are its newest metrics, `waiting` its jobs in the queue. The limit is the one that the run was submitted
+    with, and that of the running job what its first node has last read.
+    """
+    attempts = run.attempts
+    own = [line for line in lines if attempts and line.get("attempt") == attempts[-1].name]
+    limit_s, save_s, most = (_number(run.facts.get(name)) for name in ("limit_s", "save_s", "max_steps"))
+    step_s = steady_step_s(own)
+    if not (limit_s and most and step_s) or len(own) < LEAST_STEPS:
+        return ""
+    started = _number(attempts[-1].result.get("started"))
+    start_s = _number(own[0].get("t")) - _number(own[0].get("step_time_s")) - started
+    ends = time_limit.read(attempts[-1].path) or started + limit_s
+    chain = Chain(waiting, limit_s, max(start_s, 0.0) + save_s, max(0.0, ends - save_s - now))
+    return outlook(own[-1]["step"], int(most), step_s, chain)
 
 
 def steady_step_s(lines: Sequence[JsonObject]) -> float | None:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 from superpod import collection
 from superpod.errors import UserError
-from superpod.node import payload
+from superpod.node import payload, progress
 from superpod.node.files import read_json, write_json
 from superpod.node.guard import CHAIN
 from superpod.node.run_folder import RunFolder
 from superpod.recipes.facts import needs
 from superpod.recipes.registry import find
 from superpod.slurm import batch_script, environment, segments, sharing
+from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
     from superpod.lifecycle.resolve import ResolvedRun
@@ -98,12 +99,26 @@ def facts(submission: Submission) -> dict[str, object]:
         "max_steps": run.max_steps,
         "attempts": cluster.chain.attempts,
         "stalled_s": cluster.chain.stalled_s,
+        "save_s": cluster.chain.save_s,
+        "limit_s": seconds(submission.time or cluster.slurm.time),
         "save_every": run.save_every,
         "checkpoint_bytes": run.checkpoint_bytes,
         "step_time_s": run.step_time_s,
         "needs": needs.of(find(run.request.recipe).model, run.job),
         **({"rehearsal": True} if cluster.declared_only else {}),
     }
+
+
+def outlook(submission: Submission, attempts: int) -> str:
+    """That so many jobs end before the run does, at the planned pace; '' when they suffice, or nothing is planned."""
+    from superpod.slurm.preflight import START_S
+
+    run, cluster = submission.run, submission.cluster
+    if cluster.declared_only or not run.step_time_s:
+        return ""
+    limit_s = seconds(submission.time or cluster.slurm.time)
+    chain = progress.Chain(attempts, limit_s, START_S + cluster.chain.save_s)
+    return progress.outlook(0, run.max_steps, run.step_time_s, chain)
 
 
 def new_run(submission: Submission, connection: Connection) -> str:

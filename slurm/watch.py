@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.lifecycle.attempts import resume_notes
-from superpod.node import drift, guard, owner, stall
+from superpod.node import drift, guard, owner, progress, stall
 from superpod.node.files import JsonObject, is_number, read_json
 from superpod.node.run_folder import Attempt, RunFolder
 from superpod.slurm import job_queue
@@ -91,10 +91,20 @@ def view(run: RunFolder, jobs: list[Queued] | None, now: float | None = None, *,
         eta_s=(most - step) * step_s if most and step_s and moving else None,
         checkpoint_step=newest,
         checkpoint_age_s=_age(run, now) if newest else None,
-        alarm=drift.alarm(run.metrics()) if state in ("running", "saving") else "",
+        alarm=_alarm(run, lines, jobs, now) if state in ("running", "saving") else "",
         resumed=tuple(resume_notes(run.attempts[-1])) if run.attempts else (),
         jobs=jobs,
     )
+
+
+def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[Queued] | None, now: float) -> str:
+    """What is wrong with a run that runs: slower steps, or a chain that ends before it does."""
+    if slower := drift.alarm(run.metrics()):
+        return slower
+    if jobs is None or is_local(run):
+        return ""
+    words = progress.alarm(run, lines, sum(job.state not in job_queue.LIVE for job in jobs), now)
+    return f"{words}: recipes top-up {shlex.quote(str(run.path))} --attempts N" if words else ""
 
 
 def is_local(run: RunFolder) -> bool:

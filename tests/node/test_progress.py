@@ -70,3 +70,33 @@ def test_steps_that_no_checkpoint_holds_do_not_count(run):
 )
 def test_finding_6_a_chain_that_cannot_end_in_its_time_says_so(step, step_s, jobs, says):
     assert progress.outlook(step, 5000, step_s, Chain(jobs, 4 * 3600.0, 1260.0)) == says
+
+
+def running(run, steps, step_s, started=1000.0, **facts):
+    """An attempt that started at `started`, took 100 s to begin and made so many steps."""
+    run.update({"limit_s": 3600.0, "save_s": 100.0, "max_steps": 1000} | facts, [])
+    attempt = run.new_attempt(job="1")
+    attempt.mark("running", started=started)
+    times = (started + 100 + step_s * number for number in range(1, steps + 1))
+    for number, t in enumerate(times, 1):
+        line = {"t": t, "attempt": attempt.name, "step": number, "loss": 1.0, "step_time_s": step_s}
+        append_line(run.path / "metrics.jsonl", line)
+    return run.newest_metrics()
+
+
+def test_finding_6_a_running_chain_says_that_it_cannot_end_in_its_time(run):
+    lines = running(run, 10, 10.0)
+    # 3,400 s of each later job make steps, and of this one, which ends at 4,600 s, 3,300 from now on.
+    assert progress.alarm(run, lines, 2, 1200.0) == ""
+    assert progress.alarm(run, lines, 1, 1200.0) == (
+        "990 steps of 10 s take 2.75 h, and this job and 1 job more of 60 min end at step 680 of 1,000: 2 are needed"
+    )
+
+
+def test_nothing_is_said_before_the_pace_is_known_or_of_a_run_without_limit(run):
+    assert progress.alarm(run, [], 0, 1200.0) == ""
+    assert progress.alarm(run, running(run, 4, 10.0), 0, 1200.0) == ""
+
+
+def test_an_older_run_without_its_limit_says_nothing(run):
+    assert progress.alarm(run, running(run, 10, 10.0, limit_s=None), 0, 1200.0) == ""

@@ -1,0 +1,20 @@
+"""A chain that cannot end in its time says so when it is submitted (issue 14, finding 6)."""
+
+from superpod.slurm import submit
+from tests.slurm.test_preflight import case, profile
+
+
+def test_finding_6_a_chain_that_is_too_short_says_so_at_submit():
+    # 4 h less 300 s to start and 300 s to save are 2,760 steps of 5 s.
+    long = case(max_steps=10_000).submission
+    assert submit.outlook(long, 3) == (
+        "10,000 steps of 5 s take 13.9 h, and 3 jobs of 4 h end at step 8,280 of 10,000: 4 are needed"
+    )
+    assert submit.outlook(long, 4) == ""
+    assert submit.outlook(case(max_steps=10_000, time="12:00:00").submission, 2) == ""
+
+
+def test_nothing_is_promised_where_nothing_is_planned():
+    assert submit.outlook(case(profile(declared_only=True), max_steps=10**9).submission, 1) == ""
+    assert submit.facts(case(time="1:00").submission)["limit_s"] == 60
+    assert submit.facts(case().submission)["save_s"] == 300
