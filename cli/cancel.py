@@ -10,6 +10,7 @@ from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.node.run_folder import RunFolder
+    from superpod.slurm.connection import Connection
 
 _REMOTE = r"""
 [ -O "$1" ] || { echo "$1 belongs to $(stat -c %U "$1"), and you are $(id -un): only its owner may cancel it"; exit 1; }
@@ -19,12 +20,25 @@ printf '%s' '{"reason": "cancelled by the user", "by": "user"}' >"$1/stop"
 
 
 def cancel(run: Run, cluster: Cluster = "") -> None:
-    """Stop a run: end its job, remove its other attempts from the queue, and add no new ones."""
-    from superpod.node.run_folder import RunFolder
+    """Stop a run, or every run of a sweep: end its job, remove its other attempts from the queue, add no new ones."""
+    from superpod.lifecycle import sweep
     from superpod.slurm import connection, profiles
-    from superpod.slurm.submit import job_name
 
     slurm = connection.of(profiles.load(cluster)) if cluster else connection.Connection()
+    if slurm.remote or not sweep.is_sweep(Path(run)):
+        _cancel(run, slurm)
+        return
+    for _, path in sweep.runs_of(Path(run)):
+        try:
+            _cancel(str(path), slurm)
+        except UserError as error:  # done already, or gone: the others still are to be cancelled
+            print(error)
+
+
+def _cancel(run: str, slurm: Connection) -> None:
+    from superpod.node.run_folder import RunFolder
+    from superpod.slurm.submit import job_name
+
     if slurm.remote:
         slurm.shell(_REMOTE, run)
     else:

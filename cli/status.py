@@ -25,7 +25,7 @@ BAD = ("failed", "stalled", "unreadable")
 
 
 def status(
-    run: Annotated[str, typer.Argument(help="A run folder; default: all of your runs of the cluster.")] = "",
+    run: Annotated[str, typer.Argument(help="A run or a sweep; default: all of your runs of the cluster.")] = "",
     cluster: Cluster = "",
     runs: Annotated[str, typer.Option("--runs", help="The folder of runs; default: the profile's.")] = "",
     everybody: Annotated[bool, typer.Option("--all", help="The runs of all users.")] = False,
@@ -68,7 +68,7 @@ def status(
 
 def _listed(slurm: Connection, profile: Profile | None, run: str, runs: str) -> tuple[list[ListedRun], Mirror | None]:
     """The runs to choose from, and the copy that they lie in where the cluster is behind SSH."""
-    from superpod.lifecycle import run_list
+    from superpod.lifecycle import run_list, sweep
     from superpod.node.run_folder import RunFolder
     from superpod.slurm import mirror as mirrors
 
@@ -83,6 +83,8 @@ def _listed(slurm: Connection, profile: Profile | None, run: str, runs: str) -> 
         return [dataclasses.replace(one, user=user, mine=user in (me, "?")) for one, user in owned], mirror
     if not run:
         return run_list.below(Path(folder)), None
+    if sweep.is_sweep(Path(run)):
+        return [run_list.listed(path) for _, path in sweep.runs_of(Path(run))], None
     listed = run_list.listed(Path(run))
     if listed.problem:
         RunFolder.open(run)  # a run that was named is refused with its own message and exit code 2

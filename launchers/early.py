@@ -15,6 +15,9 @@ PROCESS_GIB = 0.8
 TRAINING_BYTES, FROZEN_BYTES = 18, 2
 """Of a parameter: in training, weight 2, gradient 4, main weight 4, two moments 8; under an adapter, its weight."""
 
+_SIZES = ("model.", "peft", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "with")
+"""Overrides that may change how large a run is."""
+
 
 def may_have_gpu() -> bool:
     """Whether this machine may have an NVIDIA GPU: the driver's device files, or WSL's, without importing torch."""
@@ -24,12 +27,12 @@ def may_have_gpu() -> bool:
 def refuse(request: Request) -> None:
     """Refuse a rehearsal at full size that this machine cannot hold, by the planner's parameters: one copy of them.
 
-    A request with overrides may be smaller than its recipe; it is judged once it is built (`local.prepare`).
+    A request with overrides of the model or the layout may be smaller; it is judged once it is built (`local.prepare`).
 
     Raises:
         UserError: with the memory that it takes at least, and what is free.
     """
-    if request.overrides or may_have_gpu():
+    if any(text.startswith(_SIZES) for text in request.overrides) or may_have_gpu():
         return
     import psutil
 

@@ -1,6 +1,6 @@
 """A sweep: runs of one recipe that differ in a few overrides, and one table of how they came out.
 
-`RUNS/sweeps/{utc}-{id}/sweep.json` names its members; each is a run folder like any other.
+`RUNS/.sweeps/{utc}-{id}/sweep.json` names its members; each is a run folder like any other.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from superpod.node.run_folder import RunFolder
 if TYPE_CHECKING:
     from rich.table import Table
 
-FOLDER = "sweeps"
-"""Beside the recipes' folders, in the folder for runs."""
+FOLDER = ".sweeps"
+"""Beside the recipes' folders, in the folder for runs; with a dot, as it holds no run."""
 FILE = "sweep.json"
 
 

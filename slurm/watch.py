@@ -170,6 +170,8 @@ def _waiting_state(run: RunFolder, jobs: list[Queued] | None, now: float) -> tup
     if jobs is None:
         return "queued", "Slurm does not answer"
     if jobs:
+        if jobs[0].reason == "DependencyNeverSatisfied":
+            return "queued", "never starts: the job that it waits for has failed (DependencyNeverSatisfied); cancel it"
         starts = jobs[0].start if jobs[0].start not in ("N/A", "") else ""
         return "queued", jobs[0].reason + (f", expected to start {starts}" if starts else "")
     made = run.facts.get("t")

@@ -116,3 +116,32 @@ def test_a_run_that_is_gone_has_a_row_that_says_so(three):
     console = Console(width=200, record=True)
     console.print(table.render(Path(folder), table.members(Path(folder))))
     assert "gone" in console.export_text()
+
+
+def test_status_and_cancel_take_a_sweep(three, tmp_path, monkeypatch, capsys):
+    from superpod.cli import cancel, status
+    from superpod.lifecycle import run_list
+    from superpod.slurm import connection
+
+    slurm = FakeSlurm(refuses=99)
+    folder, jobs = sweep.queue(slurm, three, attempts=1)
+    assert [one.run.path for one in run_list.below(tmp_path)] == sorted(map(Path, jobs)), "the sweep is no run"
+    listed, _ = status._listed(slurm, None, folder, "")
+    assert [str(one.run.path) for one in listed] == list(jobs)
+    write_json(Path(next(iter(jobs))) / "done", {"step": 1})
+    for run in jobs:
+        (Path(run) / "job.sbatch").touch()
+    monkeypatch.setattr(connection, "Connection", lambda: slurm)
+    cancel.cancel(folder)
+    assert len(slurm.cancelled) == 2
+    assert "is done" in capsys.readouterr().out
+
+
+def test_a_run_whose_dependency_has_failed_says_that_it_never_starts(tmp_path):
+    from superpod.slurm import watch
+    from superpod.slurm.job_queue import Queued
+
+    run = RunFolder.create(tmp_path, "toy", facts={}, recipe_lines=[])
+    view = watch.view(run, [Queued("7", "PENDING", "DependencyNeverSatisfied", "N/A")])
+    assert view.state == "queued"
+    assert "never starts" in view.message
