@@ -21,10 +21,18 @@ def keep(log: Any, run: Path, environ: Mapping[str, str] = os.environ) -> bool:
     """
     if environ.get("WANDB_RUN_ID"):
         return False
-    loggers = [getattr(log, "wandb", None), *(getattr(log, "extra_loggers", None) or [])]
+    loggers = [_given(log, "wandb"), *(_given(log, "extra_loggers") or [])]
     # A Fiddle configuration knows its class as __fn_or_cls__; anything else is left as it is.
     ours = [x for x in loggers if getattr(getattr(x, "__fn_or_cls__", None), "__name__", "") == LOGGER]
-    free = [x for x in ours if not (getattr(x, "id", None) or getattr(x, "version", None))]
+    free = [x for x in ours if not (_given(x, "id") or _given(x, "version"))]
     for logger in free:
         logger.id = run.name
     return bool(free)
+
+
+def _given(config: Any, name: str) -> Any:
+    """A field of a configuration; None where it has none. Fiddle raises ValueError for a default from a factory."""
+    try:
+        return getattr(config, name, None)
+    except ValueError:
+        return None

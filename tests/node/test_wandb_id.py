@@ -64,3 +64,17 @@ def test_the_real_wandb_resumes_that_id(tmp_path, monkeypatch):
         built.experiment.finish()
         (folder,) = (tmp_path / attempt / "wandb").glob("offline-run-*")
         assert folder.name.endswith(RUN.name)
+
+
+def test_a_field_with_a_factory_is_no_error():
+    """As NeMoLogger.extra_loggers in a recipe that leaves it alone: every `finetune` ended with a ValueError."""
+    import dataclasses
+
+    @dataclasses.dataclass
+    class NeMoLogger:
+        wandb: object = None
+        extra_loggers: list[object] = dataclasses.field(default_factory=list)
+
+    logger = configured()
+    assert wandb_id.keep(fdl.Config(NeMoLogger, wandb=logger), RUN, {})
+    assert logger.id == RUN.name
