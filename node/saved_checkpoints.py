@@ -71,6 +71,8 @@ class SavedCheckpoints:
                 self._record(checkpoint)
 
     def _record(self, checkpoint: Path) -> None:
+        if not checkpoint.is_dir():  # one file of torch's, as strategies other than Megatron's write it
+            return
         if self._rank == 0:
             resume.note_saved(self._run, checkpoint)
         files = list(own_files(checkpoint, self._rank, self._local_size))

@@ -332,3 +332,32 @@ def test_one_rank_s_signal_stops_all_at_the_same_step(tmp_path):
         for rank in ranks:
             rank.kill()
     assert [out for out, _ in ended] == ["stopped at 5 by 15\n"] * 2, ended
+
+
+def test_finding_1_a_training_that_would_begin_before_the_checkpoint_of_its_attempt_is_ended(run):
+    """Issue 14: "Training from scratch" in NeMo's log, and a run at step 1, whatever had been trained before."""
+    attempt = run.new_attempt()
+    attempt.mark("running", resume={"step": 30})
+    with pytest.raises(RunError, match="begins at step 0, but this attempt resumes from step 30"):
+        fit(run, attempt)
+    assert run.metrics() == []
+
+
+def test_a_completed_save_is_noted_and_gets_its_manifest(run):
+    """With a folder as NeMo's strategy makes one, where Lightning's own would write a file."""
+    from superpod.node import manifest, resume
+    from tests.lifecycle import checkpoint_files
+
+    folder = run.checkpoints / "step=1-last"
+
+    def save(step, toy):
+        if step == 2:
+            checkpoint_files.write(folder)
+            toy.trainer.strategy.save_checkpoint = lambda *_, **__: None
+            toy.trainer.save_checkpoint(f"{folder}.ckpt")
+
+    fit(run, run.new_attempt(), Toy(at_step=save))
+    assert {"checkpoint": "step=1-last", "step": 2}.items() <= read_lines(run.path / resume.SAVED)[0].items()
+    files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+    own = {name for name in files if not name.startswith("manifest/") and "__1_" not in name}
+    assert set(manifest.read(folder)) == own, "but what another node's rank has written"

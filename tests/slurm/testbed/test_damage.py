@@ -1,5 +1,6 @@
 """Issue 14, findings 1 and 6: damaged checkpoints between two jobs of a run, on a real Slurm, with the toy training."""
 
+import json
 import os
 import shutil
 import signal
@@ -11,9 +12,10 @@ from superpod.node import checkpoints, guard, resume
 from superpod.slurm import watch
 from tests.slurm.testbed.conftest import until
 from tests.slurm.testbed.test_container import boxed
+from tests.slurm.testbed.test_train import QUICK, SMALL, TP1, submitted, text, until_done
 from tests.slurm.testbed.toys import ToyRun
 
-assert boxed  # a fixture
+assert boxed and text  # fixtures  # noqa: PT018
 FILE = "weights/__0_0.distcp"
 
 
@@ -115,3 +117,36 @@ def test_finding_1_in_a_container(damage, testbed, boxed):
     toy = stopped_at_35(testbed, boxed(Path(__file__).parents[2]))
     damage(newest_first(toy)[0])
     goes_on(toy, 20)
+
+
+@pytest.mark.nemo
+@pytest.mark.train
+@pytest.mark.long
+def test_finding_1_real_nemo_on_two_nodes(testbed, profile, recipes_cli, text):
+    """The newest has a flipped bit, the second newest lacks a file: losses are bit for bit an undisturbed run's."""
+    words = ("tiny_llama3", "--cluster", profile(), "--nodes", 2, "--data", text, *SMALL, *QUICK, *TP1)
+    steps = ("trainer.max_steps=24", "log.ckpt.every_n_train_steps=6", "log.ckpt.save_top_k=9")
+    whole = submitted(recipes_cli, *words, *steps)
+    until_done(whole)
+    broken = submitted(recipes_cli, *words, *steps)
+    until(lambda: len(broken.metrics()) >= 20, 600)
+    job = broken.attempts[0].result["job"]
+    queued = testbed.slurm("squeue", "-h", "-t", "PENDING", "-o", "%i").split()
+    testbed.slurm("scontrol", "hold", ",".join(queued))
+    testbed.slurm("scancel", "--signal=KILL", f"{job}.0")
+    testbed.until_ended(job)
+    newest, second, third = (folder for folder in checkpoints.candidates(broken.checkpoints))
+    for folder in (newest, second, third):
+        assert {part.name for part in (folder / "manifest").iterdir()} == {"0.json", "1.json"}, "a part a node"
+    data = bytearray((newest / "weights" / "__1_0.distcp").read_bytes())
+    data[len(data) // 2] ^= 1
+    (newest / "weights" / "__1_0.distcp").write_bytes(data)
+    (second / "weights" / "__0_1.distcp").unlink()
+    testbed.slurm("scontrol", "release", ",".join(queued))
+    until_done(broken)
+    result = broken.attempts[1].resume
+    assert (result["step"], result["lost_steps"]) == (6, 12), result
+    assert [line["loss"] for line in broken.metrics()] == [line["loss"] for line in whole.metrics()]
+    assert sorted(p.name for p in (broken.path / resume.ASIDE).iterdir()) == sorted([newest.name, second.name])
+    history = json.loads(recipes_cli("history", broken.path, "--json").stdout)
+    assert "12 steps are lost" in history[1]["notes"][0]
