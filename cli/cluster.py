@@ -26,7 +26,7 @@ def check(
     node: Annotated[bool, typer.Option("--node/--no-node", help="Ask a node too, by a job of some seconds.")] = True,
 ) -> None:
     """Compare a profile with the live cluster and one of its nodes: what would fail, and what to write instead."""
-    from superpod.slurm import connection, live_cluster, node_probe, preflight, profiles
+    from superpod.slurm import checked, connection, live_cluster, node_probe, preflight, profiles
     from superpod.slurm.submit import python_of
 
     cluster = profiles.load(profile)
@@ -46,6 +46,7 @@ def check(
         print(f"ok: {sentence}\n{unproven}\n  because {error}")
         return
     _refuse(node_probe.findings(cluster, facts))
+    checked.note(cluster)
     print(f"ok: {sentence}, and with {facts.host}")
     left = (
         "what the image holds, which a run's first rank proves, and choices" if cluster.container.image else "choices"

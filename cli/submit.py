@@ -58,6 +58,7 @@ def submit(
     from superpod.cli.submit_resume import Continuation, go_on
     from superpod.slurm import dependency, inherited, preflight
     from superpod.slurm import sweep as sweeps
+    from superpod.slurm.checked import unproven
 
     waits = [dependency.parse(text) for text in after or []]
     if resume:
@@ -70,7 +71,7 @@ def submit(
     count = attempts or profile.chain.attempts
     demand = preflight.demand(requests[0], profile, live, time=time, runs=runs, attempts=count * len(requests))
     preflight.refuse_demand(demand)  # before NeMo is imported: a member of a sweep differs in what is built only
-    notes = preflight.notes(demand)
+    notes = [*preflight.notes(demand), *unproven(profile)]
     dependencies = [str(wait) for wait in dependency.unmet(waits, slurm)]
     submissions = _submissions(requests, swept, profile, runs, time, live, count)
     ignored = "" if slurm.remote else inherited.note(os.environ)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from superpod.slurm import node_probe, profile_init, profiles
+from superpod.slurm import checked, node_probe, profile_init, profiles
 from superpod.slurm.connection import Connection
 from superpod.slurm.node_probe import NodeFacts, findings, parse
 from tests.slurm.test_preflight import profile
@@ -68,6 +68,15 @@ def test_interfaces_as_nccl_reads_them():
     """A prefix, several, excluded ones: NCCL_SOCKET_IFNAME."""
     for interface in ("bond", "ib,bond0", "=bond0", "^docker0,lo", ""):
         assert findings(profile(network__interface=interface), facts()) == []
+
+
+def test_a_profile_that_no_node_has_seen_is_noted_until_it_has(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (note,) = checked.unproven(profile())
+    assert "no node has been asked about this profile" in note.message
+    checked.note(profile())
+    assert checked.unproven(profile()) == []
+    assert len(checked.unproven(profile(network__interface="eth1"))) == 1  # another profile
 
 
 def test_every_key_that_is_proven_is_a_key():
