@@ -171,7 +171,9 @@ def _srun(request: SlurmBatchRequest, command: str, folder: str) -> str:
     executor = request.executor
     # NeMo-Run has its port fixed in the command.
     inside = command.replace(":29500", ":$MASTER_PORT").replace("=29500", "=$MASTER_PORT")
-    words = ["srun", *_place(request, folder), "--wait=60", "--kill-on-bad-exit=1", *(executor.srun_args or [])]
+    # --export: SBATCH_EXPORT=NONE of whoever submitted would hold for the step too.
+    words = ["srun", "--export=ALL", *_place(request, folder), "--wait=60", "--kill-on-bad-exit=1"]
+    words += executor.srun_args or []
     if executor.container_image is None:
         inside = inside.replace("/nemo_run", folder)  # where NeMo-Run's folder is mounted in a container
     by_torchrun = "torch.distributed.run" in command or command.startswith("torchrun")

@@ -106,6 +106,8 @@ class LiveCluster:
     reservations: list[Reservation] = field(default_factory=list)
     enforces: str = ""
     """AccountingStorageEnforce"""
+    topology: str = ""
+    """TopologyPlugin, such as topology/block; '' = not known"""
     mpi: list[str] = field(default_factory=list)
     has_pyxis: bool = False
     python: int = 0
@@ -173,6 +175,7 @@ def parse(answers: dict[str, str]) -> LiveCluster:
         now=datetime.fromisoformat(now) if (now := answers.get("now", "").strip()) else None,
         reservations=_reservations(answers),
         enforces=config.get("AccountingStorageEnforce", ""),
+        topology=config.get("TopologyPlugin", ""),
         mpi=re.findall(r"^(?:srun: )?\s*(\w+)$", answers.get("mpi", ""), re.MULTILINE),
         has_pyxis=answers.get("srun", "").strip() not in ("", "0"),
         python=int(answers.get("python", "").strip() or 0),

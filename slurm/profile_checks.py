@@ -167,6 +167,15 @@ def mpi(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         yield Finding(f"slurm.mpi {cluster.slurm.mpi!r} is not in this Slurm", f"it has {', '.join(live.mpi)}")
 
 
+def topology(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+    """Slurm knows NVLink domains where the profile says so: --segment means something with topology/block only."""
+    if live.topology and cluster.slurm.topology == "block" and live.topology != "topology/block":
+        yield Finding(
+            f"slurm.topology is 'block', but this Slurm runs {live.topology}",
+            'write topology = "": jobs then ask for no --segment',
+        )
+
+
 def pyxis(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """pyxis is installed, if the profile names a container."""
     if cluster.container.image and not live.has_pyxis:
@@ -230,5 +239,5 @@ def refused(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 PROFILE_CHECKS = (
     *(account, partition, qos, reservation, constraint, gres, cpus, memory, limit, mpi),
-    *(pyxis, image, mounts, python, modules, cache, runs_folder),
+    *(topology, pyxis, image, mounts, python, modules, cache, runs_folder),
 )

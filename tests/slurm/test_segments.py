@@ -2,7 +2,8 @@
 
 import pytest
 
-from superpod.slurm import batch_script, profiles, segments
+from superpod.slurm import batch_script, profile_checks, profiles, segments
+from superpod.slurm.live_cluster import LiveCluster, parse
 from tests.slurm.jobs import planned
 from tests.slurm.test_batch_script import job_for
 
@@ -41,3 +42,14 @@ def test_only_where_slurm_knows_the_racks_and_the_user_has_not_chosen():
 def test_it_stands_in_the_script():
     assert "#SBATCH --segment=4\n" in batch_script.render(job_for("dgx_gb200", segment=4))
     assert "--segment" not in batch_script.render(job_for("dgx_gb200"))
+
+
+@pytest.mark.parametrize(("plugin", "problems"), [("topology/block", 0), ("topology/tree", 1), ("topology/default", 1)])
+def test_a_slurm_without_blocks_is_told_from_one_with(plugin, problems):
+    live = parse({"config": f"TopologyPlugin          = {plugin}\n"})
+    assert live.topology == plugin
+    findings = list(profile_checks.topology(GB200, live))
+    assert [finding.message for finding in findings] == [
+        f"slurm.topology is 'block', but this Slurm runs {plugin}"
+    ] * problems
+    assert list(profile_checks.topology(GB200, LiveCluster())) == []
