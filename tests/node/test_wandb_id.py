@@ -1,5 +1,6 @@
 """One W&B run over all attempts: Lightning's logger, as a recipe configures it, and real wandb, offline."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,21 @@ def test_who_names_an_id_keeps_it(log, environ):
     before = getattr(log.wandb, "id", None)
     assert not wandb_id.keep(log, RUN, environ)
     assert getattr(log.wandb, "id", None) == before
+
+
+@dataclass
+class LoggerOfNemo:
+    """As NeMoLogger declares them: Fiddle raises ValueError for a default from a factory."""
+
+    wandb: Any = None
+    extra_loggers: list = field(default_factory=list)
+
+
+def test_a_logger_config_without_any_logger_is_left_alone():
+    assert not wandb_id.keep(fdl.Config(LoggerOfNemo), RUN, {})
+    ours = configured()
+    assert wandb_id.keep(fdl.Config(LoggerOfNemo, wandb=ours), RUN, {})
+    assert ours.id == RUN.name
 
 
 @pytest.mark.slow
