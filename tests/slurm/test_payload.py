@@ -18,6 +18,7 @@ from superpod.node.run_folder import RunFolder
 from superpod.slurm import batch_script, environment, profiles
 from tests.slurm import newer_python, pythons
 from tests.slurm.jobs import planned
+from tests.slurm.testbed.toys import TOY
 
 NEEDS_LIGHTNING = "superpod.node.callback"
 
@@ -243,3 +244,34 @@ def test_finding_3_a_job_of_another_shape_is_refused(tmp_path):
     done = node.run(node.script("python3"), SLURM_JOB_NUM_NODES="4", SLURM_NTASKS="8")
     assert done.returncode == 1
     assert "a script for 1 nodes and 1 ranks; Slurm gave 4 and 8" in done.stderr
+
+
+RANKS = """\
+for rank in 0 1; do
+    SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NODEID=0 SLURM_NTASKS=2 SLURM_NNODES=1 \\
+        {python} {toy} "$SUPERPOD_RUN_DIR/../../.jobs/7/code/recipe.py" &
+done
+wait
+"""
+
+
+def test_finding_2_ranks_train_save_and_resume_on_that_python(python, tmp_path):
+    """The toy's two ranks with the real runtime: logs, heartbeats, checkpoints, metrics, the end; then resumed."""
+    node = Node(tmp_path, RANKS.format(python=python, toy=TOY))
+    (node.bin / "scontrol").write_text('#!/bin/sh\n[ "$2" = hostnames ] && echo 127.0.0.1 || echo JobState=RUNNING\n')
+    script = node.script(python)
+    options = {"max_steps": 8, "save_every": 2, "step_s": 0.01, "tell": ["PYTHONUNBUFFERED"]}
+    script.write_text(script.read_text().replace("def recipe(): ...", f"OPTIONS = {json.dumps(options)}"))
+    done = node.run(script, HOME=str(tmp_path))
+    (folder,) = (node.runs / "tiny_llama3").glob("*-j7")
+    run = RunFolder.open(folder)
+    (attempt,) = run.attempts
+    assert attempt.result["state"] == "done", done.stdout + done.stderr
+    assert [line["step"] for line in run.metrics()] == list(range(1, 9))
+    assert attempt.result["checkpoint"] == 8
+    beats = attempt.heartbeats()
+    assert sorted(beats) == [0, 1]
+    assert {beat["phase"] for beat in beats.values()} == {"done"}
+    (run.path / "done").unlink()
+    node.run(script, HOME=str(tmp_path), SLURM_RESTART_COUNT="1")
+    assert run.attempts[-1].result["before"] == 8
