@@ -82,20 +82,20 @@ def outlook(step: int, max_steps: int, step_s: float, chain: Chain) -> str:
     left, usable = max_steps - step, chain.limit_s - chain.lost_s
     if left <= 0 or step_s <= 0:
         return ""
-    each = int(usable / step_s) if usable > 0 else 0
-    if each < 1:
+    per_job = int(usable / step_s) if usable > 0 else 0
+    if per_job < 1:
         return (
             f"a job of {duration(chain.limit_s)} makes no step: starting and saving take {duration(chain.lost_s)}, "
             f"a step {duration(step_s)}"
         )
     here = max(0, int(chain.running_s / step_s))
-    if here + each * chain.jobs >= left:
+    if here + per_job * chain.jobs >= left:
         return ""
-    last, jobs = step + here + each * chain.jobs, f"{chain.jobs} job{'s' * (chain.jobs != 1)}"
+    last, jobs = step + here + per_job * chain.jobs, f"{chain.jobs} job{'s' * (chain.jobs != 1)}"
     jobs = f"this job and {jobs} more" if chain.running_s else jobs
     return (
         f"{left:,} steps of {step_s:.3g} s take {duration(left * step_s)}, and {jobs} of {duration(chain.limit_s)} end "
-        f"at step {last:,} of {max_steps:,}: {math.ceil((left - here) / each)} are needed"
+        f"at step {last:,} of {max_steps:,}: {math.ceil((left - here) / per_job)} are needed"
     )
 
 

@@ -79,14 +79,14 @@ def test_a_used_up_quota_is_seen_by_writing(run, monkeypatch):
 def test_finding_6_the_jobs_behind_are_put_off_for_longer_each_time(run, tmp_path, monkeypatch):
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.parent.mkdir()
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n')
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{scontrol.parent}:/usr/bin:/bin")
     attempt = run.new_attempt(job="1")
     attempt.mark("failed", ended=1000.0)
     assert [full_disk.put_off(run, ["7"], 1000.0 + ago) for ago in (5, 3600, 1e6)] == [600, 3600, 21600]
     assert full_disk.put_off(run, [], 2000.0) == 0
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert asked[1] == "update JobId=7 StartTime=now+3600"
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[1] == "update JobId=7 StartTime=now+3600"
     scontrol.write_text("#!/bin/sh\nexit 1\n")
     assert full_disk.put_off(run, ["7"], 2000.0) == 0
