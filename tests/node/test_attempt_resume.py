@@ -1,0 +1,74 @@
+"""Issue 14, findings 1 and 6: what a Slurm job decides before its ranks start, by the real attempt.py as a process.
+
+A stand-in for scontrol names one node; the ranks are a shell command that says what it finds linked.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from superpod.node import attempt, guard, resume
+from superpod.node.run_folder import RunFolder
+from tests.node.test_resume import DAMAGES, saved
+
+FAKE_SCONTROL = """#!/bin/sh
+# Stands in for scontrol: a job on one node.
+[ "$2" = hostnames ] && echo node1
+exit 0
+"""
+
+
+@pytest.fixture
+def job(run, tmp_path):
+    """Runs one job of the run; returns the finished process."""
+    fake = tmp_path / "fake"
+    fake.mkdir()
+    (fake / "scontrol").write_text(FAKE_SCONTROL)
+    (fake / "scontrol").chmod(0o755)
+    ranks = 'ls "$SUPERPOD_RUN_DIR/attempts/$SUPERPOD_ATTEMPT/resume" > "$SUPERPOD_RUN_DIR/seen"'
+    words = ["--recipe", run.recipe, "--runs", str(run.path.parents[1]), "--", "sh", "-c", ranks]
+
+    def start(number: int) -> subprocess.CompletedProcess:
+        environment = os.environ | {
+            "PATH": f"{fake}:/bin:/usr/bin",
+            "SUPERPOD_RUN_DIR": str(run.path),
+            "SLURM_JOB_ID": str(number),
+            "SLURM_JOB_NODELIST": "node1",
+        }
+        command = [sys.executable, str(Path(attempt.__file__)), *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+    return start
+
+
+@pytest.mark.parametrize("damage", ["truncated", "one flipped bit of a weight", "deleted", "half"])
+def test_finding_1_the_ranks_find_the_newest_whole_one(damage, run: RunFolder, job):
+    folders = saved(run)
+    DAMAGES[damage](folders[2])
+    done = job(7)
+    assert "resumes from step 20" in done.stdout, done.stdout + done.stderr
+    assert "10 steps are lost" in done.stdout
+    assert (run.path / "seen").read_text() == f"{folders[1].name}-last\n"
+    result = run.attempts[0].result
+    assert (result["before"], result["resume"]["step"], result["resume"]["lost_steps"]) == (20, 20, 10)
+
+
+def test_finding_6_without_a_whole_one_the_chain_ends(run: RunFolder, job):
+    """14: a corrupt checkpoint burnt every job of the chain."""
+    for folder in saved(run):
+        DAMAGES["one flipped bit of a weight"](folder)
+    done = job(7)
+    assert done.returncode == 1
+    assert "cannot go on: none of its 3 checkpoints is whole" in done.stdout
+    assert run.attempts == []
+    assert not (run.path / "seen").exists(), "no rank was started"
+    marker = guard.stopped(run)
+    assert marker is not None
+    assert marker.by is guard.StoppedBy.GUARD
+    further = job(8)
+    assert further.returncode == 0
+    assert "is stopped" in further.stdout
+    assert not (run.path / resume.ASIDE).exists(), "all stay where they are"
