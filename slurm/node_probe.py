@@ -112,10 +112,13 @@ def ask(connection: Connection, cluster: Cluster, paths: list[str], ranks_python
     place = connection.shell(PLACE, cluster.folders.runs, name, content).strip()
     if not place:
         raise UserError(f"{cluster.folders.runs} cannot be written", "set folders.runs to another folder")
-    words = [*srun(cluster, 1), "bash", "-c", PROBE, "probe", " ".join(cluster.software.modules)]
-    words += [cluster.software.host_python, ranks_python, place, content, *paths]
+    # srun's --immediate waits on where a limit holds the job back; TERM makes srun take the job out of the queue.
+    words = ["timeout", str(WAIT_S + 60), *srun(cluster, 1), "bash", "-c", PROBE, "probe"]
+    words += [" ".join(cluster.software.modules), cluster.software.host_python, ranks_python, place, content, *paths]
     try:
-        return parse(connection.run(words, limit_s=WAIT_S + 120), content)
+        return parse(connection.run(words, limit_s=WAIT_S + 90), content)
+    except UserError as error:
+        raise UserError(f"no node has run a job of this profile within {WAIT_S + 60} s: {error}", error.hint) from None
     finally:
         connection.run(["rm", "-f", place])
 

@@ -152,7 +152,10 @@ def findings(case: Case) -> list[Finding]:
 
 def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
     """What the live cluster would refuse in a profile: `recipes cluster check`."""
-    return [f for check in PROFILE_CHECKS for f in check(cluster, live)] or list(refused(cluster, live))
+    node = JobSize(1, cluster.gpus_per_node, cluster.slurm.time, attempts=1)
+    problems = [finding for check in PROFILE_CHECKS for finding in check(cluster, live)]
+    problems += limits.accounting(cluster, live, node)  # one whole node; a submission is judged by its own size
+    return problems or list(refused(cluster, live))
 
 
 def profile(demand: Demand) -> Iterator[Finding]:
