@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from superpod.node.rank_logs import Line, is_by_node, node_of, parse, rank_of
 from superpod.node.run_folder import Attempt, RunFolder
 
 
@@ -34,23 +34,27 @@ class Reader:
             ended = "ended" in attempt.result
             for path in self._files(attempt):
                 self.files += 1
-                for line in self._lines(path):
-                    yield f"[{attempt.name} {_who(path)}] {line}"
+                for line in self._lines(path, by_rank=True):
+                    yield f"[{attempt.name} {_who(path, line.rank)}] {line.text}"
             if ended:
                 self._closed.add(attempt.name)
         if self._rank is None and not self._attempt:
             for path in self._without_attempt(attempts):
                 for line in self._lines(path):
-                    yield f"[{path.stem}] {line}"
+                    yield f"[{path.stem}] {line.text}"
 
     def _files(self, attempt: Attempt) -> list[Path]:
         ranks = attempt.logs
         if self._all:
             return ranks
         rank = self._rank if self._rank is not None else 0
-        chosen = [path for path in ranks if _rank(path) == rank]
+        # Of the files that hold a node's ranks, the one where this rank is, which nodes of one size tell.
+        size = self._run.facts.get("gpus_per_node")
+        node = rank // size if isinstance(size, int) and size > 0 else None
+        by_node = [path for path in ranks if is_by_node(path) and node in (None, node_of(path))]
+        chosen = by_node or [path for path in ranks if rank_of(path) == rank]
         if self._rank is None and attempt.result.get("state") in ("failed", "stalled"):
-            chosen += [path for path in ranks if _rank(path) is None]  # srun.log: why it ended them
+            chosen += [path for path in ranks if node_of(path) is None]  # srun.log: why it ended them
         return chosen
 
     def _without_attempt(self, attempts: list[Attempt]) -> list[Path]:
@@ -59,7 +63,7 @@ class Reader:
         outputs = sorted(self._run.path.glob("slurm-*.out"))
         return [path for path in outputs if path.stem.removeprefix("slurm-") not in opened]
 
-    def _lines(self, path: Path) -> list[str]:
+    def _lines(self, path: Path, by_rank: bool = False) -> list[Line]:
         """Whole lines from where reading stopped; an unfinished line waits. A file is opened only when it has grown."""
         first = path not in self._at
         at = self._at.setdefault(path, 0)
@@ -73,8 +77,13 @@ class Reader:
             return []  # removed or made unreadable meanwhile
         end = data.rfind(b"\n") + 1  # 0 when no line is complete
         self._at[path] = at + end
-        lines = data[:end].decode(errors="replace").splitlines()
-        return lines[-self._tail :] if first and self._tail else lines
+        written = data[:end].decode(errors="replace").removesuffix("\n").split("\n")
+        labelled = [parse(path, line) if by_rank else Line(None, line) for line in written]
+        # A progress bar rewrites its line: the label is before the first part.
+        parsed = [Line(line.rank, text) for line in labelled for text in line.text.splitlines() or [""]]
+        if by_rank and is_by_node(path) and not self._all:
+            parsed = [line for line in parsed if line.rank == (self._rank or 0)]
+        return parsed[-self._tail :] if first and self._tail else parsed
 
 
 def ended(run: RunFolder) -> bool:
@@ -84,11 +93,8 @@ def ended(run: RunFolder) -> bool:
     return over and (last is None or "ended" in last.result)
 
 
-def _rank(path: Path) -> int | None:
-    match = re.fullmatch(r"\d+\.(\d+)", path.stem)
-    return int(match[1]) if match else None
-
-
-def _who(path: Path) -> str:
-    match = re.fullmatch(r"(\d+)\.(\d+)", path.stem)
-    return f"node {match[1]} rank {match[2]}" if match else path.stem
+def _who(path: Path, rank: int | None) -> str:
+    node = node_of(path)
+    if node is None:
+        return path.stem
+    return f"node {node}" + (f" rank {rank}" if rank is not None else "")

@@ -25,7 +25,18 @@ if __name__ == "__main__":  # as a file of the run folder: what it imports lies 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from superpod.errors import UserError
-from superpod.node import checkpoints, ending, first_step, full_disk, guard, heartbeat, resume, shared_reading, stall
+from superpod.node import (
+    capture,
+    checkpoints,
+    ending,
+    first_step,
+    full_disk,
+    guard,
+    heartbeat,
+    resume,
+    shared_reading,
+    stall,
+)
 from superpod.node.notify import Webhook
 from superpod.node.run_folder import RunFolder
 from superpod.node.time_limit import TimeLimit
@@ -153,13 +164,14 @@ class _RunningAttempt:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._note_signal)
         _log(f"attempt {self.attempt.name} of {self.run.path} on {', '.join(self.job.nodes)}")
+        command, logs_by_node = capture.by_node(command, self.attempt.path)
         with open(self.attempt.path / "logs" / "srun.log", "ab") as log:
             ranks = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment(),
+                env=self._environment() | logs_by_node,
                 start_new_session=True,  # a signal to this script's process group must not end srun
             )
             while ranks.poll() is None:

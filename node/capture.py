@@ -1,4 +1,4 @@
-"""A log file for each rank, written from the earliest moment of its process."""
+"""Where the output of a rank goes: into a file a node that srun writes, or one of its own where nobody keeps it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 _CAPTURED = "SUPERPOD_CAPTURED"
+
+BY_NODE = "SUPERPOD_LOGS_BY_NODE"
+"""Set where srun writes the output of all ranks of a node into one file, with the rank before each line."""
 
 
 def log_path(attempt_dir: Path) -> Path:
@@ -25,6 +28,10 @@ def capture_output(attempt_dir: str | Path) -> Path | None:
     attempt_dir = Path(attempt_dir)
     if "RANK" not in os.environ or _CAPTURED in os.environ or not attempt_dir.is_dir():
         return None
+    if BY_NODE in os.environ:
+        os.environ[_CAPTURED] = BY_NODE
+        _write_lines()
+        return None
     path = log_path(attempt_dir)
     path.parent.mkdir(exist_ok=True)
     sys.stdout.flush()
@@ -35,7 +42,25 @@ def capture_output(attempt_dir: str | Path) -> Path | None:
     os.dup2(handle, 2)
     os.close(handle)
     os.environ[_CAPTURED] = str(path)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # to a file, Python would buffer blocks: a killed rank loses them
-            stream.reconfigure(line_buffering=True)
+    _write_lines()
     return path
+
+
+def _write_lines() -> None:
+    """To a file or a pipe, Python would buffer blocks: a killed rank loses them."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def by_node(command: list[str], attempt_dir: Path) -> tuple[list[str], dict[str, str]]:
+    """A command that starts the ranks, with a file a node for their output, and what tells the ranks so.
+
+    srun's own slurmstepd writes `attempts/NNN/logs/{node}.log` on the node itself, with the rank before each line, and
+    outlives a rank that is killed: its last words are there too. Any other command leaves the ranks logs of their own.
+    """
+    if Path(command[0]).name != "srun":
+        return command, {}
+    path = str(attempt_dir / "logs").replace("%", "%%")  # srun expands %n to the node's number in the job
+    options = ["--label", f"--output={path}/%n.log", "--open-mode=append"]
+    return [command[0], *options, *command[1:]], {BY_NODE: "1"}

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from superpod.node.rank_logs import is_by_node, rank_of, tails
 from superpod.node.run_folder import Attempt, RunFolder
 
 _ERROR = re.compile(
@@ -65,7 +66,7 @@ def _full_disk(folder: RunFolder, attempt: Attempt) -> str:
 
 
 def _hung_ranks(attempt: Attempt) -> str:
-    hung = [match for log in attempt.logs if (match := _HUNG.search(_tail(log)))]
+    hung = [match for log in attempt.logs for _, text in tails(log) if (match := _HUNG.search(text))]
     if not hung:
         return ""
     ranks = ", ".join(f"rank {match[2]} on {match[1]}" for match in hung)
@@ -74,9 +75,11 @@ def _hung_ranks(attempt: Attempt) -> str:
 
 def _named_error(attempt: Attempt) -> str:
     for log in [*attempt.logs, *_launcher_logs(attempt)]:
-        if error := _last_error(log):
-            meanings = [meaning for pattern, meaning in _KNOWN.items() if re.match(pattern, error)]
-            return f"{meanings[0] if meanings else error[:_LONGEST]} ({_where(log, attempt)})"
+        for rank, text in tails(log):
+            if error := _last_error(text):
+                meanings = [meaning for pattern, meaning in _KNOWN.items() if re.match(pattern, error)]
+                whose = f", rank {rank}" if is_by_node(log) and rank is not None else ""
+                return f"{meanings[0] if meanings else error[:_LONGEST]} ({_where(log, attempt)}{whose})"
     return ""
 
 
@@ -110,8 +113,9 @@ def _exit_words(node: str, tasks: str, how: str) -> str:
 
 def ended_step(attempt: Attempt) -> str:
     """Why Slurm itself ended the ranks: `*** STEP 7.0 ON node1 CANCELLED AT ... DUE TO NODE FAILURE ***`."""
-    log = attempt.path / "logs" / "srun.log"
-    match = _STEP_END.search(_tail(log)) if log.is_file() else None
+    # It reaches srun, or the file of a node whose output srun does not carry.
+    ends = (_STEP_END.search(text) for log in attempt.logs if rank_of(log) is None for _, text in tails(log))
+    match = next((end for end in ends if end), None)
     return f"Slurm ended the ranks on {match[1]} at {match[2]}: {match[3].lower()}" if match else ""
 
 
@@ -132,7 +136,8 @@ def _launcher_words(attempt: Attempt) -> str:
 
 
 def _mentions(attempt: Attempt, text: str) -> bool:
-    return any(text in _tail(log) for log in [*attempt.logs, *_launcher_logs(attempt)])
+    logs = [*attempt.logs, *_launcher_logs(attempt)]
+    return any(text in written for log in logs for _, written in tails(log))
 
 
 def _launcher_logs(attempt: Attempt) -> list[Path]:
@@ -140,8 +145,8 @@ def _launcher_logs(attempt: Attempt) -> list[Path]:
     return sorted((attempt.path / "nemo_run").glob("**/std*.log"))
 
 
-def _last_error(log: Path) -> str:
-    errors = [m for line in _tail(log).splitlines() if (m := _ERROR.match(line))]
+def _last_error(text: str) -> str:
+    errors = [m for line in text.splitlines() if (m := _ERROR.match(line))]
     causes = [m for m in errors if not any(echo in m[0] for echo in _ECHOES)]
     # The last one: chained tracebacks end with the error that left the program.
     return f"{causes[-1][1].rpartition('.')[2]}: {causes[-1][2]}" if causes else ""
@@ -151,8 +156,5 @@ def _where(log: Path, attempt: Attempt) -> str:
     return str(log.relative_to(attempt.path.parent.parent))
 
 
-def _tail(log: Path, size: int = 64 * 1024) -> str:
-    with log.open("rb") as f:
-        f.seek(0, 2)
-        f.seek(max(0, f.tell() - size))
-        return f.read().decode(errors="replace")
+def _tail(log: Path) -> str:
+    return "\n".join(text for _, text in tails(log))

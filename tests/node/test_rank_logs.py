@@ -1,0 +1,93 @@
+"""Issue 14, finding 13: logs are a file a node where srun starts the ranks, and still say which rank wrote what."""
+
+import subprocess
+import sys
+
+import pytest
+
+from superpod.lifecycle.logs import Reader
+from superpod.node import capture, rank_logs
+from superpod.node.diagnose import why
+from superpod.node.run_folder import RunFolder
+
+# As Slurm 22.05 wrote it on the testbed: whole lines of both ranks in turn, slurmstepd's own words without a label.
+NODE_1 = """\
+2: hello from 2
+3: hello from 3
+2: Traceback (most recent call last):
+3: progress 1\rprogress 2\rprogress 3
+2:   File "x.py", line 1
+2: RuntimeError: Connection closed by peer
+3: ValueError: heads 3 by tp 2
+slurmstepd-node2: error: *** STEP 7.0 ON node2 CANCELLED AT 2026-11-22T20:28:16 DUE TO NODE FAILURE ***
+2:
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path, "tiny", facts={"gpus_per_node": 2}, recipe_lines=[])
+
+
+@pytest.fixture
+def attempt(run):
+    attempt = run.new_attempt()
+    (attempt.path / "logs" / "0.log").write_text("0: zero\n1: one\n")
+    (attempt.path / "logs" / "1.log").write_text(NODE_1)
+    return attempt
+
+
+def test_finding_13_the_cause_is_that_rank_s_last_error_among_the_lines_of_its_node(run, attempt):
+    assert why(run, attempt).cause == "ValueError: heads 3 by tp 2 (attempts/001/logs/1.log, rank 3)"
+
+
+def test_why_slurm_ended_a_step_is_read_from_a_node_s_file_too(run, attempt):
+    (attempt.path / "logs" / "1.log").write_text(NODE_1.replace("ValueError", "a value"))
+    assert why(run, attempt).cause == "Slurm ended the ranks on node2 at 2026-11-22T20:28:16: node failure"
+
+
+def test_finding_13_logs_shows_one_rank_of_a_node_s_file_or_all_with_their_ranks(run, attempt):
+    assert list(Reader(run).new()) == ["[001 node 0 rank 0] zero"]
+    assert list(Reader(run, rank=3).new()) == [
+        "[001 node 1 rank 3] hello from 3",
+        *(f"[001 node 1 rank 3] progress {i}" for i in (1, 2, 3)),
+        "[001 node 1 rank 3] ValueError: heads 3 by tp 2",
+    ]
+    everything = list(Reader(run, all_ranks=True).new())
+    assert everything[:2] == ["[001 node 0 rank 0] zero", "[001 node 0 rank 1] one"]
+    assert any(line.startswith("[001 node 1] slurmstepd-node2: error:") for line in everything)
+    assert list(Reader(run, rank=2, tail=2).new()) == [
+        "[001 node 1 rank 2] RuntimeError: Connection closed by peer",
+        "[001 node 1 rank 2] ",
+    ]
+
+
+def test_a_file_a_rank_of_earlier_and_local_runs_is_read_as_before(run):
+    attempt = run.new_attempt()
+    (attempt.path / "logs" / "0.1.log").write_text("5: no label\n")
+    assert list(Reader(run, rank=1).new()) == ["[001 node 0 rank 1] 5: no label"]
+    assert rank_logs.tails(attempt.path / "logs" / "0.1.log") == [(1, "5: no label\n")]
+
+
+def test_only_srun_is_given_a_file_a_node(tmp_path):
+    command, environment = capture.by_node(["/usr/bin/srun", "-n2", "python"], tmp_path / "a 100%")
+    output = f"--output={tmp_path}/a 100%%/logs/%n.log"
+    assert command == ["/usr/bin/srun", "--label", output, "--open-mode=append", "-n2", "python"]
+    assert environment == {capture.BY_NODE: "1"}
+    assert capture.by_node(["mpirun", "python"], tmp_path) == (["mpirun", "python"], {})
+
+
+def test_a_rank_whose_output_srun_keeps_opens_no_log_and_writes_line_by_line(attempt):
+    """It is killed a moment after its last line, which was not flushed by itself."""
+    script = """
+import os, signal
+from superpod.node.capture import capture_output
+assert capture_output(os.environ["WHERE"]) is None
+print("the last words")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    before = sorted(attempt.logs)
+    environment = {capture.BY_NODE: "1", "RANK": "0", "WHERE": str(attempt.path), "PYTHONPATH": ":".join(sys.path)}
+    killed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (killed.returncode, killed.stdout) == (-9, "the last words\n"), killed.stderr
+    assert sorted(attempt.logs) == before
