@@ -342,3 +342,18 @@ def test_the_result_is_small_and_plain(run):
         ],
         "words": result["resume"]["words"],
     }
+
+
+def test_a_checkpoint_of_fsdp_dtensor_has_its_weights_at_the_top(run):
+    folder = made.write(run.checkpoints / "step=9")
+    (folder / "weights" / "metadata.json").unlink()
+    for file in (folder / "weights").iterdir():
+        file.rename(folder / file.name)
+    (folder / "weights").rmdir()
+    write_manifest(folder)
+    assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "common.pt", "context/io.json"} == set(manifest.read(folder))
+    assert resume.decide(run).checkpoint == folder
+    flip("__1_0.distcp", 45)(folder)
+    shutil.rmtree(folder / manifest.FOLDER)
+    with pytest.raises(resume.NoWholeCheckpointError, match=r"__1_0\.distcp is damaged between bytes"):
+        resume.decide(run)
