@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import UserError
-from superpod.slurm.health import RUNTIME, box, in_modules, nodes_of_a_run, sorted_nodes, wire
+from superpod.slurm.health import LIMIT_S, RUNTIME, box, in_modules, nodes_of_a_run, sorted_nodes, wire
 
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
@@ -78,7 +78,7 @@ def choose(connection: Connection, cluster: Cluster, nodes: list[str]) -> tuple[
     reasons = []
     for transport in ("nccl", "ib"):
         try:
-            output = connection.run(_command(cluster, nodes, transport, 1, ["can", transport]), limit_s=600)
+            output = connection.run(_command(cluster, nodes, transport, 1, ["can", transport]), limit_s=LIMIT_S)
         except UserError as error:
             reasons.append(f"no {transport}: {str(error).splitlines()[-1]}")
             continue
@@ -106,7 +106,7 @@ def _measured(connection: Connection, cluster: Cluster, nodes: list[str], mib: i
     tasks = cluster.gpus_per_node if transport == "nccl" else 1
     names = cluster.network.hcas if transport == "ib" else cluster.network.interface
     words = _command(cluster, nodes, transport, tasks, [transport, str(mib), names, *nodes])
-    output = connection.run(words, limit_s=660)
+    output = connection.run(words, limit_s=LIMIT_S)
     rows = re.findall(r"^pair\t(\S+)\t(\S+)\t([\d.e+-]+)\t(.*)$", output, re.MULTILINE)
     return [Pair((a, b), float(gb_s), how) for a, b, gb_s, how in rows]
 

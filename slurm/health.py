@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles import Cluster
 
 CHECKS = Path(__file__).resolve().parent / "checks"
+MINUTES = 10
+"""of a job that checks or measures"""
+LIMIT_S = node_probe.WAIT_S + 60 * MINUTES + 30
+"""after the job's own end: a connection that gives up first would leave the job in the queue"""
 RUNTIME = Path(__file__).resolve().parent.parent / "node"
 
 
@@ -54,7 +58,7 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
     command = ["env", *(f"{k}={v}" for k, v in environment.items()), "bash", "-c", script, "node.sh"]
     command += local or ["disk"]
     # With the node's GPUs: where Slurm confines jobs, nvidia-smi shows a job without any none.
-    output = connection.run([*nodes_of_a_run(cluster, nodes), "--label", *command], limit_s=300)
+    output = connection.run([*nodes_of_a_run(cluster, nodes), "--label", *command], limit_s=LIMIT_S)
     verdicts = _verdicts(output, sorted_nodes(connection, cluster, nodes))
     if "time" in health.checks:
         verdicts += _clocks(verdicts, health.max_skew_s)
@@ -105,7 +109,7 @@ def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> lis
     words = [*nodes_of_a_run(cluster, nodes, tasks), *box(cluster)]
     words += in_modules(cluster, ["env", f"MASTER_ADDR={nodes[0]}", "MASTER_PORT=29500", *wire(cluster)])
     words += [python_of(cluster), "-c"]
-    output = connection.run([*words, (RUNTIME / "pairs.py").read_text(), "all"], limit_s=300)
+    output = connection.run([*words, (RUNTIME / "pairs.py").read_text(), "all"], limit_s=LIMIT_S)
     match = re.search(r"^bus\t([\d.e+-]+)\t(.+)$", output, re.MULTILINE)
     if match is None:
         return [Verdict(nodes[0], "bandwidth", "bad", "the all-reduce has not ended")]
@@ -117,8 +121,8 @@ def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> lis
 
 
 def nodes_of_a_run(cluster: Cluster, nodes: list[str], tasks: int = 1) -> list[str]:
-    """srun on these nodes with their GPUs, as a run has them, for ten minutes at most."""
-    return [*node_probe.srun(cluster, len(nodes), tasks, minutes=10), f"--nodelist={','.join(nodes)}"]
+    """srun on these nodes with their GPUs, as a run has them, for MINUTES at most."""
+    return [*node_probe.srun(cluster, len(nodes), tasks=tasks, minutes=MINUTES), f"--nodelist={','.join(nodes)}"]
 
 
 def box(cluster: Cluster) -> list[str]:

@@ -112,11 +112,10 @@ def ask(connection: Connection, cluster: Cluster, paths: list[str], ranks_python
     place = connection.shell(PLACE, cluster.folders.runs, name, content).strip()
     if not place:
         raise UserError(f"{cluster.folders.runs} cannot be written", "set folders.runs to another folder")
-    # srun's --immediate waits on where a limit holds the job back; TERM makes srun take the job out of the queue.
-    words = ["timeout", str(WAIT_S + 60), *srun(cluster, 1), "bash", "-c", PROBE, "probe"]
+    words = [*srun(cluster, 1, minutes=1), "bash", "-c", PROBE, "probe"]
     words += [" ".join(cluster.software.modules), cluster.software.host_python, ranks_python, place, content, *paths]
     try:
-        return parse(connection.run(words, limit_s=WAIT_S + 90), content)
+        return parse(connection.run(words, limit_s=WAIT_S + 120), content)
     except UserError as error:
         raise UserError(f"no node has run a job of this profile within {WAIT_S + 60} s: {error}", error.hint) from None
     finally:
@@ -131,13 +130,15 @@ while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
 """
 
 
-def srun(cluster: Cluster, nodes: int, tasks: int = 1, minutes: int = 2, wait_s: int = WAIT_S) -> list[str]:
-    """srun on whole nodes with their GPUs, as a run takes them; it gives up after `wait_s` in the queue."""
+def srun(cluster: Cluster, nodes: int, *, minutes: int, tasks: int = 1) -> list[str]:
+    """srun on whole nodes with their GPUs, as a run takes them; it gives up after WAIT_S in the queue."""
     resources = resource_options(cluster, nodes, cluster.gpus_per_node, str(minutes))
     # srun takes the last of two values; CPUs per task are those of a rank, and one task may have all of its node's.
     resources = [word for word in resources if not word.startswith("--cpus-per-task=")]
-    words = ["srun", *resources, f"--ntasks-per-node={tasks}", *cluster.slurm.options]
-    return [*words, "--job-name=recipes-check", f"--mpi={cluster.slurm.mpi}", f"--immediate={wait_s}", "--quiet"]
+    # --immediate waits on where a limit holds the job back; at TERM srun takes the job out of the queue.
+    words = ["timeout", str(WAIT_S + 60 * minutes), "srun", *resources, f"--ntasks-per-node={tasks}"]
+    words += [*cluster.slurm.options, "--job-name=recipes-check", f"--mpi={cluster.slurm.mpi}"]
+    return [*words, f"--immediate={WAIT_S}", "--quiet"]
 
 
 def parse(output: str, content: str) -> NodeFacts:
