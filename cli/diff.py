@@ -27,10 +27,10 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show what differs between two recipes, ours or NeMo's own, and why it matters."""
-    from superpod.lifecycle.quiet import quietly
+    from superpod.cli.progress import quiet_wait
 
     _need_nemo()
-    with quietly():
+    with quiet_wait("building both recipes with NeMo (10 to 20 s)"):
         from superpod.recipes.export import diff as diffs
 
         differences = diffs.differences(diffs.load(a, num_nodes), diffs.load(b, num_nodes))

@@ -23,12 +23,12 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a recipe as one Python file that runs with only NeMo and NeMo-Run installed."""
-    from superpod.lifecycle.quiet import quietly
+    from superpod.cli.progress import quiet_wait
     from superpod.recipes.export import target_file
 
     target_file.check(to, force=force)
     request = request_of(name, overrides, data, num_nodes)
-    with quietly():
+    with quiet_wait("building and writing the recipe with NeMo (10 to 20 s)"):
         text = _text(request)
     target_file.write(text, to, force=force)
     print(f"wrote {to}: {len(text.splitlines())} lines, an equal recipe")

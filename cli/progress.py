@@ -72,6 +72,15 @@ def waiting(console: Console, message: str) -> Iterator[None]:
             thread.join()
 
 
+@contextmanager
+def quiet_wait(message: str) -> Iterator[None]:
+    """`waiting` on stderr, with what libraries print meanwhile kept off the terminal."""
+    from superpod.lifecycle.quiet import quietly
+
+    with quietly() as terminal, waiting(Console(file=terminal), message):
+        yield
+
+
 def on_stderr() -> Console:
     """A console for progress beside answers: these go to stdout."""
     return Console(stderr=True)

@@ -40,10 +40,10 @@ def show(
 
 def _lines(request: Request) -> list[Line]:
     """The configured recipe, not checked: one that cannot run can still be read."""
-    from superpod.lifecycle.quiet import quietly
+    from superpod.cli.progress import quiet_wait
     from superpod.lifecycle.resolve import configure
 
-    with quietly():
+    with quiet_wait("building the recipe with NeMo (10 to 20 s)"):
         partial, _ = configure(request)
         from superpod.recipes.export import flatten
 
