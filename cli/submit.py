@@ -286,6 +286,9 @@ def refuse_webhook(profile: Cluster) -> None:
             hint = f"write the address into a file of mode 0600 on {profile.login.host}: notify.webhook_file"
             raise UserError("notify.webhook_env: a variable of this shell does not travel over SSH", hint)
         return
+    if table.webhook_env and profile.chain.self_submit:
+        hint = "write the address into a file of mode 0600: notify.webhook_file"
+        raise UserError("notify.webhook_env: jobs that jobs submit (chain.self_submit) do not get this variable", hint)
     _, problem = notify.address(table.webhook_env, table.webhook_file, os.environ)
     if problem:
         raise UserError(f"[notify] of {profile.name}: {problem}", "docs/slurm.md, Messages; or leave the key out")

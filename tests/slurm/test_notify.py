@@ -68,3 +68,7 @@ def test_a_webhook_that_no_job_could_reach_is_refused_before_the_queue(monkeypat
     far = profiles.parse(BED + '\n[login]\nhost = "far"\n[notify]\nwebhook_env = "HOOK"\n', "far.toml")
     with pytest.raises(UserError, match="does not travel over SSH"):
         submit.refuse_webhook(far)
+    monkeypatch.setenv("HOOK", SECRET)
+    own = BED.replace("[health]", "self_submit = true\n\n[health]") + '\n[notify]\nwebhook_env = "HOOK"\n'
+    with pytest.raises(UserError, match="do not get this variable"):
+        submit.refuse_webhook(profiles.parse(own, "own.toml"))

@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import re
 import threading
 import time
 
@@ -117,6 +118,15 @@ def test_a_webhook_hears_of_the_end_and_of_a_stop(testbed, profile, tmp_path, we
     assert json.loads((crashing.run.path / "told.json").read_text())["MY_HOOK"] is None, "the ranks do not get it"
     written = [p for p in (tmp_path / "runs").rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()]
     assert written == []
+
+
+def test_slurm_takes_the_mail(testbed, profile):
+    where = profile(("[health]", '[notify]\nmail = "me@site.org"\n\n[health]'))
+    toy = ToyRun(testbed, where, attempts=1, nodes=1, max_steps=10, step_s=0.05)
+    toy.until_done()
+    facts = testbed.slurm("scontrol", "show", "job", "-o", toy.job)
+    assert "MailUser=me@site.org" in facts
+    assert re.search(r"MailType=INVALID_DEPEND,END,FAIL\b", facts), facts
 
 
 SMALL = ("data.seq_length=64", "model.config.seq_length=64", "data.global_batch_size=8", "trainer.limit_val_batches=0")
