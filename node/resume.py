@@ -89,6 +89,7 @@ class Resume:
             "step": self.step,
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
             "samples": samples_of(self.checkpoint.name) if self.checkpoint else None,
+            "layout": checkpoint_files.saved_under(self.checkpoint) if self.checkpoint else {},
             "lost_steps": self.lost_steps,
             "set_aside": [{"checkpoint": d.path.name, "step": d.step, "why": d.why} for d in self.damaged],
             "words": self.words,

@@ -59,10 +59,11 @@ class Attempt:
 
     @property
     def resume(self) -> JsonObject:
-        """What it resumed from, as `node/resume.py` decided: step, checkpoint, samples, lost_steps, set_aside, words.
+        """What it resumed from, as `node/resume.py` decided.
 
-        `lost_steps` are steps that only damaged checkpoints held; `words` say all of it in a line. Empty where nothing
-        was decided, as by an earlier version.
+        Of the checkpoint: `step`, `checkpoint` (its name), `samples` (position in the data) and `layout` (Megatron's
+        sizes). `lost_steps` are steps that only the damaged ones in `set_aside` held; `words` say all of it in a line.
+        Empty where nothing was decided, as by an earlier version.
         """
         resume = self.result.get("resume")
         return resume if isinstance(resume, dict) else {}

@@ -336,6 +336,7 @@ def test_the_result_is_small_and_plain(run):
         "step": 20,
         "checkpoint": folders[1].name,
         "samples": 160,
+        "layout": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1, "ranks": 4},
         "lost_steps": 10,
         "set_aside": [
             {"checkpoint": folders[2].name, "step": 30, "why": "weights/__1_0.distcp has 119 bytes, 3 too few"}
