@@ -209,7 +209,7 @@ class Chain(_Table):
     failures: int = Field(default=20, ge=1, le=1000)
     """failed attempts that a run may have; one more stops it"""
     stalled_s: int = Field(default=600, ge=10, le=86400)
-    """seconds without a heartbeat after which a rank counts as stalled"""
+    """seconds without a step after which a run counts as stalled, and the rank that stopped first is named"""
     self_submit: bool = False
     """the job itself submits the next attempt; compute nodes must be able to run sbatch"""
 
