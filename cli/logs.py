@@ -49,7 +49,7 @@ def logs(
         time.sleep(max(READ_S, reader.files / FILES_PER_S))
         printed += _print_new(reader)
     printed += _print_new(reader)
-    if not printed:
+    if not printed and reader.empty:
         print(f"{run} has no log of this kind yet: `recipes status {run}` says where it stands", file=sys.stderr)
         raise typer.Exit(1)
 

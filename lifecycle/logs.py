@@ -22,6 +22,11 @@ class Reader:
         self.files = 0
         """how many files the last call of `new` looked at"""
 
+    @property
+    def empty(self) -> bool:
+        """Whether there has been no log at all, not even an empty one."""
+        return not self._at
+
     def new(self) -> Iterator[str]:
         """Every line that was not returned before, with its attempt, node and rank.
 

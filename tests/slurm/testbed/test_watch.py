@@ -1,6 +1,9 @@
 """Status, logs, history, the drift alarm, and finding the slow cable."""
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -43,6 +46,30 @@ def test_top_up_queues_the_attempts_that_a_run_lacks(testbed, profile, recipes_c
     assert len(toy.seen().jobs) == 1
     assert "queued 2 more" in recipes_cli("top-up", toy.run.path).stdout
     assert len(toy.seen().jobs) == 3
+
+
+def test_finding_9_history_says_how_every_attempt_ended(testbed, profile, recipes_cli):
+    """Issue 14: a killed rank read "Force Terminated", a requeue "without saying why", a cancelled run "requeued"."""
+    toy = ToyRun(testbed, profile(), attempts=2, max_steps=10_000, save_every=5)
+    toy.until_step(7)
+    os.kill(toy.ranks()[-1], signal.SIGKILL)
+    until(lambda: len(toy.run.attempts) == 2, 120, toy.story)
+    reached = toy.step
+    until(lambda: toy.step > reached + 3, 120, toy.story)
+    testbed.slurm("scontrol", "requeue", toy.job)
+    until(lambda: len(toy.run.attempts) == 3, 120, toy.story)
+    reached = toy.step
+    until(lambda: toy.step > reached + 3, 120, toy.story)
+    assert recipes_cli("cancel", toy.run.path).returncode == 0
+    toy.until_gone(120)
+    killed, requeued, cancelled = json.loads(recipes_cli("history", toy.run.path, "--json").stdout)
+    assert killed["state"] == "failed", toy.story()
+    assert re.match(r"rank [0-3] on node[12] was ended by signal 9 \(Killed", killed["message"]), killed
+    assert requeued["state"] == "requeued", requeued
+    assert "requeue" in requeued["message"]
+    assert requeued["resumed_step"] >= 5
+    assert cancelled["state"] == "cancelled", cancelled
+    assert "cancelled by the user" in recipes_cli("history", toy.run.path).stdout
 
 
 def test_logs_follow_all_nodes_and_attempts(testbed, profile):
