@@ -55,7 +55,8 @@ class ToyRun:
         ranks = "-m superpod.rehearsal.rank"
         assert ranks in script
         (self.run.path / submit.SCRIPT).write_text(script.replace(ranks, batch_script.quoted(str(TOY))))
-        self.queue(attempts)
+        if attempts:
+            self.queue(attempts)
 
     def queue(self, attempts: int) -> None:
         """More attempts."""

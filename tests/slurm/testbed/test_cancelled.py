@@ -1,0 +1,67 @@
+"""scancel of a job whose successor starts long after (issue 14, finding 4): a controller that has forgotten it."""
+
+import re
+import time
+
+import pytest
+
+from superpod.node import ending, guard
+from superpod.slurm import connection, submit
+from tests.slurm.testbed.conftest import BASE, until
+from tests.slurm.testbed.toys import ToyRun
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def forgetful(testbed):
+    """The testbed, whose controller forgets a job two seconds after its end."""
+    conf = BASE / "etc" / "slurm.conf"
+    text = conf.read_text()
+    conf.write_text(re.sub(r"MinJobAge=\d+", "MinJobAge=2", text))
+    testbed.slurm("scontrol", "reconfigure")
+    yield testbed
+    conf.write_text(text)
+    testbed.slurm("scontrol", "reconfigure")
+
+
+def test_finding_4_a_cancelled_run_ends_though_the_controller_has_forgotten(forgetful, profile):
+    toy = ToyRun(forgetful, profile(), attempts=1, max_steps=10000)
+    toy.until_step(5)
+    cancelled = toy.job
+    (behind,) = submit.queue(connection.Connection(), str(toy.run.path), 1)
+    forgetful.slurm("scontrol", "hold", behind)
+    forgetful.slurm("scancel", cancelled)
+    until(lambda: not forgetful.state(cancelled), 180, lambda: forgetful.state(cancelled))
+    assert guard.stopped(toy.run) is not None, "the attempt left the mark while it still lived"
+    (toy.run.path / guard.STOP).unlink()  # as if it had been killed before
+    assert ending.now(cancelled, toy.run.output(cancelled)).startswith("CANCELLED"), "accounting knows"
+    forgetful.slurm("scontrol", "release", behind)
+    toy.until_gone(120)
+    assert len(toy.run.attempts) == 1, toy.story()
+    assert toy.seen().state == "cancelled"
+    assert "was cancelled by the user" in toy.run.output(behind).read_text()
+
+
+def test_finding_4_not_even_accounting_knows(forgetful, profile):
+    """Slurm's own words in the output of the job are left."""
+    toy = ToyRun(forgetful, profile(), attempts=1, max_steps=10000)
+    toy.until_step(5)
+    forgetful.slurm("scancel", toy.job)
+    until(lambda: not forgetful.state(toy.job), 180)
+    assert toy.run.attempts[0].result["state"] == "cancelled"
+    forgetful("dbd-stop")
+    try:
+        assert ending.now(toy.job, toy.run.output(toy.job)) == "CANCELLED"
+    finally:
+        forgetful("dbd-start")
+
+
+def test_a_requeued_job_is_not_cancelled(testbed, profile):
+    toy = ToyRun(testbed, profile(), attempts=1, max_steps=60)
+    toy.until_step(15)
+    testbed.slurm("scontrol", "requeue", toy.job)
+    time.sleep(3)
+    assert guard.stopped(toy.run) is None
+    toy.until_done()
+    toy.check_whole()
