@@ -42,7 +42,7 @@ def check(
         return
     try:
         facts = node_probe.ask(slurm, cluster, paths, python)
-    except UserError as error:
+    except node_probe.NoNode as error:
         print(f"ok: {sentence}\n{unproven}\n  because {error}")
         return
     _refuse(node_probe.findings(cluster, facts))

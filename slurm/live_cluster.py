@@ -49,7 +49,8 @@ done
 shift
 runs=$1
 say runs sh -c 'd=$0; while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
-    test -d "$d" && test -w "$d" && df -Pk "$d" | tail -n 1' "$runs"
+    # root may write everywhere by its rights, and yet not in /proc or on a disk that is mounted for reading
+    test -d "$d" && t=$(mktemp "$d/.superpod-XXXXXXXX") && rm -f "$t" && df -Pk "$d" | tail -n 1' "$runs"
 for path; do
     printf '\036path:%s\037' "$path"
     if [ -d "$path" ] && [ -r "$path" ] && [ -x "$path" ]; then echo folder

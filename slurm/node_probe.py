@@ -101,12 +101,16 @@ class NodeFacts:
         return "infiniband" if "InfiniBand" in layers else "roce" if layers else "ethernet"
 
 
+class NoNode(UserError):
+    """No node has answered, which says nothing of the profile."""
+
+
 def ask(connection: Connection, cluster: Cluster, paths: list[str], ranks_python: str = "") -> NodeFacts:
     """The facts of one node that Slurm gives at once.
 
     Raises:
-        UserError: no node is free within WAIT_S seconds, Slurm refuses the profile's options, or the folder for runs
-            cannot be written here.
+        NoNode: no node is free within WAIT_S seconds, or Slurm refuses the profile's options.
+        UserError: the folder for runs cannot be written here.
     """
     name, content = f".superpod-check-{secrets.token_hex(8)}", secrets.token_hex(8)
     place = connection.shell(PLACE, cluster.folders.runs, name, content).strip()
@@ -117,7 +121,7 @@ def ask(connection: Connection, cluster: Cluster, paths: list[str], ranks_python
     try:
         return parse(connection.run(words, limit_s=WAIT_S + 120), content)
     except UserError as error:
-        raise UserError(f"no node has run a job of this profile within {WAIT_S + 60} s: {error}", error.hint) from None
+        raise NoNode(f"no node has run a job of this profile within {WAIT_S + 60} s: {error}", error.hint) from None
     finally:
         connection.run(["rm", "-f", place])
 
