@@ -38,7 +38,8 @@ def text(tmp_path_factory, recipes_cli):
 def submitted(recipes_cli, *words, env=None) -> RunFolder:
     done = recipes_cli("submit", *words, env=env, timeout=400)
     assert done.returncode == 0, done.stderr
-    return RunFolder.open(done.stdout.split()[1])
+    (folder,) = (line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.startswith("run "))
+    return RunFolder.open(folder)
 
 
 def seen(run: RunFolder) -> watch.RunView:
