@@ -172,7 +172,8 @@ def test_finding_10_a_run_that_is_done_goes_on_with_more_steps(testbed, profile,
     where = profile()
     first = recipes_cli("submit", "tiny_llama3", "--cluster", where, "--attempts", 1, *SMALL, *STEPS, timeout=300)
     assert first.returncode == 0, first.stderr
-    run = RunFolder.open(first.stdout.split()[1])
+    (folder,) = (line.split(maxsplit=1)[1] for line in first.stdout.splitlines() if line.startswith("run "))
+    run = RunFolder.open(folder)
     until(lambda: run.done and not testbed.slurm("squeue", "-h").strip(), 240)
     words = ("submit", "tiny_llama3", "--cluster", where, "--resume", run.path, "--attempts", 1)
     before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
