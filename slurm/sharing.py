@@ -15,7 +15,7 @@ REMOTE = r"""
 set -e
 [ -z "$2" ] || umask "$2"
 mkdir -p "$1"
-tar -xz -C "$1"
+tar -xz --no-same-permissions --no-same-owner -C "$1"
 [ -d "$1/$4/.." ] && [ -O "$1/$4/.." ] && chmod --reference="$1" "$1/$4/.." || :
 [ -z "$3" ] || { chgrp -R -- "$3" "$1/$4" && find "$1/$4" -type d -exec chmod g+s {} +; }
 """

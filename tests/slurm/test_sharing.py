@@ -1,15 +1,17 @@
 """A folder of runs that several users share: rights and groups (issue 14, shared clusters)."""
 
 import grp
+import io
 import os
 import stat
 import subprocess
+import tarfile
 
 import pytest
 
 from superpod.errors import UserError
 from superpod.node.run_folder import RunFolder
-from superpod.slurm import profiles, sharing
+from superpod.slurm import connection, profiles, sharing
 
 TEXT = (profiles.SHIPPED / "testbed.toml").read_text()
 
@@ -69,3 +71,23 @@ def test_a_umask_in_a_profile(mask):
 def test_a_umask_that_would_lock_the_owner_out_is_refused(mask):
     with pytest.raises(UserError, match="takes a umask that leaves the owner all rights"):
         profiles.parse(TEXT.replace("[folders]", f'[folders]\numask = "{mask}"'), "x.toml")
+
+
+def test_a_run_folder_behind_ssh_gets_the_same_rights(tmp_path):
+    """The shell script of the real thing, without SSH."""
+    group = grp.getgrgid(os.getegid()).gr_name
+    RunFolder.create(tmp_path / "here", "tiny", facts={}, recipe_lines=[])
+    (run,) = (tmp_path / "here" / "tiny").iterdir()
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        archive.add(run, arcname=f"tiny/{run.name}")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(0o3775)
+    words = [str(runs), "0027", group, f"tiny/{run.name}"]
+    connection.Connection().run(["sh", "-c", sharing.REMOTE, "sh", *words], stdin=stream.getvalue())
+    there = runs / "tiny" / run.name
+    assert mode(runs / "tiny") == 0o3775
+    assert mode(there) == 0o2750
+    assert mode(there / "run.json") == 0o640
+    assert RunFolder.open(there).recipe == "tiny"
