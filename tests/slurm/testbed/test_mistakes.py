@@ -109,7 +109,7 @@ def test_maintenance_ahead_is_said_and_not_refused(site, preloaded_cli, tmp_path
         site.slurm("scontrol", "delete", "reservationname=maint")
     assert two.returncode == one.returncode == 0, two.stderr + one.stderr
     assert "but reservation maint (maintenance) has 3 of the 4 nodes of batch" in two.stdout
-    assert "maint" not in one.stdout  # node4 stays free
+    assert "reservation maint" not in one.stdout  # node4 stays free
 
 
 def test_a_job_that_a_limit_holds_back_leaves_the_queue(site, tmp_path):
