@@ -129,10 +129,11 @@ def test_finding_1_real_nemo_on_two_nodes(testbed, profile, recipes_cli, text):
     whole = submitted(recipes_cli, *words, *steps)
     until_done(whole)
     broken = submitted(recipes_cli, *words, *steps)
-    until(lambda: len(broken.metrics()) >= 20, 600)
+    until(broken.metrics, 600)
     job = broken.attempts[0].result["job"]
     queued = testbed.slurm("squeue", "-h", "-t", "PENDING", "-o", "%i").split()
     testbed.slurm("scontrol", "hold", ",".join(queued))
+    until(lambda: len(broken.metrics()) >= 20, 300)
     testbed.slurm("scancel", "--signal=KILL", f"{job}.0")
     testbed.until_ended(job)
     newest, second, third = (folder for folder in checkpoints.candidates(broken.checkpoints))
