@@ -233,14 +233,13 @@ def test_finding_13_another_rank_writes_when_the_one_that_wrote_is_killed_or_sto
     ranks = [start(i) for i in range(4)]
     wait_for(attempt, 4)
     os.kill(ranks[0].pid, number)
-    time.sleep(0.5)
-    before = attempt.heartbeats()
-    until(lambda: attempt.heartbeats()[3]["step"] > before[3]["step"])
+    gone = time.time()
+    until(lambda: attempt.heartbeats()[3]["t"] > gone + 1.0)
     after = attempt.heartbeats()
-    assert after[0]["t"] == before[0]["t"]
-    assert after[1]["seen"] > before[1]["seen"]
+    assert after[0]["t"] <= gone
+    assert after[1]["seen"] > gone + 1.0, "rank 0 wrote until then"
     restarted = start(0)
-    until(lambda: attempt.heartbeats()[0]["t"] > before[0]["t"])
+    until(lambda: attempt.heartbeats()[0]["t"] > gone)
     assert restarted.poll() is None
 
 
@@ -250,10 +249,10 @@ def test_finding_13_a_rank_that_was_stopped_is_named_within_the_limit(attempt, s
     os.kill(ranks[2].pid, signal.SIGSTOP)
     assert silence(attempt, 1.0) == ("", 0.0), "the others make steps, so nothing is stalled"
     (tmp_path / "hold").touch()
-    words, took_s = silence(attempt, 2.0)
+    words, took_s = silence(attempt, 3.0)
     assert words.startswith("rank 2 on ")
     assert " no longer answers since step " in words
-    assert took_s < 2.0 + 1.0
+    assert took_s < 3.0 + 2.0
 
 
 def test_finding_13_a_node_that_dies_is_named_with_its_ranks(attempt, start, tmp_path):
@@ -262,10 +261,10 @@ def test_finding_13_a_node_that_dies_is_named_with_its_ranks(attempt, start, tmp
     for process in ranks[4:]:
         process.kill()
     (tmp_path / "hold").touch()
-    words, took_s = silence(attempt, 2.0)
+    words, took_s = silence(attempt, 3.0)
     assert "(ranks 4-7) no longer answers since step" in words
     assert "(train)" in words
-    assert took_s < 2.0 + 1.0
+    assert took_s < 3.0 + 2.0
 
 
 def test_a_rank_that_never_began_is_named_with_its_node(attempt, folder):
