@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
     from superpod.slurm.dependency import Dependency
     from superpod.slurm.live_cluster import LiveCluster
-    from superpod.slurm.preflight import Demand
+    from superpod.slurm.preflight import Claim
     from superpod.slurm.profiles import Cluster
     from superpod.slurm.submit import Submission
 
@@ -69,9 +69,9 @@ def submit(
     requests, profile = _requests(name, cluster, overrides, swept, num_nodes, data, time, runs, waits)
     slurm, live = facts_of(profile, runs, data)
     count = attempts or profile.chain.attempts
-    demand = preflight.demand(requests[0], profile, live, time=time, runs=runs, attempts=count * len(requests))
-    preflight.refuse_demand(demand)  # before NeMo is imported: a member of a sweep differs in what is built only
-    notes = [*preflight.notes(demand), *unproven(profile)]
+    claim = preflight.claim(requests[0], profile, live, time=time, runs=runs, attempts=count * len(requests))
+    preflight.refuse_claim(claim)  # before NeMo is imported: a member of a sweep differs in what is built only
+    notes = [*preflight.notes(claim), *unproven(profile)]
     dependencies = [str(wait) for wait in dependency.unmet(waits, slurm)]
     submissions = _submissions(requests, swept, profile, runs, time, live, count)
     ignored = "" if slurm.remote else inherited.note(os.environ)
@@ -149,7 +149,7 @@ def facts_of(profile: Cluster, runs: str, data: Path | None) -> tuple[Connection
     return slurm, live_cluster.ask(slurm, profile, runs or profile.folders.runs, paths, python)
 
 
-def refuse_unmet(wanted: Demand) -> None:
+def refuse_unmet(wanted: Claim) -> None:
     """Refuse, before NeMo is imported, what the cluster cannot give; print what makes a job wait there.
 
     Raises:
@@ -157,7 +157,7 @@ def refuse_unmet(wanted: Demand) -> None:
     """
     from superpod.slurm import preflight
 
-    preflight.refuse_demand(wanted)
+    preflight.refuse_claim(wanted)
     for note in preflight.notes(wanted):
         print(f"note: {note.message}" + (f"\n  next: {note.hint}" if note.hint else ""), file=sys.stderr)
 

@@ -121,7 +121,7 @@ def _refuse_time_limit(run: RunFolder, how: Continuation, profile: Cluster) -> N
     _, live = facts_of(profile, runs, None)
     count = how.attempts or profile.chain.attempts
     size = JobSize(int(facts.get("nodes", 1)), int(facts.get("gpus_per_node", 1)), how.time, count)
-    refuse_unmet(preflight.Demand(profile, live, size, runs))
+    refuse_unmet(preflight.Claim(profile, live, size, runs))
 
 
 def _submission(run: RunFolder, how: Continuation, profile: Cluster) -> Submission:
@@ -134,7 +134,7 @@ def _submission(run: RunFolder, how: Continuation, profile: Cluster) -> Submissi
     runs = str(run.path.parents[1])
     _, live = facts_of(profile, runs, request.data)
     time, count = how.time or resume.time_of(run), how.attempts or profile.chain.attempts
-    refuse_unmet(preflight.demand(request, profile, live, time=time, runs=runs, attempts=count))
+    refuse_unmet(preflight.claim(request, profile, live, time=time, runs=runs, attempts=count))
     after = resolved(request)
     resume.refuse_unlike(resolved(before), after)
     if run.done and after.max_steps <= int(run.facts.get("max_steps", 0)):

@@ -78,10 +78,10 @@ def receive(where: socket.socket, size: int) -> None:
 
 def address(interface: str) -> str:
     """This node's IPv4 address on an interface; "" where it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as inquiry:
         try:
             # SIOCGIFADDR of netdevice(7): the address stands after the name and the family.
-            answer = fcntl.ioctl(asked.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))
+            answer = fcntl.ioctl(inquiry.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))
         except OSError:
             return ""
     return socket.inet_ntoa(answer[20:24])

@@ -33,8 +33,8 @@ DISK_BYTES_S = 2e9
 
 
 @dataclass(frozen=True)
-class Demand:
-    """What a submission demands of its cluster: all that is known before NeMo builds the recipe."""
+class Claim:
+    """What a submission claims of its cluster: all that is known before NeMo builds the recipe."""
 
     cluster: Cluster
     live: LiveCluster
@@ -71,11 +71,11 @@ class Case:
         return self.submission.time or self.cluster.slurm.time
 
     @property
-    def demand(self) -> Demand:
-        """What it demands of the cluster."""
+    def claim(self) -> Claim:
+        """What it claims of the cluster."""
         run, attempts = self.run, self.attempts or self.cluster.chain.attempts
         size = JobSize(run.nodes, run.gpus_per_node, self.time, attempts)
-        return Demand(self.cluster, self.live, size, self.submission.folder, run.request.data)
+        return Claim(self.cluster, self.live, size, self.submission.folder, run.request.data)
 
 
 def refuse(case: Case) -> None:
@@ -103,36 +103,36 @@ def refuse_other_gpu(request: Request, cluster: Cluster) -> None:
     _refuse(other_gpu.of_request(request, cluster.gpu))
 
 
-def demand(
+def claim(
     request: Request, cluster: Cluster, live: LiveCluster, *, time: str = "", runs: str = "", attempts: int = 0
-) -> Demand:
-    """What a request demands of a cluster, at its recipe's size; NeMo is not imported."""
+) -> Claim:
+    """What a request claims of a cluster, at its recipe's size; NeMo is not imported."""
     from superpod.recipes import registry
 
     recipe = registry.find(request.recipe)
     nodes = request.num_nodes or recipe.nodes[0]
     size = JobSize(nodes, recipe.gpus_per_node, time or cluster.slurm.time, attempts or cluster.chain.attempts)
-    return Demand(cluster, live, size, runs or cluster.folders.runs, request.data)
+    return Claim(cluster, live, size, runs or cluster.folders.runs, request.data)
 
 
-def refuse_demand(demand: Demand) -> None:
+def refuse_claim(claim: Claim) -> None:
     """Refuse what the live cluster cannot give, before NeMo is imported.
 
     Raises:
         UserError: with every finding.
     """
-    _refuse(demand_findings(demand))
+    _refuse(claim_findings(claim))
 
 
-def demand_findings(demand: Demand) -> list[Finding]:
+def claim_findings(claim: Claim) -> list[Finding]:
     """What the live cluster cannot give."""
-    findings = [finding for check in DEMAND_CHECKS for finding in check(demand)]
-    return findings or list(refused(demand.cluster, demand.live))
+    findings = [finding for check in CLAIM_CHECKS for finding in check(claim)]
+    return findings or list(refused(claim.cluster, claim.live))
 
 
-def notes(demand: Demand) -> list[Finding]:
+def notes(claim: Claim) -> list[Finding]:
     """What makes a job wait, and is no reason to refuse it: reservations, such as for maintenance."""
-    return list(limits.reservations(demand.cluster, demand.live, demand.size))
+    return list(limits.reservations(claim.cluster, claim.live, claim.size))
 
 
 def refuse_unfit(submission: Submission) -> None:
@@ -147,7 +147,7 @@ def refuse_unfit(submission: Submission) -> None:
 
 def findings(case: Case) -> list[Finding]:
     """All problems, in the order in which a job would meet them."""
-    return [*demand_findings(case.demand), *(finding for check in CHECKS for finding in check(case))]
+    return [*claim_findings(case.claim), *(finding for check in CHECKS for finding in check(case))]
 
 
 def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
@@ -158,26 +158,26 @@ def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
     return problems or list(refused(cluster, live))
 
 
-def profile(demand: Demand) -> Iterator[Finding]:
+def profile(claim: Claim) -> Iterator[Finding]:
     """The profile passes its own checks, with this submission's time limit."""
     for check in PROFILE_CHECKS:
         if check is limit:
-            yield from limit(demand.cluster, demand.live, demand.size.time)
+            yield from limit(claim.cluster, claim.live, claim.size.time)
         else:
-            yield from check(demand.cluster, demand.live)
+            yield from check(claim.cluster, claim.live)
 
 
-def site_limits(demand: Demand) -> Iterator[Finding]:
+def site_limits(claim: Claim) -> Iterator[Finding]:
     """Partition, QOS and account allow a job of this size."""
     for check in limits.CHECKS:
-        yield from check(demand.cluster, demand.live, demand.size)
+        yield from check(claim.cluster, claim.live, claim.size)
 
 
-def folder_name(demand: Demand) -> Iterator[Finding]:
+def folder_name(claim: Claim) -> Iterator[Finding]:
     """sbatch and pyxis can name the folder for runs."""
     for sign, who in (("\\", "sbatch's --output"), (":", "a container mount"), (",", "a container mount")):
-        if sign in demand.folder and (sign == "\\" or demand.cluster.container.image):
-            yield Finding(f"{demand.folder!r} contains {sign!r}, which {who} cannot", "name another folder with --runs")
+        if sign in claim.folder and (sign == "\\" or claim.cluster.container.image):
+            yield Finding(f"{claim.folder!r} contains {sign!r}, which {who} cannot", "name another folder with --runs")
 
 
 def size(case: Case) -> Iterator[Finding]:
@@ -256,16 +256,16 @@ def room(case: Case) -> Iterator[Finding]:
         )
 
 
-def data(demand: Demand) -> Iterator[Finding]:
+def data(claim: Claim) -> Iterator[Finding]:
     """The data folder exists on the cluster, inside a mount if there is a container."""
-    folder, live = demand.data, demand.live
+    folder, live = claim.data, claim.live
     if folder is None:
         return
     if live.paths.get(str(folder), "folder") != "folder":
         yield Finding(f"data folder {folder} is {live.paths[str(folder)]} on the cluster", "copy it there first")
-    if demand.cluster.container.image:
-        inside = [PurePosixPath(path) for path in demand.cluster.container.mounted]
-        if not any(PurePosixPath(folder).is_relative_to(m) for m in [*inside, PurePosixPath(demand.folder)]):
+    if claim.cluster.container.image:
+        inside = [PurePosixPath(path) for path in claim.cluster.container.mounted]
+        if not any(PurePosixPath(folder).is_relative_to(m) for m in [*inside, PurePosixPath(claim.folder)]):
             yield Finding(f"data folder {folder} is in no mount of the container", "add it to container.mounts")
 
 
@@ -275,7 +275,7 @@ def folder_in_use(case: Case) -> Iterator[Finding]:
         yield Finding(f"the run is in use by {case.running}", "wait for it, or `recipes cancel` it")
 
 
-DEMAND_CHECKS = (profile, site_limits, folder_name, data)
+CLAIM_CHECKS = (profile, site_limits, folder_name, data)
 CHECKS = (size, proof, versions, generation, interval, room, folder_in_use)
 
 

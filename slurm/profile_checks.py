@@ -132,12 +132,13 @@ def gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 def cpus(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """A node has the cores for all its ranks."""
-    name, each = partition_name(cluster, live), cluster.slurm.cpus_per_task
+    name, cpus_each = partition_name(cluster, live), cluster.slurm.cpus_per_task
     most = max((int(node.get("CPUTot", 0)) for node in live.nodes_of(name)), default=0)
-    if most and each * cluster.gpus_per_node > most:
+    need = cpus_each * cluster.gpus_per_node
+    if most and need > most:
         yield Finding(
-            f"slurm.cpus_per_task {each} x {cluster.gpus_per_node} ranks = {each * cluster.gpus_per_node} CPUs, but a "
-            f"node of {name} has {most}",
+            f"slurm.cpus_per_task {cpus_each} x {cluster.gpus_per_node} ranks = {need} CPUs, but a node of {name} "
+            f"has {most}",
             f"write cpus_per_task = {most // cluster.gpus_per_node}",
         )
 

@@ -11,7 +11,7 @@ from superpod.recipes import planned_job, registry
 from superpod.slurm import profiles
 from superpod.slurm.gpu_names import gpu_named
 from superpod.slurm.live_cluster import LiveCluster, parse
-from superpod.slurm.preflight import Case, demand, findings, notes, profile_findings, refuse, refuse_demand
+from superpod.slurm.preflight import Case, claim, findings, notes, profile_findings, refuse, refuse_claim
 from superpod.slurm.submit import Submission
 
 GIB = 2**30
@@ -208,7 +208,7 @@ def test_a_planted_mistake_is_found(planted, says, fix):
 
 
 def noted(**changes):
-    return [f"{note.message}; {note.hint}" for note in notes(case(**changes).demand)]
+    return [f"{note.message}; {note.hint}" for note in notes(case(**changes).claim)]
 
 
 def test_a_job_that_cannot_end_before_maintenance_is_noted_and_not_refused():
@@ -240,13 +240,13 @@ def test_the_first_source_of_a_limit_counts():
     assert "QOS normal allows: MaxWall 02:00:00" in finding.message
 
 
-def test_the_demand_is_judged_before_nemo_is_imported():
+def test_the_claim_is_judged_before_nemo_is_imported():
     request = Request("llama3_8b_pretrain_h100_bf16", num_nodes=16)
     live = parse(ANSWERS)
     with pytest.raises(UserError, match="account mine allows 12"):
-        refuse_demand(demand(request, profile(), live))
+        refuse_claim(claim(request, profile(), live))
     with pytest.raises(UserError, match="longer than batch allows"):
-        refuse_demand(demand(request, profile(), live, time="3-0"))
+        refuse_claim(claim(request, profile(), live, time="3-0"))
 
 
 def test_gpus_by_the_names_of_others():
