@@ -12,16 +12,16 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from superpod.errors import UserError
 from superpod.node import heartbeat_pages, locks
 from superpod.node.checkpoints import discard_unfinished
-from superpod.node.files import JsonObject, is_full, is_number, read_json, read_lines, tail_lines, write_json
+from superpod.node.files import JsonObject, is_full, read_json, read_lines, tail_lines, write_json
+from superpod.node.run_facts import is_metric, problem_in
 
 STATES = ("queued", "running", "saving", "requeued", "done", "failed", "cancelled", "stalled")
 DONE = "done"  # the marker's file name, written inside the job
@@ -159,7 +159,7 @@ class RunFolder:
             # The script of a run on Slurm carries the runtime of its version, which writes to links/.
             hint = "start a new run" if (run.path / "job.sbatch").exists() else moved
             raise UserError(f"{run.path} was written by version 0.1, which kept its attempts in links/", hint)
-        if wrong := _problem_in(facts):
+        if wrong := problem_in(facts):
             raise UserError(f"{run.path / 'run.json'}: {wrong}", "mend the file, or start a new run")
         return run
 
@@ -167,7 +167,7 @@ class RunFolder:
     def latest(cls, runs: Path, recipe: str) -> RunFolder | None:
         """The newest run of a recipe with a run.json that can be read; None when there is none. Raises as `open`."""
         files = (Path(runs).absolute() / recipe).glob("*/run.json")
-        readable = [(file.parent, facts) for file in files if (facts := read_json(file)) and not _problem_in(facts)]
+        readable = [(file.parent, facts) for file in files if (facts := read_json(file)) and not problem_in(facts)]
         # By the second in the folder's name, then by the exact time.
         path, _ = max(readable, key=lambda pair: (pair[0].name[:16], pair[1].get("t", 0)), default=(None, None))
         return cls.open(path) if path else None
@@ -203,12 +203,12 @@ class RunFolder:
 
     def metrics(self) -> list[JsonObject]:
         """The lines of metrics.jsonl by step, the last line of a step; a torn or corrupted line is left out."""
-        by_step = {line["step"]: line for line in read_lines(self.path / "metrics.jsonl") if _is_metric(line)}
+        by_step = {line["step"]: line for line in read_lines(self.path / "metrics.jsonl") if is_metric(line)}
         return [by_step[step] for step in sorted(by_step)]
 
     def newest_metrics(self) -> list[JsonObject]:
         """The lines at the end of metrics.jsonl (64 KiB) as they were written: steps that a resumed run repeats too."""
-        return [line for line in tail_lines(self.path / "metrics.jsonl") if _is_metric(line)]
+        return [line for line in tail_lines(self.path / "metrics.jsonl") if is_metric(line)]
 
     def reopen(self, max_steps: int) -> JsonObject:
         """Before an attempt: remove an earlier done marker, which is returned.
@@ -341,42 +341,6 @@ def _recipe_folder(path: Path) -> None:
 
 def _number(path: Path) -> int:
     return int(path.name) if path.name.isdecimal() else -1
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-_FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "recipe": (_is_text, "a string"),
-    "t": (is_number, "a number"),
-    "overrides": (lambda v: isinstance(v, list) and all(map(_is_text, v)), "a list of strings"),
-    "data": (lambda v: v is None or _is_text(v), "a string or null"),
-    "num_nodes": (lambda v: v is None or (_is_count(v) and v > 0), "a whole number from 1 on, or null"),
-    "checkpoint_bytes": (_is_count, "a whole number"),
-    **dict.fromkeys(
-        ("max_steps", "nodes", "gpus_per_node", "attempts"),
-        (lambda v: v is None or _is_count(v), "a whole number, or null"),
-    ),
-    "unigram_entropy_nats": (lambda v: v is None or is_number(v), "a number or null"),
-}
-_NUMBERS = ("t", "loss", "val_loss", "tokens", "step_time_s", "tokens_per_s_per_gpu", "allocated_gib")
-
-
-def _problem_in(facts: JsonObject) -> str:
-    """What is wrong with the facts of a run.json, in words; '' when nothing is. Every key may be missing."""
-    wrong = (f"{key} must be {words}" for key, (good, words) in _FACTS.items() if key in facts and not good(facts[key]))
-    return next(wrong, "")
-
-
-def _is_metric(line: JsonObject) -> bool:
-    """True for a line that can be drawn: an int step, numbers or null, a string for the attempt."""
-    numbers = all(line.get(key) is None or is_number(line[key]) for key in _NUMBERS)
-    return _is_count(line.get("step")) and numbers and _is_text(line.get("attempt", ""))
 
 
 @contextlib.contextmanager
