@@ -49,7 +49,8 @@ def _recomputes_cross_attention(f: JobInputs) -> Truth:
 
 FAMILY: tuple[Rule[JobInputs], ...] = (
     # gemma2.py Gemma2DotProductAttention.__init__; gemma3.py and t5.py, configure_model; bert/loss.py and reranker.py,
-    # the forward pass of each loss
+    # the forward pass of each loss. E5 on several stages is not refused, and is another model: each norms its input
+    # (bert/model/base.py, TransformerBlockWithPostLNSupport), which the proof of the recipes found.
     _refused("pp", "set pp 1; tp splits it as well"),
     _refused("cp", "set cp 1; tp splits it as well"),
     _refused("vp", "drop vp"),

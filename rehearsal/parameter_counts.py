@@ -12,9 +12,10 @@ from superpod.rehearsal.resolved import stages
 
 Counts = list[list[int]]
 """Of each pipeline rank that was built, the parameters of each of its chunks."""
-MOST_OF_APPROXIMATE = 0.01
+MOST_OF_APPROXIMATE = 0.02
 """Share by which a pipeline rank of a model that is planned approximately (`ModelShape.approximate`) may differ: T5's
-bias of the head is 0.01 %, Hyena's filters 0.02 %, the dense layer of BERT's head 0.6 %. Others may not differ."""
+bias of the head is 0.01 %, Hyena's filters 0.02 %, the dense layer of BERT's head 0.6 %, E5's pooler, whole on each of
+4 ranks of tensor parallelism, 1.2 %. Others may not differ."""
 
 
 class Counter:

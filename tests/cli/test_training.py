@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,7 +19,7 @@ from superpod.slurm import connection, watch
 NAME = "tiny_llama3"
 
 
-def fake_run(max_steps: int, ranks: int = 4) -> SimpleNamespace:
+def fake_run(max_steps: int, ranks: int = 4) -> Any:
     """What stands in for a LocalRun, which needs NeMo."""
     resolved = SimpleNamespace(request=Request(NAME), plan={})
     return SimpleNamespace(

@@ -201,8 +201,9 @@ def test_ctrl_c_saves_and_the_next_run_continues(folder, text):
     assert "checkpoint saved" in output
     assert run.state() == "cancelled"
     files = {path.relative_to(run.path).as_posix(): path for path in run.path.rglob("*") if path.is_file()}
-    assert {"run.json", "recipe.txt", "plan.json", "metrics.jsonl", "attempts/001/env.json", "attempts/001/result.json",
-            "attempts/001/logs/0.0.log", "attempts/001/logs/0.1.log", "attempts/001/heartbeat/nodes"} <= set(files)  # fmt: skip
+    of_run = {"run.json", "recipe.txt", "plan.json", "metrics.jsonl"}
+    of_attempt = {"env.json", "result.json", "logs/0.0.log", "logs/0.1.log", "heartbeat/nodes"}
+    assert of_run | {f"attempts/001/{name}" for name in of_attempt} <= set(files)
     assert "trainer.max_steps = 40\n" in files["recipe.txt"].read_text()
     assert json.loads(files["plan.json"].read_text())["layouts"][0]["layout"]["tp"] == 2
     assert "NEMO_URL" in files["attempts/001/env.json"].read_text()

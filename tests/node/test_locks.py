@@ -33,6 +33,7 @@ def test_another_user_s_lock_is_seen_where_a_reader_may_take_none_alone(tmp_path
     """NFS turns flock into byte-range locks, which need write access to be exclusive (flock(2))."""
     path, flock = tmp_path / "lock", fcntl.flock
     held = locks.take(path)
+    assert held is not None
 
     def as_on_nfs(handle, kind):
         if kind & fcntl.LOCK_EX:

@@ -41,7 +41,7 @@ REFUSED: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2_27b": {"family_cp": {"tp": 2, "sp": True, "cp": 2}},
     "gemma3_1b": {"family_cp": {"cp": 2}, "family_vp": {"pp": 2, "vp": 13}},
     "bert_340m": {"family_cp": {"cp": 2}},
-    "e5_340m": {"family_cp": {"cp": 2}},
+    "e5_340m": {"family_pp": {"pp": 2}, "family_cp": {"cp": 2}},
     "llama_embedding_1b": {"family_cp": {"cp": 2}},
     "llama_reranker_1b": {"family_cp": {"cp": 2}},
     "t5_3b": {"family_pp": {"pp": 2}, "family_cp": {"cp": 2}},

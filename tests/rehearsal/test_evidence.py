@@ -165,11 +165,6 @@ def test_the_committed_evidence_calls_only_those_models_broken_that_say_so():
     assert {(model.name, why) for model, why in broken} <= {(model.name, model.broken) for model, _ in broken}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the whole cold proof (40 minutes) has not been run on this code: issue 13 stays open",
-)
 def test_every_model_is_proven():
     ours = [m for name, m in registry.models().items() if registry.layout_files(name)]
     assert evidence.never_proven(proof_level.read(), ours) == []

@@ -15,6 +15,8 @@ from tests.slurm.testbed.test_container import boxed
 from tests.slurm.testbed.test_train import QUICK, SMALL, TP1, submitted, text, until_done
 from tests.slurm.testbed.toys import ToyRun
 
+pytestmark = pytest.mark.long
+
 assert boxed and text  # fixtures  # noqa: PT018
 FILE = "weights/__0_0.distcp"
 

@@ -15,6 +15,8 @@ from superpod.slurm import batch_script, connection, submit
 from tests.slurm.testbed.conftest import until
 from tests.slurm.testbed.toys import TOY, ToyRun
 
+pytestmark = pytest.mark.long
+
 PLAIN = "PLAIN_NOTHING"
 """A variable that means nothing to Slurm."""
 

@@ -15,6 +15,8 @@ from superpod.slurm import node_probe, profiles
 from tests.slurm.testbed import conftest
 from tests.slurm.testbed.mistakes import PROFILE, SECRET, SUBMISSION, Mistake
 
+pytestmark = pytest.mark.long
+
 DOCS = Path(__file__).parents[3] / "docs" / "slurm.md"
 ALL = (*PROFILE, *SUBMISSION)
 rows: dict[str, str] = {}

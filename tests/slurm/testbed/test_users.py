@@ -58,6 +58,8 @@ import sys
 from pathlib import Path
 from superpod.slurm import sharing
 from tests.slurm.testbed.toys import ToyRun
+
+pytestmark = pytest.mark.long
 with sharing.umask("0027"):  # as `submit` makes a run folder; the job has the profile's own
     toy = ToyRun(None, Path(sys.argv[1]), nodes=1, attempts=int(sys.argv[2]), max_steps=100_000, step_s=0.2)
 print(toy.run.path)
@@ -98,7 +100,7 @@ class User:
         """A command of ours."""
         process = self.popen("-m", "superpod.cli", *words)
         output, errors = process.communicate(timeout=120)
-        return subprocess.CompletedProcess(words, process.returncode, output, errors)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     def toy(self, profile: Path, attempts: int) -> RunFolder:
         """A run of the toy, queued by this user."""

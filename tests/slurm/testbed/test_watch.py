@@ -39,13 +39,13 @@ def test_status_logs_and_history_agree(testbed, profile, recipes_cli):
 def test_top_up_queues_the_attempts_that_a_run_lacks(testbed, profile, recipes_cli):
     toy = ToyRun(testbed, profile(), attempts=3, max_steps=10000, step_s=0.3)
     toy.until_step(2)
-    for job in [j for j in toy.seen().jobs if j.state == "PENDING"]:
+    for job in [j for j in (toy.seen().jobs or []) if j.state == "PENDING"]:
         testbed.slurm("scancel", job.id)
-    until(lambda: len(toy.seen().jobs) == 1)
+    until(lambda: len(toy.seen().jobs or []) == 1)
     assert recipes_cli("status", toy.run.path).returncode == 0
-    assert len(toy.seen().jobs) == 1
+    assert len(toy.seen().jobs or []) == 1
     assert "queued 2 more" in recipes_cli("top-up", toy.run.path).stdout
-    assert len(toy.seen().jobs) == 3
+    assert len(toy.seen().jobs or []) == 3
 
 
 def test_finding_9_history_says_how_every_attempt_ended(testbed, profile, recipes_cli):
