@@ -19,6 +19,8 @@ from superpod.slurm import profiles
 from tests.conftest import ROOT
 from tests.slurm.testbed.conftest import BASE, Testbed, run, until
 
+pytestmark = pytest.mark.long
+
 ALICE, BOB, TEAM = "sp14alice", "sp14bob", "sp14team"
 PYTHON = "/usr/bin/python3"
 """Another user cannot read a Python below /root: the system's, of the same version, with our packages."""
@@ -59,7 +61,6 @@ from pathlib import Path
 from superpod.slurm import sharing
 from tests.slurm.testbed.toys import ToyRun
 
-pytestmark = pytest.mark.long
 with sharing.umask("0027"):  # as `submit` makes a run folder; the job has the profile's own
     toy = ToyRun(None, Path(sys.argv[1]), nodes=1, attempts=int(sys.argv[2]), max_steps=100_000, step_s=0.2)
 print(toy.run.path)
