@@ -18,7 +18,13 @@ PICK = r"""
 cd "$1" 2>/dev/null || exit 0
 find . \( -path '*/nemo' -o -path './.jobs' -o -path '*/checkpoints/*/manifest' -o -path './*/*/damaged' \) -prune \
     -o -type f \( -path '*/heartbeat/nodes' -o \( -name '*.json' -o -name '*.jsonl' -o -name done \
-    -o -name stop -o -name job.sbatch -o -name common.pt \) -size -8192k \) -readable -print | tar -cz -T -
+    -o -name stop -o -name job.sbatch -o -name common.pt \) -size -8192k \) -readable -print0 |
+    { tar -cz --ignore-failed-read --null -T -; [ $? -le 1 ]; }
+"""
+"""What is copied of a folder of runs, while they go on: files grow while tar reads them, and vanish before it does.
+
+tar ends with 1 where a file changed meanwhile, with 2 without `--ignore-failed-read` where one was gone (tar(1));
+readers leave torn lines and records out.
 """
 
 
