@@ -27,7 +27,6 @@ if __name__ == "__main__":  # as a file of the run folder: what it imports lies 
 from superpod.errors import UserError
 from superpod.node import (
     capture,
-    checkpoints,
     ending,
     first_step,
     full_disk,
@@ -38,7 +37,7 @@ from superpod.node import (
     stall,
 )
 from superpod.node.notify import Webhook
-from superpod.node.run_folder import RunFolder
+from superpod.node.run_folder import RunFolder, as_user_errors
 from superpod.node.time_limit import TimeLimit
 
 POLL_S = 1.0
@@ -267,13 +266,14 @@ def _is_cancelled(run: RunFolder) -> bool:
 
 def _wait_for_room(run: RunFolder, job: SlurmJob) -> str:
     """Wait while the disk is full; why this job ends instead, in words, or '' once there is room."""
-    if not full_disk.missing(run):
-        return ""
-    checkpoints.discard_unfinished(run.checkpoints)  # half a checkpoint may be what fills it
-    at = job.deadline()
-    held = min(full_disk.HELD_S, (at - time.time()) / 2) if at else full_disk.HELD_S
-    if not (reason := full_disk.wait_for_room(run, _log, held)):
-        return ""
+    with as_user_errors(run.path):
+        if not full_disk.missing(run):
+            return ""
+        run.discard_unfinished()  # half a checkpoint may be what fills it
+        at = job.deadline()
+        held = min(full_disk.HELD_S, (at - time.time()) / 2) if at else full_disk.HELD_S
+        if not (reason := full_disk.wait_for_room(run, _log, held)):
+            return ""
     if seconds := full_disk.put_off(run, _queued_jobs(), time.time()):
         return f"{reason}: the next job looks again in {full_disk.duration(seconds)}"
     reason = f"{reason}, and no job is left to wait: make room, then `recipes submit --resume`"

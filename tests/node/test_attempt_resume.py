@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from superpod.node import attempt, guard, resume
+from superpod.errors import UserError
+from superpod.node import attempt, full_disk, guard, resume
 from superpod.node.run_folder import RunFolder
+from tests.lifecycle import checkpoint_files as made
 from tests.node.test_resume import DAMAGES, saved
 
 FAKE_SCONTROL = """#!/bin/sh
@@ -72,3 +74,22 @@ def test_finding_6_without_a_whole_one_the_chain_ends(run: RunFolder, job):
     assert further.returncode == 0
     assert "is stopped" in further.stdout
     assert not (run.path / resume.ASIDE).exists(), "all stay where they are"
+
+
+def test_finding_6_a_full_disk_costs_no_complete_checkpoint(run: RunFolder, monkeypatch):
+    """14: its job was killed between the last byte and the removal of NeMo's mark, and then the disk was full."""
+    newest = made.write(run.checkpoints / "step=19-consumed_samples=160.0")
+    newest.with_name(f"{newest.name}-unfinished").touch()
+    answers = iter(["the disk is full", ""])
+    monkeypatch.setattr(full_disk, "missing", lambda run: next(answers))
+    assert attempt._wait_for_room(run, attempt.SlurmJob()) == ""
+    assert resume.decide(run).checkpoint == newest
+
+
+def test_a_disk_that_fails_is_no_traceback(run: RunFolder, monkeypatch):
+    def fail(run: RunFolder) -> str:
+        raise OSError(5, "Input/output error", str(run.path))
+
+    monkeypatch.setattr(full_disk, "missing", fail)
+    with pytest.raises(UserError, match="Input/output error"):
+        attempt._wait_for_room(run, attempt.SlurmJob())
