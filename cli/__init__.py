@@ -8,7 +8,7 @@ import os
 import sys
 from typing import IO, NoReturn
 
-from superpod.errors import UserError
+from superpod.errors import UserError, readable
 
 INTERRUPTED = 130
 
@@ -73,6 +73,7 @@ def _unexpected(error: Exception) -> int:
 
 
 def _print_error(message: str, hint: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    """Files of others may be cited: their codes steer no terminal here."""
+    print(readable(f"error: {message}"), file=sys.stderr)
     if hint:
-        print(f"  next: {hint}", file=sys.stderr)
+        print(readable(f"  next: {hint}"), file=sys.stderr)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from superpod.cli import tables
 from superpod.cli.request_options import AsJson, Run
+from superpod.errors import readable
 
 if TYPE_CHECKING:
     from superpod.lifecycle.attempts import AttemptView
@@ -35,7 +36,7 @@ def _print_table(views: list[AttemptView]) -> None:
     table = Table(*head, box=None, pad_edge=False, header_style="bold")
     for view in views:
         nodes = view.nodes
-        table.add_row(
+        cells = (
             view.attempt,
             view.job + (f" (restart {view.restarts})" if view.restarts else ""),
             "-" if view.began is None else time.strftime("%m-%d %H:%M:%S", time.localtime(view.began)),
@@ -45,6 +46,7 @@ def _print_table(views: list[AttemptView]) -> None:
             "-" if view.last_step is None else str(view.last_step),
             str(view.checkpoint or "-"),
             view.state,
-            Text("; ".join(filter(None, (view.message, *view.notes)))),
+            "; ".join(filter(None, (view.message, *view.notes))),
         )
+        table.add_row(*(Text(readable(cell)) for cell in cells))
     tables.show(table)

@@ -11,6 +11,7 @@ import typer
 
 from superpod.cli import tables
 from superpod.cli.request_options import AsJson, Cluster
+from superpod.errors import readable
 
 if TYPE_CHECKING:
     from superpod.lifecycle.run_list import ListedRun
@@ -47,10 +48,11 @@ def status(
     slurm = connection.of(profile) if profile else connection.Connection()
     listed, mirror = _listed(slurm, profile, run, runs)
     shown = [one for one in listed if run or everybody or one.mine]
-    readable = watch.views([one.run for one in shown if not one.problem], slurm, mirror.users if mirror else None)
-    by_path = {view.run.path: view for view in readable}
+    seen = watch.views([one.run for one in shown if not one.problem], slurm, mirror.users if mirror else None)
+    by_path = {view.run.path: view for view in seen}
     views = [by_path.get(one.run.path) or watch.unreadable(one.run, one.problem) for one in shown]
     views = [dataclasses.replace(view, user=one.user) for view, one in zip(views, shown, strict=True)]
+    views = [_of_there(view, mirror) for view in views] if mirror else views
     if prometheus:
         from superpod.slurm import prometheus as metrics
 
@@ -91,6 +93,12 @@ def _listed(slurm: Connection, profile: Profile | None, run: str, runs: str) -> 
     return [listed], None
 
 
+def _of_there(view: RunView, mirror: Mirror) -> RunView:
+    """A copy's row, with the paths of the run itself in all that it says."""
+    message, alarm, *resumed = (mirror.there(view.run.path, text) for text in (view.message, view.alarm, *view.resumed))
+    return dataclasses.replace(view, message=message, alarm=alarm, resumed=tuple(resumed))
+
+
 def _facts(view: RunView, mirror: Mirror | None) -> dict[str, object]:
     path = mirror.remote_path(view.run.path) if mirror else str(view.run.path)
     return {**dataclasses.asdict(view), "run": path, "recipe": view.run.recipe}
@@ -107,8 +115,8 @@ def _print_table(views: list[RunView], *, with_users: bool) -> None:
         steps = f"{view.step}/{view.max_steps}" if view.max_steps else str(view.step)
         saved = f"step {view.checkpoint_step}, {tables.ago(view.checkpoint_age_s)} ago" if view.checkpoint_step else "-"
         cells = [
-            Text(f"{view.run.recipe}/{view.run.path.name}"),
-            Text(view.state, style=STYLE.get(view.state, "red")),
+            Text(readable(f"{view.run.recipe}/{view.run.path.name}")),
+            Text(readable(view.state), style=STYLE.get(view.state, "red")),
             steps if view.state != "unreadable" else "-",
             "-" if view.loss is None else f"{view.loss:.4f}",
             "-" if view.tokens_per_s is None else f"{view.tokens_per_s:,.0f}",
@@ -117,19 +125,21 @@ def _print_table(views: list[RunView], *, with_users: bool) -> None:
             view.attempt or "-",
             saved,
         ]
-        table.add_row(*([Text(view.user)] if with_users else []), *cells)
+        table.add_row(*([Text(readable(view.user))] if with_users else []), *cells)
     tables.show(table)
     for view in views:
         for message in (view.message, view.alarm, *view.resumed):
             if message:
-                print(f"{view.run.path.name}: {message}")
+                print(readable(f"{view.run.path.name}: {message}"))
     if not views:
         print("no runs")
 
 
 def _print_notes(views: list[RunView], others: int) -> None:
     """What the table does not show, on stderr."""
+    from superpod.slurm import watch
+
     if others:
         print(f"{others} runs of other users: --all shows them", file=sys.stderr)
-    if any(view.jobs is None for view in views):
-        print("Slurm does not answer: these states are from the run folders alone", file=sys.stderr)
+    if any(view.jobs_unknown == watch.SILENT for view in views):
+        print(f"{watch.SILENT}: these states are from the run folders alone", file=sys.stderr)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from superpod.errors import UserError
 from superpod.node import owner
+from superpod.node.files import read_bytes
 from superpod.node.run_folder import RunFolder
 
 _NAME = re.compile(r"\d{8}T\d{6}Z-.+")
@@ -67,7 +68,7 @@ def _problem(path: Path) -> str:
     """Why a run cannot be read, in words; '' when it can. A folder without rights looks empty to a glob."""
     try:
         list(os.scandir(path))
-        if not (path / "run.json").read_bytes():
+        if not read_bytes(path / "run.json"):
             return "run.json is empty"
         for name in ("attempts", "checkpoints"):
             if (path / name).exists():

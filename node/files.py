@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,10 +63,25 @@ def _overwrite(path: Path, text: bytes) -> None:
         os.close(handle)
 
 
+def refuse_special(path: Path) -> None:
+    """Before a file of another user is opened: a pipe in its place would wait for a writer for ever.
+
+    Raises OSError for all that is no file, and when it is missing.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise IsADirectoryError(errno.EISDIR, "not a regular file", str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a file holds. Raises OSError, as `refuse_special` does too."""
+    refuse_special(path)
+    return path.read_bytes()
+
+
 def read_json(path: Path) -> JsonObject | None:
     """The object in `path`; None when the file is missing, torn, or holds no object."""
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
@@ -97,7 +113,7 @@ def append_line(path: Path, record: Mapping[str, object]) -> None:
 def read_lines(path: Path) -> list[JsonObject]:
     """Every whole JSON object of a lines file, in order, torn ones left out; none in a missing file or a folder."""
     try:
-        return _objects(path.read_bytes())
+        return _objects(read_bytes(path))
     except _NO_FILE:
         return []
 
@@ -105,6 +121,7 @@ def read_lines(path: Path) -> list[JsonObject]:
 def tail_lines(path: Path) -> list[JsonObject]:
     """The objects in the last 64 KiB of a lines file, in order: enough for "what was last", at any length."""
     try:
+        refuse_special(path)
         with open(path, "rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
             file.seek(start)

@@ -14,7 +14,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import JsonObject, is_number, read_lines, tail_lines
+from .files import JsonObject, is_number, read_lines, refuse_special, tail_lines
 
 NAME = "nodes"
 PAGE, HEADER_BYTES, RECORD_BYTES = 4096, 512, 448
@@ -126,6 +126,7 @@ def read(folder: Path, most: int = 0) -> dict[int, JsonObject] | None:
     `most` bytes at most, where only the first node is of interest; 0 = all.
     """
     try:
+        refuse_special(folder / NAME)
         handle = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC)  # opened anew: so NFS looks at the newest
     except OSError:
         return None

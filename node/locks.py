@@ -11,6 +11,8 @@ import socket
 import time
 from pathlib import Path
 
+from .files import refuse_special
+
 LAUNCHER = ".lock"
 RANKS = ".ranks"
 
@@ -62,6 +64,7 @@ def share(path: Path) -> int | None:
 def is_held(path: Path) -> bool:
     """True while any process, this one included, holds `path`; false where the file system knows no locks."""
     try:
+        refuse_special(path)
         handle = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)  # NFS: RDWR
     except OSError:
         return False

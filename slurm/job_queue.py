@@ -69,6 +69,21 @@ def _rows(output: str) -> Iterator[list[str]]:
     return (row for row in rows if len(row) == 5)
 
 
+def only_shown(connection: Connection) -> tuple[str, ...] | None:
+    """The one user, by id and name, whose jobs Slurm shows here; None where it shows everybody's.
+
+    With PrivateData=jobs squeue leaves the jobs of others out and ends with 0 (slurm.conf(5)). Root sees all of them.
+    Empty where the configuration cannot be read, so that nobody knows what is left out.
+    """
+    try:
+        uid, name, *config = connection.shell("id -u && id -un && scontrol show config", limit_s=30).splitlines()
+    except (UserError, ValueError):
+        return ()
+    pairs = (line.partition("=") for line in config)
+    private = next((value for key, _, value in pairs if key.strip() == "PrivateData"), "")
+    return (uid, name) if uid != "0" and "jobs" in private.strip().lower().split(",") else None
+
+
 def accounted(connection: Connection, jobs: Iterable[str]) -> dict[str, str]:
     """How jobs ended, by id, from accounting: the controller forgets a job after its MinJobAge, mostly 300 s.
 

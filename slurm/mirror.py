@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import io
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -39,6 +40,11 @@ class Mirror:
     def remote_path(self, run: Path) -> str:
         """Where a run of the copy lies on the cluster."""
         return f"{self.remote}/{run.relative_to(self.path)}"
+
+    def there(self, run: Path, text: str) -> str:
+        """Words about a run, with its path on the cluster where they name that of the copy, which is soon gone."""
+        text = text.replace(shlex.quote(str(run)), shlex.quote(self.remote_path(run)))
+        return text.replace(str(self.path), self.remote)
 
 
 def fetch(connection: Connection, folder: str) -> Mirror:

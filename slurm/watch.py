@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from superpod.lifecycle.attempts import resume_notes
 from superpod.node import drift, guard, owner, progress, stall
-from superpod.node.files import JsonObject, is_number, read_json
+from superpod.node.files import JsonObject, is_number, read_json, refuse_special
 from superpod.node.run_folder import Attempt, RunFolder
 from superpod.slurm import job_queue
 from superpod.slurm.job_queue import JobQueue, Queued
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
 
 STALLED_S = 600.0
+
+SILENT = "Slurm does not answer"
+HIDDEN = "squeue shows no job of it, but may hide those of others (PrivateData=jobs): this is by its files alone"
+"""Why the jobs of a run are not known."""
 
 UNREADABLE = "unreadable"
 """The state of a run whose folder cannot be read: a row of its own, so that the others are shown."""
@@ -57,18 +61,29 @@ class RunView:
     resumed: tuple[str, ...] = ()
     """what the newest attempt did about damaged checkpoints: set aside, steps lost"""
     jobs: list[Queued] | None = field(default_factory=list)
-    """those that wait or run; None where Slurm does not answer"""
+    """those that wait or run; None where nobody knows"""
+    jobs_unknown: str = ""
+    """why `jobs` is None, in words"""
 
 
-def view(run: RunFolder, jobs: list[Queued] | None, now: float | None = None, *, ended: str = "") -> RunView:
+def view(
+    run: RunFolder,
+    jobs: list[Queued] | None,
+    now: float | None = None,
+    *,
+    ended: str = "",
+    jobs_unknown: str = SILENT,
+) -> RunView:
     """Sum a run up; writes nothing.
 
-    `jobs` are its jobs in the queue; None = Slurm does not answer, and the folder decides alone. `ended` is Slurm's
-    word for how the newest attempt's job ended, where it is over and Slurm knows.
+    `jobs` are its jobs in the queue; None = they are not known, for the reason `jobs_unknown`, and the folder decides
+    alone. `ended` is Slurm's word for how the newest attempt's job ended, where it is over and Slurm knows.
     """
     now = now or time.time()
     lines, facts = run.newest_metrics(), run.facts
     state, message = local_state(run, now) if is_local(run) else state_of(run, jobs, now, ended=ended)
+    if jobs is None and jobs_unknown == HIDDEN:  # of this run alone; that Slurm does not answer is true of all
+        message = "; ".join(filter(None, (message, HIDDEN)))
     # The median of the last steps: a save or a validation in between does not count.
     steady = [line["step_time_s"] for line in lines[-20:] if is_number(line.get("step_time_s"))]
     step_s = statistics.median(steady) if steady else None
@@ -94,6 +109,7 @@ def view(run: RunFolder, jobs: list[Queued] | None, now: float | None = None, *,
         alarm=_alarm(run, lines, jobs, now) if state in ("running", "saving") else "",
         resumed=tuple(resume_notes(run.attempts[-1])) if run.attempts else (),
         jobs=jobs,
+        jobs_unknown="" if jobs is not None else jobs_unknown,
     )
 
 
@@ -168,7 +184,7 @@ def _between_attempts(last: Attempt, state: str, message: str, jobs: list[Queued
 def _waiting_state(run: RunFolder, jobs: list[Queued] | None, now: float) -> tuple[str, str]:
     """State and why, before the first attempt."""
     if jobs is None:
-        return "queued", "Slurm does not answer"
+        return "queued", "no attempt has begun"
     if jobs:
         if jobs[0].reason == "DependencyNeverSatisfied":
             return "queued", "never starts: the job that it waits for has failed (DependencyNeverSatisfied); cancel it"
@@ -187,6 +203,7 @@ def _waiting_state(run: RunFolder, jobs: list[Queued] | None, now: float) -> tup
 def last_line(path: Path) -> str:
     """The last line with words in it of a job's output; '' when there is none."""
     try:
+        refuse_special(path)
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             lines = file.read().decode(errors="replace").splitlines()
@@ -253,37 +270,53 @@ def views(runs: list[RunFolder], connection: Connection, users: Mapping[Path, st
     asking = [run for run in runs if not is_local(run)]
     owners = {users.get(run.path) or str(uid) for run in asking if (uid := owner.uid_of(run.path)) is not None}
     queue = job_queue.ask(connection, owners or {str(os.geteuid())}) if asking else JobQueue()
-    ended = _ended(asking, connection, queue) if queue else {}
+    idle = _idle(asking, queue) if queue else []
+    ended = _ended(idle, connection, queue) if queue else {}
+    hidden = _hidden(idle, connection, users)
     seen = []
     for run in runs:
-        # No jobs is [], an unknown queue None.
-        jobs = None if queue is None else queue.active.get(job_name(str(run.path)), [])
-        seen.append(_view_or_why_not(run, jobs, ended.get(_newest_job(run), "")))
+        words = HIDDEN if run.path in hidden else SILENT
+        # No jobs is [], unknown ones None.
+        known = queue if run.path not in hidden else None
+        jobs = known.active.get(job_name(str(run.path)), []) if known else None
+        seen.append(_view_or_why_not(run, jobs, ended.get(_newest_job(run), ""), words))
     return seen
 
 
-def _view_or_why_not(run: RunFolder, jobs: list[Queued] | None, ended: str) -> RunView:
+def _view_or_why_not(run: RunFolder, jobs: list[Queued] | None, ended: str, jobs_unknown: str) -> RunView:
     try:
-        return view(run, jobs, ended=ended)
+        return view(run, jobs, ended=ended, jobs_unknown=jobs_unknown)
     except Exception as error:  # whatever a folder holds, the other runs are shown
         return unreadable(run, f"{type(error).__name__}: {error}")
 
 
 def unreadable(run: RunFolder, why: str) -> RunView:
     """The row of a run that cannot be read."""
-    return RunView(run, UNREADABLE, why, user=owner.name_of(owner.uid_of(run.path)))
+    return RunView(run, UNREADABLE, why, user=owner.name_of(owner.uid_of(run.path)), jobs=None, jobs_unknown=UNREADABLE)
 
 
 def _newest_job(run: RunFolder) -> str:
     return str(run.attempts[-1].result.get("job", "")) if run.attempts else ""
 
 
-def _ended(runs: list[RunFolder], connection: Connection, queue: JobQueue) -> dict[str, str]:
+def _idle(runs: list[RunFolder], queue: JobQueue) -> list[RunFolder]:
+    """Those that go on or have failed, by their files, and have no job in the queue."""
+    return [run for run in runs if job_name(str(run.path)) not in queue.active and not (run.done or guard.stopped(run))]
+
+
+def _ended(idle: list[RunFolder], connection: Connection, queue: JobQueue) -> dict[str, str]:
     """How the newest jobs of runs without one in the queue ended: the controller knows for a while, then accounting."""
-    idle = [run for run in runs if job_name(str(run.path)) not in queue.active and not (run.done or guard.stopped(run))]
     jobs = [_newest_job(run) for run in idle]
     forgotten = [job for job in jobs if job not in queue.ended and job.isdecimal()]
     return job_queue.accounted(connection, forgotten) | queue.ended
+
+
+def _hidden(idle: list[RunFolder], connection: Connection, users: Mapping[Path, str]) -> set[Path]:
+    """Of runs without a job in the queue, those of others, where this user sees only own jobs; they may have some."""
+    owners = {run.path: users.get(run.path) if users else owner.uid_of(run.path) for run in idle}
+    others = {path: str(who) for path, who in owners.items() if who is not None and (users or who != os.geteuid())}
+    shown = job_queue.only_shown(connection) if others else None
+    return set() if shown is None else {path for path, who in others.items() if who not in shown}
 
 
 def missing_attempts(seen: RunView, attempts: int) -> int:

@@ -1,8 +1,12 @@
+import os
+import signal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superpod.node.files import append_line, read_lines
+from superpod.node import heartbeat_pages, locks
+from superpod.node.files import append_line, read_json, read_lines, tail_lines
 from tests.conftest import fill
 
 
@@ -23,3 +27,25 @@ def test_a_line_that_does_not_fit_is_taken_back(small_disk):
     with pytest.raises(OSError, match="No space left"):
         append_line(path, {"text": "x" * 20_000})
     assert path.read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize("read", [read_json, read_lines, tail_lines, locks.is_held])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_finding_28_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
+    """Issue 14's second review: `mkfifo run.json` hung everybody's status, and a link to /dev/zero never ends."""
+    path = tmp_path / "x"
+    {"pipe": os.mkfifo, "folder": os.mkdir, "device": lambda path: os.symlink("/dev/zero", path)}[kind](path)
+    signal.alarm(5)  # a read that waits ends this test, and pytest with it
+    try:
+        assert not read(path)
+    finally:
+        signal.alarm(0)
+
+
+def test_finding_28_a_pipe_in_the_place_of_heartbeats_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / heartbeat_pages.NAME)
+    signal.alarm(5)
+    try:
+        assert heartbeat_pages.of_ranks(tmp_path) == {}
+    finally:
+        signal.alarm(0)

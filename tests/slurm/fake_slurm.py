@@ -1,4 +1,4 @@
-"""A fake Slurm: squeue, sbatch, sacct and scancel as scripts on the PATH, over one file of jobs. It runs nothing."""
+"""A fake Slurm: its commands as scripts on the PATH, over one file of jobs. It runs nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-COMMANDS = ("squeue", "sbatch", "sacct", "scancel")
+COMMANDS = ("squeue", "sbatch", "sacct", "scancel", "scontrol")
 
 
 class FakeSlurm:
@@ -18,6 +18,7 @@ class FakeSlurm:
         self.bin = folder / "bin"
         self.bin.mkdir(parents=True)
         self._state, self._calls = folder / "jobs.json", folder / "calls.txt"
+        self._private = folder / "private.txt"
         self._state.write_text("[]")
         for name in COMMANDS:
             script = self.bin / name
@@ -41,6 +42,13 @@ class FakeSlurm:
         owner = str(os.geteuid() if user is None else user)
         self._state.write_text(json.dumps([*jobs, {"id": job, "name": name, "state": state, "user": owner}]))
         return job
+
+    def hide(self, kinds: str, user: int = 1001) -> None:
+        """Set PrivateData, such as `jobs,usage`, and let `id` answer that one is this user, as root sees all."""
+        self._private.write_text(kinds)
+        script = self.bin / "id"
+        script.write_text(f"#!/bin/sh\ncase $1 in -u) echo {user};; -un) echo user{user};; esac\n")
+        script.chmod(0o755)
 
     def calls(self, name: str) -> list[str]:
         """The arguments of every call of a command, one line each."""
@@ -67,16 +75,25 @@ def main(folder: Path, name: str, words: list[str]) -> None:
             (folder / "jobs.json").write_text(json.dumps([*jobs, job]))
             print(job["id"])
         elif name == "squeue":
-            _squeue(jobs, options)
+            _squeue(jobs, options, own_only="jobs" in _private(folder))
+        elif name == "scontrol":
+            print(f"Configuration data as of 2026-11-22T22:00:00\nPrivateData             = {_private(folder)}")
         elif name == "sacct":
             ids = words[words.index("-j") + 1].split(",")
             print("\n".join(f"{job['id']}|{job['state']}" for job in jobs if job["id"] in ids))
 
 
-def _squeue(jobs: list[dict[str, str]], options: dict[str, str]) -> None:
+def _private(folder: Path) -> str:
+    file = folder / "private.txt"
+    return file.read_text() if file.exists() else "none"
+
+
+def _squeue(jobs: list[dict[str, str]], options: dict[str, str], *, own_only: bool) -> None:
     users = options["users"].split(",") if "users" in options else [str(os.geteuid())] if "me" in options else None
     over = ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT")
     for job in jobs:
+        if own_only and job["user"] != str(os.geteuid()):
+            continue
         if (users is None or job["user"] in users) and (options.get("states") == "all" or job["state"] not in over):
             print("\x1f".join([job["id"], job["name"], job["state"], "None", "N/A"]))
 
