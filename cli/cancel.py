@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,36 +14,71 @@ if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
 
 _REMOTE = r"""
-[ -O "$1" ] || { echo "$1 belongs to $(stat -c %U "$1"), and you are $(id -un): only its owner may cancel it"; exit 1; }
-[ ! -e "$1/done" ] || { echo "$1 is done: there is nothing to cancel"; exit 1; }
+[ -d "$1" ] || { echo "there is no run folder $1" >&2; exit 1; }
+me=$(id -un) owner=$(stat -c %U "$1")
+[ -O "$1" ] || [ "$(id -u)" = 0 ] ||
+    { echo "$1 belongs to $owner, and you are $me: only $owner may cancel it" >&2; exit 1; }
+[ -r "$1/run.json" ] || { echo "$1 is no run folder: it has no readable run.json" >&2; exit 1; }
+if [ -e "$1/done" ]; then echo done; exit 0; fi
 printf '%s' '{"reason": "cancelled by the user", "by": "user"}' >"$1/stop"
 """
+
+_SWEEP = r"""[ ! -f "$1/sweep.json" ] || cat "$1/sweep.json" """
+
+
+class _Done(UserError):
+    """A run that needs no cancelling."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"{run} is done", "there is nothing to cancel")
 
 
 def cancel(run: Run, cluster: Cluster = "") -> None:
     """Stop a run, or every run of a sweep: end its job, remove its other attempts from the queue, add no new ones."""
-    from superpod.lifecycle import sweep
     from superpod.slurm import connection, profiles
 
     slurm = connection.of(profiles.load(cluster)) if cluster else connection.Connection()
-    if slurm.remote or not sweep.is_sweep(Path(run)):
+    members = _members(run, slurm)
+    if members is None:
         _cancel(run, slurm)
         return
-    for _, path in sweep.runs_of(Path(run)):
+    refused: list[str] = []
+    for member in members:
         try:
-            _cancel(str(path), slurm)
-        except UserError as error:  # done already, or gone: the others still are to be cancelled
+            _cancel(member, slurm)
+        except _Done as error:
             print(error)
+        except UserError as error:  # the others still are to be cancelled
+            refused.append(f"  - {error}" + (f"\n    next: {error.hint}" if error.hint else ""))
+    if refused:
+        raise UserError("\n".join([f"{len(refused)} of {len(members)} runs are not cancelled", *refused]))
+
+
+def _members(run: str, slurm: Connection) -> list[str] | None:
+    """The run folders of a sweep, here or behind SSH; None when the folder is no sweep's."""
+    from superpod.lifecycle import sweep
+
+    folder = Path(run).absolute()
+    if not slurm.remote:
+        return [str(path) for _, path in sweep.runs_of(folder)] if sweep.is_sweep(folder) else None
+    text = slurm.shell(_SWEEP, run)
+    if not text:
+        return None
+    try:
+        record = json.loads(text)
+    except ValueError:
+        record = None  # refused as a sweep that names no runs
+    return [str(path) for _, path in sweep.runs_in(record, folder)]
 
 
 def _cancel(run: str, slurm: Connection) -> None:
     from superpod.node.run_folder import RunFolder
     from superpod.slurm.submit import job_name
 
-    if slurm.remote:
-        slurm.shell(_REMOTE, run)
-    else:
+    if not slurm.remote:
         _stop(RunFolder.open(run))
+    elif slurm.shell(_REMOTE, run).strip() == "done":
+        raise _Done(run)
     slurm.run(["scancel", f"--name={job_name(str(Path(run).absolute()))}"])
     print(f"cancelled {run}")
 
@@ -58,7 +94,7 @@ def _stop(folder: RunFolder) -> None:
 
     owner.refuse_others(folder.path, "cancel it")
     if folder.done:
-        raise UserError(f"{folder.path} is done", "there is nothing to cancel")
+        raise _Done(str(folder.path))
     if watch.is_local(folder):
         raise UserError(f"{folder.path} runs without Slurm", "press Ctrl-C where it runs: it saves first")
     guard.stop(folder, "cancelled by the user", by=guard.StoppedBy.USER)

@@ -78,8 +78,11 @@ def _listed(slurm: Connection, profile: Profile | None, run: str, runs: str) -> 
     if slurm.remote:
         mirror = mirrors.fetch(slurm, str(Path(run).parents[1]) if run else folder)
         me = slurm.run(["id", "-un"]).strip()
-        remote = [run_list.listed(mirror.path / Path(run).parent.name / Path(run).name)] if run else []
-        remote = remote or run_list.below(mirror.path)
+        copy = mirror.path / Path(run).parent.name / Path(run).name
+        if run and sweep.is_sweep(copy):
+            remote = [run_list.listed(path) for _, path in sweep.runs_of(copy)]
+        else:
+            remote = [run_list.listed(copy)] if run else run_list.below(mirror.path)
         users = [mirror.users.get(one.run.path, "?") for one in remote]
         owned = zip(remote, users, strict=True)
         return [dataclasses.replace(one, user=user, mine=user in (me, "?")) for one, user in owned], mirror

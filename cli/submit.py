@@ -69,7 +69,7 @@ def submit(
     requests, profile = _requests(name, cluster, overrides, swept, num_nodes, data, time, runs, waits)
     slurm, live = facts_of(profile, runs, data)
     count = attempts or profile.chain.attempts
-    claim = preflight.claim(requests[0], profile, live, time=time, runs=runs, attempts=count * len(requests))
+    claim = preflight.claim(requests[0], profile, live, time=time, runs=runs, attempts=count, members=len(requests))
     preflight.refuse_claim(claim)  # before NeMo is imported: a member of a sweep differs in what is built only
     notes = [*preflight.notes(claim), *unproven(profile)]
     dependencies = [str(wait) for wait in dependency.unmet(waits, slurm)]
@@ -88,8 +88,10 @@ def submit(
         return
     run, jobs = slurm_submit().start(submissions[0], slurm, count, dependencies)
     print(f"run    {run}")
-    print(f"jobs   {', '.join(jobs)}: each continues where the one before it ended")
-    if short := slurm_submit().outlook(submissions[0], count):
+    print(f"jobs   {jobs}: each continues where the one before it ended")
+    if jobs.shortfall:
+        print(f"note   {jobs.shortfall}")
+    if short := slurm_submit().outlook(submissions[0], len(jobs.ids)):
         print(f"chain  {short}; `recipes top-up` queues more")
     _print_dependencies(dependencies)
     print(f"proof  {_proof(submissions[0])}")
@@ -201,8 +203,10 @@ def _queue_sweep(
 
     folder, jobs = sweep.queue(slurm, members, count, dependencies)
     print(f"sweep  {folder}: {len(members)} runs")
-    for (overrides, _), (run, numbers) in zip(members, jobs.items(), strict=True):
-        print(f"run    {run}  {' '.join(overrides)}  jobs {', '.join(numbers)}")
+    for (overrides, _), (run, queued) in zip(members, jobs.items(), strict=True):
+        print(f"run    {run}  {' '.join(overrides)}  jobs {queued}")
+    if short := [queued.shortfall for queued in jobs.values() if queued.shortfall]:
+        print(f"note   {len(short)} of {len(jobs)} runs have fewer jobs: {short[0]}; `recipes top-up` queues more")
     _print_dependencies(dependencies)
     print(f"proof  {_proof(members[0][1])}")
     print(f"table  recipes report {shlex.quote(folder)}")

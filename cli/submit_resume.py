@@ -68,9 +68,15 @@ def go_on(how: Continuation) -> None:
             elif how.time:
                 resume.set_time(run, how.time)
             guard.allow_resume(run)
-            jobs = slurm_submit().queue(slurm, str(run.path), count, excluded(run), dependencies)
-        slurm_submit().note(run, jobs)
-    print(f"jobs   {', '.join(jobs)}: the run continues from step {decided.step}")
+            try:
+                jobs = slurm_submit().queue(slurm, str(run.path), count, excluded(run), dependencies)
+            except BaseException:  # Ctrl-C: a job that is queued already would meet the files as they were
+                slurm_submit().unqueue(slurm, [str(run.path)])
+                raise
+        slurm_submit().note(run, jobs.ids)
+    print(f"jobs   {jobs}: the run continues from step {decided.step}")
+    if jobs.shortfall:
+        print(f"note   {jobs.shortfall}")
     if decided.damaged or decided.lost_steps:
         print(f"note   it {decided.words}")
     if dependencies:
@@ -98,8 +104,12 @@ def _run_of(how: Continuation, slurm: Connection) -> RunFolder:
 def _refuse_queued(run: RunFolder, slurm: Connection) -> None:
     from superpod.slurm import watch
 
-    queued = watch.views([run], slurm)[0].jobs
-    if queued:
+    seen = watch.views([run], slurm)[0]
+    if seen.state == watch.UNREADABLE:
+        raise UserError(f"{run.path} cannot be read: {seen.message}", "mend it first: its jobs are not known either")
+    if seen.jobs is None:
+        raise UserError("Slurm's controller does not answer, so nobody knows what is queued", "try again later")
+    if queued := seen.jobs:
         jobs = " ".join(job.id for job in queued)
         raise UserError(
             f"{run.path} has jobs in the queue: {jobs}",

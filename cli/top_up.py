@@ -44,7 +44,9 @@ def top_up(
             failed = True
             print(f"{run.path.name}: {error}", file=sys.stderr)
             continue
-        print(f"{run.path.name}: " + (f"queued {len(jobs)} more: {', '.join(jobs)}" if jobs else "nothing to queue"))
+        print(f"{run.path.name}: " + (f"queued {len(jobs.ids)} more: {jobs}" if jobs else "nothing to queue"))
+        if jobs and jobs.shortfall:
+            print(f"{run.path.name}: {jobs.shortfall}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
 

@@ -54,13 +54,16 @@ def runs_of(folder: Path) -> list[tuple[dict[str, str], Path]]:
     Raises:
         UserError: sweep.json cannot be read.
     """
-    record = read_json(folder / FILE) or {}
-    rows = record.get("members")
+    return runs_in(read_json(folder / FILE), folder.absolute())
+
+
+def runs_in(record: object, folder: Path) -> list[tuple[dict[str, str], Path]]:
+    """As `runs_of`, from what the sweep.json of an absolute `folder`, here or elsewhere, holds. Raises as `runs_of`."""
+    rows = record.get("members") if isinstance(record, dict) else None
     if not isinstance(rows, list):
         raise UserError(f"{folder / FILE} names no runs", "look into it; the run folders beside it are whole")
-    runs = folder.absolute().parents[1]
-    pairs = [(dict(text.split("=", 1) for text in row["overrides"]), runs / str(row["run"])) for row in rows]
-    return pairs
+    runs = folder.parents[1]
+    return [(dict(text.split("=", 1) for text in row["overrides"]), runs / str(row["run"])) for row in rows]
 
 
 def members(folder: Path) -> list[Member]:

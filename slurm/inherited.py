@@ -44,6 +44,7 @@ def note(environ: Mapping[str, str]) -> str:
     names = sorted(name for name in options(environ) if name.startswith("SBATCH_"))
     if not names:
         return ""
-    shown = ", ".join(f"{name}={environ[name]}" for name in names)
     verb = "is" if len(names) == 1 else "are"
+    # Names only: SBATCH_EXPORT=ALL,HF_TOKEN=... holds a token, and any value may hold a line break.
+    shown = ", ".join(names)
     return f"{shown} {verb} set here and not used: the profile says what a job is (its [slurm] table, slurm.options)"

@@ -29,7 +29,14 @@ class JobSize:
     time: str
     """the limit of an attempt, as Slurm writes it"""
     attempts: int
-    """jobs to queue at once"""
+    """jobs of each run to queue at once"""
+    runs: int = 1
+    """of a sweep"""
+
+    @property
+    def jobs(self) -> int:
+        """All jobs to queue."""
+        return self.attempts * self.runs
 
 
 class Source(NamedTuple):
@@ -161,14 +168,22 @@ def _jobs(live: LiveCluster, sources: list[Source], size: JobSize) -> Iterator[F
         column = 1 if kind == "QOS" else 0
         queued = sum(job[column] == word for job in live.queued)
         bounds = [(int(values[key]), key) for key in SUBMIT if values.get(key, "").isdigit()]
-        if bounds and size.attempts + queued > min(bounds)[0]:
+        if bounds and size.jobs + queued > min(bounds)[0]:
             most, key = min(bounds)
             room = max(0, most - queued)
+            jobs = f"{size.jobs} jobs to queue" + (f" ({size.runs} runs x {size.attempts})" if size.runs > 1 else "")
             yield Finding(
-                f"{size.attempts} jobs to queue and {queued} of yours in the queue, but {name} allows {most} ({key})",
-                f"--attempts {room}, or chain.attempts = {room}" if room else "wait for one of them to end",
+                f"{jobs} and {queued} of yours in the queue, but {name} allows {most} ({key})",
+                _fewer_jobs(room, size.runs),
             )
             return
+
+
+def _fewer_jobs(room: int, runs: int) -> str:
+    """How `runs` runs fit into a queue with room for so many jobs; --attempts is of each run."""
+    if attempts := room // runs:
+        return f"--attempts {attempts}, or chain.attempts = {attempts}"
+    return f"sweep {room} values at most, each with --attempts 1" if room > 1 else "wait for one of them to end"
 
 
 SUBMIT = ("MaxSubmit", "MaxSubmitPU", "MaxSubmitPA", "GrpSubmit")

@@ -104,14 +104,22 @@ def refuse_other_gpu(request: Request, cluster: Cluster) -> None:
 
 
 def claim(
-    request: Request, cluster: Cluster, live: LiveCluster, *, time: str = "", runs: str = "", attempts: int = 0
+    request: Request,
+    cluster: Cluster,
+    live: LiveCluster,
+    *,
+    time: str = "",
+    runs: str = "",
+    attempts: int = 0,
+    members: int = 1,
 ) -> Claim:
-    """What a request claims of a cluster, at its recipe's size; NeMo is not imported."""
+    """What a request claims of a cluster, at its recipe's size; NeMo is not imported. `members` are a sweep's runs."""
     from superpod.recipes import registry
 
     recipe = registry.find(request.recipe)
     nodes = request.num_nodes or recipe.nodes[0]
-    size = JobSize(nodes, recipe.gpus_per_node, time or cluster.slurm.time, attempts or cluster.chain.attempts)
+    count = attempts or cluster.chain.attempts
+    size = JobSize(nodes, recipe.gpus_per_node, time or cluster.slurm.time, count, members)
     return Claim(cluster, live, size, runs or cluster.folders.runs, request.data)
 
 

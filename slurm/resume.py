@@ -1,22 +1,27 @@
 """`recipes submit --resume RUN` with changes: what a run may change when it goes on, and its new batch script.
 
-The script and the code of the attempts so far stay in the run folder, as `job-until-NNN.sbatch` and `code-until-NNN`.
+The script and the code of the attempts so far stay in the run folder, as `job-until-NNN.sbatch` and `code-until-NNN`;
+where no attempt has begun since the last change, as `job-until-NNN.2.sbatch` and so on.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.node import guard
+from superpod.node.files import write_json
 from superpod.node.run_folder import DONE
 from superpod.planner.layout import PARALLEL_SIZES
 from superpod.slurm import batch_script
 from superpod.slurm import submit as slurm_submit
+from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
     from superpod.lifecycle.resolve import ResolvedRun
@@ -76,7 +81,7 @@ def restored_on_failure(run: RunFolder) -> Iterator[None]:
     """Put the run's small files back as they were when what happens inside fails: sbatch may refuse."""
     names = (slurm_submit.SCRIPT, "run.json", "recipe.txt", "plan.json", DONE, guard.STOP, guard.RESUMED)
     kept = {name: (run.path / name).read_bytes() for name in names if (run.path / name).is_file()}
-    codes = set(run.path.glob("code-until-*"))
+    known = set(run.path.glob("*-until-*"))
     try:
         yield
     except BaseException:
@@ -85,8 +90,11 @@ def restored_on_failure(run: RunFolder) -> Iterator[None]:
                 (run.path / name).write_bytes(kept[name])
             else:
                 (run.path / name).unlink(missing_ok=True)
-        for moved in set(run.path.glob("code-until-*")) - codes:
-            moved.rename(run.path / "code")
+        for moved in set(run.path.glob("*-until-*")) - known:
+            if moved.is_dir():
+                moved.rename(run.path / "code")
+            else:
+                moved.unlink()  # the script stands in its own place
         raise
 
 
@@ -99,17 +107,26 @@ def rewrite(run: RunFolder, submission: Submission) -> None:
     run.reopen(submission.run.max_steps)
     run.update(slurm_submit.facts(submission), submission.run.lines)
     run.write_plan(submission.run.plan)
-    path, number = run.path / slurm_submit.SCRIPT, f"{len(run.attempts):03d}"
-    old_code, old_script = run.path / f"code-until-{number}", run.path / f"job-until-{number}.sbatch"
-    if (run.path / "code").is_dir() and not old_code.exists():
-        (run.path / "code").rename(old_code)  # the script unpacks its code only where there is none
-    if not old_script.exists():
-        path.rename(old_script)
+    path, code = run.path / slurm_submit.SCRIPT, run.path / "code"
+    old_script, old_code = _kept_as(run)
+    if code.is_dir():
+        code.rename(old_code)  # the script unpacks its code only where there is none
+    path.rename(old_script)
     path.write_text(slurm_submit.script(submission, name=slurm_submit.job_name(str(run.path))), encoding="utf-8")
 
 
+def _kept_as(run: RunFolder) -> tuple[Path, Path]:
+    """Names, taken by nothing, for the script and the code of the attempts so far."""
+    for count in itertools.count(1):
+        number = f"{len(run.attempts):03d}" + (f".{count}" if count > 1 else "")
+        script, code = run.path / f"job-until-{number}.sbatch", run.path / f"code-until-{number}"
+        if not (script.exists() or code.exists()):
+            return script, code
+    raise AssertionError("itertools.count ends")
+
+
 def set_time(run: RunFolder, time: str) -> None:
-    """Change only the time limit, in the run's batch script, so that every later attempt has it.
+    """Change only the time limit, in the run's batch script and facts, so that every later attempt has it.
 
     Raises:
         UserError: the script names no time limit.
@@ -119,3 +136,4 @@ def set_time(run: RunFolder, time: str) -> None:
     if not _TIME.search(text):
         raise UserError(f"{path} has no line #SBATCH --time=...", "write one into it, and leave out --time")
     path.write_text(_TIME.sub(lambda _: batch_script.option("time", time), text, count=1), encoding="utf-8")
+    write_json(run.path / "run.json", run.facts | {"limit_s": seconds(time)})

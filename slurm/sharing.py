@@ -21,6 +21,19 @@ tar -xz --no-same-permissions --no-same-owner -C "$1"
 """
 """Unpack a run folder behind SSH with these rights: folder for runs, umask, group, and the run below that folder."""
 
+SWEEP = r"""
+set -e
+[ -z "$2" ] || umask "$2"
+mkdir -p "$1"
+[ -O "$1/.." ] && chmod --reference="$1/../.." "$1/.." || :
+[ -z "$3" ] || { chgrp -- "$3" "$1" && chmod g+s "$1"; }
+cat >"$1/$4"
+"""
+"""Write a sweep's file, here or behind SSH: folder of the sweep, umask, group, and the file's name in it.
+
+The folder above it is every user's, as a recipe's folder is, so it gets the rights of the folder for runs.
+"""
+
 
 @contextmanager
 def umask(mask: str) -> Iterator[None]:

@@ -55,6 +55,24 @@ class Submission:
         return self.runs or self.cluster.folders.runs
 
 
+@dataclass(frozen=True)
+class QueuedJobs:
+    """The jobs of one run that went into the queue, and what stood in the way of more."""
+
+    ids: list[str]
+    wanted: int
+    refusal: str = ""
+    """sbatch's words for the first job that it did not take"""
+
+    @property
+    def shortfall(self) -> str:
+        """That fewer went in than were wanted, and why; '' when all did."""
+        return f"{len(self.ids)} of {self.wanted} jobs are queued; {self.refusal}" if self.refusal else ""
+
+    def __str__(self) -> str:
+        return ", ".join(self.ids)
+
+
 def script(submission: Submission, *, name: str = "") -> str:
     """The sbatch script of a resolved run. Pure.
 
@@ -164,8 +182,8 @@ def job_name(run: str) -> str:
 
 def start(
     submission: Submission, connection: Connection, attempts: int, after: Sequence[str] = ()
-) -> tuple[str, list[str]]:
-    """Make the run folder and queue its attempts; returns its path and their job ids. A refused run leaves no folder.
+) -> tuple[str, QueuedJobs]:
+    """Make the run folder and queue its attempts; returns its path and their jobs. A refused run leaves no folder.
 
     Raises:
         UserError: the folder cannot be written, or sbatch refuses, with its message.
@@ -173,46 +191,56 @@ def start(
     run = new_run(submission, connection)
     try:
         jobs = queue(connection, run, attempts, after=after)
+        remember(connection, run, jobs.ids)
     except BaseException:
         discard(connection, [run])
         raise
-    remember(connection, run, jobs)
     return run, jobs
 
 
 def discard(connection: Connection, runs: Sequence[str]) -> None:
-    """Remove new run folders, and the jobs that were queued for them, by name: sbatch may have died with its answer."""
+    """Remove new run folders, and the jobs that were queued for them."""
+    unqueue(connection, runs)
+    connection.run(["rm", "-rf", "--", *runs])
+
+
+def unqueue(connection: Connection, runs: Sequence[str]) -> None:
+    """Cancel all jobs of runs, by name: sbatch may have died with its answer."""
     for run in runs:
         with contextlib.suppress(UserError):
             connection.run(["scancel", f"--name={job_name(run)}"])
-    connection.run(["rm", "-rf", "--", *runs])
 
 
 def queue(
     connection: Connection, run: str, attempts: int, exclude: Sequence[str] = (), after: Sequence[str] = ()
-) -> list[str]:
-    """Queue a number of attempts of a run, each of which waits for those before it; returns their job ids.
+) -> QueuedJobs:
+    """Queue a number of attempts of a run, each of which waits for those before it.
 
     `exclude` names nodes that have failed; `after` are dependencies such as `afterok:123`.
 
     Raises:
-        UserError: sbatch refuses, with its message.
+        UserError: sbatch refuses the first, with its message.
     """
-    jobs = [_sbatch(connection, run, exclude, after)]
-    return jobs + queue_more(connection, run, attempts - 1, exclude, after)
+    first = QueuedJobs([_sbatch(connection, run, exclude, after)], 1)
+    return queue_more(connection, run, first, attempts, exclude, after)
 
 
 def queue_more(
-    connection: Connection, run: str, attempts: int, exclude: Sequence[str] = (), after: Sequence[str] = ()
-) -> list[str]:
-    """As `queue`, for a run that has an attempt in the queue: what sbatch refuses, a later top-up adds."""
-    jobs: list[str] = []
-    for _ in range(attempts):
+    connection: Connection,
+    run: str,
+    before: QueuedJobs,
+    attempts: int,
+    exclude: Sequence[str] = (),
+    after: Sequence[str] = (),
+) -> QueuedJobs:
+    """Go on until `attempts` jobs are queued, those `before` included: what sbatch refuses, a later top-up adds."""
+    ids = [*before.ids]
+    while len(ids) < attempts:
         try:
-            jobs.append(_sbatch(connection, run, exclude, after))
-        except UserError:
-            break  # a limit on queued jobs
-    return jobs
+            ids.append(_sbatch(connection, run, exclude, after))
+        except UserError as error:  # a limit on queued jobs
+            return QueuedJobs(ids, attempts, str(error))
+    return QueuedJobs(ids, attempts)
 
 
 def _sbatch(connection: Connection, run: str, exclude: Sequence[str], after: Sequence[str]) -> str:
@@ -245,9 +273,9 @@ def queue_command(connection: Connection, cluster: Cluster, title: str, words: l
 
 
 def remember(connection: Connection, run: str, jobs: list[str]) -> None:
-    """Write the ids of queued attempts to the run folder, so that an attempt that ends the run can cancel them."""
+    """Write the ids of all queued attempts to a new run's folder, so that the one that ends the run can cancel them."""
     if not connection.remote:
-        note(RunFolder(Path(run)), jobs)
+        write_json(Path(run) / CHAIN, {"jobs": jobs})
         return
     text = f'{{"jobs": [{", ".join(jobs)}]}}\n'
     connection.run(["sh", "-c", 'cat >"$0"', f"{run}/{CHAIN}"], stdin=text.encode())

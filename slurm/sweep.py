@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.lifecycle.sweep import FILE, FOLDER
+from superpod.slurm import sharing
 from superpod.slurm import submit as slurm_submit
 
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
-    from superpod.slurm.submit import Submission
+    from superpod.slurm.submit import QueuedJobs, Submission
 
 MOST = 256
 """Runs of a sweep; more is a typing mistake, or a matter for a tuner."""
@@ -105,18 +106,18 @@ def queue(
     submissions: Sequence[tuple[tuple[str, ...], Submission]],
     attempts: int,
     after: Sequence[str] = (),
-) -> tuple[str, dict[str, list[str]]]:
+) -> tuple[str, dict[str, QueuedJobs]]:
     """Make the run folders and queue their attempts; returns the sweep's folder, and the jobs of each run.
 
     The first attempts of all runs are queued before the second of any, and where sbatch refuses one of these, all that
-    was queued is cancelled and every folder removed.
+    was queued is cancelled and every folder removed. From then on each run is whole, whatever ends this.
 
     Raises:
         UserError: a folder cannot be written, or sbatch refuses.
     """
     runs_folder = submissions[0][1].folder
     sweep = f"{runs_folder}/{FOLDER}/{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}"
-    jobs: dict[str, list[str]] = {}
+    jobs: dict[str, QueuedJobs] = {}
     made: list[str] = []
     try:
         for _, submission in submissions:
@@ -124,14 +125,15 @@ def queue(
         _write(connection, sweep, submissions, made)
         for run in made:
             jobs[run] = slurm_submit.queue(connection, run, 1, after=after)
+        for run in made:
+            slurm_submit.remember(connection, run, jobs[run].ids)
     except BaseException:
         slurm_submit.discard(connection, made)
         connection.run(["rm", "-rf", "--", sweep])
         raise
-    for run in made:
-        if attempts > 1:
-            jobs[run] += slurm_submit.queue_more(connection, run, attempts - 1, after=after)
-        slurm_submit.remember(connection, run, jobs[run])
+    for run in made if attempts > 1 else []:
+        jobs[run] = slurm_submit.queue_more(connection, run, jobs[run], attempts, after=after)
+        slurm_submit.remember(connection, run, jobs[run].ids)
     return sweep, jobs
 
 
@@ -145,4 +147,5 @@ def _write(
     ]
     record = {"recipe": first.recipe, "t": time.time(), "members": rows}
     text = json.dumps(record, indent=1).encode() + b"\n"
-    connection.run(["sh", "-c", f'mkdir -p "$0" && cat >"$0/{FILE}"', sweep], stdin=text)
+    rights = first.cluster.folders
+    connection.run(["sh", "-c", sharing.SWEEP, "sh", sweep, rights.umask, rights.group, FILE], stdin=text)

@@ -43,8 +43,8 @@ def queueing(run: RunFolder) -> Iterator[None]:
         os.close(handle)
 
 
-def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> list[str]:
-    """Queue what a run lacks of `attempts` jobs (0: as many as it was submitted with); returns their ids.
+def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> submit.QueuedJobs | None:
+    """Queue what a run lacks of `attempts` jobs (0: as many as it was submitted with); None when it lacks none.
 
     Raises:
         UserError: the run cannot go on by itself, is another user's, or Slurm does not answer or refuses.
@@ -62,7 +62,7 @@ def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> list[st
             raise UserError("Slurm's controller does not answer, so nobody knows what is queued", "try again later")
         lacks = watch.missing_attempts(seen, attempts or int(run.facts.get("attempts", 1)))
         if not lacks:
-            return []
+            return None
         jobs = submit.queue(connection, str(run.path), lacks, excluded(run))
-        submit.note(run, jobs)
+        submit.note(run, jobs.ids)
         return jobs

@@ -249,6 +249,17 @@ def test_the_claim_is_judged_before_nemo_is_imported():
         refuse_claim(claim(request, profile(), live, time="3-0"))
 
 
+@pytest.mark.parametrize(("most", "fix"), [(47, "--attempts 2,"), (20, "--attempts 1,"), (7, "sweep 7 values at most")])
+def test_finding_f1_18_the_jobs_of_a_sweep_share_the_room_in_the_queue(most, fix):
+    """Issue 14: --attempts is of each run, so the room is divided by the runs."""
+    live = parse(ANSWERS | {"qos": f"Name|Flags|MaxSubmitPU\nnormal||{most}"})
+    request = Request("llama3_8b_pretrain_h100_bf16", num_nodes=2)
+    with pytest.raises(UserError) as refused:
+        refuse_claim(claim(request, profile(), live, attempts=3, members=16))
+    assert "48 jobs to queue (16 runs x 3) and 0 of yours in the queue" in str(refused.value)
+    assert f"next: {fix}" in str(refused.value)
+
+
 def test_gpus_by_the_names_of_others():
     for text, name in {
         "nvidia_h100_80gb_hbm3": "h100",

@@ -12,7 +12,8 @@ from superpod.errors import UserError
 from superpod.node import guard
 from superpod.node.files import write_json
 from superpod.node.run_folder import RunFolder
-from superpod.slurm import resume
+from superpod.slurm import connection, resume, watch
+from superpod.slurm import submit as slurm_submit
 from tests.slurm.jobs import planned
 
 SCRIPT = "#!/bin/bash\n#SBATCH --job-name=toy\n#SBATCH --time=4:00:00\n#SBATCH --requeue\nexec true\n"
@@ -41,6 +42,8 @@ def test_finding_10_another_time_limit_is_in_the_script_of_every_further_attempt
     resume.set_time(run, "1-12:00:00")
     assert resume.time_of(run) == "1-12:00:00"
     assert (run.path / "job.sbatch").read_text() == SCRIPT.replace("4:00:00", "1-12:00:00")
+    assert run.facts["limit_s"] == 36 * 3600, "finding 20: the pace is judged by it"
+    assert run.facts["max_steps"] == 100
 
 
 def test_a_script_without_a_limit_is_not_guessed_at(run):
@@ -107,3 +110,104 @@ def test_a_done_run_without_more_steps_is_refused_before_anything_is_asked(run, 
     with pytest.raises(UserError, match="is done at step 100") as refused:
         go_on(how)
     assert refused.value.hint == "give it more steps: trainer.max_steps=200"
+
+
+@pytest.fixture
+def changed(monkeypatch) -> Any:
+    """What a submission gives to `rewrite`, but for the script: its text is set by the test."""
+    monkeypatch.setattr(slurm_submit, "facts", lambda _submission: {"max_steps": 100})
+    monkeypatch.setattr(slurm_submit, "script", lambda submission, **_: submission.text)
+    return lambda text: SimpleNamespace(run=SimpleNamespace(max_steps=100, lines=[], plan={}), text=text)
+
+
+def test_finding_f1_6_each_change_unpacks_its_own_code(run, changed):
+    """Issue 14: change A's job has unpacked A, and ended before an attempt opened; change B must not train with A."""
+    for text in ("A", "B", "C"):
+        code = run.path / "code"
+        code.mkdir()
+        (code / "recipe.py").write_text(f"before {text}")
+        resume.rewrite(run, changed(text))
+        assert not code.exists(), "the script unpacks only where there is none"
+        assert (run.path / "job.sbatch").read_text() == text
+    kept = {path.name: (path / "recipe.py").read_text() for path in run.path.glob("code-until-*")}
+    assert kept == {"code-until-000": "before A", "code-until-000.2": "before B", "code-until-000.3": "before C"}
+    scripts = {path.name: path.read_text() for path in run.path.glob("job-until-*")}
+    assert scripts == {
+        "job-until-000.sbatch": SCRIPT,
+        "job-until-000.2.sbatch": "A",
+        "job-until-000.3.sbatch": "B",
+    }
+
+
+def test_finding_f1_6_a_refused_second_change_leaves_the_first(run, changed):
+    """Issue 14: nothing of it stays, and the code in place is the first's."""
+    resume.rewrite(run, changed("A"))
+    (run.path / "code").mkdir()
+    before = contents(run)
+
+    def change_and_fail() -> None:
+        with resume.restored_on_failure(run):
+            resume.rewrite(run, changed("B"))
+            raise UserError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+
+    with pytest.raises(UserError, match="QOS"):
+        change_and_fail()
+    assert contents(run) == before
+    assert (run.path / "code").is_dir()
+    assert [*run.path.glob("code-until-*")] == []
+
+
+class FakeSlurm(connection.Connection):
+    """Fake: `answer` for squeue, an interrupt at the second sbatch; keeps the calls."""
+
+    def __init__(self, answer: str | None) -> None:
+        self.answer, self.calls = answer, []
+
+    def run(self, words, **how):
+        self.calls.append(words)
+        names = [call[0] for call in self.calls]
+        if words[0] == "squeue" and self.answer is None:
+            raise UserError("this machine: squeue has not answered for 30 s")
+        if words[0] == "sbatch" and names.count("sbatch") == 2:
+            raise KeyboardInterrupt
+        return {"squeue": self.answer or "", "sbatch": "7\n"}.get(words[0], "")
+
+
+@pytest.fixture
+def resumed(run, monkeypatch):
+    """`submit --resume RUN --attempts 2`, of a run with a checkpoint, over a fake Slurm."""
+    from superpod.node import resume as checkpoint
+
+    whole = SimpleNamespace(step=50, damaged=(), lost_steps=0, words="")
+    monkeypatch.setattr(checkpoint, "refuse_if_none", lambda _run: whole)
+
+    def go(slurm: FakeSlurm) -> None:
+        monkeypatch.setattr(connection, "of", lambda _profile: slurm)
+        go_on(Continuation("toy", "testbed", str(run.path), (), "", 2, [], dry_run=False))
+
+    return go
+
+
+def test_finding_f1_5_a_run_whose_jobs_nobody_knows_is_not_queued(run, resumed):
+    """Issue 14: squeue does not answer: jobs of the run may live."""
+    slurm = FakeSlurm(None)
+    with pytest.raises(UserError, match="nobody knows what is queued"):
+        resumed(slurm)
+    assert "sbatch" not in [call[0] for call in slurm.calls]
+
+
+def test_finding_f1_5_nor_one_that_cannot_be_read(run, resumed, monkeypatch):
+    """Issue 14: its view has no jobs because nobody looked."""
+    monkeypatch.setattr(watch, "view", lambda *_words, **_more: 1 / 0)
+    assert watch.views([run], FakeSlurm(""))[0].jobs is None
+    with pytest.raises(UserError, match="cannot be read: ZeroDivisionError"):
+        resumed(slurm := FakeSlurm(""))
+    assert "sbatch" not in [call[0] for call in slurm.calls]
+
+
+def test_ctrl_c_between_two_attempts_leaves_no_job_that_meets_the_old_files(run, resumed):
+    """Issue 14: what was queued with the new script is cancelled when the folder is put back."""
+    with pytest.raises(KeyboardInterrupt):
+        resumed(slurm := FakeSlurm(""))
+    assert slurm.calls[-1] == ["scancel", f"--name={slurm_submit.job_name(str(run.path))}"]
+    assert guard.stopped(run)

@@ -1,7 +1,12 @@
 """Sweeps: what --sweep means, and that all runs are queued or none."""
 
+import grp
 import json
+import os
+import stat
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,7 +73,7 @@ def three(tmp_path, monkeypatch):
     """Three submissions whose run folders are made without a resolved run."""
 
     class Submission:
-        folder, recipe = str(tmp_path), "toy"
+        folder, recipe, cluster = str(tmp_path), "toy", SimpleNamespace(folders=SimpleNamespace(umask="", group=""))
 
     def new_run(_submission, _connection):
         return str(RunFolder.create(tmp_path, "toy", facts={}, recipe_lines=[]).path)
@@ -88,9 +93,124 @@ def test_one_refusal_by_sbatch_and_nothing_is_left(three, tmp_path):
 def test_further_attempts_may_be_refused(three):
     slurm = FakeSlurm(refuses=5)
     folder, jobs = sweep.queue(slurm, three, attempts=3)
-    assert list(jobs.values()) == [["1", "4"], ["2"], ["3"]]
-    assert [json.loads((Path(run) / "chain.json").read_text())["jobs"] for run in jobs] == list(jobs.values())
+    ids = [queued.ids for queued in jobs.values()]
+    assert ids == [["1", "4"], ["2"], ["3"]]
+    assert [json.loads((Path(run) / "chain.json").read_text())["jobs"] for run in jobs] == ids
     assert len(table.runs_of(Path(folder))) == 3
+    # Issue 14: how many went in, and sbatch's words.
+    short = "2 of 3 jobs are queued; sbatch: error: QOSMaxSubmitJobPerUserLimit"
+    assert [queued.shortfall for queued in jobs.values()] == [
+        short,
+        short.replace("2", "1", 1),
+        short.replace("2", "1", 1),
+    ]
+
+
+def test_finding_f1_27_ctrl_c_leaves_no_run_that_top_up_refuses(three, tmp_path, monkeypatch):
+    """Issue 14: interrupted when the further attempts are queued, each run knows its first job."""
+
+    def interrupted(*_words, **_more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submit, "queue_more", lambda *words, **more: words[2] if words[3] == 1 else interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        sweep.queue(FakeSlurm(refuses=99), three, attempts=3)
+    chains = [json.loads(path.read_text())["jobs"] for path in sorted(tmp_path.glob("toy/*/chain.json"))]
+    assert sorted(chains) == [["1"], ["2"], ["3"]]
+
+
+@pytest.mark.parametrize("umask", ["", "0007"])
+def test_finding_f1_3_everybody_may_sweep_in_a_shared_folder(three, tmp_path, umask):
+    """Issue 14: `.sweeps` has the rights of the folder for runs, a sweep those of the profile."""
+    three[0][1].cluster.folders.umask = umask
+    tmp_path.chmod(0o3775)
+    folder, _ = sweep.queue(FakeSlurm(refuses=99), three, attempts=1)
+    rights = [stat.S_IMODE(path.stat().st_mode) for path in (Path(folder).parent, Path(folder, table.FILE))]
+    before = os.umask(0)
+    os.umask(before)
+    assert rights == [0o3775, 0o660 if umask else 0o666 & ~before]
+
+
+def test_finding_f1_3_a_sweep_belongs_to_the_profile_s_group(three):
+    """Issue 14: as the folders of its runs do."""
+    group = grp.getgrgid(os.getegid()).gr_name
+    three[0][1].cluster.folders.group = group
+    folder, _ = sweep.queue(FakeSlurm(refuses=99), three, attempts=1)
+    assert Path(folder).stat().st_mode & stat.S_ISGID
+    assert Path(folder, table.FILE).group() == group
+
+
+class FakeSsh(FakeSlurm):
+    """Fake: a cluster behind SSH that is this machine."""
+
+    remote = True
+
+
+def test_finding_f1_2_cancel_and_status_take_a_sweep_behind_ssh(three, monkeypatch, capsys):
+    """Issue 14: every run of it is stopped, and none named `.sweeps.ID`; the done one is left alone."""
+    from superpod.cli import cancel, status
+    from superpod.slurm import connection, profiles
+
+    slurm = FakeSsh(refuses=99)
+    folder, jobs = sweep.queue(slurm, three, attempts=1)
+    done, *others = jobs
+    write_json(Path(done) / "done", {"step": 1})
+    monkeypatch.setattr(profiles, "load", lambda _name: None)
+    monkeypatch.setattr(connection, "of", lambda _profile: slurm)
+    cancel.cancel(folder, cluster="far")
+    assert slurm.cancelled == [f"--name={submit.job_name(run)}" for run in others]
+    assert [(Path(run) / "stop").exists() for run in jobs] == [False, True, True]
+    assert not Path(folder, "stop").exists()
+    assert f"{done} is done" in capsys.readouterr().out
+    listed, mirror = status._listed(slurm, None, folder, "")
+    assert mirror
+    assert [mirror.remote_path(one.run.path) for one in listed] == list(jobs)
+    assert not any(one.problem for one in listed)
+
+
+def test_finding_f1_23_a_refused_run_of_a_sweep_ends_with_2(three, monkeypatch):
+    """Issue 14: the others are cancelled, and the refusal is an error with its reason, not a line on stdout."""
+    from superpod.cli import cancel
+    from superpod.node import owner
+    from superpod.slurm import connection
+
+    slurm = FakeSlurm(refuses=99)
+    folder, jobs = sweep.queue(slurm, three, attempts=1)
+    theirs = next(iter(jobs))
+    for run in jobs:
+        (Path(run) / "job.sbatch").touch()
+
+    def refuse(path, doing):
+        if str(path) == theirs:
+            raise UserError(f"{path} belongs to alice: only alice may {doing}")
+
+    monkeypatch.setattr(owner, "refuse_others", refuse)
+    monkeypatch.setattr(connection, "Connection", lambda: slurm)
+    with pytest.raises(UserError, match=r"1 of 3 runs are not cancelled\n.* belongs to alice"):
+        cancel.cancel(folder)
+    assert len(slurm.cancelled) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users")
+def test_finding_f1_23_cancel_behind_ssh_names_the_owner_and_lets_root(three):
+    """Issue 14: the shell script of the real thing, as bob, as root, and where there is no run."""
+    from superpod.cli import cancel
+
+    slurm = FakeSsh(refuses=99)
+    _, jobs = sweep.queue(slurm, three, attempts=1)
+    run, root_run, _ = map(Path, jobs)
+    for path in (run, root_run):
+        os.chown(path, 12345, -1)
+    with pytest.raises(UserError, match="there is no run folder /nowhere"):
+        cancel._cancel("/nowhere", slurm)
+    cancel._cancel(str(root_run), slurm)
+    assert (root_run / "stop").exists(), "root may stop a run"
+    # From inside it: pytest's folders above let nobody but root through.
+    as_bob = ["setpriv", "--reuid=12346", "--clear-groups", "sh", "-s", "--", "."]
+    denied = subprocess.run(as_bob, input=cancel._REMOTE, capture_output=True, text=True, cwd=run)
+    assert denied.returncode == 1
+    assert "belongs to" in denied.stderr
+    assert not (run / "stop").exists()
 
 
 def test_the_table_has_the_best_run_first(three, tmp_path):

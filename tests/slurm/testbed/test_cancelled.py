@@ -29,7 +29,7 @@ def test_finding_4_a_cancelled_run_ends_though_the_controller_has_forgotten(forg
     toy = ToyRun(forgetful, profile(), attempts=1, max_steps=10000)
     toy.until_step(5)
     cancelled = toy.job
-    (behind,) = submit.queue(connection.Connection(), str(toy.run.path), 1)
+    (behind,) = submit.queue(connection.Connection(), str(toy.run.path), 1).ids
     forgetful.slurm("scontrol", "hold", behind)
     forgetful.slurm("scancel", cancelled)
     until(lambda: not forgetful.state(cancelled), 180, lambda: forgetful.state(cancelled))

@@ -90,7 +90,7 @@ class Teller(ToyRun):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environ.items():
                 patch.setenv(name, value)
-            (job,) = submit.queue(connection.Connection(), str(self.run.path), 1)
+            (job,) = submit.queue(connection.Connection(), str(self.run.path), 1).ids
         return job
 
     def by_hand(self, **environ: str) -> str:

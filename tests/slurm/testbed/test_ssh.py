@@ -94,7 +94,7 @@ def test_submit_and_status_through_ssh(behind, testbed, tmp_path, monkeypatch):
     site = live_cluster.ask(slurm, behind, submission.folder, preflight.paths(behind), submit.python_of(behind))
     assert preflight.findings(preflight.Case(submission, site)) == []
     run = submit.new_run(submission, slurm)
-    jobs = submit.queue(slurm, run, 2)
+    jobs = submit.queue(slurm, run, 2).ids
     submit.remember(slurm, run, jobs)
     assert len(jobs) == 2
     until(lambda: not testbed.slurm("squeue", "-h").strip(), 180)

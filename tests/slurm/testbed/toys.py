@@ -60,7 +60,7 @@ class ToyRun:
 
     def queue(self, attempts: int) -> None:
         """More attempts."""
-        submit.note(self.run, submit.queue(connection.Connection(), str(self.run.path), attempts))
+        submit.note(self.run, submit.queue(connection.Connection(), str(self.run.path), attempts).ids)
 
     @property
     def step(self) -> int:
