@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import stat
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,12 @@ def umask(mask: str) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def with_all_rights(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """For an archive: the umask where it is unpacked takes rights away, and not the one of this machine as well."""
+    member.mode = 0o777 if member.isdir() else 0o666
+    return member
 
 
 @contextmanager

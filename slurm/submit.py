@@ -154,7 +154,7 @@ def new_run(submission: Submission, connection: Connection) -> str:
         relative = f"{submission.recipe}/{folder.path.name}"
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-            archive.add(folder.path, arcname=relative)
+            archive.add(folder.path, arcname=relative, filter=sharing.with_all_rights)
         words = [submission.folder, rights.umask, rights.group, relative]
         connection.run(["sh", "-c", sharing.REMOTE, "sh", *words], stdin=stream.getvalue())
         return f"{submission.folder}/{relative}"

@@ -6,14 +6,26 @@ import os
 import stat
 import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 
 from superpod.errors import UserError
 from superpod.node.run_folder import RunFolder
-from superpod.slurm import connection, profiles, sharing
+from superpod.slurm import connection, profiles, sharing, submit
+from tests.slurm.testbed.test_ssh import resolved_run
 
 TEXT = (profiles.SHIPPED / "testbed.toml").read_text()
+
+
+class FakeLogin(connection.Connection):
+    """Fake: counts as behind SSH, and runs its words here, under a login's own umask."""
+
+    remote = True
+
+    def run_bytes(self, words, **how):
+        with sharing.umask("0022"):
+            return super().run_bytes(words, **how)
 
 
 def mode(path):
@@ -91,3 +103,18 @@ def test_a_run_folder_behind_ssh_gets_the_same_rights(tmp_path):
     assert mode(there) == 0o2750
     assert mode(there / "run.json") == 0o640
     assert RunFolder.open(there).recipe == "tiny"
+
+
+@pytest.mark.parametrize("here", ["0077", "0000"])
+@pytest.mark.parametrize(
+    ("there", "folder", "file"), [("0027", 0o750, 0o640), ("0007", 0o770, 0o660), ("", 0o755, 0o644)]
+)
+def test_finding_24_the_umask_of_this_machine_decides_nothing_behind_ssh(tmp_path, here, there, folder, file):
+    """Issue 14's second review: submitted under umask 077, nobody else could read the run."""
+    text = TEXT.replace("[folders]", f'[folders]\numask = "{there}"')
+    submission = submit.Submission(resolved_run(), profiles.parse(text, "x.toml"), str(tmp_path / "runs"))
+    with sharing.umask(here):
+        run = Path(submit.new_run(submission, FakeLogin()))
+    assert {mode(path) for path in (run, *run.rglob("*")) if path.is_dir()} == {folder}
+    assert {mode(path) for path in run.rglob("*") if path.is_file()} == {file}
+    assert (run / submit.SCRIPT).is_file()
