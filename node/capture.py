@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
+from multiprocessing import util
 from pathlib import Path
+from typing import Any
 
 _CAPTURED = "SUPERPOD_CAPTURED"
 
@@ -15,8 +17,11 @@ BY_NODE = "SUPERPOD_LOGS_BY_NODE"
 
 def log_path(attempt_dir: Path) -> Path:
     """`attempts/NNN/logs/{node}.{rank}.log` of this process, from torchrun's variables or Slurm's."""
-    node = os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID") or "0"
-    return attempt_dir / "logs" / f"{node}.{os.environ.get('RANK', '0')}.log"
+    return attempt_dir / "logs" / f"{_node()}.{os.environ.get('RANK', '0')}.log"
+
+
+def _node() -> str:
+    return os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID") or "0"
 
 
 def capture_output(attempt_dir: str | Path) -> Path | None:
@@ -31,6 +36,7 @@ def capture_output(attempt_dir: str | Path) -> Path | None:
     if BY_NODE in os.environ:
         os.environ[_CAPTURED] = BY_NODE
         _write_lines()
+        _keep_children_off_the_pipes(attempt_dir / "logs" / f"{_node()}.log")
         return None
     path = log_path(attempt_dir)
     path.parent.mkdir(exist_ok=True)
@@ -51,6 +57,42 @@ def _write_lines() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
+
+
+def _keep_children_off_the_pipes(log: Path) -> None:
+    """Have data workers and checkpoint writers write into the node's file themselves, without a label.
+
+    slurmstepd calls a task ended once its pipes are: a child that outlives a killed rank would hold them, and srun hear
+    of the death up to 60 s late. What multiprocessing forks or spawns is kept off, its resource tracker too; a program
+    that subprocess starts keeps what it is given, its label as well.
+    """
+    # Never closed: children of children need it too. Raises OSError.
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    pipes = {standard: os.dup(standard) for standard in (1, 2)}
+
+    def redirect() -> list[int]:
+        ours = [standard for standard, pipe in pipes.items() if os.path.sameopenfile(standard, pipe)]
+        for standard in ours:  # not what somebody has sent elsewhere
+            os.dup2(file, standard)
+        return ours
+
+    def in_child() -> None:
+        redirect()
+        for pipe in pipes.values():
+            os.dup2(file, pipe, inheritable=False)
+
+    os.register_at_fork(after_in_child=in_child)
+    spawn = util.spawnv_passfds  # the one door of spawned children, the fork server and the resource tracker
+
+    def spawn_off(*launch: Any) -> int:
+        ours = redirect()
+        try:
+            return spawn(*launch)
+        finally:
+            for standard in ours:
+                os.dup2(pipes[standard], standard)
+
+    util.spawnv_passfds = spawn_off
 
 
 def by_node(command: list[str], attempt_dir: Path) -> tuple[list[str], dict[str, str]]:

@@ -1,7 +1,11 @@
 """Issue 14, finding 13: logs are a file a node where srun starts the ranks, and still say which rank wrote what."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -77,7 +81,7 @@ def test_only_srun_is_given_a_file_a_node(tmp_path):
     assert capture.by_node(["mpirun", "python"], tmp_path) == (["mpirun", "python"], {})
 
 
-def test_a_rank_whose_output_srun_keeps_opens_no_log_and_writes_line_by_line(attempt):
+def test_a_rank_whose_output_srun_keeps_makes_no_log_and_writes_line_by_line(attempt):
     """It is killed a moment after its last line, which was not flushed by itself."""
     script = """
 import os, signal
@@ -91,3 +95,58 @@ os.kill(os.getpid(), signal.SIGKILL)
     killed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert (killed.returncode, killed.stdout) == (-9, "the last words\n"), killed.stderr
     assert sorted(attempt.logs) == before
+
+
+CHILDREN = """
+import multiprocessing, os, subprocess, sys, time
+from superpod.node import rank
+from superpod.node.capture import capture_output
+def child(kind):
+    print("words of the", kind, "child", flush=True)
+    open(f"{os.environ['WHERE']}/{kind}.pid", "w").write(str(os.getpid()))
+    os.write(2, b"and its errors\\n")
+    time.sleep(60)
+if __name__ == "__main__":
+    capture_output(os.environ["WHERE"])
+    rank.shield_children()
+    for kind in ("fork", "spawn"):
+        multiprocessing.get_context(kind).Process(target=child, args=(kind,)).start()
+    subprocess.run(["echo", "a program's words"])
+    while not all(os.path.exists(f"{os.environ['WHERE']}/{kind}.pid") for kind in ("fork", "spawn")):
+        time.sleep(0.05)
+    print("the rank's words")
+    os.write(2, b"and its errors\\n")
+    time.sleep(60)
+"""
+
+
+def test_children_of_a_killed_rank_do_not_hold_the_pipes_that_slurmstepd_reads(attempt, tmp_path):
+    """slurmstepd would wait 60 s for them, and srun hear of the death as much later."""
+    log = attempt.path / "logs" / "0.log"
+    log.write_text("0: before\n")
+    script = tmp_path / "ranked.py"
+    script.write_text(CHILDREN)
+    environment = {capture.BY_NODE: "1", "RANK": "0", "WHERE": str(attempt.path), "PYTHONPATH": ":".join(sys.path)}
+    rank = subprocess.Popen([sys.executable, script], env=environment, stdout=-1, stderr=-1, text=True)
+    try:
+        assert rank.stdout
+        assert rank.stderr
+        out = [rank.stdout.readline(), rank.stdout.readline()]
+        errors = rank.stderr.readline()
+        rank.kill()
+        killed = time.monotonic()
+        rest = rank.communicate(timeout=30)
+        assert time.monotonic() < killed + 2
+        assert (out, errors) == (["a program's words\n", "the rank's words\n"], "and its errors\n")
+        assert rest == ("", ""), "the children's words are not among them"
+        children = [int((attempt.path / f"{kind}.pid").read_text()) for kind in ("fork", "spawn")]
+        for pid in children:
+            os.kill(pid, 0)  # they live on, or the test shows nothing
+    finally:
+        rank.kill()
+        for file in attempt.path.glob("*.pid"):
+            with contextlib.suppress(OSError):
+                os.kill(int(file.read_text()), signal.SIGKILL)
+    lines = [rank_logs.parse(log, line) for line in log.read_text().splitlines()]
+    words = ["and its errors"] * 2 + ["words of the fork child", "words of the spawn child"]
+    assert sorted((line.rank, line.text) for line in lines[1:]) == [(None, text) for text in words]
