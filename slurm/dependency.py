@@ -71,33 +71,43 @@ def _is_met(dependency: Dependency, known: list[str]) -> bool:
     if not known:
         raise UserError(f"--after {job}: Slurm knows no job {job}", "`squeue --me` and `sacct -X` list yours")
     ended = all(state in ENDED for state in known)
+    bad = next((state for state in known if state in ENDED and state != "COMPLETED"), "")
+    if kind == "afterok" and bad:  # of an array, one task is enough
+        raise UserError(
+            f"--after {job}: job {job} has ended as {bad}, and afterok waits for an end without error",
+            f"run it again, or wait for any end: --after {job}:afterany",
+        )
     if kind == "after":
         return ended or "PENDING" not in known
     if not ended:
         return False
     if kind == "afterany":
         return True
-    bad = next((state for state in known if state != "COMPLETED"), "")
-    if kind == "afterok" and bad:
-        raise UserError(
-            f"--after {job}: job {job} has ended as {bad}, and afterok waits for an end without error",
-            f"run it again, or wait for any end: --after {job}:afterany",
-        )
     if kind == "afternotok" and not bad:
         raise UserError(f"--after {job}:afternotok: job {job} has ended without error", "leave it out")
     return True
 
 
 def states(job: str, connection: Connection) -> list[str]:
-    """The states of a job, of every task of an array: from the controller, else from accounting; [] = no such job."""
-    for words, pattern in (
-        (["scontrol", "show", "job", "-o", job], r"\bJobState=([A-Z_]+)"),
-        (["sacct", "-X", "-nP", "-j", job, "-o", "State"], r"^([A-Z_]+)"),
-    ):
-        try:
-            output = connection.run(words, limit_s=30)
-        except UserError:
-            continue  # the controller has forgotten it, or there is no accounting
-        if known := re.findall(pattern, output, re.MULTILINE):
-            return known
-    return []
+    """The states of a job, of every task of an array; [] = no such job.
+
+    Accounting says what the controller has forgotten: a job that has ended, or such tasks of an array (MinJobAge).
+    """
+    live = _printed(connection, ["scontrol", "show", "job", "-o", job])
+    known = re.findall(r"\bJobState=([A-Z_]+)", live)
+    if known and "ArrayJobId=" not in live:
+        return known
+    listed = {*re.findall(r"\bJobId=(\d+)", live)}
+    rows = re.findall(
+        r"^(\d+)\|([A-Z_]+)",
+        _printed(connection, ["sacct", "-X", "-nP", "-j", job, "-o", "JobIDRaw,State"]),
+        re.MULTILINE,
+    )
+    return [*known, *(state for number, state in rows if number not in listed)]
+
+
+def _printed(connection: Connection, words: list[str]) -> str:
+    try:
+        return connection.run(words, limit_s=30)
+    except UserError:
+        return ""  # the controller has forgotten it, or there is no accounting

@@ -143,7 +143,7 @@ def wire(cluster: Cluster) -> list[str]:
 
 
 def in_modules(cluster: Cluster, words: list[str]) -> list[str]:
-    """A command after the profile's modules have been loaded."""
-    if not cluster.software.modules:
+    """A command after the profile's modules have been loaded; a container has its software in it, and no `module`."""
+    if not cluster.software.modules or cluster.container.image:
         return words
     return ["bash", "-c", preamble.shell(cluster.software.modules) + 'exec "$@"\n', "bash", *words]

@@ -7,13 +7,22 @@ Source of the order in which limits count: slurm.schedmd.com/resource_limits.htm
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from superpod.slurm.live_cluster import Association, LiveCluster, words
-from superpod.slurm.profile_checks import Finding, own_reservations, partition_name
+from superpod.slurm.live_cluster import LiveCluster, words
+from superpod.slurm.profile_checks import (
+    Finding,
+    association,
+    lifted,
+    own_reservations,
+    partition_name,
+    qos_names,
+    with_parents,
+)
 from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
@@ -56,6 +65,8 @@ def partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Fi
     known = live.partitions.get(name, {})
     for key, sign in (("MaxNodes", 1), ("MinNodes", -1)):
         bound = known.get(key, "")
+        if lifted(cluster, live, f"Partition{key}"):
+            continue
         if bound.isdigit() and sign * size.nodes > sign * int(bound):
             bad = "more than" if sign > 0 else "fewer than"
             yield Finding(f"the run takes {size.nodes} nodes, {bad} {name} allows: {key} {bound}", f"--nodes {bound}")
@@ -67,7 +78,7 @@ def nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Findin
     """The partition has so many nodes that are up."""
     name = partition_name(cluster, live)
     there = live.nodes_of(name)
-    usable = [n for n in there if not re.search(r"DOWN|DRAIN|FAIL|NOT_RESP", n.get("State", ""))]
+    usable = [node for node in there if _usable(node.get("State", ""))]
     if there and size.nodes > len(there):
         yield Finding(f"the run takes {size.nodes} nodes, but {name} has {len(there)}", "--nodes")
     elif there and size.nodes > len(usable):
@@ -76,6 +87,15 @@ def nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Findin
             f"the run takes {size.nodes} nodes, but {len(usable)} of {name} are up; not up: {down}",
             "--nodes, or wait for them",
         )
+
+
+def _usable(state: str) -> bool:
+    """A node runs jobs, or would when Slurm has powered it up: IDLE+CLOUD+POWERED_DOWN, of which DOWN is no word."""
+    flags = {re.sub(r"\W+$", "", word) for word in state.split("+")}
+    asleep = any(flag.startswith("POWER") for flag in flags)
+    return not flags & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"} and (
+        asleep or "NOT_RESPONDING" not in flags
+    )
 
 
 def accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
@@ -94,35 +114,13 @@ def accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[F
     yield from _jobs(live, sources, size)
 
 
-def _association(cluster: Cluster, live: LiveCluster) -> Association:
-    """The association that a job of this profile counts against."""
-    own = [a for a in live.associations if cluster.slurm.account in ("", a.account)]
-    name = partition_name(cluster, live)
-    exact = [a for a in own if a.partition == name]
-    return next(iter([*exact, *(a for a in own if not a.partition)]), Association(cluster.slurm.account))
-
-
-def _qos_name(cluster: Cluster, association: Association) -> str:
-    """The QOS of a job that names none is the association's default, or `normal`, which Slurm makes itself."""
-    return cluster.slurm.qos or association.default_qos or "normal"
-
-
 def _sources(cluster: Cluster, live: LiveCluster) -> list[Source]:
     """Limits in the order in which Slurm applies them: the first that sets one counts."""
-    association = _association(cluster, live)
-    own = _qos_name(cluster, association)
-    of_partition = live.partitions.get(partition_name(cluster, live), {}).get("QoS", "N/A")
-    names = [own] if of_partition in ("N/A", own) else [of_partition, own]
-    if "OverPartQOS" in live.qos.get(own, {}).get("Flags", ""):
-        names.reverse()
-    sources = [Source(f"QOS {name}", live.qos.get(name, {})) for name in names]
-    sources.append(Source(f"your association with account {association.account}", association.limits))
-    account, above = association.account, set[str]()
-    while account in live.accounts and account not in above:
-        above.add(account)
-        sources.append(Source(f"account {account}", live.accounts[account]))
-        account = live.accounts[account].get("ParentName", "")
-    return sources
+    own = association(cluster, live)
+    sources = [Source(f"QOS {name}", live.qos.get(name, {})) for name in qos_names(cluster, live)]
+    sources.append(Source(f"your association with account {own.account}", own.limits))
+    above = [name for name in with_parents(own.account, live) if name in live.accounts]
+    return [*sources, *(Source(f"account {name}", live.accounts[name]) for name in above)]
 
 
 def _takes(cluster: Cluster, live: LiveCluster, size: JobSize) -> dict[str, int]:
@@ -142,10 +140,11 @@ def _resources(sources: list[Source], takes: dict[str, int], size: JobSize) -> I
     for limit, whose in {**JOB, "MaxTRESPerNode": "a node of a job"}.items():
         bounds: dict[str, tuple[str, int]] = {}
         for name, values in sources:
+            relative = "Relative" in values.get("Flags", "").split(",")  # percentages, of what only Slurm knows
             for word in words(values.get(limit, "")):
                 resource, _, number = word.partition("=")
                 if number.isdigit():  # memory has units, and is checked against the node
-                    bounds.setdefault(resource, (name, int(number)))
+                    bounds.setdefault(resource, (name, sys.maxsize if relative else int(number)))
         for resource, (name, most) in bounds.items():
             need = takes.get(resource, 0) // (size.nodes if limit == "MaxTRESPerNode" else 1)
             if need > most:
@@ -160,34 +159,48 @@ def _resources(sources: list[Source], takes: dict[str, int], size: JobSize) -> I
 
 def _jobs(live: LiveCluster, sources: list[Source], size: JobSize) -> Iterator[Finding]:
     """At least one job may run, and all attempts may be queued beside what this user has in the queue."""
-    for name, values in sources:
-        for key in ("MaxJobs", "MaxJobsPU", "MaxJobsPA", "GrpJobs"):
-            if values.get(key) == "0":
-                yield Finding(f"{name} lets no job run: {key} 0", "another QOS or account")
+    for name, key, most in _counting(sources, "Jobs"):
+        if most == 0:
+            yield Finding(f"{name} lets no job run: {key} 0", "another QOS or account")
+    rooms: list[tuple[int, int, str]] = []
+    for name, key, most in _counting(sources, "Submit"):
         kind, _, word = name.rpartition(" ")
         column = 1 if kind == "QOS" else 0
         queued = sum(job[column] == word for job in live.queued)
-        bounds = [(int(values[key]), key) for key in SUBMIT if values.get(key, "").isdigit()]
-        if bounds and size.jobs + queued > min(bounds)[0]:
-            most, key = min(bounds)
-            room = max(0, most - queued)
-            jobs = f"{size.jobs} jobs to queue" + (f" ({size.runs} runs x {size.attempts})" if size.runs > 1 else "")
-            yield Finding(
-                f"{jobs} and {queued} of yours in the queue, but {name} allows {most} ({key})",
-                _fewer_jobs(room, size.runs),
-            )
-            return
+        rooms.append((max(0, most - queued), queued, f"{name} allows {most} ({key})"))
+    if rooms and size.jobs > min(rooms)[0]:
+        room, queued, allowed = min(rooms)
+        runs = f" ({size.runs} runs x {size.attempts})" if size.runs > 1 else ""
+        yield Finding(
+            f"{size.jobs} jobs to queue{runs} and {queued} of yours in the queue, but {allowed}", _fit(room, size)
+        )
 
 
-def _fewer_jobs(room: int, runs: int) -> str:
-    """How `runs` runs fit into a queue with room for so many jobs; --attempts is of each run."""
-    if attempts := room // runs:
-        return f"--attempts {attempts}, or chain.attempts = {attempts}"
-    return f"sweep {room} values at most, each with --attempts 1" if room > 1 else "wait for one of them to end"
+def _fit(room: int, size: JobSize) -> str:
+    """What to write where only so many jobs can be queued."""
+    if room < min(size.runs, 2):  # one value is no sweep
+        return "wait for one of them to end"
+    if count := room // size.runs:
+        return f"--attempts {count}, or chain.attempts = {count}"
+    return f"sweep {room} values at most, with --attempts 1"
 
 
-SUBMIT = ("MaxSubmit", "MaxSubmitPU", "MaxSubmitPA", "GrpSubmit")
-"""Limits of queued jobs. Those of a whole account count its other users' jobs too, which only Slurm sees."""
+def _counting(sources: list[Source], what: str) -> list[tuple[str, str, int]]:
+    """The limits of jobs that count, each with its source: the first that sets one, as for resources.
+
+    A QOS's limit of a user or an account takes the place of the association's. Above the user's association only Grp
+    limits count, all of them: what a user has of an account's Max limits, sacctmgr prints with the association. Limits
+    of a whole account count its other users' jobs too, which only Slurm sees.
+    """
+
+    def of(key: str) -> list[tuple[str, str, int]]:
+        return [(name, key, int(values[key])) for name, values in sources if values.get(key, "").isdigit()]
+
+    whole = of(f"Grp{what}")
+    if whole and whole[0][0].startswith("QOS "):
+        del whole[1:]
+    own = [*of(f"Max{what}PU")[:1], *of(f"Max{what}PA")[:1]] or of(f"Max{what}")[:1]
+    return [*own, *whole]
 
 
 def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:

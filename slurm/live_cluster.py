@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
+from superpod.slurm import preamble
 
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
@@ -29,6 +30,7 @@ say qos sacctmgr -P show qos format=name,flags,maxwall,maxtres,maxtrespernode,ma
 maxjobspa,maxsubmitpa,maxtrespa,grpjobs,grpsubmit,grptres
 say queued squeue -h -r -u "$(id -un)" -o '%a|%q'
 say user id -un
+say default_account sacctmgr -P show user "$(id -un)" format=user,defaultaccount
 say now date +%Y-%m-%dT%H:%M:%S
 say reservations scontrol show reservation -o
 say reserved sh -c "scontrol show reservation -o |
@@ -41,11 +43,13 @@ say python sh -c '"$0" -c "import sys; print(sys.version_info[0] * 100 + sys.ver
 shift
 say ranks_python sh -c '{ test -z "$0" || command -v "$0" >/dev/null; } && echo yes' "$1"
 shift
-for module in $1; do
-    say "module:$module" bash -lc 'type module >/dev/null 2>&1 || exit 0  # not on this machine: a node can say
-        said=$(module load "$1" 2>&1) || said=error # environment-modules 3 only prints it
-        case $said in *[Ee][Rr][Rr][Oo][Rr]*|*nable\ to\ locate*) echo missing;; *) echo loads;; esac' bash "$module"
-done
+# In one shell, one after another: a compiler's module may be what makes those of its libraries known.
+say login bash -lc 'for module; do
+        printf "\036module:%s\037" "$module"
+        type module >/dev/null 2>&1 || continue  # not on this machine: a node can say
+        words=$(module load "$module" 2>&1) && ! echo "$words" | grep -Eq "FAILED" && echo loads || echo missing
+        module load "$module" >/dev/null 2>&1
+    done' bash $1 </dev/null
 shift
 runs=$1
 say runs sh -c 'd=$0; while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
@@ -58,7 +62,7 @@ for path; do
     elif [ -e "$path" ]; then echo unreadable
     else echo missing; fi
 done
-"""
+""".replace("FAILED", preamble.FAILED)
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ class LiveCluster:
     queued: list[tuple[str, str]] = field(default_factory=list)
     """account and QOS of each job of this user in the queue"""
     user: str = ""
+    default_account: str | None = None
+    """of a job that names none; None = not known"""
     now: datetime | None = None
     """on the cluster's clock, in its time zone, as its reservations are"""
     reservations: list[Reservation] = field(default_factory=list)
@@ -124,8 +130,9 @@ class LiveCluster:
     """path -> folder, file, unreadable or missing"""
 
     def nodes_of(self, partition: str) -> list[dict[str, str]]:
-        """The nodes of a partition."""
-        return [node for node in self.nodes.values() if partition in node.get("Partitions", "").split(",")]
+        """The nodes of a partition, or of several with commas between them."""
+        names = {*partition.split(",")}
+        return [node for node in self.nodes.values() if names & {*node.get("Partitions", "").split(",")}]
 
     @property
     def default_partition(self) -> str:
@@ -147,8 +154,12 @@ def ask(connection: Connection, cluster: Cluster, runs: str, paths: list[str], r
     return replace(parse(answers), refused=_refused(connection, cluster))
 
 
-# Some refusals come and go: all nodes are down, drained or reserved. These do not.
-_LASTING = re.compile(r".*(unrecognized option|[Ii]nvalid|ambiguous|not permitted|denied|violates).*")
+# Some refusals come and go: all nodes are down, drained or reserved. These do not. What Slurm says of size, time or
+# policy is of this small job, not of the submission, which slurm/limits.py judges.
+_OF_THIS_SIZE = r"violates|time limit|[Cc]ount specification"
+_LASTING = re.compile(
+    rf"^(?!.*(?:{_OF_THIS_SIZE})).*(?:unrecognized option|[Ii]nvalid|ambiguous|not permitted|denied).*", re.MULTILINE
+)
 
 
 def _refused(connection: Connection, cluster: Cluster) -> str:
@@ -173,6 +184,7 @@ def parse(answers: dict[str, str]) -> LiveCluster:
         qos={row["Name"]: row for row in _rows(answers.get("qos", "")) if "Name" in row},
         queued=[(a, q) for a, _, q in (line.partition("|") for line in answers.get("queued", "").splitlines())],
         user=answers.get("user", "").strip(),
+        default_account=next((row.get("Def Acct", "") for row in _rows(answers.get("default_account", ""))), None),
         now=datetime.fromisoformat(now) if (now := answers.get("now", "").strip()) else None,
         reservations=_reservations(answers),
         enforces=config.get("AccountingStorageEnforce", ""),

@@ -6,6 +6,7 @@ as a run would, reads, and leaves nothing behind.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ say interfaces ls /sys/class/net
 say route awk '$2 == "00000000" {print $1; exit}' /proc/net/route
 say hcas sh -c 'for port in /sys/class/infiniband/*/ports/1; do test -e "$port/rate" || continue
     name=${port#/sys/class/infiniband/}
-    echo "${name%%/*} $(cat "$port/link_layer") $(cut -d" " -f1 "$port/rate")"; done'
+    echo "${name%%/*}|$(cat "$port/link_layer")|$(cut -d" " -f1 "$port/rate")"; done'
 say sbatch sh -c 'command -v sbatch'
 shift 5
 for path; do
@@ -68,8 +69,9 @@ class Hca:
 
     name: str
     link_layer: str
+    """"" = a port that does not say"""
     gb_s: float
-    """gigabits a second"""
+    """gigabits a second; 0 = it does not say"""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class NodeFacts:
     @property
     def network(self) -> str:
         """The kind of network, as profiles call it."""
-        layers = {hca.link_layer for hca in self.hcas}
+        layers = {hca.link_layer for hca in self.hcas} - {""}
         return "infiniband" if "InfiniBand" in layers else "roce" if layers else "ethernet"
 
 
@@ -126,6 +128,22 @@ def ask(connection: Connection, cluster: Cluster, paths: list[str], ranks_python
         connection.run(["rm", "-f", place])
 
 
+# sbatch(1) has these and srun(1) has not; `--wait` means something else there, and what srun prints is read here.
+BATCH_ONLY = (
+    *("--array", "--batch", "--export-file", "--get-user-env", "--ignore-pbs", "--kill-on-invalid-dep", "--no-requeue"),
+    *(
+        "--requeue",
+        "--parsable",
+        "--wait",
+        "--wait-all-nodes",
+        "--wrap",
+        "--output",
+        "--error",
+        "--input",
+        "--open-mode",
+    ),
+)
+
 # The nearest folder above that exists: looking makes no folder.
 PLACE = r"""
 d=$1
@@ -141,14 +159,15 @@ def srun(cluster: Cluster, nodes: int, *, minutes: int, tasks: int = 1) -> list[
     resources = [word for word in resources if not word.startswith("--cpus-per-task=")]
     # --immediate waits on where a limit holds the job back; at TERM srun takes the job out of the queue.
     words = ["timeout", str(WAIT_S + 60 * minutes), "srun", *resources, f"--ntasks-per-node={tasks}"]
-    words += [*cluster.slurm.options, "--job-name=recipes-check", f"--mpi={cluster.slurm.mpi}"]
+    words += [option for option in cluster.slurm.options if option.partition("=")[0] not in BATCH_ONLY]
+    words += ["--job-name=recipes-check", f"--mpi={cluster.slurm.mpi}"]
     return [*words, f"--immediate={WAIT_S}", "--quiet"]
 
 
 def parse(output: str, content: str) -> NodeFacts:
     """The facts from what PROBE printed."""
     answers = {k: v.strip() for k, v in (part.split("\037", 1) for part in output.split("\036")[1:])}
-    rows = (line.split() for line in answers.get("hcas", "").splitlines())
+    rows = (line.split("|") for line in answers.get("hcas", "").splitlines() if line.count("|") == 2)
 
     def named(prefix: str) -> dict[str, str]:
         return {key.removeprefix(prefix): value for key, value in answers.items() if key.startswith(prefix)}
@@ -163,10 +182,14 @@ def parse(output: str, content: str) -> NodeFacts:
         gpus=tuple(answers.get("gpus", "").splitlines()),
         interfaces=tuple(answers.get("interfaces", "").split()),
         route=answers.get("route", ""),
-        hcas=tuple(Hca(name, layer, float(rate)) for name, layer, rate in rows),
+        hcas=tuple(Hca(name, layer, _rate(rate)) for name, layer, rate in rows),
         has_sbatch=bool(answers.get("sbatch")),
         paths=named("path:"),
     )
+
+
+def _rate(text: str) -> float:
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else 0.0
 
 
 def _number(text: str) -> int:
@@ -213,7 +236,7 @@ def hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
         layer = {"infiniband": "InfiniBand", "roce": "Ethernet"}[kind]
         compute = [there[name] for name in plain if name in there] or list(there.values())
         if not any(hca.link_layer == layer for hca in compute):
-            layers = ", ".join(sorted({hca.link_layer for hca in compute})) or "no HCA at all"
+            layers = ", ".join(sorted({hca.link_layer for hca in compute} - {""})) or "no HCA at all"
             yield Finding(f"network.kind is {kind!r}, but {node.host} has {layers}", f'write kind = "{node.network}"')
         elif cluster.fabric:
             yield from _speed(cluster, [hca for hca in compute if hca.link_layer == layer], node.host)
@@ -221,7 +244,8 @@ def hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 def _speed(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Finding]:
     fabric = hardware.builtin().fabrics[cluster.fabric]
-    if (fastest := max(hca.gb_s for hca in compute)) < 0.9 * fabric.gbps:
+    fastest = max(hca.gb_s for hca in compute)
+    if 0 < fastest < 0.9 * fabric.gbps:
         fits = [name for name, one in hardware.builtin().fabrics.items() if one.gbps == fastest]
         yield Finding(
             f"fabric {cluster.fabric} is {fabric.gbps:g} Gb/s a port, but {host} has {fastest:g}",

@@ -28,6 +28,10 @@ DIE = """\
 die() { printf '%s recipes: %s\\n' "$(date +%T)" "$1" >&2; exit 1; } # the job's last words, for `recipes logs`
 """
 
+FAILED = r"ERROR:[0-9]|nable to locate|nknown module"
+"""Words of `module load` for a module that did not load, where it ends with 0 all the same (Modules 3); an extended
+regular expression. A module's own words may well say ERROR, such as NCCL_ASYNC_ERROR_HANDLING."""
+
 MODULES = """\
 # A module that does not load ends the job here, in its own words; Modules 3 has such words and yet ends with 0.
 if ! type module >/dev/null 2>&1; then
@@ -42,12 +46,12 @@ load() {
     module load "$1" 2>"$words"
     ended=$?
     cat "$words" >&2
-    if ((ended)) || grep -q ERROR "$words"; then
+    if ((ended)) || grep -Eq 'FAILED' "$words"; then
         die "module load $1 fails on $HOSTNAME: $(tr -s '[:space:]' ' ' <"$words")"
     fi
     rm -f "$words"
 }
-"""
+""".replace("FAILED", FAILED)
 
 # What Slurm says of the job stays: `SLURM_JOB*`, its nodes and tasks, and how its commands reach the controller.
 INHERITED = """\

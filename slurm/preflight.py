@@ -6,7 +6,7 @@ Checks are pure functions of a submission and of what the live cluster has answe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -134,13 +134,23 @@ def refuse_claim(claim: Claim) -> None:
 
 def claim_findings(claim: Claim) -> list[Finding]:
     """What the live cluster cannot give."""
-    findings = [finding for check in CLAIM_CHECKS for finding in check(claim)]
+    claims = [replace(claim, cluster=one) for one in by_partition(claim.cluster)]
+    findings = min(([finding for check in CLAIM_CHECKS for finding in check(one)] for one in claims), key=len)
     return findings or list(refused(claim.cluster, claim.live))
+
+
+def by_partition(cluster: Cluster) -> list[Cluster]:
+    """The profile with one of its partitions at a time: of several, Slurm takes the one that can start the job."""
+    names = cluster.slurm.partition.split(",")
+    return [
+        cluster.model_copy(update={"slurm": cluster.slurm.model_copy(update={"partition": name})}) for name in names
+    ]
 
 
 def notes(claim: Claim) -> list[Finding]:
     """What makes a job wait, and is no reason to refuse it: reservations, such as for maintenance."""
-    return list(limits.reservations(claim.cluster, claim.live, claim.size))
+    waits = (limits.reservations(one, claim.live, claim.size) for one in by_partition(claim.cluster))
+    return min(map(list, waits), key=len)
 
 
 def refuse_unfit(submission: Submission) -> None:
@@ -161,9 +171,12 @@ def findings(case: Case) -> list[Finding]:
 def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
     """What the live cluster would refuse in a profile: `recipes cluster check`."""
     node = JobSize(1, cluster.gpus_per_node, cluster.slurm.time, attempts=1)
-    problems = [finding for check in PROFILE_CHECKS for finding in check(cluster, live)]
-    problems += limits.accounting(cluster, live, node)  # one whole node; a submission is judged by its own size
-    return problems or list(refused(cluster, live))
+    problems = [
+        # one whole node; a submission is judged by its own size
+        [*(finding for check in PROFILE_CHECKS for finding in check(one, live)), *limits.accounting(one, live, node)]
+        for one in by_partition(cluster)
+    ]
+    return min(problems, key=len) or list(refused(cluster, live))
 
 
 def profile(claim: Claim) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import did_you_mean
 from superpod.slurm.gpu_names import gpu_named
-from superpod.slurm.live_cluster import LiveCluster, gpus_of, words
+from superpod.slurm.live_cluster import Association, LiveCluster, gpus_of, words
 from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
@@ -27,14 +27,43 @@ def partition_name(cluster: Cluster, live: LiveCluster) -> str:
     return cluster.slurm.partition or live.default_partition
 
 
+def account_name(cluster: Cluster, live: LiveCluster) -> str:
+    """The profile's account, or the user's default; "" = not known."""
+    return cluster.slurm.account or live.default_account or ""
+
+
+def association(cluster: Cluster, live: LiveCluster) -> Association:
+    """The association that a job of this profile counts against."""
+    account, name = account_name(cluster, live), partition_name(cluster, live)
+    own = [a for a in live.associations if account in ("", a.account)]
+    exact = [a for a in own if a.partition == name]
+    return next(iter([*exact, *(a for a in own if not a.partition)]), Association(account))
+
+
+def qos_names(cluster: Cluster, live: LiveCluster) -> list[str]:
+    """The QOS whose limits count for a job, first the one that wins: the partition's, and the job's own."""
+    # That of a job that names none is the association's default, or `normal`, which Slurm makes itself.
+    own = cluster.slurm.qos or association(cluster, live).default_qos or "normal"
+    of_partition = live.partitions.get(partition_name(cluster, live), {}).get("QoS", "N/A")
+    names = [own] if of_partition in ("N/A", own) else [of_partition, own]
+    return names[::-1] if "OverPartQOS" in live.qos.get(own, {}).get("Flags", "") else names
+
+
+def lifted(cluster: Cluster, live: LiveCluster, flag: str) -> bool:
+    """A QOS of the job lifts a limit of the partition: PartitionTimeLimit, PartitionMaxNodes, PartitionMinNodes."""
+    return any(flag in live.qos.get(name, {}).get("Flags", "").split(",") for name in qos_names(cluster, live))
+
+
 def account(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """The account is one of this user's."""
     accounts = list(dict.fromkeys(known.account for known in live.associations))
     if not live.associations or ("associations" not in live.enforces and not cluster.slurm.account):
         return
     if not cluster.slurm.account:
-        if live.enforces and len(accounts) > 1:
-            yield Finding("slurm.account is empty, and Slurm requires one", f"yours: {', '.join(accounts)}")
+        if live.default_account == "":
+            yield Finding(
+                "slurm.account is empty, and you have no default account in Slurm", f"yours: {', '.join(accounts)}"
+            )
     elif cluster.slurm.account not in accounts:
         yield Finding(
             f"slurm.account {cluster.slurm.account!r} is not one of yours",
@@ -52,13 +81,23 @@ def partition(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     elif known.get("State", "UP") != "UP":
         yield Finding(f"partition {name} is {known['State']}", "wait for its administrators, or choose another")
     else:
-        yield from _allowed(name, known, "Accounts", "account", cluster.slurm.account)
-        yield from _allowed(name, known, "Qos", "QOS", cluster.slurm.qos)
+        own = account_name(cluster, live)
+        yield from _allowed(name, known, "Accounts", "account", own, with_parents(own, live))
+        yield from _allowed(name, known, "Qos", "QOS", cluster.slurm.qos, [cluster.slurm.qos])
 
 
-def _allowed(name: str, known: dict[str, str], key: str, what: str, own: str) -> Iterator[Finding]:
+def with_parents(account: str, live: LiveCluster) -> list[str]:
+    """An account, and those above it."""
+    names = [account]
+    while (parent := live.accounts.get(names[-1], {}).get("ParentName", "")) and parent not in names:
+        names.append(parent)
+    return names
+
+
+def _allowed(name: str, known: dict[str, str], key: str, what: str, own: str, counting: list[str]) -> Iterator[Finding]:
+    """`own` is accepted where one of `counting` is: recent Slurm lets the accounts below an allowed one in, too."""
     accepted, denied = words(known.get(f"Allow{key}", "")), words(known.get(f"Deny{key}", ""))
-    if accepted and own not in accepted and (own or what == "account"):
+    if own and accepted and not {*counting} & {*accepted}:
         yield Finding(f"partition {name} does not accept {what} {own!r}", f"it accepts {', '.join(accepted)}")
     elif own in denied:
         yield Finding(f"partition {name} denies {what} {own!r}", f"it denies {', '.join(denied)}")
@@ -66,7 +105,7 @@ def _allowed(name: str, known: dict[str, str], key: str, what: str, own: str) ->
 
 def qos(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """The QOS is one that this user's account has."""
-    own = [a for a in live.associations if a.account == cluster.slurm.account] or live.associations
+    own = [a for a in live.associations if a.account == account_name(cluster, live)] or live.associations
     names = list(dict.fromkeys(name for association in own for name in association.qos))
     if cluster.slurm.qos and names and cluster.slurm.qos not in names:
         yield Finding(f"slurm.qos {cluster.slurm.qos!r} is not one of yours", f"yours: {', '.join(names)}")
@@ -79,7 +118,10 @@ def reservation(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         if name not in known:
             listed = ", ".join(known) or "none at all"
             yield Finding(f"slurm.options: there is no reservation {name!r}", f"there are: {listed}")
-        elif (who := [*known[name].users, *known[name].accounts]) and not {live.user, cluster.slurm.account} & {*who}:
+        elif (who := [*known[name].users, *known[name].accounts]) and not (
+            live.user in known[name].users
+            or {*known[name].accounts} & {*with_parents(account_name(cluster, live), live)}
+        ):
             yield Finding(
                 f"slurm.options: reservation {name} is for {', '.join(who)}, not for {live.user}", "leave it out"
             )
@@ -95,7 +137,7 @@ def constraint(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Every feature of the constraint is one that a node of the partition has."""
     name = partition_name(cluster, live)
     features = {f for n in live.nodes_of(name) for f in n.get("AvailableFeatures", "").split(",")} - {"(null)", ""}
-    for word in re.findall(r"[A-Za-z_][\w.-]*", cluster.slurm.constraint):
+    for word in re.findall(r"[^\s&|,()\[\]]+", re.sub(r"\*\d+", "", cluster.slurm.constraint)):  # a&b, [a|b], a*4
         if word not in features:
             listed = ", ".join(sorted(features)) or "none at all"
             yield Finding(f"slurm.constraint {word!r} is a feature of no node in {name}", f"features there: {listed}")
@@ -119,7 +161,7 @@ def gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         )
     types = {gpus_of(node)[1] for node in nodes} - {""}
     kinds = {kind for kind in map(gpu_named, types) if kind}
-    if kinds and cluster.gpu not in kinds:
+    if kinds and not any(f"{cluster.gpu}_".startswith(f"{kind}_") for kind in kinds):  # a100 may be a100_40gb
         listed = ", ".join(sorted(types))
         yield Finding(
             f"gpu is {cluster.gpu!r}, but Slurm calls the GPUs of {name} {listed}", f'write gpu = "{min(kinds)}"'
@@ -155,6 +197,8 @@ def memory(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 def limit(cluster: Cluster, live: LiveCluster, time: str = "") -> Iterator[Finding]:
     """The time limit is no longer than the partition allows."""
+    if lifted(cluster, live, "PartitionTimeLimit"):
+        return
     name = partition_name(cluster, live)
     longest = live.partitions.get(name, {}).get("MaxTime", "UNLIMITED")
     limit_text = time or cluster.slurm.time

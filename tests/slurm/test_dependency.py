@@ -20,6 +20,10 @@ class FakeSlurm(Connection):
         return self.controller if words[0] == "scontrol" else self.accounting
 
 
+TASK = "JobId=7 ArrayJobId=5 ArrayTaskId=2"
+"""of an array whose other task, job 6, the controller has forgotten"""
+
+
 @pytest.mark.parametrize(
     ("text", "means"),
     [
@@ -46,10 +50,12 @@ def test_what_is_no_job_is_refused(text):
         (FakeSlurm("JobState=PENDING"), "after", True),
         (FakeSlurm("JobState=RUNNING"), "after", False),
         (FakeSlurm("JobState=COMPLETED"), "afterok", False),
-        (FakeSlurm("", "COMPLETED\n"), "afterok", False),
-        (FakeSlurm("", "CANCELLED by 0\n"), "afterany", False),
+        (FakeSlurm("", "5|COMPLETED\n"), "afterok", False),
+        (FakeSlurm("", "5|CANCELLED by 0\n"), "afterany", False),
         (FakeSlurm("JobId=5 JobState=COMPLETED\nJobId=6 JobState=PENDING\n"), "afterok", True),
         (FakeSlurm("JobState=FAILED"), "afternotok", False),
+        (FakeSlurm(f"{TASK} JobState=RUNNING", "6|COMPLETED\n7|COMPLETED\n"), "afterok", True),
+        (FakeSlurm(f"{TASK} JobState=COMPLETED", "6|COMPLETED\n7|RUNNING\n"), "afterok", False),
     ],
 )
 def test_only_what_can_still_happen_is_waited_for(slurm, kind, waits):
@@ -61,8 +67,9 @@ def test_only_what_can_still_happen_is_waited_for(slurm, kind, waits):
     ("slurm", "kind", "says"),
     [
         (FakeSlurm(), "afterok", "knows no job 5"),
-        (FakeSlurm("", "FAILED\n"), "afterok", "has ended as FAILED"),
+        (FakeSlurm("", "5|FAILED\n"), "afterok", "has ended as FAILED"),
         (FakeSlurm("JobState=TIMEOUT"), "afterok", "has ended as TIMEOUT"),
+        (FakeSlurm(f"{TASK} JobState=RUNNING", "6|FAILED\n7|RUNNING\n"), "afterok", "has ended as FAILED"),
         (FakeSlurm("JobState=COMPLETED"), "afternotok", "ended without error"),
     ],
 )

@@ -17,7 +17,7 @@ GOOD = {
     "gpus": "\n".join(["NVIDIA H100 80GB HBM3"] * 8),
     "interfaces": "bond0\nlo\nibp3s0",
     "route": "bond0",
-    "hcas": "\n".join(f"{name} InfiniBand 400" for name in EIGHT),
+    "hcas": "\n".join(f"{name}|InfiniBand|400" for name in EIGHT),
     "sbatch": "",
     "path:/lustre": "folder",
 }
@@ -32,8 +32,8 @@ def test_a_good_node_disproves_nothing():
     assert findings(profile(), facts()) == []
 
 
-SLOW = "\n".join(f"{name} InfiniBand 200" for name in EIGHT)
-ETHERNET = "\n".join(f"{name} Ethernet 400" for name in EIGHT)
+SLOW = "\n".join(f"{name}|InfiniBand|200" for name in EIGHT)
+ETHERNET = "\n".join(f"{name}|Ethernet|400" for name in EIGHT)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_finding_11_init_writes_no_network_that_is_not_there():
 
     kept = network()
     assert (kept.interface, kept.hcas, kept.kind) == ("bond0", ",".join(EIGHT), "infiniband")
-    other = network(interfaces="eno1\nlo\neno2", route="eno1", hcas="mlx5_0 Ethernet 100")
+    other = network(interfaces="eno1\nlo\neno2", route="eno1", hcas="mlx5_0|Ethernet|100")
     assert (other.interface, other.hcas, other.kind) == ("eno1", "", "roce")
     bare = network(interfaces="eno1\nlo\neno2", route="", hcas="")
     assert (bare.interface, bare.hcas, bare.kind) == ("", "", "ethernet")

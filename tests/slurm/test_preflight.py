@@ -88,7 +88,12 @@ def test_a_clean_case_passes():
 
 PLANTED = [
     ("account of nobody", case(profile(slurm__account="theirs")), "'theirs' is not one of yours", "mine, also"),
-    ("no account", case(profile(slurm__account="")), "slurm.account is empty", "mine, also"),
+    (
+        "no account",
+        case(profile(slurm__account=""), answers={"default_account": "User|Def Acct\nme|"}),
+        "slurm.account is empty, and you have no default account",
+        "mine, also",
+    ),
     ("partition that is not", case(profile(slurm__partition="bach")), "'bach' does not exist", "did you mean batch?"),
     ("partition down", case(profile(slurm__partition="old")), "partition old is DOWN", "another"),
     ("partition of others", case(profile(slurm__partition="low")), "does not accept account 'mine'", "other"),

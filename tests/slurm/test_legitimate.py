@@ -1,0 +1,197 @@
+"""Submissions that Slurm takes, and that were refused (issue 14, the review of preflight). Planted answers."""
+
+import os
+import subprocess
+
+import pytest
+
+from superpod.slurm import health, live_cluster, node_probe
+from superpod.slurm.connection import Connection
+from superpod.slurm.live_cluster import parse
+from superpod.slurm.preflight import findings, profile_findings
+from tests.slurm.test_preflight import ANSWERS, NODES, case, noted, profile
+
+SUB = {
+    "associations": "Account|Partition|QOS\nsub||normal",
+    "accounts": "Account|ParentName|GrpTRES\nsub|mine|\nmine|root|\nroot||",
+    "default_account": "User|Def Acct\nme|sub",
+}
+"""An account below `mine`, which is this user's default."""
+
+
+def partitions(words: str) -> dict[str, str]:
+    """More of the partition batch."""
+    return {"partitions": ANSWERS["partitions"].replace("AllowAccounts=ALL", words, 1)}
+
+
+def qos(flags: str, head: str, values: str) -> dict[str, str]:
+    return {"qos": f"Name|Flags|{head}\nnormal|{flags}|{values}"}
+
+
+def jobs(own: str, above: str, of_qos: str = "") -> dict[str, str]:
+    """Limits of queued jobs: of the association, of its account, of the QOS."""
+    return {
+        "associations": f"Account|Partition|QOS|MaxJobs|MaxSubmit\nmine||normal|{own}",
+        "accounts": f"Account|ParentName|MaxJobs|MaxSubmit|GrpJobs|GrpSubmit\nmine|root|{above}\nroot||||",
+        **qos("", "MaxSubmitPU", of_qos),
+    }
+
+
+ASLEEP = NODES.replace("State=DOWN", "State=IDLE+CLOUD+NOT_RESPONDING+POWERED_DOWN")
+EMPTY = {"slurm__account": ""}
+ACCEPTED = [
+    ("nodes that Slurm powers up", case(nodes=22, answers={"nodes": ASLEEP, "accounts": ""})),
+    (
+        "subaccount of an allowed account",
+        case(profile(slurm__account="sub"), answers=SUB | partitions("AllowAccounts=mine")),
+    ),
+    ("default account", case(profile(**EMPTY), answers=SUB)),
+    ("default account, allowed", case(profile(**EMPTY), answers=SUB | partitions("AllowAccounts=sub"))),
+    ("default account that is not known", case(profile(**EMPTY), answers=partitions("AllowAccounts=mine"))),
+    ("submitted jobs: child over parent", case(answers=jobs("|200", "|1||"))),
+    ("running jobs: child over parent", case(answers=jobs("5|", "0|||"))),
+    ("submitted jobs: QOS over association", case(answers=jobs("|1", "|||", "50"))),
+    ("QOS over the partition's time", case(time="2-0", answers=qos("PartitionTimeLimit", "MaxWall", ""))),
+    (
+        "QOS over the partition's nodes",
+        case(nodes=8, answers=partitions("MaxNodes=4") | qos("DenyOnLimit,PartitionMaxNodes", "MaxWall", "")),
+    ),
+    (
+        "QOS under the partition's nodes",
+        case(nodes=4, answers=partitions("MinNodes=8") | qos("PartitionMinNodes", "MaxWall", "")),
+    ),
+    ("percentages", case(nodes=8, answers=qos("Relative", "MaxTRES", "node=5"))),
+    (
+        "constraint that starts with a digit",
+        case(
+            profile(slurm__constraint="[80gb*2&ib*4]"),
+            answers={"nodes": NODES.replace("Features=h100", "Features=80gb")},
+        ),
+    ),
+    ("one of two partitions", case(profile(slurm__partition="low,batch"))),
+]
+
+
+@pytest.mark.parametrize("accepted", [c for _, c in ACCEPTED], ids=[name for name, _ in ACCEPTED])
+def test_what_slurm_takes_is_not_refused(accepted):
+    assert findings(accepted) == []
+
+
+REFUSED = [
+    (
+        "down and asleep",
+        case(nodes=22, answers={"nodes": ASLEEP.replace("IDLE+CLOUD", "DOWN*+CLOUD")}),
+        "20 of batch are",
+    ),
+    ("account of others", case(profile(slurm__account="sub"), answers=SUB | partitions("AllowAccounts=x")), "'sub'"),
+    ("Grp limit of a parent", case(answers=jobs("|200", "|||2")), "account mine allows 2 (GrpSubmit)"),
+    ("no job for the whole account", case(answers=jobs("5|", "||0|")), "account mine lets no job run: GrpJobs 0"),
+    ("the tighter of two limits", case(answers=jobs("|", "|||1", "2")), "account mine allows 1 (GrpSubmit)"),
+    ("parent, where the child has none", case(answers=jobs("|", "0|||")), "lets no job run: MaxJobs 0"),
+    ("percentages hide no other QOS's number", case(nodes=4, answers=partitions("MaxNodes=2")), "MaxNodes 2"),
+    ("constraint", case(profile(slurm__constraint="h100&40gb*2")), "'40gb' is a feature of no node"),
+    ("none of two partitions", case(profile(slurm__partition="low,old")), "does not accept account"),
+]
+
+
+@pytest.mark.parametrize(("planted", "says"), [c[1:] for c in REFUSED], ids=[c[0] for c in REFUSED])
+def test_what_slurm_refuses_still_is(planted, says):
+    problems = findings(planted)
+    assert any(says in problem.message for problem in problems), problems
+
+
+def test_a_gpu_that_slurm_calls_by_the_first_part_of_its_name():
+    nodes = {"nodes": NODES.replace("gpu:h100", "gpu:a100")}
+    assert profile_findings(profile(gpu="a100_40gb"), parse(ANSWERS | nodes)) == []
+    assert profile_findings(profile(gpu="h100"), parse(ANSWERS | nodes)) != []
+
+
+def test_notes_of_several_partitions_are_those_of_the_best():
+    assert noted(nodes=4, where=profile(slurm__partition="batch,old")) == []
+
+
+class FakeSbatch(Connection):
+    """Stands in for a cluster whose `sbatch --test-only` says this, of one node and the profile's time."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def shell(self, script: str, *words: str, limit_s: float = 60) -> str:
+        return self.words if "--test-only" in script else "\036config\037ClusterName = x\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "lasting"),
+    [
+        ("allocation failure: Node count specification invalid", False),
+        ("allocation failure: Requested time limit is invalid (missing or exceeds some limit)", False),
+        ("allocation failure: Job violates accounting/QOS policy (job submit limit, user's size)", False),
+        ("allocation failure: Invalid qos specification", True),
+        ("sbatch: error: no node is up\nsbatch: unrecognized option '--switchs=1'", True),
+    ],
+)
+def test_sbatch_judges_one_node_and_not_the_submission(words, lasting):
+    live = live_cluster.ask(FakeSbatch(words), profile(), "/lustre/runs", [])
+    assert live.refused == (words.splitlines()[-1].split(": ", 1)[1] if lasting else "")
+
+
+LMOD = """
+module() {
+    case $2 in
+        gcc/12) export GCC_IS_LOADED=1; echo NCCL_ASYNC_ERROR_HANDLING=1, no error >&2 ;;
+        openmpi/4) test "$GCC_IS_LOADED" || { echo "unknown module openmpi/4" >&2; return 1; } ;;
+        old/3) echo "ModuleCmd_Load.c(213):ERROR:105: Unable to locate a modulefile for 'old/3'" >&2 ;;
+    esac
+}
+"""
+
+
+class ThisMachine(Connection):
+    """This machine, with a home of its own, whose login shell has the `module` above."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+
+    def run(self, words: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60):
+        given = {**os.environ, "HOME": self.home}
+        return subprocess.run(words, input=stdin, env=given, capture_output=True, timeout=limit_s).stdout.decode()
+
+
+def test_modules_build_on_those_before_them(tmp_path):
+    (tmp_path / ".bash_profile").write_text(f"echo welcome\n{LMOD}")
+    machine = ThisMachine(str(tmp_path))
+
+    def answer(*modules: str) -> dict[str, str]:
+        output = machine.shell(live_cluster.ASK, "python3", "", " ".join(modules), str(tmp_path), "/tmp")
+        live = parse(dict(part.split("\037", 1) for part in output.split("\036")[1:]))
+        assert live.paths["/tmp"] == "folder"
+        assert live.ranks_python
+        return live.modules
+
+    assert answer("gcc/12", "openmpi/4") == {"gcc/12": "loads", "openmpi/4": "loads"}
+    assert answer("openmpi/4", "old/3") == {"openmpi/4": "missing", "old/3": "missing"}
+    assert answer() == {}
+
+
+def test_a_container_needs_no_module_command():
+    where = profile(software__modules=["gcc/12"])
+    assert health.in_modules(where, ["python"]) == ["python"]
+    assert health.in_modules(where.model_copy(update={"container": profile(container__image="").container}), ["p"]) != [
+        "p"
+    ]
+
+
+def test_srun_gets_no_option_that_only_sbatch_has():
+    options = ["--no-requeue", "--array=0-3", "--wait", "--output=x", "--reservation=mine", "--wait-all-nodes=1"]
+    words = node_probe.srun(profile(slurm__options=options), 1, minutes=1)
+    assert [word for word in options if word in words] == ["--reservation=mine"]
+
+
+def test_an_hca_that_does_not_say_what_it_is():
+    text = "mlx5_0||400\nmlx5_1|InfiniBand|\nmlx5_2|InfiniBand|400"
+    first, second, third = node_probe.parse(f"\036hcas\037{text}\n", "").hcas
+    assert (first.link_layer, second.gb_s, third.gb_s) == ("", 0, 400)
+    facts = node_probe.parse("\036hcas\037mlx5_0||\n", "")
+    assert facts.network == "ethernet"
+    (finding,) = node_probe.hcas(profile(network__hcas="mlx5_0"), facts)
+    assert "has no HCA at all" in finding.message
