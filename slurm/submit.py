@@ -278,7 +278,9 @@ def remember(connection: Connection, run: str, jobs: list[str]) -> None:
         write_json(Path(run) / CHAIN, {"jobs": jobs})
         return
     text = f'{{"jobs": [{", ".join(jobs)}]}}\n'
-    connection.run(["sh", "-c", 'cat >"$0"', f"{run}/{CHAIN}"], stdin=text.encode())
+    # With the run's rights, whatever the login's umask is.
+    script = 'cat >"$0" && chmod --reference="$1" -- "$0"'
+    connection.run(["sh", "-c", script, f"{run}/{CHAIN}", f"{run}/run.json"], stdin=text.encode())
 
 
 def note(run: RunFolder, jobs: list[str]) -> None:

@@ -115,6 +115,7 @@ def test_finding_24_the_umask_of_this_machine_decides_nothing_behind_ssh(tmp_pat
     submission = submit.Submission(resolved_run(), profiles.parse(text, "x.toml"), str(tmp_path / "runs"))
     with sharing.umask(here):
         run = Path(submit.new_run(submission, FakeLogin()))
+    submit.remember(FakeLogin(), str(run), ["7", "8"])
     assert {mode(path) for path in (run, *run.rglob("*")) if path.is_dir()} == {folder}
     assert {mode(path) for path in run.rglob("*") if path.is_file()} == {file}
-    assert (run / submit.SCRIPT).is_file()
+    assert {submit.SCRIPT, submit.CHAIN} <= {path.name for path in run.iterdir()}
