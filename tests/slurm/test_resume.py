@@ -158,17 +158,17 @@ def test_finding_f1_6_a_refused_second_change_leaves_the_first(run, changed):
 
 
 class FakeSlurm(connection.Connection):
-    """Fake: `answer` for squeue, an interrupt at the second sbatch; keeps the calls."""
+    """Fake: `answer` for squeue, Ctrl-C at the second sbatch where it `interrupts`; keeps the calls."""
 
-    def __init__(self, answer: str | None) -> None:
-        self.answer, self.calls = answer, []
+    def __init__(self, answer: str | None, *, interrupts: bool = False) -> None:
+        self.answer, self.interrupts, self.calls = answer, interrupts, []
 
     def run(self, words, **how):
         self.calls.append(words)
         names = [call[0] for call in self.calls]
         if words[0] == "squeue" and self.answer is None:
             raise UserError("this machine: squeue has not answered for 30 s")
-        if words[0] == "sbatch" and names.count("sbatch") == 2:
+        if self.interrupts and words[0] == "sbatch" and names.count("sbatch") == 2:
             raise KeyboardInterrupt
         return {"squeue": self.answer or "", "sbatch": "7\n"}.get(words[0], "")
 
@@ -208,6 +208,6 @@ def test_finding_f1_5_nor_one_that_cannot_be_read(run, resumed, monkeypatch):
 def test_ctrl_c_between_two_attempts_leaves_no_job_that_meets_the_old_files(run, resumed):
     """Issue 14: what was queued with the new script is cancelled when the folder is put back."""
     with pytest.raises(KeyboardInterrupt):
-        resumed(slurm := FakeSlurm(""))
+        resumed(slurm := FakeSlurm("", interrupts=True))
     assert slurm.calls[-1] == ["scancel", f"--name={slurm_submit.job_name(str(run.path))}"]
     assert guard.stopped(run)
