@@ -12,7 +12,7 @@ from superpod.slurm.preflight import findings, profile_findings
 from tests.slurm.test_preflight import ANSWERS, NODES, case, noted, profile
 
 SUB = {
-    "associations": "Account|Partition|QOS\nsub||normal",
+    "associations": "Account|Partition|QOS\nmine||normal\nsub||normal",
     "accounts": "Account|ParentName|GrpTRES\nsub|mine|\nmine|root|\nroot||",
     "default_account": "User|Def Acct\nme|sub",
 }
@@ -88,7 +88,7 @@ REFUSED = [
     ("no job for the whole account", case(answers=jobs("5|", "||0|")), "account mine lets no job run: GrpJobs 0"),
     ("the tighter of two limits", case(answers=jobs("|", "|||1", "2")), "account mine allows 1 (GrpSubmit)"),
     ("parent, where the child has none", case(answers=jobs("|", "0|||")), "lets no job run: MaxJobs 0"),
-    ("percentages hide no other QOS's number", case(nodes=4, answers=partitions("MaxNodes=2")), "MaxNodes 2"),
+    ("fewer nodes than the partition takes", case(nodes=4, answers=partitions("MinNodes=8")), "MinNodes 8"),
     ("constraint", case(profile(slurm__constraint="h100&40gb*2")), "'40gb' is a feature of no node"),
     ("none of two partitions", case(profile(slurm__partition="low,old")), "does not accept account"),
 ]

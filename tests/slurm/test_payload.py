@@ -225,7 +225,7 @@ def test_modules_that_load_are_there_for_the_ranks(tmp_path):
     node = Node(tmp_path, 'echo "$OF_THE_MODULE" >"$SUPERPOD_RUN_DIR/done"')
     init = tmp_path / "modules" / "init" / "bash"
     init.parent.mkdir(parents=True)
-    init.write_text('module() { export OF_THE_MODULE="$unset_name$2"; }\n')
+    init.write_text('module() { export OF_THE_MODULE="$unset_name$2"; echo "sets NCCL_ASYNC_ERROR_HANDLING" >&2; }\n')
     done = node.run(node.script("python3", modules=["cuda/12"]), MODULESHOME=str(tmp_path / "modules"))
     assert done.returncode == 0, done.stderr
     (marker,) = node.runs.glob("*/*/done")
