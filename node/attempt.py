@@ -41,6 +41,8 @@ from superpod.node.run_folder import RunFolder, as_user_errors
 from superpod.node.time_limit import TimeLimit
 
 POLL_S = 1.0
+CANCELLED_S = 10.0
+"""After a SIGTERM, seconds between two looks whether it was a scancel: Slurm may be slow, and KillWait is 30 s."""
 LOCK_S = 60.0
 """How long to wait for an earlier attempt that is just ending."""
 
@@ -77,7 +79,7 @@ def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command
             guard.stop(run, reason, by=guard.StoppedBy.GUARD)
             _log(reason)
             return 1
-        if reason := _wait_for_room(run, job):
+        if reason := _wait_for_room(run, job, options.self_submit):
             _log(reason)
             return 1
         if bad := _bad_nodes(options, job):
@@ -154,6 +156,8 @@ class _RunningAttempt:
         self.signals: list[str] = []
         """Names of the stop signals that came, here or at a rank."""
         self.stalled, self.cancelled = "", False
+        self._next_look = 0.0
+        """when to look once more whether the job was cancelled, by time.monotonic()"""
         self.step = reader.steps + bool(options.checks)
         """the number of the ranks' step in the job: after those that read checkpoints and check nodes"""
         self.watch = stall.Watch(self.attempt, options.stalled_s, time.time())
@@ -176,7 +180,8 @@ class _RunningAttempt:
             while ranks.poll() is None:
                 time.sleep(POLL_S)
                 self._watch(ranks)
-                self._mark_if_cancelled()
+                if time.monotonic() >= self._next_look:
+                    self._mark_if_cancelled()
                 if change := self.limit.look():
                     _log(change)
         return self._record(ranks.returncode)
@@ -189,6 +194,7 @@ class _RunningAttempt:
         if "SIGTERM" in self.signals and not self.cancelled:
             state = ending.now(self.job.id, self.run.output(self.job.id))
             self.cancelled = ending.is_cancelled(state)
+            self._next_look = time.monotonic() + CANCELLED_S
             if self.cancelled:
                 guard.cancelled(self.run, self.job.id, state)
 
@@ -241,17 +247,10 @@ class _RunningAttempt:
         if state == "done":
             guard.drop_chain(self.run, self.job.id)
         if state not in ("done", "cancelled") and self.options.self_submit and not _queued_jobs():
-            _slurm("sbatch", "--parsable", f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}", *self._next_job())
+            _submit_next(self.run)
         if "SIGTERM" in self.signals and now == "RUNNING" and state == "requeued" and self._requeue():
             time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
         return 0 if state in ("done", "requeued") else 1
-
-    def _next_job(self) -> list[str]:
-        """sbatch's arguments for the next attempt, where the profile says that nodes can submit jobs."""
-        folder = str(self.run.path)
-        os.environ["SUPERPOD_RUN_DIR"] = folder
-        output = f"--output={folder.replace('%', '%%')}/slurm-%j.out"  # sbatch expands % in it
-        return ["--export=ALL", "--dependency=singleton", f"--chdir={folder}", output, f"{folder}/job.sbatch"]
 
     def _requeue(self) -> bool:
         """Give the nodes back to whoever preempted this job, and queue for the next attempt."""
@@ -264,7 +263,17 @@ def _is_cancelled(run: RunFolder) -> bool:
     return marker is not None and marker.by is guard.StoppedBy.USER
 
 
-def _wait_for_room(run: RunFolder, job: SlurmJob) -> str:
+def _submit_next(run: RunFolder, *options: str) -> bool:
+    """Queue the next attempt, where the profile says that nodes can submit jobs; whether Slurm took it."""
+    folder = str(run.path)
+    os.environ["SUPERPOD_RUN_DIR"] = folder
+    name = f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}"
+    output = f"--output={folder.replace('%', '%%')}/slurm-%j.out"  # sbatch expands % in it
+    words = ["--parsable", name, "--export=ALL", "--dependency=singleton", f"--chdir={folder}", output, *options]
+    return bool(_slurm("sbatch", *words, f"{folder}/job.sbatch").strip())
+
+
+def _wait_for_room(run: RunFolder, job: SlurmJob, self_submit: bool) -> str:
     """Wait while the disk is full; why this job ends instead, in words, or '' once there is room."""
     with as_user_errors(run.path):
         if not full_disk.missing(run):
@@ -274,7 +283,11 @@ def _wait_for_room(run: RunFolder, job: SlurmJob) -> str:
         held = min(full_disk.HELD_S, (at - time.time()) / 2) if at else full_disk.HELD_S
         if not (reason := full_disk.wait_for_room(run, _log, held)):
             return ""
-    if seconds := full_disk.put_off(run, _queued_jobs(), time.time()):
+
+    def submit(seconds: float) -> bool:
+        return self_submit and _submit_next(run, f"--begin=now+{int(seconds)}")
+
+    if seconds := full_disk.put_off(run, _queued_jobs(), time.time(), submit):
         return f"{reason}: the next job looks again in {full_disk.duration(seconds)}"
     reason = f"{reason}, and no job is left to wait: make room, then `recipes submit --resume`"
     guard.stop(run, reason, by=guard.StoppedBy.GUARD)

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 POLL_S = 1.0
+ANSWER_S, SOON_S = 30.0, 5.0
+"""How long to wait for an answer of Slurm, and from inside a job that it is about to kill."""
 
 CANCELLED = "CANCELLED"
 
@@ -21,17 +23,18 @@ _LAST_WORDS = re.compile(r"\*\*\* JOB (\d+) ON \S+ CANCELLED AT \S+(?: DUE TO ([
 _OUTPUT_BYTES = 64 * 1024
 
 
-def of(job: str, output: Path, wait_s: float = 60.0) -> str:
+def of(job: str, output: Path, wait_s: float = 60.0, answer_s: float = ANSWER_S) -> str:
     """The state in which a job ended, `CANCELLED by UID` where accounting names who did it; '' when nobody knows.
 
-    `output` is what the job wrote (`slurm-JOB.out`). Waits up to `wait_s` while the job is COMPLETING.
+    `output` is what the job wrote (`slurm-JOB.out`). Waits up to `wait_s` while the job is COMPLETING, and
+    `answer_s` for each answer of Slurm.
     """
     end = time.monotonic() + wait_s
     while True:
-        state = _controller(job)
+        state = _controller(job, answer_s)
         if state not in ("", "COMPLETING", CANCELLED):
             return state
-        if accounted := _accounting(job):
+        if accounted := _accounting(job, answer_s):
             return accounted
         if state == CANCELLED:
             return state
@@ -44,7 +47,7 @@ def of(job: str, output: Path, wait_s: float = 60.0) -> str:
 
 def now(job: str, output: Path) -> str:
     """What is known at this moment, from inside a job that Slurm has begun to end."""
-    return of(job, output, wait_s=0.0)
+    return of(job, output, wait_s=0.0, answer_s=SOON_S)
 
 
 def is_cancelled(state: str) -> bool:
@@ -58,17 +61,17 @@ def canceller(state: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _controller(job: str) -> str:
-    match = re.search(r"\bJobState=(\w+)", _output("scontrol", "show", "job", "-o", job))
+def _controller(job: str, answer_s: float) -> str:
+    match = re.search(r"\bJobState=(\w+)", _output(answer_s, "scontrol", "show", "job", "-o", job))
     return match[1] if match else ""
 
 
-def _accounting(job: str) -> str:
+def _accounting(job: str, answer_s: float) -> str:
     """The state of a job that has ended, or is about to; '' while it waits or runs, or when accounting is silent.
 
     A requeued job has a line for each of its lives; sacct shows the newest.
     """
-    line = _output("sacct", "-X", "-nP", "-j", job, "-o", "State").strip().partition("\n")[0]
+    line = _output(answer_s, "sacct", "-X", "-nP", "-j", job, "-o", "State").strip().partition("\n")[0]
     return "" if line in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else line
 
 
@@ -86,8 +89,8 @@ def _last_words(job: str, output: Path) -> str:
     return CANCELLED if not reason or reason.upper().startswith("SIGNAL") else reason.upper()
 
 
-def _output(*words: str) -> str:
+def _output(answer_s: float, *words: str) -> str:
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
+        return subprocess.run(words, capture_output=True, text=True, timeout=answer_s).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""

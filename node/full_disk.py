@@ -84,13 +84,16 @@ def wait_for_room(run: RunFolder, log: Callable[[str], None], held_s: float = HE
     return ""
 
 
-def put_off(run: RunFolder, jobs: list[str], now: float) -> float:
-    """Have the queued `jobs` of the run start later; returns by how many seconds, 0 where Slurm takes none of them."""
+def put_off(run: RunFolder, jobs: list[str], now: float, submit: Callable[[float], bool] | None = None) -> float:
+    """Have the queued `jobs` of the run start later; returns by how many seconds, 0 where Slurm takes none of them.
+
+    A run that queues its next job only when one ends has none there: `submit` queues it, to begin in so many seconds.
+    """
     least, most = PUT_OFF_S
     ended = run.attempts[-1].result.get("ended") if run.attempts else None
     seconds = min(max(now - ended if is_number(ended) else least, least), most)
     taken = [job for job in jobs if _begin(job, seconds)]
-    return seconds if taken else 0.0
+    return seconds if taken or (submit and not jobs and submit(seconds)) else 0.0
 
 
 def _begin(job: str, seconds: float) -> bool:

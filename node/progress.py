@@ -1,7 +1,8 @@
 """Whether the attempts of a run bring it forward, in steps and in time. Standard library only.
 
 A job that starts for an hour, makes one step, saves it and dies has made a step, and a run of such jobs never ends.
-What counts is the share of an attempt's time that went into steps which a checkpoint holds.
+What counts is the share of an attempt's time from its first to its last step which a checkpoint holds, saves and
+validations among them included.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from superpod.node import time_limit
-from superpod.node.files import JsonObject, is_number
-from superpod.node.run_folder import Attempt, RunFolder
+from superpod.node.files import JsonObject, is_number, read_lines
+from superpod.node.run_folder import Attempt, RunFolder, is_metric
 
 LEAST_STEPS = 5
 """Steps of an attempt after which its pace is judged."""
@@ -24,7 +25,7 @@ LEAST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Worth:
-    """What an attempt has brought: steps that a checkpoint holds, the seconds they took, and its own seconds."""
+    """What an attempt has brought: steps that a checkpoint holds, the seconds from first to last, and its own."""
 
     steps: int
     useful_s: float | None
@@ -40,18 +41,37 @@ class Worth:
 
 def worths(run: RunFolder, attempts: Sequence[Attempt], newest: int) -> list[Worth]:
     """What each of the attempts has brought, in their order; `newest` is the step of the newest checkpoint."""
-    lines = run.metrics()
+    lines = [line for line in read_lines(run.path / "metrics.jsonl") if is_metric(line)]
     befores = [_number(attempt.result.get("before")) for attempt in attempts]
     ends = [*befores[1:], newest]
     return [_worth(attempt, lines, int(before), int(end)) for attempt, before, end in zip(attempts, befores, ends)]
 
 
 def _worth(attempt: Attempt, lines: list[JsonObject], before: int, end: int) -> Worth:
-    kept = [line for line in lines if line.get("attempt") == attempt.name and before < line["step"] <= end]
-    seconds = [float(line["step_time_s"]) for line in kept if is_number(line.get("step_time_s"))]
+    own = [line for line in lines if line.get("attempt") == attempt.name and line["step"] > before]
     started, ended = attempt.result.get("started"), attempt.result.get("ended")
     took = ended - started if is_number(ended) and is_number(started) else None
-    return Worth(end - before, sum(seconds) if seconds else None, took)
+    return Worth(end - before, _useful_s(own, end), took)
+
+
+def _useful_s(lines: list[JsonObject], end: int) -> float | None:
+    """Seconds from the begin of the first of these steps to the end of the save of step `end`; None without a time.
+
+    The save is over when the next step begins; where none has followed, nothing tells how long it took. A step that
+    was followed by a validation has a second line, of a later time.
+    """
+    timed = [line for line in lines if is_number(line.get("step_time_s"))]
+    kept = [line for line in timed if line["step"] <= end]
+    if not kept:
+        return None
+    after = [line for line in timed if line["step"] > end]
+    first, last = _began(kept[0]), _began(after[0]) if after else _number(kept[-1].get("t"))
+    steps = sum({line["step"]: float(line["step_time_s"]) for line in kept}.values())
+    return max(steps, last - first)  # the clock may have been set back
+
+
+def _began(line: JsonObject) -> float:
+    return _number(line.get("t")) - float(line["step_time_s"])
 
 
 def idle_words(idle: Sequence[Worth]) -> str:

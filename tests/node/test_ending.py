@@ -1,5 +1,7 @@
 """How a job ended, by whoever still knows (issue 14, finding 4). Slurm's commands are scripts with 22.05's answers."""
 
+import subprocess
+
 import pytest
 
 from superpod.node import ending, guard
@@ -76,3 +78,18 @@ def test_another_user_who_cancelled_is_named(run, monkeypatch):
     attempt.mark("running", before=0)
     assert "was cancelled by daemon, so" in guard.nothing_to_do(run, lambda job: "CANCELLED by 1", "400")
     assert attempt.result["message"] == "cancelled by daemon (scancel)"
+
+
+def test_inside_a_job_that_is_about_to_be_killed_slurm_has_little_time_to_answer(slurm, monkeypatch):
+    """KillWait is 30 s, and the attempt must be recorded by then; afterwards there is time."""
+    output, waited = slurm(None, None), []
+
+    def hangs(words, **options):
+        waited.append(options["timeout"])
+        raise subprocess.TimeoutExpired(words, options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", hangs)
+    assert ending.now("359", output) == ""
+    assert waited == [5, 5]
+    assert ending.of("359", output, wait_s=0) == ""
+    assert waited[2:] == [30, 30]

@@ -2,10 +2,13 @@
 
 import os
 import subprocess
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from superpod.node import full_disk
+from superpod.node import attempt as launcher
+from superpod.node import full_disk, guard
 from superpod.node.run_folder import RunFolder
 
 
@@ -90,3 +93,35 @@ def test_finding_6_the_jobs_behind_are_put_off_for_longer_each_time(run, tmp_pat
     assert calls[1] == "update JobId=7 StartTime=now+3600"
     scontrol.write_text("#!/bin/sh\nexit 1\n")
     assert full_disk.put_off(run, ["7"], 2000.0) == 0
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """Slurm's commands as scripts that take everything, with no job in the queue; returns what was called."""
+    folder, calls = tmp_path / "bin", tmp_path / "calls"
+    folder.mkdir()
+    for name, answer in {"sbatch": "8", "squeue": "", "scontrol": ""}.items():
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{calls}\necho {answer}\n')
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_NAME", "recipes-x")
+    return calls
+
+
+@pytest.mark.parametrize("self_submit", [True, False])
+def test_a_run_whose_nodes_submit_the_next_job_waits_with_it_for_room(run, commands, monkeypatch, self_submit):
+    """Review of issue 14: it has no job in the queue to be put off, and was stopped after 15 minutes."""
+    monkeypatch.setattr(full_disk, "missing", lambda run: "full")
+    monkeypatch.setattr(full_disk, "wait_for_room", lambda run, log, held: "full")
+    job: Any = SimpleNamespace(deadline=lambda: 0.0)
+    words = launcher._wait_for_room(run, job, self_submit)
+    submitted = [line for line in commands.read_text().splitlines() if line.startswith("sbatch")]
+    if self_submit:
+        assert words == "full: the next job looks again in 10 min"
+        assert len(submitted) == 1
+        assert " --dependency=singleton " in submitted[0]
+        assert submitted[0].endswith(f" --begin=now+600 {run.path}/job.sbatch")
+        assert guard.stopped(run) is None
+    else:
+        assert (words[:35], submitted) == ("full, and no job is left to wait: m", [])
+        assert guard.stopped(run) is not None

@@ -46,6 +46,31 @@ def test_a_good_attempt_in_between_counts(run):
     assert guard.must_stop(run, 2, 20) == ""
 
 
+def slow_saves(run, before, steps, step_s, save_s):
+    """An attempt with steps of `step_s`, and a save or a validation of `save_s` after every tenth, the last lost."""
+    attempt = run.new_attempt(job="1")
+    attempt.mark("running", before=before)
+    now = 1060.0
+    for step in range(before + 1, before + steps + 2):
+        now += step_s
+        line = {"t": now, "attempt": attempt.name, "step": step, "loss": 1.0, "step_time_s": step_s}
+        append_line(run.path / "metrics.jsonl", line)
+        now += save_s if step % 10 == 0 else 0
+    checkpoint(run, before + steps)
+    attempt.finish("failed", message="it broke")
+    attempt.mark("failed", started=1000.0, ended=now)
+
+
+@pytest.mark.parametrize("steps", [10, 50])
+def test_a_run_that_saves_longer_than_it_trains_comes_forward(run, steps):
+    """Review of issue 14: the seconds of its steps alone are 8 % of its time."""
+    for number in range(3):
+        slow_saves(run, steps * number, steps, 1.0, 120.0)
+    worth = progress.worths(run, run.attempts, guard.newest_step(run))
+    assert [(w.steps, w.useful_s) for w in worth] == [(steps, steps * 13.0)] * 3
+    assert guard.must_stop(run, 2, 20) == ""
+
+
 def test_steps_that_no_checkpoint_holds_do_not_count(run):
     attempt_of(run, 0, 10, 60.0, 900)
     for step in range(11, 500):
