@@ -145,7 +145,7 @@ class _RunningAttempt:
 
     def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace) -> None:
         reader = shared_reading.SharedReader(job.nodes)
-        decided = resume.decide(run, reader)
+        decided = resume.decide(run, reader, lambda: time.sleep(options.second_look_s))
         self.run, self.job, self.options = run, job, options
         self.attempt = run.new_attempt(job=job.id)
         resume.settle(run, self.attempt, decided)
@@ -342,6 +342,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--lines", default="")
     parser.add_argument("--save-s", type=float, default=300)
     parser.add_argument("--stalled-s", type=float, default=600)
+    parser.add_argument("--second-look-s", type=float, default=resume.SECOND_LOOK_S)
     parser.add_argument("--idle-attempts", type=int, default=2)
     parser.add_argument("--failures", type=int, default=20)
     parser.add_argument("--checks", nargs="*", default=[])

@@ -7,10 +7,12 @@ with MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS), so a flipped bit would be trained o
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +23,9 @@ from superpod.node.files import JsonObject, read_json
 
 CONTEXT = "context/"
 """Problems that begin so do not keep a training from going on: only export and conversion read the context."""
+
+UNREADABLE = " cannot be read: "
+"""Problems that hold these words tell of the file system, or of this node, and not of what was written."""
 
 READERS = 16
 """Threads that read at once; one reader does not fill a parallel file system."""
@@ -37,7 +42,7 @@ def problems(checkpoint: Path, *, marked: bool = True) -> list[str]:
         wrong += _wrong_sizes(checkpoint)
         wrong += [problem for problem in _wrong_weights(checkpoint) if problem not in wrong]
     except OSError as error:
-        return [*wrong, f"it cannot be read: {error.strerror}"]
+        return [*wrong, unreadable("it", error)]
     if "objects" not in (read_json(checkpoint / "context" / "io.json") or {}):
         wrong.append("context/io.json is missing or damaged")
     return wrong
@@ -48,12 +53,28 @@ def keeps_from_resuming(wrong: list[str]) -> list[str]:
     return [problem for problem in wrong if not problem.startswith(CONTEXT)]
 
 
-def damages(checkpoint: Path, share: int = 0, shares: int = 1) -> list[str]:
+def is_unreadable(wrong: list[str]) -> bool:
+    """Whether problems say no more than that something cannot be read: then nobody knows what was written."""
+    return bool(wrong) and all(UNREADABLE in problem for problem in wrong)
+
+
+def unreadable(name: str, error: OSError) -> str:
+    """The problem of a file that is there and cannot be read."""
+    return f"{name}{UNREADABLE}{error.strerror or type(error).__name__}"
+
+
+def damages(checkpoint: Path, share: int = 0, shares: int = 1, *, named_in: Sequence[str] | None = None) -> list[str]:
     """Files of a checkpoint without `problems` that are not as they were written; reads all of it, in threads.
 
-    With `shares`, only every `shares`-th file, from number `share` on, so that several nodes can read one checkpoint.
+    With `shares`, only every `shares`-th file, from number `share` on, so that several nodes can read one checkpoint;
+    with `named_in`, only the files that these problems name. Raises OSError and ValueError when it cannot even tell
+    which files there are.
     """
-    checks = _content_checks(checkpoint)[share::shares]
+    checks = [
+        check
+        for name, check in _content_checks(checkpoint)[share::shares]
+        if named_in is None or any(problem.startswith(f"{name} ") for problem in named_in)
+    ]
     with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as readers:
         return [problem for problem in readers.map(lambda check: check(), checks) if problem]
 
@@ -107,24 +128,58 @@ def _wrong_sizes(checkpoint: Path) -> list[str]:
 
 def _misfit(checkpoint: Path, name: str, bytes_: int, *, exactly: bool) -> str:
     """What is wrong with the size of a file that must have so many bytes, or so many at least; '' = nothing."""
-    have = size(checkpoint / name)
-    if have is None:
+    try:
+        facts = os.stat(checkpoint / name)
+    except OSError as error:
+        if not _is_gone(error):
+            return unreadable(name, error)
         return f"{name} is missing" if not os.path.lexists(checkpoint / name) else f"{name} is no readable file"
+    if not stat.S_ISREG(facts.st_mode):
+        return f"{name} is no readable file"
+    have = facts.st_size
     if have < bytes_:
         return f"{name} has {have} bytes, {bytes_ - have} too few"
     return f"{name} has {have} bytes, {have - bytes_} too many" if exactly and have > bytes_ else ""
 
 
+def _is_gone(error: OSError) -> bool:
+    """Whether an error is about what the folders hold; others come and go with the file system."""
+    return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+def _object_in(file: Path) -> JsonObject | None:
+    """The object in a file, which has one when it is as it was written. Raises OSError when it cannot be read."""
+    try:
+        data = json.loads(file.read_bytes())
+    except (ValueError, RecursionError):
+        return None
+    except OSError as error:
+        if not _is_gone(error):
+            raise
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _intact(file: Path) -> bool:
+    """Whether an archive is there and intact. Raises OSError when it cannot be read."""
+    try:
+        return intact(file)
+    except OSError as error:
+        if not _is_gone(error):
+            raise
+        return False
+
+
 def _wrong_weights(checkpoint: Path) -> list[str]:
-    """What is wrong with the weights by what Megatron and torch write themselves."""
+    """What is wrong with the weights by what Megatron and torch write themselves. Raises OSError."""
     weights = weights_of(checkpoint)
     where = "weights/" if weights != checkpoint else ""
-    facts = read_json(weights / "metadata.json")
+    facts = _object_in(weights / "metadata.json")
     wrong = []
     if facts is None and where:  # fsdp_dtensor has none
         wrong.append("weights/metadata.json, which is written last, is missing or damaged")
     by_torch = (facts or {}).get("sharded_backend", "torch_dist") == "torch_dist" or (weights / ".metadata").exists()
-    if not (intact(weights / "common.pt") if by_torch else (weights / "common.pt").is_file()):
+    if not (_intact(weights / "common.pt") if by_torch else (weights / "common.pt").is_file()):
         wrong.append(f"{where}common.pt is missing or damaged")
     if not by_torch:
         return wrong
@@ -141,18 +196,19 @@ def _wrong_weights(checkpoint: Path) -> list[str]:
     return wrong
 
 
-def _content_checks(checkpoint: Path) -> list[Callable[[], str]]:
-    """A check for every file that can be checked, each of which returns what is wrong, or ''."""
+def _content_checks(checkpoint: Path) -> list[tuple[str, Callable[[], str]]]:
+    """The files that can be checked, by name, each with a check that returns what is wrong, or ''."""
     records, weights = manifest.read(checkpoint), weights_of(checkpoint)
-    checks: list[Callable[[], str]] = [
-        lambda name=name, record=record: _changed(checkpoint, name, record) for name, record in sorted(records.items())
+    checks: list[tuple[str, Callable[[], str]]] = [
+        (name, lambda name=name, record=record: _changed(checkpoint, name, record))
+        for name, record in sorted(records.items())
     ]
     places: dict[str, list[tuple[int, int]]] = {}
     if (weights / ".metadata").exists():
         for file, offset, length in sorted(read(checkpoint).places):
             places.setdefault((weights / file).relative_to(checkpoint).as_posix(), []).append((offset, length))
     checks += [
-        lambda name=name, parts=parts: _broken_part(checkpoint, name, parts)
+        (name, lambda name=name, parts=parts: _broken_part(checkpoint, name, parts))
         for name, parts in places.items()
         if name not in records
     ]
@@ -163,16 +219,14 @@ def _changed(checkpoint: Path, name: str, record: manifest.FileRecord) -> str:
     try:
         same = manifest.checksum(checkpoint / name) == record
     except OSError as error:
-        return f"{name} cannot be read: {error.strerror}"
+        return unreadable(name, error)
     return "" if same else f"{name} is not as it was written: its checksum differs"
 
 
 def _broken_part(checkpoint: Path, name: str, parts: list[tuple[int, int]]) -> str:
     """The first tensor of a file whose bytes are not those that torch wrote; '' when all are."""
     try:
-        with open(checkpoint / name, "rb", buffering=0) as file:
-            file.read(1)
+        broken = ((offset, length) for offset, length in parts if not intact(checkpoint / name, (offset, length)))
+        return next((f"{name} is damaged between bytes {at} and {at + length}" for at, length in broken), "")
     except OSError as error:
-        return f"{name} cannot be read: {error.strerror}"
-    broken = ((offset, length) for offset, length in parts if not intact(checkpoint / name, (offset, length)))
-    return next((f"{name} is damaged between bytes {at} and {at + length}" for at, length in broken), "")
+        return unreadable(name, error)

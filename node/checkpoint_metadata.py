@@ -6,7 +6,6 @@ torch is not needed and the file cannot execute code. Standard library only.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import os
@@ -128,6 +127,8 @@ class _Part(io.RawIOBase):
 
     def __init__(self, file: Path, offset: int, length: int) -> None:
         self.stream, self.offset, self.length, self.at = file.open("rb"), offset, length, 0
+        self.error: OSError | None = None
+        """why it could not be read, which zipfile may report as a damaged archive"""
 
     def seekable(self) -> bool:
         return True
@@ -143,8 +144,12 @@ class _Part(io.RawIOBase):
         return self.at
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        self.stream.seek(self.offset + self.at)
-        read = self.stream.readinto(memoryview(buffer)[: max(0, self.length - self.at)])
+        try:
+            self.stream.seek(self.offset + self.at)
+            read = self.stream.readinto(memoryview(buffer)[: max(0, self.length - self.at)])
+        except OSError as error:
+            self.error = error
+            raise
         self.at += read
         return read
 
@@ -156,12 +161,13 @@ class _Part(io.RawIOBase):
 def intact(file: Path, part: tuple[int, int] | None = None) -> bool:
     """Whether a zip archive, a file or the (offset, bytes) of one, holds what its checksums say.
 
-    False for a file that cannot be read, too.
+    Raises OSError when the file cannot be read.
     """
-    try:
-        with contextlib.ExitStack() as opened:
-            source = opened.enter_context(_Part(file, *part)) if part else file
-            archive = opened.enter_context(zipfile.ZipFile(source))
-            return archive.testzip() is None  # the first file with a wrong CRC
-    except Exception:  # a damaged archive fails in any way there is
-        return False
+    with _Part(file, *(part or (0, file.stat().st_size))) as source:
+        try:
+            with zipfile.ZipFile(source) as archive:
+                return archive.testzip() is None  # the first file with a wrong CRC
+        except Exception:  # a damaged archive fails in any way there is
+            if source.error:
+                raise source.error from None
+            return False

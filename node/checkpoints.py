@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from . import manifest
@@ -26,16 +26,16 @@ def candidates(checkpoints: Path) -> list[Path]:
     return sorted(folders, key=lambda folder: (step_of(folder.name) or 0, _age_key(folder)), reverse=True)
 
 
-def discard_unfinished(checkpoints: Path, *, complete_too: bool = True) -> list[Path]:
+def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Collection[str] = ()) -> list[Path]:
     """Remove what a save or a removal has left half done, by NeMo's own marks; returns what was removed.
 
     NeMo puts `{name}-unfinished` beside a checkpoint while it saves or deletes it, and removes what is marked at its
     next start. Empty folders and links to what is gone go too. A folder that is damaged without a mark stays:
     `node/resume.py` sets it aside. Call it while no attempt runs. Without `complete_too`, a marked one that may have
-    all its bytes is left, for `node/resume.py` to judge. Raises OSError.
+    all its bytes is left, for `node/resume.py` to judge; `but` names others that are left. Raises OSError.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
-    marked = marked_names(entries)
+    marked = marked_names(entries) - set(but)
     if not complete_too:
         marked = {name for name in marked if not (checkpoints / name).is_dir() or is_half(checkpoints / name)}
     markers = [entry for entry in entries if entry.name.endswith(MARK) and entry.name.removesuffix(MARK) in marked]

@@ -28,6 +28,9 @@ FOLDER = "resume"
 ASIDE = "damaged"
 """`RUN/damaged`: where checkpoints that are not whole are moved to."""
 
+SECOND_LOOK_S = 30.0
+"""After this pause a job judges once more what has kept it from a checkpoint: file systems fail for moments."""
+
 SAVED = "saved.jsonl"
 """`RUN/saved.jsonl`: a line for every checkpoint that was saved, and for every one that was lost since."""
 
@@ -42,6 +45,8 @@ class Damaged:
 
     path: Path
     why: str
+    unreadable: bool = False
+    """nobody knows what it holds, for the file system failed twice: it stays where it is, and is judged next time"""
 
     @property
     def step(self) -> int:
@@ -78,10 +83,18 @@ class Resume:
         samples = samples_of(self.checkpoint.name)
         position = f", {samples} samples into its data" if samples is not None else ""
         words = f"resumes from step {self.step}{position} ({self.checkpoint.name}, whole)"
-        words += "".join(f"; {d.path.name} is not whole and set aside in {ASIDE}/: {d.why}" for d in self.damaged)
+        words += "".join(f"; {d.path.name} {self._fate(d)}: {d.why}" for d in self.damaged)
         if self.gone > max(self.step, *(damaged.step for damaged in self.damaged), 0):
             words += f"; the checkpoint of step {self.gone} that had been saved is gone"
         return words + (f"; {self.lost_steps} steps are lost and trained once more" if self.lost_steps else "")
+
+    @staticmethod
+    def _fate(damaged: Damaged) -> str:
+        return (
+            "stays, for nobody can tell what it holds"
+            if damaged.unreadable
+            else f"is not whole and set aside in {ASIDE}/"
+        )
 
     def facts(self) -> JsonObject:
         """As `resume` in an attempt's result.json."""
@@ -91,20 +104,32 @@ class Resume:
             "samples": samples_of(self.checkpoint.name) if self.checkpoint else None,
             "layout": checkpoint_files.saved_under(self.checkpoint) if self.checkpoint else {},
             "lost_steps": self.lost_steps,
-            "set_aside": [{"checkpoint": d.path.name, "step": d.step, "why": d.why} for d in self.damaged],
+            "set_aside": [
+                {"checkpoint": d.path.name, "step": d.step, "why": d.why} for d in self.damaged if not d.unreadable
+            ],
             "words": self.words,
         }
 
 
-def decide(run: RunFolder, read: Callable[[Path], list[str]] = checkpoint_files.damages) -> Resume:
+def decide(
+    run: RunFolder,
+    read: Callable[[Path], list[str]] = checkpoint_files.damages,
+    pause: Callable[[], object] = lambda: None,
+) -> Resume:
     """What the next attempt resumes from. Changes nothing.
 
-    `read` reads a checkpoint whose names and sizes are right, and returns what is wrong in it. Call it under the
-    run's lock. Raises NoWholeCheckpointError, and UserError when the checkpoints cannot be listed.
+    `read` reads a checkpoint whose names and sizes are right, and returns what is wrong in it; `pause` passes the time
+    before a second look. Call it under the run's lock. Raises NoWholeCheckpointError, and UserError when the
+    checkpoints cannot be listed or nobody can tell whether one is whole.
     """
     with as_user_errors(run.checkpoints):
-        chosen, damaged = newest_whole(run.checkpoints, read)
+        chosen, damaged = newest_whole(run.checkpoints, read, pause)
         gone = _newest_known(run)
+    if chosen is None and (unknown := [d for d in damaged if d.unreadable]):
+        raise UserError(
+            f"{run.path} cannot go on now: {unknown[0].path.name}: {unknown[0].why}",
+            "nothing was changed; look at that file system, and at this node",
+        )
     if chosen is None and (damaged or gone):
         _refuse(run, damaged, gone)
     resume = Resume(chosen, tuple(damaged), gone)
@@ -112,22 +137,44 @@ def decide(run: RunFolder, read: Callable[[Path], list[str]] = checkpoint_files.
 
 
 def newest_whole(
-    checkpoints: Path, read: Callable[[Path], list[str]] = checkpoint_files.damages
+    checkpoints: Path,
+    read: Callable[[Path], list[str]] = checkpoint_files.damages,
+    pause: Callable[[], object] = lambda: None,
 ) -> tuple[Path | None, list[Damaged]]:
     """The newest checkpoint of a folder that a training can go on from, and the damaged ones that are newer.
 
     One that NeMo has marked as unfinished counts if all of it is there (its save was killed between the last byte and
-    the removal of the mark); otherwise it is debris, and not damage. Raises OSError.
+    the removal of the mark); otherwise it is debris, and not damage. What speaks against a checkpoint must do so twice,
+    with a `pause` between, and the second time on this node. Raises OSError.
     """
     damaged = []
     for checkpoint in candidates(checkpoints):
-        wrong = checkpoint_files.problems(checkpoint, marked=False)
-        stopping = checkpoint_files.keeps_from_resuming(wrong) or checkpoint_files.keeps_from_resuming(read(checkpoint))
+        stopping = _stopping(checkpoint, read, pause)
         if not stopping:
             return checkpoint, damaged
-        if not checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
-            damaged.append(Damaged(checkpoint, "; ".join(stopping[:3])))
+        unreadable = checkpoint_files.is_unreadable(stopping)
+        if unreadable or not checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
+            damaged.append(Damaged(checkpoint, "; ".join(stopping[:3]), unreadable))
     return None, damaged
+
+
+def _stopping(checkpoint: Path, read: Callable[[Path], list[str]], pause: Callable[[], object]) -> list[str]:
+    """What keeps a training from going on from a checkpoint, and did so at a second look."""
+    for is_last in (False, True):
+        wrong = checkpoint_files.keeps_from_resuming(checkpoint_files.problems(checkpoint, marked=False))
+        if not wrong:
+            break
+        if is_last:
+            return wrong
+        pause()
+    try:
+        wrong = checkpoint_files.keeps_from_resuming(read(checkpoint))
+        if wrong:
+            pause()
+            wrong = checkpoint_files.damages(checkpoint, named_in=wrong)
+    except (OSError, ValueError) as error:  # its names and sizes were right a moment ago
+        return [f"it{checkpoint_files.UNREADABLE}{error}"]
+    return checkpoint_files.keeps_from_resuming(wrong)
 
 
 def refuse_if_none(run: RunFolder) -> Resume:
@@ -148,13 +195,15 @@ def settle(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
     """
     with as_user_errors(run.path):
         for damaged in resume.damaged:
-            _set_aside(damaged.path)
-            append_line(run.path / SAVED, {"t": time.time(), "lost": damaged.why, **_named(damaged.path)})
-        if resume.gone > resume.step:
+            if not damaged.unreadable:
+                _set_aside(damaged.path)
+                append_line(run.path / SAVED, {"t": time.time(), "lost": damaged.why, **_named(damaged.path)})
+        unknown = {damaged.path.name: damaged.step for damaged in resume.damaged if damaged.unreadable}
+        if resume.gone > max(resume.step, *unknown.values(), 0):
             append_line(run.path / SAVED, {"t": time.time(), "lost": "gone", "after": resume.step})
         if resume.checkpoint:
             resume.checkpoint.with_name(f"{resume.checkpoint.name}{MARK}").unlink(missing_ok=True)
-        discard_unfinished(run.checkpoints)
+        discard_unfinished(run.checkpoints, but=unknown)
         folder = attempt.path / FOLDER
         folder.mkdir(exist_ok=True)
         if resume.checkpoint:  # NeMo looks for a folder whose name ends so

@@ -31,7 +31,18 @@ def job(run, tmp_path):
     (fake / "scontrol").write_text(FAKE_SCONTROL)
     (fake / "scontrol").chmod(0o755)
     ranks = 'ls "$SUPERPOD_RUN_DIR/attempts/$SUPERPOD_ATTEMPT/resume" > "$SUPERPOD_RUN_DIR/seen"'
-    words = ["--recipe", run.recipe, "--runs", str(run.path.parents[1]), "--", "sh", "-c", ranks]
+    words = [
+        "--recipe",
+        run.recipe,
+        "--runs",
+        str(run.path.parents[1]),
+        "--second-look-s",
+        "0",
+        "--",
+        "sh",
+        "-c",
+        ranks,
+    ]
 
     def start(number: int) -> subprocess.CompletedProcess:
         environment = os.environ | {
@@ -82,7 +93,7 @@ def test_finding_6_a_full_disk_costs_no_complete_checkpoint(run: RunFolder, monk
     newest.with_name(f"{newest.name}-unfinished").touch()
     answers = iter(["the disk is full", ""])
     monkeypatch.setattr(full_disk, "missing", lambda run: next(answers))
-    assert attempt._wait_for_room(run, attempt.SlurmJob()) == ""
+    assert attempt._wait_for_room(run, attempt.SlurmJob(), self_submit=False) == ""
     assert resume.decide(run).checkpoint == newest
 
 
@@ -92,4 +103,4 @@ def test_a_disk_that_fails_is_no_traceback(run: RunFolder, monkeypatch):
 
     monkeypatch.setattr(full_disk, "missing", fail)
     with pytest.raises(UserError, match="Input/output error"):
-        attempt._wait_for_room(run, attempt.SlurmJob())
+        attempt._wait_for_room(run, attempt.SlurmJob(), self_submit=False)
