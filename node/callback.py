@@ -156,7 +156,8 @@ class RunCallback(Callback):
         if self._beat:
             self._beat.end()
         if self._checkpoints:
-            self._checkpoints.end(trainer)  # last: what is saved is saved, and only its manifest may be cut short
+            # Last: what is saved is saved, and only its manifest may be cut short.
+            self._checkpoints.end(trainer, stopped=bool(self._stopped_by))
 
     def on_exception(self, trainer: Trainer, pl_module: object, exception: BaseException) -> None:
         """Write the exception into the heartbeat."""

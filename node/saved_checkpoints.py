@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,16 @@ if TYPE_CHECKING:
 END_S = 60.0
 """How long the end of a training waits for its last manifest; without one, torch's own checksums are all there is."""
 
+STOPPED_S = 5.0
+"""The same once the training was stopped: Slurm kills what is left soon (KillWait, a preemption's grace), and the
+launcher must have recorded and requeued the attempt by then."""
+
+REMOVE_S, RETRY_S = 30.0, 0.2
+"""How long a removal is tried, and how often, while a file of it is still open on this node or another."""
+
+_IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.ENOENT)
+"""What rmtree meets where NFS keeps a removed file until it is closed, or a part of the manifest has just come."""
+
 
 class SavedCheckpoints:
     """Waits for saves to complete, in the background too, and hands them to a thread that reads them back.
@@ -33,22 +45,31 @@ class SavedCheckpoints:
     def __init__(self, run: Path, rank: int, local_size: int) -> None:
         self._run, self._rank, self._local_size = run, rank, local_size
         self._incomplete: list[Path] = []
+        self._removed: set[Path] = set()
+        """those that are not read any more"""
         self._complete: queue.Queue[Path | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="manifests", daemon=True)
         self._thread.start()
 
     def watch(self, trainer: Trainer) -> None:
-        """Note the path of every save from now on: Lightning has no hook that tells it."""
-        save = trainer.save_checkpoint
+        """Note the path of every save and removal from now on: Lightning has no hook that tells it."""
+        strategy: Any = trainer.strategy
+        save, remove = trainer.save_checkpoint, strategy.remove_checkpoint
 
         def noted(filepath: str | Path, *args: Any, **kwargs: Any) -> None:
-            checkpoint = Path(str(filepath).removesuffix(".ckpt"))
+            checkpoint = _folder(filepath)
+            self._removed.discard(checkpoint)
             if self._rank == 0:  # saved over an older one of this name, whose manifest is not true any more
                 shutil.rmtree(checkpoint / manifest.FOLDER, ignore_errors=True)
             save(filepath, *args, **kwargs)
             self._incomplete.append(checkpoint)
 
+        def removed(filepath: str | Path, *args: Any, **kwargs: Any) -> None:
+            self._removed.add(_folder(filepath))
+            _removing(_folder(filepath), lambda: remove(filepath, *args, **kwargs))
+
         trainer.save_checkpoint = noted
+        strategy.remove_checkpoint = removed
 
     def look(self, trainer: Trainer) -> None:
         """Hand on what is complete by now. Looks at memory only, so it may be called after every step."""
@@ -57,11 +78,11 @@ class SavedCheckpoints:
                 self._complete.put(checkpoint)
             self._incomplete.clear()
 
-    def end(self, trainer: Trainer) -> None:
-        """At the end of the training: wait END_S at most for the manifests that are being written."""
+    def end(self, trainer: Trainer, *, stopped: bool = False) -> None:
+        """At the end of the training: wait END_S or STOPPED_S at most for the manifests that are being written."""
         self.look(trainer)
         self._complete.put(None)
-        self._thread.join(END_S)
+        self._thread.join(STOPPED_S if stopped else END_S)
 
     def _work(self) -> None:
         with contextlib.suppress(OSError):  # of Linux, this thread alone: behind the training's own threads
@@ -71,13 +92,44 @@ class SavedCheckpoints:
                 self._record(checkpoint)
 
     def _record(self, checkpoint: Path) -> None:
-        if not checkpoint.is_dir():  # one file of torch's, as strategies other than Megatron's write it
+        if (
+            checkpoint in self._removed or not checkpoint.is_dir()
+        ):  # or one file of torch's, as strategies other than Megatron's write it
             return
         if self._rank == 0:
             resume.note_saved(self._run, checkpoint)
         files = list(own_files(checkpoint, self._rank, self._local_size))
         if files and not checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
-            manifest.write_part(checkpoint, str(self._rank), files)
+            manifest.write_part(checkpoint, str(self._rank), self._unless_removed(checkpoint, files))
+
+    def _unless_removed(self, checkpoint: Path, files: Iterable[Path]) -> Iterator[Path]:
+        """The files while the checkpoint stands, before each and after the last; raises FileNotFoundError else."""
+        for file in (*files, None):
+            if checkpoint in self._removed:
+                raise FileNotFoundError(errno.ENOENT, "is being removed", str(checkpoint))
+            if file:
+                yield file
+
+
+def _folder(filepath: str | Path) -> Path:
+    return Path(str(filepath).removesuffix(".ckpt"))
+
+
+def _removing(checkpoint: Path, remove: Callable[[], None]) -> None:
+    """NeMo's removal, a bare rmtree, until nothing is left: half a checkpoint without a mark would pass for whole.
+
+    Raises OSError: what it raises still after REMOVE_S.
+    """
+    end = time.monotonic() + REMOVE_S
+    while True:
+        try:
+            return remove()
+        except OSError as error:
+            if error.errno == errno.ENOENT and not checkpoint.exists():
+                return None
+            if error.errno not in _IN_USE or time.monotonic() > end:
+                raise
+        time.sleep(RETRY_S)
 
 
 def own_files(checkpoint: Path, rank: int, local_size: int) -> Iterator[Path]:

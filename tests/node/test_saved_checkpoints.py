@@ -1,0 +1,136 @@
+"""The thread that reads completed checkpoints back, beside what else happens to them (review of issue 14)."""
+
+import errno
+import shutil
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from superpod.node import manifest, saved_checkpoints
+from superpod.node.saved_checkpoints import SavedCheckpoints
+from tests.lifecycle import checkpoint_files
+
+
+@pytest.fixture
+def trainer() -> Any:
+    """As much of Lightning's as is used, with NeMo's removal: a bare rmtree of the folder."""
+    strategy = SimpleNamespace(remove_checkpoint=lambda path: shutil.rmtree(str(path).removesuffix(".ckpt")))
+    return SimpleNamespace(save_checkpoint=lambda path: None, strategy=strategy)
+
+
+@pytest.fixture
+def reading(monkeypatch):
+    """Holds the thread in the middle of its first file: `begun` is set then, and it goes on once `go` is."""
+    gates = SimpleNamespace(begun=threading.Event(), go=threading.Event(), files=[])
+    real = manifest.checksum
+
+    def slow(file):
+        gates.files.append(file)
+        gates.begun.set()
+        gates.go.wait(20)
+        return real(file)
+
+    monkeypatch.setattr(manifest, "checksum", slow)
+    yield gates
+    gates.go.set()
+
+
+def saved(run, trainer) -> tuple[SavedCheckpoints, Path]:
+    checkpoint = run.checkpoints / "step=1-last"
+    checkpoint_files.write(checkpoint)
+    saves = SavedCheckpoints(run.path, 0, 1)
+    saves.watch(trainer)
+    trainer.save_checkpoint(f"{checkpoint}.ckpt")
+    saves.look(trainer)
+    return saves, checkpoint
+
+
+def test_a_stopped_training_waits_a_few_seconds_for_its_manifest_and_a_finished_one_longer(
+    run, trainer, reading, monkeypatch
+):
+    monkeypatch.setattr(saved_checkpoints, "STOPPED_S", 0.1)
+    monkeypatch.setattr(saved_checkpoints, "END_S", 1.0)
+    saves, _ = saved(run, trainer)
+    assert reading.begun.wait(20)
+    began = time.monotonic()
+    saves.end(trainer, stopped=True)
+    assert time.monotonic() - began < 0.8
+    began = time.monotonic()
+    saves.end(trainer)
+    assert time.monotonic() - began >= 1.0
+
+
+def test_a_checkpoint_that_is_removed_is_not_read_on(run, trainer, reading):
+    saves, checkpoint = saved(run, trainer)
+    assert reading.begun.wait(20)
+    trainer.strategy.remove_checkpoint(f"{checkpoint}.ckpt")
+    reading.go.set()
+    saves.end(trainer)
+    assert len(reading.files) == 1
+    assert not checkpoint.exists()
+
+
+def test_a_removed_checkpoint_that_is_saved_once_more_gets_its_manifest(run, trainer):
+    saves, checkpoint = saved(run, trainer)
+    trainer.strategy.remove_checkpoint(f"{checkpoint}.ckpt")
+    checkpoint_files.write(checkpoint)
+    trainer.save_checkpoint(f"{checkpoint}.ckpt")
+    saves.end(trainer)
+    assert manifest.read(checkpoint)
+
+
+def test_a_removal_that_meets_a_new_part_of_the_manifest_leaves_no_half_checkpoint(run, trainer, monkeypatch):
+    """A node's part is written between rmtree's look into the folder and its rmdir: real files, real ENOTEMPTY."""
+    part = run.checkpoints / "step=1-last" / manifest.FOLDER / "8.json"
+    part.parent.mkdir(parents=True)
+    rmdir, late = saved_checkpoints.os.rmdir, [part]
+
+    def meets(path, *args, **kwargs):
+        while late:
+            late.pop().write_text("{}")
+        rmdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(saved_checkpoints.os, "rmdir", meets)
+    _, checkpoint = saved(run, trainer)
+    trainer.strategy.remove_checkpoint(f"{checkpoint}.ckpt")
+    assert not checkpoint.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOTEMPTY, errno.EBUSY])
+def test_a_removal_waits_until_a_file_is_closed_as_nfs_would_have_it(run, trainer, monkeypatch, number):
+    """No NFS here: what its client answers, made up, until the third time."""
+    real, left = trainer.strategy.remove_checkpoint, [1, 2]
+
+    def held(path):
+        if left:
+            left.pop()
+            raise OSError(number, ".nfs0001")
+        real(path)
+
+    trainer.strategy.remove_checkpoint = held
+    monkeypatch.setattr(saved_checkpoints, "RETRY_S", 0.01)
+    _, checkpoint = saved(run, trainer)
+    trainer.strategy.remove_checkpoint(f"{checkpoint}.ckpt")
+    assert not checkpoint.exists()
+
+
+def test_a_removal_that_cannot_be_is_told_at_once_or_after_its_time(run, trainer, monkeypatch):
+    errors = [errno.EACCES, *[errno.ENOTEMPTY] * 1000]
+
+    def refuse(path):
+        raise OSError(errors.pop(0), "no")
+
+    trainer.strategy.remove_checkpoint = refuse
+    monkeypatch.setattr(saved_checkpoints, "RETRY_S", 0.01)
+    monkeypatch.setattr(saved_checkpoints, "REMOVE_S", 0.1)
+    _, checkpoint = saved(run, trainer)
+    for number, calls in ((errno.EACCES, 1), (errno.ENOTEMPTY, 3)):
+        before = len(errors)
+        with pytest.raises(OSError, match="no") as raised:
+            trainer.strategy.remove_checkpoint(f"{checkpoint}.ckpt")
+        assert raised.value.errno == number
+        assert before - len(errors) >= calls
