@@ -2,7 +2,7 @@
 
 import pytest
 
-from superpod.node import guard
+from superpod.node import diagnose, guard
 from superpod.node.diagnose import why
 from superpod.node.run_folder import RunFolder
 
@@ -117,3 +117,21 @@ def test_an_attempt_of_another_job_that_was_killed_has_failed(attempt, monkeypat
     attempt.mark("running", job="7")
     monkeypatch.setenv("SLURM_JOB_ID", "8")
     assert "1 attempts failed" in guard.must_stop(RunFolder(attempt.path.parents[1]), idle_attempts=9, failures=0)
+
+
+def test_each_node_s_log_is_read_once(attempt, monkeypatch):
+    """Review of issue 14: 512 KiB of each of 2,048 nodes, three or four times over."""
+    (attempt.path / "logs" / "srun.log").write_text(STEP)
+    for node in range(4):
+        (attempt.path / "logs" / f"{node}.log").write_text(f"{node}: a line\n")
+    reads, real = [], diagnose.tails
+    monkeypatch.setattr(diagnose, "tails", lambda log: reads.append(log.name) or real(log))
+    assert why(RunFolder(attempt.path.parents[1]), attempt).cause.startswith("Slurm ended the ranks on node1")
+    assert sorted(name for name in reads if name != "srun.log") == [f"{node}.log" for node in range(4)]
+
+
+def test_all_hung_ranks_of_a_node_are_named_whose_monitors_write_without_a_rank(attempt):
+    words = "[RankMonServer{0}@n1:{0}] Did not get subsequent heartbeat. Waited 30.00 seconds.\n"
+    (attempt.path / "logs" / "1.log").write_text("8: a line\n" + words.format(8) + words.format(9))
+    cause = why(RunFolder(attempt.path.parents[1]), attempt).cause
+    assert cause.startswith("no heartbeat of rank 8 on n1, rank 9 on n1 for 30 s")
