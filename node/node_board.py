@@ -36,6 +36,7 @@ class NodeBoard:
     def __init__(self, folder: Path, place: Place) -> None:
         self._place = place
         self._bytes = place.pages * PAGE
+        self._last = Place(local_rank=place.local_size - 1, local_size=place.local_size).record_at
         self._due = 0.0  # where there is no file
         key = hashlib.sha256(f"{Path(folder).absolute()}|{place.node}".encode()).hexdigest()[:16]
         self._handle, self.path = -1, Path()
@@ -69,16 +70,18 @@ class NodeBoard:
                 os.pwrite(self._handle, record, self._place.record_at)
 
     def compose(self, head: bytes, own: bytes) -> list[tuple[bytes, int]]:
-        """What to write where in `heartbeat/nodes`: the node's pages in one go, each record whole or left out."""
-        place = self._place
-        data = self._read()
-        if data is None:
-            return [(head, place.at + place.record_at // PAGE * PAGE), (own, place.at + place.record_at)]
-        whole = bytearray(data)
-        for page in range(0, self._bytes, PAGE):
-            whole[page : page + HEADER_BYTES] = head
-        whole[place.record_at : place.record_at + RECORD_BYTES] = own
-        return [(bytes(whole), place.at)]
+        """What to write where in `heartbeat/nodes`: in one go where all ranks of the node have left a record here.
+
+        A rank that has not may write elsewhere (another /dev/shm, or no room in it): its place is left as it is.
+        """
+        place, data = self._place, self._read() or bytes(self._bytes)
+        parts: list[tuple[bytes, int]] = []
+        for at in range(0, self._bytes, PAGE):
+            parts.append((head, at))
+            for slot in range(at + HEADER_BYTES, at + PAGE, RECORD_BYTES):
+                record = own if slot == place.record_at else data[slot : slot + RECORD_BYTES]
+                parts += [(record, slot)] if any(record) or slot > self._last else []
+        return [(part, place.at + at) for part, at in _joined(parts)]
 
     def all_in(self, phases: Container[str]) -> bool:
         """Whether every rank of the node is in one of these phases."""
@@ -103,6 +106,17 @@ class NodeBoard:
             data = os.pread(self._handle, self._bytes, 0)
             return data if len(data) == self._bytes else None
         return None
+
+
+def _joined(parts: list[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
+    """The parts in order of their offsets, with those that touch made one."""
+    joined: list[tuple[bytearray, int]] = []
+    for part, at in parts:
+        if joined and joined[-1][1] + len(joined[-1][0]) == at:
+            joined[-1][0].extend(part)
+        else:
+            joined.append((bytearray(part), at))
+    return [(bytes(part), at) for part, at in joined]
 
 
 def _open_locked(path: Path, size: int) -> int:

@@ -92,9 +92,9 @@ class SavedCheckpoints:
                 self._record(checkpoint)
 
     def _record(self, checkpoint: Path) -> None:
-        if (
-            checkpoint in self._removed or not checkpoint.is_dir()
-        ):  # or one file of torch's, as strategies other than Megatron's write it
+        if checkpoint in self._removed:
+            return
+        if not checkpoint.is_dir():  # one file of torch's, as strategies other than Megatron's write it
             return
         if self._rank == 0:
             resume.note_saved(self._run, checkpoint)

@@ -305,6 +305,26 @@ def test_without_room_in_memory_each_rank_writes_its_own_record(attempt, folder,
     assert sorted(attempt.heartbeats()) == list(range(12))
 
 
+def test_a_rank_that_fell_back_to_another_memory_leaves_the_others_records_as_they_are(
+    attempt, folder, tmp_path, monkeypatch
+):
+    """Review of issue 14: no room in /dev/shm once ranks 0 to 2 are there, and rank 3 wrote zeros for them."""
+    (tmp_path / "tmp").mkdir()
+    places = [tmp_path / "shm", tmp_path / "shm", tmp_path / "shm", tmp_path / "tmp"]
+    ranks = []
+    for rank, where in enumerate(places):
+        monkeypatch.setattr(node_board, "memory", lambda where=where: [where])
+        ranks.append(Heartbeat(folder, rank, 10.0, Place(0, rank, 4, 4)))
+        ranks[rank].beat(5, "train")
+    now = time.time()
+    for writes in ((0, 3), (3, 0)):
+        now += 100
+        for rank in writes:
+            ranks[rank].tick(now)
+            assert {0, 1, 2} <= set(attempt.heartbeats())
+        assert sorted(attempt.heartbeats()) == [0, 1, 2, 3]
+
+
 def test_a_full_disk_costs_beats_and_nothing_else(attempt, folder):
     (folder / "nodes").symlink_to("/dev/full")
     (rank,) = ranks_of(folder, 0, 1, 1, every_s=0.0)
