@@ -79,19 +79,7 @@ def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command
             guard.stop(run, reason, by=guard.StoppedBy.GUARD)
             _log(reason)
             return 1
-        if reason := _wait_for_room(run, job, options.self_submit):
-            _log(reason)
-            return 1
-        if bad := _bad_nodes(options, job):
-            first_step.keep_out(run, bad, _queued_jobs())
-            _log("bad nodes, kept out of the next attempt: " + "; ".join(f"{n}: {why}" for n, why in bad.items()))
-            return 1
-        try:
-            attempt = _RunningAttempt(run, job, options)
-        except resume.NoWholeCheckpointError as error:  # every further job would find the same
-            guard.stop(run, f"{error}; {error.hint}", by=guard.StoppedBy.GUARD)
-            raise
-        return attempt.wait(command)
+        return _RunningAttempt(run, job, options).go(command)
 
 
 class SlurmJob:
@@ -140,32 +128,74 @@ def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
     return RunFolder.create(Path(options.runs), options.recipe, facts=facts, recipe_lines=lines, suffix=f"j{job.id}")
 
 
+class _SignalledError(BaseException):
+    """A stop signal that came before the ranks were started. (No `except Exception` on its way may swallow it.)"""
+
+
 class _RunningAttempt:
-    """The ranks of one attempt, from their start to the last line of result.json."""
+    """One attempt, from its folder, before anything that takes long, to the last line of result.json."""
 
     def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace) -> None:
-        reader = shared_reading.SharedReader(job.nodes)
-        decided = resume.decide(run, reader, lambda: time.sleep(options.second_look_s))
         self.run, self.job, self.options = run, job, options
         self.attempt = run.new_attempt(job=job.id)
-        resume.settle(run, self.attempt, decided)
-        _log(decided.words)
         self.attempt.mark("running", job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run))
-        self.attempt.write_env(os.environ)
-        self.limit = TimeLimit(self.attempt.path, job.deadline)
         self.signals: list[str] = []
         """Names of the stop signals that came, here or at a rank."""
         self.stalled, self.cancelled = "", False
         self._next_look = 0.0
         """when to look once more whether the job was cancelled, by time.monotonic()"""
-        self.step = reader.steps + bool(options.checks)
+        self.step = int(bool(options.checks))
         """the number of the ranks' step in the job: after those that read checkpoints and check nodes"""
-        self.watch = stall.Watch(self.attempt, options.stalled_s, time.time())
+        self._is_preparing = True
 
-    def wait(self, command: list[str]) -> int:
-        """Start the ranks, wait, and record; returns the job's exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, self._note_signal)
+    def go(self, command: list[str]) -> int:
+        """Prepare, start the ranks, wait, and record; returns the job's exit code. Raises UserError."""
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+                signal.signal(number, self._note_signal)
+            reason = self._keeps_from_starting()
+            if not reason:
+                self._choose_checkpoint()
+            self._is_preparing = False
+        except _SignalledError:
+            return self._record(None)
+        except Exception as error:
+            self._is_preparing = False
+            words = f"{error}; {error.hint}" if isinstance(error, UserError) and error.hint else str(error)
+            if isinstance(error, resume.NoWholeCheckpointError):  # every further job would find the same
+                guard.stop(self.run, words, by=guard.StoppedBy.GUARD)
+            with contextlib.suppress(UserError):
+                self.attempt.finish("failed", message=words or type(error).__name__)
+            raise
+        if reason:
+            _log(reason)
+            self.attempt.finish("failed" if guard.stopped(self.run) else "requeued", message=reason, counts=False)
+            return 1
+        return self._wait(command)
+
+    def _keeps_from_starting(self) -> str:
+        """What keeps the ranks from being started, and is no fault of theirs: a full disk, bad nodes; '' = nothing."""
+        if reason := _wait_for_room(self.run, self.job, self.options.self_submit):
+            return reason
+        if bad := _bad_nodes(self.options, self.job):
+            first_step.keep_out(self.run, bad, _queued_jobs())
+            return "bad nodes, kept out of the next attempt: " + "; ".join(f"{n}: {why}" for n, why in bad.items())
+        return ""
+
+    def _choose_checkpoint(self) -> None:
+        """Decide what the ranks resume from, and make it so. Raises UserError."""
+        ends = self.job.deadline() or float("inf")
+        reader = shared_reading.SharedReader(self.job.nodes, left_s=lambda: ends - time.time(), log=_log)
+        decided = resume.decide(self.run, reader, lambda: time.sleep(self.options.second_look_s))
+        resume.settle(self.run, self.attempt, decided)
+        _log(decided.words)
+        self.attempt.mark("running", before=guard.newest_step(self.run))
+        self.step += reader.steps
+
+    def _wait(self, command: list[str]) -> int:
+        self.attempt.write_env(os.environ)
+        self.limit = TimeLimit(self.attempt.path, self.job.deadline)
+        self.watch = stall.Watch(self.attempt, self.options.stalled_s, time.time())
         _log(f"attempt {self.attempt.name} of {self.run.path} on {', '.join(self.job.nodes)}")
         command, logs_by_node = capture.by_node(command, self.attempt.path)
         with open(self.attempt.path / "logs" / "srun.log", "ab") as log:
@@ -188,6 +218,9 @@ class _RunningAttempt:
 
     def _note_signal(self, number: int, frame: object) -> None:
         self.signals.append(signal.Signals(number).name)
+        if self._is_preparing:  # nothing of it must be waited for: Slurm kills 30 s after a scancel
+            self._is_preparing = False
+            raise _SignalledError
 
     def _mark_if_cancelled(self) -> None:
         """After a SIGTERM, and before Slurm's SIGKILL: whether somebody cancelled the job: accounting says so."""
@@ -220,7 +253,7 @@ class _RunningAttempt:
             _slurm("scancel", "--signal=KILL", f"{self.job.id}.{self.step}")
             ranks.send_signal(signal.SIGTERM)
 
-    def _record(self, code: int) -> int:
+    def _record(self, code: int | None) -> int:
         newest, done = guard.newest_step(self.run), self.run.done
         now = self.job.state_of(self.job.id)
         before = self.attempt.result.get("before") or 0
@@ -238,7 +271,7 @@ class _RunningAttempt:
             state, message = "requeued", " and ".join(dict.fromkeys(MEANING.get(name, name) for name in self.signals))
             message += f"; goes on from step {newest}" if newest else "; no checkpoint yet"
         else:
-            state, message = "failed", guard.last_words(self.run, self.attempt, code)
+            state, message = "failed", guard.last_words(self.run, self.attempt, code or 0)
         last = max((int(b.get("step", 0)) for b in beats), default=0)
         self.attempt.finish(
             state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=newest - before

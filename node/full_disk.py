@@ -90,7 +90,8 @@ def put_off(run: RunFolder, jobs: list[str], now: float, submit: Callable[[float
     A run that queues its next job only when one ends has none there: `submit` queues it, to begin in so many seconds.
     """
     least, most = PUT_OFF_S
-    ended = run.attempts[-1].result.get("ended") if run.attempts else None
+    ends = [attempt.result.get("ended") for attempt in reversed(run.attempts) if attempt.counts]
+    ended = next((end for end in ends if is_number(end)), None)
     seconds = min(max(now - ended if is_number(ended) else least, least), most)
     taken = [job for job in jobs if _begin(job, seconds)]
     return seconds if taken or (submit and not jobs and submit(seconds)) else 0.0

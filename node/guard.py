@@ -88,6 +88,7 @@ def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
     """Why the run must not go on by itself: no progress, or too many failures; '' to go on."""
     # Attempts that the user let pass do not count.
     ended = [_finished(attempt) for attempt in run.attempts if int(attempt.name) > _resumed_after(run)]
+    ended = [attempt for attempt in ended if attempt.counts]
     worths = progress.worths(run, ended, newest_step(run))
     idle = list(itertools.takewhile(lambda worth: worth.is_idle, reversed(worths)))
     if len(idle) >= idle_attempts:

@@ -235,7 +235,8 @@ def _newest_known(run: RunFolder) -> int:
             known.pop(name, None)
         elif isinstance(step, int):
             known[name] = step
-    last = run.attempts[-1].result if run.attempts else {}
+    newest_first = (attempt.result for attempt in reversed(run.attempts))
+    last = next((r for r in newest_first if "ended" in r or "resume" in r), {})  # not the one that is just opened
     decided = last.get("resume") if isinstance(last.get("resume"), dict) else {}
     results = [last.get("checkpoint"), last.get("before"), (decided or {}).get("step")]
     links = [entry for entry in _entries(run.checkpoints) if entry.is_symlink() and not entry.exists()]

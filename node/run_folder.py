@@ -73,6 +73,11 @@ class Attempt:
         """The log files of the ranks, ordered by node and rank."""
         return sorted((self.path / "logs").glob("*.log"), key=lambda p: [int(n) for n in re.findall(r"\d+", p.stem)])
 
+    @property
+    def counts(self) -> bool:
+        """False where its ranks were not started, for a full disk or bad nodes: it tells nothing of the run itself."""
+        return self.result.get("counts") is not False
+
     def heartbeat(self, rank: int = 0) -> JsonObject:
         """The newest place of a rank (t, step, phase, host, moved, allocated_gib, ...); empty before its first."""
         return heartbeat_pages.of_rank(self.path / "heartbeat", rank)

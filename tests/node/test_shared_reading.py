@@ -1,9 +1,11 @@
 """Several nodes read one checkpoint (issue 14, finding 6): with a stand-in for srun that starts the tasks here."""
 
+import time
 from pathlib import Path
 
 import pytest
 
+from superpod.errors import UserError
 from superpod.node import shared_reading
 from tests.lifecycle import checkpoint_files as made
 from tests.node.test_resume import DAMAGES, write_manifest
@@ -13,6 +15,7 @@ FAKE_SRUN = """#!/bin/bash
 echo "$@" > "$0.called"
 while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && export SLURM_NTASKS=${1#*=}; shift; done
 for ((SLURM_PROCID = 0; SLURM_PROCID < SLURM_NTASKS - ${SILENT:-0}; SLURM_PROCID++)); do
+    [[ $SLURM_PROCID == "$STUCK" ]] && exec sleep 60
     SLURM_PROCID=$SLURM_PROCID "$@" | sed "s/^/$SLURM_PROCID: /"
 done
 """
@@ -61,3 +64,32 @@ def test_without_srun_one_node_reads_all(checkpoint, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     DAMAGES["truncated"](checkpoint)
     assert len(shared_reading.SharedReader(["node1", "node2"], share_from=1)(checkpoint)) == 1
+
+
+@pytest.mark.parametrize("stuck", [0, 2])
+def test_a_node_that_is_stuck_does_not_hold_the_others_for_ever(stuck, fake_srun, checkpoint, monkeypatch):
+    """What the others have read is taken, the first node reads the rest, and both are logged."""
+    monkeypatch.setenv("STUCK", str(stuck))
+    heard: list[str] = []
+    reader = shared_reading.SharedReader(["node1", "node2", "node3"], 1, log=heard.append, start_s=8)
+    DAMAGES["one flipped bit of a weight"](checkpoint)
+    began = time.monotonic()
+    assert [problem.partition(" ")[0] for problem in reader(checkpoint)] == ["weights/__1_0.distcp"]
+    assert time.monotonic() - began < 30
+    names = "node3" if stuck else "node1, node2, node3"
+    assert heard == [f"{names} did not read their share of step=9 in 8 s: the first node reads it"]
+
+
+def test_what_is_too_much_for_the_first_node_fails_in_words(fake_srun, checkpoint, monkeypatch):
+    monkeypatch.setenv("STUCK", "0")
+    monkeypatch.setattr(shared_reading, "LEAST_RATE", 1.0)  # byte a second
+    reader = shared_reading.SharedReader(["node1", "node2"], 1, left_s=lambda: 2.0)
+    with pytest.raises(UserError, match="node1, node2 did not read their share of step=9 in 1 s"):
+        reader(checkpoint)
+
+
+def test_an_srun_that_fails_has_made_no_step(checkpoint, fake_srun):
+    fake_srun.with_name("srun").write_text("#!/bin/sh\nexit 1\n")
+    reader = shared_reading.SharedReader(["node1", "node2"], share_from=1)
+    assert reader(checkpoint) == []
+    assert reader.steps == 0
