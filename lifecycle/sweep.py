@@ -62,8 +62,17 @@ def runs_in(record: object, folder: Path) -> list[tuple[dict[str, str], Path]]:
     rows = record.get("members") if isinstance(record, dict) else None
     if not isinstance(rows, list):
         raise UserError(f"{folder / FILE} names no runs", "look into it; the run folders beside it are whole")
-    runs = folder.parents[1]
-    return [(dict(text.split("=", 1) for text in row["overrides"]), runs / str(row["run"])) for row in rows]
+    return [_member(row, folder) for row in rows]
+
+
+def _member(row: object, folder: Path) -> tuple[dict[str, str], Path]:
+    run, overrides = (row.get("run"), row.get("overrides")) if isinstance(row, dict) else (None, None)
+    if not (run and isinstance(run, str) and isinstance(overrides, list)):
+        raise UserError(f"{folder / FILE} has a member without a run and its overrides: {row!r:.200}", "look into it")
+    for text in overrides:
+        if not (isinstance(text, str) and "=" in text):
+            raise UserError(f"{folder / FILE} has an override that is no PATH=VALUE: {text!r:.200}", "look into it")
+    return dict(text.split("=", 1) for text in overrides), folder.parents[1] / run
 
 
 def members(folder: Path) -> list[Member]:

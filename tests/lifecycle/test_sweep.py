@@ -1,0 +1,40 @@
+"""What sweep.json holds, also when somebody has edited it (review of issue 14)."""
+
+import json
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.lifecycle import sweep
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "runs" / sweep.FOLDER / "20261122T000000-ab"
+    path.mkdir(parents=True)
+    return path
+
+
+def test_the_members_are_read_with_their_values(folder, tmp_path):
+    row = {"run": "x/1", "overrides": ["optim.config.lr=1e-4", "a.b=c=d"]}
+    (folder / sweep.FILE).write_text(json.dumps({"members": [row]}))
+    values = {"optim.config.lr": "1e-4", "a.b": "c=d"}
+    assert sweep.runs_of(folder) == [(values, tmp_path / "runs" / "x" / "1")]
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ({}, "names no runs"),
+        (["x/1"], "has a member without a run and its overrides: 'x/1'"),
+        ([{"run": "x/1"}], "has a member without a run and its overrides"),
+        ([{"run": None, "overrides": []}], "has a member without a run and its overrides"),
+        ([{"run": "x/1", "overrides": "a=1"}], "has a member without a run and its overrides"),
+        ([{"run": "x/1", "overrides": ["a"]}], "has an override that is no PATH=VALUE: 'a'"),
+        ([{"run": "x/1", "overrides": [3]}], "has an override that is no PATH=VALUE: 3"),
+    ],
+)
+def test_odd_members_are_a_users_error_and_no_traceback(folder, members, says):
+    (folder / sweep.FILE).write_text(json.dumps({"members": members}))
+    with pytest.raises(UserError, match=says):
+        sweep.runs_of(folder)
