@@ -1,11 +1,16 @@
 """How a job ended, by whoever still knows (issue 14, finding 4). Slurm's commands are scripts with 22.05's answers."""
 
+import signal
 import subprocess
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from superpod.node import attempt as launcher
 from superpod.node import ending, guard
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 LINE = "slurmstepd-node1: error: *** JOB 359 ON node1 CANCELLED AT 2026-11-22T20:38:44{} ***\n"
 
 
@@ -93,3 +98,25 @@ def test_inside_a_job_that_is_about_to_be_killed_slurm_has_little_time_to_answer
     assert waited == [5, 5]
     assert ending.of("359", output, wait_s=0) == ""
     assert waited[2:] == [30, 30]
+
+
+def test_after_a_sigterm_slurm_is_not_bothered_every_second(run, monkeypatch):
+    """Review of issue 14: each look may wait for Slurm, and the ranks are watched in between."""
+    looks, handlers = [], {number: signal.getsignal(number) for number in STOPS}
+    monkeypatch.setattr(launcher, "POLL_S", 0.02)
+    monkeypatch.setattr(launcher, "CANCELLED_S", 0.5)
+    monkeypatch.setattr(ending, "now", lambda job, output: looks.append(job) or "")
+    monkeypatch.setattr(launcher, "TimeLimit", lambda path, deadline: SimpleNamespace(look=lambda: ""))
+    for name in ("_watch", "_environment", "_record"):
+        monkeypatch.setattr(launcher._RunningAttempt, name, lambda *args, name=name: {} if name != "_record" else 7)
+    job = SimpleNamespace(id="7", nodes=["n0"], deadline=lambda: 0.0)
+    waiting: Any = object.__new__(launcher._RunningAttempt)
+    waiting.run, waiting.attempt, waiting.job = run, run.new_attempt(), job
+    waiting.options = SimpleNamespace(stalled_s=600)
+    waiting.signals, waiting.cancelled, waiting._next_look = ["SIGTERM"], False, 0.0
+    try:
+        assert waiting._wait(["/bin/sleep", "1.2"]) == 7
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert 2 <= len(looks) <= 3
