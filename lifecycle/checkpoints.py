@@ -12,7 +12,7 @@ from pathlib import Path
 from superpod.errors import UserError
 from superpod.lifecycle import checkpoint_metadata
 from superpod.node import checkpoint_files, resume
-from superpod.node.checkpoints import MARK, is_checkpoint, marked_names, step_of
+from superpod.node.checkpoints import MARK, is_checkpoint, is_own_folder, leads_nowhere, marked_names, step_of
 from superpod.node.files import JsonObject, is_number, read_lines
 from superpod.node.run_folder import RunFolder
 from superpod.recipes.weights import load
@@ -67,7 +67,7 @@ def at(path: Path) -> list[Checkpoint]:
     folder = run.checkpoints if run and run.path == path else path
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     marked = marked_names(entries)
-    folders = [e for e in entries if e.is_dir() and not e.is_symlink() and _is_checkpoint(e, marked)]
+    folders = [e for e in entries if is_own_folder(e) and _is_checkpoint(e, marked)]
     if not folders and folder == path:
         raise UserError(f"{path} holds no checkpoint", "name a run folder, a folder of checkpoints, or a checkpoint")
     checkpoints = [_read(folder, losses) for folder in folders]
@@ -198,12 +198,18 @@ def resumed_from(where: Path) -> str:
 
 
 def remove(checkpoint: Checkpoint) -> None:
-    """Remove a checkpoint. It bears NeMo's unfinished mark meanwhile, so that no run resumes from the rest of it."""
+    """Remove a checkpoint; of one that lies elsewhere, the link to it.
+
+    It bears NeMo's unfinished mark meanwhile, so that no run resumes from the rest of it.
+    """
     mark = checkpoint.path.with_name(f"{checkpoint.name}{MARK}")
     mark.touch()
-    shutil.rmtree(checkpoint.path)
+    if checkpoint.path.is_symlink():
+        checkpoint.path.unlink()
+    else:
+        shutil.rmtree(checkpoint.path)
     for link in checkpoint.path.parent.iterdir():
-        if link.is_symlink() and not link.exists():
+        if link.is_symlink() and not link.exists() and not leads_nowhere(link):
             link.unlink()
     mark.unlink()
 

@@ -42,6 +42,9 @@ def problems(checkpoint: Path, *, marked: bool = True) -> list[str]:
         wrong += _wrong_sizes(checkpoint)
         wrong += [problem for problem in _wrong_weights(checkpoint) if problem not in wrong]
     except OSError as error:
+        if _is_gone(error):
+            where = f" at {os.readlink(checkpoint)}, where it links to" if checkpoint.is_symlink() else ""
+            return [*wrong, f"it is not there{where}"]
         return [*wrong, unreadable("it", error)]
     if "objects" not in (read_json(checkpoint / "context" / "io.json") or {}):
         wrong.append("context/io.json is missing or damaged")

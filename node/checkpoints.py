@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
+import stat
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -19,20 +22,46 @@ HUGGING_FACE = {"hf_weights", "hf_adapter"}
 def candidates(checkpoints: Path) -> list[Path]:
     """The folders that are checkpoints, or were meant to be, newest first: by their steps, then by their age.
 
+    Links to elsewhere count, also to what is not there: such a checkpoint is missing.
     Raises OSError when the folder cannot be listed.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
-    folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink() and is_checkpoint(entry)]
+    folders = [e for e in entries if (is_own_folder(e) or leads_nowhere(e)) and is_checkpoint(e)]
     return sorted(folders, key=lambda folder: (step_of(folder.name) or 0, _age_key(folder)), reverse=True)
+
+
+def is_own_folder(entry: Path) -> bool:
+    """True for a folder, and for a link to one that lies elsewhere: its user has moved it, or begins with it.
+
+    NeMo's own links (`*-last`) lead to a neighbour, which counts itself. A link to nothing is no folder.
+    Raises OSError.
+    """
+    try:
+        facts = os.stat(entry)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
+    return stat.S_ISDIR(facts.st_mode) and not (entry.is_symlink() and _leads_to_neighbour(entry))
+
+
+def leads_nowhere(entry: Path) -> bool:
+    """True for a link to elsewhere where nothing is: a checkpoint that is missing, and may come back."""
+    return entry.is_symlink() and not entry.exists() and not _leads_to_neighbour(entry)
+
+
+def _leads_to_neighbour(link: Path) -> bool:
+    target = link.parent / os.readlink(link)  # one step: a neighbour may be a link to elsewhere
+    return os.path.realpath(target.parent) == os.path.realpath(link.parent)
 
 
 def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Collection[str] = ()) -> list[Path]:
     """Remove what a save or a removal has left half done, by NeMo's own marks; returns what was removed.
 
     NeMo puts `{name}-unfinished` beside a checkpoint while it saves or deletes it, and removes what is marked at its
-    next start. Empty folders and links to what is gone go too. A folder that is damaged without a mark stays:
-    `node/resume.py` sets it aside. Call it while no attempt runs. Without `complete_too`, a marked one that may have
-    all its bytes is left, for `node/resume.py` to judge; `but` names others that are left. Raises OSError.
+    next start. Empty folders and links to neighbours that are gone go too. A folder that is damaged without a mark
+    stays: `node/resume.py` sets it aside. Call it while no attempt runs. Without `complete_too`, a marked one that may
+    have all its bytes is left, for `node/resume.py` to judge; `but` names others that are left. Raises OSError.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
     marked = marked_names(entries) - set(but)
@@ -43,7 +72,7 @@ def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Col
     half = [e for e in entries if e not in markers and (_stem(e) in marked or _is_leftover(e))]
     for entry in half:
         _remove(entry)
-    dangling = [entry for entry in entries if entry.is_symlink() and not entry.exists() and entry not in half]
+    dangling = [e for e in entries if e.is_symlink() and not e.exists() and e not in half and not leads_nowhere(e)]
     for entry in [*dangling, *markers]:  # markers last: when killed in between, what is left is still marked
         _remove(entry)
     return [*half, *dangling, *markers]
@@ -85,7 +114,7 @@ def is_half(folder: Path) -> bool:
     `.metadata`, then `common.pt`, into the folder itself. Hugging Face folders, and folders that hold neither weights
     nor a context, are somebody's own and never half; an empty folder is.
     """
-    if not folder.is_dir() or folder.is_symlink():
+    if not is_own_folder(folder):
         return False
     names = {entry.name for entry in folder.iterdir()}
     if names & HUGGING_FACE or {".metadata", "common.pt"} <= names:

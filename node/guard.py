@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from superpod.node import diagnose, ending, heartbeat_pages, owner, progress
-from superpod.node.checkpoints import is_half, marked_names, step_of
+from superpod.node.checkpoints import is_half, is_own_folder, marked_names, step_of
 from superpod.node.files import read_json, write_json
 from superpod.node.run_folder import Attempt, RunFolder
 
@@ -51,9 +51,9 @@ def newest_step(run: RunFolder) -> int:
         marked = marked_names(folders)
         for folder in folders:
             step = step_of(folder.name)
-            if step is not None and folder.is_dir() and not folder.is_symlink() and folder.name not in marked:
+            if step is not None and folder.name not in marked:
                 with contextlib.suppress(OSError):
-                    steps += [] if is_half(folder) else [step]
+                    steps += [step] if is_own_folder(folder) and not is_half(folder) else []
     return max(steps)
 
 
