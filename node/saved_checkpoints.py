@@ -147,7 +147,12 @@ def own_files(checkpoint: Path, rank: int, local_size: int) -> Iterator[Path]:
     for folder, folders, names in os.walk(checkpoint) if rank == 0 else ():
         if manifest.FOLDER in folders:
             folders.remove(manifest.FOLDER)
-        yield from (Path(folder) / name for name in names if not re.fullmatch(r"__\d+_\d+\.distcp", name))
+        yield from (Path(folder) / name for name in names if not _is_others(name))
+
+
+def _is_others(name: str) -> bool:
+    """Whether a file has a rank's name on it, or is none of the checkpoint's: NFS has `.nfs*` while one is open."""
+    return bool(re.fullmatch(r"__\d+_\d+\.distcp", name)) or (name.startswith(".") and name != ".metadata")
 
 
 def _is_saving(trainer: Trainer) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from superpod.errors import UserError
-from superpod.node import shared_reading
+from superpod.node import checkpoint_files, manifest, shared_reading
 from tests.lifecycle import checkpoint_files as made
 from tests.node.test_resume import DAMAGES, write_manifest
 
@@ -34,6 +34,7 @@ def fake_srun(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def checkpoint(tmp_path) -> Path:
     folder = made.write(tmp_path / "step=9", files=5)
+    (folder / "weights" / ".nfs0001").touch()  # as long as a reader has open what was removed
     write_manifest(folder)
     return folder
 
@@ -93,3 +94,9 @@ def test_an_srun_that_fails_has_made_no_step(checkpoint, fake_srun):
     reader = shared_reading.SharedReader(["node1", "node2"], share_from=1)
     assert reader(checkpoint) == []
     assert reader.steps == 0
+
+
+def test_a_file_of_nfs_is_none_of_the_checkpoint(checkpoint):
+    (checkpoint / "weights" / ".nfs0001").unlink()
+    assert checkpoint_files.problems(checkpoint) == []
+    assert "weights/.metadata" in manifest.read(checkpoint)
