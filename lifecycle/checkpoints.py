@@ -146,7 +146,7 @@ def spare(
     """What to remove so that the `keep` newest that a resume could take and the best stay: the older and the damaged.
 
     `read` reads a checkpoint and returns what is wrong in it: what is kept is known to be whole, and nothing is removed
-    as long as a resume could take it and fewer than `keep` newer ones are whole.
+    as long as a resume could take it and fewer than `keep` newer ones are whole, nor what cannot be read at the moment.
 
     Raises:
         UserError: fewer than one is to be kept.
@@ -172,7 +172,8 @@ def spare(
         if favourite.path in kept or is_whole(favourite, lambda known: known.whole):
             kept.append(favourite.path)
             break
-    return [checkpoint for checkpoint in judged.values() if checkpoint.path not in kept]
+    known = [checkpoint for checkpoint in judged.values() if not checkpoint_files.is_unreadable(checkpoint.problems)]
+    return [checkpoint for checkpoint in known if checkpoint.path not in kept]
 
 
 def set_aside(where: Path) -> list[Path]:

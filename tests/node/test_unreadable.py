@@ -6,6 +6,7 @@ import os
 import pytest
 
 from superpod.errors import UserError
+from superpod.lifecycle import checkpoints as kept
 from superpod.node import checkpoint_files, checkpoint_metadata, manifest, resume
 from superpod.node.run_folder import RunFolder
 from tests.lifecycle import checkpoint_files as made
@@ -84,6 +85,12 @@ def test_a_marked_one_that_cannot_be_read_is_not_removed(failing, run: RunFolder
     resume.settle(run, run.new_attempt(), resume.decide(run))
     assert folders[2].is_dir()
     assert mark.is_file()
+
+
+def test_prune_leaves_what_cannot_be_read(failing, run: RunFolder):
+    folders, fail = failing
+    fail(2)
+    assert [spare.path for spare in kept.spare(kept.at(run.path), 1)] == [folders[0]]
 
 
 def test_one_node_that_reads_wrongly_condemns_nothing(run: RunFolder):
