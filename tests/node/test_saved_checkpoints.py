@@ -70,7 +70,8 @@ def test_a_checkpoint_that_is_removed_is_not_read_on(run, trainer, reading):
     trainer.strategy.remove_checkpoint(f"{checkpoint}.ckpt")
     reading.go.set()
     saves.end(trainer)
-    assert len(reading.files) == 1
+    of_this = [file for file in reading.files if run.path in file.parents]  # an earlier test's thread may go on
+    assert len(of_this) == 1
     assert not checkpoint.exists()
 
 
