@@ -111,8 +111,15 @@ def _killed_first(attempt: Attempt) -> str:
 
 
 def _first_task(attempt: Attempt) -> str:
-    """The task that srun saw end first, and how; a log of its own names no cause."""
-    return next((_exit_words(*task) for task in _task_exits(attempt) if task[2] != "Terminated"), "")
+    """The task that srun saw end first, and how; a log of its own names no cause.
+
+    A Python that raised, and whose log names only that another rank has gone, is no cause: a task that was killed is,
+    though srun may hear of it later.
+    """
+    exits = [task for task in _task_exits(attempt) if task[2] != "Terminated"]
+    killed = [task for task in exits if task[2] in _KILLED]
+    raised = bool(exits) and exits[0][2] == "Exited with exit code 1"
+    return next((_exit_words(*task) for task in (killed if raised and killed else exits)), "")
 
 
 def _task_exits(attempt: Attempt) -> list[tuple[str, str, str]]:

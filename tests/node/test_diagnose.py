@@ -67,6 +67,11 @@ STEP = "slurmstepd-node1: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-22T2
             "rank 3 on node2 was ended by signal 9 (Killed; the kernel does that when memory runs out)",
         ),
         (
+            "srun: error: node2: task 2: Exited with exit code 1\nsrun: error: node2: task 3: Killed\n" + FORCED,
+            "RuntimeError: Connection closed by peer [10.0.0.2]:4711\n",
+            "rank 3 on node2 was ended by signal 9 (Killed",
+        ),
+        (
             "srun: error: node2: tasks 2-3: Out Of Memory\n",
             "",
             "ranks 2-3 on node2 needed more memory than Slurm gives",

@@ -65,7 +65,7 @@ class Meeting:
     def _read(self, file) -> str:
         line = file.readline()
         if not line:
-            raise ConnectionError("another rank has gone")
+            raise ConnectionError("Connection closed by peer: another rank has gone")  # gloo's words
         return line.split()[0]
 
     def _write(self, file, text: str) -> None:
