@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TWO := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help quickstart test test-all test-long test-slurm soak lint format goldens benchmarks figures clean
+.PHONY: help quickstart test test-all test-long test-slurm soak lint format goldens benchmarks figures pictures clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
@@ -24,7 +24,7 @@ test-long: $(STAMP) ## those that would take .ci/run over its hour: every shape,
 test-slurm: $(STAMP) ## those on a real Slurm, as root: tests/slurm/testbed/testbed.sh
 	$(BIN)/python -m pytest -m slurm
 
-soak: $(STAMP) ## twenty random faults on a run of the testbed, as root
+soak: $(STAMP) ## twenty random faults on a run of real NeMo on the testbed, as root: half an hour
 	$(BIN)/python -m tests.slurm.testbed.soak
 
 lint: $(STAMP) ## what the style checks say
@@ -41,6 +41,9 @@ benchmarks: $(STAMP) ## measure what has a target
 
 figures: $(STAMP) ## put the newest quickstart into the README
 	$(BIN)/python scripts/figures.py
+
+pictures: $(STAMP) ## make the pictures of docs/pages.md, in Chromium
+	$(BIN)/python scripts/pictures.py
 
 clean: ## remove the environment, data and runs that these commands made
 	rm -rf $(VENV) data/quickstart runs

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,13 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from condense import read
+
 from superpod.errors import UserError
-from superpod.planner import columns, memory
+from superpod.planner import columns, hardware, memory
 from superpod.planner.hardware import GIB
 from superpod.planner.tables import published
 
-KEYS = ("case", "model", "layers", "hidden", "gpu", "gpus", "seq", "gbs", "mbs", "tp", "pp", "vp", "cp", "ep", "etp")
-"""What makes a configuration: all rows of one are on one side of the hold-out."""
+FACTS = published.Facts(hardware.load(Path(__file__).parent / "reference" / "hardware.toml"))
 BOUNDS = {
     "dense Llama, B200": (0.01, 0.08),
     "MoE, B200": (0.02, 0.08),
@@ -73,17 +74,11 @@ def main(reference: Path) -> int:
     return int(failed > 0)
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def compare(row: Mapping[str, str]) -> Result:
     """A row's peak on the rank that it names; on the fullest where it names none."""
     measured = float(row["allocated_gib"])
     try:
-        job = published.job(row)
+        job = published.job(row, FACTS)
         held = memory.reserved if "torchtitan" in row["unit"] else memory.allocated  # what the source prints
         size = held(job, columns.of(job)) / GIB
     except UserError:
@@ -114,9 +109,8 @@ def group(row: Mapping[str, str]) -> str:
 
 
 def is_held_out(row: Mapping[str, str]) -> bool:
-    """Whether a configuration is one of the fifth that no constant was fitted on."""
-    text = "|".join(row.get(key) or "" for key in KEYS)
-    return int(hashlib.sha256(text.encode()).hexdigest(), 16) % 5 == 0
+    """Whether a configuration is one of the fifth that no constant was fitted on (`condense.py` marks them)."""
+    return row["held_out"] == "yes"
 
 
 def line(name: str, members: list[Result]) -> bool:
@@ -140,7 +134,7 @@ def verdicts(rows: Iterable[Mapping[str, str]]) -> int:
     completed, wrong, missed = 0, [], []
     for row in rows:
         try:
-            verdict = memory.verdict(published.job(row))
+            verdict = memory.verdict(published.job(row, FACTS))
         except UserError:
             continue
         text = f"{row.get('outcome') or ''} {row.get('notes') or ''}".lower()

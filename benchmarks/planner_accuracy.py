@@ -1,4 +1,4 @@
-"""How far the planner is from published and measured runs: memory, then step time.
+"""How far the planner is from published and measured runs: memory, step time, and times after `recipes calibrate`.
 
     python benchmarks/planner_accuracy.py [FOLDER]      default: benchmarks/reference
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import accuracy_calibration
 import accuracy_memory
 import accuracy_time
 
@@ -25,7 +26,9 @@ def main() -> int:
         return 2
     memory = accuracy_memory.main(reference)
     print()
-    return max(memory, accuracy_time.main(reference))
+    time = accuracy_time.main(reference)
+    print()
+    return max(memory, time, accuracy_calibration.main(reference))
 
 
 if __name__ == "__main__":

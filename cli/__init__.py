@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import sys
-from typing import IO, NoReturn
 
-from superpod.errors import UserError, readable
+try:  # Ctrl-C may come while these are imported, and they are the first of ours
+    import contextlib
+    import errno
+    import signal
+    from typing import IO, NoReturn
+
+    from superpod.cli import streams
+    from superpod.errors import UserError, readable
+except KeyboardInterrupt:
+    print("error: interrupted", file=sys.stderr, flush=True)
+    os._exit(130)
 
 INTERRUPTED = 130
+OF_A_PATH = {
+    getattr(errno, name) for name in ("EACCES", "EPERM", "EROFS", "ENOTDIR", "EISDIR", "ENAMETOOLONG", "ELOOP")
+}
+"""What a file system says of a path that a user gave, or of a folder without permission for him."""
 
 
 def main() -> None:
     """Entry point. Exit codes: 0 done, 2 the user's mistake, 1 a failure, 130 interrupted; no tracebacks."""
+    _raise_at_stops()
     try:
         try:
+            streams.prepare()
             from superpod.cli.app import app  # imported here, so that Ctrl-C during the import is handled too
 
             app()
@@ -40,12 +53,25 @@ def main() -> None:
         sys.exit(_exit_code(error))
 
 
+def _raise_at_stops() -> None:
+    """Let `kill` and a closed terminal leave through every `finally`, as Ctrl-C does; a second signal ends at once."""
+
+    def leave(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # not where it is ignored, as under nohup
+            signal.signal(number, leave)
+
+
 def leave_interrupted(terminal: IO[str] | None = None) -> NoReturn:
     """Print that the command was interrupted on `terminal` (default: stderr), and exit at once.
 
     `sys.exit` does not serve: when an import is interrupted, Python ends by the signal all the same.
     """
-    print("error: interrupted", file=terminal or sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal may be closed
+        print("error: interrupted", file=terminal or sys.stderr, flush=True)
     os._exit(INTERRUPTED)
 
 
@@ -63,13 +89,28 @@ def _unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         _print_error(f"{error.strerror} ({error.filename or 'while writing'})", "make room, then run this again")
         return 1
+    if isinstance(error, ModuleNotFoundError) and _without_nemo(error):
+        return 2
     if os.environ.get("SUPERPOD_DEBUG"):
         traceback.print_exception(error)
         return 1
+    if isinstance(error, OSError) and error.errno in OF_A_PATH and error.filename:
+        _print_error(f"{error.filename}: {error.strerror}", "give a path that you may read or write")
+        return 2
     with tempfile.NamedTemporaryFile("w", prefix="recipes-", suffix=".log", delete=False) as log:
         traceback.print_exception(error, file=log)
     _print_error(f"this is our failure, not yours: {type(error).__name__}: {error}", f"the traceback is in {log.name}")
     return 1
+
+
+def _without_nemo(error: ModuleNotFoundError) -> bool:
+    """Whether the command has met the base install, which has no NeMo; then that is said."""
+    from superpod.recipes import installed
+
+    if not installed.missing() or (error.name or "").startswith("superpod"):
+        return False
+    _print_error(f"this needs NeMo and what comes with it, and {error.name} is not installed", installed.INSTALL)
+    return True
 
 
 def _print_error(message: str, hint: str) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from superpod import collection
-from superpod.cli import ckpt, cluster, data
+from superpod.cli import ckpt, cluster, data, profile
+from superpod.cli.calibrate import calibrate
 from superpod.cli.cancel import cancel
 from superpod.cli.check import check
 from superpod.cli.cost import cost
@@ -17,7 +18,9 @@ from superpod.cli.doctor import doctor
 from superpod.cli.explain import explain
 from superpod.cli.export import export
 from superpod.cli.finetune import finetune
+from superpod.cli.fit import fit
 from superpod.cli.generate import generate
+from superpod.cli.hardware_option import with_hardware
 from superpod.cli.history import history
 from superpod.cli.list import list_
 from superpod.cli.logs import logs
@@ -36,16 +39,37 @@ from superpod.cli.status import status
 from superpod.cli.submit import submit
 from superpod.cli.top_up import top_up
 from superpod.cli.tune import tune
+from superpod.cli.ui import ui
+from superpod.cli.verbs import Verbs
+from superpod.cli.why import why
 
 app = typer.Typer(
+    cls=Verbs,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 
 
+def _print_version(wanted: bool) -> None:
+    """Ours and those of the libraries that a run takes, as far as they are installed."""
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    for package in ("superpod-recipes", "nemo_toolkit", "megatron-core", "nemo-run", "transformer-engine", "torch"):
+        try:
+            print(package, version(package))
+        except PackageNotFoundError:
+            print(package, "not installed")
+    raise typer.Exit
+
+
 @app.callback()
 def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print versions and exit.", callback=_print_version, is_eager=True)
+    ] = False,
     recipes: Annotated[
         list[Path] | None,
         typer.Option("--recipes", metavar="DIR", help="A folder of your own models, layouts and hardware; repeatable."),
@@ -60,11 +84,13 @@ VERBS = {
     "Plan": {
         "plan": plan,
         "check": check,
+        "fit": fit,
         "memory": memory,
         "explain": explain,
         "scale": scale,
         "cost": cost,
         "predict": predict,
+        "calibrate": calibrate,
     },
     "Recipes": {
         "list": list_,
@@ -79,11 +105,13 @@ VERBS = {
         "run": run,
         "finetune": finetune,
         "report": report,
+        "ui": with_hardware(ui),
+        "why": why,
         "doctor": doctor,
     },
     "Slurm": {
-        "submit": submit,
-        "render": render,
+        "submit": with_hardware(submit),
+        "render": with_hardware(render),
         "top-up": top_up,
         "status": status,
         "logs": logs,
@@ -100,6 +128,7 @@ VERBS = {
 for _group, _verbs in VERBS.items():
     for _name, _verb in _verbs.items():
         app.command(_name, rich_help_panel=_group)(_verb)
+app.add_typer(profile.app, name="profile", help="What a recorded step spent its time on.", rich_help_panel="Run")
 app.add_typer(cluster.app, name="cluster", help="A cluster's profile and its health.", rich_help_panel="Slurm")
 app.add_typer(
     data.app,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli import folder_notes, size_options
 from superpod.cli.plan_options import PlanOptions, title, with_plan_options
 from superpod.cli.request_options import AsJson, Overrides
+from superpod.cli.size_options import SizeOptions
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ def check(options: PlanOptions, overrides: Overrides = None, build: Build = True
         # A recipe has its layout; a model without one, or with one that fails, is what `recipes plan` is for.
         if not judged and not options.is_recipe and (options.layout is None or judgement.verdict != "ok"):
             print(_plan(options), end="")
+        if options.is_recipe:
+            print(_better(options, overrides or []), end="")
+        for line in folder_notes.training(options.name):
+            print(f"note: {line}")
     if not judgement.passed:
         raise typer.Exit(2)
 
@@ -48,11 +54,32 @@ def _plan(options: PlanOptions) -> str:
 
     broken = legality.in_any_layout(options.job())
     if broken is None:
-        return f"next: {options.command('plan', without=('layout',))} ranks every layout that is legal and fits\n"
+        alone = f"note: {options.name} is a model, and no --layout is given: data parallelism alone was judged\n"
+        search = options.command("plan", without=("layout",))
+        return f"{'' if options.layout else alone}next: {search} ranks every layout that is legal and fits\n"
     if broken.rule == "attention_backend" or options.precision is None:
         return ""
     others = options.command("plan", without=("layout", "precision"))
     return f"next: no layout changes this; {others} --precision auto plans in those that can run\n"
+
+
+def _better(options: PlanOptions, overrides: list[str]) -> str:
+    """The line that names the planner's layout for a recipe at another length, batch or layout, where it is better."""
+    from superpod.recipes.sizes import better_layout
+    from superpod.recipes.sizes.sized import SizedRecipe
+
+    recipe = options.size().request(options.name, overrides).sized()
+    others = (options.gpu, options.precision, options.task, options.option, options.hardware)
+    of_layout = any(text.startswith(("trainer.", "data.micro", "data.global", "model.", "with")) for text in overrides)
+    if not isinstance(recipe, SizedRecipe) or recipe.planned or of_layout or any(others):
+        return ""
+    better = better_layout.of(recipe)
+    command = options.command("check", without=("layout",), overrides=overrides)
+    return (
+        f"next: a better layout is {better}\n  {command} --layout auto takes it, as do run and submit\n"
+        if better
+        else ""
+    )
 
 
 def _planned(options: PlanOptions) -> Judgement:
@@ -78,13 +105,9 @@ def _planned(options: PlanOptions) -> Judgement:
     )
 
 
-OF_A_REQUEST = ("name", "nodes", "gpu")
+OF_A_REQUEST = ("name", "nodes", "gpus", "gpu", "seq", "gbs", "batch_tokens", "layout", "hardware")
 """Options that say which run is meant, where it is built; the others are overrides then."""
 AS_OVERRIDES = {
-    "gpus": "trainer.num_nodes=N",
-    "seq": "data.seq_length=N model.config.seq_length=N",
-    "gbs": "data.global_batch_size=N",
-    "layout": "trainer.strategy.tensor_model_parallel_size=N",
     "precision": "a recipe of that precision: `recipes list`",
     "task": "a recipe of that task: `recipes list`",
     "option": "with=OPTION",
@@ -93,24 +116,50 @@ AS_OVERRIDES = {
 
 def _judged(options: PlanOptions, overrides: list[str], build: bool) -> Judgement:
     """By building it with NeMo, in a process of its own."""
+    from superpod.cli.progress import on_stderr, waiting
+    from superpod.recipes import installed
     from superpod.rehearsal import judge
 
     request = _request(options, overrides)
     request.check(any_subject=True)
-    return judge.ask(request, build=build)
+    installed.require("checking a configuration, which builds it,")
+    if options.is_recipe:
+        size_options.say(request.notes())
+        request = request.decided()
+    with waiting(on_stderr(), f"importing NeMo and {'building' if build else 'judging'} it (10 to 30 s)"):
+        return judge.ask(request, build=build)
 
 
 def _request(options: PlanOptions, overrides: list[str]) -> Request:
-    from superpod.lifecycle.request import Request
+    from superpod.cli import hardware_option
     from superpod.planner import hardware
 
+    if options.hardware is not None:
+        hardware_option.use(options.hardware)
     for field in fields(options):
         if field.name not in OF_A_REQUEST and getattr(options, field.name) is not None:
             instead = AS_OVERRIDES.get(field.name, "leave it out")
             raise UserError(f"--{field.name} is for plans; what is built takes changes", f"write {instead}")
     if options.gpu is not None:
         hardware.builtin().node(options.gpu)
-    return Request(options.name, tuple(overrides), None, options.nodes, options.gpu or "")
+    if options.is_recipe:
+        _refuse_devices(options, overrides)
+        return replace(options.size().request(options.name, overrides), gpu=options.gpu or "")
+    if options.gpus is not None or options.layout is not None:
+        which = "--gpus" if options.gpus is not None else "--layout"
+        raise UserError(f"{which} is for recipes and models; {options.name} has its own", "write trainer.* overrides")
+    size = SizeOptions(options.nodes, options.seq, options.gbs, options.batch_tokens)
+    return replace(size.request(options.name, overrides), gpu=options.gpu or "")
+
+
+def _refuse_devices(options: PlanOptions, overrides: list[str]) -> None:
+    """Refuse --gpus beside an override of the GPUs of a node: both say how many GPUs there are."""
+    devices = next((text for text in overrides if text.startswith("trainer.devices=")), None)
+    if options.gpus is not None and devices is not None:
+        raise UserError(
+            f"--gpus {options.gpus} and {devices} contradict each other: both say it of one run",
+            "write trainer.num_nodes=N beside trainer.devices, without --gpus",
+        )
 
 
 def _facts(judgement: Judgement, *, whole: bool) -> dict[str, object]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli.request_options import newest_folder
+from superpod.cli.shared_options import NoForwardCheck
+from superpod.cli.verbs import Verbs
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.lifecycle.checkpoints import Checkpoint
 
-app = typer.Typer(no_args_is_help=True, help="Checkpoints: list, verify, prune, convert.")
+app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Checkpoints: list, verify, prune, convert.")
 
-Where = Annotated[Path, typer.Argument(help="A run folder, a folder of checkpoints, or a checkpoint.")]
+Where = Annotated[
+    Path,
+    typer.Argument(help="A run folder or `last`, a folder of checkpoints, or a checkpoint.", callback=newest_folder),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -64,7 +71,7 @@ def prune(
 ) -> None:
     """Remove all but the newest checkpoints, and those that are not whole."""
     from superpod.lifecycle import checkpoints
-    from superpod.node import owner
+    from superpod.node import owner, units
 
     run = checkpoints.run_of(where)
     if run and not dry_run:
@@ -74,10 +81,10 @@ def prune(
         removable = checkpoints.spare(listed, keep)
         for checkpoint in removable:
             verb = "would remove" if dry_run else "removing"
-            print(f"{verb} {checkpoint.name}: {_size(checkpoint.bytes)}, {_why(checkpoint)}")
+            print(f"{verb} {checkpoint.name}: {units.size(checkpoint.bytes)}, {_why(checkpoint)}")
             if not dry_run:
                 checkpoints.remove(checkpoint)
-    freed = _size(sum(checkpoint.bytes for checkpoint in removable))
+    freed = units.size(sum(checkpoint.bytes for checkpoint in removable))
     print(f"{len(removable)} of {len(listed)} checkpoints, {freed}{' would be' if dry_run else ''} freed")
     if not dry_run:
         _print_resumed(where)
@@ -85,9 +92,10 @@ def prune(
 
 def _print_set_aside(where: Path) -> None:
     from superpod.lifecycle import checkpoints
+    from superpod.node import checkpoint_files, units
 
     if aside := checkpoints.set_aside(where):
-        size = _size(sum(checkpoints.bytes_of(folder) for folder in aside))
+        size = units.size(sum(checkpoint_files.bytes_of(folder) for folder in aside))
         names = ", ".join(folder.name for folder in aside)
         print(f"{len(aside)} set aside in {aside[0].parent.name}/, {size}, not whole and never removed by us: {names}")
 
@@ -112,24 +120,42 @@ def convert(
         typer.Option(help="Hugging Face folder that the model came from.", show_default="as kept by the import"),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Number format to export.", show_default="as in --like")] = "",
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapter alone, in PEFT's format.")] = False,
+    no_forward_check: NoForwardCheck = False,
     cluster: Annotated[
         str, typer.Option(help="Profile of the cluster that runs it as a Slurm job.", show_default="this machine")
     ] = "",
 ) -> None:
-    """Convert Hugging Face to NeMo, or NeMo to Hugging Face with adapters merged; SOURCE decides which."""
+    """Convert Hugging Face to NeMo, or NeMo to Hugging Face with adapters merged; SOURCE decides which.
+
+    It ends with one forward pass of the NeMo model held against transformers; where they differ, nothing is written.
+    """
     from superpod.cli.progress import on_stderr, waiting
     from superpod.launchers import convert, subprocess_call
+    from superpod.recipes.weights import half_written
 
     source, out, like = source.absolute(), out.absolute(), like.absolute() if like else None
-    job = convert.plan(source, out, like, dtype)
+    for half in half_written.remove_dead(out):
+        print(f"removed {half}: what a conversion that was killed had written", file=sys.stderr)
+    job = convert.plan(source, out, like, dtype, adapter, not no_forward_check)
     if cluster:
-        _queue(cluster, out, [str(source), str(out), *(["--like", str(like)] if like else []), "--dtype", dtype])
+        more = [*(["--like", str(like)] if like else []), *(["--adapter"] if adapter else [])]
+        more += ["--no-forward-check"] if no_forward_check else []
+        _queue(cluster, out, [str(source), str(out), *more, "--dtype", dtype])
         return
+    convert.must_have_memory(job.gib, source.name)
     with waiting(on_stderr(), f"converting {source.name}, which takes minutes"):
         outcome = subprocess_call.once(job.function, **job.arguments)
-    print(
-        f"{job.title}: {out}" + (f", {outcome['merged']} matrices merged" if outcome and outcome.get("merged") else "")
-    )
+    print(f"{job.title}: {out}" + (f", {outcome['merged']} matrices merged" if outcome.get("merged") else ""))
+    if checked := outcome.get("forward_check"):
+        print(
+            f"checked against transformers: on {checked['tokens']} tokens the logits differ by "
+            f"{checked['difference']:.1e} of the largest ({checked['tolerance']:.0e} allowed)"
+        )
+    if served := outcome.get("served"):
+        print(served)
+    for note in outcome.get("notes", []):
+        print(f"note: {note}")
 
 
 def _queue(cluster: str, out: Path, words: list[str]) -> None:
@@ -145,6 +171,7 @@ def _table(listed: list[Checkpoint]) -> None:
     from rich.table import Table
 
     from superpod.cli import tables
+    from superpod.node import units
 
     table = Table(box=None, pad_edge=False)
     for name in ("checkpoint", "step", "state", "holds", "layout", "size", "val loss"):
@@ -154,13 +181,6 @@ def _table(listed: list[Checkpoint]) -> None:
         layout = " ".join(f"{name}{value}" for name, value in checkpoint.layout.items() if value > 1 or name == "ranks")
         loss = "" if checkpoint.val_loss is None else f"{checkpoint.val_loss:.4f}"
         state = "whole" if checkpoint.whole else "not whole"
-        table.add_row(checkpoint.name, str(checkpoint.step or ""), state, holds, layout, _size(checkpoint.bytes), loss)
+        size = units.size(checkpoint.bytes)
+        table.add_row(checkpoint.name, str(checkpoint.step or ""), state, holds, layout, size, loss)
     tables.show(table)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.errors import UserError
+from superpod.cli.verbs import Verbs
+from superpod.errors import UserError, counted
 
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
     from superpod.slurm.profile_checks import Finding
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(cls=Verbs, no_args_is_help=True)
 Profile = Annotated[str, typer.Argument(help="A profile: dgx_h100, ..., or the path of a TOML file.")]
 NodeList = Annotated[
     str, typer.Option("--nodes", help="Nodes as Slurm writes them: node[1-4]; default: all idle ones.")
@@ -35,7 +36,9 @@ def check(
     live = live_cluster.ask(slurm, cluster, cluster.folders.runs, paths, python)
     _refuse(preflight.profile_findings(cluster, live))
     partition = cluster.slurm.partition or live.default_partition
-    sentence = f"{cluster.name} agrees with its cluster: {len(live.nodes_of(partition))} nodes in {partition}"
+    sentence = (
+        f"{cluster.name} agrees with its cluster: {counted(len(live.nodes_of(partition)), 'node')} in {partition}"
+    )
     unproven = f"not proven, as only a node can prove them: {', '.join(node_probe.only_a_node())}"
     if not node:
         print(f"ok: {sentence}\n{unproven}")

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli.verbs import Verbs
+
 if TYPE_CHECKING:
     from superpod.recipes.data.folder import DataFolder
 
-app = typer.Typer(no_args_is_help=True, help="Make training data: tokenizer, .bin and .idx files, blends.")
+app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Make training data: tokenizer, .bin and .idx files, blends.")
 
 Text = Annotated[
     list[str],
-    typer.Option(help="File or quoted glob (** for any depth); .jsonl has one document a line, any other file is one. "
+    typer.Option(help="File or quoted glob (** for any depth); .jsonl, also .gz or .zst, has one document a line, "
+                 ".parquet one a row, any other file is one. Or a folder of save_to_disk. "
                  "May be repeated. `stdlib` means the sources of this Python's standard library, 12 MB.")
 ]  # fmt: skip
 Out = Annotated[Path, typer.Option(help="The data folder to write.")]
@@ -38,13 +41,17 @@ def build(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse files that are not UTF-8 instead of skipping them.")
     ] = False,
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Leave out lines that are no documents; count and keep them.")
+    ] = False,
+    max_bad_share: Annotated[float, typer.Option(help="Refuse more bad lines than this share.")] = 0.05,
     as_json: Facts = False,
 ) -> None:
     """Tokenize text into a data folder. If interrupted, the same command continues."""
     from superpod.recipes.data import build as building
     from superpod.recipes.data.build_options import BuildOptions
 
-    options = BuildOptions(vocab_size, tokenizer, json_key, seed, split)
+    options = BuildOptions(vocab_size, tokenizer, json_key, seed, split, skip_bad_lines, max_bad_share)
     with _progress() as (show, note):
         report = building.build(text, out, options, workers=workers, strict=strict, progress=show, note=note)
     for line in report.notes:

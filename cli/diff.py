@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli import tables
+from superpod.cli import spellings, tables
 from superpod.cli.request_options import AsJson, Nodes
-from superpod.errors import UserError
 
 if TYPE_CHECKING:
+    import fiddle as fdl
+
     from superpod.recipes.export.diff import Difference
 
-Recipe = Annotated[str, typer.Argument(help="A recipe, or one of NeMo's own: nemo:llama3_8b.finetune_recipe.")]
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe, a file with recipe(), or NeMo's own: nemo:llama3_8b.finetune_recipe.",
+        callback=spellings.model_or_recipe,
+    ),
+]
 WHY = 24
 """Least width of the last column, in characters."""
 
@@ -26,14 +33,16 @@ def diff(
     num_nodes: Nodes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what differs between two recipes, ours or NeMo's own, and why it matters."""
+    """Show what differs between two recipes, ours, a file's or NeMo's own, and why it matters."""
     from superpod.cli.progress import quiet_wait
 
     _need_nemo()
+    for name in (a, b):
+        _check(name)
     with quiet_wait("building both recipes with NeMo (10 to 20 s)"):
         from superpod.recipes.export import diff as diffs
 
-        differences = diffs.differences(diffs.load(a, num_nodes), diffs.load(b, num_nodes))
+        differences = diffs.differences(_built(a, num_nodes), _built(b, num_nodes))
     if as_json:
         print(json.dumps([vars(difference) for difference in differences], indent=1))
     elif differences:
@@ -43,10 +52,31 @@ def diff(
 
 
 def _need_nemo() -> None:
-    import importlib.util
+    from superpod.recipes import installed
 
-    if importlib.util.find_spec("nemo") is None:
-        raise UserError("comparing recipes builds them, which needs NeMo", "`recipes doctor` says how to install it")
+    installed.require("comparing recipes, which builds them,")
+
+
+def _check(name: str) -> None:
+    """Refuse a missing file and an unknown recipe before NeMo is imported. Raises UserError."""
+    from superpod.lifecycle import subject
+    from superpod.lifecycle.request import Request
+    from superpod.recipes.registry import find
+
+    kind = subject.kind(name)
+    if kind == "file":
+        subject.check(Request(name))
+    elif kind == "recipe":
+        find(name)
+
+
+def _built(name: str, num_nodes: int | None) -> fdl.Buildable:
+    """The recipe of a name; a file is executed, and has its own size."""
+    from superpod.lifecycle import subject
+    from superpod.lifecycle.request import Request
+    from superpod.recipes.export import diff as diffs
+
+    return subject.build(Request(name)) if subject.kind(name) == "file" else diffs.load(name, num_nodes)
 
 
 def _show(a: str, b: str, differences: list[Difference]) -> None:

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.request_options import Data, Name, Nodes, Overrides, request_of
+from superpod.cli.request_options import Data, Name, Overrides, request_of
+from superpod.cli.size_options import SizeOptions, with_size
 
 if TYPE_CHECKING:
     from superpod.lifecycle.request import Request
 
 
+@with_size
 def export(
     name: Name,
     overrides: Overrides = None,
     to: Annotated[Path, typer.Option("--to", help="The Python file to write.")] = ...,  # type: ignore[assignment]
     data: Data = None,
-    num_nodes: Nodes = None,
+    *,
+    size: SizeOptions,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a recipe as one Python file that runs with only NeMo and NeMo-Run installed."""
@@ -27,14 +30,14 @@ def export(
     from superpod.recipes.export import target_file
 
     target_file.check(to, force=force)
-    request = request_of(name, overrides, data, num_nodes)
+    request = request_of(name, overrides, data, size)
     with quiet_wait("building and writing the recipe with NeMo (10 to 20 s)"):
-        text = _text(request)
+        text = _text(request, size)
     target_file.write(text, to, force=force)
     print(f"wrote {to}: {len(text.splitlines())} lines, an equal recipe")
 
 
-def _text(request: Request) -> str:
+def _text(request: Request, size: SizeOptions) -> str:
     from superpod.lifecycle.resolve import resolve
     from superpod.recipes.facts import environment
     from superpod.recipes.registry import find
@@ -42,8 +45,8 @@ def _text(request: Request) -> str:
     resolved = resolve(request)
     from superpod.recipes.export import heading, recipe_source  # import NeMo, which `resolve` says how to install
 
-    options = {"--nodes": request.num_nodes, "--data": request.data}
+    options = {**size.given(), "--data": request.data}
     words = [word for option, value in options.items() if value for word in (option, str(value))]
     command = shlex.join(["recipes", "export", request.recipe, *request.overrides, *words])
-    top = heading.heading(find(request.recipe), resolved.partial, command, request.overrides)
-    return recipe_source.render(resolved.partial, top, environment.variables(resolved.job))
+    top = heading.heading(find(request.recipe), resolved.partial, command, request.changes())
+    return recipe_source.render(resolved.partial, top, environment.variables(resolved.job, request.overrides))

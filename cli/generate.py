@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from superpod.cli.request_options import AsJson
+from superpod.cli.request_options import AsJson, newest_folder
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.lifecycle.checkpoints import Checkpoint
 
-Where = Annotated[Path, typer.Argument(help="A checkpoint, or a run, which stands for its best one.")]
+Where = Annotated[
+    Path,
+    typer.Argument(help="A checkpoint, or a run or `last`, which stands for its best one.", callback=newest_folder),
+]
 
 WORK = {"generate": "generating", "perplexity": "measuring perplexity"}
 """What is waited for, by function of recipes/weights/generate.py."""

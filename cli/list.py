@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli import tables
+from superpod.cli import spellings, tables
 from superpod.cli.request_options import AsJson
 
 if TYPE_CHECKING:
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def list_(
-    words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose names contain all of these.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="Only recipes whose names contain all of these.", callback=spellings.words),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the recipes whose names contain all words; without words, list the models that have recipes."""

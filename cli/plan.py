@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli import option_syntax, tables
+from superpod.cli import folder_notes, page_options, tables
 from superpod.cli.plan_options import PlanOptions, with_plan_options
 from superpod.cli.request_options import AsJson
 from superpod.errors import UserError
+from superpod.planner import option_syntax
 
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
@@ -33,39 +34,66 @@ def plan(
         Path | None,
         typer.Option("--from", help="A config to import: DeepSpeed JSON, Accelerate YAML, Megatron args."),
     ] = None,
+    variants: Annotated[
+        bool, typer.Option("--variants", help="Every layout, not the best of each TP, PP, CP and EP.")
+    ] = False,
     compare_rules: Annotated[
         bool, typer.Option("--compare-rules", help="Also show what the textbook rules choose.")
     ] = False,
     write: Annotated[bool, typer.Option("--write", help="Write the best to recipes/layouts/MODEL.toml.")] = False,
     as_json: AsJson = False,
+    html: page_options.Html = None,
+    trace: page_options.Trace = None,
 ) -> None:
     """Rank the legal layouts that fit by step time, and say why the first one wins. Needs no GPU."""
     from superpod.planner import config_import, plans
 
+    page_options.check(html, trace)
     imported = config_import.read(start) if start else None
     if imported is not None:  # options of the command line win over those of the imported config
         gpus = options.gpus or (None if options.nodes else imported.gpus)
         options = replace(options, gpus=gpus, gbs=options.gbs or imported.gbs, seq=options.seq or imported.seq)
         options, precision = replace(options, task=options.task or imported.task), precision or imported.precision
     auto = precision == "auto"
-    job = options.job(precision=None if auto else precision)
+    job = options.job_to_search(precision=None if auto else precision)
     searches = plans.search(
         job, auto=auto, fixed=option_syntax.layout_values(fix, "--fix") if fix else {}, memory_cap_gib=memory_cap
     )
     if write:
         _write(options.name, searches)
+    _files(options, searches, html, trace, variants=variants)
     if as_json:
-        print(json.dumps(plans.as_json(searches, top=top, memory_cap_gib=memory_cap), indent=1))
+        print(json.dumps(plans.as_json(searches, top=top, memory_cap_gib=memory_cap, variants=variants), indent=1))
     else:
-        imported_job = imported.job(job) if imported is not None else None
-        _print(searches, top, imported_job, imported.left_out if imported else (), compare_rules)
+        _print(searches, plans.ranked(searches, variants=variants)[:top])
+        best = next(iter(searches.values()))
+        lines = _comparison(imported.job(job), best, imported.left_out) if imported is not None else []
+        lines += folder_notes.training(options.name)
+        for line in [*lines, *([plans.against_rules(best)] * compare_rules)] if len(best.ranked) else ():
+            tables.say(f"- {line}")
     if not any(len(search.ranked) for search in searches.values()):
         raise typer.Exit(2)
 
 
-def _print(
-    searches: Searches, top: int, imported_job: PlannedJob | None, left_out: tuple[str, ...], rules: bool
-) -> None:
+def _files(options: PlanOptions, searches: Searches, html: Path | None, trace: Path | None, *, variants: bool) -> None:
+    """Write what --html and --trace ask for; before anything is printed, so that a closed pipe takes nothing away."""
+    precision, best = next(iter(searches.items()))
+    if trace is not None and len(best.ranked):
+        page_options.write_trace(trace, best.job_of(int(best.ranked[0])).replace(precision=precision))
+    if html is not None:
+        page_options.write_page(html, page_text(options, searches, command=page_options.command(), variants=variants))
+
+
+def page_text(options: PlanOptions, searches: Searches, *, command: str, variants: bool = False) -> str:
+    """The page of a plan, which `command` made; `recipes ui` shows it too."""
+    from superpod.pages import plan_page
+
+    one = options.command("explain", without=("layout", "precision"))
+    one += f" --precision {plan_page.PRECISION} --layout {plan_page.LAYOUT} --html layout.html"
+    return plan_page.of_plan(searches, command=command, explain_command=one, variants=variants)
+
+
+def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> None:
     from superpod.planner import explain, plans
 
     best = next(iter(searches.values()))
@@ -76,25 +104,22 @@ def _print(
         f"{job.model.name}, {job.gpus} x {job.node.gpu.name}, seq {job.seq}, gbs {job.layout.gbs}, "
         f"{' or '.join(searches)}: {legal:,} legal layouts, {fit:,} fit"
     )
-    if not fit:
+    if not shown:
         tables.say(plans.closest(best))
         return
-    _table(searches, top)
-    lines = [*explain.why(best, int(best.ranked[0])), *explain.misses(best)]
-    lines += _comparison(imported_job, best, left_out) if imported_job is not None else []
-    lines += [plans.against_rules(best)] if rules else []
-    for line in lines:
+    _table(shown, several=len(searches) > 1)
+    for line in (*explain.why(best, int(best.ranked[0])), *explain.misses(best)):
         tables.say(f"- {line}")
 
 
-def _table(searches: Searches, top: int) -> None:
+def _table(shown: list[tuple[str, SearchResult, int]], *, several: bool) -> None:
+    """A row a layout; `several` precisions have a column of their own."""
     from superpod.planner import explain, plans
     from superpod.planner.hardware import GIB
 
-    several = ["precision"] * (len(searches) > 1)
-    titles = ["layout", *several, "step s", "tokens/s/GPU", "MFU %", "GiB", "bubble %"]
+    titles = ["layout", *["precision"] * several, "step s", "tokens/s/GPU", "MFU %", "GiB reserved", "bubble %"]
     rows = []
-    for precision, search, i in plans.ranked(searches)[:top]:
+    for precision, search, i in shown:
         job = search.job_of(i)
         seconds = float(search.seconds[i])
         bubble = float(search.terms["pp_bubble"][i]) / seconds
@@ -105,7 +130,7 @@ def _table(searches: Searches, top: int) -> None:
             100 * bubble,
         )
         texts = (f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in figures)
-        rows.append([explain.title(job.layout), *([precision] * len(several)), f"{seconds:.3f}", *texts])
+        rows.append([explain.title(job.layout), *([precision] * several), f"{seconds:.3f}", *texts])
     tables.show_folded(titles, rows)
 
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli import option_syntax
+from superpod.cli import size_options, spellings
+from superpod.cli.shared_options import spread
 from superpod.errors import UserError, did_you_mean
+from superpod.planner import option_syntax
 
 if TYPE_CHECKING:
-    from superpod.planner.hardware import Hardware
+    from superpod.planner.hardware import Hardware, Node
     from superpod.planner.models import ModelShape
     from superpod.planner.planned_job import PlannedJob
+    from superpod.recipes.registry import Recipe
 
 
 SEQ, GBS = 8192, 512
 """Tokens and samples for a model, which declares neither."""
+MOST = 2**31
+"""No count of GPUs, tokens or samples reaches it; numpy's products of two of them stay exact."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +33,21 @@ class PlanOptions:
     """The options of a planning verb. Each field is an option of all verbs under `with_plan_options`, in this order."""
 
     name: Annotated[
-        str, typer.Argument(help="A recipe, a model's name, a Hugging Face config.json, or layers=..,hidden=..")
+        str,
+        typer.Argument(
+            help="A recipe, a model's name, a Hugging Face config.json, or layers=..,hidden=..",
+            callback=spellings.model_or_recipe,
+        ),
     ]
-    layout: Annotated[str | None, typer.Option("--layout", help="Such as tp=4,pp=2,sp,mbs=2,recompute=full.")] = None
+    layout: Annotated[
+        str | None, typer.Option("--layout", help="Such as tp=4,pp=2,sp,recompute=full; auto = the planner's fastest.")
+    ] = None
     gpu: Annotated[str | None, typer.Option("--gpu", help="Such as h100, or one of --hardware.")] = None
     gpus: Annotated[int | None, typer.Option("--gpus", help="Number of GPUs.")] = None
     nodes: Annotated[int | None, typer.Option("--nodes", help="Number of nodes, instead of --gpus.")] = None
     seq: Annotated[int | None, typer.Option("--seq", help="Sequence length, tokens. Default of a model: 8192.")] = None
     gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch, samples. Default of a model: 512.")] = None
+    batch_tokens: size_options.BatchTokens = None
     precision: Annotated[str | None, typer.Option("--precision", help="bf16, fp8cs, mxfp8, ...")] = None
     task: Annotated[str | None, typer.Option("--task", help="pretrain, sft or lora.")] = None
     option: Annotated[
@@ -57,7 +67,26 @@ class PlanOptions:
         Raises:
             UserError: a name is unknown, a number is out of range, or a model comes without GPUs.
         """
-        return _job(replace(self, **changes))
+        options = replace(self, **changes)
+        return _of_recipe(options) if options.is_recipe else _of_model(options)
+
+    def job_to_search(self, **changes: object) -> PlannedJob:
+        """`job` for a verb that ranks layouts itself: of this one only the global batch counts. Raises as `job`."""
+        options = replace(self, **changes)
+        return _of_recipe_in_any_layout(options) if options.is_recipe else _of_model(options)
+
+    def job_of_model(self, **changes: object) -> PlannedJob:
+        """As `job`, of the model of that name, also where a recipe is called like it."""
+        return _of_model(replace(self, **changes))
+
+    def size(self) -> size_options.SizeOptions:
+        """Those that say the size of a recipe's run.
+
+        Raises:
+            UserError: --gpus and --nodes contradict each other, or are no whole nodes.
+        """
+        nodes = _nodes(self)
+        return size_options.SizeOptions(nodes, self.seq, self.gbs, self.batch_tokens, self.layout)
 
     @property
     def is_recipe(self) -> bool:
@@ -66,132 +95,144 @@ class PlanOptions:
 
         return self.name in recipes()
 
-    def command(self, verb: str, *, without: tuple[str, ...] = ()) -> str:
+    def command(self, verb: str, *, without: tuple[str, ...] = (), overrides: Sequence[str] = ()) -> str:
         """The command line of another verb for the same job: `recipes plan llama3_8b --gpu h100 --gpus 16`."""
-        words = ["recipes", verb, self.name]
+        words = ["recipes", verb, self.name, *overrides]
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
             if value is not None and field.name not in without:
                 values = value if isinstance(value, list) else [value]
-                words += [word for text in values for word in (f"--{field.name}", str(text))]
+                words += [word for text in values for word in (f"--{field.name.replace('_', '-')}", str(text))]
         return shlex.join(words)
 
 
 def with_plan_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace the decorated verb's parameter `options` by the fields of `PlanOptions`, except those in `without`.
-
-    The name comes first. A parameter of the verb that is called like a field takes the place of that field, which
-    `options` then leaves at its default.
-    """
-
-    def wrap(verb: Callable[..., None]) -> Callable[..., None]:
-        own = dict(inspect.signature(verb, eval_str=True).parameters)
-        shared = {name: option for name, option in _declared_options().items() if name not in without}
-        passed = set(shared) - set(own)
-        name, *rest = [own.pop(name, option) for name, option in shared.items()]
-        parameters = [name, *(p for parameter in own.values() for p in _in_place(parameter, rest))]
-
-        @wraps(verb)
-        def call(**words: Any) -> None:
-            options = PlanOptions(**{name: words.pop(name) for name in passed})
-            verb(options=options, **words)
-
-        # Typer builds a command from a function's signature, and a dozen verbs share these twelve options. Declaring
-        # them once and rewriting the signature keeps every verb's options in one order, with one help text.
-        # Typer reads both: the parameters from `__signature__`, their types from `__annotations__`.
-        signature = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters])
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__annotations__ = {p.name: p.annotation for p in parameters}
-        return call
-
-    return wrap
+    """Replace the decorated verb's parameter `options` by the fields of `PlanOptions`: `shared_options.spread`."""
+    return spread(PlanOptions, "options", *without, name_first=True)
 
 
-def _in_place(parameter: inspect.Parameter, options: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    return options if parameter.name == "options" else [parameter]
+def _facts(options: PlanOptions) -> Hardware:
+    from superpod.planner import hardware
+
+    return hardware.load(options.hardware) if options.hardware else hardware.builtin()
 
 
-def _declared_options() -> dict[str, inspect.Parameter]:
-    hints = get_type_hints(PlanOptions, include_extras=True)
-    declared = inspect.signature(PlanOptions).parameters
-    return {name: parameter.replace(annotation=hints[name]) for name, parameter in declared.items()}
+def _of_recipe(options: PlanOptions) -> PlannedJob:
+    """The recipe's job at its size, in the layout that it has there or that is asked for."""
+    request = options.size().request(options.name)
+    recipe = request.sized()
+    size_options.say(request.notes())
+    return _changed_recipe(options, recipe, request.num_nodes)
 
 
-def _job(options: PlanOptions) -> PlannedJob:
-    from superpod.planner import hardware, legality
-    from superpod.planner.hardware import precision
-    from superpod.recipes.planned_job import settled
+def _of_recipe_in_any_layout(options: PlanOptions) -> PlannedJob:
+    """The recipe's job at its size and batch, where the caller ranks layouts itself."""
+    from superpod.recipes.registry import find
+    from superpod.recipes.sizes import sized
 
-    facts = hardware.load(options.hardware) if options.hardware else hardware.builtin()
-    job = _of_recipe(options, facts) if options.is_recipe else _of_model(options, facts)
-    if options.gpu is not None and options.is_recipe:
+    request = options.size().request(options.name)
+    recipe, size = find(options.name), request.size()
+    sized.check(recipe, size)
+    batch, seq = sized.wanted_batch(recipe, size), size.seq or recipe.seq
+    if size.batch_tokens and size.batch_tokens != batch * seq:
+        size_options.say([f"tokens a step: {batch * seq:,} (gbs {batch:,} x seq {seq:,}), the nearest round batch"])
+    request = replace(request, gbs=None, batch_tokens=None, layout=recipe.layout().replace(gbs=batch))
+    return _changed_recipe(options, request.sized(), request.num_nodes)
+
+
+def _changed_recipe(options: PlanOptions, recipe: Recipe, nodes: int | None) -> PlannedJob:
+    """A recipe's job with the options that change it, decided as a recipe would be built where none says otherwise."""
+    from superpod.planner import legality
+    from superpod.recipes import planned_job
+
+    facts = _facts(options)
+    job = planned_job.job(recipe, nodes, facts=facts)
+    if options.gpu is not None:
         job = job.replace(node=facts.node(options.gpu), fabric=facts.fabric_of(facts.node(options.gpu)))
+    job = _changed(options, job, facts)
+    return job if options.option or legality.violations(job) else planned_job.settled(job)
+
+
+def _changed(options: PlanOptions, job: PlannedJob, facts: Hardware) -> PlannedJob:
+    """The job with the fabric, precision, task and options that are asked for."""
+    from superpod.planner.hardware import precision
+
     if options.fabric is not None:
         job = job.replace(fabric=facts.fabric(options.fabric))
     if options.precision is not None:
         job = job.replace(precision=precision(options.precision))
-    if options.seq is not None:
-        job = job.replace(seq=_positive("--seq", options.seq))
-    if options.gbs is not None:
-        job = job.replace(layout=job.layout.replace(gbs=_positive("--gbs", options.gbs)))
     if options.task is not None:
         job = job.replace(task=_one_of("--task", options.task, ("pretrain", "sft", "lora")))
-    if options.option:
-        job = job.replace(options=option_syntax.options(job.options, options.option))
-    job = job.replace(layout=option_syntax.layout(job.layout, options.layout)) if options.layout else job
-    if not options.is_recipe or options.option or legality.violations(job):
-        return job
-    return settled(job)  # as a recipe of this size and layout would be built
+    return job.replace(options=option_syntax.options(job.options, options.option)) if options.option else job
 
 
-def model(text: str) -> ModelShape:
-    """A model by name, by the path of a config.json, or by its shape: `layers=32,hidden=4096,heads=32,vocab=32000`."""
-    from superpod.planner import huggingface, models
+def _in_layout(job: PlannedJob, text: str | None) -> PlannedJob:
+    """A model's job in the layout that `--layout` says."""
+    from superpod.planner import plans
 
-    if len(text) > 4000:
-        raise UserError("a model is a name, a path or a short shape; this has more than 4,000 letters")
-    if "=" in text and not Path(text).exists():
-        shape: dict[str, Any] = {**option_syntax.pairs(text, "the shape")}
-        return models.ModelShape.from_shape(**shape)
-    if text.endswith(".json") or Path(text).is_dir():
-        return huggingface.from_config(text)
-    return models.find(text)
+    if text == size_options.AUTO:
+        return plans.best(job)
+    return job if text is None else job.replace(layout=option_syntax.layout(job.layout, text))
 
 
-def _of_recipe(options: PlanOptions, facts: Hardware) -> PlannedJob:
-    from superpod.recipes.planned_job import job as recipe_job
+def _nodes(options: PlanOptions) -> int | None:
+    """The nodes of a recipe that the options name; None = its smallest size."""
     from superpod.recipes.registry import find
 
     name, nodes, gpus = options.name, options.nodes, options.gpus
-    recipe = find(name)
-    if nodes is not None and gpus is not None and gpus != nodes * recipe.gpus_per_node:
-        raise UserError(f"--gpus {gpus} and --nodes {nodes} of {recipe.gpus_per_node} GPUs contradict each other")
-    if nodes is None and gpus is not None:
-        if gpus % recipe.gpus_per_node:
-            raise UserError(f"{gpus} GPUs do not fill whole nodes: {name} has {recipe.gpus_per_node} GPUs a node")
-        nodes = gpus // recipe.gpus_per_node
-    if nodes is None or nodes in recipe.layouts:
-        return recipe_job(recipe, nodes, facts=facts)
-    smallest = recipe_job(recipe, None, facts=facts)  # a size without a layout of its own: the smallest size's
-    return smallest.replace(gpus=_positive("--nodes", nodes) * recipe.gpus_per_node)
+    if gpus is None:
+        return nodes
+    _positive("--gpus", gpus)
+    node = find(name).gpus_per_node
+    if nodes is not None and gpus != nodes * node:
+        raise UserError(
+            f"--gpus {gpus} and --nodes {nodes} of {node} GPUs contradict each other", f"--nodes {nodes} alone"
+        )
+    if gpus % node:
+        near = " or ".join(f"--nodes {n}" for n in (gpus // node, gpus // node + 1) if n)
+        raise UserError(f"{gpus} GPUs do not fill whole nodes: {name} has {node} GPUs a node", near)
+    return gpus // node
 
 
-def _of_model(options: PlanOptions, facts: Hardware) -> PlannedJob:
-    from superpod.planner import models
+def _of_model(options: PlanOptions) -> PlannedJob:
+    """The job of a model on its GPUs, in the layout that `--layout` says; without one, in data parallelism alone."""
     from superpod.planner.layout import Layout
     from superpod.planner.planned_job import Options, PlannedJob
-    from superpod.recipes.facts import absent
     from superpod.recipes.planned_job import passes_heads
+
+    shape, facts = _shape(options.name), _facts(options)
+    node, world = _gpus_of_model(options, facts)
+    attention = Options(cp_comm="a2a" if passes_heads(shape) else "p2p")
+    seq = SEQ if options.seq is None else _positive("--seq", options.seq)
+    layout = Layout(gbs=_batch(options, seq))
+    job = PlannedJob(shape, node, facts.fabric_of(node), world, seq, "bf16", layout, options=attention)
+    return _in_layout(_changed(options, job, facts), options.layout)
+
+
+def _shape(name: str) -> ModelShape:
+    """The model of that name, which it keeps where it is another one's too.
+
+    Raises:
+        UserError: there is none, or it is known and not planned.
+    """
+    from superpod.planner import models, named_model
+    from superpod.planner.models import table
+    from superpod.recipes.facts import absent
     from superpod.recipes.registry import recipes, refuse_fp16
 
-    name, gpu, gpus, nodes = options.name, options.gpu, options.gpus, options.nodes
     refuse_fp16(name)
     absent.refuse(name)
     try:
-        shape = model(name)
+        shape = named_model.find(name)
     except UserError as unknown:
         near = did_you_mean(name, [*models.names(), *recipes()])
         raise UserError(str(unknown), near or unknown.hint) from unknown
+    return shape.replace(name=name) if name in table.aliases() else shape
+
+
+def _gpus_of_model(options: PlanOptions, facts: Hardware) -> tuple[Node, int]:
+    """The node that a model is planned on, and how many GPUs there are in all."""
+    name, gpu, gpus, nodes = options.name, options.gpu, options.gpus, options.nodes
     if gpu is None:
         raise UserError(f"{name} is a model: say on which GPU", "--gpu h100 --gpus 64, for example")
     node = facts.node(gpu)
@@ -199,14 +240,25 @@ def _of_model(options: PlanOptions, facts: Hardware) -> PlannedJob:
         raise UserError(f"--gpus {gpus} and --nodes {nodes} of {node.gpus} GPUs contradict each other", "give one")
     if gpus is None and nodes is None:
         raise UserError(f"{name} is a model: say on how many GPUs", f"--gpus {8 * node.gpus}, or --nodes 8")
-    world = _positive("--gpus", gpus) if gpus is not None else _positive("--nodes", nodes or 0) * node.gpus
-    attention = Options(cp_comm="a2a" if passes_heads(shape) else "p2p")
-    return PlannedJob(shape, node, facts.fabric_of(node), world, SEQ, "bf16", Layout(gbs=GBS), options=attention)
+    return node, _positive("--gpus", gpus) if gpus is not None else _positive("--nodes", nodes or 0) * node.gpus
+
+
+def _batch(options: PlanOptions, seq: int) -> int:
+    """The global batch of a model's job, samples."""
+    tokens = size_options.tokens(options.batch_tokens)
+    if tokens is None:
+        return GBS if options.gbs is None else _positive("--gbs", options.gbs)
+    gbs = max(1, round(tokens / seq))
+    if options.gbs is not None and options.gbs != gbs:
+        raise UserError(f"--gbs {options.gbs} and --batch-tokens {tokens} contradict each other", "give one")
+    if gbs * seq != tokens:
+        size_options.say([f"tokens a step: {gbs * seq:,} (gbs {gbs:,} x seq {seq:,}), the nearest to {tokens:,}"])
+    return gbs
 
 
 def _positive(what: str, value: int) -> int:
-    if not 1 <= value < 2**31:
-        raise UserError(f"{what} is {value}; it is 1 or more")
+    if not 1 <= value < MOST:
+        raise UserError(f"{what} is {value}; it is 1 to {MOST - 1:,}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -17,10 +18,16 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from superpod.node.files import tail_lines
+from superpod.node.processes import STOPS
 from superpod.node.run_folder import RunFolder
 
-NEWS_S = 30.0
-"""Seconds between two lines that a wait goes on, where there is no terminal."""
+NEWS_S = 0.5
+"""Seconds between two looks at what a wait is for, where there is no terminal: a line for each stage, and no more."""
+
+
+def draws(console: Console) -> bool:
+    """Whether what is shown can be drawn over: a terminal, and not a dumb one (TERM=dumb)."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 class _Wait:
@@ -28,7 +35,11 @@ class _Wait:
 
     def __init__(self, message: str, stage: Callable[[], str]) -> None:
         self._message, self._stage, self._began = message, stage, time.monotonic()
-        self._spinner = Spinner("dots")
+        self._spinner = Spinner("line")  # of plain characters: every terminal has them
+
+    def stage(self) -> str:
+        """What the waiting process does now."""
+        return self._stage()
 
     def line(self) -> str:
         """In words."""
@@ -43,16 +54,16 @@ class _Wait:
 
 @contextmanager
 def waiting(console: Console, message: str) -> Iterator[None]:
-    """Show what the command is waiting for: a spinner and seconds on a terminal; elsewhere a line, and one every 30 s.
+    """Show what the command is waiting for: a spinner and seconds on a terminal; elsewhere a line for each stage.
 
-    What `launchers.stages.note` says meanwhile, here or in a process that this one starts, stands beside it. Rich's
+    What `superpod.stages.note` says meanwhile, here or in a process that this one starts, stands beside it. Rich's
     `console.status` does not serve: it sends whatever is printed meanwhile to the terminal, past `quietly`.
     """
-    from superpod.launchers import stages
+    from superpod import stages
 
     with stages.watched() as stage:
         wait = _Wait(message, stage)
-        if console.is_terminal:
+        if draws(console):
             with Live(wait, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
                 yield
             return
@@ -60,7 +71,11 @@ def waiting(console: Console, message: str) -> Iterator[None]:
         ended = threading.Event()
 
         def print_news() -> None:
+            shown = ""
             while not ended.wait(NEWS_S):
+                if (now := wait.stage()) in ("", shown):
+                    continue
+                shown = now
                 console.print(f"... {wait.line()}", markup=False, highlight=False, soft_wrap=True)
 
         thread = threading.Thread(target=print_news, daemon=True)
@@ -88,19 +103,27 @@ def on_stderr() -> Console:
 
 @contextmanager
 def leaving_at_once(console: Console, tidy: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Make Ctrl-C call `tidy` and exit at once: bare excepts in what NeMo imports would swallow a KeyboardInterrupt."""
+    """Make Ctrl-C call `tidy` and exit at once: bare excepts in what NeMo imports would swallow a KeyboardInterrupt.
+
+    So do `kill`, and a closed terminal where it is not ignored.
+    """
     from superpod.cli import leave_interrupted
 
     def leave(*_: object) -> None:
         tidy()
-        console.show_cursor(True)
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            console.show_cursor(True)
         leave_interrupted(console.file)
 
-    before = signal.signal(signal.SIGINT, leave)
+    before = {number: signal.getsignal(number) for number in STOPS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 BEFORE_STEP_1 = {
@@ -122,13 +145,13 @@ class Steps:
         self._every = max(1, max_steps // 10)
         self._max_steps = max_steps
         self._bar = Progress(
-            SpinnerColumn(),
+            SpinnerColumn("line"),
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=console,
-            disable=not console.is_terminal,
+            disable=not draws(console),
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -159,7 +182,7 @@ class Steps:
         line = lines[-1]
         figures = _figures(line)
         self._bar.update(self._task, completed=line["step"], description=figures)
-        if not self._console.is_terminal and (line["step"] // self._every > self.last // self._every):
+        if not draws(self._console) and (line["step"] // self._every > self.last // self._every):
             self._console.print(f"step {line['step']}/{self._max_steps}  {figures}", highlight=False)
         self.last = line["step"]
 
@@ -172,7 +195,7 @@ class Steps:
         phase = str(attempt.heartbeat().get("phase", "")) if attempt else ""
         doing = BEFORE_STEP_1.get(phase, self._doing)
         self._bar.update(self._task, description=f"{doing} ({time.monotonic() - self._began:.0f} s)")
-        if not self._console.is_terminal and doing != self._doing:
+        if not draws(self._console) and doing != self._doing:
             self._console.print(doing, highlight=False)
         self._doing = doing
 

@@ -3,53 +3,66 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli import spellings
+from superpod.errors import UserError
+from superpod.planner.files import unreadable
+
 if TYPE_CHECKING:
+    from superpod.recipes.registry import Recipe
     from superpod.rehearsal.proof import Proof
 
+MOST_PLANNED = 32
+"""Recipes that are planned for a size that they do not declare: each takes a second or a few."""
 CACHE = Path("~/.cache/superpod-recipes/proof.json")
+OURS = (b'{"resolved"', b'{"built"')
+"""How a cache begins (`rehearsal/proof_cache.py`)."""
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(help="Only recipes whose names contain all of these.", callback=spellings.words),
+]
 
 
 def prove(
-    words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose names contain all of these.")] = None,
+    words: Words = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that build; each needs about 1.5 GiB.")] = 2,
     cache: Annotated[Path, typer.Option(help="File that remembers what was resolved and built.")] = CACHE,
     write: Annotated[
         bool, typer.Option("--write", help="Write the proof of whole models to where `recipes list` reads it.")
     ] = False,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", help="Only this size; one that is not declared is planned first.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Plan every declared size of the recipes, and build its real models with Transformer Engine's layers.
 
     Nothing is allocated and no GPU is needed: shapes only.
     """
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+    from superpod.recipes import installed
     from superpod.recipes.facts.matching import matching
-    from superpod.rehearsal.proof import prove as prove_all
 
     recipes = matching(words or [])
+    cache = cache.expanduser()
+    _refuse_other_file(cache)
+    if nodes is not None:
+        if write:
+            raise UserError("--write keeps the proof of all declared sizes", "leave --nodes out, or --write")
+        recipes = _at(recipes, nodes)
+    installed.require("proving recipes")
     if write:
         from superpod.rehearsal import evidence
 
         evidence.whole_models(recipes)  # refuses before the proof, which takes long
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("planning", total=None)
-        proof = prove_all(
-            recipes,
-            cache_file=cache.expanduser(),
-            workers=workers,
-            note=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
-        )
+    proof = _proven(recipes, cache, workers)
     if write:
         from superpod.rehearsal import evidence
 
@@ -59,6 +72,56 @@ def prove(
     print(json.dumps({k: v for k, v in asdict(proof).items() if k != "digests"}, indent=1) if as_json else _text(proof))
     if proof.failures:
         raise typer.Exit(1)
+
+
+def _refuse_other_file(cache: Path) -> None:
+    """Refuse a file that is no cache, which would be written over. Raises UserError."""
+    if not os.path.lexists(cache):
+        return
+    try:
+        with cache.open("rb") as file:
+            start = file.read(len(OURS[0]))
+    except OSError as broken:
+        raise unreadable(cache, broken, "a file that `recipes prove` has written, or a new name") from None
+    if start and not start.startswith(OURS):
+        raise UserError(f"--cache {cache} is another file, which would be written over", "give a new name")
+
+
+def _proven(recipes: list[Recipe], cache: Path, workers: int) -> Proof:
+    """The proof, with a bar on a terminal, and a line for every stage elsewhere."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from superpod.cli.progress import draws
+    from superpod.rehearsal.proof import prove as prove_all
+
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("planning", total=None)
+        stages: list[str] = []
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+            if not draws(bar.console) and what not in stages:
+                stages.append(what)
+                bar.console.print(f"{what} {total:,}", highlight=False)
+
+        return prove_all(recipes, cache_file=cache, workers=workers, note=show)
+
+
+def _at(recipes: list[Recipe], nodes: int) -> list[Recipe]:
+    """The recipes at one size, declared or planned now."""
+    from superpod.cli.size_options import say
+    from superpod.recipes.sizes.sized import Size, SizedRecipe, sized
+
+    if len(recipes) > MOST_PLANNED and any(nodes not in recipe.layouts for recipe in recipes):
+        raise UserError(
+            f"{nodes} nodes is no declared size of all {len(recipes)} recipes, and each would be planned first",
+            f"name {MOST_PLANNED} recipes at most: `recipes prove NAME --nodes {nodes}`",
+        )
+    at_size = [sized(recipe, Size(nodes)) for recipe in recipes]
+    say([note for recipe in at_size if isinstance(recipe, SizedRecipe) for note in recipe.notes])
+    return [replace(recipe, layouts={nodes: recipe.layout(nodes)}) for recipe in at_size]
 
 
 def _text(proof: Proof) -> str:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.request_options import AsJson, Name, Nodes, Overrides
-from superpod.errors import UserError
+from superpod.cli.request_options import AsJson, Name, Overrides, request_of
+from superpod.cli.size_options import SizeOptions, with_size
+from superpod.errors import UserError, counted
 
 if TYPE_CHECKING:
     import subprocess
 
+    from superpod.lifecycle.request import Request
     from superpod.rehearsal.trial import Trial
 
 LEAST_STEPS, MOST_STEPS = 4, 1000
@@ -23,12 +25,14 @@ _marks: list[Path] = []
 """In the child that rehearses a user's file: the folder in which it tells its parent how far it came."""
 
 
+@with_size
 def rehearse(
     name: Name,
     overrides: Overrides = None,
     ranks: Annotated[int, typer.Option(min=1, max=1024, help="Most processes to use; a larger layout is folded.")] = 12,
     steps: Annotated[int, typer.Option(min=LEAST_STEPS, max=MOST_STEPS, help="Steps of training.")] = 10,
-    num_nodes: Nodes = None,
+    *,
+    size: SizeOptions,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe's shrunk self on CPUs in its own layout, and compare it with one rank.
@@ -39,12 +43,16 @@ def rehearse(
     import tempfile
 
     from superpod.lifecycle import subject
+    from superpod.recipes import installed
+
+    request = _request(name, overrides, size)
+    if not _marks:  # else done by the parent
+        installed.require("rehearsing a recipe")
+    if subject.kind(name) == "file" and not _marks:
+        raise typer.Exit(_in_a_process_of_its_own(name))
     from superpod.rehearsal import trial as trials
 
-    if subject.kind(name) == "file" and not _marks:
-        raise typer.Exit(_in_a_process_of_its_own(name, num_nodes, overrides or []))
-
-    trial = _planned(name, num_nodes, ranks, overrides or [])
+    trial = _planned(request, ranks)
     _mark("planned")
     _enough_memory(trial.shrunk.job.gpus)
     if not as_json:
@@ -62,7 +70,20 @@ def rehearse(
         raise typer.Exit(1)
 
 
-def _in_a_process_of_its_own(name: str, num_nodes: int | None, overrides: list[str]) -> int:
+def _request(name: str, overrides: list[str] | None, size: SizeOptions) -> Request:
+    """What to rehearse, checked without NeMo."""
+    from superpod.lifecycle import subject
+
+    if subject.kind(name) == "recipe":
+        return request_of(name, overrides, None, size)
+    if size.layout is not None:
+        raise UserError(f"--layout is for recipes; {name} has its own", "write trainer.strategy.* overrides")
+    request = size.request(name, overrides)
+    request.check(any_subject=True)
+    return request
+
+
+def _in_a_process_of_its_own(name: str) -> int:
     """Rehearse a user's file in a child, with this command's words; returns its exit code.
 
     Raises:
@@ -72,18 +93,19 @@ def _in_a_process_of_its_own(name: str, num_nodes: int | None, overrides: list[s
     import sys
     import tempfile
 
-    from superpod.lifecycle.request import Request
+    from superpod.launchers import redacted
 
-    Request(name, tuple(overrides), None, num_nodes).check(any_subject=True)
     with tempfile.TemporaryDirectory(prefix="recipes-rehearse-") as folder:
         # -P: a folder that is called nemo, where the command was typed, is not what is imported.
         start = ["-P", "-W", "ignore", "-c", "from superpod.cli import rehearse; rehearse.as_child()", folder]
-        process = subprocess.Popen([sys.executable, *start, *sys.argv[1:]])
-        try:
-            code = _waited(process, Path(folder))
-        finally:
-            process.kill()
-            process.wait()
+        words = [sys.executable, *start, *sys.argv[1:]]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+        with redacted.passed_on(process):
+            try:
+                code = _waited(process, Path(folder))
+            finally:
+                process.kill()
+                process.wait()
         if code is None:
             raise UserError(f"{name}: took more than {LIMIT_S} s before it was planned", "recipe() waits for nothing")
         if not Path(folder, "ended").exists():
@@ -91,7 +113,7 @@ def _in_a_process_of_its_own(name: str, num_nodes: int | None, overrides: list[s
     return code
 
 
-def _waited(process: subprocess.Popen[bytes], folder: Path) -> int | None:
+def _waited(process: subprocess.Popen[str], folder: Path) -> int | None:
     """The child's exit code; None where it hangs before its file is planned."""
     import subprocess
 
@@ -106,7 +128,9 @@ def as_child() -> None:
     import sys
 
     from superpod.cli import main
+    from superpod.parent import end_with_parent
 
+    end_with_parent()
     _marks.append(Path(sys.argv.pop(1)))
     try:
         main()
@@ -121,15 +145,15 @@ def _mark(name: str) -> None:
         folder.joinpath(name).touch()
 
 
-def _planned(name: str, num_nodes: int | None, ranks: int, overrides: list[str]) -> Trial:
+def _planned(request: Request, ranks: int) -> Trial:
+    from superpod.cli.progress import quiet_wait
     from superpod.lifecycle import subject
-    from superpod.lifecycle.quiet import quietly
     from superpod.rehearsal import trial as trials
 
-    if not overrides and subject.kind(name) == "recipe":
-        return trials.plan(name, num_nodes, ranks)
-    with quietly():  # NeMo is imported to apply them
-        return trials.plan(name, num_nodes, ranks, overrides)
+    if not request.overrides and subject.kind(request.recipe) == "recipe":
+        return trials.plan_request(request, ranks)
+    with quiet_wait("importing NeMo and shrinking the recipe (10 to 30 s)"):  # to apply the overrides
+        return trials.plan_request(request, ranks)
 
 
 def _conduct(trial: Trial, folder: Path, steps: int) -> None:
@@ -159,7 +183,10 @@ def _enough_memory(ranks: int) -> None:
 
 def _before(trial: Trial) -> str:
     job = trial.shrunk.job
-    lines = [f"{trial.recipe} at {trial.nodes} nodes on {job.gpus} CPU ranks: {trial.shrunk.topology}", "shrunk:"]
+    lines = [
+        f"{trial.recipe} at {counted(trial.nodes, 'node')} on {counted(job.gpus, 'CPU rank')}: {trial.shrunk.topology}",
+        "shrunk:",
+    ]
     lines += [f"  {size.name} {size.old} -> {size.new}" for size in trial.shrunk.sizes]
     return "\n".join(lines)
 

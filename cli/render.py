@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from superpod.cli.request_options import Data, Name, Nodes, Overrides
+from superpod.cli.request_options import Data, Name, Overrides
+from superpod.cli.size_options import SizeOptions, with_size
 from superpod.cli.submit import AttemptTime, SharedRuns, TargetCluster, checked, resolved
 
 
+@with_size
 def render(
     name: Name,
     cluster: TargetCluster,
     overrides: Overrides = None,
-    num_nodes: Nodes = None,
+    *,
+    size: SizeOptions,
     data: Data = None,
     time: AttemptTime = "",
     runs: SharedRuns = "",
@@ -19,7 +22,7 @@ def render(
     from superpod.slurm import preflight
     from superpod.slurm.submit import Submission, script
 
-    request, profile = checked(name, cluster, overrides, num_nodes, data, time, runs)
+    request, profile = checked(name, cluster, overrides, size, data, time, runs)
     submission = Submission(resolved(request), profile, runs, time)
     preflight.refuse_unfit(submission)
     print(script(submission), end="")

@@ -9,34 +9,74 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli import spellings
+from superpod.cli.size_options import SizeOptions, say
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.lifecycle.request import Request
     from superpod.node.run_folder import RunFolder
 
-Name = Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")]
+Name = Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.", callback=spellings.model_or_recipe)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes, such as trainer.max_steps=10.")]
-Nodes = Annotated[int | None, typer.Option("--nodes", help="Size in nodes; default: the smallest.")]
+Nodes = Annotated[
+    int | None, typer.Option("--nodes", help="Size in nodes; default: the smallest. Undeclared ones are planned.")
+]
 Data = Annotated[Path | None, typer.Option(help="Data folder, made by `recipes data`; default: mock data.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
-Run = Annotated[str, typer.Argument(help="A run folder.")]
+
+def newest_run(text: str | None) -> str | None:
+    """The run folder that an argument means (`run_list.newest`); says so where that is another word."""
+    from superpod.lifecycle import run_list
+
+    if not text or (run := run_list.newest(text)) == text:
+        return text
+    print(f"{text} is {run}", file=sys.stderr)
+    return run
+
+
+def newest_runs(texts: list[str] | None) -> list[str] | None:
+    """As `newest_run`, of each."""
+    return [str(newest_run(text)) for text in texts] if texts else texts
+
+
+def newest_folder(path: Path) -> Path:
+    """As `newest_run`, of a path that may also be another folder."""
+    return Path(newest_run(str(path)) or path)
+
+
+RUN = "A run folder; of a recipe's folder its newest run; or `last`."
+Run = Annotated[str, typer.Argument(help=RUN, callback=newest_run)]
+SeveralRuns = Annotated[list[str], typer.Argument(help=RUN, callback=newest_runs)]
 Cluster = Annotated[str, typer.Option("--cluster", help="Profile of the cluster that has the run.")]
 
 
-def request_of(name: str, overrides: Sequence[str] | None, data: Path | None, num_nodes: int | None) -> Request:
-    """The request that a command line makes, checked as far as possible without NeMo.
+def request_of(
+    name: str, overrides: Sequence[str] | None, data: Path | None, size: SizeOptions, *, to_run: bool = True
+) -> Request:
+    """The request that a command line makes, checked as far as possible without NeMo; says what to know.
+
+    Args:
+        name: of a recipe.
+        overrides: changes of it.
+        data: a data folder.
+        size: the options of its size.
+        to_run: refuse a size or layout that cannot run, and decide what is left to the planner; a recipe that is only
+            shown may be illegal.
 
     Raises:
-        UserError: as `Request.check`.
+        UserError: as `Request.check`, and where the size that was asked for is illegal in its layout.
     """
-    from superpod.lifecycle.request import Request
     from superpod.recipes import options
 
-    request = Request(name, tuple(overrides or ()), data.absolute() if data else None, num_nodes)
+    request = size.request(name, overrides, data)
     request.check()
+    say(request.notes())
+    if to_run:  # else it keeps what decided it, which `show --why` names
+        request.refuse_illegal()
+        request = request.decided()
     for warning in (*options.warnings(request.overrides), *_of_weights(request)):
         print(f"warning: {warning}", file=sys.stderr)
     return request

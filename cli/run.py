@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.request_options import Data, Name, Nodes, Overrides, Runs, earlier_run, request_of
+from superpod.cli.profile_option import ProfileOptions, with_profile
+from superpod.cli.request_options import Data, Name, Overrides, Runs, earlier_run, request_of
+from superpod.cli.size_options import SizeOptions, with_size
+from superpod.cli.wandb_option import Wandb, with_wandb
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,28 +22,43 @@ if TYPE_CHECKING:
     from superpod.node.run_folder import RunFolder
 
 
+@with_profile
+@with_size
 def run(
     name: Name,
     overrides: Overrides = None,
     data: Data = None,
     resume: Annotated[str | None, typer.Option(help="Continue this run folder, or the `last` one.")] = None,
-    num_nodes: Nodes = None,
+    *,
+    size: SizeOptions,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="NeMo checkpoint, or run, with the weights to start from.")
+    ] = None,
+    wandb: Wandb = "",
+    profiling: ProfileOptions,
     runs: Runs = Path("runs"),
 ) -> None:
     """Train a recipe on this machine: on its GPUs, or as a rehearsal on CPUs if it has none."""
+    from superpod.launchers import start as starts
+    from superpod.recipes import installed
+
+    overrides, profile = with_wandb(overrides, wandb), profiling.require_here()
+    if start:
+        overrides = [*overrides, starts.override(start, name)]
+    folder = None
+    request = request_of(name, overrides, data, size) if resume is None else None
+    installed.require("training")
     from superpod.launchers import preflight
-    from superpod.node import processes
     from superpod.node import resume as resume_rule
 
-    folder = None
-    if resume is None:
-        request = request_of(name, overrides, data, num_nodes)
-    else:
-        folder, request = _resumed(runs, name, resume, overrides or [], data, num_nodes)
+    if request is None:
+        assert resume is not None
+        folder, request = _resumed(runs, name, resume, overrides or [], data, size)
         with folder.lock():
-            processes.refuse_beside_others(folder)
             resume_rule.refuse_if_none(folder)
         request.check()
+    if profile:
+        request = replace(request, profile=profile)
     target = folder.path if folder else runs
     preflight.writable(target)
     preflight.disk(target, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
@@ -46,20 +66,27 @@ def run(
 
 
 def _resumed(
-    runs: Path, name: str, resume: str, overrides: list[str], data: Path | None, num_nodes: int | None
+    runs: Path, name: str, resume: str, overrides: list[str], data: Path | None, size: SizeOptions
 ) -> tuple[RunFolder, Request]:
     """The run to continue, and its request with the changes of this command line."""
+    from superpod.lifecycle import resume_changes
     from superpod.lifecycle.request import Request
+    from superpod.node import pending_facts, processes
 
     folder = earlier_run(runs, name, resume)
+    with folder.lock():
+        processes.refuse_beside_others(folder)
+        pending_facts.take_over(folder)  # of a launcher that was killed
     if "finetune" in folder.facts:
         raise UserError(
             f"{folder.path} is a fine-tuning run", f"to continue it: recipes finetune {name} --resume {folder.path}"
         )
     if folder.done and not overrides:
         raise UserError(f"{folder.path} is done", "give it more steps, such as trainer.max_steps=100")
-    if num_nodes:
-        raise UserError(f"--nodes {num_nodes}: a run keeps its size when it continues", "start a new run at that size")
+    for option, value in size.given().items():
+        raise UserError(f"{option} {value}: a run keeps its size when it continues", "start a new run at that size")
+    for change in resume_changes.changes(folder, overrides):
+        print(f"change {change}", file=sys.stderr)
     return folder, Request.of_run(folder, overrides, data.absolute() if data else None)
 
 
@@ -79,7 +106,21 @@ def _train(request: Request, folder: RunFolder | None, runs: Path) -> None:
             local_run = local.prepare(request)
         end, folder = training.train(console, local_run, folder, runs)
     print_report(folder)
+    _name_profile(folder)
     if end.state != "done":
         if any(folder.checkpoints.iterdir()):
             print(f"to continue: recipes run {request.recipe} --resume {shlex.quote(str(folder.path))}")
         raise training.NotDone(end.exit_code)
+
+
+def _name_profile(folder: RunFolder) -> None:
+    """How to look at what was profiled of a run, or why there is nothing to look at."""
+    from superpod.lifecycle import profile_files
+
+    if not folder.facts.get("profile"):
+        return
+    try:
+        profile_files.of_run(folder)
+        print(f"profile: recipes profile show {shlex.quote(str(folder.path))}")
+    except UserError as none:
+        print(f"no profile: {none}")

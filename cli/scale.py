@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli import tables
+from superpod.cli import page_options, tables
 from superpod.cli.plan_options import PlanOptions, with_plan_options
 from superpod.cli.request_options import AsJson
 from superpod.errors import UserError
@@ -24,12 +24,19 @@ def scale(
         str, typer.Option("--gpus", help="Sizes in GPUs, such as 64,128,256.")
     ] = "8,16,32,64,128,256,512,1024",
     as_json: AsJson = False,
+    html: page_options.Html = None,
 ) -> None:
     """Show throughput over cluster sizes, the best layout at each: strong scaling (one batch), weak (batch per GPU)."""
     from superpod.planner import scaling
 
+    page_options.check(html)
     sizes = _sizes(gpus)
-    points = scaling.table(options.job(gpus=sizes[0]), sizes)
+    job = options.job_to_search(gpus=sizes[0])
+    points = scaling.table(job, sizes)
+    if html is not None:
+        from superpod.pages import sizes_page
+
+        page_options.write_page(html, sizes_page.of_scale(job, points, command=page_options.command()))
     if as_json:
         print(json.dumps([scaling.as_json(point) for point in points], indent=1))
     else:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.request_options import AsJson, Name, Nodes, Overrides, request_of
+from superpod.cli.request_options import AsJson, Name, Overrides, request_of
+from superpod.cli.size_options import SizeOptions, with_size
 
 if TYPE_CHECKING:
     from superpod.lifecycle.request import Request
@@ -17,23 +18,26 @@ WHY_COLUMN = 58
 """Column at which `--why` writes its comments."""
 
 
+@with_size
 def show(
     name: Name,
     overrides: Overrides = None,
     why: Annotated[bool, typer.Option("--why", help="Name the file and line that set each value.")] = False,
-    num_nodes: Nodes = None,
+    *,
+    size: SizeOptions,
     as_json: AsJson = False,
 ) -> None:
     """Print the whole configuration of a recipe, as lines of path = value."""
     from superpod.recipes.facts import proof_level
     from superpod.recipes.registry import find
 
-    lines = _lines(request_of(name, overrides, None, num_nodes))
+    request = request_of(name, overrides, None, size, to_run=False)
+    lines = _lines(request)
     if as_json:
         print(json.dumps({line.path: {"value": line.value, "where": line.where} for line in lines}, indent=1))
         return
     recipe = find(name)
-    print(f"# proof: {proof_level.sentence(recipe, num_nodes or recipe.nodes[0], overrides or ())}")
+    print(f"# proof: {proof_level.sentence(recipe, request.num_nodes or recipe.nodes[0], request.changes())}")
     for line in lines:
         print(f"{line!s:{WHY_COLUMN}}  # {line.where}" if why and line.where else line)
 
@@ -42,7 +46,9 @@ def _lines(request: Request) -> list[Line]:
     """The configured recipe, not checked: one that cannot run can still be read."""
     from superpod.cli.progress import quiet_wait
     from superpod.lifecycle.resolve import configure
+    from superpod.recipes import installed
 
+    installed.require("building a recipe")
     with quiet_wait("building the recipe with NeMo (10 to 20 s)"):
         partial, _ = configure(request)
         from superpod.recipes.export import flatten

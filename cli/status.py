@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli import tables
-from superpod.cli.request_options import AsJson, Cluster
-from superpod.errors import readable
+from superpod.cli import run_rows, tables
+from superpod.cli.request_options import AsJson, Cluster, newest_run
+from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.lifecycle.run_list import ListedRun
@@ -20,13 +20,22 @@ if TYPE_CHECKING:
     from superpod.slurm.profile_schema import Cluster as Profile
     from superpod.slurm.watch import RunView
 
-STYLE = {"done": "green", "failed": "red", "stalled": "red", "cancelled": "yellow", "running": "cyan", "saving": "cyan"}
 BAD = ("failed", "stalled", "unreadable")
 """States with which `--exit-code` ends with 1."""
 
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Stay, as a page that refreshes; q or Ctrl-C leaves, arrows choose a run.")
+]
+Every = Annotated[
+    float, typer.Option("--every", metavar="SECONDS", help="With --watch: seconds between two looks at the files.")
+]
+
 
 def status(
-    run: Annotated[str, typer.Argument(help="A run or a sweep; default: all of your runs of the cluster.")] = "",
+    run: Annotated[
+        str,
+        typer.Argument(help="A run, a sweep or `last`; default: all your runs of the cluster.", callback=newest_run),
+    ] = "",
     cluster: Cluster = "",
     runs: Annotated[str, typer.Option("--runs", help="The folder of runs; default: the profile's.")] = "",
     everybody: Annotated[bool, typer.Option("--all", help="The runs of all users.")] = False,
@@ -34,6 +43,8 @@ def status(
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit 1 if a run shown has failed, is stalled or cannot be read.")
     ] = False,
+    watch_it: Watch = False,
+    every: Every = 2.0,
     prometheus: Annotated[
         Path | None,
         typer.Option(
@@ -44,8 +55,13 @@ def status(
     """Show runs: state, step, loss, tokens/s, MFU, time left, attempt, checkpoint. Changes nothing."""
     from superpod.slurm import connection, profiles, watch
 
+    if watch_it:
+        _refuse_together(run, every, as_json, exit_code, prometheus)
     profile = profiles.load(cluster) if cluster else None
     slurm = connection.of(profile) if profile else connection.Connection()
+    if watch_it and _is_page():
+        _show_page(slurm, _folder(runs, profile), run, everybody=everybody, every_s=every)
+        return
     listed, mirror = _listed(slurm, profile, run, runs)
     shown = [one for one in listed if run or everybody or one.mine]
     seen = watch.views([one.run for one in shown if not one.problem], slurm, mirror.users if mirror else None)
@@ -68,13 +84,54 @@ def status(
         raise typer.Exit(1)
 
 
+def _refuse_together(run: str, every: float, as_json: bool, exit_code: bool, prometheus: Path | None) -> None:
+    """Raise UserError for what a page that stays has no use for."""
+    single = {"--json": as_json, "--exit-code": exit_code, "--prometheus": prometheus}
+    once = [name for name, given in single.items() if given]
+    if once:
+        raise UserError(f"--watch stays, and {once[0]} is for one look", "leave one of the two out")
+    if not 0.2 <= every <= 3600:
+        raise UserError(f"--every is {every:g}; it is 0.2 to 3600 seconds", "--every 2")
+    if run.replace(".", "", 1).isdigit() and not Path(run).exists():
+        raise UserError(f"there is no run {run}", f"for a look every {run} seconds: --watch --every {run}")
+
+
+def _folder(runs: str, profile: Profile | None) -> str:
+    """The folder of runs: as given, else the profile's."""
+    return runs or (profile.folders.runs if profile else "runs")
+
+
+def _show_page(slurm: Connection, folder: str, run: str, *, everybody: bool, every_s: float) -> None:
+    """The page that refreshes, until its reader leaves. Raises UserError behind SSH."""
+    if slurm.remote:
+        raise UserError(
+            "--watch reads the files of runs every few seconds, and these lie behind SSH",
+            f"there: ssh -t {slurm} recipes status --watch",
+        )
+    from superpod.cli import status_page
+
+    status_page.show(Path(folder), run, slurm, everybody=everybody, every_s=every_s)
+
+
+def _is_page() -> bool:
+    """Whether there is a terminal to draw in; says so where not, and the table is printed once."""
+    from rich.console import Console
+
+    from superpod.cli.progress import draws
+
+    if draws(Console()):
+        return True
+    print("note: --watch needs a terminal that can be drawn over; this is one look", file=sys.stderr)
+    return False
+
+
 def _listed(slurm: Connection, profile: Profile | None, run: str, runs: str) -> tuple[list[ListedRun], Mirror | None]:
     """The runs to choose from, and the copy that they lie in where the cluster is behind SSH."""
     from superpod.lifecycle import run_list, sweep
     from superpod.node.run_folder import RunFolder
     from superpod.slurm import mirror as mirrors
 
-    folder = runs or (profile.folders.runs if profile else "runs")
+    folder = _folder(runs, profile)
     if slurm.remote:
         mirror = mirrors.fetch(slurm, str(Path(run).parents[1]) if run else folder)
         me = slurm.run(["id", "-un"]).strip()
@@ -108,32 +165,11 @@ def _facts(view: RunView, mirror: Mirror | None) -> dict[str, object]:
 
 
 def _print_table(views: list[RunView], *, with_users: bool) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    head = ("run", "state", "step", "loss", "tokens/s", "MFU", "left", "attempt", "checkpoint")
-    head = ("user", *head) if with_users else head
-    table = Table(*head, box=None, pad_edge=False, header_style="bold")
-    for view in views:
-        steps = f"{view.step}/{view.max_steps}" if view.max_steps else str(view.step)
-        saved = f"step {view.checkpoint_step}, {tables.ago(view.checkpoint_age_s)} ago" if view.checkpoint_step else "-"
-        cells = [
-            Text(readable(f"{view.run.recipe}/{view.run.path.name}")),
-            Text(readable(view.state), style=STYLE.get(view.state, "red")),
-            steps if view.state != "unreadable" else "-",
-            "-" if view.loss is None else f"{view.loss:.4f}",
-            "-" if view.tokens_per_s is None else f"{view.tokens_per_s:,.0f}",
-            "-" if view.mfu is None else f"{view.mfu:.1%}",
-            tables.ago(view.eta_s),
-            view.attempt or "-",
-            saved,
-        ]
-        table.add_row(*([Text(readable(view.user))] if with_users else []), *cells)
-    tables.show(table)
-    for view in views:
-        for message in (view.message, view.alarm, *view.resumed):
-            if message:
-                print(readable(f"{view.run.path.name}: {message}"))
+    """A row a run; in a terminal that is too narrow for the columns, some lines a run. Pipes get the columns."""
+    width = None if not sys.stdout.isatty() else tables.width()
+    run_rows.show(views, with_users=with_users, width=width)
+    for line in run_rows.messages(views):
+        print(line)
     if not views:
         print("no runs")
 

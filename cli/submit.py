@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.request_options import Data, Name, Nodes, Overrides, request_of
+from superpod.cli.finetune_submit import Model
+from superpod.cli.profile_option import NSYS_ON_NODES, ProfileOptions, with_profile
+from superpod.cli.request_options import Name, Overrides, request_of
+from superpod.cli.sample_options import TuningOptions
+from superpod.cli.shared_options import spread
+from superpod.cli.size_options import SizeOptions, with_size
+from superpod.cli.submit_refusals import refuse_time, refuse_webhook
+from superpod.cli.wandb_option import Wandb, with_wandb
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
+    from superpod.launchers.finetune import Task
     from superpod.lifecycle.request import Request
     from superpod.lifecycle.resolve import ResolvedRun
     from superpod.slurm.connection import Connection
@@ -23,7 +33,7 @@ if TYPE_CHECKING:
     from superpod.slurm.live_cluster import LiveCluster
     from superpod.slurm.preflight import Claim
     from superpod.slurm.profiles import Cluster
-    from superpod.slurm.submit import Submission
+    from superpod.slurm.submit import QueuedJobs, Submission
 
 TargetCluster = Annotated[str, typer.Option("--cluster", help="A profile: dgx_h100, ..., or the path of a TOML file.")]
 AttemptTime = Annotated[
@@ -38,64 +48,118 @@ Sweep = Annotated[
     list[str] | None,
     typer.Option("--sweep", metavar="PATH=V1,V2", help="A run for every value; repeatable: every combination."),
 ]
+DataOrSamples = Annotated[
+    list[str] | None,
+    typer.Option("--data", help="Data folder; with --model samples, NAME:0.3 weighs. May be repeated."),
+]
+ArrayLimit = Annotated[
+    int, typer.Option("--array-limit", min=0, help="Runs of a sweep at once, as sbatch --array=...%N; 0 = all.")
+]
 
 
+@with_profile
+@with_size
+@spread(TuningOptions, "samples")
 def submit(
     name: Name,
     cluster: TargetCluster,
     overrides: Overrides = None,
-    num_nodes: Nodes = None,
-    data: Data = None,
+    *,
+    size: SizeOptions,
+    data: DataOrSamples = None,
     time: AttemptTime = "",
     runs: SharedRuns = "",
     attempts: Annotated[int, typer.Option("--attempts", help="Jobs to queue at once; 0 = the profile's.")] = 0,
     after: After = None,
     sweep: Sweep = None,
+    array_limit: ArrayLimit = 0,
+    model: Model = "",
+    samples: TuningOptions,
+    wandb: Wandb = "",
+    profiling: ProfileOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything; queue nothing.")] = False,
     resume: Annotated[str, typer.Option("--resume", help="Continue this run, even if stopped or cancelled.")] = "",
 ) -> None:
     """Check a recipe against a cluster and queue it, with further attempts that continue it."""
+    from superpod.cli import finetune_submit
     from superpod.cli.submit_resume import Continuation, go_on
-    from superpod.slurm import dependency, inherited, preflight
+    from superpod.slurm import dependency, preflight
     from superpod.slurm import sweep as sweeps
-    from superpod.slurm.checked import unproven
 
     waits = [dependency.parse(text) for text in after or []]
+    overrides = samples.with_steps(with_wandb(overrides, wandb, elsewhere=bool(wandb) and _is_far(cluster)))
     if resume:
-        _refuse_beside_resume({"--nodes": num_nodes, "--data": data, "--runs": runs, "--sweep": sweep})
+        beside = (data, runs, sweep or array_limit, model or samples.given(), profiling.profile)
+        _refuse_beside_resume(size.given() | dict(zip(BESIDE_RESUME, beside, strict=True)))
         go_on(Continuation(name, cluster, resume, tuple(overrides or ()), time, attempts, waits, dry_run))
         return
-    swept = sweeps.members(sweeps.axes(sweep or []))
-    requests, profile = _requests(name, cluster, overrides, swept, num_nodes, data, time, runs, waits)
-    slurm, live = facts_of(profile, runs, data)
-    count = attempts or profile.chain.attempts
+    swept = sweeps.members(sweeps.axes(sweep or [], array_limit))
+    folder = None if model else _data_folder(data)
+    requests, profile = _requests(name, cluster, overrides, swept, size, folder, time, runs, waits, profiling)
+    task = finetune_submit.task_of(model, dataclasses.replace(samples, data=data), requests, profile)
+    is_late = any(request.late_data for request in requests)
+    (slurm, live), count = facts_of(profile, runs, None if is_late else folder), attempts or profile.chain.attempts
     claim = preflight.claim(requests[0], profile, live, time=time, runs=runs, attempts=count, members=len(requests))
     preflight.refuse_claim(claim)  # before NeMo is imported: a member of a sweep differs in what is built only
-    notes = [*preflight.notes(claim), *unproven(profile)]
     dependencies = [str(wait) for wait in dependency.unmet(waits, slurm)]
-    submissions = _submissions(requests, swept, profile, runs, time, live, count)
-    ignored = "" if slurm.remote else inherited.note(os.environ)
-    for words in [*(f"{note.message}; {note.hint}" for note in notes), *filter(None, [ignored])]:
+    if is_late and not dependencies:
+        raise UserError(f"--data {folder} does not exist, and {', '.join(after or [])} has ended", "look at its output")
+    submissions = _submissions(requests, swept, profile, runs, time, live, count, task)
+    for words in _notes(claim, requests[0], dependencies, slurm):
         print(f"# note: {words}" if dry_run else f"note   {words}")
     if dry_run:
         for member, submission in zip(swept, submissions, strict=True):
             _print_everything(submission, count, member, dependencies)
         if not sweep:
             print(slurm_submit().script(submissions[0]), end="")
+        finetune_submit.discard(submissions[0])
         return
     if sweep:
-        _queue_sweep(slurm, list(zip(swept, submissions, strict=True)), count, dependencies)
+        _queue_sweep(slurm, list(zip(swept, submissions, strict=True)), count, dependencies, array_limit)
         return
-    run, jobs = slurm_submit().start(submissions[0], slurm, count, dependencies)
+    with finetune_submit.discarded_on_failure(submissions[0]):
+        run, jobs = slurm_submit().start(submissions[0], slurm, count, dependencies)
+    _print_queued(submissions[0], run, jobs, dependencies, cluster if slurm.remote else "")
+
+
+def _is_far(cluster: str) -> bool:
+    """Whether a cluster is behind SSH."""
+    from superpod.slurm import profiles
+
+    return bool(profiles.load(cluster).login.host)
+
+
+def _notes(claim: Claim, request: Request, dependencies: Sequence[str], slurm: Connection) -> list[str]:
+    """What to know of a submission: what makes it wait, what nobody has checked, what is trusted, what is not used."""
+    from superpod.lifecycle import late_data
+    from superpod.slurm import inherited, preflight
+    from superpod.slurm.checked import unproven
+
+    notes = [f"{note.message}; {note.hint}" for note in (*preflight.notes(claim), *unproven(claim.cluster))]
+    notes += [late_data.note(request, dependencies)] if request.late_data else []
+    notes += [NSYS_ON_NODES] if request.profile.startswith("nsys") else []
+    ignored = "" if slurm.remote else inherited.note(os.environ)
+    return [*notes, *filter(None, [ignored])]
+
+
+def _data_folder(data: Sequence[str] | None) -> Path | None:
+    """The one folder that training takes; of samples there may be several, which `--model` says."""
+    if data and len(data) > 1:
+        raise UserError(f"--data is given {len(data)} times", "one data folder; several files of samples need --model")
+    return Path(data[0]) if data else None
+
+
+def _print_queued(submission: Submission, run: str, jobs: QueuedJobs, dependencies: list[str], far: str) -> None:
+    """What was queued; `far` is the cluster to ask for it, where that is not this machine's."""
     print(f"run    {run}")
     print(f"jobs   {jobs}: each continues where the one before it ended")
     if jobs.shortfall:
         print(f"note   {jobs.shortfall}")
-    if short := slurm_submit().outlook(submissions[0], len(jobs.ids)):
+    if short := slurm_submit().outlook(submission, len(jobs.ids)):
         print(f"chain  {short}; `recipes top-up` queues more")
     _print_dependencies(dependencies)
-    print(f"proof  {_proof(submissions[0])}")
-    print(f"watch  recipes status {shlex.quote(run)}" + (f" --cluster {shlex.quote(cluster)}" if slurm.remote else ""))
+    print(f"proof  {_proof(submission)}")
+    print(f"watch  recipes status {shlex.quote(run)}" + (f" --cluster {shlex.quote(far)}" if far else ""))
 
 
 def slurm_submit() -> ModuleType:
@@ -106,14 +170,21 @@ def slurm_submit() -> ModuleType:
 
 
 _REASONS = {
-    "--nodes": "a run keeps its size when it continues",
+    **dict.fromkeys(
+        ("--nodes", "--seq", "--gbs", "--batch-tokens", "--layout"), "a run keeps its size when it continues"
+    ),
     "--data": "a run keeps its data, whose position its checkpoints hold",
     "--runs": "a run stays in its folder",
     "--sweep": "a sweep is made of new runs",
+    "--model": "a run keeps its model and its samples",
+    "--profile": "the profile of a run is decided when it starts",
 }
 
 
-def _refuse_beside_resume(options: dict[str, object]) -> None:
+BESIDE_RESUME = ("--data", "--runs", "--sweep", "--model", "--profile")
+
+
+def _refuse_beside_resume(options: Mapping[str, object]) -> None:
     for option, value in options.items():
         if value:
             raise UserError(f"{option} with --resume: {_REASONS[option]}", f"leave out {option}, or start a new run")
@@ -124,21 +195,23 @@ def _requests(
     cluster: str,
     overrides: list[str] | None,
     swept: list[tuple[str, ...]],
-    num_nodes: int | None,
+    size: SizeOptions,
     data: Path | None,
     time: str,
     runs: str,
     waits: Sequence[Dependency],
+    profiling: ProfileOptions,
 ) -> tuple[list[Request], Cluster]:
     """The request of every member, checked without NeMo, and the profile."""
-    if data and waits and not data.exists():
-        raise UserError(
-            f"--data {data} does not exist yet, and a recipe is built from its data: vocabulary, splits, documents",
-            f"let the submission itself wait: sbatch --dependency={waits[0]} --wrap 'recipes submit ...'",
-        )
-    results = [checked(name, cluster, [*(overrides or []), *member], num_nodes, data, time, runs) for member in swept]
+    from superpod.lifecycle import late_data
+
+    late = data if waits and late_data.is_late(data) else None
+    known = None if late else data
+    results = [checked(name, cluster, [*(overrides or []), *member], size, known, time, runs) for member in swept]
     refuse_webhook(results[0][1])
-    return [request for request, _ in results], results[0][1]
+    profile = profiling.require_there(results[0][1])
+    requests = [dataclasses.replace(request, profile=profile) for request, _ in results]
+    return [late_data.of(request, late) for request in requests] if late else requests, results[0][1]
 
 
 def facts_of(profile: Cluster, runs: str, data: Path | None) -> tuple[Connection, LiveCluster]:
@@ -172,10 +245,14 @@ def _submissions(
     time: str,
     live: LiveCluster,
     attempts: int,
+    task: Task | None = None,
 ) -> list[Submission]:
     """Every member resolved and checked against the cluster; refused together where any is."""
+    from superpod.cli import finetune_submit
     from superpod.slurm import preflight, sweep
 
+    if task:
+        return [finetune_submit.submission(requests[0], task, profile, live, runs, time, attempts)]
     if len(requests) == 1:
         submission = slurm_submit().Submission(resolved(requests[0]), profile, runs, time)
         preflight.refuse(preflight.Case(submission, live, attempts=attempts))
@@ -197,12 +274,16 @@ def _submissions(
 
 
 def _queue_sweep(
-    slurm: Connection, members: list[tuple[tuple[str, ...], Submission]], count: int, dependencies: list[str]
+    slurm: Connection,
+    members: list[tuple[tuple[str, ...], Submission]],
+    count: int,
+    dependencies: list[str],
+    array_limit: int,
 ) -> None:
     from superpod.slurm import sweep
 
-    folder, jobs = sweep.queue(slurm, members, count, dependencies)
-    print(f"sweep  {folder}: {len(members)} runs")
+    folder, jobs = sweep.queue(slurm, members, count, dependencies, array_limit)
+    print(f"sweep  {folder}: {len(members)} runs" + (f", {array_limit} at once" if array_limit else ""))
     for (overrides, _), (run, queued) in zip(members, jobs.items(), strict=True):
         print(f"run    {run}  {' '.join(overrides)}  jobs {queued}")
     if short := [queued.shortfall for queued in jobs.values() if queued.shortfall]:
@@ -223,7 +304,7 @@ def _proof(submission: Submission) -> str:
     from superpod.recipes.registry import find
 
     run = submission.run
-    return proof_level.sentence(find(submission.recipe), run.nodes, run.request.overrides)
+    return proof_level.sentence(find(submission.recipe), run.nodes, run.request.changes())
 
 
 def _print_everything(
@@ -255,7 +336,7 @@ def checked(
     name: str,
     cluster: str,
     overrides: list[str] | None,
-    num_nodes: int | None,
+    size: SizeOptions,
     data: Path | None,
     time: str,
     runs: str,
@@ -265,53 +346,42 @@ def checked(
     Raises:
         UserError: with what is wrong, or what the cluster's GPU cannot run.
     """
+    from superpod.recipes.facts import proof_level
+    from superpod.recipes.registry import find
     from superpod.slurm import preflight, profiles
 
     refuse_time(time)
     if runs and not runs.startswith("/"):
         raise UserError(f"--runs {runs}: every node must find this folder", "give an absolute path on a shared disk")
     profile = profiles.load(cluster)
-    request = request_of(name, overrides, data, num_nodes)
+    request = request_of(name, overrides, data, size)
     preflight.refuse_other_gpu(request, profile)
+    proof_level.require_trainable(find(request.recipe))
     return request, profile
 
 
-def refuse_webhook(profile: Cluster) -> None:
-    """Refuse a webhook that no job could reach: a variable that is not set here, a file that others can read.
+@functools.cache
+def _say_on_node() -> None:
+    """Once a command: a sweep resolves many."""
+    from superpod.lifecycle import planned_run
 
-    Raises:
-        UserError: with what is wrong, and never with the address.
-    """
-    from superpod.node import notify
-
-    table = profile.notify
-    if profile.login.host:
-        if table.webhook_env:
-            hint = f"write the address into a file of mode 0600 on {profile.login.host}: notify.webhook_file"
-            raise UserError("notify.webhook_env: a variable of this shell does not travel over SSH", hint)
-        return
-    if table.webhook_env and profile.chain.self_submit:
-        hint = "write the address into a file of mode 0600: notify.webhook_file"
-        raise UserError("notify.webhook_env: jobs that jobs submit (chain.self_submit) do not get this variable", hint)
-    _, problem = notify.address(table.webhook_env, table.webhook_file, os.environ)
-    if problem:
-        raise UserError(f"[notify] of {profile.name}: {problem}", "docs/slurm.md, Messages; or leave the key out")
-
-
-def refuse_time(time: str) -> None:
-    """Refuse a time limit that is none of Slurm's; '' is no limit. Raises UserError."""
-    from superpod.slurm import profiles
-
-    if time:
-        try:
-            profiles.seconds(time)
-        except ValueError as error:
-            raise UserError(str(error), "write it like 4:00:00 or 1-12:00:00") from None
+    print(f"note: {planned_run.NOTE}", file=sys.stderr)
 
 
 def resolved(request: Request, which: str = "") -> ResolvedRun:
-    """The request resolved. The first time NeMo builds it, which takes so long that it is shown, with `which`."""
+    """The request resolved. The first time NeMo builds it, which takes so long that it is shown, with `which`.
+
+    Where NeMo is not installed, the request is planned, and the job builds it.
+    """
     from rich.console import Console
+
+    from superpod.recipes import installed
+
+    if installed.missing():
+        _say_on_node()
+        from superpod.lifecycle import planned_run
+
+        return planned_run.resolve(request)
 
     from superpod.cli.progress import waiting
     from superpod.lifecycle.quiet import quietly

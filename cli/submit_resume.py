@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superpod.cli.submit import facts_of, refuse_time, refuse_unmet, refuse_webhook, resolved, slurm_submit
+from superpod.cli.submit import facts_of, refuse_unmet, resolved, slurm_submit
+from superpod.cli.submit_refusals import refuse_time, refuse_webhook
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def go_on(how: Continuation) -> None:
 
 def _run_of(how: Continuation, slurm: Connection) -> RunFolder:
     """The run to continue. What stands against it is refused before NeMo is imported."""
-    from superpod.node import owner
+    from superpod.lifecycle import resume_changes
+    from superpod.node import owed_export, owner
     from superpod.node.run_folder import RunFolder
 
     if slurm.remote:
@@ -94,9 +96,20 @@ def _run_of(how: Continuation, slurm: Connection) -> RunFolder:
     owner.refuse_others(run.path, "let it go on", root_may=False)
     if run.recipe != how.recipe:
         raise UserError(f"{how.folder} is a run of {run.recipe}, not of {how.recipe}")
+    if "finetune" in run.facts and how.overrides:
+        raise UserError(
+            f"{how.folder} is a fine-tuning: its samples are packed and its steps are set for what it was submitted as",
+            "leave out the changes, or submit a new run",
+        )
+    if run.done and owed_export.left(run.path):
+        _refuse_queued(run, slurm)
+        return run  # the next job exports
     if run.done and not how.overrides:
         step = run.facts.get("max_steps", 0)
         raise UserError(f"{how.folder} is done at step {step}", f"give it more steps: trainer.max_steps={2 * step}")
+    for change in resume_changes.changes(run, how.overrides):
+        if change.words:
+            print(f"note   {change}")
     _refuse_queued(run, slurm)
     return run
 
@@ -137,10 +150,12 @@ def _refuse_time_limit(run: RunFolder, how: Continuation, profile: Cluster) -> N
 def _submission(run: RunFolder, how: Continuation, profile: Cluster) -> Submission:
     """The run with its changes, checked as a new submission is; prints what changes."""
     from superpod.lifecycle.request import Request
+    from superpod.recipes import installed
     from superpod.slurm import preflight, resume
 
     before, request = Request.of_run(run), Request.of_run(run, how.overrides)
     request.check()
+    installed.require("changing a run that goes on, field by field,")
     runs = str(run.path.parents[1])
     _, live = facts_of(profile, runs, request.data)
     time, count = how.time or resume.time_of(run), how.attempts or profile.chain.attempts

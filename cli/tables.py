@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 GAP = 2
 """Spaces between two columns."""
 INDENT = "  "
+LEAST = 20
+"""Columns that text is wrapped to in a terminal that has fewer."""
 GLUE = "\u00a0"
 """A space that `textwrap` does not break at."""
 
@@ -23,7 +25,11 @@ def show(table: Table) -> None:
 
     console = Console(highlight=False)
     needed = Measurement.get(console, console.options.update(width=1000), table).maximum
-    Console(highlight=False, width=max(console.width, needed)).print(table)
+    wide = Console(highlight=False, width=max(console.width, needed))
+    with wide.capture() as capture:
+        wide.print(table)
+    # rich fills the last column: the spaces would fold in a narrower terminal, and stand in what is copied.
+    console.out("\n".join(line.rstrip() for line in capture.get().splitlines()), highlight=False)
 
 
 def show_folded(titles: Sequence[str], rows: Sequence[Sequence[str]], *, fold: int = 0, least: int = 0) -> None:
@@ -67,10 +73,16 @@ def _fold(text: str, width: int) -> str:
 
 
 def width() -> int:
-    """Columns of the terminal; 80 without one."""
+    """Columns of the terminal; 80 without one, and not fewer than words need."""
     from rich.console import Console
 
-    return Console().width
+    return max(Console().width, LEAST)
+
+
+def amount(count: float) -> str:
+    """A number of tokens or parameters in the unit that papers use: 15.6T, 8.03B, 135M."""
+    size, unit = next(((size, unit) for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if count >= size), (1, ""))
+    return f"{count / size:.3g}{unit}"
 
 
 def ago(seconds: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.request_options import Cluster
+from superpod.cli.request_options import Cluster, newest_runs
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def top_up(
-    runs_named: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run folders.")] = None,
+    runs_named: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Run folders, or `last`.", callback=newest_runs)
+    ] = None,
     cluster: Cluster = "",
     runs: Annotated[str, typer.Option("--runs", help="All of yours in this folder; default: the profile's.")] = "",
     attempts: Annotated[int, typer.Option("--attempts", min=0, help="Jobs to have queued; 0 = as submitted.")] = 0,

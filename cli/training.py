@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
 
@@ -29,47 +29,57 @@ class NotDone(Exception):
 
 def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs: Path) -> tuple[AttemptEnd, RunFolder]:
     """Run one attempt, in `folder` or in a new one under `runs`; returns how it ended and its run folder."""
-    from superpod.cli.progress import Steps
-    from superpod.launchers import local, preflight
-    from superpod.node import processes, resume
     from superpod.node.run_folder import RunFolder
 
-    request = local_run.resolved.request
-    facts = request.facts() | local_run.facts | {"checkpoint_bytes": local_run.checkpoint_bytes}
-    facts |= {"max_steps": local_run.max_steps, "nodes": 1, "gpus_per_node": local_run.ranks}
-    lines = local_run.lines
-    folder = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=lines)
+    facts, lines = _facts(local_run), local_run.lines
+    folder = folder or RunFolder.create(runs, local_run.resolved.request.recipe, facts=facts, recipe_lines=lines)
     with folder.lock():
-        processes.refuse_beside_others(folder)
-        preflight.disk(folder.path, local_run.checkpoint_bytes)
-        decided = local.decide(local_run, folder)
-        marker = folder.reopen(local_run.max_steps)
-        folder.write_plan(local_run.resolved.plan)
-        attempt = folder.new_attempt()
-        resume.settle(folder, attempt, decided)
-        attempt.write_env(os.environ)
-        _announce(console, local_run, folder, attempt, decided.words if folder.attempts[1:] else "")
-        end = local.AttemptEnd("failed", 1, "the launcher failed")
-        try:
-            with Steps(console, folder, local_run.max_steps) as steps:
-                end = local.launch(local_run, folder, attempt, steps.tick)
-        finally:
-            with _reporting_full_disks(console):
-                if steps.last > steps.first:
-                    folder.update(facts, lines)
-                elif marker:
-                    folder.restore_done(marker)
-            with _reporting_full_disks(console):
-                # A run that was done and made no new step is done as before, but this attempt is not.
-                was_done = {"was_done": marker.get("step")} if marker and steps.last <= steps.first else {}
-                attempt.finish(
-                    end.state, exit_code=end.exit_code, message=end.message, last_step=steps.last, **was_done
-                )
+        return train_held(console, local_run, folder), folder
+
+
+def _facts(local_run: LocalRun) -> dict[str, Any]:
+    """What run.json keeps of a local run."""
+    facts = local_run.resolved.request.facts() | local_run.facts | {"checkpoint_bytes": local_run.checkpoint_bytes}
+    return facts | {"max_steps": local_run.max_steps, "nodes": 1, "gpus_per_node": local_run.ranks}
+
+
+def train_held(console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt | None = None) -> AttemptEnd:
+    """Run one attempt of a run whose lock this process holds: `attempt`, which is open, or a new one."""
+    from superpod.cli.progress import Steps
+    from superpod.launchers import local, preflight
+    from superpod.node import pending_facts, processes, resume
+
+    processes.refuse_beside_others(folder)
+    preflight.disk(folder.path, local_run.checkpoint_bytes)
+    decided = local.decide(local_run, folder)
+    marker = folder.reopen(local_run.max_steps)
+    folder.write_plan(local_run.resolved.plan)
+    attempt = attempt or folder.new_attempt()
+    resume.settle(folder, attempt, decided)
+    attempt.write_env(os.environ)
+    pending_facts.keep(attempt, _facts(local_run), local_run.lines)
+    _announce(console, local_run, folder, attempt, decided.words if folder.attempts[1:] else "")
+    end = local.AttemptEnd("failed", 1, "the launcher failed")
+    steps = Steps(console, folder, local_run.max_steps)
+    try:
+        with steps:
+            end = local.launch(local_run, folder, attempt, steps.tick)
+    finally:
+        with _reporting_full_disks(console):
+            if steps.last > steps.first:
+                pending_facts.take_over(folder)
+            elif marker:
+                folder.restore_done(marker)
+        with _reporting_full_disks(console):
+            # A run that was done and made no new step is done as before, but this attempt is not.
+            was_done = {"was_done": marker.get("step")} if marker and steps.last <= steps.first else {}
+            pending_facts.drop(attempt)
+            attempt.finish(end.state, exit_code=end.exit_code, message=end.message, last_step=steps.last, **was_done)
     style = STYLES.get(end.state, "red")
     console.print(f"[{style}]{end.state}[/] at step {steps.last} of {local_run.max_steps}")
     if end.message:
         console.print(end.message, markup=False, highlight=False, soft_wrap=True)
-    return end, folder
+    return end
 
 
 @contextmanager

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from superpod.cli import tables
+from superpod.cli import spellings, tables
 
 if TYPE_CHECKING:
     from superpod.recipes.registry import Recipe
-    from superpod.recipes.tune import Tuned
+    from superpod.recipes.sizes.tune import Tuned
 
 
 def tune(
-    name: Annotated[str, typer.Argument(help="A recipe's name, from `recipes list`.")],
+    name: Annotated[
+        str, typer.Argument(help="A recipe's name, from `recipes list`.", callback=spellings.model_or_recipe)
+    ],
     nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes to plan for.")],
     gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch, samples; default: the recipe's.")] = None,
     lr_rule: Annotated[
@@ -28,8 +30,8 @@ def tune(
     """Plan a recipe for another size: layout, batch, learning rate, warm-up, steps."""
     from superpod.errors import UserError
     from superpod.recipes import layout_file
-    from superpod.recipes import tune as tuning
     from superpod.recipes.registry import find
+    from superpod.recipes.sizes import tune as tuning
 
     recipe = find(name)
     tuned = tuning.tune(recipe, nodes, gbs=gbs, lr_rule=lr_rule)
@@ -52,12 +54,16 @@ def _facts(recipe: Recipe, tuned: Tuned) -> dict[str, object]:
     return {"recipe": recipe.name, "layout": asdict(tuned.job.layout), **size, **pace}
 
 
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count > 1)}"
+
+
 def _show(recipe: Recipe, tuned: Tuned, rule: str) -> None:
     from rich.table import Table
 
     own, pace = recipe.layout(), recipe.schedule
     new = tuned.job.layout
-    table = Table("", f"{recipe.nodes[0]} nodes", f"{tuned.nodes} nodes", box=None, pad_edge=False, header_style="bold")
+    table = Table("", _nodes(recipe.nodes[0]), _nodes(tuned.nodes), box=None, pad_edge=False, header_style="bold")
     rows = [
         ("GPUs", recipe.nodes[0] * recipe.gpus_per_node, tuned.job.gpus),
         ("layout", own.short(), new.short()),
@@ -66,7 +72,7 @@ def _show(recipe: Recipe, tuned: Tuned, rule: str) -> None:
         ("peak learning rate", f"{pace.lr:.3g}", f"{tuned.lr:.3g}"),
         ("warm-up steps", pace.warmup_steps, tuned.warmup_steps),
         ("steps", f"{pace.max_steps:,}", f"{tuned.max_steps:,}"),
-        ("tokens", f"{own.gbs * recipe.seq * pace.max_steps:.3e}", f"{tuned.tokens:.3e}"),
+        ("tokens", tables.amount(own.gbs * recipe.seq * pace.max_steps), tables.amount(tuned.tokens)),
         ("planned step", "", f"{tuned.step_time_s:.2f} s"),
         ("planned training", "", f"{tuned.days:.1f} days"),
     ]

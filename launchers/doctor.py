@@ -8,6 +8,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from superpod.node.versions import GIB, PROJECT, cpu_model, output_of, ram_bytes, usable_cores, version_of
 
@@ -99,19 +100,33 @@ def _pins() -> list[Check]:
     ]
 
 
+class Gpu(NamedTuple):
+    """A GPU of this machine, as nvidia-smi lists it."""
+
+    name: str
+    memory_mib: int
+    driver: str
+
+
+def gpus() -> list[Gpu]:
+    """This machine's GPUs; [] without nvidia-smi, or when it lists none."""
+    tool = shutil.which("nvidia-smi")
+    query = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    out = output_of([tool, *query], timeout_s=10) if tool else None
+    rows = [[part.strip() for part in line.split(",")] for line in (out or "").splitlines()]
+    return [Gpu(row[0], int(row[1]), row[2]) for row in rows if len(row) == 3 and row[1].isdigit()]
+
+
 def _gpu() -> Check:
     enables = "training at full size; without one, a recipe is rehearsed on CPUs"
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
+    if shutil.which("nvidia-smi") is None:
         return Check("GPU", False, "none (no nvidia-smi on PATH)", enables)
-    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
-    out = output_of(query, timeout_s=10)
-    rows = [[part.strip() for part in line.split(",")] for line in (out or "").splitlines()]
-    rows = [row for row in rows if len(row) == 3 and row[1].isdigit()]
-    if not rows:
+    listed = gpus()
+    if not listed:
         return Check("GPU", False, "nvidia-smi lists none", enables, "run nvidia-smi and read what it says")
-    name, mib, driver = rows[0]
-    return Check("GPU", True, f"{len(rows)} x {name}, {int(mib) / 1024:.0f} GiB, driver {driver}", enables)
+    name, mib, driver = listed[0]
+    detail = f"{len(listed)} x {name}, {mib / 1024:.0f} GiB, driver {driver}"
+    return Check("GPU", True, detail, f"{enables}; `recipes fit` shows what they can train")
 
 
 def _cores() -> Check:

@@ -36,15 +36,15 @@ def refuse(request: Request) -> None:
         return
     import psutil
 
-    from superpod.recipes import planned_job, registry
-
-    job = planned_job.job(registry.find(request.recipe), request.num_nodes)
+    job = request.job()
     parameter_bytes = FROZEN_BYTES if job.task == "lora" else TRAINING_BYTES
     need = job.gpus * PROCESS_GIB + job.model.total_parameters() * parameter_bytes / 2**30
     ranks, have = job.gpus, psutil.virtual_memory().available / 2**30
     if need > have:
+        size = f" --nodes {request.num_nodes}" if request.num_nodes else ""
         raise UserError(
             f"this machine has no GPU, and rehearsing {request.recipe} on CPUs at its own size takes {ranks} processes "
             f"and at least {need:,.0f} GiB; {have:.0f} GiB are free",
-            f"`recipes rehearse {request.recipe}` shrinks it to what this machine holds; or run it where its GPUs are",
+            f"`recipes rehearse {request.recipe}{size}` shrinks it to what this machine holds; or run it where its "
+            "GPUs are",
         )

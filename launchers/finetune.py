@@ -10,26 +10,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from superpod.errors import UserError, did_you_mean
+from superpod.launchers import finetune_overrides
 from superpod.node.files import read_json, write_json
 from superpod.planner import kernel_rules
 from superpod.recipes import planned_job
-from superpod.recipes.data import packing
+from superpod.recipes.data import finetune_data, packing
+from superpod.recipes.data.finetune_data import Counts, DataOptions
+from superpod.recipes.data.samples import DEFAULT, Reading
+from superpod.recipes.facts import proof_level
 from superpod.recipes.registry import Recipe, find, recipes
+from superpod.recipes.sizes.sized import Size, sized
+from superpod.recipes.weights import half_written
 
 if TYPE_CHECKING:
     import nemo_run as run
 
     from superpod.node.run_folder import RunFolder
-    from superpod.recipes.data.chat import Encoded
     from superpod.recipes.weights.finetune_setup import Sizes
 
 FACT = "finetune"
 """Key of run.json that keeps the `Task`."""
 BASES = ".models"
 """Folder beside the run folders that holds every imported model once."""
+PACKED = "packed"
+"""Key of run.json: the folder of the packed samples, where it is not in the run folder."""
 CONTEXT_PARALLEL = "trainer.strategy.context_parallel_size"
-SHARE = 0.05
-"""Share of the samples held out when there is no file of validation data."""
+_COUNTS = finetune_data.COUNTS
+_IMPORTER = b"table of both directions, forward check"
+"""Changes with the import, so that what an earlier one has made is not taken: it lost biases without a word."""
 _SAMPLE = 1 << 20
 """Bytes at either end of a file of weights that go into its digest."""
 
@@ -40,13 +48,34 @@ class Task:
 
     model: str
     """A Hugging Face folder, absolute."""
-    data: str
-    validation_data: str = ""
-    share: float = SHARE
+    data: tuple[str, ...]
+    """Files, folders of datasets and globs, absolute."""
+    validation_data: tuple[str, ...] = ()
+    share: float | None = None
+    """Of the samples held out; None: `finetune_data.SHARE`, where there are no others to validate on."""
     seed: int = 1234
     long: str = packing.LONG[0]
     pack: bool = True
     steps: int | None = None
+    weights: tuple[float, ...] = ()
+    reading: Reading = DEFAULT
+    template: str = ""
+    """A file of Jinja, absolute."""
+    learn: str = "answers"
+    start: str = ""
+    """A NeMo checkpoint with the weights to start from, absolute; "" = those of `model`, imported."""
+    patience: int = 0
+    """Validations without a better loss after which the training ends; 0 = it does not."""
+    min_delta: float = 0.0
+    """By how much a loss must be lower to be better, nats."""
+    forward_check: bool = True
+    """Import and export end with a forward pass held against transformers."""
+
+    @property
+    def samples(self) -> DataOptions:
+        """The part of the task that is about data."""
+        names = [field.name for field in fields(DataOptions)]
+        return DataOptions(**{name: getattr(self, name) for name in names})
 
     @classmethod
     def of(cls, run: RunFolder) -> Task:
@@ -58,10 +87,18 @@ class Task:
         kept = run.facts.get(FACT)
         if not isinstance(kept, dict) or not {"model", "data"} <= kept.keys():
             raise UserError(f"{run.path} is not a fine-tuning run", "`recipes run` continues other runs")
-        return cls(**{field.name: kept[field.name] for field in fields(cls) if field.name in kept})
+        known = {field.name: kept[field.name] for field in fields(cls) if field.name in kept}
+        for name in ("data", "validation_data", "weights"):  # JSON has no tuples, and older runs have one name
+            value = known.get(name) or ()
+            known[name] = (value,) if isinstance(value, str) else tuple(value)
+        reading = known.get("reading") or {}
+        known["reading"] = Reading(**{**reading, "keys": tuple(reading.get("keys", ()))})
+        return cls(**known)
 
 
-def check(name: str, task: Task, overrides: Sequence[str] = (), num_nodes: int | None = None) -> None:
+def check(
+    name: str, task: Task, overrides: Sequence[str] = (), num_nodes: int | None = None, prepared: bool = False
+) -> None:
     """Refuse mistakes that need no NeMo to find.
 
     Args:
@@ -69,11 +106,11 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), num_nodes: int |
         task: what to fine-tune it on.
         overrides: changes of the recipe, of which the last size of context parallelism counts.
         num_nodes: None = the recipe's smallest size.
+        prepared: the run has its packed data already, and needs no sample any more.
 
     Raises:
         UserError: the recipe is not for fine-tuning, the model is missing, or a line of data is not a sample.
     """
-    from superpod.recipes.data import samples
     from superpod.recipes.weights import huggingface
 
     recipe = find(name)
@@ -83,16 +120,12 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), num_nodes: int |
         raise UserError(
             f"{name} is a recipe of pretraining", did_you_mean(name, others) or "see `recipes list sft lora`"
         )
+    proof_level.require_trainable(recipe)
     _check_packing(recipe, task)
     _check_context_parallelism(recipe, overrides, num_nodes)
-    if task.long not in packing.LONG:
-        raise UserError(f"--long {task.long} is not one of {', '.join(packing.LONG)}")
-    huggingface.family(Path(task.model))
-    files = [samples.read(Path(file)) for file in filter(None, (task.data, task.validation_data))]
-    if not task.validation_data and not 0 < task.share < 1:
-        raise UserError(f"--validation {task.share} is not a share of the samples", "0.05 holds out one in twenty")
-    if not task.validation_data and len(files[0]) < 2:
-        raise UserError(f"{task.data} holds one sample, and validation needs one too", "give --validation-data as well")
+    huggingface.importable(Path(task.model), task.forward_check)
+    if not prepared:
+        finetune_data.check(task.samples)
 
 
 def _check_packing(recipe: Recipe, task: Task) -> None:
@@ -111,7 +144,7 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
 
 def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], num_nodes: int | None) -> None:
     """Samples lie end to end in a sequence, packed or one by one: attention must take the padding between them."""
-    planned = planned_job.job(recipe, num_nodes)
+    planned = planned_job.job(sized(recipe, Size(num_nodes)), num_nodes)
     given = [value for path, _, value in (text.partition("=") for text in overrides) if path == CONTEXT_PARALLEL]
     cp = int(given[-1]) if given and given[-1].isdecimal() else planned.layout.cp
     whole = [str(nodes) for nodes in recipe.nodes if recipe.layout(nodes).cp == 1]
@@ -149,7 +182,8 @@ def model_folder(name: str) -> Path:
     """
     if Path(name).is_dir():
         return Path(name).absolute()
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+    of_hub = name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    if of_hub:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -157,50 +191,83 @@ def model_folder(name: str) -> Path:
             return Path(snapshot_download(name, local_files_only=True))
         except (LocalEntryNotFoundError, HFValidationError):
             pass
-    raise UserError(f"--model {name} is not a folder, and not in this machine's hub cache", f"hf download {name}")
+    if Path(name).exists():
+        raise UserError(f"--model {name} is a file, not a folder", "name the folder that its config.json lies in")
+    fetch = f"hf download {name}" if of_hub else "give a folder, or ORG/NAME as `hf download` fetches it"
+    raise UserError(f"--model {name} is not a folder, and not in this machine's hub cache", fetch)
 
 
-def change(task: Task, run_folder: Path, note: Callable[[str], None]) -> Callable[[run.Partial], dict[str, object]]:
-    """The change that `local.prepare` makes to a recipe for this task; the first one imports model and data."""
+def change(
+    task: Task, run_folder: Path, note: Callable[[str], None], overrides: Sequence[str] = (), later: Path | None = None
+) -> Callable[[run.Partial], dict[str, object]]:
+    """The change that `local.prepare` makes to a recipe for this task; the first one imports model and data.
+
+    `overrides` are those of the recipe: what they say of steps holds, whatever the task said before. `later` is the
+    checkpoint of a model that the run's job imports.
+    """
+    steps = finetune_overrides.steps_of(overrides) or task.steps
 
     def apply(partial: run.Partial) -> dict[str, object]:
         from superpod.recipes.weights import finetune_setup, match_config
         from superpod.recipes.weights.huggingface import KEPT
 
+        finetune_overrides.refuse_interval(partial, overrides, steps)
+        restore = finetune_overrides.restoring(partial, overrides)
         note("comparing the model with the recipe")
         changes = match_config.match_config(partial, Path(task.model))
-        base = imported(Path(task.model), run_folder.parents[1] / BASES, note)
+        base = Path(task.start) if task.start else None
+        bases = run_folder.parents[1] / BASES
+        base = base or later or imported(Path(task.model), bases, note, forward_check=task.forward_check)
         sizes = finetune_setup.sizes(partial, task.pack)
         note("encoding and packing the data")
-        counts = packed(task, sizes, base / KEPT, run_folder / "data")
+        data = run_folder / "data"
+        given = Path(task.model) if later or task.start else base / KEPT  # whose files the import keeps
+        tokenizer = finetune_data.tokenizer_folder(task.samples, given, data)
+        counts = packed(task, sizes, tokenizer, data)
+        tokenizer = base / KEPT if tokenizer == given and not task.start else tokenizer
         finetune_setup.set_weights(partial, base)
         held_out = counts["validation"]["sequences"]
-        finetune_setup.set_data(partial, run_folder / "data", sizes, base / KEPT, held_out, packed=task.pack)
-        finetune_setup.set_steps(partial, task.steps)
+        finetune_setup.set_data(partial, data, sizes, tokenizer, held_out, packed=task.pack)
+        finetune_setup.set_steps(partial, steps)
+        restore(partial)
+        finetune_setup.set_early_stopping(partial, task.patience, task.min_delta)
         taken = {field: [str(old), str(new)] for field, old, new in changes}
         return {FACT: asdict(task), "base": str(base), "samples": counts, "model_taken": taken}
 
     return apply
 
 
-def imported(model: Path, bases: Path, note: Callable[[str], None]) -> Path:
+def base_of(model: Path, bases: Path, *, forward_check: bool = True) -> Path:
+    """Where the NeMo checkpoint of a Hugging Face folder is, or will be; one that was not checked has its own place."""
+    return bases / f"{model.name}-{digest(model)}{'' if forward_check else '-unchecked'}"
+
+
+def imported(model: Path, bases: Path, note: Callable[[str], None], *, forward_check: bool = True) -> Path:
     """The NeMo checkpoint of a Hugging Face folder, made once for its content; a second process waits for the first."""
     from superpod.launchers import subprocess_call
+    from superpod.recipes.weights import huggingface
 
-    base = bases / f"{model.name}-{digest(model)}"
+    base = base_of(model, bases, forward_check=forward_check)
     log = base.with_name(f"{base.name}.log")
     bases.mkdir(parents=True, exist_ok=True)
     with log.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not base.is_dir():
             note(f"importing {model} into NeMo")
-            subprocess_call.call("superpod.launchers.convert:import_hf", log, folder=str(model), out=str(base))
+            half_written.remove_dead(base)
+            importer = "superpod.launchers.convert:import_hf"
+            wanted = {"folder": str(model), "out": str(base), "forward_check": forward_check}
+            outcome = subprocess_call.call(importer, log, **wanted)
+            for words in (outcome or {}).get("notes", []):
+                note(words)
+        elif not forward_check:
+            note(huggingface.UNCHECKED)
     return base
 
 
 def digest(model: Path) -> str:
     """Twelve hex digits for a folder's content: names, sizes, and the first and last MiB of every file."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_IMPORTER)
     for file in sorted(path for path in model.iterdir() if path.is_file() and not path.name.startswith(".")):
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())
@@ -211,53 +278,44 @@ def digest(model: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def packed(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> dict[str, Any]:
+def packed_folder(run: RunFolder) -> Path:
+    """Where the packed data of a run are."""
+    return Path(str(run.facts.get(PACKED) or run.path / "data"))
+
+
+def is_packed(run: RunFolder) -> bool:
+    """Whether a run has its packed data, so that it needs the user's files no more."""
+    return (packed_folder(run) / _COUNTS).is_file()
+
+
+def packed(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Counts:
     """Write packed.json and the .npy files to `out`, unless they exist; returns the counts of both parts.
 
     Raises:
         UserError: a sample is too long and `task.long` refuses it, or there are too few samples.
     """
-    from superpod.recipes.data import chat, samples
-    from superpod.recipes.weights.finetune_setup import METADATA, TRAIN, VALIDATION
+    from superpod.recipes.data import chat
 
-    if kept := read_json(out / "counts.json"):
-        return kept
-    tokenizer = chat.load(str(tokenizer_folder))
-    files = filter(None, (task.data, task.validation_data))
-    encoded = [[chat.encode(sample, tokenizer) for sample in samples.read(Path(file))] for file in files]
-    fitting, read_counts = zip(*(packing.fit(file, sizes.longest, task.long) for file in encoded), strict=True)
-    parts = fitting if task.validation_data else packing.hold_out(fitting[0], task.share, task.seed)
-    bins = [
-        packing.pack(part, sizes.size, sizes.multiple, task.seed) if task.pack else [[sample] for sample in part]
-        for part in parts
-    ]
-    filler = cast("int", tokenizer.eos_token_id)  # `chat.load` refuses a tokenizer without one
-    out.mkdir(parents=True, exist_ok=True)
-    for name, part_bins, batch in ((TRAIN, bins[0], 1), (VALIDATION, bins[1], sizes.batch)):
-        packing.write(part_bins, out / name, multiple=sizes.multiple, filler=filler, batch=batch)
-    packing.write_metadata(bins, out / METADATA)
-    counts: dict[str, Any] = {"read": [asdict(file) for file in read_counts]}
-    counts |= {"training": _filling(bins[0], sizes), "validation": _filling(bins[1], sizes)}
-    write_json(out / "counts.json", counts)  # last: its presence means that the rest is complete
+    if kept := read_json(out / _COUNTS):
+        return cast("Counts", kept)
+    counts = finetune_data.pack(task.samples, sizes, chat.load(str(tokenizer_folder)), out)
+    write_json(out / _COUNTS, counts)  # last: its presence means that the rest is complete
     return counts
-
-
-def _filling(bins: list[list[Encoded]], sizes: Sizes) -> dict[str, int | float]:
-    samples = [sample for sequence in bins for sample in sequence]
-    tokens = sum(len(sample.ids) - 1 for sample in samples)  # the last id is only predicted, never read
-    filled = round(tokens / (len(bins) * sizes.size), 3)
-    return {"samples": len(samples), "tokens": tokens, "sequences": len(bins), "filled": filled}
 
 
 def export(run: RunFolder, out: Path) -> dict[str, Any]:
     """Write the best checkpoint of a run as the Hugging Face folder `out`; returns its name, loss and what was merged.
 
-    The tokenizer is written with the chat template that the model was trained on.
+    The tokenizer is written with the chat template that the model was trained on. What an export of this run left
+    there, which was ended before `owed_export.note`, is replaced; another folder is refused.
     """
     from superpod.launchers import convert, subprocess_call
     from superpod.lifecycle import checkpoints
+    from superpod.node import owed_export
 
     chosen = checkpoints.best(checkpoints.at(run.path))
-    job = convert.plan(run.path, out)
-    exported = subprocess_call.call(job.function, run.attempts[-1].path / "export.log", **job.arguments)
+    half_written.remove_dead(out)
+    with owed_export.begun(run.path, out):
+        job = convert.plan(run.path, out, forward_check=Task.of(run).forward_check)
+        exported = subprocess_call.call(job.function, run.attempts[-1].path / "export.log", **job.arguments)
     return {"checkpoint": chosen.name, "val_loss": chosen.val_loss, **exported}

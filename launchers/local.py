@@ -19,11 +19,12 @@ from superpod.launchers.early import PROCESS_GIB, TRAINING_BYTES
 from superpod.launchers.watchdog import Watchdog
 from superpod.lifecycle.request import Request
 from superpod.lifecycle.resolve import ResolvedRun, resolve
-from superpod.node import resume, resume_layout
+from superpod.node import nsys, orphans, resume, resume_layout, versions
 from superpod.node.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
 from superpod.node.rank import attach
 from superpod.node.run_folder import Attempt, RunFolder
-from superpod.recipes.facts import environment
+from superpod.recipes import registry
+from superpod.recipes.facts import environment, needs, proof_level
 from superpod.rehearsal import Change, dry_build, rehearse
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
     Raises:
         UserError: an override of an unknown field, an illegal layout, too few GPUs, or too little memory.
     """
-    _require_trainable(request.recipe)
+    proof_level.require_trainable(registry.find(request.recipe))
+    require_versions({}, on_gpu=False)  # what is installed must fit, whatever this machine is
     early.refuse(request)
     resolved = resolve(request)
 
@@ -79,8 +81,9 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
     partial, ranks = resolved.partial, resolved.nodes * resolved.gpus_per_node
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
-        _require_gpus(request.recipe, partial, gpus)
-    checkpoint_bytes = 0 if gpus else _require_memory(request.recipe, partial, ranks)
+        require_gpus(request.recipe, partial, gpus)
+        require_versions({"needs": needs.of(registry.find(request.recipe).model, resolved.job)}, on_gpu=True)
+    checkpoint_bytes = 0 if gpus else require_memory(request.recipe, partial, ranks)
     facts = resolved.data_facts | (change(partial) if change else {})
     if gpus:
         local = LocalRun(resolved, partial, ranks, facts)
@@ -90,17 +93,25 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
     return LocalRun(resolved, rehearsal, ranks, facts | {"rehearsal": True}, changes, checkpoint_bytes)
 
 
-def _require_trainable(name: str) -> None:
-    """Refuse a recipe whose model cannot train with the pinned versions, before NeMo is imported."""
-    from superpod.recipes import registry
-    from superpod.recipes.facts import proof_level
+def require_versions(facts: dict[str, Any], *, on_gpu: bool) -> None:
+    """Refuse the versions that the start of a rank on Slurm refuses. Imports nothing of them.
 
-    if problem := proof_level.unusable(registry.find(name)):
-        raise UserError(*problem)
+    Raises:
+        UserError: with each package, what it is, and what it must be.
+    """
+    move = "`recipes doctor` names the versions that work together"
+    version = versions.installed(need.package for need in versions.needed(facts))
+    if not on_gpu:
+        version.pop("cuda", None)
+    if reason := versions.refusal(version, facts, os.environ, move):
+        problem, _, hint = reason.partition("\nnext: ")
+        raise UserError(problem, hint or move)
 
 
-def _require_gpus(name: str, partial: run.Partial, gpus: int) -> None:
-    nodes, devices = partial.trainer.num_nodes, partial.trainer.devices
+def require_gpus(name: str, partial: run.Partial, gpus: int) -> None:
+    """Refuse a configuration that takes more GPUs than this machine has. Raises UserError."""
+    size = getattr(partial, "trainer", partial)  # llm.prune makes its trainer itself
+    nodes, devices = size.num_nodes, size.devices
     if nodes > 1 or devices > gpus:
         raise UserError(
             f"{name} runs on {nodes} x {devices} GPUs, and this machine has {gpus}",
@@ -108,7 +119,7 @@ def _require_gpus(name: str, partial: run.Partial, gpus: int) -> None:
         )
 
 
-def _require_memory(name: str, partial: run.Partial, ranks: int) -> int:
+def require_memory(name: str, partial: run.Partial, ranks: int) -> int:
     """Refuse a rehearsal that needs more memory than is free; returns the bytes of one checkpoint."""
     import psutil
 
@@ -165,15 +176,21 @@ def decide(local: LocalRun, folder: RunFolder) -> resume.Resume:
 def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
     """Run `local` in `attempt`, wait for its end, and return how it ended.
 
-    `tick` is called a few times a second, sometimes with a message to print. A first SIGINT or SIGTERM asks the ranks
-    to save and end, a second one kills them. Ranks that make no more steps are killed too.
+    `tick` is called a few times a second, sometimes with a message to print. A first SIGINT, SIGTERM or SIGHUP asks the
+    ranks to save and end, a second one kills them. Ranks that make no more steps are killed too, and so are those of a
+    launcher that is killed itself.
     """
+    with orphans.watched(attempt.path):
+        return _launch(local, folder, attempt, tick)
+
+
+def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
     import nemo_run as run
     from torchx.schedulers.local_scheduler import SignalException
 
-    attach(local.partial, folder.path, attempt.path)
-    values = _environment() | _of_the_run(local) | {MARK: str(attempt.path)}
-    executor = run.LocalExecutor(ntasks_per_node=local.ranks, launcher="torchrun", env_vars=values)
+    attach(local.partial, folder.path, attempt.path, local.resolved.request.profile)
+    values = rank_environment() | _of_the_run(local) | {MARK: str(attempt.path)}
+    executor = run.LocalExecutor(ntasks_per_node=local.ranks, launcher=_launcher(local, folder), env_vars=values)
     stop, watchdog = StopSignal(), Watchdog(attempt)
     state = ""
     try:
@@ -195,7 +212,20 @@ def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[
     return _verdict(folder, attempt, stop.received, state)
 
 
-def _environment() -> dict[str, str]:
+def _launcher(local: LocalRun, folder: RunFolder) -> run.Torchrun:
+    """torchrun; under nsys, as NeMo-Run starts it, where that profiles: all ranks of this machine in one report."""
+    import nemo_run as run
+
+    if not local.resolved.request.profile.startswith("nsys"):
+        return run.Torchrun()
+    target = folder.path / nsys.FOLDER
+    target.mkdir(exist_ok=True)
+    launcher = run.Torchrun(nsys_profile=True, nsys_folder=str(target), nsys_filename="ranks")
+    launcher.nsys_extra_args = [*launcher.nsys_extra_args, "--export=sqlite"]
+    return launcher
+
+
+def rank_environment() -> dict[str, str]:
     """Environment variables that the ranks need beyond those they inherit."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return {
@@ -217,7 +247,7 @@ def _of_the_run(local: LocalRun) -> dict[str, str]:
     if local.changes:  # a rehearsal
         return {}
     job = local.resolved.job
-    needed = environment.variables(job)
+    needed = environment.variables(job, local.resolved.request.overrides)
     own = {v.name: os.environ[v.name] for v in needed if v.name in os.environ}
     own |= {name: os.environ[name] for name in environment.CHECKED if name in os.environ}
     return {v.name: v.value for v in environment.with_own(needed, own, "set in this shell", job)}
@@ -232,7 +262,6 @@ def _nemo_run_in(folder: Path) -> Iterator[str]:
     """
     from nemo_run.config import set_nemorun_home
 
-    before = os.environ.get("PATH", "")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="recipes-") as scratch:
         if shlex.quote(scratch) != scratch:
@@ -240,11 +269,19 @@ def _nemo_run_in(folder: Path) -> Iterator[str]:
         home = os.path.join(scratch, "nemo_run")
         os.symlink(folder, home)
         set_nemorun_home(home)
-        os.environ["PATH"] = _environment()["PATH"]
-        try:
+        with torchrun_on_path():
             yield home
-        finally:
-            os.environ["PATH"] = before
+
+
+@contextmanager
+def torchrun_on_path() -> Iterator[None]:
+    """NeMo-Run looks for torchrun on this process's own PATH, whatever its ranks are given."""
+    before = os.environ.get("PATH", "")
+    os.environ["PATH"] = rank_environment()["PATH"]
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
 
 
 def _verdict(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: str) -> AttemptEnd:

@@ -6,6 +6,7 @@ not survive a fork.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import multiprocessing
@@ -15,12 +16,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from superpod import stages
 from superpod.errors import UserError
-from superpod.launchers import stages
+from superpod.node import locks, orphans
+
+TIDY_S = 5.0
+"""How long a call that is stopped may take to remove what it has half written, seconds."""
 
 
 class SubprocessFailed(RuntimeError):
@@ -74,10 +81,58 @@ def _can_fork() -> bool:
 def _forked(request: str, log: Path) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
-    if pid:
+    with orphans.watched() as watcher:
+        if pid := os.fork():
+            return _waited(pid, watcher)
+        _be_the_call(request, log)
+
+
+def _waited(pid: int, watcher: orphans.Watcher) -> int:
+    """The exit code of a call; a stop of this process stops it first, and whatever ends this process kills it."""
+    watcher.add_group(pid)
+    _running.append(pid)
+    try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # so that temporary folders are removed on Ctrl-C
+    except BaseException:
+        _stop(pid)
+        raise
+    finally:
+        _running.remove(pid)
+
+
+_running: list[int] = []
+
+
+def stop_running() -> None:
+    """Stop the calls of this process, which is about to end without more ado."""
+    for pid in _running:
+        _stop(pid)
+
+
+def _stop(pid: int) -> None:
+    """Let the call remove what it has half written, for a while; then kill it, and what it has started."""
+    _signal(os.kill, pid, signal.SIGINT)
+    deadline = time.monotonic() + TIDY_S
+    with contextlib.suppress(ChildProcessError):  # it ended just before the stop
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            if time.monotonic() > deadline:
+                _signal(os.killpg, pid, signal.SIGKILL)
+            time.sleep(0.05)
+    _signal(os.killpg, pid, signal.SIGKILL)
+
+
+def _signal(kill: Callable[[int, int], None], pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        kill(pid, number)
+
+
+def _be_the_call(request: str, log: Path) -> NoReturn:
+    """In the fork: answer the request in a session of its own, which no signal of the terminal reaches."""
+    os.setsid()
+    _leave_locks()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # so that temporary folders are removed when it is stopped
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     try:
         sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for number in (1, 2):
@@ -94,10 +149,23 @@ def _forked(request: str, log: Path) -> int:
         os._exit(1)
 
 
+def _leave_locks() -> None:
+    """Leave the lock of a run to the parent alone: it must be free as soon as that is gone."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.readlink().name == locks.LAUNCHER:
+                os.close(int(entry.name))
+
+
 def _started(request: str, log: Path) -> int:
     with log.open("ab") as sink:
         command = [sys.executable, "-m", __name__]
-        return subprocess.run(command, input=request.encode(), stdout=sink, stderr=sink, check=False).returncode
+        with orphans.watched() as watcher, tempfile.TemporaryFile() as question:
+            question.write(request.encode())
+            question.seek(0)
+            process = subprocess.Popen(command, stdin=question, stdout=sink, stderr=sink, start_new_session=True)
+            process.returncode = _waited(process.pid, watcher)
+            return process.returncode
 
 
 def _answer(request: str) -> None:
@@ -109,7 +177,7 @@ def _answer(request: str) -> None:
         stages.note("importing NeMo")
         install()
         function = getattr(importlib.import_module(module), name)
-        stages.note("")
+        stages.note("working")
         outcome = {"value": function(**call["arguments"])}
     except UserError as refused:
         outcome = {"refused": [str(refused), refused.hint]}

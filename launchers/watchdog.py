@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 
 from superpod.errors import UserError
-from superpod.node import heartbeat, stall
+from superpod.node import heartbeat, stacks, stall
 from superpod.node.processes import processes_of, send
 from superpod.node.run_folder import Attempt
 
 
 class Watchdog:
-    """Watches the ranks of an attempt; `stalled` says in words which rank stopped first, '' while all is well."""
+    """Watches the ranks of an attempt; `stalled` says which rank stopped first and where, '' while all is well."""
 
     def __init__(self, attempt: Attempt, limit_s: float | None = None) -> None:
         self.attempt, self.stalled = attempt, ""
@@ -37,6 +37,8 @@ class Watchdog:
             return
         self.stalled = self._watch.look()
         if self.stalled:
+            stacks.ask([process.pid for process in processes_of(self.attempt.path)], self.attempt)
+            self.stalled = stacks.joined(self.stalled, self.attempt)
             with contextlib.suppress(UserError):
                 self.attempt.mark("stalled", message=self.stalled)
             send(processes_of(self.attempt.path), signal.SIGKILL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -103,19 +102,13 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
         path=path,
         step=step,
         problems=problems,
-        bytes=bytes_of(path),
+        bytes=checkpoint_files.bytes_of(path),
         adapter=(path / load.ADAPTER).is_file(),
         layout=checkpoint_metadata.layout(path),
         val_loss=losses.get(step) if step is not None else None,
         newest=path.name.endswith("-last"),
         **facts,
     )
-
-
-def bytes_of(folder: Path) -> int:
-    """Size of all files; a run that goes on may remove some meanwhile."""
-    files = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
-    return sum(checkpoint_files.size(Path(file)) or 0 for file in files)
 
 
 def _losses(run: Path) -> dict[int, float]:

@@ -13,9 +13,18 @@ class Reader:
     """Reads the logs of a run in the order of attempts and ranks, and later only what is new."""
 
     def __init__(
-        self, run: RunFolder, *, rank: int | None = None, all_ranks: bool = False, attempt: str = "", tail: int = 0
+        self,
+        run: RunFolder,
+        *,
+        rank: int | None = None,
+        all_ranks: bool = False,
+        attempt: str = "",
+        tail: int = 0,
+        last_bytes: int = 0,
     ) -> None:
+        """With `last_bytes`, only so much of the end of a file is read at first; 0 = all."""
         self._run, self._rank, self._all, self._attempt, self._tail = run, rank, all_ranks, attempt, tail
+        self._last_bytes = last_bytes
         self._at: dict[Path, int] = {}
         self._closed: set[str] = set()
         """attempts that had ended before they were read last: nothing can come any more"""
@@ -71,9 +80,10 @@ class Reader:
     def _lines(self, path: Path, by_rank: bool = False) -> list[Line]:
         """Whole lines from where reading stopped; an unfinished line waits. A file is opened only when it has grown."""
         first = path not in self._at
-        at = self._at.setdefault(path, 0)
         try:
-            if path.stat().st_size <= at:
+            size = path.stat().st_size
+            at = self._at.setdefault(path, max(0, size - self._last_bytes) if self._last_bytes else 0)
+            if size <= at:
                 return []
             with path.open("rb") as file:
                 file.seek(at)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import tempfile
@@ -9,6 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+
+class _Terminal(io.TextIOWrapper):
+    """The user's terminal. Once it is closed, what is written goes nowhere: ranks are still to be stopped in order."""
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
 
 
 @contextmanager
@@ -20,7 +34,7 @@ def quietly(log: Path | None = None) -> Iterator[IO[str]]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)
-    terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
+    terminal = _Terminal(open(os.dup(2), "wb"), encoding=sys.stderr.encoding or "utf-8", errors="replace")  # noqa: SIM115
     # Two handles on the real stderr: `terminal` for the caller, `kept` to restore.
     with log.open("ab") if log else tempfile.TemporaryFile() as sink:
         os.dup2(sink.fileno(), 1)

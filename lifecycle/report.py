@@ -1,6 +1,8 @@
 """The results of a run: a table for the terminal, and its loss curve as a picture. Losses in nats per token."""
 
+import io
 import itertools
+import shlex
 import statistics
 import time
 from collections.abc import Iterable
@@ -8,16 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.node.files import JsonObject, is_number
+from superpod import whole_file
+from superpod.node.files import JsonObject, is_number, read_json
 from superpod.node.run_folder import Attempt, RunFolder, Status
+from superpod.node.units import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from rich.table import Table
 
 # One ink for words, one colour per kind of mark; all legible in grey.
 _INK, _FAINT = "#1f2933", "#9aa5b1"
 _TRAIN, _VALIDATION, _ENTROPY = "#2563a8", "#d1590b", "#55606b"
+_SEVERAL = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's colours, which people tell from one another whatever they see (jfly.uni-koeln.de/color)."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +47,19 @@ class Summary:
     tokens: int | None
     tokens_per_s: float | None
     tokens_per_s_per_gpu: float | None
+    planned_tokens_per_s_per_gpu: float | None
+    """of plan.json; None for a rehearsal, whose times are no GPU's"""
+    planned_bound: str
+    """what plan.json says that takes the step's time"""
     peak_allocated_gib: float | None
     wall_time_s: float
 
 
 def summary(run: RunFolder) -> Summary:
     """Sum up a run, finished or not. Throughputs are medians over the steps, without the first step of each attempt."""
-    lines, attempts = run.metrics(), run.attempts
+    lines, attempts, rehearsal = run.metrics(), run.attempts, run.facts.get("rehearsal") is True
+    plan = {} if rehearsal else _planned(run)
+    reasons = plan.get("why")
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     validations = [line for line in lines if line.get("val_loss") is not None]
     steady = _steady(lines)
@@ -60,11 +73,13 @@ def summary(run: RunFolder) -> Summary:
         loss_end=losses[-1] if losses else None,
         val_loss=validations[-1]["val_loss"] if validations else None,
         val_step=validations[-1]["step"] if validations else None,
-        rehearsal=run.facts.get("rehearsal") is True,
+        rehearsal=rehearsal,
         unigram_entropy_nats=run.facts.get("unigram_entropy_nats"),
         tokens=lines[-1].get("tokens") if lines else None,
         tokens_per_s=_median(line["step_tokens"] / line["step_time_s"] for line in steady),
         tokens_per_s_per_gpu=_median(line["tokens_per_s_per_gpu"] for line in steady),
+        planned_tokens_per_s_per_gpu=rate if is_number(rate := plan.get("tokens_per_s_per_gpu")) else None,
+        planned_bound=str(reasons[0]) if isinstance(reasons, list) and reasons else "",
         peak_allocated_gib=_peak(lines, attempts),
         wall_time_s=sum(_wall_time_s(attempt) for attempt in attempts),
     )
@@ -79,38 +94,68 @@ def render(run: Summary) -> "Table":
     table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    for name, value in _rows(run):
+    for name, value in rows(run):
         table.add_row(name, Text(value))
     return table
 
 
 def loss_curve(run: RunFolder, path: Path) -> Path:
-    """Draw training and validation loss over steps into the PNG `path` (900 x 500 pixels); returns it.
+    """Draw training and validation loss over steps into the picture `path` (900 x 500 pixels); returns it.
 
     A thin vertical line says where a later attempt began, a dashed horizontal one the unigram entropy of the data: a
     model that only counts words ends there. Raises OSError when `path` cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    padding = ConstrainedLayoutEngine(w_pad=0.16, h_pad=0.14)
-    figure = Figure(figsize=(9, 5), dpi=100, facecolor="white", layout=padding)
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = _figure_of()
     lines = run.metrics()
     _draw_losses(axes, lines)
     _draw_attempts(axes, lines)
     _draw_entropy(axes, run.facts.get("unigram_entropy_nats"))
     _dress(axes, run.recipe, _caption(lines))
-    figure.savefig(path)
+    return _saved(figure, path)
+
+
+def loss_curves(runs: list[RunFolder], path: Path) -> Path:
+    """Draw the training losses of several runs over the tokens that each has seen into `path`, which is returned.
+
+    Tokens, and not steps: runs of different batches are compared by what they have read. Dots are validation losses.
+    Raises OSError as `loss_curve`.
+    """
+    figure, axes = _figure_of()
+    for run, color in zip(runs, itertools.cycle(_SEVERAL), strict=False):
+        lines = [line for line in run.metrics() if is_number(line.get("tokens"))]
+        train = [(line["tokens"], line["loss"]) for line in lines if line.get("loss") is not None]
+        checked = [(line["tokens"], line["val_loss"]) for line in lines if line.get("val_loss") is not None]
+        if train:
+            label = f"{run.recipe} {run.path.name}"
+            axes.plot(*zip(*train, strict=True), color=color, linewidth=1.6, label=label, zorder=3)
+        if checked:
+            axes.plot(*zip(*checked, strict=True), color=color, marker="o", markersize=5, linewidth=0, zorder=4)
+    _dress(axes, f"{len(runs)} runs", "lines: training, dots: validation")
+    axes.set_xlabel("tokens", color=_INK, fontsize=10)
+    return _saved(figure, path)
+
+
+def _saved(figure: "Figure", path: Path) -> Path:
+    """Write a picture, whole or not at all: a link in its place is replaced, and what it names is left alone."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix.removeprefix("."))
+    whole_file.write(path, picture.getvalue())
     return path
 
 
-def _rows(run: Summary) -> list[tuple[str, str]]:
+def _figure_of() -> "tuple[Figure, Axes]":
+    """An empty picture of 900 x 500 pixels with one pair of axes."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = Figure(figsize=(9, 5), dpi=100, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.16, h_pad=0.14))
+    return figure, figure.add_subplot()
+
+
+def rows(run: Summary) -> list[tuple[str, str]]:
     """Names and values of the table, in reading order; unknown values are left out."""
     state = f"{run.status.state}: {run.status.message}" if run.status.message else run.status.state
-    rows = [
+    pairs = [
         ("state", state),
         ("steps", f"{run.steps:,} in {run.attempts} attempt{'' if run.attempts == 1 else 's'}"),
         ("loss", _arrow(run.loss_start, run.loss_end)),
@@ -120,11 +165,41 @@ def _rows(run: Summary) -> list[tuple[str, str]]:
         ("throughput", _figure(run.tokens_per_s, ",.0f", "tokens/s")),
         ("", "(a rehearsal on CPUs: says nothing of GPUs)" if run.rehearsal and run.tokens_per_s else ""),
         ("per GPU", "" if run.rehearsal else _figure(run.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
+        ("planned", _against_plan(run)),
+        ("", _offer(run)),
         ("peak memory", _figure(run.peak_allocated_gib, ".2f", "GiB per rank")),
-        ("wall time", _duration(run.wall_time_s)),
+        ("wall time", duration(run.wall_time_s)),
         ("folder", str(run.path)),
     ]
-    return [(name, value) for name, value in rows if value]
+    return [(name, value) for name, value in pairs if value]
+
+
+def _planned(run: RunFolder) -> JsonObject:
+    """The layout that plan.json says the run has, with its figures; {} where there is none."""
+    layouts = (read_json(run.path / "plan.json") or {}).get("layouts")
+    return layouts[0] if isinstance(layouts, list) and layouts and isinstance(layouts[0], dict) else {}
+
+
+def _against_plan(run: Summary) -> str:
+    """`1,078 tokens/s per GPU, 18% more than measured; bound by compute, ...`"""
+    planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
+    if not planned:
+        return ""
+    off = planned / measured - 1 if measured else 0.0
+    compared = f", {abs(off):.0%} {'more' if off > 0 else 'less'} than measured" * bool(measured)
+    return f"{planned:,.0f} tokens/s per GPU{compared}" + f"; {run.planned_bound}" * bool(run.planned_bound)
+
+
+CALIBRATED = 0.1
+"""A run that is so far from its plan is worth calibrating with."""
+
+
+def _offer(run: Summary) -> str:
+    """What makes plans fit these machines, where a finished run was far from its plan."""
+    planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
+    if run.status.state != "done" or not (planned and measured) or abs(planned / measured - 1) < CALIBRATED:
+        return ""
+    return f"to plan with what these machines reach: recipes calibrate {shlex.quote(str(run.path))} --out mine.toml"
 
 
 def _arrow(start: float | None, end: float | None) -> str:
@@ -133,14 +208,6 @@ def _arrow(start: float | None, end: float | None) -> str:
 
 def _figure(value: float | None, form: str, unit: str) -> str:
     return "" if value is None else f"{value:{form}} {unit}".strip()
-
-
-def _duration(seconds: float) -> str:
-    """'1 h 02 min', '3 min 20 s', '12.3 s'."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _steady(lines: list[JsonObject]) -> list[JsonObject]:

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError, did_you_mean
+from superpod.node import late_data
 from superpod.node.run_folder import RunFolder
+from superpod.planner.layout import Layout
+
+if TYPE_CHECKING:
+    from superpod.planner.planned_job import PlannedJob
+    from superpod.recipes.registry import Recipe
+    from superpod.recipes.sizes.sized import Size
+
+LENGTHS = ("data.seq_length", "model.config.seq_length")
+"""Fields that are the length of a sample: one that an override sets moves the other."""
+SETS = {
+    "num_nodes": ("--nodes", ("trainer.num_nodes",)),
+    "seq": ("--seq", LENGTHS),
+    "gbs": ("--gbs", ("data.global_batch_size",)),
+    "batch_tokens": ("--batch-tokens", ("data.global_batch_size",)),
+}
+"""Field of a request -> its option, and the overrides that say the same."""
 
 
 @dataclass(frozen=True)
@@ -22,21 +39,135 @@ class Request:
     data: Path | None = None
     """a folder made by `recipes data`; None = mock data"""
     num_nodes: int | None = None
-    """None = the recipe's smallest size"""
+    """None = the recipe's smallest size; one that it does not declare is planned on the spot"""
     gpu: str = ""
     """what a configuration is judged on; "" = its recipe's, and never anything else for a run"""
+    seq: int | None = None
+    """tokens of a sample; None = the recipe's, or what overrides say"""
+    gbs: int | None = None
+    """samples of a global batch; None = the recipe's"""
+    batch_tokens: int | None = None
+    """tokens of a global batch, in place of `gbs`"""
+    layout: Layout | None = None
+    """a whole layout; None = the recipe's"""
+    best_layout: bool = False
+    """the planner's fastest layout in place of the recipe's"""
+    late_data: bool = False
+    """a job that the run waits for makes the data folder (lifecycle/late_data.py)"""
+    profile: str = ""
+    """steps and ranks that are profiled (lifecycle/profile_request.py); "" = none"""
 
     def facts(self) -> dict[str, Any]:
-        """As run.json keeps it."""
+        """As run.json keeps it; `of_facts` reads it."""
+        from superpod.recipes import layout_text
+
         data = str(self.data) if self.data else None
-        return {"overrides": list(self.overrides), "data": data, "num_nodes": self.num_nodes}
+        facts: dict[str, Any] = {"overrides": list(self.overrides), "data": data, "num_nodes": self.num_nodes}
+        facts |= {late_data.LATE: True} if self.late_data else {}
+        facts |= {name: value for name in _SIZES if (value := getattr(self, name))}
+        return facts | ({"layout": layout_text.written_fields(self.layout)} if self.layout else {})
+
+    @classmethod
+    def of_facts(cls, recipe: str, facts: Mapping[str, Any], gpu: str = "") -> Request:
+        """The request that `facts` describe.
+
+        Raises:
+            UserError: its layout is none.
+        """
+        data, layout = facts.get("data"), facts.get("layout")
+        return cls(
+            recipe,
+            tuple(facts.get("overrides", ())),
+            Path(data) if data else None,
+            facts.get("num_nodes"),
+            gpu,
+            late_data=bool(facts.get(late_data.LATE)),
+            layout=Layout.from_mapping(layout, f"the layout of a run of {recipe}") if layout else None,
+            **{name: facts[name] for name in _SIZES if name in facts},
+        )
 
     @classmethod
     def of_run(cls, run: RunFolder, more: Sequence[str] = (), data: Path | None = None) -> Request:
         """The request of an earlier run, with `more` overrides after its own, and other data where given."""
-        facts = run.facts
-        kept = Path(facts["data"]) if facts.get("data") else None
-        return cls(run.recipe, (*facts.get("overrides", ()), *more), data or kept, facts.get("num_nodes"))
+        request = cls.of_facts(run.recipe, run.facts)
+        if request.data and (request.data / late_data.FILE).is_file():
+            request = replace(request, late_data=False)
+        paths = {_path(text) for text in more}
+        changed = {name: None for name in ("seq", "gbs", "batch_tokens") if paths & {*SETS[name][1]}}
+        return replace(request, overrides=(*request.overrides, *more), data=data or request.data, **changed)
+
+    def sized(self) -> Recipe:
+        """The recipe at the size, sequence, batch and layout of the request; of no other subject. Needs no NeMo.
+
+        Raises:
+            UserError: no such recipe, or as `sized`.
+        """
+        from superpod.recipes.sizes import sized
+
+        return sized.of_name(self.recipe, self.size())
+
+    def size(self) -> Size:
+        """What is asked of the recipe's size, by options or by overrides of a sample's length."""
+        from superpod.recipes.sizes.sized import Size
+
+        seq = _length(self.overrides) if self.seq is None else self.seq
+        return Size(self.num_nodes, seq, self.gbs, self.batch_tokens, self.layout, self.best_layout)
+
+    def job(self) -> PlannedJob:
+        """The planner's job of the sized recipe, without what overrides change. Raises UserError as `sized`."""
+        from superpod.recipes import planned_job
+
+        return planned_job.job(self.sized(), self.num_nodes)
+
+    def refuse_illegal(self) -> None:
+        """Refuse, before NeMo is imported, a size or sequence that the layout cannot have; overrides may yet mend it.
+
+        Raises:
+            UserError: with every rule that it breaks, and the layout that the planner would take.
+        """
+        from superpod.planner import legality
+        from superpod.recipes.sizes import better_layout
+        from superpod.recipes.sizes.sized import SizedRecipe
+
+        recipe = self.sized()
+        if not isinstance(recipe, SizedRecipe) or any(_path(text).startswith(_LAYOUT) for text in self.overrides):
+            return
+        try:
+            legality.require(self.job())
+        except UserError as illegal:
+            better = better_layout.of(recipe)
+            raise UserError(str(illegal), f"--layout auto takes {better}" if better else illegal.hint) from illegal
+
+    def decided(self) -> Request:
+        """The request with the layout, the batch and the length that it comes to, in place of how they were asked for:
+        a run that continues keeps them, whatever a later planner would choose. Raises UserError as `sized`.
+        """
+        from superpod.recipes.sizes.sized import SizedRecipe
+
+        recipe = self.sized()
+        if not isinstance(recipe, SizedRecipe):
+            return self
+        (nodes,), layout = recipe.nodes, recipe.layout()
+        batch = self.gbs or self.batch_tokens
+        kept = layout if recipe.planned or self.layout else None
+        gbs = layout.gbs if batch or kept else None
+        return replace(self, num_nodes=nodes, gbs=gbs, batch_tokens=None, layout=kept, best_layout=False)
+
+    def changes(self) -> tuple[str, ...]:
+        """The overrides, and in their form the options that make another run than the one that was proven."""
+        seq = (f"data.seq_length={self.seq}",) if self.seq else ()
+        layout = ("trainer.strategy=--layout",) if self.layout or self.best_layout else ()
+        return (*self.overrides, *seq, *layout)
+
+    def notes(self) -> list[str]:
+        """What to know of the size that was asked for, a line each; [] = the recipe's own. Raises as `sized`."""
+        from superpod.recipes.sizes.sized import SizedRecipe
+
+        recipe = self.sized()
+        if not isinstance(recipe, SizedRecipe):
+            return []
+        batch = any(text.startswith("data.global_batch_size") for text in self.overrides)
+        return [note for note in recipe.notes if not (batch and note.startswith("tokens a step"))]
 
     def check(self, *, any_subject: bool = False) -> None:
         """Refuse what can be refused before NeMo is imported.
@@ -58,12 +189,55 @@ class Request:
                 f"{self.recipe!r} is no recipe of `recipes list`",
                 "`recipes check` and `recipes rehearse` take files and NeMo's recipes; a file runs by itself: its top",
             )
-        subject.check(self.recipe, self.num_nodes)
         for override in self.overrides:
             _check_override(override)
+        self._check_contradictions()
+        subject.check(self)
         rules.require(list(values.of_text(self.overrides)))
-        if self.data:
+        if self.data and not self.late_data:
             DataFolder.load(self.data)
+
+    def _check_contradictions(self) -> None:
+        """Refuse an option and an override, or two overrides, that give one value of the run twice and differently."""
+        given = {_path(text): text for text in self.overrides}
+        for name, (option, paths) in SETS.items():
+            value = getattr(self, name)
+            for path in paths:
+                if value is not None and path in given and _number(given[path]) != value:
+                    raise UserError(
+                        f"{option} {value} and {given[path]} contradict each other: both say it of one run",
+                        "leave one of the two out",
+                    )
+        lengths = {path: number for path in LENGTHS if path in given and (number := _number(given[path]))}
+        if len({*lengths.values()}) > 1:
+            one, other = (f"{path} is {number}" for path, number in lengths.items())
+            raise UserError(
+                f"{one}, and {other}: a sample has one length", f"--seq {lengths['data.seq_length']} sets both"
+            )
+
+
+_SIZES = ("seq", "gbs", "batch_tokens", "best_layout", "profile")
+"""Facts that run.json has only where they were asked for."""
+
+
+_LAYOUT = ("trainer.", "data.micro_batch_size", "data.global_batch_size", "model.config", "with", "optim")
+"""Overrides that begin so may make a layout legal."""
+
+
+def _path(override: str) -> str:
+    return override.partition("=")[0].rstrip(" +-*/|&")
+
+
+def _number(override: str) -> int | None:
+    """The whole number that a plain `path=N` sets; None for anything else."""
+    path, _, value = override.partition("=")
+    return int(value) if re.fullmatch(r"[\w.]+ *", path) and re.fullmatch(r" *[0-9]{1,12} *", value) else None
+
+
+def _length(overrides: Sequence[str]) -> int | None:
+    """The length of a sample that overrides set, where they set one number; None where they do not."""
+    numbers = {_number(text) for text in overrides if _path(text) in LENGTHS}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 ROOTS = ("model", "data", "trainer", "log", "resume", "optim", "peft", "tokenizer", "model_transform", "with")
@@ -73,6 +247,7 @@ ROOTS = ("model", "data", "trainer", "log", "resume", "optim", "peft", "tokenize
 def _check_override(text: str) -> None:
     from superpod.node.redaction import redact_text
     from superpod.recipes import options
+    from superpod.recipes.facts import override_fields
 
     if not re.match(r"[A-Za-z_][\w.\[\]]*\W*=", text):
         raise UserError(f"{text!r} is not an override", "write path=value, such as trainer.max_steps=10")
@@ -81,6 +256,7 @@ def _check_override(text: str) -> None:
     if first not in ROOTS:
         hint = did_you_mean(first, list(ROOTS)) or f"they are {', '.join(ROOTS)}"
         raise UserError(f"override {text.partition('=')[0]}: the recipe has no field {first!r}", hint)
+    override_fields.refuse_misspelt(text)
     if redact_text(text) != text:
         path = text.partition("=")[0]
         raise UserError(f"override {path} looks like a secret, and run folders keep overrides", "use the environment")

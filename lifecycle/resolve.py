@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,8 @@ class ResolvedRun:
     """recipe.txt"""
     source: str = field(default="", repr=False)
     """the one Python file that ranks run: `recipe()` returns the partial; "" until it is exported"""
+    on_node: bool = False
+    """resolved without NeMo (`planned_run`) or its data (`late_data`): the ranks build the request in `source`"""
 
     @property
     def layout(self) -> Layout:
@@ -79,17 +81,19 @@ class BuiltRun(ResolvedRun):
 
         heading = f"{self.request.recipe} on {self.nodes} nodes x {self.gpus_per_node} GPUs, as it was submitted."
         values: dict[str, Any] = {known.name: getattr(self, known.name) for known in fields(ResolvedRun)}
-        values["source"] = recipe_source.render(self.partial, heading, environment.variables(self.job))
+        values["source"] = recipe_source.render(
+            self.partial, heading, environment.variables(self.job, self.request.overrides)
+        )
         return ResolvedRun(**values)
 
 
-def resolve(request: Request) -> BuiltRun:
-    """Build the request's recipe and decide all that follows from it.
+def resolve(request: Request, known: dict[str, Any] | None = None) -> BuiltRun:
+    """Build the request's recipe and decide all that follows from it. `known` are facts of its data, if counted before.
 
     Raises:
         UserError: no such recipe, an override that names nothing or leaves no recipe, an illegal layout, or no NeMo.
     """
-    partial, data_facts = configure(request)
+    partial, data_facts = configure(request, known)
 
     from superpod.lifecycle import subject
     from superpod.planner import plans
@@ -145,7 +149,7 @@ def job_violations(partial: run.Partial, job: PlannedJob) -> list[Broken]:
     return [*training.placement(Reader(partial), job.node.gpus, job.node.gpu.name), *legality.violations(job)]
 
 
-def configure(request: Request) -> tuple[run.Partial, dict[str, Any]]:
+def configure(request: Request, known: dict[str, Any] | None = None) -> tuple[run.Partial, dict[str, Any]]:
     """The recipe with the request's size, data and overrides, in this order, and what is known of the data.
 
     Raises:
@@ -153,17 +157,21 @@ def configure(request: Request) -> tuple[run.Partial, dict[str, Any]]:
     """
     from superpod.lifecycle import subject
 
-    partial = subject.build(request.recipe, request.num_nodes)
+    partial = subject.build(request)
     from superpod.recipes import overrides  # imports NeMo-Run, and `build` says what to install where it is missing
 
-    data_facts = use_data(partial, request.data) if request.data else {}
+    data_facts = use_data(partial, request.data, known) if request.data else {}
     overrides.apply(partial, list(request.overrides))
+    overrides.keep_one_length(partial, request.overrides)
+    if request.profile:
+        from superpod.lifecycle.profile_request import ProfileRequest
+
+        ProfileRequest.parse(request.profile).add_to(partial)
     return partial, data_facts
 
 
-def use_data(partial: run.Partial, path: Path) -> dict[str, Any]:
-    """Train on the data folder at `path`; returns what a report shows of it."""
-    from superpod.recipes.data.entropy import unigram_entropy
+def use_data(partial: run.Partial, path: Path, known: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Train on the data folder at `path`; returns what a report shows of it: `known`, where that is known already."""
     from superpod.recipes.data.folder import DataFolder
     from superpod.recipes.data.module import data_module
 
@@ -175,8 +183,16 @@ def use_data(partial: run.Partial, path: Path) -> dict[str, Any]:
         partial.trainer.limit_test_batches = 0
     if not documents["validation"]:
         partial.trainer.limit_val_batches = 0
-        return {}
-    return {"unigram_entropy_nats": unigram_entropy(folder)}
+    return facts_of_data(path) if known is None else known
+
+
+def facts_of_data(path: Path) -> dict[str, Any]:
+    """What a report shows of the data folder at `path`. Needs no NeMo; reads every token that is held out."""
+    from superpod.recipes.data.entropy import unigram_entropy
+    from superpod.recipes.data.folder import DataFolder
+
+    folder = DataFolder.load(path)
+    return {"unigram_entropy_nats": unigram_entropy(folder)} if folder.split_documents()["validation"] else {}
 
 
 _PARTS = ("model.config", "data", "trainer.strategy.ddp", "log.ckpt", "resume", "optim.config")
@@ -224,11 +240,23 @@ def _with_callbacks(partial: run.Partial, overrides: tuple[str, ...]) -> None:
 def resolve_cached(request: Request) -> ResolvedRun:
     """The request resolved, with its `source` and without its `partial`; from the cache, or built and kept there.
 
+    Where NeMo is not installed, as `planned_run.resolve` has it; on data that is still to be made, as `late_data` does.
+
     Raises:
         UserError: as `resolve`.
     """
     from pydantic import TypeAdapter, ValidationError
 
+    from superpod.recipes import installed
+
+    if request.late_data:
+        from superpod.lifecycle import late_data
+
+        return late_data.resolve(request)
+    if installed.missing():
+        from superpod.lifecycle import planned_run
+
+        return planned_run.resolve(request)
     path, adapter = cache() / f"{_key(request)}.json", TypeAdapter(ResolvedRun)
     try:
         return adapter.validate_json(path.read_bytes())
@@ -245,7 +273,10 @@ def resolve_cached(request: Request) -> ResolvedRun:
 
 def is_cached(request: Request) -> bool:
     """Whether `resolve_cached` will not have to import NeMo."""
-    return (cache() / f"{_key(request)}.json").is_file()
+    from superpod.recipes import installed
+
+    known = replace(request, data=None, late_data=False) if request.late_data else request
+    return bool(installed.missing()) or (cache() / f"{_key(known)}.json").is_file()
 
 
 def cache() -> Path:

@@ -35,7 +35,7 @@ def below(folder: Path) -> list[ListedRun]:
         UserError: the folder itself cannot be read.
     """
     try:
-        recipes = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+        recipes = _children(folder)
     except FileNotFoundError:
         raise UserError(
             f"there is no folder of runs at {folder}", "name a run, --runs DIR, or --cluster PROFILE"
@@ -44,6 +44,34 @@ def below(folder: Path) -> list[ListedRun]:
         raise UserError(f"{folder} cannot be read: {error.strerror}", "ask who owns it for permission") from None
     runs = [listed(Path(path)) for recipe in recipes for path in _folders(recipe)]
     return sorted(runs, key=lambda run: run.run.path.name)
+
+
+def newest(text: str) -> str:
+    """The run folder that a word means: itself, or the newest run of a recipe's folder or of a folder of runs.
+
+    `last` is the newest in `runs`. What else it is (a sweep, nothing, a path on another machine) comes back as it is.
+
+    Raises:
+        UserError: `last`, and there is no run in `runs`.
+    """
+    last = text == "last" and not Path(text).exists()
+    folder = Path("runs" if last else text)
+    if (folder / "run.json").exists() or not folder.is_dir():
+        inside: list[str] = []
+    else:
+        inside = [path for name in (str(folder), *_children(folder)) for path in _folders(name)]
+    readable = [path for path in inside if (Path(path) / "run.json").is_file()]
+    if readable:
+        return max(readable, key=lambda path: Path(path).name)
+    if last and os.path.lexists(folder) and not folder.is_dir():
+        raise UserError("runs is no folder, so it holds no run", "name a run folder, or a folder of runs")
+    if last:
+        raise UserError("there is no run in runs", "name a run folder, or a folder of runs")
+    return text
+
+
+def _children(folder: Path) -> list[str]:
+    return sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
 
 
 def listed(path: Path) -> ListedRun:

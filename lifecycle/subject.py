@@ -22,6 +22,8 @@ from superpod.errors import UserError, did_you_mean, readable
 if TYPE_CHECKING:
     import nemo_run as run
 
+    from superpod.lifecycle.request import Request
+
 NEMO = "nemo:"
 FUNCTIONS = {"pretrain": "pretrain_recipe", "finetune": "finetune_recipe", "sft": "finetune_recipe"}
 FUNCTIONS |= {"lora": "finetune_recipe", "dora": "finetune_recipe"}
@@ -39,12 +41,15 @@ def kind(name: str) -> Literal["recipe", "file", "nemo"]:
     return "file" if name.endswith(".py") or "/" in name else "recipe"
 
 
-def check(name: str, num_nodes: int | None) -> None:
+def check(request: Request) -> None:
     """Refuse what can be refused before NeMo is imported; nothing of a user's file is executed.
 
     Raises:
         UserError: no such recipe, size or file, or a file that is no Python or has no `recipe()`.
     """
+    name, num_nodes = request.recipe, request.num_nodes
+    if kind(name) != "recipe" and (request.layout or request.best_layout):
+        raise UserError(f"--layout is for recipes; {name} has its own", "write trainer.strategy.* overrides")
     if kind(name) == "nemo":
         _nemo_function(name)
     elif kind(name) == "file":
@@ -52,24 +57,40 @@ def check(name: str, num_nodes: int | None) -> None:
         if num_nodes is not None:
             raise UserError(f"--nodes {num_nodes}: a file has its own size", f"write trainer.num_nodes={num_nodes}")
     else:
-        from superpod.recipes.registry import find
-
-        find(name).layout(num_nodes)
+        request.sized()
 
 
-def build(name: str, num_nodes: int | None) -> run.Partial:
-    """The configuration that a name stands for. A file is executed here: call it in a process of its own.
+def build(request: Request) -> run.Partial:
+    """The configuration that is asked for, without overrides. A file is executed here: in a process of its own.
 
     Raises:
         UserError: no such recipe or size, no NeMo, or a file or function that fails or gives something else.
     """
-    if kind(name) == "nemo":
-        return _of_nemo(name, num_nodes)
-    if kind(name) == "file":
-        return _of_file(Path(name))
-    from superpod import recipes
+    name = request.recipe
+    if kind(name) == "recipe":
+        from superpod import recipes
 
-    return recipes.build(name, num_nodes)
+        return recipes.build_sized(request.sized(), request.num_nodes)
+    partial = _of_nemo(name, request.num_nodes) if kind(name) == "nemo" else _of_file(Path(name))
+    _with_size(partial, request)
+    return partial
+
+
+def _with_size(partial: run.Partial, request: Request) -> None:
+    """Give a configuration that others wrote the length and the batch that are asked for."""
+    if request.seq:
+        partial.data.seq_length = partial.model.config.seq_length = request.seq
+    if request.gbs:
+        partial.data.global_batch_size = request.gbs
+    if request.batch_tokens:
+        seq = partial.data.seq_length
+        if request.batch_tokens % seq:
+            below = request.batch_tokens // seq
+            raise UserError(
+                f"--batch-tokens {request.batch_tokens} is no whole number of samples of {seq} tokens",
+                f"--gbs {max(1, below)} or --gbs {below + 1}",
+            )
+        partial.data.global_batch_size = request.batch_tokens // seq
 
 
 def gpu_of(partial: run.Partial, gpu: str = "") -> str:

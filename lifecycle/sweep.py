@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.errors import UserError
+from superpod.errors import UserError, readable
 from superpod.lifecycle.report import Summary, summary
 from superpod.node.files import read_json
+from superpod.node.redaction import redact_text
 from superpod.node.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ class Member:
     """None where the run folder is gone or cannot be read"""
     problem: str = ""
     """why there is no summary"""
+
+    @classmethod
+    def of(cls, run: RunFolder) -> Member:
+        """A run by itself, of no sweep: its own overrides are what it may differ in."""
+        overrides = dict(text.split("=", 1) for text in run.facts.get("overrides") or () if "=" in text)
+        return cls(overrides, run.path, summary(run))
 
     @property
     def score(self) -> tuple[bool, bool, float]:
@@ -90,21 +97,22 @@ def members(folder: Path) -> list[Member]:
     return sorted(result, key=lambda member: member.score)
 
 
-def render(folder: Path, rows: list[Member]) -> Table:
+def render(title: str, rows: list[Member]) -> Table:
     """One row a run, the best first; losses in nats per token."""
     from rich.table import Table
     from rich.text import Text
 
-    paths = list(rows[0].values) if rows else []
+    every = dict.fromkeys(path for row in rows for path in row.values)
+    paths = [path for path in every if len({row.values.get(path) for row in rows}) > 1 or len(rows) == 1]
     short = {path: path.rpartition(".")[2] for path in paths}
     names = [path if list(short.values()).count(short[path]) > 1 else short[path] for path in paths]
-    table = Table(title=Text(f"sweep {folder.name}"), title_justify="left", box=None, pad_edge=False)
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for name in (*names, "state", "steps", "loss", "val loss", "tokens/s", "hours", "run"):
         table.add_column(name, overflow="fold")
     for row in rows:
         seen = row.summary
-        values = [row.values.get(path, "-") for path in paths]
-        run = f"{row.path.parent.name}/{row.path.name}"
+        values = [Text(_shown(path, row.values[path]) if path in row.values else "-") for path in paths]
+        run = Text(readable(f"{row.path.parent.name}/{row.path.name}"))
         if seen is None:
             table.add_row(*values, "gone", "-", "-", "-", "-", "-", run)
             continue
@@ -119,6 +127,11 @@ def render(folder: Path, rows: list[Member]) -> Table:
             run,
         )
     return table
+
+
+def _shown(path: str, value: str) -> str:
+    """An override's value as it may be printed: without secrets and terminal codes."""
+    return readable(redact_text(f"{path}={value}").removeprefix(f"{path}="))
 
 
 def _number(value: float | None, form: str) -> str:

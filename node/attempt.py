@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import re
@@ -16,7 +17,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this is whatever Python a node has
@@ -32,10 +32,17 @@ from superpod.node import (
     full_disk,
     guard,
     heartbeat,
+    late_data,
+    model_steps,
+    next_attempt,
+    orphans,
     resume,
     shared_reading,
+    stacks,
     stall,
+    units,
 )
+from superpod.node.leftovers import ENDED, Leftovers
 from superpod.node.notify import Webhook
 from superpod.node.run_folder import RunFolder, as_user_errors
 from superpod.node.time_limit import TimeLimit
@@ -43,9 +50,9 @@ from superpod.node.time_limit import TimeLimit
 POLL_S = 1.0
 CANCELLED_S = 10.0
 """After a SIGTERM, seconds between two looks whether it was a scancel: Slurm may be slow, and KillWait is 30 s."""
-LOCK_S = 60.0
-"""How long to wait for an earlier attempt that is just ending."""
 
+FOR_ALL_JOBS = (resume.NoWholeCheckpointError, late_data.MissingDataError)
+"""What every further job of the run would find, too."""
 MEANING = {
     "SIGUSR1": "the time limit is near",
     "SIGTERM": "Slurm ends the job (preempted, requeued or cancelled)",
@@ -58,14 +65,15 @@ def main(words: list[str]) -> int:
     job = SlurmJob()
     try:
         run = open_run(options, job)
-        if reason := guard.nothing_to_do(run, lambda ended: ending.of(ended, run.output(ended)), job.id):
+        owes = bool(options.model_step) and model_steps.to_export(run)
+        if reason := guard.nothing_to_do(run, lambda ended: ending.of(ended, run.output(ended)), job.id, owes):
             _log(reason)
             return 0
         try:
             return _attempt(run, job, options, command)
         finally:
             if problem := options.webhook.after(
-                run, job.id, lambda: bool(_queued_jobs()) or job.state_of(job.id) == "PENDING"
+                run, job.id, lambda: bool(next_attempt.queued()) or ending.controller_state(job.id) == "PENDING"
             ):
                 _log(f"notify: {problem}")
     except UserError as error:
@@ -74,12 +82,13 @@ def main(words: list[str]) -> int:
 
 
 def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
-    with _locked(run):
+    left = Leftovers(run, job.nodes, job.id, _log)
+    with left.run_taken_over():
         if reason := guard.must_stop(run, options.idle_attempts, options.failures):
             guard.stop(run, reason, by=guard.StoppedBy.GUARD)
             _log(reason)
             return 1
-        return _RunningAttempt(run, job, options).go(command)
+        return _RunningAttempt(run, job, options, left).go(command)
 
 
 class SlurmJob:
@@ -88,21 +97,15 @@ class SlurmJob:
     def __init__(self) -> None:
         self.id = os.environ.get("SLURM_JOB_ID", "")
         self.restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0)
-        self.nodes = _slurm("scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")).split()
-
-    @staticmethod
-    def state_of(job: str) -> str:
-        """Slurm's state of a job, from the controller, not from accounting; '' when it has forgotten the job."""
-        match = re.search(r"\bJobState=(\w+)", _slurm("scontrol", "show", "job", "-o", job))
-        return match[1] if match else ""
+        self.nodes = ending.printed("scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")).split()
 
     def is_preempted(self) -> bool:
         """Whether this job runs in the grace time of a preemption: Slurm signals its steps, but not its script."""
-        return bool(re.search(r"\bPreemptTime=\d", _slurm("scontrol", "show", "job", "-o", self.id)))
+        return bool(re.search(r"\bPreemptTime=\d", ending.printed("scontrol", "show", "job", "-o", self.id)))
 
     def deadline(self) -> float:
         """Unix time of the job's limit; 0 when there is none."""
-        match = re.search(r"\bEndTime=(\S+)", _slurm("scontrol", "show", "job", "-o", self.id))
+        match = re.search(r"\bEndTime=(\S+)", ending.printed("scontrol", "show", "job", "-o", self.id))
         with contextlib.suppress(ValueError, TypeError):
             return time.mktime(time.strptime(match[1] if match else "", "%Y-%m-%dT%H:%M:%S"))
         return 0.0
@@ -135,8 +138,9 @@ class _SignalledError(BaseException):
 class _RunningAttempt:
     """One attempt, from its folder, before anything that takes long, to the last line of result.json."""
 
-    def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace) -> None:
-        self.run, self.job, self.options = run, job, options
+    def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace, left: Leftovers) -> None:
+        self.run, self.job, self.options, self.left = run, job, options, left
+        self.pause = functools.partial(time.sleep, options.second_look_s)
         self.attempt = run.new_attempt(job=job.id)
         self.attempt.mark("running", job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run))
         self.signals: list[str] = []
@@ -145,7 +149,7 @@ class _RunningAttempt:
         self._next_look = 0.0
         """when to look once more whether the job was cancelled, by time.monotonic()"""
         self.step = int(bool(options.checks))
-        """the number of the ranks' step in the job: after those that read checkpoints and check nodes"""
+        """the number of the ranks' step in the job: after those that prepare it"""
         self._is_preparing = True
 
     def go(self, command: list[str]) -> int:
@@ -153,16 +157,23 @@ class _RunningAttempt:
         try:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(number, self._note_signal)
+            self.left.end_earlier()
+            self.step += self.left.steps
             reason = self._keeps_from_starting()
+            if not reason and self.run.done:  # only its export is left
+                self._is_preparing = False
+                return self._record(0)
             if not reason:
+                late_data.require(self.run, self.pause)
                 self._choose_checkpoint()
+                self._import_model()
             self._is_preparing = False
         except _SignalledError:
             return self._record(None)
         except Exception as error:
             self._is_preparing = False
             words = f"{error}; {error.hint}" if isinstance(error, UserError) and error.hint else str(error)
-            if isinstance(error, resume.NoWholeCheckpointError):  # every further job would find the same
+            if isinstance(error, FOR_ALL_JOBS):
                 guard.stop(self.run, words, by=guard.StoppedBy.GUARD)
             with contextlib.suppress(UserError):
                 self.attempt.finish("failed", message=words or type(error).__name__)
@@ -178,19 +189,28 @@ class _RunningAttempt:
         if reason := _wait_for_room(self.run, self.job, self.options.self_submit):
             return reason
         if bad := _bad_nodes(self.options, self.job):
-            first_step.keep_out(self.run, bad, _queued_jobs())
-            return "bad nodes, kept out of the next attempt: " + "; ".join(f"{n}: {why}" for n, why in bad.items())
+            first_step.keep_out(self.run, bad, next_attempt.queued())
+            named = "; ".join(f"{node}: {why}" for node, why in bad.items())
+            return f"bad nodes, kept out of the next attempt: {named}{self._submit_next()}"
         return ""
 
     def _choose_checkpoint(self) -> None:
         """Decide what the ranks resume from, and make it so. Raises UserError."""
         ends = self.job.deadline() or float("inf")
-        reader = shared_reading.SharedReader(self.job.nodes, left_s=lambda: ends - time.time(), log=_log)
-        decided = resume.decide(self.run, reader, lambda: time.sleep(self.options.second_look_s))
+        nodes, folder = self.job.nodes, self.attempt.path
+        reader = shared_reading.SharedReader(nodes, folder, left_s=lambda: ends - time.time(), log=_log)
+        decided = resume.decide(self.run, reader, self.pause)
         resume.settle(self.run, self.attempt, decided)
         _log(decided.words)
         self.attempt.mark("running", before=guard.newest_step(self.run))
         self.step += reader.steps
+
+    def _import_model(self) -> None:
+        """Import the model that the run starts from, where no run before it has. Raises UserError."""
+        if self.options.model_step and model_steps.to_import(self.run):
+            _log("importing the model")
+            model_steps.import_model(self.options.model_step, self.run, self.attempt)
+            self.step += 1
 
     def _wait(self, command: list[str]) -> int:
         self.attempt.write_env(os.environ)
@@ -236,6 +256,7 @@ class _RunningAttempt:
             "SUPERPOD_RUN_DIR": str(self.run.path),
             "SUPERPOD_ATTEMPT": self.attempt.name,
             "SUPERPOD_DEADLINE": str(self.limit.at),
+            orphans.MARK: str(self.attempt.path),
             heartbeat.LIMIT: str(self.options.stalled_s),
             "SUPERPOD_SAVE_S": str(guard.save_seconds(self.run, self.options.save_s)),
             "MASTER_ADDR": self.job.nodes[0],
@@ -246,24 +267,35 @@ class _RunningAttempt:
         """Name the rank that stopped first, and end an attempt that would hang until its time limit."""
         silent = self.watch.look()
         if silent and not self.stalled:
-            self.stalled = silent
+            ending.printed("scancel", f"--signal={capture.ASK.name}", f"{self.job.id}.{self.step}")
+            stacks.settle(self.attempt)
+            self.stalled = stacks.joined(silent, self.attempt)
             with contextlib.suppress(UserError):
-                self.attempt.mark("stalled", message=silent)
-            _log(silent)
-            _slurm("scancel", "--signal=KILL", f"{self.job.id}.{self.step}")
+                self.attempt.mark("stalled", message=self.stalled)
+            _log(self.stalled)
+            ending.printed("scancel", "--signal=KILL", f"{self.job.id}.{self.step}")
             ranks.send_signal(signal.SIGTERM)
+
+    def _nothing_is_left(self, code: int | None) -> bool:
+        """End what the ranks have left; those that end by themselves leave nothing, and those not started neither."""
+        if code and "SIGTERM" not in self.signals:  # where Slurm ends the job, it starts no step of it any more
+            return self.left.end(self.attempt.path)
+        return not code
 
     def _record(self, code: int | None) -> int:
         newest, done = guard.newest_step(self.run), self.run.done
-        now = self.job.state_of(self.job.id)
+        now = ending.controller_state(self.job.id)
         before = self.attempt.result.get("before") or 0
         beats = self.attempt.heartbeats().values()
         self.signals += [str(beat.get("signal", "")) for beat in beats if beat.get("phase") == "stopped"]
         self._mark_if_cancelled()
         self.signals += ["SIGTERM"] if not done and self.job.is_preempted() else []
         if done:
-            state, message = "done", ""
-        elif self.cancelled or _is_cancelled(self.run):
+            message = self._export()
+            self._mark_if_cancelled()  # while it exported
+            ended = "cancelled" if self.cancelled else "requeued" if "SIGTERM" in self.signals else "failed"
+            state = ended if message else "done"
+        elif self.cancelled or guard.is_cancelled(self.run):
             state, message = "cancelled", "cancelled by the user"
         elif self.stalled:
             state, message = "stalled", self.stalled
@@ -277,33 +309,35 @@ class _RunningAttempt:
             state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=newest - before
         )
         _log(f"{state}: {message or f'step {last}'}")
-        if state == "done":
+        if self._nothing_is_left(code):
+            self.attempt.finish(state, exit_code=code, message=message, **{ENDED: True})
+        if done and state != "requeued":
             guard.drop_chain(self.run, self.job.id)
-        if state not in ("done", "cancelled") and self.options.self_submit and not _queued_jobs():
-            _submit_next(self.run)
+            return int(bool(message))
+        if state not in ("done", "cancelled") and (refusal := self._submit_next()):
+            self.attempt.finish(state, exit_code=code, message=f"{message}{refusal}")
+            _log(refusal.removeprefix("; "))
         if "SIGTERM" in self.signals and now == "RUNNING" and state == "requeued" and self._requeue():
             time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
         return 0 if state in ("done", "requeued") else 1
 
+    def _export(self) -> str:
+        """Write the folder that a fine-tuning owes; what went wrong, '' for nothing or where none is owed."""
+        if not (self.options.model_step and model_steps.to_export(self.run)):
+            return ""
+        _log("exporting the best checkpoint")
+        return model_steps.export(self.options.model_step, self.run, self.attempt)
+
+    def _submit_next(self) -> str:
+        """Queue the next job where the profile lets nodes do so and none waits; '; ' and why Slurm did not take it."""
+        if not self.options.self_submit or next_attempt.queued():
+            return ""
+        refusal = next_attempt.submit(self.run)
+        return f"; {refusal}" if refusal else ""
+
     def _requeue(self) -> bool:
         """Give the nodes back to whoever preempted this job, and queue for the next attempt."""
         return subprocess.run(["scontrol", "requeue", self.job.id], capture_output=True).returncode == 0
-
-
-def _is_cancelled(run: RunFolder) -> bool:
-    """Whether the run's user has ended it: `recipes cancel` writes the marker before it calls scancel."""
-    marker = guard.stopped(run)
-    return marker is not None and marker.by is guard.StoppedBy.USER
-
-
-def _submit_next(run: RunFolder, *options: str) -> bool:
-    """Queue the next attempt, where the profile says that nodes can submit jobs; whether Slurm took it."""
-    folder = str(run.path)
-    os.environ["SUPERPOD_RUN_DIR"] = folder
-    name = f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}"
-    output = f"--output={folder.replace('%', '%%')}/slurm-%j.out"  # sbatch expands % in it
-    words = ["--parsable", name, "--export=ALL", "--dependency=singleton", f"--chdir={folder}", output, *options]
-    return bool(_slurm("sbatch", *words, f"{folder}/job.sbatch").strip())
 
 
 def _wait_for_room(run: RunFolder, job: SlurmJob, self_submit: bool) -> str:
@@ -317,50 +351,24 @@ def _wait_for_room(run: RunFolder, job: SlurmJob, self_submit: bool) -> str:
         if not (reason := full_disk.wait_for_room(run, _log, held)):
             return ""
 
-    def submit(seconds: float) -> bool:
-        return self_submit and _submit_next(run, f"--begin=now+{int(seconds)}")
+    refusals: list[str] = []
 
-    if seconds := full_disk.put_off(run, _queued_jobs(), time.time(), submit):
-        return f"{reason}: the next job looks again in {full_disk.duration(seconds)}"
+    def submit(seconds: float) -> bool:
+        refusals.append(next_attempt.submit(run, f"--begin=now+{int(seconds)}"))
+        return not refusals[0]
+
+    if seconds := full_disk.put_off(run, next_attempt.queued(), time.time(), submit if self_submit else None):
+        return f"{reason}: the next job looks again in {units.duration(seconds)}"
+    reason = "; ".join(filter(None, [reason, *refusals]))
     reason = f"{reason}, and no job is left to wait: make room, then `recipes submit --resume`"
     guard.stop(run, reason, by=guard.StoppedBy.GUARD)
     return reason
-
-
-def _queued_jobs() -> list[str]:
-    """Other jobs of the run that wait in the queue."""
-    name = os.environ.get("SLURM_JOB_NAME", "")
-    return _slurm("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").split()
 
 
 def _bad_nodes(options: argparse.Namespace, job: SlurmJob) -> dict[str, str]:
     """Bad nodes of this job by the checks of its profile, each with what is wrong."""
     script = Path(__file__).resolve().parents[1] / "slurm" / "checks" / "node.sh"
     return first_step.bad_nodes(script, options.checks, job.nodes, os.environ) if options.checks else {}
-
-
-@contextlib.contextmanager
-def _locked(run: RunFolder) -> Iterator[None]:
-    """Lock the run, waiting up to LOCK_S for an attempt that is just ending. Raises UserError when it goes on."""
-    with contextlib.ExitStack() as stack:
-        end = time.monotonic() + LOCK_S
-        while True:
-            try:
-                stack.enter_context(run.lock(ranks=time.monotonic() < end))
-                break
-            except UserError:
-                if time.monotonic() > end + POLL_S:
-                    raise
-                time.sleep(POLL_S)
-        yield
-
-
-def _slurm(*words: str) -> str:
-    """What a Slurm command prints; '' when it is not installed or does not answer within 30 s."""
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
 
 
 def _log(text: str) -> None:
@@ -384,7 +392,8 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if "--" not in words:
         parser.error("the command that starts the ranks is missing: -- srun ...")
     at = words.index("--")
-    return parser.parse_args(words[:at]), words[at + 1 :]
+    command, model_step = model_steps.split(words[at + 1 :])
+    return parser.parse_args(words[:at], argparse.Namespace(model_step=model_step)), command
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 
-from . import rank_monitor
+from superpod import post_norms
+
+from . import children, rank_monitor
 from .capture import capture_output
 from .files import JsonObject, append_line, tail_lines, write_json
 from .heartbeat import Heartbeat
@@ -23,6 +25,7 @@ from .saved_checkpoints import SavedCheckpoints
 from .stopping import Deadline, StopSignals, save_last
 
 if TYPE_CHECKING:
+    import torch
     from lightning.pytorch import Trainer
 
 GIB = 2**30
@@ -64,6 +67,8 @@ class RunCallback(Callback):
         self._held: int | None = None
         """the shared lock on RUN/.ranks, for as long as this process lives"""
         capture_output(self._attempt_dir)
+        if "RANK" in os.environ:
+            children.end_with_this_process()
         if monitored:
             rank_monitor.start(self._run)
 
@@ -85,8 +90,9 @@ class RunCallback(Callback):
             self._held = share(self._run / RANKS)  # no second attempt while ranks of a killed launcher live on
         self._heartbeat(trainer, "start")
 
-    def on_train_start(self, trainer: Trainer, pl_module: object) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: torch.nn.Module) -> None:
         """Take over the signals: from here on a checkpoint can be saved."""
+        post_norms.set_epsilon(getattr(trainer.strategy, "megatron_parallel", pl_module))  # of all virtual stages
         self._signals.install()
         self._require_resumed(trainer)
         _count_the_saved_batch(trainer)
@@ -146,9 +152,11 @@ class RunCallback(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: object) -> None:
         """Write the done marker if the last step is reached; only here is the last checkpoint surely saved."""
         self._signals.restore()  # not before: a signal must not break into the last save
-        finished = not self._stopped_by and trainer.global_step >= max(trainer.max_steps, 0)
+        early = early_stop(trainer)
+        finished = not self._stopped_by and (bool(early) or trainer.global_step >= max(trainer.max_steps, 0))
         if finished and trainer.is_global_zero:
-            write_json(self._run / "done", {"t": time.time(), "attempt": self.attempt, "step": trainer.global_step})
+            marker = {"t": time.time(), "attempt": self.attempt, "step": trainer.global_step}
+            write_json(self._run / "done", marker | ({"early": early} if early else {}))
         if self._stopped_by:
             self._heartbeat(trainer, "stopped", signal=signal.Signals(self._stopped_by).name)
         else:
@@ -237,6 +245,16 @@ class RunCallback(Callback):
             self._beat = Heartbeat(self._attempt_dir / "heartbeat", trainer.global_rank, self.heartbeat_s)
             self._beat.begin()
         self._beat.beat(trainer.global_step, phase, save_s, **memory_gib(), **facts)
+
+
+def early_stop(trainer: Trainer) -> str:
+    """Why Lightning's EarlyStopping has ended the training before its last step, in words; '' where it has not."""
+    for callback in trainer.early_stopping_callbacks:
+        if callback.wait_count >= callback.patience:
+            best, delta = float(callback.best_score), abs(callback.min_delta)
+            than = f" by more than {delta:g}" if delta else ""
+            return f"{callback.monitor} has not fallen{than} in {callback.patience} validations; its best is {best:.4f}"
+    return ""
 
 
 def _count_the_saved_batch(trainer: Trainer) -> None:

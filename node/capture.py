@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import io
 import os
+import signal
 import sys
 from multiprocessing import util
 from pathlib import Path
@@ -13,6 +16,16 @@ _CAPTURED = "SUPERPOD_CAPTURED"
 
 BY_NODE = "SUPERPOD_LOGS_BY_NODE"
 """Set where srun writes the output of all ranks of a node into one file, with the rank before each line."""
+
+
+ASK = signal.SIGUSR2
+"""At this signal a rank writes the Python stacks of its threads into its log: see `stacks.py`."""
+
+
+def register() -> None:
+    """Let this process write its stacks to its standard error at ASK, from a handler in C that needs no lock."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
+        faulthandler.register(ASK, file=2, all_threads=True, chain=False)
 
 
 def log_path(attempt_dir: Path) -> Path:
@@ -36,6 +49,7 @@ def capture_output(attempt_dir: str | Path) -> Path | None:
     if BY_NODE in os.environ:
         os.environ[_CAPTURED] = BY_NODE
         _write_lines()
+        register()
         _keep_children_off_the_pipes(attempt_dir / "logs" / f"{_node()}.log")
         return None
     path = log_path(attempt_dir)
@@ -49,6 +63,7 @@ def capture_output(attempt_dir: str | Path) -> Path | None:
     os.close(handle)
     os.environ[_CAPTURED] = str(path)
     _write_lines()
+    register()
     return path
 
 

@@ -12,13 +12,14 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from superpod.node import manifest
 from superpod.node.checkpoint_metadata import intact, read, weights_of
-from superpod.node.checkpoints import MARK
+from superpod.node.checkpoints import MARK, is_half
 from superpod.node.files import JsonObject, read_json
 
 CONTEXT = "context/"
@@ -26,6 +27,9 @@ CONTEXT = "context/"
 
 UNREADABLE = " cannot be read: "
 """Problems that hold these words tell of the file system, or of this node, and not of what was written."""
+
+MOST_PARTS, MOST_METADATA = 256, 16 << 20
+"""Up to so many parts of a manifest, one a node, and bytes of torch's table of places, a look takes under a second."""
 
 READERS = 16
 """Threads that read at once; one reader does not fill a parallel file system."""
@@ -51,6 +55,22 @@ def problems(checkpoint: Path, *, marked: bool = True) -> list[str]:
     return wrong
 
 
+def seems_whole(checkpoint: Path) -> bool:
+    """Whether a look, such as `recipes status` takes all the time, finds nothing wrong that was written.
+
+    By names and sizes; by the names that are written first and last where the checkpoint is so large (MOST_PARTS,
+    MOST_METADATA) that looking at every file of it would burden its file system. Raises OSError.
+    """
+    if is_half(checkpoint):
+        return False
+    folder = checkpoint / manifest.FOLDER
+    parts = len(os.listdir(folder)) if folder.is_dir() else 0
+    if parts > MOST_PARTS or (size(weights_of(checkpoint) / ".metadata") or 0) > MOST_METADATA:
+        return True
+    wrong = keeps_from_resuming(problems(checkpoint))
+    return not wrong or is_unreadable(wrong)
+
+
 def keeps_from_resuming(wrong: list[str]) -> list[str]:
     """Those of a checkpoint's problems that keep a training from going on from it."""
     return [problem for problem in wrong if not problem.startswith(CONTEXT)]
@@ -66,20 +86,33 @@ def unreadable(name: str, error: OSError) -> str:
     return f"{name}{UNREADABLE}{error.strerror or type(error).__name__}"
 
 
-def damages(checkpoint: Path, share: int = 0, shares: int = 1, *, named_in: Sequence[str] | None = None) -> list[str]:
+class Content(NamedTuple):
+    """What a file of a checkpoint must hold: by the manifest, or else by what torch wrote. It is JSON as it stands."""
+
+    name: str
+    """within the checkpoint"""
+    record: tuple[int, int] | None
+    """size and CRC-32 of the manifest; None = it has none"""
+    parts: Sequence[tuple[int, int]] = ()
+    """without a record: where tensors lie in it, as (offset, length)"""
+
+
+def damages(checkpoint: Path, *, named_in: Sequence[str] | None = None) -> list[str]:
     """Files of a checkpoint without `problems` that are not as they were written; reads all of it, in threads.
 
-    With `shares`, only every `shares`-th file, from number `share` on, so that several nodes can read one checkpoint;
-    with `named_in`, only the files that these problems name. Raises OSError and ValueError when it cannot even tell
+    With `named_in`, only the files that these problems name. Raises OSError and ValueError when it cannot even tell
     which files there are.
     """
-    checks = [
-        check
-        for name, check in _content_checks(checkpoint)[share::shares]
-        if named_in is None or any(problem.startswith(f"{name} ") for problem in named_in)
-    ]
+    contents = contents_of(checkpoint)
+    if named_in is not None:
+        contents = [content for content in contents if any(words.startswith(f"{content.name} ") for words in named_in)]
+    return damages_in(checkpoint, contents)
+
+
+def damages_in(checkpoint: Path, contents: Sequence[Content]) -> list[str]:
+    """Those of the files that are not as they were written; opens nothing else."""
     with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as readers:
-        return [problem for problem in readers.map(lambda check: check(), checks) if problem]
+        return [problem for problem in readers.map(lambda content: _damage(checkpoint, content), contents) if problem]
 
 
 def size(file: Path) -> int | None:
@@ -88,6 +121,12 @@ def size(file: Path) -> int | None:
         return file.stat().st_size if file.is_file() else None
     except OSError:
         return None
+
+
+def bytes_of(folder: Path) -> int:
+    """Size of all files of a checkpoint; a run that goes on may remove some meanwhile."""
+    files = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
+    return sum(size(file) or 0 for file in files)
 
 
 def saved_under(checkpoint: Path) -> dict[str, int]:
@@ -199,37 +238,28 @@ def _wrong_weights(checkpoint: Path) -> list[str]:
     return wrong
 
 
-def _content_checks(checkpoint: Path) -> list[tuple[str, Callable[[], str]]]:
-    """The files that can be checked, by name, each with a check that returns what is wrong, or ''."""
+def contents_of(checkpoint: Path) -> list[Content]:
+    """The files that can be checked. Opens the parts of the manifest, as many as nodes have written it, and .metadata.
+
+    Raises OSError and ValueError.
+    """
     records, weights = manifest.read(checkpoint), weights_of(checkpoint)
-    checks: list[tuple[str, Callable[[], str]]] = [
-        (name, lambda name=name, record=record: _changed(checkpoint, name, record))
-        for name, record in sorted(records.items())
-    ]
+    contents = [Content(name, (record.size, record.crc)) for name, record in sorted(records.items())]
     places: dict[str, list[tuple[int, int]]] = {}
     if (weights / ".metadata").exists():
         for file, offset, length in sorted(read(checkpoint).places):
             places.setdefault((weights / file).relative_to(checkpoint).as_posix(), []).append((offset, length))
-    checks += [
-        (name, lambda name=name, parts=parts: _broken_part(checkpoint, name, parts))
-        for name, parts in places.items()
-        if name not in records
-    ]
-    return checks
+    return contents + [Content(name, None, parts) for name, parts in places.items() if name not in records]
 
 
-def _changed(checkpoint: Path, name: str, record: manifest.FileRecord) -> str:
+def _damage(checkpoint: Path, content: Content) -> str:
+    """How a file differs from what was written, the first of its tensors where torch alone tells; '' = not at all."""
+    name = content.name
     try:
-        same = manifest.checksum(checkpoint / name) == record
-    except OSError as error:
-        return unreadable(name, error)
-    return "" if same else f"{name} is not as it was written: its checksum differs"
-
-
-def _broken_part(checkpoint: Path, name: str, parts: list[tuple[int, int]]) -> str:
-    """The first tensor of a file whose bytes are not those that torch wrote; '' when all are."""
-    try:
-        broken = ((offset, length) for offset, length in parts if not intact(checkpoint / name, (offset, length)))
+        if content.record:
+            same = manifest.checksum(checkpoint / name) == manifest.FileRecord(*content.record)
+            return "" if same else f"{name} is not as it was written: its checksum differs"
+        broken = ((at, length) for at, length in content.parts if not intact(checkpoint / name, (at, length)))
         return next((f"{name} is damaged between bytes {at} and {at + length}" for at, length in broken), "")
     except OSError as error:
         return unreadable(name, error)

@@ -11,16 +11,19 @@ import subprocess
 import time
 from pathlib import Path
 
+from superpod.node.files import tail_text
+
 POLL_S = 1.0
 ANSWER_S, SOON_S = 30.0, 5.0
 """How long to wait for an answer of Slurm, and from inside a job that it is about to kill."""
 
 CANCELLED = "CANCELLED"
 
+LIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED")
+"""States of a job that has its nodes."""
+
 _LAST_WORDS = re.compile(r"\*\*\* JOB (\d+) ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.IGNORECASE)
 """slurmstepd's line in a job's output; a `scancel` has no `DUE TO`, or names the signal."""
-
-_OUTPUT_BYTES = 64 * 1024
 
 
 def of(job: str, output: Path, wait_s: float = 60.0, answer_s: float = ANSWER_S) -> str:
@@ -31,7 +34,7 @@ def of(job: str, output: Path, wait_s: float = 60.0, answer_s: float = ANSWER_S)
     """
     end = time.monotonic() + wait_s
     while True:
-        state = _controller(job, answer_s)
+        state = controller_state(job, answer_s)
         if state not in ("", "COMPLETING", CANCELLED):
             return state
         if accounted := _accounting(job, answer_s):
@@ -61,8 +64,9 @@ def canceller(state: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _controller(job: str, answer_s: float) -> str:
-    match = re.search(r"\bJobState=(\w+)", _output(answer_s, "scontrol", "show", "job", "-o", job))
+def controller_state(job: str, answer_s: float = ANSWER_S) -> str:
+    """Slurm's state of a job, from the controller, not from accounting; '' when it has forgotten the job."""
+    match = re.search(r"\bJobState=(\w+)", printed("scontrol", "show", "job", "-o", job, answer_s=answer_s))
     return match[1] if match else ""
 
 
@@ -71,15 +75,13 @@ def _accounting(job: str, answer_s: float) -> str:
 
     A requeued job has a line for each of its lives; sacct shows the newest.
     """
-    line = _output(answer_s, "sacct", "-X", "-nP", "-j", job, "-o", "State").strip().partition("\n")[0]
+    line = printed("sacct", "-X", "-nP", "-j", job, "-o", "State", answer_s=answer_s).strip().partition("\n")[0]
     return "" if line in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else line
 
 
 def _last_words(job: str, output: Path) -> str:
     try:
-        with open(output, "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _OUTPUT_BYTES))
-            text = file.read().decode(errors="replace")
+        text = tail_text(output)
     except OSError:
         return ""
     matches = [match for match in _LAST_WORDS.finditer(text) if match[1] == job]
@@ -89,7 +91,8 @@ def _last_words(job: str, output: Path) -> str:
     return CANCELLED if not reason or reason.upper().startswith("SIGNAL") else reason.upper()
 
 
-def _output(answer_s: float, *words: str) -> str:
+def printed(*words: str, answer_s: float = ANSWER_S) -> str:
+    """What a Slurm command prints; '' when it is not installed or does not answer in time."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=answer_s).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 JsonObject = dict[str, Any]
 """An object of a JSON file. Others may have edited the file: check a value's type before you use it."""
 
-_TAIL_BYTES = 64 * 1024
+TAIL_BYTES = 64 * 1024
+"""Of the end of a file that are read, unless more is asked for."""
 _NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
@@ -113,7 +114,7 @@ def append_line(path: Path, record: Mapping[str, object]) -> None:
 def read_lines(path: Path) -> list[JsonObject]:
     """Every whole JSON object of a lines file, in order, torn ones left out; none in a missing file or a folder."""
     try:
-        return _objects(read_bytes(path))
+        return parse_lines(read_bytes(path))
     except _NO_FILE:
         return []
 
@@ -121,18 +122,28 @@ def read_lines(path: Path) -> list[JsonObject]:
 def tail_lines(path: Path) -> list[JsonObject]:
     """The objects in the last 64 KiB of a lines file, in order: enough for "what was last", at any length."""
     try:
-        refuse_special(path)
-        with open(path, "rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
-            file.seek(start)
-            data = file.read(_TAIL_BYTES)
+        data, is_cut = _tail(path, TAIL_BYTES)
     except _NO_FILE:
         return []
-    return _objects(data.partition(b"\n")[2] if start else data)  # the first line may be cut
+    return parse_lines(data.partition(b"\n")[2] if is_cut else data)  # the first line may be
 
 
-def _objects(data: bytes) -> list[JsonObject]:
-    """The JSON objects among the lines of `data`."""
+def tail_text(path: Path, most: int = TAIL_BYTES) -> str:
+    """The text of a file's last `most` bytes. Raises OSError, as `refuse_special` does too."""
+    return _tail(path, most)[0].decode(errors="replace")
+
+
+def _tail(path: Path, most: int) -> tuple[bytes, bool]:
+    """The last `most` bytes of a file, and whether there are others before them. Raises OSError."""
+    refuse_special(path)
+    with open(path, "rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - most)
+        file.seek(start)
+        return file.read(most), start > 0
+
+
+def parse_lines(data: bytes) -> list[JsonObject]:
+    """The JSON objects among the lines of `data`, torn ones left out."""
     objects = []
     for line in data.split(b"\n"):
         try:

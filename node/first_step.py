@@ -49,11 +49,23 @@ def keep_out(run: RunFolder, bad: dict[str, str], jobs: list[str]) -> None:
     """Remember bad nodes, and have Slurm give the queued `jobs` of the run others."""
     known = read_json(run.path / BAD) or {}
     write_json(run.path / BAD, known | {node: {"t": time.time(), "why": why} for node, why in bad.items()})
-    nodes = ",".join(sorted({*known, *bad}))
+    nodes = ",".join(excluded(run))
     for job in jobs:
         subprocess.run(["scontrol", "update", f"JobId={job}", f"ExcNodeList={nodes}"], capture_output=True, timeout=30)
 
 
 def excluded(run: RunFolder) -> list[str]:
-    """Nodes that later attempts of the run do not get."""
-    return sorted(read_json(run.path / BAD) or {})
+    """Nodes that later attempts of the run do not get: the bad ones, and then those that its script leaves out too.
+
+    Empty without bad ones: Slurm reads the script, whose list `--exclude` would replace.
+    """
+    bad = sorted(read_json(run.path / BAD) or {})
+    return [*_left_out(run), *bad] if bad else []
+
+
+def _left_out(run: RunFolder) -> list[str]:
+    try:
+        script = (run.path / "job.sbatch").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    return re.findall(r"""^#SBATCH (?:--exclude=|-x ?)["']?([^"'\s]+)""", script, re.MULTILINE)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from superpod.node.files import is_full, is_number
-from superpod.node.progress import duration
 from superpod.node.run_folder import RunFolder
+from superpod.node.units import duration, size
 
 LEAST_BYTES = 16 << 20
 """Written to see whether there is room: statvfs knows nothing of a user's quota. Logs and small files need as much."""
@@ -47,7 +47,7 @@ def missing(run: RunFolder) -> str:
     least = max(float(needed) if is_number(needed) else 0.0, _small(run.path))
     free = shutil.disk_usage(run.path).free
     if free < least:
-        return f"{_size(free)} are free under {run.path}, and a checkpoint takes {_size(least)}"
+        return f"{size(free)} are free under {run.path}, and a checkpoint takes {size(least)}"
     probe = run.path / f".probe.{os.getpid()}"
     try:
         with open(probe, "wb") as file:
@@ -102,7 +102,3 @@ def _begin(job: str, seconds: float) -> bool:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(words, capture_output=True, timeout=30).returncode == 0
     return False
-
-
-def _size(count: float) -> str:
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import itertools
 import os
 import re
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from superpod.node import diagnose, ending, heartbeat_pages, owner, progress
 from superpod.node.checkpoints import is_half, is_own_folder, marked_names, step_of
@@ -43,23 +43,33 @@ class Stop:
     by: StoppedBy
 
 
-def newest_step(run: RunFolder) -> int:
-    """Steps done at the newest whole checkpoint; 0 when there is none."""
-    steps = [0]
+def newest_checkpoint(
+    run: RunFolder, is_whole: Callable[[Path], bool] = lambda folder: not is_half(folder)
+) -> Path | None:
+    """The newest checkpoint that is whole: for the guard, one whose save came to its end."""
     with contextlib.suppress(OSError):
         folders = list(run.checkpoints.iterdir())
         marked = marked_names(folders)
-        for folder in folders:
-            step = step_of(folder.name)
-            if step is not None and folder.name not in marked:
-                with contextlib.suppress(OSError):
-                    steps += [step] if is_own_folder(folder) and not is_half(folder) else []
-    return max(steps)
+        steps = {folder: step for folder in folders if (step := step_of(folder.name)) and folder.name not in marked}
+        for folder in sorted(steps, key=lambda folder: steps[folder], reverse=True):
+            with contextlib.suppress(OSError):
+                if is_own_folder(folder) and is_whole(folder):
+                    return folder
+    return None
 
 
-def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str) -> str:
-    """Why job `me` has nothing to do, in words: the run is done, stopped, or its user cancelled it; '' to go on."""
-    if run.done:
+def newest_step(run: RunFolder) -> int:
+    """Steps done at the newest checkpoint whose save came to its end; 0 when there is none."""
+    newest = newest_checkpoint(run)
+    return (step_of(newest.name) or 0) if newest else 0
+
+
+def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str, owes: bool = False) -> str:
+    """Why job `me` has nothing to do, in words: the run is done, stopped, or its user cancelled it; '' to go on.
+
+    A run that is trained and `owes` its export is not done.
+    """
+    if run.done and not owes:
         return f"{run.path} is done"
     if marker := stopped(run):
         return f"{run.path} is stopped: {marker.reason}"
@@ -78,6 +88,12 @@ def cancelled(run: RunFolder, job: str, state: str) -> None:
     stop(run, f"job {job} was cancelled by {_who(run, state)}", by=StoppedBy.USER)
 
 
+def is_cancelled(run: RunFolder) -> bool:
+    """Whether the run's user has ended it: `recipes cancel` writes the marker before it calls scancel."""
+    marker = stopped(run)
+    return marker is not None and marker.by is StoppedBy.USER
+
+
 def _who(run: RunFolder, state: str) -> str:
     """Who cancelled a job that ended in `state`: the user, or somebody else by name."""
     uid = ending.canceller(state)
@@ -89,8 +105,7 @@ def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
     # Attempts that the user let pass do not count.
     ended = [_finished(attempt) for attempt in run.attempts if int(attempt.name) > _resumed_after(run)]
     ended = [attempt for attempt in ended if attempt.counts]
-    worths = progress.worths(run, ended, newest_step(run))
-    idle = list(itertools.takewhile(lambda worth: worth.is_idle, reversed(worths)))
+    idle = progress.idle_streak(progress.worths(run, ended, newest_step(run)))
     if len(idle) >= idle_attempts:
         why = next((words for attempt in reversed(ended) if (words := str(attempt.result.get("message", "")))), "")
         return f"{progress.idle_words(idle)}; the last one: {why or 'ended without a word'}"

@@ -23,19 +23,9 @@ def take(path: Path) -> int | None:
     Tries for half a second, since `is_held` looks by locking for an instant. The file then says who holds it.
     Raises OSError where the file cannot be opened or the file system knows no locks.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # CLOEXEC: children must not keep the lock
-    for attempt in range(11):
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if attempt == 10:
-                os.close(handle)
-                return None
-            time.sleep(0.05)
-        except OSError:
-            os.close(handle)
-            raise
+    handle = _opened(path, fcntl.LOCK_EX)
+    if handle is None:
+        return None
     with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
@@ -48,16 +38,24 @@ def share(path: Path) -> int | None:
     Tries for half a second, as `take` does: somebody's look must not cost a rank its lock.
     """
     with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        for attempt in range(11):
+        return _opened(path, fcntl.LOCK_SH)
+    return None
+
+
+def _opened(path: Path, kind: int) -> int | None:
+    """A handle that has locked `path`; None where others hold it for longer than a look takes. Raises OSError."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # CLOEXEC: children must not keep the lock
+    try:
+        for pause_s in (*[0.05] * 10, 0.0):
             try:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(handle, kind | fcntl.LOCK_NB)
                 return handle
             except BlockingIOError:
-                time.sleep(0.05 if attempt < 10 else 0)
-            except OSError:
-                break
+                time.sleep(pause_s)
+    except OSError:
         os.close(handle)
+        raise
+    os.close(handle)
     return None
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).absolute().parents[1]  # not resolved: in a checkout src/superpod/node is a link
 
-FILES = ("errors.py", "node/*.py", "slurm/checks/node.sh")
-"""Standard library only, but for the callback, which needs lightning, and the measurements, which need torch."""
+FILES = ("errors.py", "post_norms.py", "node/*.py", "node/causes/*.py", "slurm/checks/node.sh")
+"""Standard library only, but for the callbacks, which need lightning, and the measurements, which need torch."""
 
 STAY = ("payload.py", "processes.py")
 """These run only where an attempt is submitted or launched; processes.py needs psutil."""

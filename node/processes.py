@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
+from superpod.node import orphans
+from superpod.node.orphans import MARK
 from superpod.node.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -21,8 +23,8 @@ GRACE_S = 120
 
 POLL_S = 0.2
 
-MARK = "SUPERPOD_ATTEMPT_DIR"
-"""In the environment of every process of an attempt, so that none is left behind."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, kill, and a terminal that is closed."""
 
 
 def wait_for_all(stop: StopSignal, tick: Callable[..., None]) -> None:
@@ -50,7 +52,7 @@ def _children() -> list[psutil.Process]:
     alive = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if child.status() != psutil.STATUS_ZOMBIE:
+            if child.pid not in orphans.pids and child.status() != psutil.STATUS_ZOMBIE:
                 alive.append(child)
         except psutil.NoSuchProcess:
             continue
@@ -61,12 +63,12 @@ def refuse_beside_others(folder: RunFolder) -> None:
     """Refuse an attempt while a process of an earlier one lives, torchrun too, which starts before any rank locks.
 
     Raises:
-        UserError: naming one of the processes.
+        UserError: naming the processes, and the command that stops them.
     """
-    if alive := processes_of(folder.path):
+    if alive := orphans.words_of(folder.path):
         raise UserError(
-            f"{len(alive)} processes of {folder.path} still run, pid {alive[0].pid} for one",
-            "wait until they end, or stop them",
+            f"processes of {folder.path} still run: {alive}",
+            f"wait until they end, or stop them: {orphans.stop_words(folder.path)}",
         )
 
 
@@ -110,7 +112,10 @@ def send(processes: list[psutil.Process], number: int) -> None:
 
 
 class StopSignal:
-    """Counts SIGINT and SIGTERM while it is installed, in place of NeMo-Run's handlers, which raise."""
+    """Counts stop signals while it is installed, in place of NeMo-Run's handlers, which raise.
+
+    A closed terminal (SIGHUP) counts too, unless it is ignored, as under nohup.
+    """
 
     def __init__(self) -> None:
         self.received = 0
@@ -118,7 +123,8 @@ class StopSignal:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Inside, this process counts stop signals and goes on."""
-        before = {number: signal.signal(number, self._count) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._count) for number in numbers}
         try:
             yield
         finally:

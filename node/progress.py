@@ -7,6 +7,7 @@ validations among them included.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -15,12 +16,16 @@ from dataclasses import dataclass
 from superpod.node import time_limit
 from superpod.node.files import JsonObject, is_number, read_lines
 from superpod.node.run_folder import Attempt, RunFolder, is_metric
+from superpod.node.units import duration
 
 LEAST_STEPS = 5
 """Steps of an attempt after which its pace is judged."""
 
 LEAST_SHARE = 0.1
 """Share of an attempt's time in steps that count, below which it has brought the run nowhere."""
+
+LEAST_S = 600.0
+"""Seconds that attempts of such a share take together before they are judged by it: starts alone take minutes."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,18 @@ class Worth:
         if self.steps <= 0:
             return True
         return bool(self.useful_s and self.took_s and self.useful_s < LEAST_SHARE * self.took_s)
+
+
+def idle_streak(worths: Sequence[Worth]) -> list[Worth]:
+    """The last attempts in a row that got nowhere, newest first.
+
+    Those whose steps a checkpoint holds count once they have taken LEAST_S together: of a job that is stopped two
+    minutes after its start, time says nothing yet.
+    """
+    idle = list(itertools.takewhile(lambda worth: worth.is_idle, reversed(worths)))
+    if sum(worth.took_s or 0.0 for worth in idle if worth.steps > 0) >= LEAST_S:
+        return idle
+    return list(itertools.takewhile(lambda worth: worth.steps <= 0, idle))
 
 
 def worths(run: RunFolder, attempts: Sequence[Attempt], newest: int) -> list[Worth]:
@@ -142,14 +159,6 @@ def steady_step_s(lines: Sequence[JsonObject]) -> float | None:
     """Seconds of a step as it is now: the median of the last 20, so that a save in between does not count."""
     seconds = [float(line["step_time_s"]) for line in lines[-20:] if is_number(line.get("step_time_s"))]
     return statistics.median(seconds) if seconds else None
-
-
-def duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3.5 h`, `2.1 d`."""
-    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800)):
-        if seconds < most:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 86400:.3g} d"
 
 
 def _number(value: object) -> float:

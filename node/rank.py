@@ -29,9 +29,10 @@ def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Call
     (`rehearsal/rank.py`) uses both.
     """
     os.environ.update(names(os.environ))
-    from superpod.node import binding
+    from superpod.node import binding, nsys
     from superpod.node.capture import capture_output
 
+    nsys.take_over()
     attempt = Path(os.environ["SUPERPOD_RUN_DIR"]) / "attempts" / os.environ["SUPERPOD_ATTEMPT"]
     capture_output(attempt)
     shield_children()
@@ -92,9 +93,9 @@ def _require_layout(partial: Any, attempt: Path) -> None:
 def shield_children() -> None:
     """Keep Slurm's signals, which reach every process of the job, from data workers and checkpoint writers.
 
-    These inherit a blocked SIGUSR1 and SIGTERM; the rank alone saves, and ends them.
+    These inherit a blocked SIGUSR1, SIGUSR2 and SIGTERM; the rank alone saves, shows its stacks, and ends them.
     """
-    ours = (signal.SIGUSR1, signal.SIGTERM)
+    ours = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the training can save
     os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ours) and None)
     from multiprocessing import popen_spawn_posix, resource_tracker
@@ -124,17 +125,21 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def attach(partial: Any, run: Path, attempt: Path) -> None:
-    """Make the recipe write into its run folder: checkpoints shared by all attempts, logs and metrics of this one."""
+def attach(partial: Any, run: Path, attempt: Path, profile: str = "") -> None:
+    """Make the recipe write into its run folder: checkpoints shared by all attempts, logs and metrics of this one.
+
+    `profile` is what is to be profiled, where run.json does not say it yet.
+    """
     import nemo_run
 
-    from superpod.node import RunCallback, rank_monitor, resume, wandb_id
+    from superpod.node import RunCallback, profiled, rank_monitor, resume, wandb_id
 
     partial.log.explicit_log_dir = str(attempt / "nemo")
     partial.log.ckpt.dirpath = str(run / "checkpoints")
     wandb_id.keep(partial.log, run)
     _resume(partial, attempt / resume.FOLDER)
     callbacks = partial.trainer.callbacks or []
+    callbacks = profiled.keep(callbacks, run, profile)
     monitored = rank_monitor.prepare(callbacks, run)
     ours = nemo_run.Config(RunCallback, run_dir=str(run), attempt=attempt.name, monitored=monitored)
     partial.trainer.callbacks = [*callbacks, ours]

@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from superpod.node.files import TAIL_BYTES, tail_text
+
 _LABEL = re.compile(r" *(\d+): ?(.*)", re.DOTALL)
-_TAIL_BYTES = 64 * 1024
 _MOST_RANKS = 8
 """A node's file is read so many times further back than a rank's."""
 
@@ -52,10 +53,7 @@ def parse(log: Path, text: str) -> Line:
 def tails(log: Path) -> list[tuple[int | None, str]]:
     """The end of what each rank has written to this log, by rank; words of no rank last."""
     by_node = is_by_node(log)
-    with log.open("rb") as file:
-        size = _TAIL_BYTES * (_MOST_RANKS if by_node else 1)
-        file.seek(max(0, file.seek(0, 2) - size))
-        text = file.read().decode(errors="replace")
+    text = tail_text(log, TAIL_BYTES * (_MOST_RANKS if by_node else 1))
     if not by_node:
         return [(rank_of(log), text)]
     ranks: dict[int | None, list[str]] = {}

@@ -32,7 +32,7 @@ def prepare(callbacks: list[Any], run: Path) -> bool:
 
 
 def start(run: Path) -> int:
-    """Start the monitor of this rank; its process id. It dies with this process, unless that is killed itself.
+    """Start the monitor of this rank; its process id. It dies with this process (node/children.py).
 
     Raises:
         ImportError: nvidia-resiliency-ext is not installed.

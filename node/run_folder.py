@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from superpod.errors import UserError
-from superpod.node import heartbeat_pages, locks
+from superpod.node import heartbeat_pages, locks, orphans, owed_export
 from superpod.node.checkpoints import discard_unfinished
 from superpod.node.files import JsonObject, is_full, read_json, read_lines, tail_lines, write_json
 from superpod.node.run_facts import is_metric, problem_in
@@ -277,11 +277,7 @@ class RunFolder:
             raise UserError(f"{self.path} is in use by {who}", "wait for it, or stop that process")
         try:
             if ranks and locks.is_held(self.path / locks.RANKS):
-                attempt = self.attempts[-1].name if self.attempts else "?"
-                raise UserError(
-                    f"ranks of attempt {attempt} of {self.path} still run, but the process that started them is gone",
-                    "wait until they end, or stop them",
-                )
+                raise orphans.still_running(self.path, self.attempts[-1].name if self.attempts else "?")
             yield
         finally:
             os.close(handle)
@@ -305,8 +301,27 @@ class RunFolder:
             state = "saving"
         return Status(state, message, last.name, result.get("exit_code"))
 
+    @property
+    def go_on(self) -> str:
+        """The command that continues the run where it ran, in words."""
+        facts = self.facts
+        verb = "submit" if facts.get("cluster") else "finetune" if "finetune" in facts else "run"
+        where = f" --cluster {shlex.quote(str(facts['cluster']))}" if verb == "submit" else ""
+        return f"`recipes {verb} {self.recipe} --resume {shlex.quote(str(self.path))}{where}` goes on"
+
     def _done_status(self, last: Attempt | None) -> Status:
-        """Done; but how the newest attempt ended, where that was to add steps to a done run and made none."""
+        """Done; but how the newest attempt ended, where that was to add steps to a done run and made none.
+
+        Not done where a Hugging Face folder is still to be written.
+        """
+        if export := owed_export.left(self.path):
+            name = last.name if last else ""
+            if self._is_held():
+                return Status("running", "trained; exporting the best checkpoint", name)
+            ended = last.result if last else {}
+            why = str(ended.get("killed") or (ended.get("message", "") if ended.get("state") == "failed" else ""))
+            words = f"trained to its last step, but {export} is not written; {self.go_on} with the export"
+            return Status("failed", f"{why}; {words}" if why else words, name)
         result, name = (last.result, last.name) if last else ({}, "")
         state, before = str(result.get("state", "done")), result.get("was_done")
         if before is None or state == "done":

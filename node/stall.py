@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from superpod.node.files import JsonObject, is_number
 from superpod.node.heartbeat import ENDED, LOOKS
@@ -62,12 +63,12 @@ def _first_silent(attempt: Attempt, beats: Beats, train_s: float, other_s: float
         return ""  # some rank makes steps, so none is stuck
     if ran_s > other_s and (missing := _missing(attempt, beats)):
         return f"{missing} not begun after {ran_s:.0f} s, and the others wait"
+    frozen = {rank: beat for rank, beat in live.items() if _is_frozen(beat, train_s, now)}
     late = [
         rank
         for rank, beat in live.items()
-        if _since(beat, _moved(beat), now) > (train_s if beat.get("phase") == "train" else other_s)
+        if _since(beat, _moved(beat), now) > (train_s if _must_answer(beat, rank in frozen) else other_s)
     ]
-    frozen = {rank: beat for rank, beat in live.items() if _is_frozen(beat, train_s, now)}
     if not late or (len(late) < len(live) and not frozen):
         return ""
     if frozen:
@@ -79,6 +80,15 @@ def _first_silent(attempt: Attempt, beats: Beats, train_s: float, other_s: float
     return f"rank {rank}{_on(beat)} is stuck in {beat.get('phase', '?')} since step {beat.get('step', '?')}, {ago}"
 
 
+def _must_answer(beat: JsonObject, is_frozen: bool) -> bool:
+    """Whether a training step's limit is the rank's: a long save or validation beats on, where the process lives.
+
+    A start may not: a library that is built or read into memory can keep Python from running.
+    """
+    phase = beat.get("phase")
+    return phase == "train" or (is_frozen and phase != "start")
+
+
 def _words_of_frozen(frozen: Beats, train_s: float, now: float) -> str:
     rank = min(frozen, key=lambda r: frozen[r]["t"])
     beat = frozen[rank]
@@ -86,7 +96,7 @@ def _words_of_frozen(frozen: Beats, train_s: float, now: float) -> str:
     what = f"no longer answers since step {beat.get('step', '?')} ({beat.get('phase', '?')})"
     ago = f"{now - beat['t']:.0f} s ago, before the others"
     if len(ranks) > 1 and now - beat.get("seen", now) > train_s:  # nobody is left to write the node's page
-        return f"node {beat.get('host') or beat.get('node')} (ranks {_spans(ranks)}) {what}, {ago}"
+        return f"node {beat.get('host') or beat.get('node')} (ranks {spans(ranks)}) {what}, {ago}"
     return f"rank {rank}{_on(beat)} {what}, {ago}"
 
 
@@ -100,19 +110,24 @@ def _missing(attempt: Attempt, beats: Beats) -> str:
     nodes = attempt.result.get("nodes") or []
     where = [str(nodes[i]) for i in sorted({rank // local_size for rank in ranks}) if i < len(nodes)]
     hosts = f" on {', '.join(where[:4])}{', ...' if len(where) > 4 else ''}" if where else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {_spans(ranks)}{hosts} {'have' if len(ranks) > 1 else 'has'}"
+    return f"{of_ranks(ranks)}{hosts} {'have' if len(ranks) > 1 else 'has'}"
 
 
-def _spans(ranks: list[int]) -> str:
+def of_ranks(ranks: Sequence[int]) -> str:
+    """'rank 3', 'ranks 3, 8-15' for sorted numbers."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
+
+
+def spans(ranks: Sequence[int]) -> str:
     """'3, 8-15' for sorted numbers."""
-    spans: list[list[int]] = []
+    rows: list[list[int]] = []
     for rank in ranks:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1] = [spans[-1][0], rank]
+        if rows and rank == rows[-1][-1] + 1:
+            rows[-1] = [rows[-1][0], rank]
         else:
-            spans.append([rank])
-    shown = ["-".join(map(str, span)) for span in spans[:8]]
-    return ", ".join(shown) + (", ..." if len(spans) > 8 else "")
+            rows.append([rank])
+    shown = ["-".join(map(str, row)) for row in rows[:8]]
+    return ", ".join(shown) + (", ..." if len(rows) > 8 else "")
 
 
 def _on(beat: JsonObject) -> str:

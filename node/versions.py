@@ -119,8 +119,13 @@ def needed(facts: Mapping[str, object]) -> list[Range]:
     return [Range(*map(str, row)) for row in rows if len(row) == len(Range._fields)] if isinstance(rows, list) else []
 
 
-def refusal(version: Mapping[str, str], facts: Mapping[str, object], environ: Mapping[str, str]) -> str:
-    """Why a run with these facts must not start with these versions, and what to do; '' when it may."""
+IMAGE = "name an image that has them: docs/slurm.md, The container"
+
+
+def refusal(
+    version: Mapping[str, str], facts: Mapping[str, object], environ: Mapping[str, str], move: str = IMAGE
+) -> str:
+    """Why a run with these facts must not start with these versions, and the next `move`; '' when it may."""
     if conflict := bad_pair(version):
         return conflict
     on_gpu = "cuda" in version  # a rehearsal's torch has none, and needs no Transformer Engine
@@ -133,7 +138,6 @@ def refusal(version: Mapping[str, str], facts: Mapping[str, object], environ: Ma
         proven = []
     if not (problems := proven + own):
         return ""
-    move = "name an image that has them: docs/slurm.md, The container"
     return "; ".join(problems) + f"\nnext: {move}" + (f"; {IGNORE}=1 goes on without a proof" if proven else "")
 
 

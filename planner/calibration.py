@@ -13,13 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from superpod.planner import files
+from superpod.planner import corrections, files
 from superpod.planner.planned_job import PlannedJob
 
 FOLDER = Path(__file__).parent / "data" / "calibration"
 
 ERAS = ((24.99, "24"), (25.08, "25.0"), (25.99, "25.1"), (26.05, "26.0"), (99.0, "26.1"))
 """NeMo releases up to a number (year.month), and the name of their era."""
+NOMINAL_LATENCY_US = 5.0
+"""`latency_us` of the fabrics that the constants were fitted on: those of another network are longer in proportion."""
 PINNED = "25.1"
 """The era of what this project installs (NeMo 2.7.3, megatron-core 0.15.3), and of a job that names no release."""
 
@@ -60,8 +62,15 @@ def fused_experts(job: PlannedJob) -> bool:
 
 
 def constants(job: PlannedJob) -> dict[str, float]:
-    """The constants for a job, by name."""
-    return dict(_resolved(job.node.gpu.calibrated_as or job.node.gpu.name, selectors(job)))
+    """The constants for a job, by name, with what a user's own calibration corrects."""
+    gpu, own = corrections.split(job.node.gpu.calibrated_as or job.node.gpu.name)
+    latency = job.fabric.latency_us / NOMINAL_LATENCY_US
+    if latency != 1:
+        own["far_latency"] = own.get("far_latency", 1.0) * latency
+    values = dict(_resolved(gpu, selectors(job)))
+    for name, factor in corrections.factors(own).items():
+        values[name] *= factor
+    return values | corrections.additions(own)
 
 
 @cache

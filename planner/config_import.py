@@ -18,6 +18,8 @@ from superpod.planner.files import text_of
 from superpod.planner.layout import SHARDINGS, Layout
 from superpod.planner.planned_job import PlannedJob
 
+WANTED = "a DeepSpeed JSON, an Accelerate YAML or Megatron arguments"
+
 
 @dataclass
 class ImportedConfig:
@@ -54,7 +56,7 @@ def read(path: Path) -> ImportedConfig:
     Raises:
         UserError: when it cannot be read, or belongs to none of the tools.
     """
-    text = text_of(path)
+    text = text_of(path, WANTED)
     try:
         if text.lstrip().startswith("{"):
             return _deepspeed(_mapping(json.loads(text), path))
@@ -76,7 +78,7 @@ def read(path: Path) -> ImportedConfig:
 
 def _mapping(value: Any, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds no table of keys", "a DeepSpeed JSON, an Accelerate YAML or Megatron arguments")
+        raise UserError(f"{path} holds no table of keys", WANTED)
     return value
 
 

@@ -59,9 +59,7 @@ def of(
         raise UserError(f"price is {price}; it is what one GPU costs in an hour, 0 or more")
     seconds = tokens / (tokens_per_s_per_gpu * gpus) / goodput
     hours = seconds * gpus / HOUR_S
-    return Cost(
-        days=seconds / DAY_S,
-        gpu_hours=hours,
-        energy_mwh=hours * node.power_w_per_gpu * pue / 1e6,
-        money=None if price is None else hours * price,
-    )
+    energy, money = hours * node.power_w_per_gpu * pue / 1e6, None if price is None else hours * price
+    if not all(map(math.isfinite, (seconds, hours, energy, money or 0.0))):
+        raise UserError(f"tokens {tokens:g}, price {price}, pue {pue:g} and goodput {goodput:g} give no finite cost")
+    return Cost(days=seconds / DAY_S, gpu_hours=hours, energy_mwh=energy, money=money)

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from superpod.planner import legality, predict
+from superpod.planner import legality, pipeline_layout, predict
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import MEGATRON_FSDP, SHARDINGS, Layout
 from superpod.planner.planned_job import Options, PlannedJob
@@ -26,6 +26,10 @@ BOUNDS = {
     "optimizer": "the optimizer step",
 }
 """Names of a step's terms in a sentence; other terms keep their own."""
+
+
+UNMEASURED = "no measured run stands behind the figures of Megatron-FSDP (zero2, zero3): try it on few nodes first"
+OPTION = "--pipeline-model-parallel-layout"
 
 
 @dataclass(frozen=True)
@@ -84,30 +88,30 @@ def short_of(job: PlannedJob, before: Prediction) -> str:
 
 
 def bound(prediction: Prediction) -> str:
-    """What takes most of the step beside the products of matrices, with its share."""
+    """The two terms that take most of the step, with their shares; one where no other takes 2 %."""
     seconds = prediction.step_time_s or 1.0
-    spent = {key: value for key, value in prediction.terms_s.items() if key != "compute"}
-    compute = prediction.terms_s.get("compute", 0.0) / seconds
-    worst = max(spent, key=lambda key: spent[key], default="")
-    share = spent[worst] / seconds if worst else 0.0
-    if share < 0.02:
-        return f"bound by compute, {compute:.0%} of the step"
-    first, second = (f"compute, {compute:.0%}", f"{BOUNDS.get(worst, worst)}, {share:.0%}")
-    if share > compute:
-        first, second = second, first
-    return f"bound by {first} of the step; then {second}"
+    shares = sorted(((value / seconds, key) for key, value in prediction.terms_s.items()), reverse=True)[:2]
+    (first, *second) = [f"{BOUNDS.get(key, key)}, {share:.0%}" for share, key in shares if share >= 0.02] or ["nothing"]
+    return f"bound by {first} of the step" + "".join(f"; then {words}" for words in second)
 
 
 def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> list[str]:
     """Why the i-th layout has its rank: what bounds it, its headroom, its stages, and how far the next one is."""
     prediction = prediction or predict.one(result.job_of(i))
     room = (result.cap - result.reserved[i]) / GIB
-    lines = [bound(prediction), f"{room:.1f} GiB of {result.cap / GIB:.1f} GiB usable are left on the fullest rank"]
+    tight = "tight: " * bool(result.tight[i])
+    lines = [
+        bound(prediction),
+        f"{tight}{room:.1f} GiB of {result.cap / GIB:.1f} GiB usable are left on the fullest rank",
+    ]
+    if result.layout(i).sharding in MEGATRON_FSDP:
+        lines.append(UNMEASURED)
     if approximate := result.job_of(i).model.approximate:
         lines.append(f"this model is planned approximately: {approximate}")
     layout = result.layout(i)
     if layout.pp > 1:
         lines.append(pipeline(result.job_of(i)))
+    lines += stages_written(result.job_of(i))
     ranked = result.ranked
     lines.append(f"to look closer: --layout {as_option(layout)}")
     if i == ranked[0] and (other := _other_degrees(result)) is not None:
@@ -128,6 +132,13 @@ def pipeline(job: PlannedJob) -> str:
         f"the pipeline's bubble is {(p - 1) / (v * m):.1%} of the ideal time, {(p - 1) / (v * m + p - 1):.1%} of the "
         f"whole; the fullest stage has {uneven:.1%} more layers than the mean"
     )
+
+
+def stages_written(job: PlannedJob) -> list[str]:
+    """The line that says in Megatron's own words how layers lie on stages; none where they lie evenly."""
+    if not pipeline_layout.is_uneven(job):
+        return []
+    return [f"the layers of each stage, as Megatron writes them: {OPTION} '{pipeline_layout.of(job)}'"]
 
 
 def misses(result: SearchResult, most: int = 3) -> list[str]:
@@ -191,11 +202,8 @@ def _runs(values: tuple[object, ...]) -> list[str]:
 
 def _other_degrees(result: SearchResult) -> int | None:
     """The best layout whose degrees differ from the winner's."""
-    keys = ("tp", "pp", "vp", "cp", "ep")
-    ranked = result.ranked
-    table = np.stack([result.fields[key][ranked] for key in keys])
-    differs = np.flatnonzero((table != table[:, :1]).any(axis=0))
-    return int(ranked[differs[0]]) if len(differs) else None
+    best = result.best_of_degrees
+    return int(best[1]) if len(best) > 1 else None
 
 
 def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
@@ -208,7 +216,7 @@ def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
     if x.mbs % 2 == 0:
         yield f"mbs {x.mbs // 2}", x.replace(mbs=x.mbs // 2)
     for level in SHARDINGS[SHARDINGS.index(x.sharding) + 1 :] if x.pp == 1 else ():
-        yield level, x.replace(sharding=level)
+        yield f"{level} (unmeasured)" if level in MEGATRON_FSDP else level, x.replace(sharding=level)
     if x.recompute != "full":
         for module in ("layernorm", "mlp", "moe_act", "moe", "mla_up_proj"):
             changed = x.replace(recompute="selective", recompute_modules=(module,))

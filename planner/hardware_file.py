@@ -1,4 +1,4 @@
-"""Hardware files: `[gpu.NAME]`, `[node.NAME]`, `[fabric.NAME]` and `[generation.NAME]` tables, read and checked."""
+"""Hardware files: `[gpu.NAME]`, `[node.NAME]`, `[fabric.NAME]`, `[generation.NAME]` and `[calibration.GPU]` tables."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+from superpod import collection
 from superpod.errors import UserError, did_you_mean
+from superpod.planner import corrections
 from superpod.planner.files import line_of, parse_toml
 from superpod.planner.hardware import SCALED, Fabric, Gpu, Hardware, Kind, Node, pick
 
 NAMED = ("generation", "gpu", "node", "fabric")
-SECTIONS = (*NAMED, "collective", "gemm")
+SECTIONS = (*NAMED, "calibration", "collective", "gemm")
 TEXT = {"generation": (), "kind": ("infiniband", "ethernet"), "source": (), "gpu": (), "calibrated_as": (), "cuda": ()}
 """Keys that hold words, and which ones; () = any."""
 WORDS: dict[str, tuple[str, ...]] = {"scaled_formats": SCALED, "aliases": ()}
@@ -59,18 +61,33 @@ def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Ha
             hint = did_you_mean(section, list(SECTIONS)) or f"sections: {', '.join(SECTIONS)}"
             raise UserError(f"{Place(where, text, section).at()}: no section is called {section!r}", hint)
     named = {section: _tables(tables, Place(where, text, section)) for section in NAMED}
-    if new_names:
+    if new_names and where != str(collection.own_hardware()):
         _all_new(named, base, where, text)
     known = replace(base, generations={**base.generations, **named["generation"]})
     places = {section: partial(Place, where, text, section) for section in NAMED}
     known = replace(known, gpus={**base.gpus, **_section(Gpu, named["gpu"], places["gpu"], known.gpus, known)})
     nodes = {**base.nodes, **_section(Node, named["node"], places["node"], base.nodes, known)}
     for name in (n.lower() for n in named["gpu"]):  # a GPU like another has a node like that one's
-        like = base.nodes.get(known.gpus[name].calibrated_as)
+        like = base.nodes.get(corrections.split(known.gpus[name].calibrated_as)[0])
         if name not in nodes and like is not None:
             nodes[name] = like.replace(name=name, gpu=known.gpus[name])
     fabrics = {**base.fabrics, **_section(Fabric, named["fabric"], places["fabric"], base.fabrics, known)}
-    return replace(known, nodes=nodes, fabrics=fabrics)
+    known = replace(known, nodes=nodes, fabrics=fabrics)
+    return _calibrated(
+        known, _tables(tables, Place(where, text, "calibration")), partial(Place, where, text, "calibration")
+    )
+
+
+def _calibrated(known: Hardware, tables: dict[str, dict[str, Any]], place: Callable[[str], Place]) -> Hardware:
+    """The hardware with `[calibration.GPU]` tables, of `recipes calibrate`, in its GPUs and in nodes that have them."""
+    for name, table in tables.items():
+        gpu = pick(known.gpus, known.gpu_name(name), "GPU", f"{place(name).at()}: ")
+        base, _ = corrections.split(gpu.calibrated_as or gpu.name)
+        values = corrections.checked(table, place(name).at())
+        gpu = gpu.replace(calibrated_as=corrections.joined(base, values))
+        nodes = {key: node.replace(gpu=gpu) if node.gpu.name == gpu.name else node for key, node in known.nodes.items()}
+        known = replace(known, gpus={**known.gpus, gpu.name: gpu}, nodes=nodes)
+    return known
 
 
 def _tables(tables: dict[str, Any], place: Place) -> dict[str, dict[str, Any]]:

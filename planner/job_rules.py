@@ -38,6 +38,12 @@ def _no_precision(f: JobInputs) -> tuple[str, str]:
     return f"{gpu.name} ({gpu.generation}) has no {f.job.precision}", f"it has {', '.join(gpu.precisions)}"
 
 
+def _cap_beyond(job: PlannedJob) -> bool:
+    """Whether the run's own memory cap is more than the GPU has."""
+    cap = job.options.memory_cap
+    return cap is not None and cap > job.node.gpu.hbm_usable_gib
+
+
 def _has_precision(job: PlannedJob) -> bool:
     gpu = job.node.gpu
     return job.precision in gpu.precisions or (job.precision == "fp8" and gpu.fp8_tflops > 0)
@@ -68,6 +74,15 @@ def _splits_groups(f: JobInputs) -> Truth:
 GENERAL: tuple[Rule[JobInputs], ...] = (
     Rule("layers", lambda f: f.undealt, lambda f: f.why_undealt),  # get_num_layers_to_build
     Rule("precision", lambda f: not _has_precision(f.job), _no_precision),  # hardware.Gpu.precisions
+    Rule(
+        "memory_cap",
+        lambda f: _cap_beyond(f.job),
+        lambda f: (
+            f"a memory cap of {f.job.options.memory_cap:g} GiB is more than {f.job.node.gpu.name} has, "
+            f"{f.job.node.gpu.hbm_usable_gib:.1f} GiB",
+            f"at most {f.job.node.gpu.hbm_usable_gib:.1f}, or leave it out",
+        ),
+    ),
 )
 """Rules of any framework."""
 

@@ -48,7 +48,7 @@ def require(job: PlannedJob) -> None:
         raise UserError("\n".join(broken.message for broken in broken_rules), "; ".join(dict.fromkeys(fixes)))
 
 
-_ALONE = ("precision", "attention_backend", "fp8_weights")
+_ALONE = ("precision", "memory_cap", "attention_backend", "fp8_weights")
 
 
 def in_any_layout(job: PlannedJob) -> Broken | None:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from superpod.errors import UserError
+from superpod.errors import UserError, cut
+from superpod.planner import pipeline_layout
 from superpod.planner.layout import MODULES
+from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import PlannedJob
 
 Args = Mapping[str, str]
@@ -100,11 +102,15 @@ def apply(job: PlannedJob, args: Args, *, defaults: bool = True) -> tuple[Planne
         options["unquantised"] = "fp32"
     new = job.replace(
         model=model,
-        layout=job.layout.replace(**_layout(changes.layout, job, model.layers)),
+        layout=job.layout.replace(**_layout(changes.layout, job, model)),
         options=type(job.options)(**options),
         **changes.job,
     )
     return new, changes.unknown
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else cut(text)
 
 
 def changed(args: Args) -> Changes:
@@ -123,14 +129,20 @@ def changed(args: Args) -> Changes:
         where, read = TABLE[name]
         try:
             getattr(changes, where).update(read(text.strip()))
-        except (ValueError, KeyError, IndexError) as wrong:
-            raise UserError(f"--{name} {text}: this value is not understood", "see Megatron-LM's --help") from wrong
+        except UserError as wrong:
+            raise UserError(f"--{name} {_short(text)}: this value is not understood: {wrong}", wrong.hint) from wrong
+        except (ValueError, KeyError, IndexError, OverflowError) as wrong:
+            raise UserError(
+                f"--{name} {_short(text)}: this value is not understood", "see Megatron-LM's --help"
+            ) from wrong
     return changes
 
 
 def _model(changes: dict[str, Any], job: PlannedJob) -> dict[str, Any]:
     """Model fields with what Megatron derives from several arguments at once."""
     changes = dict(changes)
+    if changes.get("experts") and not job.model.topk:
+        changes.setdefault("topk", 2)  # moe-router-topk
     if changes.get("experts") and not changes.get("expert_ffn") and not job.model.expert_ffn:
         changes["expert_ffn"] = changes.get("ffn") or job.model.ffn
     if changes.get("gated") and not changes.get("ffn") and not job.model.gated:
@@ -142,21 +154,53 @@ def _model(changes: dict[str, Any], job: PlannedJob) -> dict[str, Any]:
     return changes
 
 
-def _layout(changes: dict[str, Any], job: PlannedJob, layers: int) -> dict[str, Any]:
+def _layout(changes: dict[str, Any], job: PlannedJob, model: ModelShape) -> dict[str, Any]:
     """Layout fields with what Megatron derives: virtual stages from their layers, no `sp` without `tp`."""
     fields = dict(changes)
     tp, pp = fields.get("tp", job.layout.tp), fields.get("pp", job.layout.pp)
-    if layers_per_chunk := fields.pop("layers_per_virtual", 0):
-        fields["vp"] = layers // (pp * layers_per_chunk)
-    if chunks := fields.get("chunks"):
-        fields["vp"] = len(chunks) // pp
-    if {"first_layers", "last_layers"} & set(fields):
-        fields |= {"chunks": None, "embedding_as_layer": False, "loss_as_layer": False}
+    if (layers_per_chunk := fields.pop("layers_per_virtual", 0)) and pp > 0:
+        fields |= {"vp": model.layers // (pp * layers_per_chunk), "chunks": None}
+    if stages := fields.pop("stages", ()):
+        fields |= _given_stages(stages, fields, job, model)
+    elif any(fields.get(name) for name in ENDS_OF_STAGES):
+        fields["chunks"] = None  # what was only assumed of the stages gives way
+    if fields.get("first_layers") or fields.get("last_layers"):
+        fields = {"embedding_as_layer": False, "loss_as_layer": False, **fields}
     if fields.get("vp") == 1:
         fields["vp"] = None
     if tp == 1:
         fields["sp"] = False
     return fields
+
+
+ENDS_OF_STAGES = ("first_layers", "last_layers", "embedding_as_layer", "loss_as_layer")
+"""Fields of `Layout` that say what the first or the last stage holds."""
+
+
+def _given_stages(
+    stages: tuple[str, ...], fields: dict[str, Any], job: PlannedJob, model: ModelShape
+) -> dict[str, Any]:
+    """The layout's fields that stages written out stand for. They replace what was only assumed of the stages before.
+
+    Raises:
+        UserError: where Megatron refuses them (transformer_config.py, "PP layout").
+    """
+    if given := [name for name in ENDS_OF_STAGES if fields.get(name)]:
+        raise UserError(
+            f"the pipeline layout says what every stage holds, and so does {given[0]}", "give the layout alone"
+        )
+    pp, vp = fields.get("pp", job.layout.pp), fields.get("vp", job.layout.vp)
+    if pp < 1:
+        raise UserError(f"pp must be 1 or more, not {pp}")
+    if why := pipeline_layout.refusal(stages, pp, model.layers, model.mtp_layers):
+        raise UserError(f"Megatron refuses the pipeline layout: {why}", pipeline_layout.FORM)
+    if (vp or len(stages) // pp) != len(stages) // pp:
+        raise UserError(
+            f"the pipeline layout has {len(stages)} stages, and pp {pp} x vp {vp} is {pp * vp}",
+            f"leave vp out: pp {pp} makes it {len(stages) // pp}",
+        )
+    assumed = {"first_layers": None, "last_layers": None, "embedding_as_layer": False, "loss_as_layer": False}
+    return {**assumed, "chunks": pipeline_layout.layers_of(stages), "vp": len(stages) // pp}
 
 
 MLA_DEFAULTS = {"kv_lora": 32, "qk_nope_dim": 128, "qk_rope_dim": 64, "v_dim": 128}
@@ -200,26 +244,6 @@ def _frequency(text: str) -> dict[str, Any]:
     if not match:
         raise ValueError(text)
     return {"dense_first": int(match[1])}
-
-
-LONGEST = 100_000
-"""Most letters of a pipeline layout, once its repetitions are written out."""
-
-
-def pipeline_chunks(text: str) -> tuple[int, ...]:
-    """Layers of each chunk of `--pipeline-model-parallel-layout`: `Et*3|(tt|)*6tmL` is 3, six times 2, 1.
-
-    Raises:
-        ValueError: when it cannot be read.
-    """
-    while match := re.search(r"\(([^()]*)\)\*(\d{1,4})(?!\d)", text):
-        text = text[: match.start()] + match[1] * int(match[2]) + text[match.end() :]
-        if len(text) > LONGEST:
-            raise ValueError(f"{text[:20]}... is longer than any model")
-    text = re.sub(r"([a-zA-Z])\*(\d{1,4})(?!\d)", lambda m: m[1] * int(m[2]), text.replace(",", ""))
-    if not re.fullmatch(r"[EtmL|]+", text):
-        raise ValueError(text)
-    return tuple(chunk.count("t") for chunk in text.split("|"))
 
 
 def _sharding(text: str) -> dict[str, Any]:
@@ -292,7 +316,7 @@ _WORDS: dict[str, tuple[str, Read]] = {
     "recompute-granularity": ("layout", lambda text: {"recompute": {"full": "full", "selective": "selective"}[text]}),
     "recompute-method": ("layout", lambda text: {"recompute_method": {"uniform": text, "block": text}[text]}),
     "recompute-modules": ("layout", _modules),
-    "pipeline-model-parallel-layout": ("layout", lambda text: {"chunks": pipeline_chunks(text)}),
+    "pipeline-model-parallel-layout": ("layout", lambda text: {"stages": pipeline_layout.parse(text)}),
     "data-parallel-sharding-strategy": ("layout", _sharding),
     "normalization": ("model", _choice("norm", rmsnorm="rms", layernorm="layer")),
     "position-embedding-type": ("model", _rope),

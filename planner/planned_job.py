@@ -143,7 +143,7 @@ class PlannedJob:
         for name in ("gpus", "seq"):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= MOST:
-                raise UserError(f"{name} is {value!r}; it is a whole number, 1 or more")
+                raise UserError(f"{name} is {value!r}; it is a whole number, 1 to {MOST:,}")
         if self.precision not in (*PRECISIONS, "fp8"):
             raise UserError(f"precision is {self.precision!r}; it is one of {', '.join(PRECISIONS)}")
         if self.task not in get_args(Task):

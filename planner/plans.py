@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from superpod.errors import UserError
-from superpod.planner import columns, explain, memory, predict, steptime, textbook
+from superpod.planner import columns, explain, memory, pipeline_layout, predict, steptime, textbook
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.predict import Prediction
 from superpod.planner.search import SearchResult, Space
@@ -30,11 +30,17 @@ def search(
     """
     tried = [p for p in TRAINS_IN if p in job.node.gpu.precisions] if auto else [job.precision]
     if memory_cap_gib is not None and not 0 < memory_cap_gib < 1e6:
-        raise UserError(f"--memory-cap is {memory_cap_gib}; it is a number of GiB, more than 0")
+        gpu = job.node.gpu
+        most = f"at most {gpu.hbm_usable_gib:.1f}, what {gpu.name} has"
+        raise UserError(f"--memory-cap is {memory_cap_gib:g}; it is a number of GiB, more than 0", most)
     space = Space(fixed=fixed or {})
     results = {p: search_one(job.replace(precision=p), space, memory_cap_gib=memory_cap_gib) for p in tried}
     fastest = {p: float(f.seconds[f.ranked[0]]) if len(f.ranked) else np.inf for p, f in results.items()}
     return dict(sorted(results.items(), key=lambda item: fastest[item[0]]))
+
+
+MOST_RANKED = 1000
+"""Layouts of a precision that are listed at most."""
 
 
 def best(job: PlannedJob, **how: Any) -> PlannedJob:
@@ -62,9 +68,15 @@ def seconds(job: PlannedJob) -> float:
     return prediction.step_time_s
 
 
-def ranked(results: dict[str, SearchResult]) -> list[tuple[str, SearchResult, int]]:
-    """The fitting layouts of all precisions, the fastest first: (precision, search, index)."""
-    every = [(p, f, int(i)) for p, f in results.items() for i in f.ranked[:1000]]
+def ranked(results: dict[str, SearchResult], *, variants: bool = False) -> list[tuple[str, SearchResult, int]]:
+    """The fitting layouts of all precisions, the fastest first: (precision, search, index).
+
+    Of those with the same parallel degrees only the best, unless `variants`: ten layouts that differ in what they
+    recompute are one answer.
+    """
+    every = [
+        (p, f, int(i)) for p, f in results.items() for i in (f.ranked if variants else f.best_of_degrees)[:MOST_RANKED]
+    ]
     return sorted(every, key=lambda entry: float(entry[1].seconds[entry[2]])) if len(results) > 1 else every
 
 
@@ -98,10 +110,12 @@ def against_rules(result: SearchResult) -> str:
     )
 
 
-def as_json(results: dict[str, SearchResult], *, top: int, memory_cap_gib: float | None = None) -> dict[str, Any]:
+def as_json(
+    results: dict[str, SearchResult], *, top: int, memory_cap_gib: float | None = None, variants: bool = False
+) -> dict[str, Any]:
     """The plan as `plan.json` holds it: query, number of candidates, and the best layouts with all their figures."""
     query = _query(next(iter(results.values())).job) | {"precision": list(results), "memory_cap_gib": memory_cap_gib}
-    layouts = [_layout(p, f, i) for p, f, i in ranked(results)[:top]]
+    layouts = [_layout(p, f, i) for p, f, i in ranked(results, variants=variants)[:top]]
     return {"schema": SCHEMA, "query": query, "candidates": sum(map(len, results.values())), "layouts": layouts}
 
 
@@ -136,6 +150,7 @@ def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str
     prediction = prediction or predict.one(job)
     return {
         "layout": asdict(job.layout),
+        "pipeline_layout": pipeline_layout.of(job),
         "verdict": prediction.verdict,
         "step_time_s": prediction.step_time_s,
         "tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,

@@ -137,14 +137,20 @@ def _refused(runs: list[Run], values: Mapping[str, Column]) -> dict[int, str]:
 
 
 def _is_dealt(x: Layout, layers: int) -> bool:
-    """Whether its chunks hold the model's layers, and are all that can be uneven."""
-    return x.chunks is not None and len(x.chunks) == x.pp * (x.vp or 1) and sum(x.chunks) == layers
+    """Whether its chunks hold the model's layers, and nothing else says what a stage holds."""
+    if x.chunks is None or x.embedding_as_layer or x.loss_as_layer or _has_ends(x):
+        return False
+    return len(x.chunks) == x.pp * (x.vp or 1) and sum(x.chunks) == layers
+
+
+def _has_ends(x: Layout) -> bool:
+    return x.first_layers is not None or x.last_layers is not None
 
 
 def _is_odd(x: Layout, layers: int) -> bool:
     """Whether `legality.legal_mask` alone cannot judge the layout."""
     chunks = x.chunks is not None and (not _is_dealt(x, layers) or x.recompute_layers > 1)
-    return chunks or x.first_layers is not None or x.last_layers is not None or 0 in (x.vp, x.etp)
+    return chunks or _has_ends(x) or 0 in (x.vp, x.etp)
 
 
 ZERO_OR_MORE = (

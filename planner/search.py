@@ -8,7 +8,7 @@ A search multiplies a few short lists (`Space`), drops what the rules of `legali
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,9 +19,18 @@ from superpod.errors import UserError, did_you_mean
 from superpod.planner import legality, memory, rules, steptime
 from superpod.planner.arrays import Array, Column, Flags
 from superpod.planner.columns import Stages
-from superpod.planner.layout import ENDS, RECOMPUTES, SHARDINGS, Layout, Recompute, RecomputeMethod, Sharding
+from superpod.planner.layout import (
+    ENDS,
+    MEGATRON_FSDP,
+    RECOMPUTES,
+    SHARDINGS,
+    Layout,
+    Recompute,
+    RecomputeMethod,
+    Sharding,
+)
 from superpod.planner.models import Split
-from superpod.planner.models.stages import near_even
+from superpod.planner.models.stages import before_a_head, near_even
 from superpod.planner.planned_job import PlannedJob
 
 
@@ -36,6 +45,10 @@ class RecomputeOption(NamedTuple):
 
 NOT_SEARCHED = ("gbs", "chunks", "first_layers", "last_layers")
 """Fields of `Layout` that the run gives, or that follow from others."""
+DEGREES = ("tp", "pp", "cp", "ep")
+"""Parallel degrees, which together with the number of GPUs say what communicates with what."""
+TIGHT = 0.005
+"""A layout that leaves less of what a rank may reserve comes after all others: the model of memory errs by more."""
 BLOCK = 16_384
 """Layouts costed at once: intermediate arrays of this size stay in the CPU's caches."""
 
@@ -48,7 +61,8 @@ class Space:
     cp: tuple[int, ...] = tuple(2**i for i in range(9))
     sp: tuple[bool, ...] = (False, True)
     mbs: tuple[int, ...] = (1, 2, 4, 8)
-    sharding: tuple[Sharding, ...] = SHARDINGS
+    sharding: tuple[Sharding, ...] = tuple(name for name in SHARDINGS if name not in MEGATRON_FSDP)
+    """Without Megatron-FSDP, behind whose figures there is no measured run: it is ranked where `fixed` has it."""
     deepest_vp: int = 16
     """Most model chunks of a pipeline rank: each costs launches and messages."""
     fixed: dict[str, Any] = field(default_factory=dict)
@@ -93,12 +107,30 @@ class SearchResult:
 
     @cached_property
     def ranked(self) -> Column:
-        """Indices of those that fit: by step time (to 0.1 %), then by headroom, then the simpler one."""
+        """Indices of those that fit: the tight ones last, by step time (to 0.1 %), the simpler first, then by room."""
         near = np.round(np.log(self.seconds) * 1000)  # equal within 0.1 %: the model knows no better
-        keys = ("tp", "pp", "vp", "cp", "ep", "sharding", "recompute_option")
-        simple = np.sum([self.fields[key] for key in keys], axis=0)  # a small sum = few degrees, little sharding
-        order = np.lexsort((simple, self.reserved, near))
+        order = np.lexsort((self.reserved, self._parts, near, self.tight))
         return order[self.fits[order]]
+
+    @property
+    def tight(self) -> Flags:
+        """Which fit with next to no room."""
+        return self.fits & (self.reserved > self.cap * (1 - TIGHT))
+
+    @property
+    def _parts(self) -> Column:
+        """How much there is to understand in each: degrees, virtual and uneven stages, sharding, recomputation."""
+        degrees = np.sum([self.fields[key] for key in ("tp", "pp", "vp", "cp", "ep", "sharding")], axis=0)
+        uneven = np.array([split.chunks is not None for split in self.splits])[self.fields["split"]]
+        return degrees + 4 * uneven + 2 * (self.fields["recompute_option"] > 0)
+
+    @cached_property
+    def best_of_degrees(self) -> Column:
+        """Of `ranked`, the first of every combination of TP, PP, CP and EP."""
+        code = np.zeros(len(self.ranked), dtype=np.int64)
+        for key in DEGREES:
+            code = code * (self.fields[key].max() + 1) + self.fields[key][self.ranked]
+        return self.ranked[np.sort(np.unique(code, return_index=True)[1])]
 
     def layout(self, i: int) -> Layout:
         """The i-th layout."""
@@ -132,25 +164,29 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
     if memory_cap_gib is not None:
         job = job.replace(options=replace(job.options, memory_cap=memory_cap_gib))
     splits = (*_splits(job, space), *_uneven(job, space))
+    splits = (*splits, *_before_a_head(job, space, splits))
     recompute_options = _recompute_options(job, space)
     fields = _legal(job, space, splits, recompute_options)
     if not len(fields["tp"]):
-        given = ", ".join(f"{key}={value}" for key, value in space.fixed.items())
-        forbidden = None if given else legality.in_any_layout(job)
-        why = forbidden.message if forbidden else ""
-        raise UserError(
-            f"no layout of {job.model.name} on {job.gpus} GPUs is legal at gbs {job.layout.gbs} and seq {job.seq}"
-            + f" with {given}" * bool(given)
-            + f": {why}" * bool(why),
-            "`recipes check --layout` names the rule that it breaks" if given else OTHERS if why else MOVE,
-        )
+        raise _none_legal(job, space)
     return SearchResult(
         job, fields, splits, recompute_options, **_costs(job, Stages(job.model, splits), fields), cap=memory.limit(job)
     )
 
 
+def _none_legal(job: PlannedJob, space: Space) -> UserError:
+    """Why nothing is legal: a rule that no layout could keep, or else the numbers that a layout must divide."""
+    none = f"no layout of {job.model.name} on {job.gpus} GPUs is legal"
+    if forbidden := legality.in_any_layout(job):
+        return UserError(f"{none}: {forbidden.message}", forbidden.fix)
+    given = ", ".join(f"{key}={value}" for key, value in space.fixed.items())
+    return UserError(
+        f"{none} at gbs {job.layout.gbs} and seq {job.seq}" + f" with {given}" * bool(given),
+        "`recipes check --layout` names the rule that it breaks" if given else MOVE,
+    )
+
+
 MOVE = "the global batch must be a multiple of the data-parallel size: try another number of GPUs, or another gbs"
-OTHERS = "another GPU or precision"
 
 
 def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
@@ -212,6 +248,46 @@ def _uneven(job: PlannedJob, space: Space) -> Iterator[Split]:
         for vp in (v for v in (1, 2, 3, 4, 8, 16) if pp * v <= layers and v <= space.deepest_vp):
             if fixed.get("pp", pp) == pp and (fixed.get("vp", vp) or 1) == vp:
                 yield Split(pp=pp, vp=vp, chunks=near_even(layers, pp * vp))
+
+
+HEADS = (1.0, 1.25)
+"""What the head takes over its share of the FLOPs, to try: its loss is bound by memory."""
+LIGHTER = 0.99
+"""Stages dealt out by hand do at most this share of what the fullest does without: else they are not worth it."""
+
+
+def _before_a_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]) -> Iterator[Split]:
+    """Pipelines whose last stage has fewer layers, where the head behind them takes the time of some.
+
+    A vocabulary of 256,000 beside a narrow model is several layers' work, and multi-token prediction is one and a head.
+    """
+    model = job.model
+    if model.pattern or model.runs or {"embedding_as_layer", "loss_as_layer"} & set(space.fixed):
+        return
+    head, lightest = _head_in_layers(job), dict[tuple[int, int], float]()
+    for split in splits:
+        load = _fullest([len(chunk) for chunk in split.chunk_layers(model.layers)], split.pp, head)
+        lightest[split.pp, split.vp] = min(load, lightest.get((split.pp, split.vp), load))
+    for (pp, vp), load in lightest.items():
+        if pp == 1 or pp * vp > model.layers:
+            continue
+        for chunks in dict.fromkeys(before_a_head(model.layers, pp, vp, head * share) for share in HEADS):
+            if chunks and 0 not in chunks[:-1] and _fullest(chunks, pp, head) < LIGHTER * load:
+                yield Split(pp=pp, vp=vp, chunks=chunks)
+
+
+def _head_in_layers(job: PlannedJob) -> float:
+    """What the last stage does beside its layers, in layers of the mean: the output layer, multi-token prediction."""
+    model = job.model
+    head = 6.0 * model.vocab * model.hidden * (1 + model.mtp_layers)
+    layer = (model.flops_per_token(job.seq, causal=True) - head) / (model.layers + model.mtp_layers)
+    return model.mtp_layers + head / layer
+
+
+def _fullest(chunks: Sequence[int], pp: int, head: float) -> float:
+    """Layers of the pipeline rank that does most, the head counted as so many."""
+    ranks = [sum(chunks[rank::pp]) for rank in range(pp)]
+    return max(*ranks[:-1], ranks[-1] + head) if pp > 1 else ranks[0] + head
 
 
 def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, ...]:

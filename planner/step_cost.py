@@ -50,6 +50,8 @@ class StepCost:
     send_near: Array
     """s at nominal bandwidth of one activation sent to the next stage."""
     send_far: Array
+    sends_far: Array
+    """1 where pipeline stages are on several NVLink domains."""
     reduce_near: Array
     """s at nominal bandwidth to reduce-scatter the gradients, on the rank that has most."""
     reduce_far: Array
@@ -165,7 +167,12 @@ def _sends(job: PlannedJob, one: Mapping[str, Column]) -> dict[str, Array]:
     )  # distance of pipeline neighbours in global rank: pp is the outermost dimension
     near_ranks = np.where(inner < job.node.nvlink_domain, 2, 1)
     v = collectives.volumes("send", size, np.minimum(one["pp"], 2), near_ranks)
-    return {"send_near": np.asarray(v.near / roofline.links_near(job)), "send_far": np.asarray(v.far / _far(job))}
+    crosses = (one["pp"] > 1) & (one["pp"] * inner > job.node.nvlink_domain)
+    return {
+        "send_near": np.asarray(v.near / roofline.links_near(job)),
+        "send_far": np.asarray(v.far / _far(job)),
+        "sends_far": crosses.astype(float),
+    }
 
 
 def _far(job: PlannedJob) -> float:

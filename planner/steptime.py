@@ -67,9 +67,10 @@ def price(d: StepCost, k: Constants) -> dict[str, Array]:
         :, None
     ]
     # CPUs of a TP group do not launch at the same moment, and the group waits for the last one.
-    launched = launched * (1 + k["jitter"] * (d.tp - 1))[:, None]
+    late = k["jitter"] + k.get("late_senders", 0.0) * d.sends_far
+    launched = launched * (1 + late * (d.tp - 1))[:, None]
     hidden = {
-        "tp": _wide(k["tp_hidden"]) * d.overlap_tp,
+        "tp": _wide(k["tp_hidden"]) * d.overlap_tp * k.get("overlap_tp", 1.0),
         "cp": _wide(k["cp_hidden"]),
         "ep": np.where(d.vp > 1, k["ep_hidden"], 0.0),
     }
@@ -129,7 +130,7 @@ def _messages(d: StepCost, k: Constants) -> Array:
     """Activations and their gradients sent between stages: hidden in part while the pipeline is full."""
     one = d.send_near * k["send_near"] + d.send_far * k["send_far"]
     one = one + np.where(d.send_far > 0, k["send_far_s"], k["send_near_s"])
-    full = 2 * d.micro_batches * d.vp * (1 - k["send_hidden"] * d.overlap_p2p)
+    full = 2 * d.micro_batches * d.vp * (1 - k["send_hidden"] * d.overlap_p2p * k.get("overlap_pp", 1.0))
     return np.where(d.pp > 1, one * (full + 2 * (d.pp - 1)), 0.0)
 
 
@@ -140,13 +141,14 @@ def _exposed(d: StepCost, k: Constants, forward: Array, backward: Array) -> Arra
     gather = d.gather_near * k["dp_near"] + d.gather_far * k["dp_far"] + steps
     tail = k["dp_tail"] / np.maximum(d.layers, 1)
     passes = np.where(d.vp > 1, np.minimum(d.pp, d.micro_batches), 1.0)  # chunks are done one after another
-    after = _rest(reduce, d.overlap_grads * passes * backward * k["dp_under"], tail)
-    before = _rest(gather, d.overlap_params * passes * forward * k["dp_under"], tail)
+    grads_under, params_under = d.overlap_grads * k.get("overlap_grads", 1.0), k.get("overlap_params", 1.0)
+    after = _rest(reduce, grads_under * passes * backward * k["dp_under"], tail)
+    before = _rest(gather, d.overlap_params * params_under * passes * forward * k["dp_under"], tail)
     once = after + before
     # ZeRO-3 gathers weights in both passes and reduces gradients in the backward pass, for every micro-batch.
     whole_pass = _rest(gather, forward * k["dp_under"], tail) + _rest(gather + reduce, backward * k["dp_under"], tail)
     three = d.micro_batches * (whole_pass + k["dp_slows"] * (2 * gather + reduce))
-    per_micro_batch = _rest(reduce, d.overlap_grads * backward * k["dp_under"], tail) + k["dp_slows"] * reduce
+    per_micro_batch = _rest(reduce, grads_under * backward * k["dp_under"], tail) + k["dp_slows"] * reduce
     two = d.micro_batches * per_micro_batch + before + k["dp_slows"] * gather
     return np.select([d.zero == 3, d.zero == 2], [three, two], once + k["dp_slows"] * (gather + reduce))
 

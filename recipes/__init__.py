@@ -11,32 +11,52 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import nemo_run as run
 
+    from superpod.recipes.registry import Recipe
 
-def build(name: str, num_nodes: int | None = None, options: str = "") -> run.Partial:
+
+def build(
+    name: str,
+    num_nodes: int | None = None,
+    options: str = "",
+    *,
+    seq: int | None = None,
+    gbs: int | None = None,
+    batch_tokens: int | None = None,
+) -> run.Partial:
     """The recipe `name` as a `run.Partial`, to be changed like any other and given to NeMo-Run.
 
     Args:
         name: as `recipes list` shows it.
-        num_nodes: one of the recipe's sizes; None = the smallest.
+        num_nodes: None = the recipe's smallest size; one that it does not declare is planned on the spot.
         options: variants, comma-separated: `superpod.recipes.options.OPTIONS`.
+        seq: tokens of a sample; None = the recipe's.
+        gbs: samples of a global batch; None = the recipe's.
+        batch_tokens: tokens of a global batch, in place of `gbs`.
 
     Raises:
-        UserError: when there is no such recipe or option, it is not laid out for `num_nodes`, or NeMo is not installed.
+        UserError: when there is no such recipe or option, no layout fits the size, or NeMo is not installed.
     """
-    from superpod.errors import UserError
-    from superpod.recipes.registry import find
+    from superpod.recipes.sizes import sized
 
-    recipe = find(name)
-    recipe.layout(num_nodes)
+    return build_sized(sized.of_name(name, sized.Size(num_nodes, seq, gbs, batch_tokens)), num_nodes, options)
+
+
+def build_sized(recipe: Recipe, num_nodes: int | None = None, options: str = "") -> run.Partial:
+    """`build` of a recipe that is sized already (`sized.py`), at its smallest size or another. Raises as `build`."""
+    from superpod.errors import UserError
+
     try:
         _no_compiler_without_gpu()
         from superpod.recipes import options as variants
-        from superpod.recipes import partial
+        from superpod.recipes import partial, ranks
+        from superpod.recipes.facts import environment
     except ModuleNotFoundError as missing:
         raise UserError(
             f"building a recipe needs NeMo, and {missing.name} is not installed",
             "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` shows what is there",
         ) from missing
+    ranks.refuse_experiments()
+    environment.refuse_in_configuration(options)
     partial = partial.build(recipe, num_nodes)
     _importable_by_ranks(partial)
     variants.apply(partial, options)

@@ -14,8 +14,13 @@ from superpod.recipes.registry import Recipe, recipes
 
 
 def _factory(recipe: Recipe) -> Callable[..., run.Partial]:
-    def make(num_nodes: int = recipe.nodes[0], options: str = "") -> run.Partial:
-        return build(recipe.name, num_nodes, options)
+    own_gbs = recipe.layout().gbs
+
+    def make(
+        num_nodes: int = recipe.nodes[0], options: str = "", seq: int = recipe.seq, gbs: int = own_gbs
+    ) -> run.Partial:
+        changed = {"seq": None if seq == recipe.seq else seq, "gbs": None if gbs == own_gbs else gbs}
+        return build(recipe.name, num_nodes, options, **changed)
 
     make.__name__ = make.__qualname__ = recipe.name
     make.__doc__ = f"{recipe.model.title}: {recipe.task} on {recipe.gpu} in {recipe.precision}."

@@ -6,8 +6,9 @@ import nemo_run as run
 from nemo import lightning as nl
 from nemo.collections import llm
 
+from superpod.recipes.facts.adapted_layers import adapted
 from superpod.recipes.planned_job import adapter_rank
-from superpod.recipes.registry import ADAPTERS, Recipe, adapted
+from superpod.recipes.registry import ADAPTERS, Recipe
 
 CLASSES = {"lora": "LoRA", "dora": "DoRA"}
 """Task -> class of `llm.peft`."""

@@ -13,6 +13,7 @@ from superpod.planner.layout import PARALLEL_SIZES, Layout
 from superpod.recipes import layout_text
 from superpod.recipes.planned_job import passes_heads
 from superpod.recipes.registry import Recipe
+from superpod.recipes.sizes.sized import SizedRecipe
 
 STRATEGY = PARALLEL_SIZES | {
     "sp": "sequence_parallel",
@@ -38,30 +39,41 @@ def apply_layout(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
     """Set everything that follows from the recipe's layout at `num_nodes`, and from its sequence length."""
     layout = recipe.layout(num_nodes)
     for short, field in STRATEGY.items():
-        with _set_by(recipe, short, num_nodes):
+        with set_by(recipe, short, num_nodes):
             setattr(partial.trainer.strategy, field, getattr(layout, short))
     for short, field in DATA.items():
-        with _set_by(recipe, short, num_nodes):
+        with set_by(recipe, short, num_nodes):
             setattr(partial.data, field, getattr(layout, short))
     for short, field in STAGES.items():
         if (value := getattr(layout, short)) is not None:
-            with _set_by(recipe, short, num_nodes):
+            with set_by(recipe, short, num_nodes):
                 setattr(partial.trainer.strategy, field, value)
     if layout.chunks is not None:
-        with _set_by(recipe, "chunks", num_nodes):
+        with set_by(recipe, "chunks", num_nodes):
             mtp = partial.model.config.mtp_num_layers or 0
             partial.trainer.strategy.pipeline_model_parallel_layout = _stages(layout.chunks, mtp)
-    with _set_by(recipe, "recompute", num_nodes):
+    with set_by(recipe, "recompute", num_nodes):
         _recompute(partial.model.config, layout)
-    with _set_by(recipe, "sharding", num_nodes):
+    with set_by(recipe, "sharding", num_nodes):
         shard(partial, layout.sharding)
     if passes_heads(recipe.shape):  # without CP it means nothing, and an override such as cp=2 finds it
-        with _set_by(recipe, "cp", num_nodes):
+        with set_by(recipe, "cp", num_nodes):
             partial.model.config.cp_comm_type = "a2a"
-    partial.model.config.seq_length = recipe.seq
-    partial.data.seq_length = recipe.seq
+    with set_by(recipe, "seq", num_nodes):
+        partial.model.config.seq_length = recipe.seq
+        partial.data.seq_length = recipe.seq
+        _positions(partial, recipe)
     partial.trainer.num_nodes = num_nodes
     partial.trainer.devices = recipe.gpus_per_node
+
+
+def _positions(partial: run.Partial, recipe: Recipe) -> None:
+    """Give NeMo's T5 a row of positions for every token: its table has a length of its own, other models' `seq_length`
+    (NeMo 2.7.3, t5.py:227; gpt/model/base.py:399, bert/model/base.py:184).
+    """
+    config = partial.model.config
+    if recipe.shape.cross_attention and config.max_position_embeddings != recipe.seq:
+        config.max_position_embeddings = max(recipe.seq, config.seq_length_dec)
 
 
 def layout_of(partial: run.Partial) -> Layout:
@@ -133,9 +145,17 @@ def _chunks(stages: str | list[list[str]] | None) -> tuple[int, ...] | None:
 
 
 @contextmanager
-def _set_by(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
-    """Inside, what is set is recorded as set by the size's line in the layout file, where that line gives `key`."""
-    if key not in layout_text.written_fields(recipe.layout(num_nodes)):
+def set_by(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
+    """Inside, what is set is recorded as set by the size's line in the layout file, where that line gives `key`, or by
+    what has set it instead.
+    """
+    if isinstance(recipe, SizedRecipe) and (by := recipe.set_by.get(key)):
+        elsewhere = history.Location(filename=by, line_number=0, function_name=None)
+        with history.custom_location(lambda: elsewhere):
+            yield
+        return
+    saves = key == layout_text.SAVES and num_nodes in recipe.saves
+    if not saves and key not in layout_text.written_fields(recipe.layout(num_nodes)):
         yield
         return
     place = layout_text.places(recipe.source)[recipe.suffix]

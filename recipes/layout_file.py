@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from superpod import collection
+from superpod import collection, whole_file
 from superpod.errors import UserError
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
-from superpod.recipes import layout_text, registry
+from superpod.recipes import layout_text, planned_job, registry, resilience
 
 
 def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
@@ -28,12 +27,11 @@ def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
     suffix, nodes = _suffix(job), job.gpus // job.node.gpus
     path = folder / f"{model}.toml" if folder else _file_of(model, suffix)
     try:
-        text = with_layout(path.read_text() if path.exists() else "", str(path), suffix, nodes, job.layout)
+        old, size = path.read_text() if path.exists() else "", (nodes, job.layout, save_every(job))
+        text = with_layout(old, str(path), suffix, size)
         if not folder:
             path.parent.mkdir(exist_ok=True)  # a collection need not have layouts yet
-        partial = path.with_suffix(".toml.partial")
-        partial.write_text(text)
-        os.replace(partial, path)
+        whole_file.write(path, text)
     except OSError as broken:
         raise UserError(f"{path} cannot be written: {broken.strerror}") from broken
     return path
@@ -57,36 +55,49 @@ def _suffix(job: PlannedJob) -> str:
     return suffix
 
 
-def with_layout(text: str, where: str, suffix: str, nodes: int, layout: Layout) -> str:
-    """A layout file's text, in which the recipe has a table of its own with this layout at `nodes`.
+Size = tuple[int, Layout, int]
+"""Nodes, layout there, and steps between two checkpoints."""
+
+
+def save_every(job: PlannedJob) -> int:
+    """Steps between two checkpoints of the recipe that the job becomes: with the options that recipes have."""
+    options = planned_job.decided(job.task, job.precision, job.layout.sharding, job.model)
+    return resilience.planned(planned_job.settled(job.replace(options=options)))
+
+
+def with_layout(text: str, where: str, suffix: str, size: Size) -> str:
+    """A layout file's text, in which the recipe has a table of its own with this size.
 
     Raises:
         UserError: opened by `where`, when the recipe's table is not in the form that `layout_text` writes.
     """
     groups = layout_text.parse(text, where)
     at = next((index for index, group in enumerate(groups) if suffix in group.recipes), None)
+    nodes, layout, save_every = size
     if at is None:
-        return _appended(text, suffix, {nodes: layout})
+        return _appended(text, suffix, {nodes: layout}, {nodes: save_every})
     group, place, lines = groups[at], layout_text.tables(text)[at], text.splitlines()
     if set(place.nodes) != set(group.layouts):
         hint = "write each size as nodes.4 = { tp = 2, gbs = 512 }"
         raise UserError(f"{group.where}: a size of {suffix} is not on a line of its own", hint)
     if group.recipes == (suffix,):
-        return "\n".join(_with_size(lines, place, nodes, layout)) + "\n"
+        return "\n".join(_with_size(lines, place, size)) + "\n"
     others = [name for name in group.recipes if name != suffix]
     start = next(n for n in range(place.header, len(lines)) if lines[n].lstrip().startswith("recipes"))
     end = next(n for n in range(start, len(lines)) if "]" in lines[n])
     lines[start : end + 1] = layout_text.recipe_lines(others)
-    return _appended("\n".join(lines), suffix, group.layouts | {nodes: layout})
+    sizes, saves = group.layouts | {nodes: layout}, group.saves | {nodes: save_every}
+    return _appended("\n".join(lines), suffix, sizes, saves)
 
 
-def _appended(text: str, suffix: str, sizes: dict[int, Layout]) -> str:
-    return (f"{text.rstrip()}\n\n" if text.strip() else "") + layout_text.group_text([suffix], sizes)
+def _appended(text: str, suffix: str, sizes: dict[int, Layout], saves: dict[int, int]) -> str:
+    return (f"{text.rstrip()}\n\n" if text.strip() else "") + layout_text.group_text([suffix], sizes, saves)
 
 
-def _with_size(lines: list[str], place: layout_text.Place, nodes: int, layout: Layout) -> list[str]:
+def _with_size(lines: list[str], place: layout_text.Place, size: Size) -> list[str]:
     """The lines with this size's line replaced, or added where it belongs by its number of nodes."""
-    line = layout_text.size_line(nodes, layout)
+    nodes, layout, save_every = size
+    line = layout_text.size_line(nodes, layout, save_every)
     if number := place.nodes.get(nodes):
         comment = lines[number - 1].rpartition("}")[2]
         return [*lines[: number - 1], line + comment, *lines[number:]]

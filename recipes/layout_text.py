@@ -2,10 +2,12 @@
 
     [[layouts]]
     recipes = ["pretrain_h100_fp8ds", "pretrain_h100_fp8cs"]
-    nodes.1 = { tp = 2, sp = true, gbs = 512 }
-    nodes.2 = { cp = 2, gbs = 512 }
+    nodes.1 = { tp = 2, sp = true, gbs = 512, save_every = 100 }
+    nodes.2 = { cp = 2, gbs = 512, save_every = 200 }
 
-No line inherits from another: a field that it leaves out has the default of `planner.layout.Layout`.
+No line inherits from another: a field that it leaves out has the default of `planner.layout.Layout`. `save_every` is no
+field of it, but the steps between two checkpoints of the recipes there: a number, so that a recipe stays as it is when
+the planner learns better.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from superpod.planner.layout import Layout
 
 KEYS = ("recipes", "nodes", "task", "gpu", "precision", "gpus_per_node")
 """Keys of a `[[layouts]]` table. Task, GPU and precision follow from a recipe's name, but for the tiny models."""
+SAVES, MOST_STEPS = "save_every", 10**6
+"""The key of a size's line that is no field of a layout, and its largest value."""
 WIDTH = 120
 EXAMPLE = "nodes.4 = { tp = 2, gbs = 512 }"
 
@@ -35,6 +39,8 @@ class Group:
     """Their names without the model."""
     layouts: dict[int, Layout]
     """Whole layout at each number of nodes."""
+    saves: dict[int, int]
+    """Steps between two checkpoints at each number of nodes, where the line gives them."""
     where: str
     """`file:line`, for messages."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -85,10 +91,12 @@ def _group(table: Any, file: str, place: Place) -> Group:
         raise UserError(f"{where}: recipes is missing", 'name those laid out so: recipes = ["pretrain_h100_bf16"]')
     if not isinstance(sizes, dict) or not sizes or not all(isinstance(size, dict) for size in sizes.values()):
         raise UserError(f"{where}: nodes is missing", f"give each size its whole layout: {EXAMPLE}")
-    layouts = dict(sorted(_sizes(sizes, file, place)))
+    lines = sorted(_sizes(sizes, file, place), key=lambda line: line[0])
+    layouts = {nodes: layout for nodes, layout, _ in lines}
+    saves = {nodes: steps for nodes, _, steps in lines if steps is not None}
     facts = {key: value for key, value in table.items() if key not in ("recipes", "nodes")}
     _check_facts(facts, where)
-    return Group(tuple(names), layouts, where, facts)
+    return Group(tuple(names), layouts, saves, where, facts)
 
 
 def _check_facts(facts: Mapping[str, Any], where: str) -> None:
@@ -103,15 +111,25 @@ def _check_facts(facts: Mapping[str, Any], where: str) -> None:
         raise UserError(f"{where}: {' and '.join(stated)} without the rest", "give task, gpu and precision, or none")
 
 
-def _sizes(sizes: Mapping[str, Any], file: str, place: Place) -> Iterator[tuple[int, Layout]]:
+def _sizes(sizes: Mapping[str, Any], file: str, place: Place) -> Iterator[tuple[int, Layout, int | None]]:
     for nodes, values in sizes.items():
         if not re.fullmatch(r"[1-9][0-9]{0,5}", nodes):
             raise UserError(f"{file}:{place.header}: nodes.{nodes} is no number of nodes", "write it as nodes.4")
         where = f"{file}:{place.nodes.get(int(nodes), place.header)}"
+        steps = _steps(values[SAVES], where) if SAVES in values else None
+        values = {key: value for key, value in values.items() if key != SAVES}
         layout = _layout(repr(values), values, where)  # a misspelt gbs is named here
         if "gbs" not in values:
             raise UserError(f"{where}: gbs is missing", "each line is a whole layout; add its global batch: gbs = 512")
-        yield int(nodes), layout
+        yield int(nodes), layout, steps
+
+
+def _steps(value: object, where: str) -> int:
+    if type(value) is not int or not 1 <= value <= MOST_STEPS:
+        raise UserError(
+            f"{where}: {SAVES} is {value!r}; it is a number of steps", f"1 to {MOST_STEPS:,}, or leave it out"
+        )
+    return value
 
 
 _layouts: dict[str, Layout] = {}
@@ -154,9 +172,9 @@ def inline(layout: Layout) -> str:
     return f"{{ {', '.join(f'{key} = {value_text(value)}' for key, value in written_fields(layout).items())} }}"
 
 
-def group_text(recipes: Sequence[str], layouts: Mapping[int, Layout]) -> str:
-    """A `[[layouts]]` table as text."""
-    sizes = [size_line(nodes, layout) for nodes, layout in sorted(layouts.items())]
+def group_text(recipes: Sequence[str], layouts: Mapping[int, Layout], saves: Mapping[int, int]) -> str:
+    """A `[[layouts]]` table as text; `saves`: steps between two checkpoints, of the sizes that say them."""
+    sizes = [size_line(nodes, layout, saves.get(nodes)) for nodes, layout in sorted(layouts.items())]
     return "\n".join(["[[layouts]]", *recipe_lines(recipes), *sizes]) + "\n"
 
 
@@ -166,9 +184,10 @@ def recipe_lines(recipes: Sequence[str]) -> list[str]:
     return [line] if len(line) <= WIDTH else ["recipes = [", *(f"    {value_text(name)}," for name in recipes), "]"]
 
 
-def size_line(nodes: int, layout: Layout) -> str:
+def size_line(nodes: int, layout: Layout, save_every: int | None) -> str:
     """The line of a size."""
-    return f"nodes.{nodes} = {inline(layout)}"
+    line = f"nodes.{nodes} = {inline(layout)}"
+    return line if save_every is None else f"{line.removesuffix(' }')}, {SAVES} = {save_every} }}"
 
 
 def value_text(value: Any) -> str:

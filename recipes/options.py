@@ -198,6 +198,10 @@ def _fault_tolerance(partial: run.Partial) -> None:
     )
 
 
+def _environment_only(partial: run.Partial) -> None:
+    """Nothing of the configuration: `facts/environment.py` gives the ranks their variables."""
+
+
 CONFLICTS = (("full_recompute", "offload_activations"),)
 """Options that undo each other; Megatron refuses to offload what it recomputes."""
 
@@ -219,4 +223,15 @@ OPTIONS = {
         "nvidia-resiliency-ext ends a rank that hangs, by timeouts that it learns", _fault_tolerance
     ),
     "deterministic": Option("bitwise repeatable, and slower", _deterministic),
+    "nccl_debug": Option("NCCL says what it finds and chooses, and RAS which ranks hang", _environment_only),
+    "nccl_simple_ring": Option(
+        "NCCL's ring and simple protocol forced",
+        _environment_only,
+        "slower for small messages and many nodes: to compare",
+    ),
+    "nccl_low_memory": Option(
+        "NCCL with small buffers and at most 8 channels",
+        _environment_only,
+        "collectives may be slower: compare the steps",
+    ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+from collections.abc import Sequence
 from typing import Any, cast, get_args, get_type_hints
 
 import fiddle as fdl
@@ -13,7 +14,11 @@ from fiddle._src import history
 from nemo_run.cli.cli_parser import CLIException, parse_cli_args, type_parser
 
 from superpod.errors import UserError, did_you_mean
-from superpod.recipes import options
+from superpod.recipes import options, shorthands
+from superpod.recipes.rules.reading import Reader
+
+LENGTHS = ("data.seq_length", "model.config.seq_length")
+"""The length of a sample, as the data and as the model have it."""
 
 logging.getLogger(parse_cli_args.__module__).setLevel(logging.CRITICAL)  # it logs what becomes our UserError
 
@@ -36,6 +41,10 @@ def apply(partial: run.Partial, overrides: list[str]) -> None:
         if match is None:
             raise UserError(f"{text!r} is not an override", "write path=value, such as trainer.max_steps=10")
         _check_path(partial, match["path"])
+        if short := shorthands.meant(text):
+            with history.custom_location(lambda: where):
+                short(partial, match["value"])
+            continue
         try:
             with history.custom_location(lambda: where):
                 if not _set_unresolved(partial, match["path"], text):
@@ -49,6 +58,14 @@ def apply(partial: run.Partial, overrides: list[str]) -> None:
                 f"override {text!r}: {match['path']} takes {kind}, not {match['value']!r}",
                 f"write {match['path']}=VALUE with a value of {kind}",
             ) from None
+
+
+def keep_one_length(partial: run.Partial, overrides: Sequence[str]) -> None:
+    """Make the data's and the model's length of a sample one, where an override has moved one of them."""
+    reader = Reader(partial, tuple(overrides))
+    moved = [path for path in LENGTHS if reader.overridden(path) and isinstance(reader[path], int)]
+    if len(moved) == 1:
+        partial.data.seq_length = partial.model.config.seq_length = reader[moved[0]]
 
 
 def _check_path(partial: run.Partial, path: str) -> None:

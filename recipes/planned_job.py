@@ -10,7 +10,8 @@ from superpod.planner.hardware import Hardware
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.recipes import fusions
-from superpod.recipes.registry import ADAPTERS, Recipe, adapted
+from superpod.recipes.facts.adapted_layers import adapted
+from superpod.recipes.registry import ADAPTERS, Recipe
 from superpod.recipes.rules.reading import Reader
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from superpod import collection
-from superpod.errors import UserError, did_you_mean
+from superpod.errors import UserError, cut, did_you_mean
 from superpod.planner import hardware
 from superpod.planner import models as planned
 from superpod.planner.layout import Layout
@@ -38,7 +38,6 @@ which is an option (`with=fp16`, recipes/options.py)."""
 
 FINETUNE_SEQ = 4096
 """Tokens of a packed fine-tuning sample: what NVIDIA's published SFT and LoRA runs use (NeMo performance summary)."""
-
 
 Need = tuple[str, str, str, str]
 """A package, the least version, the first that is too new ("" = none), and why: `versions.Range` of `node/`."""
@@ -111,31 +110,6 @@ ADAPTERS = ("lora", "dora")
 """Tasks that train adapters beside frozen weights."""
 
 
-def adapted(shape: planned.ModelShape, task: str) -> tuple[str, ...]:
-    """The linear layers that get adapters: all of a dense model, those of the attention in a model with experts.
-
-    NeMo 2.7.3's recipes adapt the same. Latent attention has small projections down and up in place of `linear_qkv`.
-    DoRA leaves out `SPLIT_INPUTS` and `DUPLICATED`.
-    """
-    layers = _adapted(shape)
-    left_out = (*SPLIT_INPUTS, *DUPLICATED) if task == "dora" else ()
-    return tuple(name for name in layers if name not in left_out)
-
-
-SPLIT_INPUTS = ("linear_proj", "linear_fc2")
-"""NeMo 2.7.3's DoRA takes the norm of a rank's columns for that of the whole row: ranks would differ in magnitudes."""
-DUPLICATED = ("linear_q_down_proj", "linear_kv_down_proj")
-"""Whole on every rank; NeMo's DoRA adds a rank's rows of the adapter (peft/utils.py:319, dora.py:92), which fails."""
-
-
-def _adapted(shape: planned.ModelShape) -> tuple[str, ...]:
-    if shape.kv_lora:
-        queries = ("linear_q_down_proj", "linear_q_up_proj") if shape.q_lora else ("linear_q_proj",)
-        return (*queries, "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
-    attention = ("linear_qkv", "linear_proj")
-    return attention if shape.is_moe else (*attention, "linear_fc1", "linear_fc2")
-
-
 ADAPTER_LR = 1e-4
 """Their peak learning rate (NeMo 2.7.3, finetune_recipe of every model)."""
 
@@ -156,7 +130,9 @@ class Recipe:
     source: Path
     """The layout file that declares it."""
     suffix: str
-    """The recipe's name without its model."""
+    """Its name without its model's."""
+    saves: Mapping[int, int] = field(default_factory=dict, hash=False)
+    """Steps between two checkpoints at each node count whose line says them; else they are computed."""
 
     @property
     def shape(self) -> planned.ModelShape:
@@ -281,18 +257,20 @@ def find(name: str) -> Recipe:
     Raises:
         UserError: naming the closest ones when there is none.
     """
-    from superpod.recipes.facts import absent
+    from superpod.recipes.facts import absent, names
 
     for m in models().values():  # its own file is enough
         if name.startswith(m.name) and name in (own := _of(m)):
             return own[name]
     if name in models():
         raise UserError(f"{name} is a model, not a recipe", f"`recipes list {name}` shows its recipes")
-    known = list(recipes())
     refuse_fp16(name)
     absent.refuse(name)
-    hint = did_you_mean(name, known) or "`recipes list` shows them all"
-    raise UserError(f"no recipe is called {name!r}", hint)
+    if (ours := names.read(name)) != name:
+        return find(ours)
+    raise UserError(
+        f"no recipe is called {cut(name)}", did_you_mean(name, list(recipes())) or "`recipes list` shows all"
+    )
 
 
 def refuse_fp16(name: str) -> None:
@@ -319,27 +297,24 @@ def _of(m: Model) -> dict[str, Recipe]:
     """
     declared: dict[str, Recipe] = {}
     for path in layout_files(m.name):
-        for recipe in _read(m, path):
+        for recipe in read(m, path):
             if other := declared.get(recipe.name):
-                hint = (
-                    "take it out of one of the two"
-                    if path == other.source
-                    else "choose another context, GPU or precision"
-                )
-                place = layout_text.places(path)[recipe.suffix].header
-                raise UserError(f"{path}:{place}: {recipe.name} is laid out already, in {other.source}", hint)
+                same = path == other.source
+                hint = "take it out of one of the two" if same else "choose another context, GPU or precision"
+                place = f"{path}:{layout_text.places(path)[recipe.suffix].header}"
+                raise UserError(f"{place}: {recipe.name} is laid out already, in {other.source}", hint)
             declared[recipe.name] = recipe
     return declared
 
 
 def layout_files(name: str) -> list[Path]:
     """The layout files of a model: ours where there is one, and those of collections."""
-    ours = LAYOUTS / f"{name}.toml"
-    return [path for path in (ours, *collection.files("layouts")) if path.stem == name and path.is_file()]
+    every = (LAYOUTS / f"{name}.toml", *collection.files("layouts"))
+    return [path for path in every if path.stem == name and path.is_file()]
 
 
-def _read(m: Model, path: Path) -> Iterator[Recipe]:
-    """The recipes of a layout file."""
+def read(m: Model, path: Path) -> Iterator[Recipe]:
+    """The recipes of a model's layout file. Raises UserError where it is wrong."""
     for group in layout_text.read(path):
         stated = {key: value for key, value in group.facts.items() if key != "gpus_per_node"}
         if stated and not m.name.startswith("tiny_"):
@@ -357,6 +332,7 @@ def _read(m: Model, path: Path) -> Iterator[Recipe]:
                 layouts=group.layouts,
                 source=path,
                 suffix=suffix,
+                saves=group.saves,
             )
 
 

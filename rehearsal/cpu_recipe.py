@@ -55,13 +55,21 @@ _GPU_CALLBACKS = {
 }
 
 
+@dataclass(frozen=True)
+class _PruningLayout:
+    """The degrees that `llm.prune` takes, by the names of a strategy."""
+
+    tensor_model_parallel_size: int
+    pipeline_model_parallel_size: int
+
+
 def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
     """The CPU rehearsal of ``recipe`` on ``devices`` processes, and every setting that it altered.
 
     Imports NeMo and, on a machine without a GPU, patches it in this process too.
 
     Args:
-        recipe: a ``run.Partial`` of ``llm.pretrain`` or ``llm.finetune``; it is not changed.
+        recipe: a ``run.Partial`` of ``llm.pretrain``, ``finetune``, ``distill`` or ``prune``; it is not changed.
         devices: processes on this machine; a multiple of the recipe's TP x PP x CP.
 
     Raises:
@@ -71,17 +79,22 @@ def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
 
     from superpod.rehearsal import entry
 
-    _check_devices(recipe.trainer.strategy, devices)
     rehearsal = copy.deepcopy(recipe)
     function = _callable_name(recipe)
-    entries = {"pretrain": entry.pretrain, "finetune": entry.finetune}
+    entries = {"pretrain": entry.pretrain, "finetune": entry.finetune, "distill": entry.distill, "prune": entry.prune}
     if function not in entries:
-        raise RehearsalError(f"only llm.pretrain and llm.finetune are rehearsed, but the recipe calls {function}")
+        names = ", ".join(f"llm.{name}" for name in entries)
+        raise RehearsalError(f"only {names} are rehearsed, but the recipe calls {function}")
+    strategy = getattr(getattr(recipe, "trainer", None), "strategy", None)  # llm.prune makes its trainer itself
+    _check_devices(strategy or _PruningLayout(recipe.tp_size, recipe.pp_size), devices)
     fdl.update_callable(rehearsal, entries[function])
     changes = [Change("", f"llm.{function}", f"{entry.__name__}.{function}", "installs the patches")]
-    for path, value, reason in (("trainer.devices", devices, "processes of this machine"), *_CPU_SETTINGS):
+    local = (("devices", devices, "processes of this machine"), ("num_nodes", 1, "one machine"))
+    if strategy is not None:
+        local = (("trainer.devices", devices, "processes of this machine"),)
+    for path, value, reason in (*local, *_CPU_SETTINGS):
         changes += _set(rehearsal, path, value, reason)
-    return rehearsal, changes + _drop_callbacks(rehearsal.trainer)
+    return rehearsal, changes + _drop_callbacks(getattr(rehearsal, "trainer", None))
 
 
 def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change]:
@@ -92,13 +105,13 @@ def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change
         unchanged = old == value or (old is None and value is False)
         if _accepts(node, name) and not unchanged:
             setattr(node, name, value)
-            yield Change(f"{parent}.{name}", old, value, reason)
+            yield Change(f"{parent}.{name}".lstrip("."), old, value, reason)
 
 
 def _nodes(recipe: Partial, path: str) -> list[tuple[str, object]]:
     """The configurations at a dotted path; every element of a list, as for trainer.plugins."""
     node: object = recipe
-    for name in path.split("."):
+    for name in filter(None, path.split(".")):
         node = getattr(node, name, None)
     if isinstance(node, list):
         return [(f"{path}[{i}]", element) for i, element in enumerate(node)]
@@ -115,7 +128,7 @@ def _accepts(node: object, name: str) -> bool:
     return name == "process_group_backend" or name in inspect.signature(fdl.get_callable(node)).parameters
 
 
-def _drop_callbacks(trainer: Config) -> list[Change]:
+def _drop_callbacks(trainer: Config | None) -> list[Change]:
     kept, changes = [], []
     for i, callback in enumerate(getattr(trainer, "callbacks", None) or []):
         name = _callable_name(callback)
@@ -123,7 +136,7 @@ def _drop_callbacks(trainer: Config) -> list[Change]:
             changes.append(Change(f"trainer.callbacks[{i}]", name, None, reason))
         else:
             kept.append(callback)
-    if changes:
+    if changes and trainer is not None:
         trainer.callbacks = kept
     return changes
 

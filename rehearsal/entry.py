@@ -1,6 +1,6 @@
 """Entry points of a rehearsed run. Importing this module installs the patches.
 
-``rehearse`` puts these functions in place of ``llm.pretrain`` and ``llm.finetune``, so nemo_run's runner
+``rehearse`` puts these functions in place of ``llm.pretrain`` and its like, so nemo_run's runner
 imports this module in every torchrun child when it reads the recipe. NeMo is imported before that, because the file
 names its classes first. No environment variable and no start-up hook is needed.
 """
@@ -16,6 +16,7 @@ install()
 
 from nemo.collections.llm import api  # noqa: E402 - Megatron reads torch.cuda while it is imported
 
+from superpod.rehearsal import pruning  # noqa: E402
 from superpod.rehearsal.cpu_recipe import RehearsalError  # noqa: E402
 from superpod.rehearsal.patches.gpu_settings import dropped  # noqa: E402
 
@@ -61,3 +62,5 @@ def _share_cores() -> None:
 
 pretrain = _rehearsed(api.pretrain)
 finetune = _rehearsed(api.finetune)
+distill = _rehearsed(api.distill)
+prune = _rehearsed(pruning.on_cpus()(api.prune))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.node import stall
+from superpod.node import orphans, stall
 from superpod.node.run_folder import Attempt
 from superpod.rehearsal.patches.adapters import start_alike
 from superpod.rehearsal.rank_record import RankRecord
@@ -72,12 +72,16 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     text = ZlibJSONSerializer().serialize(partial)
     began = time.time()
-    pids = {_fork(rank, ranks, text, folder): rank for rank in range(ranks)}
-    try:
-        error = _wait(dict(pids), folder, began, limit_s, quiet_s)
-    finally:
-        for pid in pids:
-            _end_session(pid)
+    pids: dict[int, int] = {}
+    with orphans.watched() as watcher:
+        try:
+            for rank in range(ranks):
+                pids[_fork(rank, ranks, text, folder)] = rank
+                watcher.add_group([*pids][-1])
+            error = _wait(dict(pids), folder, began, limit_s, quiet_s)
+        finally:
+            for pid in pids:
+                _end_session(pid)
     seconds = time.time() - began
     files = [folder / f"{rank}.json" for rank in range(ranks)]
     missing = [rank for rank, file in enumerate(files) if not file.is_file()]

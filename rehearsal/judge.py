@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from superpod.errors import UserError, readable
 from superpod.lifecycle.request import Request
+from superpod.node import orphans
 from superpod.planner.rules import Broken
 
 if TYPE_CHECKING:
@@ -135,6 +136,8 @@ def _run(question: str, answer: Path, limit_s: float) -> tuple[int | None, str]:
     reader = threading.Thread(target=_keep_end, args=(process.stdout, printed), daemon=True)
     reader.start()
     code: int | None = None
+    watcher = orphans.Watcher()
+    watcher.add_group(process.pid)
     try:
         with contextlib.suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as pipe:
             pipe.write(question.encode())
@@ -145,6 +148,7 @@ def _run(question: str, answer: Path, limit_s: float) -> tuple[int | None, str]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # with whatever a user's file has started
         process.wait()
+        watcher.close()
         reader.join(5)  # a process that has left the group may hold the pipe
     return code, printed.decode(errors="replace")
 
@@ -342,8 +346,7 @@ def main() -> None:
     """Answer the question on stdin into the file that `SAID` names."""
     target = Path(os.environ.pop(SAID))
     recipe, facts, gpu, build = json.load(sys.stdin)
-    data = Path(facts["data"]) if facts["data"] else None
-    request = Request(recipe, tuple(facts["overrides"]), data, facts["num_nodes"], gpu)
+    request = Request.of_facts(recipe, facts, gpu)
     outcome: dict[str, Any] = {}
     with _answering(outcome):
         prepare()

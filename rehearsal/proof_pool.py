@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import TypeVar
 
+from superpod.parent import end_with_parent
 from superpod.recipes.registry import find
 from superpod.rehearsal import rank_models
 from superpod.rehearsal.rank_models import SizeKey
@@ -82,23 +80,9 @@ class Workers:
 
 
 def _start() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal, and is the parent's
     end_with_parent()
     rank_models.start()
-
-
-def end_with_parent() -> None:
-    """End this process within a second of its parent, however that ends: a pool's process waits for work for ever.
-
-    Ctrl-C reaches all processes of a terminal. This one leaves it to its parent.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 def _is_encoder(size: SizeKey) -> bool:

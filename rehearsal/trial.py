@@ -73,6 +73,11 @@ class Trial:
 
 
 def plan(name: str, nodes: int | None, ranks: int = RANKS, overrides: Sequence[str] = ()) -> Trial:
+    """`plan_request` of a name at a size with overrides."""
+    return plan_request(Request(name, tuple(overrides), None, nodes), ranks)
+
+
+def plan_request(request: Request, ranks: int = RANKS) -> Trial:
     """The rehearsal of a recipe, a file or NeMo's own recipe, not yet run.
 
     Needs no NeMo for a recipe in which nothing is overridden. A file is executed: plan it in a process of its own.
@@ -82,10 +87,9 @@ def plan(name: str, nodes: int | None, ranks: int = RANKS, overrides: Sequence[s
     """
     from superpod.lifecycle import subject
 
-    request = Request(name, tuple(overrides), None, nodes)
     request.check(any_subject=True)
-    if subject.kind(name) == "recipe":
-        _refuse_what_cannot(name)
+    if subject.kind(request.recipe) == "recipe":
+        _refuse_what_cannot(request.recipe)
     size, job = _size_and_job(request)
     return Trial(request, size, shrink(job, ranks), job.precision)
 
@@ -105,11 +109,7 @@ def _size_and_job(request: Request) -> tuple[int, PlannedJob]:
     from superpod.lifecycle import subject
 
     if subject.kind(request.recipe) == "recipe" and not request.overrides:
-        from superpod.recipes import planned_job
-        from superpod.recipes.registry import find
-
-        recipe = find(request.recipe)
-        return request.num_nodes or recipe.nodes[0], planned_job.job(recipe, request.num_nodes)
+        return request.num_nodes or request.sized().nodes[0], request.job()
     import superpod.rehearsal.entry  # noqa: F401 - the patches, before NeMo
     from superpod.lifecycle.resolve import resolve
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 COMMANDS = {
     "list": "recipes list llama3_70b pretrain h100",
     "plan": "recipes plan llama3_70b --gpu h100 --gpus 64 --gbs 128 --top 5 --compare-rules",
+    "sizes": "recipes check llama3_8b_pretrain_h100_bf16 --nodes 2 --seq 4096 --batch-tokens 4M",
     "check": "recipes check llama3_70b --gpu h100 --nodes 6 --layout tp=8,pp=4,cp=2",
     "memory": "recipes memory llama3_70b_pretrain_h100_bf16",
 }
@@ -45,7 +46,9 @@ def filled(text: str, name: str, command: str) -> str:
     words = shlex.split(command)
     environment = {**os.environ, "COLUMNS": "100"}
     program = Path(sys.executable).parent / words[0]
-    done = subprocess.run([program, *words[1:]], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [program, *words[1:]], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     lines = [line.rstrip().replace(f"{ROOT}/", "") for line in done.stdout.splitlines()]
     shown = "\n".join([f"$ {command}", *lines]) + "\n"
     return block.sub(lambda match: match[1] + shown + match[2], text)

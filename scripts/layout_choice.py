@@ -132,7 +132,7 @@ def _pool(group: list[Case], sizes: dict[str, list[int]]) -> tuple[set[Layout], 
     for case in group:
         if case.gpu not in searched() or case.precision not in SEARCHED_PRECISIONS:
             continue
-        for gpus in sorted({*sizes[case.gpu][:1], *sizes[case.gpu][-1:]}):
+        for gpus in sizes[case.gpu]:
             if fast := _fast(case, gpus):
                 fastest[case, gpus] = fast[0][1]
                 simplest = sorted(fast, key=lambda pair: (_features(pair[0]), pair[1]))[:SIMPLEST]

@@ -1,11 +1,11 @@
 """Plan every recipe's layout: `python scripts/plan_layouts.py [MODEL...] [--published step_time.csv]`.
 
-Writes recipes/layouts/MODEL.toml anew. Per model and task: search GPUs of each memory size, and each kind of precision;
-take the fewest layouts that are each within 3 % of the fastest wherever they are used, which is less than the planner
-errs, one for all sizes of a recipe where there is one; put recipes of a GPU that come out alike into one table. Where a
-measured run of the same case was published, its layout stays unless the fastest is better by more than twice the
-planner's error; --published also writes those cases to recipes/published.toml. Read the diff before committing: this
-plans, people review.
+Writes recipes/layouts/MODEL.toml anew, with the steps between two checkpoints (`save_intervals.py`). Per model and
+task: search GPUs of each memory size, and each kind of precision; take the fewest layouts that are each within 3 % of
+the fastest wherever they are used, which is less than the planner errs, one for all sizes of a recipe where there is
+one; put recipes of a GPU that come out alike into one table. Where a measured run of the same case was published, its
+layout stays unless the fastest is better by more than twice the planner's error; --published also writes those cases
+to recipes/published.toml. Read the diff before committing: this plans, people review.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import published_layouts
+import save_intervals
 from layout_cases import Case, cases
 from layout_choice import forget_searches, plan
 from published_layouts import Runs
@@ -32,6 +33,7 @@ Planned = dict[Case, dict[int, Layout]]
 HEAD = (
     "# By scripts/plan_layouts.py: within 3 % of the fastest that leaves 5 % of memory, as few as that takes.\n"
     "# A line is the whole layout on that many nodes; fields that it leaves out: planner/layout.py.\n"
+    "# save_every: steps between two checkpoints, from the step time that was predicted (recipes/resilience.py).\n"
 )
 
 
@@ -63,7 +65,7 @@ def _tables(group: Planned, runs: Runs) -> str:
         alike[repr(_by_nodes(case, layouts))][case.gpu].append(case)
     return "\n".join(
         "".join(_remarks(same, group, runs))
-        + layout_text.group_text([case.suffix for case in same], _by_nodes(same[0], group[same[0]]))
+        + layout_text.group_text([case.suffix for case in same], _by_nodes(same[0], group[same[0]]), {})
         for by_gpu in alike.values()
         for same in by_gpu.values()
     )
@@ -102,6 +104,7 @@ def main() -> None:
             planned.append(plan(group, {key: run.layout for key, run in runs.items() if key[0] in suffixes}))
         forget_searches()
         path = write(name, planned, runs)
+        save_intervals.fill(path)
         print(f"{path.name}: {sum(map(len, planned))} recipes", flush=True)
 
 

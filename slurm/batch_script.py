@@ -47,6 +47,8 @@ class BatchJob:
     """the job's name; "" = the recipe's"""
     time: str = ""
     """the limit of an attempt; "" = the profile's"""
+    model: str = ""
+    """the Hugging Face folder of a fine-tuning, which a step of the job imports and another exports; "" = none"""
     segment: int = 0
     """nodes that must share an NVLink domain (slurm/segments.py); 0 = it does not matter"""
 
@@ -219,6 +221,7 @@ def _start(job: BatchJob) -> str:
     # A rehearsal needs this project in the ranks' Python; a real run needs only the runtime that the script carries.
     rank = "-m superpod.rehearsal.rank" if cluster.declared_only else '"$code/superpod/node/rank.py"'
     words = [*controller, "--", *ranks, f'{python} {rank} "$code/{RECIPE}"']
+    words += ["--", *_model_step(job), f"{python} -m superpod.launchers.model_job"] if job.model else []
     body = " \\\n    ".join(['exec "$host_python" "$code/superpod/node/attempt.py"', *words])
     return f"""\
 # attempt.py opens the next attempt of the run, picks MASTER_ADDR (this job's first node) and a free port, starts the
@@ -238,16 +241,27 @@ def _step(job: BatchJob) -> list[str]:
     return [size, share, " ".join(["--distribution=block:block", *bind]), f"--export=ALL --mpi={slurm.mpi}"]
 
 
+def _model_step(job: BatchJob) -> list[str]:
+    """srun of one task on the first node, which imports the model before the ranks and exports it after them."""
+    share = " ".join([*map(quoted, _share_of_a_node(job.cluster, job.gpus)), "--mem=0"])
+    size = "srun --nodes=1 --ntasks=1 --ntasks-per-node=1"
+    return [size, share, f"--export=ALL --mpi={job.cluster.slurm.mpi}", *_container(job, job.model)]
+
+
 def first_checks(cluster: Cluster) -> list[str]:
     """Checks of every node before the ranks start; those that need all nodes together are left to `cluster health`."""
     return [c for c in cluster.health.checks if c not in ("bandwidth", "time")] if cluster.health.first_step else []
 
 
-def _container(job: BatchJob) -> list[str]:
+def _container(job: BatchJob, folder: str = "") -> list[str]:
+    """The container's options, with a folder that it reads."""
     box = job.cluster.container
     if not box.image:
         return []
-    mounts = ",".join([*box.mounts, "$runs:$runs"])  # the shell expands $runs on the node
+    if set(folder) & set(",:"):
+        raise UserError(f"{folder} cannot be mounted into a container: its name holds a comma or a colon", "move it")
+    more = [f"{folder}:{folder}:ro"] if folder else []
+    mounts = ",".join([*box.mounts, *more, "$runs:$runs"])  # the shell expands $runs on the node
     flags = [f"--container-image={quoted(box.image)}", f'--container-mounts="{_in_quotes(mounts)}"']
     # In pyxis the image's value of a variable wins, except for those named here.
     contested = [variable.name for variable in job.variables if not variable.name.startswith("SUPERPOD_")]

@@ -4,7 +4,7 @@ cluster adds, each with its reason. `recipes render` writes the reasons into the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from superpod.node import binding
@@ -45,7 +45,7 @@ NETWORK: tuple[tuple[str, str, When, str], ...] = (
 """name, value, when (by node, and by kind of network), why. Source: NCCL's list of variables."""
 
 
-def variables(cluster: Cluster, job: PlannedJob) -> list[Variable]:
+def variables(cluster: Cluster, job: PlannedJob, overrides: Iterable[str] = ()) -> list[Variable]:
     """The environment of every rank, in the order it is written; a profile's own `[env]` comes last and wins.
 
     Raises:
@@ -55,7 +55,8 @@ def variables(cluster: Cluster, job: PlannedJob) -> list[Variable]:
         own = [Variable(name, value, OWN) for name, value in cluster.env.items()]
         return [v for v in (*PROCESS, *_of_the_site(cluster)) if v.name not in cluster.env] + own
     job = job.replace(node=hardware.builtin().node(cluster.gpu))  # a recipe for H100 may run on H200
-    needed = [*PROCESS, *environment.variables(job), *_of_the_network(cluster, job.node), *_of_the_site(cluster)]
+    needed = [*PROCESS, *environment.variables(job, overrides), *_of_the_network(cluster, job.node)]
+    needed += _of_the_site(cluster)
     return environment.with_own(needed, cluster.env, OWN, job)
 
 

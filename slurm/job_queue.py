@@ -12,9 +12,6 @@ from superpod.errors import UserError
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
 
-LIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED")
-"""States of a job that has its nodes."""
-
 OVER = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
     *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from superpod.errors import counted
 from superpod.slurm.live_cluster import LiveCluster, words
 from superpod.slurm.profile_checks import (
     Finding,
@@ -69,7 +70,9 @@ def partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Fi
             continue
         if bound.isdigit() and sign * size.nodes > sign * int(bound):
             bad = "more than" if sign > 0 else "fewer than"
-            yield Finding(f"the run takes {size.nodes} nodes, {bad} {name} allows: {key} {bound}", f"--nodes {bound}")
+            yield Finding(
+                f"the run takes {counted(size.nodes, 'node')}, {bad} {name} allows: {key} {bound}", f"--nodes {bound}"
+            )
     if known.get("ReqResv") == "YES" and not own_reservations(cluster):
         yield Finding(f"{name} takes only jobs of a reservation", 'name it: slurm.options = ["--reservation=NAME"]')
 
@@ -80,11 +83,11 @@ def nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Findin
     there = live.nodes_of(name)
     usable = [node for node in there if _usable(node.get("State", ""))]
     if there and size.nodes > len(there):
-        yield Finding(f"the run takes {size.nodes} nodes, but {name} has {len(there)}", "--nodes")
+        yield Finding(f"the run takes {counted(size.nodes, 'node')}, but {name} has {len(there)}", "--nodes")
     elif there and size.nodes > len(usable):
         down = ", ".join(sorted(n["NodeName"] for n in there if n not in usable))
         yield Finding(
-            f"the run takes {size.nodes} nodes, but {len(usable)} of {name} are up; not up: {down}",
+            f"the run takes {counted(size.nodes, 'node')}, but {len(usable)} of {name} are up; not up: {down}",
             "--nodes, or wait for them",
         )
 
@@ -151,8 +154,8 @@ def _resources(sources: list[Source], takes: dict[str, int], size: JobSize) -> I
                 fits = most * size.nodes // need
                 hint = f"--nodes {fits}" if fits and limit != "MaxTRESPerNode" else "another QOS or account"
                 yield Finding(
-                    f"{size.nodes} nodes x {size.gpus_per_node} GPUs take {resource}={need}, but {name} allows {most} "
-                    f"to {whose} ({limit})",
+                    f"{counted(size.nodes, 'node')} x {size.gpus_per_node} GPUs take {resource}={need}, but {name} "
+                    f"allows {most} to {whose} ({limit})",
                     f"{hint}; more is your site's to give",
                 )
 

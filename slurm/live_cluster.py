@@ -150,7 +150,10 @@ def ask(connection: Connection, cluster: Cluster, runs: str, paths: list[str], r
     output = connection.shell(ASK, *words, limit_s=120)
     answers = dict(part.split("\037", 1) for part in output.split("\036")[1:])
     if not answers.get("config", "").strip():
-        raise UserError(f"{connection}: Slurm's controller does not answer", "`scontrol ping` there says more")
+        raise UserError(
+            f"{connection}: Slurm's controller does not answer",
+            "`scontrol ping` there says more; `recipes render` prints the script without asking Slurm",
+        )
     return replace(parse(answers), refused=_refused(connection, cluster))
 
 

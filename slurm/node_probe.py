@@ -18,7 +18,7 @@ from superpod.planner import hardware
 from superpod.slurm import preamble
 from superpod.slurm.batch_script import resource_options
 from superpod.slurm.gpu_names import gpu_named
-from superpod.slurm.profile_checks import Finding
+from superpod.slurm.profile_checks import Finding, dotted, host_python, loading
 
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
@@ -255,29 +255,18 @@ def _speed(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Finding]
 
 def pythons(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """The batch script's Python is 3.9 or later on the node, and the ranks' one 3.10 or later, as NeMo needs."""
-    name = cluster.software.host_python
-    if not node.python:
-        yield Finding(f"software.host_python {name!r} does not run on {node.host}", "name a Python 3.9 or later")
-    elif node.python < 309:
-        yield Finding(f"software.host_python {name!r} is {_dotted(node.python)} on {node.host}", "3.9 or later")
+    yield from host_python(cluster, node.python, f" on {node.host}")
     if cluster.container.image:
         return
     if not node.ranks_python:
         yield Finding(f"the ranks' Python does not run on {node.host}", "software.python: on a shared disk")
     elif node.ranks_python < 310:
-        yield Finding(f"the ranks' Python is {_dotted(node.ranks_python)} on {node.host}", "NeMo needs 3.10 or later")
-
-
-def _dotted(number: int) -> str:
-    return f"{number // 100}.{number % 100}"
+        yield Finding(f"the ranks' Python is {dotted(node.ranks_python)} on {node.host}", "NeMo needs 3.10 or later")
 
 
 def modules(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Every module loads."""
-    for name in cluster.software.modules:
-        if (state := node.modules.get(name, "missing")) != "loads":
-            why = "there is no `module` command" if state != "missing" else f"`module load {name}` fails"
-            yield Finding(f"software.modules: {why} on {node.host}", "`module avail` there lists them")
+    yield from loading(cluster, node.modules, f" on {node.host}")
 
 
 def folders(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:

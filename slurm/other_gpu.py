@@ -1,4 +1,4 @@
-"""A recipe on a cluster with another GPU than it is named for: what the plan says of it, before NeMo is imported."""
+"""A recipe on a cluster with another GPU, or at another size, than it is made for: what its plan says, without NeMo."""
 
 from __future__ import annotations
 
@@ -13,13 +13,33 @@ if TYPE_CHECKING:
 
 
 def of_request(request: Request, gpu: str) -> list[Finding]:
-    """What speaks against a recipe on another GPU, by its plan alone; [] = nothing, or it has changes to be built."""
-    from superpod.recipes import planned_job, registry
+    """What speaks against a recipe on this GPU, by its plan alone; [] = nothing, or it has changes to be built."""
+    from superpod.recipes import registry
 
     recipe = registry.find(request.recipe)
-    if recipe.gpu == gpu or request.overrides:
+    if request.overrides:
         return []
-    return list(of_job(request.recipe, planned_job.job(recipe, request.num_nodes), gpu))
+    if recipe.gpu == gpu:
+        return list(_of_size(request))
+    return list(of_job(request.recipe, request.job(), gpu))
+
+
+def _of_size(request: Request) -> Iterator[Finding]:
+    """That a recipe at another length, batch or layout than it declares does not fit its own GPU any more."""
+    from superpod.planner import predict
+    from superpod.recipes.sizes import better_layout
+    from superpod.recipes.sizes.sized import SizedRecipe
+
+    recipe = request.sized()
+    if not isinstance(recipe, SizedRecipe):
+        return
+    prediction = predict.one(request.job())
+    if prediction.verdict == "oom":
+        better = better_layout.of(recipe)
+        yield Finding(
+            f"{request.recipe} does not fit {recipe.gpu} so: {prediction.reason}",
+            f"--layout auto takes {better}" if better else "more nodes, or with=full_recompute",
+        )
 
 
 def of_job(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:

@@ -227,7 +227,7 @@ def generation(case: Case) -> Iterator[Finding]:
     elif (layout := case.run.plan["layouts"][0])["verdict"] == "oom":
         yield Finding(
             f"it does not fit the GPU's memory: {layout['reserved_gib']:.1f} GiB on the fullest rank of {gpu}",
-            "with=full_recompute, more nodes, or a layout that fits: `recipes plan`",
+            "more nodes, with=full_recompute, or a layout that fits: --layout auto, where there is one",
         )
 
 
@@ -237,7 +237,7 @@ def proof(case: Case) -> Iterator[Finding]:
     from superpod.recipes.registry import find
 
     request = case.run.request
-    if broken := proof_level.refusal(find(request.recipe), case.run.nodes, request.overrides):
+    if broken := proof_level.refusal(find(request.recipe), case.run.nodes, request.changes()):
         yield Finding(*broken)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import did_you_mean
@@ -95,11 +95,16 @@ def with_parents(account: str, live: LiveCluster) -> list[str]:
 
 
 def _allowed(name: str, known: dict[str, str], key: str, what: str, own: str, counting: list[str]) -> Iterator[Finding]:
-    """`own` is accepted where one of `counting` is: recent Slurm lets the accounts below an allowed one in, too."""
+    """`own` is accepted where one of `counting` is: recent Slurm lets the accounts below an allowed one in, too.
+
+    It takes denied ones the same way (scontrol(1), DenyAccounts: "hierarchical"), older ones by their own name alone
+    (`part_policy_valid_acct`): what an account below a denied one may, `sbatch --test-only` says (`refused`). What
+    accepts some denies none, in every version.
+    """
     accepted, denied = words(known.get(f"Allow{key}", "")), words(known.get(f"Deny{key}", ""))
     if own and accepted and not {*counting} & {*accepted}:
         yield Finding(f"partition {name} does not accept {what} {own!r}", f"it accepts {', '.join(accepted)}")
-    elif own in denied:
+    elif not accepted and own in denied:
         yield Finding(f"partition {name} denies {what} {own!r}", f"it denies {', '.join(denied)}")
 
 
@@ -244,22 +249,38 @@ def mounts(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
             yield Finding(f"container.mounts: {outside} is {live.paths[outside]}", "mount only what every node has")
 
 
+def host_python(cluster: Cluster, version: int, where: str = "") -> Iterator[Finding]:
+    """The batch script's Python, of this version (309; 0 = none) where it was looked at, is 3.9 or later."""
+    name = cluster.software.host_python
+    if not version:
+        yield Finding(f"software.host_python {name!r} does not run{where}", "name a Python 3.9 or later")
+    elif version < 309:
+        yield Finding(f"software.host_python {name!r} is {dotted(version)}{where}", "3.9 or later")
+
+
+def dotted(version: int) -> str:
+    """309 as 3.9."""
+    return f"{version // 100}.{version % 100}"
+
+
+def loading(cluster: Cluster, states: Mapping[str, str], where: str = "") -> Iterator[Finding]:
+    """Every module loads, by its state where it was looked at: loads, missing, or `no module command`."""
+    for name in cluster.software.modules:
+        if (state := states.get(name, "missing")) != "loads":
+            why = "there is no `module` command" if state != "missing" else f"`module load {name}` fails"
+            yield Finding(f"software.modules: {why}{where}", f"`module avail`{' there' * bool(where)} lists them")
+
+
 def python(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """The Pythons of the batch script and of the ranks exist, and the former is 3.9 or later."""
-    name = cluster.software.host_python
-    if not live.python:
-        yield Finding(f"software.host_python {name!r} does not exist", "name a Python 3.9 or later")
-    elif live.python < 309:
-        yield Finding(f"software.host_python {name!r} is {live.python // 100}.{live.python % 100}", "3.9 or later")
+    yield from host_python(cluster, live.python)
     if not live.ranks_python:
         yield Finding(f"the ranks' Python {cluster.software.python!r} does not exist", "see software.python")
 
 
 def modules(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Every module can be loaded, where this machine has modules."""
-    for name in cluster.software.modules:
-        if live.modules.get(name) == "missing":
-            yield Finding(f"software.modules: `module load {name}` fails", "`module avail` lists them")
+    yield from loading(cluster, {name: live.modules.get(name) or "loads" for name in cluster.software.modules})
 
 
 def cache(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:

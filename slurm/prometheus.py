@@ -6,13 +6,12 @@ Names and units are by Prometheus' conventions (https://prometheus.io/docs/pract
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superpod import whole_file
 from superpod.errors import UserError
 from superpod.node.run_folder import STATES
 
@@ -73,14 +72,9 @@ def write(path: Path, views: Sequence[RunView]) -> None:
     """
     if path.suffix != ".prom":
         raise UserError(f"--prometheus {path}: node_exporter reads only files that end in .prom", f"{path}.prom")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text(views), encoding="utf-8")
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        whole_file.write(path, text(views), mode=0o644)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         hint = "name a file in the folder of node_exporter's --collector.textfile.directory that you may write to"
         raise UserError(f"--prometheus {path}: {error.strerror}", hint) from None
 

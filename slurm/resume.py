@@ -117,12 +117,10 @@ def rewrite(run: RunFolder, submission: Submission) -> None:
 
 def _kept_as(run: RunFolder) -> tuple[Path, Path]:
     """Names, taken by nothing, for the script and the code of the attempts so far."""
-    for count in itertools.count(1):
-        number = f"{len(run.attempts):03d}" + (f".{count}" if count > 1 else "")
-        script, code = run.path / f"job-until-{number}.sbatch", run.path / f"code-until-{number}"
-        if not (script.exists() or code.exists()):
-            return script, code
-    raise AssertionError("itertools.count ends")
+    last = f"{len(run.attempts):03d}"
+    numbers = itertools.chain([last], (f"{last}.{count}" for count in itertools.count(2)))
+    pairs = ((run.path / f"job-until-{number}.sbatch", run.path / f"code-until-{number}") for number in numbers)
+    return next(pair for pair in pairs if not any(path.exists() for path in pair))
 
 
 def set_time(run: RunFolder, time: str) -> None:

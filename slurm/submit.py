@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from superpod import collection
 from superpod.errors import UserError
+from superpod.lifecycle import planned_run
+from superpod.lifecycle.profile_request import ProfileRequest
 from superpod.node import payload, progress
 from superpod.node.files import read_json, write_json
 from superpod.node.guard import CHAIN
@@ -26,6 +28,7 @@ from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
     from superpod.lifecycle.resolve import ResolvedRun
+    from superpod.recipes.facts.environment import Variable
     from superpod.slurm.connection import Connection
     from superpod.slurm.profiles import Cluster
 
@@ -87,17 +90,47 @@ def script(submission: Submission, *, name: str = "") -> str:
             nodes=run.nodes,
             gpus=run.gpus_per_node,
             runs=submission.folder,
-            variables=tuple(environment.variables(cluster, run.job)),
+            variables=(*environment.variables(cluster, run.job, run.request.overrides), *_of_profile(run)),
             recipe_file=run.source,
             recipe_lines=tuple(run.lines),
-            runtime=payload.runtime(tuple(collection.carried().items())),
+            runtime=payload.runtime(tuple(_carried(run, cluster).items())),
             python=python_of(cluster),
             facts=facts(submission),
             name=name,
             time=submission.time,
+            model=str(run.data_facts.get("finetune", {}).get("model", "")),
             segment=segments.segment(cluster, run.job, run.nodes, run.gpus_per_node),
         )
     )
+
+
+def _of_profile(run: ResolvedRun) -> list[Variable]:
+    return ProfileRequest.parse(run.request.profile).variables() if run.request.profile else []
+
+
+def _carried(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
+    return {**collection.carried(), **planned_run.sources(run), **package(run, cluster)}
+
+
+def package(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
+    """This project, which a container lacks: the steps that import and export a fine-tuning's model run it.
+
+    A rehearsal's ranks too. Where they build the recipe, they find none but what the job carries, as it carries a part.
+    Path in the job's code folder -> file; nothing of `node/`, which every job carries.
+    """
+    tunes = "finetune" in run.data_facts
+    if not (tunes and cluster.container.image) and not (run.on_node and (tunes or cluster.declared_only)):
+        return {}
+    root = payload.PACKAGE
+    inside = [path for folder in PACKAGE for path in sorted((root / folder).rglob("*.*")) if path.is_file()]
+    kept = [path for path in inside if path.suffix in (".py", ".toml") and path.stat().st_size < LARGEST]
+    files = [root / "__init__.py", root / "collection.py", *kept]
+    return {f"superpod/{path.relative_to(root).as_posix()}": path for path in files}
+
+
+PACKAGE = ("planner", "recipes", "lifecycle", "rehearsal", "launchers")
+LARGEST = 200_000
+"""Bytes of a file that travels; larger ones are tables of published runs, which no step reads."""
 
 
 def python_of(cluster: Cluster) -> str:

@@ -33,12 +33,14 @@ class Axis:
     values: tuple[str, ...]
 
 
-def axes(texts: Sequence[str]) -> list[Axis]:
+def axes(texts: Sequence[str], at_once: int = 0) -> list[Axis]:
     """What `--sweep` names, each as PATH=V1,V2,...; a comma inside brackets or quotes belongs to its value.
 
     Raises:
-        UserError: no values, one value only, a value or a path twice, or too many combinations.
+        UserError: no values, one value only, a value or a path twice, too many combinations, or `at_once` of nothing.
     """
+    if at_once and not texts:
+        raise UserError("--array-limit is of a sweep, and there is no --sweep", "leave it out")
     result: list[Axis] = []
     for text in texts:
         path, equals, rest = text.partition("=")
@@ -106,8 +108,11 @@ def queue(
     submissions: Sequence[tuple[tuple[str, ...], Submission]],
     attempts: int,
     after: Sequence[str] = (),
+    at_once: int = 0,
 ) -> tuple[str, dict[str, QueuedJobs]]:
     """Make the run folders and queue their attempts; returns the sweep's folder, and the jobs of each run.
+
+    No more than `at_once` runs have jobs that may start, 0 = all of them: the others wait for the jobs of those before.
 
     The first attempts of all runs are queued before the second of any, and where sbatch refuses one of these, all that
     was queued is cancelled and every folder removed. From then on each run is whole, whatever ends this.
@@ -124,7 +129,7 @@ def queue(
             made.append(slurm_submit.new_run(submission, connection))
         _write(connection, sweep, submissions, made)
         for run in made:
-            jobs[run] = slurm_submit.queue(connection, run, 1, after=after)
+            jobs[run] = slurm_submit.queue(connection, run, 1, after=[*after, *_behind(run, jobs, at_once)])
         for run in made:
             slurm_submit.remember(connection, run, jobs[run].ids)
     except BaseException:
@@ -132,9 +137,20 @@ def queue(
         connection.run(["rm", "-rf", "--", sweep])
         raise
     for run in made if attempts > 1 else []:
-        jobs[run] = slurm_submit.queue_more(connection, run, jobs[run], attempts, after=after)
+        waits = [*after, *_behind(run, jobs, at_once)]
+        if len(waits) > len(after):  # on further attempts too, which were not queued when the first one was
+            dependency = f"Dependency={','.join(('singleton', *waits))}"
+            connection.run(["scontrol", "update", f"JobId={jobs[run].ids[0]}", dependency])
+        jobs[run] = slurm_submit.queue_more(connection, run, jobs[run], attempts, after=waits)
         slurm_submit.remember(connection, run, jobs[run].ids)
     return sweep, jobs
+
+
+def _behind(run: str, jobs: dict[str, QueuedJobs], at_once: int) -> list[str]:
+    """What a run waits for, so that no more than `at_once` have jobs that may start: the run so many before it."""
+    queued = list(jobs)
+    place = queued.index(run) if run in jobs else len(queued)
+    return [f"afterany:{':'.join(jobs[queued[place - at_once]].ids)}"] if at_once and place >= at_once else []
 
 
 def _write(

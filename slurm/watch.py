@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import statistics
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.lifecycle.attempts import resume_notes
-from superpod.node import drift, guard, owner, progress, stall
-from superpod.node.files import JsonObject, is_number, read_json, refuse_special
+from superpod.node import checkpoint_files, drift, ending, guard, owner, progress, stall
+from superpod.node.checkpoints import step_of
+from superpod.node.files import JsonObject, is_number, read_json, tail_text
 from superpod.node.run_folder import Attempt, RunFolder
 from superpod.slurm import job_queue
 from superpod.slurm.job_queue import JobQueue, Queued
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 STALLED_S = 600.0
 
 SILENT = "Slurm does not answer"
+NOT_ASKED = "Slurm has not been asked since it began"
 HIDDEN = "squeue shows no job of it, but may hide those of others (PrivateData=jobs): this is by its files alone"
 """Why the jobs of a run are not known."""
 
@@ -84,12 +87,10 @@ def view(
     state, message = local_state(run, now) if is_local(run) else state_of(run, jobs, now, ended=ended)
     if jobs is None and jobs_unknown == HIDDEN:  # of this run alone; that Slurm does not answer is true of all
         message = "; ".join(filter(None, (message, HIDDEN)))
-    # The median of the last steps: a save or a validation in between does not count.
-    steady = [line["step_time_s"] for line in lines[-20:] if is_number(line.get("step_time_s"))]
-    step_s = statistics.median(steady) if steady else None
+    step_s = progress.steady_step_s(lines)
     step = _step(run, lines)
     most = facts.get("max_steps")
-    newest = guard.newest_step(run)
+    newest = guard.newest_checkpoint(run, checkpoint_files.seems_whole)
     moving = state in ("running", "saving", "requeued", "queued")
     return RunView(
         run=run,
@@ -104,8 +105,8 @@ def view(
         tokens_per_s=_tokens(run, lines),
         mfu=_mfu(run, step_s),
         eta_s=(most - step) * step_s if most and step_s and moving else None,
-        checkpoint_step=newest,
-        checkpoint_age_s=_age(run, now) if newest else None,
+        checkpoint_step=(step_of(newest.name) or 0) if newest else 0,
+        checkpoint_age_s=_age_s(newest, lines, now) if newest else None,
         alarm=_alarm(run, lines, jobs, now) if state in ("running", "saving") else "",
         resumed=tuple(resume_notes(run.attempts[-1])) if run.attempts else (),
         jobs=jobs,
@@ -119,7 +120,7 @@ def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[Queued] | None, n
         return slower
     if jobs is None or is_local(run):
         return ""
-    words = progress.alarm(run, lines, sum(job.state not in job_queue.LIVE for job in jobs), now)
+    words = progress.alarm(run, lines, sum(job.state not in ending.LIVE for job in jobs), now)
     return f"{words}: recipes top-up {shlex.quote(str(run.path))} --attempts N" if words else ""
 
 
@@ -149,7 +150,7 @@ def state_of(run: RunFolder, jobs: list[Queued] | None, now: float, *, ended: st
         return "cancelled", "cancelled by the user (scancel)"
     if not last.result:
         message = f"attempts/{last.name}/result.json cannot be read"  # torn: Slurm alone knows whether it lives
-        live = bool(jobs) and jobs[0].state in job_queue.LIVE
+        live = bool(jobs) and jobs[0].state in ending.LIVE
         return _live_state(run, last, now) if live else _between_attempts(last, "failed", message, jobs)
     state, message = str(last.result.get("state", "failed")), str(last.result.get("message", ""))
     if state in ("running", "saving", "stalled") and _is_live(last, state, jobs):
@@ -165,7 +166,7 @@ def _is_live(last: Attempt, state: str, jobs: list[Queued] | None) -> bool:
     if jobs is None:
         return state != "stalled"
     job = str(last.result.get("job", ""))
-    return any(queued.id == job and queued.state in job_queue.LIVE for queued in jobs)
+    return any(queued.id == job and queued.state in ending.LIVE for queued in jobs)
 
 
 def _between_attempts(last: Attempt, state: str, message: str, jobs: list[Queued] | None) -> tuple[str, str]:
@@ -203,10 +204,7 @@ def _waiting_state(run: RunFolder, jobs: list[Queued] | None, now: float) -> tup
 def last_line(path: Path) -> str:
     """The last line with words in it of a job's output; '' when there is none."""
     try:
-        refuse_special(path)
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = tail_text(path, 4096).splitlines()
     except OSError:
         return ""
     return next((line.strip()[-400:] for line in reversed(lines) if line.strip()), "")
@@ -256,9 +254,17 @@ def _mfu(run: RunFolder, step_s: float | None) -> float | None:
     return float(mfu or 0) * float(planned or 0) / step_s
 
 
-def _age(run: RunFolder, now: float) -> float | None:
-    times = [p.stat().st_mtime for p in run.checkpoints.glob("*") if p.is_dir() and not p.is_symlink()]
-    return now - max(times) if times else None
+def _age_s(checkpoint: Path, lines: list[JsonObject], now: float) -> float | None:
+    """Seconds since the step that a checkpoint holds; since its folder changed, which `cp -r` does, where no line of
+    metrics tells.
+    """
+    step = step_of(checkpoint.name)
+    if times := [line["t"] for line in lines if line.get("step") == step and is_number(line.get("t"))]:
+        return now - times[-1]
+    try:
+        return now - checkpoint.stat().st_mtime
+    except OSError:
+        return None  # removed meanwhile
 
 
 def views(runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None) -> list[RunView]:
@@ -266,21 +272,48 @@ def views(runs: list[RunFolder], connection: Connection, users: Mapping[Path, st
 
     `users` are the runs' owners where the folders here do not tell (copies of a remote cluster's).
     """
-    users = users or {}
-    asking = [run for run in runs if not is_local(run)]
-    owners = {users.get(run.path) or str(uid) for run in asking if (uid := owner.uid_of(run.path)) is not None}
-    queue = job_queue.ask(connection, owners or {str(os.geteuid())}) if asking else JobQueue()
-    idle = _idle(asking, queue) if queue else []
-    ended = _ended(idle, connection, queue) if queue else {}
-    hidden = _hidden(idle, connection, users)
-    seen = []
-    for run in runs:
-        words = HIDDEN if run.path in hidden else SILENT
-        # No jobs is [], unknown ones None.
-        known = queue if run.path not in hidden else None
-        jobs = known.active.get(job_name(str(run.path)), []) if known else None
-        seen.append(_view_or_why_not(run, jobs, ended.get(_newest_job(run), ""), words))
-    return seen
+    return Answers.of(runs, connection, users).views(runs)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What Slurm says of runs at one moment; their folders may go on changing."""
+
+    queue: JobQueue | None = None
+    """None = it does not answer"""
+    ended: Mapping[str, str] = field(default_factory=dict)
+    hidden: frozenset[Path] = frozenset()
+    """runs of which nobody knows the jobs: those of others, which Slurm does not show"""
+    at: float = math.inf
+    """Unix time; of jobs that have begun since, nothing is known"""
+
+    @classmethod
+    def of(cls, runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None) -> Answers:
+        """Ask, once for all runs that are Slurm's; `users` as of `views`."""
+        users, at = users or {}, time.time()
+        asking = [run for run in runs if not is_local(run)]
+        owners = {users.get(run.path) or str(uid) for run in asking if (uid := owner.uid_of(run.path)) is not None}
+        queue = job_queue.ask(connection, owners or {str(os.geteuid())}) if asking else JobQueue()
+        idle = _idle(asking, queue) if queue else []
+        ended = _ended(idle, connection, queue) if queue else {}
+        return cls(queue, ended, frozenset(_hidden(idle, connection, users)), at)
+
+    def views(self, runs: list[RunFolder], *, later: bool = False) -> list[RunView]:
+        """Every run, in order, from these answers and its folder. `later`: of what has begun since, files decide."""
+        seen = []
+        for run in runs:
+            words = HIDDEN if run.path in self.hidden else NOT_ASKED if later and self._is_new(run) else SILENT
+            # No jobs is [], unknown ones None.
+            known = self.queue if words == SILENT else None
+            jobs = known.active.get(job_name(str(run.path)), []) if known else None
+            seen.append(_view_or_why_not(run, jobs, self.ended.get(_newest_job(run), ""), words))
+        return seen
+
+    def _is_new(self, run: RunFolder) -> bool:
+        """Whether the run, or its newest attempt, began after the answers."""
+        attempts = run.attempts
+        began = attempts[-1].result.get("started") if attempts else run.facts.get("t")
+        return is_number(began) and began > self.at
 
 
 def _view_or_why_not(run: RunFolder, jobs: list[Queued] | None, ended: str, jobs_unknown: str) -> RunView:

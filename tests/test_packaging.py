@@ -11,8 +11,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.house import FOLDERS
 
-NOT_READ = {"recipes/published.toml", "slurm/README.md"}
-"""Files beside the code that only scripts and people read."""
+NOT_READ = {"slurm/README.md"}
+"""Files beside the code that only people read."""
 DECOY = "raise SystemExit('a decoy called recipes was imported')\n"
 
 

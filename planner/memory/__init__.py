@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from superpod.planner import columns
+from superpod.planner import columns, corrections
 from superpod.planner.arrays import Array, Flags
 from superpod.planner.columns import Columns
 from superpod.planner.memory import peak as _peak
@@ -74,6 +74,8 @@ def peak(job: PlannedJob, c: Columns) -> Peak:
     shape = np.broadcast_shapes(c.rank.shape, c.tp.shape)
     moment = _peak.of(MemoryUnits(job, c))
     owners = {o: np.broadcast_to(np.asarray(size, dtype=np.float64), shape) for o, size in moment.owners.items()}
+    if (factor := corrections.of_bytes(job.node.gpu.calibrated_as)) != 1:  # a user's own calibration
+        owners = {owner: size * factor for owner, size in owners.items()}
     return Peak(owners, moment.set_aside)
 
 

@@ -130,8 +130,9 @@ def attention_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree =
     q, kv = m.heads * m.channels, m.groups * m.channels
     wide = q * (2 if m.attention_gate else 1) + 2 * kv
     matrices = m.hidden * wide // tp + q * m.hidden // tp
-    biases = (m.bias or m.qkv_bias) * (wide // tp) + m.bias * m.hidden
-    norms = _norm(m, m.hidden) * (2 if m.post_norms else 1) + m.qk_norm * 2 * _norm(m, m.channels)
+    biases = (m.bias or m.qkv_bias) * (wide // tp) + (m.bias or m.proj_bias) * m.hidden
+    within = _norm(m, q) + _norm(m, kv) if m.qk_norm_whole else 2 * _norm(m, m.channels)
+    norms = _norm(m, m.hidden) * (2 if m.post_norms else 1) + m.qk_norm * within
     return Parameters(attention=matrices + biases + m.sink * (m.heads // tp), norms=norms)
 
 
@@ -153,8 +154,8 @@ def mlp_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) ->
 
 
 def _mlp(m: ModelShape, ffn: int, tp: Degree) -> Parameters:
-    norms = _norm(m, m.hidden) * (2 if m.post_norms else 1)
-    return Parameters(mlp=_feed_forward(m, m.hidden, ffn, tp, m.bias), norms=norms)
+    norms = _norm(m, m.hidden) * ((2 if m.post_norms else 1) - m.one_norm)
+    return Parameters(mlp=_feed_forward(m, m.hidden, ffn, tp, m.bias or m.mlp_bias), norms=norms)
 
 
 def moe_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:

@@ -60,10 +60,18 @@ class ModelShape:
     bias: bool = False
     """add_bias_linear: biases on every matrix product, the router's included."""
     qkv_bias: bool = False
+    proj_bias: bool = False
+    """On the attention's output projection."""
+    mlp_bias: bool = False
+    """On the matrices of dense MLPs."""
     tied: bool = False
     """The output head is the embedding; a copy of it where they lie on different pipeline stages."""
     qk_norm: bool = False
     """A norm of queries and one of keys, over head_dim (in MLA always, over the latent sizes)."""
+    qk_norm_whole: bool = False
+    """With `qk_norm`: over all heads at once (OLMo 2)."""
+    one_norm: bool = False
+    """Attention and MLP read the same norm, side by side (Command R, Phi 2, Falcon)."""
     post_norms: bool = False
     """A norm after attention and one after the MLP as well (Gemma 2 and 3)."""
     positions: int = 0

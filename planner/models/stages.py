@@ -6,6 +6,7 @@ Source: megatron-core 0.15.3, `get_num_layers_to_build` (transformer_block.py) a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,6 +33,36 @@ def near_even(layers: int, count: int) -> tuple[int, ...]:
     order = [*range(1, count - 1), 0, count - 1]  # extra layers go to the middle first
     extra = set(order[:rest])
     return tuple(base + (i in extra) for i in range(count))
+
+
+def before_a_head(layers: int, pp: int, vp: int, head: float) -> tuple[int, ...]:
+    """Layers of each of pp x vp chunks of which none takes longer than it must, where a head stands behind the last.
+
+    `head` is what the last chunk does beside its layers, in layers: output layer, loss, multi-token prediction. All
+    other chunks have so many layers or fewer, the first rank's fewer first: it keeps the most activations. One rank at
+    least is full, so that its sum is what a step takes: ranks of chunks that differ more would wait for each other.
+    pp is 2 or more. () = no such chunks: the head takes longer than a chunk of several.
+    """
+    count = pp * vp
+    most = next(c for c in range(1, layers + 1) if c * (count - 1) + max(0, _beside(c, head)) >= layers)
+    last = _beside(most, head)
+    if last < 0 and vp > 1:
+        return ()
+    if vp == 1:  # stages of one chunk wait for the slowest alone
+        last = min(range(layers // pp + 1), key=lambda n: (max(-(-(layers - n) // (pp - 1)), n + head), -n))
+        most = -(-(layers - last) // (pp - 1))
+    last = min(last, layers)
+    chunks = [most] * (count - 1) + [last]
+    order = [chunk * pp + rank for rank in (0, *range(pp - 1, 0, -1)) for chunk in range(vp)]
+    short = [at for at in order if at != count - 1]
+    for i in range(most * (count - 1) + last - layers):
+        chunks[short[i % len(short)]] -= 1
+    return tuple(chunks)
+
+
+def _beside(layers: int, head: float) -> int:
+    """Layers that fit beside a head in the time of so many; below 0 where the head alone takes longer."""
+    return math.floor(layers - head + 1e-9)
 
 
 @dataclass(frozen=True)

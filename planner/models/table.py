@@ -42,6 +42,11 @@ def names() -> list[str]:
     return list(_tables())
 
 
+def aliases() -> dict[str, str]:
+    """Other names of models of the table -> theirs."""
+    return _other("aliases")
+
+
 def unsupported() -> dict[str, str]:
     """Published models that the blocks here do not describe, and why."""
     return _other("unsupported")

@@ -1,7 +1,7 @@
-"""Rows of published or measured runs as jobs: spellings, blanks, contradictions. Columns: `SHARED`, `LAYOUT` and gbs.
+"""Rows of a table of runs as jobs: the columns of docs/planner.md, their spellings, blanks and contradictions.
 
-A row gives `tp, pp, ...` and leaves blank what its source does not print. This module and `spellings.py` fill those
-blanks with what is usual for its framework and release; neither looks at a row's id or its measured figures.
+A blank means what is usual for the row's release (`releases.py`), else the planner's default. Nothing here looks at a
+row's id, at where it came from, or at its measured figures.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import cache, lru_cache
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from superpod.errors import UserError
-from superpod.planner import hardware, legality, megatron_args, models
+from superpod.planner import hardware, legality, megatron_args, models, named_model, option_syntax
+from superpod.planner.hardware import Hardware
 from superpod.planner.layout import ENDS, MODULES, Layout
 from superpod.planner.models import ModelShape
 from superpod.planner.models.stages import near_even
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.predict import Run
-from superpod.planner.tables import spellings
+from superpod.planner.tables import releases
+from superpod.planner.tables.dealt import by_cost
 
 Row = Mapping[str, str]
 
-SEQ = 4096
-"""Of a row that does not print one."""
+SEQ, GPU = 4096, "h100"
+"""Of a row that gives none."""
 
 
 class Unsupported(UserError):
@@ -36,35 +38,50 @@ class Contradiction(UserError):
     """A row whose own numbers cannot be: the verdict is `illegal`."""
 
 
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """The hardware that rows name. One object for a table: what its rows have in common is remembered by it."""
+
+    hardware: Hardware
+
+
+@lru_cache(1)
+def builtin() -> Facts:
+    """The hardware that is built in."""
+    return Facts(hardware.builtin())
+
+
 def label(row: Row) -> str:
     """A row in words that a reader can look up: model, GPUs, and the end of its source's path."""
     source = "/".join(re.sub(r"@[0-9a-f]*", "", row.get("source") or "").split("/")[-2:])
     return f"{row.get('model')} on {row.get('gpus') or '?'} {row.get('gpu') or 'unnamed GPUs'}, {source}"
 
 
-def job(row: Row) -> PlannedJob:
+def job(row: Row, facts: Facts | None = None) -> PlannedJob:
     """The run that a row describes. Raises as `run`."""
-    return run(row).job
+    return run(row, facts).job
 
 
-def run(row: Row) -> Run:
+def run(row: Row, facts: Facts | None = None) -> Run:
     """The run that a row describes; what most rows of a table have in common is read once.
 
     Raises:
         Unsupported: no such model, GPU or precision here.
         Contradiction: a number that is none, or degrees that cannot be.
+        UserError: an option, a layout or an argument of Megatron-LM that cannot be.
     """
-    shared = _shared(*map(row.get, SHARED))
+    shape = tuple([(key, row[key]) for key in SHAPE if row.get(key)])
+    shared = _shared(facts or builtin(), shape, *map(row.get, SHARED))
     if isinstance(shared, UserError):
         raise shared.with_traceback(None)
-    if shared.blanks:
-        row = {**row, **{key: row.get(key) or str(size) for key, size in shared.blanks.items()}}
-    laid = _layout(shared.setting.model.layers, shared.fsdp2, shared.gpus, *map(row.get, LAYOUT))
+    laid = _layout(shared.setting.model.layers, *map(row.get, LAYOUT))
     if isinstance(laid, UserError):
         raise laid.with_traceback(None)
-    setting = _unpadded(shared.setting, laid.layout.tp) if shared.unpadded else shared.setting
-    described = Run(setting, laid.layout, laid.gpus, number(row, "gbs") or laid.gbs, laid.note)
-    tuned = shared.tuned and not (row.get("recompute") or "").strip()
+    gbs = number(row, "gbs")
+    if shared.by_cost and laid.layout.pp > 1 and laid.layout.vp is None and "chunks" not in (row.get("layout") or ""):
+        laid = _by_cost(shared.setting.model, laid)
+    described = Run(shared.setting, laid.layout, laid.gpus, gbs or laid.gbs, laid.note)
+    tuned = laid.as_needed or (shared.tuned and not (row.get("recompute") or "").strip())
     if not shared.arguments and not tuned:
         return described
     whole = described.job
@@ -72,21 +89,25 @@ def run(row: Row) -> Run:
         whole = megatron_args.apply(whole, shared.arguments)[0]
     if tuned:
         whole = _recompute_as_needed(whole)
-    return Run.of(whole)._replace(note=described.note, **({} if shared.arguments else {"setting": setting}))
+    note = "" if _stages_of(whole.layout) != _stages_of(laid.layout) else laid.note
+    return Run.of(whole)._replace(note=note, **({} if shared.arguments else {"setting": shared.setting}))
 
 
-SETTING = (
-    *("release", "framework", "source", "unit", "task", "case", "notes", "flags"),
-    *("model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "gpu", "precision", "seq"),
-)
-"""Columns that make a run's setting."""
-SHARED = (*SETTING, "schedule", "pp", "gpus")
-"""Those, and columns that a source's habits go by."""
+def _stages_of(x: Layout) -> tuple[object, ...]:
+    return (x.pp, x.vp, x.chunks, x.embedding_as_layer, x.loss_as_layer, x.first_layers, x.last_layers)
+
+
+SHARED = ("release", "framework", "task", "flags", "options", "model", "gpu", "precision", "seq")
+"""Columns that make a run's setting, beside those of `SHAPE`."""
+SHAPE = tuple(f.name for f in fields(ModelShape) if f.name not in ("name", "approximate", "source"))
+"""Columns that make a model, or change a named one."""
 LAYOUT = (
     *("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "num_microbatches", "gpus"),
-    *("fsdp", "recompute", "release"),
+    *("fsdp", "recompute", "layout", "framework", "release"),
 )
 """Columns that make a layout, but for gbs."""
+COLUMNS = ("id", *SHARED, *SHAPE, *LAYOUT, "gbs")
+"""All that is read of a row."""
 KEPT = 2**14
 """Settings and layouts remembered."""
 
@@ -95,59 +116,55 @@ class Shared(NamedTuple):
     """What rows have in common that differ in their layout only."""
 
     setting: PlannedJob
-    blanks: Mapping[str, int | str]
-    """What the source leaves blank, and means."""
     arguments: Mapping[str, str]
     """Of Megatron-LM."""
     tuned: bool
     """Whether its runs recompute what they need to, and do not say so."""
-    fsdp2: bool
-    gpus: int | None
-    """Where a row gives no number of GPUs."""
-    unpadded: bool
-    """Whether its runs cut the vocabulary over TP as it is."""
+    by_cost: bool
+    """Whether their stages are dealt by what they cost."""
 
 
 @lru_cache(KEPT)
-def _shared(*values: str | None) -> Shared | UserError:
-    """Of the columns `SHARED`; a mistake is remembered too."""
-    row = {key: value or "" for key, value in zip(SHARED, values, strict=True)}
+def _shared(facts: Facts, shape: tuple[tuple[str, str], ...], *values: str | None) -> Shared | UserError:
+    """Of the columns `SHAPE` and `SHARED`; a mistake is remembered too."""
+    row = {key: (value or "").strip() for key, value in zip(SHARED, values, strict=True)} | dict(shape)
     try:
-        blanks = spellings.blanks(row)
-        filled = {**row, **{key: row.get(key) or str(size) for key, size in blanks.items()}}
-        setting = _setting(*(filled[key] for key in SETTING))
+        options = _options(row)
+        arguments = megatron_args.parse(row["flags"])
+        model = _model(row)
+        setting = _setting(row, model, options, facts.hardware)
     except Contradiction as cannot_be:
         return cannot_be
+    except WrongText as wrong:
+        return UserError(str(wrong), wrong.hint)
     except UserError as unknown:
-        return Unsupported(*unknown.args)
-    fsdp2 = spellings.is_fsdp2(row)
-    tuned = bool(row["release"].strip()) or fsdp2
-    unpadded = spellings.is_vtrain_node(row)
-    return Shared(setting, blanks, spellings.arguments(row), tuned, fsdp2, spellings.gpus(row), unpadded)
+        return Unsupported(str(unknown), unknown.hint)
+    release = releases.of(row["framework"], row["release"])
+    return Shared(setting, arguments, release.tuned, release.by_cost)
 
 
-@lru_cache(KEPT)
-def _setting(*values: str) -> PlannedJob:
-    row = dict(zip(SETTING, values, strict=True))
-    model = _model(row)
-    node = spellings.node(row)
+class WrongText(UserError):
+    """A cell in a language of its own (`options`, `layout`, `flags`) that does not say what it means."""
+
+
+def _setting(row: Row, model: ModelShape, options: Options, facts: Hardware) -> PlannedJob:
+    node = facts.node(row["gpu"] or GPU)
     precision = hardware.precision(row["precision"] or "bf16")
     if precision == "fp8" and node.gpu.fp8_tflops:
-        precision = spellings.fp8_kind(row, "mxfp8" in node.gpu.precisions)
-    job = PlannedJob(
+        precision = releases.fp8_kind(row["release"])
+    if options.fp8_params and precision in hardware.PLAIN and "fp8_params" not in row["options"]:
+        options = replace(options, fp8_params=False)  # a release's habit, where there is FP8
+    return PlannedJob(
         model=model,
         node=node,
-        fabric=hardware.builtin().fabric_of(node),
+        fabric=facts.fabric_of(node),
         gpus=1,
         seq=number(row, "seq") or SEQ,
         precision=precision,
         layout=Layout(),
         task=_task(row),
-        options=_options(row),
+        options=options,
     )
-    if job.options.fp8_params and precision in hardware.PLAIN:  # a source's habit, where there is FP8
-        job = job.replace(options=replace(job.options, fp8_params=False))
-    return job
 
 
 def number(row: Row, key: str, default: int | None = None) -> int | None:
@@ -161,7 +178,7 @@ def number(row: Row, key: str, default: int | None = None) -> int | None:
         return default
     if text.isascii() and text.isdigit() and len(text) < 12 and (whole := int(text)):
         return whole
-    if match := re.fullmatch(r"(\d+)k", text.lower()):
+    if match := re.fullmatch(r"(\d{1,9})k", text.lower()):
         return int(match[1]) * 1024
     try:
         value = float(text)
@@ -173,28 +190,35 @@ def number(row: Row, key: str, default: int | None = None) -> int | None:
 
 
 def _model(row: Row) -> ModelShape:
-    """A model by name, cut to `layers` where the row says so; `gpt` and `moe` by the row's own shape."""
-    name = (row.get("model") or "").strip()
-    layers = number(row, "layers")
+    """A model as `plan` takes it, changed by the row's shape; `gpt` and `moe` by the row's own shape alone."""
+    name = row["model"]
+    shape = {key: _shape_value(row, key) for key in SHAPE if row.get(key, "").strip()}
     if name in ("gpt", "moe"):
-        return _shape(row, layers)
-    model = spellings.variant(row, models.find(name))
-    return model.replace(layers=layers) if layers and layers != model.layers else model
+        whole = {"layers": 0, "vocab": 50257, "positions": 1024, **shape}
+        return ModelShape.from_shape(name=name, style="gpt", **whole)
+    model = models.find(name) if name in models.names() else named_model.find(name)
+    changes = {key: value for key, value in shape.items() if value != getattr(model, key)}
+    return model.replace(**changes) if changes else model
 
 
-def _shape(row: Row, layers: int | None) -> ModelShape:
-    given = {key: number(row, key) for key in ("hidden", "ffn", "heads", "kv_heads")}
-    shape: dict[str, Any] = {key: value for key, value in given.items() if value}
-    row = {**row, "vocab": re.sub(r"k$", "000", (row.get("vocab") or "50257").strip().lower())}
-    return ModelShape.from_shape(
-        name=row["model"], style="gpt", layers=layers or 0, vocab=number(row, "vocab") or 0, positions=1024, **shape
-    )
+def _shape_value(row: Row, key: str) -> Any:
+    """A cell of a shape, of its field's type; sizes are numbers above 0, but for those that say `0`."""
+    default = DEFAULTS.get(key, 0)
+    text = row[key].strip()
+    if isinstance(default, bool):
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise Contradiction(f"{key} is {text!r}; it is true or false")
+        return text.lower() in ("true", "1")
+    if isinstance(default, str):
+        return text
+    if text == "0":
+        return 0
+    if key == "vocab":
+        return number({key: re.sub(r"k$", "000", text.lower())}, key)
+    return number(row, key)
 
 
-@lru_cache(KEPT)
-def _unpadded(setting: PlannedJob, tp: int) -> PlannedJob:
-    """The setting with a vocabulary of 50,257 in equal parts, the rest of the division left out."""
-    return setting.replace(model=setting.model.replace(vocab=50257 // tp * tp, vocab_divisible_by=1))
+DEFAULTS = {f.name: f.default for f in fields(ModelShape) if isinstance(f.default, (bool, int, str))}
 
 
 class Laid(NamedTuple):
@@ -205,35 +229,65 @@ class Laid(NamedTuple):
     gbs: int
     """Where a row gives none."""
     note: str
+    as_needed: bool
+    """Whether it recomputes what it has to."""
 
 
 @lru_cache(KEPT)
-def _layout(layers: int, fsdp2: bool, usual: int | None, *values: str | None) -> Laid | UserError:
+def _layout(layers: int, *values: str | None) -> Laid | UserError:
     """Of the columns `LAYOUT`. A blank degree is 1; a blank batch follows from the others. A mistake is remembered."""
-    row = {key: value or "" for key, value in zip(LAYOUT, values, strict=True)}
+    row = {key: (value or "").strip() for key, value in zip(LAYOUT, values, strict=True)}
     try:
-        tp, pp, cp, ep, mbs = (number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs"))
-        vp, etp, dp = (number(row, key) for key in ("vp", "etp", "dp"))
-        unit = tp * pp * cp
-        gpus = number(row, "gpus") or usual or (unit * dp if dp else math.lcm(unit, ep * (etp or tp) * pp))
-        batches = number(row, "num_microbatches") or (4 * pp if pp > 1 else 1)
-        if dp and gpus not in (unit * dp, unit * dp * ep):  # some count the experts' data parallelism
-            whole = f"tp {tp} x pp {pp} x cp {cp} x dp {dp} = {unit * dp}"
-            raise Contradiction(f"{whole}, and gpus is {gpus}", "leave dp blank: it is what the GPUs leave over")
-        vp = vp if vp and vp > 1 else None
-        stages, note = _stages(pp * (vp or 1), layers)
-        layout = Layout(
-            **{"tp": tp, "pp": pp, "cp": cp, "ep": ep, "mbs": mbs},
-            **stages,
-            **_recompute(row),
-            vp=vp if pp > 1 else None,
-            etp=etp,
-            sp=tp > 1 and "no SP" not in row["recompute"] and row["release"] != "vTrain",
-            sharding="zero3" if row["fsdp"].strip() or fsdp2 else "zero1",
-        )
+        return _laid(layers, row)
     except UserError as mistake:
         return mistake
-    return Laid(layout, gpus, mbs * max(1, gpus // unit) * batches, note)
+
+
+def _laid(layers: int, row: Row) -> Laid:
+    tp, pp, cp, ep, mbs = (number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs"))
+    vp, etp, dp = (number(row, key) for key in ("vp", "etp", "dp"))
+    usual = releases.of(row["framework"], row["release"]).layout
+    etp = etp or usual.get("etp")
+    unit = tp * pp * cp
+    gpus = number(row, "gpus") or (unit * dp if dp else math.lcm(unit, ep * (etp or tp) * pp))
+    batches = number(row, "num_microbatches") or (4 * pp if pp > 1 else 1)
+    if dp and gpus not in (unit * dp, unit * dp * ep):  # some count the experts' data parallelism
+        whole = f"tp {tp} x pp {pp} x cp {cp} x dp {dp} = {unit * dp}"
+        raise Contradiction(f"{whole}, and gpus is {gpus}", "leave dp blank: it is what the GPUs leave over")
+    vp = vp if vp and vp > 1 else None
+    stages, note = _stages(pp * (vp or 1), layers)
+    layout = Layout(
+        **{"tp": tp, "pp": pp, "cp": cp, "ep": ep, "mbs": mbs},
+        **stages,
+        **_recompute(row),
+        vp=vp if pp > 1 else None,
+        etp=etp,
+        sp=tp > 1 and usual.get("sp", True),
+        sharding="zero3" if row["fsdp"] not in ("", "0") else usual.get("sharding", "zero1"),
+    )
+    if row["layout"]:
+        layout, note = _changed(layout, row["layout"]), ""
+    return Laid(layout, gpus, mbs * max(1, gpus // unit) * batches, note, row["recompute"].lower() == "auto")
+
+
+@lru_cache(KEPT)
+def _by_cost(model: ModelShape, laid: Laid) -> Laid:
+    """The stages of a framework that deals layers by their parameters (`releases.py`)."""
+    own = 4 * model.heads * model.channels * model.hidden + 3 * model.ffn * model.hidden
+    chunks = by_cost(model.layers, laid.layout.pp, model.vocab * model.hidden / own)
+    return laid._replace(
+        layout=laid.layout.replace(chunks=chunks, embedding_as_layer=False, loss_as_layer=False), note=""
+    )
+
+
+def _changed(layout: Layout, text: str) -> Layout:
+    """The layout as a row's `layout` column changes it, which `--layout` reads; stages that it gives replace others."""
+    given = option_syntax.layout_values(text, "layout")
+    if "chunks" in given or {"first_layers", "last_layers"} & set(given):
+        layout = layout.replace(chunks=None, embedding_as_layer=False, loss_as_layer=False)
+    if {"embedding_as_layer", "loss_as_layer"} & set(given):
+        layout = layout.replace(chunks=None)
+    return option_syntax.layout(layout, text, "layout")
 
 
 def _stages(count: int, layers: int) -> tuple[Mapping[str, Any], str]:
@@ -254,7 +308,7 @@ def _stages(count: int, layers: int) -> tuple[Mapping[str, Any], str]:
 
 def _recompute(row: Row) -> Mapping[str, Any]:
     """`full`, `selective mlp+core_attn`, `['mla_up_proj']`: granularity and modules."""
-    text = (row.get("recompute") or "").lower()
+    text = row["recompute"].lower()
     if "full" in text:
         return {"recompute": "full"}
     named = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text)) if text else ()
@@ -268,10 +322,8 @@ STEPS = (("mla_up_proj",), ("mla_up_proj", "mlp"), ("mla_up_proj", "mlp", "moe_a
 
 
 def _recompute_as_needed(job: PlannedJob) -> PlannedJob:
-    """The job with the cheapest recomputation under which it runs at all, where its table of releases prints none.
-
-    Tuned recipes recompute what does not fit, and their tables do not say it. A run that fits as it is, or never,
-    stays as it is.
+    """The job with the cheapest recomputation under which it runs at all: `recompute` is auto, or its release's tuned
+    recipes recompute what does not fit and their tables do not say it. A run that fits as it is, or never, stays so.
     """
     from superpod.planner import memory
 
@@ -297,38 +349,18 @@ def _selective(job: PlannedJob, modules: tuple[str, ...]) -> PlannedJob:
 
 
 def _task(row: Row) -> Any:
-    task = (row.get("task") or "pretrain").strip().lower()
+    task = (row["task"] or "pretrain").lower()
     if task not in ("pretrain", "sft", "lora"):
         raise Unsupported(f"no task is called {task!r}", "it is pretrain, sft or lora")
     return task
 
 
 def _options(row: Row) -> Options:
-    return _options_of(*(row.get(key) or "" for key in OPTIONS))
-
-
-OPTIONS = ("release", "framework", "source", "unit", "task")
-"""Columns that make a run's options."""
-
-
-@cache
-def _options_of(*values: str) -> Options:
-    row: Row = dict(zip(OPTIONS, values, strict=True))
-    if row["release"] == "vTrain":
-        return Options(
-            framework="deepspeed",
-            hidden_dropout=0.1,
-            attention_dropout=0.1,
-            attention="unfused",
-            impl="local",
-            fused_loss=False,
-            overlap_grads=False,
-            overlap_params=False,
-            overlap_tp=False,
-        )
-    release = spellings.release(row)
-    if spellings.is_fsdp2(row):
-        kind: dict[str, Any] = {"grads": "bf16", "moments": "bf16"} if "Automodel" in row["source"] else {}
-        return Options(framework="fsdp2", release=release, fused_loss=False, **kind)
-    own: dict[str, Any] = {"release": release, **spellings.options(row)}
-    return Options(**own)
+    """What is usual for the row's release, changed by its `options`, which `--option` reads."""
+    fine_tunes = row["task"].lower() not in ("", "pretrain")
+    usual: dict[str, Any] = dict(releases.of(row["framework"], row["release"]).options)
+    options = Options(release=releases.name(row["release"], fine_tunes), **usual)
+    try:
+        return option_syntax.options(options, [row["options"]], "options") if row["options"] else options
+    except UserError as wrong:
+        raise WrongText(str(wrong), wrong.hint) from wrong

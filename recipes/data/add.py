@@ -51,6 +51,9 @@ def add(
     if vocab_size is not None and not 0 < vocab_size <= MAX_VOCAB:
         message = f"--vocab-size {paths.short(vocab_size)} is outside 1..{MAX_VOCAB}"
         raise UserError(message, "leave it out where the tokenizer can be read here")
+    for option, value in (*(("--prefix", prefix) for prefix in prefixes), ("--tokenizer", tokenizer_name)):
+        if not value.strip():
+            raise UserError(f"{option} is empty", "name a path")
     for path in (*prefixes, tokenizer_name, *([index_cache] if index_cache else [])):
         paths.check(path)
     prefix_paths = [_without_ending(prefix) for prefix in prefixes]
@@ -74,11 +77,27 @@ def add(
         documents=sum(index.documents for index in indices),
         index_cache=name_in_folder(index_cache, folder) if index_cache else None,
     )
-    data_folder.check()
+    _check(data_folder)
     _refuse_unrelated_content(data_folder)
     if sha256:
         data_folder = replace(data_folder, sha256=_digests(names, prefix_paths, progress))
     return _register(data_folder)
+
+
+_OPTIONS = {"weights": "--weight", "prefixes": "--prefix", "index_cache": "--index-cache"}
+"""Key of dataset.json -> the option that sets it, where it is not called like the key."""
+
+
+def _check(data_folder: DataFolder) -> None:
+    """`DataFolder.check` in the words of the command: its file is not written yet."""
+    try:
+        data_folder.check()
+    except UserError as error:
+        key, colon, rest = str(error).removeprefix(f"{data_folder.path / FILE}: ").partition(": ")
+        option = _OPTIONS.get(key, f"--{key}")
+        if not str(error).startswith(f"{data_folder.path / FILE}: "):
+            raise
+        raise UserError(f"{option}: {rest}" if colon else key, error.hint) from None
 
 
 def _refuse_unrelated_content(data_folder: DataFolder) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from superpod.errors import UserError
 from superpod.recipes.data import documents, paths, shards, tokenizer, worker_pool
 from superpod.recipes.data.build_options import BuildOptions
 from superpod.recipes.data.folder import FILE, DataFolder, check_parts
+from superpod.recipes.data.samples import SKIPPED, BadLines, Reading
 from superpod.recipes.data.unfinished import UnfinishedBuild
 
 PREFIX = "text"
@@ -112,6 +113,7 @@ class _Phases:
         shard_facts = self._encode(encoder)
         filled = {prefix: shard for prefix, shard in shard_facts.items() if shard.documents}
         self.empty += sum(shard.empty for shard in shard_facts.values())
+        left_out = self._left_out(shard_facts)
         if not filled:
             raise UserError(f"all {self.empty} documents are blank", "check --text and --json-key")
         count = sum(shard.documents for shard in filled.values())
@@ -119,7 +121,7 @@ class _Phases:
         check_parts(split, count, str(self.unfinished.folder))
         merged = self.unfinished.work / PREFIX
         sha256 = shards.merge(list(filled), merged, encoder.vocab, self.options.seed, self._phase("write"))
-        self.unfinished.publish([self._tokenizer_path(), Path(f"{merged}.bin"), Path(f"{merged}.idx")])
+        self.unfinished.publish([self._tokenizer_path(), Path(f"{merged}.bin"), Path(f"{merged}.idx"), *left_out])
         data_folder = DataFolder(
             path=self.unfinished.folder,
             prefixes=(PREFIX,),
@@ -137,6 +139,25 @@ class _Phases:
         data_folder.write()
         return data_folder
 
+    def _left_out(self, shard_facts: Mapping[str, shards.ShardDone]) -> list[Path]:
+        """The file of all bad lines, if there are any; UserError for more than the share that is allowed."""
+        bad = BadLines(Reading(skip=True, max_bad_share=self.options.max_bad_share))
+        together = self.unfinished.work / SKIPPED
+        with together.open("w") as out:
+            for prefix, shard in shard_facts.items():
+                if not shard.bad:
+                    continue
+                with shards.bad_lines(prefix).open() as lines:
+                    for line in lines:
+                        out.write(line)
+                        row = json.loads(line)
+                        bad.add(documents.shown(row["file"]), row["line"], row["reason"], "")
+        if not bad.count:
+            return []
+        bad.check(sum(shard.documents + shard.empty for shard in shard_facts.values()), "--text")
+        self.notes.append(f"skipped {bad.count} bad lines ({bad.summary}): {self.unfinished.folder / SKIPPED}")
+        return [together]
+
     def _phase(self, name: str) -> Callable[[int, int], None]:
         return lambda done, total: self.progress(name, done, total)
 
@@ -151,7 +172,8 @@ class _Phases:
             tokenizer.copy(source, path)
         elif not path.is_dir():  # an earlier build may have trained it
             self.progress("tokenizer", 0, 0)
-            jobs = [shards.TrainJob(self._training_pieces(), self.options.json_key, vocab or 0, str(path))]
+            pieces = self._training_pieces()
+            jobs = [shards.TrainJob(pieces, self.options.json_key, vocab or 0, str(path), self.options.skip)]
             list(self.run(shards.train, jobs))
         encoder = tokenizer.load(path, self.unfinished.work / "encoder.json")
         if vocab and encoder.vocab < vocab:
@@ -168,7 +190,7 @@ class _Phases:
         """Encode the shards that no earlier build finished; facts of all shards by prefix, in the plan's order."""
         names = [str(self.unfinished.work / f"{number:06d}") for number in range(len(self.plan))]
         jobs = [
-            shards.ShardJob(pieces, self.options.json_key, encoder, name)
+            shards.ShardJob(pieces, self.options.json_key, encoder, name, self.options.skip)
             for pieces, name in zip(self.plan, names, strict=True)
         ]
         done = {job.prefix: shard for job in jobs if (shard := shards.finished(job.prefix))}

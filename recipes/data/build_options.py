@@ -6,6 +6,7 @@ from pathlib import Path
 from superpod.errors import UserError
 from superpod.recipes.data import paths, tokenizer
 from superpod.recipes.data.folder import default_split, parse_split
+from superpod.recipes.data.samples import MAX_BAD_SHARE, Reading
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,7 @@ class BuildOptions:
     """Everything that decides the bytes of a build, apart from the text.
 
     `split` None means 969,30,1, or for 500 documents and fewer a split that leaves at least one for each part.
+    `skip` leaves out lines that are no documents, up to a share of all.
     Exactly one of `vocab_size` (train a tokenizer of so many ids) and `tokenizer` (a folder or .model file) is set.
     """
 
@@ -21,9 +23,12 @@ class BuildOptions:
     json_key: str = "text"
     seed: int = 1234
     split: str | None = None
+    skip: bool = False
+    max_bad_share: float = MAX_BAD_SHARE
 
     def check(self) -> None:
         """UserError for a contradiction or an impossible value."""
+        Reading(skip=self.skip, max_bad_share=self.max_bad_share).check()
         if self.split is not None:
             parse_split(self.split)
         if (self.vocab_size is None) == (self.tokenizer is None):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from superpod.errors import UserError
-from superpod.recipes.data.samples import Sample
+from superpod.recipes.data import chat_template
+from superpod.recipes.data.sample_kinds import Message, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,14 +22,26 @@ PLAIN = (
 )
 """The chat template for a tokenizer without one. Exported models carry it, so that prompts look as in training."""
 
+LEARN = ("answers", "last")
+"""Which turns of a chat are learnt: all of the assistant's, or only the last."""
+
 
 @dataclass(frozen=True)
 class Encoded:
     """Token ids of a sample; `learnt[i]` is whether the loss counts the prediction of `ids[i]` from those before it."""
 
     line: int
-    ids: list[int]
-    learnt: list[bool]
+    ids: Sequence[int]
+    learnt: Sequence[bool | int]
+    file: str = ""
+
+
+class BadSample(UserError):
+    """A sample that the tokenizer's chat template cannot write; `reason` is without file and line."""
+
+    def __init__(self, sample: Sample, reason: str, hint: str) -> None:
+        super().__init__(f"{sample.where}: {reason}", hint)
+        self.reason = reason
 
 
 def load(folder: str) -> PreTrainedTokenizerBase:
@@ -55,60 +71,155 @@ def ready(tokenizer: PreTrainedTokenizerBase, whose: str) -> PreTrainedTokenizer
     return tokenizer
 
 
-def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
+def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase, learn: str = LEARN[0]) -> Encoded:
     """Token ids of a sample, and which of them are learnt.
 
-    A prompt teaches its completion, a chat the assistant's turns with the tokens that end them, plain text everything.
-    Text and completions end with the end-of-sequence token. A token that spans the end of the prompt and the start of
-    the completion is learnt.
+    A prompt teaches its completion, plain text everything, a chat the assistant's turns (with `learn` "last", the last
+    one) with the tokens that end them. Text and completions end with the end-of-sequence token. A token that spans the
+    end of the prompt and the start of the completion is learnt.
+
+    Raises:
+        BadSample: a chat that the template refuses, or of which it does not say where the answers are.
     """
     if sample.messages:
-        text, spans = _render(sample, tokenizer)
+        text, spans = _render(sample, tokenizer, learn)
         ids, learnt = _ids(text, spans, tokenizer)
-        return Encoded(sample.line, ids, learnt)
+        return Encoded(sample.line, ids, learnt, sample.file)
     ids, learnt = _ids(sample.text, [(sample.prompt, len(sample.text))], tokenizer)
     # A chat template writes this token itself.
     begin = [cast("int", tokenizer.bos_token_id)] if _adds_bos(tokenizer) else []
     end = cast("int", tokenizer.eos_token_id)  # `ready` refuses a tokenizer without one
-    return Encoded(sample.line, [*begin, *ids, end], [False for _ in begin] + [*learnt, True])
+    return Encoded(sample.line, [*begin, *ids, end], [False for _ in begin] + [*learnt, True], sample.file)
 
 
-def _render(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[tuple[int, int]]]:
-    """The whole chat as text, and [begin, end) in characters of each assistant turn in it.
-
-    A turn lies between the chat rendered up to it and rendered just past it, both of which begin the whole. A template
-    may rewrite a turn once another follows (Qwen3 drops earlier thoughts); such a chat teaches its last answer only.
-    """
-    messages = list(sample.messages)
-    whole = _apply_template(sample, tokenizer, messages, False)
-    answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-    spans = []
-    for at in answers:
-        before = _apply_template(sample, tokenizer, messages[:at], True)
-        after = _apply_template(sample, tokenizer, messages[: at + 1], False)
-        if whole.startswith(before) and whole.startswith(after):
-            spans.append((len(before), len(after)))
-        elif at == answers[-1]:
-            raise UserError(
-                f"line {sample.line}: the tokenizer's chat template does not begin answers with its generation prompt",
-                "fix chat_template, or give prompts and completions",
+def _render(sample: Sample, tokenizer: PreTrainedTokenizerBase, learn: str) -> tuple[str, list[tuple[int, int]]]:
+    """The whole chat as text, and [begin, end) in characters of each turn in it that is learnt."""
+    answers = [at for at, message in enumerate(sample.messages) if message["role"] == "assistant"]
+    learnt = [at for at in answers if at not in sample.muted][-1 if learn == "last" else 0 :]
+    _refuse_lost_tools(sample, tokenizer)
+    if chat_template.marks_answers(_template(sample, tokenizer)):
+        whole, marked = _marked(sample, tokenizer)
+        if len(marked) == len(answers):
+            spans = [span for at, span in zip(answers, marked, strict=True) if at in learnt]
+        elif sample.muted or learn == "last" or not marked:
+            raise BadSample(
+                sample,
+                f"the chat template marks {len(marked)} parts as the assistant's, and the chat has {len(answers)} "
+                "messages of the assistant",
+                "write {% generation %} around what each message of the assistant adds",
             )
-    return whole, spans
+        else:
+            spans = marked
+        return whole, spans
+    whole = _apply(sample, tokenizer, sample.messages)
+    return whole, [_span(sample, tokenizer, whole, at) for at in learnt]
 
 
-def _apply_template(
-    sample: Sample, tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], open_answer: bool
+def _span(sample: Sample, tokenizer: PreTrainedTokenizerBase, whole: str, at: int) -> tuple[int, int]:
+    """Where message `at` stands in the chat: between the chat rendered up to it, and just past it.
+
+    Both must begin the whole. A template may rewrite a turn once others follow, as Qwen3 does with thoughts.
+    """
+    before = _apply(sample, tokenizer, sample.messages[:at], open_answer=True) if at else ""
+    after = _apply(sample, tokenizer, sample.messages[: at + 1])
+    if not whole.startswith(after):
+        raise BadSample(
+            sample,
+            f"the chat template writes message {at} differently once others follow: {_difference(after, whole)}",
+            f"--learn last learns the last answer only; {MARKS}",
+        )
+    if not whole.startswith(before):
+        raise BadSample(
+            sample,
+            f"the chat template does not begin answers with its generation prompt, message {at}: "
+            f"{_difference(before, whole)}",
+            f"give prompts and completions, or --chat-template FILE; {MARKS}",
+        )
+    return len(before), len(after)
+
+
+MARKS = "a template that marks answers with {% generation %} says itself what is learnt"
+
+
+def _difference(one: str, other: str) -> str:
+    """Where two texts part, with what stands around it."""
+    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    around = [text[max(0, at - 20) : at + 20] for text in (one, other)]
+    return f"{around[0]!r} becomes {around[1]!r} (character {at})"
+
+
+def _refuse_lost_tools(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> None:
+    """BadSample where the template writes nothing of the tools, or of the calls, that a chat has."""
+    called = [at for at, message in enumerate(sample.messages) if message.get("tool_calls")]
+    if not called and not sample.tools:
+        return
+    whole = _apply(sample, tokenizer, sample.messages)
+    for at in called:
+        message = {key: value for key, value in sample.messages[at].items() if key != "tool_calls"}
+        without = (*sample.messages[:at], message, *sample.messages[at + 1 :])
+        if whole == _apply(sample, tokenizer, without):
+            raise BadSample(sample, f"the chat template leaves out the tool_calls of message {at}", TOOLS)
+    if sample.tools and whole == _apply(sample, tokenizer, sample.messages, tools=()):
+        raise BadSample(sample, "the chat template leaves out the tools", TOOLS)
+
+
+TOOLS = "write them into the messages, or give --chat-template FILE that takes them"
+
+
+def _template(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of the template that this chat is written with: some tokenizers have another one for tools."""
+    return str(tokenizer.get_chat_template(None, cast("Any", list(sample.tools)) or None))
+
+
+def _marked(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[tuple[int, int]]]:
+    """The chat as text, and what lies between the template's generation marks, as transformers has it."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    with _explained(sample):
+        texts, marked = render_jinja_template(
+            conversations=[cast("Any", list(sample.messages))],
+            tools=cast("Any", list(sample.tools)) or None,
+            chat_template=_template(sample, tokenizer),
+            return_assistant_tokens_mask=True,
+            **cast("Any", tokenizer.special_tokens_map),
+        )
+        texts[0].encode()
+    return texts[0], cast("list[tuple[int, int]]", list(marked[0]))
+
+
+def _apply(
+    sample: Sample,
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    *,
+    open_answer: bool = False,
+    tools: Sequence[Message] | None = None,
 ) -> str:
-    """The messages as the model sees them; with `open_answer`, up to where the assistant's next turn begins."""
-    from jinja2 import TemplateError
+    """The messages as the model sees them; with `open_answer`, up to where the assistant's next turn begins.
 
-    if not messages:
-        return ""
+    `tools` None: the sample's.
+    """
+    given = list(sample.tools if tools is None else tools) or None
+    with _explained(sample):
+        text = str(
+            tokenizer.apply_chat_template(
+                cast("Any", list(messages)), cast("Any", given), tokenize=False, add_generation_prompt=open_answer
+            )
+        )
+        text.encode()
+    return text
+
+
+@contextmanager
+def _explained(sample: Sample) -> Iterator[None]:
+    """A template is a program of its author's, and a sample may be what that did not think of."""
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_answer)
-        return str(text)
-    except TemplateError as error:  # Mistral's and Gemma's refuse some orders of roles
-        raise UserError(f"line {sample.line}: the chat template refuses it: {error}", "fix the line") from None
+        yield
+    except UnicodeEncodeError:
+        raise BadSample(sample, "holds half a surrogate pair, which is not a character", "fix the line") from None
+    except Exception as error:  # what a template raises is open: Mistral's and Gemma's refuse some orders of roles
+        reason = re.sub(r"\s+", " ", str(error))[:200] or type(error).__name__
+        raise BadSample(sample, f"the chat template refuses it: {reason}", "fix the line, or the template") from None
 
 
 def _ids(text: str, spans: list[tuple[int, int]], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:

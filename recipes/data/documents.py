@@ -1,4 +1,4 @@
-"""From `--text` to documents: find the files, cut them into pieces, read their texts. Standard library only."""
+"""From `--text` to documents: find the files, cut them into pieces, read their texts."""
 
 import codecs
 import glob
@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from superpod.errors import UserError
+from superpod.recipes.data import dataset_folder, rows
 
 STDLIB = "stdlib"
 """`--text stdlib`: the .py files of this Python's standard library, without site-packages and tests (12 MB)."""
@@ -34,6 +35,11 @@ class Source:
         """Whether every line is a JSON document (by the file's ending)."""
         return self.path.endswith(JSON_LINES)
 
+    @property
+    def is_rows(self) -> bool:
+        """Whether the file is read by `rows`, as a whole: a table, or compressed JSON lines."""
+        return _is_rows(self.path)
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -44,6 +50,15 @@ class Piece:
     end: int
     size: int
     is_lines: bool
+
+
+def _is_rows(path: str) -> bool:
+    compressed = path.endswith(tuple(lines + packed for lines in JSON_LINES for packed in rows.PACKED))
+    return compressed or rows.format_of(Path(path)) in ("parquet", "arrow")
+
+
+Bad = Callable[[str, int, str, str], None]
+"""bad(file, line, reason, text) takes a line that is no document."""
 
 
 def shown(path: str) -> str:
@@ -61,13 +76,24 @@ def find(patterns: Iterable[str], outside: Path) -> list[str]:
     """
     files: set[str] = set()
     for pattern in patterns:
+        if not pattern.strip():
+            raise UserError("--text is empty", _GLOB)
         matches = [path for path in map(os.path.abspath, _matches(pattern)) if os.path.isfile(path)]
+        if is_saved(pattern):
+            matches = [str(file) for file in dataset_folder.splits(Path(os.path.abspath(pattern))).get("train", ())]
         kept = [path for path in matches if not Path(path).is_relative_to(outside)]
+        if not matches and os.path.exists(pattern) and not os.path.isdir(pattern):
+            raise UserError(f"--text {shown(pattern)} is no regular file", "write what it gives into a file first")
         if not kept:
             hint = f"a folder is not read by itself: --text '{pattern}/**/*.txt'" if os.path.isdir(pattern) else _GLOB
             raise UserError(f"--text {shown(pattern)} matches no file", hint)
         files.update(kept)
     return sorted(files, key=os.fsencode)  # by bytes: names may hold half a surrogate pair
+
+
+def is_saved(folder: str) -> bool:
+    """Whether `save_to_disk` of Hugging Face's datasets wrote a folder."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in ("dataset_dict.json", "state.json"))
 
 
 def _matches(pattern: str) -> list[str]:
@@ -95,7 +121,7 @@ def _scan(path: str) -> Source:
                 utf8 = utf8 and _decodes(decoder, block)
     except OSError as error:
         raise UserError(f"cannot read {shown(path)}: {error.strerror}", "fix it, or leave it out of --text") from None
-    return Source(path, size, digest.hexdigest(), utf8 and _decodes(decoder, b"", final=True))
+    return Source(path, size, digest.hexdigest(), _is_rows(path) or (utf8 and _decodes(decoder, b"", final=True)))
 
 
 def _decodes(decoder: codecs.IncrementalDecoder, block: bytes, final: bool = False) -> bool:
@@ -127,8 +153,10 @@ def _pieces(source: Source, shard_bytes: int) -> Iterator[Piece]:
         yield Piece(source.path, start, min(start + step, source.size), source.size, source.is_lines)
 
 
-def read(piece: Piece, json_key: str) -> Iterator[str]:
+def read(piece: Piece, json_key: str, bad: Bad | None = None) -> Iterator[str]:
     """The documents of a piece, blank ones as "" (blank lines of a JSON-lines file are left out).
+
+    With `bad`, lines that are no documents go there instead of ending the reading.
 
     Raises:
         UserError: a line (named) that is not a JSON object with a string at `json_key`, or a file that changed since
@@ -139,8 +167,10 @@ def read(piece: Piece, json_key: str) -> Iterator[str]:
         with open(piece.path, "rb") as stream:
             if os.fstat(stream.fileno()).st_size != piece.size:
                 raise changed
-            if piece.is_lines:
-                yield from _lines(stream, piece, json_key)
+            if _is_rows(piece.path):
+                yield from _rows(piece, json_key, bad)
+            elif piece.is_lines:
+                yield from _lines(stream, piece, json_key, bad)
             else:
                 text = stream.read().decode("utf-8-sig")
                 yield text if text.strip() else ""
@@ -148,7 +178,26 @@ def read(piece: Piece, json_key: str) -> Iterator[str]:
         raise changed from None
 
 
-def _lines(stream: BinaryIO, piece: Piece, json_key: str) -> Iterator[str]:
+def _rows(piece: Piece, json_key: str, bad: Bad | None) -> Iterator[str]:
+    for row in rows.read(Path(piece.path), (json_key,)):
+        try:
+            if row.problem:
+                raise ValueError(row.problem)
+            yield _text(row.value, json_key)
+        except ValueError as problem:
+            _refuse(piece.path, row.number, str(problem), row.text, json_key, bad)
+
+
+def _refuse(path: str, number: int, problem: str, text: str, json_key: str, bad: Bad | None) -> None:
+    if bad:
+        bad(path, number, problem, text)
+        return
+    hint = f"each line is an object such as {json.dumps({json_key: '...'})}; --json-key names another key"
+    raise UserError(f"{shown(path)}:{number}: {problem}", f"{hint}; --skip-bad-lines leaves such lines out")
+
+
+def _lines(stream: BinaryIO, piece: Piece, json_key: str, bad: Bad | None) -> Iterator[str]:
+    number = _LineNumber(piece.path)
     if piece.start:  # a line belongs to the piece in which it begins
         stream.seek(piece.start - 1)
         stream.readline()
@@ -158,9 +207,7 @@ def _lines(stream: BinaryIO, piece: Piece, json_key: str) -> Iterator[str]:
         try:
             yield _document(line.decode("utf-8-sig" if at == 0 else "utf-8"), json_key)
         except ValueError as problem:
-            number = _line_number(piece.path, at)
-            hint = f"each line is an object such as {json.dumps({json_key: '...'})}; --json-key names another key"
-            raise UserError(f"{shown(piece.path)}:{number}: {problem}", hint) from None
+            _refuse(piece.path, number.at(at), str(problem), line.decode("utf-8", "backslashreplace"), json_key, bad)
 
 
 def _document(line: str, json_key: str) -> str:
@@ -170,6 +217,10 @@ def _document(line: str, json_key: str) -> str:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise ValueError("brackets or braces nested too deeply") from None
+    return _text(row, json_key)
+
+
+def _text(row: object, json_key: str) -> str:
     if not isinstance(row, dict) or json_key not in row:
         have = f"only {', '.join(map(repr, list(row)[:5]))}" if row and isinstance(row, dict) else "no object"
         raise ValueError(f"no key {json_key!r}, {have}")
@@ -183,13 +234,19 @@ def _document(line: str, json_key: str) -> str:
     return text if text.strip() else ""
 
 
-def _line_number(path: str, offset: int) -> int:
-    # A piece knows its place in bytes only; lines are counted for the message, when one is needed.
-    with open(path, "rb") as stream:
-        number, left = 1, offset
-        while left > 0 and (block := stream.read(min(left, _BLOCK))):
-            number, left = number + block.count(b"\n"), left - len(block)
-    return number
+class _LineNumber:
+    """A piece knows its place in bytes only; lines are counted for messages, on from the last one."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._offset, self._number = path, 0, 1
+
+    def at(self, offset: int) -> int:
+        """The number of the line that begins at a byte; offsets rise from call to call."""
+        with open(self._path, "rb") as stream:
+            stream.seek(self._offset)
+            while self._offset < offset and (block := stream.read(min(offset - self._offset, _BLOCK))):
+                self._number, self._offset = self._number + block.count(b"\n"), self._offset + len(block)
+        return self._number
 
 
 _GLOB = "check the path; quote the glob so that the shell leaves it alone, and use ** for any depth"

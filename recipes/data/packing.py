@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
 from superpod.errors import UserError
 from superpod.recipes.data.chat import Encoded
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LONG = ("refuse", "cut", "drop")
 """What can be done with samples that are longer than the sequence."""
@@ -36,41 +41,28 @@ def fit(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[l
     Raises:
         UserError: long samples, and `long` is "refuse"; or no sample is left.
     """
-    too_long = [sample for sample in samples if len(sample.ids) > length + 1]
+    too_long = sum(len(sample.ids) > length + 1 for sample in samples)
     longest = max(samples, key=lambda sample: len(sample.ids))
     if too_long and long == "refuse":
+        where = f"{longest.file}:{longest.line}" if longest.file else f"line {longest.line}"
         raise UserError(
-            f"{len(too_long)} of {len(samples)} samples have more than {length} tokens, the longest, "
-            f"line {longest.line}, {len(longest.ids)}",
+            f"{too_long} of {len(samples)} samples have more than {length} tokens, the longest, "
+            f"{where}, {len(longest.ids)}",
             "--long cut keeps their beginning, --long drop leaves them out, data.seq_length=N makes room",
         )
-    kept = [Encoded(sample.line, sample.ids[: length + 1], sample.learnt[: length + 1]) for sample in samples]
-    if long == "drop":
-        kept = [sample for sample in samples if len(sample.ids) <= length + 1]
-    kept = [sample for sample in kept if any(sample.learnt[1:])]  # the first token is never predicted
+    kept: list[Encoded] = []
+    cut = 0
+    for sample in samples:
+        fits = len(sample.ids) <= length + 1
+        shorter = sample if fits else replace(sample, ids=sample.ids[: length + 1], learnt=sample.learnt[: length + 1])
+        if (fits or long == "cut") and any(shorter.learnt[1:]):  # the first token is never predicted
+            kept.append(shorter)
+            cut += not fits
     if not kept:
         raise UserError(f"no sample is left: all {len(samples)} are longer than {length} tokens", "data.seq_length=N")
-    cut = len({sample.line for sample in too_long} & {sample.line for sample in kept})
     total = sum(len(sample.ids) - 1 for sample in kept)
     learnt = sum(sum(sample.learnt[1:]) for sample in kept)
     return kept, Counts(len(kept), cut, len(samples) - len(kept), total, learnt, len(longest.ids))
-
-
-def hold_out(samples: Sequence[Encoded], share: float, seed: int) -> tuple[list[Encoded], list[Encoded]]:
-    """Samples to train on, and the `share` held out for validation, drawn by `seed`; at least one of each.
-
-    Raises:
-        UserError: a share outside (0, 1), or a single sample.
-    """
-    if not 0 < share < 1:
-        raise UserError(f"--validation {share} is not a share between 0 and 1", "0.05 holds out a twentieth")
-    if len(samples) < 2:
-        raise UserError("one sample cannot be split into training and validation", "give more samples")
-    order = list(range(len(samples)))
-    random.Random(seed).shuffle(order)
-    held = set(order[: min(len(samples) - 1, max(1, round(share * len(samples))))])
-    training = [sample for at, sample in enumerate(samples) if at not in held]
-    return training, [sample for at, sample in enumerate(samples) if at in held]
 
 
 def pack(samples: Sequence[Encoded], size: int, multiple: int, seed: int) -> list[list[Encoded]]:
@@ -104,7 +96,7 @@ def write(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, fille
     import numpy as np
 
     rows = [_row(samples, multiple, filler) for samples in bins]
-    blank = {**rows[0], "loss_mask": [0] * len(rows[0]["loss_mask"])}
+    blank = _Packed(**{**rows[0], "loss_mask": np.zeros_like(rows[0]["loss_mask"])})
     rows += [blank] * (-len(rows) % batch)
     array = np.empty(len(rows), dtype=object)
     array[:] = rows
@@ -114,15 +106,29 @@ def write(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, fille
     temporary.replace(path)
 
 
-def _row(samples: Sequence[Encoded], multiple: int, filler: int) -> dict[str, list[int]]:
+class _Packed(TypedDict):
+    """A packed sequence, as NeMo unpacks it; arrays, because lists take eight times the memory of every process."""
+
+    input_ids: np.ndarray
+    loss_mask: np.ndarray
+    seq_start_id: list[int]
+
+
+def _row(samples: Sequence[Encoded], multiple: int, filler: int) -> _Packed:
     """One packed sequence. The model reads a sample's ids but the last, and predicts its ids but the first, so that
     `loss_mask[i]` is of the prediction of `input_ids[i + 1]`."""
-    row: dict[str, list[int]] = {"input_ids": [], "loss_mask": [], "seq_start_id": []}
-    for sample in samples:
-        pad = _padded(sample, multiple) - (len(sample.ids) - 1)
-        row["seq_start_id"].append(len(row["input_ids"]))
-        row["input_ids"] += [*sample.ids, *[filler] * pad]
-        row["loss_mask"] += [*map(int, sample.learnt[1:]), *[0] * (pad + 1)]
+    import numpy as np
+
+    lengths = [_padded(sample, multiple) + 1 for sample in samples]
+    starts = [0, *itertools.accumulate(lengths)]
+    row = _Packed(
+        input_ids=np.full(starts[-1], filler, np.int32),
+        loss_mask=np.zeros(starts[-1], np.uint8),
+        seq_start_id=starts[:-1],
+    )
+    for sample, start in zip(samples, starts, strict=False):
+        row["input_ids"][start : start + len(sample.ids)] = sample.ids
+        row["loss_mask"][start : start + len(sample.ids) - 1] = bytearray(sample.learnt[1:])
     return row
 
 

@@ -25,6 +25,7 @@ class TrainJob:
     json_key: str
     vocab: int
     out: str
+    skip: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class ShardJob:
     json_key: str
     tokenizer: tokenizer.Tokenizer
     prefix: str
+    skip: bool = False
 
     @property
     def bytes(self) -> int:
@@ -44,11 +46,12 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class ShardDone:
-    """What a finished shard holds; `empty` counts the blank documents that were left out."""
+    """What a finished shard holds; `empty` counts the blank documents, `bad` the bad lines that were left out."""
 
     documents: int
     tokens: int
     empty: int
+    bad: int = 0
 
 
 def train(job: TrainJob) -> int:
@@ -59,7 +62,8 @@ def train(job: TrainJob) -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # this one job uses the cores of all workers
     temporary = Path(f"{job.out}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key))
+    ignore: documents.Bad | None = (lambda *_: None) if job.skip else None
+    texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key, ignore))
     reached = tokenizer.train(texts, job.vocab, temporary)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     temporary.rename(job.out)
@@ -71,20 +75,31 @@ def encode(job: ShardJob) -> ShardDone:
 
     `prefix`.json is written last and renamed into place: a shard with that file is finished.
     """
-    empty = total = count = 0
-    with indexed.Writer(job.prefix, job.tokenizer.vocab) as out:
-        for tokens in _encoded(job):
+    empty = total = count = bad = 0
+
+    def keep(file: str, line: int, reason: str, text: str) -> None:
+        nonlocal bad
+        bad += 1
+        left_out.write(json.dumps({"file": file, "line": line, "reason": reason, "text": text}) + "\n")
+
+    with indexed.Writer(job.prefix, job.tokenizer.vocab) as out, open(bad_lines(job.prefix), "w") as left_out:
+        for tokens in _encoded(job, keep if job.skip else None):
             if not tokens:
                 empty += 1
                 continue
             tokens.append(job.tokenizer.eod)
             out.add(tokens)
             count, total = count + 1, total + len(tokens)
-    done = ShardDone(count, total, empty)
+    done = ShardDone(count, total, empty, bad)
     temporary = Path(f"{job.prefix}.json.tmp")
     temporary.write_text(json.dumps(asdict(done)), encoding="ascii")
     temporary.rename(f"{job.prefix}.json")
     return done
+
+
+def bad_lines(prefix: str) -> Path:
+    """The file of a shard that has its bad lines."""
+    return Path(f"{prefix}.bad.jsonl")
 
 
 def finished(prefix: str) -> ShardDone | None:
@@ -99,10 +114,10 @@ def finished(prefix: str) -> ShardDone | None:
     return done
 
 
-def _encoded(job: ShardJob) -> Iterator[list[int]]:
+def _encoded(job: ShardJob, bad: documents.Bad | None) -> Iterator[list[int]]:
     """The token ids of each document in order, [] for a blank one."""
     encode = _encoder(job.tokenizer)
-    texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key))
+    texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key, bad))
     batch: list[str] = []
     size = 0
     for text in texts:

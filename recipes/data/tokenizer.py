@@ -56,7 +56,7 @@ def train(texts: Iterable[str], vocab: int, out: Path) -> int:
     fewer ids than `vocab`. Id 0 ends documents, id 1 pads. UserError when `vocab` < 258.
     """
     check_vocab(vocab)
-    tk = _library("tokenizers")
+    tk = library("tokenizers")
     bpe = tk.Tokenizer(tk.models.BPE())
     bpe.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = tk.decoders.ByteLevel()
@@ -111,9 +111,9 @@ def load(path: Path, backend: Path | None = None) -> Tokenizer:
 
 
 def _load_sentencepiece(path: Path) -> Tokenizer:
-    library = _library("sentencepiece")
+    package = library("sentencepiece")
     try:
-        model = library.SentencePieceProcessor(model_file=str(path))
+        model = package.SentencePieceProcessor(model_file=str(path))
     except (RuntimeError, OSError, ValueError) as error:
         message = f"{paths.short(path)} is not a SentencePiece model: {paths.short(str(error).strip())}"
         raise BrokenTokenizer(message, FETCH) from None
@@ -122,7 +122,7 @@ def _load_sentencepiece(path: Path) -> Tokenizer:
 
 def _load_plain(path: Path, end: str | dict[str, str] | None) -> Tokenizer:
     file = str(path / "tokenizer.json")
-    plain = _library("tokenizers").Tokenizer.from_file(file)
+    plain = library("tokenizers").Tokenizer.from_file(file)
     end = end["content"] if isinstance(end, dict) else end  # an AddedToken as JSON
     return Tokenizer("tokenizers", file, size(plain.get_vocab()), _eod(plain.token_to_id(end or ""), path))
 
@@ -141,7 +141,7 @@ def _resolve(path: Path, backend: Path | None) -> Tokenizer:
 def pretrained(name: str) -> PreTrainedTokenizerBase:
     """A tokenizer through transformers, from a folder or the local hub cache; UserError when it does not load."""
     try:
-        return _library("transformers").AutoTokenizer.from_pretrained(name, local_files_only=True)
+        return library("transformers").AutoTokenizer.from_pretrained(name, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(f"no tokenizer loads from {name}: {reason}", FETCH) from None
@@ -153,7 +153,7 @@ def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
     Text that spells a special token is encoded as ordinary text: only the writer ends documents.
     """
     if tokenizer.engine == "sentencepiece":
-        return _library("sentencepiece").SentencePieceProcessor(model_file=tokenizer.file).encode
+        return library("sentencepiece").SentencePieceProcessor(model_file=tokenizer.file).encode
     if tokenizer.engine == "transformers":
         loaded = pretrained(tokenizer.file)
 
@@ -161,7 +161,7 @@ def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
             return loaded(texts, add_special_tokens=False, split_special_tokens=True, verbose=False).data["input_ids"]
 
         return encode
-    fast = _library("tokenizers").Tokenizer.from_file(tokenizer.file)
+    fast = library("tokenizers").Tokenizer.from_file(tokenizer.file)
     fast.no_truncation()
     fast.no_padding()
     fast.encode_special_tokens = True
@@ -209,7 +209,7 @@ def _eod(token: int | None, path: Path) -> int:
     return token
 
 
-def _library(name: str) -> ModuleType:
+def library(name: str) -> ModuleType:
     """A package of the [nemo] extra, imported when needed; UserError with what to install where it is missing."""
     import importlib
     import warnings

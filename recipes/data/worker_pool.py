@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -13,6 +12,7 @@ from multiprocessing import resource_tracker
 from typing import Protocol, TypeVar
 
 from superpod.errors import UserError
+from superpod.parent import end_with_parent
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -82,12 +82,4 @@ def _begin(count: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["RAYON_NUM_THREADS"] = str(count)  # for the one job that trains a tokenizer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_follow_parent, daemon=True).start()
-
-
-def _follow_parent() -> None:
-    """End this worker when its parent is gone, even if the parent was killed."""
-    parent = multiprocessing.parent_process()
-    if parent:
-        parent.join()
-        os._exit(1)
+    end_with_parent()

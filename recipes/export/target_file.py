@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import tempfile
 from pathlib import Path
 
+from superpod import whole_file
 from superpod.errors import UserError
 
 HIDDEN = {"nemo", "nemo_run", "megatron", "torch", "lightning", "fiddle", "recipe"} | set(sys.stdlib_module_names)
@@ -16,7 +17,8 @@ def check(path: Path, *, force: bool = False) -> None:
     """Check that a recipe can be exported to `path`.
 
     Raises:
-        UserError: it is not the name of a Python module, would hide one, or the file exists (without `force`).
+        UserError: it is not the name of a Python module, would hide one, the file exists (without `force`), or the
+            folder takes no files.
     """
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise UserError(f"{path} is not the name of a Python module", "name it like my_recipe.py")
@@ -26,20 +28,21 @@ def check(path: Path, *, force: bool = False) -> None:
         raise UserError(f"{path} cannot be a file: " + ("it is a folder" if path.is_dir() else "no such folder"))
     if path.exists() and not force:
         raise UserError(f"{path} exists already", "--force writes over it")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):  # os.access knows no read-only mounts of containers
+            pass
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}", "choose another folder") from error
 
 
 def write(text: str, path: Path, *, force: bool = False) -> None:
-    """Write an exported file under a temporary name, and rename it.
+    """Write an exported file, whole or not at all.
 
     Raises:
         UserError: as `check`, or when the folder cannot be written.
     """
     check(path, force=force)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        whole_file.write(path, text)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ Imports no NeMo.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from superpod.errors import UserError
@@ -97,6 +97,56 @@ TABLE: tuple[tuple[str, str, When, str], ...] = (
 """name, value, when, why."""
 
 
+# Sources: NCCL's list of environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html) for names,
+# defaults and subsystems; NVIDIA/nccl#864 for memory that grows with the number of channels.
+PURPOSES: dict[str, tuple[Variable, ...]] = {
+    "nccl_debug": (
+        Variable("NCCL_DEBUG", "INFO", "nccl_debug: what NCCL finds and chooses, in the log of each rank"),
+        Variable(
+            *("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING,RAS"),
+            "nccl_debug: start, variables, NICs, topology, algorithms; not COLL, a line for every collective",
+        ),
+        Variable("NCCL_RAS_ENABLE", "1", "nccl_debug: `ncclras` on a node says which ranks hang (NCCL 2.24 and newer)"),
+    ),
+    "nccl_simple_ring": (
+        Variable("NCCL_ALGO", "Ring", "nccl_simple_ring: no trees, NVLS or CollNet, to compare with NCCL's own choice"),
+        Variable("NCCL_PROTO", "Simple", "nccl_simple_ring: no LL and LL128, so that small messages are slower"),
+    ),
+    "nccl_low_memory": (
+        Variable("NCCL_BUFFSIZE", "1048576", "nccl_low_memory: 1 MiB for each connection of a channel, not 4"),
+        Variable("NCCL_MAX_CTAS", "8", "nccl_low_memory: at most 8 channels, to which the buffers are proportional"),
+    ),
+}
+"""Variables for a purpose, by the option that asks for them, such as `with=nccl_debug`. They win over TABLE."""
+
+
+def purposes(overrides: Iterable[str]) -> list[str]:
+    """The names of PURPOSES among the `with=` of overrides, in their order."""
+    texts = [text.removeprefix("with=") for text in overrides if text.startswith("with=")]
+    names = [name.strip() for text in texts for name in text.split(",")]
+    return [name for name in dict.fromkeys(names) if name in PURPOSES]
+
+
+def sets_only(override: str) -> bool:
+    """Whether an override is `with=` of purposes alone, and so changes nothing but the environment."""
+    names = [name.strip() for name in override.removeprefix("with=").split(",")]
+    return override.startswith("with=") and all(name in PURPOSES for name in names)
+
+
+def refuse_in_configuration(options: str) -> None:
+    """Refuse purposes among the options of a configuration, which holds no variables of its ranks.
+
+    Raises:
+        UserError: with the variables to set.
+    """
+    for name in purposes([f"with={options}"]):
+        settings = " ".join(f"{v.name}={v.value}" for v in PURPOSES[name])
+        raise UserError(
+            f"{name} sets variables of the ranks, which a configuration does not hold",
+            f"set {settings} where ranks start, or take with={name} of `recipes run`, submit, render and export",
+        )
+
+
 @dataclass(frozen=True)
 class Contradiction:
     """A variable's value with which a run would end at its start."""
@@ -144,9 +194,11 @@ CONTRADICTIONS = (
 CHECKED = tuple(rule.name for rule in CONTRADICTIONS)
 
 
-def variables(job: PlannedJob) -> list[Variable]:
-    """What the ranks of a resolved run need on GPUs, in the order it is written."""
-    return [Variable(name, value, reason) for name, value, when, reason in TABLE if when(job)]
+def variables(job: PlannedJob, overrides: Iterable[str] = ()) -> list[Variable]:
+    """What the ranks of a resolved run need on GPUs, in the order it is written; last the purposes of its overrides."""
+    special = {v.name: v for name in purposes(overrides) for v in PURPOSES[name]}
+    needed = [Variable(name, value, reason) for name, value, when, reason in TABLE if when(job)]
+    return [v for v in needed if v.name not in special] + [*special.values()]
 
 
 def with_own(needed: list[Variable], own: Mapping[str, str], reason: str, job: PlannedJob) -> list[Variable]:

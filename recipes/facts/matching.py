@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from superpod.errors import UserError, did_you_mean
+from superpod.errors import UserError, cut, did_you_mean
 from superpod.recipes import registry
 from superpod.recipes.registry import Recipe, models, recipes
 
@@ -17,8 +17,12 @@ def matching(words: Sequence[str]) -> list[Recipe]:
         UserError: there is none; the hint has what the words may mean.
     """
     known = recipes()
+    if not all(word.strip() for word in words):
+        raise UserError("a word is empty, and every name contains it", "leave it out; `recipes list` shows the models")
     if chosen := [recipe for name, recipe in known.items() if all(word in name for word in words)]:
         return chosen
+    from superpod.recipes.facts import names
+
     strange = [word for word in words if not any(word in name for name in known)]
     if "fp16" in strange:
         bf16 = next((name for name in known if "bf16" in name and all(w in name or w in strange for w in words)), "")
@@ -27,8 +31,9 @@ def matching(words: Sequence[str]) -> list[Recipe]:
         _refuse_absent(words)
         raise UserError(f"no recipe's name contains {' and '.join(words)} together", "leave one of them out")
     parts = sorted({part for name in known for part in name.split("_")})
-    hint = did_you_mean(strange[0], [*models(), *parts]) or "`recipes list` shows the models"
-    raise UserError(f"no recipe's name contains {strange[0]!r}", hint)
+    hint = did_you_mean(strange[0], [*models(), *parts]) or names.near(strange[0])
+    hint = hint or "`recipes list` shows the models"
+    raise UserError(f"no recipe's name contains {cut(strange[0])}", hint)
 
 
 def _refuse_absent(words: Sequence[str]) -> None:

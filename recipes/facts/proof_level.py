@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from superpod.errors import UserError
 from superpod.planner.layout import Layout
 from superpod.recipes.registry import LAYOUTS, Recipe
 
@@ -31,6 +33,8 @@ RAN_ON_GPU = Path(__file__).with_name("ran_on_gpu.toml")
 TITLES = {"nemo_toolkit": "NeMo", "megatron-core": "Megatron-Core", "transformer_engine": "Transformer Engine"}
 """Of the libraries that a sentence names."""
 
+SAVES = re.compile(rb", save_every = \d+")
+"""On a size's line: the steps between two checkpoints."""
 CONSTRUCTED = ("model.", "trainer.strategy.", "trainer.plugins", "trainer.callbacks", "optim.config", "peft", "with=")
 """Overrides that start so change what was proven; others, such as a number of steps, do not."""
 CONSTRUCTED_DATA = ("data.micro_batch_size", "data.seq_length")
@@ -109,8 +113,20 @@ def unusable(recipe: Recipe) -> tuple[str, str] | None:
     return (f"{recipe.name} cannot train: {m.broken}", m.way_round) if m.broken else None
 
 
+def require_trainable(recipe: Recipe) -> None:
+    """Refuse a recipe whose model cannot train with the pinned versions. Raises UserError with the way round."""
+    if problem := unusable(recipe):
+        raise UserError(*problem)
+
+
 def sentence(recipe: Recipe, nodes: int, overrides: Iterable[str] = ()) -> str:
     """How far a run of `recipe` was proven; with overrides of what was built, how far it was without them."""
+    if nodes not in recipe.nodes:
+        sizes, name = ", ".join(map(str, recipe.nodes)), recipe.name
+        return (
+            f"not proven: {_count(nodes)} is not a declared size ({sizes}); `recipes prove {name} --nodes {nodes}` "
+            f"builds it, and `recipes rehearse {name} --nodes {nodes}` trains it, shrunk"
+        )
     proven = of(recipe).sentence(nodes)
     return f"of the recipe without your overrides: {proven}" if changes_what_was_built(overrides) else proven
 
@@ -121,13 +137,13 @@ def changes_what_was_built(overrides: Iterable[str]) -> bool:
 
 
 def layouts_hash(files: Iterable[Path]) -> str:
-    """Hash of layout files: a proof holds for these layouts only."""
+    """Hash of layout files: a proof holds for these layouts only. How often they save is no part of a model."""
     return _hash(tuple(files))
 
 
 @cache
 def _hash(files: tuple[Path, ...]) -> str:
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    return hashlib.sha256(b"\0".join(SAVES.sub(b"", path.read_bytes()) for path in files)).hexdigest()[:16]
 
 
 def read() -> dict[str, Any]:

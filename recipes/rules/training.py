@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from superpod.planner.rules import Broken
-from superpod.recipes.registry import DUPLICATED
+from superpod.recipes.facts.adapted_layers import DUPLICATED, NORMED
 from superpod.recipes.rules.reading import Reader, name_of
 
 ADAM_LR = 0.1
@@ -169,6 +169,14 @@ def adapters(r: Reader) -> Iterator[Broken]:
             f"DoRA of {', '.join(whole)} with tensor_model_parallel_size {tp}: every rank has the whole weight, and "
             f"NeMo 2.7.3 adds 1/{tp} of the adapter's rows to it",
             f"leave {', '.join(whole)} out of peft.target_modules, or use LoRA, or tensor_model_parallel_size 1",
+        )
+    model, normed = name_of(r["model"]), sorted({*NORMED} & {str(name).rpartition(".")[2] for name in names})
+    if model.startswith(("Gemma2", "Gemma3")) and normed:
+        yield Broken(
+            "adapters_normed",
+            f"NeMo 2.7.3's {model} adds an adapter of {' and '.join(normed)} behind the layer's own norm: "
+            "norm(Wx) + BAx is trained, and no merged weight computes that",
+            f"leave {', '.join(normed)} out of peft.target_modules",
         )
     if not names:
         yield Broken("adapters", "peft.target_modules is empty: no layer gets an adapter", f"name {', '.join(ADAPTED)}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superpod.errors import UserError
 from superpod.recipes.planned_job import records_graphs
 
 if TYPE_CHECKING:
@@ -116,6 +117,32 @@ def _fix_length(partial: run.Partial, packed: bool) -> None:
 
 TRAIN, VALIDATION, METADATA = "training.npy", "validation.npy", "packed.json"
 """Files of packed data."""
+
+
+def set_early_stopping(partial: run.Partial, patience: int, min_delta: float) -> None:
+    """End the training after `patience` validations without a loss lower by more than `min_delta` nats; 0 = never.
+
+    Call it when steps and their validations are set.
+
+    Raises:
+        UserError: the run has no more validations than that.
+    """
+    if not patience:
+        return
+    import nemo_run as run
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    trainer = partial.trainer
+    validations = trainer.max_steps // trainer.val_check_interval
+    if validations <= patience:
+        raise UserError(
+            f"--early-stopping {patience}: {trainer.max_steps} steps have {validations} validations, one every "
+            f"{trainer.val_check_interval}, so that it could never stop the run early",
+            f"a smaller trainer.val_check_interval, such as {max(1, trainer.max_steps // (4 * patience))}",
+        )
+    # Every rank has the loss (NeMo 2.7.3 megatron_strategy.py, validation_step), and any one stops all.
+    stopping = run.Config(EarlyStopping, monitor="val_loss", mode="min", patience=patience, min_delta=min_delta)
+    trainer.callbacks = [*trainer.callbacks, stopping]
 
 
 def set_steps(partial: run.Partial, steps: int | None) -> None:

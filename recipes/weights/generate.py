@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superpod import stages
 from superpod.errors import UserError
 from superpod.recipes.weights import load
 
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def perplexity(checkpoint: str, data: str) -> dict[str, float]:
+def perplexity(checkpoint: str, data: str, learn: str = "answers") -> dict[str, float]:
     """Mean loss (nats) of the learnt tokens of every sample in a .jsonl file, and its exponential.
+
+    `learn` is which answers of a chat count, as `chat.encode` has it.
 
     Raises:
         UserError: lines that are not samples, or a checkpoint without a tokenizer.
@@ -27,8 +30,10 @@ def perplexity(checkpoint: str, data: str) -> dict[str, float]:
     rows = samples.read(Path(data))
     model, tokenizer = _load(checkpoint)
     total, count = 0.0, 0
-    for sample in rows:
-        encoded = chat.encode(sample, tokenizer)
+    for number, sample in enumerate(rows):
+        if number % 100 == 0:
+            stages.note(f"sample {number + 1} of {len(rows)}")
+        encoded = chat.encode(sample, tokenizer, learn)
         losses = token_losses(model, encoded.ids)
         learnt = encoded.learnt[1:]
         total += sum(loss for loss, on in zip(losses, learnt, strict=True) if on)
@@ -46,7 +51,7 @@ def token_losses(model: GPTModel, ids: Sequence[int]) -> list[float]:
     """Loss (nats) of each token but the first, given those before it."""
     import torch
 
-    tokens = torch.tensor([ids], device=_device())
+    tokens = torch.tensor([ids], dtype=torch.long, device=_device())
     with torch.no_grad():
         positions = torch.arange(len(ids) - 1, device=tokens.device)[None]
         losses = load.core(model)(tokens[:, :-1], positions, None, labels=tokens[:, 1:])  # [1, tokens - 1]
@@ -70,10 +75,12 @@ def generate(
 
     model, tokenizer = _load(checkpoint)
     generator = torch.Generator().manual_seed(seed)
-    return [
-        _continuation(model, tokenizer, _prompt(tokenizer, prompt, chat), tokens, temperature, generator)
-        for prompt in prompts
-    ]
+    texts = []
+    for number, prompt in enumerate(prompts, 1):
+        stages.note(f"prompt {number} of {len(prompts)}, at most {tokens} tokens")
+        ids = _prompt(tokenizer, prompt, chat)
+        texts.append(_continuation(model, tokenizer, ids, tokens, temperature, generator))
+    return texts
 
 
 def _prompt(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool) -> list[int]:
@@ -96,7 +103,7 @@ def _continuation(
 
     begin, vocab = len(ids), len(tokenizer)
     for _ in range(tokens):
-        context = torch.tensor([ids], device=_device())
+        context = torch.tensor([ids], dtype=torch.long, device=_device())
         with torch.no_grad():
             positions = torch.arange(len(ids), device=context.device)[None]
             logits = load.core(model)(context, positions, None)[0, -1, :vocab].float().cpu()  # padding rows cut off
@@ -115,6 +122,7 @@ def _load(checkpoint: str) -> tuple[GPTModel, PreTrainedTokenizerBase]:
 
     from superpod.recipes.data import chat
 
+    stages.note("loading the checkpoint")
     gpu = torch.cuda.is_available()
     model = load.load(Path(checkpoint), torch.bfloat16 if gpu else torch.float32, gpu=gpu)
     tokenizer = getattr(model.tokenizer, "tokenizer", None)  # NeMo's class wraps that of transformers

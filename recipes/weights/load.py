@@ -7,11 +7,13 @@ installed the rehearsal's patches.
 from __future__ import annotations
 
 import json
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
+from superpod.recipes.weights import mended
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +56,7 @@ def load(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GPTModel
     from nemo.lightning.ckpt_utils import ckpt_to_context_subdir
     from nemo.lightning.io.pl import ckpt_to_weights_subdir
 
+    forget_attention_backend()
     base = base_of(checkpoint)
     model: Any = io.load_context(ckpt_to_context_subdir(checkpoint), "model")
     adapter, model.model_transform = model.model_transform, None  # applied below, once the base has its weights
@@ -79,8 +82,15 @@ def load(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GPTModel
         adapters = {name: value for name, value in state.items() if ".adapter." in name}
         adapters = strategy.checkpoint_io.load_checkpoint(weights, sharded_state_dict=adapters)
         strategy.load_model_state_dict(adapters, strict=False)
+    mended.mend(core(model))
     model.eval()
     return model
+
+
+def forget_attention_backend() -> None:
+    """Unset Transformer Engine's choice of attention: Megatron refuses a model whose own choice it contradicts."""
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+        os.environ.pop(name, None)
 
 
 def _without_training(config: GPTConfig, dtype: torch.dtype) -> None:
@@ -109,15 +119,16 @@ def merge(model: torch.nn.Module) -> int:
 
     LoRA: W + alpha / dim * B A (arXiv:2106.09685). DoRA scales each row of that to its learnt magnitude
     (arXiv:2402.09353). The adapters themselves remain in place.
+
+    Raises:
+        UserError: an adapter is added behind a norm.
     """
     import torch
     from nemo.collections.llm.peft.dora import DoRALinear
-    from nemo.collections.llm.peft.lora import LoRALinear
 
     count = 0
     with torch.no_grad():
-        adapted: list[Any] = [layer for layer in core(model).modules() if isinstance(layer, (LoRALinear, DoRALinear))]
-        for layer in adapted:
+        for _, layer in adapted(model):
             adapter = layer.adapter
             added = adapter.alpha / adapter.dim * (adapter.linear_out.weight @ adapter.linear_in.weight)
             for weight in _weights(layer.to_wrap):
@@ -127,6 +138,29 @@ def merge(model: torch.nn.Module) -> int:
                 weight.data = whole
                 count += 1
     return count
+
+
+def adapted(model: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Names of the layers that have an adapter, with NeMo's LoRALinear or DoRALinear around each.
+
+    Raises:
+        UserError: one adds its product behind a norm, as no matrix can.
+    """
+    from nemo.collections.llm.peft.dora import DoRALinear
+    from nemo.collections.llm.peft.lora import LoRALinear
+
+    layers = [
+        (name, layer) for name, layer in core(model).named_modules() if isinstance(layer, (LoRALinear, DoRALinear))
+    ]
+    for name, layer in layers:
+        if hasattr(layer.to_wrap, "post_layernorm"):
+            raise UserError(
+                f"the adapter of {name} was trained behind the norm of NeMo's layer, norm(Wx) + BAx: no merged matrix "
+                "and no adapter of PEFT's computes that",
+                "train with peft.target_modules=['linear_qkv','linear_fc1'], as recipes of this model do now; "
+                "`generate` and `perplexity` take the checkpoint as it is",
+            )
+    return layers
 
 
 def _weights(linear: Any) -> list[torch.Tensor]:

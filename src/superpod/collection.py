@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from superpod.errors import UserError
+from superpod.errors import UserError, did_you_mean
 
 VARIABLE = "SUPERPOD_RECIPES"
+HARDWARE = "SUPERPOD_HARDWARE"
 GROUP = "superpod.recipes"
 
 KINDS = {
@@ -44,12 +45,28 @@ def add(*folders: Path) -> None:
         UserError: when one is no folder.
     """
     known = os.environ.get(VARIABLE, "").split(os.pathsep)
-    absolute = [str(_checked(folder, "--recipes").absolute()) for folder in folders]
+    absolute = [str(folder.absolute()) for folder in folders]
     if wrong := [folder for folder in absolute if os.pathsep in folder]:
         raise UserError(
             f"{wrong[0]} has a {os.pathsep!r} in its path, which separates folders in {VARIABLE}", "move it"
         )
+    for folder in folders:
+        _checked(folder, "--recipes")
     os.environ[VARIABLE] = os.pathsep.join([*filter(None, known), *absolute])
+
+
+def use_hardware(path: Path) -> None:
+    """Take a hardware file over all others, for this process and its children: what `--hardware` does in every verb.
+
+    Unlike those of collections it may change hardware that is built in. Call it before anything reads hardware.
+    """
+    os.environ[HARDWARE] = str(path.absolute())
+
+
+def own_hardware() -> Path | None:
+    """The file of `use_hardware`."""
+    path = os.environ.get(HARDWARE)
+    return Path(path) if path else None
 
 
 def folders() -> tuple[Path, ...]:
@@ -68,16 +85,24 @@ def _folders(variable: str, path: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _checked(folder: Path, where: str) -> Path:
+    hint = "name the folder that holds models/, layouts/ or hardware.toml"
     if not folder.is_dir():
         kind = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"{where} {folder}: it {kind}", "name the folder that holds models/, layouts/ or hardware.toml")
+        raise UserError(f"{where} {folder}: it {kind}", hint)
+    if not any(True for pattern in KINDS.values() for _ in folder.glob(pattern)):
+        names = {pattern.partition("/")[0] for pattern in KINDS.values()}
+        near = (did_you_mean(entry.name, sorted(names - {entry.name})) for entry in sorted(folder.iterdir()))
+        hint = next(filter(None, near), "") or f"it may hold {', '.join(KINDS.values())}: docs/extending.md"
+        raise UserError(f"{where} {folder}: it holds nothing of a collection", hint)
     return folder
 
 
 def files(kind: str) -> list[Path]:
     """Files of a kind (of `KINDS`) in every collection, by collection and then by name. Hidden files are left out."""
     paths = (path for folder in folders() for path in sorted(folder.glob(KINDS[kind])))
-    return [path for path in paths if path.is_file() and not path.name.startswith((".", "_"))]
+    ours = [path for path in paths if path.is_file() and not path.name.startswith((".", "_"))]
+    own = own_hardware() if kind == "hardware" else None
+    return [*ours, own] if own else ours
 
 
 def by_name(kind: str, ours: dict[str, Path]) -> dict[str, Path]:
@@ -101,6 +126,8 @@ def all_files() -> Iterator[tuple[str, Path]]:
             place = path.relative_to(folder)
             if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in place.parts):
                 yield f"{folder}\0{place}", path
+    if own := own_hardware():
+        yield "hardware of --hardware", own
 
 
 def carried() -> dict[str, Path]:

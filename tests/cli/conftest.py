@@ -1,5 +1,7 @@
 """A working directory with models, data and runs that verbs refuse before they import NeMo."""
 
+import json
+
 import pytest
 
 from superpod.node.run_folder import RunFolder
@@ -13,12 +15,15 @@ def refusal(tmp_path, recipes_cli):
     """Call a command that must be refused with exit code 2 before it starts a run; returns its stderr.
 
     Its directory holds data of one sample (d.jsonl), data with an empty completion (bad.jsonl), an empty folder
-    (empty), a model without weights (m) and a run that is not a fine-tuning run (run).
+    (empty), a model without weights (m), one with a key that nobody knows (strange) and a run that is not a fine-tuning
+    run (run).
     """
     for name, text in (("d.jsonl", SAMPLE), ("bad.jsonl", SAMPLE + '{"prompt": "a", "completion": ""}\n')):
         (tmp_path / name).write_text(text)
     (tmp_path / "empty").mkdir()
     tiny.hollow(tmp_path / "m")
+    config = tiny.hollow(tmp_path / "strange") / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"clip_qkv": 8.0}))
     RunFolder.create(tmp_path / "sft", "tiny_llama3_sft", facts={}, recipe_lines=["a = 1"]).path.rename(
         tmp_path / "run"
     )

@@ -34,6 +34,8 @@ def test_the_recipes_of_this_project_pass_their_own_check(recipes_cli, name):
 def test_check_of_a_model_points_to_plan(words, code, advised, recipes_cli):
     text = printed(recipes_cli, "check", *words, code=code)
     assert ("next: recipes plan llama3_70b --gpu h100 --gpus 16 ranks" in text) == advised
+    alone = "note: llama3_70b is a model, and no --layout is given: data parallelism alone was judged"
+    assert (alone in text) == (advised and "--layout" not in words)
 
 
 @pytest.mark.parametrize(

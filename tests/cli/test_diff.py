@@ -12,6 +12,31 @@ def test_a_missing_recipe_is_reported_before_nemo_is_imported(recipes_cli, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("a", "says"),
+    [
+        ("gone.py", "gone.py does not exist"),
+        ("no folder/gone.py", "no folder/gone.py does not exist"),
+        ("torn.py", "torn.py:1: this is no Python"),
+        ("empty.py", "empty.py has no function recipe()"),
+        ("tiny_lama3", "no recipe is called 'tiny_lama3'"),
+    ],
+)
+def test_a_file_that_is_missing_or_no_recipe_is_named_before_nemo_is_imported(a, says, refusal, tmp_path):
+    (tmp_path / "torn.py").write_text("def (")
+    (tmp_path / "empty.py").write_text("")
+    assert says in refusal("diff", a, "tiny_llama3")
+
+
+@pytest.mark.nemo
+def test_a_file_is_compared_with_the_recipe_that_it_changes(preloaded_cli, tmp_path):
+    lines = ["from superpod.recipes import build", "def recipe():", "    mine = build('tiny_llama3')"]
+    file = tmp_path / "it's mine.py"
+    file.write_text("\n".join([*lines, "    mine.trainer.max_steps = 7", "    return mine", ""]))
+    rows = json.loads(preloaded_cli("diff", file, "tiny_llama3", "--json").stdout)
+    assert [(row["path"], row["a"]) for row in rows] == [("trainer.max_steps", "7")]
+
+
 @pytest.mark.nemo
 def test_diff_is_a_table_by_part_and_json_for_programs(preloaded_cli):
     text = preloaded_cli("diff", "tiny_llama3", "tiny_llama3_fp32").stdout

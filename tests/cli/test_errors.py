@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from superpod.errors import counted, did_you_mean
 from tests.cli.planning import SMALL
 
 GPUS = ("--gpu", "h100", "--gpus", "8")
@@ -18,7 +19,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (["run", "tiny_lama3"], "no recipe is called 'tiny_lama3'", "tiny_llama3"),
         (["run", 'it\'s; a "name" $(id)'], "no recipe is called", "recipes list"),
         (["run", "tiny_llama3", "--data", "no such folder"], "no such folder", ""),
-        (["run", "llama3_70b_pretrain_h100_bf16", "--nodes", "3"], "laid out for 4, 8, 16, 32 nodes", "16"),
+        (["run", "llama3_70b_pretrain_h100_bf16", "--nodes", "9999"], "--nodes is 9,999; it is 1 to 8,192", ""),
         (["run", "tiny_llama3", "--resume", "last"], "no run of tiny_llama3", "without --resume"),
         (["run", "tiny_llama3", "--resume", "/nowhere"], "/nowhere is no run folder", ""),
         (["report", "/nowhere"], "/nowhere is no run folder", ""),
@@ -31,27 +32,45 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (["plan", "llama3_8b", "--gpu", "h1000", "--gpus", "8"], "no node is called 'h1000'", ""),
         (["plan", "llama3_8b", "--gpu", "h100"], "say on how many GPUs", ""),
         (["plan", "llama3_8b", "--gpu", "h100", "--gpus", "0"], "--gpus is 0", ""),
-        (["plan", *SMALL, "--gbs", "-5"], "--gbs is -5", ""),
+        (["plan", *SMALL[:-2], "--gbs", "-5"], "--gbs is -5", ""),
         (["plan", *SMALL, "--precision", "fp7"], "no precision is called 'fp7'", ""),
         (["plan", *SMALL, "--fix", "tq=3"], "no layout key that can be fixed is called 'tq'", ""),
         (["plan", *SMALL, "--memory-cap", "nan"], "--memory-cap is nan", ""),
-        (["plan", *SMALL, "--from", "no such file"], "no such file cannot be read", ""),
-        (["plan", *SMALL, "--hardware", "/nowhere.toml"], "/nowhere.toml cannot be read", ""),
+        (["plan", *SMALL, "--from", "no such file"], "no such file does not exist", "a DeepSpeed JSON"),
+        (["plan", *SMALL, "--hardware", "/nowhere.toml"], "/nowhere.toml does not exist", "give"),
         (["plan", *SMALL, "--option", "moment=bf16"], "no option is called 'moment'", ""),
         (["plan", *SMALL, "--option", "moments=9"], "moments", ""),
+        (["plan", *SMALL, "--option", "moments"], "--option moments has no value", "moments=fp32"),
+        (["plan", *SMALL, "--memory-cap", "1e308"], "--memory-cap is 1e+308", "at most 79.2, what h100 has"),
+        (["plan", *SMALL, "--memory-cap", "999"], "a memory cap of 999 GiB is more than h100 has, 79.2 GiB", "79.2"),
+        (["plan", *SMALL, "--option", "memory_cap=999."], "a memory cap of 999 GiB is more than h100 has", ""),
+        (["plan", "llama3_8b", "--gpu", "a100", "--gpus", "8", "--precision", "fp8cs"], "has no fp8cs", "it has fp32"),
+        (["plan", *SMALL, "--seq", "99999999999999"], "--seq is 99999999999999; it is 1 to 2,147,483,647", ""),
+        (["plan", ""], "the name is empty", "recipes list"),
+        (["export", "tiny_llama3", "--to", "/proc/my_recipe.py"], "/proc/my_recipe.py cannot be written", "folder"),
         (["check", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--layout", "tp=x"], "tp takes a whole number", ""),
         (["check", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--layout", "tp=1,tp=2"], "tp twice", ""),
         (["check", "llama3_8b_pretrain_h100_bf15"], "llama3_8b_pretrain_h100_bf16", ""),
         (["memory", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--layout", "tp=3"], "tp 3", ""),
         (["cost", "tiny_llama3", "--tokens", "lots"], "--tokens is 'lots'", ""),
         (["scale", "llama3_8b", "--gpu", "h100", "--gpus", "8,,x"], "--gpus is '8,,x'", ""),
-        (["predict", "--from", "none.csv", "--out", "o.csv"], "none.csv cannot be read", ""),
+        (["predict", "--from", "none.csv", "--out", "o.csv"], "none.csv does not exist", "a CSV file"),
         (
             ["plan", "layers=2,hidden=64,heads=3,vocab=10", "--gpu", "h100", "--gpus", "8"],
             "hidden 64 is no multiple",
             "",
         ),
         (["plan", "layers=2,hidden", *GPUS], "hidden", ""),
+        (["plan", *SMALL, "--fix", "tp=1", "--fix=pp=1"], "--fix is given twice", "give it once"),
+        (["check", *SMALL, "--layout", "tp=1", "--layout", "pp=1"], "--layout is given twice", "give it once"),
+        (
+            ["ckpt", "prune", "x", "--keep", "1", "--keep", "2", "--keep", "3"],
+            "--keep is given 3 times",
+            "give it once",
+        ),
+        (["check", "{}", *GPUS], "a configuration is given as a file, not as its text", "config.json"),
+        (["check", "", *GPUS], "the name is empty", "config.json"),
+        (["check", ".", *GPUS], "the folder . holds no config.json", "or the file"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(words, says, hint, recipes_cli, tmp_path):
@@ -63,8 +82,51 @@ def test_a_mistake_is_one_message_and_exit_code_2(words, says, hint, recipes_cli
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_repeatable_option_and_a_value_that_looks_like_an_option_stand_twice(recipes_cli, tmp_path):
+    done = recipes_cli("plan", *SMALL, "--option", "moments=bf16", "--option", "offload=0", "--fix", "--fix")
+    assert "is given twice" not in done.stderr
+    done = recipes_cli("run", "tiny_llama3", "--resume", "x", "--", "--resume", "y", cwd=tmp_path)
+    assert "is given twice" not in done.stderr
+
+
+def test_predict_into_a_folder_that_is_not_there_names_the_folder(recipes_cli, tmp_path):
+    (tmp_path / "rows.csv").write_text("model,gpu,gpus,tp\nllama3_8b,h100,8,2\n")
+    done = recipes_cli("predict", "--from", "rows.csv", "--out", "none/out.csv", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --out none/out.csv: there is no folder none\n")
+
+
+@pytest.mark.parametrize("module", ["superpod.errors", "superpod.cli.app", "typer"])
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback(module, recipes_cli, tmp_path):
+    interrupt = f"""
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+"""
+    (tmp_path / "sitecustomize.py").write_text(interrupt)
+    done = recipes_cli("list", env={"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stderr, done.stdout) == (130, "error: interrupted\n", "")
+
+
 def test_a_closed_pipe_is_no_error(recipes_cli):
     command = f"{shlex.quote(sys.executable)} -m superpod.cli list --json | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[\n"
     assert done.stderr == ""
+
+
+def test_a_misspelt_name_is_suggested_once():
+    assert did_you_mean("tiny_lama3", ["tiny_llama3", "tiny_llama3"]) == "did you mean tiny_llama3?"
+
+
+def test_a_path_that_nobody_may_write_is_the_user_s_mistake(recipes_cli, tmp_path):
+    done = recipes_cli("predict", "--from", str(tmp_path), "--out", "/proc/rows.csv", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "our failure" not in done.stderr
+
+
+def test_one_node_is_no_nodes():
+    assert [counted(number, "node") for number in (1, 2, 1024)] == ["1 node", "2 nodes", "1,024 nodes"]

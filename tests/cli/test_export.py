@@ -11,7 +11,7 @@ import pytest
         (["export", "tiny_llama3", "--to", "mine.txt"], "not the name of a Python module"),
         (["export", "tiny_lama3", "--to", "mine.py"], "no recipe is called 'tiny_lama3'"),
         (["export", "tiny_llama3", "max_steps", "--to", "mine.py"], "'max_steps' is not an override"),
-        (["export", "tiny_llama3", "--nodes", "7", "--to", "mine.py"], "not for 7"),
+        (["export", "tiny_llama3", "--nodes", "7", "--to", "mine.py"], "no legal layout of tiny_llama3 fits 7 nodes"),
         (["export", "tiny_llama3", "--data", "none", "--to", "mine.py"], "none"),
         (["export", "tiny_llama3"], "Missing option"),
     ],

@@ -44,9 +44,9 @@ def verbs(run):
         "cancel it": lambda: cancel.cancel(str(run.path)),
         "queue its jobs": lambda: top_up.top_up([str(run.path)]),
         "remove its checkpoints": lambda: ckpt.prune(run.path),
-        "let it go on": lambda: submit.submit(NAME, "testbed", resume=str(run.path)),
-        "continue it": lambda: run_verb.run(NAME, resume=str(run.path)),
-        "continue it ": lambda: finetune.finetune(NAME, resume=str(run.path)),
+        "let it go on": lambda: submit.submit(name=NAME, cluster="testbed", resume=str(run.path)),
+        "continue it": lambda: run_verb.run(name=NAME, resume=str(run.path)),
+        "continue it ": lambda: finetune.finetune(name=NAME, resume=str(run.path)),
     }
 
 
@@ -73,7 +73,7 @@ def test_a_report_of_another_s_run_draws_nothing_in_it(run, as_bob):
     from superpod.cli import report
 
     append_line(run.path / "metrics.jsonl", {"step": 1, "loss": 2.0, "attempt": "001"})
-    report.report(str(run.path))
+    report.report([str(run.path)])
     assert not (run.path / "loss.png").exists()
 
 

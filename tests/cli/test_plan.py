@@ -19,9 +19,11 @@ def test_plan_ranks_and_says_why(recipes_cli):
     assert "the textbook's rules choose" in text
 
 
-@pytest.mark.parametrize("more", [[], ["--precision", "auto"], ["--gpus", "8", "--gbs", "32"]], ids=" ".join)
-def test_plan_fits_a_terminal_of_80_columns(more, recipes_cli):
-    text = printed(recipes_cli, "plan", *SMALL, "--top", "30", "--compare-rules", *more, env={"COLUMNS": "80"})
+@pytest.mark.parametrize(
+    "words", [SMALL, [*SMALL, "--precision", "auto"], [*SMALL[:-4], "--gpus", "8", "--gbs", "32"]], ids=" ".join
+)
+def test_plan_fits_a_terminal_of_80_columns(words, recipes_cli):
+    text = printed(recipes_cli, "plan", *words, "--top", "30", "--compare-rules", env={"COLUMNS": "80"})
     assert "--layout" in text
     assert [line for line in text.splitlines() if len(line) > 80] == []
 
@@ -41,6 +43,19 @@ def test_plan_json_has_its_documented_form(recipes_cli):
         assert entry["checkpoint_bytes"] > 8e9 * 2
         assert entry["why"]
         assert entry["verdict"] == "ok"
+
+
+def test_ten_rows_are_ten_answers_not_one_with_ten_recompute_counts(recipes_cli):
+    degrees = ("tp", "pp", "cp", "ep")
+    plan = json.loads(printed(recipes_cli, "plan", *SMALL, "--json"))
+    shown = [tuple(entry["layout"][key] for key in degrees) for entry in plan["layouts"]]
+    assert len(shown) == len(set(shown)) == 10
+    every = json.loads(printed(recipes_cli, "plan", *SMALL, "--json", "--variants", "--top", "1000"))["layouts"]
+    best = {}
+    for entry in every:
+        best.setdefault(tuple(entry["layout"][key] for key in degrees), entry["layout"])
+    listed = [entry["layout"] for entry in plan["layouts"]]
+    assert listed[: len(best)] == [*best.values()][:10]
 
 
 def test_auto_precision_tries_what_the_gpu_has(recipes_cli):

@@ -1,11 +1,17 @@
 """The options that planning verbs share: declared once, in one order."""
 
 import inspect
+import json
 from dataclasses import fields
+
+import pytest
 
 from superpod.cli import plan_options
 from superpod.cli.app import app
 from superpod.cli.plan_options import PlanOptions
+from tests.cli.planning import printed
+
+GPUS = ("--gpu", "h100", "--gpus", "16")
 
 
 def test_a_verb_has_the_shared_options_in_the_place_of_its_parameter():
@@ -35,3 +41,12 @@ def test_planning_verbs_have_one_order_of_options():
         shared = [name for name in verbs[verb] if name in order]
         assert shared == sorted(shared, key=order.index)
         assert len(shared) >= 7
+
+
+@pytest.mark.parametrize("name", ["llama31_8b", "llama3_8b", "meta-llama/Llama-3.1-8B"])
+def test_a_plan_is_titled_with_the_name_that_was_given(name, recipes_cli):
+    wanted = "llama3_8b" if name == "llama3_8b" else "llama31_8b"
+    assert printed(recipes_cli, "plan", name, *GPUS).startswith(f"{wanted}, 16 x h100")
+    assert printed(recipes_cli, "check", name, *GPUS, "--layout", "tp=2").startswith(f"{wanted} pretrain, 16 x h100")
+    plan = json.loads(printed(recipes_cli, "plan", name, *GPUS, "--json"))
+    assert plan["query"]["model"] == wanted

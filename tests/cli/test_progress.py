@@ -1,7 +1,10 @@
 """What a wait shows: seconds on a terminal, plain lines elsewhere; what can be refused without NeMo is."""
 
+import contextlib
 import io
 import json
+import os
+import pty
 import subprocess
 import sys
 import time
@@ -9,10 +12,11 @@ import time
 import pytest
 from rich.console import Console
 
+from superpod import stages
 from superpod.cli import progress
 from superpod.cli.progress import Steps, waiting
 from superpod.errors import UserError
-from superpod.launchers import early, stages
+from superpod.launchers import early
 from superpod.lifecycle.request import Request
 from superpod.node.files import append_line
 from superpod.node.run_folder import Attempt, RunFolder
@@ -31,12 +35,12 @@ def test_without_a_terminal_a_wait_is_lines_that_say_what_is_done(monkeypatch):
     monkeypatch.setattr(progress, "NEWS_S", 0.4)
     console = plain()
     with waiting(console, "generating with [step 3]"):
-        command = "from superpod.launchers import stages; stages.note('importing NeMo')"
+        command = "from superpod import stages; stages.note('importing NeMo')"
         subprocess.run([sys.executable, "-c", command], check=True)
         time.sleep(1.3)
     lines = shown(console)
     assert lines[0] == "generating with [step 3]"
-    assert any(line.startswith("... generating with [step 3]: importing NeMo (") for line in lines), lines
+    assert [line.partition(" (")[0] for line in lines[1:]] == ["... generating with [step 3]: importing NeMo"], lines
     time.sleep(0.6)
     assert shown(console) == lines, "nothing more once it is over"
 
@@ -50,6 +54,33 @@ def test_on_a_terminal_a_wait_shows_seconds_and_leaves_nothing_behind():
     text = sink.getvalue()
     assert "converting: importing NeMo (1 s)" in text
     assert text.rstrip().endswith("\x1b[2K") or text.endswith("\x1b[?25h") or "\x1b[2K" in text
+
+
+@pytest.mark.parametrize(("term", "shown_as"), [("xterm", True), ("dumb", False)])
+def test_a_dumb_terminal_gets_lines_and_a_wait_never_needs_unicode(term, shown_as, monkeypatch):
+    monkeypatch.setenv("TERM", term)
+    sink = io.StringIO()
+    with waiting(Console(file=sink, force_terminal=True, width=100), "converting"):
+        time.sleep(0.4)
+    assert ("\x1b[" in sink.getvalue()) is shown_as
+    assert sink.getvalue().isascii()
+
+
+@pytest.mark.parametrize(("locale", "plain_ones"), [("C", True), ("C.UTF-8", False)])
+def test_a_terminal_of_locale_c_gets_no_bars_beyond_ascii(locale, plain_ones):
+    """On a real terminal: Python takes LANG=C for UTF-8."""
+    terminal, ours = pty.openpty()
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "PYTHON"))} | {"LANG": locale}
+    command = [sys.executable, "-c", "from superpod.cli import streams; streams.prepare(); print(chr(0x2588))"]
+    process = subprocess.Popen(command, stdout=ours, stderr=ours, env=environ)
+    os.close(ours)
+    printed = b""
+    with contextlib.suppress(OSError):  # EIO: the command has ended
+        while piece := os.read(terminal, 65536):
+            printed += piece
+    assert process.wait() == 0, printed
+    assert printed.isascii() is plain_ones
+    os.close(terminal)
 
 
 def test_a_note_that_nobody_watches_is_nothing(monkeypatch):

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from superpod.cli import prove as prove_module
+from superpod.errors import UserError
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
 from superpod.rehearsal import evidence, proof_pool
@@ -108,3 +110,23 @@ def test_a_reason_stands_once_for_all_its_sizes():
         {"why": "x", "recipes": {"a": [1, 4], "b": [1]}},
         {"why": "y", "recipes": {"a": [2]}},
     ]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"\xffmy notes", "is another file, which would be written over"), (None, "is a folder")],
+)
+def test_a_file_that_is_no_cache_is_not_written_over(prove, tmp_path, content, says, capsys):
+    cache = tmp_path / "proof.json"
+    cache.mkdir() if content is None else cache.write_bytes(content)
+    with pytest.raises(UserError, match=says):
+        prove_module.prove([NAME], cache=cache)
+    assert cache.is_dir() if content is None else cache.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"", b'{"resolved":{},"built":{}}', b'{"built": torn'])
+def test_a_cache_is_taken_and_written_anew(prove, tmp_path, content):
+    (tmp_path / "proof.json").write_bytes(content)
+    code, text = prove(NAME)
+    assert code == 0, text
+    assert len(json.loads((tmp_path / "proof.json").read_text())["built"]) == 1

@@ -26,8 +26,17 @@ def without_nemo(monkeypatch):
 def test_a_recipe_for_another_gpu_is_refused_before_it_is_built(recipe, says, instead):
     for verb in (render.render, submit.submit):
         with pytest.raises(UserError, match=says) as refused:
-            verb(recipe, "dgx_h100")
+            verb(name=recipe, cluster="dgx_h100")
         assert instead in str(refused.value)
+
+
+def test_a_length_that_does_not_fit_is_refused_before_it_is_built_with_a_layout_that_does():
+    for verb in (render.render, submit.submit):
+        with pytest.raises(UserError, match="does not fit h100 so") as refused:
+            verb(name="llama3_8b_pretrain_h100_bf16", cluster="dgx_h100", seq=131072)
+        assert "--layout auto takes TP2 CP4 SP" in str(refused.value)
+    with pytest.raises(AssertionError, match="NeMo would be imported"):
+        render.render(name="llama3_8b_pretrain_h100_bf16", cluster="dgx_h100", seq=131072, layout="auto")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +44,7 @@ def test_a_recipe_for_another_gpu_is_refused_before_it_is_built(recipe, says, in
 )
 def test_what_may_run_there_is_built(recipe, overrides):
     with pytest.raises(AssertionError, match="NeMo would be imported"):
-        render.render(recipe, "dgx_h100", overrides)
+        render.render(name=recipe, cluster="dgx_h100", overrides=overrides)
 
 
 def test_a_controller_that_does_not_answer_is_told_before_the_recipe_is_built(monkeypatch):
@@ -44,4 +53,4 @@ def test_a_controller_that_does_not_answer_is_told_before_the_recipe_is_built(mo
 
     monkeypatch.setattr(live_cluster, "ask", ask)
     with pytest.raises(UserError, match="does not answer"):
-        submit.submit("llama3_8b_pretrain_h100_bf16", "dgx_h100")
+        submit.submit(name="llama3_8b_pretrain_h100_bf16", cluster="dgx_h100")

@@ -17,6 +17,13 @@ def test_a_folded_table_fits_and_keeps_every_word(columns, capsys, monkeypatch):
     assert " ".join(shown.split()) == cell
 
 
+def test_lines_of_a_table_have_no_spaces_at_their_ends(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    tables.show_folded(["model", "tasks"], [["llama3_8b", "pretrain, sft, lora, dora"], ["tiny", "pretrain"]])
+    lines = capsys.readouterr().out.split("\n")
+    assert lines == ["model      tasks", "llama3_8b  pretrain, sft, lora, dora", "tiny       pretrain", ""]
+
+
 def test_a_folded_table_is_wider_than_the_terminal_rather_than_cut(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     tables.show_folded(["layout", "GiB"], [["recompute layernorm+mla_up_proj", "75.3"]])
@@ -24,3 +31,9 @@ def test_a_folded_table_is_wider_than_the_terminal_rather_than_cut(capsys, monke
     out = capsys.readouterr().out
     assert "layernorm+mla_up_proj" in out
     assert "tp=2,pp=8,vp=12,cp=2" in out
+
+
+def test_a_terminal_narrower_than_words_wraps_at_what_words_need(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1")
+    tables.say("many words that no single column holds")
+    assert len(capsys.readouterr().out.splitlines()) < 5

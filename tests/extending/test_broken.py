@@ -7,6 +7,7 @@ PLAN = ("plan", "acme_mini", "--gpu=x100", "--gpus=8")
 RENDER = ("render", "acme_mini_pretrain_x100_bf16", "--cluster")
 
 DOCSTRING = "'''Another.'''"
+YARN = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}'
 MODEL = "\n\n@model(**FACTS)\ndef {}():\n    '''Another.'''\n"
 GROUP = '[[layouts]]\nrecipes = ["{}"]\nnodes.1 = {{ gbs = 8 }}\n'
 
@@ -135,13 +136,13 @@ def test_an_error_of_a_models_function_is_named_with_its_line(own, preloaded_cli
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"hidden_act": "silu"', '"hidden_act": "gelu"', "hidden_act is 'gelu'; NeMo's Llama has 'silu'"),
-        ('"rms_norm_eps"', '"clip_qkv": 8, "rms_norm_eps"', "clip_qkv is no key of a Llama"),
-        ('"rms_norm_eps"', '"rope_scaling": {"rope_type": "yarn"}, "rms_norm_eps"', "rope_scaling is"),
-        ('"model_type": "llama"', '"model_type": "mistral"', "only llama is read here"),
+        ('"rms_norm_eps"', '"attention_bias": true, "rms_norm_eps"', "attention_bias is True and mlp_bias False"),
+        ('"rms_norm_eps"', '"clip_qkv": 8, "rms_norm_eps"', "clip_qkv is no key of Llama"),
+        ('"rms_norm_eps"', f'"rope_scaling": {YARN}, "rms_norm_eps"', "rope_scaling is of type 'yarn'"),
+        ('"model_type": "llama"', '"model_type": "olmo2"', "has no importer in NeMo"),
     ],
 )
-def test_a_config_json_that_nemos_llama_cannot_follow_is_refused(own, preloaded_cli, old, new, says):
+def test_a_config_json_that_no_class_of_nemo_can_follow_is_refused(own, preloaded_cli, old, new, says):
     path = own / "shapes" / "acme_hf.json"
     path.write_text(path.read_text().replace(old, new))
     done = preloaded_cli("--recipes", own, "show", "acme_hf_pretrain_x100_bf16")
@@ -171,10 +172,16 @@ def test_a_colon_in_a_path_is_refused(tmp_path, recipes_cli):
     assert (done.returncode, "separates folders" in done.stderr) == (2, True)
 
 
-def test_an_empty_collection_changes_nothing(tmp_path, recipes_cli):
-    empty = recipes_cli("--recipes", tmp_path, "list")
-    assert empty.returncode == 0
-    assert empty.stdout == recipes_cli("list").stdout
+@pytest.mark.parametrize(("name", "next_move"), [("", "docs/extending.md"), ("layout", "did you mean layouts")])
+def test_a_folder_without_anything_of_a_collection_is_refused(name, next_move, tmp_path, recipes_cli):
+    """It was taken in silence, and the recipes that it should have held were missing."""
+    if name:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.toml").touch()
+    for words, environment in ((("--recipes", tmp_path), {}), ((), {"SUPERPOD_RECIPES": str(tmp_path)})):
+        done = recipes_cli(*words, "list", env=environment)
+        assert (done.returncode, "it holds nothing of a collection" in done.stderr) == (2, True), words
+        assert next_move in done.stderr
 
 
 def test_hidden_files_of_editors_are_left_alone(own, recipes_cli):

@@ -6,6 +6,7 @@ Writes FOLDER/NAME.json for every NAME; one process for all, because importing N
 import json
 import sys
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 RUNS = {
@@ -13,6 +14,9 @@ RUNS = {
     "lora": ("tiny_llama3_lora", "model"),
     "qwen2": ("qwen2_500m_sft_a100_bf16", "qwen2-model"),
     "mixtral": ("mixtral_8x7b_sft_a100_bf16", "mixtral-model"),
+    "mistral": ("mistral_7b_sft_a100_bf16", "mistral-model"),
+    "gemma": ("gemma_2b_sft_a100_bf16", "gemma-model"),
+    "starcoder2": ("starcoder2_3b_sft_a100_bf16", "starcoder2-model"),
 }
 """name -> the recipe of its run, and the folder of the model that it started from."""
 
@@ -37,14 +41,13 @@ def compared(folder: Path, recipe: str, model: str, out: str) -> dict[str, Any]:
     run = RunFolder.latest(folder / "runs", recipe)
     assert run
     best = str(checkpoints.best(checkpoints.at(run.path)).path)
-    data, log = str(folder / "data.jsonl"), folder / "log"
+    files, log = [folder / name for name in ("prompts.jsonl", "chats.jsonl")], folder / "log"
+    perplexity = "superpod.recipes.weights.generate:perplexity"
     generate = {"checkpoint": best, "prompts": ["two and two are"], "tokens": 4}
     return {
-        "nemo": subprocess_call.call("superpod.recipes.weights.generate:perplexity", log, checkpoint=best, data=data)[
-            "loss"
-        ],
-        "transformers": transformers_loss(folder / out, folder / "data.jsonl"),
-        "before": transformers_loss(folder / model, folder / "data.jsonl"),
+        "nemo": mean(subprocess_call.call(perplexity, log, checkpoint=best, data=str(f))["loss"] for f in files),
+        "transformers": mean(transformers_loss(folder / out, file) for file in files),
+        "before": mean(transformers_loss(folder / model, file) for file in files),
         "answers": subprocess_call.call("superpod.recipes.weights.generate:generate", log, **generate),
         "transformers_answer": transformers_answer(folder / out, generate["prompts"][0], generate["tokens"]),
         "merged": subprocess_call.call("tests.launchers.compare_with_transformers:merged", log, checkpoint=best),

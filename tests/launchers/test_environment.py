@@ -12,8 +12,9 @@ from superpod.rehearsal import Change
 from tests.slurm.jobs import planned
 
 
-def run_of(rehearsed: bool = False, **job: Any) -> local.LocalRun:
-    resolved: Any = SimpleNamespace(job=planned(**job))
+def run_of(rehearsed: bool = False, overrides: tuple[str, ...] = (), **job: Any) -> local.LocalRun:
+    request = SimpleNamespace(overrides=overrides)
+    resolved: Any = SimpleNamespace(job=planned(**job), request=request)
     changes = [Change("trainer.accelerator", "gpu", "cpu", "no GPU")] if rehearsed else []
     return local.LocalRun(resolved, cast(Any, None), 8, {}, changes)
 
@@ -21,7 +22,7 @@ def run_of(rehearsed: bool = False, **job: Any) -> local.LocalRun:
 @pytest.fixture(autouse=True)
 def shell(monkeypatch):
     """A shell that sets nothing of all this."""
-    for name, *_ in environment.TABLE:
+    for name in (*(row[0] for row in environment.TABLE), *(v.name for p in environment.PURPOSES.values() for v in p)):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -54,3 +55,10 @@ def test_finding_2_a_shell_without_ipc_is_refused(shell):
     shell.setenv("UB_SKIPMC", "0")
     with pytest.raises(UserError, match="UB_SKIPMC is '0'"):
         local._of_the_run(run_of(gpu="a100", tp=2, sp=True))
+
+
+def test_a_purpose_reaches_the_ranks_and_the_shell_still_wins(shell):
+    assert local._of_the_run(run_of(overrides=("with=nccl_low_memory",)))["NCCL_BUFFSIZE"] == "1048576"
+    shell.setenv("NCCL_BUFFSIZE", "2097152")
+    assert local._of_the_run(run_of(overrides=("with=nccl_low_memory",)))["NCCL_BUFFSIZE"] == "2097152"
+    assert local._of_the_run(run_of(rehearsed=True, overrides=("with=nccl_debug",))) == {}

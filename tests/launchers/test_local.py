@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod.node import processes
-from superpod.node.run_folder import SILENT, RunFolder
+from superpod.node.run_folder import RunFolder
 from superpod.recipes import registry
 
 pytestmark = [pytest.mark.nemo, pytest.mark.train]
@@ -233,25 +232,25 @@ def test_ctrl_c_before_there_is_a_run_leaves_none(after_s, folder, text):
 
 
 @pytest.mark.slow
-def test_ranks_that_outlive_a_killed_launcher_keep_the_run_to_themselves(folder, text):
-    """kill -9 of the command itself, before its ranks have even imported NeMo: no second attempt starts beside them."""
+def test_ranks_of_a_killed_launcher_end_and_the_run_says_when(folder, text):
+    """kill -9 of the command itself, before its ranks have even imported NeMo: none goes on by itself."""
     running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text), "trainer.max_steps=4")
-    deadline = time.monotonic() + 120
-    while not (ranks := running.ranks()) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 300
+    while not running.ranks() and time.monotonic() < deadline:
         time.sleep(0.1)
     os.kill(running.process.pid, signal.SIGKILL)
     running.process.communicate(timeout=30)
     run = running.run_dir()
-    code, output = Running(folder, "tiny_llama3", "--resume", str(run.path), "trainer.max_steps=5").end()
-    assert code == 2, output
-    assert "still run" in output
-    for pid in ranks:
-        os.kill(pid, signal.SIGKILL)
-    while left_behind(run) and time.monotonic() < deadline + 60:
-        for process in processes.processes_of(run.path):
-            process.kill()
+    deadline = time.monotonic() + 60
+    while (left := left_behind(run)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert run.status().message == SILENT
+    assert left == []
+    while "ended" not in run.attempts[-1].result and time.monotonic() < deadline:
+        time.sleep(0.1)
+    status = run.status()
+    assert status.state == "failed"
+    assert f"pid {running.process.pid} on host {socket.gethostname()}, was killed at" in status.message
+    assert f"`recipes run tiny_llama3 --resume {shlex.quote(str(run.path))}` goes on" in status.message
     assert len(run.attempts) == 1
 
 

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.launchers import subprocess_call
+from superpod.node import locks
 
 
 def double(number):
@@ -72,6 +74,20 @@ def alive(pid):
     return state != "Z"
 
 
+def open_files():
+    return [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists()]
+
+
+def test_a_call_does_not_hold_the_lock_of_the_run(run, tmp_path):
+    """A launcher that is killed in its export: the run is free at once, and its state no longer `running`."""
+    sys.modules.setdefault("called_here", sys.modules[__name__])
+    with run.lock():
+        opened = subprocess_call.call("called_here:open_files", tmp_path / "log")
+        assert locks.is_held(run.path / locks.LAUNCHER)
+    assert opened
+    assert not [name for name in opened if name.endswith(locks.LAUNCHER)]
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "says"),
     [
@@ -113,3 +129,57 @@ subprocess_call._answer(sys.stdin.read())"""
     command = [sys.executable, "-c", script]
     subprocess.run(command, input=json.dumps(request), text=True, check=True, timeout=60)
     assert json.loads((tmp_path / "answer.json").read_text()) == {"value": {}}
+
+
+CALLER = """
+import signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import callee
+from superpod import rehearsal
+from superpod.cli import _raise_at_stops
+from superpod.launchers import subprocess_call
+rehearsal.install = lambda: None
+subprocess_call._can_fork = lambda: sys.argv[2] == "forked"
+_raise_at_stops()
+signal.signal(signal.SIGINT, signal.default_int_handler)
+subprocess_call.call("callee:work", Path(sys.argv[1], "log"), folder=sys.argv[1])
+"""
+CALLEE = """
+import multiprocessing, os, tempfile, time
+from pathlib import Path
+def work(folder):
+    with tempfile.TemporaryDirectory(dir=folder, prefix="half-"):
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        worker.start()
+        Path(folder, "pids.tmp").write_text(f"{os.getpid()} {worker.pid}")
+        Path(folder, "pids.tmp").rename(Path(folder, "pids"))
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("way", ["forked", pytest.param("fresh", marks=pytest.mark.slow)])
+def test_a_stopped_caller_leaves_no_process(way, number, tmp_path):
+    """The one of the call and those that it started; what it had half written goes, unless nobody could remove it."""
+    (tmp_path / "callee.py").write_text(CALLEE)
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", CALLER, str(tmp_path), way]
+    # A fresh process would import the rehearsal's patches, and torch with them: `light` cannot reach it.
+    if way == "fresh":
+        (tmp_path / "sitecustomize.py").write_text(
+            "import superpod.rehearsal\nsuperpod.rehearsal.install = lambda: 0\n"
+        )
+    caller = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL, start_new_session=True)
+    end = time.monotonic() + 60
+    while not (tmp_path / "pids").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    caller.send_signal(number)
+    assert caller.wait(timeout=20) != 0
+    end = time.monotonic() + 20
+    while any(alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(alive(pid) for pid in pids)
+    if number != signal.SIGKILL:
+        assert not list(tmp_path.glob("half-*"))

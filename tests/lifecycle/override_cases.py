@@ -13,7 +13,7 @@ from typing import NamedTuple
 BF16, FP8, A100 = "llama3_8b_pretrain_h100_bf16", "llama3_8b_pretrain_h100_fp8cs", "llama3_8b_pretrain_a100_bf16"
 MOE, LORA, SFT = "mixtral_8x7b_pretrain_h100_bf16", "llama3_8b_lora_h100_bf16", "llama3_8b_sft_h100_bf16"
 BIG, GPT3, STARCODER = "llama3_70b_pretrain_h100_bf16", "gpt3_175b_pretrain_h100_bf16", "starcoder_15b_sft_h100_bf16"
-TINY, DORA = "tiny_llama3", "deepseek_v3_dora_b300_bf16"
+TINY, DORA, GEMMA2 = "tiny_llama3", "deepseek_v3_dora_b300_bf16", "gemma2_9b_lora_h100_bf16"
 
 
 class Mistake(NamedTuple):
@@ -37,15 +37,15 @@ MISTAKES = (
     _m(MOE, "model.config.moe_token_dispatcher_type=a2a", "'a2a'", "alltoall", issue=True),
     _m(BF16, "optim.config.optimizer=adamw", "'adamw'", "adam, sgd", issue=True),
     _m(BF16, "optim.config.optimizer=lion", "'lion'", "adam, sgd", issue=True),
-    _m(BF16, "data.seq_length=4096", "4096", "8192", issue=True),
-    _m(BF16, "model.config.seq_length=16384", "16384", "8192", issue=True),
+    _m(BF16, "data.seq_length=4096 model.config.seq_length=8192", "4096", "8192", issue=True),
+    _m(BF16, "model.config.seq_length=16384 data.seq_length=8192", "16384", "8192", issue=True),
     _m(BF16, "log.ckpt.every_n_train_steps=0", "is 0", issue=True),
     _m(BF16, "log.ckpt.save_top_k=0", "is 0", issue=True),
     _m(BF16, "resume.resume_if_exists=False", "resume_if_exists is off", "step 0", issue=True),
     _m(BF16, "optim.config.lr=30", "is 30", issue=True),
     _m(BF16, "optim.lr_scheduler.warmup_steps=5000 trainer.max_steps=1000", "5000", "1000", issue=True),
     _m(BF16, "model.config.vocab_size=32000", "32000", "128256", issue=True),
-    _m(GPT3, "data.seq_length=4096", "4096", "2048", "learned positions", issue=True),
+    _m(GPT3, "data.seq_length=4096 model.config.seq_length=2048", "4096", "2048", "has one length", issue=True),
     _m(STARCODER, "data.seq_length=16384 model.config.seq_length=16384", "16384", "8192", "learned", issue=True),
     _m(BF16, "trainer.accumulate_grad_batches=4", "is 4", "global_batch_size", issue=True),
     _m(BF16, "optim.lr_scheduler.min_lr=1e-3", "0.001", "0.0003", issue=True),
@@ -126,6 +126,13 @@ MISTAKES = (
     _m(LORA, "peft.dim=0", "is 0"),
     _m(LORA, "peft.dropout=1.5", "1.5"),
     _m(LORA, "peft.target_modules=['q_proj']", "'q_proj'", "linear_qkv"),
+    _m(
+        GEMMA2,
+        "peft.target_modules=['linear_qkv','linear_proj']",
+        "Gemma2Model",
+        "linear_proj behind",
+        "leave linear_proj",
+    ),
     _m(LORA, "resume.restore_config=None", "random weights"),
 )
 """At least 41; each is refused before training by a message with its numbers, and a next move."""
@@ -147,6 +154,8 @@ LEGITIMATE = (
     _l(BF16, "optim.config.weight_decay=0"),
     _l(BF16, "optim.config.clip_grad=0.0"),
     _l(BF16, "data.seq_length=4096 model.config.seq_length=4096"),
+    _l(BF16, "data.seq_length=4096"),
+    _l(BF16, "model.config.seq_length*=2"),
     _l(BF16, "data.global_batch_size=1024"),
     _l(BF16, "data.num_workers=8 data.persistent_workers=True"),
     _l(BF16, "data.num_workers=0"),

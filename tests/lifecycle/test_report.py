@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pytest
 from rich.console import Console
@@ -114,7 +115,7 @@ def test_the_table_reads_as_one_looks_for_it(run):
         "2,000 tokens/s",
         "500 tokens/s",
         "2.50 GiB per rank",
-        "2 min 05 s",
+        "2.08 min",
         str(run.path),
     ):
         assert words in shown
@@ -191,3 +192,54 @@ def test_a_rehearsal_claims_no_throughput_of_a_gpu(tmp_path):
     write(rehearsal, step(1), step(2))
     assert "says nothing of GPUs" in text(rehearsal)
     assert "per GPU" not in text(rehearsal)
+
+
+def test_several_runs_are_one_table_and_one_picture(tmp_path, recipes_cli):
+    runs = [
+        RunFolder.create(tmp_path / "runs", NAME, facts={"overrides": [f"optim.config.lr={rate}"]}, recipe_lines=[])
+        for rate in ("1e-3", "1e-4")
+    ]
+    for run, factor in zip(runs, (1.0, 2.0), strict=True):
+        write(run, *(step(number, loss=factor * 10.0 / number) for number in range(1, 6)))
+    paths = [str(run.path) for run in runs]
+    done = recipes_cli("report", *paths, "--plot", "losses.svg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    head, *rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert head[:2] == ["lr", "state"]
+    assert {row[0]: row[3] for row in rows} == {"1e-3": "2.0000", "1e-4": "4.0000"}
+    picture = (tmp_path / "losses.svg").read_text()
+    assert [run for run in runs if f"<!-- {run.recipe} {run.path.name} -->" in picture] == runs  # in the legend
+    for colour in ("#0072b2", "#d55e00"):  # a curve and its sample in the legend
+        assert len([path for path in picture.split("<path") if f"stroke: {colour}" in path]) >= 2
+    printed = json.loads(recipes_cli("report", *paths, "--json", cwd=tmp_path).stdout)
+    assert [row["values"]["optim.config.lr"] for row in printed] == ["1e-3", "1e-4"]
+
+
+@pytest.mark.parametrize(
+    ("plot", "says"), [("losses.txt", "is no picture"), ("nowhere/losses.png", "cannot be written")]
+)
+def test_a_picture_that_cannot_be_drawn_is_refused(plot, says, run, tmp_path, recipes_cli):
+    write(run, step(1), step(2))
+    done = recipes_cli("report", str(run.path), "--json", "--plot", plot, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_what_was_measured_stands_beside_what_was_planned(run):
+    write(run, step(1), step(2), step(3))
+    layout = {"tokens_per_s_per_gpu": 600.0, "why": ["bound by compute, 87% of the step"]}
+    write_json(run.path / "plan.json", {"layouts": [layout]})
+    assert "600 tokens/s per GPU, 20% more than measured; bound by compute, 87% of the step" in text(run)
+    write_json(run.path / "run.json", run.facts | {"rehearsal": True})
+    assert "planned" not in text(run)
+
+
+def test_a_link_in_the_place_of_a_picture_is_replaced_and_what_it_names_is_left_alone(run, tmp_path):
+    two_attempts(run)
+    other = tmp_path / "theirs.txt"
+    other.write_text("theirs")
+    (run.path / "loss.png").symlink_to(other)
+    loss_curve(run, run.path / "loss.png")
+    assert other.read_text() == "theirs"
+    assert not (run.path / "loss.png").is_symlink()
+    assert (run.path / "loss.png").read_bytes().startswith(b"\x89PNG")

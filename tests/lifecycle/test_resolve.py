@@ -77,6 +77,7 @@ def views(tmp_path_factory):
 
 
 @pytest.mark.nemo
+@pytest.mark.slow
 @pytest.mark.parametrize("override", consumers.PLANTED)
 def test_all_consumers_see_a_planted_override(views, override):
     """Environment, preflight, plan.json, script, export and rehearsal agree on the layout that really runs."""
@@ -90,6 +91,7 @@ def test_all_consumers_see_a_planted_override(views, override):
 
 
 @pytest.mark.nemo
+@pytest.mark.slow
 @pytest.mark.parametrize("override", consumers.PLANTED)
 def test_the_cache_gives_back_what_was_put_in(views, override):
     assert views[override]["cached"]

@@ -1,8 +1,10 @@
 """What sweep.json holds, also when somebody has edited it (review of issue 14)."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from superpod.errors import UserError
 from superpod.lifecycle import sweep
@@ -38,3 +40,15 @@ def test_odd_members_are_a_users_error_and_no_traceback(folder, members, says):
     (folder / sweep.FILE).write_text(json.dumps({"members": members}))
     with pytest.raises(UserError, match=says):
         sweep.runs_of(folder)
+
+
+def test_a_table_of_runs_shows_no_secret_and_no_terminal_code(folder):
+    values = {"data.url": "https://user:s3cretpw@host/x", "hf_token": "hf_ABCDEFGHIJKLMNOPQRSTUVWX", "x": "\x1b[31mred"}
+    rows = [sweep.Member(values, folder / "recipe" / "one", None, "gone"), sweep.Member({}, folder / "b" / "two", None)]
+    screen = io.StringIO()
+    Console(width=300, file=screen).print(sweep.render("2 runs", rows))
+    text = screen.getvalue()
+    assert "s3cretpw" not in text
+    assert "hf_ABC" not in text
+    assert "\x1b" not in text
+    assert "host/x" in text

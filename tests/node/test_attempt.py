@@ -9,18 +9,17 @@ import pytest
 from superpod.node import drift, guard, rank, stall
 from superpod.node.files import append_line
 from superpod.node.stopping import Deadline
+from tests.lifecycle import checkpoint_files as made
 
 NOW = 1_000_000.0
 
 
 def checkpoint(run, step, *, whole=True, marked=False):
-    weights = run.checkpoints / f"step={step - 1}-consumed_samples={step}.0-last" / "weights"
-    weights.mkdir(parents=True)
-    (weights / "common.pt").write_text("x")
-    if whole:
-        (weights / "metadata.json").write_text('{"a": 1}')
+    folder = made.write(run.checkpoints / f"step={step - 1}-consumed_samples={step}.0-last")
+    if not whole:
+        (folder / "weights" / "metadata.json").unlink()
     if marked:
-        (run.checkpoints / f"{weights.parent.name}-unfinished").touch()
+        (run.checkpoints / f"{folder.name}-unfinished").touch()
 
 
 def ended(run, before, state="failed", message="it broke"):
@@ -140,6 +139,16 @@ def test_a_save_may_take_longer_than_a_step(run, phase):
     for number in range(2):
         beat(attempt, number, ago=1, phase=phase, moved=100)
     assert silent(attempt) == ""
+
+
+@pytest.mark.parametrize(("phase", "is_named"), [("save", True), ("validate", True), ("start", False)])
+def test_a_process_that_is_gone_in_a_save_is_not_waited_for_ten_times_as_long(run, phase, is_named):
+    """With the soak of issue 14: all ranks were saving when one was stopped, and that was seen after 300 s, not 30."""
+    attempt = run.new_attempt()
+    for number in range(4):
+        beat(attempt, number, ago=1 if number != 2 else 40, moved=45, phase=phase)
+    words = f"rank 2 on n2 no longer answers since step 5 ({phase}), 40 s ago, before the others"
+    assert silent(attempt, began_ago=100.0) == (words if is_named else "")
 
 
 def test_ranks_that_have_ended_are_no_stall(run):

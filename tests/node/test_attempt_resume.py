@@ -3,7 +3,6 @@
 A stand-in for scontrol names one node; the ranks are a shell command that says what it finds linked.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,15 +16,8 @@ from superpod.errors import UserError
 from superpod.node import attempt, full_disk, guard, resume
 from superpod.node.run_folder import RunFolder
 from tests.lifecycle import checkpoint_files as made
+from tests.node import fake_scontrol
 from tests.node.test_resume import DAMAGES, saved
-
-FAKE_SCONTROL = """#!/bin/sh
-# Stands in for scontrol: a job on one node.
-[ "$2" = hostnames ] && echo node1
-[ "$2" = job ] && [ -e "$0.cancelled" ] && echo JobState=CANCELLED
-exit 0
-"""
-
 
 Finished = subprocess.CompletedProcess
 
@@ -33,10 +25,7 @@ Finished = subprocess.CompletedProcess
 @pytest.fixture
 def job(run, tmp_path):
     """Runs one job of the run; returns the finished process."""
-    fake = tmp_path / "fake"
-    fake.mkdir()
-    (fake / "scontrol").write_text(FAKE_SCONTROL)
-    (fake / "scontrol").chmod(0o755)
+    fake = fake_scontrol.installed(tmp_path / "fake")
     ranks = 'ls "$SUPERPOD_RUN_DIR/attempts/$SUPERPOD_ATTEMPT/resume" > "$SUPERPOD_RUN_DIR/seen"'
     words = [
         "--recipe",
@@ -52,12 +41,7 @@ def job(run, tmp_path):
     ]
 
     def start(number: int, cancel: Callable[[subprocess.Popen], None] = lambda job: None) -> Finished:
-        environment = os.environ | {
-            "PATH": f"{fake}:/bin:/usr/bin",
-            "SUPERPOD_RUN_DIR": str(run.path),
-            "SLURM_JOB_ID": str(number),
-            "SLURM_JOB_NODELIST": "node1",
-        }
+        environment = fake_scontrol.environment(fake, run, number)
         command = [sys.executable, str(Path(attempt.__file__)), *words]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
             cancel(process)

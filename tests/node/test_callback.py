@@ -111,6 +111,23 @@ def test_the_validation_loss_goes_to_the_step_where_it_ran(run):
     assert raw == [(1, None), (2, None), (2, 12.5), (3, None), (4, None), (4, 14.5)]
 
 
+class Projection(torch.nn.Linear):
+    """With a norm behind it, as NeMo's class for Gemma 2 has it (gemma2.py, TERowParallelLinearLayerNorm)."""
+
+    def __init__(self, eps):
+        super().__init__(4, 4)
+        self.config = SimpleNamespace(layernorm_epsilon=eps)
+        self.post_layernorm, self.other = torch.nn.RMSNorm(4, eps=1e-5), torch.nn.RMSNorm(4, eps=1e-5)
+
+
+def test_a_norm_behind_a_projection_trains_with_the_epsilon_of_the_configuration(run):
+    epsilons = []
+    toy = Toy(at_step=lambda _, toy: epsilons.append([norm.eps for norm in toy.modules() if hasattr(norm, "eps")]))
+    toy.layers = torch.nn.Sequential(Projection(1e-6), torch.nn.Sequential(Projection(1e-3)))
+    fit(run, run.new_attempt(), toy, max_steps=2)
+    assert epsilons == [[1e-6, 1e-5, 1e-3, 1e-5]] * 2
+
+
 def test_done_is_marked_at_the_last_step_only(run):
     fit(run, run.new_attempt(), max_steps=3)
     assert run.state() == "done"

@@ -30,8 +30,8 @@ def diagnosis(attempt, rank="", torchrun=""):
         ("", "exitcode  : -9 (pid: 77)\n", "a rank was killed (pid 77, signal 9"),
         ("", "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 77)\n", "rank 1 was killed (pid 77, signal 9"),
         ("", "╭─ Error ─╮\n│ No such option: -n │\n╰─────╯\n======\n", "No such option: -n"),
-        ("OSError: [Errno 28] No space left on device\n", "", "is full"),
-        ("KeyError: 'optimizer.distributed.x from model not in state dict: [..]'\n", "", "of another TP or PP"),
+        ("OSError: [Errno 28] No space left on device\n", "", "[disk_full]"),
+        ("KeyError: 'optimizer.distributed.x from model not in state dict: [..]'\n", "", "[checkpoint_other_layout]"),
         ("", "", "ended without saying why"),
     ],
 )
@@ -129,10 +129,11 @@ def test_each_node_s_log_is_read_once(attempt, monkeypatch):
     (attempt.path / "logs" / "srun.log").write_text(STEP)
     for node in range(4):
         (attempt.path / "logs" / f"{node}.log").write_text(f"{node}: a line\n")
-    reads, real = [], diagnose.tails
-    monkeypatch.setattr(diagnose, "tails", lambda log: reads.append(log.name) or real(log))
+    reads, real = [], diagnose.read
+    monkeypatch.setattr(diagnose, "read", lambda log, tail: reads.append((log.name, tail)) or real(log, tail))
     assert why(RunFolder(attempt.path.parents[1]), attempt).cause.startswith("Slurm ended the ranks on node1")
-    assert sorted(name for name in reads if name != "srun.log") == [f"{node}.log" for node in range(4)]
+    assert sorted(name for name, _ in reads) == [*(f"{node}.log" for node in range(4)), "srun.log"]
+    assert all(tail <= 512 * 1024 for _, tail in reads)
 
 
 def test_all_hung_ranks_of_a_node_are_named_whose_monitors_write_without_a_rank(attempt):

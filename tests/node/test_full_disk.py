@@ -54,7 +54,7 @@ def test_finding_6_it_waits_with_growing_pauses_until_there_is_room(small):
     clock = FakeClock(100, filler.unlink)
     assert full_disk.wait_for_room(small, heard.append, 900, clock) == ""
     assert clock.pauses == [10, 20, 40, 80]
-    assert heard[0].endswith(f"are free under {small.path}, and a checkpoint takes 0.1 MiB: looks again in 10 s")
+    assert heard[0].endswith(f"are free under {small.path}, and a checkpoint takes 81.9 KiB: looks again in 10 s")
 
 
 def test_finding_6_it_does_not_hold_its_gpus_for_ever(small):

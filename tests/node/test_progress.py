@@ -46,6 +46,23 @@ def test_a_good_attempt_in_between_counts(run):
     assert guard.must_stop(run, 2, 20) == ""
 
 
+def test_attempts_of_two_minutes_are_not_judged_by_time_before_they_add_up(run):
+    """A job that was warned, or killed, soon after its start on a busy machine: testbed/test_train.py, under load."""
+    for number in range(4):
+        attempt_of(run, 3 * number, 3, 0.15, 120)
+        assert guard.must_stop(run, 2, 20) == ""
+    attempt_of(run, 12, 3, 0.15, 120)
+    assert guard.must_stop(run, 2, 20).startswith("5 attempts in a row brought 15 steps in 10 min, and the steps that")
+
+
+def test_short_attempts_without_a_kept_step_are_idle_at_once(run):
+    attempt_of(run, 0, 3, 0.15, 120)
+    attempt_of(run, 3, 0, 0.15, 60)
+    assert guard.must_stop(run, 2, 20) == ""
+    attempt_of(run, 3, 0, 0.15, 60)
+    assert guard.must_stop(run, 2, 20).startswith("2 attempts in a row made no new checkpoint")
+
+
 def slow_saves(run, before, steps, step_s, save_s):
     """An attempt with steps of `step_s`, and a save or a validation of `save_s` after every tenth, the last lost."""
     attempt = run.new_attempt(job="1")

@@ -47,7 +47,9 @@ def test_finding_13_the_cause_is_that_rank_s_last_error_among_the_lines_of_its_n
 
 def test_why_slurm_ended_a_step_is_read_from_a_node_s_file_too(run, attempt):
     (attempt.path / "logs" / "1.log").write_text(NODE_1.replace("ValueError", "a value"))
-    assert why(run, attempt).cause == "Slurm ended the ranks on node2 at 2026-11-22T20:28:16: node failure"
+    assert (
+        why(run, attempt).cause == "Slurm ended the ranks on node2 at 2026-11-22T20:28:16: node failure [node_failed]"
+    )
 
 
 def test_finding_13_logs_shows_one_rank_of_a_node_s_file_or_all_with_their_ranks(run, attempt):

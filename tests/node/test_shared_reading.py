@@ -1,5 +1,7 @@
 """Several nodes read one checkpoint (issue 14, finding 6): with a stand-in for srun that starts the tasks here."""
 
+import json
+import shutil
 import time
 from pathlib import Path
 
@@ -42,7 +44,7 @@ def checkpoint(tmp_path) -> Path:
 @pytest.mark.parametrize("silent", ["0", "1", "3"])
 def test_every_share_is_read_even_if_a_node_does_not_answer(silent, fake_srun, checkpoint, monkeypatch):
     monkeypatch.setenv("SILENT", silent)
-    reader = shared_reading.SharedReader(["node1", "node2", "node3"], share_from=1)
+    reader = shared_reading.SharedReader(["node1", "node2", "node3"], checkpoint.parent, share_from=1)
     assert reader(checkpoint) == []
     for name in ("one flipped bit of a weight", "one flipped bit of common.pt"):
         DAMAGES[name](checkpoint)
@@ -54,7 +56,7 @@ def test_every_share_is_read_even_if_a_node_does_not_answer(silent, fake_srun, c
 
 @pytest.mark.parametrize(("nodes", "share_from"), [(["node1"], 1), (["node1", "node2"], 1 << 30)])
 def test_a_small_one_or_one_node_needs_no_step(nodes, share_from, fake_srun, checkpoint):
-    reader = shared_reading.SharedReader(nodes, share_from)
+    reader = shared_reading.SharedReader(nodes, checkpoint.parent, share_from)
     DAMAGES["truncated"](checkpoint)
     assert len(reader(checkpoint)) == 1
     assert reader.steps == 0
@@ -64,7 +66,7 @@ def test_a_small_one_or_one_node_needs_no_step(nodes, share_from, fake_srun, che
 def test_without_srun_one_node_reads_all(checkpoint, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     DAMAGES["truncated"](checkpoint)
-    assert len(shared_reading.SharedReader(["node1", "node2"], share_from=1)(checkpoint)) == 1
+    assert len(shared_reading.SharedReader(["node1", "node2"], checkpoint.parent, share_from=1)(checkpoint)) == 1
 
 
 @pytest.mark.parametrize("stuck", [0, 2])
@@ -72,7 +74,7 @@ def test_a_node_that_is_stuck_does_not_hold_the_others_for_ever(stuck, fake_srun
     """What the others have read is taken, the first node reads the rest, and both are logged."""
     monkeypatch.setenv("STUCK", str(stuck))
     heard: list[str] = []
-    reader = shared_reading.SharedReader(["node1", "node2", "node3"], 1, log=heard.append, start_s=8)
+    reader = shared_reading.SharedReader(["node1", "node2", "node3"], checkpoint.parent, 1, log=heard.append, start_s=8)
     DAMAGES["one flipped bit of a weight"](checkpoint)
     began = time.monotonic()
     assert [problem.partition(" ")[0] for problem in reader(checkpoint)] == ["weights/__1_0.distcp"]
@@ -84,14 +86,14 @@ def test_a_node_that_is_stuck_does_not_hold_the_others_for_ever(stuck, fake_srun
 def test_what_is_too_much_for_the_first_node_fails_in_words(fake_srun, checkpoint, monkeypatch):
     monkeypatch.setenv("STUCK", "0")
     monkeypatch.setattr(shared_reading, "LEAST_RATE", 1.0)  # byte a second
-    reader = shared_reading.SharedReader(["node1", "node2"], 1, left_s=lambda: 2.0)
+    reader = shared_reading.SharedReader(["node1", "node2"], checkpoint.parent, 1, left_s=lambda: 2.0)
     with pytest.raises(UserError, match="node1, node2 did not read their share of step=9 in 1 s"):
         reader(checkpoint)
 
 
 def test_an_srun_that_fails_has_made_no_step(checkpoint, fake_srun):
     fake_srun.with_name("srun").write_text("#!/bin/sh\nexit 1\n")
-    reader = shared_reading.SharedReader(["node1", "node2"], share_from=1)
+    reader = shared_reading.SharedReader(["node1", "node2"], checkpoint.parent, share_from=1)
     assert reader(checkpoint) == []
     assert reader.steps == 0
 
@@ -100,3 +102,53 @@ def test_a_file_of_nfs_is_none_of_the_checkpoint(checkpoint):
     (checkpoint / "weights" / ".nfs0001").unlink()
     assert checkpoint_files.problems(checkpoint) == []
     assert "weights/.metadata" in manifest.read(checkpoint)
+
+
+SPY = """
+import os, sys
+def note(event, args):
+    if event == "open" and str(args[0]).startswith(spied):
+        with os.fdopen(real(os.environ["SPY_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a") as log:
+            log.write(f"{os.environ['SLURM_PROCID']} {args[0]}\\n")
+real, spied = os.open, tuple(os.environ["SPIED"].split(":"))
+sys.addaudithook(note)
+"""
+"""A `sitecustomize` of the tasks alone: every file that they open under a folder, with the number of the task."""
+
+
+@pytest.mark.parametrize("nodes", [2, 12])
+def test_s4_no_node_but_the_first_opens_the_manifest_and_each_file_is_opened_once(
+    nodes, fake_srun, checkpoint, monkeypatch, tmp_path
+):
+    """At 2,048 nodes every node opened every part of the manifest, one of each node: 4.2 million opens at a resume."""
+    shutil.rmtree(checkpoint / manifest.FOLDER)
+    files = [f for f in sorted(checkpoint.rglob("*")) if f.is_file() and not f.name.startswith(".nfs")]
+    for number, file in enumerate(files):
+        manifest.write_part(checkpoint, str(number), [file])
+    log = tmp_path / "opened"
+    (tmp_path / "spy").mkdir()
+    (tmp_path / "spy" / "sitecustomize.py").write_text(SPY)
+    srun = fake_srun.with_name("srun")
+    srun.write_text(srun.read_text().replace('"$@" |', f'PYTHONPATH={tmp_path / "spy"} "$@" |'))
+    monkeypatch.setenv("SPY_LOG", str(log))
+    monkeypatch.setenv("SPIED", f"{checkpoint}:{checkpoint.parent / 'attempt'}")
+
+    names = [f"node{number}" for number in range(nodes)]
+    shared = checkpoint.parent / "attempt"
+    shared.mkdir()
+    reader = shared_reading.SharedReader(names, shared, share_from=1)
+    assert reader(checkpoint) == []
+    assert reader.steps == 1
+    opened = [line.split(" ", 1) for line in log.read_text().splitlines()]
+    of_tasks = [Path(path) for _, path in opened if Path(path) != shared / shared_reading.SHARES]
+    assert sorted(of_tasks) == sorted(files)
+    assert len(opened) == len(files) + nodes
+    assert list(shared.iterdir()) == []
+
+
+def test_a_share_is_read_as_it_was_written_whatever_the_names(tmp_path):
+    odd = checkpoint_files.Content("weights/a \u00e4.distcp", (1 << 40, 7))
+    shares = [[odd], [], [checkpoint_files.Content("b", None, [(0, 5), (5, 1 << 41)])]]
+    shared_reading.write_shares(tmp_path / "shares", shares)
+    read = [shared_reading.read_share(tmp_path / "shares", number) for number in range(3)]
+    assert json.loads(json.dumps(read)) == json.loads(json.dumps(shares))

@@ -28,6 +28,7 @@ KERNEL_RULES = [rule.name for rule in KERNELS]
 
 STRICTER = {
     "precision": "which GPU has which format: Megatron leaves it to Transformer Engine's kernels",
+    "memory_cap": "Megatron does not know how much memory the GPU has",
     "vp_p2p": "Megatron-Core runs it, and the gradients are wrong (docs/rehearsal.md)",
     "vp_of_one": "Megatron-LM's arguments make it none; Megatron-Core runs it, but for PP 2 and overlapped sends",
     "delayed_shared": "Transformer Engine's linear layer refuses it (planner/family_rules.py)",

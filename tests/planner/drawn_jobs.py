@@ -259,6 +259,8 @@ CHANGES: tuple[Callable[[random.Random, Draft], None], ...] = (
     _makes(options={"moments": "bf16"}),
     _makes(options={"overlap_grads": False}, layout={"sharding": "zero2"}),
     _makes(options={"overlap_grads": False}, layout={"sharding": "zero2"}),
+    _sets("options", "memory_cap", 60.0, 100.0, 900.0),
+    _sets("options", "memory_cap", 100.0, 300.0),
     _makes(model=MOE, layout={"sharding": "zero2", "ep": 2, "etp": 1}),
     _makes(model=MOE, layout={"sharding": "zero3", "ep": 2, "etp": 1}),
     _layers_off,

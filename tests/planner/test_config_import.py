@@ -119,5 +119,5 @@ def test_what_cannot_be_read_is_said(tmp_path, name, text, says):
 
 
 def test_a_missing_file_is_said(tmp_path):
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match=r"none\.json does not exist"):
         config_import.read(tmp_path / "none.json")

@@ -7,7 +7,9 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.planner import models
-from superpod.planner.huggingface import FAMILIES, from_config
+from superpod.planner.hf_families import FAMILIES
+from superpod.planner.huggingface import from_config
+from tests.planner import hf_folders
 
 # What the config.json of each model says, cut to the keys that decide its shape.
 CONFIGS = {
@@ -137,18 +139,38 @@ LLAMA = CONFIGS["llama3_8b"]
     ("config", "says", "hint"),
     [
         (
-            {**LLAMA, "model_type": "mamba3", "architectures": ["Mamba3ForCausalLM"]},
-            "Mamba3ForCausalLM",
-            "known: llama",
+            {**LLAMA, "model_type": "mamba3", "architectures": ["Mamba3ForCausalLM"], "state_size": 16},
+            "Mamba3ForCausalLM.*state_size is no key of a Llama",
+            "recipes plan layers=32,hidden=4096,heads=32,kv_heads=8,ffn=14336,vocab=128256 --gpu",
         ),
-        ({**LLAMA, "model_type": "lama"}, "model_type 'lama'", "llama"),
+        ({**LLAMA, "model_type": "lama", "hidden_size": None}, "model_type 'lama'.*hidden_size is missing", "llama"),
         ({}, "no model_type", "known"),
         ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size is missing", "a llama configuration"),
-        ({**LLAMA, "hidden_size": "4096"}, "hidden takes a whole number", ""),
-        ({**LLAMA, "attention_bias": True}, "attention_bias is not modelled", "by hand"),
+        ({**LLAMA, "hidden_size": "4096"}, "hidden_size is '4096', not a whole number from 1 to", "correct it"),
+        ({**LLAMA, "attention_bias": "yes"}, "attention_bias is 'yes', not true or false", ""),
+        ({**LLAMA, "num_hidden_layers": -32}, "num_hidden_layers is -32, not a whole number from 1 to", ""),
+        ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers is 0, not a whole number from 1 to 10,000", ""),
+        ({**LLAMA, "num_hidden_layers": True}, "num_hidden_layers is True, not a whole number", ""),
+        ({**LLAMA, "vocab_size": 32000.0}, "vocab_size is 32000.0, not a whole number", ""),
+        ({**LLAMA, "vocab_size": 10**30}, "vocab_size is 1000.*, not a whole number from 1 to 10,000,000", ""),
+        ({**LLAMA, "num_attention_heads": [32]}, r"num_attention_heads is \[32\], not a whole number", ""),
+        ({**LLAMA, "num_key_value_heads": 7}, "heads 32 is no multiple of kv_heads 7", ""),
+        (
+            {**LLAMA, "text_config": {"hidden_size": "9" * 5000}},
+            "text_config: hidden_size is '999.*, not a whole number",
+            "",
+        ),
+        ({**CONFIGS["deepseek_v3"], "n_shared_experts": "x"}, "n_shared_experts", ""),
+        (
+            {**CONFIGS["qwen3_30b_a3b"], "mlp_only_layers": {"a": 1}},
+            "mlp_only_layers is {'a': 1}, not a list of layers",
+            "",
+        ),
+        ("[" * 100_000, "is not JSON", ""),
+        ('{"model_type": "llama", "x": "' + "a" * 11_000_000 + '"}', "more than 10 MiB", ""),
         ({**CONFIGS["qwen3_30b_a3b"], "mlp_only_layers": [3]}, r"mlp_only_layers \[3\]", "dense_first"),
-        ({**CONFIGS["deepseek_v3"], "moe_intermediate_size": None}, "wrong type for deepseek_v3", ""),
-        ("[1]", "holds no configuration", ""),
+        ({**CONFIGS["deepseek_v3"], "moe_intermediate_size": None}, "moe_intermediate_size is missing", ""),
+        ("[1]", "holds no JSON object", "a Hugging Face config.json"),
         ("{", "is not JSON", ""),
     ],
 )
@@ -160,8 +182,9 @@ def test_a_config_that_cannot_be_read_is_refused(tmp_path, config, says, hint):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match=r"nothing\.json does not exist") as refused:
         from_config(tmp_path / "nothing.json")
+    assert refused.value.hint == "give a Hugging Face config.json, or the folder it lies in"
 
 
 # The proof: small models of each family, built by transformers itself.
@@ -218,7 +241,28 @@ def test_counts_equal_transformers_own_models(tmp_path):
     assert {kind: from_config(Path(tmp_path) / kind).total_parameters() for kind in BUILT} == real
 
 
-def test_every_family_is_tried_here():
-    tried = {config["model_type"] for config in CONFIGS.values()} | set(BUILT)
+def test_an_architecture_that_is_not_known_is_planned_where_its_keys_are_a_llamas(tmp_path):
+    llama = from_config(write(tmp_path / "a", LLAMA))
+    other = from_config(write(tmp_path / "b", {**LLAMA, "model_type": "orion", "rms_norm_eps": 1e-5}))
+    assert other.total_parameters() == llama.total_parameters()
+    assert llama.approximate == ""
+    assert other.approximate.startswith("model_type 'orion' is not known: planned as a Llama")
+
+
+def test_of_a_model_that_sees_the_text_part_is_planned_and_that_is_said(tmp_path):
+    config = {"model_type": "mistral3", "text_config": CONFIGS["mistral_7b"], "vision_config": {"hidden_size": 64}}
+    shape = from_config(write(tmp_path / "sees", config))
+    assert shape.total_parameters() == models.find("mistral_7b").total_parameters()
+    assert shape.approximate == "its decoder of text only, without its vision part"
+
+
+def test_a_link_that_leads_to_itself_is_named(tmp_path):
+    (tmp_path / "config.json").symlink_to(tmp_path / "config.json")
+    with pytest.raises(UserError, match="cannot be read"):
+        from_config(tmp_path)
+
+
+def test_every_family_is_tried():
+    tried = {config["model_type"] for config in CONFIGS.values()} | set(BUILT) | set(hf_folders.KINDS)
     alike = {"llama4", "kimi_k2", "glm_moe_dsa", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
-    assert set(FAMILIES) == tried | alike
+    assert set(FAMILIES) == tried | alike | set(hf_folders.FROM_THE_HUB)

@@ -49,9 +49,9 @@ def test_without_defaults_what_is_not_said_stays():
 
 
 def test_a_pipeline_layout_gives_its_chunks():
-    assert megatron_args.pipeline_chunks("Et*3|(tt|)*6tmL") == (3, 2, 2, 2, 2, 2, 2, 1)
-    job, _ = megatron_args.apply(base(pp=2), {"num-layers": "16", "pipeline-model-parallel-layout": "Et*3|(tt|)*6tmL"})
-    assert job.layout.vp == 4
+    stages = {"num-layers": "16", "mtp-num-layers": "1", "pipeline-model-parallel-layout": "Et*3|(tt|)*6tmL"}
+    job, _ = megatron_args.apply(base(pp=2), stages)
+    assert (job.layout.vp, job.layout.chunks) == (4, (3, 2, 2, 2, 2, 2, 2, 1))
 
 
 @pytest.mark.parametrize(

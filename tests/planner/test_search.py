@@ -1,7 +1,7 @@
 """The search costs what the rules allow, as the scalar model costs it, and ranks what fits."""
 
 import random
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -9,11 +9,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superpod.errors import UserError
-from superpod.planner import explain, hardware, legality, models, predict, search
+from superpod.planner import explain, hardware, legality, models, pipeline_layout, plans, predict, search
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        (
+            {"compute": 2.0, "tp": 5.0, "pp_bubble": 3.0},
+            "tensor-parallel communication, 50% of the step; then the pipe",
+        ),
+        ({"compute": 6.0, "tp": 3.0, "dp": 1.0}, "compute, 60% of the step; then tensor-parallel communication, 30%"),
+        ({"compute": 9.9, "tp": 0.1}, "compute, 99% of the step"),
+    ],
+)
+def test_what_bounds_a_step_are_its_two_largest_terms(terms, words):
+    """It said "then compute" whenever compute was not the first."""
+    prediction = predict.Prediction("ok", "", step_time_s=10.0, terms_s=terms)
+    assert explain.bound(prediction).startswith(f"bound by {words}")
+    assert explain.bound(prediction).endswith("the step") == (len(terms) == 2)
 
 
 @pytest.mark.parametrize(
@@ -57,19 +75,80 @@ def test_a_layout_is_found_if_and_only_if_it_is_legal(run, gpus):
     result = search.search(base, space)
     mine = {result.layout(i) for i in range(len(result)) if result.fields["pp"][i] in DEGREES["pp"]}
     mine = {x for x in mine if x.vp in DEGREES["vp"] and not x.embedding_as_layer and not x.loss_as_layer}
+    mine = {x for x in mine if x.chunks is None}  # the rules here deal layers evenly
     every = (Layout(**dict(zip(DEGREES, values, strict=True)), gbs=24) for values in product(*DEGREES.values()))
     legal = {x for x in every if not legality.violations(base.replace(layout=x))}
     assert {x.replace(etp=None) for x in mine} == legal
     assert legal
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "gbs", "stages"),
+    [("gemma2_27b", 64, 128, "Et*3|(t*3|)*14tL"), ("gpt_oss_120b", 64, 512, "Et*5|(t*5|)*6tL")],
+)
+def test_stages_written_out_are_offered_where_they_win(run, model, gpus, gbs, stages):
+    """A wide head behind the last stage takes the time of layers, which the other stages hold."""
+    result = search.search(run(model, gpus=gpus, gbs=gbs, seq=4096))
+    best = result.job_of(int(result.ranked[0]))
+    evenly = next(int(i) for i in result.ranked if result.layout(int(i)).chunks is None)
+    assert best.layout.chunks is not None
+    assert result.seconds[evenly] > 1.02 * result.seconds[result.ranked[0]]
+    assert pipeline_layout.of(best) == stages
+    assert any(stages in line for line in explain.why(result, int(result.ranked[0])))
+    assert plans.described(best)["pipeline_layout"] == stages
+
+
+def test_no_stages_are_written_out_where_even_ones_are_as_good(run):
+    result = search.search(run("llama31_405b", gpus=512))
+    assert all(split.chunks is None for split in result.splits)
+
+
 def test_what_is_ranked_fits_and_the_fastest_comes_first(run):
     result = search.search(run("llama3_70b", gpus=64))
     assert len(result.ranked)
     assert (result.reserved[result.ranked] <= result.cap).all()
-    seconds = result.seconds[result.ranked]
-    assert (np.diff(seconds) > -0.002 * seconds[1:]).all()
-    assert seconds[0] <= result.seconds[result.fits].min() * 1.002
+    tight = result.reserved[result.ranked] > 0.995 * result.cap
+    assert 0 < tight.sum() < len(tight)
+    assert (np.diff(tight.astype(int)) >= 0).all()  # those without room come last
+    for part in (~tight, tight):
+        seconds = result.seconds[result.ranked[part]]
+        assert (np.diff(seconds) > -0.002 * seconds[1:]).all()
+        assert seconds[0] <= result.seconds[result.ranked[part]].min() * 1.002
+
+
+def test_a_layout_without_room_is_called_tight(run):
+    result = search.search(run("llama3_8b", gpus=16, gbs=512))
+    tight = next(int(i) for i in result.ranked if result.reserved[i] > 0.995 * result.cap)
+    faster = result.seconds[tight] < result.seconds[result.ranked].max()
+    assert faster  # it is not the slowest, and still last
+    assert any(line.startswith("tight: 0.") for line in explain.why(result, tight))
+    assert not any(line.startswith("tight") for line in explain.why(result, int(result.ranked[0])))
+
+
+def test_of_layouts_as_fast_the_simpler_comes_first(run):
+    """Equal to 0.1 %: no virtual or uneven stages and no recomputation without a gain."""
+    result = search.search(run("llama3_8b", gpus=16, gbs=512))
+    roomy = [int(i) for i in result.ranked if not result.tight[i]]
+    names = ("tp", "pp", "vp", "cp", "ep", "sharding")
+
+    def parts(i):
+        layout, recompute = result.layout(i), result.fields["recompute_option"][i] > 0
+        return sum(int(result.fields[name][i]) for name in names) + 4 * bool(layout.chunks) + 2 * recompute
+
+    bins = np.round(np.log(result.seconds) * 1000)
+    neighbours = [(a, b) for a, b in pairwise(roomy) if bins[a] == bins[b]]
+    assert len(neighbours) > 100
+    assert all(parts(a) <= parts(b) for a, b in neighbours)
+
+
+def test_megatron_fsdp_is_ranked_only_when_it_is_fixed(run):
+    job = run("llama3_8b", gpus=16, gbs=512)
+    result = search.search(job)
+    assert {result.layout(int(i)).sharding for i in result.ranked} == {"none", "zero1"}
+    assert not any("Megatron-FSDP" in line for line in explain.why(result, int(result.ranked[0])))
+    fixed = search.search(job, Space(fixed={"sharding": "zero3"}))
+    assert {fixed.layout(int(i)).sharding for i in fixed.ranked} == {"zero3"}
+    assert explain.UNMEASURED in explain.why(fixed, int(fixed.ranked[0]))
 
 
 def test_a_smaller_cap_never_finds_a_faster_layout(run):
@@ -105,36 +184,47 @@ def test_what_cannot_be_searched_is_said(run, change, says):
         search.search(run(**change), Space(fixed=fixed))
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    gpus=st.integers(1, 96),
-    steps=st.integers(1, 8),
-    rest=st.sampled_from([0, 0, 0, 1]),
-    seq=st.integers(1, 5000),
-    layers=st.integers(1, 13),
-    heads=st.sampled_from([1, 2, 6, 8]),
-)
-def test_whatever_is_found_is_legal(gpus, steps, rest, seq, layers, heads):
+def test_whatever_is_found_is_legal():
     """With a batch that the GPUs divide there is always a layout: data parallelism alone."""
-    node = hardware.node("h100")
-    model = models.ModelShape.from_shape(layers=layers, hidden=64 * heads, heads=heads, ffn=256 * heads, vocab=1000)
-    job = PlannedJob(
-        model, node, hardware.builtin().fabric_of(node), gpus, seq, "bf16", Layout(gbs=gpus * steps + rest)
+    verdicts: list[tuple[int, bool]] = []
+
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    @given(
+        gpus=st.integers(1, 96),
+        steps=st.integers(1, 8),
+        rest=st.sampled_from([0, 0, 0, 1]),
+        seq=st.integers(1, 5000),
+        layers=st.integers(1, 13),
+        heads=st.sampled_from([1, 2, 6, 8]),
     )
+    def drawn(gpus: int, steps: int, rest: int, seq: int, layers: int, heads: int) -> None:
+        node = hardware.node("h100")
+        model = models.ModelShape.from_shape(layers=layers, hidden=64 * heads, heads=heads, ffn=256 * heads, vocab=1000)
+        fabric, layout = hardware.builtin().fabric_of(node), Layout(gbs=gpus * steps + rest)
+        verdicts.append((rest, legal_throughout(PlannedJob(model, node, fabric, gpus, seq, "bf16", layout))))
+
+    drawn()
+    assert all(legal for rest, legal in verdicts if not rest)
+    assert sum(legal for _, legal in verdicts) >= 10
+
+
+def legal_throughout(job) -> bool:
+    """Whether there is a layout; those drawn from all that there are must be legal."""
     try:
         result = search.search(job)
     except UserError:
-        assert rest
-        return
+        return False
+    assert len(result)
     for i in random.Random(1).sample(range(len(result)), min(20, len(result))):
         assert legality.violations(result.job_of(i)) == []
     assert np.isfinite(result.seconds).all()
     assert (result.seconds > 0).all()
     assert (result.reserved > 0).all()
+    return True
 
 
 def test_what_no_layout_can_change_is_named():
-    wanted = "no layout of deepseek_v2_lite on 64 GPUs is legal .* only unfused attention"
+    wanted = "no layout of deepseek_v2_lite on 64 GPUs is legal: .* only unfused attention"
     node = hardware.node("a100")
     refused = PlannedJob(
         model=models.find("deepseek_v2_lite"),
@@ -147,4 +237,4 @@ def test_what_no_layout_can_change_is_named():
     )
     with pytest.raises(UserError, match=wanted) as error:
         search.search(refused)
-    assert error.value.hint == "another GPU or precision"
+    assert error.value.hint == "another GPU, or attention unfused"

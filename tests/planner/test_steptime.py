@@ -12,7 +12,7 @@ from superpod.planner.columns import Stages
 from superpod.planner.layout import Layout
 from superpod.planner.models import Split
 from superpod.planner.planned_job import Options, PlannedJob
-from superpod.planner.tables import spellings
+from superpod.planner.tables import releases
 
 
 def make(
@@ -194,9 +194,9 @@ def test_utilization_counts_what_it_says():
 def test_eras_are_told_by_their_release():
     eras = {"NeMo 24.07": "24", "tag v25.04.02": "25.0", "NeMo 25.09": "25.1", "NeMo 26.04.01": "26.0", "": "25.1"}
     for release, era in eras.items():
-        assert calibration.era(make(options={"release": spellings.release({"release": release})})) == era
+        assert calibration.era(make(options={"release": releases.name(release, False)})) == era
     card = "verification card; run at bridge 8645cda8738c, container 26.06"
-    assert calibration.era(make(options={"release": spellings.release({"release": card})})) == "26.1"
+    assert calibration.era(make(options={"release": releases.name(card, False)})) == "26.1"
     assert calibration.era(make(options={"framework": "deepspeed"})) == "deepspeed"
 
 

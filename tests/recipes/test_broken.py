@@ -1,5 +1,6 @@
 """What no recipe of a model can do, and the way round: issue 13, findings 7 and 9."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from superpod.errors import UserError
-from superpod.launchers import local
+from superpod.launchers import finetune, local
 from superpod.lifecycle.request import Request
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
 from superpod.slurm.preflight import findings
+from tests.recipes.weights import tiny
 from tests.slurm.test_preflight import case
 
 GEMMA3 = "gemma3_1b_pretrain_h100_bf16"
@@ -42,6 +44,22 @@ def test_finding_7_a_local_run_is_refused_before_nemo_is_imported(monkeypatch):
     with pytest.raises(UserError, match="cannot train: Megatron-Core") as refused:
         local.prepare(Request(GEMMA3))
     assert "gemma3_1b_mended" in refused.value.hint
+
+
+def test_a_fine_tuning_is_refused_by_the_models_name_alone(tmp_path):
+    with pytest.raises(UserError, match="gemma3_1b_lora_h100_bf16 cannot train: Megatron-Core") as refused:
+        finetune.check("gemma3_1b_lora_h100_bf16", finetune.Task(str(tmp_path / "none"), ("none.jsonl",)))
+    assert "gemma3_1b_mended" in refused.value.hint
+
+
+def test_a_gemma3_of_ones_own_is_refused_with_the_way_round(tmp_path):
+    from superpod.recipes.hf_model import hf_model
+
+    keys = {"model_type": "gemma3_text", **tiny.SIZES, "head_dim": 16, "sliding_window": 8}
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    with pytest.raises(UserError, match=r"its model cannot train: .* TypeError") as refused:
+        hf_model(tmp_path / "config.json")
+    assert "CosSinConfig1B" in refused.value.hint
 
 
 def test_finding_7_a_submission_is_refused():

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from superpod.errors import UserError
-from superpod.recipes import options, registry, tune
+from superpod.recipes import options, registry
 from superpod.recipes.facts import missing_weights
 from superpod.recipes.planned_job import adapter_rank, job
 from superpod.recipes.registry import recipes
+from superpod.recipes.sizes import tune
 from superpod.recipes.weights import huggingface
 from tests.recipes.fields import LORA_8, LORA_16, LORA_32, SFT
 

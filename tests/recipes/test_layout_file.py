@@ -6,8 +6,8 @@ import pytest
 from superpod.errors import UserError
 from superpod.planner import hardware, models
 from superpod.planner.layout import Layout
-from superpod.planner.planned_job import PlannedJob
-from superpod.recipes import layout_file, layout_text, planned_job, registry
+from superpod.planner.planned_job import Options, PlannedJob
+from superpod.recipes import layout_file, layout_text, planned_job, registry, resilience
 
 
 def planned(gpus=128, model="llama3_70b", precision="bf16", **layout):
@@ -30,10 +30,12 @@ def test_a_new_table_is_a_recipe_and_the_rest_of_the_file_stays(folder):
     path.write_text(
         before := '# By hand.\n[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\nnodes.16 = { tp = 8, gbs = 1 }  # racks\n'
     )
-    layout_file.write("llama3_70b", planned(precision="fp8cs", tp=4, pp=4, vp=5, sp=True), folder=folder)
+    job = planned(precision="fp8cs", tp=4, pp=4, vp=5, sp=True)
+    layout_file.write("llama3_70b", job, folder=folder)
     after = path.read_text()
     assert after.startswith(before.rstrip("\n"))
     sizes = groups(path)["pretrain_h100_fp8cs",]
+    assert sizes["16"].pop("save_every") == layout_file.save_every(job)
     assert sizes == {"16": {"tp": 4, "pp": 4, "vp": 5, "sp": True, "gbs": 512}}
     assert Layout.from_mapping(sizes["16"], "") == Layout(tp=4, pp=4, vp=5, sp=True, gbs=512)
 
@@ -42,16 +44,22 @@ def test_another_size_of_a_table_becomes_its_line(folder):
     path = folder / "llama3_70b.toml"
     first = "nodes.16 = { tp = 4, pp = 4, vp = 5, sp = true, gbs = 512 }\n"
     path.write_text(before := f'# By hand.\n[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\n{first}')
-    layout_file.write("llama3_70b", planned(gpus=256, tp=4, pp=2, cp=1, sp=True, mbs=2), folder=folder)
-    assert path.read_text() == before + "nodes.32 = { tp = 4, pp = 2, sp = true, mbs = 2, gbs = 512 }\n"
+    job = planned(gpus=256, tp=4, pp=2, cp=1, sp=True, mbs=2)
+    layout_file.write("llama3_70b", job, folder=folder)
+    line = (
+        f"nodes.32 = {{ tp = 4, pp = 2, sp = true, mbs = 2, gbs = 512, save_every = {layout_file.save_every(job)} }}\n"
+    )
+    assert path.read_text() == before + line
 
 
 def test_the_line_of_a_size_is_replaced(folder):
     path = folder / "llama3_70b.toml"
     head = '# By hand.\n[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\nnodes.8 = { gbs = 64 }\n'
     path.write_text(head + "nodes.16 = { tp = 8, cp = 2, gbs = 64 }\n")
-    layout_file.write("llama3_70b", planned(tp=4, sp=True), folder=folder)
-    assert path.read_text() == head + "nodes.16 = { tp = 4, sp = true, gbs = 512 }\n"
+    job = planned(tp=4, sp=True)
+    layout_file.write("llama3_70b", job, folder=folder)
+    steps = layout_file.save_every(job)
+    assert path.read_text() == head + f"nodes.16 = {{ tp = 4, sp = true, gbs = 512, save_every = {steps} }}\n"
 
 
 def test_a_recipe_that_another_table_lays_out_gets_its_own(folder):
@@ -61,10 +69,15 @@ def test_a_recipe_that_another_table_lays_out_gets_its_own(folder):
     path.write_text(
         f"[[layouts]]\nrecipes = [{names}]\nnodes.8 = {{ pp = 2, gbs = 512 }}\nnodes.16 = {{ gbs = 512 }}\n"
     )
-    layout_file.write("llama3_70b", planned(precision="fp8cs", tp=8, sp=True), folder=folder)
+    job = planned(precision="fp8cs", tp=8, sp=True)
+    layout_file.write("llama3_70b", job, folder=folder)
+    steps = layout_file.save_every(job)
     assert groups(path) == {
         ("pretrain_h100_bf16", "pretrain_h100_fp8ds"): {"8": {"pp": 2, "gbs": 512}, "16": {"gbs": 512}},
-        ("pretrain_h100_fp8cs",): {"8": {"pp": 2, "gbs": 512}, "16": {"tp": 8, "sp": True, "gbs": 512}},
+        ("pretrain_h100_fp8cs",): {
+            "8": {"pp": 2, "gbs": 512},
+            "16": {"tp": 8, "sp": True, "gbs": 512, "save_every": steps},
+        },
     }
 
 
@@ -77,6 +90,17 @@ def test_what_is_written_is_what_the_registry_reads(folder):
             changed = {16: Layout(tp=8, sp=True, gbs=512)} if name == "pretrain_h100_fp8cs" else {}
             assert sizes.pop(name) == group.layouts | changed
     assert not sizes
+
+
+@pytest.mark.parametrize("name", ["llama3_70b_pretrain_h100_fp8cs", "deepseek_v3_pretrain_b200_mxfp8"])
+def test_the_steps_that_are_written_are_those_that_the_recipe_would_compute(tmp_path, name):
+    recipe = registry.find(name)
+    for nodes in recipe.nodes:
+        job = planned_job.job(recipe, nodes)
+        assert layout_file.save_every(job.replace(options=Options())) == resilience.planned(job)
+        layout_file.write(recipe.model.name, job, folder=tmp_path)
+    (group,) = layout_text.read(tmp_path / f"{recipe.model.name}.toml")
+    assert group.saves == {n: resilience.planned(planned_job.job(recipe, n)) for n in recipe.nodes}
 
 
 def test_what_was_written_twice_is_written_once(folder):

@@ -147,6 +147,8 @@ def test_rehearsals_count_at_the_size_and_in_the_topology_that_the_recipe_has(tm
 
 
 def test_a_collection_is_kept_out_of_this_projects_evidence(proven, tmp_path, monkeypatch):
+    (tmp_path / "layouts").mkdir()
+    (tmp_path / "layouts" / "tiny_llama3.toml").write_text("")
     monkeypatch.setenv(collection.VARIABLE, str(tmp_path))
     with pytest.raises(UserError, match="without collections"):
         evidence.whole_models(proven[1])

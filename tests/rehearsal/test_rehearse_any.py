@@ -66,7 +66,7 @@ def test_a_file_that_hangs_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(rehearse, "LIMIT_S", 1)
     monkeypatch.setattr("sys.argv", ["recipes", "rehearse", str(path)])
     with pytest.raises(UserError, match="took more than 1 s"):
-        rehearse._in_a_process_of_its_own(str(path), None, [])
+        rehearse._in_a_process_of_its_own(str(path))
 
 
 @pytest.mark.parametrize("override", ["log.ckpt.save_top_k=0", "log.ckpt.every_n_train_steps=0"])

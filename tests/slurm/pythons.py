@@ -13,10 +13,11 @@ TOO_OLD = ("2.7", "3.6", "3.7", "3.8")
 
 
 def path_of(version: str) -> str | None:
-    """An interpreter of a version; None where there is none."""
+    """An interpreter of a version; None where there is none, or only a shim of pyenv's that starts none."""
     name = f"python{version.partition('.')[0]}"
     installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/{name}"))
-    return str(installed[-1]) if installed else shutil.which(f"python{version}")
+    path = str(installed[-1]) if installed else shutil.which(f"python{version}")
+    return path if path and not subprocess.run([path, "--version"], capture_output=True).returncode else None
 
 
 def exact(path: str) -> str:

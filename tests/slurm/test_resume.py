@@ -96,12 +96,11 @@ def test_what_changes_is_listed_by_path(run):
     assert resume.changed_lines(run, after) == ["b: 2 -> 3", "c: - -> 4"]
 
 
-@pytest.mark.parametrize("option", ["num_nodes", "data", "runs", "sweep"])
+@pytest.mark.parametrize("option", ["nodes", "seq", "gbs", "data", "runs", "sweep"])
 def test_options_that_a_run_cannot_follow_are_refused_by_name(option, tmp_path):
-    value: Any = {"num_nodes": 4, "data": tmp_path, "runs": "/tmp", "sweep": ["a.b=1,2"]}[option]
-    name = "--nodes" if option == "num_nodes" else f"--{option}"
-    with pytest.raises(UserError, match=f"{name} with --resume: a"):
-        submit.submit("toy", "testbed", resume="/nowhere", **{option: value})
+    value: Any = {"nodes": 4, "seq": 4096, "gbs": 8, "data": tmp_path, "runs": "/tmp", "sweep": ["a.b=1,2"]}[option]
+    with pytest.raises(UserError, match=f"--{option} with --resume: a"):
+        submit.submit(name="toy", cluster="testbed", resume="/nowhere", **{option: value})
 
 
 def test_a_done_run_without_more_steps_is_refused_before_anything_is_asked(run, monkeypatch):

@@ -106,6 +106,42 @@ def test_further_attempts_may_be_refused(three):
     ]
 
 
+class RecordingSlurm(FakeSlurm):
+    """Fake: it keeps what each job waits for, as sbatch and scontrol were last told."""
+
+    def __init__(self) -> None:
+        super().__init__(refuses=99)
+        self.waits: dict[str, str] = {}
+
+    def run(self, words, **how):
+        if words[:2] == ["scontrol", "update"]:
+            self.waits[words[2].removeprefix("JobId=")] = words[3].removeprefix("Dependency=")
+            return ""
+        printed = super().run(words, **how)
+        if words[0] == "sbatch":
+            [self.waits[printed.strip()]] = [
+                word.removeprefix("--dependency=") for word in words if "--dependency" in word
+            ]
+        return printed
+
+
+def test_a_limit_without_a_sweep_is_refused():
+    with pytest.raises(UserError, match="--array-limit is of a sweep"):
+        sweep.axes([], 2)
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("at_once", [0, 1, 2])
+def test_no_more_runs_of_a_sweep_than_wanted_may_start_at_once(three, attempts, at_once):
+    slurm = RecordingSlurm()
+    _, jobs = sweep.queue(slurm, three, attempts, ["afterok:77"], at_once)
+    ids = [queued.ids for queued in jobs.values()]
+    for place, own in enumerate(ids):
+        before = f",afterany:{':'.join(ids[place - at_once])}" if at_once and place >= at_once else ""
+        assert {slurm.waits[job] for job in own} == {f"singleton,afterok:77{before}"}
+    assert len(slurm.waits) == 3 * attempts
+
+
 def test_finding_f1_27_ctrl_c_leaves_no_run_that_top_up_refuses(three, tmp_path, monkeypatch):
     """Issue 14: interrupted when the further attempts are queued, each run knows its first job."""
 
@@ -234,7 +270,7 @@ def test_a_run_that_is_gone_has_a_row_that_says_so(three):
     from rich.console import Console
 
     console = Console(width=200, record=True)
-    console.print(table.render(Path(folder), table.members(Path(folder))))
+    console.print(table.render(f"sweep {Path(folder).name}", table.members(Path(folder))))
     assert "gone" in console.export_text()
 
 

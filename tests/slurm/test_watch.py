@@ -2,16 +2,20 @@
 
 import itertools
 import json
+import os
+import shutil
 import time
 
 import pytest
 
 from superpod.lifecycle.logs import Reader
-from superpod.node import guard
+from superpod.node import checkpoint_files, guard, manifest
 from superpod.node.files import append_line
 from superpod.node.pairs import rounds
+from superpod.node.run_folder import RunFolder
 from superpod.slurm.bisect import Pair, slow_nodes
 from superpod.slurm.watch import Queued, missing_attempts, view
+from tests.lifecycle import checkpoint_files as made
 
 RUNNING, PENDING = Queued("1", "RUNNING", "None", "N/A"), Queued("2", "PENDING", "Dependency", "N/A")
 
@@ -97,6 +101,45 @@ def test_a_silent_rank_is_a_stall(run):
     seen = view(run, [RUNNING])
     assert seen.state == "stalled"
     assert "rank 0" in seen.message
+
+
+@pytest.mark.parametrize("damage", ["truncated", "deleted", "half", "common.pt"])
+def test_status_says_no_step_that_a_damaged_checkpoint_holds(run, damage):
+    """It went by names: 'step 20, 7 s ago', when the next attempt would go on from step 10."""
+    begun(run)
+    older, newer = made.write(run.checkpoints / "toy--step=9"), made.write(run.checkpoints / "toy--step=19")
+    os.utime(older, (time.time() - 500, time.time() - 500))
+    assert view(run, [RUNNING]).checkpoint_step == 20
+    weight = newer / "weights" / "__0_0.distcp"
+    if damage == "truncated":
+        weight.write_bytes(weight.read_bytes()[:-8])
+    else:
+        {"deleted": weight, "half": newer / "weights" / "metadata.json", "common.pt": newer / "weights" / damage}[
+            damage
+        ].unlink()
+    seen = view(run, [RUNNING])
+    assert (seen.checkpoint_step, round(seen.checkpoint_age_s or 0, -1)) == (10, 500)
+
+
+def test_a_copied_run_says_how_old_its_checkpoint_is_and_not_its_copy(run, tmp_path):
+    """`cp -r` gives folders the time of the copy."""
+    begun(run)
+    made.write(run.checkpoints / "toy--step=9")
+    for step, age_s in ((9, 540), (10, 500), (11, 460)):
+        append_line(run.path / "metrics.jsonl", {"t": time.time() - age_s, "step": step, "loss": 1.0, "attempt": "001"})
+    copy = RunFolder.open(shutil.copytree(run.path, tmp_path / "copy"))
+    seen = view(copy, [RUNNING])
+    assert (seen.checkpoint_step, round(seen.checkpoint_age_s or 0, -1)) == (10, 500)
+
+
+def test_a_look_at_a_checkpoint_of_thousands_of_nodes_opens_no_file_of_theirs(run, monkeypatch):
+    checkpoint = made.write(run.checkpoints / "toy--step=9")
+    (checkpoint / manifest.FOLDER).mkdir()
+    for part in range(checkpoint_files.MOST_PARTS + 1):
+        (checkpoint / manifest.FOLDER / f"{part}.json").touch()
+    (checkpoint / "weights" / "__0_0.distcp").unlink()
+    monkeypatch.setattr(manifest, "read", lambda checkpoint: pytest.fail("it reads the manifest"))
+    assert view(run, []).checkpoint_step == 10
 
 
 def test_attempts_that_lack(run):

@@ -181,9 +181,9 @@ def ckpt() -> run.Config:
         save_last="link",  # a link to the newest, not a second copy
         save_top_k=3,
         mode="max",
-        every_n_train_steps=SAVE_EVERY,
         save_optim_on_train_end=True,  # without it a finished run cannot be continued
         filename="{step}-{consumed_samples}",
+        every_n_train_steps=SAVE_EVERY,
     )
 
 

@@ -45,10 +45,10 @@ def learnt(encoded, tokenizer):
     return [tokenizer.decode(run) for run in runs]
 
 
-def encode(tokenizer, **sample):
+def encode(tokenizer, learn="answers", **sample):
     from superpod.recipes.data import chat
 
-    return chat.encode(Sample(3, **sample), tokenizer)
+    return chat.encode(Sample(3, **sample), tokenizer, learn)
 
 
 def test_of_a_prompt_the_completion_is_learnt_with_its_end(tokenizer):
@@ -72,9 +72,12 @@ def test_the_tokenizer_s_own_template_is_taken(tokenizer):
     assert learnt(encode(tokenizer, messages=CHAT), tokenizer) == ["four<|im_end|>\n", "five<|im_end|>\n"]
 
 
-def test_where_a_template_rewrites_earlier_turns_the_last_answer_is_learnt(tokenizer):
+def test_where_a_template_rewrites_earlier_turns_only_the_last_answer_can_be_learnt(tokenizer):
     tokenizer.chat_template = FORGETS
-    assert learnt(encode(tokenizer, messages=CHAT), tokenizer) == ["five;"]
+    with pytest.raises(UserError, match=r"line 3: .* writes message 2 differently .*four;' becomes '.*:-;") as refused:
+        encode(tokenizer, messages=CHAT)
+    assert "--learn last" in refused.value.hint
+    assert learnt(encode(tokenizer, "last", messages=CHAT), tokenizer) == ["five;"]
 
 
 @pytest.mark.parametrize(
@@ -91,3 +94,84 @@ def test_a_template_that_cannot_be_learnt_from_is_refused(template, says, tokeni
     tokenizer.chat_template = template
     with pytest.raises(UserError, match=says):
         encode(tokenizer, messages=CHAT)
+
+
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<a>{% generation %}{{ m.content }}<|endoftext|>"
+    "{% endgeneration %}\n{% else %}<{{ m.role }}>{{ m.content }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+TOOLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %};"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+CALL = (
+    {"role": "user", "content": "sum?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}]},
+    {"role": "tool", "content": "4"},
+    {"role": "assistant", "content": "four"},
+)
+
+
+@pytest.mark.parametrize("template", [MARKED, CHATML])
+def test_the_learnt_tokens_are_those_that_transformers_masks(template, tokenizer):
+    """With marks, its own mask; without, what the last answers add, as it renders and encodes both."""
+    tokenizer.chat_template = template
+    encoded = encode(tokenizer, messages=CHAT)
+    if template == MARKED:
+        theirs = tokenizer.apply_chat_template(list(CHAT), return_dict=True, return_assistant_tokens_mask=True)
+        assert encoded.ids == theirs["input_ids"]
+        assert list(map(int, encoded.learnt)) == theirs["assistant_masks"]
+        assert sum(encoded.learnt) > 4
+        return
+    assert encoded.ids == tokenizer.apply_chat_template(list(CHAT))
+    for at in (2, 4):
+        begin = len(tokenizer.apply_chat_template(list(CHAT[:at]), add_generation_prompt=True))
+        end = len(tokenizer.apply_chat_template(list(CHAT[: at + 1])))
+        assert encoded.learnt[begin:end] == [True] * (end - begin)
+        assert not encoded.learnt[begin - 1]
+    assert learnt(encoded, tokenizer) == ["four<|im_end|>\n", "five<|im_end|>\n"]
+
+
+@pytest.mark.parametrize("template", [MARKED, CHATML])
+def test_an_answer_of_weight_0_and_with_last_all_but_the_last_are_not_learnt(template, tokenizer):
+    tokenizer.chat_template = template
+    end = "<|endoftext|>" if template == MARKED else "<|im_end|>\n"
+    assert learnt(encode(tokenizer, messages=CHAT, muted=(2,)), tokenizer) == [f"five{end}"]
+    assert learnt(encode(tokenizer, messages=CHAT, muted=(4,)), tokenizer) == [f"four{end}"]
+    assert learnt(encode(tokenizer, "last", messages=CHAT), tokenizer) == [f"five{end}"]
+
+
+def test_calls_and_tools_are_learnt_by_a_template_that_writes_them(tokenizer):
+    tokenizer.chat_template = TOOLS
+    tools = ({"type": "function", "function": {"name": "add"}},)
+    encoded = encode(tokenizer, messages=CALL, tools=tools)
+    assert learnt(encoded, tokenizer) == ['add({"a": 2});', "four;"]
+    assert tokenizer.decode(encoded.ids).startswith('[{"type": "function"')
+
+
+@pytest.mark.parametrize(
+    ("template", "sample", "says"),
+    [
+        (CHATML, {"messages": CALL}, "leaves out the tool_calls of message 1"),
+        (CHATML, {"messages": CHAT, "tools": ({"name": "f"},)}, "leaves out the tools"),
+        (MARKED.replace("{% if m.role == 'assistant' %}", "{% if loop.last %}"), {"messages": CHAT, "muted": (2,)},
+         "marks 1 parts as the assistant's, and the chat has 2"),
+        ("{% generation %}{% endgeneration %}{{ messages[9].content.x }}", {"messages": CHAT}, "template refuses it"),
+        ("{{ 1 / 0 }}{{ messages }}", {"messages": CHAT}, "refuses it: division by zero"),
+        ("{% for i in range(9999999999) %}{{ messages }}{% endfor %}", {"messages": CHAT}, "refuses it: Range too big"),
+        ("{{ messages.__class__.__mro__ }}", {"messages": CHAT}, "refuses it: access to attribute '__class__'"),
+        (CHATML, {"messages": ({"role": "assistant", "content": "a", "name": "\ud800"},)}, None),
+        ("{{ messages[0].name }}", {"messages": ({"role": "assistant", "content": "a", "name": "\ud800"},)}, "half a "),
+    ],
+    ids=range(9),
+)  # fmt: skip
+def test_what_a_template_cannot_write_is_named(template, sample, says, tokenizer):
+    tokenizer.chat_template = template
+    if says is None:
+        assert any(encode(tokenizer, **sample).learnt)
+        return
+    with pytest.raises(UserError, match=f"line 3: .*{says}"):
+        encode(tokenizer, **sample)

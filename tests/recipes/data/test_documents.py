@@ -106,3 +106,9 @@ def test_shown():
     assert documents.shown("/a b/c.txt") == "/a b/c.txt"
     assert "\n" not in documents.shown(ODD)
     assert documents.shown("bad\udcff").encode()
+
+
+def test_a_pipe_is_said_to_be_no_regular_file(tmp_path):
+    os.mkfifo(tmp_path / "text")
+    with pytest.raises(UserError, match="is no regular file"):
+        documents.find([str(tmp_path / "text")], tmp_path / "out")

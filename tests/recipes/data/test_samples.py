@@ -19,12 +19,14 @@ def chat(*turns):
 
 def test_the_three_kinds_and_their_lines(tmp_path):
     messages = chat(("system", "short"), ("user", "2+2?"), ("assistant", "4"))
-    first = b'\xef\xbb\xbf{"prompt": "2+2=", "completion": "4"}'  # as Windows begins a file
-    file = written(tmp_path, first, b"  ", {"text": "four", "id": 7}, messages)
-    one, two, three = samples.read(file)
-    assert one == Sample(1, "2+2=4", 4)
-    assert two == Sample(3, "four", 0)
-    assert (three.line, three.messages) == (4, tuple(messages["messages"]))
+    first = b'\xef\xbb\xbf{"prompt": "2+2=", "completion": "4"}\r'  # as Windows begins a file, and ends a line
+    assert samples.read(written(tmp_path, first, b"  ", {"completion": "4", "prompt": "", "id": 7})) == [
+        Sample(1, "2+2=4", 4),
+        Sample(3, "4", 0),
+    ]
+    assert samples.read(written(tmp_path, {"text": "four", "id": 7})) == [Sample(1, "four", 0)]
+    [chatted] = samples.read(written(tmp_path, b"", b"", b"", messages))
+    assert (chatted.line, chatted.messages) == (4, tuple(messages["messages"]))
 
 
 WRONG = [
@@ -33,22 +35,37 @@ WRONG = [
     (b"[" * 100_000, "not JSON: "),
     ([1], "not a JSON object but a list"),
     ({}, "has the keys none"),
-    ({"instruction": "a", "output": "b"}, "has the keys 'instruction', 'output'"),
+    ({"instruct": "a", "output": "b"}, "has the keys 'instruct', 'output'"),
+    ({"prompt": "a", "chosen": "b", "rejected": "c"}, "holds a chosen and a rejected answer"),
+    (b'{"text": "a", "text": "b"}', "has the key 'text' twice"),
+    (b'{"text": "\x00"}', "not JSON: it holds NUL bytes"),
+    (b'{"text": "fi', "not JSON: .*is it cut off"),
     (
         {"text": "a", "prompt": "b", "completion": "c"},
         "has the keys 'text', 'prompt', 'completion' of more than one kind",
     ),
     (b'{"text": "\\ud800 hi"}', "text holds half a surrogate pair"),
     ({"prompt": "a", "completion": " "}, "completion is empty"),
-    ({"prompt": ["a"], "completion": "b"}, "prompt is a list, not a text"),
+    ({"prompt": ["a"], "completion": "b"}, r"prompt\[0\] is a text, not an object"),
     ({"text": None}, "text is null, not a text"),
     ({"messages": []}, r"messages is empty \(\[\]\), not a list with"),
     ({"messages": ["hello"]}, r"messages\[0\] is a text, not an object"),
-    (chat(("user", "a"), ("bot", "b")), r"messages\[1\]: role 'bot' is none of system, user, assistant, tool"),
+    (chat(("user", "a"), ("robot", "b")), r"messages\[1\]: role 'robot' is none of system, user, assistant, tool"),
     (chat(("user", "a"), ("assistant", 3)), r"messages\[1\]: content is a number, not a text"),
     (chat(("user", "a"), ("system", "b"), ("assistant", "c")), r"messages\[1\]: a system message comes first"),
     (chat(("user", "a"), ("assistant", "")), "no assistant message with content"),
-    (chat(("user", "a"), ("assistant", "b")) | {"tools": [{}]}, "tools are not put into the template"),
+    (chat(("user", "a"), ("assistant", "b")) | {"tools": 3}, "tools is not a list of objects"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        r".*content\[0\] is image_url, and only text",
+    ),
+    ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, ".*weight 0.5 is neither 0 nor 1"),
+    ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "no assistant message with content that is"),
+    (
+        {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{"}}]},
+        ".*the arguments of f are not",
+    ),
+    ({"instruction": "a", "output": "b", "history": [["c"]]}, "history is not a list of pairs"),
 ]
 
 

@@ -1,25 +1,20 @@
 """Tiny models of three families go to NeMo and come back the same, bit for bit; what is no model is refused."""
 
+import contextlib
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from superpod.errors import UserError
-from superpod.recipes.weights import huggingface
-from tests.conftest import ROOT
+from superpod.recipes.weights import half_written, huggingface
 from tests.recipes.weights import tiny
+from tests.run_module import run_module
 
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("conversions")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.recipes.weights.conversions", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_module("tests.recipes.weights.conversions", folder, timeout=500)
     return json.loads((folder / "answer.json").read_text())
 
 
@@ -53,7 +48,7 @@ def test_merged_adapters_compute_what_applied_ones_compute(answer, which):
     ("files", "says"),
     [
         ({}, "is not a Hugging Face folder: it has no config.json"),
-        ({"config.json": "{"}, "cannot be read"),
+        ({"config.json": "{"}, "is not JSON"),
         ({"config.json": '{"model_type": "bert"}'}, "model_type 'bert' has no importer in NeMo 2.7.3"),
         ({"config.json": '{"model_type": "llama"}'}, "holds no weights"),
     ],
@@ -65,7 +60,9 @@ def test_what_is_no_model_is_refused(files, says, tmp_path):
         huggingface.family(tmp_path)
 
 
-NINE_BYTES = (60).to_bytes(8, "little") + b'{"a": {"data_offsets": [0, 9]}}'.ljust(60) + bytes(9)
+NINE_BYTES = (
+    (80).to_bytes(8, "little") + b'{"a": {"dtype": "BF16", "shape": [9], "data_offsets": [0, 9]}}'.ljust(80) + bytes(9)
+)
 
 
 @pytest.mark.parametrize(
@@ -74,15 +71,39 @@ NINE_BYTES = (60).to_bytes(8, "little") + b'{"a": {"data_offsets": [0, 9]}}'.lju
         ("model.safetensors", NINE_BYTES[:-1], "cut off"),
         ("model.safetensors", b"", "cut off"),
         ("tokenizer.json", None, "holds no tokenizer"),
-        ("config.json", b"[]", "is not a JSON object"),
+        ("config.json", b"[]", "holds no JSON object"),
     ],
 )
 def test_what_is_broken_is_refused_before_nemo_is_called(file, data, says, tmp_path):
-    (tiny.hollow(tmp_path) / "more.safetensors").write_bytes(NINE_BYTES)
+    (tiny.hollow(tmp_path) / "model.safetensors").write_bytes(NINE_BYTES)
     assert huggingface.family(tmp_path) == "LlamaModel"
     (tmp_path / file).unlink() if data is None else (tmp_path / file).write_bytes(data)
     with pytest.raises(UserError, match=says):
         huggingface.family(tmp_path)
+
+
+def test_whole_weights_beside_an_adapter_are_refused(tmp_path):
+    """transformers would load the base that adapter_config.json names."""
+    (tiny.hollow(tmp_path) / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
+    with pytest.raises(UserError, match=r"a whole model and adapter_config\.json"):
+        huggingface.family(tmp_path)
+
+
+def test_the_slower_of_two_conversions_to_one_folder_says_so(tmp_path):
+    out = tmp_path / "out"
+    with contextlib.ExitStack() as slower:
+        slower.enter_context(half_written.complete_or_absent(out)).mkdir()
+        out.mkdir()
+        (out / "weights").touch()  # of the faster one
+        with pytest.raises(UserError, match="cannot be put in place"):
+            slower.close()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "weights"]
+
+
+@pytest.mark.parametrize("length", [246, 300])
+def test_a_name_too_long_for_the_system_is_refused(length, tmp_path):
+    with pytest.raises(UserError, match="File name too long"):
+        huggingface.must_be_new(tmp_path / ("n" * length))
 
 
 def test_a_folder_that_is_there_is_not_written_over(tmp_path):

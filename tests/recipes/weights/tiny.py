@@ -1,5 +1,6 @@
 """Tiny Hugging Face folders with random weights, made on the spot: no hub, no network."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -20,6 +21,9 @@ KINDS: dict[str, dict[str, object]] = {
     "llama": {},
     "qwen2": {"tie_word_embeddings": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "mistral": {"sliding_window": None, "head_dim": 16},
+    "gemma": {"head_dim": 16, "hidden_activation": "gelu_pytorch_tanh", "num_key_value_heads": 1},
+    "starcoder2": {"sliding_window": None, "use_bias": True, "tie_word_embeddings": True},
 }
 
 
@@ -42,7 +46,7 @@ def folder(out: Path, kind: str, **sizes: object) -> Path:
 def hollow(out: Path) -> Path:
     """A folder that looks like a Hugging Face folder until its weights are loaded."""
     out.mkdir(exist_ok=True)
-    (out / "config.json").write_text('{"model_type": "llama"}')
+    (out / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES}))
     (out / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (out / "tokenizer.json").write_text("{}")
     return out

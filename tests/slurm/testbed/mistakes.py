@@ -83,7 +83,7 @@ PROFILE = (
 
 SUBMISSION = (
     Mistake("recipe misspelt", recipe="tiny_lama3"),
-    Mistake("size that the recipe is not laid out for", words=("--nodes", "64")),
+    Mistake("size at which no layout of the recipe fits", words=("--nodes", "7")),
     Mistake("more nodes than the cluster has", recipe="llama3_8b_pretrain_h100_bf16", words=("--nodes", "16")),
     Mistake("more nodes than the partition allows", 'partition = "batch"', SMALL, words=("--nodes", "2")),
     Mistake(

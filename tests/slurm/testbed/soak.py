@@ -6,35 +6,42 @@ Between two faults the run makes a new checkpoint, so that what is tried is each
 import argparse
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.slurm import profiles
-from tests.slurm.testbed.conftest import BASE, SCRIPT, Testbed, run, until
+from tests.slurm.testbed import bed as shell
+from tests.slurm.testbed.bed import BASE, SCRIPT, Testbed, until, write_profile
+from tests.slurm.testbed.nemo_runs import LONGEST, Nemo, NemoRun
+from tests.slurm.testbed.runs import BedRun
 from tests.slurm.testbed.toys import ToyRun
 
 
-def kill_rank(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
+def kill_rank(bed: Testbed, draw: random.Random, run: BedRun) -> str:
     """kill -9 of any rank."""
-    ranks = toy.ranks()
+    ranks = run.ranks()
     if not ranks:
         return "no rank to kill"
     os.kill(draw.choice(ranks), signal.SIGKILL)
     return "kill -9 of a rank"
 
 
-def stop_rank(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
+def stop_rank(bed: Testbed, draw: random.Random, run: BedRun) -> str:
     """A rank that hangs for ever."""
-    ranks = toy.ranks()
+    ranks = run.ranks()
     if not ranks:
         return "no rank to stop"
     os.kill(draw.choice(ranks), signal.SIGSTOP)
     return "a rank hangs"
 
 
-def crash(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
+def crash(bed: Testbed, draw: random.Random, run: BedRun) -> str:
     """A node loses power and comes back."""
     node = str(draw.randint(1, 4))
     bed("crash", node)
@@ -43,7 +50,7 @@ def crash(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     return f"node{node} loses power"
 
 
-def cut(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
+def cut(bed: Testbed, draw: random.Random, run: BedRun) -> str:
     """A cable is pulled and put back."""
     node = str(draw.randint(1, 4))
     bed("cut", node)
@@ -52,7 +59,7 @@ def cut(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     return f"the cable of node{node} is pulled"
 
 
-def slurmd(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
+def slurmd(bed: Testbed, draw: random.Random, run: BedRun) -> str:
     """kill -9 of slurmd."""
     node = str(draw.randint(1, 4))
     bed("slurmd-kill", node)
@@ -61,7 +68,7 @@ def slurmd(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     return f"kill -9 of slurmd on node{node}"
 
 
-def controller(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
+def controller(bed: Testbed, draw: random.Random, run: BedRun) -> str:
     """slurmctld is restarted."""
     bed("ctld-stop")
     time.sleep(draw.uniform(1, 10))
@@ -69,7 +76,7 @@ def controller(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     return "slurmctld is restarted"
 
 
-def accounting(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
+def accounting(bed: Testbed, draw: random.Random, run: BedRun) -> str:
     """slurmdbd is gone for a while."""
     bed("dbd-stop")
     time.sleep(draw.uniform(5, 30))
@@ -77,73 +84,95 @@ def accounting(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
     return "slurmdbd is gone for a while"
 
 
-def preempt(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
+def preempt(bed: Testbed, draw: random.Random, run: BedRun) -> str:
     """A job of a higher partition takes the nodes."""
-    run(["sbatch", "-p", "batch", "-N4", "--gpus-per-node=8", "-o", "/dev/null", "--wrap", "sleep 3"])
+    shell.run(["sbatch", "-p", "batch", "-N4", "--gpus-per-node=8", "-o", "/dev/null", "--wrap", "sleep 3"])
     return "preempted"
 
 
-def requeue(bed: Testbed, draw: random.Random, toy: ToyRun) -> str:
+def requeue(bed: Testbed, draw: random.Random, run: BedRun) -> str:
     """An administrator requeues the job."""
-    jobs = run(["squeue", "-h", "-t", "R", "-p", "low", "-o", "%i"]).split()
-    run(["scontrol", "requeue", *jobs[:1]], check=False)
+    jobs = shell.run(["squeue", "-h", "-t", "R", "-p", "low", "-o", "%i"]).split()
+    shell.run(["scontrol", "requeue", *jobs[:1]], check=False)
     return "requeued by an administrator"
 
 
 FAULTS = (kill_rank, stop_rank, crash, cut, slurmd, controller, accounting, preempt, requeue)
 
 
-def soak(bed: Testbed, faults: int, seed: int, folder: Path, say=print) -> ToyRun:
+@dataclass(frozen=True)
+class Soaked:
+    """What twenty faults have done to a run."""
+
+    run: BedRun
+    faults: list[str]
+
+    def __str__(self) -> str:
+        lost = self.run.lost()
+        counts = ", ".join(f"{count} x {fault}" for fault, count in Counter(self.faults).most_common())
+        return (
+            f"{len(self.faults)} faults ({counts}): {len(self.run.run.attempts)} attempts, {self.run.max_steps} steps, "
+            f"all there with the losses of an undisturbed run; {max(lost, default=0)} steps repeated at most "
+            f"(checkpoints every {self.run.save_every}), {sum(lost)} in all; no process and no job is left"
+        )
+
+
+def soak(bed: Testbed, faults: int, seed: int, folder: Path, nemo: Nemo | None = None, say=print) -> Soaked:
     """Run it; raises AssertionError when a step is lost, repeated too often, or something is left behind."""
     draw = random.Random(seed)
-    text = (profiles.SHIPPED / "testbed.toml").read_text().replace("/tmp/superpod-testbed/runs", str(folder / "runs"))
-    text = text.replace('partition = "batch"', 'partition = "low"').replace("stalled_s = 30", "stalled_s = 15")
-    profile = folder / "soak.toml"
-    profile.write_text(text)
-    toy = ToyRun(bed, profile, nodes=2, attempts=8, max_steps=10**6, save_every=10, step_s=0.15)
+    low = ('partition = "batch"', 'partition = "low"')
+    # NeMo takes a minute to start, and the next fault comes after 10 s: a share of its time that the bound would end.
+    bounds = ("stalled_s = 30", f"stalled_s = {30 if nemo else 15}\nidle_attempts = {50 if nemo else 2}")
+    profile = write_profile(folder / "soak.toml", folder / "runs", low, bounds)
+    if nemo:
+        run = NemoRun(nemo, profile, attempts=8, max_steps=LONGEST)
+    else:
+        run = ToyRun(bed, profile, attempts=8, max_steps=LONGEST, step_s=0.15)
+    happened = []
     for number in range(1, faults + 1):
-        toy.until_new_checkpoint(300)
-        step, fault = toy.step, draw.choice(FAULTS)(bed, draw, toy)
+        run.until_new_checkpoint(300)
+        assert not run.run.done, "it was too quick for so many faults"
+        step = run.step
+        happened.append(draw.choice(FAULTS)(bed, draw, run))
         say(
-            f"{number:3} {time.strftime('%H:%M:%S')} step {step:5} attempt {len(toy.run.attempts):3}  {fault}",
+            f"{number:3} {time.strftime('%H:%M:%S')} step {step:5} attempt {len(run.run.attempts):3}  {happened[-1]}",
             flush=True,
         )
-        jobs = toy.seen().jobs
+        jobs = run.seen().jobs
         if jobs is not None and len(jobs) < 4:  # None: the controller is down
-            toy.queue(4 - len(jobs))
-    toy.until_new_checkpoint(300)
-    _let_it_end(toy)
-    toy.until_done(400)
-    toy.options["max_steps"] = toy.step
-    toy.check_whole()
-    assert toy.left_behind() == []
-    return toy
+            run.queue(4 - len(jobs))
+    run.until_new_checkpoint(300)
+    run.end_at(run.step + 60)
+    shell.run(["scontrol", "requeue", run.job], check=False)
+    until(lambda: run.seen().state != "running", 60)
+    run.until_done(400)
+    run.check_whole()
+    assert run.left_behind() == []
+    assert run.seen().jobs == []
+    return Soaked(run, happened)
 
 
-def _let_it_end(toy: ToyRun) -> None:
-    """From the next attempt on, the run is a little longer than it is now."""
-    recipe = toy.run.path / "code" / "recipe.py"
-    recipe.write_text(recipe.read_text().replace(str(10**6), str(toy.step + 60)))
-    run(["scontrol", "requeue", toy.job], check=False)
-    until(lambda: toy.seen().state != "running", 60)
+def _recipes(*words: object, timeout: float = 400) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "superpod.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser()
     options.add_argument("--faults", type=int, default=20)
-    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    options.add_argument("--training", choices=("nemo", "toy"), default="nemo")
     given = options.parse_args()
+    print(f"{given.faults} faults, seed {given.seed}, {given.training}", flush=True)
     os.environ["SLURM_CONF"] = str(BASE / "etc" / "slurm.conf")
-    run([str(SCRIPT), "up"])
+    shell.run([str(SCRIPT), "up"])
     testbed = Testbed()
     testbed.all_well()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="superpod-soak-") as scratch:
-        done = soak(testbed, given.faults, given.seed, Path(scratch))
-        attempts, lost = len(done.run.attempts), done.lost()
+    scratch = Path(tempfile.mkdtemp(prefix="superpod-soak-"))  # stays after a failure
+    print(f"in {scratch}", flush=True)
+    real = Nemo(testbed, scratch, _recipes) if given.training == "nemo" else None
+    soaked = soak(testbed, given.faults, given.seed, scratch, real)
+    print(f"seed {given.seed}, {given.training}: {soaked}; {time.monotonic() - began:.0f} s")
+    shutil.rmtree(scratch)
     testbed.all_well()
-    print(
-        f"{given.faults} faults, seed {given.seed}: {attempts} attempts, {done.options['max_steps']} steps, "
-        "all there with"
-    )
-    print(f"the losses of an uninterrupted run; {max(lost)} steps repeated at most; {time.monotonic() - began:.0f} s")

@@ -12,7 +12,8 @@ import pytest
 from superpod.node import guard
 from superpod.node.run_folder import RunFolder
 from superpod.slurm import connection, submit
-from tests.slurm.testbed.conftest import until
+from tests.slurm.testbed.bed import until
+from tests.slurm.testbed.nemo_runs import NemoRun
 from tests.slurm.testbed.toys import ToyRun
 
 pytestmark = pytest.mark.long
@@ -71,6 +72,27 @@ def test_a_job_that_waits_for_a_data_job(testbed, profile):
     ended = testbed.slurm("sacct", "-X", "-nP", "-j", data, "-o", "End").strip()
     began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(toy.run.attempts[0].result["started"]))
     assert began >= ended
+
+
+def test_data_that_the_job_before_it_makes(testbed, nemo, profile, tmp_path):
+    """Real NeMo: the ranks build the recipe from the folder, with the losses of one that was there."""
+    data = tmp_path / "late"
+    words = ("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", f"sleep 150; cp -r {nemo.data} {data}")
+    job = testbed.slurm(*words).strip()
+    assert not data.exists()
+    run = NemoRun(nemo, profile(), attempts=1, max_steps=20, data=data, after=job)
+    assert f"note   {data} does not exist yet, and afterok:{job} is trusted to make it" in run.printed
+    run.until_done(400)
+    run.check_whole(most_lost=0)
+    assert str(data) in (run.run.path / "recipe.txt").read_text()
+
+
+def test_data_that_the_job_before_it_did_not_make(testbed, nemo, profile, tmp_path):
+    job = testbed.slurm("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", "sleep 150").strip()
+    run = NemoRun(nemo, profile(), attempts=2, max_steps=20, data=tmp_path / "late", after=job)
+    run.until_gone(200)
+    assert [attempt.result["state"] for attempt in run.run.attempts] == ["failed"], run.story()
+    assert f"the data folder {tmp_path / 'late'} is not there" in run.seen().message
 
 
 @pytest.fixture
@@ -146,9 +168,11 @@ def test_a_sweep_with_one_bad_value_queues_nothing(testbed, profile, recipes_cli
 
 @pytest.mark.nemo
 @pytest.mark.train
-def test_a_sweep_that_waits_for_a_job_and_its_table(testbed, profile, recipes_cli):
+def test_a_sweep_that_waits_for_a_job_and_its_table(testbed, profile, recipes_cli, tmp_path):
     """Real NeMo: two learning rates after a data job."""
-    first = testbed.slurm("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", "sleep 90").strip()
+    data = tmp_path / "data"
+    make = f"until [ -e {data} ]; do sleep 1; done"
+    first = testbed.slurm("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", make).strip()
     words = ("submit", "tiny_llama3", "--cluster", profile(), "--attempts", 1, *SMALL, *STEPS)
     done = recipes_cli(*words, "--after", first, "--sweep", "optim.config.lr=1e-3,2e-3", timeout=300)
     assert done.returncode == 0, done.stderr
@@ -157,7 +181,8 @@ def test_a_sweep_that_waits_for_a_job_and_its_table(testbed, profile, recipes_cl
     runs = [RunFolder.open(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("run ")]
     assert len(runs) == 2
     assert all(not run.attempts for run in runs)
-    until(lambda: all(run.done for run in runs), 420, lambda: recipes_cli("report", sweep).stdout)
+    data.touch()
+    until(lambda: all(run.done for run in runs), 900, lambda: recipes_cli("report", sweep).stdout)
     table = json.loads(recipes_cli("report", sweep, "--json").stdout)
     assert sorted(row["values"]["optim.config.lr"] for row in table) == ["1e-3", "2e-3"]
     assert [row["summary"]["steps"] for row in table] == [3, 3]
@@ -174,17 +199,17 @@ def test_finding_10_a_run_that_is_done_goes_on_with_more_steps(testbed, profile,
     assert first.returncode == 0, first.stderr
     (folder,) = (line.split(maxsplit=1)[1] for line in first.stdout.splitlines() if line.startswith("run "))
     run = RunFolder.open(folder)
-    until(lambda: run.done and not testbed.slurm("squeue", "-h").strip(), 240)
+    until(lambda: run.done and not testbed.slurm("squeue", "-h").strip(), 600)
     words = ("submit", "tiny_llama3", "--cluster", where, "--resume", run.path, "--attempts", 1)
     before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
-    refused = recipes_cli(*words)
+    refused = recipes_cli(*words, timeout=300)
     assert (refused.returncode, "is done at step 3" in refused.stderr) == (2, True), refused.stderr
     assert {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()} == before
     done = recipes_cli(*words, "trainer.max_steps=6", "--time", "8:00", timeout=300)
     assert done.returncode == 0, done.stderr
     assert "change trainer.max_steps: 3 -> 6" in done.stdout
     assert "continues from step 3" in done.stdout
-    until(lambda: run.done, 300, lambda: str(run.attempts[-1].result))
+    until(lambda: run.done, 600, lambda: str(run.attempts[-1].result))
     assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
     assert run.facts["max_steps"] == 6
     assert (run.path / "job-until-001.sbatch").is_file()

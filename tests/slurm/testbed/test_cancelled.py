@@ -7,7 +7,7 @@ import pytest
 
 from superpod.node import ending, guard
 from superpod.slurm import connection, submit
-from tests.slurm.testbed.conftest import BASE, until
+from tests.slurm.testbed.bed import BASE, until
 from tests.slurm.testbed.toys import ToyRun
 
 pytestmark = pytest.mark.long

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from superpod.node import guard
-from tests.slurm.testbed.conftest import until
+from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.toys import ToyRun
 
 pytestmark = pytest.mark.long
@@ -18,19 +18,6 @@ def test_a_run_in_one_attempt(testbed, profile):
     until(lambda: testbed.slurm("sacct", "-X", "-n", "-j", toy.job, "-o", "state").split() == ["COMPLETED"], 30)
     assert len(toy.run.attempts) == 1
     assert toy.left_behind() == []
-
-
-def test_three_time_limits_and_nothing_lost(testbed, profile):
-    """A limit of a minute, as Slurm enforces it, and steps for about three of them."""
-    toy = ToyRun(testbed, profile(), time_limit="1:00", attempts=3, max_steps=200, save_every=1000, step_s=0.5)
-    toy.until_step(1)
-    until(lambda: len(toy.run.attempts) >= 3, 240, toy.story)
-    if not toy.run.done:
-        toy.queue(3)  # as `recipes top-up` does
-    toy.until_done(400)
-    toy.check_whole(most_lost=0)
-    assert len(toy.run.attempts) >= 3
-    assert {attempt.result["state"] for attempt in toy.run.attempts[:-1]} == {"requeued"}
 
 
 def test_a_save_of_45_seconds_before_the_limit(testbed, profile):

@@ -1,23 +1,28 @@
-"""Issue 14, findings 1 and 6: damaged checkpoints between two jobs of a run, on a real Slurm, with the toy training."""
+"""Issue 14, findings 1 and 6: damage between two jobs of a run, on a real Slurm, with the toy and with real NeMo.
+
+With --update-goldens, what the runs did goes into docs/slurm.md.
+"""
 
 import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+import superpod.planner
 from superpod.node import checkpoints, guard, resume
 from superpod.slurm import watch
-from tests.slurm.testbed.conftest import until
+from tests.slurm.testbed.bed import until
+from tests.slurm.testbed.runs import BedRun
 from tests.slurm.testbed.test_container import boxed
-from tests.slurm.testbed.test_train import QUICK, SMALL, TP1, submitted, text, until_done
-from tests.slurm.testbed.toys import ToyRun
+from tests.slurm.testbed.trainings import Training
 
 pytestmark = pytest.mark.long
 
-assert boxed and text  # fixtures  # noqa: PT018
+assert boxed  # a fixture
 FILE = "weights/__0_0.distcp"
 
 
@@ -49,107 +54,134 @@ def half(folder: Path) -> None:
     (folder / "weights" / "metadata.json").unlink()
 
 
-def stopped_at_35(testbed, profile: Path) -> ToyRun:
-    """A run with checkpoints of steps 10, 20 and 30, whose only job was killed."""
-    toy = ToyRun(testbed, profile, attempts=1, max_steps=45, step_s=0.1)
-    toy.until_step(35)
-    for pid in toy.ranks():
+FAULTS = {
+    truncated: "a file of it is cut short",
+    empty: "a file of it is empty",
+    one_flipped_bit: "one bit of it is flipped",
+    deleted: "it is deleted",
+    unreadable: "a file of it cannot be read",
+    half: "half of it was written",
+}
+
+
+def newest_first(run: BedRun) -> list[Path]:
+    return checkpoints.candidates(run.run.checkpoints)
+
+
+def saved_steps(run: BedRun) -> list[int]:
+    return [checkpoints.step_of(folder.name) or 0 for folder in newest_first(run)]
+
+
+def is_summed(run: BedRun, step: int, parts: int) -> bool:
+    """Whether every node has written the checksums of what it saved at a step."""
+    newest = newest_first(run)
+    return bool(newest) and saved_steps(run)[0] >= step and len(list((newest[0] / "manifest").glob("*.json"))) == parts
+
+
+def stopped_after_three(training: Training, where: Path | None = None) -> BedRun:
+    """A run with three whole checkpoints, 10 steps apart, whose only job was killed."""
+    run = training.start(where=where, attempts=1, steps=60, step_s=0.1)
+    until(lambda: is_summed(run, 30, 2 if training.nemo else 1), 120 * run.patience, run.story)
+    for pid in run.ranks():
         os.kill(pid, signal.SIGKILL)
-    until(lambda: toy.run.attempts[0].result.get("ended"), 60, toy.story)
-    toy.until_gone()
-    assert [checkpoints.step_of(folder.name) for folder in newest_first(toy)] == [30, 20, 10], toy.story()
-    return toy
+    until(lambda: run.run.attempts[0].result.get("ended"), 60, run.story)
+    run.until_gone()
+    saved = saved_steps(run)
+    assert saved == [saved[0], saved[0] - 10, saved[0] - 20], run.story()
+    return run
 
 
-def newest_first(toy: ToyRun) -> list[Path]:
-    return checkpoints.candidates(toy.run.checkpoints)
-
-
-def goes_on(toy: ToyRun, from_step: int) -> None:
+def goes_on(training: Training, run: BedRun, from_step: int, newest: int, fault: str) -> None:
     """The next job resumes from there, says what is lost, and the run's losses are an undisturbed run's."""
-    lost = 30 - from_step
-    toy.queue(1)
-    toy.until_done()
-    toy.check_whole(most_lost=40 - from_step)
-    result = toy.run.attempts[1].resume
-    assert (result["step"], result["lost_steps"]) == (from_step, lost), toy.story()
+    lost = newest - from_step
+    run.queue(1)
+    training.ends_well(run, fault, most_lost=run.save_every + run.in_flight + lost)
+    result = run.run.attempts[1].resume
+    assert (result["step"], result["lost_steps"]) == (from_step, lost), run.story()
     assert (f"{lost} steps are lost" in result["words"]) == bool(lost)
-    assert result["words"] in next(toy.run.path.glob(f"slurm-{toy.job}.out")).read_text()
-    assert toy.left_behind() == []
+    assert result["words"] in next(run.run.path.glob(f"slurm-{run.job}.out")).read_text()
 
 
-@pytest.mark.parametrize("damage", [truncated, empty, one_flipped_bit, deleted, unreadable, half])
-def test_finding_1_a_damaged_newest_costs_one_interval(damage, testbed, profile):
-    toy = stopped_at_35(testbed, profile())
-    newest = newest_first(toy)[0]
-    damage(newest)
-    goes_on(toy, 20)
-    assert (toy.run.path / resume.ASIDE / newest.name).is_dir() == (damage is not deleted), "set aside, not deleted"
+@pytest.mark.parametrize("damage", FAULTS)
+def test_finding_1_a_damaged_newest_costs_one_interval(damage, training, recipes_cli):
+    run = stopped_after_three(training)
+    newest, second, _ = saved_steps(run)
+    folder = newest_first(run)[0]
+    damage(folder)
+    goes_on(training, run, second, newest, f"the newest checkpoint: {FAULTS[damage]}")
+    aside = run.run.path / resume.ASIDE / folder.name
+    assert aside.is_dir() == (damage is not deleted), "set aside, not deleted"
+    history = json.loads(recipes_cli("history", run.run.path, "--json").stdout)
+    assert "10 steps are lost" in history[1]["notes"][0]
 
 
-def test_a_damaged_second_newest_costs_nothing(testbed, profile):
-    toy = stopped_at_35(testbed, profile())
-    one_flipped_bit(newest_first(toy)[1])
-    goes_on(toy, 30)
+def test_a_damaged_second_newest_costs_nothing(training):
+    run = stopped_after_three(training)
+    newest = saved_steps(run)[0]
+    one_flipped_bit(newest_first(run)[1])
+    goes_on(training, run, newest, newest, "the second newest checkpoint: one bit of it is flipped")
+
+
+def test_two_damaged_ones_cost_two_intervals(training):
+    run = stopped_after_three(training)
+    newest, _, third = saved_steps(run)
+    one_flipped_bit(newest_first(run)[0])
+    (newest_first(run)[1] / FILE).unlink()
+    goes_on(training, run, third, newest, "the newest: one bit is flipped; the second newest: a file is missing")
 
 
 @pytest.mark.parametrize("damage", [one_flipped_bit, deleted])
-def test_finding_1_with_no_whole_one_the_run_stops_and_its_chain_ends(damage, testbed, profile):
+def test_finding_1_with_no_whole_one_the_run_stops_and_its_chain_ends(damage, training):
     """14: it began at step 1 without a word, or burnt every job of the chain on it."""
-    toy = stopped_at_35(testbed, profile())
-    for folder in newest_first(toy):
+    run = stopped_after_three(training)
+    for folder in newest_first(run):
         damage(folder)
-    before = len(toy.run.metrics())
-    toy.queue(3)
-    until(lambda: not toy.seen().jobs, 90, toy.story)
-    assert [attempt.result["state"] for attempt in toy.run.attempts[1:]] == ["failed"], toy.story()
-    assert len(toy.run.metrics()) == before, "no step was made"
-    marker = guard.stopped(toy.run)
-    assert marker is not None, toy.story()
+    before = len(run.run.metrics())
+    run.queue(3)
+    until(lambda: not run.seen().jobs, 200, run.story)  # a second look at each takes 30 s
+    assert [attempt.result["state"] for attempt in run.run.attempts[1:]] == ["failed"], run.story()
+    assert len(run.run.metrics()) == before, "no step was made"
+    marker = guard.stopped(run.run)
+    assert marker is not None, run.story()
     assert "cannot go on" in marker.reason
     assert "start a new run" in marker.reason
-    seen: watch.RunView = toy.seen()
+    seen: watch.RunView = run.seen()
     assert seen.state == "failed"
     assert "cannot go on" in seen.message
+    assert run.left_behind() == []
+    training.note(run, f"every checkpoint: {FAULTS[damage]}")
 
 
 @pytest.mark.parametrize("damage", [one_flipped_bit, truncated])
-def test_finding_1_in_a_container(damage, testbed, boxed):
+def test_finding_1_in_a_container(damage, training, boxed):
     """The decision is made outside, and the ranks inside find the same checkpoint."""
-    toy = stopped_at_35(testbed, boxed(Path(__file__).parents[2]))
-    damage(newest_first(toy)[0])
-    goes_on(toy, 20)
+    mounts, inside = [Path(__file__).parents[2]], {}
+    if training.nemo:
+        project = Path(superpod.planner.__file__).resolve().parents[1]
+        mounts = sorted({project, Path(sys.prefix), Path(sys.base_prefix), training.nemo.data})
+        inside = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    run = stopped_after_three(training, boxed(*mounts, **inside))
+    newest, second, _ = saved_steps(run)
+    damage(newest_first(run)[0])
+    goes_on(training, run, second, newest, f"in a container, the newest checkpoint: {FAULTS[damage]}")
 
 
-@pytest.mark.nemo
-@pytest.mark.train
-@pytest.mark.long
-def test_finding_1_real_nemo_on_two_nodes(testbed, profile, recipes_cli, text):
-    """The newest has a flipped bit, the second newest lacks a file: losses are bit for bit an undisturbed run's."""
-    words = ("tiny_llama3", "--cluster", profile(), "--nodes", 2, "--data", text, *SMALL, *QUICK, *TP1)
-    steps = ("trainer.max_steps=24", "log.ckpt.every_n_train_steps=6", "log.ckpt.save_top_k=9")
-    whole = submitted(recipes_cli, *words, *steps)
-    until_done(whole)
-    broken = submitted(recipes_cli, *words, *steps)
-    until(broken.metrics, 600)
-    job = broken.attempts[0].result["job"]
-    queued = testbed.slurm("squeue", "-h", "-t", "PENDING", "-o", "%i").split()
-    testbed.slurm("scontrol", "hold", ",".join(queued))
-    until(lambda: len(broken.metrics()) >= 20, 300)
-    testbed.slurm("scancel", "--signal=KILL", f"{job}.0")
-    testbed.until_ended(job)
-    newest, second, third = (folder for folder in checkpoints.candidates(broken.checkpoints))
-    for folder in (newest, second, third):
-        assert {part.name for part in (folder / "manifest").iterdir()} == {"0.json", "1.json"}, "a part a node"
-    data = bytearray((newest / "weights" / "__1_0.distcp").read_bytes())
-    data[len(data) // 2] ^= 1
-    (newest / "weights" / "__1_0.distcp").write_bytes(data)
-    (second / "weights" / "__0_1.distcp").unlink()
-    testbed.slurm("scontrol", "release", ",".join(queued))
-    until_done(broken)
-    result = broken.attempts[1].resume
-    assert (result["step"], result["lost_steps"]) == (6, 12), result
-    assert [line["loss"] for line in broken.metrics()] == [line["loss"] for line in whole.metrics()]
-    assert sorted(p.name for p in (broken.path / resume.ASIDE).iterdir()) == sorted([newest.name, second.name])
-    history = json.loads(recipes_cli("history", broken.path, "--json").stdout)
-    assert "12 steps are lost" in history[1]["notes"][0]
+def torn(file: Path) -> None:
+    """As a machine leaves it that lost power while it wrote."""
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) * 2 // 3] + bytes(16))
+
+
+def test_damaged_small_files_cost_nothing(training):
+    """What the run keeps beside its checkpoints, each torn: results, metrics, notes of saves, heartbeats, its jobs."""
+    run = stopped_after_three(training)
+    newest = saved_steps(run)[0]
+    first = run.run.attempts[0].path
+    for file in (first / "result.json", first / "env.json", first / "deadline.json", *(first / "heartbeat").iterdir()):
+        torn(file)
+    torn(run.run.path / guard.CHAIN)
+    with (run.run.path / resume.SAVED).open("a") as notes:
+        notes.write('{"t": 1795391302.05, "saved": "st')
+    with (run.run.path / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"t": 1795391302.05, "attem')
+    goes_on(training, run, newest, newest, "small files of the run are torn")

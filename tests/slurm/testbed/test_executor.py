@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.testbed.conftest import until
+from tests.slurm.testbed.bed import until
 
 pytestmark = pytest.mark.nemo
 

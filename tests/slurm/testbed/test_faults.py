@@ -1,4 +1,7 @@
-"""One fault a test: the last step is reached, at most one checkpoint interval is repeated, no process is left."""
+"""One fault a test: the last step is reached, at most one checkpoint interval is repeated, no process is left.
+
+Each with the toy and with real NeMo. With --update-goldens, what they did goes into docs/slurm.md.
+"""
 
 import os
 import shutil
@@ -9,152 +12,185 @@ import time
 import pytest
 
 from superpod.node import guard
-from tests.slurm.testbed.conftest import BASE, until
-from tests.slurm.testbed.toys import ToyRun
+from tests.slurm.testbed.bed import BASE, until
+from tests.slurm.testbed.fault_table import DOCS, lines
+from tests.slurm.testbed.nemo_runs import LONGEST
+from tests.slurm.testbed.runs import BedRun
 
 pytestmark = pytest.mark.long
 
-STEPS = 220
 
-
-@pytest.fixture
-def toy(testbed, profile):
-    toy_run = ToyRun(testbed, profile(), attempts=4, max_steps=STEPS, step_s=0.2)
-    toy_run.until_step(15)
-    return toy_run
-
-
-def ends_well(toy: ToyRun, least_attempts: int = 2) -> None:
-    toy.until_done(400)
-    toy.check_whole()
-    assert len(toy.run.attempts) >= least_attempts, toy.story()
-    assert toy.left_behind() == []
-
-
-def rank_of(toy: ToyRun, node: int) -> int:
+def rank_of(run: BedRun, node: int) -> int:
     """The process of one rank on a node."""
-    for pid in toy.ranks():
+    for pid in run.ranks():
         where = ["nsenter", "--target", str(pid), "--uts", "hostname"]
         if subprocess.run(where, capture_output=True, text=True).stdout.strip() == f"node{node}":
             return pid
     raise AssertionError(f"no rank on node {node}")
 
 
-def test_kill_9_of_a_rank(toy, testbed):
-    os.kill(rank_of(toy, 2), signal.SIGKILL)
-    ends_well(toy)
+def test_kill_9_of_a_rank(training):
+    run = training.at_step_15()
+    os.kill(rank_of(run, 2), signal.SIGKILL)
+    training.ends_well(run, "`kill -9` of a rank")
 
 
-def test_kill_9_of_slurmd(toy, testbed):
+def test_kill_9_of_slurmd(training, testbed):
     """The daemon alone; its job goes on, or is requeued, and the daemon comes back."""
+    run = training.at_step_15()
     testbed("slurmd-kill", "2")
     time.sleep(3)
     testbed("boot", "2")
-    ends_well(toy, least_attempts=1)
+    training.ends_well(run, "`kill -9` of slurmd", least_attempts=1)
 
 
-def test_a_rank_that_hangs(testbed, profile):
+def test_a_rank_that_hangs(training):
     """Nobody's process has died, and Slurm sees nothing; the heartbeats do."""
-    toy = ToyRun(testbed, profile(("stalled_s = 30", "stalled_s = 12")), attempts=4, max_steps=STEPS)
-    toy.until_step(15)
-    pid = rank_of(toy, 2)
+    run = training.start(("stalled_s = 30", f"stalled_s = {12 * (2 if training.nemo else 1)}"))
+    run.until_step(15)
+    pid = rank_of(run, 2)
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: toy.seen().state == "stalled" or len(toy.run.attempts) > 1, 60, toy.story)
-    until(lambda: len(toy.run.attempts) > 1, 90, toy.story)
-    first = toy.run.attempts[0].result
-    assert first["state"] == "stalled", toy.story()
+    until(lambda: run.seen().state == "stalled" or len(run.run.attempts) > 1, 60, run.story)
+    until(lambda: len(run.run.attempts) > 1, 90, run.story)
+    first = run.run.attempts[0].result
+    assert first["state"] == "stalled", run.story()
     assert "on node2 no longer answers" in first["message"]
-    ends_well(toy)
+    training.ends_well(run, "a rank hangs")
 
 
-def test_a_node_that_hangs(toy, testbed):
+def test_a_node_that_hangs(training, testbed):
+    run = training.at_step_15()
     testbed("hang", "2")
-    until(lambda: len(toy.run.attempts) > 1 or toy.seen().state == "requeued", 180, toy.story)
+    until(lambda: len(run.run.attempts) > 1 or run.seen().state == "requeued", 180, run.story)
     testbed("unhang", "2")
-    ends_well(toy)
+    training.ends_well(run, "a node hangs")
 
 
-def test_a_node_that_loses_power(toy, testbed):
-    testbed("crash", "2")
-    ends_well(toy)
+@pytest.mark.parametrize(("node", "fault"), [("2", "a node loses power"), ("1", "the first node loses power")])
+def test_a_node_that_loses_power(node, fault, training, testbed):
+    run = training.at_step_15()
+    testbed("crash", node)
+    training.ends_well(run, fault)
 
 
-def test_the_first_node_that_loses_power(toy, testbed):
-    testbed("crash", "1")
-    ends_well(toy)
-
-
-def test_a_node_that_is_drained(toy, testbed):
+def test_a_node_that_is_drained(training, testbed):
     """Draining lets the job go on; it ends where it is."""
+    run = training.at_step_15()
     testbed.slurm("scontrol", "update", "nodename=node2", "state=drain", "reason=test")
-    ends_well(toy, least_attempts=1)
+    training.ends_well(run, "a node is drained", least_attempts=1)
 
 
-def test_a_network_that_is_cut(toy, testbed):
+def test_a_network_that_is_cut(training, testbed):
+    run = training.at_step_15()
     testbed("cut", "2")
-    until(lambda: len(toy.run.attempts) > 1, 180, toy.story)
+    until(lambda: len(run.run.attempts) > 1, 180, run.story)
     time.sleep(5)
     testbed("join", "2")
-    ends_well(toy)
+    training.ends_well(run, "a network cable is pulled")
 
 
-def test_a_preemption_with_grace(testbed, profile):
-    toy = ToyRun(testbed, profile(('partition = "batch"', 'partition = "low"')), attempts=2, max_steps=STEPS, nodes=4)
-    toy.until_step(15)
+def test_a_preemption_with_grace(training, testbed):
+    run = training.start(('partition = "batch"', 'partition = "low"'), attempts=2)
+    run.until_step(15)
     high = testbed.slurm(
         "sbatch", "--parsable", "-p", "batch", "-N4", "--gpus-per-node=8", "-o", "/dev/null", "--wrap", "sleep 5"
     ).strip()
-    until(lambda: testbed.state(high) != "PENDING", 90, toy.story)
-    toy.until_done(300)
-    toy.check_whole(most_lost=0)
-    assert toy.run.attempts[0].result["state"] == "requeued", toy.story()
-    assert len(toy.run.attempts) >= 2
-    assert toy.left_behind() == []
+    until(lambda: testbed.state(high) != "PENDING", 90, run.story)
+    training.ends_well(run, "a preemption with 30 s of grace", most_lost=0)
+    assert run.run.attempts[0].result["state"] == "requeued", run.story()
 
 
-def test_the_controller_is_restarted(toy, testbed):
+def test_a_requeue_by_an_administrator(training, testbed):
+    run = training.at_step_15()
+    testbed.slurm("scontrol", "requeue", run.job)
+    training.ends_well(run, "`scontrol requeue`")
+    assert run.run.attempts[0].result["state"] == "requeued", run.story()
+
+
+def test_the_controller_is_restarted(training, testbed):
+    run = training.at_step_15()
     testbed("ctld-stop")
-    step = toy.step
+    step = run.step
     time.sleep(8)
-    assert toy.step > step, "ranks need no controller"
+    assert run.step > step, "ranks need no controller"
     testbed("ctld-start")
-    ends_well(toy, least_attempts=1)
+    training.ends_well(run, "slurmctld is gone for 8 s", least_attempts=1)
 
 
-def test_accounting_is_gone_for_two_minutes(testbed, profile):
-    toy = ToyRun(testbed, profile(), attempts=3, max_steps=STEPS, time_limit="1:00")
-    toy.until_step(5)
+def test_accounting_is_gone_for_two_minutes(training, testbed):
+    run = training.start(time_limit=training.shortest_limit, attempts=6)
+    run.until_step(5)
     testbed("dbd-stop")
     end = time.monotonic() + 120
-    while time.monotonic() < end and not toy.run.done:
-        assert toy.seen().state in ("running", "saving", "requeued", "queued", "done"), toy.story()
+    while time.monotonic() < end and not run.run.done:
+        assert run.seen().state in ("running", "saving", "requeued", "queued", "done"), run.story()
         time.sleep(5)
     testbed("dbd-start")
-    ends_well(toy, least_attempts=1)
+    training.ends_well(run, "slurmdbd is gone for two minutes", least_attempts=1)
 
 
-def test_a_full_folder_that_is_freed(testbed, profile, tmp_path):
+def test_three_time_limits_and_nothing_lost(training):
+    """Limits as Slurm enforces them, and steps for about three."""
+    steps = LONGEST if training.nemo else 300
+    run = training.start(time_limit=training.shortest_limit, attempts=3, steps=steps, save_every=10_007, step_s=0.4)
+    run.until_step(1)
+    until(lambda: len(run.run.attempts) >= 3, 240 * run.patience, run.story)
+    if training.nemo:
+        run.end_at(run.step + 10)  # its ranks import NeMo before they read the recipe
+    if not run.run.done:
+        run.queue(5)  # as `recipes top-up` does
+    training.ends_well(run, "the time limit, several times", least_attempts=3, most_lost=0)
+    assert {attempt.result["state"] for attempt in run.run.attempts[:-1]} == {"requeued"}
+
+
+def test_a_full_folder_that_is_freed(training, testbed, tmp_path):
     """The disk is full until somebody makes room; then the run goes on by itself, or with attempts queued again."""
     disk = BASE / "small"
     shutil.rmtree(disk / "runs", ignore_errors=True)
-    toy = ToyRun(testbed, profile((str(tmp_path / "runs"), str(disk / "runs"))), attempts=4, max_steps=STEPS)
-    toy.until_step(15)
+    subprocess.run(["mount", "-o", f"remount,size={400 if training.nemo else 40}m", disk], check=True)
+    run = training.start((str(tmp_path / "runs"), str(disk / "runs")))
+    run.until_step(15)
     subprocess.run(["dd", "if=/dev/zero", f"of={disk}/filler", "bs=64k"], capture_output=True)
-    until(lambda: len(toy.run.attempts) > 1 or toy.run.attempts[0].result["state"] != "running", 120, toy.story)
-    assert "disk" in toy.run.attempts[0].result.get("message", ""), toy.story()
+    until(lambda: len(run.run.attempts) > 1 or run.run.attempts[0].result["state"] != "running", 120, run.story)
+    assert "disk" in run.run.attempts[0].result.get("message", ""), run.story()
     (disk / "filler").unlink()
-    toy.until_gone_or_done()
-    if not toy.run.done:  # every attempt met the full disk: the user makes room, and says go on
-        guard.allow_resume(toy.run)
-        toy.queue(3)
-    ends_well(toy)
+    run.until_gone_or_done()
+    if not run.run.done:  # every attempt met the full disk: the user makes room, and says go on
+        guard.allow_resume(run.run)
+        run.queue(3)
+    training.ends_well(run, "the disk of the run is full, and is freed")
     shutil.rmtree(disk / "runs")
 
 
-def test_a_kill_while_a_checkpoint_is_written(testbed, profile):
-    toy = ToyRun(testbed, profile(), attempts=4, max_steps=120, save_s=4)
-    toy.until_new_checkpoint()
-    until(lambda: list(toy.run.checkpoints.glob("*-unfinished")), 60, toy.story)
-    for pid in toy.ranks():
+def test_a_kill_while_a_checkpoint_is_written(training):
+    run = training.start(steps=120, save_s=4)
+    run.until_new_checkpoint()
+    until(lambda: list(run.run.checkpoints.glob("*-unfinished")), 60, run.story)
+    for pid in run.ranks():
         os.kill(pid, signal.SIGKILL)
-    ends_well(toy)
+    training.ends_well(run, "`kill -9` of all ranks while a checkpoint is written")
+
+
+NAMED = {
+    "`kill -9` of a rank",
+    "a rank hangs",
+    "a network cable is pulled",
+    "the disk of the run is full, and is freed",
+    "`scontrol requeue`",
+    "a preemption with 30 s of grace",
+    "the time limit, several times",
+    "the newest checkpoint: half of it was written",
+    "the newest checkpoint: it is deleted",
+    "the newest checkpoint: a file of it cannot be read",
+    "the newest checkpoint: one bit of it is flipped",
+    "small files of the run are torn",
+}
+"""Those that issue 14 asks of real NeMo by name."""
+
+
+def test_the_table_of_the_documentation_has_its_lines():
+    """The cases above and those of test_damage.py write them; --update-goldens writes those anew that are run."""
+    shown = lines(DOCS.read_text())
+    toy, nemo = ({fault for fault, training in shown if training == name} for name in ("toy", "NeMo"))
+    assert len(toy) >= 28
+    assert nemo == toy >= NAMED

@@ -12,7 +12,7 @@ import pytest
 
 from superpod.node import rank_logs
 from superpod.slurm import batch_script, connection, submit
-from tests.slurm.testbed.conftest import until
+from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.toys import TOY, ToyRun
 
 pytestmark = pytest.mark.long

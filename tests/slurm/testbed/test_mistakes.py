@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from superpod.slurm import node_probe, profiles
-from tests.slurm.testbed import conftest
+from tests.slurm.testbed import bed
 from tests.slurm.testbed.mistakes import PROFILE, SECRET, SUBMISSION, Mistake
 
 pytestmark = pytest.mark.long
@@ -27,7 +27,7 @@ rows: dict[str, str] = {}
 def site(slurm_cluster):
     """The testbed with limits that Slurm enforces, a QOS that has some, and partitions that are not for everybody."""
     slurm_cluster.all_well()
-    conf, slurm = conftest.BASE / "etc" / "slurm.conf", slurm_cluster.slurm
+    conf, slurm = bed.BASE / "etc" / "slurm.conf", slurm_cluster.slurm
     text = conf.read_text()
     enforced = text.replace("AccountingStorageEnforce=associations", "AccountingStorageEnforce=associations,limits,qos")
     more = "PartitionName=small Nodes=node[1-2] MaxTime=30 MaxNodes=1 State=UP\n"
@@ -121,7 +121,7 @@ def test_a_job_that_a_limit_holds_back_leaves_the_queue(site, tmp_path):
     words = node_probe.srun(profiles.load(str(path)), 1, minutes=1)
     assert words[0] == "timeout"
     words[1] = "3"
-    conftest.run([*words, "true"], check=False)
+    bed.run([*words, "true"], check=False)
     assert site.slurm("squeue", "-h", "-n", "recipes-check").strip() == ""
 
 

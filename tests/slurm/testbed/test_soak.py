@@ -1,4 +1,4 @@
-"""Five random faults with a fixed seed; `make soak` does twenty."""
+"""Five random faults with a fixed seed; `make soak` does twenty, with real NeMo."""
 
 from tests.slurm.testbed.soak import soak
 

@@ -15,7 +15,7 @@ from superpod.lifecycle.resolve import ResolvedRun
 from superpod.node.run_folder import RunFolder
 from superpod.recipes import planned_job, registry
 from superpod.slurm import connection, live_cluster, mirror, preflight, profiles, submit, watch
-from tests.slurm.testbed.conftest import until
+from tests.slurm.testbed.bed import until
 
 pytestmark = pytest.mark.long
 
@@ -97,7 +97,7 @@ def test_submit_and_status_through_ssh(behind, testbed, tmp_path, monkeypatch):
     jobs = submit.queue(slurm, run, 2).ids
     submit.remember(slurm, run, jobs)
     assert len(jobs) == 2
-    until(lambda: not testbed.slurm("squeue", "-h").strip(), 180)
+    until(lambda: not testbed.slurm("squeue", "-h").strip(), 600)  # NeMo is imported
     assert "versions: torch" in "".join(p.read_text() for p in Path(run).rglob("*.log")), "a rank has begun"
     here = mirror.fetch(slurm, submission.folder)
     copy = RunFolder.open(here.path / "tiny_llama3" / Path(run).name)

@@ -1,6 +1,6 @@
 """The testbed is a real Slurm: several nodes, accounting, preemption, faults."""
 
-from tests.slurm.testbed.conftest import until
+from tests.slurm.testbed.bed import until
 
 
 def test_four_nodes_with_eight_gpus_and_names_of_their_own(testbed):

@@ -9,7 +9,7 @@ import pytest
 
 from superpod.node.run_folder import RunFolder
 from superpod.slurm import connection, watch
-from tests.slurm.testbed.conftest import until
+from tests.slurm.testbed.bed import until
 
 pytestmark = [pytest.mark.nemo, pytest.mark.train]
 

@@ -17,7 +17,7 @@ import pytest
 from superpod.node.run_folder import RunFolder
 from superpod.slurm import profiles
 from tests.conftest import ROOT
-from tests.slurm.testbed.conftest import BASE, Testbed, run, until
+from tests.slurm.testbed.bed import BASE, Testbed, run, until
 
 pytestmark = pytest.mark.long
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from superpod.node import first_step
-from tests.slurm.testbed.conftest import until
+from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.toys import ToyRun
 
 
@@ -124,16 +124,21 @@ def test_a_node_with_a_full_disk_is_named(testbed, profile, recipes_cli):
     assert "--exclude=node2" in health.stdout
 
 
-def test_a_bad_node_is_kept_out_of_the_next_attempt(testbed, profile, tmp_path):
-    """Checks as the job's first step; the bad GPU is planted: a nvidia-smi of node1's own that reports one."""
+@pytest.mark.parametrize("jobs", [3, 1])
+def test_a_bad_node_is_kept_out_of_the_next_attempt(jobs, testbed, profile, tmp_path):
+    """Checks as the job's first step; the bad GPU is planted: a nvidia-smi of node1's own that reports one.
+
+    With one job, which submits the next itself.
+    """
     fake = tmp_path / "bin"
     fake.mkdir()
     (fake / "nvidia-smi").write_text('#!/bin/sh\ncase $* in *ecc*) echo "3, 7, No";; esac\n')
     (fake / "nvidia-smi").chmod(0o755)
     checks = ('checks = ["disk", "time", "bandwidth"]', 'checks = ["gpus", "disk"]\nfirst_step = true')
+    own = () if jobs > 1 else (("[health]", "self_submit = true\n\n[health]"),)
     testbed("inside", "1", "mount", "--bind", str(fake), "/usr/local/bin")
     try:
-        toy = ToyRun(testbed, profile(checks), attempts=3, max_steps=20)
+        toy = ToyRun(testbed, profile(checks, *own), attempts=jobs, max_steps=20)
         toy.until_done()
     finally:
         testbed("inside", "1", "umount", "/usr/local/bin")

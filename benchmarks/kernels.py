@@ -1,0 +1,175 @@
+"""How well the time model's ideal seconds and factors meet measured kernels: products and causal attention.
+
+`python benchmarks/kernels.py` reads benchmarks/reference/kernels.csv. With `--from FOLDER` it writes that table anew,
+from the `systems/data` of NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0; `pip download --no-deps`, unzipped). Of what
+several inference engines measured, the fastest kernel counts: it is what the GPU can do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from superpod.planner import calibration, hardware, models
+from superpod.planner.layout import Layout
+from superpod.planner.planned_job import PlannedJob
+from superpod.planner.roofline import INDEX, KernelUnits, Work
+
+REFERENCE = Path(__file__).parent / "reference" / "kernels.csv"
+GPUS = {
+    **{"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "b300": "b300_sxm"},
+    **{"gb200": "gb200", "gb300": "gb300"},
+}
+"""Our name -> the folder of its measurements."""
+PRECISIONS = {"bfloat16": "bf16", "fp8": "fp8cs", "fp8_block": "fp8bw", "nvfp4": "nvfp4"}
+"""Their type of a product -> the precision that multiplies such numbers."""
+LEAST = {"m": 2048, "n": 1024, "k": 1024}
+"""Smaller products are those of generation."""
+MOST = 65_536
+SAMPLED = 40
+"""Rows of a GPU, kind and precision, chosen by hash."""
+COLUMNS: tuple[str, ...] = (
+    "gpu",
+    "kind",
+    "precision",
+    "m",
+    "n",
+    "k",
+    "batch",
+    "seq",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "us",
+    "source",
+)
+Row = dict[str, Any]
+
+
+def products(folder: Path) -> Iterator[Row]:
+    """The matrix products of a GPU's folder that are as large as those of training."""
+    for path in sorted(folder.glob("gemm/*/*/*.parquet")):
+        for row in _read(path, ("gemm_dtype", "m", "n", "k", "latency")):
+            sides = {side: int(row[side]) for side in LEAST}
+            whole = all(LEAST[side] <= size <= MOST and size % 128 == 0 for side, size in sides.items())
+            if whole and row["gemm_dtype"] in PRECISIONS:
+                yield {"kind": "product", "precision": PRECISIONS[row["gemm_dtype"]], **sides, **_measured(row, path)}
+
+
+def attentions(folder: Path) -> Iterator[Row]:
+    """Causal attention over whole sequences in BF16."""
+    columns = ("attn_dtype", "kv_cache_dtype", "window_size", "batch_size", "isl", "num_heads", "num_key_value_heads",
+               "head_dim", "step", "latency")  # fmt: skip
+    for path in sorted(folder.glob("attention/*/*/context_attention_perf.parquet")):
+        for row in _read(path, columns):
+            plain = row["attn_dtype"] == row["kv_cache_dtype"] == "bfloat16" and not row["window_size"]
+            if plain and not row["step"] and row["isl"] >= 1024 and row["head_dim"] == 128:
+                yield {
+                    "kind": "attention", "precision": "bf16", "batch": row["batch_size"], "seq": row["isl"],
+                    "heads": row["num_heads"], "kv_heads": row["num_key_value_heads"], "head_dim": row["head_dim"],
+                } | _measured(row, path)  # fmt: skip
+
+
+def _read(path: Path, columns: tuple[str, ...]) -> list[Row]:
+    import pyarrow.parquet as parquet
+
+    there = set(parquet.read_schema(path).names)  # an older table has no windows
+    rows = parquet.read_table(path, columns=[name for name in columns if name in there]).to_pylist()
+    return [dict.fromkeys(columns, 0) | row for row in rows]
+
+
+def _measured(row: Row, path: Path) -> Row:
+    engine, version = path.parts[-3:-1]
+    return {"us": round(1000 * row["latency"], 2), "source": f"{engine} {version}"}
+
+
+def sample(data: Path) -> list[Row]:
+    """Of each GPU, kind and precision `SAMPLED` kernels, each as fast as the fastest engine ran it."""
+    rows: list[Row] = []
+    for gpu, folder in GPUS.items():
+        fastest: dict[tuple[Any, ...], Row] = {}
+        for row in (*products(data / folder), *attentions(data / folder)):
+            key = tuple(row.get(name) for name in COLUMNS[1:-2])
+            if row["us"] > 0 and (key not in fastest or row["us"] < fastest[key]["us"]):
+                fastest[key] = row
+        kinds: dict[tuple[str, str], list[Row]] = defaultdict(list)
+        for row in fastest.values():
+            kinds[row["kind"], row["precision"]].append({"gpu": gpu, **row})
+        for members in kinds.values():
+            rows += sorted(members, key=_hash)[:SAMPLED]
+    return sorted(rows, key=lambda row: [str(row.get(name, "")) for name in COLUMNS[:3]] + [_hash(row)])
+
+
+def _hash(row: Mapping[str, Any]) -> str:
+    return hashlib.sha256(repr([row.get(name) for name in COLUMNS[1:-2]]).encode()).hexdigest()
+
+
+def write(rows: list[Row], out: Path) -> None:
+    """The table as CSV."""
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read() -> list[dict[str, str]]:
+    """The rows of the table."""
+    with REFERENCE.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def modelled(row: Mapping[str, str]) -> tuple[float, float]:
+    """Ideal seconds of a kernel at the peak, and those of the time model with its fitted factors."""
+    node = hardware.node(row["gpu"])
+    product = row["kind"] == "product"
+    tokens = int(row["m"]) if product else int(row["batch"]) * int(row["seq"])
+    job = PlannedJob(
+        models.find("llama3_8b"), node, hardware.fabric("ib_ndr"), 8, tokens, row["precision"], Layout(gbs=8)
+    )  # fmt: skip
+    one = np.ones(1)
+    work = Work(job, KernelUnits(one, one, one, one, 0 * one, one, one.astype(int) * 0, one < 0))
+    if product:
+        work.gemm(tokens, int(row["n"]), int(row["k"]))
+        ideal = 2.0 * tokens * int(row["n"]) * int(row["k"]) / work.peak
+    else:
+        width = int(row["heads"]) * int(row["head_dim"])
+        ideal = 2.0 * tokens * int(row["seq"]) * width / work.plain_peak  # causal: half of 4 s^2 h
+        work.add("attention", ideal, 0.0)
+        work.add("kernels", 1.0, 0.0)
+    factors = calibration.constants(job)
+    spent = work.table[0, 0, 0]
+    return ideal, sum(float(spent[i]) * factors[name] for name, i in INDEX.items() if spent[i])
+
+
+def main() -> None:
+    """Print a line a GPU, kind and precision."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--from", dest="data", type=Path, help="systems/data of aiconfigurator-core")
+    options = parser.parse_args()
+    if options.data:
+        write(sample(options.data), REFERENCE)
+    groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
+    for row in read():
+        ideal, predicted = modelled(row)
+        measured = float(row["us"]) / 1e6
+        groups[row["gpu"], row["kind"], row["precision"]].append((measured / ideal, predicted / measured))
+    print(f"{'measured kernels':29} rows  times ideal: median, p10 to p90   model / measured: median, mean error")
+    for name, pairs in groups.items():
+        ideal, model = np.array(pairs).T
+        low, middle, high = np.percentile(ideal, (10, 50, 90))
+        error = np.abs(model - 1).mean()
+        print(
+            f"{' '.join(name):29} {len(pairs):4} {middle:12.2f} {low:11.2f} {high:5.2f} "
+            f"{np.median(model):22.2f} {error:14.0%}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""`recipes calibrate`: measured runs -> a hardware file that makes plans fit one's own machines."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod import whole_file
+from superpod.cli.request_options import RUN, newest_runs
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.planner.calibrate import Measured
+
+MOST_NAMED = 5
+"""Rows that cannot be used and are named."""
+
+
+def calibrate(
+    run: Annotated[list[str] | None, typer.Argument(help=f"{RUN} Several.", callback=newest_runs)] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option("--from", help="CSV with predict's columns and step_time_s or tokens_per_s_per_gpu."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="TOML to write, for --hardware; default: only print.")
+    ] = None,
+) -> None:
+    """Fit the planner to your own machines, from runs that you measured: three help already. Needs no GPU.
+
+    It finds the network's real bandwidth and latency, which overlaps work, what kernels and their launches take, and
+    says how well runs are predicted that it left out. `--hardware FILE` then takes the file in plan, check, predict and
+    submit.
+    """
+    from superpod.planner import calibrate as calibrating
+    from superpod.planner import calibration_file
+
+    measured = [*_runs(run or []), *_rows(rows)]
+    if not measured:
+        raise UserError("there is no measured run", "name run folders, or a table: --from runs.csv")
+    by_gpu: dict[str, list[Measured]] = defaultdict(list)
+    for one in measured:
+        by_gpu[one.job.node.gpu.name].append(one)
+    calibrations = [calibrating.calibrate(runs) for runs in by_gpu.values()]
+    for calibration in calibrations:
+        first, *others = calibration_file.sentences(calibration)
+        print(first)
+        for line in others:
+            print(f"  {line}")
+    if out is not None:
+        _write(out, calibration_file.text(calibrations, f"{len(measured)} runs of {_sources(run or [], rows)}"))
+        print(f"wrote {out}: recipes plan ... --hardware {out}")
+
+
+def _runs(folders: list[str]) -> list[Measured]:
+    from superpod.lifecycle import measured_runs
+    from superpod.node.run_folder import RunFolder
+
+    return [measured_runs.measured(RunFolder.open(folder)) for folder in folders]
+
+
+def _rows(path: Path | None) -> list[Measured]:
+    from superpod.planner.tables import measured
+
+    if path is None:
+        return []
+    runs, problems = measured.read(path, lambda words: print(f"note: {words}", file=sys.stderr))
+    for problem in problems[:MOST_NAMED]:
+        print(f"left out: {problem}", file=sys.stderr)
+    if len(problems) > MOST_NAMED:
+        print(f"left out: {len(problems) - MOST_NAMED} rows more", file=sys.stderr)
+    if not runs:
+        raise UserError(f"{path} has no row of a run that finished and was measured")
+    return runs
+
+
+def _sources(folders: list[str], rows: Path | None) -> str:
+    return ", ".join(
+        [*(Path(folder).name for folder in folders[:3]), *["..."] * (len(folders) > 3), *map(str, filter(None, [rows]))]
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    first = text.partition("\n")[0].encode()
+    try:
+        if path.is_file() and not path.read_bytes().startswith(first):
+            raise UserError(f"--out {path} exists, and `recipes calibrate` did not write it", "choose another name")
+        whole_file.write(path, text)
+    except OSError as error:
+        raise UserError(f"--out {path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,98 @@
+"""Overrides of a fine-tuning: what it sets itself is refused by name, never dropped in silence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+STEPS = "trainer.max_steps"
+INTERVAL = "trainer.val_check_interval"
+SIZES = ("data.seq_length", "data.global_batch_size", "data.micro_batch_size")
+"""What samples are packed by; the fields themselves are then of packed sequences."""
+WORKERS, WARMUP = "data.num_workers", "optim.lr_scheduler.warmup_steps"
+
+OWN = (
+    (r"log\.ckpt\.every_n_train_steps", f"a fine-tuning saves after each validation: {INTERVAL}=N"),
+    (r"log\.ckpt\.(monitor|mode|save_top_k|save_last|filename)", "it keeps its best and its newest checkpoint"),
+    (r"trainer\.(check_val_every_n_epoch|limit_val_batches|limit_test_batches)",
+     f"every validation reads all samples that are held out: --validation, and {INTERVAL}=N says how often"),
+    (r"data", "the data of a fine-tuning are what --data and the options beside it say"),
+)  # fmt: skip
+
+
+def _values(overrides: Sequence[str]) -> dict[str, str]:
+    return {path: value for path, _, value in (text.partition("=") for text in overrides)}
+
+
+def refuse_own(overrides: Sequence[str]) -> None:
+    """Refuse overrides of what a fine-tuning sets itself.
+
+    Raises:
+        UserError: naming the field, and what is said in its place.
+    """
+    for path in _values(overrides):
+        if path in (*SIZES, WORKERS):
+            continue
+        for pattern, why in OWN:
+            if re.match(rf"({pattern})(\W|$)", path):
+                raise UserError(f"override {path}: {why}", "leave it out")
+
+
+def with_steps(overrides: Sequence[str], steps: int | None) -> tuple[str, ...]:
+    """The overrides and `--steps`, which is another word for trainer.max_steps.
+
+    Raises:
+        UserError: both are given and differ.
+    """
+    if steps is None:
+        return tuple(overrides)
+    given = steps_of(overrides)
+    if given not in (None, steps):
+        raise UserError(f"--steps {steps} and {STEPS}={given} contradict each other", "give one of them")
+    return (*overrides, f"{STEPS}={steps}")
+
+
+def steps_of(overrides: Sequence[str]) -> int | None:
+    """The last `trainer.max_steps` among overrides; None where they name none, or no number."""
+    given = _values(overrides).get(STEPS, "")
+    return int(given) if given.isdecimal() else None
+
+
+def refuse_interval(partial: run.Partial, overrides: Sequence[str], steps: int | None) -> None:
+    """Refuse an interval of validations that the steps are no multiple of: the last step would not be validated.
+
+    Raises:
+        UserError: with the nearest intervals that are.
+    """
+    given, steps = _values(overrides).get(INTERVAL, ""), steps or int(partial.trainer.max_steps)
+    if given.isdecimal() and (not int(given) or steps % int(given)):
+        divisors = [n for n in range(1, steps + 1) if steps % n == 0]
+        near = sorted(sorted(divisors, key=lambda n: abs(n - int(given)))[:2])
+        raise UserError(
+            f"{INTERVAL}={given}: {steps} steps are no multiple of it, and the last one would not be validated",
+            f"nearest: {' or '.join(map(str, near))}",
+        )
+
+
+def restoring(partial: run.Partial, overrides: Sequence[str]) -> Callable[[run.Partial], None]:
+    """A function that gives the fields that a fine-tuning chooses, where none is named, the values that overrides name.
+
+    Call this before they are set, and the function afterwards.
+    """
+    given = _values(overrides)
+    warmup: Any = partial.optim.lr_scheduler.warmup_steps if WARMUP in given else None
+    workers: Any = partial.data.num_workers if WORKERS in given else None
+
+    def restore(changed: run.Partial) -> None:
+        if WARMUP in given:
+            changed.optim.lr_scheduler.warmup_steps = warmup
+        if WORKERS in given:
+            changed.data.num_workers = workers
+
+    return restore

@@ -1,0 +1,31 @@
+"""Why runs fail: the table of causes, a file per subject. Standard library only, Python 3.9.
+
+The signs are the words of the libraries' own sources (PyTorch, NCCL, Megatron-Core, NeMo, Lightning, Slurm, pyxis, the
+kernel, the driver) and of public issue threads; tests/node/why_corpus cites those.
+"""
+
+from __future__ import annotations
+
+from . import checkpoints, cluster, disks, hardware, layouts, memory, network, numbers, software
+from .table import CERTAIN, CONFIDENCE, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause, Sign
+
+__all__ = [
+    "ALL",
+    "BY_NAME",
+    "CERTAIN",
+    "CONFIDENCE",
+    "ECHO",
+    "ENDING",
+    "GROUND",
+    "HINT",
+    "LIKELY",
+    "PROGRAM",
+    "TABLES",
+    "Cause",
+    "Sign",
+]
+
+TABLES = (memory, network, hardware, numbers, layouts, disks, checkpoints, cluster, software)
+
+ALL: tuple[Cause, ...] = tuple(cause for table in TABLES for cause in table.CAUSES)
+BY_NAME = {cause.name: cause for cause in ALL}

@@ -1,0 +1,191 @@
+"""Causes: a layout, a batch or an option that the model or Megatron-Core does not take."""
+
+from __future__ import annotations
+
+from .table import HINT, LIKELY, PROGRAM, Cause, Sign
+
+_CHECK = (
+    "`recipes check NAME --layout tp=..,pp=.. --nodes N` names every rule that is broken and the nearest legal change"
+)
+_NOT = (
+    r"(not (evenly )?divisible|must (be|evenly) (evenly )?(divisible|a multiple|divide)|must be a multiple"
+    r"|should be (evenly )?(divisible|a multiple)|(has|needs|have) to be (divisible|a multiple)|does not divide"
+    r"|do not divide|cannot be divided|not a multiple)"
+)
+"""How libraries say that a number does not divide another."""
+
+CAUSES = (
+    Cause(
+        "world_size",
+        PROGRAM,
+        "the number of GPUs is no multiple of what the layout takes (TP x PP x CP, or the expert grid)",
+        _CHECK,
+        (
+            Sign("world", rf"world[ _]?size\b.*{_NOT}"),
+            Sign("number of gpus", rf"{_NOT}"),
+            Sign("world size", r"(is )?(less|smaller) than (the )?(tensor|pipeline|model|product)"),
+            Sign("data_parallel_size", r"(is|=|must).*(0\b|integer|positive)", LIKELY),
+            Sign("divi", rf"(gpus|ranks|processes)\b.*{_NOT}.*(parallel|tp|pp)", LIKELY),
+            Sign("rankgenerator", r"world", LIKELY),
+            Sign("make sense", r"requested .*ranks? .*world", HINT),
+        ),
+    ),
+    Cause(
+        "batch_size",
+        PROGRAM,
+        "the global batch does not divide into micro-batches over the data-parallel ranks",
+        _CHECK + "; --gbs sets the global batch",
+        (
+            Sign("batch size", rf"batch[ _-]?size.*{_NOT}"),
+            Sign("batch_size", rf"batch[ _-]?size.*{_NOT}"),
+            Sign("global_batch_size", rf"{_NOT}"),
+            Sign("microbatch", rf"(micro.?batches|microbatches)\b.*{_NOT}"),
+            Sign("micro_batch", rf"{_NOT}"),
+            Sign("check batch related parameters"),
+            Sign("train_batch_size is not equal to"),
+        ),
+    ),
+    Cause(
+        "layers_and_stages",
+        PROGRAM,
+        "the layers do not divide over the pipeline's stages",
+        _CHECK,
+        (
+            Sign("layers", rf"\b(num_|number of |middle )?layers\b.*{_NOT}"),
+            Sign("num_layers", rf"{_NOT}"),
+            Sign("virtual pipeline", rf"{_NOT}"),
+            Sign("pipeline", rf"{_NOT}.*pipeline|pipeline.*{_NOT}", LIKELY),
+            Sign(
+                "pipeline", r"(interleaved|virtual).*(requires?|needs|should be|must be).*(greater|more|larger|> ?[12])"
+            ),
+        ),
+    ),
+    Cause(
+        "heads_and_tp",
+        PROGRAM,
+        "attention heads, query groups or widths do not divide by tensor parallelism",
+        _CHECK,
+        (
+            Sign("num_attention_heads", rf"{_NOT}"),
+            Sign("attention heads", rf"{_NOT}"),
+            Sign("num_query_groups", rf"{_NOT}"),
+            Sign("query_groups", rf"{_NOT}"),
+            Sign("heads", rf"\b(kv |n?heads|num_heads).*{_NOT}"),
+            Sign("hidden", rf"hidden[ _]size.*{_NOT}", LIKELY),
+            Sign("is not divisible by", r"^(\w*Error: )?\d+ is not divisible by \d+$", LIKELY),
+            Sign("tensor parallel", rf"{_NOT}", HINT),
+        ),
+    ),
+    Cause(
+        "sequence_and_cp",
+        PROGRAM,
+        "the sequence does not divide by context or tensor parallelism",
+        _CHECK + "; packed samples are padded to a multiple (pad_to_multiple_of)",
+        (
+            Sign("sequence", rf"\bseq(uence)?[ _-]?(len(gth)?)?\b.*{_NOT}"),
+            Sign("seq_len", rf"{_NOT}"),
+            Sign("seq_length", rf"{_NOT}"),
+            Sign("first dimension of the tensor should be divisible"),
+            Sign("context parallel", rf"{_NOT}", LIKELY),
+            Sign("cp_size", rf"{_NOT}", LIKELY),
+        ),
+    ),
+    Cause(
+        "experts_and_ep",
+        PROGRAM,
+        "the experts do not divide over expert parallelism",
+        _CHECK,
+        (
+            Sign("expert", rf"expert.*{_NOT}"),
+            Sign("num_moe_experts", rf"{_NOT}"),
+        ),
+    ),
+    Cause(
+        "fp8_shape",
+        PROGRAM,
+        "a matrix is of a size that FP8 kernels do not take",
+        "multiples of 16 (32 with MXFP8, 128 with blockwise scaling) in tokens of a rank and in widths: pad the "
+        "samples, or "
+        "another tp; `recipes check NAME` names it",
+        (
+            Sign("fp8", rf"{_NOT}"),
+            Sign("fp8", r"(requires|expect|must).*(dimension|shape|multiple|divisible)"),
+            Sign("mxfp8", r"(divisible|multiple)"),
+            Sign("divisible by 8", r"(tensor|dimension|product)", LIKELY),
+            Sign("fp8 execution requires"),
+        ),
+    ),
+    Cause(
+        "layout_option",
+        PROGRAM,
+        "options of the layout contradict each other, or need another one",
+        _CHECK,
+        (
+            Sign(
+                "sequence parallel",
+                r"(requires?|only|cannot|can not|must|without|should|not supported|when).*(tensor|tp|1|enabled)",
+                LIKELY,
+            ),
+            Sign("sequence_parallel", r"(requires?|only|cannot|can not|must|without|should|when)", LIKELY),
+            Sign(
+                "moe",
+                r"(requires?|must|only (support|work)|cannot|not (support|compatible)).*(sequence|tensor|expert"
+                r"|parallel|dispatcher)",
+                LIKELY,
+            ),
+            Sign("cannot be used with", r"parallel|overlap|recompute|optimizer|fsdp|cuda.?graph|fp8", LIKELY),
+            Sign("is not supported with", r"parallel|overlap|recompute|optimizer|fsdp|cuda.?graph|fp8", LIKELY),
+            Sign("not compatible with", r"parallel|overlap|recompute|optimizer|fsdp|cuda.?graph|fp8", LIKELY),
+            Sign(
+                "overlap", r"(param_gather|grad_reduce|p2p|tp_comm).*(requires?|only|must|needs|not supported)", LIKELY
+            ),
+            Sign("when using", r"parallel.*(must|should|is required|needs)", LIKELY),
+            Sign("not implemented", r"(pipeline|tensor|context|expert|sequence).?parallel", LIKELY),
+            Sign("userbuffers", r"(fail|error|assert|mismatch|not (support|initial))", LIKELY),
+            Sign("tensor model parallel", r"(not initialized|already initialized)", HINT),
+        ),
+    ),
+    Cause(
+        "max_connections",
+        PROGRAM,
+        "CUDA_DEVICE_MAX_CONNECTIONS is not what this overlap of communication needs",
+        "1 with tensor or context parallelism before Blackwell, unset or larger with FSDP: the scripts of `recipes "
+        "render` "
+        "set it; a profile's [env] must not undo it",
+        (Sign("cuda_device_max_connections", r"(must|should|need|expect|require|set|greater|larger|than 1|not)"),),
+    ),
+    Cause(
+        "shapes",
+        PROGRAM,
+        "tensors of shapes that do not go together met in an operation",
+        "compare the sizes in the message with hidden, heads, vocabulary and sequence of the recipe: `recipes show "
+        "NAME`",
+        (
+            Sign("shapes cannot be multiplied"),
+            Sign("must match the size of tensor"),
+            Sign("sizes of tensors must match"),
+            Sign("shape mismatch"),
+            Sign("is invalid for input of size"),
+            Sign("expected size", r"for tensor|batch2? tensor", LIKELY),
+            Sign("expand", r"The expanded size of the tensor"),
+            Sign("split_with_sizes", r"expects|sum"),
+            Sign("output with shape", r"doesn't match the broadcast shape"),
+        ),
+        follows=("checkpoint_other_model", "checkpoint_other_layout"),
+    ),
+    Cause(
+        "dtypes",
+        PROGRAM,
+        "tensors of different precision or device met in an operation",
+        "one precision for the model and its inputs (the precision plugin), one device for both",
+        (
+            Sign("have the same dtype"),
+            Sign("expected all tensors to be on the same device"),
+            Sign("expected scalar type"),
+            Sign("but found", r"dtype|expected .* type", LIKELY),
+            Sign("not implemented for 'half'"),
+            Sign("not implemented for 'bfloat16'"),
+            Sign("should be the same", r"Input type .* and (weight|bias) type"),
+        ),
+    ),
+)

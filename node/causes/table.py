@@ -1,0 +1,60 @@
+"""What a record of the table of causes holds. Standard library only, Python 3.9.
+
+A cause is recognised by signs: words that a library prints, as its source or its users' reports have them. Which of
+several causes is the root is decided by depth, by `follows` and by order (see `superpod/node/verdict.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+ECHO, ENDING, PROGRAM, GROUND = range(4)
+"""How deep a cause lies: it only follows from others; it ends a run from outside or after waiting; the program or what
+it was given is wrong; the machine, a disk or a network failed. A shallow cause follows from a deeper one."""
+
+HINT, LIKELY, CERTAIN = 1, 2, 3
+"""How sure a sign is of its cause: it points there when nothing else does; it usually means it; it says so itself."""
+
+CONFIDENCE = {HINT: "possible", LIKELY: "likely", CERTAIN: "certain"}
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Words of one cause: `words` in lower case must be in a line, and `pattern` match it, where there is one.
+
+    `alone` is False for words that healthy runs print too: they count only where something else shows that the run
+    failed. `any_level` takes lines that call themselves a warning or information, too.
+    """
+
+    words: str
+    pattern: str = ""
+    sure: int = CERTAIN
+    alone: bool = True
+    any_level: bool = False
+
+    def matches(self, text: str, lowered: str) -> bool:
+        """Whether a line has the sign; `lowered` is the line in lower case."""
+        return self.words in lowered and (not self.pattern or bool(_compiled(self.pattern).search(text)))
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One record: what it means in a sentence, the next command or move, its signs, and what it may follow from."""
+
+    name: str
+    depth: int
+    means: str
+    fix: str
+    signs: tuple[Sign, ...]
+    follows: tuple[str, ...] = ()
+    """causes of the same or a lesser depth that explain this one"""
+
+
+_PATTERNS: dict[str, re.Pattern[str]] = {}
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    if pattern not in _PATTERNS:
+        _PATTERNS[pattern] = re.compile(pattern, re.IGNORECASE)
+    return _PATTERNS[pattern]

@@ -1,0 +1,303 @@
+"""What the lines of one log tell: signs of causes, errors of the program, how far the training came and how it ended.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from superpod.node.causes import ALL, BY_NAME, CERTAIN, ECHO, HINT, LIKELY, PROGRAM, Cause, Sign
+from superpod.node.log_lines import LogLine, scan, time_of
+from superpod.node.losses import Series
+
+MOST_EVENTS = 60
+"""Events of one cause and rank that are kept: the first ones, and the last."""
+
+PASSING = 0
+"""How sure a line is that names a cause in passing and calls itself no error."""
+
+ERROR = re.compile(
+    r"^(?:E\s+)?((?:[A-Za-z_][\w]*\.)*(?:[A-Z_]\w*)?(?:Error|Exception|Interrupt|Timeout|Failure|StopIteration|Exit"
+    r"|Cancelled"
+    r"|Fault|Expired|Warning))(?::\s*(.*))?$"
+)
+_NAME = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(.*))?$")
+_WHAT = re.compile(r"^\s*what\(\):\s+(.*)$")
+_NO_ERRORS = ("SystemExit", "GeneratorExit", "Warning", "KeyboardInterrupt")
+_ECHOES = (
+    "ChildFailedError",
+    "SignalException",
+    "CalledProcessError",
+    "ProcessRaisedException",
+    "ProcessExitedException",
+)
+"""Errors of launchers: they say that a process failed, not why."""
+_WARNING = re.compile(
+    r"^(?:\[NeMo W|\[W[\d ]|W\d{4} |WARN|\(?\w*Warning\b)|^\S{0,40}\s?(?:-\s)?\bWARN(?:ING)?\b(?!.*NCCL WARN)"
+    r"|\b(?:\w+Warning|warnings?\.warn)\b"
+    r"|\[WARN(?:ING)?\]|\bWARNING\s*[-:|\]]|level=warn"
+)
+_INFORMATION = re.compile(
+    r"^(?:\[NeMo [ID]|\[I[\d ]|I\d{4} |INFO|DEBUG)|\[INFO\]|\bINFO\s*[-:|\]]| - INFO - |NCCL INFO|level=info"
+    r"|\bDEBUG\s*[-:|\]]"
+)
+_FINISHED = re.compile(
+    r"`Trainer\.fit` stopped: `max_|\[after training is done\]|^\[?exiting program at iteration"
+    r"|[Tt]raining (?:is )?(?:completed|finished|complete|done)\b"
+    r"|'train_runtime'|[Tt]raining run finished|^training done|reached (?:the )?max_steps|\bdone: \S+ at step \d+"
+)
+_SAYS_ERROR = re.compile(
+    r"Error response from|(?:^|[\s\[(:|])(?:ERROR|Error|error|FATAL|Fatal|fatal|CRITICAL|Critical|E|F)"
+    r"(?:[:\]|]|\s-|\s\d|\d{3}|[ ](?=[A-Z\[]))"
+)
+"""A line that calls itself an error, which is more than naming one."""
+_SOURCE = re.compile(r'^\s*File "(.*)", line \d+|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
+_CONTINUES = 14
+"""Lines after an error's that may belong to its message."""
+_FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\)")
+_ELASTIC_RANK = re.compile(r"^\s*rank\s*:\s*(\d+) \(local_rank: (\d+)\)")
+_EXIT = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)")
+_TASK_EXIT = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
+_EXIT_CODE = re.compile(
+    r"(?:exited with (?:exit )?code|exit(?:ed)? (?:code|status)|return(?:ed|s)?(?: exit)? code"
+    r")\s*[:=]?\s*(?!0\b)(-?\d+)",
+    re.IGNORECASE,
+)
+_BY_FIRST: dict[str, list[tuple[Cause, Sign]]] = {}
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line that has a sign of a cause, or an error that none explains (`cause` is then ERROR_OF_PROGRAM)."""
+
+    cause: str
+    sure: int
+    alone: bool
+    line: LogLine
+    is_error: bool
+    """whether it is the last line of a traceback, or the like"""
+    order: int
+    rank: int | None = None
+    words: str = ""
+
+
+ERROR_OF_PROGRAM = "program_error"
+
+
+@dataclass
+class LogEvents:
+    """All of one log."""
+
+    path: Path
+    events: list[Event] = field(default_factory=list)
+    series: Series = field(default_factory=Series)
+    finished: LogLine | None = None
+    first_failed: int | None = None
+    """the rank that torchrun says failed first"""
+    tasks: list[tuple[str, str, str]] = field(default_factory=list)
+    """node, ranks and how they ended, in the order in which srun saw them end"""
+    first_task: LogLine | None = None
+    """srun's line of the first rank that ended by itself"""
+    failed: bool = False
+    """whether a launcher says that the program failed"""
+    exit_code: int | None = None
+    last: LogLine | None = None
+    lines: int = 0
+    _counts: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    _in_block: bool = False
+    _frame: str = ""
+    """the file of the newest frame of a traceback"""
+    _skip: int = -1
+    """the number of a line of source in a traceback, which is no message"""
+    _errors: dict[int | None, int] = field(default_factory=dict)
+    """by rank, the line of its newest error"""
+    _block_rank: int | None = None
+
+    def look(self, line: LogLine) -> bool:
+        """Take a line; whether it tells anything."""
+        self.lines += 1
+        text = line.text
+        if not text.strip():
+            return False
+        if frame := _SOURCE.match(text):
+            self._skip, self._frame = line.number + 1, frame[1] or ""
+            return True
+        if line.number == self._skip and text.startswith("    "):
+            return True
+        self.last = line
+        if _error(line, self._ends_traceback(line)) is None and self.series.take(line):
+            return True
+        if _FINISHED.search(text) and _level(text) != "warning":
+            self.finished = line
+        launcher = self._take_launcher(line)
+        return self._take_signs(line) or launcher
+
+    def _take_launcher(self, line: LogLine) -> bool:
+        text = line.text
+        if _FIRST_FAILURE.search(text):
+            self._in_block, self.failed = True, True
+        elif match := _ELASTIC_RANK.match(text):
+            self._block_rank = int(match[1])
+            if self._in_block:
+                self.first_failed, self._in_block = self._block_rank, False
+        elif match := _TASK_EXIT.match(text):
+            self.tasks.append((match[1], match[2], match[3]))
+            self.first_task = self.first_task or (line if match[3] != "Terminated" else None)
+            self.failed = True
+        elif match := _EXIT.match(text):
+            self.failed = self.failed or int(match[1]) != 0
+        elif "ChildFailedError" in text or "CalledProcessError" in text or text.startswith("srun: error"):
+            self.failed = True
+        elif (match := _EXIT_CODE.search(text)) and _level(text) != "info":
+            self.exit_code = int(match[1])
+            self.failed = True
+        else:
+            return False
+        return True
+
+    def _take_signs(self, line: LogLine) -> bool:
+        text = line.text.strip(" │╭╮╰╯─") if "│" in line.text else line.text
+        error = _error(line, self._ends_traceback(line))
+        is_error = error is not None
+        if is_error and ":" not in text:  # a bare name: where it was raised tells more
+            text = f"{text} ({'/'.join(Path(self._frame).parts[-2:])})"
+        lowered, level = text.lower(), _level(text)
+        if is_error:
+            self._errors[line.rank] = line.number
+        says = "NCCL WARN" in text or "Assertion `" in text or bool(_SAYS_ERROR.search(text))
+        strong = is_error or (not level and (says or self._continues(line)))
+        telling = False
+        for cause, sign in _candidates(lowered):
+            if (level and not sign.any_level and not is_error) or not sign.matches(text, lowered):
+                continue
+            telling = True
+            if strong or sign.any_level or cause.depth != PROGRAM:
+                self._add(cause.name, sign.sure, sign.alone, line, strong)
+            else:  # named in passing: `Cannot import zarr ... ModuleNotFoundError`, and the run goes on
+                self._add(cause.name, PASSING, False, line, False)
+        if error and not (telling and self._explained(line)):
+            telling |= self._add_error(line, error)
+        return telling
+
+    def _ends_traceback(self, line: LogLine) -> bool:
+        """Whether the line stands behind the last frame of a traceback, its source and its marks."""
+        return 0 <= line.number - self._skip <= 2
+
+    def _continues(self, line: LogLine) -> bool:
+        """Whether the line may belong to the message of an error above it."""
+        return line.number - self._errors.get(line.rank, -_CONTINUES - 1) <= _CONTINUES and not time_of(line.text)
+
+    def _explained(self, line: LogLine) -> bool:
+        """Whether a cause that is no mere hint stands for this very line."""
+        return any(e.line.number == line.number and e.sure > HINT for e in self.events[-8:])
+
+    def _add_error(self, line: LogLine, error: str) -> bool:
+        name = error.partition(":")[0].rpartition(".")[2]
+        if name in _ECHOES:
+            self.failed = True
+            return True
+        if name.endswith(_NO_ERRORS):
+            return False
+        self._add(ERROR_OF_PROGRAM, LIKELY, True, line, True, error)
+        return True
+
+    def _add(self, cause: str, sure: int, alone: bool, line: LogLine, is_error: bool, words: str = "") -> None:
+        rank = line.rank
+        if rank is None and self._block_rank is not None and _EXIT.match(line.text):
+            rank = self._block_rank
+        key = (cause, rank)
+        self._counts[key] = self._counts.get(key, 0) + 1
+        event = Event(cause, sure, alone, line, is_error, self.lines, rank, words)
+        if self._counts[key] > MOST_EVENTS:
+            at = max(i for i, e in enumerate(self.events) if (e.cause, e.rank) == key)
+            del self.events[at]
+        self.events.append(event)
+
+    def is_recovered(self, event: Event) -> bool:
+        """Whether the training went on after the event, or had ended well before it."""
+        if self.series.steps_after(event.line.number) >= 3:
+            return True
+        if self.finished is None:
+            return False
+        if event.line.number <= self.finished.number:
+            return True
+        return not event.is_error or event.sure < CERTAIN or _depth(event.cause) <= ECHO
+
+
+def read(path: Path, tail: int = 0) -> LogEvents:
+    """What a log tells; of its last `tail` bytes only, where that is given. Raises OSError."""
+    events = LogEvents(path)
+    scan(path, events.look, tail)
+    return events
+
+
+def _depth(cause: str) -> int:
+    return BY_NAME[cause].depth if cause in BY_NAME else PROGRAM
+
+
+def _level(text: str) -> str:
+    """'warning' or 'info' where a line calls itself so; '' otherwise."""
+    start = text[:160]
+    if _INFORMATION.search(start):
+        return "info"
+    return "warning" if _WARNING.search(start) and "NCCL WARN" not in start else ""
+
+
+def _error(line: LogLine, ends_traceback: bool = False) -> str | None:
+    """`Name: message` of a line with which a traceback ends; None of others.
+
+    Anywhere else than behind the frames of a traceback, only names that end like errors' are taken for one.
+    """
+    text = line.text.strip(" │|")
+    if match := ERROR.match(text) or (_NAME.match(line.text) if ends_traceback else None):
+        name, message = match[1], (match[2] or "").strip()
+        if not message and " " in line.before.strip() and line.before[:1] in " \t[0123456789":
+            message = line.before.strip()[-200:]
+        return f"{name}: {message}" if message else name
+    if match := _WHAT.match(line.text):
+        return f"terminate called: {match[1].strip()}"
+    return None
+
+
+def _candidates(lowered: str) -> list[tuple[Cause, Sign]]:
+    """The signs whose words may be in a line, by their first letters."""
+    if not _BY_FIRST:
+        for cause in ALL:
+            for sign in cause.signs:
+                _BY_FIRST.setdefault(sign.words[:3], []).append((cause, sign))
+    return [pair for start, pairs in _BY_FIRST.items() if start in lowered for pair in pairs]
+
+
+_STEP_END = re.compile(r"\*\*\* STEP \S+ ON (\S+) CANCELLED AT (\S+) DUE TO ([A-Z ]+?)(?:,[^*]*)? \*\*\*")
+_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Illegal instruction": 4}
+
+
+def step_end(text: str) -> str:
+    """Why Slurm ended a step, in words, of slurmstepd's line; '' of any other. A scancel has no reason."""
+    match = _STEP_END.search(text)
+    return f"Slurm ended the ranks on {match[1]} at {match[2]}: {match[3].lower()}" if match else ""
+
+
+def task_end(text: str) -> str | None:
+    """How srun saw a task end: 'Killed', 'Exited with exit code 1'; None of another line."""
+    match = _TASK_EXIT.match(text)
+    return match[3] if match else None
+
+
+def task_words(text: str) -> str:
+    """How srun saw a task end, in words: `rank 3 on node2 was ended by signal 9 (Killed; ...)`; '' of another line."""
+    match = _TASK_EXIT.match(text)
+    if not match:
+        return ""
+    node, tasks, how = match.groups()
+    several = not tasks.isdecimal()
+    who = f"rank{'s' if several else ''} {tasks} on {node}"
+    if number := _SIGNALS.get(how):
+        cause = "; the kernel does that when memory runs out" if how == "Killed" else ""
+        return f"{who} {'were' if several else 'was'} ended by signal {number} ({how}{cause})"
+    if how == "Out Of Memory":
+        return f"{who} needed more memory than Slurm gives the job (Out Of Memory)"
+    return f"{who} {how[0].lower()}{how[1:]}"

@@ -1,0 +1,221 @@
+"""What the lines of steps tell by their numbers: losses that are none, jump or rise, and waiting for data.
+
+The lines of Megatron-LM, NeMo, Lightning, Hugging Face, torchtitan and DeepSpeed are read. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from superpod.node.log_lines import LogLine
+
+_NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|NaN|inf|Inf))"
+_STEPS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\biteration[: ]\s*(\d+)\s*/\s*\d+",
+        r"\bglobal_step['\"]?[:= ]+(\d+)",
+        r"\biter(?:ation)?[: =]+(\d+)\b",
+        r"\b(?:[Ss]tep|STEP)['\"]?[:= #]+(\d+)\b",
+        r"\|\s*(\d+)/\d+ \[\d+:\d\d",
+        r"\bsteps?[: =]+(\d+)/\d+",
+    )
+)
+_LOSS = re.compile(
+    rf"(?<![\w-])(?:lm[ _]loss|reduced_train_loss|train(?:ing)?[_/ ]loss|loss)(?: value)?['\"]?\s*[:=]\s*{_NUMBER}",
+    re.IGNORECASE,
+)
+_GRAD = re.compile(rf"grad(?:ient)?[ _]norm['\"]?\s*[:=]\s*{_NUMBER}", re.IGNORECASE)
+_STEP_TIME = re.compile(
+    r"(?:elapsed time per iteration \(ms\):|train_step_timing in s:|step_time(?:_s)?['\"]?[:=])\s*([\d.]+)"
+)
+_DATA_SHARE = re.compile(r"data[_ ]loading\(%\)['\"]?[:=]\s*([\d.]+)")
+_DATA_TIME = re.compile(
+    r"(?:batch-generator \.*: \([\d.]+, |data[_ ](?:loading[_ ])?time(?:_s)?(?: \(ms\))?['\"]?[:=]\s*)([\d.]+)"
+)
+
+WINDOW = 20
+LEAST = 8
+"""Losses that are compared with; fewer tell nothing."""
+JUMP, JUMP_BY, DEVIATIONS = 1.35, 0.25, 8.0
+"""A spike is so many times the median of WINDOW losses, so much above it, and so many usual deviations."""
+RISEN, RISEN_BY = 1.2, 0.3
+"""A loss has diverged when the last ones lie so far above the lowest, in times and in nats."""
+WAITING = 0.3
+"""Share of a step spent in waiting for data, from which on it is said."""
+MOST = 20_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """A step that a log or metrics.jsonl tells of."""
+
+    step: int
+    loss: float | None
+    line: LogLine
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something that the numbers tell: the cause's name, in words, and where."""
+
+    cause: str
+    words: str
+    line: LogLine
+    lasts: bool = True
+    """False where the training came out of it by itself"""
+
+
+@dataclass
+class Series:
+    """The steps of one log."""
+
+    points: list[Point] = field(default_factory=list)
+    first_bad: Point | None = None
+    bad: int = 0
+    """steps in a row, up to the last one, whose loss is not a number"""
+    bad_grads: int = 0
+    waiting: list[tuple[float, LogLine]] = field(default_factory=list)
+    """share of each step spent in waiting for data"""
+    step_s: float = 0.0
+    last_steps: list[tuple[int, int]] = field(default_factory=list)
+    """(line number, step) of steps that were seen first there"""
+    highest: int = -1
+
+    def take(self, line: LogLine) -> bool:
+        """Note what a line says of a step; whether it is of one."""
+        self._take_waiting(line)
+        step, loss = _step_of(line.text), _number(_LOSS.search(line.text))
+        if step is None and loss is not None and line.text.lstrip().startswith("{'loss'"):
+            step = self.highest + 1  # of Hugging Face's trainer: its progress bar has the step
+        if step is None:
+            return False
+        self.note(Point(step, loss, line))
+        grad = _number(_GRAD.search(line.text))
+        if grad is not None:
+            self.bad_grads = self.bad_grads + 1 if math.isnan(grad) else 0
+        return True
+
+    def note(self, point: Point) -> None:
+        """Add a step."""
+        if point.step != self.highest:
+            self.highest = point.step
+            self.last_steps.append((point.line.number, point.step))
+            if len(self.last_steps) > MOST:
+                del self.last_steps[1 : len(self.last_steps) // 2]
+        if point.loss is None:
+            return
+        if math.isfinite(point.loss):
+            self.bad, self.first_bad = 0, None
+            self.points.append(point)
+            if len(self.points) > MOST:
+                del self.points[::2]
+        else:
+            self.first_bad = self.first_bad or point
+            self.bad += 1
+
+    def steps_after(self, number: int) -> int:
+        """How many other steps were reported after a line."""
+        return len({step for at, step in self.last_steps[-50:] if at > number})
+
+    def _take_waiting(self, line: LogLine) -> None:
+        if match := _STEP_TIME.search(line.text):
+            self.step_s = float(match[1])
+        if match := _DATA_SHARE.search(line.text):
+            self.waiting.append((float(match[1]) / 100, line))
+        elif (match := _DATA_TIME.search(line.text)) and self.step_s:
+            self.waiting.append((float(match[1]) / self.step_s, line))
+
+    def remarks(self) -> list[Remark]:
+        """What the numbers tell, the gravest first."""
+        return [remark for remark in (self._bad(), *_spike_or_rise(self.points), self._waiting()) if remark]
+
+    def _bad(self) -> Remark | None:
+        if self.first_bad and self.bad >= 1:
+            step, loss = self.first_bad.step, self.first_bad.loss
+            before = f", and it was {self.points[-1].loss:.4g} at step {self.points[-1].step}" if self.points else ""
+            words = f"the loss is {loss} from step {step} on{before}"
+            return Remark("loss_is_nan", words, self.first_bad.line)
+        if self.bad_grads >= 5 and self.points:
+            last = self.points[-1]
+            return Remark(
+                "loss_is_nan",
+                f"the gradient's norm is nan for {self.bad_grads} reports, up to step {last.step}",
+                last.line,
+            )
+        return None
+
+    def _waiting(self) -> Remark | None:
+        shares = [share for share, _ in self.waiting]
+        if len(shares) < 3 or median(shares[1:]) < WAITING:
+            return None
+        share, line = max(self.waiting[1:], key=lambda waited: waited[0])
+        return Remark(
+            "slow_data", f"{median(shares[1:]):.0%} of a step is spent in waiting for data, up to {share:.0%}", line
+        )
+
+
+def _spike_or_rise(points: Sequence[Point]) -> list[Remark]:
+    """A loss that rose for good, or a jump of one step or a few; not of the first steps, which jump."""
+    losses = [point.loss or 0.0 for point in points]
+    if len(losses) < 2 * LEAST:
+        return []
+    smooth = [median(losses[max(0, i - 2) : i + 3]) for i in range(len(losses))]
+    lowest = min(range(len(smooth)), key=smooth.__getitem__)
+    last = max(median(losses[-max(5, len(losses) // 10) :]), min(losses[-3:]))
+    rises = lowest < len(losses) - 3 and last > RISEN * smooth[lowest] and last > smooth[lowest] + RISEN_BY
+    spike = _spike(points, losses)
+    noise = median([abs(b - a) for a, b in zip(losses, losses[1:])])
+    if rises and last > smooth[lowest] + 6 * noise:
+        fell = f"the loss fell to {smooth[lowest]:.4g} at step {points[lowest].step}"
+        words = f"{fell}, and is {last:.4g} at step {points[-1].step}"
+        begin = next((p for p in points[lowest:] if (p.loss or 0.0) > RISEN * smooth[lowest]), points[-1])
+        return [Remark("loss_diverged", words, begin.line)]
+    return [spike] if spike else []
+
+
+def _spike(points: Sequence[Point], losses: list[float]) -> Remark | None:
+    worst: tuple[float, int] = (0.0, -1)
+    for i in range(LEAST, len(losses)):
+        window = losses[max(0, i - WINDOW) : i]
+        middle = median(window)
+        spread = 1.4826 * median([abs(loss - middle) for loss in window])
+        jump = losses[i] - middle
+        if (
+            losses[i] > JUMP * middle
+            and jump > JUMP_BY
+            and jump > DEVIATIONS * spread
+            and losses[i] > 1.15 * max(window)
+        ):
+            worst = max(worst, (jump, i))
+    if worst[1] < 0:
+        return None
+    at = points[worst[1]]
+    return Remark(
+        "loss_spike", f"the loss jumped by {worst[0]:.3g} to {at.loss:.4g} at step {at.step}", at.line, lasts=False
+    )
+
+
+def _step_of(text: str) -> int | None:
+    lowered = text.lower()
+    if "validation" in lowered or "eval" in lowered:
+        return None
+    if not any(word in lowered for word in ("iter", "step", "it/s", "s/it")):
+        return None
+    has_numbers = "loss" in lowered or "it/s" in lowered or "s/it" in lowered or "|" in lowered or "elapsed" in lowered
+    if not has_numbers:
+        return None
+    return next((int(match[1]) for pattern in _STEPS if (match := pattern.search(text))), None)
+
+
+def _number(match: re.Match[str] | None) -> float | None:
+    if match is None:
+        return None
+    try:
+        return float(match[1])
+    except ValueError:
+        return None

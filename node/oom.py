@@ -1,0 +1,110 @@
+"""What the figures of an out-of-memory message say. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_UNITS = {"B": 1.0, "BYTES": 1.0, "KIB": 2.0**10, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
+_UNITS |= {"KB": 2.0**10, "MB": 2.0**20, "GB": 2.0**30}
+_SIZE = r"([\d.]+) (bytes|[KMGT]i?B|B)"
+_FIELDS = {
+    "tried": rf"Tried to allocate {_SIZE}",
+    "total": rf"total capac\w+ of {_SIZE}|; {_SIZE} total capacity",
+    "free": rf"of which {_SIZE} is free|; {_SIZE} free;",
+    "process": rf"this process has {_SIZE} memory in use",
+    "allocated": rf"allocated memory {_SIZE} is allocated by PyTorch|; {_SIZE} already allocated",
+    "unused": rf"and {_SIZE} is reserved by PyTorch but unallocated",
+    "reserved": rf"{_SIZE} reserved in total by PyTorch",
+}
+GIB = 2**30
+OWN_BYTES = 4 * GIB
+"""A process takes so much more than what PyTorch allocates at most: its context, NCCL, cuBLAS."""
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The bytes of a message; None where it does not say."""
+
+    gpu: int | None
+    tried: float
+    total: float | None
+    free: float | None
+    allocated: float | None
+    unused: float
+    """reserved by PyTorch, and not allocated"""
+    others: float
+    """in use by other processes"""
+
+    @property
+    def short(self) -> float | None:
+        """Bytes by which the allocation failed, with all that PyTorch could give back."""
+        return None if self.free is None else max(self.tried - self.free - self.unused, 0.0)
+
+    @property
+    def cause(self) -> str:
+        """The cause's name: memory in pieces, taken by others, or simply too little."""
+        if self.total and self.others > 0.3 * self.total:
+            return "gpu_memory_taken"
+        if self.unused >= max(self.tried, 0.02 * (self.total or 0.0)):
+            return "gpu_memory_fragmented"
+        return "gpu_out_of_memory"
+
+    @property
+    def words(self) -> str:
+        """`tried 2.0 GiB, 0.7 GiB were free of 79.2: short by 1.3 GiB`."""
+        words = f"tried to allocate {_gib(self.tried)}"
+        if self.free is not None and self.total is not None:
+            words += f"; {_gib(self.free)} of {_gib(self.total)} were free"
+        if self.unused:
+            words += f", and {_gib(self.unused)} reserved but unused"
+        if self.others:
+            words += f"; other processes held {_gib(self.others)}"
+        if self.short and self.cause == "gpu_out_of_memory":
+            words += f": short by {_gib(self.short)}"
+        return words
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:.0f} MiB"
+
+
+def parse(text: str) -> OutOfMemory | None:
+    """What a message of PyTorch's allocator says, of any version; None where it has no figures."""
+    sizes = {name: _size(pattern, text) for name, pattern in _FIELDS.items()}
+    tried = sizes["tried"]
+    if tried is None:
+        return None
+    total, free, allocated = sizes["total"], sizes["free"], sizes["allocated"]
+    unused = sizes["unused"]
+    if unused is None and sizes["reserved"] is not None and allocated is not None:
+        unused = sizes["reserved"] - allocated
+    own, processes = sizes["process"], _processes(text)
+    if own is None and processes and allocated is not None:  # it is named by its number, like others
+        taken = allocated + (unused or 0.0)
+        own = next((size for size in processes if taken <= size <= taken + OWN_BYTES), None)
+        processes = [size for size in processes if size != own]
+    if own is None and allocated is not None:
+        own = allocated + (unused or 0.0) + 1.5 * GIB  # the context, cuBLAS and NCCL take about so much
+    others = sum(processes)
+    if not others and None not in (total, free, own):
+        others = max((total or 0.0) - (free or 0.0) - (own or 0.0), 0.0)
+    gpu = re.search(r"\bGPU (\d+)", text)
+    return OutOfMemory(int(gpu[1]) if gpu else None, tried, total, free, allocated, unused or 0.0, others)
+
+
+def _processes(text: str) -> list[float]:
+    """Bytes of the processes that a message names."""
+    sizes = re.findall(rf"Process \d+ has {_SIZE} memory in use", text)
+    return [float(number) * _UNITS.get(unit.upper(), 1.0) for number, unit in sizes]
+
+
+def _size(pattern: str, text: str) -> float | None:
+    match = re.search(pattern, text)
+    if not match:
+        return None
+    number, unit = [group for group in match.groups() if group is not None][:2]
+    try:
+        return float(number) * _UNITS[unit.upper()]
+    except (ValueError, KeyError):
+        return None

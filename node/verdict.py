@@ -1,0 +1,395 @@
+"""Which of the causes in a run's logs is the root, and what follows from it. Standard library only.
+
+Deeper causes explain shallower ones (`superpod/node/causes/table.py`), `follows` explains within a depth, and nothing
+explains what clearly came before it. Of several roots, the surest comes first, then the earliest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Callable
+
+from superpod.node import oom
+from superpod.node.causes import BY_NAME, CERTAIN, CONFIDENCE, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause
+from superpod.node.log_events import ERROR_OF_PROGRAM, PASSING, Event, LogEvents, step_end, task_end, task_words
+from superpod.node.log_lines import LogLine
+from superpod.node.losses import Remark
+from superpod.node.redaction import redact_text
+
+HEALTHY, FAILED, SUSPECT, UNKNOWN = "healthy", "failed", "suspect", "unknown"
+"""Nothing is wrong; a cause is named; it goes on or is done, but its numbers are wrong; it failed, nobody knows why."""
+
+SLACK_S = 20.0
+"""Seconds by which one line must be older than another before it cannot follow from it: ranks' clocks and buffers."""
+_HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subsequent) heartbeat\. ?Waited ([\d.]+)")
+_ANNOUNCED = ("node_failed", "time_limit", "preempted", "cancelled", "terminal_closed")
+"""What ends a run from outside, and is announced before what follows from it."""
+LAST_WORDS = 5
+"""Lines at the end of a log in which a cause that is only named counts."""
+SHOWN = 3
+"""Evidence lines of a cause."""
+LONGEST = 400
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A line: where it stands, and its text without secrets."""
+
+    path: str
+    number: int
+    text: str
+    rank: int | None = None
+
+    @property
+    def place(self) -> str:
+        """`logs/0.log:812`."""
+        return f"{self.path}:{self.number}" if self.number else self.path
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause of this run, with what shows it."""
+
+    name: str
+    means: str
+    confidence: str
+    fix: str
+    ranks: tuple[int, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    detail: str = ""
+    """its figures, in words"""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a run failed: one root, what follows from it, and what else is wrong."""
+
+    state: str
+    root: Finding | None = None
+    follows: tuple[Finding, ...] = ()
+    others: tuple[Finding, ...] = ()
+    """causes that neither explain the root nor follow from it"""
+    first_error: Evidence | None = None
+    """of the rank that failed first, where no cause is known"""
+    words: str = ""
+    """how it ended, where nothing failed"""
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class _Group:
+    """All events of one cause."""
+
+    name: str
+    events: tuple[Event, ...]
+    cause: Cause | None
+    was_first: bool = False
+    """whether it ended the rank that srun or torchrun saw end before all others"""
+
+    @property
+    def depth(self) -> float:
+        """An error that no cause explains lies between those that end a run from outside, and the program's."""
+        if self.cause is None:
+            return PROGRAM - 0.5
+        return PROGRAM - 0.25 if self.was_first else self.cause.depth
+
+    @property
+    def sure(self) -> int:
+        return max(event.sure for event in self.events)
+
+    @property
+    def order(self) -> int:
+        return min(event.order for event in self.events)
+
+    @property
+    def at(self) -> float:
+        return min((event.line.at for event in self.events if event.line.at), default=0.0)
+
+
+def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | None = None) -> Verdict:
+    """The verdict on the logs of one run or attempt; `base` is what paths are shown relative to.
+
+    `failed` says that the run failed, or that it did not, where that is known from elsewhere.
+    """
+    groups = _groups(logs)
+    remarks = [(remark, log) for log in logs for remark in log.series.remarks()]
+    broke = any(log.failed and not log.finished for log in logs) or any(
+        event.alone for group in groups for event in group.events
+    )
+    if failed is False:
+        groups, broke = [], False
+    elif not (broke or failed):
+        groups = []
+    suspects = _unique(_remark_finding(remark, base) for remark, _ in remarks)
+    lasting = {remark.cause for remark, _ in remarks if remark.lasts}
+    if not broke and not failed:
+        return _of_the_going(suspects, lasting, logs)
+    return _of_the_failed(groups, suspects, logs, base)
+
+
+def _of_the_going(suspects: list[Finding], lasting: set[str], logs: Sequence[LogEvents]) -> Verdict:
+    if suspects:
+        suspects.sort(key=lambda finding: finding.name not in lasting)
+        return Verdict(SUSPECT, suspects[0], others=tuple(suspects[1:]))
+    finished = next((log.finished for log in logs if log.finished), None)
+    steps = max((log.series.highest for log in logs), default=-1)
+    words = (
+        finished.text.strip()[:120]
+        if finished
+        else f"its last step is {steps}"
+        if steps >= 0
+        else "it tells of no error"
+    )
+    return Verdict(HEALTHY, words=redact_text(words))
+
+
+def _of_the_failed(
+    groups: list[_Group], suspects: list[Finding], logs: Sequence[LogEvents], base: Path | None
+) -> Verdict:
+    groups = [group for group in groups if group.sure > PASSING] or groups
+    roots = [group for group in groups if not any(_explains(other, group) for other in groups)]
+    roots.sort(key=lambda group: _rank_of_root(group, logs))
+    named = [finding for finding in suspects if finding.name == "loss_is_nan"]
+    if not roots or roots[0].name == ERROR_OF_PROGRAM or roots[0].sure <= PASSING:
+        rest = [_finding(group, base) for group in groups if group.cause]
+        if named:
+            return Verdict(FAILED, named[0], tuple(rest), tuple(f for f in suspects if f is not named[0]))
+        first = _first_error(roots or groups, logs, base)
+        return Verdict(UNKNOWN, None, tuple(rest), tuple(suspects), first)
+    root = roots[0]
+    finding = _finding(root, base)
+    others = [group for group in roots[1:] if group.cause and group.depth >= ENDING]
+    follows = [group for group in groups if group.cause and group is not root and group not in others]
+    shown = [_finding(group, base) for group in follows]
+    known = {finding.name, *(f.name for f in shown)}
+    more = [f for f in suspects if f.name not in known]
+    return Verdict(FAILED, finding, tuple(shown), tuple([*(_finding(group, base) for group in others), *more]))
+
+
+def _groups(logs: Sequence[LogEvents]) -> list[_Group]:
+    """The causes that the logs show, without what the training came through."""
+    by_cause: dict[str, list[Event]] = {}
+    finished = any(log.finished for log in logs)
+    for log in logs:
+        for event in log.events:
+            if not (log.is_recovered(event) or (finished and _is_echo(event)) or _is_far(event, log)):
+                by_cause.setdefault(_exact(event), []).append(event)
+    first = _first_ends(logs)
+    return [
+        _Group(
+            name, tuple(events), BY_NAME.get(name), name in ("rank_killed", "rank_crashed") and any(map(first, events))
+        )
+        for name, events in by_cause.items()
+    ]
+
+
+def _first_ends(logs: Sequence[LogEvents]) -> Callable[[Event], bool]:
+    """Tells of an event whether it is the end that srun or torchrun saw before all others."""
+    tasks = [task for log in logs for task in log.tasks if task[2] != "Terminated"]
+    how, ranks = (tasks[0][2] if tasks else ""), {log.first_failed for log in logs} - {None}
+    killed = [task for task in tasks if task[2] in ("Killed", "Out Of Memory")]
+    echo = how == "Exited with exit code 1" and bool(killed) and not _has_errors(logs)
+
+    def is_first(event: Event) -> bool:
+        match = task_end(event.line.text)
+        return (match is not None and (match == how or echo)) or (event.rank is not None and event.rank in ranks)
+
+    return is_first
+
+
+def _has_errors(logs: Sequence[LogEvents]) -> bool:
+    return any(event.is_error and not _is_echo(event) for log in logs for event in log.events)
+
+
+def _is_echo(event: Event) -> bool:
+    return event.cause in BY_NAME and BY_NAME[event.cause].depth <= ECHO
+
+
+def _is_far(event: Event, log: LogEvents) -> bool:
+    """Whether a cause is only named in passing, and not in the last words of its log."""
+    return event.sure <= PASSING and (log.last is None or event.line.number < log.last.number - LAST_WORDS)
+
+
+def _exact(event: Event) -> str:
+    """The cause's name, with out-of-memory told apart by its figures."""
+    if event.cause == "gpu_out_of_memory" and (figures := oom.parse(event.line.text)):
+        return figures.cause
+    return event.cause
+
+
+def _explains(deep: _Group, shallow: _Group) -> bool:
+    """Whether one cause explains another that is there too."""
+    if deep is shallow:
+        return False
+    if (
+        shallow.name in _ANNOUNCED
+        and deep.depth > ENDING
+        and deep.name not in _ANNOUNCED
+        and _came_first(deep, shallow)
+    ):
+        return True
+    if deep.name in _ANNOUNCED and _came_first(shallow, deep):
+        return False
+    named = shallow.cause is not None and deep.name in shallow.cause.follows
+    back = deep.cause is not None and shallow.name in deep.cause.follows
+    if named and back:
+        return (deep.sure, deep.depth, -deep.order) > (shallow.sure, shallow.depth, -shallow.order)
+    if not named and (back or deep.depth <= shallow.depth):
+        return False
+    if deep.sure <= HINT < shallow.sure or deep.sure <= PASSING:
+        return False
+    if deep.depth >= PROGRAM and shallow.depth >= PROGRAM and not named and deep.cause and shallow.cause:
+        return _may_follow(deep, shallow) and deep.sure >= shallow.sure
+    return _may_follow(deep, shallow)
+
+
+def _came_first(one: _Group, other: _Group) -> bool:
+    """Whether an error of the program stands before another line: by time, or in the same file."""
+    if not any(event.is_error for event in one.events):
+        return False
+    if one.at and other.at:
+        return one.at < other.at
+    files = {event.line.path for event in (*one.events, *other.events)}
+    return len(files) == 1 and min(e.order for e in one.events) < min(e.order for e in other.events)
+
+
+def _may_follow(deep: _Group, shallow: _Group) -> bool:
+    """False where the shallow cause clearly came first."""
+    if deep.at and shallow.at:
+        return deep.at <= shallow.at + SLACK_S
+    return True
+
+
+def _rank_of_root(group: _Group, logs: Sequence[LogEvents]) -> tuple[object, ...]:
+    """Sorts roots: what an error line says before what stands elsewhere, the surest, the deepest, the earliest."""
+    failed_first = {log.first_failed for log in logs} - {None}
+    of_first = any(event.rank in failed_first for event in group.events if event.rank is not None)
+    strong = any(event.is_error for event in group.events) or group.depth in (GROUND, ENDING)
+    return (
+        group.depth <= ECHO,
+        not strong,
+        group.cause is None,
+        -group.sure,
+        not of_first,
+        group.at or float("inf"),
+        -group.depth,
+        min(event.order for event in group.events),
+    )
+
+
+def _finding(group: _Group, base: Path | None) -> Finding:
+    cause = group.cause or BY_NAME["rank_crashed"]
+    events = sorted(group.events, key=lambda e: (-e.sure, e.line.at or 0.0, e.order))
+    detail = next((words for e in events if (words := _figures(e))), "") or _hung(events)
+    ranks = tuple(sorted({e.rank for e in events if e.rank is not None}))
+    sure = group.sure
+    if len({e.line.text for e in events}) > 1 and sure == HINT:
+        sure = LIKELY
+    shown = _distinct(events)[:SHOWN]
+    return Finding(
+        cause.name,
+        cause.means,
+        CONFIDENCE[max(HINT, sure)],
+        cause.fix,
+        ranks,
+        tuple(evidence(e.line, base, e.rank) for e in shown),
+        detail,
+    )
+
+
+def _figures(event: Event) -> str:
+    """What the figures of a line say, in words; '' where it has none that need words."""
+    text = event.line.text
+    if event.cause == "disk_full" and text.startswith("the disk under"):
+        return f"{text}: make room, then resume"
+    if figures := oom.parse(text):
+        return figures.words
+    if event.rank is not None and (match := re.match(r"\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", text)):
+        return _ended(f"rank {event.rank}", match)
+    if match := re.match(r"\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", text):
+        return _ended("a rank", match)
+    return step_end(text) or task_words(text)
+
+
+def _ended(who: str, match: re.Match[str]) -> str:
+    why = "; the kernel does that when memory runs out" if match[1] == "9" else ""
+    verb = "was killed" if match[1] == "9" else "crashed"
+    return f"{who} {verb} (pid {match[2]}, signal {match[1]}{why})"
+
+
+def _hung(events: Sequence[Event]) -> str:
+    """The ranks that fault tolerance has ended, in words: their monitors write node, rank and seconds."""
+    hung = [match for e in events if (match := _HUNG.search(e.line.text))]
+    if not hung:
+        return ""
+    ranks = ", ".join(dict.fromkeys(f"rank {match[2]} on {match[1]}" for match in hung))
+    return f"no heartbeat of {ranks} for {float(hung[0][3]):.0f} s, longer than it may take: ended (fault_tolerance)"
+
+
+def _distinct(events: Sequence[Event]) -> list[Event]:
+    """The events without those that say the same with other numbers."""
+    seen, kept = set(), []
+    for event in events:
+        form = "".join(c for c in event.line.text if not c.isdigit())[:120]
+        if form not in seen:
+            seen.add(form)
+            kept.append(event)
+    return kept
+
+
+def evidence(line: LogLine, base: Path | None, rank: int | None = None) -> Evidence:
+    """A line as evidence, without secrets and not too long."""
+    text = " ".join("KeyError: ".join(redact_text(part) for part in line.text.split("KeyError: ")).split())
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    return Evidence(shown_path(line.path, base), line.number, text, line.rank if rank is None else rank)
+
+
+def shown_path(path: Path, base: Path | None) -> str:
+    """The path as it is shown: below `base` without it."""
+    if base is not None:
+        try:
+            return str(path.relative_to(base))
+        except ValueError:
+            pass
+    return str(path)
+
+
+def _first_error(groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path | None) -> Evidence | None:
+    """The first error of the rank that failed first: the one that torchrun or srun names, else the earliest."""
+    errors = [e for group in groups if group.name == ERROR_OF_PROGRAM for e in group.events]
+    tasks = [log.first_task for log in logs if log.first_task]
+    if not errors and tasks:
+        text = tasks[0].text
+        return evidence(replace(tasks[0], text=task_words(text) or text), base)
+    if not errors:
+        errors = [e for group in groups for e in group.events if group.depth <= ECHO]
+    if not errors:
+        lasts = [log.last for log in logs if log.last and log.failed] or [log.last for log in logs if log.last]
+        return evidence(lasts[0], base) if lasts else None
+    first = {log.first_failed for log in logs} | _first_tasks(logs)
+    chosen = [e for e in errors if e.rank is not None and e.rank in first] or errors
+    by_rank: dict[object, Event] = {}
+    for event in chosen:
+        by_rank[(str(event.line.path), event.rank)] = event  # of one rank the last: with it the program ended
+    best = min(by_rank.values(), key=lambda e: (e.line.at or float("inf"), str(e.line.path), e.order))
+    line = replace(best.line, text=best.words or best.line.text)
+    return evidence(line, base, best.rank)
+
+
+def _first_tasks(logs: Sequence[LogEvents]) -> set[int | None]:
+    """The rank that srun saw end first, by itself."""
+    ends = [task for log in logs for task in log.tasks if task[2] != "Terminated"]
+    return {int(ends[0][1])} if ends and ends[0][1].isdecimal() else set()
+
+
+def _remark_finding(remark: Remark, base: Path | None) -> Finding:
+    cause = BY_NAME[remark.cause]
+    confidence = CONFIDENCE[CERTAIN if remark.cause == "loss_is_nan" else LIKELY]
+    return Finding(cause.name, cause.means, confidence, cause.fix, (), (evidence(remark.line, base),), remark.words)
+
+
+def _unique(findings: Iterable[Finding]) -> list[Finding]:
+    return list({finding.name: finding for finding in findings}.values())

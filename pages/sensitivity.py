@@ -1,0 +1,96 @@
+"""How a layout's throughput moves when one thing changes: sequence, batch, links, expert balance, number of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+from superpod.planner import predict
+from superpod.planner.planned_job import PlannedJob
+
+Curve: TypeAlias = dict[str, Any]
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+SIZES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+IMBALANCES = (1.0, 1.1, 1.25, 1.5, 2.0)
+
+
+class Change(NamedTuple):
+    """One curve: the values of one thing, and the job at each; all else stays."""
+
+    key: str
+    title: str
+    unit: str
+    jobs: list[tuple[float, PlannedJob]]
+
+
+def of(jobs: Sequence[PlannedJob]) -> list[dict[str, list[Curve]]]:
+    """Scaling and sensitivity of every job, as `assets/layout.js` reads them: a value's throughput, GiB and verdict.
+
+    All are predicted at once, for jobs that differ in their layout only are costed together.
+    """
+    changes = [{"scaling": [*_sizes(job)], "sensitivity": [*_changes(job)]} for job in jobs]
+    flat = [at for parts in changes for curves in parts.values() for change in curves for _, at in change.jobs]
+    predictions = iter(predict.many(flat))
+    return [{part: [_curve(c, predictions) for c in curves] for part, curves in parts.items()} for parts in changes]
+
+
+def _curve(change: Change, predictions: Iterator[predict.Prediction]) -> Curve:
+    points = [_point(value, next(predictions)) for value, _ in change.jobs]
+    return {"key": change.key, "title": change.title, "unit": change.unit, "points": points}
+
+
+def _point(value: float, prediction: predict.Prediction) -> dict[str, Any]:
+    return {
+        "value": value,
+        "rate": prediction.tokens_per_s_per_gpu,
+        "gib": prediction.reserved_gib_max,
+        "verdict": "tight" if prediction.tight else prediction.verdict,
+        "reason": prediction.reason,
+    }
+
+
+def _changes(job: PlannedJob) -> Iterator[Change]:
+    x = job.layout
+    yield Change("seq", "sequence", "tokens", _scaled(job.seq, lambda seq: job.replace(seq=seq)))
+    yield Change("gbs", "global batch", "samples", _scaled(x.gbs, lambda gbs: job.replace(layout=x.replace(gbs=gbs))))
+    far = job.fabric.gb_per_s_per_gpu(job.node)
+    if job.gpus > job.node.nvlink_domain and far:
+        yield Change("far", "links between nodes", "GB/s per GPU", [(far * f, _network(job, f)) for f in FACTORS])
+    near = job.node.gpu.nvlink_gb_per_s
+    if near and job.node.nvlink_domain > 1:
+        yield Change("near", "NVLink", "GB/s per GPU", [(near * f, _nvlink(job, f)) for f in FACTORS])
+    if job.model.is_moe:
+        options = [(value, replace(job.options, imbalance=value)) for value in IMBALANCES]
+        jobs = [(value, job.replace(options=option)) for value, option in options]
+        yield Change("imbalance", "busiest expert rank over the mean", "times", jobs)
+
+
+def _sizes(job: PlannedJob) -> Iterator[Change]:
+    """Strong and weak scaling of a layout over data parallelism."""
+    strong = _scaled(job.gpus, lambda gpus: job.replace(gpus=gpus), SIZES)
+    weak = [(gpus, at.replace(layout=job.layout.replace(gbs=_batch(job, at)))) for gpus, at in strong]
+    yield Change("strong", "strong scaling: one global batch", "GPUs", strong)
+    yield Change("weak", "weak scaling: a batch that grows with the GPUs", "GPUs", weak)
+
+
+def _batch(job: PlannedJob, at: PlannedJob) -> int:
+    return max(1, job.layout.gbs * at.gpus // job.gpus)
+
+
+def _scaled(
+    value: int, job_of: Callable[[int], PlannedJob], factors: tuple[float, ...] = FACTORS
+) -> list[tuple[float, PlannedJob]]:
+    return [(round(value * f), job_of(round(value * f))) for f in factors if value * f >= 1 and (value * f) % 1 == 0]
+
+
+def _network(job: PlannedJob, factor: float) -> PlannedJob:
+    """Ports and switches so many times as fast."""
+    node = job.node.replace(nic_gbps=job.node.nic_gbps * factor)
+    return job.replace(node=node, fabric=job.fabric.replace(gbps=job.fabric.gbps * factor))
+
+
+def _nvlink(job: PlannedJob, factor: float) -> PlannedJob:
+    gpu = job.node.gpu.replace(nvlink_gb_per_s=job.node.gpu.nvlink_gb_per_s * factor)
+    return job.replace(node=job.node.replace(gpu=gpu))

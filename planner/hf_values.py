@@ -1,0 +1,210 @@
+"""What the values of a Hugging Face configuration may be: one table of all keys that are read here or by an import.
+
+Python would take the text "false" for true, and a head of -1 channels for a size. What is absent or null is not judged
+here: its meaning is the reader's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from superpod.errors import UserError
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number in a range, both ends included."""
+
+    least: int
+    most: int
+
+    def takes(self, value: object) -> bool:
+        """Whether `value` is one."""
+        return isinstance(value, int) and not isinstance(value, bool) and self.least <= value <= self.most
+
+    @property
+    def words(self) -> str:
+        """What it takes."""
+        return f"a whole number from {self.least:,} to {self.most:,}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number in a range; zero only where it is `or_zero`."""
+
+    most: float
+    or_zero: bool = False
+
+    def takes(self, value: object) -> bool:
+        """Whether `value` is one."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        return (value >= 0 if self.or_zero else value > 0) and value <= self.most  # NaN is neither
+
+    @property
+    def words(self) -> str:
+        """What it takes."""
+        return f"a number {'from' if self.or_zero else 'above'} 0 to {self.most:g}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A value of one type of JSON's."""
+
+    type: type
+    words: str
+
+    def takes(self, value: object) -> bool:
+        """Whether `value` is one."""
+        return isinstance(value, self.type)
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """A list whose entries are all of one kind."""
+
+    entry: Whole | Number | Kind
+    words: str
+
+    def takes(self, value: object) -> bool:
+        """Whether `value` is one."""
+        return isinstance(value, list) and all(map(self.entry.takes, value))
+
+
+Allowed = Whole | Number | Kind | ListOf
+
+LAYERS, SIZE, OR_NONE = Whole(1, 10_000), Whole(1, 10_000_000), Whole(0, 10_000_000)
+TOKENS = Whole(1, 2**31 - 1)
+SHARE, POSITIVE, NOT_NEGATIVE = Number(1), Number(1e18), Number(1e18, or_zero=True)
+FLAG, TEXT, OBJECT = Kind(bool, "true or false"), Kind(str, "a text"), Kind(dict, "an object")
+
+KEYS: dict[str, Allowed] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), LAYERS),
+    **dict.fromkeys(
+        (
+            *("hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads"),
+            *("head_dim", "attention_head_dim", "kv_channels", "intermediate_size", "intermediate_size_mlp", "n_inner"),
+            *("ffn_hidden_size", "vocab_size", "padded_vocab_size", "multi_query_group_num", "moe_intermediate_size"),
+            *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+            *("index_n_heads", "index_head_dim", "index_topk", "mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
+            *("n_groups", "conv_kernel", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
+            *("linear_value_head_dim", "linear_conv_kernel_dim", "full_attention_interval", "sliding_window_pattern"),
+            *("_sliding_window_pattern", "interleave_moe_layer_step", "decoder_sparse_step", "no_rope_layer_interval"),
+            *("n_group", "topk_group", "num_ln_in_parallel_attn"),
+        ),
+        SIZE,
+    ),
+    **dict.fromkeys(
+        (
+            *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
+            *("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"),
+            *("moe_latent_size", "first_k_dense_replace", "max_window_layers"),
+        ),
+        OR_NONE,
+    ),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "sliding_window", "attention_chunk_size"), TOKENS),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"), SHARE),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), SHARE),
+    **dict.fromkeys(
+        (
+            *(
+                "rope_theta",
+                "rope_local_base_freq",
+                "rotary_emb_base",
+                "query_pre_attn_scalar",
+                "routed_scaling_factor",
+            ),
+            *("attn_logit_softcapping", "final_logit_softcapping", "swiglu_limit", "swiglu_alpha", "logits_scaling"),
+            *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_scale"),
+        ),
+        POSITIVE,
+    ),
+    "initializer_range": NOT_NEGATIVE,
+    **dict.fromkeys(
+        (
+            *("tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "qkv_bias", "use_qkv_bias"),
+            *("use_bias", "bias", "add_qkv_bias", "add_bias_linear", "lm_head_bias", "qk_layernorm", "use_qk_norm"),
+            *("use_sliding_window", "norm_topk_prob", "rope_interleave", "rope_interleaved", "use_parallel_residual"),
+            *("multi_query", "multi_query_attention", "new_decoder_architecture", "parallel_attn"),
+        ),
+        FLAG,
+    ),
+    **dict.fromkeys(
+        (
+            *("model_type", "hidden_act", "hidden_activation", "activation_function", "topk_method", "scoring_func"),
+            "hybrid_override_pattern",
+        ),
+        TEXT,
+    ),
+    **dict.fromkeys(("rope_scaling", "rope_parameters", "text_config", "quantization_config"), OBJECT),
+    **dict.fromkeys(("layer_types", "architectures"), ListOf(TEXT, "a list of texts")),
+    "mlp_only_layers": ListOf(Whole(0, 10_000), "a list of layers, counted from 0"),
+    "no_rope_layers": ListOf(Whole(0, 1), "a list of 0 and 1, one for each layer"),
+}
+"""Key of config.json -> what it takes, beside null."""
+
+ROPE: dict[str, Allowed] = {
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), POSITIVE),
+    **dict.fromkeys(("attention_factor", "rope_theta", "short_mscale", "long_mscale"), POSITIVE),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), NOT_NEGATIVE),
+    **dict.fromkeys(("short_factor", "long_factor"), ListOf(POSITIVE, "a list of numbers above 0")),
+    **dict.fromkeys(("rope_type", "type"), TEXT),
+    "partial_rotary_factor": SHARE,
+    "original_max_position_embeddings": TOKENS,
+    "truncate": FLAG,
+}
+"""The same inside `rope_scaling` and `rope_parameters` (transformers 4.57, modeling_rope_utils.py)."""
+
+NEEDED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor"),
+}
+"""Type of rotary scaling -> keys that it cannot be computed without, as transformers refuses their absence."""
+
+
+def check(config: Mapping[str, Any], where: str) -> None:
+    """Refuse values that a key does not take; keys that are not in the table, and those that are null, pass.
+
+    Args:
+        config: the object of a config.json, whose `text_config` is judged too.
+        where: names the file in the message.
+
+    Raises:
+        UserError: with the key, its value, and what it takes.
+    """
+    for problem in _problems(config):
+        raise UserError(f"{where}: {problem}", "correct it there; `save_pretrained` of transformers writes it right")
+
+
+def _problems(config: Mapping[str, Any]) -> Iterator[str]:
+    yield from _misfits(config, KEYS)
+    if isinstance(text := config.get("text_config"), dict):
+        yield from (f"text_config: {problem}" for problem in _problems({**text, "text_config": None}))
+    yield from _rope_problems(config.get("rope_scaling"), "rope_scaling", config)
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, dict):
+        return
+    yield from _rope_problems(rope, "rope_parameters", config)
+    for name in sorted(rope.keys() - ROPE.keys()):  # transformers 5: one object for each kind of layer
+        yield from _rope_problems(rope[name], f"rope_parameters.{name}", config)
+
+
+def _misfits(values: Mapping[str, Any], table: Mapping[str, Allowed], prefix: str = "") -> Iterator[str]:
+    for key in sorted(table.keys() & values.keys()):
+        value = values[key]
+        if value is not None and not table[key].takes(value):
+            shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
+            yield f"{prefix}{key} is {shown}, not {table[key].words}"
+
+
+def _rope_problems(rope: object, name: str, config: Mapping[str, Any]) -> Iterator[str]:
+    if not isinstance(rope, dict):
+        return
+    yield from _misfits(rope, ROPE, f"{name}.")
+    kind = rope.get("rope_type", rope.get("type"))
+    for key in NEEDED.get(kind, ()) if isinstance(kind, str) else ():
+        if rope.get(key) is None and not (key == "original_max_position_embeddings" and config.get(key)):
+            yield f"{name}.{key} is missing, and a rotary scaling of type {kind!r} is computed with it"

@@ -1,0 +1,141 @@
+"""The small languages of a command line: `tp=4,sp` for a layout, `moments=bf16` for an option, a model's shape."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from superpod.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from superpod.planner.layout import Layout
+    from superpod.planner.planned_job import Options
+
+MOST_CHUNKS = 2**14
+"""Most chunks that one `NxM` may stand for; no pipeline has more, so a larger N is a typing error."""
+
+Value = bool | int | float | str
+"""What one `key=value` can hold."""
+
+
+def pairs(text: str, what: str) -> dict[str, Value]:
+    """`tp=4,sp,recompute=full` as a mapping to numbers, booleans and words; a bare word is true.
+
+    Raises:
+        UserError: a key appears twice; `what` opens the message.
+    """
+    values: dict[str, Value] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not key:
+            raise UserError(f"{what} has a value without a key: {text!r}", "write KEY=VALUE, such as tp=4")
+        if key in values:
+            raise UserError(f"{what} says {key} twice: {text!r}")
+        values[key] = _value(value) if equals else True
+    return values
+
+
+def layout_values(text: str, what: str) -> dict[str, Value | tuple[Value, ...]]:
+    """Fields of `Layout` from `tp=4,recompute_modules=layernorm+mlp`; + joins a list, `chunks=1+3x2` is 1, 2, 2, 2."""
+    values: dict[str, Value | tuple[Value, ...]] = {**pairs(text, what)}
+    for key in ("recompute_modules", "chunks"):
+        if key in values:
+            words = str(values[key]).split("+")
+            values[key] = tuple(_value(element) for word in words for element in _repeated(word))
+    return values
+
+
+def layout(base: Layout, text: str, what: str = "--layout") -> Layout:
+    """`base` changed by `--layout`; a tp above 1 turns sp on, unless the text sets sp. `what` names it in a message.
+
+    Raises:
+        UserError: an unknown key, or a value that its field cannot have.
+    """
+    from superpod.planner.layout import Layout
+
+    if not all(part.strip() for part in text.split(",")):
+        raise UserError(f"{what} is {text!r}, and says nothing at one of its places", "write it like tp=4,pp=2,sp")
+    values = layout_values(text, what)
+    kept = {f.name: getattr(base, f.name) for f in fields(base) if getattr(base, f.name) is not None}
+    if "tp" in values and "sp" not in values:
+        kept["sp"] = values["tp"] != 1
+    changed = Layout.from_mapping(kept | values, what)
+    if broken := changed.below_one():
+        raise UserError(f"{what}: {broken[0].message}")
+    return changed
+
+
+def options(base: Options, texts: list[str], what: str = "--option") -> Options:
+    """`base` changed by each text: `moments=bf16`, `deterministic`, `lora_targets=linear_qkv,linear_proj`.
+
+    `what` names the texts in a message.
+
+    Raises:
+        UserError: an unknown name, or a value of another type than the option's default.
+    """
+    defaults = {f.name: getattr(base, f.name) for f in fields(base)}
+    lists = {name for name, value in defaults.items() if isinstance(value, tuple)}
+    values: dict[str, Value | tuple[str, ...]] = {**pairs(_joined(",".join(texts), lists, set(defaults)), what)}
+    for key, value in values.items():
+        if key not in defaults:
+            raise UserError(f"no option is called {key!r}", did_you_mean(key, list(defaults)) or ", ".join(defaults))
+        if key in lists:
+            values[key] = () if value is True else tuple(str(value).split("+"))
+        elif key == "release" and not re.fullmatch(r"NeMo \d\d\.\d\d", str(value)):
+            raise UserError(f"{what} release is {value!r}", f"write {what} 'release=NeMo 25.09'")
+        elif isinstance(defaults[key], float) and isinstance(value, int) and not isinstance(value, bool):
+            values[key] = float(value)
+        elif value is True and not isinstance(defaults[key], bool):
+            raise UserError(
+                f"{what} {key} has no value", f"write {what} {key}={defaults[key]}, its default, or another"
+            )
+        elif defaults[key] is not None and type(value) is not type(defaults[key]):
+            raise UserError(f"{what} {key} is like {defaults[key]!r}, not {value!r}")
+    _refuse_unknown_names({key: value for key, value in values.items() if isinstance(value, tuple)}, defaults, what)
+    return replace(base, **values)
+
+
+def _joined(text: str, lists: set[str], known: set[str]) -> str:
+    """The text with a list's names joined by + instead of commas: a bare word that is no option continues a list."""
+    parts: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        bare = "=" not in part and part not in known
+        if bare and parts and parts[-1].partition("=")[0].strip() in lists:
+            parts[-1] += f"+{part}"
+        else:
+            parts.append(part)
+    return ",".join(parts)
+
+
+def _refuse_unknown_names(lists: dict[str, tuple[str, ...]], defaults: dict[str, tuple[str, ...]], what: str) -> None:
+    """Refuse an empty list, and a name that is not in the option's default, which lists all names."""
+    for key, names in lists.items():
+        for name in names:
+            if name not in defaults[key]:
+                hint = did_you_mean(name, list(defaults[key])) or f"of {', '.join(defaults[key])}"
+                raise UserError(f"{what} {key} cannot name {name!r}", hint)
+        if not names:
+            raise UserError(f"{what} {key} names nothing", f"of {', '.join(defaults[key])}")
+
+
+def _repeated(word: str) -> list[str]:
+    """`6x2` is six times 2; anything else is itself."""
+    match = re.fullmatch(r"(\d{1,6})x(\d{1,6})", word)
+    if match is None:
+        return [word]
+    if int(match[1]) > MOST_CHUNKS:
+        raise UserError(f"--layout: {word} is {int(match[1]):,} chunks", f"{MOST_CHUNKS:,} at the most")
+    return [match[2]] * int(match[1])
+
+
+def _value(text: str) -> Value:
+    lower = text.lower()
+    if lower in ("true", "false"):
+        return lower == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,273 @@
+"""Which Hugging Face tensors each tensor of a Megatron model is made of, in both directions.
+
+One table for import and export, read from Megatron's side: a tensor without an entry is an error, never left as it was.
+Layouts of experts (one GEMM each, Transformer Engine's grouped, Megatron's grouped) differ in names alone.
+Shapes: h heads, g groups of queries, d channels of a head, E experts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Join = Callable[[Sequence["Tensor"]], "Tensor"]
+Split = Callable[["Tensor"], Sequence["Tensor"]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A Hugging Face tensor, or one expert's part of it."""
+
+    name: str
+    expert: int | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a Megatron tensor is made of Hugging Face tensors (`join`), and taken apart (`split`)."""
+
+    pieces: tuple[Piece, ...]
+    join: Join
+    split: Split
+
+
+class Unmapped(ValueError):
+    """Tensors of the Megatron model that no Hugging Face tensor stands for."""
+
+
+def rules(names: Iterable[str], config: Any, kind: str) -> dict[str, Rule]:
+    """The rule of each Megatron tensor.
+
+    Args:
+        names: of parameters and buffers that are saved.
+        config: Megatron's configuration of the model.
+        kind: `model_type` of the Hugging Face folder.
+
+    Raises:
+        Unmapped: a tensor that has none.
+    """
+    table: dict[str, Rule] = {}
+    missing: list[str] = []
+    for name in names:
+        rule = _rule(name, config, kind)
+        if rule is None:
+            missing.append(name)
+        else:
+            table[name] = rule
+    if missing:
+        raise Unmapped(f"no tensor of {kind} stands for {', '.join(missing[:8])}")
+    return table
+
+
+WHOLE = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "decoder.final_layernorm.bias": "model.norm.bias",
+    "output_layer.weight": "lm_head.weight",
+}
+
+LAYER = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "self_attention.linear_qkv.layer_norm_bias": "input_layernorm.bias",
+    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "self_attention.linear_proj.bias": "self_attn.o_proj.bias",
+    "self_attention.core_attention.softmax_offset": "self_attn.sinks",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "post_attention_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_bias": "post_attention_layernorm.bias",
+}
+"""Of a layer: after `decoder.layers.N.` and `model.layers.N.`."""
+
+QK_NORMS = {
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+}
+LATENT = {
+    "self_attention.linear_q_proj.weight": "self_attn.q_proj.weight",
+    "self_attention.linear_q_down_proj.weight": "self_attn.q_a_proj.weight",
+    "self_attention.linear_q_up_proj.weight": "self_attn.q_b_proj.weight",
+    "self_attention.linear_q_up_proj.layer_norm_weight": "self_attn.q_a_layernorm.weight",
+    "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
+    "self_attention.linear_kv_down_proj.weight": "self_attn.kv_a_proj_with_mqa.weight",
+    "self_attention.linear_kv_up_proj.weight": "self_attn.kv_b_proj.weight",
+    "self_attention.linear_kv_up_proj.layer_norm_weight": "self_attn.kv_a_layernorm.weight",
+    "self_attention.kv_layernorm.weight": "self_attn.kv_a_layernorm.weight",
+    "mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
+}
+"""Multi-latent attention and DeepSeek's router."""
+POST_NORMS = {
+    "self_attention.linear_proj.post_layernorm.weight": "post_attention_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "pre_feedforward_layernorm.weight",
+    "mlp.linear_fc2.post_layernorm.weight": "post_feedforward_layernorm.weight",
+}
+"""Gemma 2 and 3."""
+OWN: dict[str, dict[str, str]] = {
+    "gemma2": POST_NORMS,
+    "gemma3_text": POST_NORMS | QK_NORMS,
+    "qwen3": QK_NORMS,
+    "qwen3_moe": QK_NORMS,
+    "deepseek_v2": LATENT,
+    "deepseek_v3": LATENT,
+}
+ROUTERS = {"mixtral": "block_sparse_moe.gate", "gpt_oss": "mlp.router"}
+EXPERTS = {"mixtral": ("block_sparse_moe.experts", "w1", "w3", "w2")}
+"""Folder of the experts, then their gate, up and down projections."""
+DENSE = {"starcoder2": ("mlp.c_fc",), "nemotron": ("mlp.up_proj",), "phi3": ("mlp.gate_up_proj",)}
+DOWN = {"starcoder2": "mlp.c_proj"}
+
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(
+    r"mlp\.experts\.(?:local_experts\.(\d+)\.linear_fc([12])\.(weight|bias)|linear_fc([12])\.(weight|bias)(\d+))"
+)
+
+
+def _rule(name: str, config: Any, kind: str) -> Rule | None:
+    if name in WHOLE:
+        return _same(WHOLE[name])
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return None
+    layer, local = f"model.layers.{match[1]}.", match[2]
+    plain = {**LAYER, **OWN.get(kind, {})}
+    if local in plain:
+        return _same(layer + plain[local])
+    for read in (_attention, _dense, _router, _expert, _grouped):
+        if rule := read(layer, local, config, kind):
+            return rule
+    return None
+
+
+def _same(name: str) -> Rule:
+    return Rule((Piece(name),), lambda parts: parts[0], lambda whole: [whole])
+
+
+def _of(names: Sequence[str], join: Join, split: Split) -> Rule:
+    return Rule(tuple(map(Piece, names)), join, split)
+
+
+def _attention(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+    prefix, _, what = local.rpartition(".")
+    if prefix != "self_attention.linear_qkv" or what not in ("weight", "bias"):
+        return None
+    heads, groups = config.num_attention_heads, config.num_query_groups
+    join, split = qkv(heads, groups, config.kv_channels)
+    if kind != "phi3":
+        return _of([f"{layer}self_attn.{part}_proj.{what}" for part in "qkv"], join, split)
+    rows = [heads * config.kv_channels, groups * config.kv_channels, groups * config.kv_channels]
+    return _of(
+        [f"{layer}self_attn.qkv_proj.{what}"],
+        lambda parts: join(parts[0].split(rows)),
+        lambda whole: [_cat(split(whole))],
+    )
+
+
+def qkv(heads: int, groups: int, channels: int) -> tuple[Join, Split]:
+    """q [h d, ...], k and v [g d, ...] <-> [g (h / g + 2) d, ...], the order of Megatron's linear_qkv."""
+
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        q, k, v = (part.reshape(groups, -1, channels, *part.shape[1:]) for part in parts)
+        return _cat([q, k, v], 1).reshape(-1, *parts[0].shape[1:])
+
+    def split(whole: Tensor) -> Sequence[Tensor]:
+        per_group = whole.reshape(groups, heads // groups + 2, channels, *whole.shape[1:])
+        return [part.reshape(-1, *whole.shape[1:]) for part in per_group.split([heads // groups, 1, 1], 1)]
+
+    return join, split
+
+
+def _cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    import torch
+
+    return torch.cat(list(parts), dim)
+
+
+def _gated(names: Sequence[str]) -> Rule:
+    """gate and up <-> one matrix, gate first."""
+    return _of(names, _cat, lambda whole: whole.chunk(2))
+
+
+def _dense(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+    match = re.fullmatch(r"mlp\.(shared_experts\.)?linear_fc([12])\.(weight|bias)", local)
+    if match is None:
+        return None
+    shared, number, what = match[1] or "", match[2], match[3]
+    if number == "2":
+        down = DOWN.get(kind, f"mlp.{shared}down_proj")
+        return _same(f"{layer}{down}.{what}")
+    names = DENSE.get(kind, (f"mlp.{shared}gate_proj", f"mlp.{shared}up_proj"))
+    full = [f"{layer}{name}.{what}" for name in names]
+    return _gated(full) if len(full) == 2 else _same(full[0])
+
+
+def _router(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+    prefix, _, what = local.rpartition(".")
+    return _same(f"{layer}{ROUTERS.get(kind, 'mlp.gate')}.{what}") if prefix == "mlp.router" else None
+
+
+def _expert(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+    match = _EXPERT.fullmatch(local)
+    if match is None:
+        return None
+    expert, number, what = match[1] or match[6], match[2] or match[4], match[3] or match[5]
+    return _one_expert(layer, int(expert), number == "1", what, kind)
+
+
+def _one_expert(layer: str, expert: int, first: bool, what: str, kind: str) -> Rule:
+    if kind == "gpt_oss":
+        return _gpt_oss_expert(layer, expert, first, what)
+    folder, gate, up, down = EXPERTS.get(kind, ("mlp.experts", "gate_proj", "up_proj", "down_proj"))
+    prefix = f"{layer}{folder}.{expert}."
+    if first:
+        return _gated([f"{prefix}{gate}.{what}", f"{prefix}{up}.{what}"])
+    return _same(f"{prefix}{down}.{what}")
+
+
+def _gpt_oss_expert(layer: str, expert: int, first: bool, what: str) -> Rule:
+    """All experts lie in one tensor [E, in, out], in which gate and up alternate."""
+    name = f"{layer}mlp.experts.{'gate_up_proj' if first else 'down_proj'}{'_bias' if what == 'bias' else ''}"
+
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        whole = parts[0].t() if what == "weight" else parts[0]
+        return _cat([whole[0::2], whole[1::2]]) if first else whole
+
+    def split(whole: Tensor) -> Sequence[Tensor]:
+        if first:
+            gate, up = whole.chunk(2)
+            whole = _stack([gate, up], 1).reshape(whole.shape)
+        return [whole.t() if what == "weight" else whole]
+
+    return Rule((Piece(name, expert),), join, split)
+
+
+def _stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    import torch
+
+    return torch.stack(list(parts), dim)
+
+
+def _grouped(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+    """Megatron's GroupedMLP: `weight1` and `weight2` hold every expert's matrix, transposed, one after the other."""
+    match = re.fullmatch(r"mlp\.experts\.weight([12])", local)
+    if match is None:
+        return None
+    count = config.num_moe_experts
+    experts = [_one_expert(layer, expert, match[1] == "1", "weight", kind) for expert in range(count)]
+    width = len(experts[0].pieces)
+
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        whole = [rule.join(parts[at * width : (at + 1) * width]).t() for at, rule in enumerate(experts)]
+        stacked = _stack(whole)  # [E, in, out]
+        shape = (stacked.shape[1], -1) if match[1] == "1" else (-1, stacked.shape[2])
+        return stacked.reshape(*shape)
+
+    def split(whole: Tensor) -> Sequence[Tensor]:
+        shape = (count, config.hidden_size, -1) if match[1] == "1" else (count, -1, config.hidden_size)
+        return [part for rule, own in zip(experts, whole.reshape(*shape), strict=True) for part in rule.split(own.t())]
+
+    return Rule(tuple(piece for rule in experts for piece in rule.pieces), join, split)

@@ -1,0 +1,58 @@
+"""Write recipes/facts/override_fields.json: the fields that overrides may name, by section, from NeMo's own classes.
+
+    python scripts/override_fields.py
+
+Run it when the pinned NeMo changes; tests/recipes/test_override_fields.py compares the file with NeMo.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from superpod.recipes.facts.override_fields import FILE
+
+
+def known() -> dict[str, list[str]]:
+    """Section -> the names that any of the classes takes that recipes have there."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from nemo import lightning as nl
+    from nemo.collections.llm.bert.data.mock import BERTMockDataModule
+    from nemo.collections.llm.gpt.data.fine_tuning import FineTuningDataModule
+    from nemo.collections.llm.gpt.data.mock import MockDataModule
+    from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
+    from nemo.collections.llm.gpt.data.retrieval import CustomRetrievalDataModule
+    from nemo.collections.llm.t5.data.mock import MockDataModule as T5MockDataModule
+    from nemo.lightning.pytorch.strategies import FSDP2Strategy, FSDPStrategy
+    from torch.nn.parallel import DistributedDataParallel
+
+    from superpod.recipes.overrides import parameters
+
+    mock = [MockDataModule, T5MockDataModule, BERTMockDataModule]
+    classes = {
+        "trainer": [nl.Trainer],
+        "trainer.strategy": [nl.MegatronStrategy, FSDPStrategy, FSDP2Strategy, DistributedDataParallel],
+        "trainer.strategy.ddp": [DistributedDataParallelConfig],
+        "optim": [nl.MegatronOptimizerModule],
+        "optim.config": [OptimizerConfig],
+        "log": [nl.NeMoLogger],
+        "log.ckpt": [nl.ModelCheckpoint],
+        "resume": [nl.AutoResume],
+        "resume.restore_config": [nl.RestoreConfig],
+        "model.config": list(_below(TransformerConfig)),
+        "data": [PreTrainingDataModule, FineTuningDataModule, CustomRetrievalDataModule, *mock],
+    }
+    return {at: sorted({name for one in group for name in parameters(one)}) for at, group in classes.items()}
+
+
+def _below(kind: type) -> Iterator[type]:
+    """A class and all that are derived from it."""
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from _below(derived)
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(known(), indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,85 @@
+"""Write the steps between two checkpoints into layout files: `python scripts/save_intervals.py [MODEL...] [--anew]`.
+
+A recipe takes them from its file, so that it stays as it is when the planner learns better. Those that a file gives
+stay; `--anew` computes all. `plan_layouts.py` does it for what it plans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from superpod.planner import predict
+from superpod.recipes import layout_text, planned_job, registry, resilience
+from superpod.recipes.layout_text import Group
+from superpod.recipes.registry import Recipe
+
+Saves = Mapping[str, dict[int, int]]
+"""Recipe's name without its model -> nodes -> steps."""
+
+
+def fill(path: Path, *, anew: bool = False) -> int:
+    """Give every size of a layout file its steps, whole or not at all; how many lines have changed."""
+    text = path.read_text()
+    recipes = {recipe.suffix: recipe for recipe in registry.read(registry.models()[path.stem], path)}
+    saves = {name: {} if anew else dict(recipe.saves) for name, recipe in recipes.items()}
+    sizes = [(recipe, nodes) for recipe in recipes.values() for nodes in recipe.nodes]
+    for suffix, nodes, steps in _computed(sizes, saves):
+        saves[suffix][nodes] = steps
+    after = with_saves(text, saves)
+    partial = path.with_suffix(".toml.partial")
+    partial.write_text(after)
+    os.replace(partial, path)
+    return len(set(after.splitlines()) - set(text.splitlines()))
+
+
+def _computed(sizes: Sequence[tuple[Recipe, int]], known: Saves) -> Iterator[tuple[str, int, int]]:
+    """(recipe, nodes, steps) of the sizes that are not known, by the planner's step time."""
+    missing = [(recipe, nodes) for recipe, nodes in sizes if nodes not in known[recipe.suffix]]
+    predictions = predict.many([planned_job.job(recipe, nodes) for recipe, nodes in missing])
+    for (recipe, nodes), prediction in zip(missing, predictions, strict=True):
+        yield recipe.suffix, nodes, resilience.cadence(prediction.step_time_s)
+
+
+def with_saves(text: str, saves: Saves) -> str:
+    """A layout file's text with these steps on its lines; recipes of a table that differ in them get one each."""
+    groups, places, lines = layout_text.parse(text, "layouts"), layout_text.tables(text), text.splitlines()
+    for group, place in reversed(list(zip(groups, places, strict=True))):
+        first, *others = _alike(group, saves)
+        for nodes, number in sorted(place.nodes.items(), reverse=True):
+            comment = lines[number - 1].rpartition("}")[2]
+            line = layout_text.size_line(nodes, group.layouts[nodes], saves[first[0]][nodes])
+            lines[number - 1] = line + comment
+        end = max(place.nodes.values())
+        for names in reversed(others):
+            table = layout_text.group_text(names, group.layouts, saves[names[0]])
+            lines[end:end] = ["", *table.rstrip().splitlines()]
+        start = next(n for n in range(place.header, len(lines)) if lines[n].lstrip().startswith("recipes"))
+        stop = next(n for n in range(start, len(lines)) if "]" in lines[n])
+        if others:
+            lines[start : stop + 1] = layout_text.recipe_lines(first)
+    return "\n".join(lines) + "\n"
+
+
+def _alike(group: Group, saves: Saves) -> list[list[str]]:
+    """The recipes of a table, cut where their steps change, so that their order stays."""
+    return [list(same) for _, same in groupby(group.recipes, lambda name: [saves[name][n] for n in group.layouts])]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--anew", action="store_true", help="compute those that a file gives too")
+    options = parser.parse_args()
+    for name in options.models or list(registry.models()):
+        path = registry.LAYOUTS / f"{name}.toml"
+        if path.is_file():
+            print(f"{path.name}: {fill(path, anew=options.anew)} lines", flush=True)
+
+
+if __name__ == "__main__":
+    main()

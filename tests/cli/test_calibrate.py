@@ -1,0 +1,189 @@
+"""`recipes calibrate`, and `--hardware` with the file that it writes, in the verbs that plan."""
+
+import csv
+import json
+import re
+
+import pytest
+
+from superpod import collection
+from superpod.cli import app, hardware_option
+from superpod.errors import UserError
+from superpod.lifecycle import measured_runs
+from superpod.node.files import append_line, write_json
+from superpod.node.run_folder import RunFolder
+from superpod.planner import files, hardware, plans
+from superpod.planner.tables import measured, published
+from superpod.recipes import planned_job
+from superpod.recipes.registry import find
+from tests.cli.planning import printed
+
+HEAD = "id,model,gpu,gpus,precision,seq,gbs,mbs,tp,pp,vp,outcome,tokens_per_s_per_gpu\n"
+ROWS = (("a", 16, 2, 1, ""), ("b", 64, 2, 1, ""), ("c", 64, 4, 2, "2"))
+RECIPE = "llama3_8b_pretrain_h100_bf16"
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Three runs, 1.3 times as slow as planned, one that failed and one that cannot be."""
+    path = tmp_path / "runs.csv"
+    lines = [HEAD]
+    for name, gpus, tp, pp, vp in ROWS:
+        row = f"{name},llama3_8b,h100,{gpus},bf16,8192,128,1,{tp},{pp},{vp},ok,"
+        job = published.job(next(csv.DictReader([HEAD, row])))
+        lines.append(f"{row}{job.tokens / plans.seconds(job) / job.gpus / 1.3:.6g}\n")
+    lines += ["d,llama3_8b,h100,16,bf16,8192,128,1,2,1,,failed,1\n", "e,nothing,h100,16,bf16,8192,128,1,2,1,,ok,1\n"]
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture
+def slower(tmp_path, monkeypatch):
+    """A hardware file of an H100 that takes twice as long; forgotten after the test."""
+    monkeypatch.setenv(collection.HARDWARE, "")
+    path = tmp_path / "slower.toml"
+    path.write_text("[calibration.h100]\ngeneral = 2.0\n")
+    yield path
+    monkeypatch.setenv(collection.HARDWARE, "")
+    hardware.builtin.cache_clear()
+
+
+def step_time(recipes_cli, *words, **how):
+    return json.loads(printed(recipes_cli, *words, "--json", **how))["step_time_s"]
+
+
+def test_a_table_becomes_a_file_that_plans_fit(recipes_cli, rows, tmp_path):
+    done = recipes_cli("calibrate", "--from", "runs.csv", "--out", "mine.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"h100, 3 runs: median error 23\.1% as shipped, [01]\.\d% calibrated", done.stdout)
+    assert "general 1.3" in done.stdout
+    assert "left out: e: no model" in done.stderr
+    assert files.read_toml(tmp_path / "mine.toml")["calibration"]["h100"]["general"] == pytest.approx(1.3, rel=0.03)
+    words = ("check", "llama3_8b", "--gpu", "h100", "--gpus", "16", "--gbs", "128", "--layout", "tp=2,sp")
+    shipped = step_time(recipes_cli, *words, cwd=tmp_path)
+    assert step_time(recipes_cli, *words, "--hardware", "mine.toml", cwd=tmp_path) == pytest.approx(
+        1.3 * shipped, rel=0.02
+    )
+    printed(
+        recipes_cli, "predict", "--from", "runs.csv", "--out", "p.csv", "--hardware", "mine.toml", cwd=tmp_path, code=0
+    )
+    with (tmp_path / "p.csv").open() as predictions, rows.open() as table:
+        for mine, row in list(zip(csv.DictReader(predictions), csv.DictReader(table), strict=True))[:3]:
+            assert float(mine["tokens_per_s_per_gpu"]) == pytest.approx(float(row["tokens_per_s_per_gpu"]), rel=0.02)
+
+
+def test_rows_that_measured_nothing_are_left_out(rows):
+    runs, problems = measured.read(rows)
+    assert [run.name for run in runs] == ["a", "b", "c"]
+    assert len(problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("id,model\n1,llama3_8b\n", "has no column step_time_s or tokens_per_s_per_gpu"),
+        ("id,step_time_s\n1,2\n", "has no column model"),
+    ],
+)
+def test_another_table_is_refused(text, words, tmp_path):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(UserError, match=words):
+        measured.read(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("cell", ["0", "-1", "nan", "inf", "fast"])
+def test_a_time_that_is_none_is_a_problem_of_its_row(cell, tmp_path):
+    (tmp_path / "t.csv").write_text(f"id,model,gpu,gpus,tp,step_time_s\nx,llama3_8b,h100,16,2,{cell}\n")
+    runs, problems = measured.read(tmp_path / "t.csv")
+    assert runs == []
+    assert "x: step_time_s is" in problems[0]
+
+
+def test_nothing_to_calibrate_from_is_refused(recipes_cli, tmp_path):
+    done = recipes_cli("calibrate", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no measured run" in done.stderr
+
+
+def run_folder(tmp_path, slower_by: float) -> RunFolder:
+    """A finished run of a recipe, as much slower than its plan."""
+    job = planned_job.job(find(RECIPE), None)
+    run = RunFolder.create(tmp_path / "runs", RECIPE, facts={}, recipe_lines=[])
+    plan = plans.of_run(job)
+    write_json(run.path / "plan.json", plan)
+    rate = plan["layouts"][0]["tokens_per_s_per_gpu"] / slower_by
+    for step in range(1, 8):
+        speed = {"step_time_s": 1.0, "tokens": 1000 * step, "tokens_per_s_per_gpu": rate}
+        append_line(run.path / "metrics.jsonl", {"t": 1.0, "attempt": "001", "step": step, "loss": 1.0, **speed})
+    attempt = run.new_attempt()
+    (run.path / "done").touch()
+    attempt.finish("done", exit_code=0, started=1.0)
+    return run
+
+
+def test_a_run_folder_is_a_measurement(tmp_path):
+    run = run_folder(tmp_path, 1.25)
+    one = measured_runs.measured(run)
+    assert one.job == planned_job.job(find(RECIPE), None)
+    assert one.seconds == pytest.approx(1.25 * plans.seconds(one.job))
+
+
+def test_the_report_of_a_run_far_from_its_plan_offers_it_and_it_works(recipes_cli, tmp_path):
+    run = run_folder(tmp_path, 1.25)
+    report = printed(recipes_cli, "report", str(run.path), cwd=tmp_path, env={"COLUMNS": "300"})
+    assert f"recipes calibrate {run.path} --out mine.toml" in report
+    assert "1 run: median error 20.0% as shipped" in printed(
+        recipes_cli, "calibrate", str(run.path), "--out", "mine.toml", cwd=tmp_path
+    )
+    assert (tmp_path / "mine.toml").read_text().count("[calibration.h100]") == 1
+    near = run_folder(tmp_path / "near", 1.02)
+    assert "recipes calibrate" not in printed(recipes_cli, "report", str(near.path), cwd=tmp_path)
+
+
+def test_a_rehearsal_is_no_measurement(tmp_path):
+    run = run_folder(tmp_path, 1.0)
+    write_json(run.path / "run.json", {**run.facts, "rehearsal": True})
+    with pytest.raises(UserError, match="is a rehearsal"):
+        measured_runs.measured(run)
+
+
+def test_hardware_changes_what_recipes_are_planned_with(slower):
+    before = plans.seconds(planned_job.job(find(RECIPE), None))
+    hardware_option.use(slower)
+    after = plans.seconds(planned_job.job(find(RECIPE), None))
+    assert after > 1.7 * before
+    assert slower in dict(collection.all_files()).values()
+
+
+@pytest.mark.parametrize("verb", ["submit", "render"])
+def test_submit_and_render_take_it(verb, slower):
+    with pytest.raises(UserError, match="no recipe"):
+        app.VERBS["Slurm"][verb](name="nothing_at_all", cluster="dgx_h100", hardware=slower)
+    assert hardware.gpu("h100").calibrated_as == "h100?general=2.0"
+
+
+def test_a_file_that_is_none_is_refused_by_its_name(tmp_path, slower):
+    slower.write_text("[calibration.h100]\ngeneral = 0\n")
+    with pytest.raises(UserError, match=r"slower.toml:1 \[calibration.h100\]: general is 0"):
+        hardware_option.use(slower)
+
+
+def test_a_table_that_is_missing_or_has_a_misspelt_column_is_named_as_one(recipes_cli, rows, tmp_path):
+    missing = recipes_cli("calibrate", "--from", "missing.csv", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "missing.csv does not exist" in missing.stderr
+    assert "give a table of measured runs" in missing.stderr
+    (tmp_path / "typo.csv").write_text(rows.read_text().replace(",precision,", ",precison,"))
+    done = recipes_cli("calibrate", "--from", "typo.csv", cwd=tmp_path)
+    assert "column 'precison' is not read; did you mean precision?" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["rows", "env.sh"])
+def test_a_file_of_somebody_else_is_not_written_over(recipes_cli, rows, name, tmp_path):
+    target = rows if name == "rows" else tmp_path / name
+    target.write_text(target.read_text() if target.exists() else "export A=1\n")
+    before = target.read_text()
+    done = recipes_cli("calibrate", "--from", rows, "--out", target)
+    assert done.returncode == 2
+    assert "`recipes calibrate` did not write it" in done.stderr
+    assert target.read_text() == before

@@ -1,0 +1,68 @@
+"""`last`, a recipe's folder and a folder of runs stand for the newest run, wherever a run is taken."""
+
+import json
+import os
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.lifecycle import run_list
+from superpod.node.run_folder import RunFolder
+
+VERBS = (("report", "--json"), ("history", "--json"), ("status", "--json"), ("ckpt", "list"))
+
+
+@pytest.fixture
+def two_runs(tmp_path, monkeypatch):
+    """An older run of one recipe, and a newer one of another."""
+    monkeypatch.chdir(tmp_path)
+    runs = []
+    for name, time in (("tiny_llama3", "20260101T000000Z-aa"), ("tiny_llama3_sft", "20260102T000000Z-bb")):
+        made = RunFolder.create(tmp_path / "runs", name, facts={}, recipe_lines=["a = 1"])
+        runs.append(made.path.rename(made.path.with_name(time)))
+        (runs[-1] / "checkpoints").mkdir(exist_ok=True)
+    return runs
+
+
+@pytest.mark.parametrize(("word", "which"), [("last", 1), ("runs", 1), ("runs/tiny_llama3", 0)])
+def test_a_word_stands_for_the_newest_run(word, which, two_runs):
+    assert str(two_runs[which]).endswith(run_list.newest(word))
+
+
+def test_what_is_a_run_a_sweep_or_nothing_comes_back_as_it_is(two_runs, tmp_path):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_text("{}")
+    for word in (str(two_runs[0]), "sweep", "nowhere", "host:/elsewhere", str(two_runs[0] / "checkpoints")):
+        assert run_list.newest(word) == word
+
+
+def test_last_without_any_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="there is no run in runs"):
+        run_list.newest("last")
+
+
+@pytest.mark.parametrize(("verb", "more"), VERBS, ids=[verb for verb, _ in VERBS])
+def test_verbs_take_last_and_say_which_run_it_is(verb, more, two_runs, recipes_cli, tmp_path):
+    words = [verb, more, "last"] if verb == "ckpt" else [verb, "last", more]
+    done = recipes_cli(*words, cwd=tmp_path)
+    assert "Traceback" not in done.stderr
+    assert f"last is runs/tiny_llama3_sft/{two_runs[1].name}" in " ".join(done.stderr.split())
+    if more == "--json":
+        assert done.returncode == 0, done.stderr
+        json.loads(done.stdout)
+
+
+def test_metrics_that_are_a_pipe_are_not_read_and_that_is_said(tmp_path, recipes_cli):
+    run = RunFolder.create(tmp_path / "runs", "tiny_llama3", facts={}, recipe_lines=["a = 1"])
+    os.mkfifo(run.path / "metrics.jsonl")
+    done = recipes_cli("report", run.path)
+    assert "metrics.jsonl is no regular file, and was not read" in done.stderr
+
+
+@pytest.mark.parametrize("make", [lambda p: p.write_text(""), lambda p: os.mkfifo(p), lambda p: p.symlink_to(p)])
+def test_last_says_that_runs_is_no_folder(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "runs")
+    with pytest.raises(UserError, match="runs is no folder"):
+        run_list.newest("last")

@@ -1,0 +1,38 @@
+"""Every argument that names a model or a recipe takes any spelling, and says what it has read."""
+
+import pytest
+import typer
+
+from superpod.cli import spellings
+from superpod.cli.app import app
+
+NAMING = {
+    **dict.fromkeys(("plan", "check", "memory", "explain", "scale", "cost", "show", "export", "tune"), "name"),
+    **dict.fromkeys(("rehearse", "run", "finetune", "submit", "render"), "name"),
+    **dict.fromkeys(("list", "fit", "prove"), "words"),
+    "diff": "a",
+}
+"""Verb -> its argument that names a model or a recipe."""
+
+
+@pytest.mark.parametrize("verb", NAMING)
+def test_the_argument_reads_names(verb, capsys):
+    command = typer.main.get_command(app).commands[verb]  # pyright: ignore[reportAttributeAccessIssue]
+    argument = next(p for p in command.params if p.name == NAMING[verb])
+    given = ["Llama-3.1-8B", "h100"] if NAMING[verb] == "words" else "meta-llama/Llama-3.1-8B"
+    read = argument.callback(typer.Context(command), argument, given)
+    assert read == (["llama31_8b", "h100"] if NAMING[verb] == "words" else "llama31_8b")
+    assert capsys.readouterr().err.count("is read as llama31_8b") == 1
+
+
+def test_a_name_of_ours_is_not_spoken_of(capsys):
+    assert spellings.model_or_recipe("llama3_8b_pretrain_h100_bf16") == "llama3_8b_pretrain_h100_bf16"
+    assert spellings.words(["llama3_8b", "sft"]) == ["llama3_8b", "sft"]
+    assert spellings.words(None) is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_recipe_in_another_spelling_is_checked(recipes_cli):
+    done = recipes_cli("check", "Llama-3.1-8B-pretrain-H100-bf16")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("note: Llama-3.1-8B-pretrain-H100-bf16 is read as llama31_8b_pretrain_h100_bf16")

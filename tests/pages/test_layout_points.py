@@ -1,0 +1,71 @@
+"""The points of the map: all layouts or the fastest of each place, the frontier, their names."""
+
+import numpy as np
+
+from superpod.pages import layout_points, packing
+from superpod.planner import option_syntax
+from superpod.planner.hardware import GIB
+from superpod.planner.layout import Layout
+from tests.pages.planning import search
+
+
+def read(column):
+    import base64
+
+    return np.frombuffer(base64.b64decode(column["base64"]), dtype=column["type"])
+
+
+def test_the_frontier_is_what_nothing_beats():
+    rng = np.random.default_rng(3)
+    gib, seconds = rng.integers(1, 40, 300) * 1.0, rng.integers(1, 40, 300) * 1.0
+    edge = layout_points.frontier(gib, seconds)
+    both = [*zip(gib, seconds, strict=True)]
+    optimal = {(g, s) for g, s in both if not np.any((gib <= g) & (seconds <= s) & ((gib < g) | (seconds < s)))}
+    assert {(gib[i], seconds[i]) for i in edge} == optimal
+    assert [*gib[edge]] == sorted(gib[edge])
+
+
+def test_points_hold_the_fastest_of_every_place():
+    searches = search()
+    points = layout_points.of(searches)
+    result = next(iter(searches.values()))
+    columns = {key: read(column) for key, column in points["columns"].items()}
+    assert points["all"] == len(result) > len(columns["gib"]) > 1000
+    assert columns["seconds"].min() == np.float32(result.seconds.min())
+    best = int(result.ranked[0])
+    shown = [(np.float32(s), np.float32(g)) for s, g in zip(columns["seconds"], columns["gib"], strict=True)]
+    assert (np.float32(result.seconds[best]), np.float32(result.reserved[best] / GIB)) in shown
+    places = {(round(np.log10(g) * 1000), round(np.log10(s) * 1000)) for s, g in shown}
+    assert len(places) > 0.95 * len(shown)  # but for rounding at the edge of a place
+
+
+def test_very_many_layouts_are_thinned_further(monkeypatch):
+    searches = search()
+    every = len(read(layout_points.of(searches)["columns"]["gib"]))
+    monkeypatch.setattr(layout_points, "MOST", int(0.7 * every))
+    few = layout_points.of(searches)
+    assert 1000 < len(read(few["columns"]["gib"])) <= 0.7 * every
+    assert few["all"] == len(next(iter(searches.values())))
+
+
+def test_what_fits_is_drawn_over_what_does_not():
+    fits = read(layout_points.of(search())["columns"]["fits"])
+    assert 0 < fits.sum() < len(fits)
+    assert [*fits] == sorted(fits)
+
+
+def test_numbers_take_the_smallest_type_that_holds_them():
+    for values, kind in (([0, 255], "uint8"), ([256], "uint16"), ([70_000], "uint32"), ([0.5], "float32")):
+        packed = packing.column(np.array(values))
+        assert packed["type"] == kind
+        assert [*read(packed)] == values
+    assert [*read(packing.column(np.array([], dtype=int)))] == []
+
+
+def test_a_layout_s_option_means_the_layout():
+    """`--layout` turns SP on where TP is above 1, so a layout without it has to say so."""
+    result = next(iter(search().values()))
+    layouts = [result.layout(i) for i in range(0, len(result), 7)]
+    assert any(x.tp > 1 and not x.sp for x in layouts)
+    for x in layouts:
+        assert option_syntax.layout(Layout(gbs=x.gbs), layout_points.option(x)) == x

@@ -1,0 +1,305 @@
+"""Requests to `recipes ui` over real sockets: who gets an answer, what it is, and what stays as it was."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.lifecycle.growing_run import GrowingRun
+from tests.pages.ui.serving import serving
+from tests.slurm.test_looking import snapshot
+
+SECRET = "only for those with the token"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two runs, something beside them, and a link in the folder that leads out of it."""
+    base = tmp_path_factory.mktemp("served")
+    run = GrowingRun(base / "runs")
+    run.grow(50, SECRET)
+    run.beat(behind=[3])
+    GrowingRun(base / "runs", "other")
+    outside = GrowingRun(base / "elsewhere", "outside")
+    (base / "runs" / "outside").symlink_to(outside.path.parent)
+    return base / "runs"
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    with serving(folder) as process:
+        yield process
+
+
+def name_of(served):
+    return next(run["id"] for run in served.json("runs.json")["runs"] if run["id"].startswith("tiny_llama3/"))
+
+
+def test_it_listens_to_this_machine_alone(served):
+    words = subprocess.run(["ss", "-Hltn", f"sport = :{served.port}"], capture_output=True, text=True).stdout
+    addresses = {line.split()[3].rpartition(":")[0] for line in words.splitlines()}
+    assert addresses <= {"127.0.0.1", "[::1]"}
+    assert "127.0.0.1" in addresses
+    own = socket.gethostbyname_ex(socket.gethostname())[2]
+    for address in (one for one in own if not one.startswith("127.")):
+        with closing(socket.socket()) as tried:
+            tried.settimeout(5)
+            assert tried.connect_ex((address, served.port)) != 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "//runs.json",
+        "/runs.json", "/plan", "/{token}", "/{almost}/", "/{almost}/runs.json", "/{token}x/runs.json",
+        "/x/{token}/runs.json", "/?token={token}", "/%2e%2e/{token}/", "/{upper}/runs.json", "/{token}%00/runs.json",
+    ],
+)  # fmt: skip
+def test_a_colleague_without_the_token_reads_nothing(served, path):
+    words = {"token": served.token, "almost": served.token[:-1] + "~", "upper": served.token.swapcase()}
+    status, headers, text = served.ask(path.format(**words))
+    assert status == 403
+    assert SECRET not in text
+    assert served.token not in text + str(headers)
+    assert len(text) < 200
+
+
+def test_the_token_opens_it_at_both_addresses(served):
+    status, headers, text = served.ask("")
+    assert status == 200
+    assert "<form" in text
+    assert "Set-Cookie" not in headers
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert "Server" not in headers
+    assert served.token not in text
+    if socket.has_ipv6 and os.path.exists("/proc/net/if_inet6"):
+        assert served.ask("", address="::1", host=f"[::1]:{served.port}")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["example.org", "127.0.0.1.example.org:80", ""])
+def test_another_host_name_is_refused_with_the_token_too(served, host):
+    status, _, text = served.ask("runs.json", host=host)
+    assert status in (400, 403)
+    assert "tiny_llama3" not in text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://example.org"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"},
+        {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+    ],
+    ids=str,
+)
+def test_another_page_gets_nothing_with_the_token_too(served, headers):
+    status, answered, text = served.ask("runs.json", headers=headers)
+    assert status == 403
+    assert "tiny_llama3" not in text
+    assert "Access-Control-Allow-Origin" not in answered
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "BREW"])
+def test_nothing_but_looking(served, method):
+    status, _, text = served.ask("runs.json", method=method)
+    assert status == 405
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "../elsewhere/outside", "outside/{outside}", "/etc", "tiny_llama3/../../elsewhere", "..", ".", "",
+        "tiny_llama3/%2e%2e", "x\0y", "<script>alert(1)</script>", "tiny_llama3",
+    ],
+)  # fmt: skip
+def test_runs_of_the_folder_only(served, folder, run):
+    outside = next((folder.parent / "elsewhere" / "outside").iterdir()).name
+    answer = served.json("run.json", run=run.format(outside=outside))
+    assert "there is no run" in answer["problem"]
+    assert set(answer) == {"problem", "hint"}
+
+
+def test_the_rows_and_the_curves(served):
+    rows = {run["id"].partition("/")[0]: run for run in served.json("runs.json")["runs"]}
+    assert set(rows) == {"tiny_llama3", "other"}
+    assert rows["tiny_llama3"]["step"] == 50
+    run = served.json("run.json", run=name_of(served))
+    assert run["curves"]["loss"]["x"] == [*range(1, 51)]
+    assert run["lines"] == [f"step 50 {SECRET}"]
+    assert run["ranks"][1].startswith("slowest: rank 3")
+    assert "curves" not in served.json("run.json", run=name_of(served), stamp=run["stamp"])
+
+
+def test_looking_changes_nothing(served, folder):
+    before = snapshot(folder)
+    for _ in range(3):
+        served.json("runs.json")
+        served.json("run.json", run=name_of(served))
+    assert served.plan()[0] == 200
+    assert snapshot(folder) == before
+
+
+def test_a_plan_is_the_page_of_recipes_plan(served):
+    status, _, text = served.plan()
+    assert status == 200
+    assert "recipes plan llama3_8b --gpu h100 --gpus 16 --seq 8192 --gbs 64 --precision bf16" in text
+    assert "Content-Security-Policy" in text
+    other = served.plan(gpu="b200")[2]
+    assert "B200" in other
+    assert "B200" not in text
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "llama9_8b"}, "did you mean"),
+        ({"gpu": "h1000"}, "did you mean"),
+        ({"gpus": "0"}, "--gpus is 0"),
+        ({"gpus": "-8"}, "--gpus is -8"),
+        ({"gpus": "1e3"}, "whole number"),
+        ({"gpus": "9" * 19}, "--gpus is 9"),
+        ({"gpus": ""}, "on how many GPUs"),
+        ({"seq": "x"}, "--seq is"),
+        ({"precision": "fp3"}, "no precision is called"),
+        ({"gbs": "0"}, "--gbs is 0"),
+        ({"model": ""}, "the name is empty"),
+        ({"model": "/etc/passwd"}, "is a path"),
+        ({"model": "../config.json"}, "is a path"),
+        ({"model": "<img src onerror>"}, "&lt;img src onerror&gt;"),
+        ({"model": "<img src=x>"}, "&lt;img src"),
+        ({"model": "layers=4,hidden=x"}, "hidden"),
+        ({"model": "a\0b"}, "a"),
+    ],
+    ids=str,
+)
+def test_bad_values_are_answered_by_the_planners_own_message(served, given, message):
+    status, _, text = served.plan(**given)
+    assert status == 200
+    assert message in text.replace("&#x27;", "'")
+    assert 'id="refused"' in text
+    assert "<img" not in text
+    assert "Traceback" not in text
+
+
+def test_a_plan_blocks_no_other_request(served):
+    ended = threading.Event()
+    answers = []
+
+    def large():
+        answers.append(served.plan(model="llama31_405b", gpus="4096", gbs="1024")[0])
+        ended.set()
+
+    thread = threading.Thread(target=large)
+    thread.start()
+    during = 0
+    while not ended.is_set():
+        served.json("runs.json")
+        during += not ended.is_set()
+        time.sleep(0.05)
+    thread.join()
+    assert answers == [200]
+    assert during >= 3
+
+
+def test_windows_that_plan_at_once_get_their_own_plans(served):
+    texts = {}
+
+    def ask(gpus):
+        texts[gpus] = served.plan(gpus=str(gpus))[2]
+
+    threads = [threading.Thread(target=ask, args=(gpus,)) for gpus in (8, 24, 32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(f"--gpus {gpus} " in text for gpus, text in texts.items())
+    assert len(texts) == 3
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 40_000 + b"\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"GET /{token}/plan?model=%ff%fe HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"POST /{token}/plan HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999999\r\n\r\n",
+        b"GET /{token}/nothing HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"GET /{token}/../../etc/passwd HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    ],
+    ids=["long", "nonsense", "bytes", "body", "nothing", "path"],
+)
+def test_requests_that_are_none_show_no_traceback_and_end_nothing(served, sent):
+    with closing(socket.create_connection(("127.0.0.1", served.port), timeout=30)) as connection:
+        connection.sendall(sent.replace(b"{token}", served.token.encode()))
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    assert b" 200 " not in answer.partition(b"\r\n")[0]
+    assert b"Traceback" not in answer
+    assert b"root:" not in answer
+    assert served.ask("runs.json")[0] == 200
+
+
+def test_the_token_is_written_nowhere(served, folder):
+    served.ask("nothing")
+    served.ask("plan?model=%ff")
+    assert served.token not in served.errors
+    assert "Traceback" not in served.errors
+    process = Path(f"/proc/{served.process.pid}")
+    assert served.token not in (process / "cmdline").read_text() + (process / "environ").read_text()
+    found_in = subprocess.run(["grep", "-rl", served.token, str(folder.parent)], capture_output=True, text=True).stdout
+    assert found_in == ""
+
+
+def test_ctrl_c_ends_it_clearly_and_frees_the_port(folder):
+    with serving(folder) as first:
+        assert first.interrupt() == 0
+        assert "ended" in first.errors
+        assert "Traceback" not in first.errors
+        with serving(folder, "--port", str(first.port)) as second:
+            assert second.port == first.port
+            assert second.token != first.token
+            assert second.ask(f"/{first.token}/")[0] == 403
+            third = subprocess.run(
+                [sys.executable, "-m", "superpod.cli", "ui", "--port", str(second.port)], capture_output=True, text=True
+            )
+            assert third.returncode == 2
+            assert f"port {second.port} is in use" in third.stderr
+
+
+def test_a_folder_without_runs_and_none_at_all(tmp_path):
+    with serving(tmp_path / "none") as served:
+        assert "no folder of runs" in served.json("runs.json")["problem"]
+        assert served.plan()[0] == 200
+        (tmp_path / "none").mkdir()
+        for _ in range(30):
+            if (rows := served.json("runs.json")) == {"runs": []}:
+                break
+            time.sleep(0.2)
+        assert rows == {"runs": []}
+
+
+def test_a_file_does_not_get_the_address(tmp_path):
+    command = [sys.executable, "-m", "superpod.cli", "ui"]
+    with (tmp_path / "out.txt").open("w") as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert "standard output is a file" in done.stderr
+    assert (tmp_path / "out.txt").read_text() == ""
+
+
+@pytest.mark.parametrize("port", ["-1", "70000"])
+def test_a_port_that_is_none(recipes_cli, port):
+    done = recipes_cli("ui", "--port", port)
+    assert done.returncode == 2
+    assert "0 to 65535" in done.stderr

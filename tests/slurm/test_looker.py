@@ -1,0 +1,139 @@
+"""A page that looks again and again: Slurm every 30 s, files each time, and nothing is changed."""
+
+import shutil
+import threading
+import time
+
+import pytest
+
+from superpod.lifecycle import run_list
+from superpod.slurm import looking, watch
+from superpod.slurm.connection import Connection
+from superpod.slurm.submit import job_name
+from tests.lifecycle.growing_run import GrowingRun
+from tests.slurm.fake_slurm import FakeSlurm
+from tests.slurm.test_looking import snapshot, submitted, with_attempt
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    fake = FakeSlurm(tmp_path / "fake_slurm")
+    monkeypatch.setenv("PATH", fake.env["PATH"])
+    return fake
+
+
+def settled(looker):
+    if looker._thread:
+        looker._thread.join()
+    return looker
+
+
+def test_local_runs_ask_slurm_nothing(tmp_path, slurm):
+    growing = GrowingRun(tmp_path / "runs")
+    growing.grow(5)
+    looker = looking.Looker(Connection())
+    views = looker.views(run_list.below(tmp_path / "runs"))
+    assert [view.step for view in views] == [5]
+    assert slurm.calls("squeue") == []
+    assert looker.asked_at is None
+
+
+def test_slurm_is_asked_once_in_its_time_and_files_each_time(tmp_path, slurm):
+    run = submitted(tmp_path / "runs")
+    with_attempt(run, "100")
+    slurm.add(job_name(str(run.path)), "RUNNING", job="100")
+    looker = looking.Looker(Connection())
+    seen = [looker.views(run_list.below(tmp_path / "runs"))[0] for _ in range(5)]
+    assert [view.state for view in seen] == ["running"] * 5
+    assert len(slurm.calls("squeue")) == 1
+    (run.path / "done").write_text("{}")
+    assert looker.views(run_list.below(tmp_path / "runs"))[0].state == "done"
+    assert len(slurm.calls("squeue")) == 1
+
+
+def test_slurm_is_asked_again_after_its_time(tmp_path, slurm):
+    run = submitted(tmp_path / "runs")
+    with_attempt(run, "100")
+    slurm.add(job_name(str(run.path)), "RUNNING", job="100")
+    looker = looking.Looker(Connection(), every_s=0)
+    looker.views(run_list.below(tmp_path / "runs"))
+    slurm._state.write_text("[]")  # killed, and the controller has forgotten it
+    settled(looker).views(run_list.below(tmp_path / "runs"))
+    view = settled(looker).views(run_list.below(tmp_path / "runs"))[0]
+    assert view.state == "failed"
+    assert "nothing is queued" in view.message
+    assert looking.EVERY_S == 30
+
+
+def test_an_attempt_that_began_after_the_answer_is_not_called_killed(tmp_path, slurm):
+    run = submitted(tmp_path / "runs")
+    slurm.add(job_name(str(run.path)), "PENDING", job="100")
+    looker = looking.Looker(Connection())
+    assert looker.views(run_list.below(tmp_path / "runs"))[0].state == "queued"
+    with_attempt(run, "100")
+    view = looker.views(run_list.below(tmp_path / "runs"))[0]
+    assert (view.state, view.jobs_unknown) == ("running", watch.NOT_ASKED)
+
+
+def test_a_silent_slurm_holds_nobody_up(tmp_path, slurm, monkeypatch):
+    monkeypatch.setattr(looking, "FIRST_S", 0.1)
+    run = submitted(tmp_path / "runs")
+    with_attempt(run, "100")
+    answer = threading.Event()
+
+    class Silent(Connection):
+        def run_bytes(self, words, **how):
+            answer.wait(60)
+            return super().run_bytes(words, **how)
+
+    looker = looking.Looker(Silent())
+    began = time.monotonic()
+    view = looker.views(run_list.below(tmp_path / "runs"))[0]
+    assert (view.state, view.jobs_unknown) == ("running", watch.SILENT)
+    assert time.monotonic() - began < 30
+    answer.set()
+    settled(looker)
+    assert looker.asked_at is not None
+
+
+def test_looking_changes_nothing(tmp_path, slurm):
+    growing, run = GrowingRun(tmp_path / "runs"), submitted(tmp_path / "runs")
+    growing.grow(5)
+    growing.beat()
+    with_attempt(run, "100")
+    before = snapshot(tmp_path / "runs")
+    page = looking.RunsPage(looking.Looker(Connection()), lambda: looking.below(tmp_path / "runs"))
+    for _ in range(3):
+        page._next_s = 0
+        page.look()
+    assert len(page.views) == 2
+    assert snapshot(tmp_path / "runs") == before
+
+
+def test_a_run_that_vanishes_and_one_that_is_torn(tmp_path, slurm):
+    first, second = GrowingRun(tmp_path / "runs", "a"), GrowingRun(tmp_path / "runs", "b")
+    page = looking.RunsPage(looking.Looker(Connection()), lambda: looking.below(tmp_path / "runs"))
+    page.look()
+    assert len(page.views) == 2
+    (first.path / "run.json").write_text('{"recipe": ')
+    shutil.rmtree(second.path)
+    page._next_s = 0
+    page.look()
+    assert [view.state for view in page.views] == ["unreadable"]
+    shutil.rmtree(tmp_path / "runs")
+    page._next_s = 0
+    page.look()
+    assert "no folder of runs" in page.problem
+
+
+def test_many_runs_are_looked_at_less_often(tmp_path, slurm):
+    for name in "abc":
+        GrowingRun(tmp_path / "runs", name)
+    looks = []
+    page = looking.RunsPage(looking.Looker(Connection()), lambda: looks.append(1) or looking.below(tmp_path / "runs"))
+    began = time.monotonic()
+    page.look()
+    took = time.monotonic() - began
+    page.look()
+    assert len(looks) == 1
+    assert page._next_s - began >= took
