@@ -7,6 +7,7 @@ takes 3 to 7 s, and a submission should take less than 5.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -17,6 +18,18 @@ from superpod.slurm import inherited
 
 if TYPE_CHECKING:
     from superpod.slurm.profiles import Cluster
+
+
+MOST_LINES = 6
+"""Of what a failed command wrote: a hundred nodes say the same, each in its own name."""
+
+
+def told_once(text: str) -> str:
+    """The first lines of what a command wrote, each once whatever node said it."""
+    lines = {re.sub(r"^(\w+)-[\w.-]+: ", r"\1: ", line): line for line in reversed(text.strip().splitlines())}
+    first = [*reversed(lines.values())]
+    left = len(first) - MOST_LINES
+    return "\n".join([*first[:MOST_LINES], *([f"({left} more lines)"] if left > 0 else [])])
 
 
 class Connection:
@@ -48,8 +61,9 @@ class Connection:
         except subprocess.TimeoutExpired:
             raise UserError(f"{self}: {words[0]} has not answered for {limit_s:.0f} s", "try again later") from None
         if done.returncode:
-            message = (done.stderr or done.stdout).decode(errors="replace").strip()
-            raise UserError(f"{self}: {words[0]}: {message or f'exit code {done.returncode}'}")
+            message = told_once((done.stderr or done.stdout).decode(errors="replace"))
+            tool = words[2] if words[0] == "timeout" else words[0]
+            raise UserError(f"{self}: {tool}: {message or f'exit code {done.returncode}'}")
         return done.stdout
 
     def shell(self, script: str, *words: str, limit_s: float = 60) -> str:

@@ -21,8 +21,7 @@ DONE = 'echo ranks >>"$SUPERPOD_RUN_DIR/order"; echo "{\\"step\\": 9}" >"$SUPERP
 STEP = """
 echo "$1" >>"$2/order"
 [ -e "$2/fail-$1" ] && { echo "no room for $1"; exit 1; }
-echo $$ >"$2/pid"
-[ -e "$2/hang-$1" ] && { trap 'echo stopped >>"$2/order"; exit 1' TERM; sleep 60 & wait; }
+[ -e "$2/hang-$1" ] && { trap 'echo stopped >>"$2/order"; exit 1' TERM; echo $$ >"$2/hangs"; sleep 60 & wait; }
 [ $1 = import ] && mkdir -p "$2/base"
 [ $1 = export ] && echo '{"folder": "hf"}' >"$2/exported.json"
 exit 0
@@ -53,6 +52,16 @@ def started(tuned, tmp_path):
 
 def order(run):
     return (run.path / "order").read_text().split()
+
+
+def hanging(run) -> int:
+    """The process of the step that hangs, once its trap is set."""
+    deadline = time.time() + 60
+    while time.time() < deadline:
+        if (run.path / "hangs").exists() and (text := (run.path / "hangs").read_text()):
+            return int(text)
+        time.sleep(0.05)
+    raise AssertionError(f"no step hangs: {order(run)}")
 
 
 def test_the_model_is_imported_before_the_ranks_and_exported_after_them(tuned, started):
@@ -99,9 +108,7 @@ def test_a_failed_export_is_no_done_and_the_next_job_exports_alone(tuned, starte
 def test_a_job_that_is_ended_while_it_imports_ends_its_step(tuned, started):
     (tuned.path / "hang-import").touch()
     job = started(1)
-    deadline = time.time() + 30
-    while not (tuned.path / "order").exists() and time.time() < deadline:
-        time.sleep(0.05)
+    hanging(tuned)
     assert json.loads((tuned.attempts[-1].path / "result.json").read_text())["message"] == "importing the model"
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=60)
@@ -114,13 +121,10 @@ def test_a_job_that_is_cancelled_while_it_exports_ends_its_run(is_cancelled, tun
     """The next job of the chain exported; after a requeue it does."""
     (tuned.path / "hang-export").touch()
     job = started(1)
-    deadline = time.time() + 30
-    while "export" not in (order(tuned) if (tuned.path / "order").exists() else []) and time.time() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.2)  # until its shell has set the trap
+    step = hanging(tuned)
     if is_cancelled:
         (tmp_path / "fake" / "scontrol.cancelled").touch()
-    for pid in (job.pid, int((tuned.path / "pid").read_text())):  # as Slurm does: the script and its steps
+    for pid in (job.pid, step):  # as Slurm does: the script and its steps
         os.kill(pid, signal.SIGTERM)
     (tuned.path / "hang-export").unlink()
     job.communicate(timeout=60)

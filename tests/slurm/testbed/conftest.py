@@ -24,11 +24,22 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.timeout(1800))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    """The testbed is the machine's Slurm for its own tests only: others in this process must not find it."""
+    if Path(__file__).parent not in item.path.parents:
+        return (yield)
+    os.environ["SLURM_CONF"] = str(BASE / "etc" / "slurm.conf")
+    try:
+        return (yield)
+    finally:
+        os.environ.pop("SLURM_CONF", None)
+
+
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[Testbed]:
     if os.geteuid():
         pytest.skip("the testbed needs root")
-    os.environ["SLURM_CONF"] = str(BASE / "etc" / "slurm.conf")
     stood = (BASE / "run" / "slurmctld.pid").exists()
     up = subprocess.run([SCRIPT, "up"], capture_output=True, text=True, timeout=600)
     if "network namespaces" in up.stderr:
