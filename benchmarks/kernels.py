@@ -24,15 +24,18 @@ from superpod.planner.roofline import INDEX, KernelUnits, Work
 
 REFERENCE = Path(__file__).parent / "reference" / "kernels.csv"
 GPUS = {
+    "l40s": "l40s",
     **{"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "b300": "b300_sxm"},
     **{"gb200": "gb200", "gb300": "gb300"},
 }
 """Our name -> the folder of its measurements."""
 PRECISIONS = {"bfloat16": "bf16", "fp8": "fp8cs", "fp8_block": "fp8bw", "nvfp4": "nvfp4"}
 """Their type of a product -> the precision that multiplies such numbers."""
-LEAST = {"m": 2048, "n": 1024, "k": 1024}
-"""Smaller products are those of generation."""
-MOST = 65_536
+SIDES = ("m", "n", "k")
+LEAST, MOST = 128, 65_536
+"""Sides of products that are looked at."""
+SAMPLED_FROM = {"m": 2048, "n": 1024, "k": 1024}
+"""Smaller products are those of generation: they are not in the sample."""
 SAMPLED = 40
 """Rows of a GPU, kind and precision, chosen by hash."""
 COLUMNS: tuple[str, ...] = (
@@ -57,8 +60,8 @@ def products(folder: Path) -> Iterator[Row]:
     """The matrix products of a GPU's folder that are as large as those of training."""
     for path in sorted(folder.glob("gemm/*/*/*.parquet")):
         for row in _read(path, ("gemm_dtype", "m", "n", "k", "latency")):
-            sides = {side: int(row[side]) for side in LEAST}
-            whole = all(LEAST[side] <= size <= MOST and size % 128 == 0 for side, size in sides.items())
+            sides = {side: int(row[side]) for side in SIDES}
+            whole = all(LEAST <= size <= MOST and size % 8 == 0 for size in sides.values())
             if whole and row["gemm_dtype"] in PRECISIONS:
                 yield {"kind": "product", "precision": PRECISIONS[row["gemm_dtype"]], **sides, **_measured(row, path)}
 
@@ -70,7 +73,7 @@ def attentions(folder: Path) -> Iterator[Row]:
     for path in sorted(folder.glob("attention/*/*/context_attention_perf.parquet")):
         for row in _read(path, columns):
             plain = row["attn_dtype"] == row["kv_cache_dtype"] == "bfloat16" and not row["window_size"]
-            if plain and not row["step"] and row["isl"] >= 1024 and row["head_dim"] == 128:
+            if plain and not row["step"] and row["isl"] >= 512:
                 yield {
                     "kind": "attention", "precision": "bf16", "batch": row["batch_size"], "seq": row["isl"],
                     "heads": row["num_heads"], "kv_heads": row["num_key_value_heads"], "head_dim": row["head_dim"],
@@ -90,21 +93,38 @@ def _measured(row: Row, path: Path) -> Row:
     return {"us": round(1000 * row["latency"], 2), "source": f"{engine} {version}"}
 
 
+def fastest(folder: Path) -> list[Row]:
+    """The kernels of a GPU's folder, each as fast as the fastest engine ran it."""
+    rows: dict[str, Row] = {}
+    for row in (*products(folder), *attentions(folder)):
+        key = identity(row)
+        if row["us"] > 0 and (key not in rows or row["us"] < rows[key]["us"]):
+            rows[key] = row
+    return list(rows.values())
+
+
 def sample(data: Path) -> list[Row]:
-    """Of each GPU, kind and precision `SAMPLED` kernels, each as fast as the fastest engine ran it."""
+    """Of each GPU, kind and precision `SAMPLED` kernels of a size that training has."""
     rows: list[Row] = []
     for gpu, folder in GPUS.items():
-        fastest: dict[tuple[Any, ...], Row] = {}
-        for row in (*products(data / folder), *attentions(data / folder)):
-            key = tuple(row.get(name) for name in COLUMNS[1:-2])
-            if row["us"] > 0 and (key not in fastest or row["us"] < fastest[key]["us"]):
-                fastest[key] = row
         kinds: dict[tuple[str, str], list[Row]] = defaultdict(list)
-        for row in fastest.values():
-            kinds[row["kind"], row["precision"]].append({"gpu": gpu, **row})
+        for row in fastest(data / folder):
+            if _is_of_training(row):
+                kinds[row["kind"], row["precision"]].append({"gpu": gpu, **row})
         for members in kinds.values():
             rows += sorted(members, key=_hash)[:SAMPLED]
     return sorted(rows, key=lambda row: [str(row.get(name, "")) for name in COLUMNS[:3]] + [_hash(row)])
+
+
+def _is_of_training(row: Row) -> bool:
+    if row["kind"] == "attention":
+        return row["seq"] >= 1024 and row["head_dim"] == 128
+    return all(row[side] >= least and row[side] % 128 == 0 for side, least in SAMPLED_FROM.items())
+
+
+def identity(row: Mapping[str, Any]) -> str:
+    """What a kernel is, as a text: the same for a row of a table and of the measurements."""
+    return ",".join(str(row.get(name) or "") for name in COLUMNS[:-2])
 
 
 def _hash(row: Mapping[str, Any]) -> str:

@@ -72,7 +72,7 @@ def _core(w: Work, query: Number, out: Number, keys: Number, heads: Number) -> N
     keys_per_token = float(np.mean(spans)) if spans else job.seq / 2.0
     if job.keeps_scores:
         flops = 2.0 * t * job.seq * (query + out) / w.plain_peak  # the whole square, masked half included
-        w.add("plain", flops, 2 * flops, "core_attn")
+        w.add("unfused", flops, 2 * flops, "core_attn")
         passes = 8.0 if job.options.attention_dropout else 6.0  # product, scale and mask, softmax, dropout, product
         w.stream(passes * t * job.seq * heads, passes * t * job.seq * heads, 6, "core_attn", "scores")
         if m.soft_capped:  # division, tanh, product, a kernel each, as logit_softcapping of NeMo 2.7.3 writes them
@@ -82,12 +82,10 @@ def _core(w: Work, query: Number, out: Number, keys: Number, heads: Number) -> N
             w.stream(odd * 6 * t * job.seq * heads, odd * 4 * t * job.seq * heads, 0, "core_attn", "scores")
             w.add("kernels", odd * 5, odd * 4, "core_attn")
     else:
-        flops = 2.0 * t * keys_per_token * (query + out) / w.plain_peak  # fused kernels skip what the mask hides
-        w.add("attention", flops, 2.5 * flops, "core_attn")  # 5 products backward against 2 forward (FlashAttention-2)
-        w.add("operands", w.size * t * (query + out + keys) / w.hbm, 2 * w.size * t * (query + out + keys) / w.hbm)
+        w.fused_attention(2.0 * keys_per_token, query, out, keys, heads)
         w.add("kernels", 1.0, 2.0, "core_attn")
         if m.indexer_heads:
-            w.add("plain", 2.0 * t * job.seq / 2 * m.indexer_heads * m.indexer_dim / w.plain_peak, 0.0)
+            w.add("unfused", 2.0 * t * job.seq / 2 * m.indexer_heads * m.indexer_dim / w.plain_peak, 0.0)
     steps = w.u.cp
     if job.options.cp_comm == "a2a":
         w.collective("cp", "all_to_all", w.size * t * (query + out + keys), steps, w.u.tp, (1.0, 1.0), "core_attn")

@@ -17,7 +17,7 @@ GROUPS = ("tp", "cp", "ep", "send", "dp")
 FAR_LATENCIES = ("cp_steps", "ep_steps", "send_far_s", "dp_step_s")
 """Constants that are latencies between nodes."""
 
-MEMORY = ("operands", "stream", "scores", "loss", "weights")
+MEMORY = ("main_grads", "stream", "scores", "loss")
 """Constants of bytes that pass through a GPU's memory."""
 
 

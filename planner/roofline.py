@@ -1,8 +1,8 @@
-"""The cost of one block of a layer: ideal seconds of each resource, forward, backward and recomputed.
+"""The cost of one block of a layer: seconds of each resource, forward, backward and recomputed.
 
-`blocks.py` counts operations: matrix products at the peak of their precision, bytes at HBM bandwidth, bytes on either
-tier of links, kernels. `calibration.py` says how much of the ideal the hardware reaches, one number per resource.
-A matrix product costs its FLOPs, its operands' bytes and a launch, so its efficiency falls when any dimension is small.
+`blocks.py` counts operations: matrix products and fused attention in the seconds that such kernels were measured to take
+(`kernel_times.py`), the rest in ideal seconds: bytes at HBM bandwidth, bytes on either tier of links, launches.
+`calibration.py` says how far training is from either, one number per resource.
 Everything is an array over `KernelUnits`, the few distinct (tp, cp, ep, mbs, ...) of a table of layouts.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from superpod.planner import collectives
+from superpod.planner import collectives, kernel_times
 from superpod.planner.arrays import Array, Column, Flags, Number
 from superpod.planner.layout import MODULES
 from superpod.planner.planned_job import PlannedJob
@@ -24,28 +24,25 @@ LAYER_KINDS = KINDS.index("embedding")
 PHASES = ("forward", "backward", "recomputed")
 """recomputed = the part of the forward pass that the backward pass repeats."""
 RESOURCES = (
-    "matmul",  # s at the peak of the job's precision: linear layers
-    "plain",  # s at the BF16 or FP16 peak: head, router, unfused scores, latent projections
-    "attention",  # s at the BF16 peak: fused attention
+    "matmul",  # measured s of linear layers, in the job's precision
+    "plain",  # measured s in BF16 or FP16: head, router, latent projections
+    "expert",  # measured s of routed experts, in the job's precision
+    "attention",  # measured s of fused attention forward; the same times its FLOPs backward
+    "unfused",  # s at the BF16 or FP16 peak: products of scores that are not fused
     "scan",  # s at the BF16 peak: Mamba and delta-net recurrences
-    "expert",  # s at the peak of the job's precision: routed experts
-    "waves",  # s at the peak: one round of tiles over all SMs for each product, of which the last is never full
-    "misaligned",  # s at the peak: products with a side off 16 bytes, once for each factor of 2 that it lacks
-    "operands",  # s at HBM bandwidth: operands of linear layers
+    "misaligned",  # measured s of products with a side off 16 bytes, once for each factor of 2 that it lacks
+    "main_grads",  # s at HBM bandwidth: gradients of weights added up in FP32
     "stream",  # s at HBM bandwidth: norms, activations, residuals, rotary embedding
     "scores",  # s at HBM bandwidth: attention scores that are not fused
     "loss",  # s at HBM bandwidth: logits
     "cast",  # s at HBM bandwidth: quantisation
     "expert_cast",  # s at HBM bandwidth: quantisation of what experts work on, one by one
     "sorting",  # s at HBM bandwidth: permutation of tokens to experts and back
-    "weights",  # s at HBM bandwidth: routed experts' operands
     "kernels",  # launches
     "expert_kernels",  # launches that grow with the number of local experts
     *(f"{group}_{part}" for group in ("tp", "cp", "ep") for part in ("near", "far", "steps")),
 )
 """near and far: s at nominal bandwidth inside and between NVLink domains; steps: latencies."""
-TILE = 128 * 128
-"""Elements of a product that one SM works on at a time; cuBLAS's usual tiles are 128 x 128 to 128 x 256."""
 INDEX = {name: i for i, name in enumerate(RESOURCES)}
 
 
@@ -73,7 +70,6 @@ class Work:
         gpu = job.node.gpu
         low = job.precision not in ("fp32", "tf32", "bf16", "fp16")
         self.low = low
-        self.peak = gpu.tflops(job.precision) * 1e12
         self.plain_peak = (gpu.tflops(job.precision) if not low else gpu.bf16_tflops) * 1e12
         self.hbm = gpu.hbm_tb_per_s * 1e12
         self.size = 4 if job.precision in ("fp32", "tf32") else 2
@@ -103,30 +99,34 @@ class Work:
 
     def gemm(self, rows: Number, out: Number, inner: Number, module: str = "", *, plain: bool = False,
              trained: bool = True, expert: bool = False, matrices: Number = 1, name: str = "") -> None:  # fmt: skip
-        """A linear layer of `rows` tokens: forward, gradients of its input, and of its weights if it is trained."""
+        """A linear layer of `rows` tokens: forward, gradients of its input, and of its weights if it is trained.
+
+        `matrices` experts share the rows; each multiplies its own by a matrix of `inner` x `out`.
+        """
         low = self.low and not plain
         element = self.operand if low else self.size
-        peak = self.peak if low or not self.low else self.plain_peak
-        flops = 2.0 * rows * out * inner / peak
+        each = rows / matrices
         wgrad = trained and not self.frozen
-        left, right, result = rows * inner, matrices * out * inner, rows * out
-        forward = element * (left + right) + self.size * result
-        backward = element * (result + right) + self.size * left
-        backward = backward + wgrad * (element * (left + result) + 8 * right)  # adds to FP32 main gradients
-        self.add("expert" if expert else "plain" if plain else "matmul", flops, flops * (1 + wgrad), module)
+        forward = matrices * self._product(low, each, out, inner, element)
+        backward = matrices * self._product(low, each, inner, out, element)
+        if wgrad:
+            backward = backward + matrices * self._product(low, out, inner, each, element)
+        self.add("expert" if expert else "plain" if plain else "matmul", forward, backward, module)
         off = np.maximum(_off(out, self.size), _off(inner, self.size))
-        self.add("misaligned", flops * off, flops * (1 + wgrad) * off, module)
-        self.add("weights" if expert else "operands", forward / self.hbm, backward / self.hbm, module)
-        # A product takes whole rounds of SMs x tiles; the last round costs as much as a full one.
-        wave = 2.0 * TILE * self.job.node.gpu.sms / peak
-        self.add("waves", wave * inner, wave * (out + wgrad * rows / matrices), module)
+        self.add("misaligned", forward * off, backward * off, module)
+        self.add("main_grads", 0.0, wgrad * 6.0 * matrices * out * inner / self.hbm, module)  # 8 bytes, not 2
         if low:
+            left, result = rows * inner, rows * out
             read = 2 * self.size + 2 * element  # amax or block scales, then the copies by rows and by columns
             cast = "expert_cast" if expert else "cast"
             self.add(cast, left * read / self.hbm, result * read / self.hbm, module)
         self.add("kernels", 2.0 if low else 1.0, (2.0 + low) * (1 + wgrad) / 2, module)
         if self.frozen and name in self.job.options.lora_targets:
             self._adapter(rows, out, inner, module)
+
+    def _product(self, low: bool, m: Number, n: Number, k: Number, element: float) -> Array:
+        precision = self.job.precision if low or not self.low else "bf16"
+        return kernel_times.product(self.job.node.gpu, precision, m, n, k, element)
 
     def _adapter(self, rows: Number, out: Number, inner: Number, module: str) -> None:
         """LoRA's two thin products beside a frozen matrix: bound by bytes rather than FLOPs."""
@@ -136,6 +136,14 @@ class Work:
         self.add("plain", flops, 2 * flops, module)
         self.add("stream", 2 * passed, 3 * passed, module)
         self.add("kernels", 4.0, 8.0, module)
+
+    def fused_attention(self, sequence: float, query: Number, out: Number, keys: Number, heads: Number) -> None:
+        """Causal attention over sequences of that many tokens; widths in elements per token, of this rank."""
+        gpu, t = self.job.node.gpu, self.tokens
+        flops = t * sequence * (query + out)  # fused kernels skip what the mask hides
+        over = kernel_times.ideal(gpu, flops, self.plain_peak / 1e12, self.size * t * (query + out + keys))
+        forward = over * kernel_times.attention(gpu, sequence, self.u.mbs * heads, float(np.max(query / heads)))
+        self.add("attention", forward, 2.5 * forward, "core_attn")  # 5 products against 2 (FlashAttention-2)
 
     def stream(
         self, forward: Number, backward: Number, kernels: float, module: str = "", resource: str = "stream"

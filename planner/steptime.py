@@ -115,15 +115,12 @@ def _phases(d: StepCost, k: Constants) -> list[Array]:
 
 
 PRICES = {
-    **dict.fromkeys(("matmul", "plain", "attention", "scan", "expert"), "compute"),
-    **dict.fromkeys(
-        ("waves", "misaligned", "operands", "stream", "scores", "loss", "cast", "expert_cast", "sorting", "weights"),
-        "compute",
-    ),
+    **dict.fromkeys(("matmul", "plain", "expert", "attention", "unfused", "scan", "misaligned"), "compute"),
+    **dict.fromkeys(("main_grads", "stream", "scores", "loss", "cast", "expert_cast", "sorting"), "compute"),
     **dict.fromkeys(("kernels", "expert_kernels"), "launch"),
     **{f"{group}_{part}": group for group in ("tp", "cp", "ep") for part in ("near", "far", "steps")},
 }
-"""Resources of `roofline.py` and their groups. The constant of that name prices a nominal second, or one piece."""
+"""Resources of `roofline.py` and their groups. The constant of that name prices a second of it, or one piece."""
 
 
 def _messages(d: StepCost, k: Constants) -> Array:

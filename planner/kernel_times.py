@@ -1,0 +1,102 @@
+"""Measured times of kernels: matrix products and causal attention, from `data/kernels/GPU.csv`.
+
+A table holds, on a grid of powers of two, how many times the ideal a kernel takes; between the points it is interpolated
+in logarithms, beyond them its edge holds. `benchmarks/condense_kernels.py` writes the tables from measurements, and says
+whose. A GPU without a table takes the ratios of its generation's, over its own peak and bandwidth.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from superpod.planner import corrections
+from superpod.planner.arrays import Array, Number
+from superpod.planner.hardware import Gpu
+
+FOLDER = Path(__file__).parent / "data" / "kernels"
+LAUNCH_S = 2e-6
+"""Part of the ideal: the shortest kernel of a table takes about that."""
+SIDES = tuple(2.0**i for i in range(7, 17))
+"""Points of a product's sides: 128 to 65,536."""
+SEQUENCES = tuple(2.0**i for i in range(9, 15))
+"""Points of attention's tokens in a sequence: 512 to 16,384."""
+HEADS = tuple(2.0**i for i in range(13))
+"""Points of attention's heads, over all samples of a micro-batch: 1 to 4,096."""
+CHANNELS = (64, 128, 256)
+"""Widths of a head that were measured on every GPU."""
+MEASURED_AS = {"fp8": "fp8cs", "fp8ds": "fp8cs", "mxfp8": "fp8cs", "fp16": "bf16", "fp32": "bf16", "tf32": "bf16"}
+"""Precisions without measurements of their own, and those whose ratios they take."""
+GENERATIONS = {"ampere": "a100", "ada": "l40s", "hopper": "h100", "blackwell": "b200"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Logarithms of time over ideal, by precision on (m, n, k) and by width of a head on (sequence, heads)."""
+
+    products: dict[str, Array]
+    attention: dict[int, Array]
+
+
+@cache
+def of(gpu: Gpu) -> Table:
+    """The table of a GPU, or of its generation."""
+    name = corrections.split(gpu.calibrated_as or gpu.name)[0]
+    path = FOLDER / f"{name}.csv"
+    return _read(path if path.exists() else FOLDER / f"{GENERATIONS.get(gpu.generation, 'h100')}.csv")
+
+
+@cache
+def _read(path: Path) -> Table:
+    products: dict[str, Array] = {}
+    attention: dict[int, Array] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for kind, of_what, first, second, *ratios in csv.reader(line for line in file if not line.startswith("#")):
+            logs = np.log(np.array(ratios, dtype=float))
+            if kind == "product":
+                grid = products.setdefault(of_what, np.zeros((len(SIDES),) * 3))
+                grid[:, SIDES.index(float(first)), SIDES.index(float(second))] = logs
+            else:
+                grid = attention.setdefault(int(of_what), np.zeros((len(SEQUENCES), len(HEADS))))
+                grid[SEQUENCES.index(float(first))] = logs
+    return Table(products, attention)
+
+
+def ideal(gpu: Gpu, flops: Number, tflops: float, passed: Number) -> Number:
+    """Seconds at the peak, of bytes at full bandwidth, and of a launch: what ratios are over."""
+    return flops / (tflops * 1e12) + passed / (gpu.hbm_tb_per_s * 1e12) + LAUNCH_S
+
+
+def product(gpu: Gpu, precision: str, m: Number, n: Number, k: Number, element: float) -> Array:
+    """Seconds of an m x k by k x n product; `element` = bytes of an operand's; the result has 2 (4 in FP32)."""
+    over = ideal(gpu, 2.0 * m * n * k, gpu.tflops(precision), element * (m * k + k * n) + max(element, 2.0) * m * n)
+    grids = of(gpu).products
+    grid = grids.get(MEASURED_AS.get(precision, precision), grids["bf16"])
+    return over * np.exp(_between(grid, [(m, SIDES), (n, SIDES), (k, SIDES)]))
+
+
+def attention(gpu: Gpu, sequence: Number, heads: Number, channels: float) -> Array:
+    """Times over the ideal that causal attention takes forward; `heads`: of all samples of a micro-batch."""
+    nearest = min(CHANNELS, key=lambda width: abs(np.log2(width / max(channels, 1.0))))
+    return np.exp(_between(of(gpu).attention[nearest], [(sequence, SEQUENCES), (heads, HEADS)]))
+
+
+def _between(grid: Array, at: list[tuple[Number, tuple[float, ...]]]) -> Array:
+    """The grid's value at points given in the units of its axes, linear between logarithms."""
+    corners: list[tuple[Array, Array]] = []
+    for value, axis in at:
+        x = np.clip(np.log2(np.maximum(value, 1e-9) / axis[0]), 0, len(axis) - 1)
+        low = np.minimum(x.astype(np.int64), len(axis) - 2)
+        corners.append((low, x - low))
+    total: Array | float = 0.0
+    for corner in np.ndindex(*(2,) * len(at)):
+        index, weight = [], 1.0
+        for (low, share), up in zip(corners, corner, strict=True):
+            index.append(low + up)
+            weight = weight * (share if up else 1 - share)
+        total = total + weight * grid[tuple(index)]
+    return np.asarray(total)
