@@ -39,6 +39,7 @@ def calibrate(
     from superpod.planner import calibrate as calibrating
     from superpod.planner import calibration_file
 
+    _check(out)
     measured = [*_runs(run or []), *_rows(rows)]
     if not measured:
         raise UserError("there is no measured run", "name run folders, or a table: --from runs.csv")
@@ -84,11 +85,18 @@ def _sources(folders: list[str], rows: Path | None) -> str:
     )
 
 
+def _check(out: Path | None) -> None:
+    """Refuse to write over what another has written. Raises UserError."""
+    from superpod.lifecycle import own_file
+    from superpod.planner import calibration_file
+
+    first = calibration_file.text([], "").partition("\n")[0].encode()
+    if out is not None:
+        own_file.check(out, "--out", lambda start, _: start.startswith(first), by="recipes calibrate", to_devices=True)
+
+
 def _write(path: Path, text: str) -> None:
-    first = text.partition("\n")[0].encode()
     try:
-        if path.is_file() and not path.read_bytes().startswith(first):
-            raise UserError(f"--out {path} exists, and `recipes calibrate` did not write it", "choose another name")
         whole_file.write(path, text)
     except OSError as error:
         raise UserError(f"--out {path} cannot be written: {error.strerror}") from error
