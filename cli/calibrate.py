@@ -14,10 +14,14 @@ from superpod.cli.request_options import RUN, newest_runs
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.planner.calibrate import Measured
+    from superpod.planner.calibrate import Calibration, Measured
 
 MOST_NAMED = 5
-"""Rows that cannot be used and are named."""
+"""Rows that cannot be used, or look odd, and are named."""
+ENOUGH = 3
+"""Runs of a GPU from which on something is left out, and numbers are told from each other."""
+ODD = 10
+"""Times as slow or as fast as planned, from which on a row is more likely wrong than measured."""
 
 
 def calibrate(
@@ -50,7 +54,7 @@ def calibrate(
     for calibration in calibrations:
         first, *others = calibration_file.sentences(calibration)
         print(first)
-        for line in others:
+        for line in [*others, *_doubts(calibration)]:
             print(f"  {line}")
     if out is not None:
         _write(out, calibration_file.text(calibrations, f"{len(measured)} runs of {_sources(run or [], rows)}"))
@@ -65,11 +69,14 @@ def _runs(folders: list[str]) -> list[Measured]:
 
 
 def _rows(path: Path | None) -> list[Measured]:
+    from superpod.lifecycle.measured_runs import impossible
     from superpod.planner.tables import measured
 
     if path is None:
         return []
-    runs, problems = measured.read(path, lambda words: print(f"note: {words}", file=sys.stderr))
+    rows, problems = measured.read(path, lambda words: print(f"note: {words}", file=sys.stderr))
+    runs = [row for row in rows if not impossible(row)]
+    problems += [f"{row.name}: {wrong}" for row in rows if (wrong := impossible(row))]
     for problem in problems[:MOST_NAMED]:
         print(f"left out: {problem}", file=sys.stderr)
     if len(problems) > MOST_NAMED:
@@ -77,6 +84,26 @@ def _rows(path: Path | None) -> list[Measured]:
     if not runs:
         raise UserError(f"{path} has no row of a run that finished and was measured")
     return runs
+
+
+def _doubts(found: Calibration) -> list[str]:
+    """What so few runs cannot tell, and runs that are hardly what they are said to be."""
+    count = len(found.names)
+    times = found.measured / found.shipped
+    odd = [(name, x) for name, x in zip(found.names, times, strict=True) if not 1 / ODD < x < ODD]
+    lines = [
+        f"warning: {name} took {x:.3g} times its planned step; a wrong number of GPUs, batch, sequence or unit?"
+        for name, x in odd[:MOST_NAMED]
+    ]
+    if len(odd) > MOST_NAMED:
+        lines.append(f"warning: so did {len(odd) - MOST_NAMED} runs more")
+    if count < ENOUGH:
+        left_out = "no run was left out" if count == 1 else "each was predicted from the other alone"
+        lines.append(
+            f"warning: {count} run{'s' * (count > 1)}, {left_out}: how well others are predicted cannot be told, nor "
+            f"whether computation, the network or launches are slow; from {ENOUGH} runs of several layouts on, it can"
+        )
+    return lines
 
 
 def _sources(folders: list[str], rows: Path | None) -> str:
