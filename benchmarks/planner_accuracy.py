@@ -1,4 +1,5 @@
-"""How far the planner is from published and measured runs: memory, step time, and times after `recipes calibrate`.
+"""How far the planner is from published and measured runs: memory, step time, runs that no fit has seen,
+and times after `recipes calibrate`.
 
     python benchmarks/planner_accuracy.py [FOLDER]      default: benchmarks/reference
 
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import accuracy_calibration
 import accuracy_memory
 import accuracy_time
+import unseen_runs
 
 REFERENCE = Path(__file__).parent / "reference"
 
@@ -28,7 +30,9 @@ def main() -> int:
     print()
     time = accuracy_time.main(reference)
     print()
-    return max(memory, time, accuracy_calibration.main(reference))
+    unseen = unseen_runs.main(REFERENCE)
+    print()
+    return max(memory, time, unseen, accuracy_calibration.main(reference))
 
 
 if __name__ == "__main__":

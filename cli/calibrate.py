@@ -14,10 +14,14 @@ from superpod.cli.request_options import RUN, newest_runs
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.planner.calibrate import Measured
+    from superpod.planner.calibrate import Calibration, Measured
 
 MOST_NAMED = 5
-"""Rows that cannot be used and are named."""
+"""Rows that cannot be used, or look odd, and are named."""
+ENOUGH = 3
+"""Runs of a GPU from which on something is left out, and numbers are told from each other."""
+ODD = 10
+"""Times as slow or as fast as planned, from which on a row is more likely wrong than measured."""
 
 
 def calibrate(
@@ -39,6 +43,7 @@ def calibrate(
     from superpod.planner import calibrate as calibrating
     from superpod.planner import calibration_file
 
+    _check(out)
     measured = [*_runs(run or []), *_rows(rows)]
     if not measured:
         raise UserError("there is no measured run", "name run folders, or a table: --from runs.csv")
@@ -49,7 +54,7 @@ def calibrate(
     for calibration in calibrations:
         first, *others = calibration_file.sentences(calibration)
         print(first)
-        for line in others:
+        for line in [*others, *_doubts(calibration)]:
             print(f"  {line}")
     if out is not None:
         _write(out, calibration_file.text(calibrations, f"{len(measured)} runs of {_sources(run or [], rows)}"))
@@ -64,11 +69,14 @@ def _runs(folders: list[str]) -> list[Measured]:
 
 
 def _rows(path: Path | None) -> list[Measured]:
+    from superpod.lifecycle.measured_runs import impossible
     from superpod.planner.tables import measured
 
     if path is None:
         return []
-    runs, problems = measured.read(path, lambda words: print(f"note: {words}", file=sys.stderr))
+    rows, problems = measured.read(path, lambda words: print(f"note: {words}", file=sys.stderr))
+    runs = [row for row in rows if not impossible(row)]
+    problems += [f"{row.name}: {wrong}" for row in rows if (wrong := impossible(row))]
     for problem in problems[:MOST_NAMED]:
         print(f"left out: {problem}", file=sys.stderr)
     if len(problems) > MOST_NAMED:
@@ -78,17 +86,44 @@ def _rows(path: Path | None) -> list[Measured]:
     return runs
 
 
+def _doubts(found: Calibration) -> list[str]:
+    """What so few runs cannot tell, and runs that are hardly what they are said to be."""
+    count = len(found.names)
+    times = found.measured / found.shipped
+    odd = [(name, x) for name, x in zip(found.names, times, strict=True) if not 1 / ODD < x < ODD]
+    lines = [
+        f"warning: {name} took {x:.3g} times its planned step; a wrong number of GPUs, batch, sequence or unit?"
+        for name, x in odd[:MOST_NAMED]
+    ]
+    if len(odd) > MOST_NAMED:
+        lines.append(f"warning: so did {len(odd) - MOST_NAMED} runs more")
+    if count < ENOUGH:
+        left_out = "no run was left out" if count == 1 else "each was predicted from the other alone"
+        lines.append(
+            f"warning: {count} run{'s' * (count > 1)}, {left_out}: how well others are predicted cannot be told, nor "
+            f"whether computation, the network or launches are slow; from {ENOUGH} runs of several layouts on, it can"
+        )
+    return lines
+
+
 def _sources(folders: list[str], rows: Path | None) -> str:
     return ", ".join(
         [*(Path(folder).name for folder in folders[:3]), *["..."] * (len(folders) > 3), *map(str, filter(None, [rows]))]
     )
 
 
+def _check(out: Path | None) -> None:
+    """Refuse to write over what another has written. Raises UserError."""
+    from superpod.lifecycle import own_file
+    from superpod.planner import calibration_file
+
+    first = calibration_file.text([], "").partition("\n")[0].encode()
+    if out is not None:
+        own_file.check(out, "--out", lambda start, _: start.startswith(first), by="recipes calibrate", to_devices=True)
+
+
 def _write(path: Path, text: str) -> None:
-    first = text.partition("\n")[0].encode()
     try:
-        if path.is_file() and not path.read_bytes().startswith(first):
-            raise UserError(f"--out {path} exists, and `recipes calibrate` did not write it", "choose another name")
         whole_file.write(path, text)
     except OSError as error:
         raise UserError(f"--out {path} cannot be written: {error.strerror}") from error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod import whole_file
 from superpod.cli.verbs import Verbs
 from superpod.errors import UserError, counted
 
@@ -75,12 +77,15 @@ def init(
     """Write a profile by asking Slurm and a node: partition, account, GPUs, limits, network."""
     from superpod.slurm import connection, profile_init, profiles
 
-    if to.exists() and not force:
+    if os.path.lexists(to) and not force:
         raise UserError(f"{to} exists already", "--force overwrites it")
     slurm = connection.SshConnection(host) if host else connection.Connection()
     text = profile_init.profile(slurm, like=like, host=host, runs=runs)
     profiles.parse(text, str(to))
-    to.write_text(text)
+    try:
+        whole_file.write(to, text)  # a link in its place is replaced, and what it names is left alone
+    except OSError as error:
+        raise UserError(f"--to {to} cannot be written: {error.strerror}", "choose another place") from error
     print(f"wrote {to}; read it, then: recipes cluster check {to}")
 
 

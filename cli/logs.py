@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superpod.cli.request_options import Run
-from superpod.errors import UserError
+from superpod.errors import UserError, readable
 
 if TYPE_CHECKING:
     from superpod.lifecycle.logs import Reader
@@ -58,7 +58,7 @@ def _print_new(reader: Reader) -> int:
     """Print what is new; the number of lines."""
     count = 0
     for line in reader.new():
-        print(line, flush=True)
+        print(readable(line), flush=True)
         count += 1
     return count
 

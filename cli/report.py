@@ -47,6 +47,7 @@ def report(
     from superpod.node.run_folder import RunFolder
 
     page_options.check(html)
+    _check_plot(plot)
     is_sweep = len(run) == 1 and sweep.is_sweep(Path(run[0]))
     own = [Path(one) for one in run if not is_sweep and _is_own(Path(one))]
     if is_sweep:
@@ -102,12 +103,23 @@ def _warn_of_no_file(metrics: Path) -> None:
         print(f"warning: {metrics} is no regular file, and was not read: no step is known", file=sys.stderr)
 
 
+def _check_plot(path: Path | None) -> None:
+    """Refuse what is no picture, and to write over what is not of ours. Raises UserError."""
+    from superpod.errors import UserError
+    from superpod.lifecycle import own_file
+    from superpod.lifecycle.report import MAKER
+
+    if path is None:
+        return
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"{path} is no picture", "name it like losses.png, .svg or .pdf")
+    own_file.check(path, "--plot", lambda *ends: any(MAKER.encode() in end for end in ends), by="recipes report")
+
+
 def _draw(runs: list[RunFolder], path: Path) -> None:
     from superpod.errors import UserError
     from superpod.lifecycle import report as reports
 
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"{path} is no picture", "name it like losses.png, .svg or .pdf")
     if not runs:
         raise UserError("--plot draws run folders", "for logs of others: --html FILE")
     try:

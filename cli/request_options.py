@@ -28,10 +28,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 
 
 def newest_run(text: str | None) -> str | None:
-    """The run folder that an argument means (`run_list.newest`); says so where that is another word."""
+    """The run folder that an argument means, as `newest_in` of ./runs."""
+    return newest_in("runs", text) if text else text
+
+
+def newest_in(runs: str, text: str) -> str:
+    """The run folder that an argument means (`run_list.newest`), `last` being the newest in `runs`.
+
+    Says so where that is another word. A verb with --runs calls it itself: a callback knows no other option.
+    """
     from superpod.lifecycle import run_list
 
-    if not text or (run := run_list.newest(text)) == text:
+    if (run := run_list.newest(text, runs)) == text:
         return text
     print(f"{text} is {run}", file=sys.stderr)
     return run

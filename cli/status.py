@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superpod.cli import run_rows, tables
-from superpod.cli.request_options import AsJson, Cluster, newest_run
+from superpod.cli.request_options import AsJson, Cluster, newest_in
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Every = Annotated[
 def status(
     run: Annotated[
         str,
-        typer.Argument(help="A run, a sweep or `last`; default: all your runs of the cluster.", callback=newest_run),
+        typer.Argument(help="A run, a sweep or `last`; default: all your runs of the cluster."),
     ] = "",
     cluster: Cluster = "",
     runs: Annotated[str, typer.Option("--runs", help="The folder of runs; default: the profile's.")] = "",
@@ -59,6 +59,8 @@ def status(
         _refuse_together(run, every, as_json, exit_code, prometheus)
     profile = profiles.load(cluster) if cluster else None
     slurm = connection.of(profile) if profile else connection.Connection()
+    if run and not slurm.remote:
+        run = newest_in(_folder(runs, profile), run)
     if watch_it and _is_page():
         _show_page(slurm, _folder(runs, profile), run, everybody=everybody, every_s=every)
         return
@@ -133,9 +135,9 @@ def _listed(slurm: Connection, profile: Profile | None, run: str, runs: str) -> 
 
     folder = _folder(runs, profile)
     if slurm.remote:
-        mirror = mirrors.fetch(slurm, str(Path(run).parents[1]) if run else folder)
+        mirror = mirrors.fetch(slurm, _folder_of(run) or folder)
         me = slurm.run(["id", "-un"]).strip()
-        copy = mirror.path / Path(run).parent.name / Path(run).name
+        copy = _copy_of(run, mirror)
         if run and sweep.is_sweep(copy):
             remote = [run_list.listed(path) for _, path in sweep.runs_of(copy)]
         else:
@@ -151,6 +153,30 @@ def _listed(slurm: Connection, profile: Profile | None, run: str, runs: str) -> 
     if listed.problem:
         RunFolder.open(run)  # a run that was named is refused with its own message and exit code 2
     return [listed], None
+
+
+def _folder_of(run: str) -> str:
+    """The folder of runs that a run behind SSH lies in; '' where none is named. Raises UserError."""
+    from superpod.lifecycle import run_list
+
+    if run in ("", run_list.LAST):
+        return ""
+    if len(Path(run).parents) < 2:
+        raise UserError(f"{run} is no run there: a run lies at RUNS/RECIPE/RUN", "give its whole path, or `last`")
+    return str(Path(run).parents[1])
+
+
+def _copy_of(run: str, mirror: Mirror) -> Path:
+    """Where a run of there, or the newest, lies in the copy. Raises UserError."""
+    from superpod.lifecycle import run_list
+
+    if run != run_list.LAST:
+        return mirror.path / Path(run).parent.name / Path(run).name
+    runs = run_list.below(mirror.path)
+    if not runs:
+        raise UserError(f"there is no run in {mirror.remote}", "name a run, or --runs DIR")
+    print(f"last is {mirror.remote_path(runs[-1].run.path)}", file=sys.stderr)
+    return runs[-1].run.path
 
 
 def _of_there(view: RunView, mirror: Mirror) -> RunView:

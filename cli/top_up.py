@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.request_options import Cluster, newest_runs
+from superpod.cli.request_options import Cluster, newest_in
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 def top_up(
-    runs_named: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Run folders, or `last`.", callback=newest_runs)
-    ] = None,
+    runs_named: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run folders, or `last`.")] = None,
     cluster: Cluster = "",
     runs: Annotated[str, typer.Option("--runs", help="All of yours in this folder; default: the profile's.")] = "",
     attempts: Annotated[int, typer.Option("--attempts", min=0, help="Jobs to have queued; 0 = as submitted.")] = 0,
@@ -35,7 +33,8 @@ def top_up(
     folder = runs or (profile.folders.runs if profile else "")
     if not runs_named and not folder:
         raise UserError("top-up names no run", "name runs, --runs DIR, or --cluster PROFILE for all of yours")
-    chosen = [RunFolder.open(run) for run in runs_named or []] or _going_on(folder)
+    named = [newest_in(folder or "runs", run) for run in runs_named or []]
+    chosen = [RunFolder.open(run) for run in named] or _going_on(folder)
     failed = False
     for run in chosen:
         try:

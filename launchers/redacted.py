@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from superpod.node.redaction import redact_text
+from superpod.node.redaction import LineRedactor
 
 END_S = 5.0
 """How long its last words are waited for: what it has left running may hold its output open."""
@@ -30,10 +30,11 @@ def passed_on(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def _pass_on(source: IO[str], sink: IO[str]) -> None:
+    redacted = LineRedactor()
     with source:
         for line in source:
             try:
-                sink.write(redact_text(line))
+                sink.write(redacted(line.removesuffix("\n")) + "\n" * line.endswith("\n"))
                 sink.flush()
             except (OSError, ValueError):  # nobody reads any more: the process must not wait for room in the pipe
                 continue

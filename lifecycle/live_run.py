@@ -10,7 +10,6 @@ from superpod.lifecycle.logs import Reader
 from superpod.node import stall
 from superpod.node.files import JsonObject, is_number
 from superpod.node.heartbeat import ENDED
-from superpod.node.redaction import redact_text
 from superpod.node.run_folder import RunFolder
 from superpod.node.units import duration
 
@@ -87,5 +86,5 @@ class LastLines:
             self._lines.clear()
         for line in self._reader.new():
             if words := line.partition("] ")[2].strip():
-                self._lines.append(redact_text(words[:LINE_CHARS]))
+                self._lines.append(words[:LINE_CHARS])
         return list(self._lines)

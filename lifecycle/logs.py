@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from superpod.node.log_lines import without_codes
 from superpod.node.rank_logs import Line, is_by_node, node_of, parse, rank_of
+from superpod.node.redaction import LineRedactor
 from superpod.node.run_folder import Attempt, RunFolder
 
 
 class Reader:
-    """Reads the logs of a run in the order of attempts and ranks, and later only what is new."""
+    """Reads the logs of a run in the order of attempts and ranks, and later only what is new.
+
+    Lines come without the codes that steer a terminal, and without secrets.
+    """
 
     def __init__(
         self,
@@ -26,6 +31,8 @@ class Reader:
         self._run, self._rank, self._all, self._attempt, self._tail = run, rank, all_ranks, attempt, tail
         self._last_bytes = last_bytes
         self._at: dict[Path, int] = {}
+        self._redacted: dict[tuple[Path, int | None], LineRedactor] = {}
+        """by log and rank, whose lines others may stand between"""
         self._closed: set[str] = set()
         """attempts that had ended before they were read last: nothing can come any more"""
         self.files = 0
@@ -94,11 +101,19 @@ class Reader:
         self._at[path] = at + end
         written = data[:end].decode(errors="replace").removesuffix("\n").split("\n")
         labelled = [parse(path, line) if by_rank else Line(None, line) for line in written]
-        # A progress bar rewrites its line: the label is before the first part.
-        parsed = [Line(line.rank, text) for line in labelled for text in line.text.splitlines() or [""]]
         if by_rank and is_by_node(path) and not self._all:
-            parsed = [line for line in parsed if line.rank == (self._rank or 0)]
+            labelled = [line for line in labelled if line.rank == (self._rank or 0)]
+        # A progress bar rewrites its line: the label is before the first part.
+        parsed = [
+            Line(line.rank, self._clean(path, line.rank, text))
+            for line in labelled
+            for text in line.text.splitlines() or [""]
+        ]
         return parsed[-self._tail :] if first and self._tail else parsed
+
+    def _clean(self, path: Path, rank: int | None, text: str) -> str:
+        redacted = self._redacted.setdefault((path, rank), LineRedactor())
+        return redacted(without_codes(text))
 
 
 def ended(run: RunFolder) -> bool:

@@ -10,7 +10,7 @@ from superpod.errors import UserError
 from superpod.lifecycle import report
 from superpod.node.files import read_json
 from superpod.node.run_folder import RunFolder
-from superpod.planner import hardware, models
+from superpod.planner import hardware, models, steptime
 from superpod.planner.calibrate import Measured
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import Options, PlannedJob
@@ -32,7 +32,29 @@ def measured(run: RunFolder) -> Measured:
     if rate is None or summary.steps < LEAST_STEPS:
         raise UserError(f"{run.path} has {summary.steps} measured steps", f"name runs of {LEAST_STEPS} steps or more")
     job = planned(run)
-    return Measured(run.path.name, job, job.tokens / rate / job.gpus, summary.peak_allocated_gib)
+    one = Measured(run.path.name, job, job.tokens / rate / job.gpus, summary.peak_allocated_gib)
+    if wrong := impossible(one):
+        raise UserError(f"{run.path}: {wrong}", "its plan.json and metrics.jsonl are of two jobs, or were edited")
+    return one
+
+
+def impossible(run: Measured) -> str:
+    """Why no GPU has measured this: a rate above its peak, with the numbers; '' where one may have.
+
+    Attention of a fine-tuning is not counted: samples that are packed attend to less than the whole sequence.
+    """
+    job = run.job
+    per_token = job.model.flops_per_token(job.seq, causal=True)
+    needed = job.model.flops_per_token(1, causal=True) if job.task != "pretrain" else per_token
+    share = float(steptime.mfu(job, run.seconds)) * needed / per_token
+    if share <= 1:
+        return ""
+    rate = job.tokens / run.seconds / job.gpus
+    gpu, peak = job.node.gpu.name, job.node.gpu.tflops(job.precision)
+    return (
+        f"{rate:,.0f} tokens/s/GPU (a step of {run.seconds:.4g} s) need {share * peak:,.0f} TFLOP/s of a GPU, and "
+        f"the {gpu}'s dense {job.precision} peak is {peak:,.0f}"
+    )
 
 
 def planned(run: RunFolder) -> PlannedJob:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
 
 from superpod.lifecycle.profile_classes import CLASSES
+from superpod.lifecycle.profile_times import keep_rows
 
 
 class Leaves:
@@ -34,6 +35,16 @@ class Leaves:
             columns = self._threads[key] = (array("q"), array("q"), array("i"), array("b"))
         for column, value in zip(columns, (start, end, name, kind), strict=True):
             column.append(value)
+
+    @property
+    def starts(self) -> Any:
+        """When each operation starts, ns."""
+        every = [np.frombuffer(columns[0], dtype=np.int64) for columns in self._threads.values()]
+        return np.concatenate(every) if every else np.zeros(0, dtype=np.int64)
+
+    def keep(self, near: Callable[[Any], Any]) -> int:
+        """Keep the operations whose starts are near; how many others there were."""
+        return sum(keep_rows(columns, near(np.array(columns[0]))) for columns in self._threads.values())
 
     def rows(self) -> tuple[Any, Any, Any, Any]:
         """(start, end, name, kind) of every piece of work, as arrays."""

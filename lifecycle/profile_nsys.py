@@ -10,6 +10,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from superpod.errors import UserError
 from superpod.lifecycle import profile_classes as classes
 from superpod.lifecycle.profile_recording import GROUPS, HOST_NS, Host, Names, Recording, Work
+from superpod.lifecycle.profile_times import Times
 from superpod.lifecycle.profile_torch import called_at
 
 KERNELS, CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -49,7 +51,7 @@ class _File:
         self.path, self.db = path, db
         db.text_factory = lambda data: data.decode("utf-8", "replace")
         self.tables = {row[0] for row in db.execute("select name from sqlite_master where type in ('table', 'view')")}
-        self.names = Names()
+        self.names, self.times = Names(), Times()
         self._strings: dict[int, str] = {}
 
     def columns(self, table: str) -> set[str]:
@@ -69,6 +71,11 @@ class _File:
             self._strings = {key: str(value) for key, value in self.rows("StringIds", "id", "value")}
         return self._strings.get(number, "")
 
+    def is_timed(self, start: Any, end: Any, name: str) -> bool:
+        """False for a row that was still open when the recording ended, and for one that is damaged; both count."""
+        whole = isinstance(start, int) and isinstance(end, int)
+        return self.times.span(start if whole else None, end - start if whole else None, 1, name) is not None
+
 
 def _read(file: _File, gpu: int | None) -> Recording:
     if KERNELS not in file.tables:
@@ -76,9 +83,16 @@ def _read(file: _File, gpu: int | None) -> Recording:
         raise UserError(f"{file.path} has no kernels of Nsight Systems: it holds {listed}", EXPORT)
     rows = list(_work_rows(file))
     if not rows:
+        left_out = f": left out {file.times.words}" if file.times.words else ""
         raise UserError(
-            f"{file.path} has a table of kernels, and none with its times in it", "record steps in which a GPU works"
+            f"{file.path} has a table of kernels, and none with its times in it{left_out}",
+            "record steps in which a GPU works",
         )
+    starts = np.array([row[0] for row in rows], dtype=np.int64)
+    file.times.settle(starts)
+    near = file.times.near(starts)
+    file.times.leave_out_far(int((~near).sum()))
+    rows = list(compress(rows, near))
     gpus = tuple(sorted({row[5] for row in rows}))
     chosen = gpus[0] if gpu is None else gpu
     if chosen not in gpus:
@@ -87,17 +101,19 @@ def _read(file: _File, gpu: int | None) -> Recording:
     mine = [row for row in rows if row[5] == chosen]
     start, end, number, kind, group, _, call, process, blocks = zip(*mine, strict=True)
     processes = set(process)
-    host, launched = _host(file, processes, np.array(call, dtype=np.int64))
+    ranges = list(_ranges(file, processes))
+    host, launched = _host(file, processes, np.array(call, dtype=np.int64), ranges)
     share = np.minimum(1.0, np.array(blocks, dtype=np.float32) / sms) if sms else np.full(len(mine), np.nan)
     work = Work(
         *(np.array(start, dtype=np.int64), np.array(end, dtype=np.int64), np.array(number, dtype=np.int32)),
         *(np.array(kind, dtype=np.int8), np.array(group, dtype=np.int8), launched, share.astype(np.float32)),
     )
-    begin, finish, steps, marks = _steps(file, work, processes)
+    begin, finish, steps, marks = _steps(work, ranges)
     return Recording(
         *("nsys", name, True, file.names.texts, work, host, begin, finish, steps, marks),
         gpus=gpus,
         counters=_counters(file, begin, finish),
+        notes=file.times.notes,
     )
 
 
@@ -109,9 +125,9 @@ def _work_rows(file: _File) -> Iterator[tuple[Any, ...]]:
     for start, end, gpu, call, process, x, y, z, long, short in file.rows(
         KERNELS, *common, *grid, "demangledName", "shortName"
     ):
-        if not _is_timed(start, end):
-            continue
         name = file.text(long) or file.text(short) or "?"
+        if not file.is_timed(start, end, name):
+            continue
         if name not in known:
             kind = classes.of_kernel(name)
             group = classes.group_of(name) if kind == "communication" else ""
@@ -121,15 +137,10 @@ def _work_rows(file: _File) -> Iterator[tuple[Any, ...]]:
     copy = classes.CLASSES.index("copies")
     for table, name in COPIES.items():
         for start, end, gpu, call, process in file.rows(table, *common):
-            if not _is_timed(start, end):
+            if not file.is_timed(start, end, name):
                 continue
             row = (start, end, file.names.number(name), copy, 0, gpu or 0)
             yield *row, -1 if call is None else call, process, float("nan")
-
-
-def _is_timed(start: object, end: object) -> bool:
-    """False for a row that was still open when the recording ended, and for one that is damaged."""
-    return isinstance(start, int) and isinstance(end, int) and end >= start
 
 
 def _gpu(file: _File, number: int) -> tuple[str, int]:
@@ -140,17 +151,17 @@ def _gpu(file: _File, number: int) -> tuple[str, int]:
     return "GPU", 0
 
 
-def _host(file: _File, processes: set[Any], wanted: Any) -> tuple[Host, Any]:
+def _host(file: _File, processes: set[Any], wanted: Any, ranges: list[tuple[int, int, str]]) -> tuple[Host, Any]:
     """Long calls and ranges of the host, and when it called for each piece of work."""
     calls, times, spans = [], [], []
     for start, end, call, name, thread in file.rows(CALLS, "start", "end", "correlationId", "nameId", "globalTid"):
-        if call is None or not _is_timed(start, end) or not _of(thread, processes):
+        if call is None or not _of(thread, processes) or not file.is_timed(start, end, file.text(name)):
             continue
         calls.append(call)
         times.append(start)
         if end - start >= HOST_NS:
             spans.append((start, end, file.names.number(file.text(name).partition("_v")[0] or "a call of CUDA")))
-    for start, end, name in _ranges(file, processes):
+    for start, end, name in ranges:
         if end - start >= HOST_NS:
             spans.append((start, end, file.names.number(name)))
     columns = list(zip(*spans, strict=True)) or [(), (), ()]
@@ -166,15 +177,21 @@ def _of(thread: Any, processes: set[Any]) -> bool:
 
 
 def _ranges(file: _File, processes: set[Any]) -> Iterator[tuple[int, int, str]]:
-    """NVTX ranges; what PyTorch appends to a name (`, seq = 12`) is left out."""
+    """NVTX ranges that say something: those that are long, and marks of steps.
+
+    What PyTorch appends to a name (`, seq = 12`) is left out; so are events without an end, which are no ranges.
+    """
     for start, end, text, number, thread in file.rows("NVTX_EVENTS", "start", "end", "text", "textId", "globalTid"):
-        if _is_timed(start, end) and _of(thread, processes):
-            yield start, end, str(text or file.text(number)).partition(", ")[0]
+        name = str(text or file.text(number)).partition(", ")[0]
+        if end is None or not _of(thread, processes) or not file.is_timed(start, end, name):
+            continue
+        if end - start >= HOST_NS or _STEP.match(name) or _OPTIMIZER.match(name):
+            yield start, end, name
 
 
-def _steps(file: _File, work: Work, processes: set[Any]) -> tuple[int, int, int, str]:
+def _steps(work: Work, ranges: list[tuple[int, int, str]]) -> tuple[int, int, int, str]:
     marks, optimizer = [], 0
-    for start, end, name in _ranges(file, processes):
+    for start, end, name in ranges:
         if _STEP.match(name):
             marks.append((start, end))
         optimizer += bool(_OPTIMIZER.match(name))

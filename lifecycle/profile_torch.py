@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
+from itertools import compress
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +16,14 @@ from superpod.lifecycle import profile_classes as classes
 from superpod.lifecycle.profile_leaves import Leaves
 from superpod.lifecycle.profile_recording import GROUPS, HOST_NS, Host, Names, Recording, Work
 from superpod.lifecycle.profile_stream import EXPORT, Trace, TraceEvent
+from superpod.lifecycle.profile_times import Times, keep_rows
+from superpod.node.files import is_number
 
 STEP = re.compile(r"ProfilerStep#?\s*\d+$")
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_runtime", "cuda_driver")
+OPERATIONS = ("cpu_op", "user_annotation", "Operator")
+READ = (*ON_GPU, *CALLS, *OPERATIONS, "gpu_user_annotation")
 LATE = 0.01
 """Share of the steps that kernels may run past the last mark on the host, before the marks on the GPU are taken."""
 
@@ -27,7 +32,7 @@ class _Collected:
     """What is kept of the events as they pass: numbers in arrays, 20 to 50 bytes a piece of work."""
 
     def __init__(self) -> None:
-        self.names, self.seen = Names(), Counter[str]()
+        self.names, self.seen, self.times = Names(), Counter[str](), Times()
         self.columns = {key: array("q") for key in ("start", "end", "name", "kind", "group", "call", "gpu")}
         self.sms = array("f")
         self.call_id, self.call_at = array("q"), array("q")
@@ -40,25 +45,44 @@ class _Collected:
         """Keep an event, if it says what ran when."""
         if event.get("ph") != "X":
             return
-        category, name = event.get("cat"), event.get("name")
-        start, length = event.get("ts"), event.get("dur")
-        if not isinstance(name, str) or not _is_number(start) or not _is_number(length) or length < 0:
+        category, name = str(event.get("cat")), event.get("name")
+        self.seen[category] += 1
+        if category not in READ or not isinstance(name, str):
             return
-        first = round(start * 1000)
-        last = first + round(length * 1000)
-        self.seen[str(category)] += 1
+        span = self.times.span(event.get("ts"), event.get("dur"), 1000, name)
+        if span is None:
+            return
+        first, last = span
         if category in ON_GPU:
-            self._kernel(event, str(category), name, first, last)
+            self._kernel(event, category, name, first, last)
         elif category in CALLS:
             self._call(event, first)
             self._host(name, first, last)
-        elif category in ("cpu_op", "user_annotation", "Operator"):
+        elif category in OPERATIONS:
             if STEP.match(name):
                 self.marks["host"].append((first, last))
             else:
                 self._operation(event, name, first, last)
-        elif category == "gpu_user_annotation" and STEP.match(name):
+        elif STEP.match(name):
             self.marks["gpu"].append((first, last))
+
+    def leave_out_far(self) -> None:
+        """Forget what lies more than a day from the work, which only the whole file tells."""
+        times = self.times
+        times.settle(
+            np.frombuffer(self.columns["start"], dtype=np.int64) if self.columns["start"] else self.leaves.starts
+        )
+        work = [*self.columns.values(), self.sms]
+        far = keep_rows(work, times.near(np.array(self.columns["start"], dtype=np.int64)))
+        far += keep_rows([self.call_id, self.call_at], times.near(np.array(self.call_at, dtype=np.int64)))
+        far += self.leaves.keep(times.near)
+        for kind, marks in self.marks.items():
+            near = times.near(np.array([start for start, _ in marks], dtype=np.int64))
+            self.marks[kind] = list(compress(marks, near))
+            far += len(marks) - len(self.marks[kind])
+        host = [self.host_start, self.host_end, self.host_name]  # calls and operations, which are counted already
+        keep_rows(host, times.near(np.array(self.host_start, dtype=np.int64)))
+        times.leave_out_far(far)
 
     def _kernel(self, event: TraceEvent, category: str, name: str, start: int, end: int) -> None:
         args = event.get("args")
@@ -75,7 +99,7 @@ class _Collected:
         for column, value in zip(self.columns.values(), (*row, *more), strict=True):
             column.append(value)
         blocks = args.get("blocks per SM")
-        self.sms.append(min(1.0, float(blocks)) if _is_number(blocks) else float("nan"))
+        self.sms.append(min(1.0, float(blocks)) if is_number(blocks) else float("nan"))
 
     def _call(self, event: TraceEvent, start: int) -> None:
         args = event.get("args")
@@ -112,6 +136,7 @@ def read(path: Path, gpu: int | None = None) -> Recording:
     trace, kept = Trace(path), _Collected()
     for event in trace.events():
         kept.take(event)
+    kept.leave_out_far()
     _require_profiler(path, trace, kept)
     return _of_gpu(path, trace, kept, gpu) if kept.columns["start"] else _of_cpus(path, trace, kept, gpu)
 
@@ -122,6 +147,8 @@ def _require_profiler(path: Path, trace: Trace, kept: _Collected) -> None:
     other = trace.head.get("otherData")
     if isinstance(other, dict) and "step_time_s_of_the_plan" in other:
         raise UserError(f"{path} is a predicted step, which `recipes plan --trace` wrote: nothing was measured", EXPORT)
+    if kept.times.words:
+        raise UserError(f"{path} has nothing to sum up: left out {kept.times.words}", EXPORT)
     listed = ", ".join(f"{name} ({count:,})" for name, count in kept.seen.most_common(4)) or "no timed events"
     raise UserError(f"{path} is no trace of torch.profiler: it has {listed}, and no kernel and no cpu_op", EXPORT)
 
@@ -191,6 +218,7 @@ def _recording(
         *("torch", device, on_gpu, kept.names.texts, work, host, begin, end, steps, marks),
         rank=rank if isinstance(rank, int) else None,
         gpus=gpus,
+        notes=kept.times.notes,
     )
 
 
@@ -202,7 +230,3 @@ def called_at(wanted: Any, calls: Any, times: Any) -> Any:
     calls, times = calls[order], times[order]
     at = np.minimum(np.searchsorted(calls, wanted), len(calls) - 1)
     return np.where(calls[at] == wanted, times[at], -1)
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # One ink for words, one colour per kind of mark; all legible in grey.
 _INK, _FAINT = "#1f2933", "#9aa5b1"
 _TRAIN, _VALIDATION, _ENTROPY = "#2563a8", "#d1590b", "#55606b"
+MAKER = "superpod-recipes, a picture of losses"
+"""What a picture of ours names as its maker."""
 _SEVERAL = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's colours, which people tell from one another whatever they see (jfly.uni-koeln.de/color)."""
 
@@ -138,7 +140,8 @@ def loss_curves(runs: list[RunFolder], path: Path) -> Path:
 def _saved(figure: "Figure", path: Path) -> Path:
     """Write a picture, whole or not at all: a link in its place is replaced, and what it names is left alone."""
     picture = io.BytesIO()
-    figure.savefig(picture, format=path.suffix.removeprefix("."))
+    form = path.suffix.removeprefix(".")
+    figure.savefig(picture, format=form, metadata={"Software" if form == "png" else "Creator": MAKER})
     whole_file.write(path, picture.getvalue())
     return path
 

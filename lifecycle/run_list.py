@@ -46,7 +46,11 @@ def below(folder: Path) -> list[ListedRun]:
     return sorted(runs, key=lambda run: run.run.path.name)
 
 
-def newest(text: str) -> str:
+LAST = "last"
+"""The word for the newest run."""
+
+
+def newest(text: str, runs: str = "runs") -> str:
     """The run folder that a word means: itself, or the newest run of a recipe's folder or of a folder of runs.
 
     `last` is the newest in `runs`. What else it is (a sweep, nothing, a path on another machine) comes back as it is.
@@ -54,8 +58,8 @@ def newest(text: str) -> str:
     Raises:
         UserError: `last`, and there is no run in `runs`.
     """
-    last = text == "last" and not Path(text).exists()
-    folder = Path("runs" if last else text)
+    last = text == LAST and not Path(text).exists()
+    folder = Path(runs if last else text)
     if (folder / "run.json").exists() or not folder.is_dir():
         inside: list[str] = []
     else:
@@ -64,9 +68,9 @@ def newest(text: str) -> str:
     if readable:
         return max(readable, key=lambda path: Path(path).name)
     if last and os.path.lexists(folder) and not folder.is_dir():
-        raise UserError("runs is no folder, so it holds no run", "name a run folder, or a folder of runs")
+        raise UserError(f"{runs} is no folder, so it holds no run", "name a run folder, or a folder of runs")
     if last:
-        raise UserError("there is no run in runs", "name a run folder, or a folder of runs")
+        raise UserError(f"there is no run in {runs}", "name a run folder, or a folder of runs")
     return text
 
 

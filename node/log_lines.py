@@ -151,10 +151,15 @@ def _texts(line: bytes) -> list[str]:
 
 def _decoded(line: bytes) -> str:
     text = (line if len(line) <= LONGEST else line[: LONGEST - 500] + b" ... " + line[-500:]).decode(errors="replace")
-    text = _ANSI.sub("", text)
+    text = without_codes(text)
     if text.startswith('{"'):
         text = _unwrapped(text)
     return text.rstrip()
+
+
+def without_codes(text: str) -> str:
+    """Text without the codes of colours, of a terminal's title and of its cursor."""
+    return _ANSI.sub("", text)
 
 
 def _unwrapped(text: str) -> str:

@@ -17,7 +17,7 @@ from superpod.node.causes import BY_NAME, CERTAIN, CONFIDENCE, ECHO, ENDING, GRO
 from superpod.node.log_events import ERROR_OF_PROGRAM, PASSING, Event, LogEvents, step_end, task_end, task_words
 from superpod.node.log_lines import LogLine
 from superpod.node.losses import Remark
-from superpod.node.redaction import redact_text
+from superpod.node.redaction import redact_after, redact_text
 
 HEALTHY, FAILED, SUSPECT, UNKNOWN = "healthy", "failed", "suspect", "unknown"
 """Nothing is wrong; a cause is named; it goes on or is done, but its numbers are wrong; it failed, nobody knows why."""
@@ -342,7 +342,8 @@ def _distinct(events: Sequence[Event]) -> list[Event]:
 
 def evidence(line: LogLine, base: Path | None, rank: int | None = None) -> Evidence:
     """A line as evidence, without secrets and not too long."""
-    text = " ".join("KeyError: ".join(redact_text(part) for part in line.text.split("KeyError: ")).split())
+    clean = (redact_after(line.before, part) for part in line.text.split("KeyError: "))
+    text = " ".join("KeyError: ".join(clean).split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
     return Evidence(shown_path(line.path, base), line.number, text, line.rank if rank is None else rank)
 

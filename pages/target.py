@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import tempfile
 import zlib
 from pathlib import Path
 
 from superpod import whole_file
 from superpod.errors import UserError
+from superpod.lifecycle import own_file
 from superpod.pages import GENERATOR
 
 PAGE, TRACE = (".html", ".htm"), (".json", ".json.gz")
 """How the names end."""
-HEAD = 4096
-"""Bytes at the start of a file of ours, in which it says so."""
 
 
 def check(path: Path, option: str, endings: tuple[str, ...]) -> None:
@@ -25,31 +23,17 @@ def check(path: Path, option: str, endings: tuple[str, ...]) -> None:
     """
     if not path.name.endswith(endings):
         raise UserError(f"{option} is {str(path)!r}; its name ends with {' or '.join(endings)}", f"plan{endings[0]}")
-    try:
-        if path.is_dir():
-            raise UserError(f"{path} is a folder", f"a file in it: {option} {path / ('plan' + endings[0])}")
-        if not path.parent.is_dir():
-            raise UserError(f"there is no folder {path.parent}", f"make it, or choose another place for {option}")
-        if path.exists() and not _is_ours(path):
-            raise UserError(f"{path} exists, and `recipes` did not write it", "choose another name, or remove it")
-        with tempfile.TemporaryFile(dir=path.parent):  # os.access knows no read-only mounts of containers
-            pass
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}", "choose another place") from error
+    own_file.check(path, option, _is_ours)
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether the file says at its start that we wrote it."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        head = file.read(HEAD)
-    if head.startswith(b"\x1f\x8b"):
+def _is_ours(start: bytes, _: bytes) -> bool:
+    """Whether a file says at its start that we wrote it."""
+    if start.startswith(b"\x1f\x8b"):
         try:
-            head = zlib.decompressobj(wbits=31).decompress(head, HEAD)
+            start = zlib.decompressobj(wbits=31).decompress(start, own_file.ENDS)
         except zlib.error:
             return False
-    return GENERATOR.encode() in head
+    return GENERATOR.encode() in start
 
 
 def write(path: Path, text: str) -> None:

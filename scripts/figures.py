@@ -17,10 +17,15 @@ COMMANDS = {
     "memory": "recipes memory llama3_70b_pretrain_h100_bf16",
 }
 """Blocks of the README and the commands that they show: `<!-- figures: NAME -->` stands above each."""
+TABLES = {
+    "planner.md": "python benchmarks/planner_accuracy.py",
+    "accuracy.md": "python benchmarks/unseen_runs.py benchmarks/reference",
+}
+"""Pages of docs/ and the command that their block `accuracy` shows."""
 
 
 def main() -> None:
-    """Write README.md, docs/planner.md and docs/quickstart.png."""
+    """Write README.md, docs/planner.md, docs/accuracy.md and docs/quickstart.png."""
     from superpod.node.run_folder import RunFolder
 
     readme = ROOT / "README.md"
@@ -34,15 +39,16 @@ def main() -> None:
         text = filled(text, "quickstart", f"recipes report {run.path.relative_to(ROOT)}")
         shutil.copy(run.path / "loss.png", ROOT / "docs" / "quickstart.png")
     readme.write_text(text)
-    page = ROOT / "docs" / "planner.md"
-    page.write_text(filled(page.read_text(), "accuracy", "python benchmarks/planner_accuracy.py"))
+    for name, command in TABLES.items():
+        page = ROOT / "docs" / name
+        page.write_text(filled(page.read_text(), "accuracy", command))
 
 
 def filled(text: str, name: str, command: str) -> str:
     """The README with the block of that name holding the command and what it prints."""
     block = re.compile(rf"(<!-- figures: {name} -->\n```\n).*?(```)", re.DOTALL)
     if not block.search(text):
-        sys.exit(f"README.md has no block {name}: <!-- figures: {name} --> above a fenced one")
+        sys.exit(f"no block {name}: <!-- figures: {name} --> above a fenced one")
     words = shlex.split(command)
     environment = {**os.environ, "COLUMNS": "100"}
     program = Path(sys.executable).parent / words[0]

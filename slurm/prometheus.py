@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING
 
 from superpod import whole_file
 from superpod.errors import UserError
+from superpod.lifecycle import own_file
 from superpod.node.run_folder import STATES
 
 if TYPE_CHECKING:
     from superpod.slurm.watch import RunView
 
 Value = float | int | None
+NAME = "superpod_run"
+"""How the names of all series begin."""
 
 FIGURES: tuple[tuple[str, str, Callable[[RunView, float], Value]], ...] = (
     ("step", "Newest optimizer step of the run.", lambda view, now: view.step),
@@ -52,14 +55,14 @@ def text(views: Sequence[RunView], now: float | None = None) -> str:
     """Every run in the text format. Labels: run (its folder's name), recipe, user."""
     now = now or time.time()
     states = [
-        f'superpod_run_state{{{_labels(view)},state="{state}"}} {int(view.state == state)}'
+        f'{NAME}_state{{{_labels(view)},state="{state}"}} {int(view.state == state)}'
         for view in views
         for state in (*STATES, "unreadable")
     ]
     blocks = [_block("state", "1 for the state that the run is in, 0 for the others.", states)]
     for name, meaning, value in FIGURES:
         samples = [(view, value(view, now)) for view in views if view.state != "unreadable"]
-        lines = [f"superpod_run_{name}{{{_labels(view)}}} {_number(x)}" for view, x in samples if x is not None]
+        lines = [f"{NAME}_{name}{{{_labels(view)}}} {_number(x)}" for view, x in samples if x is not None]
         blocks.append(_block(name, meaning, lines))
     return "".join(blocks)
 
@@ -68,10 +71,12 @@ def write(path: Path, views: Sequence[RunView]) -> None:
     """Write the runs to `path`, whole or not at all, readable by everybody: node_exporter is another user.
 
     Raises:
-        UserError: node_exporter would not read a file of this name, or it cannot be written.
+        UserError: node_exporter would not read a file of this name, it is not of ours, or it cannot be written.
     """
     if path.suffix != ".prom":
         raise UserError(f"--prometheus {path}: node_exporter reads only files that end in .prom", f"{path}.prom")
+    head = f"# HELP {NAME}_".encode()
+    own_file.check(path, "--prometheus", lambda start, _: start.startswith(head), by="recipes status")
     try:
         whole_file.write(path, text(views), mode=0o644)
     except OSError as error:
@@ -80,7 +85,7 @@ def write(path: Path, views: Sequence[RunView]) -> None:
 
 
 def _block(name: str, meaning: str, lines: list[str]) -> str:
-    head = [f"# HELP superpod_run_{name} {meaning}", f"# TYPE superpod_run_{name} gauge"]
+    head = [f"# HELP {NAME}_{name} {meaning}", f"# TYPE {NAME}_{name} gauge"]
     return "".join(f"{line}\n" for line in [*head, *lines])
 
 

@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ from superpod.errors import UserError
 from superpod.lifecycle import measured_runs
 from superpod.node.files import append_line, write_json
 from superpod.node.run_folder import RunFolder
-from superpod.planner import files, hardware, plans
+from superpod.planner import files, hardware, plans, steptime
 from superpod.planner.tables import measured, published
 from superpod.recipes import planned_job
 from superpod.recipes.registry import find
@@ -20,6 +22,7 @@ from tests.cli.planning import printed
 
 HEAD = "id,model,gpu,gpus,precision,seq,gbs,mbs,tp,pp,vp,outcome,tokens_per_s_per_gpu\n"
 ROWS = (("a", 16, 2, 1, ""), ("b", 64, 2, 1, ""), ("c", 64, 4, 2, "2"))
+ROOT = Path(__file__).parents[2]
 RECIPE = "llama3_8b_pretrain_h100_bf16"
 
 
@@ -187,3 +190,83 @@ def test_a_file_of_somebody_else_is_not_written_over(recipes_cli, rows, name, tm
     assert done.returncode == 2
     assert "`recipes calibrate` did not write it" in done.stderr
     assert target.read_text() == before
+
+
+def changed_rates(rows, **rates):
+    """The table with other rates of some rows."""
+    lines = [
+        ",".join([*line.split(",")[:-1], rates.get(line[0], line.split(",")[-1])])
+        for line in rows.read_text().splitlines()
+    ]
+    rows.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [
+        ("1e12", r"b: 1,000,000,000,000 tokens/s/GPU .* and the h100's dense bf16 peak is 989"),
+        ("25000", r"b: 25,000 tokens/s/GPU \(a step of 0.655\d? s\) need 1,2\d\d TFLOP/s of a GPU, and the h100's"),
+        ("-3", "b: tokens_per_s_per_gpu is '-3'; it is a number above 0"),
+        ("0", "b: tokens_per_s_per_gpu is '0'; it is a number above 0"),
+        ("nan", "b: tokens_per_s_per_gpu is 'nan'; it is a number above 0"),
+    ],
+)
+def test_a_rate_that_cannot_be_is_refused_for_its_row_with_the_numbers(recipes_cli, rows, rate, words, tmp_path):
+    changed_rates(rows, b=rate)
+    done = recipes_cli("calibrate", "--from", "runs.csv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(f"left out: ({words})", done.stderr), done.stderr
+    assert "h100, 2 runs: median error 23" in done.stdout
+
+
+def test_a_table_of_nothing_possible_is_refused(recipes_cli, rows, tmp_path):
+    changed_rates(rows, a="1e12", b="1e12", c="1e12")
+    done = recipes_cli("calibrate", "--from", "runs.csv", "--out", "mine.toml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("dense bf16 peak is 989") == 3
+    assert not (tmp_path / "mine.toml").exists()
+
+
+def test_packed_samples_of_a_fine_tuning_may_be_faster_than_whole_sequences(rows):
+    """At 131,072 tokens attention is most of the FLOPs, and samples of some thousand need little of it."""
+    whole = measured.read(rows)[0][0]
+    job = whole.job.replace(seq=131_072)
+    at_peak = whole.seconds * float(steptime.mfu(job, whole.seconds))
+    just_above = replace(whole, job=job, seconds=at_peak / 1.01)
+    assert "989" in measured_runs.impossible(just_above)
+    assert measured_runs.impossible(replace(just_above, seconds=at_peak * 1.01)) == ""
+    packed = replace(just_above, job=job.replace(task="sft"))
+    assert measured_runs.impossible(packed) == ""
+    assert measured_runs.impossible(replace(packed, seconds=at_peak / 10))
+
+
+@pytest.mark.parametrize("table", ["step_time.csv", "nanotron.csv"])
+def test_no_published_row_is_called_impossible(table):
+    runs, _ = measured.read(ROOT / "benchmarks" / "reference" / table)
+    assert len(runs) > 600
+    assert [wrong for run in runs if (wrong := measured_runs.impossible(run))] == []
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1, "1 run, no run was left out"), (2, "2 runs, each was predicted from the other alone"), (3, "")],
+)
+def test_few_runs_say_what_they_cannot_tell(recipes_cli, rows, count, words, tmp_path):
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[: 1 + count]))
+    shown = printed(recipes_cli, "calibrate", "--from", "runs.csv", cwd=tmp_path, env={"COLUMNS": "400"})
+    assert ("cannot be told" in shown) == bool(words)
+    assert words in shown
+
+
+def test_a_run_of_another_unit_is_named(recipes_cli, rows, tmp_path):
+    changed_rates(rows, c="10")
+    shown = printed(recipes_cli, "calibrate", "--from", "runs.csv", cwd=tmp_path, env={"COLUMNS": "400"})
+    (line,) = [line for line in shown.splitlines() if "times its planned step" in line]
+    assert line.strip().startswith("warning: c took ")
+
+
+def test_a_run_folder_above_the_peak_is_refused_with_the_numbers(tmp_path):
+    run = run_folder(tmp_path, 1e-9)
+    with pytest.raises(UserError, match=r"need .* TFLOP/s of a GPU, and the h100's dense bf16 peak is 989") as refused:
+        measured_runs.measured(run)
+    assert refused.value.hint

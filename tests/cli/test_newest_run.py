@@ -66,3 +66,25 @@ def test_last_says_that_runs_is_no_folder(make, tmp_path, monkeypatch):
     make(tmp_path / "runs")
     with pytest.raises(UserError, match="runs is no folder"):
         run_list.newest("last")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("status", "last", "--runs", "elsewhere", "--json"), 0), (("top-up", "last", "--runs", "elsewhere"), 2)],
+    ids=["status", "top-up"],
+)
+def test_last_is_the_newest_of_the_folder_that_the_command_names(words, code, two_runs, recipes_cli, tmp_path):
+    made = RunFolder.create(tmp_path / "elsewhere", "tiny_mixtral", facts={}, recipe_lines=["a = 1"])
+    done = recipes_cli(*words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr  # top-up: a run without jobs cannot be topped up
+    assert f"last is elsewhere/tiny_mixtral/{made.path.name}" in " ".join(done.stderr.split())
+    if not code:
+        assert [row["recipe"] for row in json.loads(done.stdout)] == ["tiny_mixtral"]
+
+
+@pytest.mark.parametrize("verb", ["status", "top-up"])
+def test_last_of_a_folder_without_runs_names_that_folder(verb, two_runs, recipes_cli, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    done = recipes_cli(verb, "last", "--runs", "elsewhere", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no run in elsewhere" in done.stderr

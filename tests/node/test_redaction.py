@@ -5,13 +5,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superpod.node.redaction import REDACTED, environment_view, is_secret_name, redact, redact_text
+from superpod.node import redaction
+from superpod.node.redaction import (
+    REDACTED,
+    LineRedactor,
+    environment_view,
+    is_secret_name,
+    redact,
+    redact_after,
+    redact_text,
+)
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.SflKxwRJSMeKKF2QT4"
 SECRETS = [
     "hf_abcdefghijklmnop", "sk-proj-abcdefgh12345678", "sk-ant-api03-abcdefgh", "ghp_abcdefghijklmnop1234",
     "github_pat_11ABCDEFG_abcdefgh", "glpat-abcdefgh12345678", "nvapi-abcdefgh_12345678", "AKIAIOSFODNN7EXAMPLE",
-    "xoxb-123456789-abcdef", "AIzaSyA1234567890abcdefghijklm", JWT,
+    "xoxb-123456789-abcdef", "AIzaSyA1234567890abcdefghijklm", JWT, "gho_abcdefghijklmnop", "ghs_abcdefghijklmnop",
+    "api_org_abcdefghijkl", "wandb_v1_abcdefgh_12345678", "ASIAIOSFODNN7EXAMPLE", "ya29.abcdefgh-1234",
+    "GOCSPX-abcdefgh", "dckr_pat_abcdefgh", "npm_abcdefghijklmnopqrstuv", "pypi-AgEIcHlwaS5vcmc",
+    "gsk_abcdefghijklmnopqrstuv", "r8_abcdefghijklmnopqrstuv",
 ]  # fmt: skip
 
 
@@ -110,6 +122,65 @@ def test_forms_of_a_secret(text, clean):
     assert redact_text(clean) == clean
 
 
+KEY = "0123456789abcdef0123456789abcdef01234567"
+PASTE = "wandb: Paste an API key from your profile and hit enter"
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("sshpass -p SECRET ssh node1", "sshpass -p <redacted> ssh node1"),
+        ("sshpass -pSECRET ssh node1", "sshpass -p<redacted> ssh node1"),
+        ("sshpass -p 'SECRET SECRET' ssh", "sshpass -p '<redacted>' ssh"),
+        ("['sshpass', '-p', 'SECRET', 'ssh']", "['sshpass', '-p', '<redacted>', 'ssh']"),
+        ("host='user:SECRET@host'", "host='user:<redacted>@host'"),
+        ("db = me:SECRET@db.example:5432/x", "db = me:<redacted>@db.example:5432/x"),
+        ("me:SEC@RET@10.0.0.1", "me:<redacted>@10.0.0.1"),
+        (f"wandb login {KEY}", "wandb login <redacted>"),
+        (f"wandb login --relogin --host=https://w.b {KEY} x", "wandb login --relogin --host=https://w.b <redacted> x"),
+        (f"['wandb', 'login', '{KEY}']", "['wandb', 'login', '<redacted>']"),
+        (f"{PASTE}: {KEY}", f"{PASTE}: <redacted>"),
+        (f"{PASTE}, or press ctrl+c to quit:\n{KEY}\nnext", f"{PASTE}, or press ctrl+c to quit:\n<redacted>\nnext"),
+        ("docker login -u me -p SECRET nvcr.io", "docker login -u me -p <redacted> nvcr.io"),
+        ("echo SECRET | docker login -u '$oauthtoken' x", "echo <redacted> | docker login -u '$oauthtoken' x"),
+        ("echo 'SECRET SECRET' | sudo -S mount", "echo '<redacted>' | sudo -S mount"),
+        ("curl -u me:SECRET https://host/x", "curl -u me:<redacted> https://host/x"),
+        ("curl -s --user 'me:SECRET' host", "curl -s --user 'me:<redacted>' host"),
+        ("mysql -h db -u root -pSECRET x", "mysql -h db -u root -p<redacted> x"),
+        ("redis-cli -h db -a SECRET ping", "redis-cli -h db -a <redacted> ping"),
+        ("aws configure set aws_secret_access_key SECRET", "aws configure set aws_secret_access_key <redacted>"),
+        ("machine api.wandb.ai login user password SECRET", "machine api.wandb.ai login user password <redacted>"),
+        ("https://hooks.slack.com/services/T00/B00/SECRET00", "https://hooks.slack.com/services/<redacted>"),
+        ("https://discord.com/api/webhooks/1234/SECRET-1", "https://discord.com/api/webhooks/<redacted>"),
+    ],
+)  # fmt: skip
+def test_commands_prompts_and_addresses(text, clean):
+    assert redact_text(text) == clean
+    assert redact_text(clean) == clean
+
+
+@pytest.mark.parametrize("secret", [*SECRETS, "user:hunter2@host", "sshpass -p hunter2", "https://u:hunter2@host"])
+def test_what_is_searched_for_has_a_hint(secret):
+    assert redact_text(secret) == redaction._searched(secret) != secret
+
+
+def test_a_key_that_was_asked_for_in_the_line_before_is_hidden():
+    assert redact_after(f"{PASTE}:", f" {KEY} ") == f" {REDACTED} "
+    assert redact_after("git rev-parse HEAD", KEY) == KEY
+
+
+def test_lines_of_one_text_hide_what_goes_over_several():
+    redacted = LineRedactor()
+    lines = [f"{PASTE}:", "", KEY, KEY, "-----BEGIN RSA PRIVATE KEY-----", "MIIE", "-----END RSA PRIVATE KEY-----", "x"]
+    assert [redacted(line) for line in lines] == [f"{PASTE}:", "", REDACTED, KEY, REDACTED, REDACTED, REDACTED, "x"]
+
+
+def test_a_private_key_that_is_cut_off_hides_no_more_than_a_key_is_long():
+    redacted = LineRedactor()
+    redacted("-----BEGIN PRIVATE KEY-----")
+    assert [redacted("step") for _ in range(1000)][-1] == "step"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -120,6 +191,9 @@ def test_forms_of_a_secret(text, clean):
         "recipes run tiny --data /data/x --runs /runs trainer.max_steps=20", "ssh://git@github.com/a/b.git",
         "http://host:8080/pkg@1.0", "http://[::1]:80/a@b", "https://host?to=a@b", "abfss://box@account.net/x",
         "--tokenizer /models/llama3", "tokenization=bpe", "signal=15", "C:/x", "file:///data/x@y",
+        "nvcr.io/nvidia/nemo:24.07@sha256:abcdef", "nemo:24.07@sha256:abcdef", "at train.py:123@forward",
+        "mailto:me@corp.org", "email:me@corp.org", "10:30@node1", "cuda:0@node1", "docker run -p 8080:80 nemo",
+        "wandb: Syncing run tiny", "echo done | tee log", "curl -s host", "mysql -p db", f"wandb: run at {KEY[:12]}",
     ],
 )  # fmt: skip
 def test_ordinary_text_stays(text):
@@ -196,6 +270,15 @@ def test_names_stay_and_the_result_is_json(environ):
         "--token " * 7_000,
         "authorization: " * 4_000,
         "token" + " " * 50_000,
+        "curl " * 10_000,
+        "sshpass -p" * 5_000,
+        "docker login " * 4_000,
+        "mysql -h " * 6_000,
+        "wandb login " * 4_000,
+        "a:b" * 20_000,
+        "u:" + "p@" * 25_000,
+        "echo " * 10_000,
+        "login a password " * 3_000,
     ],
 )
 @pytest.mark.timeout(5)

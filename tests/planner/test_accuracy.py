@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 REFERENCE = ROOT / "benchmarks" / "reference"
 
 
-@pytest.mark.parametrize("name", ["accuracy_memory", "accuracy_time", "accuracy_calibration"])
+@pytest.mark.parametrize("name", ["accuracy_memory", "accuracy_time", "unseen_runs", "accuracy_calibration"])
 def test_errors_stay_within_their_bounds(name, capsys):
     assert load(name).main(REFERENCE) == 0, capsys.readouterr().out
 

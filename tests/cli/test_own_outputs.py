@@ -1,0 +1,108 @@
+"""Every option that names a file to write: a file of ours is replaced, another's and a link are not touched."""
+
+import os
+
+import pytest
+
+from superpod.slurm import profile_init, profiles
+from tests.lifecycle.report_cases import KILLED_TWICE, copied
+
+ROWS = "id,model,gpu,gpus,precision,seq,gbs,mbs,tp,pp,vp,outcome,tokens_per_s_per_gpu\n" + "".join(
+    f"{name},llama3_8b,h100,{gpus},bf16,8192,128,1,{tp},1,,ok,9000\n" for name, gpus, tp in (("a", 16, 2), ("b", 8, 4))
+)
+SMALL = ("llama3_8b", "--gpu", "h100", "--gpus", "8", "--gbs", "64")
+RECIPE = "llama3_8b_pretrain_h100_bf16"
+OUTPUTS = {
+    "predict --out": (("predict", "--from", "rows.csv"), "--out", "out.csv"),
+    "predict --json": (("predict", "--from", "rows.csv", "--json"), "--out", "out.jsonl"),
+    "calibrate": (("calibrate", "--from", "rows.csv"), "--out", "mine.toml"),
+    "report --plot png": (("report", "RUN"), "--plot", "loss.png"),
+    "report --plot svg": (("report", "RUN"), "--plot", "loss.svg"),
+    "report --plot pdf": (("report", "RUN", "RUN"), "--plot", "loss.pdf"),
+    "report --html": (("report", "RUN"), "--html", "report.html"),
+    "plan --html": (("plan", *SMALL), "--html", "plan.html"),
+    "memory --html": (("memory", RECIPE), "--html", "memory.html"),
+    "plan --trace": (("plan", *SMALL), "--trace", "step.json.gz"),
+    "status --prometheus": (("status", "--runs", "runs"), "--prometheus", "runs.prom"),
+}
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "rows.csv").write_text(ROWS)
+    copied(KILLED_TWICE, tmp_path)
+    return tmp_path
+
+
+def call(recipes_cli, place, output):
+    words, option, name = OUTPUTS[output]
+    run = next((place / "runs").glob("*/*"))
+    return recipes_cli(*(run if word == "RUN" else word for word in words), option, name, cwd=place), place / name
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_file_of_ours_is_replaced(output, recipes_cli, place):
+    for _ in range(2):
+        done, file = call(recipes_cli, place, output)
+        assert done.returncode == 0, done.stderr
+        assert file.stat().st_size > 50
+        os.utime(file, (1, 1))
+    done, file = call(recipes_cli, place, output)
+    assert file.stat().st_mtime > 1
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_file_of_another_s_is_refused_and_left(output, recipes_cli, place):
+    file = place / OUTPUTS[output][2]
+    file.write_text("theirs\n")
+    done, _ = call(recipes_cli, place, output)
+    assert done.returncode == 2, done.stdout
+    assert "did not write it" in done.stderr
+    assert "  next: choose another name" in done.stderr
+    assert file.read_text() == "theirs\n"
+    assert done.stdout == "", "nothing is computed before"
+
+
+@pytest.mark.parametrize("to", ["theirs", "nowhere"])
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_link_is_refused_and_what_it_names_is_left(output, to, recipes_cli, place):
+    (place / "theirs").write_text("theirs\n")
+    (place / OUTPUTS[output][2]).symlink_to(to)
+    done, file = call(recipes_cli, place, output)
+    assert done.returncode == 2, done.stdout
+    assert f"is a link to {to}" in done.stderr
+    assert (place / "theirs").read_text() == "theirs\n"
+    assert file.is_symlink()
+    assert not (place / "nowhere").exists()
+
+
+def test_rows_are_printed_into_a_file_that_standard_output_is(recipes_cli, place):
+    """/dev/stdout itself was to be replaced by a file: root could, and had none from then on."""
+    import subprocess
+    import sys
+
+    words = [sys.executable, "-m", "superpod.cli", "predict", "--from", "rows.csv", "--json"]
+    with (place / "out.jsonl").open("w") as file:
+        file.write("before\n")
+        file.flush()
+        done = subprocess.run(words, stdout=file, stderr=subprocess.PIPE, text=True, cwd=place, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert [line[:9] for line in (place / "out.jsonl").read_text().splitlines()] == ["before", '{"id": "a', '{"id": "b']
+
+
+def test_a_profile_replaces_a_link_only_when_forced_and_leaves_what_it_names(tmp_path, monkeypatch):
+    from superpod.cli import cluster
+    from superpod.errors import UserError
+
+    monkeypatch.setattr(profile_init, "profile", lambda *_, **__: "ours\n")
+    monkeypatch.setattr(profiles, "parse", lambda *_: None)
+    (tmp_path / "theirs").write_text("theirs\n")
+    for to in ("theirs", "nowhere"):
+        link = tmp_path / f"{to}.toml"
+        link.symlink_to(tmp_path / to)
+        with pytest.raises(UserError, match="exists already"):
+            cluster.init(to=link, like="", host="", runs="", force=False)
+        cluster.init(to=link, like="", host="", runs="", force=True)
+        assert link.read_text() == "ours\n"
+    assert (tmp_path / "theirs").read_text() == "theirs\n"
+    assert not (tmp_path / "nowhere").exists()
