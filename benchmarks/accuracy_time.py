@@ -96,8 +96,11 @@ def main(reference: Path) -> int:
     return int(failed)
 
 
-def read(path: Path) -> tuple[list[Result], list[str]]:
-    """The rows with a measured time and their predictions; and the labels of those whose own numbers contradict."""
+def read(path: Path, *, predict: bool = True) -> tuple[list[Result], list[str]]:
+    """The rows with a measured time and their predictions; and the labels of those whose own numbers contradict.
+
+    Without `predict` the covered rows have a prediction of nan: `fit_steptime.py` makes the constants that it takes.
+    """
     results, impossible = [], []
     for row in condense.read(path):
         try:
@@ -106,7 +109,7 @@ def read(path: Path) -> tuple[list[Result], list[str]]:
             if measured is None or contradicts(job, measured):
                 impossible.append(published.label(row))
                 continue
-            predicted = float(steptime.step(job, columns.of(job)).seconds)
+            predicted = float(steptime.step(job, columns.of(job)).seconds) if predict else float("nan")
             results.append(Result(row, job, measured, predicted))
         except published.Unsupported:
             results.append(Result(row, None, float("nan"), None))
@@ -133,6 +136,11 @@ def held_out(row: Mapping[str, str]) -> bool:
     return row["held_out"] == "yes"
 
 
+def has_images(row: Mapping[str, str]) -> bool:
+    """Whether a row trains a vision tower beside the language model: the planner knows the latter only."""
+    return "_vl_" in row["notes"]
+
+
 def groups(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The table's groups; a row is in several."""
     table: dict[str, list[Result]] = {name: [] for name in BOUNDS}
@@ -143,6 +151,9 @@ def groups(results: Sequence[Result]) -> dict[str, list[Result]]:
         if "not tuned" in result.row["notes"]:  # a verification card's own words of a run that shows that it works
             table.setdefault("functional runs, not tuned", []).append(result)
             continue
+        if has_images(result.row):
+            table.setdefault("vision-language, text planned", []).append(result)
+            continue
         moe = result.job is None or result.job.model.is_moe
         table["tuned, MoE" if moe else "tuned, dense"].append(result)
         table["tuned"].append(result)
@@ -151,11 +162,11 @@ def groups(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def trained(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The covered rows by what they train, each in one group; runs that nobody tuned are in none."""
+    """The covered rows by what they train, each in one group; runs that nobody tuned, and with images, are in none."""
     table: dict[str, list[Result]] = {name: [] for name in HOLD_OUT}
     for result in results:
         release, job = result.row["release"], result.job
-        if job is None or "not tuned" in result.row["notes"]:
+        if job is None or "not tuned" in result.row["notes"] or has_images(result.row):
             continue
         if release == "vTrain":
             if int(result.row["gpus"]) > 8:

@@ -1,6 +1,6 @@
 """Fit the constants of the time model to published step times, and write `planner/data/calibration/*.toml`.
 
-`python benchmarks/fit_steptime.py benchmarks/reference` (needs scipy; four minutes). Least squares of the log of
+`python benchmarks/fit_steptime.py benchmarks/reference` (needs scipy; a minute). Least squares of the log of
 predicted over measured time, robust (Cauchy: an odd row does not bend the rest), every constant held to its prior by a
 stated width: with 450 tuned rows for so many constants, a constant that the rows do not speak about stays where it
 was. Rows of the hold-out are left out. A constant is the product of factors: for all, for a GPU generation, a GPU, a
@@ -20,7 +20,7 @@ from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from accuracy_time import Result, read
+from accuracy_time import Result, has_images, read, trained
 from steptime_priors import BEGIN, LEAST, START, Scope, scopes, widths
 
 from superpod.planner import calibration, columns, step_cost, steptime
@@ -46,11 +46,11 @@ class Fit:
     """The rows, the factors, and the model between them."""
 
     def __init__(self, results: Sequence[Result]) -> None:
-        self.results = [result for result in results if result.job and result.predicted]
+        self.results = [result for result in results if result.job]
         self.jobs = [result.job for result in self.results if result.job]
         self.step_cost = step_cost.stack([step_cost.of(job, columns.of(job)) for job in self.jobs])
         self.measured = np.array([result.measured for result in self.results])
-        self.fitted = np.array([not result.held for result in self.results])
+        self.fitted = np.array([not (result.held or has_images(result.row)) for result in self.results])
         single = np.array(
             [result.row["release"] == "vTrain" and int(result.row["gpus"]) <= 8 for result in self.results]
         )
@@ -167,16 +167,16 @@ def _mark(name: str, fitted: Iterable[str]) -> str:
 
 def main(reference: Path) -> int:
     """Fit, write, say how well."""
-    results, impossible = read(reference / "step_time.csv")
+    results, impossible = read(reference / "step_time.csv", predict=False)
     fit = Fit(results)
     print(f"{int(fit.fitted.sum())} rows to fit, {int((~fit.fitted).sum())} held out, {len(impossible)} impossible")
     x = fit.run()
     count = write(fit, x, calibration.FOLDER)
     print(f"{len(fit.factors)} factors, {count} of them moved by the rows")
-    errors = np.abs(np.exp(fit.logs(x)) / fit.measured - 1)
-    for name, keep in {"vTrain": lambda job: job.options.framework == "deepspeed", "tuned": None}.items():
-        rows = np.array([(keep or (lambda job: job.options.framework != "deepspeed"))(job) for job in fit.jobs])
-        print(f"{name}: fit {errors[rows & fit.fitted].mean():.2%}, hold-out {errors[rows & ~fit.fitted].mean():.2%}")
+    error = dict(zip(map(id, fit.results), np.abs(np.exp(fit.logs(x)) / fit.measured - 1), strict=True))
+    for name, members in trained(fit.results).items():
+        fitted, held = (np.mean([error[id(r)] for r in members if r.held is side]) for side in (False, True))
+        print(f"{name}: fit {fitted:.2%}, hold-out {held:.2%}")
     return 0
 
 

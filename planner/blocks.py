@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from superpod.planner import collectives
+from superpod.planner import collectives, kernel_times
 from superpod.planner.arrays import Array, Number
 from superpod.planner.models import work as model_work
 from superpod.planner.planned_job import PlannedJob
@@ -126,7 +126,7 @@ def moe(w: Work) -> None:
     routed = t / u.tp * m.topk * u.etp  # rows that an expert rank works on, if experts are balanced
     routed = routed * options.imbalance
     w.norm("moe")
-    w.gemm(w.outer, m.experts, m.hidden, "moe", plain=True, trained=False)
+    w.gemm(w.outer, m.experts, m.hidden, "moe", plain=True, resource="router")
     w.stream(8.0 * w.outer * m.experts, 6.0 * w.outer * m.experts, 8, "moe")
     if m.latent:
         w.gemm(w.outer, m.latent, m.hidden, "moe", plain=True)
@@ -135,10 +135,10 @@ def moe(w: Work) -> None:
     # Rows are sorted by expert before the grouped products, and back after them.
     w.stream(4.0 * routed * width, 4.0 * routed * width, 6, "moe", "sorting")
     up, ffn = (2 if m.gated else 1) * m.expert_ffn / u.etp, m.expert_ffn / u.etp
-    w.gemm(routed, up, width, "moe", expert=True, matrices=local)
+    w.gemm(routed, up, width, "moe", resource="expert", matrices=local)
     passes = (3.0, 5.0) if m.gated else (2.0, 3.0)
     w.stream(passes[0] * routed * ffn, passes[1] * routed * ffn, 1, "moe moe_act")
-    w.gemm(routed, width, ffn, "moe", expert=True, matrices=local)
+    w.gemm(routed, width, ffn, "moe", resource="expert", matrices=local)
     if m.bias:  # added to each expert's rows, and summed over them backward
         w.stream(2.0 * routed * (up + width), 2.0 * routed * (up + width), 2, "moe")
     w.add("expert_kernels", 2.0 * local, 4.0 * local, "moe")
@@ -171,7 +171,9 @@ def mamba(w: Work) -> None:
     w.gemm(t, 2 * inner + states + m.mamba_heads / tp, m.hidden)
     w.stream(2 * t * (inner + states), 4 * t * (inner + states), 2)
     # A scan in chunks of 128 tokens (MambaMixer, chunk_size): products inside a chunk, states between chunks.
-    _scan(w, inner * (2 * m.mamba_state + 128) * 2.0, 4 * inner + 2 * states)
+    flops, passes = inner * (2 * m.mamba_state + 128) * 2.0, 4 * inner + 2 * states
+    w.add("scan", t * flops / w.plain_peak, 2.5 * t * flops / w.plain_peak)
+    w.stream(t * passes, 2.5 * t * passes, 5)
     w.stream(3 * t * inner, 6 * t * inner, 2)
     w.gemm(t, m.hidden, inner)
     w.parallel()
@@ -185,17 +187,13 @@ def delta(w: Work) -> None:
     w.norm("delta")
     w.gemm(t, 2 * keys + 2 * values + 2 * m.delta_value_heads / tp, m.hidden)
     w.stream(2 * t * (2 * keys + values), 4 * t * (2 * keys + values), 4)
-    _scan(w, 6.0 * values * m.delta_key_dim, 4 * values + 4 * keys)
+    rule = kernel_times.delta_rule(w.job.node.gpu, 6.0 * t * values * m.delta_key_dim)
+    w.add("delta", rule, 2.5 * rule)
+    w.stream(t * (4 * values + 4 * keys), 2.5 * t * (4 * values + 4 * keys), 5)
     w.stream(3 * t * values, 6 * t * values, 3)
     w.gemm(t, m.hidden, values)
     w.parallel()
     w.residual()
-
-
-def _scan(w: Work, flops: Number, passes: Number) -> None:
-    """A recurrence: FLOPs and elements per token; backward takes 2.5 times as much."""
-    w.add("scan", w.tokens * flops / w.plain_peak, 2.5 * w.tokens * flops / w.plain_peak)
-    w.stream(w.tokens * passes, 2.5 * w.tokens * passes, 5)
 
 
 def embedding(w: Work) -> None:

@@ -33,6 +33,11 @@ MEASURED_AS = {"fp8": "fp8cs", "fp8ds": "fp8cs", "mxfp8": "fp8cs", "fp16": "bf16
 """Precisions without measurements of their own, and those whose ratios they take."""
 GENERATIONS = {"ampere": "a100", "ada": "l40s", "hopper": "h100", "blackwell": "b200"}
 
+DELTA_S_PER_FLOP = {"blackwell": 2.0e-14}
+DELTA_S_PER_FLOP_ELSEWHERE = 2.5e-14
+"""Of a gated delta rule in chunks, whose kernels are far from any peak: medians over 8,192 to 32,768 tokens and 16 to 64
+heads of `chunk_gated_delta_rule` (Triton) in aiconfigurator-core 0.12.0, B200 and GB200, and H100."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -83,6 +88,11 @@ def attention(gpu: Gpu, sequence: Number, heads: Number, channels: float) -> Arr
     """Times over the ideal that causal attention takes forward; `heads`: of all samples of a micro-batch."""
     nearest = min(CHANNELS, key=lambda width: abs(np.log2(width / max(channels, 1.0))))
     return np.exp(_between(of(gpu).attention[nearest], [(sequence, SEQUENCES), (heads, HEADS)]))
+
+
+def delta_rule(gpu: Gpu, flops: Number) -> Number:
+    """Seconds of a gated delta rule, forward."""
+    return flops * DELTA_S_PER_FLOP.get(gpu.generation, DELTA_S_PER_FLOP_ELSEWHERE)
 
 
 def _between(grid: Array, at: list[tuple[Number, tuple[float, ...]]]) -> Array:

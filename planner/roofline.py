@@ -25,11 +25,13 @@ PHASES = ("forward", "backward", "recomputed")
 """recomputed = the part of the forward pass that the backward pass repeats."""
 RESOURCES = (
     "matmul",  # measured s of linear layers, in the job's precision
-    "plain",  # measured s in BF16 or FP16: head, router, latent projections
+    "plain",  # measured s in BF16 or FP16: head, latent projections
+    "router",  # measured s in BF16, which many runs multiply in FP32
     "expert",  # measured s of routed experts, in the job's precision
     "attention",  # measured s of fused attention forward; the same times its FLOPs backward
     "unfused",  # s at the BF16 or FP16 peak: products of scores that are not fused
-    "scan",  # s at the BF16 peak: Mamba and delta-net recurrences
+    "scan",  # s at the BF16 peak: Mamba's recurrence
+    "delta",  # measured s of gated delta rules
     "misaligned",  # measured s of products with a side off 16 bytes, once for each factor of 2 that it lacks
     "main_grads",  # s at HBM bandwidth: gradients of weights added up in FP32
     "stream",  # s at HBM bandwidth: norms, activations, residuals, rotary embedding
@@ -98,7 +100,7 @@ class Work:
             self.table[:, self.kind, 2, i] += np.where(self.u.modules & bits, forward, 0.0)
 
     def gemm(self, rows: Number, out: Number, inner: Number, module: str = "", *, plain: bool = False,
-             trained: bool = True, expert: bool = False, matrices: Number = 1, name: str = "") -> None:  # fmt: skip
+             trained: bool = True, resource: str = "", matrices: Number = 1, name: str = "") -> None:  # fmt: skip
         """A linear layer of `rows` tokens: forward, gradients of its input, and of its weights if it is trained.
 
         `matrices` experts share the rows; each multiplies its own by a matrix of `inner` x `out`.
@@ -111,14 +113,14 @@ class Work:
         backward = matrices * self._product(low, each, inner, out, element)
         if wgrad:
             backward = backward + matrices * self._product(low, out, inner, each, element)
-        self.add("expert" if expert else "plain" if plain else "matmul", forward, backward, module)
+        self.add(resource or ("plain" if plain else "matmul"), forward, backward, module)
         off = np.maximum(_off(out, self.size), _off(inner, self.size))
         self.add("misaligned", forward * off, backward * off, module)
         self.add("main_grads", 0.0, wgrad * 6.0 * matrices * out * inner / self.hbm, module)  # 8 bytes, not 2
         if low:
             left, result = rows * inner, rows * out
             read = 2 * self.size + 2 * element  # amax or block scales, then the copies by rows and by columns
-            cast = "expert_cast" if expert else "cast"
+            cast = "expert_cast" if resource == "expert" else "cast"
             self.add(cast, left * read / self.hbm, result * read / self.hbm, module)
         self.add("kernels", 2.0 if low else 1.0, (2.0 + low) * (1 + wgrad) / 2, module)
         if self.frozen and name in self.job.options.lora_targets:
