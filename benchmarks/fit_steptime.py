@@ -10,9 +10,10 @@ precision, a software era, a class of runs; the files hold the products of one G
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ from superpod.planner import calibration, columns, step_cost, steptime
 Array = NDArray[np.float64]
 NOISE = 0.03
 """Relative; of a published figure, and of the model."""
+ODD = 2.0
+"""From so many times the noise on, a row counts as odd."""
 
 
 @dataclass(frozen=True)
@@ -85,31 +88,50 @@ class Fit:
         """The log of every row's predicted seconds."""
         return np.log(sum(steptime.price(self.step_cost, self.constants(x, bumped)).values()))
 
-    def residuals(self, x: Array) -> Array:
-        """Of the fitted rows, in units of the noise, and of the factors, in units of their priors."""
-        rows = (self.logs(x) - np.log(self.measured)) / NOISE * self.weight
-        return np.concatenate([rows[self.fitted], x / self.widths])
-
-    def jacobian(self, x: Array) -> Array:
-        """Each row depends on its own constants only: one evaluation per constant, not per factor."""
-        start = self.logs(x)
-        slopes = np.array([(self.logs(x, i) - start) / 1e-4 for i in range(len(self.names))])
-        rows = (self.masks * slopes[self.column] * self.weight / NOISE).T
-        return np.vstack([rows[self.fitted], np.diag(1 / self.widths)])
-
     def run(self) -> Array:
-        """The factors' logs. From a wide loss, which finds the way, to a narrow one, which ignores odd rows."""
+        """The factors' logs. From a wide loss, which finds the way, to a narrow one, which ignores odd rows.
+
+        The loss is of the rows only: priors pull the harder the farther a factor goes.
+        """
         x = np.array([BEGIN.get((f.scope.selector, f.constant), 0.0) for f in self.factors])
-        for loss, rounds in (("soft_l1", 25), ("cauchy", 120)):
+        for loss, rounds in ((_soft, 25), (_cauchy, 120)):
             x = least_squares(
-                self.residuals,
+                lambda x, loss=loss: self._residuals(x, loss)[0],
                 x,
-                jac=self.jacobian,  # type: ignore[arg-type]
-                loss=loss,
-                f_scale=2.0,
+                jac=lambda x, loss=loss: self._jacobian(x, loss),  # type: ignore[arg-type]
                 max_nfev=rounds,
             ).x
         return x
+
+    def _residuals(self, x: Array, loss: Loss) -> tuple[Array, Array]:
+        """Of the fitted rows and of the factors, in units of noise and of priors; the slope of the rows' loss."""
+        rows = (self.logs(x) - np.log(self.measured)) / NOISE * self.weight
+        bent, slope = loss(rows[self.fitted] / ODD)
+        return np.concatenate([ODD * bent, x / self.widths]), slope
+
+    def _jacobian(self, x: Array, loss: Loss) -> Array:
+        """Each row depends on its own constants only: one evaluation per constant, not per factor."""
+        start = self.logs(x)
+        slopes = np.array([(self.logs(x, i) - start) / 1e-4 for i in range(len(self.names))])
+        rows = (self.masks * slopes[self.column] * self.weight / NOISE).T[self.fitted]
+        return np.vstack([rows * self._residuals(x, loss)[1][:, None], np.diag(1 / self.widths)])
+
+
+Loss: TypeAlias = Callable[[Array], tuple[Array, Array]]
+"""Residuals bent so that their squares are a robust loss, and the slope of that."""
+
+
+def _soft(z: Array) -> tuple[Array, Array]:
+    """Squares near 0, distances far away."""
+    root = np.sqrt(1 + z**2)
+    bent = np.sqrt(2 * (root - 1))
+    return np.sign(z) * bent, np.where(bent > 1e-6, np.abs(z) / root / np.maximum(bent, 1e-6), 1.0)
+
+
+def _cauchy(z: Array) -> tuple[Array, Array]:
+    """Squares near 0, logarithms far away."""
+    bent = np.sqrt(np.log1p(z**2))
+    return np.sign(z) * bent, np.where(bent > 1e-6, np.abs(z) / (1 + z**2) / np.maximum(bent, 1e-6), 1.0)
 
 
 def write(fit: Fit, x: Array, folder: Path) -> int:

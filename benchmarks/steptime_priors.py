@@ -105,7 +105,7 @@ def scopes(job: PlannedJob) -> list[Scope]:
 BASE = {
     **dict.fromkeys(START, 0.5),
     **{"matmul": 0.15, "plain": 0.06, "attention": 0.3, "main_grads": 0.3, "stream": 0.02, "cast": 0.2, "scores": 0.2},
-    **{"send_near": 0.1, "send_far": 0.1, "loss": 0.3, "software": 1e-6, "router": 1.0, "scan": 1.5},
+    **{"send_near": 0.1, "send_far": 0.1, "loss": 0.3, "software": 1e-6, "router": 1.0, "scan": 0.7},
     **{"tp_hidden": 0.6, "cp_hidden": 0.2, "ep_hidden": 0.7, "send_hidden": 0.1, "dp_under": 0.2},
 }
 GENERATION = {
