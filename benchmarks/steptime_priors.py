@@ -131,7 +131,7 @@ def widths(scope: Scope) -> dict[str, float]:
     if not name:
         return GENERATION if scope.generation else {"software": 0.08, "ep_far": 0.3, "dp_far": 0.2} if scope.gpu else BASE
     if name.startswith("precision"):
-        return {"matmul": 0.15, "expert": 0.25, "cast": 0.2}
+        return {"matmul": 0.15, "expert": 0.3, "cast": 0.2, "expert_cast": 0.4}
     if name.startswith("era"):
         return _era(name)
     if name == "fused experts":
@@ -147,7 +147,7 @@ def _era(name: str) -> dict[str, float]:
     if name.endswith((" moe", " dense")):
         if "deepspeed" in name or "fsdp2" in name:  # one kind of runs each: they have no factor of their own
             return {}
-        more = {"expert": 0.08, "kernels": 0.4, "ep_near": 0.1, "software": 0.03}
+        more = {"expert": 0.15, "kernels": 0.4, "ep_near": 0.2, "software": 0.05, "sorting": 0.2}
         return more if name.endswith(" moe") else {"software": 0.06}
     width = {"software": 0.03, "kernels": 0.3, "dp_far": 0.15}
     if name == "era 2021":
