@@ -135,7 +135,7 @@ def widths(scope: Scope) -> dict[str, float]:
     if name.startswith("era"):
         return _era(name)
     if name == "fused experts":
-        return {"expert": 0.4, "expert_cast": 0.6, "stream": 0.3}
+        return {"expert": 0.4, "expert_cast": 0.6, "stream": 0.3, "sorting": 0.4, "kernels": 0.4}
     if name.startswith("task"):
         return {"software": 0.07, "attention": 0.5, "kernels": 0.3}
     return {"software": 0.5, "kernels": 0.7}  # functional
