@@ -57,10 +57,10 @@ def test_files_are_in_the_order_of_their_names_and_folders_are_skipped_by_theirs
 def test_what_vanishes_between_finding_and_reading_is_left_out(reads, folder, monkeypatch):
     (folder / "a" / "two.log").write_text("gone soon\n")
     (folder / "b").mkdir()
-    found = walk.below
+    walked = walk.below
 
     def below(path, skipped=()):
-        files = [*found(path, skipped)]
+        files = [*walked(path, skipped)]
         os.unlink(folder / "a" / "two.log")
         shutil.rmtree(folder / "b")
         return iter(files)
