@@ -42,8 +42,8 @@ benchmarks: $(STAMP) ## measure what has a target
 figures: $(STAMP) ## put the newest quickstart into the README
 	$(BIN)/python scripts/figures.py
 
-pictures: $(STAMP) ## make the pictures of docs/pages.md, in Chromium
-	$(BIN)/python scripts/pictures.py
+pictures: $(STAMP) ## make the pictures of the README and docs/, in Chromium
+	$(BIN)/python scripts/pictures.py $(ONLY)
 
 clean: ## remove the environment, data and runs that these commands made
 	rm -rf $(VENV) data/quickstart runs

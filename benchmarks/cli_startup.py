@@ -1,6 +1,10 @@
-"""How long `recipes --help` takes, cold, beside `nemo --help` in the same run. Target: 0.3 s."""
+"""How long `recipes --help` takes, cold, beside `nemo --help` in the same run. Target: 0.3 s.
+
+By the clock, as a user waits; the CPU time beside it tells a slow start from a busy machine.
+"""
 
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -26,11 +30,20 @@ def main() -> int:
     if hasattr(os, "posix_fadvise"):
         drop_cached(Path(sys.executable).parents[1] / "lib")
     cold = seconds([str(here / "recipes"), "--help"], 1)[0]
+    before = cpu_seconds()
     warm = statistics.median(seconds([str(here / "recipes"), "--help"], RUNS))
+    cpu = (cpu_seconds() - before) / RUNS
     print(f"recipes --help   first {cold:.2f} s   median of {RUNS}: {warm:.2f} s   target {TARGET_S} s")
+    print(f"                 of CPU time {cpu:.2f} s, the mean of these {RUNS}")
     if (here / "nemo").exists():
         print(f"nemo --help      {seconds([str(here / 'nemo'), '--help'], 1)[0]:.2f} s")
     return 0 if cold < TARGET_S else 1
+
+
+def cpu_seconds() -> float:
+    """CPU time of all commands until now."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def drop_cached(folder: Path) -> None:

@@ -25,7 +25,10 @@ OF_A_PATH = {
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 2 the user's mistake, 1 a failure, 130 interrupted; no tracebacks."""
+    """Entry point; no tracebacks.
+
+    Exit codes: 0 done, 2 the user's mistake, 1 a failure, 130 interrupted, 143 and 129 ended by SIGTERM and SIGHUP.
+    """
     _raise_at_stops()
     try:
         try:
@@ -41,6 +44,10 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         leave_interrupted()
+    except Stopped as stopped:
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            print(stopped.words, file=sys.stderr, flush=True)
+        raise
     except SystemExit as end:
         if end.code == INTERRUPTED:  # Typer turns KeyboardInterrupt into this exit and prints nothing
             leave_interrupted()
@@ -53,12 +60,21 @@ def main() -> None:
         sys.exit(_exit_code(error))
 
 
+class Stopped(SystemExit):
+    """A signal has come that ends the command."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        verb = next((word for word in sys.argv[1:] if word.isalpha()), "")  # no more of it: it may hold a secret
+        self.words = f"error: {signal.Signals(number).name} has ended recipes {verb}".rstrip()
+
+
 def _raise_at_stops() -> None:
     """Let `kill` and a closed terminal leave through every `finally`, as Ctrl-C does; a second signal ends at once."""
 
     def leave(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
-        raise SystemExit(128 + number)
+        raise Stopped(number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # not where it is ignored, as under nohup

@@ -86,11 +86,11 @@ def _rows(path: Path | None) -> list[Measured]:
     return runs
 
 
-def _doubts(found: Calibration) -> list[str]:
+def _doubts(calibration: Calibration) -> list[str]:
     """What so few runs cannot tell, and runs that are hardly what they are said to be."""
-    count = len(found.names)
-    times = found.measured / found.shipped
-    odd = [(name, x) for name, x in zip(found.names, times, strict=True) if not 1 / ODD < x < ODD]
+    count = len(calibration.names)
+    times = calibration.measured / calibration.shipped
+    odd = [(name, x) for name, x in zip(calibration.names, times, strict=True) if not 1 / ODD < x < ODD]
     lines = [
         f"warning: {name} took {x:.3g} times its planned step; a wrong number of GPUs, batch, sequence or unit?"
         for name, x in odd[:MOST_NAMED]

@@ -46,7 +46,7 @@ def finetune(
     from superpod.lifecycle.request import Request
     from superpod.recipes.weights import huggingface
 
-    if out:
+    if out and resume is None:  # what an export of a run that goes on has left there is the run's own
         huggingface.must_be_new(out, "--out ")
     finetune_overrides.refuse_own(overrides or ())
     changes = tuple(samples.with_steps(with_wandb(overrides, wandb)))

@@ -38,7 +38,7 @@ LEAST_CURVE = 4
 """Lines of a curve with its title and the steps below it."""
 RESIZE_S = 0.2
 """How often the size of the terminal is looked at."""
-CURVES = (("loss", "loss, nats/token"), ("tokens_per_s_per_gpu", "tokens/s/GPU"))
+RATE = "tokens_per_s_per_gpu"
 
 
 def show(folder: Path, run: str, slurm: Connection, *, everybody: bool, every_s: float) -> None:
@@ -200,15 +200,16 @@ class StatusPage:
     def _curves(self, view: RunView, width: int, height: int) -> Lines:
         """Loss and throughput, beside each other or one below the other; only the loss where there is little room."""
         lines = view.run.file.lines if isinstance(view.run, FollowedRun) else []
+        both = (("loss", "loss, nats/token"), (RATE, live_run.rate_unit(view.run)))
         if width >= SIDE_BY_SIDE:
             half = (width - 2) // 2
-            left, right = (self._curve(lines, key, title, half, min(height, 14)) for key, title in CURVES)
+            left, right = (self._curve(lines, key, title, half, min(height, 14)) for key, title in both)
             for text in left:
                 text.pad_right(half + 2 - text.cell_len)
             return self._text([a + b for a, b in zip(left, right, strict=True)], width, wrap=False)
-        room, shown = min(height // 2, 9), CURVES
+        room, shown = min(height // 2, 9), both
         if room < LEAST_CURVE:
-            room, shown = min(height, 9), CURVES[:1]
+            room, shown = min(height, 9), both[:1]
         texts = [text for key, title in shown for text in self._curve(lines, key, title, width, room)]
         return self._text(texts, width, wrap=False)
 

@@ -31,6 +31,8 @@ def ui(
 
     _require()
     _refuse_file()
+    if os.path.lexists(runs) and not runs.is_dir():
+        raise UserError(f"--runs {runs} is no folder", "name the folder of runs; one that is not there yet may come")
     from superpod.pages.ui import guard, server, sockets
 
     listening, token = sockets.listening(port), guard.new_token()

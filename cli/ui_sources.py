@@ -127,7 +127,7 @@ class Runs:
             self._lines.pop(name, None)
             raise UserError(f"there is no run {cut(name)} here", "it may have been moved or removed")
         view = views[name]
-        answer: dict[str, Any] = {"says": _says(view), "ranks": [], "lines": [], "stamp": ""}
+        answer: dict[str, Any] = {"says": _says(view), "ranks": [], "lines": [], "stamp": "", "rate_unit": ""}
         if view.state == watch.UNREADABLE or not isinstance(view.run, FollowedRun):
             return answer
         try:
@@ -135,6 +135,7 @@ class Runs:
             answer["ranks"] = [readable(line) for line in live_run.ranks(view.run)]
         except OSError as error:
             answer["says"].append(f"{error.filename}: {error.strerror}")
+        answer["rate_unit"] = live_run.rate_unit(view.run)
         view.run.file.look()
         lines = view.run.file.lines
         answer["stamp"] = f"{view.run.file.begun}-{view.run.file.bytes_read}"

@@ -52,6 +52,9 @@ def _print(answer: Answer) -> None:
         _say("unknown  it failed, and no cause is known; the first error of the rank that failed first:")
         _print_evidence(verdict.first_error)
         _say("next     look at the lines above it: an error that should be known is worth an issue with this log")
+    elif verdict.state == "unknown" and verdict.words:
+        _say(f"unknown  {verdict.words}")
+        _say("next     name a log with lines: of the ranks, of srun, or the run's folder")
     elif verdict.state == "unknown":
         _say("unknown  it failed, and its logs name no error")
     else:

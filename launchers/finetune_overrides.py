@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import nemo_run as run
 
 STEPS = "trainer.max_steps"
+MOST_STEPS = 1_000_000
 INTERVAL = "trainer.val_check_interval"
 SIZES = ("data.seq_length", "data.global_batch_size", "data.micro_batch_size")
 """What samples are packed by; the fields themselves are then of packed sequences."""
@@ -48,11 +50,17 @@ def with_steps(overrides: Sequence[str], steps: int | None) -> tuple[str, ...]:
     """The overrides and `--steps`, which is another word for trainer.max_steps.
 
     Raises:
-        UserError: both are given and differ.
+        UserError: both are given and differ, or they are more than MOST_STEPS.
     """
+    given = steps_of(overrides)
+    if (wanted := steps or given or 0) > MOST_STEPS:
+        raise UserError(
+            f"{wanted:,} steps are more than a fine-tuning takes, {MOST_STEPS:,}: the list of its samples alone, "
+            "8 bytes for each of a batch of 128 in every step, would have a gigabyte and more",
+            "--steps 1000; --early-stopping N ends it where its loss falls no more",
+        )
     if steps is None:
         return tuple(overrides)
-    given = steps_of(overrides)
     if given not in (None, steps):
         raise UserError(f"--steps {steps} and {STEPS}={given} contradict each other", "give one of them")
     return (*overrides, f"{STEPS}={steps}")
@@ -72,7 +80,8 @@ def refuse_interval(partial: run.Partial, overrides: Sequence[str], steps: int |
     """
     given, steps = _values(overrides).get(INTERVAL, ""), steps or int(partial.trainer.max_steps)
     if given.isdecimal() and (not int(given) or steps % int(given)):
-        divisors = [n for n in range(1, steps + 1) if steps % n == 0]
+        small = [n for n in range(1, math.isqrt(steps) + 1) if steps % n == 0]
+        divisors = {*small, *(steps // n for n in small)}
         near = sorted(sorted(divisors, key=lambda n: abs(n - int(given)))[:2])
         raise UserError(
             f"{INTERVAL}={given}: {steps} steps are no multiple of it, and the last one would not be validated",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from superpod.node.files import JsonObject, parse_lines, refuse_special
-from superpod.node.run_facts import is_metric
+from superpod.node.run_facts import metrics
 from superpod.node.run_folder import RunFolder
 
 HEAD_BYTES, TAIL_BYTES = 64 * 1024, 8 * 2**20
@@ -68,7 +68,7 @@ class MetricsFile:
         return end > 0
 
     def _take(self, data: bytes) -> None:
-        self.lines += [line for line in parse_lines(data) if is_metric(line)]
+        self.lines += metrics(parse_lines(data))
         while len(self.lines) > MOST_LINES:
             half = len(self.lines) // 2
             self.lines = [*self.lines[:100], *self.lines[100:half:2], *self.lines[half:]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from superpod.errors import UserError
-from superpod.lifecycle import foreign_jobs, log_fields
+from superpod.lifecycle import foreign_jobs, log_fields, walk
 from superpod.lifecycle.run_record import SCORE, Rank, Record, Span, Step, interval, merged
 from superpod.lifecycle.why import LOG_NAMES, SKIPPED
 from superpod.node.log_lines import LogLine, scan
@@ -24,6 +24,8 @@ from superpod.planner import hardware
 EVENTS = "events.out.tfevents"
 """How the files of TensorBoard begin."""
 MOST_FILES = 2000
+RUNS_DEPTH = 4
+"""Parts of the path of a run.json below a folder that holds runs, or folders of runs."""
 
 
 def record(path: Path, gpu: str = "") -> Record:
@@ -36,38 +38,43 @@ def record(path: Path, gpu: str = "") -> Record:
     Raises:
         UserError: there is no step in it, or it cannot be read; TensorBoard is not installed; no such GPU.
     """
-    _refuse_runs(path)
     try:
-        if path.name.startswith(EVENTS) or (path.is_dir() and next(path.rglob(f"{EVENTS}*"), None)):
+        files = [path] if path.is_file() else _below(path)
+        if events := [file for file in files if file.name.startswith(EVENTS)]:
             from superpod.lifecycle import tensorboard_runs
 
-            return tensorboard_runs.record(path, gpu)
-        files = [path] if path.is_file() else _logs(path)
-        logs = [_read(file) for file in files]
+            return tensorboard_runs.record(path, events, gpu)
+        logs = [log for file in (files if path.is_file() else _logs(path, files)) if (log := _read(file))]
     except OSError as error:
         raise UserError(f"{error.filename or path}: {error.strerror}", "name a log that you may read") from error
     telling = [log for log in logs if log.reports or log.series.points]
+    left_out = log_fields.left_out([step for log in logs for step in log.insane])
+    if left_out and not any(log.reports for log in logs):
+        raise UserError(f"{path}: {left_out}", "its times are wrong, and nothing is left to report")
     if not telling:
         forms = "Megatron-LM, Megatron-Bridge, NeMo, or any line with a step and its loss"
         raise UserError(f"{path} holds no step of a training", f"name the log of the rank that prints steps: {forms}")
-    return _of_logs(path, telling, logs, gpu)
+    return replace(_of_logs(path, telling, logs, gpu), left_out=left_out)
 
 
-def _refuse_runs(folder: Path) -> None:
-    """Logs of several runs are no run: a folder in which runs of this project lie is refused."""
-    for pattern in ("*/run.json", "*/*/run.json", "*/*/*/run.json"):
-        if file := next(folder.glob(pattern), None):
-            raise UserError(f"{folder} holds runs, and is none", f"name one, such as {shlex.quote(str(file.parent))}")
-
-
-def _logs(folder: Path) -> list[Path]:
+def _below(folder: Path) -> list[Path]:
+    """The files below a folder. Logs of several runs are no run: one in which runs of this project lie is refused."""
     if not folder.is_dir():
         raise UserError(
             f"{folder} is neither a run folder nor a log", "name a run, a log, a folder of logs, or of TensorBoard's"
         )
+    files = []
+    for file in walk.below(folder, {*SKIPPED} - {"tb_logs", "wandb"}):
+        if file.name == "run.json" and len(file.relative_to(folder).parts) <= RUNS_DEPTH:
+            raise UserError(f"{folder} holds runs, and is none", f"name one, such as {shlex.quote(str(file.parent))}")
+        files.append(file)
+    return files
+
+
+def _logs(folder: Path, below: Sequence[Path]) -> list[Path]:
     files = [
-        path for path in sorted(folder.rglob("*"))
-        if path.is_file() and not {*path.relative_to(folder).parts} & {*SKIPPED}
+        path for path in below
+        if not {*path.relative_to(folder).parts} & {*SKIPPED}
         and (path.suffix.lower() in LOG_NAMES or path.name in ("stdout", "stderr"))
     ]  # fmt: skip
     if not files:
@@ -95,6 +102,8 @@ class _Log:
     """by rank, the peak in GiB"""
     scores: dict[int, tuple[str, float]] = field(default_factory=dict)
     """by rank, its node and its speed"""
+    insane: list[str] = field(default_factory=list)
+    """steps whose lines are not taken, for the time that they name"""
     is_nemo: bool = False
     is_bridge: bool = False
     _attempt: int = 1
@@ -118,7 +127,11 @@ class _Log:
     def _take(self, line: LogLine) -> bool:
         text = line.text
         if match := log_fields.STEP.search(text):
-            self._step(int(match[1]), log_fields.of(match[2]), line)
+            fields = log_fields.of(match[2])
+            if log_fields.has_sane_time(fields):
+                self._step(int(match[1]), fields, line)
+            else:
+                self.insane.append(match[1])
         elif match := log_fields.VALIDATION.search(text):
             self._validated(int(match[1]), float(match[2]))
         elif match := log_fields.BRIDGE.search(text):
@@ -172,9 +185,13 @@ class _Log:
             self.reports[-1] = replace(self.reports[-1], val_loss=loss)
 
 
-def _read(path: Path) -> _Log:
+def _read(path: Path) -> _Log | None:
+    """What a log tells; None of one that was removed since it was found. Raises OSError."""
     log = _Log(path)
-    scan(path, log.look)
+    try:
+        scan(path, log.look)
+    except FileNotFoundError:
+        return None
     return log
 
 
@@ -230,7 +247,7 @@ def _attempts(logs: Sequence[_Log]) -> tuple[tuple[Step, ...], tuple[Step, ...],
     spans: list[Span] = []
     known: set[tuple[object, ...]] = set()
     for log in sorted(logs, key=lambda log: (min(log.began.values(), default=0.0), str(log.path))):
-        own = log.reports or [Step(point.step, "001", loss=point.loss) for point in log.series.points]
+        own = log.reports or _of_points(log.series)
         values = {(step.step, step.loss, step.seconds) for step in own}
         if values <= known:
             continue
@@ -245,6 +262,15 @@ def _attempts(logs: Sequence[_Log]) -> tuple[tuple[Step, ...], tuple[Step, ...],
             spans.append(Span(f"{int(name) + offset:03d}", began, ended))
         reports += [replace(step, attempt=f"{int(step.attempt) + offset:03d}") for step in counted]
     return *merged(reports), tuple(spans)
+
+
+def _of_points(series: Series) -> list[Step]:
+    """The steps of a log of which only the losses are read."""
+    points = sorted((*series.points, *series.bad_points), key=lambda point: point.line.number)
+    return [
+        Step(point.step, "001", loss=log_fields.finite(point.loss), bad_loss=log_fields.finite(point.loss) is None)
+        for point in points
+    ]
 
 
 def _counted(steps: Sequence[Step]) -> list[Step]:

@@ -20,6 +20,11 @@ LINES, LOG_BYTES = 40, 64 * 1024
 LINE_CHARS = 2000
 
 
+def rate_unit(run: RunFolder) -> str:
+    """The unit of a run's throughput: a rank of a rehearsal runs on CPUs, and has no GPU to be named after."""
+    return "tokens/s/rank" if run.facts.get("rehearsal") else "tokens/s/GPU"
+
+
 def ranks(run: RunFolder, now: float | None = None) -> list[str]:
     """Sentences about the ranks of the newest attempt, from its heartbeats; empty before the first.
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
+from superpod.errors import counted
 from superpod.lifecycle.run_record import Step
 
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
@@ -35,6 +36,8 @@ ARGUMENT = re.compile(
 )
 """Megatron-LM's arguments, `name ....... value`; of Megatron-Bridge's configuration, YAML, those that matter."""
 
+LEAST_S, MOST_S = 1e-4, 86_400.0
+"""Seconds that a step takes at least, which is less than a GPU needs to start its kernels, and at most."""
 _LOSSES = ("lm loss", "reduced_train_loss", "total loss", "loss")
 
 
@@ -48,10 +51,28 @@ def of(text: str) -> dict[str, float]:
     return fields
 
 
+def has_sane_time(fields: Mapping[str, float]) -> bool:
+    """Whether a step's line has a time that a step can take, or none."""
+    seconds = _seconds(fields)
+    return seconds is None or LEAST_S <= seconds <= MOST_S
+
+
+def left_out(steps: Sequence[str]) -> str:
+    """That so many steps are left out for the times that their lines name; '' of none."""
+    if not steps:
+        return ""
+    which = ", ".join(steps[:3]) + ", ..." * (len(steps) > 3)
+    limits = f"no step takes less than {LEAST_S:g} s, or more than {MOST_S:,.0f}"
+    return f"{counted(len(steps), 'line')} with a time that is none (step {which}): {limits}"
+
+
+def _seconds(fields: Mapping[str, float]) -> float | None:
+    milliseconds = fields.get("elapsed time per iteration (ms)")
+    return milliseconds / 1000 if milliseconds is not None else fields.get("train_step_timing in s")
+
+
 def step(number: int, attempt: str, fields: Mapping[str, float], tflops: float | None = None) -> Step:
     """A step of such fields; `tflops` are those of a line of their own, as Megatron-Bridge prints them."""
-    milliseconds = fields.get("elapsed time per iteration (ms)")
-    seconds = milliseconds / 1000 if milliseconds is not None else fields.get("train_step_timing in s")
     loss = next((fields[name] for name in _LOSSES if name in fields), None)
     if loss == 0 and fields.get("number of skipped iterations"):
         loss = None  # the mean over no step that counted
@@ -59,9 +80,10 @@ def step(number: int, attempt: str, fields: Mapping[str, float], tflops: float |
         number,
         attempt,
         loss=finite(loss),
+        bad_loss=loss is not None and not math.isfinite(loss),
         lr=finite(fields.get("learning rate", fields.get("lr"))),
         grad_norm=finite(fields.get("grad norm", fields.get("grad_norm"))),
-        seconds=seconds if seconds else None,
+        seconds=_seconds(fields),
         tokens=fields.get("consumed samples", fields.get("consumed_samples")),
         tflops=fields.get("throughput per GPU (TFLOP/s/GPU)", tflops) or None,
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import TYPE_CHECKING
+
+from superpod.errors import counted
 
 if TYPE_CHECKING:
     from superpod.lifecycle.report_figures import Figures
@@ -24,18 +27,52 @@ def of(run: Record, figures: Figures) -> str:
         return f"recipes why {path} names what ended it"
     if remark := _remark(run):
         return f"{remark}: recipes why {path} has the lines"
+    beside, within = _beside_steps(run, figures), _within_steps(run, figures)
+    if beside or within:  # the same GPUs wait for both: the one that takes more seconds costs more GPU hours
+        cost_s, words = max(filter(None, (beside, within)), key=lambda move: move[0])
+        return _with_hours(words, cost_s, run.gpus if not run.rehearsal else None)
+    return _as_planned(run, figures) if not run.rehearsal else _of_rehearsal(run)
+
+
+def _with_hours(words: str, cost_s: float, gpus: int | None) -> str:
+    """The words with what it costs, before the advice."""
+    what, colon, advice = words.partition(":")
+    hours = cost_s * (gpus or 0) / 3600
+    return f"{what}, some {counted(round(hours), 'GPU hour')}{colon}{advice}" if hours >= 1 else words
+
+
+def _beside_steps(run: Record, figures: Figures) -> Move | None:
+    """What most of the time goes for that is no step that counts, of a long run."""
     lost = {name: s for name, s in figures.time_s.items() if name != "steps that count"}
     worst = max(lost, key=lambda name: lost[name], default="")
     is_long = (figures.wall_s or 0.0) > SHORT_S and not run.rehearsal
-    if figures.goodput is not None and figures.goodput < 1 - FAR and worst in LOSSES and is_long:
-        advice, where = LOSSES[worst]
-        share = lost[worst] / (figures.wall_s or 1)
-        return f"{share:.0%} of the time went for {worst}: {advice}" + f" ({where})" * run.is_own
+    if figures.goodput is None or figures.goodput >= 1 - FAR or worst not in LOSSES or not is_long:
+        return None
+    advice, where = LOSSES[worst]
+    share = lost[worst] / (figures.wall_s or 1)
+    return lost[worst], f"{share:.0%} of the time went for {worst}: {advice}" + f" ({where})" * run.is_own
+
+
+def _within_steps(run: Record, figures: Figures) -> Move | None:
+    """What makes the steps themselves slow: its seconds are those beyond the plan, or else its own."""
+    useful_s = figures.time_s.get("steps that count") or sum((s.seconds or 0.0) * s.count for s in run.steps)
+    planned, measured = figures.planned, figures.rate
+    off = planned.rate / measured - 1 if planned and measured and not run.rehearsal else 0.0
+    beyond_s = useful_s * off / (1 + off) if off > FAR else 0.0
     if run.waiting and run.waiting > WAITING:
-        return f"{run.waiting:.0%} of a step waits for data: more data.num_workers, or faster storage"
+        words = f"{run.waiting:.0%} of a step waits for data: more data.num_workers, or faster storage"
+        return max(beyond_s, run.waiting * useful_s), words
     if figures.drift is not None and figures.drift > FAR and not run.rehearsal:
-        return f"steps became {figures.drift:.0%} slower during the run: docs/troubleshooting.md#slow"
-    return _of_plan(run, figures, path) if not run.rehearsal else _of_rehearsal(run)
+        words = f"steps became {figures.drift:.0%} slower during the run: docs/troubleshooting.md#slow"
+        return max(beyond_s, useful_s * figures.drift / 2 / (1 + figures.drift)), words  # half: it grew slowly
+    if off > FAR:
+        where = "docs/troubleshooting.md#slow, from the layout to a single network card"
+        return beyond_s, f"{off:.0%} below its plan: {where}"
+    return None
+
+
+Move = tuple[float, str]
+"""Seconds that it costs, and the move in words."""
 
 
 LOSSES = {
@@ -55,26 +92,19 @@ def _of_rehearsal(run: Record) -> str:
     return f"a rehearsal's speed says nothing of GPUs: recipes check {run.path.parent.name} plans the real run"
 
 
-def _of_plan(run: Record, figures: Figures, path: str) -> str:
-    planned, measured = figures.planned, figures.rate
-    if planned is None or not measured:
-        return ""
-    off = planned.rate / measured - 1
-    if off > FAR:
-        return f"{off:.0%} below its plan: docs/troubleshooting.md#slow, from the layout to a single network card"
-    if off < -FAR and run.is_own and run.state == "done":
-        return f"faster than planned: recipes calibrate {path} --out mine.toml plans with it"
-    return _better(run)
+def _as_planned(run: Record, figures: Figures) -> str:
+    """The single change of layout or options that the planner expects most of, of a run that is no slower than planned.
 
-
-def _better(run: Record) -> str:
-    """The single change of layout or options that the planner expects most of."""
+    What a faster run says of the planner stands beside its plan: `report` offers `recipes calibrate` there.
+    """
     from superpod.planner import explain, predict
 
-    if run.job is None:
+    planned, measured = figures.planned, figures.rate
+    if planned is None or not measured or run.job is None:
         return ""
+    head = "faster than planned" if planned.rate / measured - 1 < -FAR else "as planned"
     changes = explain.better(run.job, predict.one(run.job), most=1)
-    return f"as planned; {changes[0]}, by the planner" if changes else "as planned, and no single change is faster"
+    return f"{head}; {changes[0]}, by the planner" if changes else f"{head}, and no single change is faster"
 
 
 def _remark(run: Record) -> str:
@@ -86,5 +116,6 @@ def _remark(run: Record) -> str:
 
     series = Series()
     for step in run.steps:
-        series.note(Point(step.step, step.loss, LogLine(run.path, step.step, "")))
+        loss = math.nan if step.bad_loss else step.loss
+        series.note(Point(step.step, loss, LogLine(run.path, step.step, "")))
     return next((remark.words for remark in series.remarks()), "")

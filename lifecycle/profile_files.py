@@ -68,7 +68,13 @@ def read(path: Path, *, gpu: int | None = None, steps: int = 0) -> Recording:
     if path.suffix in (REPORT, ".qdrep", ".qdstrm"):
         raise _not_exported(path)
     recording = profile_nsys.read(path, gpu) if start == profile_nsys.MAGIC else profile_torch.read(path, gpu)
-    return recording if recording.steps or not steps else replace(recording, steps=steps, marks="--steps")
+    if recording.steps or not steps:
+        return recording
+    if steps > (most := len(recording.work)):
+        raise UserError(
+            f"--steps {steps:,}: {path} holds {most:,} kernels or operations, and a step has many", "--steps 1"
+        )
+    return replace(recording, steps=steps, marks="--steps")
 
 
 def _not_exported(path: Path) -> UserError:

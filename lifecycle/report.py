@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod import whole_file
+from superpod.lifecycle import loss_ends
+from superpod.lifecycle.loss_ends import Losses
 from superpod.node.files import JsonObject, is_number, read_json
 from superpod.node.run_folder import Attempt, RunFolder, Status
 from superpod.node.units import duration
@@ -40,6 +42,8 @@ class Summary:
     steps: int
     loss_start: float | None
     loss_end: float | None
+    """None where the last one is no number"""
+    losses: Losses
     val_loss: float | None
     val_step: int | None
     """the step that `val_loss` was measured at"""
@@ -62,7 +66,7 @@ def summary(run: RunFolder) -> Summary:
     lines, attempts, rehearsal = run.metrics(), run.attempts, run.facts.get("rehearsal") is True
     plan = {} if rehearsal else _planned(run)
     reasons = plan.get("why")
-    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    losses = loss_ends.of((line["step"], line["loss"]) for line in lines if "loss" in line)
     validations = [line for line in lines if line.get("val_loss") is not None]
     steady = _steady(lines)
     return Summary(
@@ -71,8 +75,9 @@ def summary(run: RunFolder) -> Summary:
         status=run.status(),
         attempts=len(attempts),
         steps=lines[-1]["step"] if lines else 0,
-        loss_start=losses[0] if losses else None,
-        loss_end=losses[-1] if losses else None,
+        loss_start=losses.start,
+        loss_end=losses.end,
+        losses=losses,
         val_loss=validations[-1]["val_loss"] if validations else None,
         val_step=validations[-1]["step"] if validations else None,
         rehearsal=rehearsal,
@@ -161,7 +166,7 @@ def rows(run: Summary) -> list[tuple[str, str]]:
     pairs = [
         ("state", state),
         ("steps", f"{run.steps:,} in {run.attempts} attempt{'' if run.attempts == 1 else 's'}"),
-        ("loss", _arrow(run.loss_start, run.loss_end)),
+        ("loss", run.losses.words),
         ("validation loss", _figure(run.val_loss, ".4f", f"nats/token at step {run.val_step}")),
         ("unigram entropy", _figure(run.unigram_entropy_nats, ".4f", "nats/token")),
         ("tokens", _figure(run.tokens, ",.0f", "")),
@@ -203,10 +208,6 @@ def _offer(run: Summary) -> str:
     if run.status.state != "done" or not (planned and measured) or abs(planned / measured - 1) < CALIBRATED:
         return ""
     return f"to plan with what these machines reach: recipes calibrate {shlex.quote(str(run.path))} --out mine.toml"
-
-
-def _arrow(start: float | None, end: float | None) -> str:
-    return "" if start is None or end is None else f"{start:.4f} -> {end:.4f} nats/token"
 
 
 def _figure(value: float | None, form: str, unit: str) -> str:

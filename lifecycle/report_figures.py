@@ -9,6 +9,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from superpod.lifecycle import next_move, published_runs
+from superpod.lifecycle.loss_ends import Losses
 from superpod.lifecycle.published_runs import Published
 from superpod.lifecycle.run_record import Record, Span, Step
 
@@ -60,6 +61,8 @@ class Figures:
     attempts: int
     loss_start: float | None
     loss_end: float | None
+    """None where the last one is no number"""
+    losses: Losses
     val_loss: float | None
     val_step: int | None
     grad_norm_end: float | None
@@ -105,8 +108,9 @@ def of(run: Record) -> Figures:
     figures = Figures(
         steps=run.steps[-1].step if run.steps else 0,
         attempts=len(run.spans),
-        loss_start=_first(run.steps, "loss"),
-        loss_end=_first(reversed(run.steps), "loss"),
+        loss_start=run.losses.start,
+        loss_end=run.losses.end,
+        losses=run.losses,
         val_loss=vals[-1].val_loss if vals else None,
         val_step=vals[-1].step if vals else None,
         grad_norm_end=_first(reversed(run.steps), "grad_norm"),

@@ -45,14 +45,13 @@ def rows(run: Record, figures: Figures) -> list[tuple[str, str]]:
 
 def heading(run: Record, figures: Figures) -> list[tuple[str, str]]:
     """What a run of others begins with: `report.render` has it of our own."""
-    loss = figures.loss_start, figures.loss_end
     val = f"{figures.val_loss:.4f} nats/token at step {figures.val_step}" if figures.val_loss is not None else ""
     attempts = f" in {figures.attempts} attempts" if figures.attempts > 1 else ""
     rate = f"{figures.rate:,.0f} tokens/s/GPU" if figures.rate and not run.rehearsal else ""
     pairs = [
         ("source", run.source),
         ("steps", f"{figures.steps:,}{attempts}"),
-        ("loss", f"{loss[0]:.4f} -> {loss[1]:.4f} nats/token" if loss[0] is not None and loss[1] is not None else ""),
+        ("loss", figures.losses.words),
         ("validation loss", val),
         ("tokens", f"{figures.tokens:,.0f}" if figures.tokens else ""),
         ("throughput", rate),
@@ -62,6 +61,7 @@ def heading(run: Record, figures: Figures) -> list[tuple[str, str]]:
 
 
 def _of_steps(run: Record, f: Figures) -> Iterator[tuple[str, str]]:
+    yield "left out", run.left_out
     if f.grad_norm_end is not None:
         yield "grad norm", f"{f.grad_norm_end:.4g} at the end, {f.grad_norm_most:.4g} at most"
     yield "learning rate", f"{f.lr_most:.3g} at most, {f.lr_end:.3g} at the end" if f.lr_most is not None else ""
@@ -74,6 +74,8 @@ def _of_steps(run: Record, f: Figures) -> Iterator[tuple[str, str]]:
     if f.mfu is not None:
         hfu = f", HFU {f.hfu:.1%}" if f.hfu is not None else ""
         yield "utilization", f"MFU {f.mfu:.1%}{hfu}, {f.tflops:,.0f} TFLOP/s per GPU"
+        if f.mfu > 1:
+            yield "", "more than the GPU can: the times are wrong, or it is another GPU or precision"
         yield "", f.flops_formula + "; HFU counts what full recomputation repeats too" * bool(hfu)
     elif f.tflops:
         yield "utilization", f"{f.tflops:,.0f} model TFLOP/s per GPU, {f.flops_formula}"

@@ -40,6 +40,8 @@ def below(folder: Path) -> list[ListedRun]:
         raise UserError(
             f"there is no folder of runs at {folder}", "name a run, --runs DIR, or --cluster PROFILE"
         ) from None
+    except NotADirectoryError:
+        raise UserError(f"{folder} is no folder, so it holds no run", "name a run, or a folder of runs") from None
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}", "ask who owns it for permission") from None
     runs = [listed(Path(path)) for recipe in recipes for path in _folders(recipe)]
@@ -75,7 +77,14 @@ def newest(text: str, runs: str = "runs") -> str:
 
 
 def _children(folder: Path) -> list[str]:
-    return sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    return sorted(entry.path for entry in os.scandir(folder) if _is_folder(entry) and entry.name[0] != ".")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or into a folder that may not be read
+        return False
 
 
 def listed(path: Path) -> ListedRun:
@@ -92,7 +101,7 @@ def _folders(recipe: str) -> Iterator[str]:
         yield recipe
         return
     for entry in entries:
-        if entry.is_dir() and (_NAME.fullmatch(entry.name) or os.path.isfile(os.path.join(entry.path, "run.json"))):
+        if _is_folder(entry) and (_NAME.fullmatch(entry.name) or os.path.isfile(os.path.join(entry.path, "run.json"))):
             yield entry.path
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from superpod.errors import UserError
+from superpod.errors import UserError, counted
+from superpod.lifecycle import loss_ends
+from superpod.lifecycle.loss_ends import Losses
 from superpod.node import heartbeat_pages
-from superpod.node.files import JsonObject, is_number, read_lines, tail_text
-from superpod.node.run_facts import is_metric
+from superpod.node.files import JsonObject, is_number, read_bytes, read_lines, tail_text
+from superpod.node.run_facts import metrics
 from superpod.node.run_folder import Attempt, RunFolder
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class Step:
     t: float | None = None
     """Unix time of the report"""
     loss: float | None = None
+    bad_loss: bool = False
+    """it has reported a loss, and that is no number: nan, inf, or null"""
     val_loss: float | None = None
     lr: float | None = None
     grad_norm: float | None = None
@@ -108,6 +112,8 @@ class Record:
     """checkpoints that were completed"""
     waiting: float | None = None
     """share of a step spent in waiting for data"""
+    left_out: str = ""
+    """what of its source was not taken, in words, with the number of lines"""
     remark: str = ""
     """what its losses tell, in words, where the source has more than its steps: a loss that is no number"""
 
@@ -115,6 +121,11 @@ class Record:
     def is_own(self) -> bool:
         """Whether this project made it."""
         return self.source == OWN
+
+    @property
+    def losses(self) -> Losses:
+        """Where its losses begin and end."""
+        return loss_ends.of((step.step, step.loss) for step in self.steps if step.bad_loss or step.loss is not None)
 
     @property
     def steady(self) -> list[Step]:
@@ -126,7 +137,7 @@ class Record:
 
 def record(run: RunFolder) -> Record:
     """What a run folder holds of a run."""
-    lines, attempts = [line for line in read_lines(run.path / "metrics.jsonl") if is_metric(line)], run.attempts
+    lines, attempts = metrics(read_lines(run.path / "metrics.jsonl")), run.attempts
     steps, repeated = _made(lines)
     status, rehearsal = run.status(), run.facts.get("rehearsal") is True
     job, unplanned = _job(run)
@@ -153,6 +164,7 @@ def record(run: RunFolder) -> Record:
         entropy=_number(run.facts.get("unigram_entropy_nats")),
         peak_gib=max((peak for peak in peaks if peak), default=None),
         saved=len(saved),
+        left_out=_left_out(run.path / "metrics.jsonl", len(lines)),
     )
 
 
@@ -189,8 +201,18 @@ def _made(lines: list[JsonObject]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
 def _step(line: JsonObject) -> Step:
     names = {name: name for name in ("t", "loss", "val_loss", "lr", "grad_norm", "tokens")}
     names |= {"seconds": "step_time_s", "rate": "tokens_per_s_per_gpu"}
-    step = Step(line["step"], str(line.get("attempt", "")))
+    bad = "loss" in line and line["loss"] is None
+    step = Step(line["step"], str(line.get("attempt", "")), bad_loss=bad)
     return replace(step, **{field: _number(line.get(name)) for field, name in names.items()})
+
+
+def _left_out(metrics_file: Path, taken: int) -> str:
+    try:
+        rows = sum(1 for row in read_bytes(metrics_file).split(b"\n") if row.strip())
+    except OSError:
+        return ""
+    missing = rows - taken
+    return f"{counted(missing, 'row')} of metrics.jsonl: torn, or no step of a training" if missing > 0 else ""
 
 
 def _span(attempt: Attempt) -> Span:

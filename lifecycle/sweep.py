@@ -43,10 +43,15 @@ class Member:
 
     @property
     def score(self) -> tuple[bool, bool, float]:
-        """For sorting: the validation loss, or else the last loss; runs without either come last."""
+        """For sorting: the validation loss, or else the last loss.
+
+        Runs without either come last, and those whose last loss is no number: what they measured before is lost.
+        """
         if self.summary is None:
             return True, True, 0.0
         loss = self.summary.val_loss if self.summary.val_loss is not None else self.summary.loss_end
+        if self.summary.losses.bad and self.summary.loss_end is None:
+            loss = None
         return False, loss is None, loss or 0.0
 
 

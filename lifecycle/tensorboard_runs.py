@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
+from superpod.lifecycle import log_fields
 from superpod.lifecycle.run_record import Record, Span, Step, merged
 from superpod.planner import hardware
 
@@ -32,8 +33,8 @@ FROM_ZERO = ("reduced_train_loss", "train_step_timing in s", "global_step")
 PEAK = ("mem-max-allocated-bytes",)
 
 
-def record(path: Path, gpu: str = "") -> Record:
-    """The run of an event file, or of all those below a folder: each file is an attempt.
+def record(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
+    """The run of event `files`, all those below `path` or it itself: each file is an attempt.
 
     Raises:
         UserError: TensorBoard is not installed, the files hold no step, or there is no such GPU.
@@ -42,10 +43,14 @@ def record(path: Path, gpu: str = "") -> Record:
 
     if find_spec("tensorboard") is None:
         raise UserError(f"{path} is TensorBoard's, which is not installed", INSTALL)
-    files = [path] if path.is_file() else sorted(path.rglob("events.out.tfevents*"))
     read = [scalars for file in files if (scalars := _scalars(file))]
     read.sort(key=lambda scalars: min(event.wall_time for events in scalars.values() for event in events))
-    runs = [(scalars, steps) for scalars in read if (steps := list(_steps(scalars)))]
+    left_out: list[str] = []
+    runs = [(scalars, steps) for scalars in read if (steps := list(_steps(scalars, left_out)))]
+    if left_out and not runs:
+        raise UserError(
+            f"{path}: {log_fields.left_out(left_out)}", "its times are wrong, and nothing is left to report"
+        )
     if not runs:
         raise UserError(f"{path} holds no step of a training", f"a report reads {', '.join(TAGS['loss'])} and the like")
     names = [f"{i:03d}" for i in range(1, len(runs) + 1)]
@@ -64,6 +69,7 @@ def record(path: Path, gpu: str = "") -> Record:
         gpu=hardware.node(gpu).gpu.name if gpu else "",
         gpus=round(sizes[-1]) if sizes else None,
         unplanned="TensorBoard files name neither model nor GPU",
+        left_out=log_fields.left_out(left_out),
         peak_gib=max(peaks) / 2**30 if peaks else None,
     )
 
@@ -81,7 +87,8 @@ def _scalars(file: Path) -> Mapping[str, Sequence[Any]]:
     return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"] if events.Scalars(tag)}
 
 
-def _steps(scalars: Mapping[str, Sequence[Any]]) -> Iterator[Step]:
+def _steps(scalars: Mapping[str, Sequence[Any]], left_out: list[str]) -> Iterator[Step]:
+    """The steps of a file; those with a time that no step takes are named in `left_out` instead."""
     tags = {name: tag for name, known in TAGS.items() if (tag := next((t for t in known if t in scalars), ""))}
     if "loss" not in tags and "seconds" not in tags:
         return
@@ -94,8 +101,12 @@ def _steps(scalars: Mapping[str, Sequence[Any]]) -> Iterator[Step]:
             if name in ("loss", "seconds"):
                 fields["t"] = event.wall_time
     for number in sorted(values):
-        fields = {name: float(value) for name, value in values[number].items() if math.isfinite(value)}
-        yield replace(Step(number), **fields)
+        given = values[number]
+        if not log_fields.LEAST_S <= given.get("seconds", 1.0) <= log_fields.MOST_S:
+            left_out.append(str(number))
+            continue
+        fields = {name: float(value) for name, value in given.items() if math.isfinite(value)}
+        yield replace(Step(number, bad_loss="loss" in given and "loss" not in fields), **fields)
 
 
 def _span(name: str, scalars: Mapping[str, Sequence[Any]], steps: Sequence[Step]) -> Span:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from superpod.errors import UserError
+from superpod.lifecycle import walk
 from superpod.node import diagnose, oom
 from superpod.node.flight_recorder import is_dump
 from superpod.node.log_lines import is_text
@@ -66,7 +68,9 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UserError(f"{path} is neither a run folder nor a log", "name a run, a log file, or a folder of logs")
     files = []
-    for file in _below(path):
+    for file in walk.below(path, SKIPPED):
+        if not _is_log(file):
+            continue
         files.append(file)
         if len(files) > MOST_FILES:
             raise UserError(f"{path} has more than {MOST_FILES:,} files", "name the folder of one run's logs")
@@ -75,15 +79,14 @@ def _files(path: Path) -> list[Path]:
     return sorted(files)
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if path.is_dir():
-            if path.name not in SKIPPED and not path.is_symlink():
-                yield from _below(path)
-        elif path.is_file() and (
-            ((path.suffix.lower() in LOG_NAMES or path.name in ("stdout", "stderr")) and is_text(path)) or is_dump(path)
-        ):
-            yield path
+def _is_log(path: Path) -> bool:
+    """Whether a file that was found is a log or a dump. One that was removed since is none."""
+    if path.suffix.lower() not in LOG_NAMES and path.name not in ("stdout", "stderr"):
+        return is_dump(path)
+    try:
+        return is_text(path) or is_dump(path)
+    except FileNotFoundError:
+        return False
 
 
 def of_run(run: RunFolder, attempt: str = "") -> Answer:
@@ -93,7 +96,7 @@ def of_run(run: RunFolder, attempt: str = "") -> Answer:
     if attempt and attempt.zfill(3) not in names:
         raise UserError(f"{run.path} has no attempt {attempt}", f"it has {', '.join(names) or 'none yet'}")
     if not attempts:
-        outputs = sorted(run.path.glob("slurm-*.out"))
+        outputs = [path for path in sorted(run.path.glob("slurm-*.out")) if os.path.getsize(path)]
         verdict = diagnose.verdict_of_files(outputs, run.path) if outputs else Verdict(HEALTHY, words="no attempt yet")
         return Answer(str(run.path), verdict)
     chosen = attempts[names.index(attempt.zfill(3))] if attempt else attempts[-1]

@@ -17,7 +17,7 @@ from superpod.node.log_events import Event, LogEvents, read, step_end
 from superpod.node.log_lines import LogLine
 from superpod.node.rank_logs import is_by_node
 from superpod.node.run_folder import Attempt, RunFolder
-from superpod.node.verdict import Finding, Verdict, judge
+from superpod.node.verdict import UNKNOWN, Finding, Verdict, judge
 
 _LONGEST = 400
 _FULL_BYTES = 1 << 20
@@ -79,8 +79,19 @@ def verdict(folder: RunFolder, attempt: Attempt, *, ends: bool = False) -> Verdi
 def verdict_of_files(paths: Sequence[Path], base: Path | None = None) -> Verdict:
     """Why the run failed whose logs these are. Raises OSError when one cannot be read."""
     dumps = [path for path in paths if flight_recorder.is_dump(path)]
-    logs = [read(path) for path in paths if path not in dumps]
+    logs = [_read_named(path) for path in paths if path not in dumps]
+    if logs and not dumps and not any(log.lines for log in logs):
+        which = "the log is" if len(logs) == 1 else f"all {len(logs)} logs are"
+        return Verdict(UNKNOWN, words=f"{which} empty: of this run nothing can be told")
     return flight_recorder.added(judge(logs, base), dumps, base)
+
+
+def _read_named(path: Path) -> LogEvents:
+    """What a log tells, nothing where it was removed since it was found. Raises OSError."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return LogEvents(path)
 
 
 def logs_of(attempt: Attempt) -> list[Path]:

@@ -75,6 +75,8 @@ class Series:
     """The steps of one log."""
 
     points: list[Point] = field(default_factory=list)
+    bad_points: list[Point] = field(default_factory=list)
+    """steps whose loss is not a number"""
     first_bad: Point | None = None
     bad: int = 0
     """steps in a row, up to the last one, whose loss is not a number"""
@@ -117,6 +119,8 @@ class Series:
         else:
             self.first_bad = self.first_bad or point
             self.bad += 1
+            if len(self.bad_points) < MOST:
+                self.bad_points.append(point)
 
     def steps_after(self, number: int) -> int:
         """How many other steps were reported after a line."""

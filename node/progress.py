@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from superpod.node import time_limit
 from superpod.node.files import JsonObject, is_number, read_lines
-from superpod.node.run_folder import Attempt, RunFolder, is_metric
+from superpod.node.run_facts import metrics
+from superpod.node.run_folder import Attempt, RunFolder
 from superpod.node.units import duration
 
 LEAST_STEPS = 5
@@ -58,7 +59,7 @@ def idle_streak(worths: Sequence[Worth]) -> list[Worth]:
 
 def worths(run: RunFolder, attempts: Sequence[Attempt], newest: int) -> list[Worth]:
     """What each of the attempts has brought, in their order; `newest` is the step of the newest checkpoint."""
-    lines = [line for line in read_lines(run.path / "metrics.jsonl") if is_metric(line)]
+    lines = metrics(read_lines(run.path / "metrics.jsonl"))
     befores = [_number(attempt.result.get("before")) for attempt in attempts]
     ends = [*befores[1:], newest]
     return [_worth(attempt, lines, int(before), int(end)) for attempt, before, end in zip(attempts, befores, ends)]

@@ -179,7 +179,7 @@ def _searched(text: str) -> str:
     text = _URL_USER.sub(_redact_user, text)
     text = _USER_AT_HOST.sub(rf"\g<user>{REDACTED}\g<host>", text)
     text = _COMMAND.sub(rf"\g<head>{REDACTED}", text)
-    text = _AFTER_PROMPT.sub(lambda found: found["prompt"] + _KEY.sub(REDACTED, found["rest"]), text)
+    text = _AFTER_PROMPT.sub(lambda match: match["prompt"] + _KEY.sub(REDACTED, match["rest"]), text)
     text = _BEARER.sub(rf"\g<scheme> {REDACTED}", text)
     text = _AUTHORIZATION.sub(rf"\1{REDACTED}", text)
     text = _VALUES.sub(REDACTED, text)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from superpod.node.files import JsonObject, is_number
@@ -38,7 +39,23 @@ def problem_in(facts: JsonObject) -> str:
     return next(wrong, "")
 
 
-def is_metric(line: JsonObject) -> bool:
-    """True for a line that can be drawn: an int step, numbers or null, a string for the attempt."""
+def metrics(lines: Iterable[JsonObject]) -> list[JsonObject]:
+    """Of lines of a metrics.jsonl those that can be drawn, with null for numbers that are nan or infinite.
+
+    The step is an int, and the attempt a string; a time below zero is none of a step.
+    """
+    return [clean for line in lines if _is_metric(clean := {key: _finite(value) for key, value in line.items()})]
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_metric(line: JsonObject) -> bool:
     numbers = all(line.get(key) is None or is_number(line[key]) for key in _NUMBERS)
-    return _is_count(line.get("step")) and numbers and _is_text(line.get("attempt", ""))
+    return (
+        numbers
+        and _is_count(line.get("step"))
+        and _is_text(line.get("attempt", ""))
+        and (line.get("step_time_s") or 0.0) >= 0.0
+    )

@@ -21,7 +21,7 @@ from superpod.errors import UserError
 from superpod.node import heartbeat_pages, locks, orphans, owed_export
 from superpod.node.checkpoints import discard_unfinished
 from superpod.node.files import JsonObject, is_full, read_json, read_lines, tail_lines, write_json
-from superpod.node.run_facts import is_metric, problem_in
+from superpod.node.run_facts import metrics, problem_in
 
 STATES = ("queued", "running", "saving", "requeued", "done", "failed", "cancelled", "stalled")
 DONE = "done"  # the marker's file name, written inside the job
@@ -208,12 +208,12 @@ class RunFolder:
 
     def metrics(self) -> list[JsonObject]:
         """The lines of metrics.jsonl by step, the last line of a step; a torn or corrupted line is left out."""
-        by_step = {line["step"]: line for line in read_lines(self.path / "metrics.jsonl") if is_metric(line)}
+        by_step = {line["step"]: line for line in metrics(read_lines(self.path / "metrics.jsonl"))}
         return [by_step[step] for step in sorted(by_step)]
 
     def newest_metrics(self) -> list[JsonObject]:
         """The lines at the end of metrics.jsonl (64 KiB) as they were written: steps that a resumed run repeats too."""
-        return [line for line in tail_lines(self.path / "metrics.jsonl") if is_metric(line)]
+        return metrics(tail_lines(self.path / "metrics.jsonl"))
 
     def reopen(self, max_steps: int) -> JsonObject:
         """Before an attempt: remove an earlier done marker, which is returned.

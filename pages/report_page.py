@@ -167,7 +167,7 @@ def _facts(run: Record, figures: Figures) -> list[tuple[str, str, str]]:
     facts: list[tuple[str, str | None, str]] = [
         ("state", run.state or None, run.message[:80]),
         ("steps", f"{figures.steps:,}", f"{figures.attempts} attempts" if figures.attempts > 1 else ""),
-        ("loss", _form(figures.loss_end, ".4f"), f"from {figures.loss_start:.4f}" if figures.loss_start else ""),
+        ("loss", _last_loss(figures), f"from {figures.loss_start:.4f}" if figures.loss_start else ""),
         ("validation loss", _form(figures.val_loss, ".4f"), f"at step {figures.val_step}"),
         ("step time", _form(figures.step_s.get("p50"), ".3g", " s"), f"p99 {figures.step_s.get('p99', 0):.3g} s"),
         ("throughput", None if run.rehearsal else _form(figures.rate, ",.0f"), "tokens/s/GPU"),
@@ -176,6 +176,10 @@ def _facts(run: Record, figures: Figures) -> list[tuple[str, str, str]]:
         ("goodput", _form(figures.goodput, ".1%"), f"of {duration(figures.wall_s or 0.0)}"),
     ]
     return [(name, value, note) for name, value, note in facts if value]
+
+
+def _last_loss(figures: Figures) -> str | None:
+    return "no number" if figures.losses.bad and figures.loss_end is None else _form(figures.loss_end, ".4f")
 
 
 def _form(value: float | None, form: str, unit: str = "") -> str | None:

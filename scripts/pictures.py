@@ -1,14 +1,28 @@
-"""Make the pictures of docs/pages.md and docs/reports.md from real commands, in headless Chromium: `make pictures`."""
+"""Make the pictures of the README and docs/ from real commands, in headless Chromium: `make pictures`.
 
+`make pictures ONLY=terminal` makes those whose names begin so.
+"""
+
+import fcntl
+import io
+import os
+import pty
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "docs" / "pictures"
+RECIPES = Path(sys.executable).parent / "recipes"
 PLAN = "plan llama3_70b --gpu h100 --gpus 64 --gbs 128"
 LARGE = 150_000
 """Bytes of a picture that is worth fewer colours."""
@@ -50,33 +64,107 @@ PICTURES = (
 )
 
 
+class Terminal(NamedTuple):
+    """What a command writes into a terminal of so many columns, as a file."""
+
+    file: str
+    command: str
+    columns: int
+
+
+TERMINALS = (Terminal("terminal_report.png", f"report runs/{RUN.parent.name}/{RUN.name}", 100),)
+WINDOW = """<!doctype html><meta charset="utf-8"><style>
+@font-face {{ font-family: Dots; src: local("DejaVu Sans"); unicode-range: U+2800-28FF; size-adjust: 82.3% }}
+body {{ margin: 0; background: #0d1117 }}
+pre {{ display: inline-block; margin: 0; padding: 14px 18px; color: #e6edf3; background: #0d1117;
+       font: 13px/1.2 Dots, "DejaVu Sans Mono", monospace; white-space: pre }}
+</style><pre id="screen">{text}</pre>"""
+
+
 def main() -> None:
-    """Write docs/pictures/."""
+    """Write docs/pictures/, or of it the files whose names begin so."""
     from playwright.sync_api import sync_playwright
 
+    only = sys.argv[1] if len(sys.argv) > 1 else ""
     OUT.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        shutil.copytree(RUN, Path(folder, RUN.name))  # `report` draws its curve into a run
-        pages = {command: Path(folder, f"{i}.html") for i, command in enumerate((PLAN, LAYOUT, REPORT))}
-        for command, page in pages.items():
-            words = [Path(sys.executable).parent / "recipes", *command.split(), "--html", page.name]
-            subprocess.run(words, cwd=folder, check=True, capture_output=True)
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
+        folder = Path(name)
+        shutil.copytree(RUN, folder / RUN.name)  # `report` draws its curve into a run
+        shutil.copytree(RUN, folder / "runs" / RUN.parent.name / RUN.name)
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for picture in PICTURES:
-            window = browser.new_page(viewport={"width": 1040, "height": 900}, device_scale_factor=1.5)
-            window.emulate_media(color_scheme="dark" if picture.theme == "dark" else "light")
-            window.goto(f"file://{pages[picture.command]}")
-            window.locator("html[data-ready=yes]").wait_for(state="attached", timeout=120_000)
-            if picture.before:
-                window.evaluate(picture.before)
-            window.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
-            window.wait_for_timeout(500)
-            window.locator(picture.element).first.screenshot(path=OUT / picture.file)
-            window.close()
+        pictures = [picture for picture in PICTURES if picture.file.startswith(only)]
+        pages = _pages({picture.command for picture in pictures}, folder)
+        for picture in pictures:
+            _take(browser, picture, pages)
+        for terminal in TERMINALS:
+            if terminal.file.startswith(only):
+                _take_terminal(browser, terminal, folder)
         browser.close()
-    for path in OUT.glob("*.png"):
+    for path in OUT.glob(f"{only}*.png"):
         if path.stat().st_size > LARGE:
             shrink(path)
+
+
+def _pages(commands: set[str], folder: Path) -> dict[str, Path]:
+    """The page of every command."""
+    pages = {command: folder / f"{i}.html" for i, command in enumerate(sorted(commands))}
+    for command, page in pages.items():
+        words = [RECIPES, *command.split(), "--html", page.name]
+        subprocess.run(words, cwd=folder, check=True, capture_output=True)
+    return pages
+
+
+def _take(browser: "Browser", picture: Picture, pages: Mapping[str, Path]) -> None:
+    window = browser.new_page(viewport={"width": 1040, "height": 900}, device_scale_factor=1.5)
+    window.emulate_media(color_scheme="dark" if picture.theme == "dark" else "light")
+    window.goto(f"file://{pages[picture.command]}")
+    window.locator("html[data-ready=yes]").wait_for(state="attached", timeout=120_000)
+    if picture.before:
+        window.evaluate(picture.before)
+    window.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+    window.wait_for_timeout(500)
+    window.locator(picture.element).first.screenshot(path=OUT / picture.file)
+    window.close()
+
+
+def _take_terminal(browser: "Browser", terminal: Terminal, folder: Path) -> None:
+    from rich.console import Console
+    from rich.terminal_theme import MONOKAI
+    from rich.text import Text
+
+    console = Console(width=terminal.columns, record=True, file=io.StringIO(), highlight=False)
+    console.print(Text.from_ansi(f"$ recipes {terminal.command}\n{_typed(terminal, folder).rstrip()}"), soft_wrap=True)
+    text = console.export_html(theme=MONOKAI, code_format="{code}", inline_styles=True)
+    window = browser.new_page(viewport={"width": 1040, "height": 900}, device_scale_factor=1.5)
+    window.set_content(WINDOW.format(text=text))
+    window.locator("#screen").screenshot(path=OUT / terminal.file)
+    window.close()
+
+
+def _typed(terminal: Terminal, folder: Path) -> str:
+    """What the command writes into a real terminal, colours included; the folder has another name each time."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, terminal.columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
+    environment |= {"TERM": "xterm-256color", "LANG": "C.UTF-8"}
+    words = [RECIPES, *terminal.command.split()]
+    running = subprocess.Popen(words, cwd=folder, stdin=subprocess.DEVNULL, stdout=its, stderr=its, env=environment)
+    os.close(its)
+    written = b""
+    while block := _read(ours):
+        written += block
+    os.close(ours)
+    if running.wait():
+        raise SystemExit(f"recipes {terminal.command} ended with {running.returncode}:\n{written.decode()}")
+    return written.decode().replace("\r\n", "\n").replace(f"{folder}/", "")
+
+
+def _read(terminal: int) -> bytes:
+    """The next bytes; none once nothing writes into the terminal any more, which Linux calls an error."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""
 
 
 def shrink(path: Path) -> None:

@@ -116,7 +116,14 @@ function showRun(run) {
   if (atEnd) lines.scrollTop = lines.scrollHeight;
   live.stamp = run.stamp;
   live.first = false;
+  if (run.rate_unit) setUnit("rate", run.rate_unit);
   if (run.curves) for (const [key] of page.data.curves) drawCurve(key, run.curves[key]);
+}
+
+// A rank of a rehearsal runs on CPUs, and has no GPU to be named after.
+function setUnit(key, unit) {
+  page.data.curves.find(([known]) => known === key)[2] = unit;
+  $(`#unit-${key}`).textContent = unit;
 }
 
 function ends(values) {
@@ -164,10 +171,11 @@ async function look() {
 }
 
 page.setups.push((data) => {
-  for (const [key, title, unit] of data.curves) {
+  for (const curve of data.curves) {
+    const [key, title] = curve;
     onHover(`live_${key}_data`, (i) => {
       const { x, y } = model(`live_${key}_data`).data;
-      return { title, lines: [["step", whole(x[i])], [unit, digits(y[i], 4)]] };
+      return { title, lines: [["step", whole(x[i])], [curve[2], digits(y[i], 4)]] };
     });
   }
   page.onTheme.push(() => {

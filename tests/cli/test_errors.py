@@ -1,6 +1,8 @@
 """A user's mistake is one clear message and exit code 2, with no traceback, before NeMo is imported."""
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -130,3 +132,32 @@ def test_a_path_that_nobody_may_write_is_the_user_s_mistake(recipes_cli, tmp_pat
 
 def test_one_node_is_no_nodes():
     assert [counted(number, "node") for number in (1, 2, 1024)] == ["1 node", "2 nodes", "1,024 nodes"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_a_signal_ends_says_so(number, tmp_path):
+    """In its first second too, while it imports: from the import of the verbs on, `--help` of all takes that long."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, os, signal\n"
+        "class End:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == 'superpod.cli.app': os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, End())\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    words = [sys.executable, "-m", "superpod.cli", "plan", "llama3_8b", "--option", "hf_token=x"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environ)
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert done.stderr == f"error: {number.name} has ended recipes plan\n"
+
+
+@pytest.mark.parametrize("what", ["a file", "a link to nothing"])
+def test_ui_refuses_a_folder_of_runs_that_is_none(what, recipes_cli, tmp_path):
+    if what == "a file":
+        (tmp_path / "runs").write_text("root:x:0:0\n")
+    else:
+        (tmp_path / "runs").symlink_to("nowhere")
+    done = recipes_cli("ui", "--runs", "runs", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "error: --runs runs is no folder" in done.stderr
+    assert "  next: " in done.stderr

@@ -1,7 +1,13 @@
 """`recipes finetune`: what it refuses before NeMo is imported."""
 
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 
+from superpod.cli import app
+from superpod.errors import UserError
+from superpod.node.files import write_json
 from superpod.node.run_folder import RunFolder
 
 GIVEN = ["tiny_llama3_sft", "--model", "m", "--data", "d.jsonl"]
@@ -26,6 +32,8 @@ def test_a_fine_tuning_run_does_not_continue_as_a_plain_run(tmp_path, recipes_cl
         (["tiny_llama3_sft", "--model", "m", "--data", "bad.jsonl"], "bad.jsonl:2: completion is empty"),
         ([*GIVEN, "--long", "no"], "--long no is not one of"),
         ([*GIVEN, "--out", "m"], "m exists already"),
+        ([*GIVEN, "--steps", "1000000000"], "1,000,000,000 steps are more than a fine-tuning takes, 1,000,000"),
+        ([*GIVEN, "trainer.max_steps=1000000000"], "1,000,000,000 steps are more than a fine-tuning takes"),
         (["tiny_llama3_sft", "--resume", "last"], "no run of tiny_llama3_sft"),
         ([*GIVEN, "--nodes", "7"], "no legal layout of tiny_llama3_sft fits 7 nodes"),
         (["tiny_llama3_lora", "--resume", "run"], "is a run of tiny_llama3_sft, not of tiny_llama3_lora"),
@@ -53,3 +61,50 @@ def test_a_fine_tuning_run_does_not_continue_as_a_plain_run(tmp_path, recipes_cl
 )
 def test_mistakes_are_refused_with_exit_code_2(words, says, refusal):
     assert says in refusal("finetune", *words)
+
+
+@pytest.fixture
+def owing(tmp_path, monkeypatch):
+    """A run that is trained, and whose export into `out` was killed after it had put the folder in place."""
+    from superpod.cli import finetune_session
+    from superpod.launchers import finetune as tuning
+    from superpod.node import owed_export
+    from superpod.node import resume as resume_rule
+
+    monkeypatch.chdir(tmp_path)
+    task = asdict(tuning.Task("m", ("d.jsonl",)))
+    facts = {tuning.FACT: task, owed_export.EXPORTS_TO: str(tmp_path / "out")}
+    run = RunFolder.create(tmp_path / "runs", "tiny_llama3_sft", facts=facts, recipe_lines=[])
+    write_json(run.path / "done", {"step": 20})
+    with owed_export.begun(run.path, tmp_path / "out"):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "config.json").write_text("{}")
+    gone_on = []
+    monkeypatch.setattr(resume_rule, "refuse_if_none", lambda run: None)
+    monkeypatch.setattr(tuning, "check", lambda *_: None)
+    monkeypatch.setattr(finetune_session, "go", lambda *words, **more: gone_on.append(words))
+    return run, gone_on
+
+
+def resumed(out):
+    """As the command line does it."""
+    app.app(["finetune", "tiny_llama3_sft", "--resume", "last", "--out", str(out)], standalone_mode=False)
+
+
+def test_an_owed_export_that_was_killed_is_finished_into_the_folder_that_it_put_in_place(owing):
+    run, gone_on = owing
+    resumed("out")
+    assert [(words[2].path.name, words[3]) for words in gone_on] == [(run.path.name, Path("out"))]
+
+
+def test_an_owed_export_may_go_elsewhere(owing):
+    resumed("elsewhere")
+    assert len(owing[1]) == 1
+
+
+def test_an_owed_export_does_not_replace_a_folder_of_another_s(owing, tmp_path):
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError, match=r"--out .*mine exists already") as refused:
+        resumed("mine")
+    assert refused.value.hint == "name another folder, or remove it"
+    assert owing[1] == []

@@ -104,6 +104,7 @@ def test_it_follows_a_run_and_leaves_by_ctrl_c(tmp_path, growing):
         shown.until("slowest: rank 3")
         shown.until("rank 5")
         shown.until("step 50 consumed")
+        shown.until(r"tokens/s/GPU: \d+ at step 50")
         shown.until("[\u2801-\u28ff]")
         assert snapshot(tmp_path / "runs") == before
         growing.grow(7, "new words")
@@ -116,6 +117,13 @@ def test_it_follows_a_run_and_leaves_by_ctrl_c(tmp_path, growing):
         assert "\x1b[?25h" in shown.raw[-200:]  # the cursor
         assert termios.tcgetattr(shown.main) == shown.before
         assert "Traceback" not in shown.text
+
+
+def test_the_ranks_of_a_rehearsal_have_no_gpus(tmp_path):
+    GrowingRun(tmp_path / "runs", rehearsal=True).grow(50)
+    with terminal("status", "--watch", "--runs", tmp_path / "runs") as shown:
+        shown.until(r"tokens/s/rank: \d+ at step 50")
+        assert "tokens/s/GPU" not in shown.text
 
 
 @pytest.mark.parametrize("how", ["q", "kill"])

@@ -162,3 +162,26 @@ def test_a_log_of_another_encoding_with_colours_or_emptied_while_it_was_written_
     code, out, _ = why(tmp_path)
     assert code in (0, 1)
     assert "a.out" not in out
+
+
+@pytest.mark.parametrize("content", ["", "\n\n  \n"])
+def test_of_an_empty_log_nothing_is_told(content, why, tmp_path):
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text(content)
+    code, out, _ = why(tmp_path / "a.log")
+    assert code == 1
+    assert "unknown  the log is empty: of this run nothing can be told" in out
+    assert "next     name a log with lines" in out
+    assert "healthy" not in out
+    assert "all 2 logs are empty" in why(tmp_path)[1]
+    (tmp_path / "b.log").write_text("a line\n")
+    assert "healthy  it tells of no error" in why(tmp_path)[1]
+
+
+def test_evidence_hides_a_key_behind_its_question(why, tmp_path):
+    key = "0123456789abcdef0123456789abcdef01234567"
+    lines = ["wandb: Paste an API key from your profile and hit enter:", f"RuntimeError: {key}", "sshpass -p hunter2 x"]
+    (tmp_path / "a.log").write_text("Traceback (most recent call last):\n" + "\n".join(lines) + "\n")
+    _, out, _ = why(tmp_path / "a.log")
+    assert "RuntimeError: <redacted>" in out
+    assert key not in out

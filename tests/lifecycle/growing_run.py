@@ -13,8 +13,8 @@ RANKS = 8
 class GrowingRun:
     """Its folder, and what makes it grow; it is Slurm's run if `job` is given."""
 
-    def __init__(self, runs, recipe="tiny_llama3", job=""):
-        facts = {"max_steps": 200, "nodes": 1, "gpus_per_node": RANKS}
+    def __init__(self, runs, recipe="tiny_llama3", job="", **facts):
+        facts = {"max_steps": 200, "nodes": 1, "gpus_per_node": RANKS, **facts}
         self.run = RunFolder.create(runs, recipe, facts=facts, recipe_lines=["a = 1"])
         self.attempt = self.run.new_attempt(job=job)
         self.step = 0

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from superpod.errors import UserError
-from superpod.lifecycle import foreign_runs, report_figures
+from superpod.lifecycle import foreign_runs, report_figures, report_text
 from tests.lifecycle.report_cases import BRIDGE, MEGATRON, NEMO, known
 
 
@@ -127,3 +127,43 @@ def test_a_validation_loss_that_is_no_number_is_none(loss, tmp_path):
     )
     (step,) = foreign_runs.record(log, "").steps
     assert (step.loss, step.val_loss) == (2.0, None)
+
+
+STEP = " iteration {0:8d}/     100 | consumed samples: 8 | elapsed time per iteration (ms): {1} | lm loss: {2} |\n"
+
+
+@pytest.mark.parametrize("bad", ["-5.0", "0.0", "nan", "inf", "1E-3", "9E12"])
+def test_a_step_time_that_no_step_takes_costs_its_line_and_is_counted(bad, tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text("".join(STEP.format(n, bad if n in (3, 5) else "900.0", "2.0E+00") for n in range(1, 9)))
+    record = foreign_runs.record(log)
+    assert [step.step for step in record.steps] == [1, 2, 4, 6, 7, 8]
+    assert {step.seconds for step in record.steps} == {0.9}
+    assert record.left_out.startswith("2 lines with a time that is none (step 3, 5): no step takes less than 0.0001 s")
+    assert ("left out", record.left_out) in report_text.rows(record, report_figures.of(record))
+
+
+def test_a_log_of_such_times_only_is_refused(tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text("".join(STEP.format(n, "-1.0", "2.0E+00") for n in range(1, 9)))
+    with pytest.raises(UserError, match=r"8 lines with a time that is none \(step 1, 2, 3, ...\)"):
+        foreign_runs.record(log)
+
+
+@pytest.mark.parametrize("value", ["NAN", "inf"])
+def test_losses_that_are_no_number_stand_where_the_losses_stand(value, tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text("".join(STEP.format(n, "900.0", value if n > 6 else "2.5E+00") for n in range(1, 9)))
+    record = foreign_runs.record(log)
+    words = dict(report_text.heading(record, report_figures.of(record)))["loss"]
+    assert words == (
+        "2.5000 -> 2.5000 nats/token at step 6; no number (nan, inf) at 2 steps: steps 7 to 8, and the run ends so"
+    )
+
+
+def test_losses_of_other_launchers_that_are_no_number_are_counted(tmp_path):
+    log = tmp_path / "titan.log"
+    log.write_text("".join(f"step: {n} loss: {'nan' if n == 4 else 9 / n:.4} tps: 81\n" for n in range(1, 9)))
+    record = foreign_runs.record(log)
+    assert [step.step for step in record.steps] == [*range(1, 9)]
+    assert record.losses.words == "9.0000 -> 1.1250 nats/token; no number (nan, inf) at 1 step: step 4"

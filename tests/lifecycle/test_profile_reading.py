@@ -60,6 +60,8 @@ def test_a_trace_without_marks_is_summed_whole_and_divided_on_request(tmp_path):
     recording = profile_files.read(path)
     assert (recording.steps, profile_sums.of(recording).seconds) == (0, pytest.approx(2.96e-3))
     assert profile_files.read(path, steps=3).steps == 3
+    with pytest.raises(UserError, match=r"--steps 1,000,000,000: .* holds \d+ kernels or operations"):
+        profile_files.read(path, steps=1_000_000_000)
 
 
 def test_steps_of_an_export_are_counted_by_ranges_or_by_the_optimizer(tmp_path):

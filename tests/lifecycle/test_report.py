@@ -1,10 +1,12 @@
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from superpod.lifecycle.report import Summary, loss_curve, render, summary
+from superpod.lifecycle import sweep
+from superpod.lifecycle.report import Summary, loss_curve, render, rows, summary
 from superpod.node.files import append_line, write_json
 from superpod.node.run_folder import RunFolder
 
@@ -216,13 +218,46 @@ def test_several_runs_are_one_table_and_one_picture(tmp_path, recipes_cli):
 
 
 @pytest.mark.parametrize(
-    ("plot", "says"), [("losses.txt", "is no picture"), ("nowhere/losses.png", "cannot be written")]
+    ("plot", "says"), [("losses.txt", "is no picture"), ("nowhere/losses.png", "there is no folder nowhere")]
 )
 def test_a_picture_that_cannot_be_drawn_is_refused(plot, says, run, tmp_path, recipes_cli):
     write(run, step(1), step(2))
     done = recipes_cli("report", str(run.path), "--json", "--plot", plot, cwd=tmp_path)
     assert done.returncode == 2
     assert says in done.stderr
+
+
+def rows_of(path: Path, *rows: str) -> None:
+    path.write_text("".join(f"{row}\n" for row in rows))
+
+
+def test_losses_that_are_no_number_stand_with_the_losses_and_rows_are_counted(run, recipes_cli):
+    good = (json.dumps(step(n)) for n in (1, 2))
+    bad = ['{"step": 3, "loss": NaN, "step_time_s": 0.5}', '{"step": 4, "loss": Infinity, "tokens": 1e999}']
+    rows_of(run.path / "metrics.jsonl", *good, *bad, '{"step": 5, "loss": null}', '{"step": 6, "lo', '{"n": 1}')
+    words = "10.0000 -> 5.0000 nats/token at step 2; no number (nan, inf) at 3 steps: steps 3 to 5, and the run ends so"
+    assert dict(rows(summary(run)))["loss"] == words
+    assert (summary(run).steps, summary(run).loss_end, summary(run).losses.bad) == (5, None, 3)
+    done = recipes_cli("report", run.path, env={"COLUMNS": "200"})
+    assert words in done.stdout
+    assert "2 rows of metrics.jsonl: torn, or no step of a training" in done.stdout
+    assert "the loss is nan from step 3 on" in done.stdout
+    answer = json.loads(recipes_cli("report", run.path, "--json").stdout)
+    assert (answer["losses"]["bad"], answer["figures"]["losses"]["bad_from"]) == (3, 3)
+
+
+def test_a_run_that_recovers_says_at_which_steps_it_had_no_loss(run):
+    rows_of(run.path / "metrics.jsonl", json.dumps(step(1)), '{"step": 2, "loss": NaN}', json.dumps(step(3)))
+    assert summary(run).losses.words == "10.0000 -> 3.3333 nats/token; no number (nan, inf) at 1 step: step 2"
+
+
+def test_a_member_of_a_sweep_that_ends_without_a_number_comes_last(run, tmp_path):
+    members = []
+    for name, losses in (("good", (9.0, 8.0)), ("diverged", (2.0, None))):
+        one = RunFolder.create(tmp_path / "sweep", name, facts={}, recipe_lines=[])
+        rows_of(one.path / "metrics.jsonl", *(json.dumps({"step": i, "loss": x}) for i, x in enumerate(losses, 1)))
+        members.append(sweep.Member.of(one))
+    assert [m.path.parent.name for m in sorted(members, key=lambda m: m.score)] == ["good", "diverged"]
 
 
 def test_what_was_measured_stands_beside_what_was_planned(run):

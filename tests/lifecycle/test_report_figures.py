@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from superpod.lifecycle import report_figures, report_rows, report_text, run_record
+from superpod.lifecycle import report, report_figures, report_rows, report_text, run_record
 from superpod.lifecycle.run_record import OWN, Rank, Record, Span, Step
 from superpod.node import nsys
 from superpod.planner import predict, steptime
@@ -141,3 +141,33 @@ def test_a_profile_in_the_folder_tells_the_step_by_term(tmp_path):
 def kernel(name: str, start: float, length: float) -> dict:
     args = {"device": 0, "stream": 7, "correlation": int(start) + 1}
     return {"ph": "X", "cat": "kernel", "name": name, "ts": start, "dur": length, "pid": 0, "tid": 7, "args": args}
+
+
+def test_a_run_that_is_faster_than_its_plan_is_sent_to_calibrate_once(tmp_path):
+    run = made_up(tmp_path, slower=0.8)
+    record = run_record.record(run)
+    shown = [*report.rows(report.summary(run)), *report_text.rows(record, report_figures.of(record))]
+    assert sum("recipes calibrate" in words for _, words in shown) == 1
+    assert dict(shown)["next"].startswith("faster than planned")
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "slower", "says"),
+    [
+        (3000.0, 1.2, "of the time went for starting, some 14 GPU hours: longer attempts"),
+        (3000.0, 4.0, "300% below its plan, some "),
+        (0.0, 1.2, "20% below its plan, some "),
+    ],
+)
+def test_the_loss_that_costs_more_gpu_hours_is_the_next_move(idle_s, slower, says, tmp_path):
+    run = made_up(tmp_path, slower=slower, steps=200)
+    record = run_record.record(run)
+    (span,) = record.spans
+    assert span.began is not None
+    waited = replace(record, spans=(replace(span, began=span.began - idle_s),))
+    assert says in report_figures.of(waited).next
+
+
+def test_waiting_for_data_names_the_cause_of_slow_steps(tmp_path):
+    record = run_record.record(made_up(tmp_path, slower=1.5, steps=200))
+    assert report_figures.of(replace(record, waiting=0.3)).next.startswith("30% of a step waits for data, some ")

@@ -7,8 +7,8 @@ from superpod.slurm.connection import MOST_LINES, Connection, told_once
 
 
 def test_nodes_that_say_the_same_are_told_once():
-    said = [f"slurmstepd-node{n}: error: spank_task_init_privileged failed" for n in range(1, 200)]
-    assert told_once("\n".join(["srun: error: 3 tasks", *said])).splitlines() == ["srun: error: 3 tasks", said[0]]
+    same = [f"slurmstepd-node{n}: error: spank_task_init_privileged failed" for n in range(1, 200)]
+    assert told_once("\n".join(["srun: error: 3 tasks", *same])).splitlines() == ["srun: error: 3 tasks", same[0]]
 
 
 def test_what_differs_is_told_up_to_a_few_lines():

@@ -118,13 +118,17 @@ def test_a_curve_grows_while_its_file_grows(visit, growing):
 
 
 def test_two_windows_show_two_things(visit, growing):
-    other = GrowingRun(growing.path.parents[1], "zzz_other")
+    other = GrowingRun(growing.path.parents[1], "zzz_other", rehearsal=True)
     other.grow(7)
     with visit("?gpu=h200") as first, visit("?gpu=b200") as second:
         first.locator("#runs-table button", has_text="zzz_other").click()
         first.locator("#newest-loss", has_text="at step 7").wait_for(timeout=60_000)
         second.locator("#runs-table button", has_text="tiny_llama3").click()
         second.locator("#newest-loss", has_text=f"at step {growing.step}").wait_for(timeout=60_000)
+        assert first.locator("#unit-rate").inner_text() == "tokens/s/rank"
+        first.locator("#fig-live_rate summary").press("Enter")
+        assert first.locator("#fig-live_rate thead").inner_text().split() == ["step", "tokens/s/rank"]
+        assert second.locator("#unit-rate").inner_text() == "tokens/s/GPU"
         planned(first, "× H200")
         planned(second, "× B200")
         assert first.locator("#runs-table tr[data-chosen] button").inner_text().startswith("zzz_other/")
