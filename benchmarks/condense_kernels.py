@@ -26,8 +26,6 @@ from superpod.planner.kernel_times import CHANNELS, HEADS, SEQUENCES, SIDES
 Array = NDArray[np.float64]
 REACH = 0.35
 """Octaves in which a kernel's weight falls to 0.6."""
-ELEMENT = {"bf16": 2.0, "fp8cs": 1.0, "fp8bw": 1.0, "nvfp4": 0.5625}
-"""Bytes of an operand's element, scales included."""
 HEAD = """\
 # {gpu}: measured kernels, as times over the ideal (planner/kernel_times.py). Written by benchmarks/condense_kernels.py
 # from NVIDIA's aiconfigurator-core 0.12.0, systems/data/{folder} (Apache-2.0), {rows:,} kernels of {engines}.
@@ -65,7 +63,7 @@ def _filled(values: Array) -> Array:
 
 def products(gpu: hardware.Gpu, rows: list[kernels.Row]) -> Iterator[list[str]]:
     """The lines of a GPU's products."""
-    for precision, element in ELEMENT.items():
+    for precision, element in kernels.ELEMENT.items():
         mine = [row for row in rows if row["kind"] == "product" and row["precision"] == precision]
         if not mine or precision not in gpu.precisions:
             continue

@@ -1,4 +1,4 @@
-"""How well the time model's ideal seconds and factors meet measured kernels: products and causal attention.
+"""How well the planner's tables meet measured kernels that they were not made of: products and causal attention.
 
 `python benchmarks/kernels.py` reads benchmarks/reference/kernels.csv. With `--from FOLDER` it writes that table anew,
 from the `systems/data` of NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0; `pip download --no-deps`, unzipped). Of what
@@ -17,21 +17,27 @@ from typing import Any
 
 import numpy as np
 
-from superpod.planner import calibration, hardware, models
-from superpod.planner.layout import Layout
-from superpod.planner.planned_job import PlannedJob
-from superpod.planner.roofline import INDEX, KernelUnits, Work
+from superpod.planner import hardware, kernel_times
 
 REFERENCE = Path(__file__).parent / "reference" / "kernels.csv"
 GPUS = {
-    "l40s": "l40s",
-    **{"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "b300": "b300_sxm"},
+    **{
+        "l40s": "l40s",
+        "a100": "a100_sxm",
+        "h100": "h100_sxm",
+        "h200": "h200_sxm",
+        "b200": "b200_sxm",
+        "b300": "b300_sxm",
+    },
     **{"gb200": "gb200", "gb300": "gb300"},
 }
 """Our name -> the folder of its measurements."""
 PRECISIONS = {"bfloat16": "bf16", "fp8": "fp8cs", "fp8_block": "fp8bw", "nvfp4": "nvfp4"}
 """Their type of a product -> the precision that multiplies such numbers."""
+ELEMENT = {"bf16": 2.0, "fp8cs": 1.0, "fp8bw": 1.0, "nvfp4": 0.5625}
+"""Bytes of an operand's element, scales included."""
 SIDES = ("m", "n", "k")
+ATTENTION = ("batch", "seq", "heads", "kv_heads", "head_dim")
 LEAST, MOST = 128, 65_536
 """Sides of products that are looked at."""
 SAMPLED_FROM = {"m": 2048, "n": 1024, "k": 1024}
@@ -146,26 +152,18 @@ def read() -> list[dict[str, str]]:
 
 
 def modelled(row: Mapping[str, str]) -> tuple[float, float]:
-    """Ideal seconds of a kernel at the peak, and those of the time model with its fitted factors."""
-    node = hardware.node(row["gpu"])
-    product = row["kind"] == "product"
-    tokens = int(row["m"]) if product else int(row["batch"]) * int(row["seq"])
-    job = PlannedJob(
-        models.find("llama3_8b"), node, hardware.fabric("ib_ndr"), 8, tokens, row["precision"], Layout(gbs=8)
-    )  # fmt: skip
-    one = np.ones(1)
-    work = Work(job, KernelUnits(one, one, one, one, 0 * one, one, one.astype(int) * 0, one < 0))
-    if product:
-        work.gemm(tokens, int(row["n"]), int(row["k"]))
-        ideal = 2.0 * tokens * int(row["n"]) * int(row["k"]) / work.peak
-    else:
-        width = int(row["heads"]) * int(row["head_dim"])
-        ideal = 2.0 * tokens * int(row["seq"]) * width / work.plain_peak  # causal: half of 4 s^2 h
-        work.add("attention", ideal, 0.0)
-        work.add("kernels", 1.0, 0.0)
-    factors = calibration.constants(job)
-    spent = work.table[0, 0, 0]
-    return ideal, sum(float(spent[i]) * factors[name] for name, i in INDEX.items() if spent[i])
+    """Ideal seconds of a kernel at the peak, and those of the planner's table (`planner/kernel_times.py`)."""
+    gpu = hardware.node(row["gpu"]).gpu
+    if row["kind"] == "product":
+        m, n, k = (float(row[side]) for side in SIDES)
+        element = ELEMENT[row["precision"]]
+        table = kernel_times.product(gpu, row["precision"], m, n, k, element)
+        return 2 * m * n * k / (gpu.tflops(row["precision"]) * 1e12), float(table)
+    batch, seq, heads, groups, width = (float(row[name]) for name in ATTENTION)
+    flops, passed = 2 * batch * seq**2 * heads * width, 4 * batch * seq * width * (heads + groups)
+    over = kernel_times.ideal(gpu, flops, gpu.bf16_tflops, passed)
+    ratio = kernel_times.attention(gpu, seq, batch * heads, width)
+    return flops / (gpu.bf16_tflops * 1e12), float(over * ratio)
 
 
 def main() -> None:
@@ -177,17 +175,17 @@ def main() -> None:
         write(sample(options.data), REFERENCE)
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for row in read():
-        ideal, predicted = modelled(row)
+        ideal, table = modelled(row)
         measured = float(row["us"]) / 1e6
-        groups[row["gpu"], row["kind"], row["precision"]].append((measured / ideal, predicted / measured))
-    print(f"{'measured kernels':29} rows  times ideal: median, p10 to p90   model / measured: median, mean error")
+        groups[row["gpu"], row["kind"], row["precision"]].append((measured / ideal, table / measured))
+    print(f"{'measured kernels':29} rows  times ideal: median, p10 to p90   table / measured: median, mean error")
     for name, pairs in groups.items():
-        ideal, model = np.array(pairs).T
+        ideal, ratio = np.array(pairs).T
         low, middle, high = np.percentile(ideal, (10, 50, 90))
-        error = np.abs(model - 1).mean()
+        error = np.abs(ratio - 1).mean()
         print(
             f"{' '.join(name):29} {len(pairs):4} {middle:12.2f} {low:11.2f} {high:5.2f} "
-            f"{np.median(model):22.2f} {error:14.0%}"
+            f"{np.median(ratio):22.2f} {error:14.0%}"
         )
 
 

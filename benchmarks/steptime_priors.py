@@ -129,7 +129,9 @@ def widths(scope: Scope) -> dict[str, float]:
     """The constants that a scope has a factor of, and how wide."""
     name = scope.selector
     if not name:
-        return GENERATION if scope.generation else {"software": 0.08, "ep_far": 0.3, "dp_far": 0.2} if scope.gpu else BASE
+        return (
+            GENERATION if scope.generation else {"software": 0.08, "ep_far": 0.3, "dp_far": 0.2} if scope.gpu else BASE
+        )
     if name.startswith("precision"):
         return {"matmul": 0.15, "expert": 0.3, "cast": 0.2, "expert_cast": 0.4}
     if name.startswith("era"):

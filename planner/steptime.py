@@ -115,7 +115,9 @@ def _phases(d: StepCost, k: Constants) -> list[Array]:
 
 
 PRICES = {
-    **dict.fromkeys(("matmul", "plain", "router", "expert", "attention", "unfused", "scan", "delta", "misaligned"), "compute"),
+    **dict.fromkeys(
+        ("matmul", "plain", "router", "expert", "attention", "unfused", "scan", "delta", "misaligned"), "compute"
+    ),
     **dict.fromkeys(("main_grads", "stream", "scores", "loss", "cast", "expert_cast", "sorting"), "compute"),
     **dict.fromkeys(("kernels", "expert_kernels"), "launch"),
     **{f"{group}_{part}": group for group in ("tp", "cp", "ep") for part in ("near", "far", "steps")},
