@@ -115,7 +115,7 @@ def sample(data: Path) -> list[Row]:
     for gpu, folder in GPUS.items():
         kinds: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in fastest(data / folder):
-            if _is_of_training(row):
+            if _is_of_training(row) and row["precision"] in hardware.node(gpu).gpu.precisions:
                 kinds[row["kind"], row["precision"]].append({"gpu": gpu, **row})
         for members in kinds.values():
             rows += sorted(members, key=_hash)[:SAMPLED]

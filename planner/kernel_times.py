@@ -1,8 +1,9 @@
 """Measured times of kernels: matrix products and causal attention, from `data/kernels/GPU.csv`.
 
-A table holds, on a grid of powers of two, how many times the ideal a kernel takes; between the points it is interpolated
-in logarithms, beyond them its edge holds. `benchmarks/condense_kernels.py` writes the tables from measurements, and says
-whose. A GPU without a table takes the ratios of its generation's, over its own peak and bandwidth.
+A table holds, on a grid of powers of two, how many times the ideal a kernel takes; between the points it is
+interpolated in logarithms, beyond them its edge holds. `benchmarks/condense_kernels.py` writes the tables from
+measurements, and says whose. A GPU without a table takes the ratios of its generation's, over its own peak and
+bandwidth.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import csv
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from superpod.planner import corrections
+from superpod.planner import corrections, files
 from superpod.planner.arrays import Array, Number
 from superpod.planner.hardware import Gpu
 
@@ -31,12 +33,6 @@ CHANNELS = (64, 128, 256)
 """Widths of a head that were measured on every GPU."""
 MEASURED_AS = {"fp8": "fp8cs", "fp8ds": "fp8cs", "mxfp8": "fp8cs", "fp16": "bf16", "fp32": "bf16", "tf32": "bf16"}
 """Precisions without measurements of their own, and those whose ratios they take."""
-GENERATIONS = {"ampere": "a100", "ada": "l40s", "hopper": "h100", "blackwell": "b200"}
-
-DELTA_S_PER_FLOP = {"blackwell": 2.0e-14}
-DELTA_S_PER_FLOP_ELSEWHERE = 2.5e-14
-"""Of a gated delta rule in chunks, whose kernels are far from any peak: medians over 8,192 to 32,768 tokens and 16 to 64
-heads of `chunk_gated_delta_rule` (Triton) in aiconfigurator-core 0.12.0, B200 and GB200, and H100."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +45,20 @@ class Table:
 
 @cache
 def of(gpu: Gpu) -> Table:
-    """The table of a GPU, or of its generation."""
-    name = corrections.split(gpu.calibrated_as or gpu.name)[0]
-    path = FOLDER / f"{name}.csv"
-    return _read(path if path.exists() else FOLDER / f"{GENERATIONS.get(gpu.generation, 'h100')}.csv")
+    """The table of a GPU, or of another of its generation."""
+    path = FOLDER / f"{corrections.split(gpu.calibrated_as or gpu.name)[0]}.csv"
+    return _read(path if path.exists() else FOLDER / f"{generation(gpu)['table']}.csv")
+
+
+def generation(gpu: Gpu) -> dict[str, Any]:
+    """What holds for a GPU's generation; for one that is not known, the first of the file."""
+    tables = _generations()
+    return tables.get(gpu.generation) or next(iter(tables.values()))
+
+
+@cache
+def _generations() -> dict[str, Any]:
+    return files.read_toml(FOLDER / "generations.toml")
 
 
 @cache
@@ -91,8 +97,8 @@ def attention(gpu: Gpu, sequence: Number, heads: Number, channels: float) -> Arr
 
 
 def delta_rule(gpu: Gpu, flops: Number) -> Number:
-    """Seconds of a gated delta rule, forward."""
-    return flops * DELTA_S_PER_FLOP.get(gpu.generation, DELTA_S_PER_FLOP_ELSEWHERE)
+    """Seconds of a gated delta rule in chunks, forward: its kernels are far from any peak."""
+    return flops / (float(generation(gpu)["delta_rule_tflops"]) * 1e12)
 
 
 def _between(grid: Array, at: list[tuple[Number, tuple[float, ...]]]) -> Array:

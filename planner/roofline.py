@@ -1,7 +1,7 @@
 """The cost of one block of a layer: seconds of each resource, forward, backward and recomputed.
 
-`blocks.py` counts operations: matrix products and fused attention in the seconds that such kernels were measured to take
-(`kernel_times.py`), the rest in ideal seconds: bytes at HBM bandwidth, bytes on either tier of links, launches.
+`blocks.py` counts operations: matrix products and fused attention in the seconds that such kernels were measured to
+take (`kernel_times.py`), the rest in ideal seconds: bytes at HBM bandwidth, bytes on either tier of links, launches.
 `calibration.py` says how far training is from either, one number per resource.
 Everything is an array over `KernelUnits`, the few distinct (tp, cp, ep, mbs, ...) of a table of layouts.
 """
