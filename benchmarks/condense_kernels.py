@@ -1,9 +1,10 @@
 """Condense measured kernels into the planner's tables, planner/data/kernels/GPU.csv.
 
 `python benchmarks/condense_kernels.py FOLDER`: the `systems/data` of NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0;
-`pip download --no-deps`, unzipped). Of what several inference engines measured, the fastest kernel counts. Each point of
-a grid is a mean of the kernels around it, near ones first, of the logarithm of time over ideal. The kernels of
-benchmarks/reference/kernels.csv are left out, so that `benchmarks/kernels.py` scores the tables on what they never saw.
+`pip download --no-deps`, unzipped). Of what several inference engines measured, the fastest kernel counts. Each point
+of a grid is a mean of the kernels around it, near ones first, of the logarithm of time over ideal. The kernels of
+benchmarks/reference/kernels.csv are left out, so that `benchmarks/kernels.py` scores the tables on what they never
+saw.
 """
 
 from __future__ import annotations

@@ -125,13 +125,13 @@ def _soft(z: Array) -> tuple[Array, Array]:
     """Squares near 0, distances far away."""
     root = np.sqrt(1 + z**2)
     bent = np.sqrt(2 * (root - 1))
-    return np.sign(z) * bent, np.where(bent > 1e-6, np.abs(z) / root / np.maximum(bent, 1e-6), 1.0)
+    return np.copysign(bent, z), np.where(bent > 1e-6, np.abs(z) / root / np.maximum(bent, 1e-6), 1.0)
 
 
 def _cauchy(z: Array) -> tuple[Array, Array]:
     """Squares near 0, logarithms far away."""
     bent = np.sqrt(np.log1p(z**2))
-    return np.sign(z) * bent, np.where(bent > 1e-6, np.abs(z) / (1 + z**2) / np.maximum(bent, 1e-6), 1.0)
+    return np.copysign(bent, z), np.where(bent > 1e-6, np.abs(z) / (1 + z**2) / np.maximum(bent, 1e-6), 1.0)
 
 
 def write(fit: Fit, x: Array, folder: Path) -> int:

@@ -87,7 +87,7 @@ def product(gpu: Gpu, precision: str, m: Number, n: Number, k: Number, element: 
     over = ideal(gpu, 2.0 * m * n * k, gpu.tflops(precision), element * (m * k + k * n) + max(element, 2.0) * m * n)
     grids = of(gpu).products
     grid = grids.get(MEASURED_AS.get(precision, precision), grids["bf16"])
-    return over * np.exp(_between(grid, [(m, SIDES), (n, SIDES), (k, SIDES)]))
+    return np.exp(_between(grid, [(m, SIDES), (n, SIDES), (k, SIDES)])) * np.asarray(over, dtype=float)
 
 
 def attention(gpu: Gpu, sequence: Number, heads: Number, channels: float) -> Array:

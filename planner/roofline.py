@@ -107,12 +107,12 @@ class Work:
         """
         low = self.low and not plain
         element = self.operand if low else self.size
-        each = rows / matrices
+        share = rows / matrices
         wgrad = trained and not self.frozen
-        forward = matrices * self._product(low, each, out, inner, element)
-        backward = matrices * self._product(low, each, inner, out, element)
+        forward = matrices * self._product(low, share, out, inner, element)
+        backward = matrices * self._product(low, share, inner, out, element)
         if wgrad:
-            backward = backward + matrices * self._product(low, out, inner, each, element)
+            backward = backward + matrices * self._product(low, out, inner, share, element)
         self.add(resource or ("plain" if plain else "matmul"), forward, backward, module)
         off = np.maximum(_off(out, self.size), _off(inner, self.size))
         self.add("misaligned", forward * off, backward * off, module)
