@@ -87,7 +87,8 @@ def product(gpu: Gpu, precision: str, m: Number, n: Number, k: Number, element: 
     over = ideal(gpu, 2.0 * m * n * k, gpu.tflops(precision), element * (m * k + k * n) + max(element, 2.0) * m * n)
     grids = of(gpu).products
     grid = grids.get(MEASURED_AS.get(precision, precision), grids["bf16"])
-    return np.exp(_between(grid, [(m, SIDES), (n, SIDES), (k, SIDES)])) * np.asarray(over, dtype=float)
+    ratio: Array = np.exp(_between(grid, [(m, SIDES), (n, SIDES), (k, SIDES)]))
+    return ratio * np.asarray(over, dtype=np.float64)
 
 
 def attention(gpu: Gpu, sequence: Number, heads: Number, channels: float) -> Array:
