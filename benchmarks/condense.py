@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,10 @@ HELD_OUT_BY = {
     ),
 }
 """What makes a configuration: its rows of all releases are on one side of the hold-out."""
+PRESETS = Path(__file__).parent / "reference" / "presets.csv"
+"""What presets of Megatron-Bridge's scripts/performance/configs set and its tables do not print: the first line fits whose
+patterns match a row's."""
+PRESET_FOR = ("task", "model", "gpu", "precision", "mbs")
 DROPPED = ("case", "schedule", "model_as_printed", "tflops_per_gpu", "size", "zero")
 """Columns of raw tables that nothing reads once a row is condensed."""
 NANOTRON = "nanotron"
@@ -81,7 +86,7 @@ def condense(row: Row, *, kind: str = "time") -> dict[str, str]:
     blanks = {key: str(value) for key, value in usual(row).items()}
     whole = {**row, **{key: row.get(key) or value for key, value in blanks.items()}, **_shape(row)}
     whole["gpu"], whole["gpus"] = gpu(row), row.get("gpus") or ("8" if is_ci(row) else "")
-    whole["options"] = options_text(_trained_in(row, options(row)))
+    whole["options"] = ",".join(filter(None, (options_text(_trained_in(row, options(row))), preset(row)["options"])))
     if is_ci(row):
         whole["release"] = "mcore 0.11" if "dracooci" in row["source"] else "mcore main"
     if row.get("flags") or is_ci(row):
@@ -185,7 +190,7 @@ def options(row: Row) -> dict[str, Any]:
         return {"framework": "deepspeed", **unfused, **dropout, **serial}
     if is_fsdp2(row):
         kind = {"grads": "bf16", "moments": "bf16"} if "Automodel" in (row.get("source") or "") else {}
-        return {"framework": "fsdp2", "fused_loss": False, **kind}
+        return {"framework": "fsdp2", "fused_loss": False, **kind, "deepep": "DeepEP" in row.get("notes", "")}
     if SIMUMAX in framework:
         # --cp-comm-type a2a, fused loss of Transformer Engine; experts padded to a capacity factor of 1
         return {"cp_comm": "a2a", "loss_impl": "te", "capacity": 1.0}
@@ -231,10 +236,31 @@ def _word(value: Any) -> str:
 
 
 def recomputed(row: Row, printed: str) -> tuple[str, str]:
-    """The columns `recompute` and `layout`: tuned runs recompute what does not fit, and tables do not print it."""
+    """The columns `recompute` and `layout`: tuned runs recompute what does not fit, and tables do not print it.
+
+    A preset wins over what a verification card names, which was read from its recipe and not from its run.
+    """
     layout = "sp=false" if "no SP" in printed or row.get("release") == "vTrain" else ""
     tuned = bool(row.get("release")) or is_fsdp2(row)
-    return ("auto" if tuned and not printed else printed.replace(" (no SP)", "")), layout
+    return preset(row)["recompute"] or ("auto" if tuned and not printed else printed.replace(" (no SP)", "")), layout
+
+
+def preset(row: Row) -> Row:
+    """The line of `PRESETS` that a row was run with; an empty one for rows of other software."""
+    bridge = "Megatron-Bridge" in (row.get("source") or "") or "NeMo 25.09" in (row.get("release") or "")
+    fits = (line for line in _presets() if bridge and _fits(line, row))
+    return next(fits, {"recompute": "", "options": ""})
+
+
+@cache
+def _presets() -> list[dict[str, str]]:
+    with PRESETS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _fits(line: Row, row: Row) -> bool:
+    whole = all(re.fullmatch(line[key] or ".*", row.get(key) or "") for key in PRESET_FOR)
+    return whole and bool(re.search(line["release"], row.get("release") or ""))
 
 
 def is_vtrain_node(row: Row) -> bool:

@@ -16,9 +16,9 @@ START = {
     "plain": 1.1,
     "router": 2.0,
     "expert": 1.2,
-    "attention": 1.2,  # backward reaches less of the peak than forward: arXiv:2407.08608, figures 5 and 6
+    "attention": 1.3,  # backward reaches less of the peak than forward: arXiv:2407.08608, figures 5 and 6
     "unfused": 1.4,
-    "scan": 3.0,
+    "scan": 1.0,
     "delta": 1.0,
     "misaligned": 0.4,
     "main_grads": 1.0,
@@ -42,10 +42,10 @@ START = {
     "cp_far": 1.3,
     "cp_steps": 1e-5,
     "cp_hidden": 0.7,
-    "ep_near": 1.4,
-    "ep_far": 1.4,
-    "ep_steps": 2e-5,
-    "ep_hidden": 0.4,
+    "ep_near": 1.5,  # DeepEP on eight H100s: 1.4 to 1.6 (aiconfigurator-core 0.12.0)
+    "ep_far": 1.3,  # DeepEP on two to four nodes: 1.05 to 1.3 (there)
+    "ep_steps": 2e-4,  # the host reads how many tokens go where, and the GPU waits for its next launches
+    "ep_under": 0.5,
     "send_near": 1.3,
     "send_far": 1.3,
     "send_near_s": 1.5e-5,
@@ -65,14 +65,17 @@ START = {
 }
 
 LEAST = {
-    **dict.fromkeys(("matmul", "plain", "expert"), 0.9),
+    **dict.fromkeys(("matmul", "plain"), 0.9),
+    "expert": 0.7,
     "attention": 0.5,  # cuDNN's kernels of training are faster on Blackwell than those that were measured
-    **dict.fromkeys(("unfused", "scan"), 1.1),
+    "unfused": 1.1,
     **dict.fromkeys(("stream", "scores"), 0.9),
     "main_grads": 0.3,
     **dict.fromkeys(("cast", "loss"), 0.7),
-    **dict.fromkeys(("expert_cast", "sorting"), 0.5),
+    "expert_cast": 0.3,
+    "sorting": 0.2,
     **{f"{group}_{tier}": 1.05 for group in ("tp", "cp", "ep", "send", "dp") for tier in ("near", "far")},
+    "ep_near": 0.6,
     "gap": 3e-7,
     "queue": 1.5,
 }
@@ -104,13 +107,13 @@ def scopes(job: PlannedJob) -> list[Scope]:
 
 BASE = {
     **dict.fromkeys(START, 0.5),
-    **{"matmul": 0.15, "plain": 0.06, "attention": 0.3, "main_grads": 0.3, "stream": 0.02, "cast": 0.2, "scores": 0.2},
-    **{"send_near": 0.1, "send_far": 0.1, "loss": 0.3, "software": 1e-6, "router": 1.0, "scan": 0.7},
-    **{"tp_hidden": 0.6, "cp_hidden": 0.2, "ep_hidden": 0.7, "send_hidden": 0.1, "dp_under": 0.2},
+    **{"matmul": 0.15, "plain": 0.06, "attention": 0.12, "main_grads": 0.3, "stream": 0.02, "cast": 0.2, "scores": 0.2},
+    **{"send_near": 0.1, "send_far": 0.1, "loss": 0.3, "software": 1e-6, "router": 1.0, "scan": 0.4},
+    **{"tp_hidden": 0.6, "cp_hidden": 0.2, "ep_under": 0.3, "ep_near": 0.15, "dp_far": 0.2, "ep_steps": 1.0, "send_hidden": 0.1, "dp_under": 0.2},
 }
 GENERATION = {
-    **{"software": 0.08, "attention": 0.6, "stream": 0.05, "expert": 0.3, "kernels": 0.4, "tp_near": 0.3},
-    **{"sorting": 0.3, "cast": 0.1},
+    **{"software": 0.08, "attention": 0.2, "stream": 0.05, "expert": 0.3, "kernels": 0.4, "tp_near": 0.3},
+    **{"sorting": 0.3, "cast": 0.1, "ep_near": 0.3, "ep_steps": 0.4, "scan": 0.5},
 }
 OWN = {
     **dict.fromkeys(("plain", "loss"), 0.3),
@@ -130,16 +133,18 @@ def widths(scope: Scope) -> dict[str, float]:
     name = scope.selector
     if not name:
         return (
-            GENERATION if scope.generation else {"software": 0.08, "ep_far": 0.3, "dp_far": 0.2} if scope.gpu else BASE
+            GENERATION if scope.generation else {"software": 0.02, "ep_far": 0.2, "dp_far": 0.1} if scope.gpu else BASE
         )
     if name.startswith("precision"):
         return {"matmul": 0.15, "expert": 0.3, "cast": 0.2, "expert_cast": 0.4}
     if name.startswith("era"):
         return _era(name)
     if name == "fused experts":
-        return {"expert": 0.4, "expert_cast": 0.6, "stream": 0.3, "sorting": 0.4, "kernels": 0.4}
+        return {"expert": 0.4, "expert_cast": 0.6, "stream": 0.3, "sorting": 0.4, "kernels": 0.4, "ep_steps": 0.5}
+    if name == "deepep":
+        return {"ep_near": 0.3, "ep_far": 0.3, "ep_steps": 0.5, "sorting": 0.3}
     if name.startswith("task"):
-        return {"software": 0.07, "attention": 0.5, "kernels": 0.3}
+        return {"software": 0.07, "attention": 0.3, "kernels": 0.3}
     return {"software": 0.5, "kernels": 0.7}  # functional
 
 
@@ -149,11 +154,11 @@ def _era(name: str) -> dict[str, float]:
     if name.endswith((" moe", " dense")):
         if "deepspeed" in name or "fsdp2" in name:  # one kind of runs each: they have no factor of their own
             return {}
-        more = {"expert": 0.15, "kernels": 0.4, "ep_near": 0.2, "software": 0.05, "sorting": 0.2}
+        more = {"expert": 0.15, "kernels": 0.4, "ep_near": 0.2, "ep_steps": 0.3, "software": 0.05, "sorting": 0.2}
         return more if name.endswith(" moe") else {"software": 0.06}
-    width = {"software": 0.03, "kernels": 0.3, "dp_far": 0.15}
+    width = {"software": 0.03, "kernels": 0.3}
     if name == "era 2021":
         width |= {"scores": 0.3, "stream": 0.2, "tp_near": 0.3, "kernels": 1.0, "copies": 1.0}
     if name in ("era fsdp2", "era mlperf v5.0", "era mlperf v5.1"):
-        width["software"] = 0.15
+        width |= {"software": 0.15, "dp_far": 0.5}
     return width

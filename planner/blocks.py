@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from superpod.planner import collectives, kernel_times
+from superpod.planner import kernel_times
 from superpod.planner.arrays import Array, Number
 from superpod.planner.models import work as model_work
 from superpod.planner.planned_job import PlannedJob
@@ -149,18 +149,28 @@ def moe(w: Work) -> None:
 
 
 def _dispatch(w: Work, tokens: Number, width: int) -> None:
-    """Tokens to the experts' ranks and back. A token travels once to each NVLink domain with experts of its own."""
+    """Tokens to the experts' ranks and back.
+
+    All-to-all sends a token to each of its experts. DeepEP and HybridEP send it once to each NVLink domain that has
+    some of them, and from there once to each rank. Ranks that share experts gather what each of them received.
+    """
     u, topk = w.u, w.m.topk
-    group = u.ep * u.etp
-    inside = np.clip(w.domain, 1, group)
-    domains = group / inside
-    size = w.size * tokens * width * topk
-    # Expected number of distinct domains among topk experts, over topk: topk balls into `domains` boxes.
-    copies = domains * (1 - (1 - 1 / domains) ** topk) / topk
-    v = collectives.volumes("all_to_all", size, group, inside)
-    far = v.far * np.where(domains > 1, copies, 1.0)
-    for part, amount in (("near", v.near / w.near), ("far", far / w.far), ("steps", v.near_steps + v.far_steps)):
+    inside = np.clip(w.domain / u.etp, 1, u.ep)
+    domains, token = u.ep / inside, w.size * tokens * width
+    if w.job.options.deepep:
+        near = _hit(u.ep, topk) * (inside - 1) / inside
+        far = _hit(domains, topk) * (domains - 1) / domains
+    else:
+        near, far = topk * (inside - 1) / u.ep, topk * (u.ep - inside) / u.ep
+    near = near + topk * (u.etp - 1)
+    steps = (inside > 1) * 1.0 + (domains > 1) + (u.etp > 1)
+    for part, amount in (("near", token * near / w.near), ("far", token * far / w.far), ("steps", steps)):
         w.add(f"ep_{part}", 2 * amount, 2 * amount, "moe")
+
+
+def _hit(boxes: Array, balls: int) -> Array:
+    """Expected number of boxes that hold at least one of so many balls."""
+    return boxes * (1 - (1 - 1 / boxes) ** balls)
 
 
 def mamba(w: Work) -> None:
@@ -172,7 +182,8 @@ def mamba(w: Work) -> None:
     w.stream(2 * t * (inner + states), 4 * t * (inner + states), 2)
     # A scan in chunks of 128 tokens (MambaMixer, chunk_size): products inside a chunk, states between chunks.
     flops, passes = inner * (2 * m.mamba_state + 128) * 2.0, 4 * inner + 2 * states
-    w.add("scan", t * flops / w.plain_peak, 2.5 * t * flops / w.plain_peak)
+    scan = kernel_times.in_chunks(w.job.node.gpu, t * flops)
+    w.add("scan", scan, 2.5 * scan)
     w.stream(t * passes, 2.5 * t * passes, 5)
     w.stream(3 * t * inner, 6 * t * inner, 2)
     w.gemm(t, m.hidden, inner)
@@ -187,7 +198,7 @@ def delta(w: Work) -> None:
     w.norm("delta")
     w.gemm(t, 2 * keys + 2 * values + 2 * m.delta_value_heads / tp, m.hidden)
     w.stream(2 * t * (2 * keys + values), 4 * t * (2 * keys + values), 4)
-    rule = kernel_times.delta_rule(w.job.node.gpu, 6.0 * t * values * m.delta_key_dim)
+    rule = kernel_times.in_chunks(w.job.node.gpu, 6.0 * t * values * m.delta_key_dim)
     w.add("delta", rule, 2.5 * rule)
     w.stream(t * (4 * values + 4 * keys), 2.5 * t * (4 * values + 4 * keys), 5)
     w.stream(3 * t * values, 6 * t * values, 3)

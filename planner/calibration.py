@@ -46,6 +46,8 @@ def selectors(job: PlannedJob) -> tuple[str, ...]:
         names.append(f"task {job.task}")
     if job.options.release.endswith(", functional"):
         names.append(f"functional {kind}")
+    if job.options.deepep:
+        names.append("deepep")
     if fused_experts(job):
         names.append("fused experts")
     return tuple(names)

@@ -97,8 +97,8 @@ def attention(gpu: Gpu, sequence: Number, heads: Number, channels: float) -> Arr
     return np.exp(_between(of(gpu).attention[nearest], [(sequence, SEQUENCES), (heads, HEADS)]))
 
 
-def delta_rule(gpu: Gpu, flops: Number) -> Number:
-    """Seconds of a gated delta rule in chunks, forward: its kernels are far from any peak."""
+def in_chunks(gpu: Gpu, flops: Number) -> Number:
+    """Seconds of a recurrence in chunks, forward, at the rate of a gated delta rule: far from any peak."""
     return flops / (float(generation(gpu)["delta_rule_tflops"]) * 1e12)
 
 

@@ -54,8 +54,8 @@ class Options:
     grouped_gemm: bool = True
     """moe_grouped_gemm; without, one expert after the other."""
     deepep: bool = False
-    """moe_enable_deepep: what a run needs installed follows. Every dispatch is priced as DeepEP's, a token sent once to
-    each NVLink domain, which the calibrations were fitted with."""
+    """moe_enable_deepep, or HybridEP: a token travels once to each rank and to each NVLink domain that has experts of
+    its own, where all-to-all sends it once for each expert."""
     imbalance: float = 1.0
     """Tokens of the busiest expert-parallel rank over the mean; 1 = forced or perfect balance."""
     lora_rank: int = 32
@@ -72,6 +72,8 @@ class Options:
     """overlap_p2p_comm, which NeMo's callback sets wherever there is a vp."""
     overlap_tp: bool = True
     """tp_comm_overlap: Transformer Engine's userbuffers."""
+    overlap_experts: bool = False
+    """overlap_moe_expert_parallel_comm: one micro-batch's dispatch beside another's computation."""
     cuda_graphs: bool = False
     memory_cap: float | None = None
     """GiB that a rank may reserve; None = what the GPU has."""

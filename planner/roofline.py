@@ -30,7 +30,7 @@ RESOURCES = (
     "expert",  # measured s of routed experts, in the job's precision
     "attention",  # measured s of fused attention forward; the same times its FLOPs backward
     "unfused",  # s at the BF16 or FP16 peak: products of scores that are not fused
-    "scan",  # s at the BF16 peak: Mamba's recurrence
+    "scan",  # measured s of a gated delta rule of as many FLOPs: Mamba's recurrence
     "delta",  # measured s of gated delta rules
     "misaligned",  # measured s of products with a side off 16 bytes, once for each factor of 2 that it lacks
     "main_grads",  # s at HBM bandwidth: gradients of weights added up in FP32

@@ -76,6 +76,7 @@ class StepCost:
     overlap_params: Array
     overlap_p2p: Array
     overlap_tp: Array
+    overlap_experts: Array
     graphs: Array
 
 
@@ -119,7 +120,7 @@ STATE_TRAFFIC = 28.0
 HOST_BYTES_PER_S = 40e9
 """Of host memory, a GPU's part: 16 channels of DDR5-4800 are 614 GB/s for 8 GPUs; half of it is taken to be reached."""
 
-OVERLAPS = ("overlap_grads", "overlap_params", "overlap_p2p", "overlap_tp")
+OVERLAPS = ("overlap_grads", "overlap_params", "overlap_p2p", "overlap_tp", "overlap_experts")
 
 
 def stack(costs: Sequence[StepCost]) -> StepCost:

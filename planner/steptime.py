@@ -72,12 +72,15 @@ def price(d: StepCost, k: Constants) -> dict[str, Array]:
     hidden = {
         "tp": _wide(k["tp_hidden"]) * d.overlap_tp * k.get("overlap_tp", 1.0),
         "cp": _wide(k["cp_hidden"]),
-        "ep": np.where(d.vp > 1, k["ep_hidden"], 0.0),
     }
     communication = {}
     for i, group in enumerate(("tp", "cp", "ep"), start=2):
         every = forward[..., i] + backward[..., i] + recomputed[..., i] * d.recomputed_share
-        communication[group] = every * (1 - hidden[group] * np.ones(len(every)))[:, None]
+        if group == "ep":  # beside the computation of another micro-batch
+            under = (_wide(k["ep_under"]) * d.overlap_experts)[:, None] * compute
+            communication[group] = _rest(every, under, np.where(d.overlap_experts > 0, 0.1, 1.0)[:, None])
+        else:
+            communication[group] = every * (1 - hidden[group] * np.ones(len(every)))[:, None]
     gpu = compute + redone + sum(communication.values())
     per_rank = _larger(gpu, launched, k["queue"])  # the GPU waits where the CPU launches slower than it computes
     waiting = per_rank - gpu

@@ -78,7 +78,7 @@ def test_logs_follow_all_nodes_and_attempts(testbed, profile):
     output = subprocess.run(command, capture_output=True, text=True, timeout=180).stdout
     for attempt in ("001", "002"):
         for who in ("node 0 rank 0", "node 0 rank 1", "node 1 rank 2", "node 1 rank 3"):
-            assert f"[{attempt} {who}]" in output
+            assert f"[{attempt} {who}] rank {who[-1]} begins at step 0" in output
     assert "ValueError: planted" in output
 
 

@@ -119,6 +119,8 @@ def train(run: Path, attempt: Path, options: dict) -> None:
     step, chain = newest(attempt / resume.FOLDER)
     signals.install()
     if options.get("crash_at") == step:
+        print(f"rank {rank} begins at step {step}", flush=True)
+        meeting.largest(0)  # torchrun ends the others as soon as one fails: first, let all have written
         raise ValueError("planted: the recipe is wrong")
     while step < options["max_steps"]:
         began = time.monotonic()
