@@ -69,8 +69,8 @@ HELD_OUT_BY = {
 }
 """What makes a configuration: its rows of all releases are on one side of the hold-out."""
 PRESETS = Path(__file__).parent / "reference" / "presets.csv"
-"""What presets of Megatron-Bridge's scripts/performance/configs set and its tables do not print: the first line fits whose
-patterns match a row's."""
+"""What presets of Megatron-Bridge's scripts/performance/configs set and its tables do not print: that line fits whose
+patterns match a row's first."""
 PRESET_FOR = ("task", "model", "gpu", "precision", "mbs")
 DROPPED = ("case", "schedule", "model_as_printed", "tflops_per_gpu", "size", "zero")
 """Columns of raw tables that nothing reads once a row is condensed."""

@@ -64,14 +64,12 @@ def _filled(values: Array) -> Array:
 
 def products(gpu: hardware.Gpu, rows: list[kernels.Row]) -> Iterator[list[str]]:
     """The lines of a GPU's products."""
-    for precision, element in kernels.ELEMENT.items():
+    for precision in kernels.PRECISIONS.values():
         mine = [row for row in rows if row["kind"] == "product" and row["precision"] == precision]
         if not mine or precision not in gpu.precisions:
             continue
         m, n, k, us = np.array([[row[key] for key in ("m", "n", "k", "us")] for row in mine], dtype=float).T
-        over = kernel_times.ideal(
-            gpu, 2 * m * n * k, gpu.tflops(precision), element * (m * k + k * n) + max(element, 2.0) * m * n
-        )
+        over = kernel_times.ideal_product(gpu, precision, m, n, k)
         values = grid(np.stack([m, n, k]), np.log(us * 1e-6 / over), (SIDES, SIDES, SIDES))
         for j, i in itertools.product(range(len(SIDES)), range(len(SIDES))):
             yield ["product", precision, f"{SIDES[j]:.0f}", f"{SIDES[i]:.0f}", *_words(values[:, j, i])]
@@ -85,8 +83,8 @@ def attentions(gpu: hardware.Gpu, rows: list[kernels.Row]) -> Iterator[list[str]
         batch, seq, heads, groups, width, us = np.array(
             [[row[key] for key in ("batch", "seq", "heads", "kv_heads", "head_dim", "us")] for row in mine], dtype=float
         ).T
-        passed = 4 * batch * seq * width * (heads + groups)
-        over = kernel_times.ideal(gpu, 2 * batch * seq**2 * heads * width, gpu.bf16_tflops, passed)
+        query, keys = heads * width, 2 * groups * width
+        over = kernel_times.ideal_attention(gpu, "bf16", batch * seq, seq, query, query, keys)
         values = grid(np.stack([seq, batch * heads]), np.log(us * 1e-6 / over), (SEQUENCES, HEADS))
         for i, sequence in enumerate(SEQUENCES):
             yield ["attention", str(channels), f"{sequence:.0f}", "", *_words(values[i])]

@@ -34,8 +34,6 @@ GPUS = {
 """Our name -> the folder of its measurements."""
 PRECISIONS = {"bfloat16": "bf16", "fp8": "fp8cs", "fp8_block": "fp8bw", "nvfp4": "nvfp4"}
 """Their type of a product -> the precision that multiplies such numbers."""
-ELEMENT = {"bf16": 2.0, "fp8cs": 1.0, "fp8bw": 1.0, "nvfp4": 0.5625}
-"""Bytes of an operand's element, scales included."""
 SIDES = ("m", "n", "k")
 ATTENTION = ("batch", "seq", "heads", "kv_heads", "head_dim")
 LEAST, MOST = 128, 65_536
@@ -156,14 +154,13 @@ def modelled(row: Mapping[str, str]) -> tuple[float, float]:
     gpu = hardware.node(row["gpu"]).gpu
     if row["kind"] == "product":
         m, n, k = (float(row[side]) for side in SIDES)
-        element = ELEMENT[row["precision"]]
-        table = kernel_times.product(gpu, row["precision"], m, n, k, element)
+        table = kernel_times.product(gpu, row["precision"], m, n, k)
         return 2 * m * n * k / (gpu.tflops(row["precision"]) * 1e12), float(table)
     batch, seq, heads, groups, width = (float(row[name]) for name in ATTENTION)
-    flops, passed = 2 * batch * seq**2 * heads * width, 4 * batch * seq * width * (heads + groups)
-    over = kernel_times.ideal(gpu, flops, gpu.bf16_tflops, passed)
+    query, keys = heads * width, 2 * groups * width
+    over = kernel_times.ideal_attention(gpu, "bf16", batch * seq, seq, query, query, keys)
     ratio = kernel_times.attention(gpu, seq, batch * heads, width)
-    return flops / (gpu.bf16_tflops * 1e12), float(over * ratio)
+    return 2 * batch * seq * seq * query / (gpu.bf16_tflops * 1e12), float(over * ratio)
 
 
 def main() -> None:

@@ -109,7 +109,16 @@ BASE = {
     **dict.fromkeys(START, 0.5),
     **{"matmul": 0.15, "plain": 0.06, "attention": 0.12, "main_grads": 0.3, "stream": 0.02, "cast": 0.2, "scores": 0.2},
     **{"send_near": 0.1, "send_far": 0.1, "loss": 0.3, "software": 1e-6, "router": 1.0, "scan": 0.4},
-    **{"tp_hidden": 0.6, "cp_hidden": 0.2, "ep_under": 0.3, "ep_near": 0.15, "dp_far": 0.2, "ep_steps": 1.0, "send_hidden": 0.1, "dp_under": 0.2},
+    **{
+        "tp_hidden": 0.6,
+        "cp_hidden": 0.2,
+        "ep_under": 0.3,
+        "ep_near": 0.15,
+        "dp_far": 0.2,
+        "ep_steps": 1.0,
+        "send_hidden": 0.1,
+        "dp_under": 0.2,
+    },
 }
 GENERATION = {
     **{"software": 0.08, "attention": 0.2, "stream": 0.05, "expert": 0.3, "kernels": 0.4, "tp_near": 0.3},

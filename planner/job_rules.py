@@ -182,6 +182,18 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
         lambda f: ("CUDA graphs do not take full recomputation", "set recompute selective, or drop cuda_graphs"),
     ),
     Rule(
+        "overlap_experts",  # TransformerConfig.__post_init__
+        lambda f: (
+            f.job.options.overlap_experts
+            & ((f.ep == 1) | (f.recompute == 2) | (f.pp > 1) & (f.vp == 1) | (f.model.mtp_layers > 1))
+        ),
+        lambda f: (
+            f"overlap_experts wants ep above 1, vp where pp is above 1, no full recomputation and one MTP layer at "
+            f"most: ep is {f.ep}, pp {f.pp}, vp {f.vp}",
+            "change these, or drop overlap_experts",
+        ),
+    ),
+    Rule(
         "fp8_params",  # TransformerConfig.__post_init__
         lambda f: f.job.options.fp8_params and f.job.precision not in (*FP8, *("nvfp4",) * bool(f.job.options.release)),
         lambda f: (f"fp8_params keeps parameters in FP8, and the precision is {f.job.precision}", "drop fp8_params"),

@@ -51,9 +51,9 @@ def of(gpu: Gpu) -> Table:
 
 
 def generation(gpu: Gpu) -> dict[str, Any]:
-    """What holds for a GPU's generation; for one that is not known, the first of the file."""
+    """What holds for a GPU's generation; one that is not known is taken for the newest."""
     tables = _generations()
-    return tables.get(gpu.generation) or next(iter(tables.values()))
+    return tables.get(gpu.generation, list(tables.values())[-1])
 
 
 @cache
@@ -77,18 +77,37 @@ def _read(path: Path) -> Table:
     return Table(products, attention)
 
 
+def element_bytes(precision: str) -> float:
+    """Bytes of an operand's element with its share of the scales: one for 16 elements in NVFP4, for 32 in MXFP8."""
+    return {"nvfp4": 0.5625, "mxfp8": 1.03, "bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "tf32": 4.0}.get(precision, 1.0)
+
+
 def ideal(gpu: Gpu, flops: Number, tflops: float, passed: Number) -> Number:
     """Seconds at the peak, of bytes at full bandwidth, and of a launch: what ratios are over."""
     return flops / (tflops * 1e12) + passed / (gpu.hbm_tb_per_s * 1e12) + LAUNCH_S
 
 
-def product(gpu: Gpu, precision: str, m: Number, n: Number, k: Number, element: float) -> Array:
-    """Seconds of an m x k by k x n product; `element` = bytes of an operand's; the result has 2 (4 in FP32)."""
-    over = ideal(gpu, 2.0 * m * n * k, gpu.tflops(precision), element * (m * k + k * n) + max(element, 2.0) * m * n)
+def ideal_product(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Number:
+    """Ideal seconds of an m x k by k x n product, whose result has 2 bytes an element (4 in FP32)."""
+    element = element_bytes(precision)
+    passed = element * (m * k + k * n) + max(element, 2.0) * m * n
+    return ideal(gpu, 2.0 * m * n * k, gpu.tflops(precision), passed)
+
+
+def product(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Array:
+    """Seconds of an m x k by k x n product."""
     grids = of(gpu).products
     grid = grids.get(MEASURED_AS.get(precision, precision), grids["bf16"])
     ratio: Array = np.exp(_between(grid, [(m, SIDES), (n, SIDES), (k, SIDES)]))
-    return ratio * np.asarray(over, dtype=np.float64)
+    return ratio * np.asarray(ideal_product(gpu, precision, m, n, k), dtype=np.float64)
+
+
+def ideal_attention(
+    gpu: Gpu, precision: str, tokens: Number, sequence: Number, query: Number, out: Number, keys: Number
+) -> Number:
+    """Ideal seconds of causal attention forward; widths in elements per token: queries, output, keys with values."""
+    flops = tokens * sequence * (query + out)  # fused kernels skip what the mask hides
+    return ideal(gpu, flops, gpu.tflops(precision), element_bytes(precision) * tokens * (query + out + keys))
 
 
 def attention(gpu: Gpu, sequence: Number, heads: Number, channels: float) -> Array:

@@ -307,6 +307,8 @@ _SWITCHES: dict[str, tuple[str, Read]] = {
     "overlap-grad-reduce": ("options", _switch("overlap_grads")),
     "overlap-param-gather": ("options", _switch("overlap_params")),
     "tp-comm-overlap": ("options", _switch("overlap_tp")),
+    "moe-enable-deepep": ("options", _switch("deepep")),
+    "overlap-moe-expert-parallel-comm": ("options", _switch("overlap_experts")),
     "enable-cuda-graph": ("options", _switch("cuda_graphs")),
     "deterministic-mode": ("options", _switch("deterministic")),
     "bf16": ("job", _switch("precision", "bf16", "fp32")),

@@ -9,6 +9,7 @@ Everything is an array over `KernelUnits`, the few distinct (tp, cp, ep, mbs, ..
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -72,11 +73,12 @@ class Work:
         gpu = job.node.gpu
         low = job.precision not in ("fp32", "tf32", "bf16", "fp16")
         self.low = low
-        self.plain_peak = (gpu.tflops(job.precision) if not low else gpu.bf16_tflops) * 1e12
+        self.plain = "bf16" if low else job.precision
+        """Precision of what is not quantised."""
+        self.plain_peak = gpu.tflops(self.plain) * 1e12
         self.hbm = gpu.hbm_tb_per_s * 1e12
         self.size = 4 if job.precision in ("fp32", "tf32") else 2
-        # Bytes of a quantised element with its share of the scales: NVFP4 1 per 16, MXFP8 1 per 32.
-        self.operand = {"nvfp4": 0.5625, "mxfp8": 1.03}.get(job.precision, 1.0) if low else self.size
+        self.operand = kernel_times.element_bytes(job.precision)
         self.tokens = units.mbs * job.seq / units.cp
         self.outer = self.tokens / np.where(units.sp > 0, units.tp, 1)
         """Tokens that a rank keeps between tensor-parallel regions."""
@@ -100,35 +102,31 @@ class Work:
             self.table[:, self.kind, 2, i] += np.where(self.u.modules & bits, forward, 0.0)
 
     def gemm(self, rows: Number, out: Number, inner: Number, module: str = "", *, plain: bool = False,
-             trained: bool = True, resource: str = "", matrices: Number = 1, name: str = "") -> None:  # fmt: skip
-        """A linear layer of `rows` tokens: forward, gradients of its input, and of its weights if it is trained.
+             resource: str = "", matrices: Number = 1, name: str = "") -> None:  # fmt: skip
+        """A linear layer of `rows` tokens: forward, gradients of its input, and of its weights unless they are frozen.
 
         `matrices` experts share the rows; each multiplies its own by a matrix of `inner` x `out`.
         """
         low = self.low and not plain
-        element = self.operand if low else self.size
         share = rows / matrices
-        wgrad = trained and not self.frozen
-        forward = matrices * self._product(low, share, out, inner, element)
-        backward = matrices * self._product(low, share, inner, out, element)
+        product = partial(kernel_times.product, self.job.node.gpu, self.job.precision if low else self.plain)
+        wgrad = not self.frozen
+        forward = matrices * product(share, out, inner)
+        backward = matrices * product(share, inner, out)
         if wgrad:
-            backward = backward + matrices * self._product(low, out, inner, share, element)
+            backward = backward + matrices * product(out, inner, share)
         self.add(resource or ("plain" if plain else "matmul"), forward, backward, module)
         off = np.maximum(_off(out, self.size), _off(inner, self.size))
         self.add("misaligned", forward * off, backward * off, module)
         self.add("main_grads", 0.0, wgrad * 6.0 * matrices * out * inner / self.hbm, module)  # 8 bytes, not 2
         if low:
             left, result = rows * inner, rows * out
-            read = 2 * self.size + 2 * element  # amax or block scales, then the copies by rows and by columns
+            read = 2 * self.size + 2 * self.operand  # amax or block scales, then the copies by rows and by columns
             cast = "expert_cast" if resource == "expert" else "cast"
             self.add(cast, left * read / self.hbm, result * read / self.hbm, module)
         self.add("kernels", 2.0 if low else 1.0, (2.0 + low) * (1 + wgrad) / 2, module)
         if self.frozen and name in self.job.options.lora_targets:
             self._adapter(rows, out, inner, module)
-
-    def _product(self, low: bool, m: Number, n: Number, k: Number, element: float) -> Array:
-        precision = self.job.precision if low or not self.low else "bf16"
-        return kernel_times.product(self.job.node.gpu, precision, m, n, k, element)
 
     def _adapter(self, rows: Number, out: Number, inner: Number, module: str) -> None:
         """LoRA's two thin products beside a frozen matrix: bound by bytes rather than FLOPs."""
@@ -141,9 +139,8 @@ class Work:
 
     def fused_attention(self, sequence: float, query: Number, out: Number, keys: Number, heads: Number) -> None:
         """Causal attention over sequences of that many tokens; widths in elements per token, of this rank."""
-        gpu, t = self.job.node.gpu, self.tokens
-        flops = t * sequence * (query + out)  # fused kernels skip what the mask hides
-        over = kernel_times.ideal(gpu, flops, self.plain_peak / 1e12, self.size * t * (query + out + keys))
+        gpu = self.job.node.gpu
+        over = kernel_times.ideal_attention(gpu, self.plain, self.tokens, sequence, query, out, keys)
         forward = over * kernel_times.attention(gpu, sequence, self.u.mbs * heads, float(np.max(query / heads)))
         self.add("attention", forward, 2.5 * forward, "core_attn")  # 5 products against 2 (FlashAttention-2)
 

@@ -243,6 +243,8 @@ CHANGES: tuple[Callable[[random.Random, Draft], None], ...] = (
     _makes(layout={"recompute": "selective", "recompute_modules": ("layernorm",)}, job={"precision": "fp8ds"}),
     _makes(layout={"recompute": "full"}, options={"cuda_graphs": True}),
     _makes(options={"cuda_graphs": True}, layout={"recompute": "none"}),
+    _makes(model=MOE, options={"overlap_experts": True}, layout={"ep": 2, "etp": 1}),
+    _makes(model=MOE, options={"overlap_experts": True}),
     _makes(options={"fp8_params": True}),
     _makes(options={"fp8_params": True}, job={"precision": "bf16"}),
     _makes(model={"experts": 0, "topk": 0}, layout={"ep": 2}),
