@@ -86,6 +86,13 @@ GENERAL: tuple[Rule[JobInputs], ...] = (
 )
 """Rules of any framework."""
 
+
+def _combines_nothing(f: JobInputs) -> Truth:
+    """Whether Megatron's schedule that joins one micro-batch's dispatch to another's computation refuses a run."""
+    plain = f.job.precision in ("fp32", "tf32") or f.model.mtp_layers > 1
+    return (f.ep == 1) | (f.recompute == 2) | (f.pp > 1) & (f.vp == 1) | plain
+
+
 MEGATRON: tuple[Rule[JobInputs], ...] = (
     Rule(
         "seq_cp",  # utils.get_batch_on_this_cp_rank: an early and a late chunk for every rank
@@ -183,13 +190,10 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
     ),
     Rule(
         "overlap_experts",  # TransformerConfig.__post_init__
+        lambda f: f.job.options.overlap_experts & _combines_nothing(f),
         lambda f: (
-            f.job.options.overlap_experts
-            & ((f.ep == 1) | (f.recompute == 2) | (f.pp > 1) & (f.vp == 1) | (f.model.mtp_layers > 1))
-        ),
-        lambda f: (
-            f"overlap_experts wants ep above 1, vp where pp is above 1, no full recomputation and one MTP layer at "
-            f"most: ep is {f.ep}, pp {f.pp}, vp {f.vp}",
+            f"overlap_experts wants ep above 1, vp where pp is above 1, BF16 or FP16 beside what is quantised, no full "
+            f"recomputation and one MTP layer at most: ep is {f.ep}, pp {f.pp}, vp {f.vp}",
             "change these, or drop overlap_experts",
         ),
     ),

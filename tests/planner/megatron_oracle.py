@@ -133,7 +133,8 @@ def _settings(job: PlannedJob) -> None:
     gpu_only: dict[str, Any] = {"fp8": "hybrid", "fp8_recipe": fp8} if fp8 else {}
     gpu_only |= {"fp8_param": job.options.fp8_params, "moe_grouped_gemm": job.model.is_moe}
     if job.options.overlap_experts:
-        gpu_only |= {"overlap_moe_expert_parallel_comm": True, "moe_token_dispatcher_type": "alltoall"}
+        mixed = job.precision not in ("fp32", "tf32")
+        gpu_only |= {"overlap_moe_expert_parallel_comm": True, "moe_token_dispatcher_type": "alltoall", "bf16": mixed}
     if job.options.cuda_graphs:
         gpu_only |= {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "attn"}
     with _as_megatron_has_it(TransformerConfig, "__post_init__", MEGATRONS_OWN["config"]):
