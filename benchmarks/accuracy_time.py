@@ -41,6 +41,8 @@ HOLD_OUT = {
     "vTrain, several nodes": (0.08, 0.08),
 }
 """Of runs that nothing was fitted on, the same by what they train; the covered ones count."""
+MOST_OF_PEAK = 0.9
+"""No run reaches more of it: a row that does contradicts itself."""
 REGRET, TAU = (0.02, 0.04), (0.9, 0.85)
 """The same of the rankings: mean regret at most, mean Kendall tau at least."""
 
@@ -106,7 +108,7 @@ def read(path: Path, *, predict: bool = True) -> tuple[list[Result], list[str]]:
         try:
             job = published.job(row, FACTS)
             measured = seconds(row, job)
-            if measured is None or contradicts(job, measured):
+            if measured is None or condense.contradicts(job) or steptime.mfu(job, measured) > MOST_OF_PEAK:
                 impossible.append(published.label(row))
                 continue
             predicted = float(steptime.step(job, columns.of(job)).seconds) if predict else float("nan")
@@ -126,19 +128,15 @@ def seconds(row: Mapping[str, str], job: PlannedJob) -> float | None:
     return job.tokens / (rate * job.gpus) if rate else None
 
 
-def contradicts(job: PlannedJob, measured: float) -> bool:
-    """Whether the batch is under a micro-batch a rank, or the rate over 90 % of the peak."""
-    return job.layout.gbs < job.layout.mbs * job.dp or steptime.mfu(job, measured) > 0.9
-
-
 def held_out(row: Mapping[str, str]) -> bool:
     """A fifth of the configurations, chosen by their hash (`condense.py` marks them)."""
     return row["held_out"] == "yes"
 
 
-def has_images(row: Mapping[str, str]) -> bool:
-    """Whether a row trains a vision tower beside the language model: the planner knows the latter only."""
-    return "_vl_" in row["notes"]
+def is_scored(row: Mapping[str, str]) -> bool:
+    """Whether a row is of a tuned run of what the planner knows. A verification card says of a run that only shows that
+    it works that it is not tuned."""
+    return "not tuned" not in row["notes"] and not condense.has_images(row)
 
 
 def groups(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -148,11 +146,9 @@ def groups(results: Sequence[Result]) -> dict[str, list[Result]]:
         if result.row["release"] == "vTrain":
             table["vTrain, one node" if int(result.row["gpus"]) <= 8 else "vTrain, several nodes"].append(result)
             continue
-        if "not tuned" in result.row["notes"]:  # a verification card's own words of a run that shows that it works
-            table.setdefault("functional runs, not tuned", []).append(result)
-            continue
-        if has_images(result.row):
-            table.setdefault("vision-language, text planned", []).append(result)
+        if not is_scored(result.row):
+            name = "vision-language, text planned" if condense.has_images(result.row) else "functional runs, not tuned"
+            table.setdefault(name, []).append(result)
             continue
         moe = result.job is None or result.job.model.is_moe
         table["tuned, MoE" if moe else "tuned, dense"].append(result)
@@ -166,7 +162,7 @@ def trained(results: Sequence[Result]) -> dict[str, list[Result]]:
     table: dict[str, list[Result]] = {name: [] for name in HOLD_OUT}
     for result in results:
         release, job = result.row["release"], result.job
-        if job is None or "not tuned" in result.row["notes"] or has_images(result.row):
+        if job is None or not is_scored(result.row):
             continue
         if release == "vTrain":
             if int(result.row["gpus"]) > 8:

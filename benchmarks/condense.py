@@ -106,6 +106,18 @@ def is_held_out(row: Row, kind: str) -> bool:
     return int(hashlib.sha256(text.encode()).hexdigest(), 16) % 5 == 0
 
 
+def has_images(row: Row) -> bool:
+    """Whether a row trains a vision tower beside the language model, which the planner does not know: by its recipe's
+    name, or of a model of which Megatron-Bridge has no other recipe."""
+    text = " ".join(row.get(key) or "" for key in ("notes", "outcome", "source"))
+    return bool(re.search(r"_vl_|model_verification_cards/(gemma-4|qwen3\.8)", text))
+
+
+def contradicts(job: PlannedJob) -> bool:
+    """Whether a row's numbers cannot all be true: its batch is less than a micro-batch a rank."""
+    return job.layout.gbs < job.layout.mbs * job.dp
+
+
 def is_ci(row: Row) -> bool:
     """Whether a row is one of Megatron-LM's functional tests."""
     return CI in (row.get("framework") or "")

@@ -21,7 +21,8 @@ from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from accuracy_time import Result, has_images, read, trained
+from accuracy_time import Result, read, trained
+from condense import has_images
 from steptime_priors import BEGIN, LEAST, START, Scope, scopes, widths
 
 from superpod.planner import calibration, columns, step_cost, steptime
