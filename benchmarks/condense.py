@@ -70,7 +70,7 @@ HELD_OUT_BY = {
 """What makes a configuration: its rows of all releases are on one side of the hold-out."""
 PRESETS = Path(__file__).parent / "reference" / "presets.csv"
 """What presets of Megatron-Bridge's scripts/performance/configs set and its tables do not print: that line fits whose
-patterns match a row's first."""
+patterns match a row's first. `ran`: the layout of a run in whose line its table prints that of another precision."""
 PRESET_FOR = ("task", "model", "gpu", "precision", "mbs")
 DROPPED = ("case", "schedule", "model_as_printed", "tflops_per_gpu", "size", "zero")
 """Columns of raw tables that nothing reads once a row is condensed."""
@@ -83,17 +83,18 @@ def condense(row: Row, *, kind: str = "time") -> dict[str, str]:
     held_out = "yes" if is_held_out(row, kind) else ""
     if NANOTRON in row.get("release", ""):
         return _of_job(row, published.job(row))
+    if "in parentheses" in row.get("notes", "") and hardware.precision(row["precision"]) == "fp8":
+        # NeMo 25.09's tables have two columns: those in parentheses are scaled by blocks, on Blackwell MXFP8
+        row["precision"] = "mxfp8" if "mxfp8" in hardware.node(gpu(row)).gpu.precisions else "fp8bw"
     blanks = {key: str(value) for key, value in usual(row).items()}
     whole = {**row, **{key: row.get(key) or value for key, value in blanks.items()}, **_shape(row)}
+    whole |= dict(word.split("=") for word in preset(row)["ran"].split())
     whole["gpu"], whole["gpus"] = gpu(row), row.get("gpus") or ("8" if is_ci(row) else "")
     whole["options"] = ",".join(filter(None, (options_text(_trained_in(row, options(row))), preset(row)["options"])))
     if is_ci(row):
         whole["release"] = "mcore 0.11" if "dracooci" in row["source"] else "mcore main"
     if row.get("flags") or is_ci(row):
         whole["flags"] = "; ".join(f"{name}={value}" for name, value in arguments(row).items())
-    if "in parentheses" in row.get("notes", "") and hardware.precision(row["precision"]) == "fp8":
-        # NeMo 25.09's tables have two columns: those in parentheses are scaled by blocks, on Blackwell MXFP8
-        whole["precision"] = "mxfp8" if "mxfp8" in hardware.node(whole["gpu"]).gpu.precisions else "fp8bw"
     whole["recompute"], whole["layout"] = recomputed(row, whole.get("recompute", ""))
     if is_fsdp2(row):
         whole["fsdp"] = row.get("fsdp") or "1"
@@ -261,7 +262,7 @@ def preset(row: Row) -> Row:
     """The line of `PRESETS` that a row was run with; an empty one for rows of other software."""
     bridge = "Megatron-Bridge" in (row.get("source") or "") or "NeMo 25.09" in (row.get("release") or "")
     fits = (line for line in _presets() if bridge and _fits(line, row))
-    return next(fits, {"recompute": "", "options": ""})
+    return next(fits, dict.fromkeys(("recompute", "options", "ran"), ""))
 
 
 @cache
