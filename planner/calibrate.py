@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 FEW = 12
 """Up to so many rows the fewest numbers are sought that explain them."""
-BEAM = 3
+BEAM = 6
 """Explanations that are tried with one number more."""
 LEAST_NOISE = 1e-4
 """Relative; no closer are two step times the same."""

@@ -22,6 +22,8 @@ TABLES = {
     "accuracy.md": "python benchmarks/unseen_runs.py benchmarks/reference",
 }
 """Pages of docs/ and the command that their block `accuracy` shows."""
+SHOWN = ("troubleshooting.md",)
+"""Pages all of whose blocks that begin with `$ recipes` show what the command prints, 200 columns wide."""
 
 
 def main() -> None:
@@ -42,6 +44,10 @@ def main() -> None:
     for name, command in TABLES.items():
         page = ROOT / "docs" / name
         page.write_text(filled(page.read_text(), "accuracy", command))
+    for name in SHOWN:
+        page = ROOT / "docs" / name
+        block = re.compile(r"^(```\n\$ (recipes .*)\n)(?:.*\n)*?(?=```$)", re.MULTILINE)
+        page.write_text(block.sub(lambda match: match[1] + printed(match[2], 200), page.read_text()))
 
 
 def filled(text: str, name: str, command: str) -> str:
@@ -49,15 +55,19 @@ def filled(text: str, name: str, command: str) -> str:
     block = re.compile(rf"(<!-- figures: {name} -->\n```\n).*?(```)", re.DOTALL)
     if not block.search(text):
         sys.exit(f"no block {name}: <!-- figures: {name} --> above a fenced one")
+    shown = f"$ {command}\n{printed(command, 100)}"
+    return block.sub(lambda match: match[1] + shown + match[2], text)
+
+
+def printed(command: str, columns: int) -> str:
+    """What a command prints on a terminal so wide."""
     words = shlex.split(command)
-    environment = {**os.environ, "COLUMNS": "100"}
+    environment = {**os.environ, "COLUMNS": str(columns)}
     program = Path(sys.executable).parent / words[0]
     done = subprocess.run(
         [program, *words[1:]], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    lines = [line.rstrip().replace(f"{ROOT}/", "") for line in done.stdout.splitlines()]
-    shown = "\n".join([f"$ {command}", *lines]) + "\n"
-    return block.sub(lambda match: match[1] + shown + match[2], text)
+    return "".join(f"{line.rstrip().replace(f'{ROOT}/', '')}\n" for line in done.stdout.splitlines())
 
 
 if __name__ == "__main__":
