@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -58,7 +59,7 @@ def calibrate(
             print(f"  {line}")
     if out is not None:
         _write(out, calibration_file.text(calibrations, f"{len(measured)} runs of {_sources(run or [], rows)}"))
-        print(f"wrote {out}: recipes plan ... --hardware {out}")
+        print(f"wrote {out}: recipes plan ... --hardware {shlex.quote(str(out))}")
 
 
 def _runs(folders: list[str]) -> list[Measured]:
@@ -126,4 +127,4 @@ def _write(path: Path, text: str) -> None:
     try:
         whole_file.write(path, text)
     except OSError as error:
-        raise UserError(f"--out {path} cannot be written: {error.strerror}") from error
+        raise UserError(f"--out {path} cannot be written: {error.strerror}", "name a file elsewhere") from error

@@ -10,7 +10,7 @@ from superpod.errors import UserError
 from superpod.lifecycle import report
 from superpod.node.files import read_json
 from superpod.node.run_folder import RunFolder
-from superpod.planner import hardware, models, steptime
+from superpod.planner import columns, hardware, models, steptime
 from superpod.planner.calibrate import Measured
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import Options, PlannedJob
@@ -39,11 +39,15 @@ def measured(run: RunFolder) -> Measured:
 
 
 def impossible(run: Measured) -> str:
-    """Why no GPU has measured this: a rate above its peak, with the numbers; '' where one may have.
+    """Why no GPU has measured this: a layout that cannot be, or a rate above the peak; '' where one may have.
 
     Attention of a fine-tuning is not counted: samples that are packed attend to less than the whole sequence.
     """
     job = run.job
+    try:
+        columns.of(job)
+    except UserError as error:
+        return str(error)
     per_token = job.model.flops_per_token(job.seq, causal=True)
     needed = job.model.flops_per_token(1, causal=True) if job.task != "pretrain" else per_token
     share = float(steptime.mfu(job, run.seconds)) * needed / per_token

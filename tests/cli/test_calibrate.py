@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -273,3 +274,14 @@ def test_a_run_folder_above_the_peak_is_refused_with_the_numbers(tmp_path):
     with pytest.raises(UserError, match=r"need .* TFLOP/s of a GPU, and the h100's dense bf16 peak is 989") as refused:
         measured_runs.measured(run)
     assert refused.value.hint
+
+
+def test_a_row_that_cannot_be_is_left_out_and_the_next_command_can_be_pasted(recipes_cli, tmp_path):
+    rows = ["model,gpu,gpus,precision,seq,gbs,mbs,tp,pp,tokens_per_s_per_gpu"]
+    rows += [f"llama3_8b,h100,{gpus},bf16,8192,128,1,{tp},1,8000" for gpus, tp in ((16, 2), (64, 3), (32, 2))]
+    (tmp_path / "runs.csv").write_text("\n".join(rows) + "\n")
+    out = tmp_path / "it's mine.toml"
+    done = recipes_cli("calibrate", "--from", "runs.csv", "--out", out, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "left out: line 3: tp 3 x pp 1 x cp 1 = 3 must divide the number of GPUs, which is 64" in done.stderr
+    assert done.stdout.rstrip().endswith(f"--hardware {shlex.quote(str(out))}")
