@@ -29,8 +29,11 @@ class NotDone(Exception):
 
 def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs: Path) -> tuple[AttemptEnd, RunFolder]:
     """Run one attempt, in `folder` or in a new one under `runs`; returns how it ended and its run folder."""
+    from superpod.launchers import preflight
     from superpod.node.run_folder import RunFolder
 
+    if folder is None:
+        preflight.disk(runs, local_run.checkpoint_bytes)  # before there is a run that would look queued
     facts, lines = _facts(local_run), local_run.lines
     folder = folder or RunFolder.create(runs, local_run.resolved.request.recipe, facts=facts, recipe_lines=lines)
     with folder.lock():

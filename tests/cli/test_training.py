@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from superpod.cli import training
+from superpod.errors import UserError
 from superpod.launchers import local, preflight
 from superpod.lifecycle.request import Request
 from superpod.node import processes
@@ -91,3 +92,13 @@ def test_a_local_run_that_goes_on_is_running_where_there_is_a_slurm_too(run):
         assert seen(run).state == "running"
     assert seen(run).state == "failed"
     assert "without a word" in seen(run).message
+
+
+def test_a_run_that_its_disk_refuses_leaves_no_folder_that_looks_queued(tmp_path):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    too_large = fake_run(10)
+    too_large.checkpoint_bytes = 2**60
+    with pytest.raises(UserError, match="two checkpoints of"):
+        training.train(Console(quiet=True), too_large, None, runs)
+    assert not list(runs.iterdir())
