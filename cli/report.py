@@ -125,7 +125,7 @@ def _draw(runs: list[RunFolder], path: Path) -> None:
     try:
         drawn = reports.loss_curve(runs[0], path) if len(runs) == 1 else reports.loss_curves(runs, path)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+        raise UserError(f"{path} cannot be written: {error.strerror}", "name a file elsewhere") from error
     except ModuleNotFoundError as missing:
         raise UserError(f"a picture needs {missing.name}", "pip install -c constraints.txt -e '.[nemo]'") from missing
     print(f"losses {drawn}", file=sys.stderr)
