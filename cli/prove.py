@@ -8,7 +8,7 @@ import sys
 from collections import defaultdict
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -61,15 +61,16 @@ def prove(
     if write:
         from superpod.rehearsal import evidence
 
-        evidence.whole_models(recipes)  # refuses before the proof, which takes long
-    proof = _proven(recipes, cache, workers)
+        evidence.whole_models(recipes)  # both refuse before the proof, which takes long
+        evidence.refuse_to_drop(recipes)
+    proof = _proven(recipes, cache, workers, stands=write)
     if write:
         from superpod.rehearsal import evidence
 
         done = evidence.write(proof, recipes)
         dropped = f"; dropped {done.dropped} of other code, versions or layouts" if done.dropped else ""
         print(f"wrote {done.proven} models to {done.path}, and kept {done.kept}{dropped}", file=sys.stderr)
-    print(json.dumps({k: v for k, v in asdict(proof).items() if k != "digests"}, indent=1) if as_json else _text(proof))
+    print(json.dumps(_for_programs(proof), indent=1) if as_json else _text(proof))
     if proof.failures:
         raise typer.Exit(1)
 
@@ -87,12 +88,16 @@ def _refuse_other_file(cache: Path) -> None:
         raise UserError(f"--cache {cache} is another file, which would be written over", "give a new name")
 
 
-def _proven(recipes: list[Recipe], cache: Path, workers: int) -> Proof:
-    """The proof, with a bar on a terminal, and a line for every stage elsewhere."""
+def _proven(recipes: list[Recipe], cache: Path, workers: int, *, stands: bool) -> Proof:
+    """The proof, with a bar on a terminal, and a line for every stage elsewhere.
+
+    `stands`: what the written proof still shows is not built anew.
+    """
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from superpod.cli.progress import draws
+    from superpod.recipes.facts import proof_level
     from superpod.rehearsal.proof import prove as prove_all
 
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
@@ -106,7 +111,9 @@ def _proven(recipes: list[Recipe], cache: Path, workers: int) -> Proof:
                 stages.append(what)
                 bar.console.print(f"{what} {total:,}", highlight=False)
 
-        return prove_all(recipes, cache_file=cache, workers=workers, note=show)
+        return prove_all(
+            recipes, cache_file=cache, workers=workers, note=show, written=proof_level.read() if stands else None
+        )
 
 
 def _at(recipes: list[Recipe], nodes: int) -> list[Recipe]:
@@ -124,13 +131,21 @@ def _at(recipes: list[Recipe], nodes: int) -> list[Recipe]:
     return [replace(recipe, layouts={nodes: recipe.layout(nodes)}) for recipe in at_size]
 
 
+def _for_programs(proof: Proof) -> dict[str, Any]:
+    """The proof without its thousands of sizes."""
+    kept = {key: value for key, value in asdict(proof).items() if key not in ("digests", "expected")}
+    return kept | {"standing": sorted(proof.standing)}
+
+
 def _text(proof: Proof) -> str:
+    layers = f" with {proof.layers:,} different TE layers" if not proof.standing else ""  # only a build counts them
     lines = [
         f"{proof.recipes:,} recipes at {proof.sizes:,} sizes: planned, legal and within memory unless named below",
         f"{proof.configurations:,} different configurations, each accepted by Megatron and NeMo; "
         f"{proof.resolved_now:,} sizes resolved now, the rest remembered",
-        f"{proof.models:,} rank models, {proof.built:,} different ones with {proof.layers:,} different TE layers, "
-        f"for {', '.join(proof.generations)}; {proof.built_now:,} built now",
+        f"{proof.models:,} rank models, {proof.built:,} different ones{layers}, for {', '.join(proof.generations)}; "
+        f"{proof.built_now:,} built now",
+        *_standing(proof),
         ", ".join(f"{name} {version}" for name, version in proof.versions.items()),
         *(f"unproven  {name}: {why}" for name, why in proof.unproven.items()),
         *_known(proof),
@@ -138,6 +153,13 @@ def _text(proof: Proof) -> str:
     ]
     last = f"proven, but for {len(proof.known)} sizes known not to start" if proof.known else "proven"
     return "\n".join([*lines, last if not proof.failures else f"{len(proof.failures)} failures"])
+
+
+def _standing(proof: Proof) -> list[str]:
+    """A line that counts the models of which nothing was built."""
+    count = len(proof.standing)
+    subject = "1 model stands as it was" if count == 1 else f"{count} models stand as they were"
+    return [f"{subject} proven: nothing that the builds depend on has changed"] if count else []
 
 
 def _known(proof: Proof) -> list[str]:

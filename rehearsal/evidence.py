@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter, defaultdict
@@ -16,7 +15,7 @@ from superpod.errors import UserError
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
 from superpod.recipes.registry import Model, Recipe, layout_files
-from superpod.rehearsal import fingerprint
+from superpod.rehearsal import fingerprint, standing
 from superpod.rehearsal.proof import Proof
 
 REHEARSALS = Path(__file__).resolve().parents[1] / "docs" / "rehearsals.json"
@@ -57,6 +56,22 @@ def whole_models(recipes: Iterable[Recipe]) -> dict[str, list[Recipe]]:
     return whole
 
 
+def refuse_to_drop(recipes: Iterable[Recipe]) -> None:
+    """Refuse to write of some models what would drop the proof of others: it was made with other code or libraries.
+
+    Raises:
+        UserError: with how many there are.
+    """
+    old = proof_level.read()
+    others = _names(old) - {recipe.model.name for recipe in recipes}
+    if others and (old.get("versions"), old.get("code")) != (fingerprint.versions(), code()):
+        raise UserError(
+            f"{proof_level.EVIDENCE.name} has {len(others)} more models, proven with other code or libraries, and this "
+            "would drop them",
+            "prove them all: `recipes prove --write` builds only those that the change concerns",
+        )
+
+
 def write(proof: Proof, recipes: Sequence[Recipe]) -> Written:
     """Write the evidence of a proof, and keep what the file says of models that the proof was not of.
 
@@ -91,7 +106,8 @@ def evidence(proof: Proof, recipes: Iterable[Recipe]) -> dict[str, Any]:
                 "recipes": len(own),
                 "sizes": sum(len(recipe.nodes) for recipe in own),
                 "layouts": proof_level.layouts_hash(layout_files(name)),
-                "resolved": resolved_hash(own, proof.digests),
+                "resolved": standing.of_sizes(own, proof.digests),
+                "expected": standing.of_sizes(own, proof.expected),
             }
             for name, own in whole.items()
             if name not in proof.unproven
@@ -134,14 +150,7 @@ def _names(known: Mapping[str, Any]) -> set[str]:
 
 def code() -> str:
     """Hash of the code and data that a proof depends on, beside layouts and versions."""
-    return f"{fingerprint.of_resolving()} {fingerprint.of_building()}"
-
-
-def resolved_hash(recipes: Iterable[Recipe], digests: Mapping[str, str]) -> str:
-    """One hash of the resolved configurations of recipes at all sizes that were proven."""
-    names = {recipe.name for recipe in recipes}
-    lines = sorted(f"{size} {digest}" for size, digest in digests.items() if size.partition(" ")[0] in names)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
+    return f"{fingerprint.of_resolving()} {standing.code()}"
 
 
 def rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:

@@ -12,6 +12,8 @@ from superpod.rehearsal.resolved import stages
 
 Counts = list[list[int]]
 """Of each pipeline rank that was built, the parameters of each of its chunks."""
+Planned = list[int] | str
+"""What the planner counts of each pipeline rank that is built, [] where not exactly, or why it cannot."""
 MOST_OF_APPROXIMATE = 0.02
 """Share by which a pipeline rank of a model that is planned approximately (`ModelShape.approximate`) may differ: T5's
 bias of the head is 0.01 %, Hyena's filters 0.02 %, the dense layer of BERT's head 0.6 %, E5's pooler, whole on each of
@@ -22,18 +24,24 @@ class Counter:
     """Remembers what the planner counts: thousands of sizes share it."""
 
     def __init__(self) -> None:
-        self._planned: dict[object, list[int] | str] = {}
+        self._planned: dict[object, Planned] = {}
 
-    def difference(self, recipe: Recipe, job: PlannedJob, built: Counts) -> str:
-        """The pipeline rank for which the planner counts other parameters than its model has; "" if there is none."""
+    def counted(self, recipe: Recipe, job: PlannedJob) -> Planned:
+        """What the planner counts of a recipe."""
         if recipe.task in ADAPTERS and not _adapters_known(recipe.task, job.model):
-            return ""
+            return []
         key = (recipe.model.name, recipe.task, job.split, job.layout.replace(gbs=1), job.gpus)
         if key not in self._planned:
             self._planned[key] = _planned(recipe.task, job)
-        planned = self._planned[key]
+        return self._planned[key]
+
+    def difference(self, recipe: Recipe, job: PlannedJob, built: Counts) -> str:
+        """The pipeline rank for which the planner counts other parameters than its model has; "" if there is none."""
+        planned = self.counted(recipe, job)
         if isinstance(planned, str):
             return planned
+        if not planned:
+            return ""
         for stage, real, counted in zip(stages(job.layout), map(sum, built), planned, strict=True):
             if differ(job.model, real, counted):
                 return f"pipeline rank {stage} holds {real:,} parameters, and the planner counts {counted:,}"
@@ -42,7 +50,12 @@ class Counter:
 
 def differ(model: models.ModelShape, real: int, counted: int) -> bool:
     """Whether a built rank has other parameters than the planner counts."""
-    return abs(counted - real) > (MOST_OF_APPROXIMATE * real if model.approximate else 0)
+    return abs(counted - real) > tolerance(model) * real
+
+
+def tolerance(model: models.ModelShape) -> float:
+    """Share of its parameters by which a built rank may differ."""
+    return MOST_OF_APPROXIMATE if model.approximate else 0.0
 
 
 def planned(task: str, job: PlannedJob) -> list[int]:
@@ -53,7 +66,7 @@ def planned(task: str, job: PlannedJob) -> list[int]:
     return [] if isinstance(counted, str) else counted
 
 
-def _planned(task: str, job: PlannedJob) -> list[int] | str:
+def _planned(task: str, job: PlannedJob) -> Planned:
     """What the planner counts of each pipeline rank, or why it cannot."""
     extra = _adapters(job) if task in ADAPTERS else [0] * job.layout.pp
     try:

@@ -14,21 +14,23 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from superpod.planner import predict
 from superpod.planner.planned_job import PlannedJob
 from superpod.recipes import planned_job as jobs
 from superpod.recipes.registry import Recipe
-from superpod.rehearsal import fingerprint, proof_pool, rank_models, resolved
-from superpod.rehearsal.parameter_counts import Counter
+from superpod.rehearsal import fingerprint, proof_pool, rank_models, resolved, standing
+from superpod.rehearsal.parameter_counts import Counter, Planned, tolerance
 from superpod.rehearsal.proof_cache import Outcome, ProofCache
 from superpod.rehearsal.proof_pool import Note
 from superpod.rehearsal.rank_models import SizeKey
+from superpod.rehearsal.standing import Size
 
 RESOLVED_AT_ONCE, BUILT_AT_ONCE = 100, 10
 """Sizes that a process works on before it says so: some 5 s."""
-Size = tuple[str, int]
-"""A recipe's name and a number of nodes."""
+Expected = tuple[Planned, float, int]
+"""The parameters that a size's ranks must have, the share by which they may differ, and the GPUs of a node."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +68,39 @@ class Proof:
     failures: list[Failure] = field(default_factory=list)
     known: list[Failure] = field(default_factory=list)
     """Sizes of models that are known to be broken (`Model.broken`) and fail as they are known to; no failures."""
-    digests: dict[str, str] = field(default_factory=dict)
-    """`recipe NODES` -> digest of its resolved configuration; of sizes without a failure."""
+    digests: dict[Size, str] = field(default_factory=dict)
+    """Of the resolved configurations of sizes without a failure."""
+    expected: dict[Size, Expected] = field(default_factory=dict)
+    """Of the same sizes."""
+    standing: set[str] = field(default_factory=set)
+    """Models of which nothing was built, since a written proof still holds for them."""
+
+    def stands(self, recipe: Recipe) -> bool:
+        """Whether the recipe is of a model in `standing`."""
+        return recipe.model.name in self.standing
 
 
-def prove(recipes: Iterable[Recipe], *, cache_file: Path, workers: int = 2, note: Note = lambda *_: None) -> Proof:
+def prove(
+    recipes: Iterable[Recipe],
+    *,
+    cache_file: Path,
+    workers: int = 2,
+    note: Note = lambda *_: None,
+    written: Mapping[str, Any] | None = None,
+) -> Proof:
     """Plan and build every declared size of `recipes`.
 
     Args:
         recipes: the recipes to prove.
         cache_file: JSON of earlier results; written as they arrive.
+        written: a proof whose models are not built anew where it still holds (`standing.py`); None = build all.
         workers: processes that build, each about 1.5 GiB.
         note: called with what is done, how many are, and of how many.
 
     Raises:
         UserError: NeMo, or Transformer Engine's Python, is not installed.
     """
-    versions = fingerprint.versions()
+    versions, recipes = fingerprint.versions(), list(recipes)
     sizes = {(recipe.name, nodes): recipe for recipe in recipes for nodes in recipe.nodes}
     planned = plan((recipe, nodes) for (_, nodes), recipe in sizes.items())
     faults = {(failure.recipe, failure.nodes): failure.why for failure in refused(planned)}
@@ -93,7 +111,9 @@ def prove(recipes: Iterable[Recipe], *, cache_file: Path, workers: int = 2, note
         with proof_pool.Workers(workers) as pool:
             run = _Run(sizes, wanted, cache, proof, pool, note)
             digests = _resolve(run, faults)
-            outcomes = _build(run, digests)
+            expected = _expected(digests, sizes, planned)
+            proof.standing = standing.models(written, recipes, digests, expected) if written else set()
+            outcomes = _build(run, {size: digests[size] for size in digests if not proof.stands(sizes[size])})
     finally:
         cache.save()  # after Ctrl-C too
     _judge(outcomes, sizes, planned, proof, faults)
@@ -102,7 +122,8 @@ def prove(recipes: Iterable[Recipe], *, cache_file: Path, workers: int = 2, note
     proof.failures = [Failure(*size, faults[size]) for size in sizes if size in faults]
     proof.known = [Failure(*size, sizes[size].model.broken) for size in sizes if size in known]
     sound = [size for size in digests if size not in faults and size not in known]
-    proof.digests = {f"{name} {nodes}": digests[name, nodes] for name, nodes in sound}
+    proof.digests = {size: digests[size] for size in sound}
+    proof.expected = {size: expected[size] for size in sound}
     return proof
 
 
@@ -190,6 +211,17 @@ def _build_missing(run: _Run, wanted: Mapping[str, SizeKey]) -> None:
         built.update(results)
         run.cache.save_now_and_then()
         run.note("building", sum(key in built for key in missing), len(missing))
+
+
+def _expected(
+    digests: Iterable[Size], sizes: Mapping[Size, Recipe], planned: Mapping[Size, PlannedJob]
+) -> dict[Size, Expected]:
+    counter = Counter()
+    expected: dict[Size, Expected] = {}
+    for size in digests:
+        recipe, job = sizes[size], planned[size]
+        expected[size] = counter.counted(recipe, job), tolerance(job.model), recipe.gpus_per_node
+    return expected
 
 
 def _judge(

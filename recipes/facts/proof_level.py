@@ -147,8 +147,15 @@ def _hash(files: tuple[Path, ...]) -> str:
 
 
 def read() -> dict[str, Any]:
-    """The evidence as it stands in its file; empty where nothing was proven."""
-    return json.loads(EVIDENCE.read_text()) if EVIDENCE.is_file() else {}
+    """The evidence as it stands in its file; empty where nothing was proven.
+
+    Raises:
+        UserError: the file is no JSON, such as one with a merge's marks in it.
+    """
+    try:
+        return json.loads(EVIDENCE.read_text()) if EVIDENCE.is_file() else {}
+    except ValueError as broken:
+        raise UserError(f"{EVIDENCE} is damaged: {broken}", "take it from git, or remove it and prove anew") from None
 
 
 @cache

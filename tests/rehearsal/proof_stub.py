@@ -7,7 +7,7 @@ from superpod.rehearsal import parameter_counts, rank_models
 
 def planned_counts(size):
     recipe = size.find()
-    return {"parameters": [[count] for count in parameter_counts._planned(recipe, job(recipe, size.nodes))]}
+    return {"parameters": [[count] for count in parameter_counts._planned(recipe.task, job(recipe, size.nodes))]}
 
 
 class StubWorkers:

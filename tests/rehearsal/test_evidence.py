@@ -8,7 +8,7 @@ from superpod import collection
 from superpod.errors import UserError
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
-from superpod.rehearsal import evidence, fingerprint
+from superpod.rehearsal import evidence, fingerprint, standing
 from superpod.rehearsal.proof import Failure, Proof
 
 MODELS = ("llama32_1b", "mamba2_130m")
@@ -18,7 +18,7 @@ MODELS = ("llama32_1b", "mamba2_130m")
 def proven():
     """A proof of two models, one of which cannot be built, and its recipes."""
     recipes = [r for r in registry.recipes().values() if r.model.name in MODELS]
-    digests = {f"{r.name} {n}": f"{r.precision}{n}" for r in recipes if r.model.name == MODELS[0] for n in r.nodes}
+    digests = {(r.name, n): f"{r.precision}{n}" for r in recipes if r.model.name == MODELS[0] for n in r.nodes}
     why = "AssertionError: no"
     failures = [Failure(recipes[0].name, nodes, why) for nodes in recipes[0].nodes]
     proof = Proof(
@@ -105,10 +105,10 @@ def test_the_file_has_groups_not_a_line_for_each_size(proven):
 
 def test_a_digest_that_changes_changes_the_models_hash(proven):
     proof, recipes = proven
-    before = evidence.resolved_hash(recipes, proof.digests)
+    before = standing.of_sizes(recipes, proof.digests)
     for size in list(proof.digests)[:3]:
-        assert evidence.resolved_hash(recipes, proof.digests | {size: "other"}) != before
-        assert evidence.resolved_hash(recipes, {k: v for k, v in proof.digests.items() if k != size}) != before
+        assert standing.of_sizes(recipes, proof.digests | {size: "other"}) != before
+        assert standing.of_sizes(recipes, {k: v for k, v in proof.digests.items() if k != size}) != before
 
 
 def test_evidence_is_out_of_date_when_anything_that_it_proves_changes(proven, monkeypatch):
@@ -179,3 +179,23 @@ def test_models_known_to_be_broken_are_kept_with_their_reason():
     written = evidence.evidence(proof, recipes)
     assert written["broken"] == [{"why": why, "recipes": {r.name: list(r.nodes) for r in recipes}}]
     assert written["models"]["gemma3_1b"]["level"] == "planned"
+
+
+def test_a_proof_of_some_models_is_refused_where_it_would_drop_others(proven, tmp_path, monkeypatch):
+    proof, recipes = proven
+    use(tmp_path, monkeypatch)
+    evidence.refuse_to_drop(recipes)
+    known = evidence.evidence(proof, recipes)
+    (tmp_path / "proven.json").write_text(json.dumps(known))
+    evidence.refuse_to_drop(of(MODELS[0]))
+    (tmp_path / "proven.json").write_text(json.dumps(known | {"code": "other"}))
+    evidence.refuse_to_drop(recipes)
+    with pytest.raises(UserError, match="has 1 more models, proven with other code"):
+        evidence.refuse_to_drop(of(MODELS[0]))
+
+
+def test_a_damaged_file_is_named(tmp_path, monkeypatch):
+    use(tmp_path, monkeypatch)
+    (tmp_path / "proven.json").write_text("<<<<<<< HEAD\n{}")
+    with pytest.raises(UserError, match=r"proven\.json is damaged"):
+        proof_level.read()

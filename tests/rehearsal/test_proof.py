@@ -7,7 +7,8 @@ import json
 import pytest
 
 from superpod.recipes import registry
-from superpod.rehearsal import proof, proof_pool
+from superpod.rehearsal import evidence, parameter_counts, proof, proof_pool, standing
+from superpod.rehearsal.rank_models import SizeKey
 from tests.rehearsal.proof_stub import StubWorkers, by_precision, planned_counts
 
 SOME = ("llama32_1b_sft_h100_bf16", "llama32_1b_pretrain_h100_bf16", "llama32_1b_pretrain_h100_fp8ds")
@@ -95,7 +96,7 @@ def test_a_configuration_that_megatron_refuses_is_a_failure_of_its_size(stub, tm
     workers = stub(resolve=resolve)
     proven = prove(SOME[1:2], tmp_path)
     assert failed(proven) == {(SOME[1], 1)}
-    assert f"{SOME[1]} 1" not in proven.digests
+    assert (SOME[1], 1) not in proven.digests
     assert (SOME[1], 1) not in workers.calls["build_all"]
 
 
@@ -182,3 +183,160 @@ def test_a_model_known_to_be_broken_that_builds_is_a_failure(stub, tmp_path):
     assert proven.known == []
     assert len(proven.failures) == len(registry.find(BROKEN).nodes)
     assert "it builds now" in proven.failures[0].why
+
+
+def small():
+    """All recipes of a small model: of no less is a proof written."""
+    return [recipe for recipe in registry.recipes().values() if recipe.model.name == "llama32_1b"]
+
+
+@pytest.fixture
+def written(stub, tmp_path):
+    """The recipes of a small model, what a proof of them has written, and the folder of a cache that is empty."""
+    recipes = small()
+    stub()
+    first = proof.prove(recipes, cache_file=tmp_path / "first.json")
+    assert (first.failures, first.standing) == ([], set())
+    return recipes, evidence.evidence(first, recipes), tmp_path / "second.json"
+
+
+def test_a_written_proof_that_still_holds_is_not_built_anew(stub, written):
+    recipes, known, cache = written
+    workers = stub()
+    second = proof.prove(recipes, cache_file=cache, written=known)
+    assert (second.standing, second.built_now, workers.calls["build_all"]) == ({"llama32_1b"}, 0, [])
+    assert second.resolved_now == second.sizes
+    assert evidence.evidence(second, recipes) == known
+    stub()
+    assert proof.prove(recipes, cache_file=cache).built_now > 0, "a proof that writes nothing builds"
+
+
+def other_digest(size):
+    one = by_precision(size)
+    return {"digest": one["digest"] + "!"} if size == WRONG else one
+
+
+def refused_here(size):
+    return {"error": "AssertionError: no"} if size == WRONG else by_precision(size)
+
+
+RECIPE = registry.find("llama32_1b_pretrain_h100_bf16")
+WRONG = SizeKey.of(RECIPE, RECIPE.nodes[0])
+
+
+@pytest.mark.parametrize("resolve", [other_digest, refused_here])
+def test_another_configuration_of_one_size_builds_its_model_anew(stub, written, resolve):
+    recipes, known, cache = written
+    stub(resolve)
+    second = proof.prove(recipes, cache_file=cache, written=known)
+    assert second.standing == set()
+    assert second.built_now > 0
+    assert len(second.failures) == (resolve is refused_here)
+
+
+def other_build(known):
+    return known | {"code": known["code"][:-1] + "!"}
+
+
+def other_versions(known):
+    return known | {"versions": known["versions"] | {"torch": "0"}}
+
+
+def nothing(known):
+    return {}
+
+
+def without_expectations(known):
+    return known | {"models": {name: {**group, "expected": None} for name, group in known["models"].items()}}
+
+
+@pytest.mark.parametrize("change", [other_build, other_versions, nothing, without_expectations])
+def test_a_proof_of_other_code_versions_or_counts_does_not_stand(stub, written, change):
+    recipes, known, cache = written
+    stub()
+    second = proof.prove(recipes, cache_file=cache, written=change(known))
+    assert second.standing == set()
+    assert second.built_now > 0
+
+
+def test_a_planner_that_counts_otherwise_is_held_against_real_models(stub, written, monkeypatch):
+    recipes, known, cache = written
+    count = parameter_counts._planned
+    monkeypatch.setattr(parameter_counts, "_planned", lambda task, job: [1 for _ in count(task, job)])
+    stub(build=lambda size: {"parameters": [[0]]})
+    second = proof.prove(recipes, cache_file=cache, written=known)
+    assert second.standing == set()
+    assert failed(second) == {(r.name, nodes) for r in recipes if r.task != "dora" for nodes in r.nodes}
+
+
+def test_a_planner_that_must_be_exact_is_held_against_real_models(stub, written, monkeypatch):
+    recipes, known, cache = written
+    monkeypatch.setattr(proof, "tolerance", lambda model: 0.01)
+    stub()
+    assert proof.prove(recipes, cache_file=cache, written=known).standing == set()
+
+
+def test_a_size_that_is_refused_as_it_was_does_not_let_its_model_stand(stub, tmp_path):
+    recipes = small()
+    stub(refused_here)
+    first = proof.prove(recipes, cache_file=tmp_path / "first.json")
+    stub(refused_here)
+    second = proof.prove(recipes, cache_file=tmp_path / "second.json", written=evidence.evidence(first, recipes))
+    assert (second.standing, len(second.failures)) == (set(), 1)
+
+
+def test_a_model_that_is_called_broken_since_is_built(stub, written):
+    recipes, known, cache = written
+    called = [dataclasses.replace(r, model=dataclasses.replace(r.model, broken="it breaks")) for r in recipes]
+    stub()
+    second = proof.prove(called, cache_file=cache, written=known)
+    assert second.standing == set()
+    assert len(second.failures) == second.sizes
+    assert all("it builds now" in failure.why for failure in second.failures)
+
+
+def by_nodes(size):
+    return {"digest": f"{by_precision(size)['digest']} {size.nodes}"}
+
+
+def turned(size):
+    """The digests of two sizes of one recipe, each that of the other."""
+    first, second = RECIPE.nodes[:2]
+    nodes = size.nodes
+    if size.recipe == RECIPE.name and nodes in (first, second):
+        nodes = first + second - nodes
+    return by_nodes(SizeKey.of(registry.find(size.recipe), nodes))
+
+
+@pytest.mark.parametrize(("resolve", "stands"), [(by_nodes, {"llama32_1b"}), (turned, set())])
+def test_sizes_that_change_places_do_not_stand(stub, tmp_path, resolve, stands):
+    recipes = small()
+    stub(by_nodes)
+    known = evidence.evidence(proof.prove(recipes, cache_file=tmp_path / "first.json"), recipes)
+    stub(resolve)
+    assert proof.prove(recipes, cache_file=tmp_path / "second.json", written=known).standing == stands
+
+
+def test_nodes_of_other_sizes_do_not_stand(stub, written):
+    recipes, known, cache = written
+    digests = {(r.name, n): by_precision(SizeKey.of(r, n))["digest"] for r in recipes for n in r.nodes}
+    stub()
+    expected = proof.prove(recipes, cache_file=cache).expected
+    assert standing.models(known, recipes, digests, expected) == {"llama32_1b"}
+    halved = {size: (*facts[:2], facts[2] // 2) for size, facts in expected.items()}
+    assert standing.models(known, recipes, digests, halved) == set()
+
+
+def test_a_model_that_failed_somewhere_does_not_stand(stub, tmp_path):
+    recipes = small()
+
+    def build(size):
+        return {"error": "AssertionError: no"} if "fp8ds" in size.recipe else planned_counts(size)
+
+    stub(build=build)
+    first = proof.prove(recipes, cache_file=tmp_path / "first.json")
+    known = evidence.evidence(first, recipes)
+    stub(build=build)
+    second = proof.prove(recipes, cache_file=tmp_path / "second.json", written=known)
+    assert second.standing == set()
+    assert failed(second) == failed(first) != set()

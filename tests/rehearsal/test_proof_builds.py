@@ -10,7 +10,7 @@ import pytest
 
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
-from superpod.rehearsal import evidence, proof, resolved
+from superpod.rehearsal import proof, resolved, standing
 
 pytestmark = pytest.mark.nemo
 SMALL = "llama32_1b_sft_h100_bf16"
@@ -117,7 +117,7 @@ def test_committed_digests_are_those_of_the_recipes(tmp_path):
     name = min(known, key=lambda name: sum(len(r.nodes) for r in registry._of(registry.models()[name]).values()))
     recipes = list(registry._of(registry.models()[name]).values())
     digests = proof.prove(recipes, cache_file=tmp_path / "proof.json", workers=1).digests
-    assert evidence.resolved_hash(recipes, digests) == known[name]["resolved"]
+    assert standing.of_sizes(recipes, digests) == known[name]["resolved"]
 
 
 @pytest.mark.parametrize(
