@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli import folder_notes, size_options
+from superpod.cli import folder_notes, hardware_option, size_options
 from superpod.cli.plan_options import PlanOptions, title, with_plan_options
 from superpod.cli.request_options import AsJson, Overrides
 from superpod.cli.size_options import SizeOptions
@@ -31,6 +31,8 @@ def check(options: PlanOptions, overrides: Overrides = None, build: Build = True
     file with recipe(), from `recipes export`; or NeMo's own recipe, nemo:llama3_70b or nemo:llama3_70b/finetune. These
     are built with NeMo (20 s): their fields, layout and memory are checked, and their real models built.
     """
+    if options.hardware is not None:
+        hardware_option.use(options.hardware)
     judged = bool(overrides) or options.name.startswith("nemo:") or options.name.endswith(".py")
     judgement = _judged(options, overrides or [], build) if judged else _planned(options)
     if as_json:
@@ -69,17 +71,14 @@ def _better(options: PlanOptions, overrides: list[str]) -> str:
     from superpod.recipes.sizes.sized import SizedRecipe
 
     recipe = options.size().request(options.name, overrides).sized()
-    others = (options.gpu, options.precision, options.task, options.option, options.hardware)
+    changed = (options.gpu, options.precision, options.task, options.option)
     of_layout = any(text.startswith(("trainer.", "data.micro", "data.global", "model.", "with")) for text in overrides)
-    if not isinstance(recipe, SizedRecipe) or recipe.planned or of_layout or any(others):
+    if not isinstance(recipe, SizedRecipe) or recipe.planned or of_layout or any(changed):
         return ""
     better = better_layout.of(recipe)
     command = options.command("check", without=("layout",), overrides=overrides)
-    return (
-        f"next: a better layout is {better}\n  {command} --layout auto takes it, as do run and submit\n"
-        if better
-        else ""
-    )
+    others = "does submit" if options.hardware else "do run and submit"  # run has no --hardware
+    return f"next: a better layout is {better}\n  {command} --layout auto takes it, as {others}\n" if better else ""
 
 
 def _planned(options: PlanOptions) -> Judgement:
@@ -131,11 +130,8 @@ def _judged(options: PlanOptions, overrides: list[str], build: bool) -> Judgemen
 
 
 def _request(options: PlanOptions, overrides: list[str]) -> Request:
-    from superpod.cli import hardware_option
     from superpod.planner import hardware
 
-    if options.hardware is not None:
-        hardware_option.use(options.hardware)
     for field in fields(options):
         if field.name not in OF_A_REQUEST and getattr(options, field.name) is not None:
             instead = AS_OVERRIDES.get(field.name, "leave it out")

@@ -16,6 +16,7 @@ from superpod.errors import UserError
 from superpod.planner import option_syntax
 
 if TYPE_CHECKING:
+    from superpod.planner.layout import Layout
     from superpod.planner.planned_job import PlannedJob
     from superpod.planner.search import SearchResult
 
@@ -56,9 +57,7 @@ def plan(
         options, precision = replace(options, task=options.task or imported.task), precision or imported.precision
     auto = precision == "auto"
     job = options.job_to_search(precision=None if auto else precision)
-    searches = plans.search(
-        job, auto=auto, fixed=option_syntax.layout_values(fix, "--fix") if fix else {}, memory_cap_gib=memory_cap
-    )
+    searches = plans.search(job, auto=auto, fixed=option_syntax.fixed(fix), memory_cap_gib=memory_cap)
     if write:
         _write(options.name, searches)
     _files(options, searches, html, trace, variants=variants)
@@ -114,12 +113,13 @@ def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> No
 
 def _table(shown: list[tuple[str, SearchResult, int]], *, several: bool) -> None:
     """A row a layout; `several` precisions have a column of their own."""
-    from superpod.planner import explain, plans
+    from superpod.planner import plans
     from superpod.planner.hardware import GIB
 
     titles = ["layout", *["precision"] * several, "step s", "tokens/s/GPU", "MFU %", "GiB reserved", "bubble %"]
     rows = []
-    for precision, search, i in shown:
+    labels = _labels([search.layout(i) for _, search, i in shown])
+    for label, (precision, search, i) in zip(labels, shown, strict=True):
         job = search.job_of(i)
         seconds = float(search.seconds[i])
         bubble = float(search.terms["pp_bubble"][i]) / seconds
@@ -130,8 +130,18 @@ def _table(shown: list[tuple[str, SearchResult, int]], *, several: bool) -> None
             100 * bubble,
         )
         texts = (f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in figures)
-        rows.append([explain.title(job.layout), *([precision] * several), f"{seconds:.3f}", *texts])
+        rows.append([label, *([precision] * several), f"{seconds:.3f}", *texts])
     tables.show_folded(titles, rows)
+
+
+def _labels(layouts: list[Layout]) -> list[str]:
+    """Each layout in a line; of those that read alike, also the expert tensor parallelism, which a line leaves out."""
+    from superpod.planner import explain
+
+    lines = [explain.title(layout) for layout in layouts]
+    experts = [layout.tp if layout.etp is None else layout.etp for layout in layouts]
+    several = {line for line in lines if len({n for n, other in zip(experts, lines, strict=True) if other == line}) > 1}
+    return [f"{line}, etp {n}" if line in several else line for line, n in zip(lines, experts, strict=True)]
 
 
 def _comparison(imported_job: PlannedJob, best: SearchResult, left_out: tuple[str, ...]) -> list[str]:

@@ -26,6 +26,8 @@ SEQ, GBS = 8192, 512
 """Tokens and samples for a model, which declares neither."""
 MOST = 2**31
 """No count of GPUs, tokens or samples reaches it; numpy's products of two of them stay exact."""
+EXAMPLES = {"--gpus": 8, "--nodes": 1, "--seq": SEQ, "--gbs": GBS}
+"""A number that each can have."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,8 @@ def _batch(options: PlanOptions, seq: int) -> int:
 
 def _positive(what: str, value: int) -> int:
     if not 1 <= value < MOST:
-        raise UserError(f"{what} is {value}; it is 1 to {MOST - 1:,}")
+        example = f"write a whole number of at least 1, such as {what} {EXAMPLES[what]}"
+        raise UserError(f"{what} is {value}; it is 1 to {MOST - 1:,}", example)
     return value
 
 

@@ -48,6 +48,7 @@ def report(
 
     page_options.check(html)
     _check_plot(plot)
+    _refuse_missing(run)
     is_sweep = len(run) == 1 and sweep.is_sweep(Path(run[0]))
     own = [Path(one) for one in run if not is_sweep and _is_own(Path(one))]
     if is_sweep:
@@ -80,11 +81,23 @@ def report(
         _draw(folders, plot)
 
 
+def _refuse_missing(runs: list[str]) -> None:
+    """Raises UserError where one is not there; it may be meant as a run folder or as a log."""
+    from superpod.errors import UserError
+    from superpod.planner.files import unreadable
+
+    wanted = "a run folder RUNS/RECIPE/TIME-ID, as `recipes run` prints it, or a log or folder of logs that is there"
+    for path in map(Path, runs):
+        if not path.exists():
+            hint = unreadable(path, FileNotFoundError(), wanted).hint
+            raise UserError(f"{path} is no run folder and no log: it does not exist", hint)
+
+
 def _is_own(path: Path) -> bool:
-    """A run folder of ours; what is not there is taken for one, which then says so."""
+    """A run folder of ours."""
     from superpod.lifecycle.why import is_run
 
-    return is_run(path) or not path.exists()
+    return is_run(path)
 
 
 def _reported(paths: list[Path], gpu: str) -> list[Reported]:

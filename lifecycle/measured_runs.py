@@ -17,6 +17,8 @@ from superpod.planner.planned_job import Options, PlannedJob
 
 LEAST_STEPS = 3
 """Steps after the first; fewer say little of how long a step takes."""
+MOST_TIMES_PLANNED = 1000
+"""A step that takes longer than so many planned ones is a slip of the pen, or of the unit."""
 
 
 def measured(run: RunFolder) -> Measured:
@@ -39,7 +41,8 @@ def measured(run: RunFolder) -> Measured:
 
 
 def impossible(run: Measured) -> str:
-    """Why no GPU has measured this: a layout that cannot be, or a rate above the peak; '' where one may have.
+    """Why no GPU has measured this: a layout that cannot be, a rate above the peak, or a step of another kind; '' where
+    one may have.
 
     Attention of a fine-tuning is not counted: samples that are packed attend to less than the whole sequence.
     """
@@ -51,6 +54,11 @@ def impossible(run: Measured) -> str:
     per_token = job.model.flops_per_token(job.seq, causal=True)
     needed = job.model.flops_per_token(1, causal=True) if job.task != "pretrain" else per_token
     share = float(steptime.mfu(job, run.seconds)) * needed / per_token
+    expected = float(steptime.step(job, columns.of(job)).seconds)
+    if run.seconds > MOST_TIMES_PLANNED * expected:
+        return (
+            f"a step of {run.seconds:.4g} s is over {MOST_TIMES_PLANNED:,} times the {expected:.4g} s that are planned"
+        )
     if share <= 1:
         return ""
     rate = job.tokens / run.seconds / job.gpus

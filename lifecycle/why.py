@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,7 +107,17 @@ def of_run(run: RunFolder, attempt: str = "") -> Answer:
     elif verdict.state == HEALTHY and (state := run.status()).state in ("failed", "stalled", "cancelled"):
         verdict = replace(verdict, words=f"its logs name no cause; the run is {state.state}: {state.message}")
     verdict = replace(verdict, notes=(*verdict.notes, *_earlier(attempts, chosen)))
+    verdict = _of_its_launcher(verdict, run, chosen)
     return Answer(str(run.path), _with_plan(verdict, run, chosen), chosen.name)
+
+
+def _of_its_launcher(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
+    """The verdict without Slurm's commands, where the attempt was no job of it."""
+    root = verdict.root
+    if root is None or root.name != "cancelled" or attempt.result.get("job"):
+        return verdict
+    fix = f"`{shlex.join(['recipes', 'run', run.recipe, '--resume', str(run.path)])}` goes on"
+    return replace(verdict, root=replace(root, means="somebody ended the run, such as with Ctrl-C", fix=fix))
 
 
 def _earlier(attempts: Sequence[Attempt], chosen: Attempt) -> list[str]:

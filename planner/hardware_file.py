@@ -14,7 +14,7 @@ from superpod.planner.files import line_of, parse_toml
 from superpod.planner.hardware import SCALED, Fabric, Gpu, Hardware, Kind, Node, pick
 
 NAMED = ("generation", "gpu", "node", "fabric")
-SECTIONS = (*NAMED, "calibration", "collective", "gemm")
+SECTIONS = (*NAMED, "calibration")
 TEXT = {"generation": (), "kind": ("infiniband", "ethernet"), "source": (), "gpu": (), "calibrated_as": (), "cuda": ()}
 """Keys that hold words, and which ones; () = any."""
 WORDS: dict[str, tuple[str, ...]] = {"scaled_formats": SCALED, "aliases": ()}
@@ -56,6 +56,9 @@ def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Ha
         UserError: naming file, line, table and key, and what the key may hold.
     """
     tables = parse_toml(text, where)
+    if not any(tables.values()):
+        example = '[node.mine], like = "h100", gpus = 4 (each on a line of its own)'
+        raise UserError(f"{where} holds no table: it changes nothing", f"write one, such as {example}")
     for section in tables:
         if section not in SECTIONS:
             hint = did_you_mean(section, list(SECTIONS)) or f"sections: {', '.join(SECTIONS)}"
@@ -140,6 +143,11 @@ def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[
             raise UserError(f"{place.at()}: {key} is missing", 'give it, or take it over: like = "h100"')
     if isinstance(values.get("gpu"), str):
         values["gpu"] = pick(known.gpus, known.gpu_name(values["gpu"]), "GPU", f"{place.at('gpu')}: gpu: ")
+    if kind is Gpu and values["hbm_usable_gib"] > values["hbm_gb"]:
+        raise UserError(
+            f"{place.at('hbm_usable_gib')}: {values['hbm_usable_gib']:g} GiB can be used of {values['hbm_gb']:g}",
+            "give both: hbm_usable_gib is what nvidia-smi names, hbm_gb what the data sheet does",
+        )
     return kind(**values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ def pairs(text: str, what: str) -> dict[str, Value]:
         if not key:
             raise UserError(f"{what} has a value without a key: {text!r}", "write KEY=VALUE, such as tp=4")
         if key in values:
-            raise UserError(f"{what} says {key} twice: {text!r}")
+            raise UserError(f"{what} says {key} twice: {text!r}", "leave one of the two out")
         values[key] = _value(value) if equals else True
     return values
 
@@ -52,18 +53,60 @@ def layout(base: Layout, text: str, what: str = "--layout") -> Layout:
     Raises:
         UserError: an unknown key, or a value that its field cannot have.
     """
-    from superpod.planner.layout import Layout
-
     if not all(part.strip() for part in text.split(",")):
         raise UserError(f"{what} is {text!r}, and says nothing at one of its places", "write it like tp=4,pp=2,sp")
     values = layout_values(text, what)
     kept = {f.name: getattr(base, f.name) for f in fields(base) if getattr(base, f.name) is not None}
     if "tp" in values and "sp" not in values:
         kept["sp"] = values["tp"] != 1
-    changed = Layout.from_mapping(kept | values, what)
+    changed = _as_layout(kept | values, what)
     if broken := changed.below_one():
-        raise UserError(f"{what}: {broken[0].message}")
+        raise UserError(f"{what}: {broken[0].message}", _at_least_one(broken[0].fix))
     return changed
+
+
+def fixed(text: str | None, what: str = "--fix") -> dict[str, Value | tuple[Value, ...]]:
+    """Fields of `Layout` that a search leaves as given; which of them it can leave so, it says itself.
+
+    Raises:
+        UserError: a value that its field cannot have.
+    """
+    from superpod.planner.layout import Layout
+
+    values = layout_values(text, what) if text else {}
+    known = {f.name for f in fields(Layout)}
+    if broken := _as_layout({k: v for k, v in values.items() if k in known}, what).below_one():
+        raise UserError(f"{what}: {broken[0].message}", _at_least_one(broken[0].fix))
+    return values
+
+
+def _as_layout(values: dict[str, Value | tuple[Value, ...]], what: str) -> Layout:
+    """`Layout.from_mapping` of what somebody typed: a refusal ends with the nearest value that may stand there."""
+    from superpod.planner.layout import Layout
+
+    try:
+        return Layout.from_mapping(values, what)
+    except UserError as wrong:
+        raise UserError(str(wrong), wrong.hint or next(_layout_hints(values), "")) from wrong
+
+
+def _layout_hints(values: dict[str, Value | tuple[Value, ...]]) -> Iterator[str]:
+    """Of each value that its field cannot have, what to write instead."""
+    from superpod.planner.layout import CHOICES, MODULES, Layout
+
+    for key, value in values.items():
+        default = getattr(Layout(), key, None)
+        choices = ["true", "false"] if isinstance(default, bool) else list(CHOICES.get(key, ()))
+        if key == "recompute_modules" and isinstance(value, tuple):
+            yield from filter(None, (did_you_mean(str(name), list(MODULES)) for name in value if name not in MODULES))
+        elif choices and str(value).lower() not in choices:
+            yield did_you_mean(str(value).lower(), choices) or f"write {key}={choices[0]}, for example"
+        elif not choices and key != "chunks" and not isinstance(value, int):
+            yield f"write a whole number of at least 1, such as {key}={default or 2}"
+        elif key == "chunks" and not all(
+            isinstance(piece, int) for piece in (value if isinstance(value, tuple) else [""])
+        ):
+            yield "such as --layout chunks=3+6x4+5"
 
 
 def options(base: Options, texts: list[str], what: str = "--option") -> Options:
@@ -84,16 +127,48 @@ def options(base: Options, texts: list[str], what: str = "--option") -> Options:
             values[key] = () if value is True else tuple(str(value).split("+"))
         elif key == "release" and not re.fullmatch(r"NeMo \d\d\.\d\d", str(value)):
             raise UserError(f"{what} release is {value!r}", f"write {what} 'release=NeMo 25.09'")
+        elif value is True and not isinstance(defaults[key], bool):
+            raise UserError(f"{what} {key} has no value", _instead(what, key, defaults[key]))
         elif isinstance(defaults[key], float) and isinstance(value, int) and not isinstance(value, bool):
             values[key] = float(value)
-        elif value is True and not isinstance(defaults[key], bool):
-            raise UserError(
-                f"{what} {key} has no value", f"write {what} {key}={defaults[key]}, its default, or another"
-            )
-        elif defaults[key] is not None and type(value) is not type(defaults[key]):
-            raise UserError(f"{what} {key} is like {defaults[key]!r}, not {value!r}")
     _refuse_unknown_names({key: value for key, value in values.items() if isinstance(value, tuple)}, defaults, what)
-    return replace(base, **values)
+    changed = base
+    for key, value in values.items():  # one by one: a refusal then knows which
+        changed = _with_option(changed, key, value, what)
+    return changed
+
+
+def _with_option(base: Options, key: str, value: Value | tuple[str, ...], what: str) -> Options:
+    """`base` with one option more. Raises UserError that names what the option takes, and the nearest of it."""
+    from superpod.planner.planned_job import takes
+
+    default, (kind, choices) = getattr(base, key), takes(key)
+    if not isinstance(value, tuple) and default is not None and type(value) is not type(default):
+        raise UserError(f"{what} {key} takes {kind}, not {value!r}", _nearest(value, choices, what, key, default))
+    try:
+        return replace(base, **{key: value})
+    except UserError as wrong:
+        hint = wrong.hint or _nearest(value, choices, what, key, default)
+        raise UserError(f"{what} {wrong}", hint) from wrong
+
+
+def _nearest(value: object, choices: tuple[str, ...], what: str, key: str, default: object) -> str:
+    """The next move: the nearest of the known values, or an example."""
+    return did_you_mean(str(value), list(choices)) or _instead(what, key, default)
+
+
+def _instead(what: str, key: str, default: object) -> str:
+    if default is None:
+        return f"write {what} {key}=1, for example, or leave it out"
+    if isinstance(default, bool):
+        return f"write {what} {key}=true or {what} {key}=false"
+    word = f"{default:g}" if isinstance(default, float) else default
+    return f"write {what} {key}={word}, its default, or another"
+
+
+def _at_least_one(fix: str) -> str:
+    """The next move for a degree below 1, whose `fix` is like `set tp 1`."""
+    return f"write a whole number of at least 1, such as {'='.join(fix.split()[1:])}"
 
 
 def _joined(text: str, lists: set[str], known: set[str]) -> str:

@@ -38,6 +38,8 @@ BREAKDOWN = ("terms_s", "owners_gib")
 TABLE = "a CSV file with the columns of docs/planner.md"
 BATCH = 10_000
 """Rows costed at once."""
+EXAMPLE = ("model,gpu,gpus,tp", "llama3_8b,h100,8,2")
+"""A first line and a row, for messages."""
 NEEDED = ("model", "gpu", "tp")
 """Without these columns a file is another kind of table."""
 
@@ -81,7 +83,7 @@ def predict(
                 sink.write(lines)
                 counts.update(verdicts)
             if not counts:
-                raise UserError(f"{source} has no rows")
+                raise UserError(f"{source} has no rows", f"write one a run below the first line: {EXAMPLE[1]}")
         if not device:
             os.replace(partial, out)
     except OSError as broken:
@@ -119,12 +121,26 @@ def _batches(file: IO[str], source: Path, form: Form, note: Callable[[str], None
     rows = csv_cells.read(file)
     names = [name.strip().lower() for name in next(rows, Cells([])).values]
     if missing := [key for key in NEEDED if key not in names]:
-        raise UserError(f"{source} has no column {', '.join(missing)}", "its first line names the columns")
+        raise _no_header(source, names, missing)
     if twice := next((name for name, count in Counter(filter(None, names)).items() if count > 1), ""):
         raise UserError(f"{source} has two columns {twice}", "its first line names each column once")
     for words in column_names.misspelt(names):
         note(words)
     return ((names, batch, form) for batch in iter(lambda: list(itertools.islice(rows, BATCH)), []))
+
+
+def _no_header(source: Path, names: list[str], missing: list[str]) -> UserError:
+    """What is wrong with the first line of a table, and what to write there."""
+    has_none = f"it has no column {', '.join(missing)}"
+    hint = f"its first line names the columns: {EXAMPLE[0]}"
+    if not names:
+        return UserError(f"{source} is empty: {has_none}", hint)
+    if not any(names):
+        return UserError(f"the first line of {source} is blank: {has_none}", hint)
+    for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(names) == 1 and mark in names[0]:
+            return UserError(f"{source} has {word} between its cells", f"write commas: {EXAMPLE[0]}")
+    return UserError(f"{source} has no column {', '.join(missing)}", hint)
 
 
 def _predicted(batches: Iterator[Batch]) -> Iterator[tuple[str, Counter[str]]]:

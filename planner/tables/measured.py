@@ -68,7 +68,7 @@ def _measured(name: str, row: dict[str, str]) -> Measured | None:
 
 
 def _number(row: dict[str, str], key: str) -> float | None:
-    text = row.get(key, "").strip().replace(",", "")
+    text = published.without_groups(row.get(key, "").strip())
     if not text:
         return None
     try:
@@ -76,5 +76,5 @@ def _number(row: dict[str, str], key: str) -> float | None:
     except ValueError:
         value = -1.0
     if not 0 < value < float("inf"):
-        raise UserError(f"{key} is {text!r}; it is a number above 0")
+        raise UserError(f"{key} is {text!r}; it is a number above 0", "write 1.55, with a point" if "," in text else "")
     return value

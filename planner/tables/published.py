@@ -167,13 +167,18 @@ def _setting(row: Row, model: ModelShape, options: Options, facts: Hardware) -> 
     )
 
 
+def without_groups(text: str) -> str:
+    """`1,024.5` without its commas. Others stay, and make it no number: `6,0` is six where commas are points."""
+    return text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", text) else text
+
+
 def number(row: Row, key: str, default: int | None = None) -> int | None:
     """A whole number of a row, or `default` where it is blank; `128k` is 131,072, or 128,000 for anything but powers.
 
     Raises:
         Contradiction: when it is something else, or not above 0.
     """
-    text = (row.get(key) or "").strip().replace(",", "")
+    text = without_groups((row.get(key) or "").strip())
     if not text:
         return default
     if text.isascii() and text.isdigit() and len(text) < 12 and (whole := int(text)):

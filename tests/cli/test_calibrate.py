@@ -60,7 +60,7 @@ def test_a_table_becomes_a_file_that_plans_fit(recipes_cli, rows, tmp_path):
     done = recipes_cli("calibrate", "--from", "runs.csv", "--out", "mine.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"h100, 3 runs: median error 23\.1% as shipped, [01]\.\d% calibrated", done.stdout)
-    shown = re.search(r"general ([\d.]+)", done.stdout)
+    shown = re.search(r"general (1\.(?:29|3)\d*)", done.stdout)
     assert shown
     assert "left out: e: no model" in done.stderr
     written = files.read_toml(tmp_path / "mine.toml")["calibration"]["h100"]["general"]
@@ -213,6 +213,8 @@ def changed_rates(rows, **rates):
         ("-3", "b: tokens_per_s_per_gpu is '-3'; it is a number above 0"),
         ("0", "b: tokens_per_s_per_gpu is '0'; it is a number above 0"),
         ("nan", "b: tokens_per_s_per_gpu is 'nan'; it is a number above 0"),
+        ('"6,0"', "b: tokens_per_s_per_gpu is '6,0'; it is a number above 0"),
+        ("1e-3", r"b: a step of .* s is over 1,000 times the .* s that are planned"),
     ],
 )
 def test_a_rate_that_cannot_be_is_refused_for_its_row_with_the_numbers(recipes_cli, rows, rate, words, tmp_path):

@@ -57,3 +57,14 @@ def test_check_says_what_makes_a_run_fit(recipes_cli):
     text = printed(recipes_cli, "check", "llama3_70b", "--gpu", "h100", "--nodes", "8", "--layout", "tp=4,pp=2", code=2)
     assert "GiB short" in text
     assert "frees" in text
+
+
+def test_check_names_the_better_layout_with_a_hardware_file_too(recipes_cli, tmp_path):
+    (tmp_path / "slower.toml").write_text("[calibration.h100]\ngeneral = 2.0\n")
+    words = ("check", "llama3_8b_pretrain_h100_bf16", "--seq", "32768", "--nodes", "2")
+    shipped = printed(recipes_cli, *words, code=2, cwd=tmp_path)
+    slower = printed(recipes_cli, *words, "--hardware", "slower.toml", code=2, cwd=tmp_path)
+    assert "next: a better layout is " in shipped
+    seconds = [float(text.partition("mbs 1: ")[2].split()[0]) for text in (shipped, slower)]
+    assert seconds[1] == pytest.approx(2 * seconds[0], rel=0.2)
+    assert slower.endswith("--hardware slower.toml --layout auto takes it, as does submit\n")

@@ -26,6 +26,10 @@ OUTPUTS = {
     "status --prometheus": (("status", "--runs", "runs"), "--prometheus", "runs.prom"),
 }
 
+ALIKE = ("report --plot svg", "report --plot pdf", "memory --html")
+"""Written by the same code as another of them."""
+CASES = [pytest.param(output, marks=pytest.mark.slow) if output in ALIKE else output for output in OUTPUTS]
+
 
 @pytest.fixture
 def place(tmp_path):
@@ -40,7 +44,7 @@ def call(recipes_cli, place, output):
     return recipes_cli(*(run if word == "RUN" else word for word in words), option, name, cwd=place), place / name
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("output", CASES)
 def test_a_file_of_ours_is_replaced(output, recipes_cli, place):
     for _ in range(2):
         done, file = call(recipes_cli, place, output)
@@ -51,7 +55,7 @@ def test_a_file_of_ours_is_replaced(output, recipes_cli, place):
     assert file.stat().st_mtime > 1
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("output", CASES)
 def test_a_file_of_another_s_is_refused_and_left(output, recipes_cli, place):
     file = place / OUTPUTS[output][2]
     file.write_text("theirs\n")
@@ -64,7 +68,7 @@ def test_a_file_of_another_s_is_refused_and_left(output, recipes_cli, place):
 
 
 @pytest.mark.parametrize("to", ["theirs", "nowhere"])
-@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("output", CASES)
 def test_a_link_is_refused_and_what_it_names_is_left(output, to, recipes_cli, place):
     (place / "theirs").write_text("theirs\n")
     (place / OUTPUTS[output][2]).symlink_to(to)

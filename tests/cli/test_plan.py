@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from superpod.cli import plan
+from superpod.planner.layout import Layout
 from tests.cli.planning import SMALL, printed
 
 
@@ -69,6 +71,24 @@ def test_a_plan_that_fits_nowhere_says_what_would_help_and_exits_with_2(recipes_
     text = printed(recipes_cli, "plan", "llama31_405b", "--gpu", "h100", "--gpus", "8", "--gbs", "8", code=2)
     assert "nothing fits; closest is" in text
     assert "GiB short" in text
+
+
+def test_a_search_that_finds_nothing_does_not_advise_a_search(recipes_cli):
+    words = ("llama3_8b", "--gpu", "h100")
+    text = " ".join(printed(recipes_cli, "plan", *words, "--nodes", "1", "--memory-cap", "5", code=2).split())
+    more = "take more GPUs, raise the memory cap of 5 GiB or add --option moments=bf16,offload=1"
+    assert f"none is enough alone: {more}" in text
+    cap = ("--option", "memory_cap=5.", "--json")
+    points = json.loads(printed(recipes_cli, "scale", *words, "--gpus", "8", *cap))
+    assert points[0]["reason"].endswith(more)
+    assert "recipes plan" not in text + points[0]["reason"]
+
+
+def test_layouts_that_differ_in_the_experts_tensor_parallelism_alone_have_two_labels():
+    alike = [Layout(tp=2, sp=True, ep=4), Layout(tp=2, sp=True, ep=4, etp=1), Layout(tp=4, sp=True)]
+    assert plan._labels(alike) == ["TP2 EP4 SP, mbs 1, etp 2", "TP2 EP4 SP, mbs 1, etp 1", "TP4 SP, mbs 1"]
+    two_precisions = [Layout(tp=2, sp=True, ep=4, etp=1)] * 2
+    assert plan._labels(two_precisions) == ["TP2 EP4 SP, mbs 1"] * 2
 
 
 def test_plan_starts_from_another_tool_s_file_and_names_what_is_left_out(recipes_cli, tmp_path):

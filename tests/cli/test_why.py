@@ -71,6 +71,17 @@ def test_out_of_memory_is_set_beside_the_plan_with_the_cheapest_way_out(why, run
     assert "next     cp 2 frees " in out
 
 
+@pytest.mark.parametrize(("job", "is_local"), [("", True), ("123", False)])
+def test_a_local_run_that_was_interrupted_is_not_sent_to_slurm(why, run, job, is_local):
+    attempt = run.new_attempt(job=job)
+    (attempt.path / "logs" / "1.log").write_text("0: Traceback (most recent call last):\n0: KeyboardInterrupt\n")
+    attempt.finish("cancelled", message="x")
+    _, out, _ = why(run.path)
+    assert "cause    cancelled" in out
+    assert ("sacct" in out) is not is_local
+    assert (f"next     `recipes run llama3_70b --resume {run.path}` goes on" in out) is is_local
+
+
 def test_a_run_without_a_plan_is_answered_all_the_same(why, run):
     (run.path / "plan.json").unlink()
     attempt = run.new_attempt()

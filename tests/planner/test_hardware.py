@@ -104,9 +104,6 @@ nics = 4
 kind = "ethernet"
 gbps = 100
 latency_us = 12
-
-[[gemm]]
-dtype = "bf16"
 """
 
 
@@ -127,6 +124,7 @@ def test_a_users_file_adds_to_the_tables(tmp_path):
     ("text", "says", "hint"),
     [
         ("[gpu.x]\nlike='h100'\nbf16_tflop = 3", r"\[gpu.x\]: no key is called 'bf16_tflop'", "bf16_tflops"),
+        ("[[gemm]]\ndtype = 'bf16'", "no section is called 'gemm'", "calibration"),
         ("[gpu.x]\nlike='h10'", "like: no gpu is called 'h10'", "h100"),
         ("[gpu.x]\nlike='h100'\nhbm_gb = '80'", "hbm_gb takes a number, not '80'", ""),
         ("[gpu.x]\nlike='h100'\nsms = 1.5", "sms takes a whole number", ""),
@@ -159,3 +157,17 @@ def test_an_unknown_name_is_answered_with_the_closest():
         hardware.precision("int4")
     with pytest.raises(UserError, match=r"/nowhere/at/all\.toml does not exist"):
         hardware.load("/nowhere/at/all.toml")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "[gpu]\n"])
+def test_a_users_file_without_a_table_is_refused(tmp_path, text):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(UserError, match="holds no table") as refused:
+        hardware.load(tmp_path / "mine.toml")
+    assert "[node.mine]" in refused.value.hint
+
+
+def test_no_more_memory_can_be_used_than_there_is(tmp_path):
+    (tmp_path / "mine.toml").write_text('[gpu.mine]\nlike = "h100"\nhbm_gb = 40\n')
+    with pytest.raises(UserError, match="GiB can be used of 40"):
+        hardware.load(tmp_path / "mine.toml")

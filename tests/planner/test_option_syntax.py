@@ -70,3 +70,51 @@ def test_a_release_that_the_planner_does_not_know_is_refused(release):
 def test_a_layout_with_nothing_at_a_place_is_refused(text, says):
     with pytest.raises(UserError, match=says):
         option_syntax.layout(Layout(), text)
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "hint"),
+    [
+        ("deepep=tru", "--option deepep takes true or false, not 'tru'", "did you mean true?"),
+        ("deepep=1", "--option deepep takes true or false, not 1", "write --option deepep=true or"),
+        ("moments=bf61", "--option moments takes one of fp32, bf16, fp8, not 'bf61'", "did you mean bf16?"),
+        ("moments=9", "--option moments takes one of fp32, bf16, fp8, not 9", "write --option moments=fp32"),
+        ("lora_rank=1.5", "--option lora_rank takes a whole number, not 1.5", "write --option lora_rank=32"),
+        ("capacity=x", "--option capacity takes a number, not 'x'", "write --option capacity=1"),
+        ("deterministic,offload=5", "--option offload is 5.0; it is 0 to 1", "write --option offload=0"),
+    ],
+)
+def test_a_value_that_an_option_cannot_have_is_answered_with_one_that_it_can(words, says, hint):
+    with pytest.raises(UserError) as refused:
+        option_syntax.options(Options(), [words])
+    assert says == str(refused.value)
+    assert refused.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "hint"),
+    [
+        ("tp=two", "tp takes a whole number, not 'two'", "write a whole number of at least 1, such as tp=1"),
+        ("vp=2.5", "vp takes a whole number, not 2.5", "write a whole number of at least 1, such as vp=2"),
+        ("pp=0", "pp must be 1 or more, not 0", "write a whole number of at least 1, such as pp=1"),
+        ("sp=tru", "sp takes true or false, not 'tru'", "did you mean true?"),
+        ("recompute=ful", "recompute is one of none, selective, full, not 'ful'", "did you mean full?"),
+        ("sharding=3", "sharding takes a string, not 3", "write sharding=none"),
+        ("recompute_modules=mpl", "recompute_modules is a list of core_attn", "did you mean mlp?"),
+        ("chunks=a", "chunks is a list of numbers of layers", "such as --layout chunks=3+6x4+5"),
+    ],
+)
+def test_a_value_that_a_layout_cannot_have_is_answered_with_one_that_it_can(text, says, hint):
+    for read, what in (
+        (lambda words: option_syntax.layout(Layout(), words), "--layout"),
+        (option_syntax.fixed, "--fix"),
+    ):
+        with pytest.raises(UserError) as refused:
+            read(text)
+        assert str(refused.value).startswith(f"{what}: {says}")
+        assert refused.value.hint.startswith(hint)
+
+
+def test_what_is_fixed_is_read_as_a_layout_is():
+    assert option_syntax.fixed(None) == {}
+    assert option_syntax.fixed("tp=4,chunks=1+2x3") == {"tp": 4, "chunks": (1, 3, 3)}

@@ -58,11 +58,16 @@ def test_figures_stand_for_oom_too_and_the_breakdown_adds_up(tmp_path):
         ("", "has no column model, gpu, tp"),
         ("a,b\n1,2\n", "has no column model"),
         (HEADER, "has no rows"),
+        ("", "is empty: it has no column"),
+        (",,,\n1,2\n", "is blank: it has no column model, gpu, tp"),
+        ("model;gpu;tp\nllama3_8b;h100;2\n", "has semicolons between its cells"),
+        ("model\tgpu\ttp\nllama3_8b\th100\t2\n", "has tabs between its cells"),
     ],
 )
 def test_another_kind_of_file_is_refused_and_nothing_is_written(tmp_path, text, says):
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=says) as refused:
         predicted(tmp_path, text)
+    assert ("llama3_8b,h100,8,2" if text == HEADER else "model,gpu,gpus,tp") in refused.value.hint
     assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.csv"]
 
 
