@@ -43,7 +43,7 @@ def main(reference: Path) -> int:
     for name, score in (("as shipped", before), ("calibrated", after)):
         print(f"{name:12} {score.regret:7.2%} {score.tau:12.3f} {score.median:13.1%}")
     print(f"{'wanted':12} {REGRET:7.0%} {TAU:12.1f} {MEDIAN:13.0%}")
-    return int(after.regret > REGRET or after.tau < TAU or after.median > MEDIAN)
+    return int(not (after.regret <= REGRET and after.tau >= TAU and after.median <= MEDIAN))
 
 
 def scores(path: Path) -> tuple[Score, Score, int, int]:

@@ -34,13 +34,16 @@ BOUNDS = {
 }
 """Of each group, the mean relative error wanted, and the bound that the test holds."""
 HOLD_OUT = {
-    "dense pretraining": (0.045, 0.045),
-    "mixtures of experts": (0.09, 0.0905),
-    "fine-tuning": (0.09, 0.09),
-    "MLPerf": (0.07, 0.15),
-    "vTrain, several nodes": (0.08, 0.08),
+    "dense pretraining": (0.045, 0.045, 33),
+    "mixtures of experts": (0.09, 0.09, 58),
+    "fine-tuning": (0.09, 0.09, 5),
+    "MLPerf": (0.07, 0.07, 2),
+    "vTrain, several nodes": (0.08, 0.08, 2),
 }
-"""Of runs that nothing was fitted on, the same by what they train; the covered ones count."""
+"""Of runs that nothing was fitted on, the same by what they train, and how many there are at least; the covered ones
+count."""
+MOST_IMPOSSIBLE = 6
+"""Rows whose own numbers contradict each other, at most: a row that goes there is scored no more."""
 MOST_OF_PEAK = 0.9
 """No run reaches more of it: a row that does contradicts itself."""
 REGRET, TAU = (0.02, 0.04), (0.9, 0.85)
@@ -78,16 +81,17 @@ def main(reference: Path) -> int:
     for name, members in groups(results).items():
         wanted, bound = BOUNDS.get(name, (None, None))
         mean = float(np.mean([result.error for result in members]))
-        failed |= bound is not None and mean > bound
+        failed |= bound is not None and not mean <= bound
         print(_line(name, members, wanted, fixed))
     print("\nhold-out, by what is trained    rows     mean      fit   wanted")
     for name, members in trained(results).items():
-        wanted, bound = HOLD_OUT[name]
+        wanted, bound, least = HOLD_OUT[name]
         fit, hold = (float(np.mean([e.error for e in members if e.held is side])) for side in (False, True))
-        failed |= hold > bound
-        print(f"{name:31} {sum(e.held for e in members):4} {hold:8.2%} {fit:8.2%} {wanted:8.1%}")
+        rows = sum(e.held for e in members)
+        failed |= not (hold <= bound and rows >= least)
+        print(f"{name:31} {rows:4} {hold:8.2%} {fit:8.2%} {wanted:8.1%}")
     regret, tau = ranking([result for result in results if result.row["release"] == "vTrain"])
-    failed |= regret > REGRET[1] or tau < TAU[1]
+    failed |= not (regret <= REGRET[1] and tau >= TAU[1] and len(impossible) <= MOST_IMPOSSIBLE)
     print(f"vTrain, choosing a layout: mean regret {regret:.2%} (wanted {REGRET[0]:.0%}),", end=" ")
     print(f"mean Kendall tau {tau:.3f} (wanted {TAU[0]})")
     worst = sorted((result for result in results if result.predicted), key=lambda result: -result.error)[:8]

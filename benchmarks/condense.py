@@ -68,10 +68,13 @@ HELD_OUT_BY = {
     ),
 }
 """What makes a configuration: its rows of all releases are on one side of the hold-out."""
+DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp")
 PRESETS = Path(__file__).parent / "reference" / "presets.csv"
-"""What presets of Megatron-Bridge's scripts/performance/configs set and its tables do not print: that line fits whose
-patterns match a row's first. `ran`: the layout of a run in whose line its table prints that of another precision."""
-PRESET_FOR = ("task", "model", "gpu", "precision", "mbs")
+"""What a run's own scripts or log say and its table does not print: presets of Megatron-Bridge's
+scripts/performance/configs and configurations of MLPerf's submissions. That line fits whose patterns match a row first;
+`run` is looked for in its source, and is blank for Megatron-Bridge's tables. `ran`: columns that its table prints of
+another run's precision, or not at all."""
+PRESET_FOR = ("task", "model", "gpu", "precision", "mbs", "pp")
 DROPPED = ("case", "schedule", "model_as_printed", "tflops_per_gpu", "size", "zero")
 """Columns of raw tables that nothing reads once a row is condensed."""
 NANOTRON = "nanotron"
@@ -88,14 +91,17 @@ def condense(row: Row, *, kind: str = "time") -> dict[str, str]:
         row["precision"] = "mxfp8" if "mxfp8" in hardware.node(gpu(row)).gpu.precisions else "fp8bw"
     blanks = {key: str(value) for key, value in usual(row).items()}
     whole = {**row, **{key: row.get(key) or value for key, value in blanks.items()}, **_shape(row)}
-    whole |= dict(word.split("=") for word in preset(row)["ran"].split())
+    known = preset(row)
+    whole |= dict(word.split("=") for word in known["ran"].split())
     whole["gpu"], whole["gpus"] = gpu(row), row.get("gpus") or ("8" if is_ci(row) else "")
-    whole["options"] = ",".join(filter(None, (options_text(_trained_in(row, options(row))), preset(row)["options"])))
+    whole["options"] = _last_of_each(options_text(_trained_in(row, options(row))), known["options"])
     if is_ci(row):
         whole["release"] = "mcore 0.11" if "dracooci" in row["source"] else "mcore main"
     if row.get("flags") or is_ci(row):
         whole["flags"] = "; ".join(f"{name}={value}" for name, value in arguments(row).items())
     whole["recompute"], whole["layout"] = recomputed(row, whole.get("recompute", ""))
+    # a verification card names what its recipe recomputes, not what its run did
+    whole["recompute"] = known["recompute"] or whole["recompute"]
     if is_fsdp2(row):
         whole["fsdp"] = row.get("fsdp") or "1"
     return {**whole, "held_out": held_out}
@@ -242,6 +248,12 @@ def options_text(values: Mapping[str, Any]) -> str:
     return ",".join(f"{key}={_word(value)}" for key, value in values.items() if value != known[key])
 
 
+def _last_of_each(*texts: str) -> str:
+    """Texts of options as one: what a later one says of an option counts."""
+    words = [word for text in texts for word in text.split(",") if word]
+    return ",".join({word.partition("=")[0]: word for word in words}.values())
+
+
 def _word(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
@@ -249,19 +261,15 @@ def _word(value: Any) -> str:
 
 
 def recomputed(row: Row, printed: str) -> tuple[str, str]:
-    """The columns `recompute` and `layout`: tuned runs recompute what does not fit, and tables do not print it.
-
-    A preset wins over what a verification card names, which was read from its recipe and not from its run.
-    """
+    """The columns `recompute` and `layout`: tuned runs recompute what does not fit, and tables do not print it."""
     layout = "sp=false" if "no SP" in printed or row.get("release") == "vTrain" else ""
     tuned = bool(row.get("release")) or is_fsdp2(row)
-    return preset(row)["recompute"] or ("auto" if tuned and not printed else printed.replace(" (no SP)", "")), layout
+    return ("auto" if tuned and not printed else printed.replace(" (no SP)", "")), layout
 
 
 def preset(row: Row) -> Row:
     """The line of `PRESETS` that a row was run with; an empty one for rows of other software."""
-    bridge = "Megatron-Bridge" in (row.get("source") or "") or "NeMo 25.09" in (row.get("release") or "")
-    fits = (line for line in _presets() if bridge and _fits(line, row))
+    fits = (line for line in _presets() if _fits(line, row))
     return next(fits, dict.fromkeys(("recompute", "options", "ran"), ""))
 
 
@@ -272,8 +280,11 @@ def _presets() -> list[dict[str, str]]:
 
 
 def _fits(line: Row, row: Row) -> bool:
-    whole = all(re.fullmatch(line[key] or ".*", row.get(key) or "") for key in PRESET_FOR)
-    return whole and bool(re.search(line["release"], row.get("release") or ""))
+    source, release = row.get("source") or "", row.get("release") or ""
+    bridge = "Megatron-Bridge" in source or "NeMo 25.09" in release
+    ran = re.search(line["run"], source) if line["run"] else bridge
+    columns_fit = all(re.fullmatch(line[key] or ".*", row.get(key) or "") for key in PRESET_FOR)
+    return bool(columns_fit and ran and re.search(line["release"], release))
 
 
 def is_vtrain_node(row: Row) -> bool:
@@ -340,10 +351,27 @@ def condensed(rows: list[dict[str, str]]) -> Iterator[dict[str, str]]:
     """A raw table's rows in the columns of benchmarks/reference, those that stay empty left out."""
     kind = "memory" if "allocated_gib" in rows[0] else "time"
     whole = [condense(row, kind=kind) for row in rows]
+    if kind == "time":  # nothing is fitted to memory
+        _fit_twins(whole)
     names = dict.fromkeys(key for row in whole for key in row)
     used = [key for key in names if key == "held_out" or any(row.get(key) for row in whole)]
     kept = [key for key in used if key not in DROPPED]
     return ({key: row.get(key, "") for key in kept} for row in whole)
+
+
+def configuration(row: Row) -> tuple[str, ...]:
+    """What makes the configuration of a condensed row of step times; a degree that is not printed is 1. What it
+    recomputes is left out: tables print it in some releases only."""
+    keys = (key for key in HELD_OUT_BY["time"] if key != "recompute")
+    return tuple(row.get(key) or ("1" if key in DEGREES else "") for key in keys)
+
+
+def _fit_twins(rows: list[dict[str, str]]) -> None:
+    """Take from the hold-out what another table prints otherwise and the fit has: it would be no test."""
+    fitted = {configuration(row) for row in rows if not row["held_out"]}
+    for row in rows:
+        if configuration(row) in fitted:
+            row["held_out"] = ""
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -83,7 +83,7 @@ class Fit:
             mine = self.column == i
             log = np.log(START[name]) + x[mine] @ self.masks[mine] + (1e-4 if i == bumped else 0.0)
             values[name] = np.clip(np.exp(log), LEAST.get(name, 0.0), calibration.most(name))
-        return values
+        return calibration.with_hops(values)
 
     def logs(self, x: Array, bumped: int = -1) -> Array:
         """The log of every row's predicted seconds."""

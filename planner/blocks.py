@@ -138,14 +138,27 @@ def moe(w: Work) -> None:
     w.gemm(routed, up, width, "moe", resource="expert", matrices=local)
     passes = (3.0, 5.0) if m.gated else (2.0, 3.0)
     w.stream(passes[0] * routed * ffn, passes[1] * routed * ffn, 1, "moe moe_act")
+    if m.clamped:  # both halves clamped and joined (weighted_bias_quick_geglu_impl)
+        w.stream(8.0 * routed * ffn, 10.0 * routed * ffn, 3, "moe moe_act")
     w.gemm(routed, width, ffn, "moe", resource="expert", matrices=local)
-    if m.bias:  # added to each expert's rows, and summed over them backward
-        w.stream(2.0 * routed * (up + width), 2.0 * routed * (up + width), 2, "moe")
     w.add("expert_kernels", 2.0 * local, 4.0 * local, "moe")
+    if m.bias:
+        _expert_biases(w, routed * up, routed * width, local)
     if m.shared_ffn:
         _feed_forward(w, t, m.shared_ffn / u.tp, "shared_experts moe")
         w.parallel("shared_experts moe")
     w.residual()
+
+
+def _expert_biases(w: Work, up: Number, down: Number, experts: Number) -> None:
+    """Biases of `up` and `down` elements of routed experts.
+
+    The first is added by the product, and summed over its rows backward. The second is weighted by the router's
+    probabilities, expert by expert in FP32 (TEGroupedMLP._apply_bias): bias times probability written, added, joined,
+    rounded; backward also summed twice.
+    """
+    w.stream(14.0 * down, up + 20.0 * down, 4, "moe")
+    w.add("expert_kernels", 2.0 * experts, 7.0 * experts, "moe")
 
 
 def _dispatch(w: Work, tokens: Number, width: int) -> None:

@@ -39,6 +39,8 @@ DOUBT = 1.3
 """Each smaller noise has to leave an error smaller by so much: a few rows agree by chance."""
 WORST = 0.7
 """A log error counts no more than this (a factor of 2) when fits are compared: one odd row says nothing of a fit."""
+LEVELS = (0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
+"""Of memory, from which on it may be full: a search finds the level only from near it."""
 ALIKE = 0.98
 """Cosine of two numbers' effects on the rows from which on nothing tells them from each other."""
 FELT = 0.5
@@ -220,7 +222,10 @@ class _Fit:
         if len(gpus) > 1:
             raise UserError(f"the runs are of several GPUs: {', '.join(gpus)}", "calibrate one GPU at a time")
         self.gpu = gpus[0]
-        self.cost = step_cost.stack([step_cost.of(job, columns.of(job)) for job in jobs])
+        cost = step_cost.stack([step_cost.of(job, columns.of(job)) for job in jobs])
+        measured = _bytes(runs)
+        full = [step_cost.full(with_values(job, measured), columns.of(job)).reshape(-1) for job in jobs]
+        self.cost = replace(cost, full=np.concatenate(full))
         by_row = [calibration.constants(job) for job in jobs]
         self.constants = {name: np.array([constants[name] for constants in by_row]) for name in by_row[0]}
         self.y = np.log([run.seconds for run in runs])
@@ -236,11 +241,12 @@ class _Fit:
 
     def starts(self) -> list[Array]:
         """Where other searches begin, which the way from the shipped values may miss: slow CPUs, nothing overlapped."""
-        slow = {"launches": 2.0, "late_senders": 0.5}
+        slow = {"launches": 2.0, "late_senders": 0.5, "tp_latency": 2.3}
         nothing = {c.name: 0.0 for c in CORRECTIONS if c.kind == "share"}
+        full = [slow | {"alloc_retries": 0.5, "full_from": level} for level in LEVELS]
         return [
             np.array([begin.get(c.name, x) for c, x in zip(CORRECTIONS, self.start(), strict=True)])
-            for begin in (slow, nothing, slow | nothing)
+            for begin in (slow, nothing, slow | nothing, *full)
         ]
 
     def value(self, name: str, x: float) -> float:

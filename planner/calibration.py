@@ -11,15 +11,17 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from superpod.planner import corrections, files
+from superpod.planner.arrays import Array
 from superpod.planner.planned_job import PlannedJob
 
 FOLDER = Path(__file__).parent / "data" / "calibration"
 
 ERAS = ((24.99, "24"), (25.08, "25.0"), (25.99, "25.1"), (26.05, "26.0"), (99.0, "26.1"))
 """NeMo releases up to a number (year.month), and the name of their era."""
+Value = TypeVar("Value", float, Array)
 NOMINAL_LATENCY_US = 5.0
 """`latency_us` of the fabrics that the constants were fitted on: those of another network are longer in proportion."""
 PINNED = "25.1"
@@ -87,7 +89,12 @@ def resolve(tables: Mapping[str, Any], chosen: tuple[str, ...]) -> dict[str, flo
         for key, factor in tables.get("factors", {}).get(name, {}).items():
             values[key] *= factor
     least = tables.get("least", {})
-    return {key: min(max(value, least.get(key, 0.0)), most(key)) for key, value in values.items()}
+    return with_hops({key: min(max(value, least.get(key, 0.0)), most(key)) for key, value in values.items()})
+
+
+def with_hops(values: Mapping[str, Value]) -> dict[str, Value]:
+    """The constants with latencies between nodes, which are fitted as one with those inside."""
+    return {**values, **{f"{group}_hops": values[f"{group}_steps"] for group in ("tp", "cp", "ep")}}
 
 
 def most(name: str) -> float:

@@ -30,7 +30,12 @@ def text(calibrations: Sequence[Calibration], source: str) -> str:
 def changed(one: Calibration) -> dict[str, float]:
     """The numbers that differ from what is shipped."""
     values = {name: one.values.get(name, correction.shipped) for name, correction in BY_NAME.items()}
-    return {name: value for name, value in values.items() if abs(value - BY_NAME[name].shipped) > SHOWN}
+    return {name: value for name, value in values.items() if abs(value - BY_NAME[name].shipped) > _shown(name)}
+
+
+def _shown(name: str) -> float:
+    """Seconds of a micro-batch count from less on than factors do."""
+    return SHOWN / 10 if BY_NAME[name].kind == "amount" else SHOWN
 
 
 def sentences(one: Calibration) -> list[str]:
@@ -53,8 +58,10 @@ def sentences(one: Calibration) -> list[str]:
         for a, b in one.alike
         if a in own or b in own
     ]
-    if one.silent:
-        lines.append(f"of {', '.join(one.silent)} these runs say nothing: as shipped")
+    if moved := [name for name in one.silent if name in own]:
+        lines.append(f"warning: these runs hardly feel {', '.join(moved)}: moved, but close to a guess")
+    if kept := [name for name in one.silent if name not in own]:
+        lines.append(f"of {', '.join(kept)} these runs say nothing: as shipped")
     return lines
 
 
@@ -62,4 +69,6 @@ def _in_words(name: str, value: float) -> str:
     kind = BY_NAME[name].kind
     if kind == "share":
         return ": off" if value < 0.1 else ""
+    if kind == "level":
+        return f": {value:.0%}"
     return f": {value:.0%} of what is shipped" if kind == "speed" else ""

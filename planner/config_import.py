@@ -79,6 +79,9 @@ def read(path: Path) -> ImportedConfig:
 def _mapping(value: Any, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no table of keys", WANTED)
+    if not value:
+        keys = "such as zero_optimization.stage of DeepSpeed, or fsdp_config.fsdp_sharding_strategy of Accelerate"
+        raise UserError(f"it holds no key: nothing to import ({keys})", f"give {WANTED}")
     return value
 
 

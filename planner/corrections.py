@@ -14,11 +14,15 @@ from typing import Literal
 from superpod.errors import UserError, did_you_mean
 
 GROUPS = ("tp", "cp", "ep", "send", "dp")
-FAR_LATENCIES = ("cp_steps", "ep_steps", "send_far_s", "dp_step_s")
+FAR_LATENCIES = ("tp_hops", "cp_hops", "ep_hops", "send_far_s", "dp_step_s")
 """Constants that are latencies between nodes."""
 
 MEMORY = ("main_grads", "stream", "scores", "loss")
 """Constants of bytes that pass through a GPU's memory."""
+
+
+LIMITS = {"share": (0.0, 1.0), "amount": (0.0, 5.0), "level": (0.5, 1.0)}
+"""Of kinds that are no factors."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,9 @@ class Correction:
     width: float
     """How far it may well be from what is shipped, before any run is seen: of its log, or of a share itself."""
     constants: tuple[str, ...] = ()
-    kind: Literal["time", "speed", "share", "amount", "bytes"] = "time"
-    """time, speed and bytes: factors. share: of what is shipped as hidden, 0 to 1. amount: 0 is shipped."""
+    kind: Literal["time", "speed", "share", "amount", "level", "bytes"] = "time"
+    """time, speed and bytes: factors. share: of what is shipped as hidden, 0 to 1. amount: 0 is shipped. level: of the
+    memory that a rank may take."""
 
     @property
     def shipped(self) -> float:
@@ -41,7 +46,7 @@ class Correction:
     @property
     def limits(self) -> tuple[float, float]:
         """The least and the largest value."""
-        return (0.0, 1.0) if self.kind == "share" else (0.0, 5.0) if self.kind == "amount" else (0.01, 200.0)
+        return LIMITS.get(self.kind, (0.01, 200.0))
 
 
 CORRECTIONS = (
@@ -52,12 +57,20 @@ CORRECTIONS = (
     Correction("queueing", "how sharply the slower of CPU and GPU sets the pace", 0.5, ("queue",)),
     Correction("near_bandwidth", "bandwidth inside a node", 0.5, tuple(f"{g}_near" for g in GROUPS), "speed"),
     Correction("far_bandwidth", "bandwidth between nodes", 1.0, tuple(f"{g}_far" for g in GROUPS), "speed"),
-    Correction("near_latency", "latency inside a node", 0.7, ("tp_steps", "send_near_s")),
+    Correction("near_latency", "latency inside a node", 0.7, ("tp_steps", "cp_steps", "ep_steps", "send_near_s")),
     Correction("far_latency", "latency between nodes", 1.0, FAR_LATENCIES),
+    Correction("tp_latency", "latency of tensor parallelism between nodes, beside that", 1.0, ("tp_hops",)),
     Correction("fixed", "seconds of a step that no work explains", 1.0, ("step_s", "tensor_s")),
     Correction("optimizer", "time of the optimizer's step", 0.7, ("states", "grads", "copies")),
     Correction("late_ranks", "delay of a TP group by its slowest CPU", 1.0, ("jitter",)),
     Correction("late_senders", "the same, where stages send between nodes", 0.5, kind="amount"),
+    Correction(
+        "alloc_retries",
+        "seconds of allocations tried again, in each micro-batch of a pipeline whose memory is full",
+        0.5,
+        kind="amount",
+    ),
+    Correction("full_from", "share of the memory from which it is full", 0.1, kind="level"),
     Correction("overlap_grads", "share of the shipped overlap of gradients that is real", 0.6, kind="share"),
     Correction("overlap_params", "share of the overlap of parameters", 0.6, kind="share"),
     Correction("overlap_tp", "share of the overlap of tensor parallelism", 0.6, kind="share"),
@@ -116,7 +129,12 @@ def factors(values: Mapping[str, float]) -> dict[str, float]:
 
 def additions(values: Mapping[str, float]) -> dict[str, float]:
     """Corrections that are constants of their own: shares and amounts (`steptime.price`)."""
-    return {key: value for key, value in values.items() if BY_NAME[key].kind in ("share", "amount")}
+    return {key: value for key, value in values.items() if BY_NAME[key].kind in LIMITS}
+
+
+def retries(calibrated_as: str) -> bool:
+    """Whether a GPU's calibration says that full memory takes time."""
+    return split(calibrated_as)[1].get("alloc_retries", 0.0) > 0 if "?" in calibrated_as else False
 
 
 def of_bytes(calibrated_as: str) -> float:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from superpod.planner import legality, pipeline_layout, predict
+from superpod.planner import corrections, legality, memory, pipeline_layout, predict
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import MEGATRON_FSDP, SHARDINGS, Layout
 from superpod.planner.planned_job import Options, PlannedJob
@@ -70,10 +70,14 @@ def better(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
     return [f"{what} takes {-gain:.1%} off the step" for gain, what in sorted(gains) if gain < -0.01][:most]
 
 
-def short_of(job: PlannedJob, before: Prediction) -> str:
+SEARCH = "`recipes plan` tries them together"
+
+
+def short_of(job: PlannedJob, before: Prediction, together: str = SEARCH) -> str:
     """`40.2 GiB short: cp 2 frees 22.1 GiB (+3 % time), ...` for a run that does not fit.
 
-    When a single change makes it fit, those come first and are called so; else the largest savings are listed.
+    When a single change makes it fit, those come first and are called so; else the largest savings are listed, and
+    `together`, the next move after them; after a search it is another than a search.
     """
     missing = before.short_gib
     savings = moves(job, before)
@@ -83,8 +87,19 @@ def short_of(job: PlannedJob, before: Prediction) -> str:
         return f"{missing:.1f} GiB short, and no single change of the layout frees memory: take more GPUs"
     listed = ", ".join(f"{m.what} frees {m.frees_gib:.1f} ({m.slower:+.0%} time)" for m in shown)
     if not enough:
-        return f"{missing:.1f} GiB short: {listed}; none is enough alone: `recipes plan` tries them together"
+        return f"{missing:.1f} GiB short: {listed}; none is enough alone" + (f": {together}" if together else "")
     return f"{missing:.1f} GiB short: {listed}" + ("; each is enough alone" if len(enough) > 1 else "")
+
+
+def beyond_layouts(job: PlannedJob) -> str:
+    """The next move where a search found no layout that fits: options that it leaves as they are, and more GPUs."""
+    named = {"BF16 moments": "moments=bf16", "the optimizer in host memory": "offload=1"}
+    ways = ["take more GPUs"]
+    if job.options.memory_cap is not None:
+        ways.append(f"raise the memory cap of {job.options.memory_cap:g} GiB")
+    if untried := [named[what] for what, _ in _options(job)]:
+        ways.append(f"add --option {','.join(untried)}")
+    return " or ".join([", ".join(ways[:-1]), ways[-1]]) if len(ways) > 1 else ways[0]
 
 
 def bound(prediction: Prediction) -> str:
@@ -93,6 +108,21 @@ def bound(prediction: Prediction) -> str:
     shares = sorted(((value / seconds, key) for key, value in prediction.terms_s.items()), reverse=True)[:2]
     (first, *second) = [f"{BOUNDS.get(key, key)}, {share:.0%}" for share, key in shares if share >= 0.02] or ["nothing"]
     return f"bound by {first} of the step" + "".join(f"; then {words}" for words in second)
+
+
+def _waits(result: SearchResult, i: int) -> list[str]:
+    """Whether the i-th layout is a pipeline that waits for memory, by a user's own calibration, and the way round."""
+    gpu = result.job.node.gpu
+    own = corrections.split(gpu.calibrated_as)[1]
+    seconds, level = own.get("alloc_retries", 0.0), own.get("full_from", 1.0)
+    full = float(result.reserved[i]) / memory.usable(gpu)
+    if result.layout(i).pp == 1 or not seconds or full < level:
+        return []
+    return [
+        f"the fullest rank reserves {full:.0%} of its GPU; from {level:.0%} on a pipeline waits {seconds:.2g} s for "
+        "memory in each micro-batch here (calibration): recompute more, or set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    ]
 
 
 def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> list[str]:
@@ -104,6 +134,7 @@ def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> l
         bound(prediction),
         f"{tight}{room:.1f} GiB of {result.cap / GIB:.1f} GiB usable are left on the fullest rank",
     ]
+    lines += _waits(result, i)
     if result.layout(i).sharding in MEGATRON_FSDP:
         lines.append(UNMEASURED)
     if approximate := result.job_of(i).model.approximate:
@@ -157,7 +188,7 @@ def misses(result: SearchResult, most: int = 3) -> list[str]:
             continue
         shown.add(degrees)
         gain = 1 - result.seconds[i] / best
-        lines.append(f"{title(job.layout)} would be {gain:.1%} faster, but is {short_of(job, predict.one(job))}")
+        lines.append(f"{title(job.layout)} would be {gain:.1%} faster, but is {short_of(job, predict.one(job), '')}")
         if len(lines) == most:
             break
     return lines

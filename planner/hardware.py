@@ -274,8 +274,7 @@ def builtin() -> Hardware:
 def load(path: str | Path) -> Hardware:
     """The user's hardware over the built-in: tables `[gpu.NAME]`, `[node.NAME]`, `[fabric.NAME]`, `[generation.NAME]`.
 
-    `[[collective]]` and `[[gemm]]` (measurements) may stand in the same file and are left to their own reader. `like =
-    "h100"` in a table takes what the table does not say from a built-in one.
+    `like = "h100"` in a table takes what the table does not say from a built-in one.
 
     Raises:
         UserError: naming file, line, table and key, and what the key may hold.

@@ -80,7 +80,8 @@ def _deepseek(c: Config) -> Config:
 def _gpt_oss(c: Config) -> Config:
     moe = {"experts": c["num_local_experts"], "topk": c["num_experts_per_tok"], "expert_ffn": c["intermediate_size"]}
     plain = {**c, "attention_bias": False}
-    return common(plain) | moe | {"bias": True, "sink": True, "window": c["sliding_window"], "global_every": 2}
+    style = {"bias": True, "clamped": True, "sink": True, "window": c["sliding_window"], "global_every": 2}
+    return common(plain) | moe | style
 
 
 def _starcoder2(c: Config) -> Config:

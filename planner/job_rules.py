@@ -293,6 +293,14 @@ PINNED: tuple[Rule[JobInputs], ...] = (
         ),
     ),
     Rule(
+        "mtp_alone",  # get_gpt_mtp_block_spec: layer_specs[-1] of the last chunk; the proof of the recipes found it
+        lambda f: f.last_empty & (f.model.mtp_layers > 0),
+        lambda f: (
+            "the last stage has none of the layers, and megatron-core 0.15 builds multi-token prediction as its last",
+            "give the last stage a layer: other chunks, or no loss_as_layer",
+        ),
+    ),
+    Rule(
         "recompute_mlp_bias",  # CheckpointFunction makes the bias that MLP hands on its own output (measured)
         lambda f: f.recomputes("mlp") & bool(f.model.bias and "mlp" in f.model.kinds),
         lambda f: (

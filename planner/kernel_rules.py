@@ -5,8 +5,9 @@ The tables are in `kernels/`. Only Megatron-Core with Transformer Engine's layer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from superpod.planner import mxfp8_buffers
@@ -19,13 +20,19 @@ if TYPE_CHECKING:
     from superpod.planner.arrays import Truth, Whole
     from superpod.planner.kernels.fp8_shapes import Demand, Weight
     from superpod.planner.models import ModelShape
-    from superpod.planner.planned_job import PlannedJob
+    from superpod.planner.planned_job import Options, PlannedJob
 
 TUNED = ("sft", "lora")
 """Tasks whose samples are packed: they come without padding, end to end (thd)."""
 
+REMEMBERED = 2**12
+"""Kinds of layers, and answers about them: a table of a hundred thousand rows asks about a few."""
 UB_MXFP8 = 128
 """Tokens of a rank that userbuffers gather in MXFP8 (TE 2.9 module/base.py:592-597)."""
+
+
+_choose = lru_cache(REMEMBERED)(attention.choose)
+_asserts = lru_cache(REMEMBERED)(attention.asserts)
 
 
 def uses_te(job: PlannedJob) -> bool:
@@ -35,22 +42,26 @@ def uses_te(job: PlannedJob) -> bool:
     return known and o.attention != "local" and not job.model.soft_capped
 
 
-def layers(job: PlannedJob, cp: int = 1) -> Iterator[Attention]:
+def layers(job: PlannedJob, cp: int = 1) -> tuple[Attention, ...]:
     """Every kind of attention layer of a job on so many context-parallel ranks, as Transformer Engine sees it."""
-    m, o = job.model, job.options
-    packed = job.task in TUNED and not m.sink
+    return _layers(job.model, job.options, job.node.gpu.sm, job.precision == "fp16", job.task in TUNED, job.seq, cp)
+
+
+@lru_cache(REMEMBERED)
+def _layers(m: ModelShape, o: Options, sm: int, fp16: bool, tuned: bool, seq: int, cp: int) -> tuple[Attention, ...]:
+    packed = tuned and not m.sink
     latent = m.kv_lora > 0
     backend = "flash" if m.flash_only else {"flash": "auto"}.get(o.attention, o.attention)
-    for window in sorted({_window(m, layer, job.seq) for layer, blocks in enumerate(m.blocks) if _attends(blocks)}):
-        yield Attention(
-            sm=job.node.gpu.sm,
-            dtype="fp16" if job.precision == "fp16" else "bf16",
+    return tuple(
+        Attention(
+            sm=sm,
+            dtype="fp16" if fp16 else "bf16",
             qkv_layout="thd_thd_thd" if packed else "sbhd_sbhd_sbhd",
             mask="padding_causal" if packed else "causal",
             softmax="learnable" if m.sink else "vanilla",
             dropout=o.attention_dropout,
-            seq_q=job.seq,
-            seq_kv=job.seq,
+            seq_q=seq,
+            seq_kv=seq,
             window_left=window,
             window_right=0,
             cp=cp,
@@ -62,13 +73,15 @@ def layers(job: PlannedJob, cp: int = 1) -> Iterator[Attention]:
             heads=m.heads,
             groups=m.heads if latent else m.groups,
         )
+        for window in sorted({_window(m, layer) for layer, blocks in enumerate(m.blocks) if _attends(blocks)})
+    )
 
 
 def _attends(blocks: Iterable[str]) -> bool:
     return bool({"attention", "mla"} & set(blocks))
 
 
-def _window(m: ModelShape, layer: int, seq: int) -> int:
+def _window(m: ModelShape, layer: int) -> int:
     """Keys before a token that a layer's window takes in; -1 = no window, which chunks have not either."""
     return -1 if m.chunked or m.sees_all(layer) or not m.window else m.window
 
@@ -78,12 +91,12 @@ def _refuses(job: PlannedJob, cp: int) -> str:
     or with the scores that the job has priced.
     """
     for layer in layers(job, cp):
-        backend = attention.choose(layer).backend
+        backend = _choose(layer).backend
         if backend == "unfused" and not job.keeps_scores:
             return f"only unfused attention, which keeps {job.seq:,} x {job.seq:,} scores: {_against(layer)}"
         if not backend:
             return f"no attention backend: {_against(layer)}"
-        if asserted := [reason for reason in attention.asserts(layer) if reason is not attention.WHOLE_HEADS]:
+        if asserted := [reason for reason in _asserts(layer) if reason is not attention.WHOLE_HEADS]:
             return asserted[0].text
     return ""
 
@@ -92,7 +105,7 @@ def keeps_scores_unasked(job: PlannedJob) -> bool:
     """Whether Transformer Engine has nothing for a run's layout but unfused attention, which it takes by itself."""
     if not uses_te(job) or job.keeps_scores or job.options.framework != "megatron":
         return False
-    chosen = {attention.choose(layer).backend for layer in layers(job, job.layout.cp)}
+    chosen = {_choose(layer).backend for layer in layers(job, job.layout.cp)}
     return "unfused" in chosen and "" not in chosen
 
 
@@ -107,10 +120,10 @@ def least_cudnn(job: PlannedJob) -> str:
         return ""
     least = CUDNN[0]
     for layer in layers(job, job.layout.cp):
-        if attention.choose(layer).backend not in ("flash", "fused"):
+        if _choose(layer).backend not in ("flash", "fused"):
             continue  # with the newest neither: that is priced, or refused
         for cudnn in reversed(CUDNN):
-            if attention.choose(replace(layer, cudnn=cudnn)).backend not in ("flash", "fused"):
+            if _choose(replace(layer, cudnn=cudnn)).backend not in ("flash", "fused"):
                 break
             oldest = cudnn
         least = max(least, oldest)
@@ -126,7 +139,7 @@ def refuses_padded_samples(job: PlannedJob) -> str:
     if job.layout.cp == 1 or not uses_te(job):
         return ""
     for layer in (replace(layer, pad_between=True) for layer in layers(job, job.layout.cp) if layer.format == "thd"):
-        if not attention.choose(layer).backend:
+        if not _choose(layer).backend:
             return _against(layer)
     return ""
 

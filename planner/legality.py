@@ -94,11 +94,11 @@ def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], dealt: ArrayLik
 
 def _inputs(job: PlannedJob) -> JobInputs:
     """The job as the rules read it, its layers dealt out if they can be."""
-    layout, sizes, why = job.layout, (), ("", "")
+    layout, chunks, why = job.layout, list[range](), ("", "")
     uneven = layout.embedding_as_layer or layout.loss_as_layer or layout.chunks is not None
     uneven = uneven or layout.first_layers is not None or layout.last_layers is not None
     try:
-        sizes = tuple({len(chunk) for chunk in Split.of(layout).chunk_layers(job.model.layers)})
+        chunks = Split.of(layout).chunk_layers(job.model.layers)
     except UserError as refused:
         why = (str(refused), refused.hint)
     degrees: dict[str, Any] = {**vars(layout.rule_inputs(job.gpus))}
@@ -107,8 +107,9 @@ def _inputs(job: PlannedJob) -> JobInputs:
         **degrees,
         both_ends=layout.first_layers is not None and layout.last_layers is not None,
         uneven=uneven,
-        undealt=not sizes,
-        chunk_sizes=sizes,
+        undealt=not chunks,
+        last_empty=bool(chunks) and not chunks[-1],
+        chunk_sizes=tuple({len(chunk) for chunk in chunks}),
         why_undealt=why,
         model=job.model,
         job=job,
@@ -138,6 +139,7 @@ def _inputs_of_many(job: PlannedJob, fields: dict[str, Column], dealt: Flags) ->
         microbatch_group=job.options.microbatch_group,
         uneven=((ends[0] | ends[1]) == 1) | dealt,
         undealt=~(evenly | dealt),
+        last_empty=(ends[1] == 1) & (get["pp"] * get["vp"] == job.model.layers + ends[0] + 1) & ~dealt,
         chunk_sizes=sizes,
         model=job.model,
         job=job,

@@ -109,6 +109,16 @@ RANGES = {
 """Limits of options that are shares, factors or counts."""
 
 
+def takes(name: str) -> tuple[str, tuple[str, ...]]:
+    """What an option takes, in words, and its values where they are few."""
+    default, choices = getattr(Options, name), get_args(_HINTS[name])
+    if isinstance(default, bool):
+        return "true or false", ("true", "false")
+    if isinstance(default, str):
+        return (f"one of {', '.join(choices)}", choices) if choices else ("a string", ())
+    return "a whole number" if isinstance(default, int) else "a number", ()
+
+
 def _unfit(value: object, hint: Any, default: object) -> str:
     """What an option takes, if the value does not fit it; "" if it does."""
     choices = get_args(hint) if isinstance(default, str) else ()

@@ -89,7 +89,8 @@ def closest(result: SearchResult) -> str:
     """The message when nothing fits: the layout that exceeds memory least, and what would make it fit."""
     i = int(np.argmin(result.reserved))
     job = result.job_of(i)
-    return f"nothing fits; closest is {explain.title(job.layout)}, {explain.short_of(job, predict.one(job))}"
+    short = explain.short_of(job, predict.one(job), explain.beyond_layouts(job))
+    return f"nothing fits; closest is {explain.title(job.layout)}, {short}"
 
 
 def against_rules(result: SearchResult) -> str:

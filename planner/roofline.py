@@ -43,9 +43,9 @@ RESOURCES = (
     "sorting",  # s at HBM bandwidth: permutation of tokens to experts and back
     "kernels",  # launches
     "expert_kernels",  # launches that grow with the number of local experts
-    *(f"{group}_{part}" for group in ("tp", "cp", "ep") for part in ("near", "far", "steps")),
+    *(f"{group}_{part}" for group in ("tp", "cp", "ep") for part in ("near", "far", "steps", "hops")),
 )
-"""near and far: s at nominal bandwidth inside and between NVLink domains; steps: latencies."""
+"""near and far: s at nominal bandwidth inside and between NVLink domains; steps and hops: their latencies."""
 INDEX = {name: i for i, name in enumerate(RESOURCES)}
 
 
@@ -159,7 +159,8 @@ class Work:
         for part, amount in (
             ("near", v.near / self.near),
             ("far", v.far / self.far),
-            ("steps", v.near_steps + v.far_steps),
+            ("steps", v.near_steps),
+            ("hops", v.far_steps),
         ):
             self.add(f"{group}_{part}", amount * times[0], amount * times[1], module)
 

@@ -115,6 +115,8 @@ class JobInputs(ModelInputs):
     undealt: Truth = False
     """The layers cannot be dealt to the stages."""
     why_undealt: tuple[str, str] = ("", "")
+    last_empty: Truth = False
+    """The last model chunk has no layer: a head, or multi-token prediction, stands alone."""
     chunk_sizes: tuple[Whole, ...] = ()
     """Layers of the model chunks, each size once."""
 

@@ -272,7 +272,11 @@ def _before_a_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]) -> 
         if pp == 1 or pp * vp > model.layers:
             continue
         for chunks in dict.fromkeys(before_a_head(model.layers, pp, vp, head * share) for share in HEADS):
-            if chunks and 0 not in chunks[:-1] and _fullest(chunks, pp, head) < LIGHTER * load:
+            if (
+                chunks
+                and 0 not in chunks[: len(chunks) - (not model.mtp_layers)]
+                and _fullest(chunks, pp, head) < LIGHTER * load
+            ):
                 yield Split(pp=pp, vp=vp, chunks=chunks)
 
 

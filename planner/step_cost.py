@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from superpod.planner import collectives, roofline
+from superpod.planner import collectives, corrections, memory, roofline
 from superpod.planner.arrays import Array, Column
 from superpod.planner.blocks import work as block_work
 from superpod.planner.columns import Columns
@@ -78,6 +78,8 @@ class StepCost:
     overlap_tp: Array
     overlap_experts: Array
     graphs: Array
+    full: Array
+    """Share of what a GPU can give that its fullest rank reserves; 0 where no calibration asks for it."""
 
 
 def of(job: PlannedJob, c: Columns) -> StepCost:
@@ -108,7 +110,14 @@ def of(job: PlannedJob, c: Columns) -> StepCost:
         zero=one["sharding"].astype(float),
         **{key: np.full(len(unit), float(getattr(job.options, key))) for key in OVERLAPS},
         graphs=np.full(len(unit), float(job.options.cuda_graphs)),
+        full=full(job, c).reshape(-1) if corrections.retries(job.node.gpu.calibrated_as) else np.zeros(len(unit)),
     )
+
+
+def full(job: PlannedJob, c: Columns) -> Array:
+    """Share of what a GPU can give that the fullest rank of each layout reserves; a cap on the run fills no GPU."""
+    reserved = np.where(c.weight > 0, memory.peak(job, c).reserved, 0)
+    return reserved.max(axis=-1) / memory.usable(job.node.gpu)
 
 
 GATHERED_AS_FP8 = ("fp8", "fp8ds", "fp8cs")

@@ -34,6 +34,12 @@ TERMS = (
 """Keys of `Step.terms`."""
 
 
+LEAST_DISPATCH = 0.1
+"""Share of the experts' dispatch that another micro-batch's computation leaves exposed at least; an assumption."""
+EDGE = 0.01
+"""Share of the memory over which a GPU becomes full."""
+
+
 @dataclass(frozen=True)
 class Step:
     """Seconds of one step; arrays of the table's shape without its last axis (that of the ranks)."""
@@ -42,8 +48,9 @@ class Step:
     terms: dict[str, Array]
     """Exposed seconds by term; they add up to `seconds`.
 
-    compute, recompute, overhead (launches that the GPU waits for, and the fixed cost of a step), tp, cp, ep: of the
-    slowest pipeline rank. pp_bubble: its wait for the other stages. pp_p2p, dp, optimizer: the part that is not hidden.
+    compute, recompute, overhead (launches and memory that the GPU waits for, and the fixed cost of a step), tp, cp, ep:
+    of the slowest pipeline rank. pp_bubble: its wait for the other stages. pp_p2p, dp, optimizer: the part that is not
+    hidden.
     """
 
 
@@ -78,11 +85,12 @@ def price(d: StepCost, k: Constants) -> dict[str, Array]:
         every = forward[..., i] + backward[..., i] + recomputed[..., i] * d.recomputed_share
         if group == "ep":  # beside the computation of another micro-batch
             under = (_wide(k["ep_under"]) * d.overlap_experts)[:, None] * compute
-            communication[group] = _rest(every, under, np.where(d.overlap_experts > 0, 0.1, 1.0)[:, None])
+            communication[group] = _rest(every, under, np.where(d.overlap_experts > 0, LEAST_DISPATCH, 1.0)[:, None])
         else:
             communication[group] = every * (1 - hidden[group] * np.ones(len(every)))[:, None]
     gpu = compute + redone + sum(communication.values())
-    per_rank = _larger(gpu, launched, k["queue"])  # the GPU waits where the CPU launches slower than it computes
+    # The GPU waits where the CPU launches slower than it computes, and where a stage waits for memory.
+    per_rank = _larger(gpu, launched, k["queue"]) + _retries(d, k)[:, None]
     waiting = per_rank - gpu
     slowest = np.where(d.weight > 0, per_rank, -1.0).argmax(axis=1)
     pick = np.arange(len(slowest)), slowest
@@ -98,6 +106,12 @@ def price(d: StepCost, k: Constants) -> dict[str, Array]:
     terms["dp"] = _exposed(d, k, forward[pick][:, 0], backward[pick][:, 0]) + d.copies * k["copies"]
     terms["optimizer"] = d.host + d.states * k["states"] + d.grads * k["grads"]
     return terms
+
+
+def _retries(d: StepCost, k: Constants) -> Array:
+    """Seconds of a micro-batch in which the stages of a pipeline wait for memory where a GPU is nearly full."""
+    above = 1 / (1 + np.exp(np.clip((k.get("full_from", 1.0) - d.full) / EDGE, -50, 50)))
+    return k.get("alloc_retries", 0.0) * above * (1 - 1 / d.pp)
 
 
 def _phases(d: StepCost, k: Constants) -> list[Array]:
@@ -123,7 +137,7 @@ PRICES = {
     ),
     **dict.fromkeys(("main_grads", "stream", "scores", "loss", "cast", "expert_cast", "sorting"), "compute"),
     **dict.fromkeys(("kernels", "expert_kernels"), "launch"),
-    **{f"{group}_{part}": group for group in ("tp", "cp", "ep") for part in ("near", "far", "steps")},
+    **{f"{group}_{part}": group for group in ("tp", "cp", "ep") for part in ("near", "far", "steps", "hops")},
 }
 """Resources of `roofline.py` and their groups. The constant of that name prices a second of it, or one piece."""
 

@@ -17,7 +17,7 @@ from superpod.planner import columns, corrections
 from superpod.planner.arrays import Array, Flags
 from superpod.planner.columns import Columns
 from superpod.planner.memory import peak as _peak
-from superpod.planner.memory.capacity import Verdict, limit, reserved_of, verdict_of
+from superpod.planner.memory.capacity import Verdict, limit, reserved_of, usable, verdict_of
 from superpod.planner.memory.fixed import Inference, checkpoint_bytes, inference
 from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.planned_job import PlannedJob
@@ -34,6 +34,7 @@ __all__ = [
     "limit",
     "peak",
     "reserved",
+    "usable",
     "verdict",
 ]
 

@@ -128,7 +128,8 @@ def moe(u: MemoryUnits) -> Kept:
 
     routing = ROUTING_BYTES * m.experts * outside
     first = u.wide * ffn * (1 + m.gated) * rows
-    act, act_recomputed = _take(u, "moe_act", u.input_of("linear_fc2") * ffn * rows)
+    clamped = first * m.clamped  # the clamps keep their input, and what follows them its own
+    act, act_recomputed = _take(u, "moe_act", u.input_of("linear_fc2") * ffn * rows + clamped)
     experts = routing + (u.input_of("linear_fc1") * width + 8) * rows + first + act + _weighting(u, ffn, width) * rows
     shared, shared_recomputed = _take(u, "shared_experts", _shared(u))
     latent = u.wide * m.latent * outside

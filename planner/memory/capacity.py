@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from superpod.planner.arrays import Array
-from superpod.planner.hardware import GIB
+from superpod.planner.hardware import GIB, Gpu
 from superpod.planner.memory.constants import constant
 from superpod.planner.planned_job import PlannedJob
 
@@ -19,12 +19,16 @@ def reserved_of(allocated: Array) -> Array:
     return allocated * constant("allocator", "reserved_over_allocated")
 
 
-def limit(job: PlannedJob) -> float:
-    """Bytes that PyTorch may reserve: what it sees, less CUDA and NCCL, less a margin; or the run's own cap."""
-    if job.options.memory_cap is not None:
-        return job.options.memory_cap * GIB
+def usable(gpu: Gpu) -> float:
+    """Bytes that PyTorch may reserve on a GPU: what it sees, less CUDA and NCCL, less a margin."""
     context = constant("allocator", "context_gib") * GIB
-    return (job.node.gpu.hbm_usable_bytes - context) * (1 - constant("allocator", "margin"))
+    return (gpu.hbm_usable_bytes - context) * (1 - constant("allocator", "margin"))
+
+
+def limit(job: PlannedJob) -> float:
+    """Bytes that a run may reserve: its own cap, or what its GPU has."""
+    cap = job.options.memory_cap
+    return usable(job.node.gpu) if cap is None else cap * GIB
 
 
 def verdict_of(job: PlannedJob, needed: Array) -> Verdict:

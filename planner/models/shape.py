@@ -57,6 +57,8 @@ class ModelShape:
     norm: Literal["rms", "layer"] = "rms"
     gated: bool = True
     """SwiGLU and its kin: the MLP's first matrix is twice as wide."""
+    clamped: bool = False
+    """Experts' gated activations are clamped first, by kernels of their own that keep a copy (GPT-OSS)."""
     bias: bool = False
     """add_bias_linear: biases on every matrix product, the router's included."""
     qkv_bias: bool = False

@@ -253,6 +253,14 @@ CHANGES: tuple[Callable[[random.Random, Draft], None], ...] = (
     _makes(model={"experts": 0, "topk": 0}, layout={"recompute": "selective", "recompute_modules": ("moe_act",)}),
     _makes(model={"bias": True, "shared_ffn": 0}, layout={"recompute": "selective", "recompute_modules": ("mlp",)}),
     _makes(model={"mtp_layers": 1}, layout={"recompute": "full", "recompute_method": "block"}),
+    _makes(
+        model={"mtp_layers": 1, "layers": 4},
+        layout={"pp": 2, **GIVEN, "first_layers": None, "last_layers": None, "chunks": (4, 0)},
+    ),
+    _makes(
+        model={"mtp_layers": 1, "layers": 4},
+        layout={"pp": 2, **GIVEN, "first_layers": None, "last_layers": None, "chunks": (3, 1)},
+    ),
     _makes(layout={"pp": 2, "vp": 1}),
     _makes(layout={"pp": 3, "vp": 1}),
     _makes(layout={"pp": 2, "vp": 2, **GIVEN}, model={"layers": 4}),

@@ -291,8 +291,8 @@ def _chunk(job: PlannedJob, config: TransformerConfig, stage: int) -> GPTModel:
     block = specs.get_gpt_decoder_block_spec(config, False, vp_stage=at["vp_stage"])
     mtp = None
     if m.mtp_layers:
-        last = block if block.layer_specs else _decoder_layer(config)
-        mtp = specs.get_gpt_mtp_block_spec(config, last, False, vp_stage=at["vp_stage"])
+        # as NeMo 2.7.3 gives it (gpt/model/base.py, mtp_block_spec): a chunk's own layers, of which there may be none
+        mtp = specs.get_gpt_mtp_block_spec(config, block, False, vp_stage=at["vp_stage"])
     return GPTModel(
         config,
         transformer_layer_spec=block,
@@ -319,15 +319,6 @@ def _shard(job: PlannedJob, chunks: list[GPTModel]) -> None:
     for chunk in chunks:
         with contextlib.suppress(Sharded):
             FullyShardedDataParallel(chunk.config, config, chunk)
-
-
-def _decoder_layer(config: TransformerConfig) -> Any:
-    """The spec of the last decoder layer, for a last stage that holds none (as megatron.training's gpt_builders)."""
-    return gpt_layer_specs.get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts,
-        multi_latent_attention=config.multi_latent_attention,
-        qk_layernorm=config.qk_layernorm,
-    )
 
 
 def _step(job: PlannedJob, chunks: list[GPTModel]) -> None:

@@ -1,5 +1,6 @@
 """The planner's error against published and measured runs stays within the bounds that the benchmarks state."""
 
+import csv
 import importlib.util
 import sys
 from pathlib import Path
@@ -9,11 +10,37 @@ import pytest
 from tests.conftest import ROOT
 
 REFERENCE = ROOT / "benchmarks" / "reference"
+FAST, SLOW = ("accuracy_memory", "accuracy_time"), ("unseen_runs", "accuracy_calibration")
 
 
-@pytest.mark.parametrize("name", ["accuracy_memory", "accuracy_time", "unseen_runs", "accuracy_calibration"])
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_errors_stay_within_their_bounds(name, capsys):
     assert load(name).main(REFERENCE) == 0, capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")
+def test_a_hold_out_that_is_not_scored_is_no_success(tmp_path, capsys):
+    """Rows that contradict themselves are scored no more: with all of them gone every mean is NaN, and none is bad."""
+    for name in ("step_time", "memory"):
+        with (REFERENCE / f"{name}.csv").open(newline="") as file:
+            rows = [row for i, row in enumerate(csv.DictReader(file)) if row.get("release") != "vTrain" or i % 8 == 0]
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(
+                {**row, "gbs": "0"} if row["held_out"] and row.get("release") != "vTrain" else row for row in rows
+            )
+    assert load("accuracy_time").main(tmp_path) == 1
+    assert "nan%" in capsys.readouterr().out
+
+
+def test_no_fitted_row_has_a_twin_in_the_hold_out():
+    condense = load("condense")
+    with (REFERENCE / "step_time.csv").open(newline="") as file:
+        sides = {}
+        for row in csv.DictReader(file):
+            sides.setdefault(condense.configuration(row), set()).add(row["held_out"])
+    assert {len(side) for side in sides.values()} == {1}
 
 
 def test_no_measured_kernel_beats_the_peak_and_each_gpu_has_its_kinds():

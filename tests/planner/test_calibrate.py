@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from superpod.errors import UserError
-from superpod.planner import calibration_file, corrections, hardware, hardware_file, models, predict
+from superpod.planner import calibration_file, corrections, explain, hardware, hardware_file, models, predict, search
 from superpod.planner.calibrate import Calibration, Measured, calibrate, with_values
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
@@ -80,6 +80,85 @@ def test_a_row_that_is_far_off_bends_nothing():
     assert np.abs(bent.fitted[others] / clean.measured[others] - 1).max() < 0.08
 
 
+def test_tensor_parallelism_between_nodes_has_a_latency_of_its_own():
+    jobs = [job("llama2_7b", gpus, 2048, tp=tp, gbs=64) for gpus in (16, 32) for tp in (4, 8, 16)]
+    fitted = calibrate(noisy(jobs, {"tp_latency": 20.0}, 0))
+    product = fitted.values["tp_latency"] * fitted.values["far_latency"]
+    assert product == pytest.approx(20, rel=0.2)
+    unseen = job("llama2_7b", 32, 2048, tp=32, gbs=64)
+    real = seconds(with_values(unseen, {"tp_latency": 20.0}))
+    assert seconds(with_values(unseen, fitted.values)) == pytest.approx(real, rel=0.05)
+    assert seconds(unseen) < 0.7 * real
+
+
+def roomy_to_full() -> list[PlannedJob]:
+    """Pipelines and none, whose fullest rank takes from a third to nearly all of a GPU."""
+    laid = [(pp, mbs) for pp in (1, 2, 4) for mbs in (1, 2, 4, 8)]
+    jobs = [job("llama32_1b", gpus, 4096, pp=pp, gbs=128) for gpus in (8, 16) for pp, _ in laid]
+    return [run.replace(layout=run.layout.replace(mbs=mbs)) for run, (_, mbs) in zip(jobs, laid * 2, strict=True)]
+
+
+FULL = {"alloc_retries": 0.8, "full_from": 0.6}
+
+
+def share(run: PlannedJob) -> float:
+    """Of what a GPU may take, what its fullest rank reserves."""
+    one = predict.one(run)
+    assert one.reserved_gib_max is not None
+    return one.reserved_gib_max / one.limit_gib
+
+
+def test_a_pipeline_waits_for_memory_where_it_is_nearly_full():
+    """Rises from nothing to `alloc_retries` seconds for each micro-batch, and not without a pipeline."""
+    for run in roomy_to_full():
+        fast, slow = seconds(run), seconds(with_values(run, FULL))
+        pp = run.layout.pp
+        if pp == 1 or share(run) < 0.5:
+            assert slow == pytest.approx(fast, rel=1e-3)
+        elif share(run) > 0.65:
+            passes = run.micro_batches + pp - 1  # the pipeline fills and drains at that pace too
+            assert slow - fast == pytest.approx(0.8 * (1 - 1 / pp) * passes, rel=0.02)
+
+
+def test_memory_that_is_waited_for_is_found_in_the_runs():
+    runs = roomy_to_full()
+    fitted = calibrate(noisy(runs, {"general": 1.2} | FULL))
+    assert fitted.values["alloc_retries"] == pytest.approx(0.8, rel=0.1)
+    shares = [share(run) for run in runs if run.layout.pp > 1]
+    roomy, full = max(s for s in shares if s < 0.6), min(s for s in shares if s > 0.6)
+    assert roomy < fitted.values["full_from"] < full
+    assert fitted.error(fitted.fitted) < 0.05 < fitted.error(fitted.shipped)
+    lines = calibration_file.sentences(fitted)
+    assert any(line.startswith("full_from 0.") and line.endswith("%") for line in lines)
+
+
+def test_a_cap_on_a_run_fills_no_gpu():
+    run = with_values(job("llama32_1b", 16, 4096, pp=4, gbs=128), FULL)
+    capped = run.replace(options=replace(run.options, memory_cap=share(run) * 80))
+    assert seconds(capped) == pytest.approx(seconds(run), rel=1e-12)
+
+
+def test_a_wait_for_memory_is_named_with_the_way_round():
+    waits = hardware_file.add(written({"alloc_retries": 0.8, "full_from": 0.5}), "mine.toml", hardware.builtin())
+    result = search.search(job("llama32_1b", 16, 8192, gbs=128).replace(node=waits.node("h100")))
+    full = (result.fields["pp"] > 1) & (result.reserved > 0.55 * result.cap) & result.fits
+    sentences = " ".join(explain.why(result, int(np.flatnonzero(full)[0])))
+    assert "a pipeline waits 0.8 s for memory in each micro-batch here" in sentences
+    assert "expandable_segments:True" in sentences
+    roomy = (result.fields["pp"] == 1) & result.fits
+    assert "waits" not in " ".join(explain.why(result, int(np.flatnonzero(roomy)[0])))
+
+
+def test_a_search_avoids_memory_that_is_waited_for():
+    waits = hardware_file.add(written(FULL), "mine.toml", hardware.builtin()).node("h100")
+    run = job("llama32_1b", 16, 8192, gbs=128)
+    shipped, slow = search.search(run), search.search(run.replace(node=waits))
+    pipelines = shipped.fields["pp"] > 1
+    longer = slow.seconds / shipped.seconds - 1
+    assert longer[pipelines & (shipped.reserved > 0.65 * shipped.cap) & shipped.fits].min() > 0.01
+    assert np.abs(longer[~pipelines | (shipped.reserved < 0.5 * shipped.cap)]).max() < 2e-3
+
+
 def test_one_run_moves_the_general_time_most():
     fitted = calibrate(noisy([job("llama3_8b", 8, gbs=64)], {"general": 1.4}, scatter=0.0))
     assert fitted.error(fitted.fitted) < 0.1
@@ -92,6 +171,14 @@ def test_what_the_rows_cannot_tell_is_said():
     assert {"far_bandwidth", "far_latency", "late_senders", "overlap_pp"} <= set(fitted.silent)
     alike = replace(fitted, values={**fitted.values, "near_bandwidth": 0.6}, alike=[("near_bandwidth", "overlap_tp")])
     assert any("cannot tell near_bandwidth from overlap_tp" in line for line in calibration_file.sentences(alike))
+
+
+def test_a_number_that_was_moved_is_not_said_to_be_as_shipped():
+    one = Calibration("h100", {"general": 1.3}, ["a"], *[np.ones(1)] * 4, noise=0.03, silent=["general", "far_latency"])
+    lines = calibration_file.sentences(one)
+    assert any(line.startswith("general 1.3: ") for line in lines)
+    assert "warning: these runs hardly feel general: moved, but close to a guess" in lines
+    assert lines[-1] == "of far_latency these runs say nothing: as shipped"
 
 
 def test_rows_of_which_one_more_bandwidth_is_one_more_overlap_warn():

@@ -110,6 +110,8 @@ def test_the_file_s_run_keeps_the_batch_of_the_query(tmp_path):
         ("a.yaml", "a: [", "no configuration that can be read"),
         ("a.txt", "--tensor-model-parallel-size two", "tensor-model-parallel-size two: this value"),
         ("a.txt", "", "holds no table"),
+        ("a.json", "{}", "holds no key: nothing to import .such as zero_optimization.stage of DeepSpeed"),
+        ("a.yaml", "{}", "holds no key"),
         ("a.yaml", "a: &a {b: *a}", "no configuration that can be read"),
     ],
 )

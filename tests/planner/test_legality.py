@@ -242,3 +242,24 @@ def test_hostile_input_is_judged_or_refused_a_hundred_thousand_times():
             _answers(hostile)
         except Exception as error:
             raise AssertionError(f"input {number}: {hostile}") from error
+
+
+@pytest.mark.parametrize(
+    ("layout", "broken"),
+    [
+        ({"pp": 2, "chunks": (6, 0)}, True),
+        ({"pp": 2, "chunks": (5, 1)}, False),
+        ({"pp": 7, "loss_as_layer": True}, True),
+        ({"pp": 4, "embedding_as_layer": True, "loss_as_layer": True}, False),
+    ],
+)
+def test_multi_token_prediction_stands_beside_a_layer(layout, broken):
+    """Megatron-Core 0.15.3 ends in an IndexError where the last chunk has no layer to build it like."""
+    shape = SMALL[1]
+    gpus = 8 * layout["pp"]
+    run = PlannedJob(shape, H100, hardware.builtin().fabric_of(H100), gpus, 64, "bf16", Layout(gbs=gpus * 4, **layout))
+    assert ("mtp_alone" in {broken_rule.rule for broken_rule in violations(run)}) is broken
+    if layout.get("chunks") is None:
+        fields = {"pp": [layout["pp"]], "loss_as_layer": [layout["loss_as_layer"]]}
+        other = violations(run)
+        assert bool(legal_mask(run, fields)[0]) is (not other)

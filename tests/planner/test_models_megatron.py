@@ -157,6 +157,7 @@ STANDING_IN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.nemo
 def test_counts_of_what_needs_a_gpu_equal_the_real_models_built_with_stand_ins():
     cases = {of: [*degrees, models.find(name).vocab] for name, (of, *degrees, _) in STANDING_IN.items()}
