@@ -22,7 +22,10 @@ def check(path: Path, option: str, endings: tuple[str, ...]) -> None:
         UserError: the name has another ending, the file is somebody else's, or its folder takes no files.
     """
     if not path.name.endswith(endings):
-        raise UserError(f"{option} is {str(path)!r}; its name ends with {' or '.join(endings)}", f"plan{endings[0]}")
+        name = path.with_suffix(endings[0]) if path.name else f"plan{endings[0]}"
+        raise UserError(
+            f"{option} is {str(path)!r}; its name ends with {' or '.join(endings)}", f"write {option} {name}"
+        )
     own_file.check(path, option, _is_ours)
 
 

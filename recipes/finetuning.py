@@ -23,10 +23,9 @@ def apply(partial: run.Partial, recipe: Recipe) -> None:
     if recipe.model.hf:
         weights = f"nemo://{recipe.model.hf}"  # where llm.import_ckpt puts them, under NEMO_HOME
         partial.resume.restore_config = run.Config(nl.RestoreConfig, path=weights)
-    # Weights imported without Transformer Engine have none of its _extra_state; NeMo's fine-tuning recipes set it too.
-    partial.trainer.strategy.ckpt_load_strictness = "log_all"
+    partial.trainer.strategy.ckpt_load_strictness = "log_all"  # weights imported without TE have no _extra_state
     if partial.trainer.strategy.context_parallel_size > 1:
-        # NeMo asserts both (api.py:1081-1090): where a rank's tokens are all masked, its own mean would be 0 / 0.
+        # NeMo asserts both (api.py:1081-1090): a rank whose tokens are all masked has no mean.
         partial.model.config.calculate_per_token_loss = True
         partial.trainer.strategy.ddp.average_in_collective = False
     trainer = partial.trainer
@@ -40,8 +39,7 @@ def apply(partial: run.Partial, recipe: Recipe) -> None:
             dim=rank,
             alpha=2 * rank,
         )
-        # NeMo's own recipes: the fused loss does not work together with adapters.
-        partial.model.config.cross_entropy_loss_fusion = False
+        partial.model.config.cross_entropy_loss_fusion = False  # the fused loss does not work with adapters
 
 
 def validation_interval(steps: int, batches: int, task: str) -> int:

@@ -84,7 +84,7 @@ def _trainer(recipe: Recipe) -> run.Config:
         strategy=run.Config(nl.MegatronStrategy, ddp=ddp, gradient_as_bucket_view=True),
         callbacks=[
             run.Config(TimingCallback),
-            # Python's collector at its own moments makes ranks wait for one another; at fixed steps they stop together.
+            # Python's collector at its own moments makes ranks wait for one another.
             run.Config(GarbageCollectionCallback, gc_interval_train=100, gc_interval_val=100),
         ],
     )

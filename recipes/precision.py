@@ -52,8 +52,7 @@ def apply(partial: run.Partial, precision: str, *, fp8_params: bool = False, bf1
         params_dtype=plain["dtype"],
         pipeline_dtype=plain["dtype"],
         autocast_enabled=False,
-        # Everywhere: at thousands of ranks a 16-bit sum loses what small gradients add.
-        grad_reduce_in_fp32=True,
+        grad_reduce_in_fp32=True,  # at thousands of ranks a 16-bit sum loses small gradients
     )
     for key, value in FP8.get(precision, {}).items():
         setattr(plugin, key, value)

@@ -92,9 +92,17 @@ def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
     local = (("devices", devices, "processes of this machine"), ("num_nodes", 1, "one machine"))
     if strategy is not None:
         local = (("trainer.devices", devices, "processes of this machine"),)
-    for path, value, reason in (*local, *_CPU_SETTINGS):
+    for path, value, reason in (*local, *_CPU_SETTINGS, *_fp32_moments()):
         changes += _set(rehearsal, path, value, reason)
     return rehearsal, changes + _drop_callbacks(getattr(rehearsal, "trainer", None))
+
+
+def _fp32_moments() -> Iterator[tuple[str, Any, str]]:
+    """What Megatron's own Adam asks for: OptimizerConfig refuses other moments without Transformer Engine's."""
+    import torch
+
+    for name in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+        yield f"optim.config.{name}", torch.float32, "needs Transformer Engine's FusedAdam"
 
 
 def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change]:

@@ -91,7 +91,7 @@ SHAPES = (
         "qwen3_235b_a22b_pretrain",
         lambda la, m: la.embedding_as_layer and la.recompute == "full",
     ),
-    Shape("latent attention, shared experts, EP", "deepseek_v2_lite_pretrain", lambda la, m: la.ep > 1, True),
+    Shape("latent attention, shared experts, EP", "deepseek_v2_lite_pretrain", lambda la, m: la.ep > 1),
     Shape(
         "latent attention, groups of experts, given chunks, multi-token prediction",
         "deepseek_v3_pretrain",
@@ -105,7 +105,7 @@ SHAPES = (
     ),
     Shape("a window, biases; TP", "starcoder2_15b_pretrain", lambda la, m: la.tp > 1),
     Shape("multi-query attention", "starcoder_15b_", lambda la, m: la.model_parallel > 1),
-    Shape("half of each head rotated", "chatglm3_6b_", lambda la, m: la.model_parallel > 1),
+    Shape("half of each head rotated", "chatglm3_6b_", lambda la, m: la.model_parallel > 1, True),
     Shape("heads together wider than the hidden state; TP", "mistral_nemo_12b_pretrain", lambda la, m: la.tp > 1),
     Shape("full recomputation by block", "llama3_70b_16k_pretrain", lambda la, m: la.recompute_method == "block"),
     Shape(

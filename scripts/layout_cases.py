@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from superpod.errors import UserError
 from superpod.planner import hardware
 from superpod.planner.hardware import Gpu
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 from superpod.recipes import registry
-from superpod.recipes.planned_job import decided, with_attention
+from superpod.recipes.planned_job import decided, settled, with_attention
 from superpod.recipes.registry import TASKS, Task
 
 LEAST_GB = 80
@@ -101,7 +102,10 @@ class Case:
             task="lora" if self.task == "dora" else self.task,
             options=decided(self.task, self.precision, self.sharding, shape),
         )
-        return with_attention(planned)
+        try:
+            return settled(planned) if layout else with_attention(planned)
+        except UserError:  # a layout that these GPUs do not fill: `predict` says that it is illegal
+            return planned
 
     @property
     def sharding(self) -> Literal["none", "zero1"]:

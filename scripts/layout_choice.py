@@ -97,7 +97,8 @@ def _sizes(group: list[Case], gpu: str, published: Published) -> list[int]:
 
 @cache
 def _fast(case: Case, gpus: int) -> tuple[tuple[Layout, float], ...]:
-    """The layouts that fit and are as fast as the fastest, with their seconds; the fastest first."""
+    """The layouts that fit, have a micro-batch for every stage and are as fast as the fastest of these, with their
+    seconds; the fastest first."""
     longest = max(2 * case.seq // 4096, 1)
     space = Space(
         tp=(1, 2, 4, 8),
@@ -113,7 +114,8 @@ def _fast(case: Case, gpus: int) -> tuple[tuple[Layout, float], ...]:
     except UserError:
         return ()
     best = candidates.ranked[candidates.fields["pp"][candidates.ranked] <= MOST_STAGES][:400]
-    if not len(best):
+    best = [i for i in best if (layout := candidates.layout(int(i))).micro_batches(gpus) >= layout.pp]
+    if not best:
         return ()
     least = float(candidates.seconds[best[0]])
     within = [int(i) for i in best if candidates.seconds[i] <= AS_FAST * least]

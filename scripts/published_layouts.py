@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
-from layout_cases import Case, gpus, precisions
+from layout_cases import Case, cases
 from superpod.errors import UserError
 from superpod.planner.layout import Layout
 from superpod.planner.tables import published
@@ -62,15 +63,20 @@ def _run(row: dict[str, str]) -> PublishedRun | None:
         job = published.job(row)
     except UserError:
         return None
-    gpu = job.node.gpu.name
-    if gpu not in gpus() or job.precision not in precisions(gpu) or job.options.framework != "megatron":
+    case = Case(row["model"], job.task, 0, job.node.gpu.name, job.precision)
+    if case not in _known(row["model"]) or case.seq != job.seq or job.options.framework != "megatron":
         return None
-    case = Case(row["model"], job.task, 0, gpu, job.precision)
-    if case.seq != job.seq or job.gpus % 8 or job.layout.sharding in ("zero2", "zero3"):
+    if job.gpus % 8 or job.layout.sharding in ("zero2", "zero3"):
         return None
     layout = replace(job.layout, sharding=case.sharding, etp=job.layout.etp if job.model.is_moe else None)
     speed = row["tokens_per_s_per_gpu"] or job.tokens / float(row["step_time_s"] or 1e9) / job.gpus
     return PublishedRun(case, job.gpus, layout, float(speed), row["release"] or "measured", row["source"])
+
+
+@cache
+def _known(model: str) -> frozenset[Case]:
+    """The cases that have a recipe."""
+    return frozenset(case for group in cases(model) for case in group)
 
 
 def write(by_model: dict[str, Runs]) -> None:

@@ -10,7 +10,7 @@ from superpod.errors import UserError
 from superpod.planner import plans
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space, search
-from superpod.recipes.planned_job import decided, settled
+from superpod.recipes.planned_job import decided, settled, with_parameters
 from superpod.recipes.planned_job import job as job_of
 from superpod.recipes.registry import Recipe
 
@@ -83,11 +83,17 @@ def best(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob | None:
     options = decided(recipe.task, recipe.precision, own.layout.sharding, recipe.shape)
     run = own.replace(gpus=nodes * recipe.gpus_per_node, options=options)
     run = run.replace(layout=type(own.layout)(gbs=gbs, sharding=own.layout.sharding))
+    fastest = [settled(job) for kind in with_parameters(run) if (job := _fastest(kind))]
+    return min(fastest, key=plans.seconds, default=None)
+
+
+def _fastest(run: PlannedJob) -> PlannedJob | None:
+    """The run in the fastest layout that fits; None = none does."""
     try:
-        candidates = search(run, Space(sharding=(own.layout.sharding,), tp=(1, 2, 4, 8)))
+        candidates = search(run, Space(sharding=(run.layout.sharding,), tp=(1, 2, 4, 8)))
     except UserError:
         return None
-    return settled(candidates.job_of(int(candidates.ranked[0]))) if len(candidates.ranked) else None
+    return candidates.job_of(int(candidates.ranked[0])) if len(candidates.ranked) else None
 
 
 def _near(sizes: range) -> list[int]:

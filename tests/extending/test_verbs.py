@@ -99,6 +99,7 @@ def test_a_model_is_built_from_its_config_json(acme, preloaded_cli):
     assert "model.config.share_embeddings_and_output_weights = True" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.nemo
 def test_prove_builds_every_size_and_compares_it_with_the_plan(acme, preloaded_cli, tmp_path):
     done = preloaded_cli("--recipes", acme, "prove", "acme", "--cache", tmp_path / "proof.json", timeout=300)

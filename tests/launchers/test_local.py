@@ -186,6 +186,7 @@ def test_a_run_killed_at_step_35_resumes_with_the_same_losses(folder, text):
     assert run.state() == "done"
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_next_run_continues(folder, text):
     secret = {"HF_TOKEN": "hf_neverwritten", "NEMO_URL": "https://h/x?access_token=neverwritten&a=b"}
     running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text), "trainer.max_steps=40", env=secret)

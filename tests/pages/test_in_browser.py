@@ -157,7 +157,7 @@ def test_dark_and_light_follow_the_system_and_the_button(plan_page, visit, schem
         assert before[0] != after[0]
         assert before[1] != after[1]
         page.emulate_media(media="print")
-        assert page.get_attribute("html", "data-theme") == "light"
+        page.wait_for_selector("html[data-theme=light]", timeout=5000)  # media change with the next frame
 
 
 def test_400_pixels_are_enough(plan_page, visit):

@@ -1,11 +1,12 @@
 """The step, pass by pass: the bubble of equal stages, and the plan's own seconds."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from superpod.pages import step_timeline
-from superpod.planner import columns, steptime
+from superpod.planner import columns, corrections, steptime
 from tests.pages.planning import job, search
 
 EQUAL = [(p, v, m) for p in (1, 2, 4, 8) for v in (1, 2, 5) for m in (p, 2 * p, 6 * p) if p > 1 or v == 1]
@@ -52,6 +53,17 @@ def test_the_passes_take_what_the_plan_says(layout):
     assert slowest["pp_p2p"] / passes * (passes + pp - 1) == pytest.approx(terms["pp_p2p"], rel=1e-9, abs=1e-12)
     assert step.plan_s == pytest.approx(float(plan.seconds), rel=1e-9)
     assert step.step_s == pytest.approx(step.plan_s, rel=5e-3)
+
+
+def test_a_timeline_has_the_wait_for_memory_that_the_plan_has():
+    waits = corrections.joined("h100", {"alloc_retries": 0.5, "full_from": 0.5})
+    run = job(pp=4, vp=4, tp=2, sp=True)
+    small = replace(run.node.gpu, calibrated_as=waits, hbm_usable_gib=20.0)  # so full that it does not even fit
+    slow = run.replace(node=run.node.replace(gpu=small))
+    fast = steptime.step(run, columns.of(run)).seconds
+    plan = steptime.step(slow, columns.of(slow)).seconds
+    assert plan > 1.5 * fast
+    assert step_timeline.of(slow).step_s == pytest.approx(float(plan), rel=5e-3)
 
 
 def test_a_rank_that_is_slower_than_the_others_holds_them_up():

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,19 @@ from superpod.recipes.registry import recipes
 BF16_PARAMETERS, FP8_PARAMETERS = "llama3_8b_pretrain_b200_mxfp8", "llama3_70b_pretrain_b200_mxfp8"
 
 
+@cache
 def mxfp8_jobs():
     return [job(r, size) for r in recipes().values() if r.precision == "mxfp8" for size in r.nodes]
 
 
+@pytest.mark.slow
 def test_finding_1_no_mxfp8_parameters_are_gathered_beside_the_forward_pass():
     jobs = mxfp8_jobs()
     assert sum(j.options.fp8_params for j in jobs) > 100
     assert not [j for j in jobs if j.options.fp8_params and j.options.overlap_params]
 
 
+@pytest.mark.slow
 def test_finding_1_mxfp8_parameters_are_kept_only_where_bf16_ones_do_not_fit():
     """BF16 parameters are gathered beside the forward pass: never slower, by the planner."""
     for planned in mxfp8_jobs()[::97]:

@@ -1,7 +1,7 @@
 """tiny_llama3_sft
 
 Llama 3 with 4 layers of 192: 3 million parameters, for two ranks of any machine. Sft, bf16, 1 x 2
-h100: TP2 SP, mbs 4, gbs 16, 256 tokens a sample. Expected: 0.013 s a step, 0.159 GiB of a GPU's
+h100: TP2 SP, mbs 4, gbs 16, 256 tokens a sample. Expected: 0.0136 s a step, 0.159 GiB of a GPU's
 memory. How far the recipe was proven: of the recipe without your overrides: built with TE (NeMo
 2.7.3, Megatron-Core 0.15.3, Transformer Engine 2.9.0).
 
