@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+GOLDENS := tests/recipes/test_goldens.py tests/cli/test_surface.py tests/slurm/test_batch_script.py \
+	tests/examples/test_finetune_project.py::test_its_recipe_is_what_export_writes
 TWO := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: help quickstart test test-all test-long test-slurm soak lint format goldens benchmarks figures pictures clean
@@ -34,7 +36,7 @@ format: $(STAMP) ## mend what can be mended by itself
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 goldens: $(STAMP) ## write the goldens anew; review the diff
-	$(BIN)/python -m pytest tests/recipes/test_goldens.py tests/cli/test_surface.py tests/slurm/test_batch_script.py --update-goldens -q
+	$(BIN)/python -m pytest $(GOLDENS) --update-goldens -q
 
 benchmarks: $(STAMP) ## measure what has a target
 	for b in cli_startup planner_speed planner_accuracy; do $(BIN)/python benchmarks/$$b.py || exit 1; done

@@ -69,9 +69,9 @@ def _order_for_workers(items):
 
 @pytest.fixture
 def golden(request):
-    """Compare a whole text with tests/goldens/NAME, or write it there under --update-goldens."""
+    """Compare a whole text with tests/goldens/NAME, or with a path; write it there under --update-goldens."""
 
-    def compare(name: str, text: str) -> None:
+    def compare(name: str | Path, text: str) -> None:
         path = ROOT / "tests" / "goldens" / name
         if request.config.getoption("--update-goldens"):
             path.parent.mkdir(parents=True, exist_ok=True)

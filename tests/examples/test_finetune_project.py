@@ -44,13 +44,12 @@ def test_the_example_names_what_it_needs():
 
 
 @pytest.mark.nemo
-@pytest.mark.slow
-def test_its_recipe_is_what_export_writes(tmp_path, recipes_cli):
+def test_its_recipe_is_what_export_writes(tmp_path, preloaded_cli, golden):
     words = re.search(r"recipes (export .*) --to my_recipe.py", (EXAMPLE / "README.md").read_text())
     assert words
-    done = recipes_cli(*words[1].split(), "--to", "my_recipe.py", cwd=tmp_path, timeout=600)
+    done = preloaded_cli(*words[1].split(), "--to", "my_recipe.py", cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "my_recipe.py").read_text() == (EXAMPLE / "my_tuning" / "my_recipe.py").read_text()
+    golden(EXAMPLE / "my_tuning" / "my_recipe.py", (tmp_path / "my_recipe.py").read_text())
 
 
 @pytest.mark.nemo

@@ -123,9 +123,7 @@ def strategy() -> run.Config:
         ckpt_assume_constant_structure=True,  # the save plan is made once, not at every save
         ckpt_parallel_save=True,
         ckpt_parallel_load=True,
-        # Weights imported without Transformer Engine have none of its _extra_state; NeMo's fine-
-        # tuning recipes set it too.
-        ckpt_load_strictness="log_all",
+        ckpt_load_strictness="log_all",  # weights imported without TE have no _extra_state
     )
 
 
@@ -133,8 +131,7 @@ def callbacks() -> list:
     """What happens beside the training."""
     return [
         run.Config(TimingCallback),
-        # Python's collector at its own moments makes ranks wait for one another; at fixed steps
-        # they stop together.
+        # Python's collector at its own moments makes ranks wait for one another.
         run.Config(GarbageCollectionCallback, gc_interval_train=100, gc_interval_val=100),
         run.Config(MegatronCommOverlapCallback, tp_comm_overlap=True),
     ]
@@ -148,8 +145,7 @@ def plugins() -> run.Config:
         params_dtype=torch.bfloat16,
         pipeline_dtype=torch.bfloat16,
         autocast_enabled=False,
-        # Everywhere: at thousands of ranks a 16-bit sum loses what small gradients add.
-        grad_reduce_in_fp32=True,
+        grad_reduce_in_fp32=True,  # at thousands of ranks a 16-bit sum loses small gradients
     )
 
 
