@@ -28,14 +28,14 @@ SIMPLEST = 12
 """Layouts of each search that may be chosen from."""
 ACCURACY = Path(__file__).resolve().parent.parent / "docs" / "planner.md"
 
-Published = Mapping[tuple[str, int], Layout]
-"""(recipe's name without its model, GPUs) -> layout of a published run."""
+Known = Mapping[tuple[str, int], Layout]
+"""(recipe's name without its model, GPUs) -> layout of a published run, or one that is declared."""
 Place = TypeVar("Place")
 
 
-def plan(group: list[Case], published: Published) -> dict[Case, dict[int, Layout]]:
+def plan(group: list[Case], published: Known, declared: Known) -> dict[Case, dict[int, Layout]]:
     """The layouts of a group of cases at each of their sizes, in GPUs."""
-    allowed = _allowed(group, published)
+    allowed = _allowed(group, published, declared)
     everywhere = {}
     for case in {case for case, _ in allowed}:
         everywhere[case] = set.intersection(*(layouts for (of, _), layouts in allowed.items() if of == case))
@@ -47,9 +47,10 @@ def plan(group: list[Case], published: Published) -> dict[Case, dict[int, Layout
     return {case: chosen[case] for case in group if case in chosen}
 
 
-def _allowed(group: list[Case], published: Published) -> dict[tuple[Case, int], set[Layout]]:
-    """Of each case and size, the layouts that are fast enough; the published one alone where it is."""
-    sizes = {gpu: _sizes(group, gpu, published) for gpu in dict.fromkeys(c.gpu for c in group)}
+def _allowed(group: list[Case], published: Known, declared: Known) -> dict[tuple[Case, int], set[Layout]]:
+    """Of each case and size, the layouts that are fast enough; the published one alone where it is, or else the one
+    that is declared."""
+    sizes = {gpu: _sizes(group, gpu, published, declared) for gpu in dict.fromkeys(c.gpu for c in group)}
     pool, fastest = _pool(group, sizes)
     pool |= {replace(layout, gbs=group[0].gbs) for layout in published.values()}
     allowed: dict[tuple[Case, int], set[Layout]] = {}
@@ -60,18 +61,19 @@ def _allowed(group: list[Case], published: Published) -> dict[tuple[Case, int], 
                 continue
             least = min([*seconds.values(), fastest.get((case, gpus), 1e9)])
             allowed[case, gpus] = {layout for layout, s in seconds.items() if s <= AS_FAST * least}
-            kept = published.get((case.suffix, gpus))
             # A published layout ran: it needs no room for surprises.
-            own = _seconds(case, gpus, {replace(kept, gbs=case.gbs)}, headroom=1.0) if kept else {}
-            for layout, s in own.items():
-                if s <= kept_within(models.find(case.model).is_moe) * least:
-                    allowed[case, gpus] = {layout}
+            for known, headroom in ((declared, HEADROOM), (published, 1.0)):
+                kept = known.get((case.suffix, gpus))
+                own = _seconds(case, gpus, {replace(kept, gbs=case.gbs)}, headroom) if kept else {}
+                for layout, s in own.items():
+                    if s <= kept_within(models.find(case.model).is_moe) * least:
+                        allowed[case, gpus] = {layout}
     return allowed
 
 
 @cache
 def kept_within(is_moe: bool) -> float:
-    """A published layout stays within so much of the fastest: twice the planner's mean error on tuned runs.
+    """Published and declared layouts stay within so much of the fastest: twice the planner's mean error on tuned runs.
 
     The error is read where benchmarks/planner_accuracy.py has it put, in docs/planner.md.
     """
@@ -82,17 +84,23 @@ def kept_within(is_moe: bool) -> float:
     return 1 + 2 * float(row[1]) / 100
 
 
-def _sizes(group: list[Case], gpu: str, published: Published) -> list[int]:
+def _sizes(group: list[Case], gpu: str, published: Known, declared: Known) -> list[int]:
+    """GPUs: the declared ones, or those of a new recipe; and the fewest of a published run that has as many."""
+    suffixes = {case.suffix for case in group if case.gpu == gpu}
+    ours = {gpus for suffix, gpus in declared if suffix in suffixes} or _new_sizes(group, gpu)
+    theirs = sorted(gpus for suffix, gpus in published if suffix in suffixes and gpus >= min(ours, default=0))
+    return sorted(ours | set(theirs[:1])) if ours else []
+
+
+def _new_sizes(group: list[Case], gpu: str) -> set[int]:
     """GPUs: the fewest that a case of this GPU fits, and twice and four times that; pretraining eight times, too."""
     first = next(c for c in group if c.gpu == sized_as(gpu))
     for gpus in (2**i for i in range(3, 12)):
         if _fast(first, gpus):
             times = (1, 2, 4, 8) if first.task == "pretrain" else (1, 2, 4)
-            ours = {gpus * t for t in times if gpus * t <= max(MOST_GPUS, gpus)}
-            theirs = [n for suffix, n in published if suffix in {c.suffix for c in group if c.gpu == gpu} and n >= gpus]
-            return sorted(ours | set(sorted(theirs)[:1]))
+            return {gpus * t for t in times if gpus * t <= max(MOST_GPUS, gpus)}
     print(f"  nothing fits: {first.model} {first.suffix}", file=sys.stderr)
-    return []
+    return set()
 
 
 @cache

@@ -1,11 +1,12 @@
-"""Plan every recipe's layout: `python scripts/plan_layouts.py [MODEL...] [--published step_time.csv]`.
+"""Plan every recipe's layout: `python scripts/plan_layouts.py [MODEL...] [--published step_time.csv] [--anew]`.
 
 Writes recipes/layouts/MODEL.toml anew, with the steps between two checkpoints (`save_intervals.py`). Per model and
 task: search GPUs of each memory size, and each kind of precision; take the fewest layouts that are each within 3 % of
 the fastest wherever they are used, which is less than the planner errs, one for all sizes of a recipe where there is
-one; put recipes of a GPU that come out alike into one table. Where a measured run of the same case was published, its
-layout stays unless the fastest is better by more than twice the planner's error; --published also writes those cases
-to recipes/published.toml. Read the diff before committing: this plans, people review.
+one; put recipes of a GPU that come out alike into one table. What a file declares already stays unless the fastest is
+better by more than twice the planner's error: a recipe does not move with every fit; --anew takes no notice of it. So
+does the layout of a measured run of the same case that was published; --published also writes those cases to
+recipes/published.toml. Read the diff before committing: this plans, people review.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,13 +26,14 @@ from published_layouts import Runs
 from superpod.planner import hardware
 from superpod.planner.layout import Layout
 from superpod.recipes import layout_text, registry
+from superpod.recipes.layout_text import Group
 from superpod.recipes.registry import TASKS
 
 Planned = dict[Case, dict[int, Layout]]
 """Case -> GPUs -> layout."""
 
 HEAD = (
-    "# By scripts/plan_layouts.py: within 3 % of the fastest that leaves 5 % of memory, as few as that takes.\n"
+    "# By scripts/plan_layouts.py: planned to within 3 % of the fastest that leaves 5 % of memory, as few as that takes.\n"
     "# A line is the whole layout on that many nodes; fields that it leaves out: planner/layout.py.\n"
     "# save_every: steps between two checkpoints, from the step time that was predicted (recipes/resilience.py).\n"
 )
@@ -44,6 +46,16 @@ def write(name: str, planned: list[Planned], runs: Runs) -> Path:
     partial.write_text(text_of(path.read_text() if path.is_file() else "", planned, runs))
     os.replace(partial, path)
     return path
+
+
+def declared(groups: Iterable[Group]) -> dict[tuple[str, int], Layout]:
+    """What the groups of a layout file have: (recipe's name without its model, GPUs) -> layout."""
+    return {
+        (suffix, nodes * hardware.node(registry.recipe_facts(suffix, group.where)["gpu"]).gpus): layout
+        for group in groups
+        for suffix in group.recipes
+        for nodes, layout in group.layouts.items()
+    }
 
 
 def text_of(old: str, planned: list[Planned], runs: Runs) -> str:
@@ -91,6 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--published", type=Path)
+    parser.add_argument("--anew", action="store_true", help="take no notice of the layouts that are declared")
     parser.add_argument("--tasks", nargs="*", choices=TASKS, default=TASKS, help="others stay as they are")
     options = parser.parse_args()
     published = published_layouts.read(options.published) if options.published else {}
@@ -98,13 +111,16 @@ def main() -> None:
         published_layouts.write(published)
     for name in options.models or [name for name in registry.models() if not name.startswith("tiny_")]:
         runs = published.get(name, {})
+        file = registry.LAYOUTS / f"{name}.toml"
+        before = layout_text.read(file) if file.is_file() and not options.anew else []
         planned = []
         for group in (group for group in cases(name) if group[0].task in options.tasks):
             suffixes = {case.suffix for case in group}
-            planned.append(plan(group, {key: run.layout for key, run in runs.items() if key[0] in suffixes}))
+            ran = {key: run.layout for key, run in runs.items() if key[0] in suffixes}
+            planned.append(plan(group, ran, declared(before)))
         forget_searches()
         path = write(name, planned, runs)
-        save_intervals.fill(path)
+        save_intervals.fill(path, before=before)
         print(f"{path.name}: {sum(map(len, planned))} recipes", flush=True)
 
 

@@ -1,14 +1,14 @@
 """Write the steps between two checkpoints into layout files: `python scripts/save_intervals.py [MODEL...] [--anew]`.
 
 A recipe takes them from its file, so that it stays as it is when the planner learns better. Those that a file gives
-stay; `--anew` computes all. `plan_layouts.py` does it for what it plans.
+stay; `--anew` computes all. `plan_layouts.py` does it for what it plans, and keeps those of layouts that stay.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -21,11 +21,14 @@ Saves = Mapping[str, dict[int, int]]
 """Recipe's name without its model -> nodes -> steps."""
 
 
-def fill(path: Path, *, anew: bool = False) -> int:
-    """Give every size of a layout file its steps, whole or not at all; how many lines have changed."""
+def fill(path: Path, *, anew: bool = False, before: Iterable[Group] = ()) -> int:
+    """Give every size of a layout file its steps, whole or not at all; how many lines have changed.
+
+    `before`: groups that the file had, whose steps stay wherever the layout does.
+    """
     text = path.read_text()
     recipes = {recipe.suffix: recipe for recipe in registry.read(registry.models()[path.stem], path)}
-    saves = {name: {} if anew else dict(recipe.saves) for name, recipe in recipes.items()}
+    saves = {name: {} if anew else _unmoved(recipe, before) | recipe.saves for name, recipe in recipes.items()}
     sizes = [(recipe, nodes) for recipe in recipes.values() for nodes in recipe.nodes]
     for suffix, nodes, steps in _computed(sizes, saves):
         saves[suffix][nodes] = steps
@@ -34,6 +37,12 @@ def fill(path: Path, *, anew: bool = False) -> int:
     partial.write_text(after)
     os.replace(partial, path)
     return len(set(after.splitlines()) - set(text.splitlines()))
+
+
+def _unmoved(recipe: Recipe, before: Iterable[Group]) -> dict[int, int]:
+    """Nodes -> steps that a recipe had at the sizes whose layout is as it was."""
+    groups = [group for group in before if recipe.suffix in group.recipes]
+    return {n: s for group in groups for n, s in group.saves.items() if recipe.layouts.get(n) == group.layouts[n]}
 
 
 def _computed(sizes: Sequence[tuple[Recipe, int]], known: Saves) -> Iterator[tuple[str, int, int]]:
