@@ -12,7 +12,7 @@ import typer
 
 from superpod import whole_file
 from superpod.cli.request_options import RUN, newest_runs
-from superpod.errors import UserError
+from superpod.errors import UserError, counted
 
 if TYPE_CHECKING:
     from superpod.planner.calibrate import Calibration, Measured
@@ -52,10 +52,10 @@ def calibrate(
     for one in measured:
         by_gpu[one.job.node.gpu.name].append(one)
     calibrations = [calibrating.calibrate(runs) for runs in by_gpu.values()]
-    for calibration in calibrations:
+    for calibration, runs in zip(calibrations, by_gpu.values(), strict=True):
         first, *others = calibration_file.sentences(calibration)
         print(first)
-        for line in [*others, *_doubts(calibration)]:
+        for line in [*others, *_doubts(calibration), *_one_layout(runs)]:
             print(f"  {line}")
     if out is not None:
         _write(out, calibration_file.text(calibrations, f"{len(measured)} runs of {_sources(run or [], rows)}"))
@@ -81,10 +81,32 @@ def _rows(path: Path | None) -> list[Measured]:
     for problem in problems[:MOST_NAMED]:
         print(f"left out: {problem}", file=sys.stderr)
     if len(problems) > MOST_NAMED:
-        print(f"left out: {len(problems) - MOST_NAMED} rows more", file=sys.stderr)
+        print(f"left out: {counted(len(problems) - MOST_NAMED, 'row')} more", file=sys.stderr)
     if not runs:
-        raise UserError(f"{path} has no row of a run that finished and was measured")
+        raise UserError(
+            f"{path} has no row of a run that finished and was measured",
+            "mend the rows that are left out above"
+            if problems
+            else "fill step_time_s or tokens_per_s_per_gpu in a row a run, with outcome blank or ok",
+        )
+    for line in _unfitting(runs):
+        print(line, file=sys.stderr)
     return runs
+
+
+def _unfitting(runs: list[Measured]) -> list[str]:
+    """Rows that ran, and that the planner says do not fit: the table says less than the run did, or another layout."""
+    from superpod.planner import predict
+
+    predictions = predict.many([run.job for run in runs])
+    short = [f"{run.name} ({p.reason})" for run, p in zip(runs, predictions, strict=True) if p.verdict == "oom"]
+    if not short:
+        return []
+    more = [f"{len(short) - MOST_NAMED:,} more"] * (len(short) > MOST_NAMED)
+    return [
+        f"warning: {counted(len(short), 'row')} ran, and by the planner would not fit: "
+        f"{', '.join([*short[:MOST_NAMED], *more])}; give recompute / allocated_gib_max columns, or check the layout"
+    ]
 
 
 def _doubts(calibration: Calibration) -> list[str]:
@@ -97,7 +119,7 @@ def _doubts(calibration: Calibration) -> list[str]:
         for name, x in odd[:MOST_NAMED]
     ]
     if len(odd) > MOST_NAMED:
-        lines.append(f"warning: so did {len(odd) - MOST_NAMED} runs more")
+        lines.append(f"warning: so did {counted(len(odd) - MOST_NAMED, 'run')} more")
     if count < ENOUGH:
         left_out = "no run was left out" if count == 1 else "each was predicted from the other alone"
         lines.append(
@@ -105,6 +127,17 @@ def _doubts(calibration: Calibration) -> list[str]:
             f"whether computation, the network or launches are slow; from {ENOUGH} runs of several layouts on, it can"
         )
     return lines
+
+
+def _one_layout(runs: list[Measured]) -> list[str]:
+    """Runs of one and the same job predict each other whatever the numbers are: an error of 0 says nothing then."""
+    if len(runs) < 2 or any(run.job != runs[0].job for run in runs):
+        return []
+    return [
+        f"warning: the {len(runs)} runs are all of one layout: nothing tells apart computation, the network and "
+        "launches, and that runs left out are predicted well is no evidence; add runs of another TP, PP, micro-batch "
+        "or number of nodes"
+    ]
 
 
 def _sources(folders: list[str], rows: Path | None) -> str:

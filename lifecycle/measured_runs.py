@@ -15,9 +15,11 @@ from superpod.planner.calibrate import Measured
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import Options, PlannedJob
 
+LEAST_S = 1e-6
+"""A kernel takes longer to start; a step in less is a slip of the pen, or of the unit."""
 LEAST_STEPS = 3
 """Steps after the first; fewer say little of how long a step takes."""
-MOST_TIMES_PLANNED = 1000
+MOST_TIMES_PLANNED = 200
 """A step that takes longer than so many planned ones is a slip of the pen, or of the unit."""
 
 
@@ -41,24 +43,43 @@ def measured(run: RunFolder) -> Measured:
 
 
 def impossible(run: Measured) -> str:
-    """Why no GPU has measured this: a layout that cannot be, a rate above the peak, or a step of another kind; '' where
-    one may have.
-
-    Attention of a fine-tuning is not counted: samples that are packed attend to less than the whole sequence.
+    """Why no GPU has measured this: a layout that cannot be, more memory than it has, a rate above its peak, or a step
+    of another kind; '' where one may have.
     """
-    job = run.job
     try:
-        columns.of(job)
+        columns.of(run.job)
     except UserError as error:
         return str(error)
+    return _too_large(run) or _too_slow(run) or _too_fast(run)
+
+
+def _too_large(run: Measured) -> str:
+    """What a run says that it held, where its GPU has less."""
+    gpu = run.job.node.gpu
+    peaks = {"allocated": run.allocated_gib, "reserved": run.reserved_gib}
+    over = [f"{size:,.5g} GiB {what}" for what, size in peaks.items() if size is not None and size > gpu.hbm_usable_gib]
+    if not over:
+        return ""
+    has = f"the {gpu.name} has {gpu.hbm_usable_gib:g} GiB"
+    return f"{' and '.join(over)}, and {has}; write the peak of one GPU, in GiB"
+
+
+def _too_slow(run: Measured) -> str:
+    expected = float(steptime.step(run.job, columns.of(run.job)).seconds)
+    if run.seconds <= MOST_TIMES_PLANNED * expected:
+        return ""
+    return f"a step of {run.seconds:.4g} s is over {MOST_TIMES_PLANNED:,} times the {expected:.4g} s that are planned"
+
+
+def _too_fast(run: Measured) -> str:
+    """Attention of a fine-tuning is not counted: samples that are packed attend to less than the whole sequence."""
+    if run.seconds < LEAST_S:
+        step = f"a step of {run.seconds:.3g} s is under a microsecond, in which no kernel even starts"
+        return f"{step}; write its seconds, or tokens a second and GPU"
+    job = run.job
     per_token = job.model.flops_per_token(job.seq, causal=True)
     needed = job.model.flops_per_token(1, causal=True) if job.task != "pretrain" else per_token
     share = float(steptime.mfu(job, run.seconds)) * needed / per_token
-    expected = float(steptime.step(job, columns.of(job)).seconds)
-    if run.seconds > MOST_TIMES_PLANNED * expected:
-        return (
-            f"a step of {run.seconds:.4g} s is over {MOST_TIMES_PLANNED:,} times the {expected:.4g} s that are planned"
-        )
     if share <= 1:
         return ""
     rate = job.tokens / run.seconds / job.gpus

@@ -122,7 +122,10 @@ def _bytes(runs: Sequence[Measured]) -> dict[str, float]:
             logs.append(
                 next((float(np.log(measured / planned)) for measured, planned in pairs if measured and planned), 0)
             )
-    return {ALLOCATED.name: float(np.exp(np.median(logs) * len(logs) / (len(logs) + 0.5)))} if logs else {}
+    if not logs:
+        return {}
+    factor = np.exp(np.median(logs) * len(logs) / (len(logs) + 0.5))
+    return {ALLOCATED.name: float(np.clip(factor, *ALLOCATED.limits))}
 
 
 class _Chosen(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from superpod.planner.calibrate import Calibration
@@ -18,8 +19,7 @@ def text(calibrations: Sequence[Calibration], source: str) -> str:
         "# Factors, 1 = as shipped, and shares of what is shipped as hidden. For `--hardware`, or a collection.",
     ]
     for one in calibrations:
-        quoted = source.replace("\\", "/").replace('"', "'")
-        lines += ["", f"[calibration.{one.gpu}]", f'source = "{quoted}"']
+        lines += ["", f"[calibration.{one.gpu}]", f"source = {json.dumps(source)}"]
         lines += [
             f"{name} = {value:.4g}  # {BY_NAME[name].about}{_in_words(name, value)}"
             for name, value in changed(one).items()

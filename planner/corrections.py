@@ -60,7 +60,7 @@ CORRECTIONS = (
     Correction("near_latency", "latency inside a node", 0.7, ("tp_steps", "cp_steps", "ep_steps", "send_near_s")),
     Correction("far_latency", "latency between nodes", 1.0, FAR_LATENCIES),
     Correction("tp_latency", "latency of tensor parallelism between nodes, beside that", 1.0, ("tp_hops",)),
-    Correction("fixed", "seconds of a step that no work explains", 1.0, ("step_s", "tensor_s")),
+    Correction("fixed", "factor of the seconds of a step that no work explains", 1.0, ("step_s", "tensor_s")),
     Correction("optimizer", "time of the optimizer's step", 0.7, ("states", "grads", "copies")),
     Correction("late_ranks", "delay of a TP group by its slowest CPU", 1.0, ("jitter",)),
     Correction("late_senders", "the same, where stages send between nodes", 0.5, kind="amount"),

@@ -19,14 +19,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from superpod.errors import UserError, cut
+from superpod.errors import UserError
 from superpod.parent import end_with_parent
 from superpod.planner import hardware as planner_hardware
 from superpod.planner import pipeline_layout
 from superpod.planner import predict as predicting
 from superpod.planner.files import unreadable
 from superpod.planner.predict import Prediction, Run
-from superpod.planner.tables import column_names, csv_cells, published
+from superpod.planner.tables import csv_cells, header, published
 from superpod.planner.tables.csv_cells import Cells
 
 FIGURES = (
@@ -38,10 +38,6 @@ BREAKDOWN = ("terms_s", "owners_gib")
 TABLE = "a CSV file with the columns of docs/planner.md"
 BATCH = 10_000
 """Rows costed at once."""
-EXAMPLE = ("model,gpu,gpus,tp", "llama3_8b,h100,8,2")
-"""A first line and a row, for messages."""
-NEEDED = ("model", "gpu", "tp")
-"""Without these columns a file is another kind of table."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ def predict(
                 sink.write(lines)
                 counts.update(verdicts)
             if not counts:
-                raise UserError(f"{source} has no rows", f"write one a run below the first line: {EXAMPLE[1]}")
+                raise UserError(f"{source} has no rows", f"write one a run below the first line: {header.EXAMPLE[1]}")
         if not device:
             os.replace(partial, out)
     except OSError as broken:
@@ -119,28 +115,8 @@ Batch = tuple[list[str], list[Cells], Form]
 
 def _batches(file: IO[str], source: Path, form: Form, note: Callable[[str], None]) -> Iterator[Batch]:
     rows = csv_cells.read(file)
-    names = [name.strip().lower() for name in next(rows, Cells([])).values]
-    if missing := [key for key in NEEDED if key not in names]:
-        raise _no_header(source, names, missing)
-    if twice := next((name for name, count in Counter(filter(None, names)).items() if count > 1), ""):
-        raise UserError(f"{source} has two columns {twice}", "its first line names each column once")
-    for words in column_names.misspelt(names):
-        note(words)
+    names = header.names(source, next(rows, Cells([])).values, note)
     return ((names, batch, form) for batch in iter(lambda: list(itertools.islice(rows, BATCH)), []))
-
-
-def _no_header(source: Path, names: list[str], missing: list[str]) -> UserError:
-    """What is wrong with the first line of a table, and what to write there."""
-    has_none = f"it has no column {', '.join(missing)}"
-    hint = f"its first line names the columns: {EXAMPLE[0]}"
-    if not names:
-        return UserError(f"{source} is empty: {has_none}", hint)
-    if not any(names):
-        return UserError(f"the first line of {source} is blank: {has_none}", hint)
-    for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if len(names) == 1 and mark in names[0]:
-            return UserError(f"{source} has {word} between its cells", f"write commas: {EXAMPLE[0]}")
-    return UserError(f"{source} has no column {', '.join(missing)}", hint)
 
 
 def _predicted(batches: Iterator[Batch]) -> Iterator[tuple[str, Counter[str]]]:
@@ -177,27 +153,11 @@ def _ignore_interrupts() -> None:
 
 def _one(batch: Batch) -> tuple[str, Counter[str]]:
     names, rows, form = batch
-    table = [_named_cells(names, row) for row in rows]
+    table = [csv_cells.named(names, row) for row in rows]
     outcomes = outcomes_of(table, _facts(form.hardware))
     line = _json_line if form.as_json else _line
     lines = "".join([line(row.get("id", ""), o) for row, o in zip(table, outcomes, strict=True)])
     return lines, Counter(o.prediction.verdict for o in outcomes)
-
-
-BROKEN = "\0"
-"""The column that holds what is wrong with a row as a row; no file has one of that name."""
-
-
-def _named_cells(names: list[str], row: Cells) -> dict[str, str]:
-    """A row by its columns; missing cells are blank."""
-    cells = dict(zip(names, row.values, strict=False))
-    if len(row.values) > len(names):
-        extra = row.values[len(names) :]
-        many = f"it has {len(row.values)} cells, and the first line names {len(names)} columns"
-        cells[BROKEN] = f"{many}: {cut(', '.join(extra))} stands beyond them"
-    if row.broken:
-        cells[BROKEN] = row.broken
-    return cells
 
 
 class Outcome(NamedTuple):
@@ -224,13 +184,13 @@ def outcomes_of(table: Iterable[published.Row], facts: published.Facts) -> list[
 def _run(row: published.Row, facts: published.Facts) -> Run | Prediction:
     """The run of a row, or why it describes none."""
     try:
-        if BROKEN in row:
-            raise UserError(row[BROKEN])
+        if csv_cells.BROKEN in row:
+            raise UserError(row[csv_cells.BROKEN])
         return published.run(row, facts)
     except published.Unsupported as why:
-        return Prediction("unsupported", str(why))
+        return Prediction("unsupported", published.in_a_line(why))
     except UserError as why:
-        return Prediction("illegal", str(why))
+        return Prediction("illegal", published.in_a_line(why))
     except (ArithmeticError, LookupError, TypeError, ValueError, OSError, RecursionError, MemoryError) as why:
         return Prediction("illegal", f"the row cannot be read: {why}")  # a row may hold any text at all
 

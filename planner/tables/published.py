@@ -148,7 +148,7 @@ class WrongText(UserError):
 
 
 def _setting(row: Row, model: ModelShape, options: Options, facts: Hardware) -> PlannedJob:
-    node = facts.node(row["gpu"] or GPU)
+    node = hardware.pick(facts.nodes, facts.gpu_name(row["gpu"] or GPU), "GPU")  # the column's word, for messages
     precision = hardware.precision(row["precision"] or "bf16")
     if precision == "fp8" and node.gpu.fp8_tflops:
         precision = releases.fp8_kind(row["release"])
@@ -165,6 +165,11 @@ def _setting(row: Row, model: ModelShape, options: Options, facts: Hardware) -> 
         task=_task(row),
         options=options,
     )
+
+
+def in_a_line(wrong: UserError) -> str:
+    """What is wrong with a row and what to write there: a table has one cell, or one line, for both."""
+    return f"{wrong}; {wrong.hint}" if wrong.hint else str(wrong)
 
 
 def without_groups(text: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from superpod import collection
-from superpod.cli import app, hardware_option
+from superpod.cli import app, calibrate, hardware_option
 from superpod.errors import UserError
 from superpod.lifecycle import measured_runs
 from superpod.node.files import append_line, write_json
@@ -88,14 +88,21 @@ def test_rows_that_measured_nothing_are_left_out(rows):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("id,model\n1,llama3_8b\n", "has no column step_time_s or tokens_per_s_per_gpu"),
-        ("id,step_time_s\n1,2\n", "has no column model"),
+        ("id,model,gpu,tp\n1,llama3_8b,h100,1\n", "has no column step_time_s or tokens_per_s_per_gpu"),
+        ("id,step_time_s\n1,2\n", "has no column model, gpu, tp"),
+        ("model,gpu,tpp,step_time_s\nllama3_8b,h100,2,1\n", "has no column tp"),
+        ("model;gpu;tp;step_time_s\nllama3_8b;h100;2;1\n", "has semicolons between its cells"),
+        ("model,gpu,tp,tp,step_time_s\nllama3_8b,h100,2,1,1\n", "has two columns tp"),
+        ("", "is empty"),
     ],
 )
 def test_another_table_is_refused(text, words, tmp_path):
     (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=words) as refused:
         measured.read(tmp_path / "t.csv")
+    assert refused.value.hint
+    if "tpp" in text:
+        assert "column 'tpp' is not read; did you mean tp?" in refused.value.hint
 
 
 @pytest.mark.parametrize("cell", ["0", "-1", "nan", "inf", "fast"])
@@ -208,13 +215,15 @@ def changed_rates(rows, **rates):
 @pytest.mark.parametrize(
     ("rate", "words"),
     [
-        ("1e12", r"b: 1,000,000,000,000 tokens/s/GPU .* and the h100's dense bf16 peak is 989"),
+        ("1e9", r"b: 1,000,000,000 tokens/s/GPU .* and the h100's dense bf16 peak is 989"),
         ("25000", r"b: 25,000 tokens/s/GPU \(a step of 0.655\d? s\) need 1,2\d\d TFLOP/s of a GPU, and the h100's"),
         ("-3", "b: tokens_per_s_per_gpu is '-3'; it is a number above 0"),
         ("0", "b: tokens_per_s_per_gpu is '0'; it is a number above 0"),
         ("nan", "b: tokens_per_s_per_gpu is 'nan'; it is a number above 0"),
-        ('"6,0"', "b: tokens_per_s_per_gpu is '6,0'; it is a number above 0"),
-        ("1e-3", r"b: a step of .* s is over 1,000 times the .* s that are planned"),
+        ("1e300", r"b: a step of \d.\d\de-2\d\d s is under a microsecond"),
+        ('"6,0"', "b: tokens_per_s_per_gpu is '6,0'; it is a number above 0, with a decimal point .*; write 6.0"),
+        ("6,0", "b: it has 14 cells, and the first line names 13 columns: '0' stands beyond them"),
+        ("1e-3", r"b: a step of .* s is over 200 times the .* s that are planned"),
     ],
 )
 def test_a_rate_that_cannot_be_is_refused_for_its_row_with_the_numbers(recipes_cli, rows, rate, words, tmp_path):
@@ -226,10 +235,11 @@ def test_a_rate_that_cannot_be_is_refused_for_its_row_with_the_numbers(recipes_c
 
 
 def test_a_table_of_nothing_possible_is_refused(recipes_cli, rows, tmp_path):
-    changed_rates(rows, a="1e12", b="1e12", c="1e12")
+    changed_rates(rows, a="1e9", b="1e9", c="1e9")
     done = recipes_cli("calibrate", "--from", "runs.csv", "--out", "mine.toml", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("dense bf16 peak is 989") == 3
+    assert "next: mend the rows that are left out above" in done.stderr
     assert not (tmp_path / "mine.toml").exists()
 
 
@@ -272,7 +282,7 @@ def test_a_run_of_another_unit_is_named(recipes_cli, rows, tmp_path):
 
 
 def test_a_run_folder_above_the_peak_is_refused_with_the_numbers(tmp_path):
-    run = run_folder(tmp_path, 1e-9)
+    run = run_folder(tmp_path, 1e-6)
     with pytest.raises(UserError, match=r"need .* TFLOP/s of a GPU, and the h100's dense bf16 peak is 989") as refused:
         measured_runs.measured(run)
     assert refused.value.hint
@@ -287,3 +297,90 @@ def test_a_row_that_cannot_be_is_left_out_and_the_next_command_can_be_pasted(rec
     assert done.returncode == 0, done.stderr
     assert "left out: line 3: tp 3 x pp 1 x cp 1 = 3 must divide the number of GPUs, which is 64" in done.stderr
     assert done.stdout.rstrip().endswith(f"--hardware {shlex.quote(str(out))}")
+
+
+COLUMNS = "id,model,gpu,gpus,precision,seq,gbs,mbs,tp,recompute,step_time_s,tokens_per_s_per_gpu,allocated_gib_max"
+"""Of the tables below."""
+FINE = "fine,llama3_8b,h100,16,bf16,8192,128,1,2,,9,,"
+OTHER = "other,llama3_8b,h100,32,bf16,8192,128,1,4,,5,,"
+
+
+def said(capsys, tmp_path, *rows: str) -> tuple[str, str]:
+    """What calibrate prints of such rows: its findings, and what it says of the rows."""
+    (tmp_path / "t.csv").write_text("\n".join([COLUMNS, *rows]) + "\n")
+    calibrate.calibrate(rows=tmp_path / "t.csv")
+    shown = capsys.readouterr()
+    return shown.out, shown.err
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            "x,llama3_8b,h100,16,bf16,8192,128,1,2,,9,,5000",
+            "5,000 GiB allocated, and the h100 has 79.18 GiB; write the peak of one GPU",
+        ),
+        (
+            "x,llama3_8b,h100,16,bf16,8192,128,1,2,,9,8000,",
+            "step_time_s is 9, and tokens_per_s_per_gpu 8000 makes it 8.192 at gbs 128 x seq 8192 on 16 GPUs",
+        ),
+        ("x,llama3_8b,h1000,16,bf16,8192,128,1,2,,9,,", "no GPU is called 'h1000'; did you mean h100"),
+        ("x,lama3_8b,h100,16,bf16,8192,128,1,2,,9,,", "no model is called 'lama3_8b'; did you mean llama3_8b"),
+        ("x,llama3_8b,h100,16,bf16,8192,128,1,2,,1e-300,,", "a step of 1e-300 s is under a microsecond"),
+        (
+            'x,llama3_8b,h100,16,bf16,8192,128,1,2,,"8,0",,',
+            "step_time_s is '8,0'; it is a number above 0, with a decimal point and no comma; write 8.0",
+        ),
+    ],
+)
+def test_a_row_that_nobody_can_have_measured_is_left_out_with_its_numbers(capsys, tmp_path, row, words):
+    found, left_out = said(capsys, tmp_path, FINE, row)
+    assert f"left out: x: {words}" in left_out
+    assert "h100, 1 run:" in found
+    assert "bytes that a rank allocates" not in found
+
+
+def test_times_that_agree_but_for_rounding_are_one_measurement(capsys, tmp_path):
+    found, left_out = said(capsys, tmp_path, FINE, "x,llama3_8b,h100,16,bf16,8192,128,1,2,,9,7300,")
+    assert (left_out, "h100, 2 runs:" in found) == ("", True)
+
+
+def test_rows_that_ran_and_do_not_fit_as_planned_are_named(capsys, tmp_path):
+    found, warned = said(capsys, tmp_path, FINE, "x,llama3_70b,h100,16,bf16,8192,128,1,2,,90,,")
+    assert re.search(r"warning: 1 row ran, and by the planner would not fit: x \(\d+\.\d GiB short of", warned)
+    assert "give recompute / allocated_gib_max columns, or check the layout" in warned
+    assert "h100, 2 runs:" in found
+    assert said(capsys, tmp_path, FINE, OTHER)[1] == ""
+
+
+def test_runs_of_one_layout_are_no_evidence(capsys, tmp_path):
+    again = FINE.replace("fine", "again").replace(",9,", ",9.01,")
+    assert "the 2 runs are all of one layout: nothing tells apart" in said(capsys, tmp_path, FINE, again)[0]
+    assert "of one layout" not in said(capsys, tmp_path, FINE, OTHER)[0]
+    assert "of one layout" not in said(capsys, tmp_path, FINE)[0]
+
+
+def test_a_table_of_no_finished_run_says_what_to_fill_in(tmp_path):
+    (tmp_path / "t.csv").write_text(f"{COLUMNS}\n{FINE.replace(',9,', ',,')}\n")
+    with pytest.raises(UserError, match="has no row of a run that finished") as refused:
+        calibrate.calibrate(rows=tmp_path / "t.csv")
+    assert "fill step_time_s or tokens_per_s_per_gpu" in refused.value.hint
+
+
+def test_one_row_more_is_one_row(capsys, tmp_path):
+    wrong = "x,nothing,h100,16,bf16,8192,128,1,2,,9,,"
+    assert "left out: 1 row more\n" in said(capsys, tmp_path, FINE, *[wrong] * 6)[1]
+
+
+def test_a_row_without_a_name_is_named_by_its_line(tmp_path):
+    lines = [
+        'id,model,gpu,tp,step_time_s,"notes',
+        'of mine"',
+        "",
+        '"a",llama3_8b,h100,1,0,"two',
+        'lines"',
+        ",x,h100,1,1,",
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    problems = measured.read(tmp_path / "t.csv")[1]
+    assert [problem.partition(":")[0] for problem in problems] == ["a", "line 6"]

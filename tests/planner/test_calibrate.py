@@ -259,3 +259,16 @@ def test_a_networks_latency_counts_beside_the_shipped_one():
     far = run.replace(fabric=replace(FABRIC, latency_us=FABRIC.latency_us * 3))
     assert seconds(far) == pytest.approx(seconds(with_values(run, {"far_latency": 3.0})))
     assert seconds(far) > seconds(run)
+
+
+def test_a_factor_of_seconds_is_called_a_factor():
+    """`fixed 1.01: seconds of ...` read as a second."""
+    said = [c.about for c in corrections.BY_NAME.values() if c.about.startswith("seconds")]
+    assert said == [corrections.BY_NAME["alloc_retries"].about]
+    assert corrections.BY_NAME["fixed"].about.startswith("factor of the seconds")
+
+
+@pytest.mark.parametrize("gib", [1e-4, 1e7])
+def test_bytes_in_another_unit_leave_a_factor_that_a_hardware_file_takes(gib):
+    fitted = calibrate([replace(run, allocated_gib=gib) for run in noisy(FIVE, {})])
+    corrections.checked({"allocated": fitted.values["allocated"]}, "here")

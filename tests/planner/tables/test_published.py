@@ -156,6 +156,18 @@ def test_an_extra_cell_is_an_error_of_its_row(tmp_path):
     assert "8 cells, and the first line names 7 columns: '17'" in first["reason"]
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"gpu": "h1000"}, "no GPU is called 'h1000'; did you mean h100"),
+        ({"model": "lama3_8b"}, "no model is called 'lama3_8b'; did you mean llama3_8b"),
+    ],
+)
+def test_a_name_that_is_unknown_suggests_the_nearest(change, says):
+    [prediction] = csv_rows.predict_rows([{**ROW, **change}])
+    assert (prediction.verdict, says in prediction.reason) == ("unsupported", True)
+
+
 def test_rows_that_fail_together_cost_no_other_its_figures(monkeypatch):
     """A mistake of ours in one row: each half by itself, down to the row."""
     from superpod.planner import predict as predicting
