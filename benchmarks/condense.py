@@ -3,7 +3,7 @@
 A raw table has what its sources print. What a source leaves unsaid because all its runs share it stands in its launch
 scripts, cited here; this writes it into the columns that `recipes predict` reads, so that a table says by itself what
 was run. Nothing here looks at a row's id or its figures. `held_out` marks the fifth of the configurations that nothing
-is fitted on: it follows from what the source prints, by hash, and so stays as it is.
+is fitted on: it follows from what the source prints, by hash, and so stays as it is; `twin` = neither (`TWIN`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from superpod.errors import UserError
 from superpod.planner import hardware, megatron_args, models
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.tables import published
@@ -68,6 +69,10 @@ HELD_OUT_BY = {
     ),
 }
 """What makes a configuration: its rows of all releases are on one side of the hold-out."""
+FACTS = published.Facts(hardware.load(Path(__file__).parent / "reference" / "hardware.toml"))
+TWIN = "twin"
+"""In `held_out`: a row whose configuration the fit has from another table, in other words. It is neither fitted nor
+scored."""
 DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp")
 PRESETS = Path(__file__).parent / "reference" / "presets.csv"
 """What a run's own scripts or log say and its table does not print: presets of Megatron-Bridge's
@@ -352,26 +357,32 @@ def condensed(rows: list[dict[str, str]]) -> Iterator[dict[str, str]]:
     kind = "memory" if "allocated_gib" in rows[0] else "time"
     whole = [condense(row, kind=kind) for row in rows]
     if kind == "time":  # nothing is fitted to memory
-        _fit_twins(whole)
+        _name_twins(whole)
     names = dict.fromkeys(key for row in whole for key in row)
     used = [key for key in names if key == "held_out" or any(row.get(key) for row in whole)]
     kept = [key for key in used if key not in DROPPED]
     return ({key: row.get(key, "") for key in kept} for row in whole)
 
 
-def configuration(row: Row) -> tuple[str, ...]:
-    """What makes the configuration of a condensed row of step times; a degree that is not printed is 1. What it
-    recomputes is left out: tables print it in some releases only."""
-    keys = (key for key in HELD_OUT_BY["time"] if key != "recompute")
-    return tuple(row.get(key) or ("1" if key in DEGREES else "") for key in keys)
+def configuration(row: Row) -> tuple[object, ...]:
+    """What makes the configuration of a condensed row of step times: the run that its words stand for, since tables
+    write one in several ways (`mxfp8`, `fp8-mx`). What it recomputes is left out: some tables do not print it.
+    """
+    try:
+        job = published.job(row, FACTS)
+    except UserError:
+        return tuple(row.get(key) or ("1" if key in DEGREES else "") for key in HELD_OUT_BY["time"])
+    x = job.layout
+    degrees = (x.tp, x.pp, x.vp or 1, x.cp, x.ep, x.etp or x.tp, x.sharding, x.mbs, x.gbs)
+    return (job.task, job.model, job.node.gpu.name, job.gpus, job.precision, job.seq, *degrees)
 
 
-def _fit_twins(rows: list[dict[str, str]]) -> None:
+def _name_twins(rows: list[dict[str, str]]) -> None:
     """Take from the hold-out what another table prints otherwise and the fit has: it would be no test."""
     fitted = {configuration(row) for row in rows if not row["held_out"]}
     for row in rows:
-        if configuration(row) in fitted:
-            row["held_out"] = ""
+        if row["held_out"] and configuration(row) in fitted:
+            row["held_out"] = TWIN
 
 
 def read(path: Path) -> list[dict[str, str]]:
