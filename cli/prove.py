@@ -58,6 +58,8 @@ def prove(
             raise UserError("--write keeps the proof of all declared sizes", "leave --nodes out, or --write")
         recipes = _at(recipes, nodes)
     installed.require("proving recipes")
+    if not __debug__:
+        raise UserError("Python runs without assert here, and Megatron refuses by it", "unset PYTHONOPTIMIZE, no -O")
     if write:
         from superpod.rehearsal import evidence
 

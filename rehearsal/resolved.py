@@ -63,7 +63,7 @@ def resolved(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
             "peft": plain(fdl.build(partial.peft)) if getattr(partial, "peft", None) else None,
             "task": recipe.task,
             "vocabulary": meta_build.tokenizer_vocab(partial) or recipe.model.shape.vocab,
-            "micro_batch": [layout.mbs, recipe.seq],
+            "micro_batch": [partial.data.micro_batch_size, partial.data.seq_length],
             "stages": stages(layout),
             "one_or_several": [min(count, 2) for count in (world, world // layout.tp, world // layout.pp)],
             "generation": generation(recipe),

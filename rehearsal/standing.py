@@ -21,11 +21,16 @@ Size = tuple[str, int]
 """A recipe's name and a number of nodes."""
 
 
+JUDGES = ("parameter_counts.py", "proof.py", "proof_pool.py")
+"""Files of this folder that compare a build with what is expected of it, and say what has failed."""
+
+
 def code() -> str:
-    """Hashes of the code that builds, and of that which compares a build with what is expected of it."""
-    text = Path(parameter_counts.__file__).read_text(encoding="utf-8")
-    compares = hashlib.sha256(ast.dump(ast.parse(text)).encode()).hexdigest()[:24]
-    return f"{fingerprint.of_building()} {compares}"
+    """Hashes of the code that builds, and of that which judges."""
+    folder = Path(parameter_counts.__file__).parent
+    trees = [ast.dump(ast.parse((folder / name).read_text(encoding="utf-8"))) for name in JUDGES]
+    judges = hashlib.sha256("\n".join(trees).encode()).hexdigest()[:24]
+    return f"{fingerprint.of_building()} {judges}"
 
 
 def of_sizes(recipes: Iterable[Recipe], facts: Mapping[Size, object]) -> str:

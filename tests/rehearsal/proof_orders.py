@@ -178,7 +178,7 @@ def parts_of_the_key():
         "peft": sets("peft.dim", 2, adapted),
         "task": lambda: parts(dataclasses.replace(chosen, task="sft")),
         "vocabulary": sets("data.tokenizer", SimpleNamespace(vocab_size=7)),
-        "micro_batch": lambda: parts(laid_out(mbs=chosen.layout().mbs * 2)),
+        "micro_batch": sets("data.micro_batch_size", chosen.layout().mbs * 2),
         "stages": lambda: parts(laid_out(pp=2)),
         "one_or_several": lambda: parts(dataclasses.replace(chosen, gpus_per_node=1)),
         "generation": lambda: parts(dataclasses.replace(chosen, gpu="b200")),

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -340,3 +341,10 @@ def test_a_model_that_failed_somewhere_does_not_stand(stub, tmp_path):
     second = proof.prove(recipes, cache_file=tmp_path / "second.json", written=known)
     assert second.standing == set()
     assert failed(second) == failed(first) != set()
+
+
+@pytest.mark.parametrize("name", standing.JUDGES)
+def test_the_code_that_judges_is_part_of_the_code(name, monkeypatch):
+    before, read = standing.code(), Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, **how: read(path, **how) + "\nx = 1\n" * (path.name == name))
+    assert standing.code() != before
