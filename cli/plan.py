@@ -130,6 +130,7 @@ def _table(shown: list[tuple[str, SearchResult, int]], *, several: bool) -> None
             100 * bubble,
         )
         texts = (f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in figures)
+        label += ", tight" * bool(search.tight[i])
         rows.append([label, *([precision] * several), f"{seconds:.3f}", *texts])
     tables.show_folded(titles, rows)
 

@@ -152,6 +152,7 @@ def _changed_recipe(options: PlanOptions, recipe: Recipe, nodes: int | None) -> 
     if options.gpu is not None:
         job = job.replace(node=facts.node(options.gpu), fabric=facts.fabric_of(facts.node(options.gpu)))
     job = _changed(options, job, facts)
+    _say_uncalibrated(options, job, facts)
     return job if options.option or legality.violations(job) else planned_job.settled(job)
 
 
@@ -208,7 +209,18 @@ def _of_model(options: PlanOptions) -> PlannedJob:
     seq = SEQ if options.seq is None else _positive("--seq", options.seq)
     layout = Layout(gbs=_batch(options, seq))
     job = PlannedJob(shape, node, facts.fabric_of(node), world, seq, "bf16", layout, options=attention)
+    _say_uncalibrated(options, job, facts)
     return _in_layout(_changed(options, job, facts), options.layout)
+
+
+def _say_uncalibrated(options: PlanOptions, job: PlannedJob, facts: Hardware) -> None:
+    """A note where --hardware has the calibration of other GPUs only: this one is planned as shipped."""
+    from superpod.planner import corrections
+
+    own = job.node.gpu.name
+    calibrated = [gpu.name for gpu in facts.gpus.values() if corrections.split(gpu.calibrated_as)[1]]
+    if options.hardware and calibrated and own not in calibrated:
+        size_options.say([f"{options.hardware} calibrates {', '.join(calibrated)}; {own} is planned as shipped"])
 
 
 def _shape(name: str) -> ModelShape:

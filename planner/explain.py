@@ -13,7 +13,7 @@ from superpod.planner.hardware import GIB
 from superpod.planner.layout import MEGATRON_FSDP, SHARDINGS, Layout
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.predict import Prediction
-from superpod.planner.search import SearchResult
+from superpod.planner.search import TIGHT, SearchResult
 
 BOUNDS = {
     "tp": "tensor-parallel communication",
@@ -92,14 +92,23 @@ def short_of(job: PlannedJob, before: Prediction, together: str = SEARCH) -> str
 
 
 def beyond_layouts(job: PlannedJob) -> str:
-    """The next move where a search found no layout that fits: options that it leaves as they are, and more GPUs."""
-    named = {"BF16 moments": "moments=bf16", "the optimizer in host memory": "offload=1"}
+    """The next move where a search found no layout that fits: more GPUs, or options that are enough."""
     ways = ["take more GPUs"]
     if job.options.memory_cap is not None:
         ways.append(f"raise the memory cap of {job.options.memory_cap:g} GiB")
-    if untried := [named[what] for what, _ in _options(job)]:
-        ways.append(f"add --option {','.join(untried)}")
+    if enough := _enough(job):
+        ways.append(f"add --option {enough}")
     return " or ".join([", ".join(ways[:-1]), ways[-1]]) if len(ways) > 1 else ways[0]
+
+
+def _enough(job: PlannedJob) -> str:
+    """The options that make a job fit, as `--option` takes them, one before both; "" where they are too little."""
+    named = {"BF16 moments": "moments=bf16", "the optimizer in host memory": "offload=1"}
+    tried = [(named[what], options) for what, options in _options(job)]
+    if len(tried) > 1:
+        both = ",".join(text for text, _ in tried)
+        tried.append((both, replace(job.options, moments="bf16", offload=1.0)))
+    return next((text for text, options in tried if predict.one(job.replace(options=options)).verdict == "ok"), "")
 
 
 def bound(prediction: Prediction) -> str:
@@ -146,11 +155,19 @@ def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> l
     ranked = result.ranked
     lines.append(f"to look closer: --layout {as_option(layout)}")
     if i == ranked[0] and (other := _other_degrees(result)) is not None:
-        slower = result.seconds[other] / result.seconds[i] - 1
-        lines.append(
-            f"the next with other degrees, {result.layout(other).short()}, takes {max(0.0, slower):.1%} more time"
-        )
+        lines.append(_next(result, i, other))
     return lines
+
+
+def _next(result: SearchResult, i: int, other: int) -> str:
+    """How far behind the i-th layout another is; one that is faster comes after it because it is tight."""
+    slower = result.seconds[other] / result.seconds[i] - 1
+    name = result.layout(other).short()
+    if slower < 0 and result.tight[other] and not result.tight[i]:
+        room, cap = (result.cap - result.reserved[other]) / GIB, result.cap / GIB
+        left = f"{room:.2f} GiB of {cap:.1f} are left, under {TIGHT:.1%}"
+        return f"{name} would be {-slower:.1%} faster, but is tight: {left}"
+    return f"the next with other degrees, {name}, takes {max(0.0, slower):.1%} more time"
 
 
 def pipeline(job: PlannedJob) -> str:

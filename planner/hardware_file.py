@@ -162,7 +162,7 @@ def _checked(key: str, value: object, where: str, known: Hardware) -> Value:
         allowed = tuple(known.generations) if key == "generation" else TEXT[key]
         if not isinstance(value, str) or (allowed and value not in allowed):
             raise UserError(f"{where}: {key} is {value!r}", _one_of(allowed) or "it is a string")
-        return value
+        return _calibrated_as(value, where) if key == "calibrated_as" else value
     if key in WORDS:
         words = value if isinstance(value, (list, tuple)) else [None]
         if not all(isinstance(word, str) and (not WORDS[key] or word in WORDS[key]) for word in words):
@@ -179,6 +179,16 @@ def _checked(key: str, value: object, where: str, known: Hardware) -> Value:
     if not least <= value < 1e9:
         raise UserError(f"{where}: {key} is {value}; it is {'0 or more' if least == 0 else 'more than 0'}, and finite")
     return value if whole else float(value)
+
+
+def _calibrated_as(text: str, where: str) -> str:
+    """The text as it is: a GPU, and after a ? the corrections that a `[calibration.GPU]` table may have."""
+    try:
+        _, values = corrections.split(text)
+    except ValueError:
+        raise UserError(f"{where}: calibrated_as is {text!r}", "write h100, or h100?general=1.2&launches=3") from None
+    corrections.checked(values, f"{where}: calibrated_as")
+    return text
 
 
 def _one_of(allowed: tuple[str, ...]) -> str:

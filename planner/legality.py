@@ -55,7 +55,8 @@ def in_any_layout(job: PlannedJob) -> Broken | None:
     """The rule that forbids a job whatever its layout: the simplest one, on a GPU alone, breaks it as well."""
     simplest = job.replace(gpus=1, layout=Layout(gbs=1))
     broken = {rule.rule: rule for rule in violations(simplest)}
-    return next((broken[name] for name in _ALONE if name in broken), None)
+    alone = _ALONE if job.model.is_moe else (*_ALONE, "overlap_experts")  # no layout gives a dense model experts
+    return next((broken[name] for name in alone if name in broken), None)
 
 
 FIELDS = (

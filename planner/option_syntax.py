@@ -94,7 +94,11 @@ def _layout_hints(values: dict[str, Value | tuple[Value, ...]]) -> Iterator[str]
     """Of each value that its field cannot have, what to write instead."""
     from superpod.planner.layout import CHOICES, MODULES, Layout
 
+    known = [f.name for f in fields(Layout)]
     for key, value in values.items():
+        if key not in known:
+            stages = "|" in f"{key}{value}"  # Megatron's own way to write them
+            yield "say the layers of each stage by chunks=17+15" if stages else f"keys: {', '.join(known)}"
         default = getattr(Layout(), key, None)
         choices = ["true", "false"] if isinstance(default, bool) else list(CHOICES.get(key, ()))
         if key == "recompute_modules" and isinstance(value, tuple):

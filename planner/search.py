@@ -72,7 +72,8 @@ class Space:
         known = [name for name in Layout.__dataclass_fields__ if name not in NOT_SEARCHED]
         for key in self.fixed:
             if key not in known:
-                raise UserError(f"no layout key that can be fixed is called {key!r}", did_you_mean(key, known))
+                hint = did_you_mean(key, known) or f"keys: {', '.join(known)}"
+                raise UserError(f"no layout key that can be fixed is called {key!r}", hint)
         if wrong := Layout.from_mapping(self.fixed, "what is fixed").below_one():
             raise UserError(wrong[0].message)
 
@@ -179,11 +180,12 @@ def _none_legal(job: PlannedJob, space: Space) -> UserError:
     none = f"no layout of {job.model.name} on {job.gpus} GPUs is legal"
     if forbidden := legality.in_any_layout(job):
         return UserError(f"{none}: {forbidden.message}", forbidden.fix)
-    given = ", ".join(f"{key}={value}" for key, value in space.fixed.items())
-    return UserError(
-        f"{none} at gbs {job.layout.gbs} and seq {job.seq}" + f" with {given}" * bool(given),
-        "`recipes check --layout` names the rule that it breaks" if given else MOVE,
-    )
+    none = f"{none} at gbs {job.layout.gbs} and seq {job.seq}"
+    if not space.fixed:
+        return UserError(none, MOVE)
+    none += f" with {', '.join(f'{key}={value}' for key, value in space.fixed.items())}"
+    broken = legality.violations(job.replace(layout=replace(job.layout, **space.fixed)))
+    return UserError(f"{none}: {broken[0].message}", broken[0].fix) if broken else UserError(none, MOVE)
 
 
 MOVE = "the global batch must be a multiple of the data-parallel size: try another number of GPUs, or another gbs"
@@ -351,7 +353,7 @@ def _legal(
         for key, column in _recompute_columns(recompute_options, np.arange(len(recompute_options))).items()
     }
     wide["sharding"] = sharding
-    dealt = np.array([split.chunks is not None for split in splits])[wide["split"]]
+    dealt = np.array([split.chunks is not None for split in splits], dtype=bool)[wide["split"]]
     legal = legality.legal_mask(job, {key: wide[key] for key in legality.FIELDS if key in wide}, dealt)
     legal = legal & ((wide["sharding"] < 2) | (wide["pp"] == 1))  # recipes of Megatron-FSDP have no pipeline
     row, option, shard = np.nonzero(np.broadcast_to(legal, (len(rows["tp"]), len(recompute_options), len(sharding))))

@@ -112,3 +112,20 @@ def test_finding_4_context_parallelism_of_a_learned_softmax_is_planned_with_exch
     done = recipes_cli("memory", *words, "--layout", "cp=8,ep=8")
     assert done.returncode in (0, 2), done.stderr  # 2: it does not fit
     assert "backend" not in done.stdout + done.stderr
+
+
+def test_a_calibration_of_other_gpus_is_said_to_change_nothing(recipes_cli, tmp_path):
+    (tmp_path / "my b200.toml").write_text("[calibration.b200]\ngeneral = 1.2\n")
+    done = recipes_cli("plan", *SMALL, "--hardware", "my b200.toml", cwd=tmp_path)
+    gpu = SMALL[SMALL.index("--gpu") + 1]
+    assert f"note: my b200.toml calibrates b200; {gpu} is planned as shipped" in done.stderr
+    assert done.returncode == 0
+    (tmp_path / "own.toml").write_text(f"[calibration.{gpu}]\ngeneral = 1.2\n")
+    assert "as shipped" not in recipes_cli("plan", *SMALL, "--hardware", "own.toml", cwd=tmp_path).stderr
+
+
+def test_a_tight_layout_is_marked_in_the_table(recipes_cli):
+    text = printed(recipes_cli, "plan", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--memory-cap", "20")
+    rows = " ".join(text.split())
+    assert "no sharding, tight" in rows
+    assert "faster, but is tight" in rows

@@ -171,3 +171,10 @@ def test_no_more_memory_can_be_used_than_there_is(tmp_path):
     (tmp_path / "mine.toml").write_text('[gpu.mine]\nlike = "h100"\nhbm_gb = 40\n')
     with pytest.raises(UserError, match="GiB can be used of 40"):
         hardware.load(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize("text", ["h100?nosuch=1", "h100?general=abc", "h100?full_from", "h100?general=0"])
+def test_a_calibration_in_a_gpus_own_words_is_checked(text, tmp_path):
+    (tmp_path / "own.toml").write_text(f'[gpu.mine]\nlike = "h100"\ncalibrated_as = "{text}"\n')
+    with pytest.raises(UserError, match="calibrated_as"):
+        hardware.load(tmp_path / "own.toml")

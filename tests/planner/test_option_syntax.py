@@ -118,3 +118,13 @@ def test_a_value_that_a_layout_cannot_have_is_answered_with_one_that_it_can(text
 def test_what_is_fixed_is_read_as_a_layout_is():
     assert option_syntax.fixed(None) == {}
     assert option_syntax.fixed("tp=4,chunks=1+2x3") == {"tp": 4, "chunks": (1, 3, 3)}
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("layout=Et*17|t*15L", "chunks=17+15"), ("Et*17|t*15L", "chunks=17+15"), ("nosuch=1", "keys: tp")],
+)
+def test_an_unknown_key_of_a_layout_has_a_next_move(text, hint):
+    with pytest.raises(UserError, match="no layout key is called") as error:
+        option_syntax.layout(Layout(), text)
+    assert hint in error.value.hint

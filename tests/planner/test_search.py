@@ -1,6 +1,8 @@
 """The search costs what the rules allow, as the scalar model costs it, and ranks what fits."""
 
 import random
+import re
+from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superpod.errors import UserError
-from superpod.planner import explain, hardware, legality, models, pipeline_layout, plans, predict, search
+from superpod.planner import explain, hardware, legality, models, option_syntax, pipeline_layout, plans, predict, search
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
@@ -174,7 +176,9 @@ def test_fixed_fields_stay_fixed(run):
     ("change", "says"),
     [
         ({"gpus": 37, "gbs": 512}, "no layout of llama3_8b on 37 GPUs is legal"),
-        ({"gpus": 64, "fixed": {"tp": 3}}, "with tp=3"),
+        ({"gpus": 64, "fixed": {"tp": 3}}, "with tp=3: tp 3 x pp 1 x cp 1 = 3 must divide the number of GPUs"),
+        ({"gpus": 8, "fixed": {"pp": 64}}, "with pp=64: tp 1 x pp 64 x cp 1 = 64 must divide"),
+        ({"gpus": 8, "fixed": {"vp": 7}}, "with vp=7"),
         ({"gpus": 64, "fixed": {"tq": 3}}, "no layout key that can be fixed is called 'tq'"),
     ],
 )
@@ -238,3 +242,33 @@ def test_what_no_layout_can_change_is_named():
     with pytest.raises(UserError, match=wanted) as error:
         search.search(refused)
     assert error.value.hint == "another GPU, or attention unfused"
+
+
+def test_a_dense_model_is_told_that_it_has_no_experts_to_overlap(run):
+    job = run("llama3_8b", gpus=8)
+    with pytest.raises(UserError, match="overlap_experts wants ep above 1") as error:
+        search.search(job.replace(options=replace(job.options, overlap_experts=True)))
+    assert "drop overlap_experts" in error.value.hint
+
+
+def test_a_faster_layout_that_is_tight_is_called_so(run):
+    """With room for 20 GiB only TP8 leaves some: TP4 PP2 is faster, and comes after it."""
+    result = search.search(run("llama3_8b", gpus=8, gbs=512), memory_cap_gib=20)
+    first = int(result.ranked[0])
+    (line,) = [line for line in explain.why(result, first) if "faster" in line]
+    assert re.fullmatch(
+        r"TP4 PP2 .* would be \d\d\.\d% faster, but is tight: 0\.0\d GiB of 20\.0 are left, under 0\.5%", line
+    )
+
+
+@pytest.mark.parametrize(("gpus", "seq", "says"), [(8, 1_000_000, "take more GPUs"), (8, 8192, "")])
+def test_options_are_advised_where_they_are_enough(run, gpus, seq, says):
+    job = run("llama3_8b", gpus=gpus, gbs=8 if says else 512)
+    alone = job.replace(seq=seq, layout=Layout(gbs=job.layout.gbs))
+    advice = explain.beyond_layouts(alone)
+    named = advice.partition("add --option ")[2]
+    changed = option_syntax.options(alone.options, [named]) if named else None
+    assert (changed is None) == bool(says)
+    if changed:
+        assert predict.one(alone.replace(options=changed)).verdict == "ok"
+        assert predict.one(alone).verdict == "oom"
