@@ -33,7 +33,8 @@ Planned = dict[Case, dict[int, Layout]]
 """Case -> GPUs -> layout."""
 
 HEAD = (
-    "# By scripts/plan_layouts.py: planned to within 3 % of the fastest that leaves 5 % of memory, as few as that takes.\n"
+    "# By scripts/plan_layouts.py: planned to within 3 % of the fastest that leaves 5 % of memory, as few as that "
+    "takes.\n"
     "# A line is the whole layout on that many nodes; fields that it leaves out: planner/layout.py.\n"
     "# save_every: steps between two checkpoints, from the step time that was predicted (recipes/resilience.py).\n"
 )

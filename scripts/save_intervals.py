@@ -28,7 +28,7 @@ def fill(path: Path, *, anew: bool = False, before: Iterable[Group] = ()) -> int
     """
     text = path.read_text()
     recipes = {recipe.suffix: recipe for recipe in registry.read(registry.models()[path.stem], path)}
-    saves = {name: {} if anew else _unmoved(recipe, before) | recipe.saves for name, recipe in recipes.items()}
+    saves = {name: {} if anew else {**_unmoved(recipe, before), **recipe.saves} for name, recipe in recipes.items()}
     sizes = [(recipe, nodes) for recipe in recipes.values() for nodes in recipe.nodes]
     for suffix, nodes, steps in _computed(sizes, saves):
         saves[suffix][nodes] = steps
