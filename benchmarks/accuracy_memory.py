@@ -118,7 +118,7 @@ def group(row: Mapping[str, str]) -> str:
 
 
 def is_held_out(row: Mapping[str, str]) -> bool:
-    """Whether a configuration is one of the fifth that no constant was fitted on (`condense.py` marks them)."""
+    """Whether a configuration is one of the fifth that no constant was fitted on (held_out.py says which)."""
     return row["held_out"] == "yes"
 
 

@@ -18,13 +18,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 import condense
+import held_out
 
 from superpod.errors import UserError
 from superpod.planner import columns, steptime
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.tables import published
 
-FACTS = condense.FACTS
+FACTS = held_out.FACTS
 BOUNDS = {
     "vTrain, one node": (0.04, 0.055, 534),
     "vTrain, several nodes": (0.08, 0.03, 21),
@@ -70,7 +71,7 @@ class Result:
     @property
     def held(self) -> bool:
         """Whether the row is in the hold-out."""
-        return held_out(self.row)
+        return is_held_out(self.row)
 
 
 def main(reference: Path) -> int:
@@ -110,12 +111,12 @@ def main(reference: Path) -> int:
 def read(path: Path, *, predict: bool = True) -> tuple[list[Result], list[str]]:
     """The rows with a measured time and their predictions; and the labels of those whose own numbers contradict.
 
-    Twins of fitted rows (`condense.TWIN`) are left out. Without `predict` the covered rows have a prediction of nan:
+    Twins of fitted rows (`held_out.TWIN`) are left out. Without `predict` the covered rows have a prediction of nan:
     `fit_steptime.py` makes the constants that it takes.
     """
     results, impossible = [], []
     for row in condense.read(path):
-        if row["held_out"] == condense.TWIN:
+        if row["held_out"] == held_out.TWIN:
             continue
         try:
             job = published.job(row, FACTS)
@@ -140,8 +141,8 @@ def seconds(row: Mapping[str, str], job: PlannedJob) -> float | None:
     return job.tokens / (rate * job.gpus) if rate else None
 
 
-def held_out(row: Mapping[str, str]) -> bool:
-    """A fifth of the configurations, chosen by their hash (`condense.py` marks them)."""
+def is_held_out(row: Mapping[str, str]) -> bool:
+    """A fifth of the configurations, chosen by their hash (held_out.py says which)."""
     return row["held_out"] == "yes"
 
 

@@ -3,13 +3,12 @@
 A raw table has what its sources print. What a source leaves unsaid because all its runs share it stands in its launch
 scripts, cited here; this writes it into the columns that `recipes predict` reads, so that a table says by itself what
 was run. Nothing here looks at a row's id or its figures. `held_out` marks the fifth of the configurations that nothing
-is fitted on: it follows from what the source prints, by hash, and so stays as it is; `twin` = neither (`TWIN`).
+is fitted on: it follows from what the source prints, by hash, and so stays as it is; `twin` = neither (held_out.py).
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from superpod.errors import UserError
+sys.path.insert(0, str(Path(__file__).parent))
+
+import held_out
+
 from superpod.planner import hardware, megatron_args, models
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.tables import published
@@ -58,22 +60,6 @@ SC21_BATCHES = {
 GROK_LAYERS = ((8, 2), (16, 4), (32, 4), (64, 8), (128, 16), (256, 32))
 """dgxc-benchmarking grok1/README_314b.md cuts the model on few GPUs: (at most so many GPUs, layers); above, all 64."""
 
-HELD_OUT_BY = {
-    "memory": (
-        *("case", "model", "layers", "hidden", "gpu", "gpus", "seq", "gbs", "mbs"),
-        *("tp", "pp", "vp", "cp", "ep", "etp"),
-    ),
-    "time": (
-        *("task", "model", "layers", "hidden", "gpu", "gpus", "precision", "seq", "gbs", "mbs"),
-        *("tp", "pp", "vp", "cp", "ep", "etp", "fsdp", "recompute"),
-    ),
-}
-"""What makes a configuration: its rows of all releases are on one side of the hold-out."""
-FACTS = published.Facts(hardware.load(Path(__file__).parent / "reference" / "hardware.toml"))
-TWIN = "twin"
-"""In `held_out`: a row whose configuration the fit has from another table, in other words. It is neither fitted nor
-scored."""
-DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp")
 PRESETS = Path(__file__).parent / "reference" / "presets.csv"
 """What a run's own scripts or log say and its table does not print: presets of Megatron-Bridge's
 scripts/performance/configs and configurations of MLPerf's submissions. That line fits whose patterns match a row first;
@@ -86,9 +72,9 @@ NANOTRON = "nanotron"
 
 
 def condense(row: Row, *, kind: str = "time") -> dict[str, str]:
-    """A raw row in the columns of benchmarks/reference. `kind`: the table that it is of, of `HELD_OUT_BY`."""
+    """A raw row in the columns of benchmarks/reference. `kind`: the table that it is of, of `held_out.BY`."""
     row = {key: (value or "").strip() for key, value in row.items()}
-    held_out = "yes" if is_held_out(row, kind) else ""
+    in_hold_out = "yes" if held_out.is_held_out(row, kind) else ""
     if NANOTRON in row.get("release", ""):
         return _of_job(row, published.job(row))
     if "in parentheses" in row.get("notes", "") and hardware.precision(row["precision"]) == "fp8":
@@ -109,13 +95,7 @@ def condense(row: Row, *, kind: str = "time") -> dict[str, str]:
     whole["recompute"] = known["recompute"] or whole["recompute"]
     if is_fsdp2(row):
         whole["fsdp"] = row.get("fsdp") or "1"
-    return {**whole, "held_out": held_out}
-
-
-def is_held_out(row: Row, kind: str) -> bool:
-    """Whether a raw row is of the fifth of the configurations that nothing is fitted on."""
-    text = "|".join(row.get(key) or "" for key in HELD_OUT_BY[kind])
-    return int(hashlib.sha256(text.encode()).hexdigest(), 16) % 5 == 0
+    return {**whole, "held_out": in_hold_out}
 
 
 def has_images(row: Row) -> bool:
@@ -357,32 +337,11 @@ def condensed(rows: list[dict[str, str]]) -> Iterator[dict[str, str]]:
     kind = "memory" if "allocated_gib" in rows[0] else "time"
     whole = [condense(row, kind=kind) for row in rows]
     if kind == "time":  # nothing is fitted to memory
-        _name_twins(whole)
+        held_out.name_twins(whole)
     names = dict.fromkeys(key for row in whole for key in row)
     used = [key for key in names if key == "held_out" or any(row.get(key) for row in whole)]
     kept = [key for key in used if key not in DROPPED]
     return ({key: row.get(key, "") for key in kept} for row in whole)
-
-
-def configuration(row: Row) -> tuple[object, ...]:
-    """What makes the configuration of a condensed row of step times: the run that its words stand for, since tables
-    write one in several ways (`mxfp8`, `fp8-mx`). What it recomputes is left out: some tables do not print it.
-    """
-    try:
-        job = published.job(row, FACTS)
-    except UserError:
-        return tuple(row.get(key) or ("1" if key in DEGREES else "") for key in HELD_OUT_BY["time"])
-    x = job.layout
-    degrees = (x.tp, x.pp, x.vp or 1, x.cp, x.ep, x.etp or x.tp, x.sharding, x.mbs, x.gbs)
-    return (job.task, job.model, job.node.gpu.name, job.gpus, job.precision, job.seq, *degrees)
-
-
-def _name_twins(rows: list[dict[str, str]]) -> None:
-    """Take from the hold-out what another table prints otherwise and the fit has: it would be no test."""
-    fitted = {configuration(row) for row in rows if not row["held_out"]}
-    for row in rows:
-        if row["held_out"] and configuration(row) in fitted:
-            row["held_out"] = TWIN
 
 
 def read(path: Path) -> list[dict[str, str]]:

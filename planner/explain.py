@@ -92,23 +92,9 @@ def short_of(job: PlannedJob, before: Prediction, together: str = SEARCH) -> str
 
 
 def beyond_layouts(job: PlannedJob) -> str:
-    """The next move where a search found no layout that fits: more GPUs, or options that are enough."""
-    ways = ["take more GPUs"]
-    if job.options.memory_cap is not None:
-        ways.append(f"raise the memory cap of {job.options.memory_cap:g} GiB")
-    if enough := _enough(job):
-        ways.append(f"add --option {enough}")
-    return " or ".join([", ".join(ways[:-1]), ways[-1]]) if len(ways) > 1 else ways[0]
-
-
-def _enough(job: PlannedJob) -> str:
-    """The options that make a job fit, as `--option` takes them, one before both; "" where they are too little."""
-    named = {"BF16 moments": "moments=bf16", "the optimizer in host memory": "offload=1"}
-    tried = [(named[what], options) for what, options in _options(job)]
-    if len(tried) > 1:
-        both = ",".join(text for text, _ in tried)
-        tried.append((both, replace(job.options, moments="bf16", offload=1.0)))
-    return next((text for text, options in tried if predict.one(job.replace(options=options)).verdict == "ok"), "")
+    """The next move where a search found no layout that fits, and no option alone is enough."""
+    cap = job.options.memory_cap
+    return "take more GPUs" if cap is None else f"take more GPUs or raise the memory cap of {cap:g} GiB"
 
 
 def bound(prediction: Prediction) -> str:

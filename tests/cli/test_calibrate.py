@@ -275,7 +275,7 @@ def test_few_runs_say_what_they_cannot_tell(recipes_cli, rows, count, words, tmp
 
 
 def test_a_run_of_another_unit_is_named(recipes_cli, rows, tmp_path):
-    changed_rates(rows, c="10")
+    changed_rates(rows, c="100")
     shown = printed(recipes_cli, "calibrate", "--from", "runs.csv", cwd=tmp_path, env={"COLUMNS": "400"})
     (line,) = [line for line in shown.splitlines() if "times its planned step" in line]
     assert line.strip().startswith("warning: c took ")
@@ -305,7 +305,7 @@ FINE = "fine,llama3_8b,h100,16,bf16,8192,128,1,2,,9,,"
 OTHER = "other,llama3_8b,h100,32,bf16,8192,128,1,4,,5,,"
 
 
-def said(capsys, tmp_path, *rows: str) -> tuple[str, str]:
+def printed_of(capsys, tmp_path, *rows: str) -> tuple[str, str]:
     """What calibrate prints of such rows: its findings, and what it says of the rows."""
     (tmp_path / "t.csv").write_text("\n".join([COLUMNS, *rows]) + "\n")
     calibrate.calibrate(rows=tmp_path / "t.csv")
@@ -334,30 +334,30 @@ def said(capsys, tmp_path, *rows: str) -> tuple[str, str]:
     ],
 )
 def test_a_row_that_nobody_can_have_measured_is_left_out_with_its_numbers(capsys, tmp_path, row, words):
-    found, left_out = said(capsys, tmp_path, FINE, row)
+    findings, left_out = printed_of(capsys, tmp_path, FINE, row)
     assert f"left out: x: {words}" in left_out
-    assert "h100, 1 run:" in found
-    assert "bytes that a rank allocates" not in found
+    assert "h100, 1 run:" in findings
+    assert "bytes that a rank allocates" not in findings
 
 
 def test_times_that_agree_but_for_rounding_are_one_measurement(capsys, tmp_path):
-    found, left_out = said(capsys, tmp_path, FINE, "x,llama3_8b,h100,16,bf16,8192,128,1,2,,9,7300,")
-    assert (left_out, "h100, 2 runs:" in found) == ("", True)
+    findings, left_out = printed_of(capsys, tmp_path, FINE, "x,llama3_8b,h100,16,bf16,8192,128,1,2,,9,7300,")
+    assert (left_out, "h100, 2 runs:" in findings) == ("", True)
 
 
 def test_rows_that_ran_and_do_not_fit_as_planned_are_named(capsys, tmp_path):
-    found, warned = said(capsys, tmp_path, FINE, "x,llama3_70b,h100,16,bf16,8192,128,1,2,,90,,")
+    findings, warned = printed_of(capsys, tmp_path, FINE, "x,llama3_70b,h100,16,bf16,8192,128,1,2,,90,,")
     assert re.search(r"warning: 1 row ran, and by the planner would not fit: x \(\d+\.\d GiB short of", warned)
     assert "give recompute / allocated_gib_max columns, or check the layout" in warned
-    assert "h100, 2 runs:" in found
-    assert said(capsys, tmp_path, FINE, OTHER)[1] == ""
+    assert "h100, 2 runs:" in findings
+    assert printed_of(capsys, tmp_path, FINE, OTHER)[1] == ""
 
 
 def test_runs_of_one_layout_are_no_evidence(capsys, tmp_path):
-    again = FINE.replace("fine", "again").replace(",9,", ",9.01,")
-    assert "the 2 runs are all of one layout: nothing tells apart" in said(capsys, tmp_path, FINE, again)[0]
-    assert "of one layout" not in said(capsys, tmp_path, FINE, OTHER)[0]
-    assert "of one layout" not in said(capsys, tmp_path, FINE)[0]
+    twice = FINE.replace("fine", "twice").replace(",9,", ",9.01,")
+    assert "the 2 runs are all of one layout: nothing tells apart" in printed_of(capsys, tmp_path, FINE, twice)[0]
+    assert "of one layout" not in printed_of(capsys, tmp_path, FINE, OTHER)[0]
+    assert "of one layout" not in printed_of(capsys, tmp_path, FINE)[0]
 
 
 def test_a_table_of_no_finished_run_says_what_to_fill_in(tmp_path):
@@ -369,7 +369,7 @@ def test_a_table_of_no_finished_run_says_what_to_fill_in(tmp_path):
 
 def test_one_row_more_is_one_row(capsys, tmp_path):
     wrong = "x,nothing,h100,16,bf16,8192,128,1,2,,9,,"
-    assert "left out: 1 row more\n" in said(capsys, tmp_path, FINE, *[wrong] * 6)[1]
+    assert "left out: 1 row more\n" in printed_of(capsys, tmp_path, FINE, *[wrong] * 6)[1]
 
 
 def test_a_row_without_a_name_is_named_by_its_line(tmp_path):

@@ -263,8 +263,8 @@ def test_a_networks_latency_counts_beside_the_shipped_one():
 
 def test_a_factor_of_seconds_is_called_a_factor():
     """`fixed 1.01: seconds of ...` read as a second."""
-    said = [c.about for c in corrections.BY_NAME.values() if c.about.startswith("seconds")]
-    assert said == [corrections.BY_NAME["alloc_retries"].about]
+    seconds_of = [c.about for c in corrections.BY_NAME.values() if c.about.startswith("seconds")]
+    assert seconds_of == [corrections.BY_NAME["alloc_retries"].about]
     assert corrections.BY_NAME["fixed"].about.startswith("factor of the seconds")
 
 

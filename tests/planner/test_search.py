@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superpod.errors import UserError
-from superpod.planner import explain, hardware, legality, models, option_syntax, pipeline_layout, plans, predict, search
+from superpod.planner import explain, hardware, legality, models, pipeline_layout, plans, predict, search
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
@@ -261,14 +261,12 @@ def test_a_faster_layout_that_is_tight_is_called_so(run):
     )
 
 
-@pytest.mark.parametrize(("gpus", "seq", "says"), [(8, 1_000_000, "take more GPUs"), (8, 8192, "")])
-def test_options_are_advised_where_they_are_enough(run, gpus, seq, says):
-    job = run("llama3_8b", gpus=gpus, gbs=8 if says else 512)
-    alone = job.replace(seq=seq, layout=Layout(gbs=job.layout.gbs))
-    advice = explain.beyond_layouts(alone)
-    named = advice.partition("add --option ")[2]
-    changed = option_syntax.options(alone.options, [named]) if named else None
-    assert (changed is None) == bool(says)
-    if changed:
-        assert predict.one(alone.replace(options=changed)).verdict == "ok"
-        assert predict.one(alone).verdict == "oom"
+@pytest.mark.parametrize(("cap", "enough"), [(5.0, False), (9.0, True)])
+def test_what_does_not_fit_is_told_more_gpus_only_where_no_option_is_enough(run, cap, enough):
+    job = run("llama3_8b", gpus=8, gbs=512, tp=8, sp=True, recompute="full", sharding="none")
+    job = job.replace(options=replace(job.options, memory_cap=cap))
+    advice = explain.short_of(job, predict.one(job), explain.beyond_layouts(job))
+    assert ("none is enough alone: take more GPUs or raise the memory cap of 5 GiB" in advice) == (not enough)
+    assert predict.one(job).verdict == "oom"
+    offloaded = job.replace(options=replace(job.options, offload=1.0))
+    assert (predict.one(offloaded).verdict == "ok") == enough
