@@ -26,9 +26,9 @@ OUTPUTS = {
     "status --prometheus": (("status", "--runs", "runs"), "--prometheus", "runs.prom"),
 }
 
-ALIKE = ("report --plot svg", "report --plot pdf", "memory --html")
-"""Written by the same code as another of them."""
-CASES = [pytest.param(output, marks=pytest.mark.slow) if output in ALIKE else output for output in OUTPUTS]
+SLOW = ("report --plot svg", "report --plot pdf", "memory --html", "calibrate")
+"""Written by the same code as another of them, or after a fit of seconds."""
+CASES = [pytest.param(output, marks=pytest.mark.slow) if output in SLOW else output for output in OUTPUTS]
 
 
 @pytest.fixture

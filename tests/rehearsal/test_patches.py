@@ -83,6 +83,7 @@ def test_right_with_all_patches(outcome, outcomes):
     assert fault(outcome["case"], outcome["value"], outcomes) == ""
 
 
+@pytest.mark.slow
 @with_outcomes(*(CaseRequest(case, (name,)) for name, (case, _) in NEEDED_BY.items()))
 def test_fails_without_the_patch(outcome, outcomes):
     [name] = outcome["without"]
