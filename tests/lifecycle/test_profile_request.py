@@ -72,6 +72,7 @@ print(json.dumps(answers))
 
 
 @pytest.mark.nemo
+@pytest.mark.slow
 def test_the_callbacks_are_nemo_s_and_count_the_steps_that_are_done():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -111,6 +111,7 @@ print("RESULT" + json.dumps(out))
 
 
 @pytest.mark.nemo
+@pytest.mark.slow
 def test_counts_equal_the_real_models_to_the_parameter():
     cases = [(name, degrees, vocab_of(name)) for name, degrees in CASES]
     command = [sys.executable, "-W", "ignore", "-c", BUILD, json.dumps(FIELDS)]

@@ -193,6 +193,7 @@ def test_the_last_error_of_a_rank(tmp_path):
 
 @pytest.mark.nemo
 @pytest.mark.train
+@pytest.mark.slow
 def test_the_command(recipes_cli):
     done = recipes_cli("rehearse", "tiny_llama3", "--nodes", 2, "--steps", 6, "--json", timeout=580)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

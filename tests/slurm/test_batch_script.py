@@ -109,6 +109,7 @@ def test_the_runtime_needs_the_standard_library_only(tmp_path):
     assert "the command that starts the ranks is missing" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_runtime_needs_no_newer_python_than_it_says(tmp_path):
     """Of a node: 3.9 is RHEL 9's, 3.10 that of Ubuntu 22.04, which DGX OS 6 is. rank.py runs in NeMo's own."""
     pyright = Path(sys.executable).parent / "pyright"
