@@ -15,14 +15,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import held_out
 from condense import contradicts, has_images, read
 
 from superpod.errors import UserError
-from superpod.planner import columns, hardware, memory
+from superpod.planner import columns, memory
 from superpod.planner.hardware import GIB
 from superpod.planner.tables import published
 
-FACTS = published.Facts(hardware.load(Path(__file__).parent / "reference" / "hardware.toml"))
+FACTS = held_out.FACTS
 BOUNDS = {
     "dense Llama, B200": (0.01, 0.08, 48),
     "MoE, B200": (0.02, 0.08, 9),
@@ -117,15 +118,10 @@ def group(row: Mapping[str, str]) -> str:
     return f"other: {framework}" if row["mbs"] else "other: micro-batch not printed"
 
 
-def is_held_out(row: Mapping[str, str]) -> bool:
-    """Whether a configuration is one of the fifth that no constant was fitted on (held_out.py says which)."""
-    return row["held_out"] == "yes"
-
-
 def line(name: str, members: list[Result]) -> bool:
     """Print a group's line; whether it is past its bound."""
     errors = [result.error for result in members]
-    sides = [[e.error for e in members if is_held_out(e.row) is side] for side in (False, True)]
+    sides = [[e.error for e in members if held_out.is_held_out(e.row) is side] for side in (False, True)]
     fit, held = (f"{100 * float(np.mean(side)):6.2f} %" if side else "-" for side in sides)
     covered = sum(result.predicted is not None for result in members)
     mean, worst = float(np.mean(errors)), max(errors)

@@ -71,7 +71,7 @@ class Result:
     @property
     def held(self) -> bool:
         """Whether the row is in the hold-out."""
-        return is_held_out(self.row)
+        return held_out.is_held_out(self.row)
 
 
 def main(reference: Path) -> int:
@@ -139,11 +139,6 @@ def seconds(row: Mapping[str, str], job: PlannedJob) -> float | None:
         return float(row["step_time_s"])
     rate = float(row["tokens_per_s_per_gpu"] or 0)
     return job.tokens / (rate * job.gpus) if rate else None
-
-
-def is_held_out(row: Mapping[str, str]) -> bool:
-    """A fifth of the configurations, chosen by their hash (held_out.py says which)."""
-    return row["held_out"] == "yes"
 
 
 def is_scored(row: Mapping[str, str]) -> bool:

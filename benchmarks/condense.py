@@ -74,7 +74,7 @@ NANOTRON = "nanotron"
 def condense(row: Row, *, kind: str = "time") -> dict[str, str]:
     """A raw row in the columns of benchmarks/reference. `kind`: the table that it is of, of `held_out.BY`."""
     row = {key: (value or "").strip() for key, value in row.items()}
-    in_hold_out = "yes" if held_out.is_held_out(row, kind) else ""
+    drawn = "yes" if held_out.drawn(row, kind) else ""
     if NANOTRON in row.get("release", ""):
         return _of_job(row, published.job(row))
     if "in parentheses" in row.get("notes", "") and hardware.precision(row["precision"]) == "fp8":
@@ -95,7 +95,7 @@ def condense(row: Row, *, kind: str = "time") -> dict[str, str]:
     whole["recompute"] = known["recompute"] or whole["recompute"]
     if is_fsdp2(row):
         whole["fsdp"] = row.get("fsdp") or "1"
-    return {**whole, "held_out": in_hold_out}
+    return {**whole, "held_out": drawn}
 
 
 def has_images(row: Row) -> bool:

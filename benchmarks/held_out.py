@@ -30,7 +30,12 @@ scored."""
 DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp")
 
 
-def is_held_out(row: Row, kind: str) -> bool:
+def is_held_out(row: Row) -> bool:
+    """Whether a row of a condensed table is in the hold-out."""
+    return row["held_out"] == "yes"
+
+
+def drawn(row: Row, kind: str) -> bool:
     """Whether a raw row is of the fifth of the configurations that nothing is fitted on."""
     text = "|".join(row.get(key) or "" for key in BY[kind])
     return int(hashlib.sha256(text.encode()).hexdigest(), 16) % 5 == 0

@@ -23,23 +23,16 @@ def test_errors_stay_within_their_bounds(name, capsys):
 def test_a_hold_out_that_is_not_scored_is_no_success(tmp_path, capsys):
     """Rows that contradict themselves are scored no more: with all of them gone every mean is NaN, and none is bad."""
     for name in ("step_time", "memory"):
-        with (REFERENCE / f"{name}.csv").open(newline="") as file:
-            rows = [row for i, row in enumerate(csv.DictReader(file)) if row.get("release") != "vTrain" or i % 8 == 0]
-        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(
-                {**row, "gbs": "0"} if row["held_out"] and row.get("release") != "vTrain" else row for row in rows
-            )
+        rows = [row for i, row in enumerate(table(name)) if row.get("release") != "vTrain" or i % 8 == 0]
+        broken = [{**row, "gbs": "0"} if row["held_out"] and row.get("release") != "vTrain" else row for row in rows]
+        write(tmp_path / f"{name}.csv", broken)
     assert load("accuracy_time").main(tmp_path) == 1
     assert "nan%" in capsys.readouterr().out
 
 
 def test_no_fitted_row_has_a_twin_in_the_hold_out():
     held_out = load("held_out")
-    with (REFERENCE / "step_time.csv").open(newline="") as file:
-        sides = {}
-        rows = list(csv.DictReader(file))
+    sides, rows = {}, table("step_time")
     for row in rows:
         sides.setdefault(held_out.configuration(row), set()).add(row["held_out"])
     assert not [side for side in sides.values() if {"", "yes"} <= side]
@@ -48,8 +41,7 @@ def test_no_fitted_row_has_a_twin_in_the_hold_out():
 
 def test_a_configuration_is_the_same_in_every_spelling():
     held_out = load("held_out")
-    with (REFERENCE / "step_time.csv").open(newline="") as file:
-        row = next(row for row in csv.DictReader(file) if row["precision"] == "fp8-mx" and row["tp"] == "1")
+    row = next(row for row in table("step_time") if row["precision"] == "fp8-mx" and row["tp"] == "1")
     same = {**row, "precision": "mxfp8", "tp": "", "etp": "1", "release": "another"}
     assert held_out.configuration(same) == held_out.configuration(row)
     assert held_out.configuration({**row, "precision": "bf16"}) != held_out.configuration(row)
@@ -58,35 +50,22 @@ def test_a_configuration_is_the_same_in_every_spelling():
 @pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")
 @pytest.mark.parametrize("gone", [lambda row: row["release"] == "vTrain", lambda row: "MLPerf" in row["release"]])
 def test_a_group_that_is_gone_is_past_its_bound(gone, tmp_path):
-    with (REFERENCE / "step_time.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    with (tmp_path / "step_time.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(row for row in rows if not gone(row))
+    write(tmp_path / "step_time.csv", [row for row in table("step_time") if not gone(row)])
     assert load("accuracy_time").main(tmp_path) == 1
 
 
 def test_a_fitted_row_that_is_called_untuned_is_missed(tmp_path):
-    with (REFERENCE / "step_time.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table("step_time")
     worst = next(row for row in rows if row["release"].startswith("NeMo 25.11") and not row["held_out"])
     worst["notes"] += " not tuned"
-    with (tmp_path / "step_time.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write(tmp_path / "step_time.csv", rows)
     assert load("accuracy_time").main(tmp_path) == 1
 
 
 @pytest.mark.parametrize("gone", ["MLPerf", "Megatron-LM CI"])
 def test_a_group_of_memory_that_is_gone_is_past_its_bound(gone, tmp_path):
     memory = load("accuracy_memory")
-    rows = [row for row in memory.read(REFERENCE / "memory.csv") if gone not in memory.group(row)]
-    with (tmp_path / "memory.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write(tmp_path / "memory.csv", [row for row in table("memory") if gone not in memory.group(row)])
     shutil.copy(REFERENCE / "step_time.csv", tmp_path)
     assert memory.main(tmp_path) == 1
 
@@ -102,6 +81,18 @@ def test_no_measured_kernel_beats_the_peak_and_each_gpu_has_its_kinds():
     assert {gpu for gpu, *_ in ratios} == set(kernels.GPUS)
     assert all(len(times) == kernels.SAMPLED for times in ratios.values())
     assert min(map(min, ratios.values())) > 1
+
+
+def table(name: str) -> list[dict[str, str]]:
+    with (REFERENCE / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def load(name: str):
