@@ -52,12 +52,23 @@ def main() -> None:
         if end.code == INTERRUPTED:  # Typer turns KeyboardInterrupt into this exit and prints nothing
             leave_interrupted()
         raise
-    except BrokenPipeError:  # Python flushes stdout once more at exit; into /dev/null that cannot fail
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:
+        _drop_unwritten()
         sys.exit(1)
     except Exception as error:
-        sys.exit(_exit_code(error))
+        code = _exit_code(error)
+        _drop_unwritten()
+        sys.exit(code)
+
+
+def _drop_unwritten() -> None:
+    """Python flushes stdout once more at exit, which would end in code 120; into /dev/null that cannot fail."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 class Stopped(SystemExit):

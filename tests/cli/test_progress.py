@@ -45,7 +45,8 @@ def test_without_a_terminal_a_wait_is_lines_that_say_what_is_done(monkeypatch):
     assert shown(console) == lines, "nothing more once it is over"
 
 
-def test_on_a_terminal_a_wait_shows_seconds_and_leaves_nothing_behind():
+def test_on_a_terminal_a_wait_shows_seconds_and_leaves_nothing_behind(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")  # where it is `dumb`, rich draws no wait
     sink = io.StringIO()
     console = Console(file=sink, force_terminal=True, width=100)
     with waiting(console, "converting"):

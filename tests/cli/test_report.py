@@ -139,12 +139,16 @@ def test_what_cannot_be_reported_is_refused(recipes_cli, tmp_path, words, says):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_an_output_that_takes_nothing_is_named(tmp_path):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_takes_nothing_is_named(unbuffered, tmp_path):
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
         words = [sys.executable, "-m", "superpod.cli", "report", str(BRIDGE)]
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60)
+        streams = {"stdout": full, "stderr": subprocess.PIPE}
+        done = subprocess.run(words, **streams, text=True, cwd=tmp_path, timeout=60, env=environment)
     assert done.returncode == 1
     assert "No space left" in done.stderr
+    assert "Exception ignored" not in done.stderr
 
 
 def test_without_the_extras_only_what_needs_them_is_refused(tmp_path):
