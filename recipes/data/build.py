@@ -35,7 +35,7 @@ text) and "write" (documents)."""
 @dataclass(frozen=True)
 class Report:
     """A build's outcome. An earlier build had left `resumed` of the `shards`; `skipped` files are not UTF-8; `empty`
-    counts blank documents; `notes` are for the user to read."""
+    counts blank documents, `duplicates` those that repeat another; `notes` are for the user to read."""
 
     folder: DataFolder
     up_to_date: bool = False
@@ -43,6 +43,7 @@ class Report:
     resumed: int = 0
     skipped: list[str] = field(default_factory=list)
     empty: int = 0
+    duplicates: int = 0
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
 
@@ -90,7 +91,8 @@ def build(
             data_folder = phases.write(identity, files=len(sources), skipped=len(skipped))
     notes = phases.notes + _notes(skipped)
     seconds = time.monotonic() - started
-    return Report(data_folder, False, len(plan), phases.resumed, skipped, phases.empty, seconds, notes)
+    counts = len(plan), phases.resumed, skipped, phases.empty, phases.duplicates
+    return Report(data_folder, False, *counts, seconds, notes)
 
 
 @dataclass
@@ -105,6 +107,7 @@ class _Phases:
     note: Callable[[str], None]
     resumed: int = 0
     empty: int = 0
+    duplicates: int = 0
     notes: list[str] = field(default_factory=list)
 
     def write(self, identity: str, files: int, skipped: int) -> DataFolder:
@@ -116,23 +119,26 @@ class _Phases:
         left_out = self._left_out(shard_facts)
         if not filled:
             raise UserError(f"all {self.empty} documents are blank", "check --text and --json-key")
-        count = sum(shard.documents for shard in filled.values())
-        split = self.options.split_for(count)
-        check_parts(split, count, str(self.unfinished.folder))
-        merged = self.unfinished.work / PREFIX
-        sha256 = shards.merge(list(filled), merged, encoder.vocab, self.options.seed, self._phase("write"))
-        self.unfinished.publish([self._tokenizer_path(), Path(f"{merged}.bin"), Path(f"{merged}.idx"), *left_out])
+        merged = shards.distinct(list(filled), encoder.vocab)
+        self.duplicates = merged.duplicates
+        split = self.options.split_for(merged.documents)
+        left_over = f" ({merged.duplicates} duplicate documents left out)" if merged.duplicates else ""
+        check_parts(split, merged.documents, f"{self.unfinished.folder}{left_over}")
+        text = self.unfinished.work / PREFIX
+        sha256 = shards.merge(merged, text, encoder.vocab, self.options.seed, self._phase("write"))
+        self.unfinished.publish([self._tokenizer_path(), Path(f"{text}.bin"), Path(f"{text}.idx"), *left_out])
         data_folder = DataFolder(
             path=self.unfinished.folder,
             prefixes=(PREFIX,),
             tokenizer=self._tokenizer_path().name,
             vocab=encoder.vocab,
-            tokens=sum(shard.tokens for shard in filled.values()),
-            documents=count,
+            tokens=merged.tokens,
+            documents=merged.documents,
             split=split,
             sha256={PREFIX: sha256},
             source={
                 **{"identity": identity, "files": files, "skipped": skipped, "empty": self.empty},
+                "duplicates": self.duplicates,
                 **self.options.encoding(),
             },
         )

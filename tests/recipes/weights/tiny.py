@@ -66,13 +66,13 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 
 def sums(count: int) -> list[dict[str, object]]:
-    """Sums of two numbers below five, as prompts and, every third, as a chat."""
+    """Numbered sums of two numbers below five, no two alike, as prompts and, every third, as a chat."""
     import random
 
     rng, rows = random.Random(1), []
     for at in range(count):
         a, b = rng.randrange(5), rng.randrange(5)
-        question, answer = f"{NUMBERS[a]} and {NUMBERS[b]}", NUMBERS[a + b]
+        question, answer = f"{at}: {NUMBERS[a]} and {NUMBERS[b]}", NUMBERS[a + b]
         messages = [{"role": "user", "content": f"{question}?"}, {"role": "assistant", "content": answer}]
         rows.append({"prompt": f"{question} are", "completion": f" {answer}"} if at % 3 else {"messages": messages})
     return rows
