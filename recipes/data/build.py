@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from superpod.cpu_threads import usable_cores
 from superpod.errors import UserError
 from superpod.recipes.data import documents, paths, shards, tokenizer, worker_pool
 from superpod.recipes.data.build_options import BuildOptions
@@ -76,7 +77,7 @@ def build(
     unfinished = UnfinishedBuild(folder)
     unfinished.check_owner()
     files = documents.find(text, outside=folder)
-    with _explained_disk_errors(folder), worker_pool.workers(workers or _cores()) as run:
+    with _explained_disk_errors(folder), worker_pool.workers(workers or usable_cores()) as run:
         sources, skipped = _sources(run, files, strict, progress)
         identity = _identity(sources, options)
         if (folder / FILE).is_file():
@@ -270,14 +271,10 @@ def _shard_bytes(sources: list[documents.Source]) -> int:
     return min(max(sum(source.size for source in sources) // 64, 1 << 20), 1 << 26)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _check_workers(workers: int | None) -> None:
-    most = max(16, 4 * _cores())  # more only cost memory; a mistyped number could take the machine down
+    most = max(16, 4 * usable_cores())  # more only cost memory; a mistyped number could take the machine down
     if workers is not None and not 1 <= workers <= most:
-        message = f"--workers {paths.short(workers)} is outside 1..{most}, for {_cores()} cores here"
+        message = f"--workers {paths.short(workers)} is outside 1..{most}, for {usable_cores()} cores here"
         raise UserError(message, "leave it out for one per core")
 
 
