@@ -39,7 +39,12 @@ MOST_FORMS = 300_000
 _VOLATILE = re.compile(rb"xid|exit|signal|code|errno|status|http|client|rank|nan|loss|error", re.IGNORECASE)
 _DIGITS = b"0123456789"
 _NO_TEXT = bytes(code for code in (*range(1, 32), 127) if code not in b"\a\b\t\n\v\f\r\x1b")
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_ANSI = re.compile(
+    r"\x1b\[[0-9;?]*[ -/]*[@-~]"
+    r"|\[\d{1,3}(?:;\d{1,3}){0,4}m"  # a colour whose escape character was lost when the log was copied
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
+    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+)
 _TIME = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _STAMP = re.compile(
     r"\[?\d{4}[-/]\d\d[-/]\d\d[T_ ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?(?:\s(?:stderr|stdout) [FP])?\s?"
@@ -48,17 +53,30 @@ _RANKS = tuple(
     re.compile(pattern)
     for pattern in (
         r"\[(?:default|rank|trainer|Rank|RANK|rank:)[ _-]?(\d+)\](?::|\s-)?\s?",
-        r"\[\d+,(\d+)\]<std(?:out|err)>:\s?",
+        r"\[(?:prterun-\S+@)?\d+,(?:mpirank:)?(\d+)(?:,[\w.-]+)?\]<std(?:out|err|diag)>:\s?",  # Open MPI, SageMaker
         r"\[(\d+)\]:\s?",
         r"(?:rank|Rank|RANK)[ _:=]{0,2}(\d+)\s?[:|\]]\s",
         r"\((?:rank|Rank|RANK) (\d+)\)\s",
     )
 )
 _LABEL = re.compile(r" {0,5}(\d{1,5}): ?")
-_HOST = re.compile(
-    r"(?:[\w.-]+/\d+ (?=\[)|(?=[a-z.-]*\d)[a-z][a-z0-9.-]{1,60}: (?=\S)|(?:\d{1,3}\.){3}\d{1,3}: "
-    r"|\([\w ]*pid=\d+[^)]*\) )"
+_SOURCE_PREFIX = re.compile(
+    r"(?:[\w.-]+/\d+ (?=\[)"
+    r"|(?=[a-z.-]*\d)[a-z][a-z0-9.-]{1,60}: (?=\S)"  # pdsh, DeepSpeed: `worker-1: `
+    r"|(?:\d{1,3}\.){3}\d{1,3}: "
+    r"|\[pod/[^\]\s]+\] "  # kubectl logs --prefix
+    r"|[a-z][\w.-]*\d\s+\|\s(?=\S))"  # docker compose
 )
+"""The host, pod or service that a launcher puts before a line."""
+_PROCESS_PREFIX = re.compile(
+    r"\((?=(?:[^()]|\([^()]*\))*\b(?:pid|ip|rank)=)(?:[\w.:-]+(?:\([^()]*\))? ?)*[ ,]*(?:\w+=[^\s,()]+(?:, ?|\s)?)+\) ?"
+)
+"""Ray and frameworks on it: `(WorkerDict pid=8930, ip=10.0.0.1) `, `(worker6, rank=6, pid=8930) `."""
+_PROCESS_RANK = re.compile(r"\brank=(\d+)")
+_PROGRESS_BAR = re.compile(
+    r"^.{0,200}?\d{1,3}%\s?\|[^|]{0,400}\|\s*[\d.,]+\w?/[\d.,?]+\w?\s*[\[(][^\])]{0,300}[\])]:?\s*(?=\S)"
+)
+"""A progress bar of tqdm that another message continues on the same line."""
 _OWN_RANK = re.compile(
     r"\[(?:PG [^\]]*?|[^\]]{0,60} )?Rank (\d+)\]|^(?:\w*Error: )?Rank (\d+)\b|\bon rank (\d+)\b", re.IGNORECASE
 )
@@ -140,13 +158,21 @@ def _is_skipped(seen: int) -> bool:
 
 
 def _texts(line: bytes) -> list[str]:
-    """The parts of a line that a progress bar has written over each other; none of an empty line."""
+    """The messages of one line: progress bars overwrite one another, or share the line with a message."""
     if not line.strip():
         return []
     text = _decoded(line)
-    if "\r" not in text:
+    parts = [text] if "\r" not in text else [part for part in text.split("\r") if part.strip()][-200:]
+    return [piece for part in parts for piece in _without_progress_bar(part)]
+
+
+def _without_progress_bar(text: str) -> list[str]:
+    """A line as the progress bar at its beginning, if there is one, and the message that follows it."""
+    match = _PROGRESS_BAR.match(text)
+    if match is None:
         return [text]
-    return [part for part in text.split("\r") if part.strip()][-200:]
+    bar, message = text[: match.end()].rstrip(), text[match.end() :]
+    return [bar, *_without_progress_bar(message)]
 
 
 def _decoded(line: bytes) -> str:
@@ -187,7 +213,12 @@ def _stripped(text: str, labelled: bool) -> tuple[int | None, str]:
         for pattern in _RANKS:
             if match := pattern.match(text):
                 rank, text = int(match[1]), text[match.end() :]
-        if match := _HOST.match(text):
+        if match := _SOURCE_PREFIX.match(text):
+            text = text[match.end() :]
+        if match := _PROCESS_PREFIX.match(text):
+            named_rank = _PROCESS_RANK.search(match[0])
+            if named_rank:
+                rank = int(named_rank[1])
             text = text[match.end() :]
         if text == before:
             break
