@@ -15,6 +15,7 @@ _FIELDS = {
     "process": rf"this process has {_SIZE} memory in use",
     "allocated": rf"allocated memory {_SIZE} is allocated by PyTorch|; {_SIZE} already allocated",
     "unused": rf"and {_SIZE} is reserved by PyTorch but unallocated",
+    "private_pools": rf"with {_SIZE} allocated in private pools",
     "reserved": rf"{_SIZE} reserved in total by PyTorch",
 }
 GIB = 2**30
@@ -34,7 +35,11 @@ class OutOfMemory:
     unused: float
     """reserved by PyTorch, and not allocated"""
     others: float
-    """in use by other processes"""
+    """in use by other processes; 0 where the figures do not show it"""
+    others_are_named: bool = False
+    """whether the message lists the other processes; else their memory is what is left of the total"""
+    private_pools: float = 0.0
+    """allocated in the pools of CUDA graphs, whose unused part nothing else may use"""
 
     @property
     def short(self) -> float | None:
@@ -46,7 +51,7 @@ class OutOfMemory:
         """The cause's name: memory in pieces, taken by others, or simply too little."""
         if self.total and self.others > 0.3 * self.total:
             return "gpu_memory_taken"
-        if self.unused >= max(self.tried, 0.02 * (self.total or 0.0)):
+        if self.unused - self.private_pools >= max(self.tried, 0.02 * (self.total or 0.0)):
             return "gpu_memory_fragmented"
         return "gpu_out_of_memory"
 
@@ -79,22 +84,59 @@ def parse(text: str) -> OutOfMemory | None:
     unused = sizes["unused"]
     if unused is None and sizes["reserved"] is not None and allocated is not None:
         unused = sizes["reserved"] - allocated
-    own, processes = sizes["process"], _processes(text)
-    if own is None and processes and allocated is not None:  # it is named by its number, like others
-        taken = allocated + (unused or 0.0)
-        own = next((size for size in processes if taken <= size <= taken + OWN_BYTES), None)
-        processes = [size for size in processes if size != own]
-    if own is None and allocated is not None:
-        own = allocated + (unused or 0.0) + 1.5 * GIB  # the context, cuBLAS and NCCL take about so much
-    others = sum(processes)
-    if not others and None not in (total, free, own):
-        others = max((total or 0.0) - (free or 0.0) - (own or 0.0), 0.0)
+    named = _processes(text)
+    others = _used_by_others(total, free, allocated, unused or 0.0, sizes["process"], named)
     gpu = re.search(r"\bGPU (\d+)", text)
-    return OutOfMemory(int(gpu[1]) if gpu else None, tried, total, free, allocated, unused or 0.0, others)
+    private_pools = sizes["private_pools"] or 0.0
+    return OutOfMemory(
+        int(gpu[1]) if gpu else None,
+        tried,
+        total,
+        free,
+        allocated,
+        unused or 0.0,
+        others,
+        others_are_named=bool(others and named),
+        private_pools=private_pools,
+    )
+
+
+def _used_by_others(
+    total: float | None,
+    free: float | None,
+    allocated: float | None,
+    unused: float,
+    this_process: float | None,
+    named_processes: list[float],
+) -> float:
+    """Bytes that other processes hold; 0 unless the figures are consistent and show it.
+
+    A container or a virtual machine prints 0 or an impossible size for a process, and gives this process a number of
+    its own: a figure counts only where it is at least what PyTorch holds and at most what the GPU has.
+    """
+    if allocated is None:
+        return 0.0
+    reserved = allocated + unused
+    if this_process is None:
+        this_process = next((size for size in named_processes if reserved <= size <= reserved + OWN_BYTES), None)
+        if named_processes and this_process is None:
+            return 0.0
+        if this_process is not None:
+            named_processes = [size for size in named_processes if size != this_process]
+    if this_process is None:
+        this_process = reserved + 1.5 * GIB  # the CUDA context, cuBLAS and NCCL take about so much
+    if total is None or not 0.95 * reserved <= this_process <= 1.05 * total:
+        return 0.0
+    if named_processes:
+        named = sum(named_processes)
+        return named if named <= total else 0.0
+    if free is None:
+        return 0.0
+    return max(total - free - this_process, 0.0)
 
 
 def _processes(text: str) -> list[float]:
-    """Bytes of the processes that a message names."""
+    """Bytes of the processes that a message names by their number."""
     sizes = re.findall(rf"Process \d+ has {_SIZE} memory in use", text)
     return [float(number) * _UNITS.get(unit.upper(), 1.0) for number, unit in sizes]
 
