@@ -14,7 +14,7 @@ from superpod.errors import readable
 
 if TYPE_CHECKING:
     from superpod.lifecycle.why import Answer
-    from superpod.node.verdict import Evidence, Finding
+    from superpod.node.verdict import Evidence, Finding, Verdict
 
 SUBJECTS = "Runs, log files or folders of logs, of any launcher, packed too; `last` is the newest run."
 
@@ -48,17 +48,8 @@ def _print(answer: Answer) -> None:
     _say(f"{answer.subject}{where}")
     if verdict.root:
         _print_root(verdict.root, verdict.state)
-    elif verdict.first_error:
-        _say("unknown  it failed, and no cause is known; the first error of the rank that failed first:")
-        _print_evidence(verdict.first_error)
-        _say("next     look at the lines above it: an error that should be known is worth an issue with this log")
-    elif verdict.state == "unknown" and verdict.words:
-        _say(f"unknown  {verdict.words}")
-        _say("next     name a log with lines: of the ranks, of srun, or the run's folder")
-    elif verdict.state == "unknown":
-        _say("unknown  it failed, and its logs name no error")
     else:
-        _say(f"healthy  {verdict.words}")
+        _print_without_root(verdict)
     for finding in verdict.follows:
         _say(f"follows  {finding.name}{_of_ranks(finding)}: {finding.means}")
         for evidence in finding.evidence[:1]:
@@ -69,6 +60,24 @@ def _print(answer: Answer) -> None:
             _print_evidence(evidence)
     for note in verdict.notes:
         _say(f"note     {note}")
+
+
+def _print_without_root(verdict: Verdict) -> None:
+    from superpod.node.verdict import NO_FAILURE
+
+    if verdict.first_error:
+        _say("unknown  it failed, and no cause is known; the first error of the rank that failed first:")
+        _print_evidence(verdict.first_error)
+        _say("next     look at the lines above it: an error that should be known is worth an issue with this log")
+    elif verdict.state == "unknown" and verdict.words:
+        _say(f"unknown  {verdict.words}")
+        _say("next     name a log with lines: of the ranks, of srun, or the run's folder")
+    elif verdict.state == "unknown":
+        _say("unknown  it failed, and its logs name no error")
+    elif verdict.state == NO_FAILURE:
+        _say(f"no failure found  {verdict.words}; the end of the training is not in the log")
+    else:
+        _say(f"healthy  {verdict.words}")
 
 
 def _print_root(root: Finding, state: str) -> None:

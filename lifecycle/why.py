@@ -14,7 +14,7 @@ from superpod.node import diagnose, oom
 from superpod.node.flight_recorder import is_dump
 from superpod.node.log_lines import is_text
 from superpod.node.run_folder import Attempt, RunFolder
-from superpod.node.verdict import FAILED, HEALTHY, Finding, Verdict
+from superpod.node.verdict import FAILED, HEALTHY, NO_FAILURE, Finding, Verdict
 
 LOG_NAMES = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".gz", ".xz", ".bz2")
 MOST_FILES = 20_000
@@ -98,13 +98,18 @@ def of_run(run: RunFolder, attempt: str = "") -> Answer:
         raise UserError(f"{run.path} has no attempt {attempt}", f"it has {', '.join(names) or 'none yet'}")
     if not attempts:
         outputs = [path for path in sorted(run.path.glob("slurm-*.out")) if os.path.getsize(path)]
-        verdict = diagnose.verdict_of_files(outputs, run.path) if outputs else Verdict(HEALTHY, words="no attempt yet")
+        verdict = (
+            diagnose.verdict_of_files(outputs, run.path) if outputs else Verdict(NO_FAILURE, words="no attempt yet")
+        )
         return Answer(str(run.path), verdict)
     chosen = attempts[names.index(attempt.zfill(3))] if attempt else attempts[-1]
     verdict = diagnose.verdict(run, chosen)
     if run.done and chosen is attempts[-1]:
-        verdict = replace(verdict, words=f"the run is done; {verdict.words}" if verdict.words else "the run is done")
-    elif verdict.state == HEALTHY and (state := run.status()).state in ("failed", "stalled", "cancelled"):
+        state = HEALTHY if verdict.state == NO_FAILURE else verdict.state
+        verdict = replace(
+            verdict, state=state, words=f"the run is done; {verdict.words}" if verdict.words else "the run is done"
+        )
+    elif verdict.state in (HEALTHY, NO_FAILURE) and (state := run.status()).state in ("failed", "stalled", "cancelled"):
         verdict = replace(verdict, words=f"its logs name no cause; the run is {state.state}: {state.message}")
     verdict = replace(verdict, notes=(*verdict.notes, *_earlier(attempts, chosen)))
     verdict = _of_its_launcher(verdict, run, chosen)

@@ -20,7 +20,7 @@ from superpod.node.causes import BY_NAME, CERTAIN, CONFIDENCE
 from superpod.node.files import JsonObject, refuse_special
 from superpod.node.redaction import redact_text
 from superpod.node.stall import of_ranks
-from superpod.node.verdict import FAILED, HEALTHY, UNKNOWN, Evidence, Finding, Verdict, shown_path
+from superpod.node.verdict import FAILED, HEALTHY, NO_FAILURE, UNKNOWN, Evidence, Finding, Verdict, shown_path
 
 MOST_BYTES = 256 << 20
 _NAME = re.compile(r"(?:trace|dump|fr|flight)[\w.]*?_?(?:rank)?_?(\d+)(?:\.(?:pkl|pickle|json))?$", re.IGNORECASE)
@@ -92,7 +92,7 @@ def added(verdict: Verdict, paths: Sequence[Path], base: Path | None) -> Verdict
     finding = explain(dumps, base) if dumps else None
     if finding is None:
         return verdict
-    if verdict.state in (HEALTHY, UNKNOWN) or (
+    if verdict.state in (HEALTHY, NO_FAILURE, UNKNOWN) or (
         verdict.root and verdict.root.name in ("nccl_timeout", "hang", finding.name)
     ):
         root = finding

@@ -16,6 +16,12 @@ from superpod.node.losses import Series
 MOST_EVENTS = 60
 """Events of one cause and rank that are kept: the first ones, and the last."""
 
+MOST_FRAMES = 30
+"""Frames of a traceback that are kept, the innermost ones."""
+
+LAST_LINES = 5
+"""Lines at the end of a log in which an error that no cause explains, or a cause named in passing, counts."""
+
 PASSING = 0
 """How sure a line is that names a cause in passing and calls itself no error."""
 
@@ -48,13 +54,24 @@ _FINISHED = re.compile(
     r"`Trainer\.fit` stopped: `max_|\[after training is done\]|^\[?exiting program at iteration"
     r"|[Tt]raining (?:is )?(?:completed|finished|complete|done)\b"
     r"|'train_runtime'|[Tt]raining run finished|^training done|reached (?:the )?max_steps|\bdone: \S+ at step \d+"
+    r"|\bexit(?:ed)?(?: with)?(?: exit)?[ _]code:? 0\b"
 )
+_OF_STEPS = re.compile(r"\b(?:iteration|step|Step)[:= ]+(\d+)\s*/\s*(\d+)\b")
+"""The step of a line and the number of steps in all: the last step is the end of the training."""
 _SAYS_ERROR = re.compile(
     r"Error response from|(?:^|[\s\[(:|])(?:ERROR|Error|error|FATAL|Fatal|fatal|CRITICAL|Critical|E|F)"
     r"(?:[:\]|]|\s-|\s\d|\d{3}|[ ](?=[A-Z\[]))"
 )
 """A line that calls itself an error, which is more than naming one."""
-_SOURCE = re.compile(r'^\s*File "(.*)", line \d+|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
+_LOGGER_PREFIX = re.compile(
+    r"^(?:\[[^\[\]]{1,80}\]:?\s*"
+    r"|\d{4}-\d\d-\d\d[ T][\d:,.]+\s*"
+    r"|(?:CRITICAL|FATAL|ERROR|Error|ERR)\b(?!:)[\s|-]+"
+    r"|(?:CRITICAL|FATAL|ERROR):\s+(?=[A-Z][\w.]*(?:Error|Exception)\b|Traceback)"
+    r"|[-|]\s+|[\w./]+\.\w+:\d+\s*[:|-]?\s+)+(?=\S)"
+)
+"""Time, level, module and line that a logger puts before a message."""
+_SOURCE = re.compile(r'^\s*File "(.*)", line \d+(?:, in (\S+))?|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
 _CONTINUES = 14
 """Lines after an error's that may belong to its message."""
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\)")
@@ -110,11 +127,24 @@ class LogEvents:
     _in_block: bool = False
     _frame: str = ""
     """the file of the newest frame of a traceback"""
+    _frames: list[str] = field(default_factory=list)
+    """the newest frames of the traceback that is being read, each as `file function`"""
     _skip: int = -1
     """the number of a line of source in a traceback, which is no message"""
     _errors: dict[int | None, int] = field(default_factory=dict)
     """by rank, the line of its newest error"""
     _block_rank: int | None = None
+
+    _error_line: LogLine | None = None
+    """the newest line that calls itself an error"""
+
+    @property
+    def error_at_end(self) -> LogLine | None:
+        """A line among the last ones that calls itself an error, where no end of the training is known."""
+        error = self._error_line
+        if error is None or self.last is None or self.finished or error.number < self.last.number - LAST_LINES:
+            return None
+        return error
 
     def look(self, line: LogLine) -> bool:
         """Take a line; whether it tells anything."""
@@ -124,10 +154,15 @@ class LogEvents:
             return False
         if frame := _SOURCE.match(text):
             self._skip, self._frame = line.number + 1, frame[1] or ""
+            self._frames = [*self._frames[-MOST_FRAMES:], f"{frame[1]} {frame[2]}"]
             return True
+        if "Traceback (most recent call last)" in text:
+            self._frames, self._error_line = [], line
         if line.number == self._skip and text.startswith("    "):
             return True
         self.last = line
+        if (steps := _OF_STEPS.search(text)) and steps[1] == steps[2]:
+            self.finished = line
         if _error(line, self._ends_traceback(line)) is None and self.series.take(line):
             return True
         if _FINISHED.search(text) and _level(text) != "warning":
@@ -169,12 +204,17 @@ class LogEvents:
             self._errors[line.rank] = line.number
         says = "NCCL WARN" in text or "Assertion `" in text or bool(_SAYS_ERROR.search(text))
         strong = is_error or (not level and (says or self._continues(line)))
+        names_error = error is not None and not error.partition(":")[0].endswith(_NO_ERRORS)
+        if names_error or (says and not level):
+            self._error_line = line
+        frames = "\n".join(self._frames) if is_error else ""
         telling = False
         for cause, sign in _candidates(lowered):
-            if (level and not sign.any_level and not is_error) or not sign.matches(text, lowered):
+            if not sign.matches(text, lowered, frames):
                 continue
             telling = True
-            if strong or sign.any_level or cause.depth != PROGRAM:
+            is_passing = bool(level) and not sign.any_level and not is_error
+            if not is_passing and (strong or sign.any_level or cause.depth != PROGRAM):
                 self._add(cause.name, sign.sure, sign.alone, line, strong)
             else:  # named in passing: `Cannot import zarr ... ModuleNotFoundError`, and the run goes on
                 self._add(cause.name, PASSING, False, line, False)
@@ -251,7 +291,7 @@ def _error(line: LogLine, ends_traceback: bool = False) -> str | None:
 
     Anywhere else than behind the frames of a traceback, only names that end like errors' are taken for one.
     """
-    text = line.text.strip(" │|")
+    text = _LOGGER_PREFIX.sub("", line.text.strip(" │|"))
     if match := ERROR.match(text) or (_NAME.match(line.text) if ends_traceback else None):
         name, message = match[1], (match[2] or "").strip()
         if not message and " " in line.before.strip() and line.before[:1] in " \t[0123456789":

@@ -38,6 +38,11 @@ _DATA_TIME = re.compile(
     r"(?:batch-generator \.*: \([\d.]+, |data[_ ](?:loading[_ ])?time(?:_s)?(?: \(ms\))?['\"]?[:=]\s*)([\d.]+)"
 )
 
+_OVERFLOW_AT_MINIMUM = re.compile(r"OVERFLOW.*[Aa]ttempted loss scale: ([\d.e+-]+), reducing to \1\s*$")
+"""DeepSpeed skips a step, and cannot lower the loss scale any further."""
+MOST_OVERFLOWS = 3
+"""Overflows at the minimum in a row from which on the training learns nothing."""
+
 WINDOW = 20
 LEAST = 8
 """Losses that are compared with; fewer tell nothing."""
@@ -81,6 +86,9 @@ class Series:
     bad: int = 0
     """steps in a row, up to the last one, whose loss is not a number"""
     bad_grads: int = 0
+    overflows: int = 0
+    """steps in a row, up to the last one, that were skipped at the minimum of the loss scale"""
+    last_overflow: LogLine | None = None
     waiting: list[tuple[float, LogLine]] = field(default_factory=list)
     """share of each step spent in waiting for data"""
     step_s: float = 0.0
@@ -91,6 +99,10 @@ class Series:
     def take(self, line: LogLine) -> bool:
         """Note what a line says of a step; whether it is of one."""
         self._take_waiting(line)
+        if _OVERFLOW_AT_MINIMUM.search(line.text):
+            self.overflows += 1
+            self.last_overflow = line
+            return True
         step, loss = _step_of(line.text), _number(_LOSS.search(line.text))
         if step is None and loss is not None and line.text.lstrip().startswith("{'loss'"):
             step = self.highest + 1  # of Hugging Face's trainer: its progress bar has the step
@@ -112,6 +124,7 @@ class Series:
         if point.loss is None:
             return
         if math.isfinite(point.loss):
+            self.overflows = 0
             self.bad, self.first_bad = 0, None
             self.points.append(point)
             if len(self.points) > MOST:
@@ -136,7 +149,11 @@ class Series:
 
     def remarks(self) -> list[Remark]:
         """What the numbers tell, the gravest first."""
-        return [remark for remark in (self._bad(), *_spike_or_rise(self.points), self._waiting()) if remark]
+        return [
+            remark
+            for remark in (self._bad(), self._overflow(), *_spike_or_rise(self.points), self._waiting())
+            if remark
+        ]
 
     def _bad(self) -> Remark | None:
         if self.first_bad and self.bad >= 1:
@@ -152,6 +169,12 @@ class Series:
                 last.line,
             )
         return None
+
+    def _overflow(self) -> Remark | None:
+        if self.last_overflow is None or self.overflows < MOST_OVERFLOWS:
+            return None
+        message = f"the last {self.overflows} steps were skipped: gradients overflow at the minimum of the loss scale"
+        return Remark("fp16_overflow", message, self.last_overflow)
 
     def _waiting(self) -> Remark | None:
         shares = [share for share, _ in self.waiting]

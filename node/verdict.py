@@ -14,21 +14,38 @@ from typing import Callable
 
 from superpod.node import oom
 from superpod.node.causes import BY_NAME, CERTAIN, CONFIDENCE, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause
-from superpod.node.log_events import ERROR_OF_PROGRAM, PASSING, Event, LogEvents, step_end, task_end, task_words
+from superpod.node.log_events import (
+    ERROR_OF_PROGRAM,
+    LAST_LINES,
+    PASSING,
+    Event,
+    LogEvents,
+    step_end,
+    task_end,
+    task_words,
+)
 from superpod.node.log_lines import LogLine
 from superpod.node.losses import Remark
 from superpod.node.redaction import redact_after, redact_text
 
-HEALTHY, FAILED, SUSPECT, UNKNOWN = "healthy", "failed", "suspect", "unknown"
-"""Nothing is wrong; a cause is named; it goes on or is done, but its numbers are wrong; it failed, nobody knows why."""
+HEALTHY = "healthy"
+"""The training reached its end."""
+NO_FAILURE = "no_failure_found"
+"""No line shows a failure, and none shows the end of the training: it may still run, or the log is cut off."""
+FAILED = "failed"
+"""It failed, and the cause is named."""
+SUSPECT = "suspect"
+"""It continues or is done, but its losses or step times are wrong."""
+UNKNOWN = "unknown"
+"""It failed, and no cause is known."""
 
 SLACK_S = 20.0
 """Seconds by which one line must be older than another before it cannot follow from it: ranks' clocks and buffers."""
 _HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subsequent) heartbeat\. ?Waited ([\d.]+)")
 _ANNOUNCED = ("node_failed", "time_limit", "preempted", "cancelled", "terminal_closed")
 """What ends a run from outside, and is announced before what follows from it."""
-LAST_WORDS = 5
-"""Lines at the end of a log in which a cause that is only named counts."""
+INFERRED_FROM_FIGURES = ("gpu_memory_taken", "gpu_memory_fragmented")
+"""Causes that follow from the figures of an out-of-memory message: likely, unless other processes are listed."""
 SHOWN = 3
 """Evidence lines of a cause."""
 LONGEST = 400
@@ -116,34 +133,46 @@ def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | No
     """
     groups = _groups(logs)
     remarks = [(remark, log) for log in logs for remark in log.series.remarks()]
-    broke = any(log.failed and not log.finished for log in logs) or any(
+    broke = any((log.failed or log.error_at_end) and not log.finished for log in logs) or any(
         event.alone for group in groups for event in group.events
     )
+    weak: list[_Group] = []
     if failed is False:
         groups, broke = [], False
     elif not (broke or failed):
+        weak = [group for group in groups if group.cause and _is_named_at_end(group, logs)]
         groups = []
     suspects = _unique(_remark_finding(remark, base) for remark, _ in remarks)
     lasting = {remark.cause for remark, _ in remarks if remark.lasts}
     if not broke and not failed:
-        return _of_the_going(suspects, lasting, logs)
+        return _without_failure(suspects, lasting, weak, logs, done=failed is False)
     return _of_the_failed(groups, suspects, logs, base)
 
 
-def _of_the_going(suspects: list[Finding], lasting: set[str], logs: Sequence[LogEvents]) -> Verdict:
+def _without_failure(
+    suspects: list[Finding], lasting: set[str], weak: Sequence[_Group], logs: Sequence[LogEvents], done: bool
+) -> Verdict:
+    """The verdict where nothing shows a failure.
+
+    Args:
+        suspects: what the losses and step times show.
+        lasting: the causes among these that hold to the end.
+        weak: causes named by the last lines of a log, none of which says that the run failed.
+        logs: all logs of the run.
+        done: the run is known to have reached its end.
+    """
     if suspects:
         suspects.sort(key=lambda finding: finding.name not in lasting)
         return Verdict(SUSPECT, suspects[0], others=tuple(suspects[1:]))
     finished = next((log.finished for log in logs if log.finished), None)
-    steps = max((log.series.highest for log in logs), default=-1)
-    words = (
-        finished.text.strip()[:120]
-        if finished
-        else f"its last step is {steps}"
-        if steps >= 0
-        else "it tells of no error"
-    )
-    return Verdict(HEALTHY, words=redact_text(words))
+    if finished:
+        return Verdict(HEALTHY, words=redact_text(finished.text.strip()[:120]))
+    if weak and not done:
+        deepest = max(weak, key=lambda group: group.depth)
+        return Verdict(SUSPECT, replace(_finding(deepest, None), confidence=CONFIDENCE[HINT]))
+    last_step = max((log.series.highest for log in logs), default=-1)
+    reached = f"its last step is {last_step}" if last_step >= 0 else "it reports no error and no step"
+    return Verdict(HEALTHY if done else NO_FAILURE, words=reached)
 
 
 def _of_the_failed(
@@ -153,7 +182,7 @@ def _of_the_failed(
     roots = [group for group in groups if not any(_explains(other, group) for other in groups)]
     roots.sort(key=lambda group: _rank_of_root(group, logs))
     named = [finding for finding in suspects if finding.name == "loss_is_nan"]
-    if not roots or roots[0].name == ERROR_OF_PROGRAM or roots[0].sure <= PASSING:
+    if not roots or roots[0].name == ERROR_OF_PROGRAM:
         rest = [_finding(group, base) for group in groups if group.cause]
         if named:
             return Verdict(FAILED, named[0], tuple(rest), tuple(f for f in suspects if f is not named[0]))
@@ -162,6 +191,9 @@ def _of_the_failed(
     root = roots[0]
     finding = _finding(root, base)
     others = [group for group in roots[1:] if group.cause and group.depth >= ENDING]
+    has_rival = any(group.depth > ECHO and group.sure >= LIKELY for group in roots[1:])
+    if has_rival and finding.confidence == CONFIDENCE[CERTAIN]:
+        finding = replace(finding, confidence=CONFIDENCE[LIKELY])
     follows = [group for group in groups if group.cause and group is not root and group not in others]
     shown = [_finding(group, base) for group in follows]
     known = {finding.name, *(f.name for f in shown)}
@@ -208,9 +240,19 @@ def _is_echo(event: Event) -> bool:
     return event.cause in BY_NAME and BY_NAME[event.cause].depth <= ECHO
 
 
+def _is_named_at_end(group: _Group, logs: Sequence[LogEvents]) -> bool:
+    """Whether one of the last lines of a log names the cause; in passing only the very last one counts."""
+    last = {log.path: log.last.number for log in logs if log.last}
+    for event in group.events:
+        first_counted = last.get(event.line.path, 0) - (LAST_LINES if event.sure > PASSING else 0)
+        if event.line.number >= first_counted:
+            return True
+    return False
+
+
 def _is_far(event: Event, log: LogEvents) -> bool:
     """Whether a cause is only named in passing, and not in the last words of its log."""
-    return event.sure <= PASSING and (log.last is None or event.line.number < log.last.number - LAST_WORDS)
+    return event.sure <= PASSING and (log.last is None or event.line.number < log.last.number - LAST_LINES)
 
 
 def _exact(event: Event) -> str:
@@ -286,6 +328,8 @@ def _finding(group: _Group, base: Path | None) -> Finding:
     detail = next((words for e in events if (words := _figures(e))), "") or _hung(events)
     ranks = tuple(sorted({e.rank for e in events if e.rank is not None}))
     sure = group.sure
+    if group.name in INFERRED_FROM_FIGURES and not _shows_other_processes(group):
+        sure = min(sure, LIKELY)
     if len({e.line.text for e in events}) > 1 and sure == HINT:
         sure = LIKELY
     shown = _distinct(events)[:SHOWN]
@@ -298,6 +342,12 @@ def _finding(group: _Group, base: Path | None) -> Finding:
         tuple(evidence(e.line, base, e.rank) for e in shown),
         detail,
     )
+
+
+def _shows_other_processes(group: _Group) -> bool:
+    """Whether an out-of-memory message lists the processes that hold the memory."""
+    figures = [oom.parse(event.line.text) for event in group.events]
+    return any(figure and figure.others_are_named for figure in figures)
 
 
 def _figures(event: Event) -> str:

@@ -12,7 +12,7 @@ CAUSES = (
         "`recipes ckpt verify RUN` names the files; resuming takes the newest whole checkpoint by itself",
         (
             Sign("pytorchstreamreader failed"),
-            Sign("failed finding central directory"),
+            Sign("failed finding central directory", sure=LIKELY),
             Sign("invalid header or archive is corrupted"),
             Sign("safetensorerror", r"(incomplete|header|invalid|too (large|small)|metadata)"),
             Sign("incompletemetadata"),
@@ -54,9 +54,10 @@ CAUSES = (
         "resume with the layout that saved it (`recipes ckpt list RUN`), or save with "
         "trainer.strategy.ckpt_optim_fully_reshardable=True to change TP or PP between attempts",
         (
-            Sign("from model not in state dict"),
+            # Optimizer states of experts are stored in a shape that depends on TP and EP.
+            Sign("global shape mismatch", r"\bkey optimizer\.", LIKELY),
+            Sign("from model not in state dict", sure=LIKELY),
             Sign("optimizer.", r"(KeyError|not in|Missing key).*optimizer\.(distributed|state)", LIKELY),
-            Sign("global shape mismatch"),
             Sign(
                 "parallel_size", r"(value )?(from|of|in) (the )?checkpoint.*(is )?(not equal|!=|differ|does not match)"
             ),
@@ -69,13 +70,14 @@ CAUSES = (
             Sign(
                 "world size",
                 r"checkpoint.*world.?size.*(differ|mismatch|not equal|does not match|but)|different world size",
+                sure=LIKELY,
             ),
             Sign("(tp, pp)", r"mismatch"),
             Sign("of another tp or pp"),
             Sign("cannot be loaded under"),
-            Sign("zero checkpoint", r"world.?size|dp"),
-            Sign("dp world size", r"automatic adjustment of ZeRO|cannot|not support"),
-            Sign("mp_rank_", r"(No such file|not found|Errno 2)"),
+            Sign("zero checkpoint", r"world.?size|dp", sure=LIKELY),
+            Sign("dp world size", r"automatic adjustment of ZeRO|cannot|not support", sure=LIKELY),
+            Sign("mp_rank_", r"(No such file|not found|Errno 2)", sure=LIKELY),
             Sign("invalid access pattern", sure=LIKELY),
             Sign("flattened ranges dont cover", sure=LIKELY),
             Sign("expected_shape", r"does not match|mismatch", LIKELY),
@@ -89,10 +91,12 @@ CAUSES = (
         "own "
         "size; an adapter loads with its base",
         (
-            Sign("size mismatch for"),
-            Sign("error(s) in loading state_dict"),
-            Sign("missing key(s) in state_dict"),
-            Sign("unexpected key(s) in state_dict"),
+            Sign("size mismatch for", sure=LIKELY),
+            # The global shape of a weight does not depend on the layout, except for padding to a multiple of TP.
+            Sign("global shape mismatch", r"mismatch(?!.*\bkey optimizer\.)", LIKELY),
+            Sign("error(s) in loading state_dict", sure=LIKELY),
+            Sign("missing key(s) in state_dict", sure=LIKELY),
+            Sign("unexpected key(s) in state_dict", sure=LIKELY),
             Sign("missing key in checkpoint state_dict"),
             Sign("checkpoint", r"value from checkpoint \(.*\) is not equal to the input argument value"),
             Sign("argument value", r"value from checkpoint"),
@@ -160,7 +164,7 @@ CAUSES = (
                 LIKELY,
             ),
             Sign("async", r"(asynchronous|async)\w* (checkpoint|save).*(fail|error|died|exit)", LIKELY),
-            Sign("pytorchstreamwriter failed"),
+            Sign("pytorchstreamwriter failed", sure=LIKELY),
             Sign("inline_container.cc", r"(unexpected pos|write)", LIKELY),
             Sign("iostream error", sure=LIKELY),
             Sign("error while serializing"),
@@ -184,8 +188,8 @@ CAUSES = (
         "the data "
         "anew, or build the model with that vocabulary",
         (
-            Sign("index out of range in self"),
-            Sign("srcindex < srcselectdimsize"),
+            Sign("index out of range in self", sure=LIKELY),
+            Sign("srcindex < srcselectdimsize", sure=LIKELY),
             Sign("index out of bounds", r"(Assertion|Indexing|IndexKernel|ScatterGather|vectorized_gather)", LIKELY),
             Sign("t >= 0 && t < n_classes"),
             Sign(
@@ -275,8 +279,9 @@ CAUSES = (
         "look at the file of the message; `recipes data build` makes it anew and names a row that it cannot read",
         (
             Sign("bad header", r"cannot read|idx|index|indexed"),
+            Sign("index file", r"(does ?n[o']t|not) match (the )?expected format", LIKELY),
             Sign("indexheader", sure=LIKELY),
-            Sign("jsondecodeerror"),
+            Sign("jsondecodeerror", sure=LIKELY),
             Sign(
                 "json",
                 r"(Expecting (value|property name|',' delimiter|':' delimiter)|Unterminated string|Extra data"

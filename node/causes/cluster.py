@@ -213,7 +213,7 @@ CAUSES = (
             Sign("requested time limit is invalid"),
             Sign("unable to confirm allocation"),
             Sign("job/step already completing", sure=HINT),
-            Sign("unable to contact slurm controller"),
+            Sign("unable to contact slurm controller", sure=LIKELY),
             Sign("slurm_", r"Slurm (temporarily )?(unable|cannot|backup)|Unable to contact slurm", LIKELY),
             Sign("invalid job id specified", sure=LIKELY),
             Sign("unrecognized option", r"(srun|sbatch)"),

@@ -13,13 +13,20 @@ CAUSES = (
         "and "
         "image caches count), then resume",
         (
-            Sign("no space left on device"),
-            Sign("enospc"),
-            Sign("[errno 28]"),
-            Sign("disk", r"the disk (under .* )?is full|disk full|not enough (free )?(disk )?space|out of disk space"),
+            Sign("no space left on device", r"device:? '?/(?!dev/shm)"),
+            Sign("no space left on device", sure=LIKELY),  # of an unnamed file: a disk, or /dev/shm
+            Sign("enospc", sure=LIKELY),
+            Sign("file write failed", r"PytorchStreamWriter failed writing", LIKELY),
+            Sign("[errno 28]", sure=LIKELY),
+            Sign(
+                "disk",
+                r"the disk (under .* )?is full|disk full|not enough (free )?(disk )?space|out of disk space",
+                sure=LIKELY,
+            ),
             Sign("write failed because no space left"),
             Sign("are free under", r"a checkpoint takes"),
         ),
+        follows=("shared_memory_full",),
     ),
     Cause(
         "quota",

@@ -263,7 +263,13 @@ CAUSES = (
             Sign("node failure on"),
             Sign("nodes are not responding", any_level=True, sure=LIKELY),
             Sign("zero bytes were transmitted or received", sure=LIKELY),
-            Sign("node", r"srun: error: Node failure|Node \S+ (has failed|is down|not responding)", LIKELY, True, True),
+            Sign(
+                "node",
+                r"srun: error: Node failure|Node \S+ (has failed(?! to)|is down|not responding)",
+                LIKELY,
+                True,
+                True,
+            ),
             Sign("kernel panic"),
             Sign("soft lockup", any_level=True, sure=LIKELY),
             Sign("lost connection to node", sure=LIKELY),
@@ -280,6 +286,7 @@ CAUSES = (
         (
             Sign("segmentation fault"),
             Sign("sigsegv"),
+            Sign("caught signal 11", any_level=True),
             Sign("exitcode", r"exitcode\s*[:=]\s*-(11|4|7|8)\b"),
             Sign("bus error", r"(tasks? [\d,-]+: Bus error|^Bus error|Fatal Python error: Bus error|\(SIGBUS\))"),
             Sign("illegal instruction", r"tasks? [\d,-]+: Illegal instruction|^Illegal instruction|SIGILL"),

@@ -55,7 +55,7 @@ CAUSES = (
             Sign("cannot allocate memory", r"Errno 12\]|fork: |mmap|OSError", LIKELY),
             Sign("memoryerror", r"(^|\s)(numpy\S*\.)?_?(Array)?MemoryError\b"),
             Sign("std::bad_alloc", sure=LIKELY),
-            Sign("unable to allocate", r"Unable to allocate [\d.]+ .iB for an array"),
+            Sign("unable to allocate", r"Unable to allocate [\d.]+ .iB for an array", sure=LIKELY),
             Sign("dataloader worker", r"is killed by signal: Killed", LIKELY),
             Sign("raylet", r"OutOfMemory|low on memory", LIKELY),
         ),
@@ -70,12 +70,22 @@ CAUSES = (
             Sign("insufficient shared memory"),
             Sign("out of shared memory"),
             Sign("bus error", r"DataLoader worker .* killed by signal: Bus error"),
-            Sign("shared memory segment", r"(error|fail)\w* while creating shared memory|ftruncate|posix_fallocate"),
+            # SIGBUS: a mapped page has no memory behind it. Ranks map /dev/shm for NCCL and for data workers.
+            Sign("caught signal 7", sure=LIKELY, any_level=True),
+            Sign(
+                "shared memory segment",
+                r"(error|fail)\w* while creating shared memory|ftruncate|posix_fallocate",
+                sure=LIKELY,
+            ),
             Sign("unable to open shared memory object", r"No space left|\(28\)"),
             Sign("torch_shm_manager", r"error|fail", LIKELY),
             Sign("shm_open", r"fail|error", LIKELY),
             Sign("/dev/shm", r"No space left on device"),
             Sign("failed to extend /dev/shm"),
+            # POSIX semaphores and shared memory are files of /dev/shm: no disk is full.
+            Sign(
+                "no space left on device", frame=r"multiprocessing\S*(synchronize|shared_memory|heap|resource_tracker)"
+            ),
         ),
         follows=("host_out_of_memory",),
     ),

@@ -15,13 +15,13 @@ CAUSES = (
         "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 write flight-recorder dumps that "
         "`recipes why` reads",
         (
-            Sign("watchdog caught collective operation timeout"),
-            Sign("collective operation timeout"),
-            Sign("worknccl(", r"ran for \d+ milliseconds before timing out"),
+            Sign("watchdog caught collective operation timeout", sure=LIKELY),
+            Sign("collective operation timeout", sure=LIKELY),
+            Sign("worknccl(", r"ran for \d+ milliseconds before timing out", sure=LIKELY),
             Sign("timed out in monitoredbarrier", sure=LIKELY),
-            Sign("some nccl operations have failed or timed out"),
-            Sign("failed to pass monitoredbarrier"),
-            Sign("timed out waiting", r"Timed out waiting \d+ms for (recv|send) operation"),
+            Sign("some nccl operations have failed or timed out", sure=LIKELY),
+            Sign("failed to pass monitoredbarrier", sure=LIKELY),
+            Sign("timed out waiting", r"Timed out waiting \d+ms for (recv|send) operation", sure=LIKELY),
             Sign("observed flight recorder dump signal", sure=HINT),
             Sign("received a dump signal due to a collective timeout", sure=LIKELY),
             Sign("operation timed out!", sure=LIKELY),
@@ -76,17 +76,17 @@ CAUSES = (
         "the ranks that are missing did not start or cannot reach the first node: their own logs; MASTER_ADDR and port "
         "from every node; `recipes cluster health PROFILE`",
         (
-            Sign("waiting for clients", r"Timed out after \d+ seconds waiting for clients"),
-            Sign("clients joined", r"\d+/\d+ clients joined"),
-            Sign("rendezvoustimeouterror"),
-            Sign("rendezvous", r"(timed out|Timeout) "),
+            Sign("waiting for clients", r"Timed out after \d+ seconds waiting for clients", sure=LIKELY),
+            Sign("clients joined", r"\d+/\d+ clients joined", sure=LIKELY),
+            Sign("rendezvoustimeouterror", sure=LIKELY),
+            Sign("rendezvous", r"(timed out|Timeout) ", sure=LIKELY),
             Sign("socket timeout", r"Socket Timeout|socketTimeout|wait timeout after", LIKELY),
             Sign("wait timeout after", sure=LIKELY),
-            Sign("timed out initializing process group in store based barrier"),
-            Sign("barrier", r"store based barrier on rank.*(timed out|timeout)"),
-            Sign("rendezvousconnectionerror"),
-            Sign("the client socket has timed out after"),
-            Sign("tcp client failed to connect", r"timed out"),
+            Sign("timed out initializing process group in store based barrier", sure=LIKELY),
+            Sign("barrier", r"store based barrier on rank.*(timed out|timeout)", sure=LIKELY),
+            Sign("rendezvousconnectionerror", sure=LIKELY),
+            Sign("the client socket has timed out after", sure=LIKELY),
+            Sign("tcp client failed to connect", r"timed out", sure=LIKELY),
         ),
         follows=(
             *("port_in_use", "rank_killed", "rank_crashed", "master_unreachable", "cancelled", "connection_lost"),
@@ -99,13 +99,15 @@ CAUSES = (
         "a rank cannot reach the first node: its name does not resolve, or nothing answers at its port",
         "MASTER_ADDR must be a name that every node resolves (getent hosts NAME), its port open between nodes",
         (
-            Sign("gaierror", r"Name or service not known|Temporary failure|Errno -[235]"),
+            Sign("gaierror", r"Name or service not known|Temporary failure|Errno -[235]", sure=LIKELY),
             Sign("network addresses of", r"cannot be retrieved", LIKELY, alone=False, any_level=True),
             Sign(
-                "the client socket has failed to connect", r"Connection refused|No route|unreachable|errno: 1(11|13|01)"
+                "the client socket has failed to connect",
+                r"Connection refused|No route|unreachable|errno: 1(11|13|01)",
+                sure=LIKELY,
             ),
-            Sign("failed to connect to any network address"),
-            Sign("no route to host"),
+            Sign("failed to connect to any network address", sure=LIKELY),
+            Sign("no route to host", sure=LIKELY),
             Sign("network is unreachable", sure=LIKELY),
             Sign("connection refused", r"(store|socket|rendezvous|c10d|TCPStore|master|bootstrap)", LIKELY),
             Sign("unable to resolve hostname", sure=LIKELY),
@@ -175,14 +177,14 @@ CAUSES = (
         "show "
         "the cable; keep the node out until then",
         (
-            Sign("got completion from peer", r"status=\d+", any_level=True),
-            Sign("got completion", r"NET/IBP?\s?: Got completion .*(error|status)", any_level=True),
-            Sign("vendor err", r"NET/IB", any_level=True),
+            Sign("got completion from peer", r"status=\d+", any_level=True, sure=LIKELY),
+            Sign("got completion", r"NET/IBP?\s?: Got completion .*(error|status)", any_level=True, sure=LIKELY),
+            Sign("vendor err", r"NET/IB", any_level=True, sure=LIKELY),
             Sign("net/ib", r"Got async (fatal )?event ?: ?(port error|.*fatal|QP|device)", any_level=True, alone=False),
-            Sign("ibv_wc_retry_exc_err", any_level=True),
-            Sign("transport retry counter exceeded", any_level=True),
-            Sign("rnr retry counter exceeded", any_level=True),
-            Sign("ibv_poll_cq", r"fail|error", any_level=True),
+            Sign("ibv_wc_retry_exc_err", any_level=True, sure=LIKELY),
+            Sign("transport retry counter exceeded", any_level=True, sure=LIKELY),
+            Sign("rnr retry counter exceeded", any_level=True, sure=LIKELY),
+            Sign("ibv_poll_cq", r"fail|error", any_level=True, sure=LIKELY),
             Sign(
                 "mlx5",
                 r"(Port: \d+ Link DOWN|link down|health compromised|fatal|cable is unplugged|syndrome)",
@@ -194,20 +196,18 @@ CAUSES = (
             Sign("link_downed", r"[1-9]", LIKELY, any_level=True),
             Sign("net/ib", r"Communication error|port (is )?down|Unable to.*connect", LIKELY, any_level=True),
             Sign("infiniband", r"link (is )?down|port (is )?down|flap", LIKELY, any_level=True),
-            Sign(
-                "ibv_modify_qp failed", r"Connection timed out|\b110\b|Network is unreachable|\b101\b", any_level=True
-            ),
         ),
     ),
     Cause(
         "ib_setup",
         GROUND,
-        "NCCL cannot use the InfiniBand or RoCE devices that it was pointed to",
-        "NCCL_IB_HCA and NCCL_IB_GID_INDEX must name devices and indices that every node has (ibstat, show_gids); in a "
-        "container /dev/infiniband must be there",
+        "NCCL cannot connect over the InfiniBand or RoCE devices that it uses",
+        "NCCL_IB_HCA and NCCL_IB_GID_INDEX must name devices and GIDs that every node has and that reach each other "
+        "(ibstat, show_gids, ping between the addresses); in a container /dev/infiniband must be there",
         (
             Sign("net/ib : no device found", any_level=True, alone=False, sure=LIKELY),
-            Sign("ibv_modify_qp failed", r"No data available|Invalid argument|\b(61|22)\b", any_level=True),
+            # The queue pair was never connected: its GID cannot be reached from here, whatever the cable does.
+            Sign("ibv_modify_qp failed", any_level=True, sure=LIKELY),
             Sign("ibv_open_device", r"fail|error", any_level=True),
             Sign("ibv_get_device_list", r"fail|error", any_level=True),
             Sign("ibv_query_gid", r"fail|error", any_level=True),

@@ -17,7 +17,9 @@ CAUSES = (
             Sign("found inf in"),
             Sign("unexpected result nan"),
             Sign("unexpected result inf"),
-            Sign("nan", r"\bloss (is|was|became|:|=)\s*(not a number|nan|inf)\b"),
+            Sign(
+                "nan", r"\b\w*loss['\"]?\s*(is|was|became|:|=|->)?\s*(not a number|nan|inf)\b", LIKELY, any_level=True
+            ),
             Sign("nan", r"\b(nan|NaN|inf) (loss|gradients?|grad norm)\b(?! (check|iterations|in_|and))", LIKELY),
             Sign("loss is not a number"),
             Sign("not finite", r"\b(loss|grad\w*)\b.*(is|are) not finite", CERTAIN),

@@ -14,7 +14,7 @@ ECHO, ENDING, PROGRAM, GROUND = range(4)
 it was given is wrong; the machine, a disk or a network failed. A shallow cause follows from a deeper one."""
 
 HINT, LIKELY, CERTAIN = 1, 2, 3
-"""How sure a sign is of its cause: it points there when nothing else does; it usually means it; it says so itself."""
+"""How sure a sign is of its cause: it points there when nothing else does; it usually means it; it rules out others."""
 
 CONFIDENCE = {HINT: "possible", LIKELY: "likely", CERTAIN: "certain"}
 
@@ -24,7 +24,8 @@ class Sign:
     """Words of one cause: `words` in lower case must be in a line, and `pattern` match it, where there is one.
 
     `alone` is False for words that healthy runs print too: they count only where something else shows that the run
-    failed. `any_level` takes lines that call themselves a warning or information, too.
+    failed. `any_level` takes lines that call themselves a warning or information, too. `frame` must match a frame of
+    the traceback that the line ends: the same message of the operating system means other things in other calls.
     """
 
     words: str
@@ -32,10 +33,15 @@ class Sign:
     sure: int = CERTAIN
     alone: bool = True
     any_level: bool = False
+    frame: str = ""
 
-    def matches(self, text: str, lowered: str) -> bool:
-        """Whether a line has the sign; `lowered` is the line in lower case."""
-        return self.words in lowered and (not self.pattern or bool(_compiled(self.pattern).search(text)))
+    def matches(self, text: str, lowered: str, frames: str = "") -> bool:
+        """Whether a line has the sign; `lowered` is the line in lower case, `frames` its traceback's, a line each."""
+        if self.words not in lowered:
+            return False
+        if self.frame and not _compiled(self.frame).search(frames):
+            return False
+        return not self.pattern or bool(_compiled(self.pattern).search(text))
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ def test_of_an_empty_log_nothing_is_told(content, why, tmp_path):
     assert "healthy" not in out
     assert "all 2 logs are empty" in why(tmp_path)[1]
     (tmp_path / "b.log").write_text("a line\n")
-    assert "healthy  it tells of no error" in why(tmp_path)[1]
+    assert "no failure found" in why(tmp_path)[1]
 
 
 def test_evidence_hides_a_key_behind_its_question(why, tmp_path):

@@ -154,6 +154,11 @@ def test_a_collection_is_kept_out_of_this_projects_evidence(proven, tmp_path, mo
         evidence.whole_models(proven[1])
 
 
+def test_the_committed_evidence_holds_nothing_stale():
+    """`recipes prove --write WORDS` renews it, and drops what is of other code; no file says that nothing is proven."""
+    assert evidence.stale(proof_level.read()) == []
+
+
 def test_the_committed_evidence_calls_only_those_models_broken_that_say_so():
     known = proof_level.read()
     broken = {

@@ -3,70 +3,28 @@
 No test process can do it: theirs may have NeMo with a rehearsal's patches.
 """
 
-import contextlib
-import dataclasses
 import json
 import sys
-import tempfile
-from pathlib import Path
-from unittest import mock
 
 
 def main():
     import superpod.rehearsal.te.entry  # noqa: F401 - before NeMo
+    from superpod.recipes import build
 
     for question in map(json.loads, sys.stdin):
-        with planted(question.get("defect")):
-            reply = prove(**question["prove"]) if "prove" in question else answer(question)
-        print("@" + json.dumps(reply), flush=True)
+        partial = build(question["recipe"], question.get("nodes"))
+        print("@" + json.dumps(answer(partial, question)), flush=True)
 
 
-@contextlib.contextmanager
-def planted(defect):
-    """A defect of a stand-in or of the planner within the block: the gate's tests must become red by it."""
-    from superpod.rehearsal import proof
-    from superpod.rehearsal.te import attention, enumerations, kernels
-
-    fused = enumerations.NVTE_Fused_Attn_Backend(1)
-    defects = {
-        "a GEMM takes any FP8 shape": (kernels, "FP8_ALIGNMENT", 1),
-        "every attention has a fused kernel": (attention, "fused_kernel", lambda *_: fused),
-        "the planner refuses nothing": (proof, "refused", lambda planned: []),
-    }
-    with contextlib.ExitStack() as stack:
-        if defect is not None:
-            stack.enter_context(mock.patch.object(*defects[defect]))
-        yield
-
-
-def prove(names, layout=None):
-    """The failures of a proof of these recipes in this process; `layout`: changes of the smallest size's."""
-    from superpod.recipes import registry
-    from superpod.rehearsal import proof, proof_pool
-    from tests.rehearsal.proof_stub import InThisProcess
-
-    recipes = [registry.find(name) for name in names]
-    if layout is not None:
-        recipes = [dataclasses.replace(r, layouts={r.nodes[0]: r.layout().replace(**layout)}) for r in recipes]
-    with mock.patch.object(proof_pool, "Workers", InThisProcess), tempfile.TemporaryDirectory() as folder:
-        done = proof.prove(recipes, cache_file=Path(folder) / "proof.json")
-    return {
-        "failures": [dataclasses.astuple(failure) for failure in done.failures],
-        "built": done.built_now,
-        "sizes": done.sizes,
-    }
-
-
-def answer(question):
+def answer(partial, question):
     """Parameters and layers of the first and the last stage, or how they were refused."""
     import nemo_run as run
 
-    from superpod.recipes import build, overrides, registry
+    from superpod.recipes import overrides, registry
     from superpod.recipes.facts import environment
     from superpod.recipes.planned_job import job, of_partial
     from superpod.rehearsal.te.build import build_with_te
 
-    partial = build(question["recipe"], question.get("nodes"))
     recipe = registry.find(question["recipe"])
     planned = job(recipe, question.get("nodes"))
     if question.get("overrides"):
