@@ -40,7 +40,6 @@ from superpod.node import (
     shared_reading,
     stacks,
     stall,
-    units,
 )
 from superpod.node.leftovers import ENDED, Leftovers
 from superpod.node.notify import Webhook
@@ -48,6 +47,7 @@ from superpod.node.run_folder import RunFolder, as_user_errors
 from superpod.node.time_limit import TimeLimit
 
 POLL_S = 1.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 CANCELLED_S = 10.0
 """After a SIGTERM, seconds between two looks whether it was a scancel: Slurm may be slow, and KillWait is 30 s."""
 
@@ -82,6 +82,13 @@ def main(words: list[str]) -> int:
 
 
 def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
+    try:
+        shortage = _wait_for_space(run, job, options.self_submit)
+    except _SignalledError:
+        return _ended_while_waiting(run, job)
+    if shortage:
+        _log(shortage.message)
+        return 0 if shortage.next_job_s else 1
     left = Leftovers(run, job.nodes, job.id, _log)
     with left.run_taken_over():
         if reason := guard.must_stop(run, options.idle_attempts, options.failures):
@@ -155,7 +162,7 @@ class _RunningAttempt:
     def go(self, command: list[str]) -> int:
         """Prepare, start the ranks, wait, and record; returns the job's exit code. Raises UserError."""
         try:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            for number in STOP_SIGNALS:
                 signal.signal(number, self._note_signal)
             self.left.end_earlier()
             self.step += self.left.steps
@@ -180,14 +187,12 @@ class _RunningAttempt:
             raise
         if reason:
             _log(reason)
-            self.attempt.finish("failed" if guard.stopped(self.run) else "requeued", message=reason, counts=False)
+            self.attempt.finish("requeued", message=reason, counts=False)
             return 1
         return self._wait(command)
 
     def _keeps_from_starting(self) -> str:
-        """What keeps the ranks from being started, and is no fault of theirs: a full disk, bad nodes; '' = nothing."""
-        if reason := _wait_for_room(self.run, self.job, self.options.self_submit):
-            return reason
+        """What keeps the ranks from being started, and is no fault of theirs: bad nodes; '' = nothing."""
         if bad := _bad_nodes(self.options, self.job):
             first_step.keep_out(self.run, bad, next_attempt.queued())
             named = "; ".join(f"{node}: {why}" for node, why in bad.items())
@@ -340,29 +345,34 @@ class _RunningAttempt:
         return subprocess.run(["scontrol", "requeue", self.job.id], capture_output=True).returncode == 0
 
 
-def _wait_for_room(run: RunFolder, job: SlurmJob, self_submit: bool) -> str:
-    """Wait while the disk is full; why this job ends instead, in words, or '' once there is room."""
-    with as_user_errors(run.path):
-        if not full_disk.missing(run):
-            return ""
-        run.discard_unfinished()  # half a checkpoint may be what fills it
+def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_disk.Shortage | None:
+    """Wait while the disk is full; why this job ends instead, None once there is space.
+
+    Raises _SignalledError when Slurm ends the job meanwhile, and UserError.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise _SignalledError
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, interrupt)
+    try:
         at = job.deadline()
-        held = min(full_disk.HELD_S, (at - time.time()) / 2) if at else full_disk.HELD_S
-        if not (reason := full_disk.wait_for_room(run, _log, held)):
-            return ""
+        held_s = min(full_disk.HELD_S, (at - time.time()) / 2) if at else full_disk.HELD_S
+        with as_user_errors(run.path):
+            return full_disk.wait_for_space(run, _log, held_s=held_s, self_submit=self_submit)
+    finally:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
 
-    refusals: list[str] = []
 
-    def submit(seconds: float) -> bool:
-        refusals.append(next_attempt.submit(run, f"--begin=now+{int(seconds)}"))
-        return not refusals[0]
-
-    if seconds := full_disk.put_off(run, next_attempt.queued(), time.time(), submit if self_submit else None):
-        return f"{reason}: the next job looks again in {units.duration(seconds)}"
-    reason = "; ".join(filter(None, [reason, *refusals]))
-    reason = f"{reason}, and no job is left to wait: make room, then `recipes submit --resume`"
-    guard.stop(run, reason, by=guard.StoppedBy.GUARD)
-    return reason
+def _ended_while_waiting(run: RunFolder, job: SlurmJob) -> int:
+    """After a signal in the wait for space, where no attempt was opened: a cancellation ends the run as ever."""
+    state = ending.now(job.id, run.output(job.id))
+    if ending.is_cancelled(state):
+        guard.cancelled(run, job.id, state)
+    _log("ended while waiting for disk space; no attempt was started")
+    return 0
 
 
 def _bad_nodes(options: argparse.Namespace, job: SlurmJob) -> dict[str, str]:
@@ -372,7 +382,17 @@ def _bad_nodes(options: argparse.Namespace, job: SlurmJob) -> dict[str, str]:
 
 
 def _log(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} recipes: {text}", flush=True)
+    with contextlib.suppress(OSError):  # a full disk: the line stays in the buffer, for the next one
+        print(f"{time.strftime('%H:%M:%S')} recipes: {text}", flush=True)
+
+
+def _end(code: int) -> None:
+    """Leave with `code`; where the log still cannot be written, Python would end with 120 instead."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -397,4 +417,4 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _end(main(sys.argv[1:]))

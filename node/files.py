@@ -36,7 +36,7 @@ def write_json(path: Path, data: object, *, even_in_place: bool = False) -> None
     """Write `data` beside `path`, then rename it over `path`: a reader sees the old document or the new one.
 
     Raises OSError (no space, no permission); the old document then still stands and no temporary file is left. With
-    `even_in_place`, a full disk leads to writing over the old document within the blocks that it has already.
+    `even_in_place`, a full disk leads to writing over the old document, where the new one fits into its blocks.
     """
     text = json.dumps(data, indent=2, sort_keys=True, default=str).encode() + b"\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -48,18 +48,31 @@ def write_json(path: Path, data: object, *, even_in_place: bool = False) -> None
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        if not (even_in_place and is_full(error)):
+        if not (even_in_place and is_full(error) and path.is_file()):
             raise
         _overwrite(path, text)
 
 
 def _overwrite(path: Path, text: bytes) -> None:
-    """Put `text` at the start of the file, then cut the file there; after a failure most old bytes remain."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    """Write `text` over the document in `path` within the blocks that it has, padded with spaces to its length.
+
+    Raises OSError, and the old document still stands, where `path` has too few blocks: nobody could read one that is
+    written in part.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        if os.pwrite(handle, text, 0) != len(text):
+        facts = os.fstat(handle)
+        text = text.rstrip(b"\n").ljust(facts.st_size - 1) + b"\n"
+        if len(text) > facts.st_blocks * 512:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        os.ftruncate(handle, len(text))
+        before = os.pread(handle, len(text), 0)
+        try:
+            if os.pwrite(handle, text, 0) != len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            os.pwrite(handle, before, 0)
+            os.ftruncate(handle, facts.st_size)
+            raise
     finally:
         os.close(handle)
 

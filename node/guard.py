@@ -14,7 +14,7 @@ from pathlib import Path
 
 from superpod.node import diagnose, ending, heartbeat_pages, owner, progress
 from superpod.node.checkpoints import is_half, is_own_folder, marked_names, step_of
-from superpod.node.files import read_json, write_json
+from superpod.node.files import is_number, read_json, write_json
 from superpod.node.run_folder import Attempt, RunFolder
 
 STOP = "stop"
@@ -136,16 +136,21 @@ def _requeue_words(job: str, attempt: Attempt) -> str:
 
 
 def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:
-    """Let no further attempt of the run start by itself."""
-    with contextlib.suppress(OSError):
+    """Let no further attempt of the run start by itself. On a full disk the empty marker says as much."""
+    try:
         write_json(run.path / STOP, {"t": time.time(), "reason": reason, "by": by.value}, even_in_place=True)
+    except OSError:
+        with contextlib.suppress(OSError):
+            (run.path / STOP).touch()
 
 
 def stopped(run: RunFolder) -> Stop | None:
-    """Why and by whom the run was stopped; None when it was not."""
+    """Why and by whom the run was stopped; None when it was not. A marker that cannot be read is one all the same."""
     marker = read_json(run.path / STOP)
     if marker is None:
-        return None
+        if not os.path.lexists(run.path / STOP):
+            return None
+        marker = {"reason": f"{STOP} is there, but does not say why", "by": StoppedBy.GUARD.value}
     reason, by = str(marker.get("reason", "?")), marker.get("by")
     if by not in [member.value for member in StoppedBy]:
         # Markers of version 0.1 have no `by`; these are all the words that it wrote for a user's cancellation.
@@ -166,7 +171,8 @@ def was_resumed(run: RunFolder) -> bool:
 
 def _resumed_after(run: RunFolder) -> int:
     """The number of the last attempt that its user has let pass; 0 = none."""
-    return int((read_json(run.path / RESUMED) or {}).get("after", 0))
+    after = (read_json(run.path / RESUMED) or {}).get("after")
+    return int(after) if is_number(after) else 0
 
 
 def save_seconds(run: RunFolder, least: float) -> float:
@@ -189,7 +195,13 @@ def last_words(run: RunFolder, attempt: Attempt, code: int) -> str:
 
 def drop_chain(run: RunFolder, job: str) -> None:
     """Cancel the jobs queued behind this one; where Slurm refuses, they start, find the done marker and end."""
-    jobs = [str(j) for j in (read_json(run.path / CHAIN) or {}).get("jobs", []) if str(j) != job]
+    jobs = [other for other in chained_jobs(run) if other != job]
     if jobs:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(["scancel", "--state=PENDING", *jobs], capture_output=True, timeout=30)
+
+
+def chained_jobs(run: RunFolder) -> list[str]:
+    """The ids of the jobs that were queued for a run; none where CHAIN cannot be read."""
+    jobs = (read_json(run.path / CHAIN) or {}).get("jobs")
+    return [str(job) for job in jobs] if isinstance(jobs, list) else []

@@ -20,7 +20,7 @@ from pathlib import Path
 from superpod.errors import UserError
 from superpod.node import heartbeat_pages, locks, orphans, owed_export
 from superpod.node.checkpoints import discard_unfinished
-from superpod.node.files import JsonObject, is_full, read_json, read_lines, tail_lines, write_json
+from superpod.node.files import JsonObject, is_full, is_number, read_json, read_lines, tail_lines, write_json
 from superpod.node.run_facts import metrics, problem_in
 
 STATES = ("queued", "running", "saving", "requeued", "done", "failed", "cancelled", "stalled")
@@ -54,8 +54,9 @@ class Attempt:
 
     @property
     def result(self) -> JsonObject:
-        """What result.json holds; empty when it cannot be read."""
-        return read_json(self.path / "result.json") or {}
+        """What result.json holds; empty when it cannot be read or names none of STATES: an unfinished attempt."""
+        result = read_json(self.path / "result.json") or {}
+        return result if result.get("state") in STATES else {}
 
     @property
     def resume(self) -> JsonObject:
@@ -221,7 +222,8 @@ class RunFolder:
         Raises UserError when the run is done at `max_steps` already.
         """
         marker = read_json(self.path / DONE) or {}
-        step = marker.get("step", 0)
+        step = marker.get("step")
+        step = step if is_number(step) else 0
         if self.done and step >= max_steps:
             raise UserError(f"{self.path} is done at step {step}", f"give it more steps: trainer.max_steps={2 * step}")
         with as_user_errors(self.path):
@@ -247,7 +249,8 @@ class RunFolder:
     def new_attempt(self, *, state: str = "running", job: str = "") -> Attempt:
         """Open the next attempt, in `state`. Do it under `lock()`: a running attempt without a holder counts as killed.
 
-        With a Slurm `job`, Slurm and not the lock knows whether it lives. Raises UserError (no space, no permission).
+        With a Slurm `job`, Slurm and not the lock knows whether it lives. Raises UserError (no space, no permission),
+        and leaves no attempt behind then.
         """
         with as_user_errors(self.path):
             while True:
@@ -256,11 +259,15 @@ class RunFolder:
                 with contextlib.suppress(FileExistsError):
                     attempt.path.mkdir()
                     break
-            for name in ("logs", "heartbeat"):
-                (attempt.path / name).mkdir()
-            (attempt.path / ".reserve").write_bytes(os.urandom(_RESERVE_BYTES))  # random: zeros may take no space
-            start = {"state": state, "started": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
-            write_json(attempt.path / "result.json", {**start, "job": job, "attempt": attempt.name})
+            try:
+                for name in ("logs", "heartbeat"):
+                    (attempt.path / name).mkdir()
+                (attempt.path / ".reserve").write_bytes(os.urandom(_RESERVE_BYTES))  # random: zeros may take no space
+                start = {"state": state, "started": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
+                write_json(attempt.path / "result.json", {**start, "job": job, "attempt": attempt.name})
+            except OSError:  # a full disk: an attempt without a result would count as killed
+                shutil.rmtree(attempt.path, ignore_errors=True)
+                raise
         return attempt
 
     @contextlib.contextmanager

@@ -18,8 +18,8 @@ from superpod.errors import UserError
 from superpod.lifecycle import planned_run
 from superpod.lifecycle.profile_request import ProfileRequest
 from superpod.node import payload, progress
-from superpod.node.files import read_json, write_json
-from superpod.node.guard import CHAIN
+from superpod.node.files import write_json
+from superpod.node.guard import CHAIN, chained_jobs
 from superpod.node.run_folder import RunFolder
 from superpod.recipes.facts import needs
 from superpod.recipes.registry import find
@@ -318,5 +318,4 @@ def remember(connection: Connection, run: str, jobs: list[str]) -> None:
 
 def note(run: RunFolder, jobs: list[str]) -> None:
     """Add the ids of queued attempts to those in the run folder."""
-    known = [str(j) for j in (read_json(run.path / CHAIN) or {}).get("jobs", [])]
-    write_json(run.path / CHAIN, {"jobs": [*known, *jobs]})
+    write_json(run.path / CHAIN, {"jobs": [*chained_jobs(run), *jobs]})

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.node import locks, owner
-from superpod.node.files import read_json
 from superpod.node.first_step import excluded
 from superpod.node.guard import CHAIN
 from superpod.node.run_folder import RunFolder
@@ -51,9 +50,9 @@ def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> submit.
     """
     with queueing(run):
         seen = watch.views([run], connection)[0]
-        if read_json(run.path / CHAIN) is None:
+        if not (run.path / CHAIN).exists():  # one that is torn was queued all the same
             raise UserError(f"{run.path} was not queued by `recipes submit`", "its user queues its jobs by sbatch")
-        if seen.state not in watch.GOES_ON:
+        if not watch.may_continue(seen):
             raise UserError(
                 f"{run.path} is {seen.state}" + (f": {seen.message}" if seen.message else ""),
                 "" if seen.state == "done" else "to let it go on: recipes submit NAME --cluster PROFILE --resume RUN",

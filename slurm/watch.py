@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.lifecycle.attempts import resume_notes
-from superpod.node import checkpoint_files, drift, ending, guard, owner, progress, stall
+from superpod.node import checkpoint_files, drift, ending, full_disk, guard, owner, progress, stall
 from superpod.node.checkpoints import step_of
 from superpod.node.files import JsonObject, is_number, read_json, tail_text
 from superpod.node.run_folder import Attempt, RunFolder
@@ -176,10 +176,22 @@ def _between_attempts(last: Attempt, state: str, message: str, jobs: list[Queued
         return state, message
     if jobs:
         why = f"attempt {last.name} was killed with its job or its node" if killed else message
-        return "requeued", f"{why}; job {jobs[0].id} is {jobs[0].state.lower()} ({jobs[0].reason})".lstrip("; ")
+        job = f"job {jobs[0].id} is {jobs[0].state.lower()} ({jobs[0].reason})"
+        return "requeued", "; ".join(filter(None, [why, job, _space_problem(last, jobs[0])]))
     if killed:
         return "failed", f"attempt {last.name} was killed with its job, and nothing is queued"
     return (state, f"{message}; nothing is queued") if state == "requeued" else (state, message)
+
+
+def _space_problem(last: Attempt, job: Queued) -> str:
+    """What a job that has its nodes, and opens no attempt, waits for: disk space."""
+    if job.state != "RUNNING" or str(last.result.get("job", "")) == job.id:
+        return ""
+    try:
+        problem = full_disk.little_space(RunFolder(last.path.parents[1]))
+    except OSError:
+        return ""
+    return f"waiting for disk space: {problem}" if problem else ""
 
 
 def _waiting_state(run: RunFolder, jobs: list[Queued] | None, now: float) -> tuple[str, str]:
@@ -247,8 +259,11 @@ def _ranks(run: RunFolder) -> int:
 
 def _mfu(run: RunFolder, step_s: float | None) -> float | None:
     """The plan's MFU, scaled by how long a step really takes; none for a rehearsal."""
-    plan = (read_json(run.path / "plan.json") or {}).get("layouts") or [{}]
-    mfu, planned = plan[0].get("mfu"), plan[0].get("step_time_s")
+    layouts = (read_json(run.path / "plan.json") or {}).get("layouts")
+    planned_layout = layouts[0] if isinstance(layouts, list) and layouts else None
+    if not isinstance(planned_layout, dict):
+        return None
+    mfu, planned = planned_layout.get("mfu"), planned_layout.get("step_time_s")
     if run.facts.get("rehearsal") or not (is_number(mfu) and is_number(planned) and step_s):
         return None
     return float(mfu or 0) * float(planned or 0) / step_s
@@ -352,8 +367,17 @@ def _hidden(idle: list[RunFolder], connection: Connection, users: Mapping[Path, 
     return set() if shown is None else {path for path, who in others.items() if who not in shown}
 
 
+def may_continue(seen: RunView) -> bool:
+    """Whether jobs, once queued, would continue the run: neither done, cancelled nor stopped, nor unreadable.
+
+    A run whose jobs all failed without being stopped (a full disk, a torn result.json) only lacks jobs.
+    """
+    is_unstopped = seen.state == "failed" and not seen.run.done and guard.stopped(seen.run) is None
+    return seen.state in GOES_ON or is_unstopped
+
+
 def missing_attempts(seen: RunView, attempts: int) -> int:
-    """How many attempts to add to the queue so that the run goes on by itself."""
-    if seen.state not in GOES_ON or seen.jobs is None:
+    """How many attempts to add to the queue so that the run continues by itself."""
+    if not may_continue(seen) or seen.jobs is None:
         return 0
     return max(0, attempts - len(seen.jobs))

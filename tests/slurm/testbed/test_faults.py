@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from superpod.node import guard
+from superpod.node import ending, guard
 from tests.slurm.testbed.bed import BASE, until
 from tests.slurm.testbed.fault_table import DOCS, lines
 from tests.slurm.testbed.nemo_runs import LONGEST
@@ -144,22 +144,44 @@ def test_three_time_limits_and_nothing_lost(training):
 
 
 def test_a_full_folder_that_is_freed(training, testbed, tmp_path):
-    """The disk is full until somebody makes room; then the run goes on by itself, or with attempts queued again."""
+    """The disk stays full over the next two jobs of the chain, which wait and give up; freed, the run completes."""
     disk = BASE / "small"
     shutil.rmtree(disk / "runs", ignore_errors=True)
     subprocess.run(["mount", "-o", f"remount,size={400 if training.nemo else 40}m", disk], check=True)
-    run = training.start((str(tmp_path / "runs"), str(disk / "runs")))
+    run = training.start((str(tmp_path / "runs"), str(disk / "runs")), attempts=4)
     run.until_step(15)
-    subprocess.run(["dd", "if=/dev/zero", f"of={disk}/filler", "bs=64k"], capture_output=True)
-    until(lambda: len(run.run.attempts) > 1 or run.run.attempts[0].result["state"] != "running", 120, run.story)
+    waiting = [job.id for job in run.seen().jobs or [] if job.state == "PENDING"]
+    assert len(waiting) == 3, run.story()
+    for job in waiting:  # so that a job gives up after half a minute
+        subprocess.run(["scontrol", "update", f"JobId={job}", "TimeLimit=1"], check=True)
+    fill(disk)
+    until(lambda: run.run.attempts[0].result.get("state") not in (None, "running", "saving"), 120, run.story)
     assert "disk" in run.run.attempts[0].result.get("message", ""), run.story()
+    for job in waiting[:2]:
+        begin_now(job)
+        until(lambda job=job: ending.controller_state(job) == "RUNNING", 120, run.story)
+        fill(disk)
+        assert "waiting for disk space" in run.seen().message, run.story()
+        until(lambda job=job: ending.controller_state(job) == "COMPLETED", 120, run.story)
+        assert len(run.run.attempts) == 1, "no attempt is opened before there is space"
+    assert guard.stopped(run.run) is None
     (disk / "filler").unlink()
-    run.until_gone_or_done()
-    if not run.run.done:  # every attempt met the full disk: the user makes room, and says go on
-        guard.allow_resume(run.run)
-        run.queue(3)
+    subprocess.run(["scontrol", "update", f"JobId={waiting[2]}", "TimeLimit=10"], check=True)
+    begin_now(waiting[2])
     training.ends_well(run, "the disk of the run is full, and is freed")
+    assert [attempt.result["state"] for attempt in run.run.attempts] == ["failed", "done"], run.story()
     shutil.rmtree(disk / "runs")
+
+
+def fill(disk):
+    """To the last byte."""
+    for size in ("64k", "1"):
+        words = ["dd", "if=/dev/zero", f"of={disk}/filler", f"bs={size}", "oflag=append", "conv=notrunc"]
+        subprocess.run(words, capture_output=True)
+
+
+def begin_now(job):
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
 
 
 def test_a_kill_while_a_checkpoint_is_written(training):

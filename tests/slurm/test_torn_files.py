@@ -1,0 +1,74 @@
+"""A file of a run that was torn by a full disk or a power cut never ends a command, and costs the run no attempt."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from superpod.cli import history, top_up
+from superpod.lifecycle import attempts as attempt_views
+from superpod.node import diagnose, guard
+from superpod.node.files import write_json
+from superpod.node.run_folder import RunFolder
+from superpod.slurm import submit, watch
+from tests.slurm.fake_slurm import FakeSlurm
+from tests.slurm.test_looking import seen, submitted, with_attempt
+
+CONTENTS = {
+    "empty": b"",
+    "torn": b'{"attempt": "001", "jo',
+    "zeros, as after a power cut": bytes(512),
+    "not text": b"\xff\xfe\x00{",
+    "a list": b"[1, 2]\n",
+    "null": b"null\n",
+    "an empty object": b"{}\n",
+    "other types": json.dumps(
+        {"state": 5, "jobs": 7, "after": [], "job": None, "started": "x", "before": "y", "resume": 1, "layouts": 2,
+         "message": {}, "nodes": 3, "at": "soon", "step": None, "files": 1, "checkpoint": [], "ended": "no"}
+    ).encode(),
+}  # fmt: skip
+
+FILES = ("attempts/001/result.json", "attempts/001/deadline.json", "attempts/001/env.json", guard.CHAIN)
+FILES += (
+    guard.RESUMED,
+    "plan.json",
+    "saved.jsonl",
+    "metrics.jsonl",
+    "bad_nodes.json",
+    "attempts/001/heartbeat/0.jsonl",
+)
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    fake = FakeSlurm(tmp_path / "fake_slurm")
+    monkeypatch.setenv("PATH", fake.env["PATH"])
+    return fake
+
+
+def of_failed_attempt(runs: Path, slurm: FakeSlurm) -> RunFolder:
+    """A run whose only job has failed, with every small file."""
+    run = submitted(runs)
+    with_attempt(run, slurm.add(submit.job_name(str(run.path)), "FAILED", job="100"), "failed")
+    for name in FILES:
+        if not (run.path / name).exists():
+            write_json(run.path / name, {})
+    return run
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("name", FILES)
+def test_a_torn_file_ends_no_command_and_the_run_continues(name, content, tmp_path, slurm, capsys):
+    run = of_failed_attempt(tmp_path / "runs", slurm)
+    (run.path / name).write_bytes(CONTENTS[content])
+    assert seen(run).state != watch.UNREADABLE, seen(run).message
+    run.status()
+    diagnose.why(run, run.attempts[-1])
+    attempt_views.view(run.attempts[-1])
+    history.history(str(run.path))
+    history.history(str(run.path), as_json=True)
+    assert guard.must_stop(RunFolder(run.path), 2, 20) == ""
+    top_up.top_up([str(run.path)])
+    assert "queued 3 more" in capsys.readouterr().out
+    assert len(slurm.calls("sbatch")) == 3
+    assert set(guard.chained_jobs(run)) >= {"101", "102", "103"}, "noted for the job that ends the run"
