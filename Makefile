@@ -18,7 +18,7 @@ test: $(STAMP) ## the default tests
 	$(BIN)/python -m pytest $(TWO) -m "not slow and not slurm and not long"
 
 test-all: $(STAMP) ## the slow ones too, as .ci/run does; not those marked long
-	$(BIN)/python -m pytest $(TWO) -m "not long"
+	SUPERPOD_EXPORT=model $(BIN)/python -m pytest $(TWO) -m "not long"
 
 test-long: $(STAMP) ## those that would take .ci/run over its hour: every shape, planted bugs, drills, fine-tunings
 	$(BIN)/python -m pytest -m "long and not slurm"
