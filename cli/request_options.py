@@ -119,4 +119,5 @@ def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:
     if folder.recipe != name:
         raise UserError(f"{folder.path} is a run of {folder.recipe}, not of {name}")
     owner.refuse_others(folder.path, "continue it")
+    owner.refuse_unsafe(folder.path)
     return folder

@@ -94,6 +94,7 @@ def _run_of(how: Continuation, slurm: Connection) -> RunFolder:
         raise UserError("--resume works only where the run folder is", "log in to the cluster first")
     run = RunFolder.open(how.folder)
     owner.refuse_others(run.path, "let it go on", root_may=False)
+    owner.refuse_unsafe(run.path)
     if run.recipe != how.recipe:
         raise UserError(f"{how.folder} is a run of {run.recipe}, not of {how.recipe}")
     if "finetune" in run.facts and how.overrides:

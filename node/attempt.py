@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from pathlib import Path
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this is whatever Python a node has
     sys.exit(f"attempt.py needs Python 3.9, and this is {sys.version.split()[0]}: name another as software.host_python")
-if __name__ == "__main__":  # as a file of the run folder: what it imports lies beside it
+if __name__ == "__main__":  # as a file that the batch script has unpacked: what it imports lies next to it
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from superpod.errors import UserError
@@ -32,10 +33,12 @@ from superpod.node import (
     full_disk,
     guard,
     heartbeat,
+    job_code,
     late_data,
     model_steps,
     next_attempt,
     orphans,
+    owner,
     resume,
     shared_reading,
     stacks,
@@ -62,7 +65,14 @@ MEANING = {
 def main(words: list[str]) -> int:
     """Run one attempt; the exit code of the job: 0 = done, saved to go on, or nothing left to do; 1 = it failed."""
     options, command = _parse(words)
-    job = SlurmJob()
+    try:
+        return _main(SlurmJob(), options, command)
+    finally:
+        if options.unpacked:
+            shutil.rmtree(options.unpacked, ignore_errors=True)
+
+
+def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
     try:
         run = open_run(options, job)
         owes = bool(options.model_step) and model_steps.to_export(run)
@@ -95,6 +105,10 @@ def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command
             guard.stop(run, reason, by=guard.StoppedBy.GUARD)
             _log(reason)
             return 1
+        if options.unpacked:
+            with as_user_errors(run.path):
+                command = job_code.in_place(command, job_code.share(Path(options.unpacked), run.path))
+                os.chdir(run.path)  # `python -m` imports what lies where it starts, and a job may be submitted anywhere
         return _RunningAttempt(run, job, options, left).go(command)
 
 
@@ -109,6 +123,43 @@ class SlurmJob:
     def is_preempted(self) -> bool:
         """Whether this job runs in the grace time of a preemption: Slurm signals its steps, but not its script."""
         return bool(re.search(r"\bPreemptTime=\d", ending.printed("scontrol", "show", "job", "-o", self.id)))
+
+    def begun_run(self, runs: Path) -> str:
+        """The run that this job began before it was requeued; '' where it begins now.
+
+        Its own name says so (`name_after`), which Slurm keeps with the job. Its number does not: another cluster on the
+        same disk, or a new database, gives the same numbers again.
+
+        Raises:
+            UserError: the controller does not answer, and a new run would begin at step 1.
+        """
+        if not self.restarts:
+            return ""
+        name = re.search(r"\bJobName=(\S+)", ending.printed("scontrol", "show", "job", "-o", self.id))
+        if name is None:
+            raise UserError(
+                f"job {self.id} was requeued, and Slurm's controller does not say which run it began",
+                "sbatch --export=ALL,SUPERPOD_RUN_DIR=RUN job.sbatch goes on with a run",
+            )
+        folder, _, run = name[1].rpartition(".")
+        path = runs / folder / run
+        if not folder or not (path / "run.json").is_file():
+            return ""  # it was requeued before it began one
+        os.environ["SLURM_JOB_NAME"] = name[1]
+        return str(path)
+
+    def name_after(self, run: RunFolder) -> None:
+        """Give this job the name of its run, as `recipes submit` does."""
+        name = f"{run.path.parent.name}.{run.path.name}"
+        try:
+            words = ["scontrol", "update", f"JobId={self.id}", f"JobName={name}"]
+            is_named = subprocess.run(words, capture_output=True, timeout=ending.ANSWER_S).returncode == 0
+        except (OSError, subprocess.TimeoutExpired):
+            is_named = False
+        if is_named:
+            os.environ["SLURM_JOB_NAME"] = name
+        else:
+            _log(f"Slurm did not name job {self.id} after {run.path}: if it is requeued, it begins a new run")
 
     def deadline(self) -> float:
         """Unix time of the job's limit; 0 when there is none."""
@@ -128,14 +179,18 @@ class SlurmJob:
 
 
 def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
-    """The run that this job belongs to: the one it was submitted with, or one of its own, which a requeue reopens."""
-    if path := os.environ.get("SUPERPOD_RUN_DIR"):
-        return RunFolder.open(path)
-    for path in sorted((Path(options.runs) / options.recipe).glob(f"*-j{job.id}")):
+    """The run that this job belongs to: the one it was submitted with, or a new one, which a requeue reopens.
+
+    Raises:
+        UserError: there is no such run, another user could have written into it, or Slurm does not answer.
+    """
+    if path := os.environ.get("SUPERPOD_RUN_DIR") or job.begun_run(Path(options.runs)):
+        owner.refuse_unsafe(Path(path))
         return RunFolder.open(path)
     lines = Path(options.lines).read_text(encoding="utf-8").splitlines() if options.lines else []
-    facts = json.loads(options.facts)
-    return RunFolder.create(Path(options.runs), options.recipe, facts=facts, recipe_lines=lines, suffix=f"j{job.id}")
+    run = RunFolder.create(Path(options.runs), options.recipe, facts=json.loads(options.facts), recipe_lines=lines)
+    job.name_after(run)
+    return run
 
 
 class _SignalledError(BaseException):
@@ -377,7 +432,7 @@ def _ended_while_waiting(run: RunFolder, job: SlurmJob) -> int:
 
 def _bad_nodes(options: argparse.Namespace, job: SlurmJob) -> dict[str, str]:
     """Bad nodes of this job by the checks of its profile, each with what is wrong."""
-    script = Path(__file__).resolve().parents[1] / "slurm" / "checks" / "node.sh"
+    script = Path(job_code.for_nodes("slurm/checks/node.sh"))
     return first_step.bad_nodes(script, options.checks, job.nodes, os.environ) if options.checks else {}
 
 
@@ -399,6 +454,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="attempt.py")
     parser.add_argument("--recipe", required=True)
     parser.add_argument("--runs", required=True)
+    parser.add_argument("--unpacked", default="")
     parser.add_argument("--facts", default="{}")
     parser.add_argument("--lines", default="")
     parser.add_argument("--save-s", type=float, default=300)

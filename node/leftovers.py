@@ -28,7 +28,7 @@ if __name__ == "__main__":  # as a file of the run folder: what it imports lies 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from superpod.errors import UserError
-from superpod.node import ending, job_step, locks, orphans
+from superpod.node import ending, job_code, job_step, locks, orphans
 from superpod.node.run_folder import RunFolder
 
 GONE_S = 10.0
@@ -110,7 +110,7 @@ class Leftovers:
 
     def _answers(self, nodes: int, path: Path) -> dict[int, list[int]]:
         """`end_here` of the nodes that answer, by their place in the job."""
-        command = [sys.executable, os.path.abspath(__file__), str(path)]
+        command = [sys.executable, job_code.for_nodes("node/leftovers.py"), str(path)]
         try:
             lines, code = job_step.on_every_node(nodes, command, STEP_S)
         except OSError:

@@ -1,9 +1,20 @@
-"""Who owns a run: the user who owns its folder. Several users may share a folder of runs; all change only their own."""
+"""Who owns a run: the user who owns its folder. Several users may share a folder of runs; all change only their own.
+
+A job executes code from its run folder and unpickles checkpoints there. So nobody else may be able to write into a run,
+or to replace it: whoever owns a folder may rename what is in it, and so may everybody who may write to a folder without
+the sticky bit. The owner of the folder for runs is trusted as root is.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import grp
 import os
 import pwd
+import shlex
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from superpod.errors import UserError
@@ -55,6 +66,115 @@ def refuse_others(run: Path, doing: str, *, root_may: bool = True) -> None:
         f"{run} belongs to {name}, and you are {name_of(me)}: only {name} may {doing}",
         f"ask {name}, or start a run of your own",
     )
+
+
+@contextlib.contextmanager
+def others_cannot_write() -> Iterator[None]:
+    """Make files and folders that group and others cannot write, whatever the umask is."""
+    before = os.umask(0o077)
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def folder_in(shared: Path, name: str) -> Path:
+    """A folder of this user in a folder that several users share, made if need be: `name`, or else `name.USER`.
+
+    Raises:
+        UserError: others could replace what is in `shared`, or have taken both names.
+        OSError: the folder cannot be made.
+    """
+    shared.mkdir(parents=True, exist_ok=True)
+    _refuse(shared, _problem_of_shared(shared), f"chmod +t {shlex.quote(str(shared))}, or name a folder of your own")
+    trusted = shared.stat().st_uid
+    problems = []
+    for path in (shared / name, shared / f"{name}.{name_of(os.geteuid())}"):
+        with contextlib.suppress(FileExistsError), others_cannot_write():
+            path.mkdir()
+        problem = _problem(path, trusted=trusted, sticky=True) if path.exists() else "is a link to nothing"
+        if not problem and not path.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        if not problem and os.access(path, os.W_OK | os.X_OK):
+            return path
+        problems.append(f"{path.name} {problem or 'cannot be written by you'}")
+    raise UserError(f"no folder of yours can be made in {shared}: {', '.join(problems)}", "name a folder of your own")
+
+
+def refuse_unsafe(run: Path) -> None:
+    """Refuse to execute anything from a run that another user could have written or could replace.
+
+    Raises:
+        UserError: which path of it, why, and how to change that.
+    """
+    refuse_others(run, "train it", root_may=False)
+    refuse_replaceable(run)
+    refuse_writable(run, *(run / name for name in ("run.json", "job.sbatch", "attempts", "checkpoints")))
+
+
+def refuse_replaceable(path: Path) -> None:
+    """Refuse `path` where another user could put something else in its place: a run, or a folder of `folder_in`.
+
+    Raises:
+        UserError: as `refuse_unsafe`.
+    """
+    where = path.resolve() if path.is_symlink() else path.absolute()
+    parent, shared = where.parent, where.parent.parent
+    _refuse(shared, _problem_of_shared(shared), f"chmod +t {shlex.quote(str(shared))}")
+    own = shlex.quote(str(shared / f"{parent.name}.{name_of(os.geteuid())}"))
+    hint = f"move it into a folder of your own, and use it there: mkdir {own} && mv {shlex.quote(str(where))} {own}"
+    _refuse(parent, _problem(parent, trusted=shared.stat().st_uid, sticky=True), hint)
+
+
+def refuse_writable(*paths: Path) -> None:
+    """Refuse files and folders that another user owns or can write; one that is missing is passed over.
+
+    Raises:
+        UserError: which one, and how to change that.
+    """
+    for path in paths:
+        if os.path.lexists(path) and path.exists():
+            hint = f"see what others may have put there, then: chmod -R go-w {shlex.quote(str(path))}"
+            _refuse(path, _problem(path, trusted=os.geteuid(), sticky=False), hint)
+
+
+def _refuse(path: Path, problem: str, hint: str) -> None:
+    if problem:
+        raise UserError(f"{path} {problem}: another user could have this run execute other code", hint)
+
+
+def _problem_of_shared(shared: Path) -> str:
+    return _problem(shared, trusted=shared.stat().st_uid, sticky=True, link_too=False)
+
+
+def _problem(path: Path, *, trusted: int, sticky: bool, link_too: bool = True) -> str:
+    """Why another user than root, `trusted` and this one can change `path`, in words; '' when none can.
+
+    With `sticky`, others may make entries of their own in a folder that has that bit. A symbolic link in its place must
+    not be another's either.
+    """
+    facts = path.stat()
+    owners = {facts.st_uid, path.lstat().st_uid} if link_too else {facts.st_uid}
+    others = owners - {0, os.geteuid(), trusted, _unmapped()}
+    if others:
+        return f"belongs to {name_of(others.pop())}"
+    if sticky and facts.st_mode & stat.S_ISVTX:
+        return ""
+    if facts.st_mode & stat.S_IWOTH:
+        return f"can be written by everybody (mode {stat.S_IMODE(facts.st_mode):o})"
+    if facts.st_mode & stat.S_IWGRP and not _is_private_group(facts.st_gid):
+        return f"can be written by its group (mode {stat.S_IMODE(facts.st_mode):o})"
+    return ""
+
+
+def _is_private_group(gid: int) -> bool:
+    """Whether a group is this user's own, as many Linux systems make one for every user: its name, and nobody else."""
+    try:
+        group, me = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return group.gr_name == me.pw_name and set(group.gr_mem) <= {me.pw_name}
 
 
 def _unmapped() -> int:

@@ -10,7 +10,6 @@ import secrets
 import shlex
 import shutil
 import socket
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from superpod.errors import UserError
-from superpod.node import heartbeat_pages, locks, orphans, owed_export
+from superpod.node import heartbeat_pages, locks, orphans, owed_export, owner
 from superpod.node.checkpoints import discard_unfinished
 from superpod.node.files import JsonObject, is_full, is_number, read_json, read_lines, tail_lines, write_json
 from superpod.node.run_facts import metrics, problem_in
@@ -126,20 +125,18 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(
-        cls, runs: Path, recipe: str, *, facts: JsonObject, recipe_lines: list[str], suffix: str = ""
-    ) -> RunFolder:
+    def create(cls, runs: Path, recipe: str, *, facts: JsonObject, recipe_lines: list[str]) -> RunFolder:
         """Make a new run folder, never one that exists, with run.json (`facts` and recipe, t, id) and recipe.txt.
 
-        Its name is the time and `suffix` (default: random).
+        Only this user can write to it or replace it (node/owner.py).
 
         Raises UserError when the folder cannot be written, a file is in the way, or the disk is full; nothing is left
         behind then.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", recipe):
             raise UserError(f"{recipe!r} cannot name a folder", "use letters, digits, '.', '_', '+' and '-'")
-        with as_user_errors(Path(runs) / recipe):
-            path = _fresh_folder(Path(runs).absolute() / recipe, suffix)
+        with as_user_errors(Path(runs) / recipe), owner.others_cannot_write():
+            path = _fresh_folder(owner.folder_in(Path(runs).absolute(), recipe))
             try:
                 for name in ("checkpoints", "attempts"):
                     (path / name).mkdir()
@@ -172,7 +169,8 @@ class RunFolder:
     @classmethod
     def latest(cls, runs: Path, recipe: str) -> RunFolder | None:
         """The newest run of a recipe with a run.json that can be read; None when there is none. Raises as `open`."""
-        files = (Path(runs).absolute() / recipe).glob("*/run.json")
+        folders = (recipe, f"{recipe}.{owner.name_of(os.geteuid())}")  # see owner.folder_in
+        files = [file for folder in folders for file in (Path(runs).absolute() / folder).glob("*/run.json")]
         readable = [(file.parent, facts) for file in files if (facts := read_json(file)) and not problem_in(facts)]
         # By the second in the folder's name, then by the exact time.
         path, _ = max(readable, key=lambda pair: (pair[0].name[:16], pair[1].get("t", 0)), default=(None, None))
@@ -285,7 +283,8 @@ class RunFolder:
         try:
             if ranks and locks.is_held(self.path / locks.RANKS):
                 raise orphans.still_running(self.path, self.attempts[-1].name if self.attempts else "?")
-            yield
+            with owner.others_cannot_write():
+                yield
         finally:
             os.close(handle)
 
@@ -345,25 +344,13 @@ class RunFolder:
         return locks.is_held(self.path / locks.LAUNCHER) or locks.is_held(self.path / locks.RANKS)
 
 
-def _fresh_folder(parent: Path, suffix: str) -> Path:
+def _fresh_folder(parent: Path) -> Path:
     """Make `parent/{utc}-{id}`; mkdir is atomic, so two processes never get one folder."""
-    _recipe_folder(parent)
     while True:
-        path = parent / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{suffix or secrets.token_hex(3)}"
+        path = parent / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
         with contextlib.suppress(FileExistsError):
             path.mkdir()
             return path
-
-
-def _recipe_folder(path: Path) -> None:
-    """Make the folder of a recipe's runs, with the rights of the folder for runs where several users share that."""
-    if path.is_dir():
-        return
-    shared = path.parent.is_dir()
-    path.mkdir(parents=True, exist_ok=True)
-    if shared:
-        with contextlib.suppress(OSError):  # another user may have made it at this moment, and has set them
-            path.chmod(stat.S_IMODE(path.parent.stat().st_mode))
 
 
 def _number(path: Path) -> int:

@@ -22,7 +22,7 @@ if __name__ == "__main__":  # as a file of the run folder: what it imports lies 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from superpod.errors import UserError
-from superpod.node import checkpoint_files, job_step
+from superpod.node import checkpoint_files, job_code, job_step
 from superpod.node.checkpoint_files import Content
 from superpod.node.units import duration
 
@@ -96,7 +96,7 @@ class SharedReader:
         self, checkpoint: Path, shares: list[list[Content]], limit_s: float
     ) -> tuple[dict[int, list[str]], bool]:
         """What every node found in its share, by the number of the share; and whether some were not done in time."""
-        command = [sys.executable, os.path.abspath(__file__), str(checkpoint)]
+        command = [sys.executable, job_code.for_nodes("node/shared_reading.py"), str(checkpoint)]
         file = self._folder / SHARES
         try:
             write_shares(file, shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 import textwrap
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
+from superpod.node import job_code
+from superpod.node.job_code import PLACE
 from superpod.slurm import preamble
 from superpod.slurm.preamble import quoted
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles import Cluster
 
 RECIPE, LINES, RUNTIME = "recipe.py", "recipe.txt", "runtime.tar.gz"
+RANK = "-m superpod.rehearsal.rank"
+"""A rank of a rehearsal, which needs this project in its Python."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +64,18 @@ def render(job: BatchJob) -> str:
     Raises:
         UserError: a value that cannot be written into a line of its own.
     """
+    carried = _carried(job)
     parts = [
         _head(job),
         _options(job),
         preamble.shell(job.cluster.software.modules),
         preamble.host(job.cluster.software.host_python, job.nodes, job.gpus),
         preamble.INHERITED,
-        *_rights(job),
+        _rights(job),
         _environment(job),
-        _unpack(job),
+        _unpack(carried),
         _start(job),
-        _carried(job),
+        carried,
     ]
     return "\n".join(parts)
 
@@ -176,30 +182,32 @@ def _for_checks(job: BatchJob) -> list[str]:
     return [f"export {name}={quoted(value)}" for name, value in known.items()]
 
 
-def _rights(job: BatchJob) -> list[str]:
+def _rights(job: BatchJob) -> str:
     """The umask of what the job writes. srun gives its tasks this one, as SLURM_UMASK is dropped above."""
     mask = job.cluster.folders.umask
-    return [f"umask {mask} # who may read what the run leaves (folders.umask)\n"] if mask else []
+    if mask:
+        return f"umask {mask} # who may read what the run writes (folders.umask)\n"
+    return "umask go-w # what the run writes, nobody else may change: it is executed and unpickled\n"
 
 
-def _unpack(job: BatchJob) -> str:
+def _unpack(carried: str) -> str:
+    """Unpack what follows `exit`, once its checksum is right, into a new folder that nobody else can write."""
+    digest = hashlib.sha256(carried.encode()).hexdigest()
     return f"""\
-# The recipe and a small runtime, carried at the end of this file, go into a folder that every node sees.
-runs={quoted(job.runs)}
-code=${{SUPERPOD_RUN_DIR:-$runs/.jobs/$SLURM_JOB_ID}}/code
-carried() {{ sed -n "/^#>> $1\\$/,/^#<<\\$/{{s/^#| \\{{0,1\\}}//p}}" "$0"; }}
-if [[ ! -s $code/{RECIPE} ]]; then
-    unpack() {{
-        # Whoever may make runs may make this folder's next one: jobs of several users share it.
-        [[ $code == "$runs"/.jobs/* && ! -d $runs/.jobs ]] && mkdir -p "$runs/.jobs" &&
-            chmod --reference="$runs" "$runs/.jobs"
-        mkdir -p "$code" && carried {RUNTIME} | base64 --decode | tar -xz -C "$code" &&
-            carried {LINES} >"$code/{LINES}" &&
-            carried {RECIPE} >"$code/.{RECIPE}.$$" && mv "$code/.{RECIPE}.$$" "$code/{RECIPE}"
-    }}
-    why=$(unpack 2>&1) || die "$code cannot be written on $HOSTNAME: $why"
-fi
-export PYTHONPATH="$code${{PYTHONPATH:+:$PYTHONPATH}}"
+# The recipe and a small runtime follow the last line that is executed. They go into a new folder of this node, which
+# mktemp makes for this user alone, and from there attempt.py copies them into a new folder of the run.
+carried=$(sed -n '/^#>> /,$p' "$0")
+[[ $(printf '%s\\n' "$carried" | sha256sum) == {digest}* ]] ||
+    die "the recipe or the runtime in this script is not what was rendered: render it again, with your changes"
+block() {{ sed -n "/^#>> $1\\$/,/^#<<\\$/{{s/^#| \\{{0,1\\}}//p}}" <<<"$carried"; }}
+unpack() {{
+    block {RUNTIME} | base64 --decode | tar -xz -C "$code" &&
+        block {LINES} >"$code/{LINES}" && block {RECIPE} >"$code/{RECIPE}"
+}}
+code=$(mktemp -d /tmp/superpod-XXXXXXXXXX || mktemp -d /dev/shm/superpod-XXXXXXXXXX) ||
+    die "no folder can be made in /tmp on $HOSTNAME"
+[[ $(stat -c '%F %u %a' "$code") == "directory $EUID 700" ]] || die "$code on $HOSTNAME is not this job's alone"
+why=$(unpack 2>&1) || die "$code cannot be written on $HOSTNAME: $why"
 """
 
 
@@ -208,7 +216,7 @@ def _start(job: BatchJob) -> str:
     python = quoted(job.python or cluster.software.python)
     controller = [
         f"--recipe {quoted(job.recipe)}",
-        f'--runs "$runs" --lines "$code/{LINES}"',
+        f'--runs "$runs" --unpacked "$code" --lines "$code/{LINES}"',
         f"--save-s {chain.save_s} --stalled-s {chain.stalled_s}",
         f"--idle-attempts {chain.idle_attempts} --failures {chain.failures}",
         *(["--self-submit"] if chain.self_submit else []),
@@ -219,15 +227,17 @@ def _start(job: BatchJob) -> str:
     controller += [f"--notify {quoted(json.dumps(notify, sort_keys=True))}"] if notify else []
     controller += [f"--checks {' '.join(checks)}"] if (checks := first_checks(cluster)) else []
     # A rehearsal needs this project in the ranks' Python; a real run needs only the runtime that the script carries.
-    rank = "-m superpod.rehearsal.rank" if cluster.declared_only else '"$code/superpod/node/rank.py"'
-    words = [*controller, "--", *ranks, f'{python} {rank} "$code/{RECIPE}"']
+    rank = RANK if cluster.declared_only else f"'{PLACE}/superpod/node/rank.py'"
+    words = [*controller, "--", *ranks, f"{python} {rank} '{PLACE}/{RECIPE}'"]
     words += ["--", *_model_step(job), f"{python} -m superpod.launchers.model_job"] if job.model else []
     body = " \\\n    ".join(['exec "$host_python" "$code/superpod/node/attempt.py"', *words])
     return f"""\
 # attempt.py opens the next attempt of the run, picks MASTER_ADDR (this job's first node) and a free port, starts the
 # ranks below with srun, watches their heartbeats, and writes how it ended. It takes this process, so that Slurm's
-# signals reach it.
+# signals reach it. {PLACE} is where it puts the code for all nodes: RUN/{job_code.PREFIX}XXXXXXXX.
+runs={quoted(job.runs)}
 {body}
+exit 1 # exec failed. Nothing below is executed: the recipe, and the runtime as base64.
 """
 
 
@@ -286,8 +296,7 @@ def _carried(job: BatchJob) -> str:
         "\n".join([f"#>> {name}", *(f"#| {line}" if line else "#|" for line in lines), "#<<"])
         for name, lines in blocks.items()
     ]
-    # attempt.py replaces the shell by exec, so bash never reads on to these lines.
-    return "exit 1 # not reached; what follows is carried, not run\n" + "\n".join(text) + "\n"
+    return "\n".join(text) + "\n"
 
 
 def _base64(data: bytes) -> Iterator[str]:

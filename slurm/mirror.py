@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 PICK = r"""
 cd "$1" 2>/dev/null || exit 0
-find . \( -path '*/nemo' -o -path './.jobs' -o -path '*/checkpoints/*/manifest' -o -path './*/*/damaged' \) -prune \
+find . \( -path '*/nemo' -o -path './.jobs' -o -path './*/*/code*' -o -path '*/checkpoints/*/manifest' \
+    -o -path './*/*/damaged' \) -prune \
     -o -type f \( -path '*/heartbeat/nodes' -o \( -name '*.json' -o -name '*.jsonl' -o -name done \
     -o -name stop -o -name job.sbatch -o -name common.pt \) -size -8192k \) -readable -print0 |
     { tar -cz --ignore-failed-read --null -T -; [ $? -le 1 ]; }

@@ -98,8 +98,8 @@ def _secret_file(value: str) -> str:
 
 
 def _umask(value: str) -> str:
-    if value and not re.fullmatch(r"0?0[0-7][0-7]", value):
-        raise ValueError('takes a umask that leaves the owner all rights, such as "0027"')
+    if value and not re.fullmatch(r"0?0[2367][2367]", value):
+        raise ValueError('takes a umask that lets the owner do all and nobody else write, such as "0027"')
     return value
 
 

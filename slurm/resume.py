@@ -1,7 +1,7 @@
 """`recipes submit --resume RUN` with changes: what a run may change when it goes on, and its new batch script.
 
-The script and the code of the attempts so far stay in the run folder, as `job-until-NNN.sbatch` and `code-until-NNN`;
-where no attempt has begun since the last change, as `job-until-NNN.2.sbatch` and so on.
+The script of the attempts so far, which holds their code, stays in the run folder as `job-until-NNN.sbatch`; where no
+attempt has begun since the last change, as `job-until-NNN.2.sbatch` and so on.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def restored_on_failure(run: RunFolder) -> Iterator[None]:
     """Put the run's small files back as they were when what happens inside fails: sbatch may refuse."""
     names = (slurm_submit.SCRIPT, "run.json", "recipe.txt", "plan.json", DONE, guard.STOP, guard.RESUMED)
     kept = {name: (run.path / name).read_bytes() for name in names if (run.path / name).is_file()}
-    known = set(run.path.glob("*-until-*"))
+    known = set(run.path.glob("job-until-*"))
     try:
         yield
     except BaseException:
@@ -90,11 +90,8 @@ def restored_on_failure(run: RunFolder) -> Iterator[None]:
                 (run.path / name).write_bytes(kept[name])
             else:
                 (run.path / name).unlink(missing_ok=True)
-        for moved in set(run.path.glob("*-until-*")) - known:
-            if moved.is_dir():
-                moved.rename(run.path / "code")
-            else:
-                moved.unlink()  # the script stands in its own place
+        for moved in set(run.path.glob("job-until-*")) - known:
+            moved.unlink()  # the script is in its own place again
         raise
 
 
@@ -107,20 +104,17 @@ def rewrite(run: RunFolder, submission: Submission) -> None:
     run.reopen(submission.run.max_steps)
     run.update(slurm_submit.facts(submission), submission.run.lines)
     run.write_plan(submission.run.plan)
-    path, code = run.path / slurm_submit.SCRIPT, run.path / "code"
-    old_script, old_code = _kept_as(run)
-    if code.is_dir():
-        code.rename(old_code)  # the script unpacks its code only where there is none
-    path.rename(old_script)
+    path = run.path / slurm_submit.SCRIPT
+    path.rename(_kept_as(run))
     path.write_text(slurm_submit.script(submission, name=slurm_submit.job_name(str(run.path))), encoding="utf-8")
 
 
-def _kept_as(run: RunFolder) -> tuple[Path, Path]:
-    """Names, taken by nothing, for the script and the code of the attempts so far."""
+def _kept_as(run: RunFolder) -> Path:
+    """A name, taken by nothing, for the script of the attempts so far."""
     last = f"{len(run.attempts):03d}"
     numbers = itertools.chain([last], (f"{last}.{count}" for count in itertools.count(2)))
-    pairs = ((run.path / f"job-until-{number}.sbatch", run.path / f"code-until-{number}") for number in numbers)
-    return next(pair for pair in pairs if not any(path.exists() for path in pair))
+    paths = (run.path / f"job-until-{number}.sbatch" for number in numbers)
+    return next(path for path in paths if not path.exists())
 
 
 def set_time(run: RunFolder, time: str) -> None:

@@ -14,13 +14,28 @@ from superpod.errors import UserError
 
 REMOTE = r"""
 set -e
-[ -z "$2" ] || umask "$2"
+umask "${2:-$(printf %04o $((0$(umask) | 022)))}"
 mkdir -p "$1"
-tar -xz --no-same-permissions --no-same-owner -C "$1"
-[ -d "$1/$4/.." ] && [ -O "$1/$4/.." ] && chmod --reference="$1" "$1/$4/.." || :
-[ -z "$3" ] || { chgrp -R -- "$3" "$1/$4" && find "$1/$4" -type d -exec chmod g+s {} +; }
+unsafe() { [ -z "$(find "$1/." -maxdepth 0 \( -perm -1000 -o ! -perm /022 \))" ]; }
+fail() { echo "$1" >&2; exit 1; }
+! unsafe "$1" || fail "others can write to $1, and could replace runs there: chmod +t, or name another folder"
+me=$(id -u) trusted=$(stat -Lc %u "$1") run=
+for folder in "$1/$4" "$1/$4.$(id -un)"; do
+    mkdir "$folder" 2>/dev/null || :
+    owners=$(stat -c %u "$folder"):$(stat -Lc %u "$folder" || :)
+    case $owners in "$me:$me" | 0:0 | "$trusted:$trusted") ;; *) continue ;; esac
+    if [ -d "$folder" ] && [ -w "$folder" ] && ! unsafe "$folder"; then run=$folder/$5 && break; fi
+done
+[ -n "$run" ] || fail "others have made $1/$4 and $1/$4.$(id -un): name a folder of your own"
+mkdir "$run"
+tar -xz --no-same-permissions --no-same-owner -C "$run"
+[ -z "$3" ] || { chgrp -R -- "$3" "$run" && find "$run" -type d -exec chmod g+s {} +; }
+printf %s "$run"
 """
-"""Unpack a run folder behind SSH with these rights: folder for runs, umask, group, and the run below that folder."""
+"""Unpack a run folder behind SSH with these rights: folder for runs, umask, group, recipe, and the run's name.
+
+As node/owner.py does it here: nobody else can write into the run or replace it. Prints the path.
+"""
 
 SWEEP = r"""
 set -e

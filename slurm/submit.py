@@ -184,13 +184,12 @@ def new_run(submission: Submission, connection: Connection) -> str:
             return str(_create(Path(submission.folder), submission, rights.group).path)
     with tempfile.TemporaryDirectory() as scratch:
         folder = _create(Path(scratch), submission)
-        relative = f"{submission.recipe}/{folder.path.name}"
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-            archive.add(folder.path, arcname=relative, filter=sharing.with_all_rights)
-        words = [submission.folder, rights.umask, rights.group, relative]
-        connection.run(["sh", "-c", sharing.REMOTE, "sh", *words], stdin=stream.getvalue())
-        return f"{submission.folder}/{relative}"
+            for entry in sorted(folder.path.iterdir()):
+                archive.add(entry, arcname=entry.name, filter=sharing.with_all_rights)
+        words = [submission.folder, rights.umask, rights.group, submission.recipe, folder.path.name]
+        return connection.run(["sh", "-c", sharing.REMOTE, "sh", *words], stdin=stream.getvalue()).strip()
 
 
 def _create(runs: Path, submission: Submission, group: str = "") -> RunFolder:

@@ -29,6 +29,7 @@ def queueing(run: RunFolder) -> Iterator[None]:
         UserError: the run is another user's, its folder cannot be written, or another command queues its jobs now.
     """
     owner.refuse_others(run.path, "queue its jobs", root_may=False)
+    owner.refuse_unsafe(run.path)
     try:
         handle = locks.take(run.path / LOCK)
     except OSError as error:

@@ -1,5 +1,7 @@
-"""Planned jobs for the environment of scripts."""
+"""Planned jobs for the environment of scripts, and scripts that are changed."""
 
+import hashlib
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -24,3 +26,13 @@ def planned(
         layout=replace(Layout(gbs=8), **layout),
         options=replace(Options(), **options or {}),
     )
+
+
+def edited(script: str, old: str, new: str) -> str:
+    """A batch script with other text in the recipe that it carries, and the checksum of that."""
+    head, mark, carried = script.partition("\n#>> ")
+    recipe, end, rest = (mark.lstrip("\n") + carried).partition("\n#<<\n")
+    assert old in recipe
+    carried = recipe.replace(old, new) + end + rest
+    digest = hashlib.sha256(carried.encode()).hexdigest()
+    return re.sub(r"(?<=sha256sum\) == )[0-9a-f]{64}", digest, head, count=1) + "\n" + carried

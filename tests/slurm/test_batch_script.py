@@ -2,8 +2,10 @@
 
 import base64
 import dataclasses
+import gzip
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +22,8 @@ from tests.slurm.jobs import planned
 
 RECIPE = '"""A recipe."""\n\n\ndef recipe():\n    return """two  \n\n#<< lines"""\n'
 LINES = ("trainer.max_steps = 60", "", "#<< data.paths[0] = 'a b'  ")
+NO_RUNTIME = gzip.compress(bytes(1024), mtime=0)
+"""An archive that holds nothing."""
 HOSTILE = [
     "a b",
     "it's",
@@ -53,7 +57,7 @@ def job_for(name: str, profile=None, **changes) -> batch_script.BatchJob:
         "variables": tuple(environment.variables(where, planned(where.gpu, tp=2, gbs=16))),
         "recipe_file": RECIPE,
         "recipe_lines": LINES,
-        "runtime": b"runtime",
+        "runtime": NO_RUNTIME,
         "python": "python",
         "facts": {"max_steps": 60},
     }
@@ -85,19 +89,42 @@ def test_the_same_job_is_the_same_text():
 
 
 def test_what_is_carried_comes_out_as_it_went_in(tmp_path):
-    """The script's own sed and base64, on the script."""
+    """By the script itself, up to the line that starts attempt.py."""
     text = batch_script.render(job_for("testbed", runtime=payload.runtime()))
-    file = tmp_path / "job.sbatch"
-    file.write_text(text)
-    (carried,) = re.findall(r"^carried\(\).*$", text, re.MULTILINE)
-    script = (
-        f'{carried}\ncarried recipe.py >"$1/recipe.py"; carried runtime.tar.gz | base64 --decode >"$1/runtime.tar.gz"'
-        '; carried recipe.txt >"$1/recipe.txt"'
-    )
-    subprocess.run(["bash", "-c", script.replace('"$0"', f'"{file}"'), "bash", tmp_path], check=True)
-    assert (tmp_path / "recipe.py").read_text() == RECIPE
-    assert (tmp_path / "recipe.txt").read_text() == "".join(f"{line}\n" for line in LINES)
-    assert (tmp_path / "runtime.tar.gz").read_bytes() == payload.runtime()
+    code = _run(text, tmp_path, "find", "$code", "-maxdepth", "1", "-printf", "%P ").stdout.split()
+    assert sorted(code) == ["recipe.py", "recipe.txt", "superpod"]
+    assert _run(text, tmp_path, "cat", "$code/recipe.py").stdout == RECIPE
+    assert _run(text, tmp_path, "cat", "$code/recipe.txt").stdout == "".join(f"{line}\n" for line in LINES)
+    attempt = _run(text, tmp_path, "cat", "$code/superpod/node/attempt.py").stdout
+    assert attempt == (payload.PACKAGE / "node" / "attempt.py").read_text()
+
+
+def test_the_code_is_unpacked_into_a_new_folder_of_this_user_alone(tmp_path):
+    text = batch_script.render(job_for("testbed"))
+    folders = [_run(text, tmp_path, "stat", "-c", "%n %u %a %F", "$code").stdout.split(maxsplit=3) for _ in "ab"]
+    assert [facts for _, *facts in folders] == [[str(os.geteuid()), "700", "directory\n"]] * 2
+    assert folders[0][0] != folders[1][0]
+
+
+@pytest.mark.parametrize("change", [("return", "pass"), ("#| trainer", "#|  trainer"), ("H4sI", "H4sJ")])
+def test_code_that_was_changed_or_cut_off_is_not_executed(tmp_path, change):
+    """A truncated copy of a script, or another's edit; what is before `exit` may be changed."""
+    text = batch_script.render(job_for("testbed"))
+    for broken in (text.replace(*change), text[: text.rindex("#<<")]):
+        assert broken != text
+        done = _run(broken, tmp_path, "echo", "executed")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "is not what was rendered: render it again" in done.stderr
+    assert _run(text.replace("OMP_NUM_THREADS=1", "OMP_NUM_THREADS=4"), tmp_path, "echo", "executed").returncode == 0
+
+
+def _run(script: str, folder: Path, *command: str) -> subprocess.CompletedProcess:
+    """The script, with another command in place of attempt.py; `$code` in it is the folder."""
+    file = folder / "job.sbatch"
+    before, _, after = script.partition('exec "$host_python"')
+    words = " ".join(f'"{word}"' for word in command)
+    file.write_text(f'{before}{words}; rm -r "$code"; exit\n{after.partition("exit 1 #")[2]}')
+    return subprocess.run(["bash", file], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
 
 
 def test_the_runtime_needs_the_standard_library_only(tmp_path):
@@ -161,18 +188,16 @@ def test_hostile_values_stay_inert(value, tmp_path):
 
 
 def _run_with_a_fake_srun(script: str, folder) -> dict:
-    """Run the script in `folder` with a python3 that prints what it is given; nothing is unpacked."""
+    """Run the script in `folder` with a python3 that prints what it is given."""
     fake = folder / "bin" / "python3"
     fake.parent.mkdir()
     fake.write_text('#!/bin/bash\nprintf "%s\\0" "MINE=$MINE" "$@" >out\n')
     fake.chmod(0o755)
-    before, _, after = script.partition("if [[ ! -s $code")
-    script = before + after.partition("\nfi\n")[2]
+    (folder / "job.sbatch").write_text(script)
     path = f"{fake.parent}:/usr/bin:/bin"
-    subprocess.run(
-        ["bash", "-c", script], cwd=folder, env={"PATH": path, "SLURM_JOB_ID": "1"}, check=True, capture_output=True
-    )
+    subprocess.run(["bash", "job.sbatch"], cwd=folder, env={"PATH": path}, check=True, capture_output=True)
     mine, *argv = (folder / "out").read_bytes().decode().split("\0")[:-1]
+    shutil.rmtree(argv[argv.index("--unpacked") + 1])
     return {"MINE": mine.removeprefix("MINE="), "argv": argv, "--runs": argv[argv.index("--runs") + 1]}
 
 

@@ -18,7 +18,7 @@ from superpod.node import payload
 from superpod.node.run_folder import RunFolder
 from superpod.slurm import batch_script, environment, profiles
 from tests.slurm import newer_python, pythons
-from tests.slurm.jobs import planned
+from tests.slurm.jobs import edited, planned
 from tests.slurm.testbed.toys import TOY
 
 NEEDS_LIGHTNING = ("superpod.node.callback", "superpod.node.profiled")
@@ -39,8 +39,15 @@ assert len([pair for pairs in rounds(5) for pair in pairs]) == 10
 assert redact_text("--token 'x y' https://me:pw@host/") == "--token '<redacted>' https://<redacted>@host/"
 """
 
+SCONTROL = """\
+case "$1 $2" in
+    "show hostnames") echo {node} ;;
+    "show job") echo "JobId=7 JobName=$(cat "$0.name" || echo toy) JobState=RUNNING EndTime=Unknown" 2>/dev/null ;;
+    "update JobId=7") echo "${{3#JobName=}}" >"$0.name" ;;
+esac
+"""
 SLURM = {
-    "scontrol": 'case "$2" in hostnames) echo node1 ;; job) echo "JobState=RUNNING EndTime=Unknown" ;; esac',
+    "scontrol": SCONTROL.format(node="node1"),
     "squeue": "",
     "scancel": "",
     "sbatch": "",
@@ -118,7 +125,7 @@ class Node:
 
     def __init__(self, folder: Path, srun: str = "") -> None:
         self.folder, self.runs, self.bin = folder, folder / "it's runs", folder / "bin"
-        self.bin.mkdir()
+        self.bin.mkdir(parents=True)
         for name, body in {**SLURM, "srun": srun}.items():
             (self.bin / name).write_text(f"#!/bin/sh\n{body}\n")
             (self.bin / name).chmod(0o755)
@@ -144,12 +151,23 @@ class Node:
         file.write_text(batch_script.render(job))
         return file
 
-    def run(self, script: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    @property
+    def only_run(self) -> RunFolder:
+        """The run that is there."""
+        (facts,) = (self.runs / "tiny_llama3").glob("*/run.json")
+        return RunFolder.open(facts.parent)
+
+    def run(self, script: Path, *, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
         """The script, as slurmd would start it."""
         of_the_job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NAME": "tiny_llama3"}
         path = {"PATH": f"{self.bin}:/usr/bin:/bin", "HF_TOKEN": "hf_neverwritten1234"}
         return subprocess.run(
-            ["bash", script], env={**path, **of_the_job, **environ}, capture_output=True, text=True, timeout=120
+            ["bash", script],
+            cwd=cwd,
+            env={**path, **of_the_job, **environ},
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
 
 
@@ -158,8 +176,7 @@ def test_a_plain_sbatch_makes_a_run_of_its_own(python, state, tmp_path):
     """The rendered script on a node of that Python."""
     node = Node(tmp_path, ENDS[state])
     done = node.run(node.script(python))
-    (folder,) = (node.runs / "tiny_llama3").glob("*-j7")
-    run = RunFolder.open(folder)
+    run = node.only_run
     (attempt,) = run.attempts
     assert attempt.result["state"] == state, done.stdout + done.stderr
     assert done.returncode == (0 if state == "done" else 1)
@@ -251,7 +268,7 @@ def test_finding_3_a_job_of_another_shape_is_refused(tmp_path):
 RANKS = """\
 for rank in 0 1; do
     SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NODEID=0 SLURM_NTASKS=2 SLURM_NNODES=1 \\
-        {python} {toy} "$SUPERPOD_RUN_DIR/../../.jobs/7/code/recipe.py" &
+        {python} {toy} "$SUPERPOD_CODE/recipe.py" &
 done
 wait
 """
@@ -260,13 +277,12 @@ wait
 def test_finding_2_ranks_train_save_and_resume_on_that_python(python, tmp_path):
     """The toy's two ranks with the real runtime: logs, heartbeats, checkpoints, metrics, the end; then resumed."""
     node = Node(tmp_path, RANKS.format(python=shlex.quote(python), toy=shlex.quote(str(TOY))))
-    (node.bin / "scontrol").write_text('#!/bin/sh\n[ "$2" = hostnames ] && echo 127.0.0.1 || echo JobState=RUNNING\n')
+    (node.bin / "scontrol").write_text(f"#!/bin/sh\n{SCONTROL.format(node='127.0.0.1')}")
     script = node.script(python)
     options = {"max_steps": 8, "save_every": 2, "step_s": 0.01, "tell": ["PYTHONUNBUFFERED"]}
-    script.write_text(script.read_text().replace("def recipe(): ...", f"OPTIONS = {json.dumps(options)}"))
+    script.write_text(edited(script.read_text(), "def recipe(): ...", f"OPTIONS = {json.dumps(options)}"))
     done = node.run(script, HOME=str(tmp_path))
-    (folder,) = (node.runs / "tiny_llama3").glob("*-j7")
-    run = RunFolder.open(folder)
+    run = node.only_run
     (attempt,) = run.attempts
     assert attempt.result["state"] == "done", done.stdout + done.stderr
     assert [line["step"] for line in run.metrics()] == list(range(1, 9))
@@ -277,3 +293,78 @@ def test_finding_2_ranks_train_save_and_resume_on_that_python(python, tmp_path):
     (run.path / "done").unlink()
     node.run(script, HOME=str(tmp_path), SLURM_RESTART_COUNT="1")
     assert run.attempts[-1].result["before"] == 8
+
+
+def test_a_job_of_the_same_number_begins_a_run_of_its_own(tmp_path):
+    """Of another cluster on the same disk, or after the database was reset; a requeue of the job itself goes on."""
+    node = Node(tmp_path, ENDS["failed"])
+    script = node.script("python3")
+    node.run(script)
+    (node.bin / "scontrol.name").unlink()  # another job
+    node.run(script)
+    runs = sorted(RunFolder.open(facts.parent).path for facts in node.runs.glob("*/*/run.json"))
+    assert [len(RunFolder.open(run).attempts) for run in runs] == [1, 1]
+    node.run(script, SLURM_RESTART_COUNT="1")  # of the second
+    assert sorted(len(RunFolder.open(run).attempts) for run in runs) == [1, 2]
+
+
+def test_a_requeued_job_whose_run_is_not_known_begins_none(tmp_path):
+    node = Node(tmp_path)
+    (node.bin / "scontrol").write_text("#!/bin/sh\nexit 1\n")
+    done = node.run(node.script("python3"), SLURM_RESTART_COUNT="1")
+    assert done.returncode == 1
+    assert "job 7 was requeued, and Slurm's controller does not say which run it began" in done.stdout
+    assert not [*node.runs.glob("*/*")]
+
+
+HOSTILE = 'import os, sys; open(os.environ["PWNED"], "a").write(" ".join(sys.argv) + chr(10))\n'
+NAMES = ("superpod/node/attempt.py", "superpod/node/rank.py", "superpod/__init__.py", "recipe.py", "json.py", "re.py")
+
+
+def plant(folder: Path) -> None:
+    """Code of another user, at every name that a job executes or imports."""
+    for name in NAMES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(HOSTILE)
+
+
+def test_code_that_waits_for_a_job_in_the_folder_for_runs_is_not_executed(tmp_path):
+    """Where earlier versions unpacked theirs, and where the job is submitted."""
+    node = Node(tmp_path, 'python3 -c "import json"; echo "{}" >"$SUPERPOD_RUN_DIR/done"')
+    plant(node.runs / ".jobs" / "7" / "code")
+    plant(node.runs)
+    plant(node.runs / "tiny_llama3" / "20260101T000000Z-j7" / "code")
+    script = node.script("python3")
+    done = node.run(script, cwd=node.runs, PWNED=str(tmp_path / "pwned"))
+    assert not (tmp_path / "pwned").exists()
+    assert node.only_run.done, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("earlier", ["code", "code.12345678"])
+def test_code_that_waits_in_the_run_is_not_executed(tmp_path, earlier):
+    node = Node(tmp_path, ENDS["failed"])
+    script = node.script("python3")
+    node.run(script)
+    run = node.only_run
+    (before,) = run.path.glob("code.*")
+    plant(run.path / earlier)
+    (run.path / "attempts" / "001" / "code").symlink_to(run.path / earlier)
+    done = node.run(script, SLURM_RESTART_COUNT="1", PWNED=str(tmp_path / "pwned"))
+    assert not (tmp_path / "pwned").exists(), done.stdout + done.stderr
+    assert len(run.attempts) == 2
+    (now,) = run.path.glob("code.*")
+    assert now not in (before, run.path / earlier)
+    assert now.stat().st_mode & 0o777 == 0o700
+    assert (now / "superpod" / "node" / "attempt.py").read_text() == (payload.PACKAGE / "node/attempt.py").read_text()
+
+
+def test_a_job_leaves_nothing_in_tmp(tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    for ends in ("exit 3", "kill -9 $PPID"):  # $PPID: attempt.py
+        node = Node(tmp_path / ends[:4], f'ls "{scratch}" >"$SUPERPOD_RUN_DIR/left"; {ends}')
+        script = node.script("python3")
+        script.write_text(script.read_text().replace("mktemp -d /tmp/", f"mktemp -d {scratch}/"))
+        node.run(script)
+        assert (node.only_run.path / "left").read_text() == ""
+        assert [*scratch.iterdir()] == []

@@ -53,7 +53,6 @@ def test_a_script_without_a_limit_is_not_guessed_at(run):
 
 
 def test_finding_10_a_refusal_changes_nothing(run):
-    (run.path / "code").mkdir()
     before = contents(run)
 
     def change_and_fail() -> None:
@@ -61,13 +60,11 @@ def test_finding_10_a_refusal_changes_nothing(run):
             resume.set_time(run, "1:00:00")
             guard.allow_resume(run)
             run.update({"max_steps": 200}, ["a = 3"])
-            (run.path / "code").rename(run.path / "code-until-000")
             raise UserError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
 
     with pytest.raises(UserError, match="QOS"):
         change_and_fail()
     assert contents(run) == before
-    assert (run.path / "code").is_dir()
     assert guard.stopped(run)
 
 
@@ -119,17 +116,11 @@ def changed(monkeypatch) -> Any:
     return lambda text: SimpleNamespace(run=SimpleNamespace(max_steps=100, lines=[], plan={}), text=text)
 
 
-def test_finding_f1_6_each_change_unpacks_its_own_code(run, changed):
-    """Issue 14: change A's job has unpacked A, and ended before an attempt opened; change B must not train with A."""
+def test_each_change_keeps_the_script_before_it(run, changed):
+    """Its code is in it, and every job unpacks its own."""
     for text in ("A", "B", "C"):
-        code = run.path / "code"
-        code.mkdir()
-        (code / "recipe.py").write_text(f"before {text}")
         resume.rewrite(run, changed(text))
-        assert not code.exists(), "the script unpacks only where there is none"
         assert (run.path / "job.sbatch").read_text() == text
-    kept = {path.name: (path / "recipe.py").read_text() for path in run.path.glob("code-until-*")}
-    assert kept == {"code-until-000": "before A", "code-until-000.2": "before B", "code-until-000.3": "before C"}
     scripts = {path.name: path.read_text() for path in run.path.glob("job-until-*")}
     assert scripts == {
         "job-until-000.sbatch": SCRIPT,
@@ -139,9 +130,8 @@ def test_finding_f1_6_each_change_unpacks_its_own_code(run, changed):
 
 
 def test_finding_f1_6_a_refused_second_change_leaves_the_first(run, changed):
-    """Issue 14: nothing of it stays, and the code in place is the first's."""
+    """Issue 14: nothing of it stays."""
     resume.rewrite(run, changed("A"))
-    (run.path / "code").mkdir()
     before = contents(run)
 
     def change_and_fail() -> None:
@@ -152,8 +142,6 @@ def test_finding_f1_6_a_refused_second_change_leaves_the_first(run, changed):
     with pytest.raises(UserError, match="QOS"):
         change_and_fail()
     assert contents(run) == before
-    assert (run.path / "code").is_dir()
-    assert [*run.path.glob("code-until-*")] == []
 
 
 class FakeSlurm(connection.Connection):

@@ -32,14 +32,19 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize(("own", "made"), [(0o3775, 0o3775), (0o1777, 0o1777), (0o755, 0o755), (0o700, 0o700)])
-def test_a_recipe_s_folder_has_the_rights_of_the_folder_for_runs(tmp_path, own, made):
+@pytest.mark.parametrize("own", [0o3775, 0o1777, 0o755, 0o700])
+def test_only_its_user_may_write_to_a_run(tmp_path, own):
+    """Whatever the rights of the folder for runs and the umask are."""
     runs = tmp_path / "runs"
     runs.mkdir()
     runs.chmod(own)
-    with sharing.umask("0027"):
+    with sharing.umask("0002"):
         run = RunFolder.create(runs, "tiny", facts={}, recipe_lines=[])
-    assert mode(runs / "tiny") == made
+        with run.lock():
+            run.new_attempt()
+    assert not any(mode(path) & 0o022 for path in (runs / "tiny").rglob("*"))
+    with sharing.umask("0027"):
+        run = RunFolder.create(runs, "other", facts={}, recipe_lines=[])
     assert mode(run.path) & 0o777 == 0o750
     assert mode(run.path / "run.json") == 0o640
 
@@ -73,15 +78,15 @@ def test_a_run_is_given_to_a_group_with_all_that_comes_later(tmp_path):
         sharing.give(run.path, "nobody of that name")
 
 
-@pytest.mark.parametrize("mask", ["027", "0027", "0007", "022", ""])
+@pytest.mark.parametrize("mask", ["027", "0027", "0077", "022", ""])
 def test_a_umask_in_a_profile(mask):
     text = TEXT.replace("[folders]", f'[folders]\numask = "{mask}"\ngroup = "team"')
     assert profiles.parse(text, "x.toml").folders.umask == mask
 
 
-@pytest.mark.parametrize("mask", ["777", "0700", "27", "0o27", "u=rwx", "00270"])
+@pytest.mark.parametrize("mask", ["777", "0700", "27", "0o27", "u=rwx", "00270", "0007", "0002", "025"])
 def test_a_umask_that_would_lock_the_owner_out_is_refused(mask):
-    with pytest.raises(UserError, match="takes a umask that leaves the owner all rights"):
+    with pytest.raises(UserError, match="takes a umask that lets the owner do all and nobody else write"):
         profiles.parse(TEXT.replace("[folders]", f'[folders]\numask = "{mask}"'), "x.toml")
 
 
@@ -92,14 +97,15 @@ def test_a_run_folder_behind_ssh_gets_the_same_rights(tmp_path):
     (run,) = (tmp_path / "here" / "tiny").iterdir()
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        archive.add(run, arcname=f"tiny/{run.name}")
+        for entry in run.iterdir():
+            archive.add(entry, arcname=entry.name)
     runs = tmp_path / "runs"
     runs.mkdir()
     runs.chmod(0o3775)
-    words = [str(runs), "0027", group, f"tiny/{run.name}"]
-    connection.Connection().run(["sh", "-c", sharing.REMOTE, "sh", *words], stdin=stream.getvalue())
+    words = [str(runs), "0027", group, "tiny", run.name]
     there = runs / "tiny" / run.name
-    assert mode(runs / "tiny") == 0o3775
+    made = connection.Connection().run(["sh", "-c", sharing.REMOTE, "sh", *words], stdin=stream.getvalue())
+    assert made == str(there)
     assert mode(there) == 0o2750
     assert mode(there / "run.json") == 0o640
     assert RunFolder.open(there).recipe == "tiny"
@@ -107,7 +113,7 @@ def test_a_run_folder_behind_ssh_gets_the_same_rights(tmp_path):
 
 @pytest.mark.parametrize("here", ["0077", "0000"])
 @pytest.mark.parametrize(
-    ("there", "folder", "file"), [("0027", 0o750, 0o640), ("0007", 0o770, 0o660), ("", 0o755, 0o644)]
+    ("there", "folder", "file"), [("0027", 0o750, 0o640), ("0077", 0o700, 0o600), ("", 0o755, 0o644)]
 )
 def test_finding_24_the_umask_of_this_machine_decides_nothing_behind_ssh(tmp_path, here, there, folder, file):
     """Issue 14's second review: submitted under umask 077, nobody else could read the run."""

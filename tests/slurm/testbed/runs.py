@@ -10,6 +10,7 @@ from superpod.node import guard
 from superpod.node.files import read_lines
 from superpod.node.run_folder import RunFolder
 from superpod.slurm import connection, submit, watch
+from tests.slurm.jobs import edited
 from tests.slurm.testbed.bed import Testbed, until
 
 
@@ -31,12 +32,22 @@ class BedRun:
         raise NotImplementedError
 
     def end_at(self, step: int) -> None:
-        """From the next attempt on, this is its last step."""
-        recipe = self.run.path / "code" / "recipe.py"
-        text = recipe.read_text()
-        assert text.count(str(self.max_steps)) == 1
-        recipe.write_text(text.replace(str(self.max_steps), str(step)))
-        self.max_steps = step
+        """From the next attempt on, this is its last step; from this one on, where its ranks have not read it yet."""
+        before, self.max_steps = str(self.max_steps), step
+        assert self.recipe.read_text().count(before) == 1
+        self.recipe.write_text(self.recipe.read_text().replace(before, str(step)))
+        script = self.run.path / submit.SCRIPT
+        script.write_text(edited(script.read_text(), before, str(step)))
+        waiting = [job.id for job in self.seen().jobs or [] if job.state == "PENDING"]  # each has the script it got
+        for job in waiting:
+            self.testbed.slurm("scancel", job)
+        self.queue(len(waiting))
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe of the newest attempt, as its ranks execute it."""
+        (code,) = self.run.path.glob("code.*")
+        return code / "recipe.py"
 
     def queue(self, attempts: int) -> None:
         """More attempts."""

@@ -143,7 +143,7 @@ def soak(bed: Testbed, faults: int, seed: int, folder: Path, nemo: Nemo | None =
             run.queue(4 - len(jobs))
     run.until_new_checkpoint(300)
     run.end_at(run.step + 60)
-    shell.run(["scontrol", "requeue", run.job], check=False)
+    shell.run(["scancel", "--signal=USR1", run.job], check=False)  # save, and let the next job go on
     until(lambda: run.seen().state != "running", 60)
     run.until_done(400)
     run.check_whole()

@@ -42,7 +42,8 @@ if os.environ["RANK"] == "{ODD}" and os.environ["SUPERPOD_ATTEMPT"] == "001":
 def test_a_hang_on_the_second_node_is_named_with_rank_and_stack(how, nemo, testbed, profile):
     """And the next attempt goes on."""
     run = NemoRun(nemo, profile(("stalled_s = 30", f"stalled_s = {LIMIT_S}")), attempts=2, max_steps=2000)
-    with (run.run.path / "code" / "recipe.py").open("a") as recipe:  # ranks import NeMo before they read it
+    until(lambda: [*run.run.path.glob("code.*/recipe.py")], 60, run.story)
+    with run.recipe.open("a") as recipe:  # ranks import NeMo before they read it
         recipe.write(PLANTED)
     run.until_step(12)
     began = time.monotonic()
@@ -55,7 +56,7 @@ def test_a_hang_on_the_second_node_is_named_with_rank_and_stack(how, nemo, testb
     print(f"named after {time.monotonic() - began:.0f} s: {first.result['message']}")
     expected = {
         "stopped": f"rank {ODD} left no stack (stopped, or gone)",
-        "sleep": f"rank {ODD} stood in slept_in (code/recipe.py:",
+        "sleep": f"rank {ODD} stood in slept_in ({run.recipe.parent.name}/recipe.py:",
     }[how]
     assert expected in first.result["message"], run.story()
     assert "rank 0 waited in " in first.result["message"], run.story()

@@ -89,8 +89,8 @@ def test_a_plain_sbatch_of_the_rendered_script(testbed, profile, recipes_cli, te
     job = subprocess.run(["sbatch", "--parsable", script], env=plain, cwd=tmp_path, capture_output=True, text=True)
     assert job.returncode == 0, job.stderr
     assert testbed.until_ended(job.stdout.strip(), 900) == "COMPLETED"
-    (folder,) = (tmp_path / "runs" / "tiny_llama3").glob(f"*-j{job.stdout.strip()}")
-    run = RunFolder.open(folder)
+    (facts,) = (tmp_path / "runs" / "tiny_llama3").glob("*/run.json")
+    run = RunFolder.open(facts.parent)
     assert run.done
     assert len(run.metrics()) == 6
     assert "trainer.max_steps" in (run.path / "recipe.txt").read_text()

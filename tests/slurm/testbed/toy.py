@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(1, os.environ["SUPERPOD_RUN_DIR"] + "/code")
+sys.path.insert(1, os.environ["SUPERPOD_CODE"])
 
 from superpod.node import manifest, resume
 from superpod.node import rank as runtime

@@ -57,9 +57,8 @@ class ToyRun(BedRun):
                 time=time_limit,
             )
         )
-        ranks = "-m superpod.rehearsal.rank"
-        assert ranks in script
-        (self.run.path / submit.SCRIPT).write_text(script.replace(ranks, batch_script.quoted(str(TOY))))
+        assert batch_script.RANK in script
+        (self.run.path / submit.SCRIPT).write_text(script.replace(batch_script.RANK, batch_script.quoted(str(TOY))))
         if attempts:
             self.queue(attempts)
 
