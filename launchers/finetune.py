@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from superpod.errors import UserError, did_you_mean
 from superpod.launchers import finetune_overrides
+from superpod.node import owner
 from superpod.node.files import read_json, write_json
+from superpod.node.model_steps import PACKED
 from superpod.planner import kernel_rules
 from superpod.recipes import planned_job
 from superpod.recipes.data import finetune_data, packing
@@ -31,9 +33,7 @@ if TYPE_CHECKING:
 FACT = "finetune"
 """Key of run.json that keeps the `Task`."""
 BASES = ".models"
-"""Folder beside the run folders that holds every imported model once."""
-PACKED = "packed"
-"""Key of run.json: the folder of the packed samples, where it is not in the run folder."""
+"""Folder next to the run folders (`owner.folder_in`) that holds every model that this user has imported."""
 CONTEXT_PARALLEL = "trainer.strategy.context_parallel_size"
 _COUNTS = finetune_data.COUNTS
 _IMPORTER = b"table of both directions, forward check"
@@ -215,9 +215,10 @@ def change(
         restore = finetune_overrides.restoring(partial, overrides)
         note("comparing the model with the recipe")
         changes = match_config.match_config(partial, Path(task.model))
-        base = Path(task.start) if task.start else None
-        bases = run_folder.parents[1] / BASES
-        base = base or later or imported(Path(task.model), bases, note, forward_check=task.forward_check)
+        base = Path(task.start) if task.start else later
+        if base is None:
+            bases = owner.folder_in(run_folder.parents[1], BASES)
+            base = imported(Path(task.model), bases, note, forward_check=task.forward_check)
         sizes = finetune_setup.sizes(partial, task.pack)
         note("encoding and packing the data")
         data = run_folder / "data"
@@ -250,8 +251,9 @@ def imported(model: Path, bases: Path, note: Callable[[str], None], *, forward_c
     base = base_of(model, bases, forward_check=forward_check)
     log = base.with_name(f"{base.name}.log")
     bases.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as lock:
+    with owner.others_cannot_write(), log.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        owner.refuse_writable(base)
         if not base.is_dir():
             note(f"importing {model} into NeMo")
             half_written.remove_dead(base)

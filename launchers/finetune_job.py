@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.launchers import finetune, model_job
+from superpod.node import owner
+from superpod.node.model_steps import PACKED
 
 if TYPE_CHECKING:
     from superpod.launchers.finetune import Task
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from superpod.lifecycle.resolve import ResolvedRun
 
 SAMPLES = ".samples"
-"""Folder beside the run folders that holds packed samples, one for each submission."""
+"""Folder next to the run folders (`owner.folder_in`) that holds packed samples, a folder for each submission."""
 
 
 def resolved(request: Request, task: Task, runs: Path, note: Callable[[str], None]) -> ResolvedRun:
@@ -39,8 +41,10 @@ def resolved(request: Request, task: Task, runs: Path, note: Callable[[str], Non
 
     built = resolve(request)
     install()  # a login node has neither a GPU nor Transformer Engine, and the model's configuration is compared
-    base = finetune.base_of(Path(task.model), runs / finetune.BASES, forward_check=task.forward_check)
-    samples = _new_folder(runs / SAMPLES)
+    bases = _folder_in(runs, finetune.BASES)
+    base = finetune.base_of(Path(task.model), bases, forward_check=task.forward_check)
+    samples = Path(tempfile.mkdtemp(prefix="", dir=_folder_in(runs, SAMPLES)))
+    samples.chmod(0o755)
     try:
         facts = finetune.change(task, samples, note, request.overrides, later=base)(built.partial)
     except BaseException:
@@ -51,22 +55,19 @@ def resolved(request: Request, task: Task, runs: Path, note: Callable[[str], Non
         built,
         max_steps=trainer.max_steps,
         save_every=trainer.val_check_interval,  # after each validation
-        data_facts={**built.data_facts, **facts, **model_job.facts(base), finetune.PACKED: str(samples / "data")},
+        data_facts={**built.data_facts, **facts, **model_job.facts(base), PACKED: str(samples / "data")},
         lines=[str(line) for line in flatten.flatten(built.partial)],
     ).exported()
 
 
-def _new_folder(parent: Path) -> Path:
+def _folder_in(runs: Path, name: str) -> Path:
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="", dir=parent))
+        return owner.folder_in(runs, name)
     except OSError as error:
-        raise UserError(f"{parent} cannot be written: {error.strerror}", "--runs names another shared folder") from None
-    folder.chmod(0o755)
-    return folder
+        raise UserError(f"{runs} cannot be written: {error.strerror}", "--runs names another shared folder") from None
 
 
 def discard(run: ResolvedRun) -> None:
     """Remove the samples of a run that was not submitted after all."""
-    if packed := run.data_facts.get(finetune.PACKED):
+    if packed := run.data_facts.get(PACKED):
         shutil.rmtree(Path(packed).parent, ignore_errors=True)

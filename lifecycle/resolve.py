@@ -17,6 +17,7 @@ import superpod
 from superpod import collection
 from superpod.errors import UserError
 from superpod.lifecycle.request import Request
+from superpod.node import owner
 from superpod.node.files import write_json
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
@@ -259,13 +260,15 @@ def resolve_cached(request: Request) -> ResolvedRun:
         return planned_run.resolve(request)
     path, adapter = cache() / f"{_key(request)}.json", TypeAdapter(ResolvedRun)
     try:
+        owner.refuse_writable(path)  # it holds the source of the recipe, and XDG_CACHE_HOME may be a shared folder
         return adapter.validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        pass  # not there, or torn: build it
+    except (OSError, ValidationError, UserError):
+        pass  # not there, torn, or another user's: build it
     data = adapter.dump_python(resolve(request).exported(), mode="json")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, data)
+        with owner.others_cannot_write():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, data)
     except OSError:
         pass  # a home that cannot be written costs time, not the job
     return adapter.validate_python(data)  # as it comes from the cache: JSON has lists where Python has tuples

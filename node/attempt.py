@@ -186,7 +186,9 @@ def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
     """
     if path := os.environ.get("SUPERPOD_RUN_DIR") or job.begun_run(Path(options.runs)):
         owner.refuse_unsafe(Path(path))
-        return RunFolder.open(path)
+        run = RunFolder.open(path)
+        model_steps.refuse_unsafe_inputs(run)
+        return run
     lines = Path(options.lines).read_text(encoding="utf-8").splitlines() if options.lines else []
     run = RunFolder.create(Path(options.runs), options.recipe, facts=json.loads(options.facts), recipe_lines=lines)
     job.name_after(run)

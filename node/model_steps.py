@@ -11,11 +11,14 @@ import subprocess
 from pathlib import Path
 
 from superpod.errors import UserError
-from superpod.node import owed_export
+from superpod.node import owed_export, owner
 from superpod.node.run_folder import Attempt, RunFolder
 
 BASE = "base"
 """Key of run.json: the NeMo checkpoint that the run starts from, which the job makes where it is missing."""
+PACKED = "packed"
+"""Key of run.json: the folder of its packed samples, where they are not in the run folder."""
+
 END_S = 10.0
 """How long a step that is stopped may take to remove what it has half written, seconds."""
 
@@ -24,6 +27,23 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
     """The command of the ranks and, after a `--`, that of a step of one task; [] where the run needs none."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
+
+
+def refuse_unsafe_inputs(run: RunFolder) -> None:
+    """Refuse an imported model or packed samples, which ranks unpickle, that another user could have written.
+
+    A folder that the user has named (`--start`) is not judged: it may well be a colleague's.
+
+    Raises:
+        UserError: which one, and why.
+    """
+    runs = run.path.parents[1]
+    places = [Path(str(run.facts[key])) for key in (BASE, PACKED) if run.facts.get(key)]
+    for place in places:
+        if place.exists() and runs in place.parents:  # RUNS/.models/MODEL, RUNS/.samples/ID/data
+            own = runs.joinpath(*place.relative_to(runs).parts[:2])
+            owner.refuse_replaceable(own)
+            owner.refuse_writable(own, place)
 
 
 def to_import(run: RunFolder) -> bool:

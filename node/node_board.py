@@ -7,6 +7,7 @@ shared lock on it while it lives, so that what killed ranks have left can be tol
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -127,6 +128,8 @@ def _open_locked(path: Path, size: int) -> int:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
+            if os.fstat(handle).st_uid != os.geteuid():  # in /dev/shm anybody can make it beforehand
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
             os.posix_fallocate(handle, 0, size)
             fcntl.flock(handle, fcntl.LOCK_SH)
             if os.fstat(handle).st_nlink:  # not swept away between the calls
@@ -141,7 +144,7 @@ def sweep(where: Path) -> None:
     """Remove this user's files that no living process holds: their ranks were killed."""
     for path in where.glob(f"{PREFIX}-{os.getuid()}-*"):
         with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()

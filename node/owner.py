@@ -119,12 +119,12 @@ def refuse_replaceable(path: Path) -> None:
     Raises:
         UserError: as `refuse_unsafe`.
     """
-    where = path.resolve() if path.is_symlink() else path.absolute()
-    parent, shared = where.parent, where.parent.parent
-    _refuse(shared, _problem_of_shared(shared), f"chmod +t {shlex.quote(str(shared))}")
-    own = shlex.quote(str(shared / f"{parent.name}.{name_of(os.geteuid())}"))
-    hint = f"move it into a folder of your own, and use it there: mkdir {own} && mv {shlex.quote(str(where))} {own}"
-    _refuse(parent, _problem(parent, trusted=shared.stat().st_uid, sticky=True), hint)
+    for where in dict.fromkeys([path.absolute(), path.resolve()]):
+        parent, shared = where.parent, where.parent.parent
+        _refuse(shared, _problem_of_shared(shared), f"chmod +t {shlex.quote(str(shared))}")
+        own = shlex.quote(str(shared / f"{parent.name}.{name_of(os.geteuid())}"))
+        hint = f"move it into a folder of your own, and use it there: mkdir {own} && mv {shlex.quote(str(where))} {own}"
+        _refuse(parent, _problem(parent, trusted=shared.stat().st_uid, sticky=True), hint)
 
 
 def refuse_writable(*paths: Path) -> None:
@@ -137,6 +137,17 @@ def refuse_writable(*paths: Path) -> None:
         if os.path.lexists(path) and path.exists():
             hint = f"see what others may have put there, then: chmod -R go-w {shlex.quote(str(path))}"
             _refuse(path, _problem(path, trusted=os.geteuid(), sticky=False), hint)
+
+
+def may_cache(folder: Path) -> bool:
+    """Whether only this user and root can have written what is in `folder`, and this user may make it where it is not.
+
+    Its parent counts as its own; those next to that may be other users', where none can replace what is in there.
+    """
+    if not folder.exists() and not os.access(next(path for path in folder.parents if path.exists()), os.W_OK):
+        return False
+    checked = ((folder, False), (folder.parent, False), (folder.parent.parent, True))
+    return not any(_problem(path, trusted=0, sticky=sticky) for path, sticky in checked if path.exists())
 
 
 def _refuse(path: Path, problem: str, hint: str) -> None:

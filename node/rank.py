@@ -138,6 +138,7 @@ def attach(partial: Any, run: Path, attempt: Path, profile: str = "") -> None:
     partial.log.ckpt.dirpath = str(run / "checkpoints")
     wandb_id.keep(partial.log, run)
     _resume(partial, attempt / resume.FOLDER)
+    _keep_indices(partial, run)
     callbacks = partial.trainer.callbacks or []
     callbacks = profiled.keep(callbacks, run, profile)
     monitored = rank_monitor.prepare(callbacks, run)
@@ -154,6 +155,18 @@ def _resume(partial: Any, folder: Path) -> None:
     partial.resume.resume_from_directory = str(folder)
     if any(folder.glob("*-last")):
         partial.resume.resume_from_path = None  # a path in the recipe is where the run began, not where it is
+
+
+def _keep_indices(partial: Any, run: Path) -> None:
+    """Keep Megatron's sample indices in the run where other users may write to those of the data.
+
+    It loads them with `allow_pickle`, which executes what a file says (megatron-core 0.15.3 datasets/gpt_dataset.py).
+    """
+    from superpod.node import owner
+
+    cache = getattr(partial.data, "index_mapping_dir", None)
+    if cache and not owner.may_cache(Path(cache)):
+        partial.data.index_mapping_dir = str(run / "index_cache")
 
 
 def _leave() -> None:

@@ -5,9 +5,9 @@ learns from them how long is too long. `ft_launcher` would start it; here each r
 """
 
 import atexit
-import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -41,7 +41,10 @@ def start(run: Path) -> int:
     from nvidia_resiliency_ext.fault_tolerance.data import FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR
 
     (run / LEARNED).mkdir(exist_ok=True)
-    socket = f"{tempfile.gettempdir()}/superpod_rank_{os.getpid()}.socket"
+    # What comes through these sockets is unpickled, so nobody else may open or make one: not in /tmp, by names that can
+    # be guessed. The monitor, which is forked, puts one of its own into `tempfile.tempdir`.
+    folder = tempfile.mkdtemp(prefix="superpod_rank_")
+    socket, default, tempfile.tempdir = f"{folder}/rank.socket", tempfile.tempdir, folder
     config = ft.FaultToleranceConfig(workload_check_interval=CHECK_S, enable_nic_monitor=False)
     # A warning before the time limit, or Ctrl-C, reaches all processes: the monitor would end, and the rank's save
     # with it.
@@ -51,13 +54,12 @@ def start(run: Path) -> int:
         monitor = ft.RankMonitorServer.run_in_subprocess(config, socket, is_restarter_logger=False, mp_ctx=fork)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    atexit.register(_end, monitor, socket)
+        tempfile.tempdir = default
+    atexit.register(_end, monitor, folder)
     os.environ[FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR] = socket
     return int(monitor.pid)
 
 
-def _end(monitor: Any, socket: str) -> None:
+def _end(monitor: Any, folder: str) -> None:
     monitor.kill()  # it ignores SIGTERM
-    for path in (socket, f"{tempfile.gettempdir()}/_ft_launcher{monitor.pid}_to_rmon.socket"):
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    shutil.rmtree(folder, ignore_errors=True)

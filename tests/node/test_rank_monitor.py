@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 
 import pytest
 
@@ -27,7 +26,10 @@ for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
     os.kill(pid, number)
 time.sleep(2)
 client.send_heartbeat()
-print(json.dumps({"monitor": pid, "socket": os.environ["FT_RANK_MONITOR_IPC_SOCKET"]}))
+socket = Path(os.environ["FT_RANK_MONITOR_IPC_SOCKET"])
+sockets = sorted(path.name for path in socket.parent.iterdir())
+print(json.dumps({"monitor": pid, "folder": str(socket.parent), "mode": socket.parent.stat().st_mode & 0o777,
+                  "sockets": sockets}))
 """
 
 
@@ -39,6 +41,7 @@ def test_it_outlives_signals_and_not_its_rank(tmp_path):
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout.splitlines()[-1])
     assert not os.path.exists(f"/proc/{printed['monitor']}")
-    assert not os.path.exists(printed["socket"])
-    assert not os.path.exists(f"{tempfile.gettempdir()}/_ft_launcher{printed['monitor']}_to_rmon.socket")
+    assert printed["mode"] == 0o700, "what comes through the sockets is unpickled"
+    assert printed["sockets"] == [f"_ft_launcher{printed['monitor']}_to_rmon.socket", "rank.socket"]
+    assert not os.path.exists(printed["folder"])
     assert (tmp_path / "ft_state").is_dir()
