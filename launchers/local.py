@@ -19,7 +19,7 @@ from superpod.launchers.early import PROCESS_GIB, TRAINING_BYTES
 from superpod.launchers.watchdog import Watchdog
 from superpod.lifecycle.request import Request
 from superpod.lifecycle.resolve import ResolvedRun, resolve
-from superpod.node import nsys, orphans, resume, resume_layout, versions
+from superpod.node import capture, nsys, orphans, resume, resume_layout, versions
 from superpod.node.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
 from superpod.node.rank import attach
 from superpod.node.run_folder import Attempt, RunFolder
@@ -190,6 +190,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
 
     attach(local.partial, folder.path, attempt.path, local.resolved.request.profile)
     values = rank_environment() | _of_the_run(local) | {MARK: str(attempt.path)}
+    values |= capture.flight_recorder(attempt.path, os.environ)
     executor = run.LocalExecutor(ntasks_per_node=local.ranks, launcher=_launcher(local, folder), env_vars=values)
     stop, watchdog = StopSignal(), Watchdog(attempt)
     state = ""

@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ _CAPTURED = "SUPERPOD_CAPTURED"
 BY_NODE = "SUPERPOD_LOGS_BY_NODE"
 """Set where srun writes the output of all ranks of a node into one file, with the rank before each line."""
 
+
+DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""The first part of the path of a flight-recorder dump, to which PyTorch adds the rank; by its newer and older name."""
 
 ASK = signal.SIGUSR2
 """At this signal a rank writes the Python stacks of its threads into its log: see `stacks.py`."""
@@ -108,6 +112,16 @@ def _keep_children_off_the_pipes(log: Path) -> None:
                 os.dup2(pipes[standard], standard)
 
     util.spawnv_passfds = spawn_off
+
+
+def flight_recorder(attempt_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that let PyTorch's flight recorder write into the attempt; {} where the user has set one of them.
+
+    By default it writes to /tmp or the home folder of the container, which is gone when that ends.
+    """
+    if any(name in environ for name in DUMPS):
+        return {}
+    return dict.fromkeys(DUMPS, str(attempt_dir / "logs" / "nccl_trace_rank_"))
 
 
 def by_node(command: list[str], attempt_dir: Path) -> tuple[list[str], dict[str, str]]:

@@ -29,12 +29,12 @@ def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Call
     (`rehearsal/rank.py`) uses both.
     """
     os.environ.update(names(os.environ))
-    from superpod.node import binding, nsys
-    from superpod.node.capture import capture_output
+    from superpod.node import binding, capture, nsys
 
     nsys.take_over()
     attempt = Path(os.environ["SUPERPOD_RUN_DIR"]) / "attempts" / os.environ["SUPERPOD_ATTEMPT"]
-    capture_output(attempt)
+    capture.capture_output(attempt)
+    os.environ.update(capture.flight_recorder(attempt, os.environ))
     shield_children()
     if place := binding.bind(os.environ):  # before torch is imported: its threads inherit the CPUs
         print(place, flush=True)
@@ -136,6 +136,8 @@ def attach(partial: Any, run: Path, attempt: Path, profile: str = "") -> None:
 
     partial.log.explicit_log_dir = str(attempt / "nemo")
     partial.log.ckpt.dirpath = str(run / "checkpoints")
+    if not partial.log.log_global_rank_0_only:
+        partial.log.log_local_rank_0_only = True  # a file per node, not per rank; `logs/` has what every rank prints
     wandb_id.keep(partial.log, run)
     _resume(partial, attempt / resume.FOLDER)
     _keep_indices(partial, run)

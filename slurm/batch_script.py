@@ -65,19 +65,19 @@ def render(job: BatchJob) -> str:
         UserError: a value that cannot be written into a line of its own.
     """
     carried = _carried(job)
-    parts = [
-        _head(job),
+    executed = [
         _options(job),
         preamble.shell(job.cluster.software.modules),
         preamble.host(job.cluster.software.host_python, job.nodes, job.gpus),
         preamble.INHERITED,
-        _rights(job),
+        _process_limits(job),
         _environment(job),
         _unpack(carried),
         _start(job),
-        carried,
     ]
-    return "\n".join(parts)
+    head = _head(job, lines=0)
+    lines = "\n".join([head, *executed]).count("\n")
+    return "\n".join([_head(job, lines), *executed, carried])
 
 
 def option(name: str, value: str) -> str:
@@ -97,7 +97,7 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _head(job: BatchJob) -> str:
+def _head(job: BatchJob, lines: int) -> str:
     ranks = job.nodes * job.gpus
     return f"""\
 #!/bin/bash
@@ -106,9 +106,10 @@ def _head(job: BatchJob) -> str:
 #   sbatch job.sbatch                                  a run of its own, in the folder for runs
 #   sbatch --export=ALL,SUPERPOD_RUN_DIR=DIR job.sbatch     the next attempt of the run in DIR
 #
-# SBATCH_* variables, where you have any, win over the lines below (sbatch(1)); `recipes submit` drops them.
-# Written by `recipes render`, to be read and changed. Nothing of it is needed where it is submitted; the nodes need
-# {job.cluster.software.host_python} 3.9, and for the ranks NeMo: in the container, or as the Python named below.
+# Lines 1 to {lines} are executed; read and change them. The rest is the recipe and a small Python runtime (base64),
+# which run only as they were rendered: to change the recipe, render again. SBATCH_* variables, where you have any,
+# win over the lines below (sbatch(1)); `recipes submit` drops them. Nothing is needed where this is submitted; nodes
+# need {job.cluster.software.host_python} 3.9, and the ranks NeMo: in the container, or as the Python named below.
 # shellcheck disable=SC1003,SC2016 # what stands in single quotes is meant as it stands
 """
 
@@ -182,12 +183,13 @@ def _for_checks(job: BatchJob) -> list[str]:
     return [f"export {name}={quoted(value)}" for name, value in known.items()]
 
 
-def _rights(job: BatchJob) -> str:
-    """The umask of what the job writes. srun gives its tasks this one, as SLURM_UMASK is dropped above."""
+def _process_limits(job: BatchJob) -> str:
+    """The umask and the limit of core files. srun gives its tasks both, as SLURM_UMASK is dropped above."""
     mask = job.cluster.folders.umask
+    cores = "ulimit -c 0 # thousands of core files, each as large as a rank's memory, would fill the disk\n"
     if mask:
-        return f"umask {mask} # who may read what the run writes (folders.umask)\n"
-    return "umask go-w # what the run writes, nobody else may change: it is executed and unpickled\n"
+        return f"umask {mask} # who may read what the run writes (folders.umask)\n{cores}"
+    return f"umask go-w # what the run writes, nobody else may change: it is executed and unpickled\n{cores}"
 
 
 def _unpack(carried: str) -> str:

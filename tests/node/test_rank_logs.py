@@ -2,15 +2,17 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from superpod.lifecycle.logs import Reader
-from superpod.node import capture, rank_logs
+from superpod.node import capture, flight_recorder, rank, rank_logs
 from superpod.node.diagnose import why
 from superpod.node.run_folder import RunFolder
 
@@ -152,3 +154,33 @@ def test_children_of_a_killed_rank_do_not_hold_the_pipes_that_slurmstepd_reads(a
     lines = [rank_logs.parse(log, line) for line in log.read_text().splitlines()]
     words = ["and its errors"] * 2 + ["words of the fork child", "words of the spawn child"]
     assert sorted((line.rank, line.text) for line in lines[1:]) == [(None, text) for text in words]
+
+
+RECIPE = """
+import os, sys
+def recipe():
+    sys.exit(" ".join(f"{name}={value}" for name, value in os.environ.items() if "_TEMP_FILE" in name))
+"""
+
+
+def test_a_flight_recorder_writes_where_why_looks(run, attempt, tmp_path):
+    """PyTorch's default is /tmp, which is the container's own; what the user has set stays."""
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE)
+    slurm = {"PROCID": "3", "LOCALID": "1", "NODEID": "1", "NTASKS": "4", "NNODES": "2", "JOB_ID": "7"}
+    environ = {f"SLURM_{name}": value for name, value in slurm.items()}
+    environ |= {"SUPERPOD_RUN_DIR": str(run.path), "SUPERPOD_ATTEMPT": attempt.name, "SUPERPOD_LOGS_BY_NODE": "1"}
+
+    def told(**more: str) -> dict[str, str]:
+        command = [sys.executable, str(Path(rank.__file__)), str(recipe)]
+        done = subprocess.run(command, env={**os.environ, **environ, **more}, capture_output=True, text=True)
+        return dict(word.split("=") for word in done.stderr.strip().splitlines()[-1].split())
+
+    place = str(attempt.path / "logs" / "nccl_trace_rank_")
+    assert told() == {"TORCH_FR_DUMP_TEMP_FILE": place, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": place}
+    mine = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/trace_"}
+    assert told(**mine) == mine
+    dump = Path(f"{place}3")  # PyTorch adds the rank
+    dump.write_bytes(pickle.dumps({"version": "2.4", "entries": []}))
+    assert flight_recorder.files([attempt.path]) == [dump]
+    assert [log.name for log in attempt.logs] == ["0.log", "1.log"], "a dump is not a log"

@@ -80,6 +80,17 @@ def test_shellcheck_has_nothing_to_say(name):
     assert shellcheck(batch_script.render(job_for(name))) == ""
 
 
+@pytest.mark.parametrize("name", profiles.names())
+def test_what_is_executed_comes_first_and_is_short(name):
+    """For an administrator, who reads it before it runs."""
+    lines = batch_script.render(job_for(name)).splitlines()
+    (executed,) = re.findall(r"^# Lines 1 to (\d+) are executed", "\n".join(lines), re.MULTILINE)
+    assert lines[int(executed) - 1].startswith("exit 1 #")
+    assert int(executed) <= 125
+    assert all(line.startswith("#") for line in lines[int(executed) :] if line)
+    assert any(line.startswith("ulimit -c 0 ") for line in lines)
+
+
 def test_the_same_job_is_the_same_text():
     assert batch_script.render(job_for("dgx_h100")) == batch_script.render(job_for("dgx_h100"))
     payload.runtime.cache_clear()

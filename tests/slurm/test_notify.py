@@ -31,7 +31,7 @@ def test_the_job_is_given_where_the_address_is_and_not_what_it_is(monkeypatch):
     profile = with_notify('webhook_env = "HOOK"', 'webhook_on = ["end", "stall"]')
     submit_refusals.refuse_webhook(profile)
     text = batch_script.render(job_for("testbed", profile))
-    words = shlex.split(text[text.index('\nexec "$host_python"') : text.index("\nexit 1 # not reached")])
+    words = shlex.split(text[text.index('\nexec "$host_python"') : text.index("\nexit 1 #")])
     named = json.loads(words[words.index("--notify") + 1])
     assert named == {"env": "HOOK", "file": "", "on": ["end", "stall"]}
     assert "neverwritten" not in text
