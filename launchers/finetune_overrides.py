@@ -17,7 +17,7 @@ MOST_STEPS = 1_000_000
 INTERVAL = "trainer.val_check_interval"
 SIZES = ("data.seq_length", "data.global_batch_size", "data.micro_batch_size")
 """What samples are packed by; the fields themselves are then of packed sequences."""
-WORKERS, WARMUP = "data.num_workers", "optim.lr_scheduler.warmup_steps"
+WORKERS = "data.num_workers"
 
 OWN = (
     (r"log\.ckpt\.every_n_train_steps", f"a fine-tuning saves after each validation: {INTERVAL}=N"),
@@ -90,18 +90,15 @@ def refuse_interval(partial: run.Partial, overrides: Sequence[str], steps: int |
 
 
 def restoring(partial: run.Partial, overrides: Sequence[str]) -> Callable[[run.Partial], None]:
-    """A function that gives the fields that a fine-tuning chooses, where none is named, the values that overrides name.
+    """A function that gives the data of a fine-tuning the workers that an override names.
 
-    Call this before they are set, and the function afterwards.
+    Call this before the data are set, and the function afterwards.
     """
-    given = _values(overrides)
-    warmup: Any = partial.optim.lr_scheduler.warmup_steps if WARMUP in given else None
-    workers: Any = partial.data.num_workers if WORKERS in given else None
+    given = WORKERS in _values(overrides)
+    workers: Any = partial.data.num_workers if given else None
 
     def restore(changed: run.Partial) -> None:
-        if WARMUP in given:
-            changed.optim.lr_scheduler.warmup_steps = warmup
-        if WORKERS in given:
+        if given:
             changed.data.num_workers = workers
 
     return restore

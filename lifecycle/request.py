@@ -160,14 +160,16 @@ class Request:
         return (*self.overrides, *seq, *layout)
 
     def notes(self) -> list[str]:
-        """What to know of the size that was asked for, a line each; [] = the recipe's own. Raises as `sized`."""
+        """What to know of the size and the steps that were asked for, a line each. Raises as `sized`."""
+        from superpod.recipes import schedule
         from superpod.recipes.sizes.sized import SizedRecipe
 
         recipe = self.sized()
+        shortened = schedule.notes(recipe.schedule.warmup_steps, self.overrides)
         if not isinstance(recipe, SizedRecipe):
-            return []
+            return shortened
         batch = any(text.startswith("data.global_batch_size") for text in self.overrides)
-        return [note for note in recipe.notes if not (batch and note.startswith("tokens a step"))]
+        return [*(n for n in recipe.notes if not (batch and n.startswith("tokens a step"))), *shortened]
 
     def check(self, *, any_subject: bool = False) -> None:
         """Refuse what can be refused before NeMo is imported.

@@ -159,11 +159,13 @@ def configure(request: Request, known: dict[str, Any] | None = None) -> tuple[ru
     from superpod.lifecycle import subject
 
     partial = subject.build(request)
-    from superpod.recipes import overrides  # imports NeMo-Run, and `build` says what to install where it is missing
+    from superpod.recipes import overrides, schedule  # NeMo-Run: `build` says what to install where it is missing
 
     data_facts = use_data(partial, request.data, known) if request.data else {}
     overrides.apply(partial, list(request.overrides))
     overrides.keep_one_length(partial, request.overrides)
+    if subject.kind(request.recipe) == "recipe":  # a configuration of others is judged as it is
+        schedule.fit(partial, request.overrides)
     if request.profile:
         from superpod.lifecycle.profile_request import ProfileRequest
 

@@ -11,7 +11,7 @@ from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTo
 from nemo.collections.llm.modelopt.recipes.distillation_recipe import distillation_recipe
 
 from superpod.launchers import script
-from superpod.recipes import overrides
+from superpod.recipes import overrides, schedule
 
 
 def recipe(student: str = "STUDENT", teacher: str = "TEACHER", logs: str = "logs") -> run.Partial:
@@ -41,4 +41,5 @@ if __name__ == "__main__":
     student, teacher, logs, *changes = sys.argv[1:]
     whole = recipe(student, teacher, logs)
     overrides.apply(whole, changes)
+    schedule.fit(whole, changes)
     script.train(whole, "distill")

@@ -120,7 +120,7 @@ def _span(sample: Sample, tokenizer: PreTrainedTokenizerBase, whole: str, at: in
 
     Both must begin the whole. A template may rewrite a turn once others follow, as Qwen3 does with thoughts.
     """
-    before = _apply(sample, tokenizer, sample.messages[:at], open_answer=True) if at else ""
+    before = _before(sample, tokenizer, whole, at)
     after = _apply(sample, tokenizer, sample.messages[: at + 1])
     if not whole.startswith(after):
         raise BadSample(
@@ -128,7 +128,7 @@ def _span(sample: Sample, tokenizer: PreTrainedTokenizerBase, whole: str, at: in
             f"the chat template writes message {at} differently once others follow: {_difference(after, whole)}",
             f"--learn last learns the last answer only; {MARKS}",
         )
-    if not whole.startswith(before):
+    if not after.startswith(before):
         raise BadSample(
             sample,
             f"the chat template does not begin answers with its generation prompt, message {at}: "
@@ -136,6 +136,17 @@ def _span(sample: Sample, tokenizer: PreTrainedTokenizerBase, whole: str, at: in
             f"give prompts and completions, or --chat-template FILE; {MARKS}",
         )
     return len(before), len(after)
+
+
+def _before(sample: Sample, tokenizer: PreTrainedTokenizerBase, whole: str, at: int) -> str:
+    """The chat up to where message `at` begins, its header included: the model is given that, and does not learn it."""
+    if at:
+        return _apply(sample, tokenizer, sample.messages[:at], open_answer=True)
+    # Many templates refuse a chat without messages, so that the header is read off a question.
+    question = [{"role": "user", "content": "?"}]
+    asked = _apply(sample, tokenizer, question)
+    header = _apply(sample, tokenizer, question, open_answer=True).removeprefix(asked)
+    return whole[: whole.find(header) + len(header)] if header in whole else header
 
 
 MARKS = "a template that marks answers with {% generation %} says itself what is learnt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,13 @@ class Reader:
 
     def overridden(self, *paths: str) -> bool:
         """Whether an override sets one of these fields, a part that holds it, or a field of it."""
-        keys = [text.partition("=")[0].rstrip(" +-*/|&") for text in self.overrides]
-        return any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for path in paths for key in keys)
+        return any(is_overridden(self.overrides, path) for path in paths)
+
+
+def is_overridden(overrides: Sequence[str], path: str) -> bool:
+    """Whether one of these overrides sets a field, a part that holds it, or a field of it."""
+    keys = [text.partition("=")[0].rstrip(" +-*/|&") for text in overrides]
+    return any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys)
 
 
 def precision_plugin(partial: run.Partial) -> Any:

@@ -147,10 +147,8 @@ def set_early_stopping(partial: run.Partial, patience: int, min_delta: float) ->
 
 def set_steps(partial: run.Partial, steps: int | None) -> None:
     """Train for `steps` (None: the recipe's), validate at the last one too, keep the best and the newest checkpoint."""
-    trainer, schedule = partial.trainer, partial.optim.lr_scheduler
-    if steps:
-        trainer.max_steps = steps
-        schedule.warmup_steps = min(schedule.warmup_steps, steps // 10)
+    trainer = partial.trainer
+    trainer.max_steps = steps or trainer.max_steps
     # The largest interval that divides the steps, so that the last step is validated.
     most = min(trainer.val_check_interval, trainer.max_steps)
     trainer.val_check_interval = max(n for n in range(1, most + 1) if trainer.max_steps % n == 0)

@@ -60,7 +60,7 @@ GLOBAL_BATCH_SIZE = 16  # samples a step, a multiple of micro batch x data paral
 MAX_STEPS = 20
 LEARNING_RATE = 0.001  # the highest, after the warm-up
 MIN_LEARNING_RATE = 0.0  # after the last step
-WARMUP_STEPS = 50
+WARMUP_STEPS = 2
 SAVE_EVERY = 10  # steps between two checkpoints
 FOLDER = None  # for checkpoints and logs; None: nemo_experiments, where it is started
 

@@ -28,6 +28,8 @@ def tuned(steps: int | None = None) -> run.Partial:
         **sizes,
     )
     whole.trainer.max_steps = steps or whole.trainer.max_steps
+    schedule = whole.optim.lr_scheduler  # a short run must not end in its warm-up
+    schedule.warmup_steps = min(schedule.warmup_steps, whole.trainer.max_steps // 10)
     whole.trainer.val_check_interval = whole.trainer.max_steps
     whole.trainer.limit_val_batches, whole.trainer.limit_test_batches = 1, 0
     return whole

@@ -72,6 +72,34 @@ def test_the_tokenizer_s_own_template_is_taken(tokenizer):
     assert learnt(encode(tokenizer, messages=CHAT), tokenizer) == ["four<|im_end|>\n", "five<|im_end|>\n"]
 
 
+QWEN = (  # a system message of its own where the chat has none, as Qwen 2.5 does
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are helpful.<|im_end|>\n{% endif %}" + CHATML
+)
+GREETING = ({"role": "assistant", "content": "four"}, *CHAT[1:])
+
+
+@pytest.mark.parametrize(
+    ("template", "answers"),
+    [
+        (None, [" four<|endoftext|>\n", " four<|endoftext|>\n", " five<|endoftext|>\n"]),
+        (CHATML, ["four<|im_end|>\n", "four<|im_end|>\n", "five<|im_end|>\n"]),
+        (QWEN, ["four<|im_end|>\n", "four<|im_end|>\n", "five<|im_end|>\n"]),
+    ],
+)
+def test_a_chat_that_the_assistant_begins_is_learnt_without_its_header(template, answers, tokenizer):
+    tokenizer.chat_template = template or tokenizer.chat_template
+    assert learnt(encode(tokenizer, messages=GREETING), tokenizer) == answers
+    alone = encode(tokenizer, "last", messages=GREETING[:1])
+    assert learnt(alone, tokenizer) == answers[:1]
+    assert not alone.learnt[0]
+
+
+def test_a_first_answer_that_does_not_begin_like_the_others_is_refused(tokenizer):
+    tokenizer.chat_template = CHATML.replace("{{ m.role }}", "{{ 'bot' if loop.first else m.role }}")
+    with pytest.raises(UserError, match="does not begin answers with its generation prompt, message 0"):
+        encode(tokenizer, messages=GREETING)
+
+
 def test_where_a_template_rewrites_earlier_turns_only_the_last_answer_can_be_learnt(tokenizer):
     tokenizer.chat_template = FORGETS
     with pytest.raises(UserError, match=r"line 3: .* writes message 2 differently .*four;' becomes '.*:-;") as refused:

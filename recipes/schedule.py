@@ -1,0 +1,46 @@
+"""The learning rate's schedule in a run of fewer steps than the recipe's. Imports no NeMo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from superpod.recipes.rules.reading import is_overridden
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+STEPS = "trainer.max_steps"
+SCHEDULE = "optim.lr_scheduler"
+PHASES = ("warmup_steps", "constant_steps")
+"""Fields of `SCHEDULE` that count steps; the decay takes what is left of `STEPS`."""
+SHARE = 10
+"""A phase takes at most one step in so many."""
+
+
+def fitting(phase: int, steps: int) -> int:
+    """Steps of a phase in a run of `steps`: as the recipe has it, but at most a tenth of the run."""
+    return min(phase, steps // SHARE)
+
+
+def fit(partial: run.Partial, overrides: Sequence[str]) -> None:
+    """Shorten the phases of the schedule where `overrides` set the steps of the run; a phase that they set stays."""
+    steps = partial.trainer.max_steps
+    if not is_overridden(overrides, STEPS) or not isinstance(steps, int):
+        return
+    schedule = partial.optim.lr_scheduler
+    for name in PHASES:
+        phase = getattr(schedule, name, None)
+        if isinstance(phase, int) and not is_overridden(overrides, f"{SCHEDULE}.{name}"):
+            setattr(schedule, name, fitting(phase, steps))
+
+
+def notes(warmup: int, overrides: Sequence[str]) -> list[str]:
+    """What to say of a recipe's warm-up that `fit` will shorten."""
+    given = [value for path, _, value in (text.partition("=") for text in overrides) if path == STEPS]
+    if not given or not given[-1].isdecimal() or is_overridden(overrides, f"{SCHEDULE}.warmup_steps"):
+        return []
+    shorter = fitting(warmup, int(given[-1]))
+    if shorter == warmup:
+        return []
+    return [f"warm-up of {shorter} steps in place of the recipe's {warmup}: at most a tenth of {STEPS}={given[-1]}"]
