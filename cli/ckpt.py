@@ -90,6 +90,23 @@ def prune(
         _print_resumed(where)
 
 
+@app.command()
+def reset(where: Where) -> None:
+    """Let a run start over at step 1: its checkpoints and metrics are moved aside, and nothing is deleted."""
+    from superpod.lifecycle import checkpoints
+    from superpod.node import owner, training_records
+
+    run = checkpoints.run_of(where)
+    if run is None or run.path != where.absolute():
+        raise UserError(f"{where} is not a run folder", "name the folder RUNS/RECIPE/TIME-ID of the run")
+    owner.refuse_others(run.path, "let it start over")
+    with run.lock():
+        moved = training_records.reset(run)
+    for path in moved:
+        print(f"kept   {path}")
+    print(f"{run.path} starts over at step 1 with its next attempt; to continue it, {run.go_on}")
+
+
 def _print_set_aside(where: Path) -> None:
     from superpod.lifecycle import checkpoints
     from superpod.node import checkpoint_files, units

@@ -43,6 +43,7 @@ def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs:
 def _facts(local_run: LocalRun) -> dict[str, Any]:
     """What run.json keeps of a local run."""
     facts = local_run.resolved.request.facts() | local_run.facts | {"checkpoint_bytes": local_run.checkpoint_bytes}
+    facts |= {"save_every": local_run.resolved.save_every}
     return facts | {"max_steps": local_run.max_steps, "nodes": 1, "gpus_per_node": local_run.ranks}
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from superpod.errors import UserError
-from superpod.node import checkpoint_files
+from superpod.node import checkpoint_files, training_records
 from superpod.node.checkpoints import MARK, candidates, discard_unfinished, samples_of, step_of
 from superpod.node.files import JsonObject, append_line, read_lines
 from superpod.node.run_folder import Attempt, RunFolder, as_user_errors
@@ -125,13 +126,14 @@ def decide(
     with as_user_errors(run.checkpoints):
         chosen, damaged = newest_whole(run.checkpoints, read, pause)
         gone = _newest_known(run)
+        lost = "" if chosen or damaged or gone else training_records.lost_training(run)
     if chosen is None and (unknown := [d for d in damaged if d.unreadable]):
         raise UserError(
             f"{run.path} cannot go on now: {unknown[0].path.name}: {unknown[0].why}",
             "nothing was changed; look at that file system, and at this node",
         )
-    if chosen is None and (damaged or gone):
-        _refuse(run, damaged, gone)
+    if chosen is None and (damaged or gone or lost):
+        _refuse(run, damaged, gone, lost)
     resume = Resume(chosen, tuple(damaged), gone)
     return resume if gone > resume.step else Resume(chosen, tuple(damaged))
 
@@ -235,7 +237,7 @@ def _newest_known(run: RunFolder) -> int:
             known.pop(name, None)
         elif isinstance(step, int):
             known[name] = step
-    newest_first = (attempt.result for attempt in reversed(run.attempts))
+    newest_first = (attempt.result for attempt in reversed(training_records.counted(run)))
     last = next((r for r in newest_first if "ended" in r or "resume" in r), {})  # not the one that is just opened
     decided = last.get("resume") if isinstance(last.get("resume"), dict) else {}
     results = [last.get("checkpoint"), last.get("before"), (decided or {}).get("step")]
@@ -248,18 +250,20 @@ def _entries(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def _refuse(run: RunFolder, damaged: list[Damaged], gone: int) -> None:
-    """Raise NoWholeCheckpointError with what is wrong with the two newest, and the next move."""
+def _refuse(run: RunFolder, damaged: list[Damaged], gone: int, lost: str) -> None:
+    """Raise NoWholeCheckpointError with what is wrong with the two newest, and the next step."""
     names = [f"{d.path.name}: {d.why}" for d in damaged]
     if damaged:
         more = f"; and {len(names) - 2} more" if len(names) > 2 else ""
         problem = f"none of its {len(names)} checkpoints is whole: {'; '.join(names[:2])}{more}"
-    else:
+    elif gone:
         problem = f"its checkpoint of step {gone} is gone, and there is no other"
+    else:
+        problem = f"{lost}, but {run.checkpoints} holds no checkpoint"
     raise NoWholeCheckpointError(
         f"{run.path} cannot go on: {problem}",
         f"nothing was changed; put a whole copy into {run.checkpoints} (`recipes ckpt verify` judges it), "
-        "or start a new run",
+        f"or start over at step 1 with `recipes ckpt reset {shlex.quote(str(run.path))}`, or start a new run",
     )
 
 

@@ -67,6 +67,7 @@ REFUSES = {
     "ckpt list": "runs",
     "ckpt verify": "runs",
     "ckpt prune": "runs",
+    "ckpt reset": "runs",
     "ckpt convert": "hf out",
     "ui": "",
 }

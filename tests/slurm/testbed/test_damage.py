@@ -152,6 +152,29 @@ def test_finding_1_with_no_whole_one_the_run_stops_and_its_chain_ends(damage, tr
     training.note(run, f"every checkpoint: {FAULTS[damage]}")
 
 
+def test_a_run_that_only_its_metrics_record_stops_until_its_user_lets_it_start_over(training, recipes_cli):
+    """25: with the checkpoints and saved.jsonl gone, it started at step 1 without a word."""
+    run = stopped_after_three(training)
+    shutil.rmtree(run.run.checkpoints)
+    run.run.checkpoints.mkdir()
+    (run.run.path / resume.SAVED).unlink()
+    result = run.run.attempts[0].path / "result.json"
+    kept = json.loads(result.read_text())
+    result.write_text(json.dumps({name: kept[name] for name in ("state", "started", "ended", "job", "message")}))
+    before = len(run.run.metrics())
+    run.queue(2)
+    until(lambda: not run.seen().jobs, 200, run.story)
+    marker = guard.stopped(run.run)
+    assert marker is not None, run.story()
+    assert f"records a training up to step {before}" in marker.reason
+    assert len(run.run.metrics()) == before, "no step was made"
+    done = recipes_cli("ckpt", "reset", run.run.path)
+    assert done.returncode == 0, done.stderr
+    guard.allow_resume(run.run)
+    run.queue(1)
+    training.ends_well(run, "every checkpoint is deleted, and the user lets the run start over", least_attempts=3)
+
+
 @pytest.mark.parametrize("damage", [one_flipped_bit, truncated])
 def test_finding_1_in_a_container(damage, training, boxed):
     """The decision is made outside, and the ranks inside find the same checkpoint."""

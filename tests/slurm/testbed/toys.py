@@ -38,6 +38,7 @@ class ToyRun(BedRun):
         self.options: dict[str, Any] = {"max_steps": 100, "save_every": 10, "step_s": 0.2, **(options or {}), **more}
         where = profiles.load(str(profile))
         facts = {"max_steps": self.options["max_steps"], "attempts": attempts, "nodes": nodes, "gpus_per_node": gpus}
+        facts |= {"save_every": self.options["save_every"]}
         facts |= {"stalled_s": where.chain.stalled_s, "rehearsal": True}
         run = RunFolder.create(Path(where.folders.runs), "toy", facts=facts, recipe_lines=["toy"])
         super().__init__(testbed, run, self.options["max_steps"], self.options["save_every"])
