@@ -135,6 +135,8 @@ class LogEvents:
     """by rank, the line of its newest error"""
     _block_rank: int | None = None
 
+    _raised: LogLine | None = None
+    """the newest `raise` statement that a traceback shows"""
     _error_line: LogLine | None = None
     """the newest line that calls itself an error"""
 
@@ -159,6 +161,7 @@ class LogEvents:
         if "Traceback (most recent call last)" in text:
             self._frames, self._error_line = [], line
         if line.number == self._skip and text.startswith("    "):
+            self._raised = line if text.lstrip().startswith("raise ") else None
             return True
         self.last = line
         if (steps := _OF_STEPS.search(text)) and steps[1] == steps[2]:
@@ -169,6 +172,11 @@ class LogEvents:
             self.finished = line
         launcher = self._take_launcher(line)
         return self._take_signs(line) or launcher
+
+    def finish(self) -> None:
+        """Take what only the end of the log shows: a traceback that is cut off behind its `raise` statement."""
+        if self._raised and (self.last is None or self._raised.number > self.last.number):
+            self._take_signs(self._raised)
 
     def _take_launcher(self, line: LogLine) -> bool:
         text = line.text
@@ -271,6 +279,7 @@ def read(path: Path, tail: int = 0) -> LogEvents:
     """What a log tells; of its last `tail` bytes only, where that is given. Raises OSError."""
     events = LogEvents(path)
     scan(path, events.look, tail)
+    events.finish()
     return events
 
 

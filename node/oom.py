@@ -51,7 +51,7 @@ class OutOfMemory:
         """The cause's name: memory in pieces, taken by others, or simply too little."""
         if self.total and self.others > 0.3 * self.total:
             return "gpu_memory_taken"
-        if self.unused - self.private_pools >= max(self.tried, 0.02 * (self.total or 0.0)):
+        if self.unused - self.private_pools >= max(self.tried, 0.05 * (self.total or 0.0)):
             return "gpu_memory_fragmented"
         return "gpu_out_of_memory"
 

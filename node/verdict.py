@@ -44,8 +44,12 @@ SLACK_S = 20.0
 _HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subsequent) heartbeat\. ?Waited ([\d.]+)")
 _ANNOUNCED = ("node_failed", "time_limit", "preempted", "cancelled", "terminal_closed")
 """What ends a run from outside, and is announced before what follows from it."""
-INFERRED_FROM_FIGURES = ("gpu_memory_taken", "gpu_memory_fragmented")
-"""Causes that follow from the figures of an out-of-memory message: likely, unless other processes are listed."""
+BEFORE_ERROR = 12
+"""Lines above a program error in which a cause that is named in passing may explain it."""
+_GENERIC_ERROR = re.compile(
+    r"'NoneType' object|^AssertionError(?: \(|$)|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
+)
+"""Errors that follow from something that went wrong before, and do not name it."""
 SHOWN = 3
 """Evidence lines of a cause."""
 LONGEST = 400
@@ -178,11 +182,15 @@ def _without_failure(
 def _of_the_failed(
     groups: list[_Group], suspects: list[Finding], logs: Sequence[LogEvents], base: Path | None
 ) -> Verdict:
+    named_before = [group for group in groups if group.cause and group.sure <= PASSING]
     groups = [group for group in groups if group.sure > PASSING] or groups
     roots = [group for group in groups if not any(_explains(other, group) for other in groups)]
     roots.sort(key=lambda group: _rank_of_root(group, logs))
     named = [finding for finding in suspects if finding.name == "loss_is_nan"]
     if not roots or roots[0].name == ERROR_OF_PROGRAM:
+        if roots and named_before and _GENERIC_ERROR.search(roots[0].events[-1].words):
+            finding = replace(_finding(named_before[0], base), confidence=CONFIDENCE[HINT])
+            return Verdict(FAILED, finding, others=tuple(suspects), first_error=_first_error(roots, logs, base))
         rest = [_finding(group, base) for group in groups if group.cause]
         if named:
             return Verdict(FAILED, named[0], tuple(rest), tuple(f for f in suspects if f is not named[0]))
@@ -252,7 +260,15 @@ def _is_named_at_end(group: _Group, logs: Sequence[LogEvents]) -> bool:
 
 def _is_far(event: Event, log: LogEvents) -> bool:
     """Whether a cause is only named in passing, and not in the last words of its log."""
-    return event.sure <= PASSING and (log.last is None or event.line.number < log.last.number - LAST_LINES)
+    if event.sure > PASSING or log.last is None:
+        return event.sure <= PASSING
+    return event.line.number < log.last.number - LAST_LINES and not _precedes_error(event, log)
+
+
+def _precedes_error(event: Event, log: LogEvents) -> bool:
+    """Whether a program error stands a few lines below."""
+    distances = [other.line.number - event.line.number for other in log.events if other.cause == ERROR_OF_PROGRAM]
+    return any(0 < distance <= BEFORE_ERROR for distance in distances)
 
 
 def _exact(event: Event) -> str:
@@ -328,7 +344,9 @@ def _finding(group: _Group, base: Path | None) -> Finding:
     detail = next((words for e in events if (words := _figures(e))), "") or _hung(events)
     ranks = tuple(sorted({e.rank for e in events if e.rank is not None}))
     sure = group.sure
-    if group.name in INFERRED_FROM_FIGURES and not _shows_other_processes(group):
+    if group.name == "gpu_memory_fragmented" or (
+        group.name == "gpu_memory_taken" and not _shows_other_processes(group)
+    ):
         sure = min(sure, LIKELY)
     if len({e.line.text for e in events}) > 1 and sure == HINT:
         sure = LIKELY

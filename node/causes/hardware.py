@@ -285,7 +285,7 @@ CAUSES = (
         "usual reason: `recipes doctor`",
         (
             Sign("segmentation fault"),
-            Sign("sigsegv"),
+            Sign("sigsegv", r"SIGSEGV(?! or other unexpected errors)"),
             Sign("caught signal 11", any_level=True),
             Sign("exitcode", r"exitcode\s*[:=]\s*-(11|4|7|8)\b"),
             Sign("bus error", r"(tasks? [\d,-]+: Bus error|^Bus error|Fatal Python error: Bus error|\(SIGBUS\))"),

@@ -83,6 +83,8 @@ CAUSES = (
             Sign("socket timeout", r"Socket Timeout|socketTimeout|wait timeout after", LIKELY),
             Sign("wait timeout after", sure=LIKELY),
             Sign("timed out initializing process group in store based barrier", sure=LIKELY),
+            Sign("barrier timed out", sure=LIKELY),
+            Sign("deadline_exceeded", r"(barrier|coordination|distributed|connect)", LIKELY),
             Sign("barrier", r"store based barrier on rank.*(timed out|timeout)", sure=LIKELY),
             Sign("rendezvousconnectionerror", sure=LIKELY),
             Sign("the client socket has timed out after", sure=LIKELY),
@@ -272,6 +274,18 @@ CAUSES = (
             Sign("nvls", r"(multicast|bind|Cuda failure).*(fail|error|401|invalid|present state)"),
             Sign("nvls", r"transport/nvls\.cc.*Cuda failure"),
             Sign("imex", r"(fail|error|not (running|ready))", LIKELY),
+        ),
+    ),
+    Cause(
+        "nccl_topology",
+        PROGRAM,
+        "NCCL's topology or graph file does not describe this machine",
+        "unset NCCL_TOPO_FILE and NCCL_GRAPH_FILE, or name the files of this kind of node; NCCL_DEBUG=INFO "
+        "NCCL_DEBUG_SUBSYS=GRAPH prints what NCCL reads",
+        (
+            Sign("nccl warn", r"graph/(xml|topo|search|paths|connect|rings|trees)\.\w+:\d+", LIKELY, any_level=True),
+            Sign("nccl_topo_file", r"(could not|fail|error|invalid|not found|mismatch)", LIKELY, any_level=True),
+            Sign("nccl_graph_file", r"(could not|fail|error|invalid|not found|mismatch)", LIKELY, any_level=True),
         ),
     ),
     Cause(

@@ -60,9 +60,20 @@ CAUSES = (
             Sign("urlopen error", sure=LIKELY),
             Sign("sslerror", sure=LIKELY),
             Sign("certificate_verify_failed"),
-            Sign("429", r"(429 Client Error|Too Many Requests|rate limit)", LIKELY),
             Sign("50", r"50[0234] (Server Error|Bad Gateway|Service Unavailable|Gateway Time)", LIKELY),
             Sign("wandb", r"(Network error|CommError|run initialization has timed out|timed out)", LIKELY),
+        ),
+    ),
+    Cause(
+        "rate_limited",
+        PROGRAM,
+        "a server refuses further requests for a while: too many came from this account or site",
+        "download once, with one process, into HF_HOME on a shared disk, and set HF_HUB_OFFLINE=1 for the ranks; "
+        "HF_TOKEN raises the limit; retry later",
+        (
+            Sign("429", r"(429 Client Error|HTTP\S* 429|status code:? 429|\b429\b.*(Too Many Requests|rate.?limit))"),
+            Sign("too many requests"),
+            Sign("rate limit", r"(exceed|reached|hit|too many|ratelimit)", LIKELY),
         ),
     ),
     Cause(

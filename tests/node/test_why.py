@@ -207,6 +207,24 @@ def test_a_traceback_that_is_cut_off_is_a_failure(judged):
     assert judged("step 3: loss 2.5\nTraceback (most recent call last):\n").state == UNKNOWN
 
 
+def test_a_message_above_a_generic_error_is_its_possible_cause(judged):
+    message = "Dataset does not exist: /data/my_text\n"
+    follow = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n{}\n'
+    verdict = judged(message + follow.format("AttributeError: 'NoneType' object has no attribute 'sizes'"))
+    assert (verdict.state, named(verdict), root_of(verdict).confidence) == (FAILED, "data_missing", "possible")
+    assert judged(message + follow.format("my.OwnError: the blend has 3 weights")).state == UNKNOWN
+
+
+def test_the_raise_statement_of_a_cut_off_traceback_is_read(judged):
+    frame = '  File "a.py", line 1, in f\n    raise KeyError("Missing key in checkpoint state_dict: x")\n'
+    verdict = judged("Traceback (most recent call last):\n" + frame)
+    assert (verdict.state, named(verdict), root_of(verdict).confidence) == (
+        FAILED,
+        "checkpoint_other_model",
+        "possible",
+    )
+
+
 def test_steps_skipped_at_the_minimum_loss_scale_are_an_overflow(judged):
     skipped = "[INFO] [stage2.py:1628:step] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1\n"
     lowered = skipped.replace("scale: 1,", "scale: 2,")
