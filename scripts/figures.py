@@ -3,20 +3,19 @@
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = {
-    "list": "recipes list llama3_70b pretrain h100",
-    "plan": "recipes plan llama3_70b --gpu h100 --gpus 64 --gbs 128 --top 5 --compare-rules",
-    "sizes": "recipes check llama3_8b_pretrain_h100_bf16 --nodes 2 --seq 4096 --batch-tokens 4M",
+    "list": "recipes list llama3_70b_16k pretrain h100",
+    "plan": "recipes plan llama3_70b --gpu h100 --gpus 64 --gbs 128 --top 3",
     "check": "recipes check llama3_70b --gpu h100 --nodes 6 --layout tp=8,pp=4,cp=2",
-    "memory": "recipes memory llama3_70b_pretrain_h100_bf16",
 }
 """Blocks of the README and the commands that they show: `<!-- figures: NAME -->` stands above each."""
+MOST_LINES = {"plan": 8, "quickstart": 11}
+"""Blocks of the README that show only the first lines of their command."""
 TABLES = {
     "planner.md": "python benchmarks/planner_accuracy.py",
     "accuracy.md": "python benchmarks/unseen_runs.py benchmarks/reference",
@@ -27,7 +26,7 @@ SHOWN = ("troubleshooting.md",)
 
 
 def main() -> None:
-    """Write README.md, docs/planner.md, docs/accuracy.md and docs/quickstart.png."""
+    """Write README.md, docs/planner.md and docs/accuracy.md."""
     from superpod.node.run_folder import RunFolder
 
     readme = ROOT / "README.md"
@@ -39,7 +38,6 @@ def main() -> None:
         print("no run of tiny_llama3 in runs/: its block stays as it is; make quickstart", file=sys.stderr)
     else:
         text = filled(text, "quickstart", f"recipes report {run.path.relative_to(ROOT)}")
-        shutil.copy(run.path / "loss.png", ROOT / "docs" / "quickstart.png")
     readme.write_text(text)
     for name, command in TABLES.items():
         page = ROOT / "docs" / name
@@ -51,11 +49,15 @@ def main() -> None:
 
 
 def filled(text: str, name: str, command: str) -> str:
-    """The README with the block of that name holding the command and what it prints."""
+    """The page with the block of that name holding the command and what it prints, or its first lines."""
     block = re.compile(rf"(<!-- figures: {name} -->\n```\n).*?(```)", re.DOTALL)
     if not block.search(text):
         sys.exit(f"no block {name}: <!-- figures: {name} --> above a fenced one")
-    shown = f"$ {command}\n{printed(command, 100)}"
+    output = printed(command, 100)
+    lines = output.splitlines(keepends=True)
+    if len(lines) > MOST_LINES.get(name, len(lines)):
+        output = "".join([*lines[: MOST_LINES[name]], "...\n"])
+    shown = f"$ {command}\n{output}"
     return block.sub(lambda match: match[1] + shown + match[2], text)
 
 
