@@ -135,7 +135,7 @@ def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = AN
     batch = (read_json(run.path / "plan.json") or {})["query"]["gbs"]
     words = [str(target), str(finetune.packed_folder(run) / VALIDATION), str(out), str(batch), str(answers)]
     with log.open("ab") as sink, orphans.watched() as watcher:
-        command = [sys.executable, "-W", "ignore", "-m", "superpod.recipes.weights.evaluate", *words]
+        command = [sys.executable, "-P", "-W", "ignore", "-m", "superpod.recipes.weights.evaluate", *words]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
         watcher.add_group(process.pid)
         try:

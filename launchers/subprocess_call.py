@@ -159,7 +159,7 @@ def _leave_locks() -> None:
 
 def _started(request: str, log: Path) -> int:
     with log.open("ab") as sink:
-        command = [sys.executable, "-m", __name__]
+        command = [sys.executable, "-P", "-m", __name__]  # -P: nothing in the current folder is imported
         with orphans.watched() as watcher, tempfile.TemporaryFile() as question:
             question.write(request.encode())
             question.seek(0)

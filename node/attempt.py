@@ -54,7 +54,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 CANCELLED_S = 10.0
 """After a SIGTERM, seconds between two looks whether it was a scancel: Slurm may be slow, and KillWait is 30 s."""
 
-FOR_ALL_JOBS = (resume.NoWholeCheckpointError, late_data.MissingDataError)
+FOR_ALL_JOBS = (resume.NoWholeCheckpointError, late_data.MissingDataError, owner.UnsafeError)
 """What every further job of the run would find, too."""
 MEANING = {
     "SIGUSR1": "the time limit is near",
@@ -262,6 +262,8 @@ class _RunningAttempt:
         nodes, folder = self.job.nodes, self.attempt.path
         reader = shared_reading.SharedReader(nodes, folder, left_s=lambda: ends - time.time(), log=_log)
         decided = resume.decide(self.run, reader, self.pause)
+        if decided.checkpoint:
+            owner.refuse_unsafe_checkpoint(decided.checkpoint)
         resume.settle(self.run, self.attempt, decided)
         _log(decided.words)
         self.attempt.mark("running", before=guard.newest_step(self.run))

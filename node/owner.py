@@ -19,6 +19,11 @@ from pathlib import Path
 
 from superpod.errors import UserError
 
+
+class UnsafeError(UserError):
+    """Another user could have this one execute code."""
+
+
 _OVERFLOW = Path("/proc/sys/kernel/overflowuid")
 
 
@@ -106,7 +111,7 @@ def refuse_unsafe(run: Path) -> None:
     """Refuse to execute anything from a run that another user could have written or could replace.
 
     Raises:
-        UserError: which path of it, why, and how to change that.
+        UserError: it is another user's, or `UnsafeError`: which path, why, and how to change that.
     """
     refuse_others(run, "train it", root_may=False)
     refuse_replaceable(run)
@@ -117,7 +122,7 @@ def refuse_replaceable(path: Path) -> None:
     """Refuse `path` where another user could put something else in its place: a run, or a folder of `folder_in`.
 
     Raises:
-        UserError: as `refuse_unsafe`.
+        UnsafeError: as `refuse_unsafe`.
     """
     for where in dict.fromkeys([path.absolute(), path.resolve()]):
         parent, shared = where.parent, where.parent.parent
@@ -127,11 +132,22 @@ def refuse_replaceable(path: Path) -> None:
         _refuse(parent, _problem(parent, trusted=shared.stat().st_uid, sticky=True), hint)
 
 
+def refuse_unsafe_checkpoint(checkpoint: Path) -> None:
+    """Refuse a checkpoint that another user could have written: NeMo unpickles it, and builds what its context names.
+
+    Raises:
+        UnsafeError: as `refuse_unsafe`.
+    """
+    names = ("weights", "weights/.metadata", "weights/common.pt", "context", "context/io.json")
+    shard = next((checkpoint / "weights").glob("*.distcp"), checkpoint)  # all were made with one umask
+    refuse_writable(checkpoint, *(checkpoint / name for name in names), shard)
+
+
 def refuse_writable(*paths: Path) -> None:
     """Refuse files and folders that another user owns or can write; one that is missing is passed over.
 
     Raises:
-        UserError: which one, and how to change that.
+        UnsafeError: which one, why, and how to change that.
     """
     for path in paths:
         if os.path.lexists(path) and path.exists():
@@ -152,7 +168,7 @@ def may_cache(folder: Path) -> bool:
 
 def _refuse(path: Path, problem: str, hint: str) -> None:
     if problem:
-        raise UserError(f"{path} {problem}: another user could have this run execute other code", hint)
+        raise UnsafeError(f"{path} {problem}: another user could have this run execute other code", hint)
 
 
 def _problem_of_shared(shared: Path) -> str:

@@ -299,7 +299,7 @@ def queue_command(connection: Connection, cluster: Cluster, title: str, words: l
             "leave out --cluster on a node that has NeMo, or give a profile with [software] python and no image",
         )
     options = [f"--job-name={title}", *batch_script.resource_options(cluster, 1, 1), *cluster.slurm.options]
-    text = batch_script.plain(cluster, [python_of(cluster), "-m", "superpod.cli", *words])
+    text = batch_script.plain(cluster, [python_of(cluster), "-P", "-m", "superpod.cli", *words])
     output = f"--output={log.replace('%', '%%')}"
     return connection.run(["sbatch", "--parsable", *options, output], stdin=text.encode()).strip().partition(";")[0]
 

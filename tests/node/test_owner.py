@@ -115,6 +115,21 @@ def test_a_run_that_others_may_write_to_is_refused(run, name):
     assert refused.value.hint.endswith(f"chmod -R go-w {path}")
 
 
+@pytest.mark.parametrize("name", ["", "weights", "weights/common.pt", "weights/__0_0.distcp", "context/io.json"])
+def test_a_checkpoint_that_others_may_write_to_is_refused(run, name):
+    """Also where nobody else may write into the run: a checkpoint may be elsewhere, and linked."""
+    checkpoint = run.path / "elsewhere"
+    for part in ("weights/.metadata", "weights/common.pt", "weights/__0_0.distcp", "context/io.json"):
+        (checkpoint / part).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoint / part).touch()
+    link = run.checkpoints / "step=1-last"
+    link.symlink_to(checkpoint)
+    owner.refuse_unsafe_checkpoint(link)
+    (checkpoint / name).chmod(0o777)
+    with pytest.raises(owner.UnsafeError, match="can be written by everybody"):
+        owner.refuse_unsafe_checkpoint(link)
+
+
 @needs_root
 @pytest.mark.parametrize("name", [".", "checkpoints", ".."])
 def test_a_run_of_which_a_part_is_another_s_is_refused(run, name):
