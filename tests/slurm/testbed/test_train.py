@@ -68,6 +68,7 @@ def test_submit_trains_on_two_nodes(testbed, profile, recipes_cli, text):
     until(lambda: testbed.slurm("sacct", "-X", "-n", "-j", job, "-o", "state").split() == ["COMPLETED"], 30)
     assert sorted(log.name for log in run.attempts[0].logs) == ["0.log", "1.log", "srun.log"]
     assert len(run.attempts[0].result["nodes"]) == 2
+    assert len([*run.attempts[0].path.rglob("nemo_log_globalrank-*")]) == 2, "a file per node"
     status = json.loads(recipes_cli("status", run.path, "--json").stdout)[0]
     assert (status["state"], status["step"]) == ("done", 20)
     assert "[001 node 0 rank 0]" in recipes_cli("logs", run.path).stdout
