@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Call
 
     nsys.take_over()
     attempt = Path(os.environ["SUPERPOD_RUN_DIR"]) / "attempts" / os.environ["SUPERPOD_ATTEMPT"]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # where Slurm does not pass on the script's own limit
     capture.capture_output(attempt)
     os.environ.update(capture.flight_recorder(attempt, os.environ))
     shield_children()

@@ -55,6 +55,7 @@ runs=$1
 say runs sh -c 'd=$0; while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
     # root may write everywhere by its rights, and yet not in /proc or on a disk that is mounted for reading
     test -d "$d" && t=$(mktemp "$d/.superpod-XXXXXXXX") && rm -f "$t" && df -Pk "$d" | tail -n 1' "$runs"
+say open find "$runs/." -maxdepth 0 -perm /022 ! -perm -1000 -printf '%m %g'
 for path; do
     printf '\036path:%s\037' "$path"
     if [ -d "$path" ] && [ -r "$path" ] && [ -x "$path" ]; then echo folder
@@ -124,6 +125,8 @@ class LiveCluster:
     """module -> loads, missing, or "" where the machine that was asked has no `module`"""
     runs_free: int | None = None
     """bytes free where run folders are made; None = it cannot be written"""
+    runs_open: str = ""
+    """its mode, where others can write to it and it lacks the sticky bit, so that they could replace runs"""
     refused: str = ""
     """what sbatch says against the profile's options; "" = nothing"""
     paths: dict[str, str] = field(default_factory=dict)
@@ -198,8 +201,15 @@ def parse(answers: dict[str, str]) -> LiveCluster:
         ranks_python=answers.get("ranks_python", "yes").strip() == "yes",
         modules={k.removeprefix("module:"): v.strip() for k, v in answers.items() if k.startswith("module:")},
         runs_free=int(free[1]) * 1024 if free else None,
+        runs_open=_open_mode(answers),
         paths={key.removeprefix("path:"): value.strip() for key, value in answers.items() if key.startswith("path:")},
     )
+
+
+def _open_mode(answers: dict[str, str]) -> str:
+    mode, _, group = answers.get("open", "").strip().partition(" ")
+    only_group = mode.isdigit() and not int(mode, 8) & 0o002
+    return "" if only_group and group == answers.get("user", "").strip() else mode  # a group of this user alone
 
 
 def _table(text: str, key: str) -> dict[str, dict[str, str]]:

@@ -291,9 +291,14 @@ def cache(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 
 def runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """The folder for runs can be written."""
+    """The folder for runs can be written, and what is in it cannot be replaced by others."""
     if live.runs_free is None:
         yield Finding(f"{cluster.folders.runs} cannot be written", "set folders.runs, or --runs, to another folder")
+    if live.runs_open:
+        yield Finding(
+            f"others can write to {cluster.folders.runs} (mode {live.runs_open}), and could replace your runs in it",
+            "chmod +t, or set folders.runs, or --runs, to another folder",
+        )
 
 
 def refused(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:

@@ -159,6 +159,8 @@ def test_children_of_a_killed_rank_do_not_hold_the_pipes_that_slurmstepd_reads(a
 RECIPE = """
 import os, sys
 def recipe():
+    import resource
+    assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
     sys.exit(" ".join(f"{name}={value}" for name, value in os.environ.items() if "_TEMP_FILE" in name))
 """
 

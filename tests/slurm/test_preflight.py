@@ -342,3 +342,13 @@ def test_a_recipe_that_is_known_not_to_start_is_refused(monkeypatch):
     assert "it starts at 1, 2" in finding.hint
     request = Request("llama3_8b_pretrain_h100_bf16", ("model.config.num_layers=2",))
     assert findings(case(request=request)) == []
+
+
+@pytest.mark.parametrize(("answer", "mode"), [("2775 team", "2775"), ("777 me", "777"), ("775 me", ""), ("", "")])
+def test_a_folder_for_runs_in_which_others_could_replace_runs_is_named(answer, mode):
+    """As RunFolder.create refuses it. A folder with the sticky bit is not printed by what asks."""
+    live = parse({**ANSWERS, "user": "me", "open": answer})
+    found = [f.message for f in profile_findings(profile(), live) if "could replace your runs" in f.message]
+    assert found == (
+        [f"others can write to /lustre/runs (mode {mode}), and could replace your runs in it"] if mode else []
+    )

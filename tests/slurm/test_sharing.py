@@ -125,3 +125,32 @@ def test_finding_24_the_umask_of_this_machine_decides_nothing_behind_ssh(tmp_pat
     assert {mode(path) for path in (run, *run.rglob("*")) if path.is_dir()} == {folder}
     assert {mode(path) for path in run.rglob("*") if path.is_file()} == {file}
     assert {submit.SCRIPT, submit.CHAIN} <= {path.name for path in run.iterdir()}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+@pytest.mark.parametrize("taken", ["folder", "link", "nothing"])
+def test_a_run_behind_ssh_never_goes_into_what_another_user_has_made(tmp_path, taken):
+    """The shell script of the real thing, as RunFolder.create does it here."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(0o3775)
+    if taken == "folder":
+        (runs / "tiny").mkdir()
+    else:
+        (runs / "tiny").symlink_to(tmp_path if taken == "link" else tmp_path / "nothing")
+    os.chown(runs / "tiny", 12345, 12345, follow_symlinks=False)
+    stream = io.BytesIO()
+    tarfile.open(fileobj=stream, mode="w:gz").close()
+
+    def send(name: str) -> Path:
+        words = ["sh", "-c", sharing.REMOTE, "sh", str(runs), "", "", "tiny", name]
+        return Path(connection.Connection().run(words, stdin=stream.getvalue()))
+
+    run = send("20260101T000000Z-abcdef")
+    assert run.parent.name == "tiny.root"
+    assert mode(run) & 0o022 == 0
+    with pytest.raises(UserError, match="File exists"):
+        send(run.name)
+    runs.chmod(0o777)
+    with pytest.raises(UserError, match=r"others can write to .*, and could replace runs there"):
+        send("20260101T000001Z-abcdef")
