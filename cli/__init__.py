@@ -11,6 +11,7 @@ try:  # Ctrl-C may come while these are imported, and they are the first of ours
     import signal
     from typing import IO, NoReturn
 
+    from superpod import cpu_threads
     from superpod.cli import streams
     from superpod.errors import UserError, readable
 except KeyboardInterrupt:
@@ -33,6 +34,7 @@ def main() -> None:
     try:
         try:
             streams.prepare()
+            cpu_threads.wait_passively()  # before torch is imported
             from superpod.cli.app import app  # imported here, so that Ctrl-C during the import is handled too
 
             app()

@@ -57,8 +57,9 @@ def build(
     for line in report.notes:
         _print_note(line)
     blank = f"{report.empty} blank documents left out" if report.empty else ""
+    repeated = f"{report.duplicates} duplicate documents left out" if report.duplicates else ""
     took = "up to date" if report.up_to_date else f"built in {report.seconds:.1f} s"
-    _summary(report.folder, as_json, took, blank)
+    _summary(report.folder, as_json, took, blank, repeated)
 
 
 @app.command()

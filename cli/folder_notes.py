@@ -14,6 +14,7 @@ def training(name: str) -> list[str]:
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.suffix != ".json" or not path.is_file():
         return []
+    from superpod.recipes import custom_code
     from superpod.recipes.weights.nearest import nearest_class
 
     try:
@@ -22,6 +23,7 @@ def training(name: str) -> list[str]:
         return [f"planned by its sizes; its weights are not imported for training: {refused}"]
     folder = shlex.quote(str(path.parent))
     return [
+        *custom_code.note(path.parent),
         f"NeMo's {nearest.model} computes it: recipes ckpt convert {folder} OUT imports its weights, and compares the "
-        f"two on a few tokens; recipes finetune RECIPE --model {folder} trains it"
+        f"two on a few tokens; recipes finetune RECIPE --model {folder} trains it",
     ]

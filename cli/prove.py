@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 MOST_PLANNED = 32
 """Recipes that are planned for a size that they do not declare: each takes a second or a few."""
 CACHE = Path("~/.cache/superpod-recipes/proof.json")
-OURS = (b'{"resolved"', b'{"built"')
-"""How a cache begins (`rehearsal/proof_cache.py`)."""
+OURS = (b'{"proof"', b'{"resolved"', b'{"built"')
+"""How a cache begins (`rehearsal/evidence.py`), and how older ones did."""
 Words = Annotated[
     list[str] | None,
     typer.Argument(help="Only recipes whose names contain all of these.", callback=spellings.words),
@@ -35,9 +35,10 @@ def prove(
     words: Words = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that build; each needs about 1.5 GiB.")] = 2,
     cache: Annotated[Path, typer.Option(help="File that remembers what was resolved and built.")] = CACHE,
-    write: Annotated[
-        bool, typer.Option("--write", help="Write the proof of whole models to where `recipes list` reads it.")
-    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write the proof to where `recipes list` reads it.")] = False,
+    most: Annotated[
+        int | None, typer.Option(min=0, help="Configurations to build; the others are resolved only.")
+    ] = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", help="Only this size; one that is not declared is planned first.")
     ] = None,
@@ -60,18 +61,16 @@ def prove(
     installed.require("proving recipes")
     if not __debug__:
         raise UserError("Python runs without assert here, and Megatron refuses by it", "unset PYTHONOPTIMIZE, no -O")
-    if write:
-        from superpod.rehearsal import evidence
+    from superpod.rehearsal import evidence
 
-        evidence.whole_models(recipes)  # both refuse before the proof, which takes long
-        evidence.refuse_to_drop(recipes)
-    proof = _proven(recipes, cache, workers, stands=write)
     if write:
-        from superpod.rehearsal import evidence
-
+        evidence.refuse_to_write(recipes)  # before the proof, which takes long
+    proof = _proven(recipes, cache, workers, stands=write, most=most)
+    if write:
         done = evidence.write(proof, recipes)
-        dropped = f"; dropped {done.dropped} of other code, versions or layouts" if done.dropped else ""
-        print(f"wrote {done.proven} models to {done.path}, and kept {done.kept}{dropped}", file=sys.stderr)
+        earlier = f", {done.earlier} as an earlier proof has them" if done.earlier else ""
+        changed = f"; {done.changed} are stale: changed and not built" if done.changed else ""
+        print(f"wrote {done.proven} sizes to {done.path}{earlier}{changed}", file=sys.stderr)
     print(json.dumps(_for_programs(proof), indent=1) if as_json else _text(proof))
     if proof.failures:
         raise typer.Exit(1)
@@ -83,14 +82,14 @@ def _refuse_other_file(cache: Path) -> None:
         return
     try:
         with cache.open("rb") as file:
-            start = file.read(len(OURS[0]))
+            start = file.read(max(map(len, OURS)))
     except OSError as broken:
         raise unreadable(cache, broken, "a file that `recipes prove` has written, or a new name") from None
     if start and not start.startswith(OURS):
         raise UserError(f"--cache {cache} is another file, which would be written over", "give a new name")
 
 
-def _proven(recipes: list[Recipe], cache: Path, workers: int, *, stands: bool) -> Proof:
+def _proven(recipes: list[Recipe], cache: Path, workers: int, *, stands: bool, most: int | None) -> Proof:
     """The proof, with a bar on a terminal, and a line for every stage elsewhere.
 
     `stands`: what the written proof still shows is not built anew.
@@ -113,9 +112,8 @@ def _proven(recipes: list[Recipe], cache: Path, workers: int, *, stands: bool) -
                 stages.append(what)
                 bar.console.print(f"{what} {total:,}", highlight=False)
 
-        return prove_all(
-            recipes, cache_file=cache, workers=workers, note=show, written=proof_level.read() if stands else None
-        )
+        written = proof_level.read() if stands else None
+        return prove_all(recipes, cache_file=cache, workers=workers, note=show, written=written, most=most)
 
 
 def _at(recipes: list[Recipe], nodes: int) -> list[Recipe]:
@@ -135,8 +133,7 @@ def _at(recipes: list[Recipe], nodes: int) -> list[Recipe]:
 
 def _for_programs(proof: Proof) -> dict[str, Any]:
     """The proof without its thousands of sizes."""
-    kept = {key: value for key, value in asdict(proof).items() if key not in ("digests", "expected")}
-    return kept | {"standing": sorted(proof.standing)}
+    return {key: value for key, value in asdict(proof).items() if key != "shown"}
 
 
 def _text(proof: Proof) -> str:
@@ -153,15 +150,20 @@ def _text(proof: Proof) -> str:
         *_known(proof),
         *_failures(proof),
     ]
+    if proof.left and not proof.failures:
+        return "\n".join([*lines, "resolved, and proven where built"])
     last = f"proven, but for {len(proof.known)} sizes known not to start" if proof.known else "proven"
     return "\n".join([*lines, last if not proof.failures else f"{len(proof.failures)} failures"])
 
 
 def _standing(proof: Proof) -> list[str]:
-    """A line that counts the models of which nothing was built."""
-    count = len(proof.standing)
-    subject = "1 model stands as it was" if count == 1 else f"{count} models stand as they were"
-    return [f"{subject} proven: nothing that the builds depend on has changed"] if count else []
+    """Lines that count the sizes of which nothing was built."""
+    lines = []
+    if proof.standing:
+        lines.append(f"{proof.standing:,} sizes not built: the written proof has what was built from the same inputs")
+    if proof.left:
+        lines.append(f"{proof.left:,} sizes not built: --most")
+    return lines
 
 
 def _known(proof: Proof) -> list[str]:

@@ -259,11 +259,9 @@ def imported(model: Path, bases: Path, note: Callable[[str], None], *, forward_c
             half_written.remove_dead(base)
             importer = "superpod.launchers.convert:import_hf"
             wanted = {"folder": str(model), "out": str(base), "forward_check": forward_check}
-            outcome = subprocess_call.call(importer, log, **wanted)
-            for words in (outcome or {}).get("notes", []):
-                note(words)
-        elif not forward_check:
-            note(huggingface.UNCHECKED)
+            subprocess_call.call(importer, log, **wanted)
+        for line in huggingface.import_notes(base):
+            note(line)
     return base
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superpod import cpu_threads
 from superpod.errors import UserError
 from superpod.launchers import early
 from superpod.launchers.early import PROCESS_GIB, TRAINING_BYTES
@@ -189,7 +190,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
     from torchx.schedulers.local_scheduler import SignalException
 
     attach(local.partial, folder.path, attempt.path, local.resolved.request.profile)
-    values = rank_environment() | _of_the_run(local) | {MARK: str(attempt.path)}
+    values = rank_environment(local.ranks if local.changes else 0) | _of_the_run(local) | {MARK: str(attempt.path)}
     values |= capture.flight_recorder(attempt.path, os.environ)
     executor = run.LocalExecutor(ntasks_per_node=local.ranks, launcher=_launcher(local, folder), env_vars=values)
     stop, watchdog = StopSignal(), Watchdog(attempt)
@@ -226,8 +227,8 @@ def _launcher(local: LocalRun, folder: RunFolder) -> run.Torchrun:
     return launcher
 
 
-def rank_environment() -> dict[str, str]:
-    """Environment variables that the ranks need beyond those they inherit."""
+def rank_environment(cpu_ranks: int) -> dict[str, str]:
+    """Environment variables that the ranks need beyond those they inherit; `cpu_ranks`: their number, 0 on GPUs."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return {
         # The virtual environment's torchrun, even if its bin folder is not on the PATH.
@@ -236,6 +237,7 @@ def rank_environment() -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         # torchrun kills its ranks this long after a signal; a checkpoint may take longer than its 30 s.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_S),
+        **(cpu_threads.environment(cpu_ranks) if cpu_ranks else {}),
     }
 
 
@@ -278,7 +280,7 @@ def _nemo_run_in(folder: Path) -> Iterator[str]:
 def torchrun_on_path() -> Iterator[None]:
     """NeMo-Run looks for torchrun on this process's own PATH, whatever its ranks are given."""
     before = os.environ.get("PATH", "")
-    os.environ["PATH"] = rank_environment()["PATH"]
+    os.environ["PATH"] = rank_environment(0)["PATH"]
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ install()
 
 from nemo.collections.llm import api  # noqa: E402 - Megatron reads torch.cuda while it is imported
 
+from superpod import cpu_threads  # noqa: E402
 from superpod.rehearsal import pruning  # noqa: E402
 from superpod.rehearsal.cpu_recipe import RehearsalError  # noqa: E402
 from superpod.rehearsal.patches.gpu_settings import dropped  # noqa: E402
@@ -56,8 +57,7 @@ def _share_cores() -> None:
     """Take one rank's share of the cores: with more threads than cores, gloo's ranks wait for each other."""
     import torch
 
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    torch.set_num_threads(cpu_threads.threads_per_rank(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 pretrain = _rehearsed(api.pretrain)

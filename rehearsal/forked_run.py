@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superpod import cpu_threads
 from superpod.node import orphans, stall
 from superpod.node.run_folder import Attempt
 from superpod.rehearsal.patches.adapters import start_alike
@@ -151,7 +152,7 @@ def _report_writes_here() -> None:
 
 
 def _torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
-    """The variables that torchrun sets."""
+    """The variables that torchrun sets, and the threads of a rank."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -160,6 +161,7 @@ def _torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
         "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
+        cpu_threads.THREADS: "1",  # a shrunk model's GEMMs are too small to be divided among threads
         "TORCHELASTIC_RUN_ID": "rehearsal",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }

@@ -311,7 +311,7 @@ def _built(partial: Partial, rank: int, world: int, job: PlannedJob | None) -> t
     if not _has_te():
         from superpod.rehearsal.meta_build import dry_build
 
-        return dry_build(partial, rank, world), frozenset()
+        return dry_build(partial, rank, world, step=True), frozenset()
     from superpod.lifecycle.subject import GPU
     from superpod.planner import hardware
     from superpod.recipes.facts import environment

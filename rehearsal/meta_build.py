@@ -27,7 +27,9 @@ STAND_IN_VOCAB = 128_256
 NVTE = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 
 
-def dry_build(recipe: Partial, rank: int, world_size: int, *, vocab_size: int | None = None) -> list[int]:
+def dry_build(
+    recipe: Partial, rank: int, world_size: int, *, vocab_size: int | None = None, step: bool = False
+) -> list[int]:
     """Parameters of each model chunk that ``rank`` of ``world_size`` holds, from the recipe's real Megatron model.
 
     The recipe's own NeMo configuration and strategy build the model on the meta device, inside a fake process
@@ -39,6 +41,7 @@ def dry_build(recipe: Partial, rank: int, world_size: int, *, vocab_size: int | 
         world_size: GPUs of the run; the recipe's trainer may have another number.
         vocab_size: vocabulary before padding. If None: as in NeMo, the configuration's ``vocab_size``, else
             the tokenizer's if its files are on this machine, else ``STAND_IN_VOCAB``.
+        step: run Megatron's schedule of a step too, at the recipe's batch on ``world_size`` GPUs.
 
     Returns:
         One count per virtual pipeline stage (one element without virtual stages), in order; adapters included.
@@ -48,12 +51,16 @@ def dry_build(recipe: Partial, rank: int, world_size: int, *, vocab_size: int | 
     """
     import fiddle as fdl
 
+    from superpod.rehearsal import received, schedule
     from superpod.rehearsal.patches.registry import install
 
     install()
     strategy: Any = fdl.build(recipe.trainer.strategy)
     with fake_ranks(rank, world_size, **degrees(strategy)):
         config = connected_config(recipe, strategy)
+        received.require_groups(degrees(strategy))
+        if step:
+            schedule.run(config, strategy.ddp_config, schedule.Batch.of(recipe.data))
         return [parameters(chunk) for chunk in chunks(recipe, config, vocab_size=vocab_size)]
 
 

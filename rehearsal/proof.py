@@ -2,15 +2,13 @@
 
 For each size it makes Megatron's grid of ranks at the real world size, and resolves the configuration as NeMo's
 strategy, precision and callbacks write it, whose own checks then run. Sizes that resolve to the same (`resolved.py`)
-share one build: the models of the first, a middle and the last pipeline rank. A file keeps the results
-(`proof_cache.py`).
+share one build: the models of the first, a middle and the last pipeline rank (`evidence.py` keeps the results).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
+from collections import Counter as Counted
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +17,16 @@ from typing import Any
 from superpod.planner import predict
 from superpod.planner.planned_job import PlannedJob
 from superpod.recipes import planned_job as jobs
-from superpod.recipes.registry import Recipe
-from superpod.rehearsal import fingerprint, proof_pool, rank_models, resolved, standing
-from superpod.rehearsal.parameter_counts import Counter, Planned, tolerance
-from superpod.rehearsal.proof_cache import Outcome, ProofCache
+from superpod.recipes.facts import proof_level
+from superpod.recipes.registry import ADAPTERS, Recipe
+from superpod.rehearsal import evidence, proof_pool, rank_models, resolved
+from superpod.rehearsal.evidence import Outcome, ProofCache, Shown, Size
+from superpod.rehearsal.parameter_counts import Counter, tolerance
 from superpod.rehearsal.proof_pool import Note
 from superpod.rehearsal.rank_models import SizeKey
-from superpod.rehearsal.standing import Size
 
 RESOLVED_AT_ONCE, BUILT_AT_ONCE = 100, 10
 """Sizes that a process works on before it says so: some 5 s."""
-Expected = tuple[Planned, float, int]
-"""The parameters that a size's ranks must have, the share by which they may differ, and the GPUs of a node."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +64,12 @@ class Proof:
     failures: list[Failure] = field(default_factory=list)
     known: list[Failure] = field(default_factory=list)
     """Sizes of models that are known to be broken (`Model.broken`) and fail as they are known to; no failures."""
-    digests: dict[Size, str] = field(default_factory=dict)
-    """Of the resolved configurations of sizes without a failure."""
-    expected: dict[Size, Expected] = field(default_factory=dict)
-    """Of the same sizes."""
-    standing: set[str] = field(default_factory=set)
-    """Models of which nothing was built, since a written proof still holds for them."""
-
-    def stands(self, recipe: Recipe) -> bool:
-        """Whether the recipe is of a model in `standing`."""
-        return recipe.model.name in self.standing
+    shown: dict[Size, Shown] = field(default_factory=dict)
+    """Of sizes without a failure."""
+    standing: int = 0
+    """Sizes that were not built, since they were built from the same inputs in a written proof."""
+    left: int = 0
+    """Sizes that were resolved and not built, by `most`."""
 
 
 def prove(
@@ -87,20 +79,22 @@ def prove(
     workers: int = 2,
     note: Note = lambda *_: None,
     written: Mapping[str, Any] | None = None,
+    most: int | None = None,
 ) -> Proof:
     """Plan and build every declared size of `recipes`.
 
     Args:
         recipes: the recipes to prove.
         cache_file: JSON of earlier results; written as they arrive.
-        written: a proof whose models are not built anew where it still holds (`standing.py`); None = build all.
+        written: the committed file; what it says was built from the same inputs is not built anew. None = build all.
+        most: configurations that are built, first one of each kind of parallelism; None = all.
         workers: processes that build, each about 1.5 GiB.
         note: called with what is done, how many are, and of how many.
 
     Raises:
         UserError: NeMo, or Transformer Engine's Python, is not installed.
     """
-    versions, recipes = fingerprint.versions(), list(recipes)
+    versions, recipes = evidence.versions(), list(recipes)
     sizes = {(recipe.name, nodes): recipe for recipe in recipes for nodes in recipe.nodes}
     planned = plan((recipe, nodes) for (_, nodes), recipe in sizes.items())
     faults = {(failure.recipe, failure.nodes): failure.why for failure in refused(planned)}
@@ -111,9 +105,9 @@ def prove(
         with proof_pool.Workers(workers) as pool:
             run = _Run(sizes, wanted, cache, proof, pool, note)
             digests = _resolve(run, faults)
-            expected = _expected(digests, sizes, planned)
-            proof.standing = standing.models(written, recipes, digests, expected) if written else set()
-            outcomes = _build(run, {size: digests[size] for size in digests if not proof.stands(sizes[size])})
+            shown = _inputs(digests, sizes, planned)
+            standing = _standing(written or {}, sizes, shown)
+            outcomes = _build(run, {size: digests[size] for size in digests if size not in standing}, most)
     finally:
         cache.save()  # after Ctrl-C too
     _judge(outcomes, sizes, planned, proof, faults)
@@ -121,10 +115,34 @@ def prove(
     known = _known({size: sizes[size] for size in wanted}, set(outcomes), proof, faults)
     proof.failures = [Failure(*size, faults[size]) for size in sizes if size in faults]
     proof.known = [Failure(*size, sizes[size].model.broken) for size in sizes if size in known]
+    built = {size: shown[size]._replace(built=outcome.get("built", "")) for size, outcome in outcomes.items()}
     sound = [size for size in digests if size not in faults and size not in known]
-    proof.digests = {size: digests[size] for size in sound}
-    proof.expected = {size: expected[size] for size in sound}
+    proof.shown = {size: (shown | standing | built)[size] for size in sound}
+    proof.standing = len(standing)
+    proof.left = len(digests) - len(standing) - len(outcomes)
     return proof
+
+
+def _inputs(
+    digests: Mapping[Size, str], sizes: Mapping[Size, Recipe], planned: Mapping[Size, PlannedJob]
+) -> dict[Size, Shown]:
+    """Of each size: its facts, its resolved configuration and what is expected of it. Nothing is built yet."""
+    counter = Counter()
+    shown: dict[Size, Shown] = {}
+    for size, digest in digests.items():
+        recipe, job = sizes[size], planned[size]
+        expected = [digest, counter.counted(recipe, job), tolerance(job.model), recipe.gpus_per_node]
+        facts = proof_level.facts(recipe, size[1])
+        shown[size] = Shown(facts, evidence.digest(expected), proof_level.NOT_RECORDED)
+    return shown
+
+
+def _standing(
+    written: Mapping[str, Any], sizes: Mapping[Size, Recipe], shown: Mapping[Size, Shown]
+) -> dict[Size, Shown]:
+    """The sizes that need no build; a model that is called broken is built, so that it is seen to be."""
+    usable = {size: one for size, one in shown.items() if not sizes[size].model.broken}
+    return evidence.standing(written, usable)
 
 
 def plan(sizes: Iterable[tuple[Recipe, int]]) -> dict[Size, PlannedJob]:
@@ -143,13 +161,6 @@ def refused(planned: Mapping[Size, PlannedJob]) -> list[Failure]:
     return failures
 
 
-def recipe_key(size: SizeKey, recipe: Recipe) -> str:
-    """First level of the file: the facts of a recipe that its configuration is made from, at one size."""
-    names = ("name", "task", "gpu", "precision", "seq", "gpus_per_node")
-    facts = [recipe.model.name, size.nodes, *(getattr(recipe, name) for name in names), vars(size.layout)]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-
-
 @dataclass(frozen=True)
 class _Run:
     """A proof at work."""
@@ -166,7 +177,7 @@ class _Run:
 def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
     """The digest of every size whose configuration Megatron and NeMo accept; the refusals of others go to `faults`."""
     known = run.cache.resolved
-    keys = {size: recipe_key(key, run.sizes[size]) for size, key in run.wanted.items()}
+    keys = {size: proof_level.facts(run.sizes[size], size[1]) for size in run.wanted}
     missing = {keys[size]: key for size, key in run.wanted.items() if keys[size] not in known}
     run.proof.resolved_now = len(missing)
     for results in run.pool.run(rank_models.resolve_all, missing, RESOLVED_AT_ONCE):
@@ -185,22 +196,39 @@ def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
     return digests
 
 
-def _build(run: _Run, digests: Mapping[Size, str]) -> dict[Size, Outcome]:
-    """The outcome of every digest, for every size that has it.
+def _build(run: _Run, digests: Mapping[Size, str], most: int | None) -> dict[Size, Outcome]:
+    """The outcome of every digest, for every size that has it; of `most` new ones, where that is given.
 
     A digest leaves out the number of GPUs. Where a constructor has measured it all the same (`Outcome.world`), the
     digest is built at every world of its sizes.
     """
     built = run.cache.built
     worlds = {size: size[1] * run.sizes[size].gpus_per_node for size in digests}
-    smallest: dict[str, SizeKey] = {}
+    smallest: dict[str, Size] = {}
     for size in sorted(digests, key=lambda size: (worlds[size], size)):
-        smallest.setdefault(digests[size], run.wanted[size])
-    _build_missing(run, smallest)
+        smallest.setdefault(digests[size], size)
+    if most is not None:
+        new = _varied({digest: size for digest, size in smallest.items() if digest not in built}, run.sizes)[:most]
+        smallest = {digest: size for digest, size in smallest.items() if digest in built or digest in new}
+    _build_missing(run, {digest: run.wanted[size] for digest, size in smallest.items()})
     by_world = {digest for digest in smallest if built[digest].get("world")}
     measured = {size: f"{digest} {worlds[size]}" for size, digest in digests.items() if digest in by_world}
     _build_missing(run, {key: run.wanted[size] for size, key in measured.items()})
-    return {size: built[measured.get(size, digest)] for size, digest in digests.items()}
+    return {size: built[measured.get(size, digest)] for size, digest in digests.items() if digest in smallest}
+
+
+def _varied(digests: Mapping[str, Size], sizes: Mapping[Size, Recipe]) -> list[str]:
+    """The digests, one of each model, precision and set of parallel sizes above 1 before the second of any."""
+    seen: Counted[tuple[object, ...]] = Counted()
+    turns: dict[str, int] = {}
+    for digest, size in digests.items():
+        recipe = sizes[size]
+        layout = recipe.layout(size[1])
+        parallel = tuple((getattr(layout, name) or 1) > 1 for name in ("tp", "pp", "vp", "cp", "ep", "etp"))
+        kind = (recipe.model.name, recipe.task in ADAPTERS, recipe.precision, layout.sp, parallel)
+        turns[digest] = seen[kind]
+        seen[kind] += 1
+    return sorted(turns, key=lambda digest: turns[digest])
 
 
 def _build_missing(run: _Run, wanted: Mapping[str, SizeKey]) -> None:
@@ -211,17 +239,6 @@ def _build_missing(run: _Run, wanted: Mapping[str, SizeKey]) -> None:
         built.update(results)
         run.cache.save_now_and_then()
         run.note("building", sum(key in built for key in missing), len(missing))
-
-
-def _expected(
-    digests: Iterable[Size], sizes: Mapping[Size, Recipe], planned: Mapping[Size, PlannedJob]
-) -> dict[Size, Expected]:
-    counter = Counter()
-    expected: dict[Size, Expected] = {}
-    for size in digests:
-        recipe, job = sizes[size], planned[size]
-        expected[size] = counter.counted(recipe, job), tolerance(job.model), recipe.gpus_per_node
-    return expected
 
 
 def _judge(

@@ -25,7 +25,7 @@ from superpod.recipes.facts import environment
 from superpod.recipes.planned_job import job
 from superpod.recipes.registry import Recipe
 from superpod.rehearsal import resolved
-from superpod.rehearsal.proof_cache import Outcome, Resolution
+from superpod.rehearsal.evidence import Outcome, Resolution, digest
 
 if TYPE_CHECKING:
     from nemo_run import Partial
@@ -114,7 +114,12 @@ def _build(size: SizeKey) -> Outcome:
             for rank in ranks
         ]
     layers = sorted(set[str]().union(*(build.layers for build in builds)))
-    outcome: Outcome = {"parameters": [build.parameters for build in builds], "layers": layers}
+    made = [[b.tensors, sorted(b.layers), sorted(b.attention), sorted(b.received)] for b in builds]
+    outcome: Outcome = {
+        "parameters": [build.parameters for build in builds],
+        "layers": layers,
+        "built": digest(made),
+    }
     return outcome | {"world": sorted(groups)} if groups else outcome
 
 

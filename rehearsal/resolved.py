@@ -41,18 +41,20 @@ def resolved(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
     """Everything that a constructor of the model on each pipeline rank can read, but the data-parallel size.
 
     Runs NeMo's strategy, precision plugin and callbacks on the recipe, in Megatron's grid of ranks at its real size.
+    Then the schedule of the last pipeline rank, at the recipe's own number of micro-batches: no part of a model.
 
     Raises:
         Exception: whatever Megatron or NeMo refuses the configuration with.
     """
     import fiddle as fdl
 
-    from superpod.rehearsal import meta_build
+    from superpod.rehearsal import meta_build, schedule
     from superpod.rehearsal.te import build
 
     layout, world = recipe.layout(nodes), nodes * recipe.gpus_per_node
     variables = {v.name: v.value for v in environment.variables(job(recipe, nodes))}
     with build.connected(partial, world - 1, world, generation(recipe), variables) as (strategy, model, callbacks):
+        schedule.run(model.config, strategy.ddp_config, schedule.Batch.of(partial.data))
         return {
             "model": _name(type(model)),
             "config": plain(model.config),

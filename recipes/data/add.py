@@ -81,7 +81,20 @@ def add(
     _refuse_unrelated_content(data_folder)
     if sha256:
         data_folder = replace(data_folder, sha256=_digests(names, prefix_paths, progress))
+    _refuse_same_tokens(data_folder)
     return _register(data_folder)
+
+
+def _refuse_same_tokens(data_folder: DataFolder) -> None:
+    """UserError for two prefixes with the same files: one through links, or a copy by its digest."""
+    seen: dict[object, str] = {}
+    for prefix, path in zip(data_folder.prefixes, data_folder.prefix_paths, strict=True):
+        for identity in (indexed.bin_path(path).resolve(), data_folder.sha256.get(prefix)):
+            if identity in seen:
+                message = f"--prefix: {prefix} holds the same tokens as {seen[identity]}"
+                raise UserError(message, "name it once, with the sum of the weights")
+            if identity is not None:
+                seen[identity] = prefix
 
 
 _OPTIONS = {"weights": "--weight", "prefixes": "--prefix", "index_cache": "--index-cache"}

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from superpod.cpu_threads import usable_cores
 from superpod.errors import UserError
 from superpod.recipes.data import documents, paths, shards, tokenizer, worker_pool
 from superpod.recipes.data.build_options import BuildOptions
@@ -35,7 +36,7 @@ text) and "write" (documents)."""
 @dataclass(frozen=True)
 class Report:
     """A build's outcome. An earlier build had left `resumed` of the `shards`; `skipped` files are not UTF-8; `empty`
-    counts blank documents; `notes` are for the user to read."""
+    counts blank documents, `duplicates` those that repeat another; `notes` are for the user to read."""
 
     folder: DataFolder
     up_to_date: bool = False
@@ -43,6 +44,7 @@ class Report:
     resumed: int = 0
     skipped: list[str] = field(default_factory=list)
     empty: int = 0
+    duplicates: int = 0
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
 
@@ -75,7 +77,7 @@ def build(
     unfinished = UnfinishedBuild(folder)
     unfinished.check_owner()
     files = documents.find(text, outside=folder)
-    with _explained_disk_errors(folder), worker_pool.workers(workers or _cores()) as run:
+    with _explained_disk_errors(folder), worker_pool.workers(workers or usable_cores()) as run:
         sources, skipped = _sources(run, files, strict, progress)
         identity = _identity(sources, options)
         if (folder / FILE).is_file():
@@ -90,7 +92,8 @@ def build(
             data_folder = phases.write(identity, files=len(sources), skipped=len(skipped))
     notes = phases.notes + _notes(skipped)
     seconds = time.monotonic() - started
-    return Report(data_folder, False, len(plan), phases.resumed, skipped, phases.empty, seconds, notes)
+    counts = len(plan), phases.resumed, skipped, phases.empty, phases.duplicates
+    return Report(data_folder, False, *counts, seconds, notes)
 
 
 @dataclass
@@ -105,6 +108,7 @@ class _Phases:
     note: Callable[[str], None]
     resumed: int = 0
     empty: int = 0
+    duplicates: int = 0
     notes: list[str] = field(default_factory=list)
 
     def write(self, identity: str, files: int, skipped: int) -> DataFolder:
@@ -116,23 +120,26 @@ class _Phases:
         left_out = self._left_out(shard_facts)
         if not filled:
             raise UserError(f"all {self.empty} documents are blank", "check --text and --json-key")
-        count = sum(shard.documents for shard in filled.values())
-        split = self.options.split_for(count)
-        check_parts(split, count, str(self.unfinished.folder))
-        merged = self.unfinished.work / PREFIX
-        sha256 = shards.merge(list(filled), merged, encoder.vocab, self.options.seed, self._phase("write"))
-        self.unfinished.publish([self._tokenizer_path(), Path(f"{merged}.bin"), Path(f"{merged}.idx"), *left_out])
+        merged = shards.distinct(list(filled), encoder.vocab)
+        self.duplicates = merged.duplicates
+        split = self.options.split_for(merged.documents)
+        left_over = f" ({merged.duplicates} duplicate documents left out)" if merged.duplicates else ""
+        check_parts(split, merged.documents, f"{self.unfinished.folder}{left_over}")
+        text = self.unfinished.work / PREFIX
+        sha256 = shards.merge(merged, text, encoder.vocab, self.options.seed, self._phase("write"))
+        self.unfinished.publish([self._tokenizer_path(), Path(f"{text}.bin"), Path(f"{text}.idx"), *left_out])
         data_folder = DataFolder(
             path=self.unfinished.folder,
             prefixes=(PREFIX,),
             tokenizer=self._tokenizer_path().name,
             vocab=encoder.vocab,
-            tokens=sum(shard.tokens for shard in filled.values()),
-            documents=count,
+            tokens=merged.tokens,
+            documents=merged.documents,
             split=split,
             sha256={PREFIX: sha256},
             source={
                 **{"identity": identity, "files": files, "skipped": skipped, "empty": self.empty},
+                "duplicates": self.duplicates,
                 **self.options.encoding(),
             },
         )
@@ -264,14 +271,10 @@ def _shard_bytes(sources: list[documents.Source]) -> int:
     return min(max(sum(source.size for source in sources) // 64, 1 << 20), 1 << 26)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _check_workers(workers: int | None) -> None:
-    most = max(16, 4 * _cores())  # more only cost memory; a mistyped number could take the machine down
+    most = max(16, 4 * usable_cores())  # more only cost memory; a mistyped number could take the machine down
     if workers is not None and not 1 <= workers <= most:
-        message = f"--workers {paths.short(workers)} is outside 1..{most}, for {_cores()} cores here"
+        message = f"--workers {paths.short(workers)} is outside 1..{most}, for {usable_cores()} cores here"
         raise UserError(message, "leave it out for one per core")
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from superpod.errors import UserError
-from superpod.recipes.data import chat, chat_template, mixing, packing, samples, sources
+from superpod.recipes.data import chat, chat_template, duplicates, mixing, packing, samples, sources
 from superpod.recipes.data.chat import Encoded
 from superpod.recipes.data.samples import DEFAULT, SKIPPED, BadLines, Reading
 from superpod.recipes.data.sources import Source
@@ -79,11 +79,12 @@ def check(options: DataOptions) -> None:
     training, validation = _sources_of(options)
     if options.share is not None and not 0 < options.share < 1:
         raise UserError(f"--validation {options.share} is not a share of the samples", "0.05 holds out one in twenty")
-    counts = [_count(source.name, source.files, options.reading) for source in training]
-    for source in validation:
-        _count(source.name, source.files, options.reading)
+    distinct = duplicates.Distinct()
+    for source in validation:  # first: what is validated on is left out of the training, not the other way round
+        _count(source, options.reading, distinct)
+    counts = [_count(source, options.reading, distinct) for source in training]
     if not validation and max(counts) < 2:
-        raise UserError(f"{training[0].name} holds one sample, and validation needs one too",
+        raise UserError(f"{training[0].name} holds one sample, and validation needs another one",
                         "give --validation-data as well")  # fmt: skip
     if options.weights:
         mixing.parts(counts, options.weights)
@@ -92,7 +93,10 @@ def check(options: DataOptions) -> None:
 def _sources_of(options: DataOptions) -> tuple[list[Source], list[Source]]:
     """The sources to train on, and those to validate on: given, or a folder's own validation split."""
     training = sources.find(options.data)
-    validation = sources.find(options.validation_data, validation=True)
+    validation = [
+        Source(f"--validation-data {source.name}", source.files)
+        for source in sources.find(options.validation_data, validation=True)
+    ]
     if not validation:
         own = [source for source in training if source.validation]
         if own and options.share is not None:
@@ -107,17 +111,20 @@ def _sources_of(options: DataOptions) -> tuple[list[Source], list[Source]]:
                 f"{own[0].name} has a validation split, and {other} has none",
                 "--validation-data names what to validate on",
             )
-    same = {file for source in training for file in source.files} & {f for source in validation for f in source.files}
-    if same:
-        raise UserError(f"{min(same)} is both trained and validated on", "leave it out of one")
     return training, validation
 
 
-def _count(name: str, files: Iterable[Path], reading: Reading) -> int:
+def _count(source: Source, reading: Reading, distinct: duplicates.Distinct) -> int:
+    """How many samples of a source no earlier one has."""
     bad = BadLines(reading)
-    count = sum(1 for _ in samples.stream(files, bad))
-    bad.check(count, name)
-    return count
+    distinct.start(source.name)
+    count = new = 0
+    for sample in samples.stream(source.files, bad):
+        count += 1
+        new += distinct.is_new(duplicates.content(sample))
+    bad.check(count, source.name)
+    distinct.repeats()
+    return new
 
 
 def tokenizer_folder(options: DataOptions, folder: Path, out: Path) -> Path:
@@ -149,8 +156,8 @@ def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase,
     skipped.unlink(missing_ok=True)
     reader = _Reader(options, sizes, tokenizer, skipped)
     training, validation = _sources_of(options)
-    train = [reader.read(source) for source in training]
     held = [sample for source in validation for sample in reader.read(source)]
+    train = [reader.read(source) for source in training]
     if not validation:
         train, held = mixing.hold_out(train, SHARE if options.share is None else options.share, options.seed)
     mix = mixing.parts([len(part) for part in train], options.weights)
@@ -161,7 +168,7 @@ def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase,
     packing.write_metadata(bins, out / METADATA)
     named = [{"source": source.name, **asdict(part)} for source, part in zip(training, mix, strict=True)]
     return Counts(
-        read=reader.counts,
+        read=reader.counts[len(validation) :] + reader.counts[: len(validation)],
         mix=named if options.weights else [],
         skipped=str(skipped) if skipped.is_file() else "",
         training=_filling(bins[0], sizes),
@@ -171,7 +178,7 @@ def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase,
 
 @dataclass
 class _Reader:
-    """Reads sources, encodes their samples, and counts."""
+    """Reads sources, encodes their samples, leaves out duplicates, and counts."""
 
     options: DataOptions
     sizes: Sizes
@@ -180,21 +187,31 @@ class _Reader:
 
     def __post_init__(self) -> None:
         self.counts: list[dict[str, object]] = []
+        self.distinct = duplicates.Distinct()
 
     def read(self, source: Source) -> list[Encoded]:
-        """The samples of a source that fit."""
+        """The samples of a source that fit and that no earlier one equals in the token ids that are kept of it."""
         bad = BadLines(self.options.reading, self.skipped if self.options.reading.skip else None)
-        encoded = []
+        encoded: list[Encoded] = []
+        count = 0
+        length = self.sizes.longest + 1 if self.options.long == "cut" else None
+        self.distinct.start(source.name)
         for sample in samples.stream(source.files, bad):
             try:
-                encoded.append(_small(chat.encode(sample, self.tokenizer, self.options.learn)))
+                made = _small(chat.encode(sample, self.tokenizer, self.options.learn))
             except chat.BadSample as error:
                 if not self.options.reading.skip:
                     raise
                 bad.add(sample.file, sample.line, error.reason, str(dict(messages=sample.messages)))
-        bad.check(len(encoded), source.name)
+                continue
+            count += 1
+            if self.distinct.is_new(bytes(made.ids[:length])):  # an array: its buffer
+                encoded.append(made)
+        bad.check(count, source.name)
+        repeats = self.distinct.repeats()
         kept, counts = packing.fit(encoded, self.sizes.longest, self.options.long)
-        more = {"source": source.name, "length": self.sizes.longest, "skipped": bad.count, "reasons": bad.summary}
+        more = {"source": source.name, "length": self.sizes.longest, "skipped": bad.count, "reasons": bad.summary,
+                "duplicates": repeats}  # fmt: skip
         self.counts.append({**asdict(counts), **more})
         return kept
 
@@ -232,6 +249,8 @@ def lines(counts: Counts) -> list[str]:
                 f"  longer than {file.get('length', 'a sequence')} tokens: {file['cut']} cut at their end "
                 f"(of a chat, the later turns), {file['dropped']} left out; the longest had {file['longest']}"
             )
+        if repeats := file.get("duplicates"):  # runs of older versions have none
+            printed.append(f"  {duplicates.line(str(file['source']), cast('dict[str, int]', repeats))}")
         if file.get("skipped"):
             printed.append(f"  skipped {file['skipped']} bad lines ({file['reasons']}): {counts['skipped']}")
     for part in counts.get("mix", []):

@@ -1,5 +1,7 @@
 """What the worker processes of `data build` do: train a tokenizer, encode a shard. And how shards are merged."""
 
+from __future__ import annotations
+
 import json
 import mmap
 from collections.abc import Callable, Iterator
@@ -7,14 +9,20 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
-from superpod.recipes.data import documents, indexed, tokenizer
+from superpod.recipes.data import documents, duplicates, indexed, tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _BATCH = 1 << 20
 """Characters encoded in one call: limits the memory of a worker."""
 _LONGEST = 1 << 23
 """Longer texts are encoded in parts, cut at line ends, and remain one document."""
+_BLOCK = 1 << 14
+"""Documents that are merged at a time."""
 
 
 @dataclass(frozen=True)
@@ -149,26 +157,66 @@ def _encoder(chosen: tokenizer.Tokenizer) -> Callable[[list[str]], list[list[int
     return tokenizer.encoder(chosen)  # kept: a worker loads it once for all its shards
 
 
-def merge(prefixes: list[str], out: Path, vocab: int, seed: int, progress: Callable[[int, int], None]) -> str:
-    """Write all documents of the shards, shuffled by `seed`, to the prefix `out`; hex sha256 of .bin and .idx.
+@dataclass(frozen=True)
+class Merged:
+    """The documents of all shards, each once. `begins` and `ends` are bytes in the .bin of the shard `shard`."""
 
-    Megatron splits by document order, so unshuffled data would be validated on its last files only. The order depends
-    on the seed and the number of documents, not on shards or workers. Memory: 32 bytes per document.
+    prefixes: list[str]
+    shard: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+    tokens: int
+    duplicates: int
+
+    @property
+    def documents(self) -> int:
+        """How many documents are left."""
+        return int(self.shard.size)
+
+
+def distinct(prefixes: list[str], vocab: int) -> Merged:
+    """Find every document of the shards and leave out those whose tokens an earlier one has.
+
+    Megatron splits by document: of two equal ones, one may be trained on and the other validated on. Memory: 40 bytes
+    per document.
     """
     import numpy as np
 
     lengths = [np.frombuffer(indexed.lengths(prefix), dtype=np.int32) for prefix in prefixes]
     size = np.dtype(indexed.dtype_for(vocab)).itemsize
-    # Byte ranges of every document in the .bin of its shard, and the shard's number.
     begins = np.concatenate([np.cumsum(part, dtype=np.int64) - part for part in lengths]) * size
     ends = begins + np.concatenate(lengths).astype(np.int64) * size
     shard = np.repeat(np.arange(len(prefixes), dtype=np.int32), [part.size for part in lengths])
-    order = np.random.RandomState(seed).permutation(begins.size)  # RandomState: a stream that numpy never changes
-    with ExitStack() as stack, indexed.Writer(out, vocab) as writer:
+    digests = np.empty(begins.size, dtype=np.uint64)
+    with ExitStack() as stack:
         views = [_view(stack, prefix) for prefix in prefixes]
-        for at in range(0, order.size, 1 << 14):
-            block = order[at : at + (1 << 14)]
-            for number, begin, end in zip(*(values[block].tolist() for values in (shard, begins, ends)), strict=True):
+        for at, (number, begin, end) in enumerate(_spans(shard, begins, ends)):
+            digests[at] = duplicates.digest(views[number][begin:end])
+    first = np.sort(np.unique(digests, return_index=True)[1])
+    tokens = int((ends[first] - begins[first]).sum()) // size
+    return Merged(prefixes, shard[first], begins[first], ends[first], tokens, begins.size - first.size)
+
+
+def _spans(*values: np.ndarray) -> Iterator[tuple[int, ...]]:
+    """The values of each document as Python's numbers, converted in blocks."""
+    for at in range(0, values[0].size, _BLOCK):
+        yield from zip(*(value[at : at + _BLOCK].tolist() for value in values), strict=True)
+
+
+def merge(merged: Merged, out: Path, vocab: int, seed: int, progress: Callable[[int, int], None]) -> str:
+    """Write the documents, shuffled by `seed`, to the prefix `out`; hex sha256 of .bin and .idx.
+
+    Megatron splits by document order, so unshuffled data would be validated on its last files only. The order depends
+    on the seed and the number of documents, not on shards or workers.
+    """
+    import numpy as np
+
+    order = np.random.RandomState(seed).permutation(merged.documents)  # RandomState: a stream that numpy never changes
+    with ExitStack() as stack, indexed.Writer(out, vocab) as writer:
+        views = [_view(stack, prefix) for prefix in merged.prefixes]
+        for at in range(0, order.size, _BLOCK):
+            block = order[at : at + _BLOCK]
+            for number, begin, end in _spans(merged.shard[block], merged.begins[block], merged.ends[block]):
                 writer.add_bytes(views[number][begin:end])
             progress(at + block.size, order.size)
     return writer.sha256

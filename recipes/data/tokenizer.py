@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from superpod.errors import UserError
+from superpod.recipes import custom_code
 from superpod.recipes.data import paths
 
 if TYPE_CHECKING:
@@ -141,7 +142,9 @@ def _resolve(path: Path, backend: Path | None) -> Tokenizer:
 def pretrained(name: str) -> PreTrainedTokenizerBase:
     """A tokenizer through transformers, from a folder or the local hub cache; UserError when it does not load."""
     try:
-        return library("transformers").AutoTokenizer.from_pretrained(name, local_files_only=True)
+        return library("transformers").AutoTokenizer.from_pretrained(
+            name, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(f"no tokenizer loads from {name}: {reason}", FETCH) from None
@@ -189,13 +192,14 @@ def digest(path: Path) -> str:
 
 
 def copy(path: Path, out: Path) -> None:
-    """Copy a tokenizer's files to the folder `out`, or a .model file to the file `out`."""
+    """Copy a tokenizer's files to the folder `out`, or a .model file to the file `out`; custom code stays behind."""
     if path.is_file():
         shutil.copyfile(path, out)
         return
     out.mkdir(parents=True)
     for file in files(path):
         shutil.copyfile(file, out / file.name)
+    custom_code.drop(out)
 
 
 def size(vocab: dict[str, int]) -> int:

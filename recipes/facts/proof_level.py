@@ -1,15 +1,14 @@
 """How far each recipe was proven: planned, built, built with TE, rehearsed, or run on a GPU.
 
 Reads what `recipes prove --write` has committed (`proven.json`), and the list of runs on GPUs (`ran_on_gpu.toml`).
-Needs no NeMo. A proof counts only while the model's layouts are those that it was made for. A rehearsal or a run on
-GPUs is of one size, and counts while that size has its layout.
+Needs no NeMo. A proof is of one size, and counts while its recipe's facts and layout there are those that were built. A
+rehearsal or a run on GPUs counts while that size has its layout.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,8 +32,9 @@ RAN_ON_GPU = Path(__file__).with_name("ran_on_gpu.toml")
 TITLES = {"nemo_toolkit": "NeMo", "megatron-core": "Megatron-Core", "transformer_engine": "Transformer Engine"}
 """Of the libraries that a sentence names."""
 
-SAVES = re.compile(rb", save_every = \d+")
-"""On a size's line: the steps between two checkpoints."""
+NOT_RECORDED = "-"
+"""For a digest that an earlier proof did not record, which checked neither process groups nor schedules."""
+EARLIER = "by an earlier proof: process groups and the schedule were not checked"
 CONSTRUCTED = ("model.", "trainer.strategy.", "trainer.plugins", "trainer.callbacks", "optim.config", "peft", "with=")
 """Overrides that start so change what was proven; others, such as a number of steps, do not."""
 CONSTRUCTED_DATA = ("data.micro_batch_size", "data.seq_length")
@@ -78,15 +78,22 @@ def of(recipe: Recipe) -> ProofLevel:
     if recipe.source.parent != LAYOUTS:
         return ProofLevel("planned", f"of a collection: `recipes prove {recipe.name}` builds it")
     known = _evidence()
-    group = known.get("models", {}).get(recipe.model.name)
     ran: dict[int, Level] = {nodes: "ran on GPU" for nodes in _ran_at(recipe)}
-    if group is None:
-        return ProofLevel("planned", known.get("unproven", {}).get(recipe.model.name, ""), further=ran)
-    if group["layouts"] != layouts_hash([recipe.source]):
-        return ProofLevel("planned", "its layouts have changed since it was proven", further=ran)
-    versions = ", ".join(f"{title} {known['versions'][name]}" for name, title in TITLES.items())
-    rehearsed: dict[int, Level] = {nodes: "rehearsed" for nodes in known.get("rehearsed", {}).get(recipe.name, ())}
-    return ProofLevel(group["level"], broken=_broken().get(recipe.name, {}), versions=versions, further=rehearsed | ran)
+    if why := known.get("unproven", {}).get(recipe.model.name):
+        return ProofLevel("planned", why, further=ran)
+    built = {nodes: _built().get(facts(recipe, nodes)) for nodes in recipe.nodes}
+    broken = _broken().get(recipe.name, {})
+    stale = [nodes for nodes in recipe.nodes if built[nodes] is None and nodes not in broken]
+    rehearsed = known.get("rehearsed", {}).get(recipe.name, ())
+    further: dict[int, Level] = {nodes: "rehearsed" for nodes in rehearsed if nodes not in stale}
+    versions = ", ".join(f"{title} {known['versions'][name]}" for name, title in TITLES.items()) if known else ""
+    if stale:
+        some: dict[int, Level] = {nodes: "built with TE" for nodes in recipe.nodes if built[nodes] is not None}
+        sizes = "" if len(stale) == len(recipe.nodes) else f" at {', '.join(map(str, stale))} nodes"
+        why = f"stale: new, or changed since it was built{sizes}" if known else ""
+        return ProofLevel("planned", why, broken, versions, some | further | ran)
+    why = EARLIER if NOT_RECORDED in built.values() else ""
+    return ProofLevel("built with TE", why, broken, versions, further | ran)
 
 
 def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, str] | None:
@@ -136,14 +143,10 @@ def changes_what_was_built(overrides: Iterable[str]) -> bool:
     return any(text.startswith((*CONSTRUCTED, *CONSTRUCTED_DATA)) for text in overrides)
 
 
-def layouts_hash(files: Iterable[Path]) -> str:
-    """Hash of layout files: a proof holds for these layouts only. How often they save is no part of a model."""
-    return _hash(tuple(files))
-
-
-@cache
-def _hash(files: tuple[Path, ...]) -> str:
-    return hashlib.sha256(b"\0".join(SAVES.sub(b"", path.read_bytes()) for path in files)).hexdigest()[:16]
+def facts(recipe: Recipe, nodes: int) -> str:
+    """Digest of what the configuration of a recipe is made from at one size, as far as the recipe itself has it."""
+    own = (recipe.name, recipe.model.name, recipe.task, recipe.gpu, recipe.precision, recipe.seq, recipe.gpus_per_node)
+    return hashlib.sha256(repr((*own, nodes, *vars(recipe.layout(nodes)).items())).encode()).hexdigest()[:10]
 
 
 def read() -> dict[str, Any]:
@@ -161,6 +164,12 @@ def read() -> dict[str, Any]:
 @cache
 def _evidence() -> dict[str, Any]:
     return read()
+
+
+@cache
+def _built() -> dict[str, str]:
+    """Facts of a size -> digest of what was built for it."""
+    return {key: value.partition(" ")[2] for key, value in _evidence().get("sizes", {}).items()}
 
 
 @cache

@@ -38,7 +38,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "model.config.moe_router_dtype": ("fp32", "fp64"),  # router.py
     "model.config.normalization": ("LayerNorm", "RMSNorm"),  # extensions/transformer_engine.py, TENorm
     "model.config.position_embedding_type": ("learned_absolute", "rope", "yarn", "mrope", "relative", "none"),
-    "model.config.cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),  # extensions/transformer_engine.py
+    "model.config.cp_comm_type": ("p2p", "a2a", "all_gather"),  # extensions/transformer_engine.py
     "model.config.cross_entropy_fusion_impl": ("native", "te"),
     "model.config.softmax_type": ("vanilla", "off-by-one", "learnable"),  # TransformerConfig
     "model.config.recompute_granularity": ("selective", "full"),
@@ -50,6 +50,8 @@ WORDS: dict[str, tuple[str, ...]] = {
 INSTEAD = {
     "adamw": "write adam: Megatron's is AdamW unless decoupled_weight_decay=False",
     "a2a": "write alltoall",
+    "a2a+p2p": "write p2p, a2a or all_gather: NeMo 2.7.3 cannot pass hierarchical_context_parallel_sizes to Megatron, "
+    "so that Transformer Engine gets no group and each rank attends to its own tokens only",
     "cpu": "`recipes rehearse` trains it on CPUs, shrunk",
 }
 """What to write for a word that another library has."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
+from superpod.recipes import custom_code
 from superpod.recipes.weights import huggingface, load, mapping, reference
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def _copy_tokenizer(like: Path, out: Path, chat: bool) -> None:
             shutil.copyfile(file, out / file.name)
     if chat:
         huggingface.keep_template(out)
+    custom_code.drop(out)
 
 
 def write(model: GPTModel, like: Path, base: str, out: Path) -> int:

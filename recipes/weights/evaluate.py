@@ -106,12 +106,12 @@ def _load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     gpu = torch.cuda.is_available()
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     fits = 2 * size < SHARE_OF_MEMORY * psutil.virtual_memory().available  # most folders have 16 bits a number
     dtype = torch.float32 if fits and not gpu else "auto"
-    more: dict[str, Any] = {"device_map": "auto"} if gpu else {}
+    more: dict[str, Any] = {"trust_remote_code": False, **({"device_map": "auto"} if gpu else {})}
     model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=dtype, local_files_only=True, **more)
     return model.eval(), tokenizer
 

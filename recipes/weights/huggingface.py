@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
+from superpod.recipes import custom_code
 from superpod.recipes.data import paths
 from superpod.recipes.weights import families, half_written, load, own_config, reference
 from superpod.recipes.weights import folder as hf_folder
@@ -94,7 +95,7 @@ def import_hf(folder: Path, out: Path, *, forward_check: bool = True) -> dict[st
     words = _in_words(f"NeMo cannot import {folder}")
     with half_written.complete_or_absent(out) as temporary, own_tokenizer_folder(), words:
         record = _import(folder, temporary, nearest, theirs, forward_check)
-        record["notes"] = notes + _notes(nearest, forward_check)
+        record["notes"] = notes + _notes(nearest, forward_check) + custom_code.note(folder)
         _keep(folder, temporary / KEPT, record)
     return record
 
@@ -139,7 +140,10 @@ def _tokenizer(importer: Any, folder: Path, nearest: Nearest) -> Any:
     try:
         tokenizer: Any = AutoTokenizer(importer.save_hf_tokenizer_assets(str(folder.absolute())))
     except Exception as error:  # tokenizers raise bare Exceptions
-        raise UserError(f"the tokenizer of {folder} cannot be read: {str(error)[:300]}", FETCH) from None
+        unread = f"the tokenizer of {folder} cannot be read: {str(error)[:300]}"
+        if note := custom_code.note(folder):
+            raise UserError(f"{unread}; {note[0]}", "save it as a tokenizer.json, which needs no code") from None
+        raise UserError(unread, FETCH) from None
     rows, ids = nearest.fields["vocab_size"], len(tokenizer.tokenizer)
     if ids > rows:
         raise UserError(f"the tokenizer of {folder} has {ids} ids, and the model's vocab_size is {rows}", FETCH)
@@ -209,8 +213,17 @@ def export_hf(
         _copy_tokenizer(exporter, like, temporary)
         if chat:
             keep_template(temporary)
-    notes = [] if forward_check else ["no forward check: nothing shows that transformers computes what NeMo does"]
+        notes = custom_code.drop(temporary)
+    notes += [] if forward_check else ["no forward check: nothing shows that transformers computes what NeMo does"]
     return {"merged": merged, "forward_check": asdict(outcome) if outcome else None, "notes": notes}
+
+
+def import_notes(checkpoint: Path) -> list[str]:
+    """What an import had to tell the user, as its checkpoint keeps it."""
+    try:
+        return list(json.loads((checkpoint / KEPT / RECORD).read_bytes())["notes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _kept_dtype(like: Path | None) -> str:
@@ -294,7 +307,7 @@ def own_tokenizer_folder() -> Iterator[None]:
         from transformers import AutoTokenizer
 
         folder = os.path.join(scratch, "nemo_tokenizer")  # NeMo looks for this name
-        AutoTokenizer.from_pretrained(name, local_files_only=True).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False).save_pretrained(folder)
         return folder
 
     ModelConnector.save_hf_tokenizer_assets = save  # type: ignore[method-assign]

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from superpod.recipes import custom_code
+
 SERVED = Path(__file__).with_name("served.toml")
 NAMES = {"vllm": "vLLM", "tensorrt_llm": "TensorRT-LLM"}
 FIELDS = ("architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings")
@@ -65,10 +67,13 @@ def check(folder: Path) -> Verdict:
     problems = [f"config.json lacks {', '.join(missing)}"] if missing else []
     problems += [] if missing else [*_shapes(folder, tensors), *_formats(config, tensors)]
     problems += _tokenizer(folder, config)
+    if absent := custom_code.missing(folder):
+        problems.append(f"custom code is named and not there: {', '.join(absent)}")
     architecture = (config.get("architectures") or [""])[0]
     known = {key: table for key, table in served().items() if architecture in table["architectures"]}
     notes = ["config, tensors and tokenizer are as transformers has them"]
     notes += [f"{architecture} not in {NAMES[key]}'s list" for key in served() if key not in known]
+    notes += custom_code.note(folder)
     notes += [] if (folder / "generation_config.json").is_file() else ["no generation_config.json"]
     notes += [] if has_template(folder) else ["no chat template"]
     servers = tuple(f"{NAMES[key]} ({table['commit']})" for key, table in known.items())
@@ -115,7 +120,9 @@ def _shapes(folder: Path, tensors: Tensors) -> Iterator[str]:
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+            model = AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(folder, trust_remote_code=False), trust_remote_code=False
+            )
     except Exception as error:  # whatever a configuration may make transformers raise
         yield f"transformers cannot build the model: {type(error).__name__}: {str(error)[:200]}"
         return
@@ -150,7 +157,7 @@ def _tokenizer(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
         yield f"no tokenizer: none of {', '.join(TOKENIZERS)}"
         return
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a damaged file may make transformers raise
         yield f"the tokenizer cannot be loaded: {type(error).__name__}: {str(error)[:200]}"
         return

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
+from superpod import cpu_threads
+
 # In the order of application: torch first, because Megatron reads torch.cuda while it is imported.
 MODULES = (
     "torch_cuda",
@@ -67,6 +69,7 @@ def install(*, without: frozenset[str] = frozenset()) -> None:
     known = patches()
     if unknown := without - {registered.name for registered in known}:
         raise ValueError(f"no patch is called {', '.join(sorted(unknown))}; the names are in docs/rehearsal.md")
+    cpu_threads.wait_passively()
     import torch
 
     if torch.cuda.is_available():

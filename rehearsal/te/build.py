@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from superpod.rehearsal import meta_build
+from superpod.rehearsal import meta_build, received, schedule
 from superpod.rehearsal.te import cuda, device, entry, recording, step, variables
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ class TeBuild:
     """Digests of the distinct layers: class, constructor arguments, GPU generation and FP8 recipe."""
     attention: frozenset[str] = frozenset()
     """Backends that Transformer Engine chose: flash, fused, or unfused, which keeps the scores of all tokens."""
+    tensors: str = ""
+    """Digest of the names, shapes and types of all parameters."""
+    received: frozenset[str] = frozenset()
+    """Sizes of the process groups, and what was communicated over them in the step."""
 
 
 def build_with_te(
@@ -60,6 +64,7 @@ def build_with_te(
 
     Raises:
         AssertionError, RuntimeError, ValueError: Transformer Engine, Megatron or NeMo refuses the recipe.
+        NotParallelError: a parallel size of the layout is not what they compute with.
         UserError: no such generation.
     """
     if packed:
@@ -68,11 +73,20 @@ def build_with_te(
         with recording.recorded(f"{generation} {_fp8(module.config)}") as layers:
             chunks = list(meta_build.chunks(partial, module.config, stand_in=vocabulary))
         counts = [meta_build.parameters(chunk) for chunk in chunks]
+        tensors = recording.of_parameters(chunks)
+        groups = received.require_groups(meta_build.degrees(strategy))
         for callback in callbacks:
             _start(callback, partial, strategy, module)
         batch = partial.data.micro_batch_size
-        backends = [step.run(chunk, module.config, batch, packed=packed) for chunk in chunks]
-        return TeBuild(counts, frozenset(layers), frozenset(set().union(*backends)))
+        order = schedule.run(module.config, strategy.ddp_config, schedule.Batch.of(partial.data))
+        steps = [step.run(chunk, module.config, batch, packed=packed) for chunk in chunks]
+        return TeBuild(
+            parameters=counts,
+            layers=frozenset(layers),
+            attention=frozenset[str]().union(*(one.attention for one in steps)),
+            tensors=tensors,
+            received=frozenset(groups | order).union(*(one.received for one in steps)),
+        )
 
 
 @contextlib.contextmanager

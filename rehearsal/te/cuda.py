@@ -87,12 +87,15 @@ def _always(value: Any) -> Any:
 
 
 def _backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
-    """`torch.autograd.backward` of tensors with given gradients, without its call of the modes."""
+    """`torch.autograd.backward` without its call of the modes; a scalar's gradient is 1 where none is given."""
+    import torch
     from torch.autograd.graph import _engine_run_backward
 
     results = tuple(tensors) if isinstance(tensors, (tuple, list)) else (tensors,)
     grads = tuple(grad_tensors) if isinstance(grad_tensors, (tuple, list)) else (grad_tensors,)
-    _engine_run_backward(results, grads, False, False, (), allow_unreachable=True, accumulate_grad=True)
+    grads = grads if len(grads) == len(results) else (None,) * len(results)
+    given = tuple(torch.ones_like(t) if grad is None else grad for t, grad in zip(results, grads, strict=True))
+    _engine_run_backward(results, given, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 @contextlib.contextmanager

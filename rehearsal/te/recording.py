@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 LAYERS = ("Linear", "LayerNormLinear", "GroupedLinear", "LayerNormMLP", "LayerNorm", "RMSNorm", "DotProductAttention")
@@ -43,6 +43,15 @@ def _recording(original: Any, name: str, context: str, digests: set[str]) -> Any
         self.made_with = digest
 
     return init
+
+
+def of_parameters(chunks: Iterable[Any]) -> str:
+    """Digest of the names, shapes and types of the parameters of a rank's chunks."""
+    digest = hashlib.sha256()
+    for stage, chunk in enumerate(chunks):
+        for name, parameter in chunk.named_parameters():
+            digest.update(f"{stage} {name} {tuple(parameter.size())} {parameter.dtype}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def of_modules(layer: Any, config: Any) -> str:

@@ -6,20 +6,30 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+from superpod.rehearsal import received, schedule
 from superpod.rehearsal.te import recording
 
 
-def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> set[str]:
-    """Run the chunk's model on one micro-batch, each distinct layer once, and its backward pass.
+@dataclass(frozen=True)
+class Step:
+    """What a step of one chunk has shown."""
 
-    Returns:
-        The attention backends that Transformer Engine chose: flash, fused, unfused.
+    attention: frozenset[str]
+    """Backends that Transformer Engine chose: flash, fused, unfused."""
+    received: frozenset[str]
+    """What was communicated, and over which groups experts dispatch."""
+
+
+def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> Step:
+    """Run the chunk's model on one micro-batch, each distinct layer once, and its backward pass.
 
     Raises:
         AssertionError, RuntimeError, ValueError: Transformer Engine or Megatron refuses a layer's inputs.
+        NotParallelError: a parallel size of the layout is not communicated over.
     """
     import torch
     from megatron.core.transformer.moe import moe_utils
@@ -31,17 +41,21 @@ def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> s
         _keep_distinct(model, config)
     if config.bf16 or config.fp16:
         chunk.to(config.params_dtype)  # as Megatron's Float16Module does with what was made in FP32
+    received.require_layers(chunk, config.tensor_model_parallel_size)
+    dispatched = set[str]()
     for module in chunk.modules():
         if isinstance(module, MoELayer):
+            dispatched.add(received.require_experts(module, config))
             vars(module)["token_dispatcher"] = _EvenDispatcher(module)
     for parameter in chunk.parameters():
         parameter.main_grad = torch.empty(tuple(parameter.size()), dtype=torch.float32)
         parameter.grad_added_to_main_grad = False
     taken: set[str] = set()
-    with _on_one_stream(taken):
+    with _on_one_stream(taken), received.watched() as traffic:
         output = _forward(model, config, micro_batch, packed)
         torch.autograd.backward(output, torch.empty_like(output))  # Tensor.backward would leave the modes of `cuda`
-    return taken
+    received.require_step(model, config, traffic)
+    return Step(frozenset(taken), frozenset(traffic.lines() | dispatched))
 
 
 def _innermost(chunk: Any) -> Any:
@@ -197,30 +211,5 @@ def _on_one_stream(taken: set[str]) -> Iterator[None]:
         for name, backend in BACKENDS.items():
             owner = getattr(backends, name)
             stack.enter_context(mock.patch.object(owner, "forward", _noted(owner.forward, backend, taken)))
-        stack.enter_context(_no_device())
+        stack.enter_context(schedule.without_device())
         yield
-
-
-@contextlib.contextmanager
-def _no_device() -> Iterator[None]:
-    import torch
-
-    with (
-        mock.patch.object(torch.cuda, "device", _NoDevice),
-        mock.patch.object(torch.distributed, "_coalescing_manager", _NoDevice),
-        mock.patch.object(torch.cuda.nvtx, "range_push"),
-        mock.patch.object(torch.cuda.nvtx, "range_pop"),
-        mock.patch.object(torch.cuda.nvtx, "range", _NoDevice),
-    ):
-        yield
-
-
-class _NoDevice(contextlib.AbstractContextManager["_NoDevice"]):
-    """Stands for torch.cuda.device, for a profiler's range and for messages that are sent together."""
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def wait(self) -> None:
-        """Messages of the fake process group have arrived."""

@@ -85,28 +85,31 @@ def test_a_mistyped_word_is_refused_with_a_hint(recipes_cli, tmp_path):
     assert "together" in done.stderr
 
 
-def test_a_part_of_a_models_recipes_is_no_evidence(recipes_cli, tmp_path):
-    done = recipes_cli("prove", "llama3_8b", "sft", "--write", "--cache", str(tmp_path / "p.json"))
-    assert done.returncode == 2
-    assert "only some of the recipes of llama3_8b" in done.stderr
-
-
-def test_write_takes_words_and_says_what_it_kept(prove, tmp_path, monkeypatch):
+def test_write_takes_words_and_keeps_what_others_have(prove, tmp_path, monkeypatch):
     monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
     code, text = prove("mamba2_130m", "--write")
     assert code == 0, text
-    code, _ = prove("mamba2_370m", "--write")
+    first = proof_level.read()["sizes"]
+    code, _ = prove("mamba2_370m", "pretrain", "--write")
     assert code == 0
-    assert set(proof_level.read()["models"]) == {"mamba2_130m", "mamba2_370m"}
-    (tmp_path / "proven.json").write_text(json.dumps(proof_level.read() | {"code": "other"}))
+    both = proof_level.read()
+    assert first.items() < both["sizes"].items()
+    (tmp_path / "proven.json").write_text(json.dumps(both | {"versions": {"torch": "0"}}))
     code, _ = prove("mamba2_130m", "--write")
     assert code != 0
-    assert set(proof_level.read()["models"]) == {"mamba2_130m", "mamba2_370m"}
+    assert proof_level.read()["sizes"] == both["sizes"]
+
+
+def test_most_resolves_all_and_builds_some(prove, tmp_path):
+    code, text = prove(NAME, "--most", "0")
+    assert code == 0, text
+    assert f"{len(registry.find(NAME).nodes)} sizes not built: --most" in text
+    assert text.rstrip().endswith("resolved, and proven where built")
 
 
 def test_a_reason_stands_once_for_all_its_sizes():
     proof = Proof(failures=[Failure("a", 1, "x"), Failure("b", 1, "x"), Failure("a", 2, "y"), Failure("a", 4, "x")])
-    assert evidence._broken(proof, {"a", "b"}) == [
+    assert evidence._broken({}, proof, {"a", "b"}) == [
         {"why": "x", "recipes": {"a": [1, 4], "b": [1]}},
         {"why": "y", "recipes": {"a": [2]}},
     ]
@@ -124,9 +127,10 @@ def test_a_file_that_is_no_cache_is_not_written_over(prove, tmp_path, content, s
     assert cache.is_dir() if content is None else cache.read_bytes() == content
 
 
-@pytest.mark.parametrize("content", [b"", b'{"resolved":{},"built":{}}', b'{"built": torn'])
+@pytest.mark.parametrize("content", [b"", b'{"proof":{}}', b'{"resolved":{},"built":{}}', b'{"built": torn'])
 def test_a_cache_is_taken_and_written_anew(prove, tmp_path, content):
     (tmp_path / "proof.json").write_bytes(content)
     code, text = prove(NAME)
     assert code == 0, text
-    assert len(json.loads((tmp_path / "proof.json").read_text())["built"]) == 1
+    (results,) = json.loads((tmp_path / "proof.json").read_text())["proof"].values()
+    assert results["built"]

@@ -108,7 +108,8 @@ def model(tmp_path_factory, recipes_cli):
     run_module("tests.recipes.weights.tiny", folder / "model")
     done = recipes_cli("ckpt", "convert", folder / "model", folder / "checkpoint", timeout=900)
     assert done.returncode == 0, done.stderr
-    (folder / "data.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 50_000)
+    rows = (f'{{"prompt": "{at}", "completion": "b"}}\n' for at in range(50_000))
+    (folder / "data.jsonl").write_text("".join(rows))
     done = recipes_cli("export", "tiny_llama3", "--to", folder / "mine.py", timeout=900)
     assert done.returncode == 0, done.stderr
     return folder

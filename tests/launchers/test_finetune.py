@@ -14,6 +14,7 @@ from superpod.errors import UserError
 from superpod.launchers import finetune
 from superpod.node.run_folder import RunFolder
 from superpod.planner.layout import PARALLEL_SIZES
+from superpod.recipes.weights import huggingface
 from tests.launchers.compare_with_transformers import RUNS
 from tests.recipes.weights import tiny
 from tests.run_module import run_module
@@ -206,7 +207,9 @@ def test_two_processes_import_one_model_once(tmp_path, monkeypatch):
     def slowly(function, log, folder, out, forward_check):
         calls.append((function, forward_check))
         time.sleep(0.5)
-        (tmp_path / "bases" / out).mkdir()
+        kept = tmp_path / "bases" / out / huggingface.KEPT
+        kept.mkdir(parents=True)
+        (kept / huggingface.RECORD).write_text(json.dumps({"notes": [] if forward_check else [huggingface.UNCHECKED]}))
 
     monkeypatch.setattr("superpod.launchers.subprocess_call.call", slowly)
     arguments = (tiny.hollow(tmp_path / "m"), tmp_path / "bases", notes.append)

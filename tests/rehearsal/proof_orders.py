@@ -26,6 +26,7 @@ from superpod.recipes import build, overrides, registry
 from superpod.recipes.facts.environment import Variable
 from superpod.rehearsal import meta_build, proof, proof_pool, resolved
 from superpod.rehearsal.te import build as te_build
+from tests.rehearsal.proof_stub import InThisProcess
 
 SETS = {
     # Same degrees of parallelism; what differs was in no key before: precision, recomputation, context parallelism.
@@ -41,23 +42,6 @@ REFUSES = {
     "generation": lambda _: te_build.device.current().major == 10,
 }
 CHANGES = {"full": {"recompute": "full"}, "cp": {"cp": 2}}
-
-
-class InThisProcess:
-    """For proof_pool.Workers."""
-
-    def __init__(self, count):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def run(self, work, wanted, batch):
-        for key, size in wanted.items():
-            yield {key: work([size])[0]}
 
 
 def recipe(name):

@@ -1,13 +1,45 @@
 """Stands for the processes of a proof: digests and outcomes by rule, in this process, without NeMo."""
 
+import hashlib
+import subprocess
+from pathlib import Path
+
 from superpod.recipes import registry
 from superpod.recipes.planned_job import job
-from superpod.rehearsal import parameter_counts, rank_models
+from superpod.rehearsal import evidence, parameter_counts, rank_models
+
+
+def rotating(count, *, encoders=True):
+    """So many recipes, others with every commit. Encoders are built only in processes of their own."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    recipes = [r for r in registry.recipes().values() if encoders or r.model.family != "encoders"]
+    return sorted(recipes, key=lambda r: hashlib.sha256(f"{head.stdout}{r.name}".encode()).digest())[:count]
 
 
 def planned_counts(size):
     recipe = size.find()
-    return {"parameters": [[count] for count in parameter_counts._planned(recipe.task, job(recipe, size.nodes))]}
+    built = evidence.digest([size.recipe, size.layout.short()])
+    return {
+        "built": built,
+        "parameters": [[count] for count in parameter_counts._planned(recipe.task, job(recipe, size.nodes))],
+    }
+
+
+class InThisProcess:
+    """For `proof_pool.Workers`: the real work, in this process, which has Transformer Engine's layers."""
+
+    def __init__(self, count):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def run(self, work, wanted, batch):
+        for key, size in wanted.items():
+            yield {key: work([size])[0]}
 
 
 class StubWorkers:

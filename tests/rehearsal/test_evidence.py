@@ -1,5 +1,6 @@
-"""The evidence that `recipes prove --write` commits, and when it is too old."""
+"""The committed file that `recipes prove --write` writes, the cache, and the comparison with what was executed."""
 
+import dataclasses
 import json
 
 import pytest
@@ -8,120 +9,134 @@ from superpod import collection
 from superpod.errors import UserError
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
-from superpod.rehearsal import evidence, fingerprint, standing
+from superpod.rehearsal import evidence
+from superpod.rehearsal.evidence import KEPT, ProofCache, Shown
 from superpod.rehearsal.proof import Failure, Proof
 
-MODELS = ("llama32_1b", "mamba2_130m")
 
-
-@pytest.fixture
-def proven():
-    """A proof of two models, one of which cannot be built, and its recipes."""
-    recipes = [r for r in registry.recipes().values() if r.model.name in MODELS]
-    digests = {(r.name, n): f"{r.precision}{n}" for r in recipes if r.model.name == MODELS[0] for n in r.nodes}
-    why = "AssertionError: no"
-    failures = [Failure(recipes[0].name, nodes, why) for nodes in recipes[0].nodes]
-    proof = Proof(
-        recipes=len(recipes),
-        versions=fingerprint.versions(),
-        unproven={MODELS[1]: "ImportError: mamba_ssm"},
-        failures=failures,
-        digests=digests,
-    )
-    return proof, recipes
-
-
-def use(folder, monkeypatch):
-    """Read and write the evidence in this folder."""
-    monkeypatch.setattr(proof_level, "EVIDENCE", folder / "proven.json")
-    for remembering in (proof_level._evidence, proof_level._broken):
+@pytest.fixture(autouse=True)
+def file(tmp_path, monkeypatch):
+    """A committed file of this test's, which does not exist yet."""
+    monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
+    for remembering in (proof_level._evidence, proof_level._broken, proof_level._built):
         monkeypatch.setattr(proof_level, remembering.__name__, remembering.__wrapped__)
+    return tmp_path / "proven.json"
 
 
 def of(*models):
     return [r for r in registry.recipes().values() if r.model.name in models]
 
 
-def test_a_proof_of_some_models_keeps_what_the_file_says_of_others(proven, tmp_path, monkeypatch):
-    proof, recipes = proven
-    use(tmp_path, monkeypatch)
-    evidence.write(proof, recipes)
-    other = of("llama3_8b")
-    why = [Failure(other[0].name, 1, "AssertionError: no"), Failure(recipes[1].name, 2, "of another proof")]
-    second = Proof(versions=fingerprint.versions(), failures=why, unproven={"t5_220m": "not whole"})
-    some = [*other, recipes[1]]  # one recipe of a model is no evidence of it
-    assert evidence.write(second, some) == evidence.Written(tmp_path / "proven.json", 1, 2, 0)
+def proof_of(recipes, built="b", inputs="i", **more):
+    shown = {(r.name, n): Shown(proof_level.facts(r, n), inputs, built) for r in recipes for n in r.nodes}
+    return Proof(versions=evidence.versions(), shown=shown, **more)
+
+
+def test_what_is_written_is_what_the_levels_read(file):
+    small, other = of("llama32_1b"), of("mamba2_130m")
+    why = "AssertionError: no"
+    failures = [Failure(small[0].name, nodes, why) for nodes in small[0].nodes]
+    proof = proof_of(small[1:], failures=failures, unproven={"mamba2_130m": "ImportError: mamba_ssm"})
+    done = evidence.write(proof, [*small, *other])
+    assert (done.proven, done.earlier, done.changed) == (sum(len(r.nodes) for r in small[1:]), 0, 0)
+    assert [path.name for path in file.parent.iterdir()] == ["proven.json"]
+    assert {proof_level.of(r).level for r in small[1:]} == {"built with TE"}
+    assert {proof_level.of(r).level for r in other} == {"planned"}
+    assert proof_level.of(small[0]).broken == dict.fromkeys(small[0].nodes, why)
+    assert proof_level.read()["broken"] == [{"why": why, "recipes": {small[0].name: list(small[0].nodes)}}]
+
+
+def test_a_proof_of_some_recipes_keeps_what_the_file_says_of_others(file):
+    first, second = of("llama32_1b"), of("llama3_8b")
+    evidence.write(proof_of(first, failures=[Failure(first[0].name, 1, "one")]), first)
+    evidence.write(proof_of(second, failures=[Failure(second[0].name, 1, "two")]), second)
+    assert {proof_level.of(r).level for r in (*first, *second)} == {"built with TE"}
+    assert [group["why"] for group in proof_level.read()["broken"]] == ["one", "two"]
+    evidence.write(proof_of(first), first)
+    assert [group["why"] for group in proof_level.read()["broken"]] == ["two"]
+
+
+def test_what_is_resolved_and_not_built_keeps_its_entry_while_its_inputs_are_the_same(file):
+    recipes = of("llama32_1b")
+    evidence.write(proof_of(recipes), recipes)
+    count = len(proof_level.read()["sizes"])
+    same = evidence.write(proof_of(recipes, built="-"), recipes)
+    assert (same.proven + same.earlier, same.changed) == (count, 0)
+    assert {proof_level.of(r).level for r in recipes} == {"built with TE"}
+    other = evidence.write(proof_of(recipes, inputs="other", built="-"), recipes)
+    assert (other.proven, other.changed) == (0, count)
+    assert {proof_level.of(r).level for r in recipes} == {"planned"}
+
+
+def test_what_has_changed_since_it_was_built_is_stale_and_says_at_which_sizes(file):
+    recipe = registry.find("llama32_1b_pretrain_h100_bf16")
+    proof = proof_of([recipe])
+    del proof.shown[recipe.name, recipe.nodes[0]]
+    evidence.write(proof, [recipe])
+    level = proof_level.of(recipe)
+    assert (level.level, level.why) == ("planned", "stale: new, or changed since it was built at 1 nodes")
+    assert level.further[recipe.nodes[1]] == "built with TE"
+    assert "stale" in level.sentence(1)
+    assert level.sentence(recipe.nodes[1]).startswith("built with TE")
+
+
+def test_an_earlier_proof_that_recorded_nothing_says_so(file):
+    recipe = registry.find("llama32_1b_pretrain_h100_bf16")
+    known = {proof_level.facts(recipe, nodes): "i -" for nodes in recipe.nodes}
+    file.write_text(json.dumps({"versions": evidence.versions(), "sizes": known}))
+    assert "were not checked" in proof_level.of(recipe).sentence(1)
+    evidence.write(proof_of([recipe]), [recipe])
+    assert "were not checked" not in proof_level.of(recipe).sentence(1)
+
+
+def test_the_file_is_compared_with_what_was_executed(file):
+    recipes = of("llama32_1b")
+    evidence.write(proof_of(recipes), recipes)
     known = proof_level.read()
-    assert (set(known["models"]), set(known["unproven"])) == ({MODELS[0], "llama3_8b"}, {MODELS[1]})
-    sizes = {recipes[0].name: list(recipes[0].nodes), other[0].name: [1]}
-    assert known["broken"] == [{"why": "AssertionError: no", "recipes": sizes}]
-    assert known["models"]["llama3_8b"]["recipes"] == len(other)
-    assert evidence.stale(known) == []
-    # A proof of the same models anew replaces what is there.
-    anew = Proof(versions=fingerprint.versions(), digests=proof.digests)
-    assert evidence.write(anew, of(MODELS[0])) == evidence.Written(tmp_path / "proven.json", 1, 2, 0)
-    assert [group["recipes"] for group in proof_level.read()["broken"]] == [{other[0].name: [1]}]
+    assert evidence.differences(known, proof_of(recipes).shown) == []
+    assert evidence.differences(known, proof_of(recipes, built="-").shown) == [], "resolved only"
+    (size, one), *_ = proof_of(recipes).shown.items()
+    (built,) = evidence.differences(known, {size: one._replace(built="x")})
+    assert "is built otherwise than what was proven" in built
+    (resolved,) = evidence.differences(known, {size: one._replace(inputs="x")})
+    assert "resolves otherwise than what was proven" in resolved
+    assert evidence.differences(known, {size: one._replace(facts="of a new layout")}) == []
+    assert "is installed" in evidence.differences(known | {"versions": {"torch": "0"}}, {})[0]
 
 
-@pytest.mark.parametrize(
-    ("change", "dropped"),
-    [({"versions": {"torch": "0"}}, 2), ({"code": "other"}, 2), ({"unproven": {"gone_1b": "no"}}, 1)],
-)
-def test_what_was_proven_of_other_code_or_versions_is_dropped_and_counted(
-    proven, tmp_path, monkeypatch, change, dropped
-):
-    proof, recipes = proven
-    use(tmp_path, monkeypatch)
-    (tmp_path / "proven.json").write_text(json.dumps(evidence.evidence(proof, recipes) | change))
-    done = evidence.write(Proof(versions=fingerprint.versions()), of("llama3_8b"))
-    assert (done.proven, done.dropped) == (1, dropped)
-    assert evidence.stale(proof_level.read()) == []
+def test_a_size_stands_where_its_inputs_were_built_with_these_libraries(file):
+    recipes = of("llama32_1b")
+    evidence.write(proof_of(recipes), recipes)
+    known, shown = proof_level.read(), proof_of(recipes, built="-").shown
+    assert evidence.standing(known, shown) == proof_of(recipes).shown
+    assert evidence.standing(known, proof_of(recipes, built="-", inputs="x").shown) == {}
+    assert evidence.standing(known | {"versions": {"torch": "0"}}, shown) == {}
+    assert evidence.standing({}, shown) == {}
+    earlier = {key: f"{value.split()[0]} -" for key, value in known["sizes"].items()}
+    assert evidence.standing(known | {"sizes": earlier}, shown) == {}
 
 
-def test_a_part_of_a_models_recipes_is_no_evidence():
-    with pytest.raises(UserError, match="only some of the recipes of llama3_8b") as refused:
-        evidence.whole_models(of("llama3_8b")[1:])
-    assert "recipes prove --write llama3_8b" in str(refused.value.hint)
+def test_other_libraries_drop_the_file_and_only_a_proof_of_all_may(file):
+    recipes = of("llama32_1b")
+    evidence.write(proof_of(recipes), recipes)
+    file.write_text(json.dumps(proof_level.read() | {"versions": {"torch": "0"}}))
+    with pytest.raises(UserError, match="which this would drop"):
+        evidence.refuse_to_write(recipes)
+    evidence.refuse_to_write(registry.recipes().values())
 
 
-def test_what_is_written_is_what_the_levels_read(proven, tmp_path, monkeypatch):
-    proof, recipes = proven
-    use(tmp_path, monkeypatch)
-    assert evidence.write(proof, recipes) == evidence.Written(tmp_path / "proven.json", 2, 0, 0)
-    assert [path.name for path in tmp_path.iterdir()] == ["proven.json"]
-    levels = {recipe.name: proof_level.of(recipe) for recipe in recipes}
-    assert {levels[r.name].level for r in recipes if r.model.name == MODELS[0]} == {"built with TE"}
-    assert {levels[r.name].level for r in recipes if r.model.name == MODELS[1]} == {"planned"}
-    assert levels[recipes[0].name].broken == dict.fromkeys(recipes[0].nodes, "AssertionError: no")
+def test_a_collection_is_kept_out_of_the_committed_file(tmp_path, monkeypatch):
+    (tmp_path / "layouts").mkdir()
+    (tmp_path / "layouts" / "tiny_llama3.toml").write_text("")
+    monkeypatch.setenv(collection.VARIABLE, str(tmp_path))
+    with pytest.raises(UserError, match="without collections"):
+        evidence.refuse_to_write(of("llama32_1b"))
 
 
-def test_the_file_has_groups_not_a_line_for_each_size(proven):
-    proof, recipes = proven
-    written = evidence.evidence(proof, recipes)
-    assert written["broken"] == [{"why": "AssertionError: no", "recipes": {recipes[0].name: list(recipes[0].nodes)}}]
-    assert len(json.dumps(written, indent=1).splitlines()) < 60
-    assert set(written["models"]) == {MODELS[0]}
-
-
-def test_a_digest_that_changes_changes_the_models_hash(proven):
-    proof, recipes = proven
-    before = standing.of_sizes(recipes, proof.digests)
-    for size in list(proof.digests)[:3]:
-        assert standing.of_sizes(recipes, proof.digests | {size: "other"}) != before
-        assert standing.of_sizes(recipes, {k: v for k, v in proof.digests.items() if k != size}) != before
-
-
-def test_evidence_is_out_of_date_when_anything_that_it_proves_changes(proven, monkeypatch):
-    proof, recipes = proven
-    known = evidence.evidence(proof, recipes)
-    models = [registry.models()[name] for name in MODELS]
-    assert evidence.stale(known) == []
-    assert evidence.stale({}) == []
-    assert evidence.never_proven(known, [*models, registry.models()["llama3_8b"]]) == ["llama3_8b"]
-    for name, changed in {"versions": {"torch": "0"}, "code": "other", "rehearsed": {"x": [1]}}.items():
-        assert len(evidence.stale(known | {name: changed})) == 1
-    monkeypatch.setattr(proof_level, "layouts_hash", lambda files: "changed")
-    assert evidence.stale(known) == [f"{MODELS[0]}: its layouts have changed"]
+def test_a_damaged_file_is_named(file):
+    file.write_text("<<<<<<< HEAD\n{}")
+    with pytest.raises(UserError, match=r"proven\.json is damaged"):
+        proof_level.read()
 
 
 def test_rehearsals_count_at_the_size_and_in_the_topology_that_the_recipe_has(tmp_path, monkeypatch):
@@ -146,56 +161,81 @@ def test_rehearsals_count_at_the_size_and_in_the_topology_that_the_recipe_has(tm
     assert counted(folded=results["folded"] | {"topology": own.replace("VP 5", "VP 10")}) == {small.name: [1]}
 
 
-def test_a_collection_is_kept_out_of_this_projects_evidence(proven, tmp_path, monkeypatch):
-    (tmp_path / "layouts").mkdir()
-    (tmp_path / "layouts" / "tiny_llama3.toml").write_text("")
-    monkeypatch.setenv(collection.VARIABLE, str(tmp_path))
-    with pytest.raises(UserError, match="without collections"):
-        evidence.whole_models(proven[1])
+def test_the_facts_of_a_size_have_its_recipe_and_its_layout():
+    recipe = registry.find("llama32_1b_pretrain_h100_bf16")
+    keys = {proof_level.facts(recipe, 1), proof_level.facts(recipe, 2)}
+    facts = {"name": "x", "task": "sft", "gpu": "h200", "precision": "fp8ds", "seq": 1, "gpus_per_node": 4}
+    for name, value in facts.items():
+        keys.add(proof_level.facts(dataclasses.replace(recipe, **{name: value}), 1))
+    layout = recipe.layout(1)
+    other = {"sharding": "zero2", "recompute": "full", "recompute_method": "block", "chunks": (1, 1)}
+    other |= {"recompute_modules": ("mlp",), "etp": 1, "vp": 2, "first_layers": 3, "last_layers": 3}
+    for field in dataclasses.fields(layout):
+        value = getattr(layout, field.name)
+        changed = other[field.name] if field.name in other else not value if isinstance(value, bool) else value + 1
+        laid_out = dataclasses.replace(layout, **{field.name: changed})
+        keys.add(proof_level.facts(dataclasses.replace(recipe, layouts={1: laid_out}), 1))
+    assert len(keys) == 2 + len(facts) + len(dataclasses.fields(layout))
 
 
-def test_the_committed_evidence_holds_nothing_stale():
-    """`recipes prove --write WORDS` renews it, and drops what is of other code; no file says that nothing is proven."""
-    assert evidence.stale(proof_level.read()) == []
+# -- the cache -------------------------------------------------------------------------------------------------------
 
 
-def test_the_committed_evidence_calls_only_those_models_broken_that_say_so():
-    known = proof_level.read()
-    broken = {
-        (registry.find(name).model, group["why"]) for group in known.get("broken", ()) for name in group["recipes"]
-    }
-    assert {(model.name, why) for model, why in broken} <= {(model.name, model.broken) for model, _ in broken}
+def test_results_come_back_and_only_for_this_code(tmp_path, monkeypatch):
+    cache = ProofCache(tmp_path / "proof.json")
+    cache.resolved["a"] = {"digest": "d"}
+    cache.built["d"] = {"parameters": [[1]]}
+    cache.save()
+    assert ProofCache(tmp_path / "proof.json").resolved == {"a": {"digest": "d"}}
+    monkeypatch.setattr(evidence, "_code", lambda: "other")
+    later = ProofCache(tmp_path / "proof.json")
+    assert (later.resolved, later.built) == ({}, {})
 
 
-def test_every_model_is_proven():
-    ours = [m for name, m in registry.models().items() if registry.layout_files(name)]
-    assert evidence.never_proven(proof_level.read(), ours) == []
+def test_a_few_versions_of_the_code_are_kept(tmp_path, monkeypatch):
+    for number in range(KEPT + 2):
+        monkeypatch.setattr(evidence, "_code", lambda number=number: str(number))
+        ProofCache(tmp_path / "proof.json").save()
+    kept = json.loads((tmp_path / "proof.json").read_text())["proof"]
+    assert list(kept) == [str(number) for number in range(2, KEPT + 2)]
 
 
-def test_models_known_to_be_broken_are_kept_with_their_reason():
-    recipes = [r for r in registry.recipes().values() if r.model.name == "gemma3_1b"]
-    why = recipes[0].model.broken
-    proof = Proof(versions=fingerprint.versions(), known=[Failure(r.name, n, why) for r in recipes for n in r.nodes])
-    written = evidence.evidence(proof, recipes)
-    assert written["broken"] == [{"why": why, "recipes": {r.name: list(r.nodes) for r in recipes}}]
-    assert written["models"]["gemma3_1b"]["level"] == "planned"
+@pytest.mark.parametrize("text", ["{half", "[]", '{"proof": {"code": []}}', '{"resolved": {}, "built": {}}'])
+def test_a_cache_that_cannot_be_read_is_empty(tmp_path, text):
+    (tmp_path / "proof.json").write_text(text)
+    cache = ProofCache(tmp_path / "proof.json")
+    assert (cache.resolved, cache.built) == ({}, {})
 
 
-def test_a_proof_of_some_models_is_refused_where_it_would_drop_others(proven, tmp_path, monkeypatch):
-    proof, recipes = proven
-    use(tmp_path, monkeypatch)
-    evidence.refuse_to_drop(recipes)
-    known = evidence.evidence(proof, recipes)
-    (tmp_path / "proven.json").write_text(json.dumps(known))
-    evidence.refuse_to_drop(of(MODELS[0]))
-    (tmp_path / "proven.json").write_text(json.dumps(known | {"code": "other"}))
-    evidence.refuse_to_drop(recipes)
-    with pytest.raises(UserError, match="has 1 more models, proven with other code"):
-        evidence.refuse_to_drop(of(MODELS[0]))
+def test_a_write_that_fails_leaves_the_old_cache(tmp_path, monkeypatch):
+    cache = ProofCache(tmp_path / "proof.json")
+    cache.save()
+    before = (tmp_path / "proof.json").read_text()
+    cache.resolved["a"] = {"digest": "d"}
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        cache.save()
+    assert (tmp_path / "proof.json").read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["proof.json"]
 
 
-def test_a_damaged_file_is_named(tmp_path, monkeypatch):
-    use(tmp_path, monkeypatch)
-    (tmp_path / "proven.json").write_text("<<<<<<< HEAD\n{}")
-    with pytest.raises(UserError, match=r"proven\.json is damaged"):
-        proof_level.read()
+def test_the_cache_depends_on_all_code_that_resolves_and_builds(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "ROOT", tmp_path)
+    for name in ("planner/rules.py", "planner/data/hardware.toml", "recipes/layout.py", "rehearsal/te/build.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+        before = evidence._code.__wrapped__()
+        (tmp_path / name).write_text("2")
+        assert evidence._code.__wrapped__() != before, name
+
+
+def test_a_proof_without_nemo_or_transformer_engine_is_refused(monkeypatch, tmp_path):
+    def absent(name):
+        raise evidence.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(evidence.importlib.metadata, "version", absent)
+    with pytest.raises(UserError, match="nemo_toolkit is not installed"):
+        evidence.versions.__wrapped__()
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    with pytest.raises(UserError, match="Transformer Engine"):
+        evidence.versions.__wrapped__()

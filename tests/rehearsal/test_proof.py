@@ -3,12 +3,12 @@
 import dataclasses
 import itertools
 import json
-from pathlib import Path
 
 import pytest
 
 from superpod.recipes import registry
-from superpod.rehearsal import evidence, parameter_counts, proof, proof_pool, standing
+from superpod.recipes.facts import proof_level
+from superpod.rehearsal import evidence, parameter_counts, proof, proof_pool
 from superpod.rehearsal.rank_models import SizeKey
 from tests.rehearsal.proof_stub import StubWorkers, by_precision, planned_counts
 
@@ -44,7 +44,7 @@ def test_sizes_with_one_digest_are_built_once_and_remembered(stub, tmp_path):
     second = prove(SOME, tmp_path, note=pytest.fail)
     assert (second.resolved_now, second.built_now) == (0, 0)
     assert workers.calls == {"resolve_all": [], "build_all": []}
-    assert (second.digests, second.models, second.built) == (first.digests, first.models, first.built)
+    assert (second.shown, second.models, second.built) == (first.shown, first.models, first.built)
 
 
 def test_a_verdict_depends_on_the_recipe_alone(stub, tmp_path):
@@ -97,7 +97,7 @@ def test_a_configuration_that_megatron_refuses_is_a_failure_of_its_size(stub, tm
     workers = stub(resolve=resolve)
     proven = prove(SOME[1:2], tmp_path)
     assert failed(proven) == {(SOME[1], 1)}
-    assert (SOME[1], 1) not in proven.digests
+    assert (SOME[1], 1) not in proven.shown
     assert (SOME[1], 1) not in workers.calls["build_all"]
 
 
@@ -124,29 +124,11 @@ def test_ctrl_c_keeps_what_was_built_and_leaves_no_half_file(stub, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         prove(SOME, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["proof.json"]
-    assert len(next(iter(json.loads((tmp_path / "proof.json").read_text())["resolved"].values()))) == 2
+    (results,) = json.loads((tmp_path / "proof.json").read_text())["proof"].values()
+    assert len(results["resolved"]) == 2
     workers = stub()
     whole = prove(SOME, tmp_path)
     assert len(workers.calls["resolve_all"]) == whole.sizes - 2
-
-
-def test_the_layout_of_a_recipe_is_in_its_key():
-    """The first level of the file: any fact of a recipe, its nodes, and any field of its layout."""
-    recipe = registry.find(SOME[1])
-    size = proof.SizeKey.of(recipe, 1)
-    keys = {proof.recipe_key(size, recipe)}
-    facts = {"name": "x", "task": "sft", "gpu": "h200", "precision": "fp8ds", "seq": 1, "gpus_per_node": 4}
-    for name, value in facts.items():
-        keys.add(proof.recipe_key(size, dataclasses.replace(recipe, **{name: value})))
-    keys.add(proof.recipe_key(size._replace(nodes=2), recipe))
-    other = {"sharding": "zero2", "recompute": "full", "recompute_method": "block", "chunks": (1, 1)}
-    other |= {"recompute_modules": ("mlp",), "etp": 1, "vp": 2, "first_layers": 3, "last_layers": 3}
-    for field in dataclasses.fields(size.layout):
-        value = getattr(size.layout, field.name)
-        changed = other[field.name] if field.name in other else not value if isinstance(value, bool) else value + 1
-        layout = dataclasses.replace(size.layout, **{field.name: changed})
-        keys.add(proof.recipe_key(size._replace(layout=layout), recipe))
-    assert len(keys) == 1 + 6 + 1 + len(dataclasses.fields(size.layout))
 
 
 @pytest.mark.slow
@@ -167,7 +149,7 @@ def test_a_model_that_fails_as_it_is_known_to_is_no_failure(stub, tmp_path, step
     recipe = registry.find(BROKEN)
     assert proven.failures == []
     assert {(known.nodes, known.why) for known in proven.known} == {(n, recipe.model.broken) for n in recipe.nodes}
-    assert proven.digests == {}
+    assert proven.shown == {}
 
 
 def test_a_model_known_to_be_broken_that_fails_otherwise_is_a_failure(stub, tmp_path):
@@ -186,30 +168,32 @@ def test_a_model_known_to_be_broken_that_builds_is_a_failure(stub, tmp_path):
     assert "it builds now" in proven.failures[0].why
 
 
-def small():
-    """All recipes of a small model: of no less is a proof written."""
-    return [recipe for recipe in registry.recipes().values() if recipe.model.name == "llama32_1b"]
-
-
 @pytest.fixture
-def written(stub, tmp_path):
-    """The recipes of a small model, what a proof of them has written, and the folder of a cache that is empty."""
-    recipes = small()
+def written(stub, tmp_path, monkeypatch):
+    """The recipes of a small model, what a proof of them has written, and a cache that is empty."""
+    monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
+    recipes = [recipe for recipe in registry.recipes().values() if recipe.model.name == "llama32_1b"]
     stub()
     first = proof.prove(recipes, cache_file=tmp_path / "first.json")
-    assert (first.failures, first.standing) == ([], set())
-    return recipes, evidence.evidence(first, recipes), tmp_path / "second.json"
+    assert (first.failures, first.standing) == ([], 0)
+    evidence.write(first, recipes)
+    return recipes, proof_level.read(), tmp_path / "second.json"
 
 
-def test_a_written_proof_that_still_holds_is_not_built_anew(stub, written):
+def test_what_was_built_from_the_same_inputs_is_not_built_anew(stub, written):
     recipes, known, cache = written
     workers = stub()
     second = proof.prove(recipes, cache_file=cache, written=known)
-    assert (second.standing, second.built_now, workers.calls["build_all"]) == ({"llama32_1b"}, 0, [])
+    assert (second.standing, second.built_now, workers.calls["build_all"]) == (second.sizes, 0, [])
     assert second.resolved_now == second.sizes
-    assert evidence.evidence(second, recipes) == known
+    evidence.write(second, recipes)
+    assert proof_level.read() == known
     stub()
     assert proof.prove(recipes, cache_file=cache).built_now > 0, "a proof that writes nothing builds"
+
+
+RECIPE = registry.find("llama32_1b_pretrain_h100_bf16")
+WRONG = SizeKey.of(RECIPE, RECIPE.nodes[0])
 
 
 def other_digest(size):
@@ -217,47 +201,22 @@ def other_digest(size):
     return {"digest": one["digest"] + "!"} if size == WRONG else one
 
 
-def refused_here(size):
-    return {"error": "AssertionError: no"} if size == WRONG else by_precision(size)
-
-
-RECIPE = registry.find("llama32_1b_pretrain_h100_bf16")
-WRONG = SizeKey.of(RECIPE, RECIPE.nodes[0])
-
-
-@pytest.mark.parametrize("resolve", [other_digest, refused_here])
-def test_another_configuration_of_one_size_builds_its_model_anew(stub, written, resolve):
+def test_another_configuration_of_one_size_is_built_alone(stub, written):
     recipes, known, cache = written
-    stub(resolve)
+    workers = stub(other_digest)
     second = proof.prove(recipes, cache_file=cache, written=known)
-    assert second.standing == set()
-    assert second.built_now > 0
-    assert len(second.failures) == (resolve is refused_here)
+    assert second.standing == second.sizes - 1
+    assert workers.calls["build_all"] == [(WRONG.recipe, WRONG.nodes)]
+    assert evidence.differences(known, second.shown) == [
+        f"{WRONG.recipe} at {WRONG.nodes} nodes resolves otherwise than what was proven"
+    ]
 
 
-def other_build(known):
-    return known | {"code": known["code"][:-1] + "!"}
-
-
-def other_versions(known):
-    return known | {"versions": known["versions"] | {"torch": "0"}}
-
-
-def nothing(known):
-    return {}
-
-
-def without_expectations(known):
-    return known | {"models": {name: {**group, "expected": None} for name, group in known["models"].items()}}
-
-
-@pytest.mark.parametrize("change", [other_build, other_versions, nothing, without_expectations])
-def test_a_proof_of_other_code_versions_or_counts_does_not_stand(stub, written, change):
+def test_a_build_that_differs_is_seen_where_the_inputs_are_the_same(stub, written):
     recipes, known, cache = written
-    stub()
-    second = proof.prove(recipes, cache_file=cache, written=change(known))
-    assert second.standing == set()
-    assert second.built_now > 0
+    stub(build=lambda size: planned_counts(size) | {"built": "other"})
+    second = proof.prove(recipes, cache_file=cache)
+    assert len(evidence.differences(known, second.shown)) == second.sizes
 
 
 def test_a_planner_that_counts_otherwise_is_held_against_real_models(stub, written, monkeypatch):
@@ -266,24 +225,15 @@ def test_a_planner_that_counts_otherwise_is_held_against_real_models(stub, writt
     monkeypatch.setattr(parameter_counts, "_planned", lambda task, job: [1 for _ in count(task, job)])
     stub(build=lambda size: {"parameters": [[0]]})
     second = proof.prove(recipes, cache_file=cache, written=known)
-    assert second.standing == set()
-    assert failed(second) == {(r.name, nodes) for r in recipes if r.task != "dora" for nodes in r.nodes}
+    counted = {(r.name, nodes) for r in recipes if r.task != "dora" for nodes in r.nodes}
+    assert failed(second) == counted
 
 
 def test_a_planner_that_must_be_exact_is_held_against_real_models(stub, written, monkeypatch):
     recipes, known, cache = written
     monkeypatch.setattr(proof, "tolerance", lambda model: 0.01)
     stub()
-    assert proof.prove(recipes, cache_file=cache, written=known).standing == set()
-
-
-def test_a_size_that_is_refused_as_it_was_does_not_let_its_model_stand(stub, tmp_path):
-    recipes = small()
-    stub(refused_here)
-    first = proof.prove(recipes, cache_file=tmp_path / "first.json")
-    stub(refused_here)
-    second = proof.prove(recipes, cache_file=tmp_path / "second.json", written=evidence.evidence(first, recipes))
-    assert (second.standing, len(second.failures)) == (set(), 1)
+    assert proof.prove(recipes, cache_file=cache, written=known).standing == 0
 
 
 def test_a_model_that_is_called_broken_since_is_built(stub, written):
@@ -291,60 +241,33 @@ def test_a_model_that_is_called_broken_since_is_built(stub, written):
     called = [dataclasses.replace(r, model=dataclasses.replace(r.model, broken="it breaks")) for r in recipes]
     stub()
     second = proof.prove(called, cache_file=cache, written=known)
-    assert second.standing == set()
+    assert second.standing == 0
     assert len(second.failures) == second.sizes
     assert all("it builds now" in failure.why for failure in second.failures)
 
 
-def by_nodes(size):
-    return {"digest": f"{by_precision(size)['digest']} {size.nodes}"}
-
-
-def turned(size):
-    """The digests of two sizes of one recipe, each that of the other."""
-    first, second = RECIPE.nodes[:2]
-    nodes = size.nodes
-    if size.recipe == RECIPE.name and nodes in (first, second):
-        nodes = first + second - nodes
-    return by_nodes(SizeKey.of(registry.find(size.recipe), nodes))
-
-
-@pytest.mark.parametrize(("resolve", "stands"), [(by_nodes, {"llama32_1b"}), (turned, set())])
-def test_sizes_that_change_places_do_not_stand(stub, tmp_path, resolve, stands):
-    recipes = small()
-    stub(by_nodes)
-    known = evidence.evidence(proof.prove(recipes, cache_file=tmp_path / "first.json"), recipes)
-    stub(resolve)
-    assert proof.prove(recipes, cache_file=tmp_path / "second.json", written=known).standing == stands
-
-
-def test_nodes_of_other_sizes_do_not_stand(stub, written):
-    recipes, known, cache = written
-    digests = {(r.name, n): by_precision(SizeKey.of(r, n))["digest"] for r in recipes for n in r.nodes}
-    stub()
-    expected = proof.prove(recipes, cache_file=cache).expected
-    assert standing.models(known, recipes, digests, expected) == {"llama32_1b"}
-    halved = {size: (*facts[:2], facts[2] // 2) for size, facts in expected.items()}
-    assert standing.models(known, recipes, digests, halved) == set()
-
-
-def test_a_model_that_failed_somewhere_does_not_stand(stub, tmp_path):
-    recipes = small()
+def test_a_size_that_failed_is_not_in_the_file(stub, tmp_path, monkeypatch):
+    monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
 
     def build(size):
         return {"error": "AssertionError: no"} if "fp8ds" in size.recipe else planned_counts(size)
 
     stub(build=build)
+    recipes = [registry.find(name) for name in SOME]
     first = proof.prove(recipes, cache_file=tmp_path / "first.json")
-    known = evidence.evidence(first, recipes)
+    evidence.write(first, recipes)
     stub(build=build)
-    second = proof.prove(recipes, cache_file=tmp_path / "second.json", written=known)
-    assert second.standing == set()
+    second = proof.prove(recipes, cache_file=tmp_path / "second.json", written=proof_level.read())
     assert failed(second) == failed(first) != set()
+    assert second.standing == second.sizes - len(second.failures)
 
 
-@pytest.mark.parametrize("name", standing.JUDGES)
-def test_the_code_that_judges_is_part_of_the_code(name, monkeypatch):
-    before, read = standing.code(), Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path, **how: read(path, **how) + "\nx = 1\n" * (path.name == name))
-    assert standing.code() != before
+def test_at_most_so_many_configurations_are_built_one_of_each_kind_first(stub, tmp_path):
+    workers = stub()
+    proven = prove(SOME, tmp_path, most=2)
+    kinds = [(name, nodes) for name, nodes in workers.calls["build_all"]]
+    assert len(kinds) == 2
+    assert len({registry.find(name).precision for name, _ in kinds}) == 2, "the second precision before a second size"
+    assert proven.left > 0
+    recorded = [one for one in proven.shown.values() if one.built != proof_level.NOT_RECORDED]
+    assert len(recorded) == proven.sizes - proven.left

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -134,4 +135,17 @@ def test_refused_before_hashing(
     with pytest.raises(UserError, match=message) as caught:
         add(**arguments)
     assert caught.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("again", ["link", "copy"])
+def test_the_same_tokens_under_two_names_are_refused(again: str, folder: Path, no_hub: None, tmp_path: Path):
+    for ending in ("bin", "idx"):
+        second = tmp_path / f"second.{ending}"
+        if again == "link":
+            second.symlink_to(folder / f"text.{ending}")
+        else:
+            shutil.copyfile(folder / f"text.{ending}", second)
+    with pytest.raises(UserError, match=r"--prefix: .*second holds the same tokens as .*text$"):
+        add(tmp_path / "out", [f"{folder}/text", f"{tmp_path}/second"], "hf:org/name", split="8,1,1", vocab_size=50)
     assert not (tmp_path / "out").exists()

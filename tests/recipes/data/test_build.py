@@ -1,4 +1,5 @@
 import errno
+import gzip
 import json
 import os
 import shutil
@@ -57,6 +58,22 @@ def test_a_second_build_gives_the_same_bytes(
     report = build([f"{corpus}/*.txt"], tmp_path / "out", OPTIONS, workers=workers, shard_bytes=shard_bytes)
     assert report.shards == (1 if shard_bytes is None else 14)
     assert content(tmp_path / "out") == content(built)
+
+
+def test_a_document_that_is_given_twice_is_there_once(corpus: Path, tmp_path: Path):
+    """As a copy, a link, a row, or compressed: one of two equal documents could be trained on, the other held out."""
+    texts = [file.read_text() for file in sorted(corpus.iterdir())]
+    shutil.copyfile(corpus / "000.txt", tmp_path / "copy.txt")
+    (tmp_path / "link.txt").symlink_to(corpus / "001.txt")
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in (*texts[:5], *texts[:5], "a new document"))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    patterns = [f"{corpus}/*.txt", f"{tmp_path}/*.txt", f"{tmp_path}/rows.*"]
+    report = build(patterns, tmp_path / "out", OPTIONS, workers=1, shard_bytes=4000)
+    assert sorted(decoded(tmp_path / "out")) == sorted([*texts, "a new document"])
+    assert report.duplicates == 1 + 1 + 10 + 11
+    assert report.folder.documents == 41
+    assert report.folder.tokens == sum(indexed.lengths(report.folder.prefix_paths[0]))
 
 
 def test_another_seed_is_another_order(built: Path, corpus: Path, tmp_path: Path):
@@ -181,7 +198,7 @@ def test_empty_or_broken_input(tmp_path: Path, files: dict[str, bytes], message:
 
 
 def test_too_few_documents_for_the_split(tmp_path: Path):
-    glob, notes = _raw(tmp_path, a_txt=b"abc", b_txt=b"abc", c_txt=b"abc", d_txt=b"x"), []
+    glob, notes = _raw(tmp_path, a_txt=b"abc", b_txt=b"abd", c_txt=b"abe", d_txt=b"x"), []
     with pytest.raises(UserError, match="split 969,30,1 leaves none of 4 documents for validation and test") as caught:
         _build(tmp_path, glob, split="969,30,1")
     assert "--split 2,1,1" in caught.value.hint
@@ -196,8 +213,9 @@ def test_odd_names(tmp_path: Path):
     (tmp_path / "i 'n\"\n[b]").mkdir()
     (tmp_path / "i 'n\"\n[b]" / "a b\n.txt").write_text("abc")
     os.symlink(tmp_path / "i 'n\"\n[b]" / "a b\n.txt", tmp_path / "i 'n\"\n[b]" / "bad\udcff.txt")
+    (tmp_path / "i 'n\"\n[b]" / "other.txt").write_text("abd")
     build([f"{tmp_path}/i 'n*/*.txt"], out, BuildOptions(300, split="1,1,0"), workers=1)
-    assert decoded(out) == ["abc", "abc"]
+    assert sorted(decoded(out)) == ["abc", "abd"]
 
 
 def test_existing_tokenizer_is_copied(built: Path, corpus: Path, tmp_path: Path):

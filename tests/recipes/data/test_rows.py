@@ -238,18 +238,22 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.parametrize("name", ["big.jsonl", "big.jsonl.gz", "big.json", "big.parquet"])
 def test_a_large_file_is_not_read_whole(name, tmp_path):
     path = tmp_path / name
-    row = json.dumps({"prompt": "two and two " * 60, "completion": "four " * 60})
-    count = 64 * 2**20 // len(row)
+
+    def row(at):
+        return json.dumps({"prompt": f"{at:09} " + "two and two " * 60, "completion": "four " * 60})
+
+    count = 64 * 2**20 // len(row(0))
     if name == "big.parquet":
         arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        texts = [f"{at} {row}" for at in range(count)]
+        texts = [f"{at} {row(at)}" for at in range(count)]
         table = arrow.table({"prompt": texts, "completion": texts})
         parquet.write_table(table, path, row_group_size=2000, use_dictionary=False, compression="none")
     else:
         with gzip.open(path, "wt", compresslevel=1) if name.endswith(".gz") else path.open("w") as out:
             out.write("[" if name == "big.json" else "")
-            out.writelines(f"{row}," if name == "big.json" else f"{row}\n" for _ in range(count - 1))
-            out.write(row + ("]" if name == "big.json" else "\n"))
+            end = "," if name == "big.json" else "\n"
+            out.writelines(f"{row(at)}{end}" for at in range(count - 1))
+            out.write(row(count) + ("]" if name == "big.json" else "\n"))
     command = [sys.executable, "-W", "ignore", "-c", GROWTH, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 30 * 1024  # KiB, for 64 MiB

@@ -6,14 +6,12 @@ from superpod.errors import UserError
 from superpod.recipes.data import finetune_data, sources
 from superpod.recipes.data.finetune_data import DataOptions
 
-SAMPLES = '{"text": "a"}\n{"text": "b"}\n'
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a.jsonl", "b c.jsonl", "d:2.jsonl", "e.jsonl:0.5", "[f].jsonl"):
-        (tmp_path / name).write_text(SAMPLES)
+        (tmp_path / name).write_text("".join(f'{{"text": "{name} {at}"}}\n' for at in range(2)))
     return tmp_path
 
 
@@ -79,7 +77,7 @@ def test_what_names_no_samples_is_refused(texts, says, folder):
         ({"template": "gone.jinja"}, "--chat-template gone.jinja is not a file"),
         ({"template": "a.jsonl"}, "does not use messages"),
         ({"template": "."}, "is not a file"),
-        ({"validation_data": ("a.jsonl",)}, "is both trained and validated on"),
+        ({"validation_data": ("a.jsonl",)}, r"every sample of .*a.jsonl is also in --validation-data .*a.jsonl"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(changes, says, folder):

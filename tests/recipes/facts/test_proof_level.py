@@ -6,7 +6,6 @@ import pytest
 
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
-from superpod.recipes.registry import layout_files
 
 NAME = "llama32_1b_pretrain_h100_bf16"
 OTHER = "llama32_1b_sft_h100_bf16"
@@ -18,17 +17,13 @@ def evidence(tmp_path, monkeypatch):
     """Use evidence as this function is given it, and these runs on GPUs."""
 
     def use(ran="", **changes):
-        model = {
-            "level": "built with TE",
-            "layouts": proof_level.layouts_hash(layout_files("llama32_1b")),
-            "resolved": "",
-        }
+        recipes = [registry.find(name) for name in (NAME, OTHER)]
         known = {
             "versions": {"nemo_toolkit": "2.7.3", "megatron-core": "0.15.3", "transformer_engine": "2.9.0"},
-            "models": {"llama32_1b": model},
             "unproven": {"mamba2_130m": "ImportError: mamba_ssm"},
             "broken": [],
             "rehearsed": {},
+            "sizes": {proof_level.facts(recipe, nodes): "i b" for recipe in recipes for nodes in recipe.nodes},
         }
         (tmp_path / "proven.json").write_text(json.dumps(known | changes))
         (tmp_path / "ran_on_gpu.toml").write_text(ran)
@@ -42,7 +37,7 @@ def evidence(tmp_path, monkeypatch):
 
 
 def forget():
-    for remembering in (proof_level._evidence, proof_level._broken, proof_level._runs):
+    for remembering in (proof_level._evidence, proof_level._broken, proof_level._built, proof_level._runs):
         remembering.cache_clear()
 
 
@@ -63,7 +58,7 @@ def test_levels_rise_with_the_evidence(evidence):
     assert proof_level.of(registry.find(OTHER)).short == "built with TE"
     evidence(rehearsed={NAME: [1]}, ran=ran(1))
     assert proof_level.of(registry.find(NAME)).short == "built with TE, ran on GPU at 1 node"
-    evidence(models={})
+    evidence(sizes={})
     assert level(NAME) == "planned"
 
 
@@ -89,11 +84,10 @@ def test_a_model_that_could_not_be_built_is_planned_and_says_why(evidence):
     assert proven.sentence(1) == "planned (ImportError: mamba_ssm)"
 
 
-def test_evidence_for_other_layouts_proves_nothing(evidence, monkeypatch):
-    evidence()
-    monkeypatch.setattr(proof_level, "layouts_hash", lambda files: "changed")
+def test_evidence_for_other_layouts_proves_nothing(evidence):
+    evidence(sizes={"0123456789": "i b"})
     proven = proof_level.of(registry.find(NAME))
-    assert (proven.level, proven.why) == ("planned", "its layouts have changed since it was proven")
+    assert (proven.level, proven.why) == ("planned", "stale: new, or changed since it was built")
 
 
 def test_what_is_known_not_to_start_is_refused_with_the_way_round(evidence):

@@ -14,6 +14,7 @@ def main(folder: Path) -> None:
 
     answer: dict[str, object] = {kind: there_and_back(folder, kind) for kind in tiny.KINDS}
     answer["merging"] = {f"{kind} {name}": merging(folder, kind, name) for kind, name in MERGED}
+    answer["custom"] = custom(folder)
     (folder / "answer.json").write_text(json.dumps(answer))
 
 
@@ -83,6 +84,31 @@ def there_and_back(folder: Path, kind: str) -> dict[str, object]:
         "config": json.loads((first / "config.json").read_text()) == json.loads((back / "config.json").read_text()),
         "words": words == AutoTokenizer.from_pretrained(first)("the quick brown fox")["input_ids"],
         "left": sorted(path.name for path in folder.glob(".*")),
+    }
+
+
+def custom(folder: Path) -> dict[str, object]:
+    """A folder with code of its own there and back: what is said of it, and whether any of it was executed."""
+    from superpod.recipes import custom_code
+    from superpod.recipes.weights import huggingface, serving
+    from tests.recipes.weights import tiny
+
+    first = tiny.folder(folder / "custom", "llama")
+    nemo, back = folder / "custom-nemo", folder / "custom-back"
+    tiny.customize(first, folder / "executed")
+    record = huggingface.import_hf(first, nemo)
+    exported = huggingface.export_hf(nemo, back)
+    problems = [*serving.check(back).problems]
+    (back / "config.json").write_text((first / "config.json").read_text())
+    return {
+        "imported": record["notes"],
+        "kept": huggingface.import_notes(nemo),
+        "exported": exported["notes"],
+        "left": [path.name for path in back.glob("*.py")],
+        "named": custom_code.named(back).keys() - {"config.json"} != set(),
+        "problems": problems,
+        "dangling": [*serving.check(back).problems],
+        "executed": (folder / "executed").exists(),
     }
 
 

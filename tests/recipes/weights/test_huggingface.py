@@ -44,6 +44,21 @@ def test_merged_adapters_compute_what_applied_ones_compute(answer, which):
     assert merging["difference"] < 1e-4
 
 
+@pytest.mark.nemo
+@pytest.mark.slow
+def test_custom_code_is_reported_not_executed_and_not_exported(answer):
+    custom = answer["custom"]
+    [note] = [line for line in custom["imported"] if "custom code" in line]
+    assert "modeling_own.py, tokenization_own.py" in note
+    assert custom["kept"] == custom["imported"]
+    [dropped] = [line for line in custom["exported"] if "left out" in line]
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        assert f"auto_map, trust_remote_code of {name}" in dropped
+    assert (custom["left"], custom["named"], custom["executed"]) == ([], False, False)
+    assert custom["problems"] == []
+    assert any("custom code is named and not there" in problem for problem in custom["dangling"])
+
+
 @pytest.mark.parametrize(
     ("files", "says"),
     [

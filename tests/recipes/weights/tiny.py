@@ -52,6 +52,20 @@ def hollow(out: Path) -> Path:
     return out
 
 
+def customize(folder: Path, executed: Path) -> None:
+    """Make a folder name code of its own for all its parts; executed, that code makes the file `executed`."""
+    for name in ("modeling_own", "tokenization_own"):
+        (folder / f"{name}.py").write_text(f"open({str(executed)!r}, 'w').close()\n")
+    maps = {
+        "config.json": {"AutoModelForCausalLM": "modeling_own.OwnModel", "AutoConfig": "ORG/NAME--modeling_own.Config"},
+        "tokenizer_config.json": {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]},
+        "generation_config.json": {"GenerationConfig": "modeling_own.Generation"},
+    }
+    for name, auto_map in maps.items():
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**content, "auto_map": auto_map, "trust_remote_code": True}))
+
+
 RECIPE = {
     "num_hidden_layers": 4,
     "hidden_size": 192,
@@ -66,13 +80,13 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 
 def sums(count: int) -> list[dict[str, object]]:
-    """Sums of two numbers below five, as prompts and, every third, as a chat."""
+    """Numbered sums of two numbers below five, no two alike, as prompts and, every third, as a chat."""
     import random
 
     rng, rows = random.Random(1), []
     for at in range(count):
         a, b = rng.randrange(5), rng.randrange(5)
-        question, answer = f"{NUMBERS[a]} and {NUMBERS[b]}", NUMBERS[a + b]
+        question, answer = f"{at}: {NUMBERS[a]} and {NUMBERS[b]}", NUMBERS[a + b]
         messages = [{"role": "user", "content": f"{question}?"}, {"role": "assistant", "content": answer}]
         rows.append({"prompt": f"{question} are", "completion": f" {answer}"} if at % 3 else {"messages": messages})
     return rows

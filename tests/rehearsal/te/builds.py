@@ -3,28 +3,146 @@
 No test process can do it: theirs may have NeMo with a rehearsal's patches.
 """
 
+import collections
+import contextlib
+import dataclasses
 import json
+import random
 import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
 
 
 def main():
     import superpod.rehearsal.te.entry  # noqa: F401 - before NeMo
-    from superpod.recipes import build
 
     for question in map(json.loads, sys.stdin):
-        partial = build(question["recipe"], question.get("nodes"))
-        print("@" + json.dumps(answer(partial, question)), flush=True)
+        with planted(question.get("defect")):
+            if "prove" in question:
+                reply = prove(**question["prove"])
+            elif "schedules" in question:
+                reply = schedules(question["schedules"])
+            else:
+                reply = answer(question)
+        print("@" + json.dumps(reply), flush=True)
 
 
-def answer(partial, question):
+@contextlib.contextmanager
+def planted(defect):
+    """A defect of a stand-in or of the planner within the block: the gate's tests must become red by it."""
+    from megatron.core.extensions import transformer_engine
+    from megatron.core.pipeline_parallel import p2p_communication
+    from megatron.core.transformer.moe import token_dispatcher
+
+    from superpod.rehearsal import proof, received, schedule
+    from superpod.rehearsal.te import attention, enumerations, kernels
+
+    fused = enumerations.NVTE_Fused_Attn_Backend(1)
+    dispatcher, layer = token_dispatcher.MoETokenDispatcher, transformer_engine.TELayerNormColumnParallelLinear
+    defects = {
+        "experts dispatch over no group": (dispatcher, "__init__", _after(dispatcher.__init__, "ep_group", None)),
+        "split layers have no group": (layer, "__init__", _after(layer.__init__, "tp_group", None)),
+        "nothing is gathered or scattered": (received, "GATHERS", ()),
+        "stages exchange nothing": (p2p_communication, "_batched_p2p_ops", lambda **_: []),
+        "a GEMM takes any FP8 shape": (kernels, "FP8_ALIGNMENT", 1),
+        "every attention has a fused kernel": (attention, "fused_kernel", lambda *_: fused),
+        "the planner refuses nothing": (proof, "refused", lambda planned: []),
+    }
+    with contextlib.ExitStack() as stack:
+        if defect is not None:
+            stack.enter_context(mock.patch.dict(schedule.SEEN, clear=True))
+            stack.enter_context(mock.patch.object(*defects[defect]))
+        yield
+
+
+def _after(init, name, value):
+    """A constructor that then sets an attribute."""
+
+    def changed(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        setattr(self, name, value)
+
+    return changed
+
+
+def schedules(count):
+    """Random schedules whose shortened form does not end as all their micro-batches do: [] = none."""
+    import torch
+    from megatron.core.transformer import TransformerConfig
+
+    from superpod.rehearsal import meta_build, schedule
+    from superpod.rehearsal.te import build, cuda, device
+
+    draw = random.Random(10)
+    differing, ends = [], collections.Counter()
+    cuda.without_generators()
+    for _ in range(count):
+        pp, vp = draw.choice((1, 2, 3, 4)), draw.choice((None, 2, 3))
+        vp = vp if pp > 1 else None
+        steps, group = draw.randint(1, 40), draw.choice((None, *range(1, 9)))
+        rank, layers = draw.randrange(pp), pp * (vp or 1)
+        overlap = draw.random() < 0.3
+        with device.generation("sm90"), cuda.on_meta(), build._quiet():
+            sizes = {"pipeline_model_parallel_size": pp, "virtual_pipeline_model_parallel_size": vp}
+            config = TransformerConfig(
+                num_layers=layers,
+                hidden_size=8,
+                num_attention_heads=1,
+                pipeline_dtype=torch.bfloat16,
+                microbatch_group_size_per_vp_stage=group,
+                overlap_p2p_comm=overlap,
+                batch_p2p_comm=not overlap,
+                **sizes,
+            )
+            with meta_build.fake_ranks(rank, pp, **sizes):
+                batch = schedule.Batch(1, steps, 8)
+                schedule.SEEN.clear()
+                short = _end(lambda: schedule.run(config, None, batch))  # noqa: B023
+                whole = _end(lambda: schedule._run(config, None, batch, steps, vp or 1))  # noqa: B023
+        ends[str(whole)[:60]] += 1
+        if short != whole:
+            differing.append([pp, vp, steps, group, overlap, short, whole])
+    return {"differing": differing, "ends": ends}
+
+
+def _end(work):
+    try:
+        return sorted(work())
+    except Exception as refused:
+        return f"{type(refused).__name__}: {refused}"
+
+
+def prove(names, layout=None):
+    """The failures of a proof of these recipes in this process; `layout`: changes of the smallest size's."""
+    from superpod.recipes import registry
+    from superpod.recipes.facts import proof_level
+    from superpod.rehearsal import evidence, proof, proof_pool
+    from tests.rehearsal.proof_stub import InThisProcess
+
+    recipes = [registry.find(name) for name in names]
+    if layout is not None:
+        recipes = [dataclasses.replace(r, layouts={r.nodes[0]: r.layout().replace(**layout)}) for r in recipes]
+    with mock.patch.object(proof_pool, "Workers", InThisProcess), tempfile.TemporaryDirectory() as folder:
+        done = proof.prove(recipes, cache_file=Path(folder) / "proof.json")
+    return {
+        "failures": [dataclasses.astuple(failure) for failure in done.failures],
+        "differences": evidence.differences(proof_level.read(), done.shown),
+        "built": done.built_now,
+        "sizes": done.sizes,
+    }
+
+
+def answer(question):
     """Parameters and layers of the first and the last stage, or how they were refused."""
     import nemo_run as run
 
-    from superpod.recipes import overrides, registry
+    from superpod.recipes import build, overrides, registry
     from superpod.recipes.facts import environment
     from superpod.recipes.planned_job import job, of_partial
     from superpod.rehearsal.te.build import build_with_te
 
+    partial = build(question["recipe"], question.get("nodes"))
     recipe = registry.find(question["recipe"])
     planned = job(recipe, question.get("nodes"))
     if question.get("overrides"):

@@ -1,0 +1,66 @@
+"""Which samples are given more than once. Content is compared, not paths: links, copies, formats and rows alike."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+
+from superpod.errors import UserError
+from superpod.recipes.data.sample_kinds import Sample
+
+
+def content(sample: Sample) -> bytes:
+    """What a sample says, without where it stands and which of its turns are trained on."""
+    return json.dumps([sample.text, sample.messages, sample.tools], sort_keys=True, default=str).encode()
+
+
+def digest(content: bytes) -> int:
+    """64 bits of a digest: among a million samples, two different ones share it with a probability of 3e-8."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+
+class Distinct:
+    """Tells new samples from those that the same source or an earlier one has given; about 100 bytes a sample."""
+
+    def __init__(self) -> None:
+        self._sources: list[tuple[str, set[int]]] = []
+        self._repeats: Counter[str] = Counter()
+
+    def start(self, source: str) -> None:
+        """The next samples are those of `source`, as messages name it."""
+        self._sources.append((source, set()))
+        self._repeats = Counter()
+
+    def is_new(self, content: bytes) -> bool:
+        """Whether this content is given for the first time; otherwise it is counted as a repeat."""
+        key = digest(content)
+        for name, keys in self._sources:
+            if key in keys:
+                self._repeats[name] += 1
+                return False
+        self._sources[-1][1].add(key)
+        return True
+
+    def repeats(self) -> dict[str, int]:
+        """Source that gave it first -> how many samples of the current source repeat one.
+
+        Raises:
+            UserError: the current source has no sample of its own, so that it is an earlier one under another name.
+        """
+        name, keys = self._sources[-1]
+        if self._repeats and not keys:
+            raise UserError(
+                f"every sample of {name} is also in {' or '.join(self._repeats)}",
+                "leave one of them out: samples to validate on must not be trained on, and NAME:WEIGHT takes those of "
+                "a file more often",
+            )
+        return dict(self._repeats)
+
+
+def line(source: str, repeats: Mapping[str, int]) -> str:
+    """What to print of the duplicates that were left out of `source`."""
+    places = {name: "repeated in the same source" if name == source else f"also in {name}" for name in repeats}
+    counts = ", ".join(f"{count} {places[name]}" for name, count in repeats.items())
+    return f"left out {sum(repeats.values())} duplicate samples: {counts}"

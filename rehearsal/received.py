@@ -1,0 +1,233 @@
+"""What Megatron and Transformer Engine received of a layout: each parallel size above 1 must communicate in the step.
+
+A group that a constructor is given proves nothing: with `cp_comm_type="a2a+p2p"` NeMo 2.7.3 gives Transformer Engine
+`None` as its context-parallel group, and each rank attends to its own tokens only. So the process groups are watched
+while a micro-batch passes: a parallel size whose group carries nothing is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from superpod.rehearsal.te import userbuffers
+
+GATHERS = ("allgather", "_allgather_base", "allgather_into_tensor_coalesced", "all_gather_single")
+SCATTERS = ("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single")
+EXCHANGES = ("allreduce", "broadcast", "alltoall", "alltoall_base", "all_to_all_single", "send", "recv")
+"""Methods of torch.distributed.ProcessGroup that communicate."""
+OVERLAPPED = "userbuffers"
+BUFFERS = ("copy_into_buffer", "get_buffer")
+"""Methods of userbuffers, by which TP communicates where it is overlapped."""
+
+
+class NotParallelError(RuntimeError):
+    """A parallel size of the layout is not what Megatron and Transformer Engine compute with."""
+
+
+@dataclass
+class Traffic:
+    """What was communicated: which operations in which group, and how attention was told to."""
+
+    operations: dict[str, set[str]] = field(default_factory=dict)
+    """Name of a process group and its size -> operations."""
+    attention: set[tuple[str, int]] = field(default_factory=set)
+    """cp_comm_type and size of the group of each call of Transformer Engine's context-parallel attention."""
+
+    def within(self, group: Any) -> set[str]:
+        """The operations in a process group."""
+        return self.operations.get(_name(group), set())
+
+    def lines(self) -> set[str]:
+        """All of it, for a digest."""
+        calls = {f"attention over context parallelism: {kind} {size}" for kind, size in self.attention}
+        return {f"{group}: {', '.join(sorted(names))}" for group, names in self.operations.items()} | calls
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Traffic]:
+    """Record what is communicated within the block, and the calls of context-parallel attention."""
+    import torch.distributed as dist
+
+    backends: Any = sys.modules.get("transformer_engine.pytorch.attention.dot_product_attention.backends")
+    traffic = Traffic()
+    with contextlib.ExitStack() as stack:
+        for name in (*GATHERS, *SCATTERS, *EXCHANGES):
+            original = getattr(dist.ProcessGroup, name)
+            stack.enter_context(mock.patch.object(dist.ProcessGroup, name, _recording(original, name, traffic)))
+        for name in BUFFERS:
+            original = getattr(userbuffers.CommOverlap, name)
+            stack.enter_context(mock.patch.object(userbuffers.CommOverlap, name, _recording(original, name, traffic)))
+        if backends is not None:
+            with_cp = backends.attn_forward_func_with_cp
+            stack.enter_context(mock.patch.object(backends, "attn_forward_func_with_cp", _noting(with_cp, traffic)))
+        yield traffic
+
+
+def _recording(original: Any, operation: str, traffic: Traffic) -> Any:
+    def communicate(group: Any, *args: Any, **kwargs: Any) -> Any:
+        traffic.operations.setdefault(_name(group), set()).add(operation)
+        return original(group, *args, **kwargs)
+
+    return communicate
+
+
+def _name(group: Any) -> str:
+    """Of a process group or a userbuffer, with its size unless that follows from the number of GPUs alone."""
+    if isinstance(group, userbuffers.CommOverlap):
+        return f"{OVERLAPPED} of {group.tp_size}"
+    description = str(group.group_desc)
+    if "DATA_PARALLEL" in description or description == "default_pg":
+        return description
+    return f"{description} of {group.size()}"
+
+
+def _noting(original: Any, traffic: Traffic) -> Any:
+    """`attn_forward_func_with_cp` (TE 2.9 context_parallel.py), whose 13th and 16th arguments these are."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        group = kwargs["cp_group"] if "cp_group" in kwargs else args[11]
+        kind = kwargs["cp_comm_type"] if "cp_comm_type" in kwargs else args[14]
+        size = 1
+        for one in group if isinstance(group, list) else [group]:
+            size *= one.size()
+        traffic.attention.add((kind, size))
+        return original(*args, **kwargs)
+
+    return forward
+
+
+def require_groups(sizes: dict[str, Any]) -> set[str]:
+    """Require that Megatron's groups have the sizes that the strategy asks for.
+
+    Args:
+        sizes: arguments of `initialize_model_parallel` (`meta_build.degrees`).
+
+    Returns:
+        The sizes, as lines for a digest.
+
+    Raises:
+        NotParallelError: with the first that differs.
+    """
+    from megatron.core import parallel_state as state
+
+    tp, pp, cp, ep = (
+        sizes[f"{name}_parallel_size"] or 1 for name in ("tensor_model", "pipeline_model", "context", "expert_model")
+    )
+    expert_tp = sizes["expert_tensor_parallel_size"] or tp
+    groups = {
+        "tensor parallel": (state.get_tensor_model_parallel_group(), tp),
+        "pipeline parallel": (state.get_pipeline_model_parallel_group(), pp),
+        "context parallel": (state.get_context_parallel_group(), cp),
+        "expert parallel": (state.get_expert_model_parallel_group(), ep),
+        "expert tensor parallel": (state.get_expert_tensor_parallel_group(), expert_tp),
+    }
+    for name, (group, wanted) in groups.items():
+        if group.size() != wanted:
+            raise NotParallelError(f"the {name} group has {group.size()} ranks, and the layout asks for {wanted}")
+    return {f"{name} group of {group.size()}" for name, (group, _) in groups.items()}
+
+
+def require_layers(chunk: Any, tp: int) -> None:
+    """Require that every layer of Transformer Engine's that is split has the group of tensor parallelism.
+
+    Raises:
+        NotParallelError: with the layer, and what it has.
+    """
+    import torch.distributed as dist
+
+    for name, module in chunk.named_modules():
+        if getattr(module, "parallel_mode", None) not in ("column", "row") or ".experts." in name:
+            continue  # experts are divided by `require_experts`' groups
+        group = getattr(module, "tp_group", None)
+        found = dist.get_world_size(group) if group is not None else 1
+        if (module.tp_size, found) != (tp, tp):
+            raise NotParallelError(
+                f"{name} is split over {module.tp_size} ranks and has a group of {found}, and the layout asks for {tp}"
+            )
+
+
+def require_step(chunk: Any, config: Any, traffic: Traffic) -> None:
+    """Require that each parallel size above 1 of the chunk's layers was communicated over in its step.
+
+    Raises:
+        NotParallelError: with the parallel size, and what its group carried.
+    """
+    from megatron.core import parallel_state as state
+
+    has_layers = any(len(getattr(chunk, name).layers) for name in ("encoder", "decoder") if hasattr(chunk, name))
+    tp, cp = config.tensor_model_parallel_size, config.context_parallel_size
+    if tp > 1:
+        operations = traffic.within(state.get_tensor_model_parallel_group())
+        overlapped = traffic.operations.get(f"{OVERLAPPED} of {tp}", set())
+        _require(operations or overlapped, "tensor parallelism", tp)
+        if config.sequence_parallel and has_layers and not overlapped:
+            _require(operations.intersection(GATHERS) and operations.intersection(SCATTERS), "sequence parallelism", tp)
+    if cp > 1 and has_layers:
+        _require(traffic.within(state.get_context_parallel_group()), "context parallelism", cp)
+        _require_attention(config, traffic)
+
+
+def _require(seen: Any, what: str, size: int) -> None:
+    if not seen:
+        raise NotParallelError(
+            f"{what} of {size} is in the layout, and no layer communicates over its group: each rank would compute "
+            "with its own part alone"
+        )
+
+
+def _require_attention(config: Any, traffic: Traffic) -> None:
+    """Every attention of Transformer Engine's over context parallelism had the configured type and the right group."""
+    given = config.cp_comm_type
+    configured = set(given if isinstance(given, list) else [given or "p2p"])
+    for kind, size in traffic.attention:
+        if kind not in configured or size != config.context_parallel_size:
+            raise NotParallelError(
+                f"attention communicates by {kind} over {size} ranks, and the layout asks for "
+                f"{' or '.join(sorted(configured))} over {config.context_parallel_size}"
+            )
+
+
+def require_pipeline(traffic: Traffic, pp: int) -> None:
+    """Require that a pipeline's stages have exchanged activations in a schedule.
+
+    Raises:
+        NotParallelError: they have not.
+    """
+    from megatron.core import parallel_state as state
+
+    if pp > 1:
+        operations = traffic.within(state.get_pipeline_model_parallel_group())
+        _require(operations.intersection(("send", "recv")), "pipeline parallelism", pp)
+
+
+def require_experts(layer: Any, config: Any) -> str:
+    """Require that a layer of experts dispatches over the groups of the layout.
+
+    The step replaces the dispatcher, which counts tokens: its groups are compared instead of watched.
+
+    Returns:
+        Its class and groups, as a line for a digest.
+
+    Raises:
+        NotParallelError: a group of another size.
+    """
+    dispatcher = layer.token_dispatcher
+    expert_tp = config.expert_tensor_parallel_size or config.tensor_model_parallel_size
+    wanted = {"ep_group": config.expert_model_parallel_size, "tp_group": expert_tp}
+    wanted["tp_ep_group"] = wanted["ep_group"] * wanted["tp_group"]
+    for name, size in wanted.items():
+        group = getattr(dispatcher, name)
+        found = group.size() if group is not None else 1
+        if found != size:
+            raise NotParallelError(f"the dispatcher's {name} has {found} ranks, and the layout asks for {size}")
+    if layer.num_local_experts * wanted["ep_group"] != config.num_moe_experts:
+        raise NotParallelError(
+            f"a rank has {layer.num_local_experts} of {config.num_moe_experts} experts in expert parallelism of "
+            f"{wanted['ep_group']}"
+        )
+    return f"{type(dispatcher).__name__} over ep {wanted['ep_group']} and tp {expert_tp}"
