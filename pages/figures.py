@@ -18,6 +18,7 @@ from bokeh.models import (
     Label,
     LinearColorMapper,
     LogTicker,
+    NoOverlap,
     NumeralTickFormatter,
     Range1d,
     Span,
@@ -67,7 +68,7 @@ def live() -> dict[str, figure]:
 def _plain(name: str, height: int, tools: str = "", **more: Any) -> figure:
     plot = figure(
         name=name, height=height, sizing_mode="stretch_width", tools=tools, toolbar_location="right" if tools else None,
-        outline_line_color=None, min_border_left=64, min_border_right=16, min_border_top=8, **more,
+        outline_line_color=None, min_border_left=74, min_border_right=16, min_border_top=8, **more,
     )  # fmt: skip
     plot.toolbar.logo = None
     plot.toolbar.autohide = True
@@ -75,6 +76,7 @@ def _plain(name: str, height: int, tools: str = "", **more: Any) -> figure:
         axis.axis_label_text_font = axis.major_label_text_font = FONT
         axis.axis_label_text_font_style = "normal"
         axis.axis_label_text_font_size = axis.major_label_text_font_size = "12px"
+        axis.major_label_policy = NoOverlap(min_distance=6)  # a narrow screen has room for fewer labels
         axis.minor_tick_line_color = None
         axis.major_tick_in, axis.major_tick_out = 0, 4
     return plot

@@ -96,7 +96,7 @@ function drawMemory(detail) {
   const many = sizes.length > 24;
   const words = sizes.map((_, rank) => (many && rank % Math.ceil(sizes.length / 16) ? "" : String(rank)));
   setRows("memory", words, Math.min(620, 90 + (many ? 9 : 22) * sizes.length));
-  model("memory").below[0].axis_label = "GiB on a GPU, at the fullest moment of its pipeline rank";
+  model("memory").below[0].axis_label = "GiB per GPU at its peak";
   model("memory").left[0].axis_label = "pipeline rank";
   setRange("memory_x", 0, Math.max(gpu * 1.03, Math.max(...reserved) * 1.03));
   model("memory_limit").location = detail.limit_gib;

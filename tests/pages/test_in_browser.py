@@ -326,3 +326,23 @@ def test_a_large_rank_map_is_drawn_when_a_reader_comes_near(visit, recipes_cli, 
         page.locator("#fig-ranks").scroll_into_view_if_needed()
         page.locator("#ranks-says", has_text="8,192 GPUs in 1,024 nodes of 8").wait_for()
         assert page.evaluate("model('gpus').data.left.length") == 8192
+
+
+_BOXES = """() => [...document.querySelectorAll("*")].map((box) => {
+  const style = getComputedStyle(box);
+  const scrolls = (way) => ["auto", "scroll"].includes(way);
+  return {
+    name: box.tagName + "." + box.className,
+    down: scrolls(style.overflowY) && box.scrollHeight > box.clientHeight + 1 && box !== document.documentElement,
+  };
+}).filter((box) => box.down).map((box) => box.name)"""
+_WIDTHS = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+_TICKS = """() => page.figures.map(model).flatMap((figure) => [...figure.left, ...figure.below])
+  .map((axis) => axis.major_label_policy.type)"""
+
+
+def test_a_page_on_a_phone_is_as_wide_as_the_screen_and_scrolls_in_one_way(visit, plan_page):
+    with visit(plan_page[0], width=400) as page:
+        assert page.evaluate(_WIDTHS) == [400, 400]
+        assert page.evaluate(_BOXES) == [], "a box that scrolls down inside the page"
+        assert set(page.evaluate(_TICKS)) == {"NoOverlap"}
