@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from superpod.lifecycle.resolve import ResolvedRun
     from superpod.slurm.connection import Connection
     from superpod.slurm.dependency import Dependency
+    from superpod.slurm.limits import JobSize
     from superpod.slurm.live_cluster import LiveCluster
     from superpod.slurm.preflight import Claim
     from superpod.slurm.profiles import Cluster
@@ -40,6 +41,9 @@ AttemptTime = Annotated[
     str, typer.Option("--time", help="Time limit of one attempt, as Slurm writes it; default: the profile's.")
 ]
 SharedRuns = Annotated[str, typer.Option("--runs", help="Folder of the run folders; default: the profile's.")]
+Attempts = Annotated[
+    int | None, typer.Option("--attempts", min=1, max=50, help="Jobs to queue at once; default: the profile's.")
+]
 After = Annotated[
     list[str] | None,
     typer.Option("--after", metavar="JOB[:TYPE]", help="Wait for this job to end well, or afterany, ...; repeatable."),
@@ -69,7 +73,7 @@ def submit(
     data: DataOrSamples = None,
     time: AttemptTime = "",
     runs: SharedRuns = "",
-    attempts: Annotated[int, typer.Option("--attempts", help="Jobs to queue at once; 0 = the profile's.")] = 0,
+    attempts: Attempts = None,
     after: After = None,
     sweep: Sweep = None,
     array_limit: ArrayLimit = 0,
@@ -98,8 +102,10 @@ def submit(
     requests, profile = _requests(name, cluster, overrides, swept, size, folder, time, runs, waits, profiling)
     task = finetune_submit.task_of(model, dataclasses.replace(samples, data=data), requests, profile)
     is_late = any(request.late_data for request in requests)
-    (slurm, live), count = facts_of(profile, runs, None if is_late else folder), attempts or profile.chain.attempts
-    claim = preflight.claim(requests[0], profile, live, time=time, runs=runs, attempts=count, members=len(requests))
+    count = attempts or profile.chain.attempts
+    job = preflight.job_size(requests[0], profile, time=time, attempts=count, members=len(requests))
+    slurm, live = facts_of(profile, runs, None if is_late else folder, job)
+    claim = preflight.claim(requests[0], profile, live, job, runs)
     preflight.refuse_claim(claim)  # before NeMo is imported: a member of a sweep differs in what is built only
     dependencies = [str(wait) for wait in dependency.unmet(waits, slurm)]
     if is_late and not dependencies:
@@ -214,14 +220,17 @@ def _requests(
     return [late_data.of(request, late) for request in requests] if late else requests, results[0][1]
 
 
-def facts_of(profile: Cluster, runs: str, data: Path | None) -> tuple[Connection, LiveCluster]:
-    """The connection to a cluster, and its live facts. One that does not answer is reported before NeMo is imported."""
+def facts_of(profile: Cluster, runs: str, data: Path | None, size: JobSize) -> tuple[Connection, LiveCluster]:
+    """The connection to a cluster, and its live facts, sbatch's answer to a job of this size among them.
+
+    One that does not answer is reported before NeMo is imported.
+    """
     from superpod.slurm import connection, live_cluster, preflight
 
     slurm = connection.of(profile)
     python = slurm_submit().python_of(profile) if not profile.container.image else ""
     paths = preflight.paths(profile, data.absolute() if data else None)
-    return slurm, live_cluster.ask(slurm, profile, runs or profile.folders.runs, paths, python)
+    return slurm, live_cluster.ask(slurm, profile, runs or profile.folders.runs, paths, python, size.shape)
 
 
 def refuse_unmet(wanted: Claim) -> None:

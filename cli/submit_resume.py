@@ -30,7 +30,7 @@ class Continuation:
     folder: str
     overrides: tuple[str, ...]
     time: str
-    attempts: int
+    attempts: int | None
     waits: Sequence[Dependency]
     dry_run: bool
 
@@ -142,9 +142,9 @@ def _refuse_time_limit(run: RunFolder, how: Continuation, profile: Cluster) -> N
             f"--time {how.time} leaves too little before chain.save_s {profile.chain.save_s}", "a longer --time"
         )
     runs, facts = str(run.path.parents[1]), run.facts
-    _, live = facts_of(profile, runs, None)
     count = how.attempts or profile.chain.attempts
     size = JobSize(int(facts.get("nodes", 1)), int(facts.get("gpus_per_node", 1)), how.time, count)
+    _, live = facts_of(profile, runs, None, size)
     refuse_unmet(preflight.Claim(profile, live, size, runs))
 
 
@@ -158,9 +158,10 @@ def _submission(run: RunFolder, how: Continuation, profile: Cluster) -> Submissi
     request.check()
     installed.require("changing a run that goes on, field by field,")
     runs = str(run.path.parents[1])
-    _, live = facts_of(profile, runs, request.data)
     time, count = how.time or resume.time_of(run), how.attempts or profile.chain.attempts
-    refuse_unmet(preflight.claim(request, profile, live, time=time, runs=runs, attempts=count))
+    size = preflight.job_size(request, profile, time=time, attempts=count)
+    _, live = facts_of(profile, runs, request.data, size)
+    refuse_unmet(preflight.claim(request, profile, live, size, runs))
     after = resolved(request)
     resume.refuse_unlike(resolved(before), after)
     if run.done and after.max_steps <= int(run.facts.get("max_steps", 0)):

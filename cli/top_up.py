@@ -19,7 +19,9 @@ def top_up(
     runs_named: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run folders, or `last`.")] = None,
     cluster: Cluster = "",
     runs: Annotated[str, typer.Option("--runs", help="All of yours in this folder; default: the profile's.")] = "",
-    attempts: Annotated[int, typer.Option("--attempts", min=0, help="Jobs to have queued; 0 = as submitted.")] = 0,
+    attempts: Annotated[
+        int | None, typer.Option("--attempts", min=1, help="Jobs to have queued; default: as submitted.")
+    ] = None,
 ) -> None:
     """Queue the attempts that your runs lack, so that they go on by themselves; exit 1 if one cannot be helped."""
     from superpod.node.run_folder import RunFolder
@@ -38,7 +40,7 @@ def top_up(
     failed = False
     for run in chosen:
         try:
-            jobs = queueing.top_up(run, slurm, attempts)
+            jobs = queueing.top_up(run, slurm, attempts or 0)
         except UserError as error:
             if len(chosen) == 1:
                 raise

@@ -6,7 +6,6 @@ Source of the order in which limits count: slurm.schedmd.com/resource_limits.htm
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,11 +13,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import counted
-from superpod.slurm.live_cluster import LiveCluster, words
+from superpod.launchers.early import PROCESS_GIB
+from superpod.slurm.live_cluster import JobShape, LiveCluster, usable, words
 from superpod.slurm.profile_checks import (
     Finding,
     association,
     lifted,
+    mib,
     own_reservations,
     partition_name,
     qos_names,
@@ -42,6 +43,11 @@ class JobSize:
     """jobs of each run to queue at once"""
     runs: int = 1
     """of a sweep"""
+
+    @property
+    def shape(self) -> JobShape:
+        """One job of it."""
+        return JobShape(self.nodes, self.gpus_per_node, self.time)
 
     @property
     def jobs(self) -> int:
@@ -81,24 +87,15 @@ def nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Findin
     """The partition has so many nodes that are up."""
     name = partition_name(cluster, live)
     there = live.nodes_of(name)
-    usable = [node for node in there if _usable(node.get("State", ""))]
+    up = [node for node in there if usable(node.get("State", ""))]
     if there and size.nodes > len(there):
         yield Finding(f"the run takes {counted(size.nodes, 'node')}, but {name} has {len(there)}", "--nodes")
-    elif there and size.nodes > len(usable):
-        down = ", ".join(sorted(n["NodeName"] for n in there if n not in usable))
+    elif there and size.nodes > len(up):
+        down = ", ".join(sorted(n["NodeName"] for n in there if n not in up))
         yield Finding(
-            f"the run takes {counted(size.nodes, 'node')}, but {len(usable)} of {name} are up; not up: {down}",
+            f"the run takes {counted(size.nodes, 'node')}, but {len(up)} of {name} are up; not up: {down}",
             "--nodes, or wait for them",
         )
-
-
-def _usable(state: str) -> bool:
-    """A node runs jobs, or would when Slurm has powered it up: IDLE+CLOUD+POWERED_DOWN, of which DOWN is no word."""
-    flags = {re.sub(r"\W+$", "", word) for word in state.split("+")}
-    asleep = any(flag.startswith("POWER") for flag in flags)
-    return not flags & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"} and (
-        asleep or "NOT_RESPONDING" not in flags
-    )
 
 
 def accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
@@ -231,5 +228,17 @@ def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator
             return
 
 
-CHECKS = (nodes, partition, accounting)
+def host_memory(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
+    """slurm.mem holds what NeMo's processes take before there is a model."""
+    have = mib(cluster.slurm.mem)
+    need = round(size.gpus_per_node * PROCESS_GIB * 1024)
+    if 0 < have < need:
+        yield Finding(
+            f"slurm.mem {cluster.slurm.mem} is less than {size.gpus_per_node} ranks take before there is a model: "
+            f"{PROCESS_GIB} GiB each, {need}M",
+            'write mem = "0", all of the node',
+        )
+
+
+CHECKS = (nodes, partition, accounting, host_memory)
 """Reasons to refuse."""

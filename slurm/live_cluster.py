@@ -6,10 +6,11 @@ import json
 import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import UserError
 from superpod.slurm import preamble
+from superpod.slurm.batch_script import resource_options
 
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
@@ -117,6 +118,9 @@ class LiveCluster:
     topology: str = ""
     """TopologyPlugin, such as topology/block; '' = not known"""
     mpi: list[str] = field(default_factory=list)
+    """plug-ins that srun lists"""
+    mpi_failure: str = ""
+    """why srun cannot load the profile's; "" = it can"""
     has_pyxis: bool = False
     python: int = 0
     """of the batch script, as 309; 0 = not there"""
@@ -128,7 +132,7 @@ class LiveCluster:
     runs_open: str = ""
     """its mode, where others can write to it and it lacks the sticky bit, so that they could replace runs"""
     refused: str = ""
-    """what sbatch says against the profile's options; "" = nothing"""
+    """why sbatch takes no job of this size with the profile's options; "" = it takes one"""
     paths: dict[str, str] = field(default_factory=dict)
     """path -> folder, file, unreadable or missing"""
 
@@ -143,8 +147,26 @@ class LiveCluster:
         return next((name for name, p in self.partitions.items() if p.get("Default") == "YES"), "")
 
 
-def ask(connection: Connection, cluster: Cluster, runs: str, paths: list[str], ranks_python: str = "") -> LiveCluster:
-    """The cluster's facts, and what is at `paths` there.
+class JobShape(NamedTuple):
+    """The size of a job that sbatch is asked about."""
+
+    nodes: int
+    gpus_per_node: int
+    time: str
+    """"" = the profile's"""
+
+
+def ask(
+    connection: Connection,
+    cluster: Cluster,
+    runs: str,
+    paths: list[str],
+    ranks_python: str = "",
+    size: JobShape | None = None,
+) -> LiveCluster:
+    """The cluster's facts, what is at `paths` there, and whether sbatch would take a job of `size`.
+
+    None = one node for the profile's time, whose size sbatch's answer is not about.
 
     Raises:
         UserError: the connection fails, or Slurm does not answer.
@@ -157,25 +179,71 @@ def ask(connection: Connection, cluster: Cluster, runs: str, paths: list[str], r
             f"{connection}: Slurm's controller does not answer",
             "`scontrol ping` there says more; `recipes render` prints the script without asking Slurm",
         )
-    return replace(parse(answers), refused=_refused(connection, cluster))
+    return replace(
+        parse(answers),
+        refused=_refused(connection, cluster, size),
+        mpi_failure=_mpi_failure(connection, cluster),
+    )
 
 
-# Some refusals come and go: all nodes are down, drained or reserved. These do not. What Slurm says of size, time or
-# policy is of this small job, not of the submission, which slurm/limits.py judges.
-_OF_THIS_SIZE = r"violates|time limit|[Cc]ount specification"
-_LASTING = re.compile(
-    rf"^(?!.*(?:{_OF_THIS_SIZE})).*(?:unrecognized option|[Ii]nvalid|ambiguous|not permitted|denied).*", re.MULTILINE
+# What sbatch says where a job could not start at this moment only, of slurm_errno.c and slurm_protocol_defs (22.05).
+_TRANSIENT = re.compile(
+    r"Requested nodes are busy|Required node not available|Requested partition configuration not available now"
+    r"|Unable to contact|Socket timed out|Connection refused|temporarily unable|try again"
 )
+UNAVAILABLE = "Requested node configuration is not available"
+"""Said of a size that no node has, and equally while nodes are down, drained or reserved."""
+_OF_THIS_SIZE = re.compile(r"violates|time limit|[Cc]ount specification|" + UNAVAILABLE)
+"""Judgements of one node and the profile's time, which are not those of a submission."""
 
 
-def _refused(connection: Connection, cluster: Cluster) -> str:
-    """sbatch's own judgement of the profile's options, for one node; nothing is queued."""
-    from superpod.slurm.batch_script import resource_options
+def hosts(connection: Connection, option: str) -> list[str]:
+    """The nodes of an option such as `--nodelist=node[1-2]`.
 
-    words = [*resource_options(cluster, 1, cluster.gpus_per_node), *cluster.slurm.options]
-    output = connection.shell('sbatch --test-only --wrap=true "$@" 2>&1 || true', *words)
-    match = _LASTING.search(output)
-    return match[0].removeprefix("sbatch: ").removeprefix("allocation failure: ").strip() if match else ""
+    Raises:
+        UserError: it is not a list of nodes.
+    """
+    return connection.run(["scontrol", "show", "hostnames", option.partition("=")[2]]).split()
+
+
+def nodelist(cluster: Cluster) -> str:
+    """The `--nodelist=...` of a profile, the last of several as sbatch reads them; "" where there is none."""
+    return next((option for option in reversed(cluster.slurm.options) if option.startswith("--nodelist=")), "")
+
+
+def _refused(connection: Connection, cluster: Cluster, size: JobShape | None) -> str:
+    """sbatch's own judgement of the job and the profile's options, "" where it takes them; nothing is queued."""
+    nodes, gpus, time = size or (1, cluster.gpus_per_node, "")
+    if size is None and (named := nodelist(cluster)):
+        nodes = len(hosts(connection, named)) or 1
+    words = [*resource_options(cluster, nodes, gpus, time), *cluster.slurm.options]
+    output = connection.shell('sbatch --test-only --wrap=true "$@" 2>&1 && echo accepted || true', *words)
+    lines = [re.sub(r"^(sbatch: |error: |allocation failure: )+", "", line).strip() for line in output.splitlines()]
+    lines = [line for line in lines if line and line != "Unspecified error" and not line.startswith('Try "')]
+    if not lines or lines[-1] == "accepted" or any(map(_TRANSIENT.search, lines)):
+        return ""
+    if size is None and any(map(_OF_THIS_SIZE.search, lines)):
+        return ""
+    return "; ".join(lines)
+
+
+_MPI = """
+mpi=$1
+shift
+srun --mpi=none --test-only --nodes=1 --ntasks=1 "$@" true >/dev/null 2>&1 || exit 0 # refused for another reason
+srun --mpi="$mpi" --test-only --nodes=1 --ntasks=1 "$@" true 2>&1 || true
+"""
+
+
+def _mpi_failure(connection: Connection, cluster: Cluster) -> str:
+    """Why srun cannot load the profile's MPI plug-in, "" where it can; `--mpi=list` names those without a library."""
+    slurm = cluster.slurm
+    if slurm.mpi == "none":
+        return ""
+    where = [f"--{key}={value}" for key in ("account", "partition") if (value := getattr(slurm, key))]
+    output = connection.shell(_MPI, slurm.mpi, *where)
+    errors = re.findall(r"^srun: error: *(.*)", output, re.MULTILINE)
+    return errors[0] if errors else ""
 
 
 def parse(answers: dict[str, str]) -> LiveCluster:
@@ -259,6 +327,15 @@ def gpus_of(node: dict[str, str]) -> tuple[int, str]:
     """How many GPUs Slurm lists for a node, and of which type ('' = it names none)."""
     match = re.search(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)", node.get("Gres", ""))  # gpu:h100:8(S:0-1) or gpu:8
     return (int(match[2]), match[1] or "") if match else (0, "")
+
+
+def usable(state: str) -> bool:
+    """A node runs jobs, or would when Slurm has powered it up: IDLE+CLOUD+POWERED_DOWN, of which DOWN is no word."""
+    flags = {re.sub(r"\W+$", "", word) for word in state.split("+")}
+    asleep = any(flag.startswith("POWER") for flag in flags)
+    return not flags & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"} and (
+        asleep or "NOT_RESPONDING" not in flags
+    )
 
 
 def described(live: LiveCluster) -> str:

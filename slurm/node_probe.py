@@ -6,6 +6,7 @@ as a run would, reads, and leaves nothing behind.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 from collections.abc import Iterator
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.planner import hardware
-from superpod.slurm import preamble
+from superpod.slurm import live_cluster, preamble
 from superpod.slurm.batch_script import resource_options
 from superpod.slurm.gpu_names import gpu_named
-from superpod.slurm.profile_checks import Finding, dotted, host_python, loading
+from superpod.slurm.profile_checks import Finding, dotted, host_python, loading, mpi_finding
 
 if TYPE_CHECKING:
     from superpod.slurm.connection import Connection
@@ -94,6 +95,8 @@ class NodeFacts:
     """interface of the default route"""
     hcas: tuple[Hca, ...] = ()
     has_sbatch: bool = False
+    mpi_failure: str = ""
+    """why no step starts with the profile's PMI plug-in, though one does without; "" = one does"""
     paths: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -118,31 +121,31 @@ def ask(connection: Connection, cluster: Cluster, paths: list[str], ranks_python
     place = connection.shell(PLACE, cluster.folders.runs, name, content).strip()
     if not place:
         raise UserError(f"{cluster.folders.runs} cannot be written", "set folders.runs to another folder")
-    words = [*srun(cluster, 1, minutes=1), "bash", "-c", PROBE, "probe"]
-    words += [" ".join(cluster.software.modules), cluster.software.host_python, ranks_python, place, content, *paths]
+    words = ["bash", "-c", PROBE, "probe", " ".join(cluster.software.modules), cluster.software.host_python]
+    words += [ranks_python, place, content, *paths]
+    # One node of those that the profile names.
+    named = live_cluster.nodelist(cluster)
+    words = [f"--nodelist={node}" for node in (live_cluster.hosts(connection, named) if named else [])[:1]] + words
     try:
-        return parse(connection.run(words, limit_s=WAIT_S + 120), content)
-    except UserError as error:
-        raise NoNode(f"no node has run a job of this profile within {WAIT_S + 60} s: {error}", error.hint) from None
+        return parse(_answer(connection, cluster, words), content)
     finally:
         connection.run(["rm", "-f", place])
 
 
-# sbatch(1) has these and srun(1) has not; `--wait` means something else there, and what srun prints is read here.
-BATCH_ONLY = (
-    *("--array", "--batch", "--export-file", "--get-user-env", "--ignore-pbs", "--kill-on-invalid-dep", "--no-requeue"),
-    *(
-        "--requeue",
-        "--parsable",
-        "--wait",
-        "--wait-all-nodes",
-        "--wrap",
-        "--output",
-        "--error",
-        "--input",
-        "--open-mode",
-    ),
-)
+def _answer(connection: Connection, cluster: Cluster, words: list[str]) -> str:
+    """What srun with these words prints. A step that starts with --mpi=none alone is a finding, not a missing node."""
+    limit_s = WAIT_S + 120
+    try:
+        return connection.run([*srun(cluster, 1, minutes=1), *words], limit_s=limit_s)
+    except UserError as error:
+        failure = error
+    if cluster.slurm.mpi != "none":
+        plain = cluster.model_copy(update={"slurm": cluster.slurm.model_copy(update={"mpi": "none"})})
+        with contextlib.suppress(UserError):
+            output = connection.run([*srun(plain, 1, minutes=1), *words], limit_s=limit_s)
+            return f"{output}\036mpi_failure\037{failure}"
+    raise NoNode(f"no node has run a job of this profile within {WAIT_S + 60} s: {failure}", failure.hint)
+
 
 # The nearest folder above that exists: looking makes no folder.
 PLACE = r"""
@@ -159,7 +162,7 @@ def srun(cluster: Cluster, nodes: int, *, minutes: int, tasks: int = 1) -> list[
     resources = [word for word in resources if not word.startswith("--cpus-per-task=")]
     # --immediate waits on where a limit holds the job back; at TERM srun takes the job out of the queue.
     words = ["timeout", str(WAIT_S + 60 * minutes), "srun", *resources, f"--ntasks-per-node={tasks}"]
-    words += [option for option in cluster.slurm.options if option.partition("=")[0] not in BATCH_ONLY]
+    words += [option for option in cluster.slurm.options if option != "--ignore-pbs"]  # which srun(1) has not
     words += ["--job-name=recipes-check", f"--mpi={cluster.slurm.mpi}"]
     return [*words, f"--immediate={WAIT_S}", "--quiet"]
 
@@ -184,6 +187,7 @@ def parse(output: str, content: str) -> NodeFacts:
         route=answers.get("route", ""),
         hcas=tuple(Hca(name, layer, _rate(rate)) for name, layer, rate in rows),
         has_sbatch=bool(answers.get("sbatch")),
+        mpi_failure=answers.get("mpi_failure", ""),
         paths=named("path:"),
     )
 
@@ -299,7 +303,13 @@ def self_submit(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
         yield Finding(f"chain.self_submit, but {node.host} has no sbatch", "leave it out; `recipes top-up` does it")
 
 
-CHECKS = (gpus, interface, hcas, pythons, modules, folders, self_submit)
+def mpi(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
+    """Steps start with the PMI plug-in."""
+    if node.mpi_failure:
+        yield mpi_finding(cluster, node.mpi_failure, f" on {node.host}")
+
+
+CHECKS = (mpi, gpus, interface, hcas, pythons, modules, folders, self_submit)
 
 
 def findings(cluster: Cluster, node: NodeFacts) -> list[Finding]:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 from superpod.errors import UserError
+from superpod.slurm.reserved_variables import RANK_VARIABLES
 
 
 def quoted(text: str) -> str:
@@ -66,7 +67,10 @@ for name in "${!S@}"; do
             unset "$name" ;;
     esac
 done
-"""
+# A torchrun or a GPU selection in the shell that submitted (--export=ALL): every rank and every job gets its own.
+unset RANK_VARIABLES
+[[ ${SLURM_JOB_GPUS:-} ]] || unset CUDA_VISIBLE_DEVICES
+""".replace("RANK_VARIABLES", " ".join(RANK_VARIABLES))
 
 
 def host(python: str, nodes: int, gpus: int) -> str:

@@ -103,23 +103,17 @@ def refuse_other_gpu(request: Request, cluster: Cluster) -> None:
     _refuse(other_gpu.of_request(request, cluster.gpu))
 
 
-def claim(
-    request: Request,
-    cluster: Cluster,
-    live: LiveCluster,
-    *,
-    time: str = "",
-    runs: str = "",
-    attempts: int = 0,
-    members: int = 1,
-) -> Claim:
-    """What a request claims of a cluster, at its recipe's size; NeMo is not imported. `members` are a sweep's runs."""
+def job_size(request: Request, cluster: Cluster, *, time: str = "", attempts: int = 0, members: int = 1) -> JobSize:
+    """What a request takes, at its recipe's size; NeMo is not imported. `members` are a sweep's runs."""
     from superpod.recipes import registry
 
     recipe = registry.find(request.recipe)
     nodes = request.num_nodes or recipe.nodes[0]
-    count = attempts or cluster.chain.attempts
-    size = JobSize(nodes, recipe.gpus_per_node, time or cluster.slurm.time, count, members)
+    return JobSize(nodes, recipe.gpus_per_node, time or cluster.slurm.time, attempts or cluster.chain.attempts, members)
+
+
+def claim(request: Request, cluster: Cluster, live: LiveCluster, size: JobSize, runs: str = "") -> Claim:
+    """What a request of this size claims of a cluster."""
     return Claim(cluster, live, size, runs or cluster.folders.runs, request.data)
 
 
@@ -173,7 +167,11 @@ def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
     node = JobSize(1, cluster.gpus_per_node, cluster.slurm.time, attempts=1)
     problems = [
         # one whole node; a submission is judged by its own size
-        [*(finding for check in PROFILE_CHECKS for finding in check(one, live)), *limits.accounting(one, live, node)]
+        [
+            *(finding for check in PROFILE_CHECKS for finding in check(one, live)),
+            *limits.accounting(one, live, node),
+            *limits.host_memory(one, live, node),
+        ]
         for one in by_partition(cluster)
     ]
     return min(problems, key=len) or list(refused(cluster, live))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import did_you_mean
 from superpod.slurm.gpu_names import gpu_named
-from superpod.slurm.live_cluster import Association, LiveCluster, gpus_of, words
+from superpod.slurm.live_cluster import UNAVAILABLE, Association, LiveCluster, gpus_of, usable, words
 from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
@@ -194,10 +194,14 @@ def memory(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """The memory is no more than a node has."""
     name = partition_name(cluster, live)
     most = max((int(n.get("RealMemory", 0)) for n in live.nodes_of(name)), default=0)
-    match = re.fullmatch(r"(\d+)([KMGT]?)", cluster.slurm.mem)
-    requested = int(match[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2]] if match else 0
-    if most and requested > most:
+    if most and mib(cluster.slurm.mem) > most:
         yield Finding(f"slurm.mem {cluster.slurm.mem} is more than a node of {name} has: {most}M", 'write mem = "0"')
+
+
+def mib(mem: str) -> float:
+    """MiB of `slurm.mem`; 0 = all of the node."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)", mem)
+    return int(match[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2]] if match else 0
 
 
 def limit(cluster: Cluster, live: LiveCluster, time: str = "") -> Iterator[Finding]:
@@ -215,6 +219,16 @@ def mpi(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """The PMI plug-in is one that this Slurm has."""
     if live.mpi and cluster.slurm.mpi not in live.mpi:
         yield Finding(f"slurm.mpi {cluster.slurm.mpi!r} is not in this Slurm", f"it has {', '.join(live.mpi)}")
+    elif live.mpi_failure:
+        yield mpi_finding(cluster, live.mpi_failure)
+
+
+def mpi_finding(cluster: Cluster, reason: str, where: str = "") -> Finding:
+    """The PMI plug-in is listed and cannot be used."""
+    return Finding(
+        f"srun --mpi={cluster.slurm.mpi} fails{where}: {reason}",
+        'write slurm.mpi = "none": PyTorch needs no PMI; or ask the site for the plug-in\'s library',
+    )
 
 
 def topology(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
@@ -302,10 +316,13 @@ def runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 
 def refused(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """Slurm's own judgement of the options, last: the checks before it name the key and what to write."""
+    """Slurm's own judgement of the job, last: the checks before it name the key and what to write."""
+    everything_up = all(usable(node.get("State", "")) for node in live.nodes_of(partition_name(cluster, live)))
+    if live.refused == UNAVAILABLE and (live.reservations or not everything_up):
+        return  # while nodes are down, drained or reserved, this is said of jobs that can run later
     if live.refused:
         hint = "`man sbatch` lists the options; the profile's are [slurm] and slurm.options"
-        yield Finding(f"sbatch refuses the profile of {cluster.name}: {live.refused}", hint)
+        yield Finding(f"sbatch refuses a job with the profile of {cluster.name}: {live.refused}", hint)
 
 
 PROFILE_CHECKS = (

@@ -11,6 +11,7 @@ from superpod import collection
 from superpod.errors import did_you_mean
 from superpod.node.files import JsonObject
 from superpod.planner import hardware
+from superpod.slurm import reserved_variables, sbatch_options
 from superpod.slurm.profiles import CHECKS, CpuBind, Event, GpuForm, Mail, Mpi, Network, Topology, one_line, seconds
 
 
@@ -74,6 +75,8 @@ def _environment(values: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"has the name {name!r}, which no shell can export; allowed: letters, digits and _")
         if "\0" in value:
             raise ValueError(f"has a zero byte in {name}")
+        if problem := reserved_variables.problem(name):
+            raise ValueError(problem)
         if is_secret_name(name) or redact_text(value) != value:
             raise ValueError(f"would write the secret {name} into job files; export it where you call `recipes submit`")
     return values
@@ -82,6 +85,8 @@ def _environment(values: dict[str, str]) -> dict[str, str]:
 def _option(value: str) -> str:
     if not re.match(r"--[a-z][a-z-]*(=|$)", value):
         raise ValueError('takes options of sbatch, such as "--reservation=mine"')
+    if problem := sbatch_options.problem(value):
+        raise ValueError(problem)
     return one_line(value)
 
 
@@ -282,4 +287,19 @@ class Cluster(_Table):
             raise ValueError(
                 f"slurm.time {self.slurm.time} leaves too little to train before chain.save_s {self.chain.save_s}"
             )
+        if self.slurm.gpus == "gres" and any(option.startswith("--gres=") for option in self.slurm.options):
+            raise ValueError('slurm.options: --gres replaces the GPUs of slurm.gpus = "gres"; use "gpus-per-node"')
+        for name, key, value in self._variables_of_keys():
+            if value and self.env.get(name, value) != value:
+                raise ValueError(f"env.{name} contradicts {key} {value!r}: leave one of the two out")
         return self
+
+    def _variables_of_keys(self) -> tuple[tuple[str, str, str], ...]:
+        """Variables that keys of the profile become (slurm/environment.py), with the key and its value."""
+        network = self.network
+        return (
+            ("NCCL_SOCKET_IFNAME", "network.interface", network.interface),
+            ("GLOO_SOCKET_IFNAME", "network.interface", network.interface),
+            ("NCCL_IB_HCA", "network.hcas", network.hcas),
+            ("HF_HOME", "folders.cache", self.folders.cache),
+        )

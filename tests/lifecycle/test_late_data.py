@@ -104,7 +104,7 @@ def test_a_job_that_has_ended_without_making_it_is_named(tmp_path, monkeypatch):
     """One that is still to end lets the run be built; the folder is not asked for on the cluster."""
     folders = []
 
-    def facts_of(profile, runs, data):
+    def facts_of(profile, runs, data, size):
         folders.append(data)
         return FakeSlurm(f"JobState={state}"), LiveCluster()
 

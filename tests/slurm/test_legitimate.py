@@ -1,10 +1,12 @@
 """Submissions that Slurm takes, and that were refused (issue 14, the review of preflight). Planted answers."""
 
+import dataclasses
 import os
 import subprocess
 
 import pytest
 
+from superpod.errors import UserError
 from superpod.slurm import health, live_cluster, node_probe
 from superpod.slurm.connection import Connection
 from superpod.slurm.live_cluster import parse
@@ -117,28 +119,71 @@ def test_notes_of_several_partitions_are_those_of_the_best():
 
 
 class FakeSbatch(Connection):
-    """Stands in for a cluster whose `sbatch --test-only` says this, of one node and the profile's time."""
+    """Stands in for a cluster whose `sbatch --test-only` says this, whatever the job is; keeps what it was asked."""
 
     def __init__(self, words: str) -> None:
-        self.words = words
+        self.words, self.asked = words, []
 
     def shell(self, script: str, *words: str, limit_s: float = 60) -> str:
-        return self.words if "--test-only" in script else "\036config\037ClusterName = x\n"
+        if "--test-only" not in script:
+            return "\036config\037ClusterName = x\n"
+        self.asked = [*words]
+        return self.words
+
+    def run(self, words, **options):
+        return {"node[1-2]": "node1\nnode2\n"}[words[-1]]
+
+
+EXACT = live_cluster.JobShape(2, 8, "1:00:00")
+CONFIGURATION = "allocation failure: Requested node configuration is not available"
 
 
 @pytest.mark.parametrize(
-    ("words", "lasting"),
+    ("words", "size", "refused"),
     [
-        ("allocation failure: Node count specification invalid", False),
-        ("allocation failure: Requested time limit is invalid (missing or exceeds some limit)", False),
-        ("allocation failure: Job violates accounting/QOS policy (job submit limit, user's size)", False),
-        ("allocation failure: Invalid qos specification", True),
-        ("sbatch: error: no node is up\nsbatch: unrecognized option '--switchs=1'", True),
+        # of one node, while the run may take more
+        ("allocation failure: Node count specification invalid", None, ""),
+        ("allocation failure: Requested time limit is invalid (missing or exceeds some limit)", None, ""),
+        ("allocation failure: Job violates accounting/QOS policy (job submit limit, user's size)", None, ""),
+        (CONFIGURATION, None, ""),
+        # of the run's own size
+        ("allocation failure: Node count specification invalid", EXACT, "Node count specification invalid"),
+        ("sbatch: error: invalid number of nodes (-N 2-1)", EXACT, "invalid number of nodes (-N 2-1)"),
+        (CONFIGURATION, EXACT, "Requested node configuration is not available"),
+        ("allocation failure: Requested nodes are busy", EXACT, ""),
+        ("sbatch: error: Unable to contact slurm controller (connect failure)", EXACT, ""),
+        # of every size
+        ("allocation failure: Invalid qos specification", None, "Invalid qos specification"),
+        ("sbatch: unrecognized option '--switchs=1'\nTry \"sbatch --help\"", None, "unrecognized option '--switchs=1'"),
+        # a site's job_submit plug-in
+        (
+            "sbatch: error: You must name an account: --account=GROUP\nallocation failure: Unspecified error",
+            None,
+            "You must name an account: --account=GROUP",
+        ),
+        ("sbatch: error: Ignoring -S\nsbatch: Job 22 to start at 2026 on nodes node1\naccepted", EXACT, ""),
     ],
 )
-def test_sbatch_judges_one_node_and_not_the_submission(words, lasting):
-    live = live_cluster.ask(FakeSbatch(words), profile(), "/lustre/runs", [])
-    assert live.refused == (words.splitlines()[-1].split(": ", 1)[1] if lasting else "")
+def test_what_sbatch_says_of_the_job(words, size, refused):
+    live = live_cluster.ask(FakeSbatch(words), profile(), "/lustre/runs", [], size=size)
+    assert live.refused == refused
+
+
+def test_sbatch_is_asked_for_the_size_of_the_run_and_for_all_nodes_of_a_nodelist():
+    """A25.7: a legitimate two-node --nodelist was refused, because one node was asked for."""
+    where = profile(slurm__options=["--nodelist=node[1-2]"])
+    asked = FakeSbatch("accepted")
+    live_cluster.ask(asked, where, "/lustre/runs", [], size=EXACT)
+    assert {"--nodes=2", "--time=1:00:00", "--nodelist=node[1-2]"} <= {*asked.asked}
+    live_cluster.ask(asked, where, "/lustre/runs", [])
+    assert "--nodes=2" in asked.asked
+
+
+@pytest.mark.parametrize(("state", "refused"), [("IDLE", True), ("DOWN", False), ("IDLE+DRAIN", False)])
+def test_an_unavailable_configuration_is_refused_while_every_node_is_up(state, refused):
+    nodes = {"nodes": NODES.replace("State=DOWN", f"State={state}"), "reservations": ""}
+    live = dataclasses.replace(parse(ANSWERS | nodes), refused=live_cluster.UNAVAILABLE)
+    assert bool(profile_findings(profile(), live)) == refused
 
 
 LMOD = """
@@ -188,9 +233,36 @@ def test_a_container_needs_no_module_command():
 
 
 def test_srun_gets_no_option_that_only_sbatch_has():
-    options = ["--no-requeue", "--array=0-3", "--wait", "--output=x", "--reservation=mine", "--wait-all-nodes=1"]
-    words = node_probe.srun(profile(slurm__options=options), 1, minutes=1)
-    assert [word for word in options if word in words] == ["--reservation=mine"]
+    words = node_probe.srun(profile(slurm__options=["--ignore-pbs", "--reservation=mine"]), 1, minutes=1)
+    assert "--reservation=mine" in words
+    assert "--ignore-pbs" not in words
+
+
+class NoPlugin(Connection):
+    """Stands in for a cluster whose srun starts steps with --mpi=none alone, or none at all."""
+
+    def __init__(self, without: bool) -> None:
+        self.without = without
+
+    def shell(self, script: str, *words: str, limit_s: float = 60) -> str:
+        return "/lustre/.probe"
+
+    def run(self, words, **options):
+        if "srun" in words and ("--mpi=pmix" in words or not self.without):
+            raise UserError("srun: error: Couldn't load specified plugin name for mpi/pmix")
+        return "\036host\037node1\n"
+
+
+def test_a_pmi_plug_in_that_does_not_load_is_a_finding_and_no_missing_node():
+    """A25.7: `cluster check` said ok for mpi = "pmix", as srun's failure counted as no free node."""
+    where = profile(slurm__mpi="pmix")
+    facts = node_probe.ask(NoPlugin(without=True), where, [])
+    (finding,) = node_probe.mpi(where, facts)
+    assert "srun --mpi=pmix fails on node1: srun: error: Couldn't load" in finding.message
+    with pytest.raises(node_probe.NoNode):
+        node_probe.ask(NoPlugin(without=False), where, [])
+    live = dataclasses.replace(parse(ANSWERS), mpi_failure="can not load PMIx library")
+    assert any("can not load PMIx library" in f.message for f in profile_findings(where, live))
 
 
 def test_an_hca_that_does_not_say_what_it_is():

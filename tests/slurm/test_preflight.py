@@ -11,7 +11,7 @@ from superpod.recipes import planned_job, registry
 from superpod.slurm import profiles
 from superpod.slurm.gpu_names import gpu_named
 from superpod.slurm.live_cluster import LiveCluster, parse
-from superpod.slurm.preflight import Case, claim, findings, notes, profile_findings, refuse, refuse_claim
+from superpod.slurm.preflight import Case, claim, findings, job_size, notes, profile_findings, refuse, refuse_claim
 from superpod.slurm.submit import Submission
 
 GIB = 2**30
@@ -108,6 +108,12 @@ PLANTED = [
         'slurm.gpus = "none"',
     ),
     ("memory", case(profile(slurm__mem="3T")), "slurm.mem 3T is more than a node of batch has", 'mem = "0"'),
+    (
+        "too little memory",
+        case(profile(slurm__mem="4G")),
+        "less than 8 ranks take before",
+        'mem = "0"',
+    ),
     ("limit", case(time="2-00:00:00"), "2-00:00:00 is longer than batch allows: 1-00:00:00", "--time 1-00:00:00"),
     ("mpi", case(profile(slurm__mpi="pmi2")), "slurm.mpi 'pmi2' is not in this Slurm", "none, pmix"),
     ("no pyxis", case(answers={"srun": "0"}), "pyxis is not installed", 'container.image = ""'),
@@ -249,9 +255,9 @@ def test_the_claim_is_judged_before_nemo_is_imported():
     request = Request("llama3_8b_pretrain_h100_bf16", num_nodes=16)
     live = parse(ANSWERS)
     with pytest.raises(UserError, match="account mine allows 12"):
-        refuse_claim(claim(request, profile(), live))
+        refuse_claim(claim(request, profile(), live, job_size(request, profile())))
     with pytest.raises(UserError, match="longer than batch allows"):
-        refuse_claim(claim(request, profile(), live, time="3-0"))
+        refuse_claim(claim(request, profile(), live, job_size(request, profile(), time="3-0")))
 
 
 @pytest.mark.parametrize(("most", "fix"), [(47, "--attempts 2,"), (20, "--attempts 1,"), (7, "sweep 7 values at most")])
@@ -260,7 +266,7 @@ def test_finding_f1_18_the_jobs_of_a_sweep_share_the_room_in_the_queue(most, fix
     live = parse(ANSWERS | {"qos": f"Name|Flags|MaxSubmitPU\nnormal||{most}"})
     request = Request("llama3_8b_pretrain_h100_bf16", num_nodes=2)
     with pytest.raises(UserError) as refused:
-        refuse_claim(claim(request, profile(), live, attempts=3, members=16))
+        refuse_claim(claim(request, profile(), live, job_size(request, profile(), attempts=3, members=16)))
     assert "48 jobs to queue (16 runs x 3) and 0 of yours in the queue" in str(refused.value)
     assert f"next: {fix}" in str(refused.value)
 
