@@ -87,7 +87,7 @@ def _name(group: Any) -> str:
 
 
 def _noting(original: Any, traffic: Traffic) -> Any:
-    """`attn_forward_func_with_cp` (TE 2.9 context_parallel.py), whose 13th and 16th arguments these are."""
+    """`attn_forward_func_with_cp` (TE 2.9 context_parallel.py), whose arguments 11 and 14 these are, from 0."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         group = kwargs["cp_group"] if "cp_group" in kwargs else args[11]
