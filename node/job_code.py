@@ -41,8 +41,10 @@ def share(unpacked: Path, run: Path) -> Path:
     for name, module in list(sys.modules.items()):  # where the packages look for what is still to be imported
         if str(unpacked.joinpath(*name.split("."))) in getattr(module, "__path__", ()):
             module.__path__ = [str(folder.joinpath(*name.split(".")))]
-    inherited = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{inherited}" if inherited else str(folder)
+    # Of a job that submits the next one, that one inherits the path; an empty entry would be the current folder.
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = [path for path in inherited if path and not path.startswith(f"{run}/{PREFIX}")]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *kept])
     os.environ[FOLDER] = str(folder)
     shutil.rmtree(unpacked, ignore_errors=True)
     return folder

@@ -302,4 +302,4 @@ def _carried(job: BatchJob) -> str:
 
 
 def _base64(data: bytes) -> Iterator[str]:
-    yield from textwrap.wrap(base64.b64encode(data).decode(), 116)
+    yield from textwrap.wrap(base64.b64encode(data).decode(), 384)
