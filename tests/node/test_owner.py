@@ -212,3 +212,39 @@ def test_files_are_never_made_for_others_to_write(tmp_path):
     finally:
         os.umask(before)
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("folder", "file")] == [0o755, 0o644]
+
+
+@needs_root
+def test_a_resolved_run_that_another_user_has_cached_is_not_read(tmp_path, monkeypatch):
+    """XDG_CACHE_HOME may be shared; the file holds the source of the recipe, which the job executes."""
+    from superpod.lifecycle import resolve
+    from superpod.lifecycle.request import Request
+    from superpod.recipes import installed
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(installed, "missing", lambda: "")
+    monkeypatch.setattr(resolve, "_key", lambda _request: "key")
+    monkeypatch.setattr(resolve, "resolve", lambda _request: 1 / 0)
+    path = resolve.cache() / "key.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    read: list[Path] = []
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self) or b"{}")
+    for another_s in (False, True):
+        if another_s:
+            give(path)
+        read.clear()
+        with pytest.raises(ZeroDivisionError):  # built: the file holds no run
+            resolve.resolve_cached(Request("tiny_llama3"))
+        assert read == ([] if another_s else [path])
+
+
+@needs_root
+def test_a_file_that_another_user_has_made_in_shared_memory_is_not_used(tmp_path):
+    from superpod.node import node_board
+
+    path = tmp_path / "board"
+    path.touch(0o666)
+    give(path)
+    with pytest.raises(PermissionError):
+        node_board._open_locked(path, 4096)
