@@ -108,6 +108,7 @@ def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:
     Raises:
         UserError: there is no such run, it is of another recipe, or another user's.
     """
+    from superpod.lifecycle import run_environment
     from superpod.node import owner
     from superpod.node.run_folder import RunFolder
 
@@ -120,4 +121,5 @@ def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:
         raise UserError(f"{folder.path} is a run of {folder.recipe}, not of {name}")
     owner.refuse_others(folder.path, "continue it")
     owner.refuse_unsafe(folder.path)
+    run_environment.restore(folder)
     return folder

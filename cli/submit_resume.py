@@ -41,6 +41,7 @@ def go_on(how: Continuation) -> None:
     Raises:
         UserError: the run is elsewhere, done, in the queue or of another recipe; or what a change would break.
     """
+    from superpod.lifecycle import run_environment
     from superpod.node import guard
     from superpod.node import resume as checkpoint
     from superpod.node.first_step import excluded
@@ -61,7 +62,7 @@ def go_on(how: Continuation) -> None:
     if how.dry_run:
         print(f"# {count} attempts of {how.time or resume.time_of(run)} would be queued")
         return
-    with queueing(run):
+    with queueing(run), run_environment.restored(run):
         _refuse_queued(run, slurm)  # another command may have queued some while NeMo built the recipe
         with resume.restored_on_failure(run):
             if submission:

@@ -24,6 +24,7 @@ def top_up(
     ] = None,
 ) -> None:
     """Queue the attempts that your runs lack, so that they go on by themselves; exit 1 if one cannot be helped."""
+    from superpod.lifecycle import run_environment
     from superpod.node.run_folder import RunFolder
     from superpod.slurm import connection, profiles
     from superpod.slurm import top_up as queueing
@@ -40,7 +41,8 @@ def top_up(
     failed = False
     for run in chosen:
         try:
-            jobs = queueing.top_up(run, slurm, attempts or 0)
+            with run_environment.restored(run):
+                jobs = queueing.top_up(run, slurm, attempts or 0)
         except UserError as error:
             if len(chosen) == 1:
                 raise
