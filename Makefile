@@ -47,8 +47,8 @@ figures: $(STAMP) ## put the newest quickstart into the README
 pictures: $(STAMP) ## make the pictures of the README and docs/, in Chromium
 	$(BIN)/python scripts/pictures.py $(ONLY)
 
-clean: ## remove the environment, data and runs that these commands made
-	rm -rf $(VENV) data/quickstart runs
+clean: ## remove the environment and caches; runs/ and data/ stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
 
 $(STAMP): pyproject.toml constraints.txt scripts/install.sh
 	@sh scripts/install.sh "$(PYTHON)" $(VENV)

@@ -8,6 +8,7 @@ import sys
 try:  # Ctrl-C may come while these are imported, and they are the first of ours
     import contextlib
     import errno
+    import select
     import signal
     from typing import IO, NoReturn
 
@@ -31,6 +32,7 @@ def main() -> None:
     Exit codes: 0 done, 2 the user's mistake, 1 a failure, 130 interrupted, 143 and 129 ended by SIGTERM and SIGHUP.
     """
     _raise_at_stops()
+    readers = _readers()
     try:
         try:
             streams.prepare()
@@ -53,14 +55,34 @@ def main() -> None:
     except SystemExit as end:
         if end.code == INTERRUPTED:  # Typer turns KeyboardInterrupt into this exit and prints nothing
             leave_interrupted()
+        if isinstance(end.__context__, BrokenPipeError):  # and this error into exit 1
+            sys.exit(_code_of_broken_pipe(end.__context__, readers))
         raise
-    except BrokenPipeError:
-        _drop_unwritten()
-        sys.exit(1)
+    except BrokenPipeError as error:
+        sys.exit(_code_of_broken_pipe(error, readers))
     except Exception as error:
         code = _exit_code(error)
         _drop_unwritten()
         sys.exit(code)
+
+
+def _readers() -> select.poll:
+    """Who reads stdout and stderr: of duplicates, because rich puts /dev/null in the place of a closed stdout."""
+    readers = select.poll()
+    for number in (1, 2):
+        with contextlib.suppress(OSError):  # closed from the start
+            readers.register(os.dup(number), 0)
+    return readers
+
+
+def _code_of_broken_pipe(error: BrokenPipeError, readers: select.poll) -> int:
+    """`| head -1` has read enough, which is no error: the code is that of what the command has found, or 0."""
+    has_left = any(event & (select.POLLERR | select.POLLHUP) for _, event in readers.poll(0))
+    _drop_unwritten()
+    if not has_left:  # a pipe of our own, to another process
+        return _unexpected(error)
+    found = error.__context__  # flushed at its end, a command has its code already
+    return found.code if isinstance(found, SystemExit) and isinstance(found.code, int) else 0
 
 
 def _drop_unwritten() -> None:

@@ -128,15 +128,16 @@ def _summary(folder: "DataFolder", as_json: bool, took: str, *more: str) -> None
 
         print(json.dumps(folder.facts(), indent=1))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from superpod.cli import tables
 
     table = Table(box=None, show_header=False)
     parts = ", ".join(f"{name} {count}" for name, count in folder.split_documents().items())
     rows = {"documents": f"{folder.documents} ({parts})", "tokens": str(folder.tokens), "vocabulary": str(folder.vocab)}
     for name, value in rows.items():
         table.add_row(name, value)
-    console = Console()
+    console = tables.console()
     console.print(f"{took}: {folder.path}", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
     for line in filter(None, more):

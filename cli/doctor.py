@@ -16,9 +16,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for
     if as_json:
         print(json.dumps([vars(check) for check in results], indent=1))
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from superpod.cli import tables
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in results:
@@ -27,4 +28,4 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for
         if not check.ok:
             table.add_row("", "", Text(f"for {check.enables}", "dim"))
             table.add_row("", "", Text(check.next, "dim"))
-    Console().print(table)
+    tables.console().print(table)

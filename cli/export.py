@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli import size_options
 from superpod.cli.request_options import Data, Name, Overrides, request_of
 from superpod.cli.size_options import SizeOptions, with_size
 
@@ -35,6 +36,7 @@ def export(
         text = _text(request, size)
     target_file.write(text, to, force=force)
     print(f"wrote {to}: {len(text.splitlines())} lines, an equal recipe")
+    size_options.say(request.mock_data_notes)
 
 
 def _text(request: Request, size: SizeOptions) -> str:

@@ -6,6 +6,7 @@ killed there is noticed too, and nothing calls the run done before its folder is
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import sys
@@ -97,9 +98,7 @@ def go(
         more_steps: a run that is trained goes on training.
         evaluate: measure the written folder with transformers, and end with 1 where it is not what was trained.
     """
-    from rich.console import Console
-
-    from superpod.cli import training
+    from superpod.cli import tables, training
     from superpod.cli.report import print_report
     from superpod.launchers import finetune as tuning
     from superpod.lifecycle.quiet import quietly
@@ -112,7 +111,7 @@ def go(
     facts = request.facts() | {tuning.FACT: asdict(task), owed_export.EXPORTS_TO: target}
     run = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=[])
     with quietly() as terminal, run.lock():
-        console = Console(file=terminal, width=shutil.get_terminal_size().columns)
+        console = tables.console(terminal, highlight=True)
         only_export = run.done and bool(owed_export.left(run.path)) and not more_steps
         if out and folder:
             owed_export.write_to(run.path, target)
@@ -121,13 +120,15 @@ def go(
             if early := (read_json(run.path / DONE) or {}).get("early"):
                 console.print(f"stopped early: {early}", markup=False, highlight=False, soft_wrap=True)
             wrong = _export(console, run, _target(run, out), evaluate)
-    print_report(run)
-    if wrong:
-        print(f"WRONG: {wrong}", file=sys.stderr)
-        raise training.NotDone(1)
-    if end and end.state != "done":
-        print(f"to continue: recipes finetune {request.recipe} --resume {shlex.quote(str(run.path))}")
-        raise training.NotDone(end.exit_code)
+    stopped = end if end and end.state != "done" else None
+    with contextlib.suppress(BrokenPipeError):  # the code is that of the training
+        print_report(run)
+        if wrong:
+            print(f"WRONG: {wrong}", file=sys.stderr)
+        elif stopped:
+            print(f"to continue: recipes finetune {request.recipe} --resume {shlex.quote(str(run.path))}")
+    if wrong or stopped:
+        raise training.NotDone(1 if wrong or not stopped else stopped.exit_code)
 
 
 def _target(folder: RunFolder, out: Path | None) -> Path:

@@ -69,8 +69,7 @@ def submission(
     Raises:
         UserError: as `finetune_job.resolved`, or what preflight refuses; no samples are left then.
     """
-    from rich.console import Console
-
+    from superpod.cli import tables
     from superpod.cli.progress import waiting
     from superpod.launchers import finetune_job
     from superpod.lifecycle.quiet import quietly
@@ -83,7 +82,7 @@ def submission(
     def note(line: str) -> None:
         print(line, file=sys.stderr)
 
-    with quietly() as terminal, waiting(Console(file=terminal), "building the recipe with NeMo, packing the samples"):
+    with quietly() as terminal, waiting(tables.console(terminal), "building the recipe with NeMo, packing the samples"):
         run = finetune_job.resolved(request, task, Path(runs or profile.folders.runs), note)
     made = slurm_submit.Submission(run, profile, runs, time)
     try:

@@ -41,12 +41,12 @@ def memory(options: PlanOptions, as_json: AsJson = False, html: page_options.Htm
 
 
 def _bars(job: PlannedJob, stages: list[dict], limit: float, reserved: list[float]) -> None:
-    from rich.console import Console
     from rich.text import Text
 
+    from superpod.cli import tables
     from superpod.planner.hardware import GIB
 
-    console = Console(highlight=False)
+    console = tables.console()
     console.print(title(job), soft_wrap=True, markup=False)
     owners = sorted(stages[0]["bytes"], key=lambda key: -max(stage["bytes"][key] for stage in stages))
     owners = [key for key in owners if max(stage["bytes"][key] for stage in stages) > 0]

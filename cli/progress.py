@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.spinner import Spinner
 from rich.text import Text
 
+from superpod.cli import tables
 from superpod.node.files import tail_lines
 from superpod.node.processes import STOPS
 from superpod.node.run_folder import RunFolder
@@ -92,7 +93,7 @@ def quiet_wait(message: str) -> Iterator[None]:
     """`waiting` on stderr, with what libraries print meanwhile kept off the terminal."""
     from superpod.lifecycle.quiet import quietly
 
-    with quietly() as terminal, waiting(Console(file=terminal), message):
+    with quietly() as terminal, waiting(tables.console(terminal), message):
         yield
 
 

@@ -159,14 +159,13 @@ def _planned(request: Request, ranks: int) -> Trial:
 def _conduct(trial: Trial, folder: Path, steps: int) -> None:
     import os
 
-    from rich.console import Console
-
+    from superpod.cli import tables
     from superpod.lifecycle.quiet import quietly
     from superpod.rehearsal import trial as trials
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a rehearsal uses no GPU, even where there is one
     with quietly(folder / "rehearse.log") as terminal:
-        console = Console(file=terminal, highlight=False)
+        console = tables.console(terminal)
         trials.conduct(trial, folder, steps, note=lambda what: console.print(f"[dim]{what} ...[/]"))
 
 
@@ -188,7 +187,7 @@ def _before(trial: Trial) -> str:
         "shrunk:",
     ]
     lines += [f"  {size.name} {size.old} -> {size.new}" for size in trial.shrunk.sizes]
-    return "\n".join(lines)
+    return "\n".join([*lines, "data: mock data, random tokens"])
 
 
 def _after(trial: Trial) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from superpod.cli.request_options import Data, Name, Overrides
-from superpod.cli.size_options import SizeOptions, with_size
+from superpod.cli.size_options import SizeOptions, say, with_size
 from superpod.cli.submit import AttemptTime, SharedRuns, TargetCluster, checked, resolved
 
 
@@ -23,6 +23,7 @@ def render(
     from superpod.slurm.submit import Submission, script
 
     request, profile = checked(name, cluster, overrides, size, data, time, runs)
+    say(request.mock_data_notes)
     submission = Submission(resolved(request), profile, runs, time)
     preflight.refuse_unfit(submission)
     print(script(submission), end="")

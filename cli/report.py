@@ -182,13 +182,12 @@ def _print_rows(reported: list[Reported]) -> None:
 
 def _print_one(record: Record, figures: Figures) -> None:
     """The whole report of one run; draws the loss curve into our own run's folder."""
-    from rich.console import Console
-
+    from superpod.cli import tables
     from superpod.lifecycle import report_text
     from superpod.lifecycle.report import rows, summary
     from superpod.node.run_folder import RunFolder
 
-    console = Console(highlight=False)
+    console = tables.console()
     pairs = report_text.heading(record, figures)
     if record.is_own:
         pairs = rows(summary(RunFolder.open(record.path)))
@@ -202,30 +201,29 @@ def _print_one(record: Record, figures: Figures) -> None:
 
 
 def _print_curves(records: list[Record]) -> None:
-    from rich.console import Console
-
+    from superpod.cli import tables
     from superpod.lifecycle import report_text
 
-    console = Console(highlight=False)
+    console = tables.console()
     screen = _screen(console)
     for line in (*report_text.drawn(records, screen), *report_text.legend(records, screen)):
         console.print(line, overflow="crop", no_wrap=True)
 
 
 def _screen(console: Console) -> Screen:
+    from superpod.cli import tables
     from superpod.lifecycle.report_text import Screen
 
     colors = console.is_terminal and not console.no_color and console.color_system is not None
-    return Screen(console.width, "utf" in console.encoding.lower(), colors)
+    return Screen(tables.chart_width(), "utf" in console.encoding.lower(), colors)
 
 
 def print_report(folder: RunFolder) -> None:
     """Print the short report with which a run ends; draw its loss curve into its folder, as `recipes report` does."""
-    from rich.console import Console
-
+    from superpod.cli import tables
     from superpod.lifecycle.report import render, summary
 
-    console = Console()
+    console = tables.console()
     console.print(render(summary(folder)))
     _draw_loss(folder, console)
 

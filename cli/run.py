@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ import typer
 
 from superpod.cli.profile_option import ProfileOptions, with_profile
 from superpod.cli.request_options import Data, Name, Overrides, Runs, earlier_run, request_of
-from superpod.cli.size_options import SizeOptions, with_size
+from superpod.cli.size_options import SizeOptions, say, with_size
 from superpod.cli.wandb_option import Wandb, with_wandb
 from superpod.errors import UserError
 
@@ -59,6 +59,7 @@ def run(
         request.check()
     if profile:
         request = replace(request, profile=profile)
+    say(request.mock_data_notes)
     target = folder.path if folder else runs
     preflight.writable(target)
     preflight.disk(target, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
@@ -91,25 +92,23 @@ def _resumed(
 
 
 def _train(request: Request, folder: RunFolder | None, runs: Path) -> None:
-    from rich.console import Console
-
-    from superpod.cli import training
+    from superpod.cli import tables, training
     from superpod.cli.progress import leaving_at_once, waiting
     from superpod.cli.report import print_report
     from superpod.launchers import local
     from superpod.lifecycle.quiet import quietly
 
-    width = shutil.get_terminal_size().columns
     with quietly() as terminal:
-        console = Console(file=terminal, width=width)
+        console = tables.console(terminal, highlight=True)
         with waiting(console, "importing NeMo and building the recipe (10 to 20 s)"), leaving_at_once(console):
             local_run = local.prepare(request)
         end, folder = training.train(console, local_run, folder, runs)
-    print_report(folder)
-    _name_profile(folder)
-    if end.state != "done":
-        if any(folder.checkpoints.iterdir()):
+    with contextlib.suppress(BrokenPipeError):  # the code is that of the training
+        print_report(folder)
+        _name_profile(folder)
+        if end.state != "done" and any(folder.checkpoints.iterdir()):
             print(f"to continue: recipes run {request.recipe} --resume {shlex.quote(str(folder.path))}")
+    if end.state != "done":
         raise training.NotDone(end.exit_code)
 
 

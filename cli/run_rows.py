@@ -96,9 +96,8 @@ def show(views: Sequence[RunView], *, with_users: bool, width: int | None) -> No
     if width is None or not views or not is_too_wide(rows, width):
         tables.show(rows)
         return
-    from rich.console import Console
 
-    console = Console(highlight=False)
+    console = tables.console()
     for view in views:
         for line in lines(view, width, with_users=with_users):
             console.print(line, soft_wrap=True)

@@ -111,7 +111,7 @@ def submit(
     if is_late and not dependencies:
         raise UserError(f"--data {folder} does not exist, and {', '.join(after or [])} has ended", "look at its output")
     submissions = _submissions(requests, swept, profile, runs, time, live, count, task)
-    for words in _notes(claim, requests[0], dependencies, slurm):
+    for words in _notes(claim, requests[0], dependencies, slurm, on_mock_data=not model):
         print(f"# note: {words}" if dry_run else f"note   {words}")
     if dry_run:
         for member, submission in zip(swept, submissions, strict=True):
@@ -135,7 +135,9 @@ def _is_far(cluster: str) -> bool:
     return bool(profiles.load(cluster).login.host)
 
 
-def _notes(claim: Claim, request: Request, dependencies: Sequence[str], slurm: Connection) -> list[str]:
+def _notes(
+    claim: Claim, request: Request, dependencies: Sequence[str], slurm: Connection, *, on_mock_data: bool
+) -> list[str]:
     """What to know of a submission: what makes it wait, what nobody has checked, what is trusted, what is not used."""
     from superpod.lifecycle import late_data
     from superpod.slurm import inherited, preflight
@@ -143,6 +145,7 @@ def _notes(claim: Claim, request: Request, dependencies: Sequence[str], slurm: C
 
     notes = [f"{note.message}; {note.hint}" for note in (*preflight.notes(claim), *unproven(claim.cluster))]
     notes += [late_data.note(request, dependencies)] if request.late_data else []
+    notes += request.mock_data_notes if on_mock_data else []
     notes += [NSYS_ON_NODES] if request.profile.startswith("nsys") else []
     ignored = "" if slurm.remote else inherited.note(os.environ)
     return [*notes, *filter(None, [ignored])]
@@ -382,8 +385,7 @@ def resolved(request: Request, which: str = "") -> ResolvedRun:
 
     Where NeMo is not installed, the request is planned, and the job builds it.
     """
-    from rich.console import Console
-
+    from superpod.cli import tables
     from superpod.recipes import installed
 
     if installed.missing():
@@ -399,5 +401,5 @@ def resolved(request: Request, which: str = "") -> ResolvedRun:
     with quietly() as terminal:  # also where the cache has it: a torn file is built again
         if is_cached(request):
             return resolve_cached(request)
-        with waiting(Console(file=terminal), f"building the recipe with NeMo (10 to 20 s, once){which}"):
+        with waiting(tables.console(terminal), f"building the recipe with NeMo (10 to 20 s, once){which}"):
             return resolve_cached(request)

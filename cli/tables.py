@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 GAP = 2
 """Spaces between two columns."""
 INDENT = "  "
+UNLIMITED = 100_000
+"""Columns of what is no terminal."""
+CHART = 80
 LEAST = 20
 """Columns that text is wrapped to in a terminal that has fewer."""
 GLUE = "\u00a0"
@@ -23,13 +29,13 @@ def show(table: Table) -> None:
     from rich.console import Console
     from rich.measure import Measurement
 
-    console = Console(highlight=False)
-    needed = Measurement.get(console, console.options.update(width=1000), table).maximum
-    wide = Console(highlight=False, width=max(console.width, needed))
+    terminal = console()
+    needed = Measurement.get(terminal, terminal.options.update(width=UNLIMITED), table).maximum
+    wide = Console(highlight=False, width=max(terminal.width, needed))
     with wide.capture() as capture:
         wide.print(table)
     # rich fills the last column: the spaces would fold in a narrower terminal, and stand in what is copied.
-    console.out("\n".join(line.rstrip() for line in capture.get().splitlines()), highlight=False)
+    terminal.out("\n".join(line.rstrip() for line in capture.get().splitlines()), highlight=False)
 
 
 def show_folded(titles: Sequence[str], rows: Sequence[Sequence[str]], *, fold: int = 0, least: int = 0) -> None:
@@ -72,11 +78,28 @@ def _fold(text: str, width: int) -> str:
     return textwrap.fill(text, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
 
 
-def width() -> int:
-    """Columns of the terminal; 80 without one, and not fewer than words need."""
+def console(file: IO[str] | None = None, *, highlight: bool = False) -> Console:
+    """A console that wraps to its terminal, or to COLUMNS; what goes to a file or a pipe is not wrapped."""
     from rich.console import Console
 
-    return max(Console().width, LEAST)
+    if is_unlimited(file or sys.stdout):
+        return Console(file=file, highlight=highlight, width=UNLIMITED)
+    return Console(file=file, highlight=highlight)
+
+
+def is_unlimited(file: IO[str]) -> bool:
+    """Whether lines may have any length: `grep` and a spreadsheet read lines, and see half a row of a wrapped one."""
+    return not file.isatty() and "COLUMNS" not in os.environ
+
+
+def width() -> int:
+    """Columns that text on stdout is wrapped to, and not fewer than words need."""
+    return max(console().width, LEAST)
+
+
+def chart_width() -> int:
+    """Columns that a chart takes: those of the terminal, and 80 without one."""
+    return CHART if is_unlimited(sys.stdout) else width()
 
 
 def amount(count: float) -> str:

@@ -14,13 +14,13 @@ from typing import IO
 
 
 class _Terminal(io.TextIOWrapper):
-    """The user's terminal. Once it is closed, what is written goes nowhere: ranks are still to be stopped in order."""
+    """The user's terminal or pipe. Once closed, it takes what is written: ranks are still to be stopped."""
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno not in (errno.EIO, errno.EPIPE):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
 

@@ -29,6 +29,9 @@ SETS = {
 """Field of a request -> its option, and the overrides that say the same."""
 
 
+MOCK_DATA = "mock data: random tokens of NeMo's MockDataModule, from which nothing is learnt; --data DIR trains on text"
+
+
 @dataclass(frozen=True)
 class Request:
     """A run as a user asks for it. `resolve.resolve` says what it comes to."""
@@ -170,6 +173,11 @@ class Request:
             return shortened
         batch = any(text.startswith("data.global_batch_size") for text in self.overrides)
         return [*(n for n in recipe.notes if not (batch and n.startswith("tokens a step"))), *shortened]
+
+    @property
+    def mock_data_notes(self) -> list[str]:
+        """What to say of a training that was given no data; [] where it was."""
+        return [MOCK_DATA] if self.data is None else []
 
     def check(self, *, any_subject: bool = False) -> None:
         """Refuse what can be refused before NeMo is imported.

@@ -27,14 +27,31 @@ def find(name: str) -> ModelShape:
     Raises:
         UserError: naming the closest ones when there is none, or why a known one is not modelled.
     """
-    name = str(name).strip().lower().replace("-", "_")
+    given, name = str(name), str(name).strip().lower().replace("-", "_")
     name = _other("aliases").get(name, name)
     if name in unsupported():
         raise UserError(f"{name} is known, but not modelled: {unsupported()[name]}", "give its shape by hand")
     if name not in _tables():
+        _refuse_file(given)
         hint = did_you_mean(name, names()) or "or the path of a Hugging Face config.json, or a shape by hand"
         raise UserError(f"no model is called {name!r}", hint)
     return _model(name)
+
+
+def _refuse_file(name: str) -> None:
+    """UserError for an existing file or folder: it was meant as a configuration, and is read as none."""
+    path = Path(name[:1000])
+    try:
+        exists, is_folder = path.exists(), path.is_dir()
+    except (OSError, ValueError):
+        return
+    if is_folder:
+        raise UserError(f"{name} is a folder without a config.json", "name a Hugging Face folder that has one")
+    if exists:
+        raise UserError(
+            f"{name} is a file, but not a Hugging Face config.json: a configuration is read from a .json file",
+            "name the model's config.json, or its folder",
+        )
 
 
 def names() -> list[str]:

@@ -117,11 +117,50 @@ sys.meta_path.insert(0, Interrupt())
     assert (done.returncode, done.stderr, done.stdout) == (130, "error: interrupted\n", "")
 
 
-def test_a_closed_pipe_is_no_error(recipes_cli):
-    command = f"{shlex.quote(sys.executable)} -m superpod.cli list --json | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[\n"
-    assert done.stderr == ""
+PLANNED = "llama3_8b --gpu h100 --nodes 1"
+
+
+@pytest.mark.parametrize("reader", ["head -n 1", "true"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("list", 0),
+        ("list --json", 0),
+        (f"plan {PLANNED}", 0),
+        (f"memory {PLANNED}", 0),
+        ("--help", 0),
+        ("plan --help", 0),
+        ("list nothing_like_it", 2),
+    ],
+)
+def test_a_closed_pipe_is_no_error(words, code, reader):
+    """rich and Typer each end with 1 there, and rich puts /dev/null in the place of stdout."""
+    script = f"{shlex.quote(sys.executable)} -m superpod.cli {words} | {reader} >/dev/null; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == code
+    assert "our failure" not in done.stderr
+    assert (done.stderr == "") == (code == 0)
+
+
+def test_a_pipe_of_our_own_that_breaks_is_our_failure(monkeypatch, capsys):
+    import superpod.cli
+    from superpod.cli import app
+
+    def broken():
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(app, "app", broken)
+    with pytest.raises(SystemExit) as ended:
+        superpod.cli.main()
+    assert ended.value.code == 1
+    assert "our failure" in capsys.readouterr().err
+
+
+def test_a_check_whose_reader_has_left_keeps_its_code():
+    """Its answer is no by the exit code too, whoever reads the reasons."""
+    script = f"{shlex.quote(sys.executable)} -m superpod.cli check llama3_8b --gpu h100 --nodes 1 --layout tp=3"
+    done = subprocess.run(["bash", "-c", f"{script} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True, timeout=120)
+    assert done.returncode == 2
 
 
 def test_a_misspelt_name_is_suggested_once():

@@ -1,0 +1,52 @@
+"""What goes to a pipe or a file is not wrapped: a row of a table is a line."""
+
+import pytest
+
+from superpod.node.run_folder import RunFolder
+
+ONE = ("llama3_8b", "--gpu", "h100", "--nodes", "1")
+
+
+@pytest.fixture
+def piped(recipes_cli):
+    """stdout of a command whose stdout is a pipe, with no width in its environment."""
+
+    def call(*words, **more):
+        done = recipes_cli(*words, env={"COLUMNS": ""}, **more)  # empty is none: streams.prepare
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list",),
+        ("list", "llama3"),
+        ("plan", *ONE),
+        ("plan", *ONE, "--top", "20"),
+        ("fit", "--gpu", "h100", "--gpus", "8"),
+        ("cost", *ONE, "--tokens", "1T"),
+        ("explain", *ONE),
+        ("memory", *ONE),
+        ("check", "llama3_8b_pretrain_h100_bf16"),
+        ("doctor",),
+    ],
+    ids=" ".join,
+)
+def test_the_lines_are_those_of_a_very_wide_terminal(words, piped, recipes_cli):
+    wide = recipes_cli(*words, env={"COLUMNS": "9000"})
+    assert piped(*words) == wide.stdout.splitlines()
+
+
+def test_a_report_and_its_paths_stay_on_their_lines(piped, tmp_path):
+    run = RunFolder.create(tmp_path / ("long " * 20), "tiny_llama3", facts={"note": "x" * 300}, recipe_lines=[])
+    lines = piped("report", str(run.path))
+    assert any(str(run.path) in line for line in lines)
+
+
+def test_a_width_that_is_asked_for_is_kept(recipes_cli):
+    """`watch recipes plan ...` says it of its pipe."""
+    lines = recipes_cli("plan", *ONE, env={"COLUMNS": "80"}).stdout.splitlines()
+    assert len(lines) > len(recipes_cli("plan", *ONE, env={"COLUMNS": "9000"}).stdout.splitlines())
