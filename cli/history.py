@@ -18,7 +18,7 @@ def history(run: Run, as_json: AsJson = False) -> None:
     from superpod.lifecycle import attempts
     from superpod.node.run_folder import RunFolder
 
-    views = [attempts.view(attempt) for attempt in RunFolder.open(run).attempts]
+    views = attempts.views(RunFolder.open(run))
     if as_json:
         import dataclasses
         import json

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from superpod.node import attempt_end
 from superpod.node.files import is_number
-from superpod.node.run_folder import Attempt
+from superpod.node.run_folder import Attempt, RunFolder
 
 UNREADABLE = "unreadable"
 """The state of an attempt whose result.json is missing or torn."""
@@ -34,8 +35,26 @@ class AttemptView:
     exit_code: int | None = None
 
 
-def view(attempt: Attempt) -> AttemptView:
-    """What an attempt left. A field that holds something else than it should is unknown."""
+def views(run: RunFolder) -> list[AttemptView]:
+    """Every attempt of a run, oldest first; Slurm is asked how those ended that did not record it."""
+    attempts = run.attempts
+    return [view(attempt, _end(run, attempt, attempt == attempts[-1])) for attempt in attempts]
+
+
+def _end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End | None:
+    """How an attempt ended that did not record it; None where it did, or goes on."""
+    if not attempt.result or "ended" in attempt.result:
+        return None
+    if end := attempt_end.of(run, attempt):
+        return end
+    return None if is_newest else attempt_end.End("failed", "ended without recording how; a later attempt has begun")
+
+
+def view(attempt: Attempt, end: attempt_end.End | None = None) -> AttemptView:
+    """What an attempt left; `end` is how it ended where it did not record that.
+
+    A field that holds something else than it should is unknown.
+    """
     result = attempt.result
     if not result:
         return AttemptView(attempt.name, UNREADABLE, f"{attempt.path / 'result.json'} is missing or torn")
@@ -44,8 +63,8 @@ def view(attempt: Attempt) -> AttemptView:
     nodes, message = result.get("nodes"), result.get("message", "")
     return AttemptView(
         attempt=attempt.name,
-        state=str(result.get("state", "?")),
-        message=message if isinstance(message, str) else "",
+        state=end.state if end else str(result.get("state", "?")),
+        message=end.message if end else _text(message),
         notes=tuple(resume_notes(attempt)),
         job=str(result.get("job") or ""),
         restarts=_count(result.get("restarts")) or 0,
@@ -72,3 +91,7 @@ def _time(value: object) -> float | None:
 
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -27,6 +27,7 @@ if __name__ == "__main__":  # as a file that the batch script has unpacked: what
 
 from superpod.errors import UserError
 from superpod.node import (
+    attempt_end,
     capture,
     ending,
     first_step,
@@ -210,6 +211,7 @@ class _RunningAttempt:
         self.signals: list[str] = []
         """Names of the stop signals that came, here or at a rank."""
         self.stalled, self.cancelled = "", False
+        self.oom_kills = attempt_end.oom_kills()
         self._next_look = 0.0
         """when to look once more whether the job was cancelled, by time.monotonic()"""
         self.step = int(bool(options.checks))
@@ -367,6 +369,7 @@ class _RunningAttempt:
             state, message = "requeued", " and ".join(dict.fromkeys(MEANING.get(name, name) for name in self.signals))
             message += f"; goes on from step {newest}" if newest else "; no checkpoint yet"
         else:
+            self._note_kills(code or 0)
             state, message = "failed", guard.last_words(self.run, self.attempt, code or 0)
         last = max((int(b.get("step", 0)) for b in beats), default=0)
         self.attempt.finish(
@@ -384,6 +387,13 @@ class _RunningAttempt:
         if "SIGTERM" in self.signals and now == "RUNNING" and state == "requeued" and self._requeue():
             time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
         return 0 if state in ("done", "requeued") else 1
+
+    def _note_kills(self, code: int) -> None:
+        """Record who killed srun or ranks, for `why`: srun's signal, and the kernel's out-of-memory kills."""
+        kills = attempt_end.oom_kills() - self.oom_kills
+        words = attempt_end.killed_words("srun", -code, kills) if code < 0 else ""
+        with contextlib.suppress(UserError):
+            self.attempt.mark("running", **{attempt_end.KILLED: words, attempt_end.OOM_KILLS: kills})
 
     def _export(self) -> str:
         """Write the folder that a fine-tuning owes; what went wrong, '' for nothing or where none is owed."""

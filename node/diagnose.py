@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.node import flight_recorder, stacks
+from superpod.node import attempt_end, flight_recorder, stacks
 from superpod.node.causes import CERTAIN
 from superpod.node.files import TAIL_BYTES
 from superpod.node.log_events import Event, LogEvents, read, step_end
@@ -122,6 +122,11 @@ def _recorded(folder: RunFolder, attempt: Attempt) -> LogEvents:
     message = str(result.get("message", ""))
     if result.get("state") in _TOLD or message.startswith("its launcher"):
         recorded.look(LogLine(recorded.path, 0, message))
+    if killed := str(result.get(attempt_end.KILLED, "")):
+        recorded.events.append(Event("launcher_killed", CERTAIN, True, LogLine(recorded.path, 0, killed), True, 0))
+    if kills := result.get(attempt_end.OOM_KILLS):
+        text = f"the kernel killed {kills} processes of the job on its first node: its memory ran out (oom_kill)"
+        recorded.events.append(Event("host_out_of_memory", CERTAIN, True, LogLine(recorded.path, 0, text), True, 0))
     free = shutil.disk_usage(folder.path).free
     if free < _FULL_BYTES and result.get("state") != "done":
         text = f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free)"

@@ -70,6 +70,14 @@ def controller_state(job: str, answer_s: float = ANSWER_S) -> str:
     return match[1] if match else ""
 
 
+def signal_of(job: str, answer_s: float = ANSWER_S) -> int:
+    """The signal that ended a job's batch script, as `ExitCode=0:9` says; 0 = none, or nobody knows."""
+    shown = re.search(r"\bExitCode=\d+:(\d+)", printed("scontrol", "show", "job", "-o", job, answer_s=answer_s))
+    if not shown:
+        shown = re.match(r"\d+:(\d+)", printed("sacct", "-X", "-nP", "-j", job, "-o", "ExitCode", answer_s=answer_s))
+    return int(shown[1]) if shown else 0
+
+
 def _accounting(job: str, answer_s: float) -> str:
     """The state of a job that has ended, or is about to; '' while it waits or runs, or when accounting is silent.
 

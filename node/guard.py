@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.node import diagnose, ending, heartbeat_pages, owner, progress
+from superpod.node import attempt_end, diagnose, ending, heartbeat_pages, progress
 from superpod.node.checkpoints import is_half, is_own_folder, marked_names, step_of
 from superpod.node.files import is_number, read_json, write_json
 from superpod.node.run_folder import Attempt, RunFolder
@@ -78,26 +78,20 @@ def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str, owes: b
     if last and job and job != me and not was_resumed(run) and ending.is_cancelled(state := end_of(job)):
         cancelled(run, job, state)
         with contextlib.suppress(Exception):
-            last.finish("cancelled", message=f"cancelled by {_who(run, state)} (scancel)")
-        return f"{run.path}: job {job} was cancelled by {_who(run, state)}, so the run ends"
+            last.finish("cancelled", message=f"cancelled by {attempt_end.who_cancelled(run, state)} (scancel)")
+        return f"{run.path}: job {job} was cancelled by {attempt_end.who_cancelled(run, state)}, so the run ends"
     return ""
 
 
 def cancelled(run: RunFolder, job: str, state: str) -> None:
     """Leave a mark that a job of the run was ended by scancel: Slurm forgets it after MinJobAge."""
-    stop(run, f"job {job} was cancelled by {_who(run, state)}", by=StoppedBy.USER)
+    stop(run, f"job {job} was cancelled by {attempt_end.who_cancelled(run, state)}", by=StoppedBy.USER)
 
 
 def is_cancelled(run: RunFolder) -> bool:
     """Whether the run's user has ended it: `recipes cancel` writes the marker before it calls scancel."""
     marker = stopped(run)
     return marker is not None and marker.by is StoppedBy.USER
-
-
-def _who(run: RunFolder, state: str) -> str:
-    """Who cancelled a job that ended in `state`: the user, or somebody else by name."""
-    uid = ending.canceller(state)
-    return "the user" if uid in (None, owner.uid_of(run.path)) else owner.name_of(uid)
 
 
 def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
@@ -125,7 +119,12 @@ def _finished(attempt: Attempt) -> Attempt:
             if job and job == os.environ.get("SLURM_JOB_ID"):  # this job has begun before: only Slurm does that
                 attempt.finish("requeued", message=_requeue_words(job, attempt))
                 return attempt
-            cause = diagnose.why(RunFolder(attempt.path.parents[1]), attempt).cause
+            run = RunFolder(attempt.path.parents[1])
+            if end := attempt_end.of(run, attempt):
+                attempt.mark("running", **{attempt_end.KILLED: end.killed})
+                attempt.finish(end.state, message=end.message)
+                return attempt
+            cause = diagnose.why(run, attempt).cause
             attempt.finish("failed", message=f"killed with its job or its node ({cause})")
     return attempt
 

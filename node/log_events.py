@@ -345,7 +345,7 @@ def task_words(text: str) -> str:
     several = not tasks.isdecimal()
     who = f"rank{'s' if several else ''} {tasks} on {node}"
     if number := _SIGNALS.get(how):
-        cause = "; the kernel does that when memory runs out" if how == "Killed" else ""
+        cause = "; cause unknown" if how == "Killed" else ""
         return f"{who} {'were' if several else 'was'} ended by signal {number} ({how}{cause})"
     if how == "Out Of Memory":
         return f"{who} needed more memory than Slurm gives the job (Out Of Memory)"

@@ -383,7 +383,7 @@ def _figures(event: Event) -> str:
 
 
 def _ended(who: str, match: re.Match[str]) -> str:
-    why = "; the kernel does that when memory runs out" if match[1] == "9" else ""
+    why = "; cause unknown" if match[1] == "9" else ""
     verb = "was killed" if match[1] == "9" else "crashed"
     return f"{who} {verb} (pid {match[2]}, signal {match[1]}{why})"
 

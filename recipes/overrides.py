@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from nemo_run.cli.cli_parser import CLIException, parse_cli_args, type_parser
 from superpod.errors import UserError, did_you_mean
 from superpod.recipes import options, shorthands
 from superpod.recipes.rules.reading import Reader
+from superpod.recipes.signatures import parameter_of, parameters
 
 LENGTHS = ("data.seq_length", "model.config.seq_length")
 """The length of a sample, as the data and as the model have it."""
@@ -115,7 +115,7 @@ def _none_is_none(partial: run.Partial, path: str) -> None:
     """Make `trainer.plugins.fp8=None` nothing: NeMo annotates `fp8: str = None`, and NeMo-Run makes it the word."""
     node, field = _locate(partial, path)
     target = fdl.get_callable(node) if isinstance(node, fdl.Buildable) else None
-    parameter = inspect.signature(target).parameters.get(field) if target else None
+    parameter = parameter_of(target, field) if target else None
     if getattr(node, field, None) in ("None", "null") and parameter is not None and parameter.default is None:
         setattr(node, field, None)
 
@@ -141,7 +141,7 @@ def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
 
 
 def _annotation(node: Any, field: str) -> Any:
-    parameter = inspect.signature(fdl.get_callable(node)).parameters.get(field)
+    parameter = parameter_of(fdl.get_callable(node), field)
     return parameter.annotation if parameter else Any
 
 
@@ -151,18 +151,6 @@ def _item(node: Any, index: str, path: str) -> Any:
     except (TypeError, ValueError, IndexError):
         size = len(node) if isinstance(node, list | tuple) else 0
         raise UserError(f"override {path}: there is no item [{index}]", f"it has {size} items, from 0") from None
-
-
-def parameters(target: Any) -> list[str]:
-    """Names that `target` accepts: its own, and those of its bases as far as it passes `**kwargs` to them."""
-    classes = inspect.getmro(target) if isinstance(target, type) else ()
-    names: list[str] = []
-    for function in [target.__init__ for target in classes] or [target]:
-        signature = inspect.signature(inspect.unwrap(function)).parameters.values()
-        names += [p.name for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
-        if not any(p.kind is p.VAR_KEYWORD for p in signature):
-            break
-    return list(dict.fromkeys(names))
 
 
 def require_known_names(partial: run.Partial, where: str) -> None:

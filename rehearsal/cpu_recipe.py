@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -130,10 +129,12 @@ def _accepts(node: object, name: str) -> bool:
     """Whether the callable of this configuration has the argument: data modules and plugins differ."""
     import fiddle as fdl
 
+    from superpod.recipes.signatures import parameter_of
+
     if not isinstance(node, fdl.Buildable):
         return False
     # MegatronStrategy passes this one to Lightning's strategy in **kwargs (nemo/lightning/pytorch/strategies).
-    return name == "process_group_backend" or name in inspect.signature(fdl.get_callable(node)).parameters
+    return name == "process_group_backend" or parameter_of(fdl.get_callable(node), name) is not None
 
 
 def _drop_callbacks(trainer: Config | None) -> list[Change]:

@@ -130,7 +130,7 @@ CAUSES = (
     Cause(
         "rank_killed",
         1,
-        "a rank was killed by signal 9, and nothing says by whom; the kernel does that when memory runs out",
+        "a rank was killed by SIGKILL; cause unknown, as nothing recorded says by whom",
         "the node's kernel log (`dmesg -T | grep -i oom`, sacct -o MaxRSS) says whether it was memory; else resume",
         (
             Sign("killed", r"^srun: error: \S+: tasks? [\d,-]+: Killed", LIKELY),

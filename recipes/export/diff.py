@@ -16,6 +16,7 @@ from superpod.errors import UserError, did_you_mean
 from superpod.recipes import build
 from superpod.recipes.export.field_meanings import meaning
 from superpod.recipes.export.flatten import flatten, text_of
+from superpod.recipes.signatures import parameter_of
 
 NEMO = "nemo:"
 """`nemo:llama3_8b` or `nemo:llama3_8b.finetune_recipe`: a factory of `nemo.collections.llm.recipes`."""
@@ -145,7 +146,7 @@ def _value(side: _Values, path: str) -> str:
         return side.lines[path]
     parent, _, name = path.rpartition(".")
     node = side.nodes.get(parent)
-    parameters = inspect.signature(fdl.get_callable(node)).parameters if node is not None else {}
-    if name not in parameters or parameters[name].default is inspect.Parameter.empty:
+    parameter = parameter_of(fdl.get_callable(node), name) if node is not None else None
+    if parameter is None or parameter.default is inspect.Parameter.empty:
         return UNSET
-    return DEFAULT + text_of(parameters[name].default)
+    return DEFAULT + text_of(parameter.default)

@@ -64,7 +64,7 @@ STEP = "slurmstepd-node1: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-22T2
         (
             "srun: error: node2: task 3: Killed\nsrun: error: node1: task 0: Terminated\n" + FORCED,
             "ConnectionError: another rank has gone\n",
-            "rank 3 on node2 was ended by signal 9 (Killed; the kernel does that when memory runs out)",
+            "rank 3 on node2 was ended by signal 9 (Killed; cause unknown)",
         ),
         (
             "srun: error: node2: task 2: Exited with exit code 1\nsrun: error: node2: task 3: Killed\n" + FORCED,
