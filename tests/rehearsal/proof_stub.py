@@ -5,15 +5,22 @@ import subprocess
 from pathlib import Path
 
 from superpod.recipes import registry
+from superpod.recipes.facts import proof_level
 from superpod.recipes.planned_job import job
 from superpod.rehearsal import evidence, parameter_counts, rank_models
 
 
-def rotating(count, *, encoders=True):
-    """So many recipes, others with every commit. Encoders are built only in processes of their own."""
+def rotating(count, *, encoders=True, changed=0):
+    """So many recipes, others with every commit, and before them as many that have changed since the file was written.
+
+    Encoders are built only in processes of their own.
+    """
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     recipes = [r for r in registry.recipes().values() if encoders or r.model.family != "encoders"]
-    return sorted(recipes, key=lambda r: hashlib.sha256(f"{head.stdout}{r.name}".encode()).digest())[:count]
+    recipes.sort(key=lambda r: hashlib.sha256(f"{head.stdout}{r.name}".encode()).digest())
+    known = proof_level.read().get("sizes", {})
+    stale = [r for r in recipes if not r.model.broken and any(proof_level.facts(r, n) not in known for n in r.nodes)]
+    return list(dict.fromkeys([*stale[:changed], *recipes[:count]]))
 
 
 def planned_counts(size):

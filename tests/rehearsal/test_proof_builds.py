@@ -114,7 +114,7 @@ def test_a_recipe_is_built_with_transformer_engines_layers_and_has_the_planners_
 @pytest.mark.timeout(3600)
 def test_a_share_that_rotates_with_the_commit_starts_at_every_size(count, tmp_path_factory, capsys):
     """Cold: nothing is remembered. What differs, and what is unproven, is printed. None = all of them."""
-    some = rotating(count)
+    some = rotating(count, changed=200)
     proven = proof.prove(some, cache_file=tmp_path_factory.mktemp("proof") / "proof.json")
     with capsys.disabled():
         print(f"\n{proven.recipes} recipes, {proven.sizes} sizes; {proven.built} of {proven.models} rank models differ")
