@@ -28,7 +28,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 
 @app.command("list")
 def list_(where: Where, as_json: AsJson = False) -> None:
-    """List checkpoints: whether each is whole, its step, layout, size and validation loss."""
+    """List checkpoints: whether each is verified or damaged, its step, layout, size and validation loss."""
     from superpod.lifecycle import checkpoints
 
     listed = checkpoints.at(where)
@@ -48,13 +48,16 @@ def verify(where: Where, as_json: AsJson = False) -> None:
     from superpod.node import checkpoint_files
 
     listed = checkpoints.at(where)
-    problems = {c.path: [*c.problems, *(checkpoint_files.damages(c.path) if c.resumes else [])] for c in listed}
+    crossed = {c.path: checkpoints.cross_checked(c, listed) for c in listed}
+    damages = {c.path: checkpoint_files.damages(c.path) if c.resumes else [] for c in listed}
+    problems = {c.path: [*c.problems, *damages[c.path], *crossed[c.path].problems] for c in listed}
+    state = {c.path: "verified" if c.verified else _unverified(crossed[c.path].doubt) for c in listed}
     if as_json:
         import json
 
         print(json.dumps({str(path): reasons for path, reasons in problems.items()}, indent=1))
     for path, reasons in problems.items() if not as_json else []:
-        print("\n  ".join([f"{path.name}: {'NOT WHOLE' if reasons else 'whole'}", *reasons]))
+        print("\n  ".join([f"{path.name}: {'DAMAGED' if reasons else state[path]}", *reasons]))
     if not listed:
         raise UserError(f"{where} holds no checkpoint yet")
     if not as_json:
@@ -107,6 +110,12 @@ def reset(where: Where) -> None:
     print(f"{run.path} starts over at step 1 with its next attempt; to continue it, {run.go_on}")
 
 
+def _unverified(doubt: str) -> str:
+    """The state of a checkpoint of which every byte was read, and nothing is wrong with what can be told."""
+    reason = doubt or "it has no complete manifest, and torch's checksums do not tell one save from another"
+    return f"complete, but unverified: {reason}"
+
+
 def _print_set_aside(where: Path) -> None:
     from superpod.lifecycle import checkpoints
     from superpod.node import checkpoint_files, units
@@ -114,7 +123,7 @@ def _print_set_aside(where: Path) -> None:
     if aside := checkpoints.set_aside(where):
         size = units.size(sum(checkpoint_files.bytes_of(folder) for folder in aside))
         names = ", ".join(folder.name for folder in aside)
-        print(f"{len(aside)} set aside in {aside[0].parent.name}/, {size}, not whole and never removed by us: {names}")
+        print(f"{len(aside)} set aside in {aside[0].parent.name}/, {size}, damaged and never removed by us: {names}")
 
 
 def _print_resumed(where: Path) -> None:
@@ -197,7 +206,6 @@ def _table(listed: list[Checkpoint]) -> None:
         holds = f"{'adapter' if checkpoint.adapter else 'model'}{', optimizer' if checkpoint.optimizer else ''}"
         layout = " ".join(f"{name}{value}" for name, value in checkpoint.layout.items() if value > 1 or name == "ranks")
         loss = "" if checkpoint.val_loss is None else f"{checkpoint.val_loss:.4f}"
-        state = "whole" if checkpoint.whole else "not whole"
         size = units.size(checkpoint.bytes)
-        table.add_row(checkpoint.name, str(checkpoint.step or ""), state, holds, layout, size, loss)
+        table.add_row(checkpoint.name, str(checkpoint.step or ""), checkpoint.state, holds, layout, size, loss)
     tables.show(table)

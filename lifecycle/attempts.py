@@ -79,10 +79,14 @@ def view(attempt: Attempt, end: attempt_end.End | None = None) -> AttemptView:
 
 
 def resume_notes(attempt: Attempt) -> list[str]:
-    """What was decided of damaged checkpoints before the ranks started, in words; nothing where all were whole."""
+    """What was decided of damaged and unverified checkpoints before the ranks started; nothing where all were verified.
+
+    Earlier versions did not say whether a checkpoint was verified.
+    """
     resume = attempt.resume
     words = resume.get("words")
-    return [words] if isinstance(words, str) and (resume.get("lost_steps") or resume.get("set_aside")) else []
+    is_noteworthy = resume.get("lost_steps") or resume.get("set_aside") or resume.get("verified") is False
+    return [words] if isinstance(words, str) and is_noteworthy else []
 
 
 def _time(value: object) -> float | None:

@@ -12,6 +12,7 @@ from superpod.errors import UserError
 from superpod.lifecycle import checkpoint_metadata
 from superpod.node import checkpoint_files, resume
 from superpod.node.checkpoints import MARK, is_checkpoint, is_own_folder, leads_nowhere, marked_names, step_of
+from superpod.node.cross_checks import CrossCheck, cross_check
 from superpod.node.files import JsonObject, is_number, read_lines
 from superpod.node.run_folder import RunFolder
 from superpod.recipes.weights import load
@@ -24,6 +25,8 @@ class Checkpoint:
     path: Path
     step: int | None
     problems: list[str] = field(default_factory=list)
+    verified: bool = False
+    """its manifest is complete, and has a checksum of every file"""
     bytes: int = 0
     adapter: bool = False
     parameters: int = 0
@@ -43,6 +46,13 @@ class Checkpoint:
     def whole(self) -> bool:
         """Whether it can be used."""
         return not self.problems
+
+    @property
+    def state(self) -> str:
+        """One word for tables: verified, unverified (its shards may be of several saves) or damaged."""
+        if self.problems:
+            return "damaged"
+        return "verified" if self.verified else "unverified"
 
     @property
     def resumes(self) -> bool:
@@ -85,7 +95,8 @@ def _is_checkpoint(folder: Path, marked: set[str]) -> bool:
 
 
 def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
-    problems = checkpoint_files.problems(path)
+    found = checkpoint_files.survey(path)
+    problems = found.problems
     step = step_of(path.name)
     facts: JsonObject = {}
     try:
@@ -102,6 +113,7 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
         path=path,
         step=step,
         problems=problems,
+        verified=found.is_verified,
         bytes=checkpoint_files.bytes_of(path),
         adapter=(path / load.ADAPTER).is_file(),
         layout=checkpoint_metadata.layout(path),
@@ -167,6 +179,13 @@ def spare(
             break
     known = [checkpoint for checkpoint in judged.values() if not checkpoint_files.is_unreadable(checkpoint.problems)]
     return [checkpoint for checkpoint in known if checkpoint.path not in kept]
+
+
+def cross_checked(checkpoint: Checkpoint, others: Sequence[Checkpoint]) -> CrossCheck:
+    """What tells that a checkpoint without a complete manifest holds files of several saves."""
+    if checkpoint.verified or not checkpoint.resumes:
+        return CrossCheck([])
+    return cross_check(checkpoint.path, [other.path for other in others if other != checkpoint])
 
 
 def set_aside(where: Path) -> list[Path]:

@@ -262,7 +262,9 @@ class _RunningAttempt:
         """Decide what the ranks resume from, and make it so. Raises UserError."""
         ends = self.job.deadline() or float("inf")
         nodes, folder = self.job.nodes, self.attempt.path
-        reader = shared_reading.SharedReader(nodes, folder, left_s=lambda: ends - time.time(), log=_log)
+        reader = shared_reading.SharedReader(
+            nodes, folder, fully=self.options.verify, left_s=lambda: ends - time.time(), log=_log
+        )
         decided = resume.decide(self.run, reader, self.pause)
         if decided.checkpoint:
             owner.refuse_unsafe_checkpoint(decided.checkpoint)
@@ -477,6 +479,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--idle-attempts", type=int, default=2)
     parser.add_argument("--failures", type=int, default=20)
     parser.add_argument("--checks", nargs="*", default=[])
+    parser.add_argument("--verify", action="store_true")
     parser.add_argument("--self-submit", action="store_true")
     parser.add_argument("--notify", dest="webhook", type=Webhook.of, default="")
     if "--" not in words:

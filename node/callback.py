@@ -15,13 +15,13 @@ from lightning.pytorch import Callback
 
 from superpod import post_norms
 
-from . import children, rank_monitor
+from . import children, rank_monitor, time_limit
 from .capture import capture_output
 from .files import JsonObject, append_line, tail_lines, write_json
 from .heartbeat import Heartbeat
 from .locks import RANKS, share
 from .run_folder import Attempt
-from .saved_checkpoints import SavedCheckpoints
+from .saved_checkpoints import SavedCheckpoints, wait_s
 from .stopping import Deadline, StopSignals, save_last
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ class RunCallback(Callback):
         _count_the_saved_batch(trainer)
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            self._checkpoints = SavedCheckpoints(self._run, trainer.global_rank, size)
+            nodes = trainer.world_size // size
+            self._checkpoints = SavedCheckpoints(self._run, trainer.global_rank, size, nodes)
             self._checkpoints.watch(trainer)
         if trainer.is_global_zero:
             lines = [
@@ -165,7 +166,7 @@ class RunCallback(Callback):
             self._beat.end()
         if self._checkpoints:
             # Last: what is saved is saved, and only its manifest may be cut short.
-            self._checkpoints.end(trainer, stopped=bool(self._stopped_by))
+            self._checkpoints.end(trainer, wait_s=wait_s(self._stopped_by, self._time_limit(), time.time()))
 
     def on_exception(self, trainer: Trainer, pl_module: object, exception: BaseException) -> None:
         """Write the exception into the heartbeat."""
@@ -173,6 +174,11 @@ class RunCallback(Callback):
         self._heartbeat(trainer, "failed", error=f"{type(exception).__name__}: {exception}"[:2000])
         if self._beat:
             self._beat.end()
+
+    def _time_limit(self) -> float:
+        """Unix time of the job's limit as its first node has last read it from Slurm; 0 = none."""
+        at = time_limit.read(self._attempt_dir)
+        return float(os.environ.get("SUPERPOD_DEADLINE") or 0) if at is None else at
 
     def _require_resumed(self, trainer: Trainer) -> None:
         """Raise RunError where the training would begin before the checkpoint that this attempt resumes from."""

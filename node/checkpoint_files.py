@@ -1,24 +1,31 @@
-"""Whether a checkpoint is whole: by names and sizes, and by reading every byte. Standard library only.
+"""Whether a checkpoint is complete and as it was written. Standard library only.
 
 Two records tell: the manifest (`node/manifest.py`), where there is one, and what torch itself writes, a table of
 places and a zip archive with a CRC-32 for every tensor. Torch does not look at these when it loads (its reader is built
 with MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS), so a flipped bit would be trained on.
+
+A checkpoint whose complete manifest has the CRC-32 of every file is *verified*. A start looks at it (`look`): one open,
+one fstat and a sample of the bytes of each file. What the manifest does not vouch for, and files that were changed
+since, it reads entirely, up to READ_BYTES. `damages` reads every byte.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import os
 import stat
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from superpod.node import manifest
-from superpod.node.checkpoint_metadata import intact, read, weights_of
+from superpod.node.checkpoint_metadata import intact, intact_part, read, weights_of
 from superpod.node.checkpoints import MARK, is_half
 from superpod.node.files import JsonObject, read_json
 
@@ -31,8 +38,17 @@ UNREADABLE = " cannot be read: "
 MOST_PARTS, MOST_METADATA = 256, 16 << 20
 """Up to so many parts of a manifest, one a node, and bytes of torch's table of places, a look takes under a second."""
 
-READERS = 16
-"""Threads that read at once; one reader does not fill a parallel file system."""
+READ_BYTES = 64 << 30
+"""Bytes of files without a checksum, or changed since, that a look reads; beyond that it checks their sizes."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a look at a checkpoint has found."""
+
+    problems: list[str]
+    is_verified: bool
+    """the manifest vouches for every byte of it, and the look has found nothing else"""
 
 
 def problems(checkpoint: Path, *, marked: bool = True) -> list[str]:
@@ -40,16 +56,32 @@ def problems(checkpoint: Path, *, marked: bool = True) -> list[str]:
 
     Without `marked`, NeMo's mark of an unfinished save does not count: its files may be complete all the same.
     """
+    return survey(checkpoint, marked=marked).problems
+
+
+def survey(checkpoint: Path, *, marked: bool = True) -> Findings:
+    """The same, and whether its manifest vouches for every byte. One stat of each file, and none is read."""
     wrong = ["marked as unfinished"] if marked and checkpoint.with_name(f"{checkpoint.name}{MARK}").exists() else []
+    wrong += structure_problems(checkpoint)
+    is_verified = False
+    with contextlib.suppress(OSError, ValueError):  # which `structure_problems` has named
+        listed = contents_of(checkpoint)
+        is_verified = listed.is_verified
+        wrong += in_threads(lambda content: _wrong_size(checkpoint, content), listed.contents)
+    wrong = list(dict.fromkeys(wrong))
+    return Findings(wrong, is_verified and not wrong)
+
+
+def structure_problems(checkpoint: Path) -> list[str]:
+    """What is wrong with a checkpoint by its folders and its few files of metadata; looks at no other file."""
     try:
         os.listdir(checkpoint)
-        wrong += _wrong_sizes(checkpoint)
-        wrong += [problem for problem in _wrong_weights(checkpoint) if problem not in wrong]
+        wrong = _wrong_weights(checkpoint)
     except OSError as error:
         if _is_gone(error):
             where = f" at {os.readlink(checkpoint)}, where it links to" if checkpoint.is_symlink() else ""
-            return [*wrong, f"it is not there{where}"]
-        return [*wrong, unreadable("it", error)]
+            return [f"it is not there{where}"]
+        return [unreadable("it", error)]
     if "objects" not in (read_json(checkpoint / "context" / "io.json") or {}):
         wrong.append("context/io.json is missing or damaged")
     return wrong
@@ -91,10 +123,46 @@ class Content(NamedTuple):
 
     name: str
     """within the checkpoint"""
-    record: tuple[int, int] | None
-    """size and CRC-32 of the manifest; None = it has none"""
+    size: int
+    """bytes by the manifest; without one, as many as torch's table places in it"""
+    crc: int | None = None
+    sample: int | None = None
+    mtime_ns: int | None = None
+    """as in the manifest; None = it does not say"""
     parts: Sequence[tuple[int, int]] = ()
-    """without a record: where tensors lie in it, as (offset, length)"""
+    """without a CRC: where tensors lie in it, as (offset, length)"""
+
+
+class Budget:
+    """Bytes that may still be read, for threads that share them."""
+
+    def __init__(self, bytes_: float) -> None:
+        self._left, self._lock = bytes_, threading.Lock()
+
+    def take(self, bytes_: int) -> bool:
+        """Whether so many may be read."""
+        with self._lock:
+            if bytes_ > self._left:
+                return False
+            self._left -= bytes_
+            return True
+
+
+def look(checkpoint: Path, *, named_in: Sequence[str] | None = None) -> Findings:
+    """Check sizes and samples of all files, and read those that the manifest does not vouch for (READ_BYTES).
+
+    With `named_in`, only the files that these problems name. Raises OSError and ValueError when it cannot even tell
+    which files there are.
+    """
+    listed = contents_of(checkpoint)
+    contents = [content for content in listed.contents if named_in is None or _is_named(content, named_in)]
+    found = look_at(checkpoint, contents, Budget(READ_BYTES))
+    return Findings(found, listed.is_verified and not found)
+
+
+def look_at(checkpoint: Path, contents: Sequence[Content], budget: Budget) -> list[str]:
+    """Those of the files that are not as they were written, as far as a look tells; opens nothing else."""
+    return in_threads(lambda content: _damage(checkpoint, content, budget), contents)
 
 
 def damages(checkpoint: Path, *, named_in: Sequence[str] | None = None) -> list[str]:
@@ -103,16 +171,31 @@ def damages(checkpoint: Path, *, named_in: Sequence[str] | None = None) -> list[
     With `named_in`, only the files that these problems name. Raises OSError and ValueError when it cannot even tell
     which files there are.
     """
-    contents = contents_of(checkpoint)
-    if named_in is not None:
-        contents = [content for content in contents if any(words.startswith(f"{content.name} ") for words in named_in)]
-    return damages_in(checkpoint, contents)
+    contents = contents_of(checkpoint).contents
+    return damages_in(checkpoint, [c for c in contents if named_in is None or _is_named(c, named_in)])
 
 
 def damages_in(checkpoint: Path, contents: Sequence[Content]) -> list[str]:
-    """Those of the files that are not as they were written; opens nothing else."""
-    with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as readers:
-        return [problem for problem in readers.map(lambda content: _damage(checkpoint, content), contents) if problem]
+    """Those of the files that are not as they were written, every byte read; opens nothing else."""
+    return in_threads(lambda content: _damage(checkpoint, content, None), contents)
+
+
+def in_threads(check: Callable[[Content], str], contents: Sequence[Content]) -> list[str]:
+    """What a check says of each file, where it says something. Threads, for most of the time passes in waiting."""
+    count = max(1, min(manifest.READERS, len(contents)))
+    found = [""] * len(contents)
+
+    def check_share(share: int) -> None:  # not a task per file: there may be tens of thousands
+        for number in range(share, len(contents), count):
+            found[number] = check(contents[number])
+
+    with ThreadPoolExecutor(count) as readers:
+        list(readers.map(check_share, range(count)))
+    return [problem for problem in found if problem]
+
+
+def _is_named(content: Content, problems: Sequence[str]) -> bool:
+    return any(words.startswith(f"{content.name} ") for words in problems)
 
 
 def size(file: Path) -> int | None:
@@ -162,26 +245,29 @@ def _attributes(objects: JsonObject, kind: str) -> JsonObject:
     return {}
 
 
-def _wrong_sizes(checkpoint: Path) -> list[str]:
-    """Files of the manifest that are gone or have another size."""
-    records = manifest.read(checkpoint)
-    return [words for name in records if (words := _misfit(checkpoint, name, records[name].size, exactly=True))]
-
-
-def _misfit(checkpoint: Path, name: str, bytes_: int, *, exactly: bool) -> str:
-    """What is wrong with the size of a file that must have so many bytes, or so many at least; '' = nothing."""
+def _wrong_size(checkpoint: Path, content: Content) -> str:
+    """What is wrong with the size of a file, by one stat; '' = nothing."""
     try:
-        facts = os.stat(checkpoint / name)
+        return _misfit(content, os.stat(checkpoint / content.name))
     except OSError as error:
-        if not _is_gone(error):
-            return unreadable(name, error)
-        return f"{name} is missing" if not os.path.lexists(checkpoint / name) else f"{name} is no readable file"
+        return _not_there(checkpoint, content.name, error)
+
+
+def _misfit(content: Content, facts: os.stat_result) -> str:
+    """What is wrong with the size of a file; '' = nothing."""
     if not stat.S_ISREG(facts.st_mode):
-        return f"{name} is no readable file"
-    have = facts.st_size
-    if have < bytes_:
-        return f"{name} has {have} bytes, {bytes_ - have} too few"
-    return f"{name} has {have} bytes, {have - bytes_} too many" if exactly and have > bytes_ else ""
+        return f"{content.name} is no readable file"
+    more = facts.st_size - content.size
+    is_exact = content.crc is not None or content.sample is not None  # torch's table says where the last tensor ends
+    if more < 0 or (more > 0 and is_exact):
+        return f"{content.name} has {facts.st_size} bytes, {abs(more)} too {'many' if more > 0 else 'few'}"
+    return ""
+
+
+def _not_there(checkpoint: Path, name: str, error: OSError) -> str:
+    if not _is_gone(error):
+        return unreadable(name, error)
+    return f"{name} is no readable file" if os.path.lexists(checkpoint / name) else f"{name} is missing"
 
 
 def _is_gone(error: OSError) -> bool:
@@ -229,37 +315,75 @@ def _wrong_weights(checkpoint: Path) -> list[str]:
         metadata = read(checkpoint)
     except ValueError as error:
         return [*wrong, str(error)]
-    # A full disk or a killed save leaves short files.
-    sizes = ((f"{where}{name}", least) for name, least in sorted(metadata.needed.items()))
-    wrong += [words for name, least in sizes if (words := _misfit(checkpoint, name, least, exactly=False))]
     incomplete = [name for name, tensor in metadata.tensors.items() if tensor.saved_numbers < tensor.numbers]
     if incomplete and where:  # of fsdp_dtensor's uneven shards nobody here has seen one
         wrong.append(f"{len(incomplete)} tensors are stored in part, {incomplete[0]} first")
     return wrong
 
 
-def contents_of(checkpoint: Path) -> list[Content]:
-    """The files that can be checked. Opens the parts of the manifest, as many as nodes have written it, and .metadata.
+@dataclass(frozen=True)
+class Listed:
+    """The files of a checkpoint that can be checked."""
+
+    contents: list[Content]
+    is_verified: bool
+    """the manifest is complete and has the CRC-32 of every file"""
+
+
+def contents_of(checkpoint: Path) -> Listed:
+    """The files of a checkpoint. Opens the parts of the manifest; and .metadata, where these do not name every file.
 
     Raises OSError and ValueError.
     """
-    records, weights = manifest.read(checkpoint), weights_of(checkpoint)
-    contents = [Content(name, (record.size, record.crc)) for name, record in sorted(records.items())]
+    listed, weights = manifest.read(checkpoint), weights_of(checkpoint)
+    records = listed.records
+    is_summed = bool(records) and all(record.crc is not None for record in records.values())
     places: dict[str, list[tuple[int, int]]] = {}
-    if (weights / ".metadata").exists():
+    if not (listed.is_complete and is_summed) and (weights / ".metadata").exists():
         for file, offset, length in sorted(read(checkpoint).places):
             places.setdefault((weights / file).relative_to(checkpoint).as_posix(), []).append((offset, length))
-    return contents + [Content(name, None, parts) for name, parts in places.items() if name not in records]
+    contents = [
+        Content(name, *record, parts=() if record.crc is not None else places.get(name, ()))
+        for name, record in sorted(records.items())
+    ]
+    for name, parts in places.items():
+        if name not in records:
+            contents.append(Content(name, max(offset + length for offset, length in parts), parts=parts))
+    # The manifest of an earlier version does not say how many parts it has; torch's table names all files of weights.
+    is_complete = listed.is_complete or (bool(places) and places.keys() <= records.keys())
+    return Listed(contents, is_summed and is_complete)
 
 
-def _damage(checkpoint: Path, content: Content) -> str:
-    """How a file differs from what was written, the first of its tensors where torch alone tells; '' = not at all."""
+def _damage(checkpoint: Path, content: Content, budget: Budget | None) -> str:
+    """How a file differs from what was written; '' = not at all, as far as was read. Without a budget, all is."""
     name = content.name
     try:
-        if content.record:
-            same = manifest.checksum(checkpoint / name) == manifest.FileRecord(*content.record)
-            return "" if same else f"{name} is not as it was written: its checksum differs"
-        broken = ((at, length) for at, length in content.parts if not intact(checkpoint / name, (at, length)))
-        return next((f"{name} is damaged between bytes {at} and {at + length}" for at, length in broken), "")
+        # A pipe in place of the file would wait for a writer.
+        handle = os.open(f"{checkpoint}/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return _not_there(checkpoint, name, error)
+    try:
+        facts = os.fstat(handle)
+        if wrong := _misfit(content, facts):
+            return wrong
+        is_trusted = content.crc is not None and content.mtime_ns == facts.st_mtime_ns
+        if budget is None or (not is_trusted and budget.take(content.size)):
+            return _damage_in_bytes(handle, content)
+        if content.sample is not None and manifest.sample_of(handle, content.size) != content.sample:
+            return f"{name} is not as it was written: a sample of its bytes differs"
     except OSError as error:
         return unreadable(name, error)
+    finally:
+        os.close(handle)
+    return ""
+
+
+def _damage_in_bytes(handle: int, content: Content) -> str:
+    """How the bytes of a file differ from what was written, the first of its tensors where torch alone tells."""
+    if content.crc is not None:
+        same = manifest.crc_of(handle) == content.crc
+        return "" if same else f"{content.name} is not as it was written: its checksum differs"
+    if content.sample is not None and manifest.sample_of(handle, content.size) != content.sample:
+        return f"{content.name} is not as it was written: a sample of its bytes differs"
+    broken = ((at, length) for at, length in content.parts if not intact_part(handle, at, length))
+    return next((f"{content.name} is damaged between bytes {at} and {at + length}" for at, length in broken), "")

@@ -123,10 +123,10 @@ def _size(size: Any) -> tuple[int, ...]:
 
 
 class _Part(io.RawIOBase):
-    """Some bytes of a file, as a file."""
+    """Some bytes of an open file, as a file."""
 
-    def __init__(self, file: Path, offset: int, length: int) -> None:
-        self.stream, self.offset, self.length, self.at = file.open("rb"), offset, length, 0
+    def __init__(self, handle: int, offset: int, length: int) -> None:
+        self.handle, self.offset, self.length, self.at = handle, offset, length, 0
         self.error: OSError | None = None
         """why it could not be read, which zipfile may report as a damaged archive"""
 
@@ -145,25 +145,27 @@ class _Part(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         try:
-            self.stream.seek(self.offset + self.at)
-            read = self.stream.readinto(memoryview(buffer)[: max(0, self.length - self.at)])
+            view = memoryview(buffer)[: max(0, self.length - self.at)]
+            read = os.preadv(self.handle, [view], self.offset + self.at)
         except OSError as error:
             self.error = error
             raise
         self.at += read
         return read
 
-    def close(self) -> None:
-        self.stream.close()
-        super().close()
+
+def intact(file: Path) -> bool:
+    """Whether a zip archive holds what its checksums say. Raises OSError when the file cannot be read."""
+    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return intact_part(handle, 0, os.fstat(handle).st_size)
+    finally:
+        os.close(handle)
 
 
-def intact(file: Path, part: tuple[int, int] | None = None) -> bool:
-    """Whether a zip archive, a file or the (offset, bytes) of one, holds what its checksums say.
-
-    Raises OSError when the file cannot be read.
-    """
-    with _Part(file, *(part or (0, file.stat().st_size))) as source:
+def intact_part(handle: int, offset: int, length: int) -> bool:
+    """Whether an archive within an open file holds what its checksums say. Raises OSError when it cannot be read."""
+    with _Part(handle, offset, length) as source:
         try:
             with zipfile.ZipFile(source) as archive:
                 return archive.testzip() is None  # the first file with a wrong CRC
@@ -171,3 +173,19 @@ def intact(file: Path, part: tuple[int, int] | None = None) -> bool:
             if source.error:
                 raise source.error from None
             return False
+
+
+def saved_step(checkpoint: Path) -> int | None:
+    """Steps done at a checkpoint by `common.pt`, where Lightning's trainer has left them; None = it does not say.
+
+    Every class in it is replaced, as in `.metadata`.
+    """
+    try:
+        with zipfile.ZipFile(weights_of(checkpoint) / "common.pt") as archive:
+            name = next(name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl")
+            reader = _Reader(io.BytesIO(archive.read(name)))
+            reader.persistent_load = lambda _: None  # tensors
+            step = reader.load()["global_step"]
+    except Exception:  # as fails any file that is none, or another's
+        return None
+    return step if type(step) is int else None

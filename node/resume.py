@@ -13,13 +13,14 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from superpod.errors import UserError
 from superpod.node import checkpoint_files, training_records
 from superpod.node.checkpoints import MARK, candidates, discard_unfinished, samples_of, step_of
+from superpod.node.cross_checks import CrossCheck, cross_check
 from superpod.node.files import JsonObject, append_line, read_lines
 from superpod.node.run_folder import Attempt, RunFolder, as_user_errors
 
@@ -55,6 +56,10 @@ class Damaged:
         return step_of(self.path.name) or 0
 
 
+Examine = Callable[[Path], checkpoint_files.Findings]
+"""Looks at the files of a checkpoint whose folders and metadata are right."""
+
+
 @dataclass(frozen=True)
 class Resume:
     """What an attempt resumes from, and what it could not resume from."""
@@ -65,6 +70,10 @@ class Resume:
     """newest first"""
     gone: int = 0
     """steps done at the newest checkpoint that was saved and is not there any more; 0 = none is missing"""
+    is_verified: bool = True
+    """a manifest vouches for every byte of the checkpoint"""
+    doubt: str = ""
+    """why the checkpoint may hold files of another save; '' = nothing tells so"""
 
     @property
     def step(self) -> int:
@@ -83,18 +92,24 @@ class Resume:
             return "starts at step 1: no checkpoint yet"
         samples = samples_of(self.checkpoint.name)
         position = f", {samples} samples into its data" if samples is not None else ""
-        words = f"resumes from step {self.step}{position} ({self.checkpoint.name}, whole)"
+        words = f"resumes from step {self.step}{position} ({self.checkpoint.name}, {self._checked})"
         words += "".join(f"; {d.path.name} {self._fate(d)}: {d.why}" for d in self.damaged)
         if self.gone > max(self.step, *(damaged.step for damaged in self.damaged), 0):
             words += f"; the checkpoint of step {self.gone} that had been saved is gone"
         return words + (f"; {self.lost_steps} steps are lost and trained once more" if self.lost_steps else "")
+
+    @property
+    def _checked(self) -> str:
+        if self.is_verified:
+            return "verified"
+        return f"unverified: {self.doubt}" if self.doubt else "unverified: it has no complete manifest"
 
     @staticmethod
     def _fate(damaged: Damaged) -> str:
         return (
             "stays, for nobody can tell what it holds"
             if damaged.unreadable
-            else f"is not whole and set aside in {ASIDE}/"
+            else f"is damaged and set aside in {ASIDE}/"
         )
 
     def facts(self) -> JsonObject:
@@ -104,6 +119,7 @@ class Resume:
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
             "samples": samples_of(self.checkpoint.name) if self.checkpoint else None,
             "layout": checkpoint_files.saved_under(self.checkpoint) if self.checkpoint else {},
+            "verified": self.is_verified if self.checkpoint else None,
             "lost_steps": self.lost_steps,
             "set_aside": [
                 {"checkpoint": d.path.name, "step": d.step, "why": d.why} for d in self.damaged if not d.unreadable
@@ -114,80 +130,113 @@ class Resume:
 
 def decide(
     run: RunFolder,
-    read: Callable[[Path], list[str]] = checkpoint_files.damages,
+    examine: Examine = checkpoint_files.look,
     pause: Callable[[], object] = lambda: None,
 ) -> Resume:
     """What the next attempt resumes from. Changes nothing.
 
-    `read` reads a checkpoint whose names and sizes are right, and returns what is wrong in it; `pause` passes the time
+    `examine` looks at the files of a checkpoint, at each of them and not at all their bytes; `pause` passes the time
     before a second look. Call it under the run's lock. Raises NoWholeCheckpointError, and UserError when the
-    checkpoints cannot be listed or nobody can tell whether one is whole.
+    checkpoints cannot be listed or nobody can tell whether one is complete.
     """
     with as_user_errors(run.checkpoints):
-        chosen, damaged = newest_whole(run.checkpoints, read, pause)
+        resume = newest_usable(run.checkpoints, examine, pause)
         gone = _newest_known(run)
-        lost = "" if chosen or damaged or gone else training_records.lost_training(run)
-    if chosen is None and (unknown := [d for d in damaged if d.unreadable]):
+        lost = "" if resume.checkpoint or resume.damaged or gone else training_records.lost_training(run)
+    damaged = resume.damaged
+    if resume.checkpoint is None and (unknown := [d for d in damaged if d.unreadable]):
         raise UserError(
             f"{run.path} cannot go on now: {unknown[0].path.name}: {unknown[0].why}",
             "nothing was changed; look at that file system, and at this node",
         )
-    if chosen is None and (damaged or gone or lost):
+    if resume.checkpoint is None and (damaged or gone or lost):
         _refuse(run, damaged, gone, lost)
-    resume = Resume(chosen, tuple(damaged), gone)
-    return resume if gone > resume.step else Resume(chosen, tuple(damaged))
+    return replace(resume, gone=gone) if gone > resume.step else resume
 
 
-def newest_whole(
+def newest_usable(
     checkpoints: Path,
-    read: Callable[[Path], list[str]] = checkpoint_files.damages,
+    examine: Examine = checkpoint_files.look,
     pause: Callable[[], object] = lambda: None,
-) -> tuple[Path | None, list[Damaged]]:
-    """The newest checkpoint of a folder that a training can go on from, and the damaged ones that are newer.
+) -> Resume:
+    """The newest checkpoint of a folder that a training can resume from, and the damaged ones that are newer.
 
     One that NeMo has marked as unfinished counts if all of it is there (its save was killed between the last byte and
     the removal of the mark); otherwise it is debris, and not damage. What speaks against a checkpoint must do so twice,
-    with a `pause` between, and the second time on this node. Raises OSError.
+    with a `pause` between, and the second time on this node. One in doubt is taken only where there is no other.
+    Raises OSError.
     """
-    damaged = []
-    for checkpoint in candidates(checkpoints):
-        stopping = _stopping(checkpoint, read, pause)
-        if not stopping:
-            return checkpoint, damaged
-        unreadable = checkpoint_files.is_unreadable(stopping)
-        if unreadable or not checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
-            damaged.append(Damaged(checkpoint, "; ".join(stopping[:3]), unreadable))
-    return None, damaged
+    damaged, doubtful = [], None
+    folders = candidates(checkpoints)
+    for checkpoint in folders:
+        stopping, is_verified = _stopping(checkpoint, examine, pause)
+        doubt = ""
+        if not stopping and not is_verified:
+            found = _cross_checked(checkpoint, folders)
+            stopping, doubt = found.problems, found.doubt
+        if stopping:
+            unreadable = checkpoint_files.is_unreadable(stopping)
+            if unreadable or not checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
+                damaged.append(Damaged(checkpoint, "; ".join(stopping[:3]), unreadable))
+            continue
+        decided = Resume(checkpoint, tuple(damaged), is_verified=is_verified, doubt=doubt)
+        if not doubt:
+            return decided if doubtful is None else _without(doubtful, decided)
+        doubtful = doubtful or decided
+    return doubtful or Resume(None, tuple(damaged))
 
 
-def _stopping(checkpoint: Path, read: Callable[[Path], list[str]], pause: Callable[[], object]) -> list[str]:
-    """What keeps a training from going on from a checkpoint, and did so at a second look."""
+def _without(doubtful: Resume, decided: Resume) -> Resume:
+    """The decision for an older checkpoint, in place of a newer one in doubt."""
+    if doubtful.checkpoint is None:
+        return decided
+    aside = Damaged(doubtful.checkpoint, doubtful.doubt)
+    if doubtful.step == decided.step:  # a second copy of the same step costs nothing, and stays
+        return decided
+    return replace(decided, damaged=tuple(sorted((*decided.damaged, aside), key=lambda d: d.step, reverse=True)))
+
+
+def _cross_checked(checkpoint: Path, folders: list[Path]) -> CrossCheck:
+    try:
+        return cross_check(checkpoint, [folder for folder in folders if folder != checkpoint])
+    except (OSError, ValueError) as error:  # its files could be read a moment ago
+        return CrossCheck([f"it{checkpoint_files.UNREADABLE}{error}"])
+
+
+def _stopping(checkpoint: Path, examine: Examine, pause: Callable[[], object]) -> tuple[list[str], bool]:
+    """What keeps a training from resuming from a checkpoint, and did so at a second look; whether it is verified."""
     for is_last in (False, True):
-        wrong = checkpoint_files.keeps_from_resuming(checkpoint_files.problems(checkpoint, marked=False))
+        wrong = checkpoint_files.keeps_from_resuming(checkpoint_files.structure_problems(checkpoint))
         if not wrong:
             break
         if is_last:
-            return wrong
+            return wrong, False
         pause()
     try:
-        wrong = checkpoint_files.keeps_from_resuming(read(checkpoint))
+        found = examine(checkpoint)
+        wrong = checkpoint_files.keeps_from_resuming(found.problems)
         if wrong:
             pause()
-            wrong = checkpoint_files.damages(checkpoint, named_in=wrong)
-    except (OSError, ValueError) as error:  # its names and sizes were right a moment ago
-        return [f"it{checkpoint_files.UNREADABLE}{error}"]
-    return checkpoint_files.keeps_from_resuming(wrong)
+            found = checkpoint_files.look(checkpoint, named_in=wrong)
+            wrong = checkpoint_files.keeps_from_resuming(found.problems)
+    except (OSError, ValueError) as error:  # its metadata was right a moment ago
+        return [f"it{checkpoint_files.UNREADABLE}{error}"], False
+    return wrong, found.is_verified
 
 
 def refuse_if_none(run: RunFolder) -> Resume:
-    """Refuse a run that had checkpoints of which none is whole by names and sizes: quick, without reading them.
+    """Refuse a run that had checkpoints of which none is complete by names and sizes: quick, without reading them.
 
-    What it returns is what the next attempt resumes from, unless reading finds damage.
+    What it returns is what the next attempt resumes from, unless a look at their bytes finds damage.
 
     Raises:
         NoWholeCheckpointError: there is nothing to go on from.
     """
-    return decide(run, lambda checkpoint: [])
+    return decide(run, _by_sizes)
+
+
+def _by_sizes(checkpoint: Path) -> checkpoint_files.Findings:
+    return checkpoint_files.survey(checkpoint, marked=False)
 
 
 def settle(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
@@ -250,7 +299,7 @@ def _entries(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def _refuse(run: RunFolder, damaged: list[Damaged], gone: int, lost: str) -> None:
+def _refuse(run: RunFolder, damaged: Sequence[Damaged], gone: int, lost: str) -> None:
     """Raise NoWholeCheckpointError with what is wrong with the two newest, and the next step."""
     names = [f"{d.path.name}: {d.why}" for d in damaged]
     if damaged:

@@ -8,6 +8,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,12 +22,15 @@ from superpod.node.checkpoints import MARK
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-END_S = 60.0
-"""How long the end of a training waits for its last manifest; without one, torch's own checksums are all there is."""
+END_S = 240.0
+"""How long the end of a training waits for its last manifest at most: srun kills what is left 300 s after the first
+rank has ended (`--wait=300` in the batch script)."""
 
-STOPPED_S = 5.0
-"""The same once the training was stopped: Slurm kills what is left soon (KillWait, a preemption's grace), and the
-launcher must have recorded and requeued the attempt by then."""
+RECORD_S = 20.0
+"""Seconds before the time limit that are left to the launcher, to record and requeue the attempt."""
+
+GRACE_S = 5.0
+"""How long it waits after a SIGTERM: Slurm kills what is left soon (KillWait, a preemption's grace)."""
 
 REMOVE_S, RETRY_S = 30.0, 0.2
 """How long a removal is tried, and how often, while a file of it is still open on this node or another."""
@@ -42,8 +46,8 @@ class SavedCheckpoints:
     node's memory; rank 0 also takes the files that there are once, and writes the line of `RUN/saved.jsonl`.
     """
 
-    def __init__(self, run: Path, rank: int, local_size: int) -> None:
-        self._run, self._rank, self._local_size = run, rank, local_size
+    def __init__(self, run: Path, rank: int, local_size: int, nodes: int = 0) -> None:
+        self._run, self._rank, self._local_size, self._nodes = run, rank, local_size, nodes
         self._incomplete: list[Path] = []
         self._removed: set[Path] = set()
         """those that are not read any more"""
@@ -78,11 +82,11 @@ class SavedCheckpoints:
                 self._complete.put(checkpoint)
             self._incomplete.clear()
 
-    def end(self, trainer: Trainer, *, stopped: bool = False) -> None:
-        """At the end of the training: wait END_S or STOPPED_S at most for the manifests that are being written."""
+    def end(self, trainer: Trainer, *, wait_s: float = END_S) -> None:
+        """At the end of the training: wait so long at most for the manifests that are being written."""
         self.look(trainer)
         self._complete.put(None)
-        self._thread.join(STOPPED_S if stopped else END_S)
+        self._thread.join(min(wait_s, END_S))
 
     def _work(self) -> None:
         with contextlib.suppress(OSError):  # of Linux, this thread alone: behind the training's own threads
@@ -99,8 +103,12 @@ class SavedCheckpoints:
         if self._rank == 0:
             resume.note_saved(self._run, checkpoint)
         files = list(own_files(checkpoint, self._rank, self._local_size))
-        if files and not checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
-            manifest.write_part(checkpoint, str(self._rank), self._unless_removed(checkpoint, files))
+        if not files or checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
+            return
+        for fully in (False, True):  # the samples at once: a job that is killed leaves at least these
+            unremoved = self._unless_removed(checkpoint, files)
+            parts = self._nodes if self._rank == 0 else 0
+            manifest.write_part(checkpoint, str(self._rank), unremoved, fully=fully, parts=parts)
 
     def _unless_removed(self, checkpoint: Path, files: Iterable[Path]) -> Iterator[Path]:
         """The files while the checkpoint stands, before each and after the last; raises FileNotFoundError else."""
@@ -109,6 +117,15 @@ class SavedCheckpoints:
                 raise FileNotFoundError(errno.ENOENT, "is being removed", str(checkpoint))
             if file:
                 yield file
+
+
+def wait_s(number: int, deadline: float, now: float) -> float:
+    """Seconds that the end of a training may wait: until its time limit (Unix time, 0 = none).
+
+    After signal `number`, 0 = none. A SIGTERM leaves GRACE_S, whatever the limit is.
+    """
+    left = max(0.0, deadline - RECORD_S - now) if deadline else END_S
+    return min(GRACE_S, left) if number == signal.SIGTERM else min(END_S, left)
 
 
 def _folder(filepath: str | Path) -> Path:

@@ -1,8 +1,9 @@
-"""Read a large checkpoint on all nodes of a job at once, to see whether it is as it was written. Standard library only.
+"""Look at a large checkpoint on all nodes of a job at once: is it as it was written? Standard library only.
 
-One node reads a few GiB/s, and a checkpoint of 405B parameters has 5.6 TB: alone, the first node would read it for half
-an hour. As a step of the job every node reads its share of the files: `python3 shared_reading.py CHECKPOINT SHARES`,
-whose tasks print a JSON line each.
+A checkpoint of 16,384 ranks has 32,768 files, and one of 405B parameters 5.6 TB: alone, the first node would open each
+of these files, or read for half an hour. As a step of the job every node takes its share of the files:
+`python3 shared_reading.py CHECKPOINT SHARES BYTES`, whose tasks print a JSON line each. BYTES is what each may read of
+files that the manifest does not vouch for; -1 = every byte of every file.
 
 The first node alone reads the manifest, which has as many parts as there were nodes, and torch's table of places, and
 writes into one file, SHARES, what each node is to read: with 2,048 nodes a file system's metadata server sees that file
@@ -15,29 +16,30 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 if __name__ == "__main__":  # as a file of the run folder: what it imports lies beside it
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from superpod.errors import UserError
 from superpod.node import checkpoint_files, job_code, job_step
-from superpod.node.checkpoint_files import Content
+from superpod.node.checkpoint_files import Budget, Content, Findings
 from superpod.node.units import duration
 
-SHARE_FROM = 64 << 30
-"""Bytes from which a step of the job, which takes a second or two to start, is faster than one node alone."""
+SHARE_FROM_FILES = 4096
+"""Files from which on a step of the job, which takes a second or two to start, is faster than one node alone."""
 
+SHARE_FROM_BYTES = 64 << 30
+"""The same where every byte is read."""
 
 LEAST_RATE = 0.2e9
 """Bytes a second that a node reads at least, of which a healthy one reads ten times as many."""
 
+LEAST_FILE_RATE = 20.0
+"""Files a second that a node looks at, at least."""
+
 START_S = 60.0
 """What a step may take to start."""
-
-ALONE_S = 900.0
-"""No longer does the first node read, at LEAST_RATE, what others have not read in time, while all hold their GPUs."""
 
 
 SHARES = "shares"
@@ -48,59 +50,67 @@ _PLACE = "{:15d} {:15d}\n"
 
 
 class SharedReader:
-    """Reads checkpoints on the nodes of this job; `steps` counts the steps that it has started for that.
+    """Looks at checkpoints on the nodes of this job; `steps` counts the steps that it has started for that.
 
-    `folder` is one that all nodes see, and that this node may write. `left_s` gives the seconds until the end of the
-    job, of which half at most go into waiting for the nodes.
+    `folder` is one that all nodes see, and that this node may write. `fully`: read every byte. `left_s` gives the
+    seconds until the end of the job, of which half at most go into waiting for the nodes. However slow a file system
+    is, it fails no attempt: what was not read in time is looked at by the first node, as without `fully`.
     """
 
     def __init__(
         self,
         nodes: list[str],
         folder: Path,
-        share_from: int = SHARE_FROM,
+        share_from: int = SHARE_FROM_FILES,
         *,
+        fully: bool = False,
         left_s: Callable[[], float] = lambda: float("inf"),
         log: Callable[[str], None] = lambda words: None,
         start_s: float = START_S,
     ) -> None:
-        self._nodes, self._folder, self._share_from, self.steps = nodes, folder, share_from, 0
+        self._nodes, self._folder, self._share_from, self._fully, self.steps = nodes, folder, share_from, fully, 0
         self._left_s, self._log, self._start_s = left_s, log, start_s
 
-    def __call__(self, checkpoint: Path) -> list[str]:
-        """What is wrong in the files of a checkpoint (`checkpoint_files.damages`).
+    def __call__(self, checkpoint: Path) -> Findings:
+        """What a look at a checkpoint finds. Raises OSError and ValueError, as `checkpoint_files.look` does."""
+        listed = checkpoint_files.contents_of(checkpoint)
+        bytes_ = sum(content.size for content in listed.contents)
+        found = self._look(checkpoint, listed.contents, bytes_)
+        return Findings(found, listed.is_verified and not found)
 
-        Raises:
-            UserError: nodes have not read their share in time, and for the first one alone it is too much.
-        """
-        if len(self._nodes) < 2 or (size := checkpoint_files.bytes_of(checkpoint)) < self._share_from:
-            return checkpoint_files.damages(checkpoint)
-        share_s = size / len(self._nodes) / LEAST_RATE
+    def _look(self, checkpoint: Path, contents: list[Content], bytes_: int) -> list[str]:
+        is_large = len(contents) >= self._share_from or (self._fully and bytes_ >= SHARE_FROM_BYTES)
+        if len(self._nodes) < 2 or not is_large:
+            return _look_here(checkpoint, contents, -1 if self._fully else checkpoint_files.READ_BYTES)
+        count = len(self._nodes)
+        share_s = bytes_ / count / LEAST_RATE if self._fully else len(contents) / count / LEAST_FILE_RATE
         limit_s = min(share_s + self._start_s, max(self._left_s() / 2, 1.0))
-        contents = checkpoint_files.contents_of(checkpoint)
-        shares = [contents[share :: len(self._nodes)] for share in range(len(self._nodes))]
+        shares = [contents[share::count] for share in range(count)]
         answers, is_late = self._answers(checkpoint, shares, limit_s)
-        # A node that does not answer has not read its share, so that the first one must.
-        missing = [share for share in range(len(self._nodes)) if share not in answers]
+        # A node that does not answer has not looked at its share, so that the first one must.
+        missing = [share for share in range(count) if share not in answers]
         if is_late:
             names = ", ".join(self._nodes[share] for share in missing[:8]) + ", ..." * (len(missing) > 8)
-            words = f"{names} did not read their share of {checkpoint.name} in {duration(limit_s)}"
-            if len(missing) * share_s > min(ALONE_S, self._left_s() / 2):
-                raise UserError(words, "look at the file systems of these nodes, or leave them out (--exclude)")
-            self._log(f"{words}: the first node reads it")
-        for share in missing:
-            answers[share] = checkpoint_files.damages_in(checkpoint, shares[share])
-        return [problem for share in sorted(answers) for problem in answers[share]]
+            self._log(
+                f"{names} did not read their share of {checkpoint.name} in {duration(limit_s)}: the first node checks "
+                "sizes and samples of it"
+            )
+        left = Budget(0 if self._fully else checkpoint_files.READ_BYTES / count)
+        rest = [content for share in missing for content in shares[share]]
+        found = [problem for share in sorted(answers) for problem in answers[share]]
+        return found + checkpoint_files.look_at(checkpoint, rest, left)
 
     def _answers(
         self, checkpoint: Path, shares: list[list[Content]], limit_s: float
     ) -> tuple[dict[int, list[str]], bool]:
         """What every node found in its share, by the number of the share; and whether some were not done in time."""
-        command = [sys.executable, job_code.for_nodes("node/shared_reading.py"), str(checkpoint)]
+        bytes_ = -1 if self._fully else checkpoint_files.READ_BYTES // len(shares)
         file = self._folder / SHARES
+        code_file = job_code.for_nodes("node/shared_reading.py")
+        command = [sys.executable, code_file, str(checkpoint), str(file), str(bytes_)]
         try:
             write_shares(file, shares)
-            lines, code = job_step.on_every_node(len(self._nodes), [*command, str(file)], limit_s)
+            lines, code = job_step.on_every_node(len(self._nodes), command, limit_s)
         except OSError:
             return {}, False
         finally:
@@ -108,6 +118,13 @@ class SharedReader:
         answers = {node: json.loads(line) for node, line in lines.items() if re.fullmatch(r"\[.*\]", line)}
         self.steps += bool(answers) or code in (0, None)  # an srun that fails at once has made no step
         return answers, code is None
+
+
+def _look_here(checkpoint: Path, contents: Sequence[Content], bytes_: int) -> list[str]:
+    """What is wrong with these files; reads `bytes_` at most of what nobody vouches for, -1 = every byte of all."""
+    if bytes_ < 0:
+        return checkpoint_files.damages_in(checkpoint, contents)
+    return checkpoint_files.look_at(checkpoint, contents, Budget(bytes_))
 
 
 def write_shares(file: Path, shares: list[list[Content]]) -> None:
@@ -131,4 +148,4 @@ def read_share(file: Path, share: int) -> list[Content]:
 
 if __name__ == "__main__":
     own = read_share(Path(sys.argv[2]), int(os.environ["SLURM_PROCID"]))
-    print(json.dumps(checkpoint_files.damages_in(Path(sys.argv[1]), own)), flush=True)
+    print(json.dumps(_look_here(Path(sys.argv[1]), own, int(sys.argv[3]))), flush=True)

@@ -221,6 +221,7 @@ def _start(job: BatchJob) -> str:
         f'--runs "$runs" --unpacked "$code" --lines "$code/{LINES}"',
         f"--save-s {chain.save_s} --stalled-s {chain.stalled_s}",
         f"--idle-attempts {chain.idle_attempts} --failures {chain.failures}",
+        *(["--verify"] if chain.verify_checkpoint else []),
         *(["--self-submit"] if chain.self_submit else []),
         f"--facts {quoted(json.dumps(dict(job.facts), sort_keys=True))}",
     ]

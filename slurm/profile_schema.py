@@ -215,6 +215,8 @@ class Chain(_Table):
     """failed attempts that a run may have; one more stops it"""
     stalled_s: int = Field(default=600, ge=10, le=86400)
     """seconds without a step after which a run counts as stalled, and the rank that stopped first is named"""
+    verify_checkpoint: bool = False
+    """read every byte of the checkpoint that an attempt resumes from, on all nodes; else sizes and a sample"""
     self_submit: bool = False
     """the job itself submits the next attempt; compute nodes must be able to run sbatch"""
 

@@ -21,17 +21,19 @@ def test_a_run_s_checkpoints_are_listed_verified_and_pruned(run, recipes_cli):
     listed = recipes_cli("ckpt", "list", run.path)
     assert listed.returncode == 0, listed.stderr
     assert [line.split()[:3] for line in listed.stdout.splitlines()[1:]] == [
-        ["step=9", "10", "whole"],
-        ["step=19", "20", "whole"],
+        ["step=9", "10", "unverified"],
+        ["step=19", "20", "unverified"],
     ]
     assert "tp2 ranks4" in listed.stdout
     facts = json.loads(recipes_cli("ckpt", "list", run.path, "--json").stdout)
     assert [(c["step"], c["whole"], c["parameters"]) for c in facts] == [(10, True, 24), (20, True, 24)]
-    assert recipes_cli("ckpt", "verify", run.path).returncode == 0
+    done = recipes_cli("ckpt", "verify", run.path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("step=9: complete, but unverified: it has no complete manifest, ")
     (run.checkpoints / "step=19" / "weights" / "__0_0.distcp").unlink()
     damaged = recipes_cli("ckpt", "verify", run.path)
     assert damaged.returncode == 1
-    assert "step=19: NOT WHOLE\n  weights/__0_0.distcp is missing\n" in damaged.stdout
+    assert "step=19: DAMAGED\n  weights/__0_0.distcp is missing\n" in damaged.stdout
     dry_run = recipes_cli("ckpt", "prune", run.path, "--dry-run")
     assert "would remove step=19" in dry_run.stdout
     assert "1 of 2 checkpoints" in dry_run.stdout
@@ -51,13 +53,13 @@ def test_finding_1_after_prune_the_run_goes_on_from_what_prune_says(run, recipes
     assert pruned.returncode == 0, pruned.stderr
     assert "removing step=29" in pruned.stdout
     assert "removing step=9" in pruned.stdout
-    assert "the next attempt resumes from step 20 (step=19, whole)" in pruned.stdout
+    assert "the next attempt resumes from step 20 (step=19, unverified: it has no complete manifest)" in pruned.stdout
     assert [path.name for path in run.checkpoints.iterdir()] == ["step=19"], "the newest that is whole stays"
     decided = resume.decide(run)
     resume.settle(run, run.new_attempt(), decided)
     assert [link.resolve() for link in (run.attempts[0].path / resume.FOLDER).iterdir()] == [decided.checkpoint]
     verified = recipes_cli("ckpt", "verify", run.path)
-    assert "the next attempt resumes from step 20 (step=19, whole)" in verified.stdout
+    assert "the next attempt resumes from step 20 (step=19, unverified: it has no complete manifest)" in verified.stdout
 
 
 def test_what_was_set_aside_is_listed(run, recipes_cli):

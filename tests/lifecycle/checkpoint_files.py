@@ -60,20 +60,23 @@ def pickled(tensors: dict[str, tuple[tuple[int, ...], list[tuple[int, ...]]]], f
         return pickle.dumps(whole)
 
 
-def write(path: Path, *, files: int = 2, adapter: bool = False, optimizer: bool = True) -> Path:
-    """A whole checkpoint folder, saved with TP 2 by four ranks."""
+def write(
+    path: Path, *, files: int = 2, adapter: bool = False, optimizer: bool = True, step: int | None = None
+) -> Path:
+    """A complete checkpoint folder, saved with TP 2 by four ranks; its contents are those of a `step`, where given."""
     weights, context = path / "weights", path / "context"
     weights.mkdir(parents=True)
     context.mkdir()
-    held = {f"__{rank}_0.distcp": bytes(8) + _archive(f"tensor {rank}") for rank in range(files)}
+    held = {f"__{rank}_0.distcp": bytes(8) + _archive(f"tensor {rank}" + _of(step)) for rank in range(files)}
     names = {name: len(data) for name, data in held.items()}
     tensors: dict[str, Any] = {"decoder.weight": ((4, 6), [(2, 6), (2, 6)])}
     if optimizer:
         tensors["optimizer.state.exp_avg.decoder.weight"] = ((24,), [(24,)])
-    (weights / ".metadata").write_bytes(pickled(tensors, names))
+    common = pickle.dumps({"global_step": step}) if step is not None else "common"
+    (weights / "common.pt").write_bytes(_archive(common, "common/data.pkl"))  # in Megatron's order
     for name, data in held.items():
         (weights / name).write_bytes(data)
-    (weights / "common.pt").write_bytes(_archive("common"))
+    (weights / ".metadata").write_bytes(pickled(tensors, names))
     (weights / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     if adapter:
         base = path.with_name("base")
@@ -85,10 +88,14 @@ def write(path: Path, *, files: int = 2, adapter: bool = False, optimizer: bool 
     return path
 
 
-def _archive(text: str) -> bytes:
+def _of(step: int | None) -> str:
+    return "" if step is None else f" of step {step:6d}"
+
+
+def _archive(content: str | bytes, name: str = "data") -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("data", text)
+        archive.writestr(name, content)
     return buffer.getvalue()
 
 

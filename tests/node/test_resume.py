@@ -39,7 +39,7 @@ def saved(run: RunFolder, steps: tuple[int, ...] = STEPS, *, with_manifest: bool
 def write_manifest(folder: Path) -> None:
     """As two nodes of one rank each do."""
     for rank in (0, 1):
-        manifest.write_part(folder, str(rank), own_files(folder, rank, 1))
+        manifest.write_part(folder, str(rank), own_files(folder, rank, 1), parts=2 if rank == 0 else 0)
 
 
 def attempt_of(run: RunFolder) -> tuple[resume.Resume, dict]:
@@ -248,7 +248,7 @@ def test_a_damaged_context_costs_no_step(run):
 def test_a_damaged_manifest_condemns_nothing(run):
     folders = saved(run)
     part = folders[2] / manifest.FOLDER / "1.json"
-    part.write_text(part.read_text().replace(str(manifest.checksum(folders[2] / WEIGHTS).crc), "7"))
+    part.write_text(part.read_text().replace(str(manifest.record(folders[2] / WEIGHTS).crc), "7"))
     assert attempt_of(run)[0].checkpoint == folders[2]
     flip(WEIGHTS, 45)(folders[2])
     assert attempt_of(run)[0].checkpoint == folders[1], "torch's own checksum is left"
@@ -315,7 +315,7 @@ def test_the_manifest_names_every_file_once(run):
     assert [file.name for file in parts[1]] == ["__2_0.distcp", "__3_0.distcp"], "no node reads what another wrote"
     for number, part in enumerate(parts):
         manifest.write_part(folder, str(number), part)
-    assert sorted(manifest.read(folder)) == names
+    assert sorted(manifest.read(folder).records) == names
     assert checkpoint_files.damages(folder) == []
 
 
@@ -323,7 +323,7 @@ def test_several_nodes_share_the_reading(run):
     [folder] = saved(run, (10,))
     flip(WEIGHTS, 45)(folder)
     flip("weights/common.pt", 36)(folder)
-    contents = checkpoint_files.contents_of(folder)
+    contents = checkpoint_files.contents_of(folder).contents
     shares = [checkpoint_files.damages_in(folder, contents[share::3]) for share in range(3)]
     assert sorted(problem for share in shares for problem in share) == sorted(checkpoint_files.damages(folder))
     assert len(checkpoint_files.damages(folder)) == 2
@@ -338,6 +338,7 @@ def test_the_result_is_small_and_plain(run):
         "checkpoint": folders[1].name,
         "samples": 160,
         "layout": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1, "ranks": 4},
+        "verified": True,
         "lost_steps": 10,
         "set_aside": [
             {"checkpoint": folders[2].name, "step": 30, "why": "weights/__1_0.distcp has 119 bytes, 3 too few"}
@@ -353,7 +354,9 @@ def test_a_checkpoint_of_fsdp_dtensor_has_its_weights_at_the_top(run):
         file.rename(folder / file.name)
     (folder / "weights").rmdir()
     write_manifest(folder)
-    assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "common.pt", "context/io.json"} == set(manifest.read(folder))
+    assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "common.pt", "context/io.json"} == set(
+        manifest.read(folder).records
+    )
     assert resume.decide(run).checkpoint == folder
     flip("__1_0.distcp", 45)(folder)
     shutil.rmtree(folder / manifest.FOLDER)

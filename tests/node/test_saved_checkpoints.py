@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -26,17 +27,17 @@ def trainer() -> Any:
 def reading(run, monkeypatch):
     """Holds the run's thread in the middle of its first file: `begun` is set then, and it goes on once `go` is."""
     gates = SimpleNamespace(begun=threading.Event(), go=threading.Event(), files=[])
-    real = manifest.checksum
+    real = manifest.record
 
-    def slow(file):
-        if run.path not in file.parents:  # the thread of an earlier test's run
-            return real(file)
+    def slow(file, *, fully=True):
+        if run.path not in file.parents or not fully:  # the thread of an earlier test's run; the samples
+            return real(file, fully=fully)
         gates.files.append(file)
         gates.begun.set()
         gates.go.wait(20)
         return real(file)
 
-    monkeypatch.setattr(manifest, "checksum", slow)
+    monkeypatch.setattr(manifest, "record", slow)
     yield gates
     gates.go.set()
 
@@ -44,26 +45,37 @@ def reading(run, monkeypatch):
 def saved(run, trainer) -> tuple[SavedCheckpoints, Path]:
     checkpoint = run.checkpoints / "step=1-last"
     checkpoint_files.write(checkpoint)
-    saves = SavedCheckpoints(run.path, 0, 1)
+    saves = SavedCheckpoints(run.path, 0, 1, nodes=1)
     saves.watch(trainer)
     trainer.save_checkpoint(f"{checkpoint}.ckpt")
     saves.look(trainer)
     return saves, checkpoint
 
 
-def test_a_stopped_training_waits_a_few_seconds_for_its_manifest_and_a_finished_one_longer(
-    run, trainer, reading, monkeypatch
-):
-    monkeypatch.setattr(saved_checkpoints, "STOPPED_S", 0.1)
-    monkeypatch.setattr(saved_checkpoints, "END_S", 1.0)
-    saves, _ = saved(run, trainer)
+def test_the_end_waits_as_long_as_it_may_and_has_the_samples_at_once(run, trainer, reading):
+    saves, checkpoint = saved(run, trainer)
     assert reading.begun.wait(20)
     began = time.monotonic()
-    saves.end(trainer, stopped=True)
+    saves.end(trainer, wait_s=0.1)
     assert time.monotonic() - began < 0.8
-    began = time.monotonic()
-    saves.end(trainer)
-    assert time.monotonic() - began >= 1.0
+    records = manifest.read(checkpoint).records
+    assert {record.crc for record in records.values()} == {None}, "a job that is killed now leaves samples of all files"
+    assert all(record.sample is not None for record in records.values())
+    threading.Timer(0.5, reading.go.set).start()
+    saves.end(trainer, wait_s=20)
+    assert manifest.read(checkpoint).is_complete
+    assert all(record.crc is not None for record in manifest.read(checkpoint).records.values())
+
+
+def test_the_time_limit_decides_how_long_the_last_manifest_may_take():
+    now = 1000.0
+    usr1, term = signal.SIGUSR1, signal.SIGTERM
+    assert saved_checkpoints.wait_s(0, 0.0, now) == saved_checkpoints.END_S, "no limit: until srun would end the rest"
+    assert saved_checkpoints.wait_s(usr1, now + 120, now) == 120 - saved_checkpoints.RECORD_S
+    assert saved_checkpoints.wait_s(0, now + 120, now) == 120 - saved_checkpoints.RECORD_S
+    assert saved_checkpoints.wait_s(usr1, now + 9999, now) == saved_checkpoints.END_S
+    assert saved_checkpoints.wait_s(usr1, now - 5, now) == 0
+    assert saved_checkpoints.wait_s(term, now + 9999, now) == saved_checkpoints.GRACE_S, "KillWait is 30 s by default"
 
 
 def test_a_checkpoint_that_is_removed_is_not_read_on(run, trainer, reading):
@@ -82,7 +94,7 @@ def test_a_removed_checkpoint_that_is_saved_once_more_gets_its_manifest(run, tra
     checkpoint_files.write(checkpoint)
     trainer.save_checkpoint(f"{checkpoint}.ckpt")
     saves.end(trainer)
-    assert manifest.read(checkpoint)
+    assert manifest.read(checkpoint).is_complete
 
 
 def test_a_removal_that_meets_a_new_part_of_the_manifest_leaves_no_half_checkpoint(run, trainer, monkeypatch):

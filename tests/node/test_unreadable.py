@@ -19,17 +19,20 @@ class FailingReads:
     def __init__(self, real, step, times):
         self.real, self.step, self.left = real, step, times
 
-    def __call__(self, file, *more, **named):
+    def __call__(self, given, *more, **named):
+        file = given
+        if isinstance(file, int):  # an open file
+            file = os.readlink(f"/proc/self/fd/{file}")
         if self.left and f"step={self.step - 1}-" in str(file) and str(file).endswith("__1_0.distcp"):
             self.left -= 1
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
-        return self.real(file, *more, **named)
+        return self.real(given, *more, **named)
 
 
 WAYS = {
-    "its size": (os, "stat"),
-    "its content by the manifest": (manifest, "checksum"),
-    "its content by torch's table": (checkpoint_files, "intact"),
+    "opening it": (os, "open"),
+    "its sample": (manifest, "sample_of"),
+    "its content by torch's table": (checkpoint_files, "intact_part"),
 }
 
 
@@ -38,9 +41,8 @@ def failing(request, run: RunFolder, monkeypatch):
     """The run's folders, and what makes the newest fail so many times."""
     folders = saved(run, with_manifest="torch" not in request.param)
     module, name = WAYS[request.param]
-    a_look = 2 if module is os else 1  # sizes are looked at for the manifest, and for torch's table
     real = getattr(module, name)
-    return folders, lambda looks: monkeypatch.setattr(module, name, FailingReads(real, 30, looks * a_look))
+    return folders, lambda looks: monkeypatch.setattr(module, name, FailingReads(real, 30, looks))
 
 
 def test_a_hiccup_costs_a_pause_and_no_step(failing, run: RunFolder):
@@ -87,8 +89,11 @@ def test_a_marked_one_that_cannot_be_read_is_not_removed(failing, run: RunFolder
     assert mark.is_file()
 
 
-def test_prune_leaves_what_cannot_be_read(failing, run: RunFolder):
+def test_prune_leaves_what_cannot_be_read(failing, run: RunFolder, monkeypatch):
     folders, fail = failing
+    monkeypatch.setattr(
+        manifest, "crc_of", lambda handle: manifest.sample_of(handle, os.fstat(handle).st_size)
+    )  # it reads every byte, and these are all samples
     fail(2)
     assert [spare.path for spare in kept.spare(kept.at(run.path), 1)] == [folders[0]]
 
@@ -96,7 +101,7 @@ def test_prune_leaves_what_cannot_be_read(failing, run: RunFolder):
 def test_one_node_that_reads_wrongly_condemns_nothing(run: RunFolder):
     """The second look is the first node's own."""
     folders = saved(run)
-    bad_node = [f"{WEIGHTS} is not as it was written: its checksum differs"]
+    bad_node = checkpoint_files.Findings([f"{WEIGHTS} is not as it was written: its checksum differs"], False)
     assert resume.decide(run, lambda checkpoint: bad_node).checkpoint == folders[2]
     DAMAGES["one flipped bit of a weight"](folders[2])
     assert resume.decide(run, lambda checkpoint: bad_node).checkpoint == folders[1]
@@ -104,10 +109,12 @@ def test_one_node_that_reads_wrongly_condemns_nothing(run: RunFolder):
 
 def test_the_second_look_reads_only_what_the_first_names(run: RunFolder, monkeypatch):
     [folder] = saved(run, (10,))
-    seen, real = [], manifest.checksum
-    monkeypatch.setattr(manifest, "checksum", lambda file: seen.append(file.name) or real(file))
-    assert checkpoint_files.damages(folder, named_in=[f"{WEIGHTS} cannot be read: Stale file handle"]) == []
-    assert seen == ["__1_0.distcp"]
+    seen, real = [], manifest.sample_of
+    note = lambda handle, size: seen.append(os.readlink(f"/proc/self/fd/{handle}")) or real(handle, size)  # noqa: E731
+    monkeypatch.setattr(manifest, "sample_of", note)
+    found = checkpoint_files.look(folder, named_in=[f"{WEIGHTS} cannot be read: Stale file handle"])
+    assert (found.problems, found.is_verified) == ([], True)
+    assert seen == [str(folder / WEIGHTS)]
 
 
 def test_an_archive_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):

@@ -115,6 +115,22 @@ def test_finding_1_a_damaged_newest_costs_one_interval(damage, training, recipes
     assert "10 steps are lost" in history[1]["notes"][0]
 
 
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_a_shard_of_the_step_before_is_not_trained_on(has_manifest, training):
+    """25: a shard of step 50 in the folder of step 52 was, where that had no manifest."""
+    run = stopped_after_three(training)
+    newest, second, _ = saved_steps(run)
+    folder, older, _ = newest_first(run)
+    if not has_manifest:
+        if not training.nemo:
+            pytest.skip("the toy's checkpoints have neither torch's table nor Lightning's step")
+        shutil.rmtree(folder / "manifest")
+    shutil.copy2(older / FILE, folder / FILE)
+    goes_on(training, run, second, newest, "a shard of the step before lies in the newest checkpoint")
+    assert (run.run.path / resume.ASIDE / folder.name).is_dir()
+    assert "verified)" in run.run.attempts[1].resume["words"]
+
+
 def test_a_damaged_second_newest_costs_nothing(training):
     run = stopped_after_three(training)
     newest = saved_steps(run)[0]

@@ -101,7 +101,7 @@ def save(folder: Path, step: int, chain: str, takes_s: float, run: Path, attempt
     (weights / "metadata.json").write_text('{"sharded_backend": "toy"}')
     (folder / f"{name}-unfinished").unlink()
     resume.note_saved(run, folder / name)
-    manifest.write_part(folder / name, "0", own_files(folder / name, 0, 1))
+    manifest.write_part(folder / name, "0", own_files(folder / name, 0, 1), parts=1)
     for old in sorted(folder.glob("step=*-last"), key=lambda p: p.stat().st_mtime)[:-3]:
         for file in sorted(old.rglob("*"), reverse=True):
             file.unlink() if file.is_file() else file.rmdir()
