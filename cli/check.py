@@ -144,7 +144,7 @@ def _request(options: PlanOptions, overrides: list[str]) -> Request:
     if options.gpus is not None or options.layout is not None:
         which = "--gpus" if options.gpus is not None else "--layout"
         raise UserError(f"{which} is for recipes and models; {options.name} has its own", "write trainer.* overrides")
-    size = SizeOptions(options.nodes, options.seq, options.gbs, options.batch_tokens)
+    size = SizeOptions(options.nodes, options.gpus, options.seq, options.gbs, options.batch_tokens)
     return replace(size.request(options.name, overrides), gpu=options.gpu or "")
 
 

@@ -37,10 +37,14 @@ def finetune(
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="hf in the run folder")] = None,
     resume: Annotated[str | None, typer.Option(help="Continue this run folder, or the `last` one.")] = None,
     num_nodes: Nodes = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="Number of GPUs; fewer than a node has are planned.")
+    ] = None,
     runs: Runs = Path("runs"),
 ) -> None:
     """Fine-tune a model on this machine: import, training, best checkpoint, export. Without a GPU, a rehearsal."""
     from superpod.cli import finetune_session as session
+    from superpod.cli.size_options import SizeOptions, say
     from superpod.launchers import finetune as tuning
     from superpod.launchers import finetune_overrides, preflight
     from superpod.lifecycle.request import Request
@@ -61,11 +65,12 @@ def finetune(
             raise UserError("finetune needs --model and --data", "or --resume RUN")
         Request(name).check()
         task = session.started(replace(task, model=str(tuning.model_folder(model))), name, start)
-        request = Request(name, changes, None, num_nodes)
+        request = SizeOptions(num_nodes, gpus).request(name, changes)
     request = replace(request, overrides=tuning.with_both_lengths(request.overrides))
     request.check()
+    say(request.notes())
     request = request.decided()
-    tuning.check(name, task, request.overrides, request.num_nodes, folder is not None and tuning.is_packed(folder))
+    tuning.check(name, task, request.overrides, request.size(), folder is not None and tuning.is_packed(folder))
     preflight.writable(folder.path if folder else runs)
     more_steps = finetune_overrides.steps_of(changes) is not None
     session.go(task, request, folder, out, runs, more_steps=more_steps, evaluate=evaluate)

@@ -57,7 +57,7 @@ def task_of(model: str, samples: TuningOptions, requests: Sequence[Request], pro
     finetune_overrides.refuse_own(request.overrides)
     folder = finetune.model_folder(model).absolute()
     task = samples.task(str(folder))
-    finetune.check(request.recipe, task, request.overrides, request.num_nodes)
+    finetune.check(request.recipe, task, request.overrides, request.size())
     return task
 
 

@@ -87,8 +87,7 @@ class PlanOptions:
         Raises:
             UserError: --gpus and --nodes contradict each other, or are no whole nodes.
         """
-        nodes = _nodes(self)
-        return size_options.SizeOptions(nodes, self.seq, self.gbs, self.batch_tokens, self.layout)
+        return size_options.SizeOptions(self.nodes, self.gpus, self.seq, self.gbs, self.batch_tokens, self.layout)
 
     @property
     def is_recipe(self) -> bool:
@@ -176,25 +175,6 @@ def _in_layout(job: PlannedJob, text: str | None) -> PlannedJob:
     if text == size_options.AUTO:
         return plans.best(job)
     return job if text is None else job.replace(layout=option_syntax.layout(job.layout, text))
-
-
-def _nodes(options: PlanOptions) -> int | None:
-    """The nodes of a recipe that the options name; None = its smallest size."""
-    from superpod.recipes.registry import find
-
-    name, nodes, gpus = options.name, options.nodes, options.gpus
-    if gpus is None:
-        return nodes
-    _positive("--gpus", gpus)
-    node = find(name).gpus_per_node
-    if nodes is not None and gpus != nodes * node:
-        raise UserError(
-            f"--gpus {gpus} and --nodes {nodes} of {node} GPUs contradict each other", f"--nodes {nodes} alone"
-        )
-    if gpus % node:
-        near = " or ".join(f"--nodes {n}" for n in (gpus // node, gpus // node + 1) if n)
-        raise UserError(f"{gpus} GPUs do not fill whole nodes: {name} has {node} GPUs a node", near)
-    return gpus // node
 
 
 def _of_model(options: PlanOptions) -> PlannedJob:

@@ -37,6 +37,9 @@ class SizeOptions:
     nodes: Annotated[
         int | None, typer.Option("--nodes", help="Size in nodes; default: the smallest. Undeclared ones are planned.")
     ] = None
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="Size in GPUs, in place of --nodes; 1, 2 or 4 are part of a node.")
+    ] = None
     seq: Annotated[int | None, typer.Option("--seq", help="Tokens of a sample.")] = None
     gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch, samples.")] = None
     batch_tokens: BatchTokens = None
@@ -46,7 +49,7 @@ class SizeOptions:
 
     def given(self) -> dict[str, int | str]:
         """Option -> value of those that are given, in the order of `--help`."""
-        names = {"nodes": "--nodes", "seq": "--seq", "gbs": "--gbs", "batch_tokens": "--batch-tokens"}
+        names = {"nodes": "--nodes", "gpus": "--gpus", "seq": "--seq", "gbs": "--gbs", "batch_tokens": "--batch-tokens"}
         names |= {"layout": "--layout"}
         return {option: value for name, option in names.items() if (value := getattr(self, name)) is not None}
 
@@ -64,19 +67,33 @@ class SizeOptions:
             raise UserError(
                 f"--layout {self.layout} and --gbs {self.gbs} contradict each other", "leave one of the two out"
             )
+        nodes, per_node = self.nodes, None
+        if self.gpus is not None:
+            nodes, per_node = _nodes_of(name, self.gpus, self.nodes)
         if self.layout is not None and self.layout != AUTO:
-            layout = layout_of(name, self.nodes, self.layout, overrides or ())
+            layout = layout_of(name, nodes, self.layout, overrides or ())
         return Request(
             name,
             tuple(overrides or ()),
             data.absolute() if data else None,
-            self.nodes,
+            nodes,
+            gpus_per_node=per_node,
             seq=self.seq,
             gbs=self.gbs,
             batch_tokens=tokens(self.batch_tokens),
             layout=layout,
             best_layout=self.layout == AUTO,
         )
+
+
+def _nodes_of(name: str, gpus: int, nodes: int | None) -> tuple[int, int | None]:
+    """As `sized.nodes_of`. Raises UserError for what is no recipe: a file says its own devices."""
+    from superpod.recipes.registry import find, recipes
+    from superpod.recipes.sizes import sized
+
+    if name not in recipes():
+        raise UserError(f"--gpus {gpus}: {name} is no recipe, and has its own size", "write trainer.devices=N")
+    return sized.nodes_of(find(name), gpus, nodes)
 
 
 def with_size(verb: Callable[..., None]) -> Callable[..., None]:

@@ -34,6 +34,8 @@ FACT = "finetune"
 """Key of run.json that keeps the `Task`."""
 BASES = ".models"
 """Folder next to the run folders (`owner.folder_in`) that holds every model that this user has imported."""
+DECLARED = Size()
+"""The recipe's smallest size."""
 CONTEXT_PARALLEL = "trainer.strategy.context_parallel_size"
 _COUNTS = finetune_data.COUNTS
 _IMPORTER = b"table of both directions, forward check"
@@ -96,16 +98,14 @@ class Task:
         return cls(**known)
 
 
-def check(
-    name: str, task: Task, overrides: Sequence[str] = (), num_nodes: int | None = None, prepared: bool = False
-) -> None:
+def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DECLARED, prepared: bool = False) -> None:
     """Refuse mistakes that need no NeMo to find.
 
     Args:
         name: of a recipe.
         task: what to fine-tune it on.
         overrides: changes of the recipe, of which the last size of context parallelism counts.
-        num_nodes: None = the recipe's smallest size.
+        size: of the run; its layout decides whether samples are shared out over ranks.
         prepared: the run has its packed data already, and needs no sample any more.
 
     Raises:
@@ -122,7 +122,7 @@ def check(
         )
     proof_level.require_trainable(recipe)
     _check_packing(recipe, task)
-    _check_context_parallelism(recipe, overrides, num_nodes)
+    _check_context_parallelism(recipe, overrides, size)
     huggingface.importable(Path(task.model), task.forward_check)
     if not prepared:
         finetune_data.check(task.samples)
@@ -142,24 +142,24 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
         )
 
 
-def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], num_nodes: int | None) -> None:
+def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], size: Size) -> None:
     """Samples lie end to end in a sequence, packed or one by one: attention must take the padding between them."""
-    planned = planned_job.job(sized(recipe, Size(num_nodes)), num_nodes)
+    planned = planned_job.job(sized(recipe, size), size.num_nodes)
     given = [value for path, _, value in (text.partition("=") for text in overrides) if path == CONTEXT_PARALLEL]
     cp = int(given[-1]) if given and given[-1].isdecimal() else planned.layout.cp
     whole = [str(nodes) for nodes in recipe.nodes if recipe.layout(nodes).cp == 1]
-    size = f"--num-nodes {' or '.join(whole)}; " if whole and not given else ""
+    near = f"--num-nodes {' or '.join(whole)}; " if whole and not given else ""
     if cp > 1 and planned_job.knows_no_ends(recipe.shape):
         raise UserError(
             f"{recipe.name} with cp {cp} would share out each sample over the ranks, and NeMo 2.7.3 does not tell "
             f"{recipe.model.name} where one ends",
-            f"{size}{CONTEXT_PARALLEL}=1",
+            f"{near}{CONTEXT_PARALLEL}=1",
         )
     if why := kernel_rules.refuses_padded_samples(planned.replace(layout=replace(planned.layout, cp=cp))):
         raise UserError(
             f"{recipe.name} with cp {cp} pads every sample to a multiple of {2 * cp} tokens, and "
             f"{planned.node.gpu.name} has no attention for padding between samples, Transformer Engine 2.9: {why}",
-            f"{size}{CONTEXT_PARALLEL}=1; or `recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked",
+            f"{near}{CONTEXT_PARALLEL}=1; or `recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked",
         )
 
 

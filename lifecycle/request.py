@@ -57,6 +57,8 @@ class Request:
     """the planner's fastest layout in place of the recipe's"""
     late_data: bool = False
     """a job that the run waits for makes the data folder (lifecycle/late_data.py)"""
+    gpus_per_node: int | None = None
+    """of one node, where fewer of its GPUs are used than it has"""
     profile: str = ""
     """steps and ranks that are profiled (lifecycle/profile_request.py); "" = none"""
 
@@ -114,7 +116,8 @@ class Request:
         from superpod.recipes.sizes.sized import Size
 
         seq = _length(self.overrides) if self.seq is None else self.seq
-        return Size(self.num_nodes, seq, self.gbs, self.batch_tokens, self.layout, self.best_layout)
+        size = Size(self.num_nodes, seq, self.gbs, self.batch_tokens, self.layout, self.best_layout)
+        return replace(size, gpus_per_node=self.gpus_per_node)
 
     def job(self) -> PlannedJob:
         """The planner's job of the sized recipe, without what overrides change. Raises UserError as `sized`."""
@@ -226,7 +229,7 @@ class Request:
             )
 
 
-_SIZES = ("seq", "gbs", "batch_tokens", "best_layout", "profile")
+_SIZES = ("seq", "gbs", "batch_tokens", "best_layout", "gpus_per_node", "profile")
 """Facts that run.json has only where they were asked for."""
 
 

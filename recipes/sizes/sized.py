@@ -49,6 +49,8 @@ class Size:
     """A whole layout. Its global batch counts where neither `gbs` nor `batch_tokens` is given."""
     best: bool = False
     """Take the planner's fastest layout, also at a size that is declared."""
+    gpus_per_node: int | None = None
+    """Of one node, where fewer of its GPUs are used than it has."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def sized(recipe: Recipe, size: Size) -> Recipe:
         UserError: a number out of range, two that contradict each other, a batch that the layout cannot have, a
             sequence that the weights do not have, or a size at which no layout fits.
     """
+    if size.gpus_per_node == recipe.gpus_per_node:
+        size = replace(size, gpus_per_node=None)
     check(recipe, size)
     nodes = recipe.nodes[0] if size.num_nodes is None else size.num_nodes
     if size == Size(size.num_nodes) and nodes in recipe.layouts:
@@ -89,9 +93,10 @@ def sized(recipe: Recipe, size: Size) -> Recipe:
 @lru_cache(maxsize=256)
 def _sized(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
     """As `sized`. A verb asks several times, and a search takes a second."""
-    nodes, world = size.num_nodes or 0, (size.num_nodes or 0) * recipe.gpus_per_node
-    longer = replace(recipe, seq=size.seq or recipe.seq)
-    own = size.layout or recipe.layouts.get(nodes)
+    per_node = size.gpus_per_node or recipe.gpus_per_node
+    nodes, world = size.num_nodes or 0, (size.num_nodes or 0) * per_node
+    longer = replace(recipe, seq=size.seq or recipe.seq, gpus_per_node=per_node)
+    own = size.layout or (None if size.gpus_per_node else recipe.layouts.get(nodes))
     set_by = {"seq": COMMAND_LINE} if longer.seq != recipe.seq else {}
     job = None
     if own is None or size.best:
@@ -109,11 +114,33 @@ def _sized(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
     values: dict[str, Any] = {f.name: getattr(longer, f.name) for f in fields(Recipe)}
     values["layouts"] = {nodes: layout}
     as_declared = layout == recipe.layouts.get(nodes) and longer.seq == recipe.seq
+    as_declared = as_declared and not size.gpus_per_node
     values["saves"] = {nodes: recipe.saves[nodes]} if as_declared and nodes in recipe.saves else {}
     result = SizedRecipe(**values, set_by=set_by, planned=job is not None)
     rounder = _of_rounder(longer, nodes, job) if job else []
     notes = (*_of_size(recipe, result), *rounder, *_of_batch(recipe, result, size))
     return replace(result, notes=notes)
+
+
+def nodes_of(recipe: Recipe, gpus: int, nodes: int | None) -> tuple[int, int | None]:
+    """The nodes of so many GPUs, and the GPUs of one node where they do not fill it.
+
+    Raises:
+        UserError: no positive number, more than a node's GPUs that fill none, or another number than `nodes` have.
+    """
+    node = recipe.gpus_per_node
+    if gpus < 1:
+        raise UserError(f"--gpus is {gpus}; it is 1 or more", f"a node of {recipe.name} has {node}")
+    if gpus < node and nodes in (None, 1):
+        return 1, gpus
+    if nodes is not None and gpus != nodes * node:
+        raise UserError(
+            f"--gpus {gpus} and --nodes {nodes} of {node} GPUs contradict each other", f"--nodes {nodes} alone"
+        )
+    if gpus % node:
+        near = " or ".join(f"--nodes {n}" for n in (gpus // node, gpus // node + 1) if n)
+        raise UserError(f"{gpus} GPUs do not fill whole nodes: {recipe.name} has {node} GPUs a node", near)
+    return gpus // node, None
 
 
 def best(recipe: Recipe, nodes: int) -> Layout | None:
@@ -138,6 +165,13 @@ def check(recipe: Recipe, size: Size) -> None:
     for option, (value, most) in limits.items():
         if value is not None and not 1 <= value <= most:
             raise UserError(f"{option} is {value:,}; it is 1 to {most:,}", "leave it out for the recipe's own")
+    if size.gpus_per_node is not None:
+        most = recipe.gpus_per_node
+        if not 1 <= size.gpus_per_node < most or (size.num_nodes or 1) > 1:
+            raise UserError(
+                f"{size.gpus_per_node} GPUs do not fill whole nodes: {recipe.name} has {most} GPUs a node",
+                f"1 to {most - 1} GPUs of one node, or --nodes N",
+            )
     seq = size.seq or recipe.seq
     if size.batch_tokens is not None and not seq <= size.batch_tokens <= MOST * seq:
         raise UserError(
@@ -216,6 +250,9 @@ def _of_size(recipe: Recipe, result: SizedRecipe) -> list[str]:
     (nodes,) = result.nodes
     if not result.planned:
         return []
+    if result.gpus_per_node < recipe.gpus_per_node:
+        used = f"{result.gpus_per_node} of a node's {recipe.gpus_per_node} GPUs"
+        return [f"{used}: planned now, {explain.title(result.layout())}; not proven"]
     if nodes in recipe.layouts:
         return [f"planned now, {explain.title(result.layout())}; not proven in this layout"]
     sizes, count = ", ".join(map(str, recipe.nodes)), f"{nodes:,} node{'s' * (nodes != 1)}"

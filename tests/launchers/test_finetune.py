@@ -14,6 +14,7 @@ from superpod.errors import UserError
 from superpod.launchers import finetune
 from superpod.node.run_folder import RunFolder
 from superpod.planner.layout import PARALLEL_SIZES
+from superpod.recipes.sizes.sized import Size
 from superpod.recipes.weights import huggingface
 from tests.launchers.compare_with_transformers import RUNS
 from tests.recipes.weights import tiny
@@ -307,7 +308,7 @@ def test_packed_samples_with_context_parallelism_have_no_attention_on_a100():
         ("mixtral_8x7b_sft_h100_bf16", [f"{CP}=2"], None),
     ):
         with pytest.raises(UserError, match="/m"):  # the next check: there is no such folder
-            finetune.check(name, PACKED, overrides, nodes)
+            finetune.check(name, PACKED, overrides, Size(nodes))
 
 
 def test_packed_samples_are_judged_by_head_size_too():
