@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Annotated
@@ -35,17 +36,11 @@ def check(options: PlanOptions, overrides: Overrides = None, build: Build = True
         hardware_option.use(options.hardware)
     judged = bool(overrides) or options.name.startswith("nemo:") or options.name.endswith(".py")
     judgement = _judged(options, overrides or [], build) if judged else _planned(options)
-    if as_json:
-        print(json.dumps(_facts(judgement, whole=judged), indent=1))
-    else:
-        _print(judgement)
-        # A recipe has its layout; a model without one, or with one that fails, is what `recipes plan` is for.
-        if not judged and not options.is_recipe and (options.layout is None or judgement.verdict != "ok"):
-            print(_plan(options), end="")
-        if options.is_recipe:
-            print(_better(options, overrides or []), end="")
-        for line in folder_notes.training(options.name):
-            print(f"note: {line}")
+    with contextlib.suppress(BrokenPipeError):  # `| head -1` has read enough; the code is that of the check
+        if as_json:
+            print(json.dumps(_facts(judgement, whole=judged), indent=1))
+        else:
+            _print_all(judgement, options, overrides or [], judged=judged)
     if not judgement.passed:
         raise typer.Exit(2)
 
@@ -102,6 +97,18 @@ def _planned(options: PlanOptions) -> Judgement:
         step_time_s=prediction.step_time_s,
         tight=bool(prediction.tight),
     )
+
+
+def _print_all(judgement: Judgement, options: PlanOptions, overrides: list[str], *, judged: bool) -> None:
+    """The judgement, and what may be done next."""
+    _print(judgement)
+    # A recipe has its layout; a model without one, or with one that fails, is what `recipes plan` is for.
+    if not judged and not options.is_recipe and (options.layout is None or judgement.verdict != "ok"):
+        print(_plan(options), end="")
+    if options.is_recipe:
+        print(_better(options, overrides), end="")
+    for line in folder_notes.training(options.name):
+        print(f"note: {line}")
 
 
 OF_A_REQUEST = ("name", "nodes", "gpus", "gpu", "seq", "gbs", "batch_tokens", "layout", "hardware")

@@ -159,8 +159,11 @@ def test_a_pipe_of_our_own_that_breaks_is_our_failure(monkeypatch, capsys):
 def test_a_check_whose_reader_has_left_keeps_its_code():
     """Its answer is no by the exit code too, whoever reads the reasons."""
     script = f"{shlex.quote(sys.executable)} -m superpod.cli check llama3_8b --gpu h100 --nodes 1 --layout tp=3"
-    done = subprocess.run(["bash", "-c", f"{script} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True, timeout=120)
-    assert done.returncode == 2
+    piped = f"{script} | true; exit ${{PIPESTATUS[0]}}"
+    for unbuffered in ("", "1"):  # the pipe breaks at the first line, or when all is flushed at the end
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(["bash", "-c", piped], capture_output=True, timeout=120, env=environment)
+        assert done.returncode == 2, unbuffered
 
 
 def test_a_misspelt_name_is_suggested_once():
