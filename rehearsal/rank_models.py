@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 FROM_THE_WORLD = ("DATA_PARALLEL", "default_pg", "EXPERT_DATA_PARALLEL")
 """Process groups, by parts of Megatron's names, whose size follows from the number of GPUs, not from the layout."""
-SETS_UP = ("fake_ranks", "_app_state")
-"""Functions around the constructors that may measure them: Megatron's grid, and NeMo's state of it."""
+SETS_UP = ("fake_ranks", "_app_state", "micro_batches")
+"""Functions around the constructors that may measure them: Megatron's grid, NeMo's state of it, and the micro-batches
+of a step, whose schedule runs for each size as it is resolved."""
 ONE_OR_SEVERAL = (
     "initialize_ub",  # a group for each copy of the model (TE 2.9.0 module/base.py)
     "fuse_userbuffers_forward_linear",  # nothing to hide on one GPU (ops/fused/userbuffers_forward_linear.py)

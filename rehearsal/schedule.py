@@ -59,11 +59,9 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
         AssertionError, IndexError, RuntimeError, ValueError: Megatron refuses the schedule.
         NotParallelError: a pipeline of several stages communicates nothing.
     """
-    from megatron.core import num_microbatches_calculator as calculator
     from megatron.core import parallel_state as state
 
-    build = calculator._build_num_microbatches_calculator
-    steps = build(1, batch.rampup, batch.total, batch.micro, state.get_data_parallel_world_size(), False).get()
+    steps = micro_batches(batch)
     chunks = config.virtual_pipeline_model_parallel_size or 1
     pp = state.get_pipeline_model_parallel_world_size()
     group = config.microbatch_group_size_per_vp_stage or pp
@@ -79,6 +77,19 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
                 raise
             SEEN[key] = _run(config, ddp, batch, steps, chunks)  # the refusal names the real number of micro-batches
     return SEEN[key]
+
+
+def micro_batches(batch: Batch) -> int:
+    """The micro-batches of a step on the ranks of Megatron's parallel state, by its own calculator.
+
+    Raises:
+        AssertionError: they do not divide the batch.
+    """
+    from megatron.core import num_microbatches_calculator as calculator
+    from megatron.core import parallel_state as state
+
+    build = calculator._build_num_microbatches_calculator
+    return build(1, batch.rampup, batch.total, batch.micro, state.get_data_parallel_world_size(), False).get()
 
 
 def shortened(steps: int, pp: int, group: int, *, interleaved: bool) -> int:

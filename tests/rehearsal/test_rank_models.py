@@ -49,12 +49,17 @@ def initialize_ub(group):
     return group.size()
 
 
+def micro_batches(group):
+    return group.size()
+
+
 @pytest.mark.nemo
 @pytest.mark.filterwarnings("ignore:The pynvml package:FutureWarning")
 def test_a_constructor_that_takes_the_size_of_data_parallelism_is_noticed(group):
     with rank_models._measured() as measured:
         group("TENSOR_MODEL_PARALLEL_GROUP").size()
         assert initialize_ub(group("default_pg")) == 8
+        assert micro_batches(group("DATA_PARALLEL_GROUP")) == 8
         assert measured == set()
         assert group("DATA_PARALLEL_GROUP_WITH_CP").size() == 8
     group("EXPERT_DATA_PARALLEL_GROUP").size()

@@ -129,6 +129,7 @@ def prove(names, layout=None):
         "failures": [dataclasses.astuple(failure) for failure in done.failures],
         "differences": evidence.differences(proof_level.read(), done.shown),
         "built": done.built_now,
+        "different": done.built,
         "sizes": done.sizes,
     }
 
