@@ -82,7 +82,8 @@ CAUSES = (
         (
             Sign(
                 "permission denied",
-                r"(Errno 13|PermissionError|mkdir|open|cannot|access|write|create|: Permission denied|IOError|OSError)",
+                r"^(?!.*publickey).*(Errno 13|PermissionError|mkdir|open|cannot|access|write|create|: Permission denied"
+                r"|IOError|OSError)",
             ),
             Sign("permissionerror"),
             Sign("[errno 13]"),

@@ -57,7 +57,7 @@ CAUSES = (
             Sign("xid", _XID.format(codes="(?!13\\b|31\\b|43\\b|45\\b)\\d+"), LIKELY, any_level=True),
             Sign("gpu has encountered an error", sure=LIKELY),
         ),
-        follows=("gpu_lost", "gpu_ecc", "gpu_firmware", "nvlink"),
+        follows=("gpu_lost", "gpu_ecc", "gpu_firmware", "nvlink", "gpu_illegal_access", "gpu_assert"),
     ),
     Cause(
         "gpu_throttled",
@@ -80,13 +80,13 @@ CAUSES = (
         "CUDA_LAUNCH_BLOCKING=1 on a small run names the kernel; a bug of a kernel or of its inputs: switch off the "
         "newest "
         "fusion or attention kernel first (NVTE_FUSED_ATTN=0, NVTE_FLASH_ATTN=0)",
-        (
-            Sign("illegal memory access"),
-            Sign("cuda_error_illegal_address"),
-            Sign("cudaerrorillegaladdress"),
-            Sign("misaligned address"),
-            Sign("illegal instruction was encountered"),
-            Sign("cuda error: invalid program counter"),
+        (  # CUDA reports an error of a kernel at a later call, a fault of the hardware as well: never certain
+            Sign("illegal memory access", sure=LIKELY),
+            Sign("cuda_error_illegal_address", sure=LIKELY),
+            Sign("cudaerrorillegaladdress", sure=LIKELY),
+            Sign("misaligned address", sure=LIKELY),
+            Sign("illegal instruction was encountered", sure=LIKELY),
+            Sign("cuda error: invalid program counter", sure=LIKELY),
             Sign("xid", _XID.format(codes="(13|31)"), LIKELY, any_level=True),
         ),
         follows=("gpu_lost", "gpu_ecc", "gpu_firmware", "nvlink", "vocabulary_mismatch", "gpu_assert"),
@@ -97,9 +97,9 @@ CAUSES = (
         "a kernel's own check failed: mostly an index beyond a table",
         "CUDA_LAUNCH_BLOCKING=1 on a small run names the operation; look at token ids, labels and positions first",
         (
-            Sign("device-side assert"),
-            Sign("cudaerrorassert"),
-            Sign("cuda_error_assert"),
+            Sign("device-side assert", sure=LIKELY),
+            Sign("cudaerrorassert", sure=LIKELY),
+            Sign("cuda_error_assert", sure=LIKELY),
             Sign("assertion", r"\.cu[h]?:\d+: .*block: \[\d+.*Assertion"),
         ),
         follows=("vocabulary_mismatch", "sequence_too_long"),
@@ -140,7 +140,6 @@ CAUSES = (
             Sign("no supported gpu backend found"),
             Sign("device count", r"(expected|requested|need).*(but|only).*(found|available|visible)", LIKELY),
             Sign("you requested gpu", r"but your machine only has"),
-            Sign("cuda-capable device(s) is/are busy"),
             Sign("libcuda.so", r"cannot open shared object"),
             Sign("gpu", r"No GPUs? (found|available|detected)|machine has no GPU", LIKELY),
         ),

@@ -33,9 +33,10 @@ CAUSES = (
     Cause(
         "gpu_memory_taken",
         PROGRAM,
-        "another process holds the GPU's memory",
+        "another process holds the GPU or its memory",
         "`nvidia-smi` on that node names the process: end what an earlier job left, or take nodes whole (--exclusive)",
-        (),  # told from the figures of an out-of-memory message: see oom.py
+        # Its memory is told from the figures of an out-of-memory message: see oom.py.
+        (Sign("is/are busy or unavailable", sure=LIKELY), Sign("compute mode", r"exclusive", LIKELY)),
     ),
     Cause(
         "host_out_of_memory",
