@@ -32,16 +32,12 @@ class Batch(NamedTuple):
 
     micro: int
     total: int
-    seq: int
-    """Tokens of a sample."""
     rampup: list[int] | None = None
 
     @classmethod
     def of(cls, data: Any) -> Batch:
         """Of a recipe's data module."""
-        return cls(
-            data.micro_batch_size, data.global_batch_size, data.seq_length, getattr(data, "rampup_batch_size", None)
-        )
+        return cls(data.micro_batch_size, data.global_batch_size, getattr(data, "rampup_batch_size", None))
 
 
 def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
@@ -68,14 +64,14 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
     count = shortened(steps, pp, group, interleaved=config.virtual_pipeline_model_parallel_size is not None)
     if config.num_microbatches_with_partial_activation_checkpoints is not None:
         count = steps
-    key = (count, chunks, batch.micro, pp, state.get_pipeline_model_parallel_rank(), *_read(config), *_overlaps(ddp))
+    key = (count, chunks, pp, state.get_pipeline_model_parallel_rank(), *_read(config), *_overlaps(ddp))
     if key not in SEEN:
         try:
-            SEEN[key] = _run(config, ddp, batch, count, chunks)
+            SEEN[key] = _run(config, ddp, count, chunks)
         except Exception:
             if count == steps:
                 raise
-            SEEN[key] = _run(config, ddp, batch, steps, chunks)  # the refusal names the real number of micro-batches
+            SEEN[key] = _run(config, ddp, steps, chunks)  # the refusal names the real number of micro-batches
     return SEEN[key]
 
 
@@ -132,15 +128,17 @@ class _StopBeforeFirstStep(Exception):
     """The schedule asks for a real model; its own checks have passed by then."""
 
 
-def _run(config: Any, ddp: Any, batch: Batch, count: int, chunks: int) -> set[str]:
+def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
+    """Run `count` micro-batches of one number each: no check of a schedule depends on the sizes of its tensors."""
     from megatron.core import parallel_state as state
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 
     config = copy.copy(config)
-    config.timers = None
+    config.timers, config.hidden_size = None, 1
     config.finalize_model_grads_func = None  # it reduces real gradients
     model = [_chunk(config, stage) for stage in range(chunks)]
     _connect(config, ddp, model)
+    tokens = config.context_parallel_size * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
     schedule = get_forward_backward_func()
     with without_device(), received.watched() as traffic:
         for forward_only in (False, True):
@@ -150,8 +148,8 @@ def _run(config: Any, ddp: Any, batch: Batch, count: int, chunks: int) -> set[st
                     data_iterator=[iter(()) for _ in model],
                     model=model,
                     num_microbatches=count,
-                    seq_length=batch.seq,
-                    micro_batch_size=batch.micro,
+                    seq_length=tokens,
+                    micro_batch_size=1,
                     forward_only=forward_only,
                 )
     pp = state.get_pipeline_model_parallel_world_size()
@@ -194,7 +192,7 @@ def _chunk(config: Any, stage: int) -> Any:
 
         def forward(self) -> Any:
             if self.given is None:  # the first stage, which has tokens
-                return torch.empty(1, dtype=config.pipeline_dtype or torch.float32, requires_grad=True) * 1
+                return torch.empty(1, 1, 1, dtype=config.pipeline_dtype or torch.float32, requires_grad=True) * 1
             return self.given * 1
 
         def no_sync(self) -> Any:

@@ -92,6 +92,26 @@ def dry(
     return {"counts": counts, "seconds": time.time() - started}
 
 
+def dry_step(_: Path, without: frozenset[str]) -> dict[str, list[str]]:
+    """Micro-batches of a group -> what Megatron's schedule says on the first, a middle and the last of 4 stages."""
+    from nemo.collections.llm.recipes import llama3_70b
+
+    from superpod.rehearsal import dry_build
+
+    def answer(rank: int) -> str:
+        try:
+            return str(len(dry_build(recipe, rank, 64, step=True)))
+        except (RuntimeError, ValueError) as refused:
+            return str(refused)
+
+    answers: dict[str, list[str]] = {}
+    for group in (None, 2, 12):
+        recipe = llama3_70b.pretrain_recipe()
+        recipe.trainer.strategy.microbatch_group_size_per_vp_stage = group
+        answers[str(group)] = [answer(rank) for rank in (0, 32, 63)]
+    return answers
+
+
 def dry_fp8(folder: Path, without: frozenset[str]) -> list[int]:
     """A recipe in FP8, whose precision plugin writes into a configuration that has been built already."""
     from nemo.collections.llm.recipes import llama3_8b

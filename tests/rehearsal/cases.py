@@ -60,6 +60,7 @@ CASES = {
     "moe-recompute": NemoCase(1, partial(training_cases.restored, recompute_granularity="selective", **NORMS)),
     "settings": NemoCase(1, build_cases.settings),
     "dry-fp8": NemoCase(1, build_cases.dry_fp8),
+    "dry-step": NemoCase(1, build_cases.dry_step),
     "attention-values": NemoCase(1, build_cases.attention_values),
     "dry-8b": NemoCase(
         1, partial(build_cases.dry, model="llama3_8b", world_size=1, ranks=[0], context_parallel_size=1)

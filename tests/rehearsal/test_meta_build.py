@@ -65,6 +65,13 @@ def test_a_recipe_in_fp8(outcome):
     assert outcome["value"] == [LLAMA3_8B], outcome["error"]
 
 
+@with_outcomes(CaseRequest("dry-step"))
+def test_item_10_the_schedule_runs_without_transformer_engine_too(outcome):
+    answers = outcome["value"]
+    assert answers["None"] == answers["12"] == ["5", "5", "5"], outcome["error"]
+    assert all("should range in [PP=4 , M=256]" in answer for answer in answers["2"])
+
+
 @with_outcomes(CaseRequest("dry-twice"))
 def test_a_build_leaves_nothing_behind(outcome):
     assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])

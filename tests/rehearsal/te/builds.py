@@ -96,10 +96,10 @@ def schedules(count):
                 **sizes,
             )
             with meta_build.fake_ranks(rank, pp, **sizes):
-                batch = schedule.Batch(1, steps, 8)
+                batch = schedule.Batch(1, steps)
                 schedule.SEEN.clear()
                 short = _end(lambda: schedule.run(config, None, batch))  # noqa: B023
-                whole = _end(lambda: schedule._run(config, None, batch, steps, vp or 1))  # noqa: B023
+                whole = _end(lambda: schedule._run(config, None, steps, vp or 1))  # noqa: B023
         ends[str(whole)[:60]] += 1
         if short != whole:
             differing.append([pp, vp, steps, group, overlap, short, whole])
