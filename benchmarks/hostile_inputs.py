@@ -72,7 +72,7 @@ OWN_FILES: dict[str, bytes] = {
     "binary.jsonl": b"\x80\x81\n",
     "scalar.jsonl": b"7\n8\n",
     "empty.jsonl": b"",
-    "good.jsonl": b'{"prompt": "a", "completion": "b"}\n' * 40,
+    "good.jsonl": b"".join(b'{"prompt": "%d", "completion": "b"}\n' % at for at in range(40)),
     "template.jinja": b"{% for %}",
     "ds.json": b'{"zero_optimization": {"stage": 9}}',
     "args.txt": b"--tensor-model-parallel-size two",
