@@ -116,8 +116,11 @@ def test_finding_1_a_damaged_newest_costs_one_interval(damage, training, recipes
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])
-def test_a_shard_of_the_step_before_is_not_trained_on(has_manifest, training):
-    """25: a shard of step 50 in the folder of step 52 was, where that had no manifest."""
+def test_a_shard_of_another_save_is_not_trained_on(has_manifest, training):
+    """25: a shard of step 50 in the folder of step 52 was, where that had no manifest.
+
+    Its name must not hold the word that NeMo monitors: `nemo_topk_check_previous_run` (2.7.3) looks for it in the path.
+    """
     run = stopped_after_three(training)
     newest, second, _ = saved_steps(run)
     folder, older, _ = newest_first(run)
