@@ -140,7 +140,7 @@ def verdicts(rows: Iterable[Mapping[str, str]]) -> int:
     for row in rows:
         try:
             job = published.job(row, FACTS)
-            verdict = memory.verdict(job)
+            verdict = "oom" if memory.fit(job) == "does not fit" else "ok"
         except UserError:
             continue
         if contradicts(job):

@@ -102,7 +102,7 @@ def _planned(row: Mapping[str, str]) -> Run:
     jobs = list(_jobs(row))
     if not jobs:
         raise UserError(f"{row['id']} ({row['source']}) has no legal layout")
-    fitting = [job for job in jobs if memory.verdict(job) == "ok"] if row["open"] else jobs
+    fitting = [job for job in jobs if memory.fit(job) != "does not fit"] if row["open"] else jobs
     seconds, job = min(((_seconds(job), job) for job in fitting or jobs), key=lambda pair: pair[0])
     return Run(row, job, published_seconds(row, job), seconds)
 
@@ -157,7 +157,7 @@ def _sums(title: str, runs: Sequence[Run], bound: float) -> Iterator[str]:
     for (name, gpu), members in by_source.items():
         yield _sum(name, gpu, members)
     yield _sum("all", "", runs)
-    oom = [run for run in runs if memory.verdict(run.job) != "ok"]
+    oom = [run for run in runs if memory.fit(run.job) == "does not fit"]
     yield f"of these, which ran, the planner calls oom: {', '.join(run.row['id'] for run in oom) or 'none'}"
 
 

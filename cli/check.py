@@ -90,7 +90,7 @@ def _planned(options: PlanOptions) -> Judgement:
         broken=[*legality.violations(job), *broken],
         warnings=[*legality.warnings(job), *known],
         verdict=prediction.verdict,
-        short=explain.short_of(job, prediction) if prediction.verdict == "oom" or prediction.tight else "",
+        short=explain.short_of(job, prediction) if prediction.fit in ("tight", "does not fit") else "",
         allocated_gib=prediction.allocated_gib_max,
         reserved_gib=prediction.reserved_gib_max,
         usable_gib=prediction.limit_gib,
@@ -168,6 +168,7 @@ def _refuse_devices(options: PlanOptions, overrides: list[str]) -> None:
 def _facts(judgement: Judgement, *, whole: bool) -> dict[str, object]:
     facts: dict[str, object] = {
         "verdict": judgement.verdict,
+        "tight": judgement.tight,
         "broken": [violation._asdict() for violation in judgement.broken],
         "warnings": [warning._asdict() for warning in judgement.warnings],
         "short": judgement.short,
@@ -200,8 +201,9 @@ def _print(judgement: Judgement) -> None:
         sizes = ", ".join(f"rank {rank} {sum(counts):,}" for rank, counts in judgement.built.items())
         print(f"built with {judgement.layers} layers, parameters: {sizes}")
     if judgement.passed and judgement.verdict == "ok":
+        outcome = "tight" if judgement.tight else "ok"
         print(
-            f"ok: legal; {judgement.allocated_gib:.1f} GiB allocated and {judgement.reserved_gib:.1f} "
+            f"{outcome}: legal; {judgement.allocated_gib:.1f} GiB allocated and {judgement.reserved_gib:.1f} "
             f"reserved of {judgement.usable_gib:.1f} on the fullest rank; {judgement.step_time_s:.3g} s a step"
         )
 

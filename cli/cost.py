@@ -78,8 +78,8 @@ class Budget:
 
     @property
     def fits(self) -> bool:
-        """Whether the GPUs have the memory."""
-        return self.prediction.verdict == "ok"
+        """Whether the GPUs have the memory; a tight run counts, and is called so."""
+        return self.prediction.fit != "does not fit"
 
     def as_json(self) -> dict[str, object]:
         """As `--json` prints it."""
@@ -113,8 +113,9 @@ def _show(budgets: list[Budget], currency: str) -> None:
     titles, rows = _table(budgets, currency)
     tables.show_folded(titles, rows, fold=len(titles) - 1)
     for one in budgets:
-        if not one.fits:
-            tables.say(f"- {one.job.node.gpu.name} does not fit: {explain.short_of(one.job, one.prediction)}")
+        if one.prediction.fit != "fits":
+            outcome = "is tight" if one.prediction.tight else "does not fit"
+            tables.say(f"- {one.job.node.gpu.name} {outcome}: {explain.short_of(one.job, one.prediction)}")
 
 
 def _table(budgets: list[Budget], currency: str) -> tuple[list[str], list[list[str]]]:

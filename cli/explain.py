@@ -48,7 +48,6 @@ def _bounds(job: PlannedJob, prediction: Prediction) -> list[str]:
 
     lines = [explanations.bound(prediction), *([explanations.pipeline(job)] if job.layout.pp > 1 else [])]
     lines += explanations.stages_written(job)
-    if prediction.verdict == "oom" or prediction.tight:
-        verdict = "tight" if prediction.tight else "does not fit"
-        lines.append(f"{verdict}: {explanations.short_of(job, prediction)}")
+    if prediction.fit != "fits":
+        lines.append(f"{prediction.fit}: {explanations.short_of(job, prediction)}")
     return lines

@@ -67,7 +67,7 @@ def _facts(fits: dict[str, Fit]) -> dict[str, object]:
 
 def _cell(fit: Fit) -> str:
     if fit.layout is not None:
-        return f"{fit.tokens_per_s_per_gpu:,.0f}"
+        return f"{fit.tokens_per_s_per_gpu:,.0f}" + ", tight" * fit.tight
     return "-" if fit.refused else f"{fit.short_gib:,.0f} GiB short"
 
 

@@ -98,10 +98,11 @@ def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> No
     best = next(iter(searches.values()))
     job = best.job
     legal = sum(map(len, searches.values()))
-    fit = sum(len(search.ranked) for search in searches.values())
+    fit = sum(int(search.fits.sum()) for search in searches.values())
+    tight = sum(int(search.tight.sum()) for search in searches.values())
     tables.say(
         f"{job.model.name}, {job.gpus} x {job.node.gpu.name}, seq {job.seq}, gbs {job.layout.gbs}, "
-        f"{' or '.join(searches)}: {legal:,} legal layouts, {fit:,} fit"
+        f"{' or '.join(searches)}: {legal:,} legal layouts, {fit:,} fit" + (f", {tight:,} tight" if tight else "")
     )
     if not shown:
         tables.say(plans.closest(best))

@@ -174,7 +174,11 @@ def _in_layout(job: PlannedJob, text: str | None) -> PlannedJob:
 
     if text == size_options.AUTO:
         return plans.best(job)
-    return job if text is None else job.replace(layout=option_syntax.layout(job.layout, text))
+    if text is None:
+        return job
+    layout, note = option_syntax.layout_of_model(job.layout, text, job.model.layers)
+    size_options.say([note] if note else [])
+    return job.replace(layout=layout)
 
 
 def _of_model(options: PlanOptions) -> PlannedJob:

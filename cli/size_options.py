@@ -137,9 +137,12 @@ def layout_of(name: str, nodes: int | None, text: str, overrides: Sequence[str] 
             )
     size = recipe.nodes[0] if nodes is None else nodes
     try:
-        return option_syntax.layout(recipe.layouts.get(size, recipe.layout()), text)
+        base = recipe.layouts.get(size, recipe.layout())
+        layout, note = option_syntax.layout_of_model(base, text, recipe.shape.layers)
     except UserError as wrong:
         raise UserError(str(wrong), wrong.hint or f"such as tp=4,pp=2,sp; or {AUTO}, the planner's fastest") from wrong
+    say([note] if note else [])
+    return layout
 
 
 def say(notes: Sequence[str]) -> None:

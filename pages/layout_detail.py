@@ -42,7 +42,7 @@ def _detail(job: PlannedJob, prediction: Prediction, *, timeline: bool) -> dict[
         "title": explain.title(job.layout),
         "option": layout_points.option(job.layout),
         "precision": job.precision,
-        "verdict": "tight" if prediction.tight else prediction.verdict,
+        "verdict": prediction.outcome,
         "seconds": prediction.step_time_s,
         "rate": prediction.tokens_per_s_per_gpu,
         "mfu": prediction.mfu,

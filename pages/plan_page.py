@@ -121,7 +121,7 @@ def _row(job: PlannedJob, prediction: Prediction) -> dict[str, Any]:
             "etp": x.etp or x.tp,
             "mbs": x.mbs,
         },
-        "verdict": "ok" if prediction.short_gib <= 0 else "oom",
+        "verdict": prediction.outcome,
         "seconds": prediction.step_time_s,
         "rate": prediction.tokens_per_s_per_gpu,
         "mfu": prediction.mfu,

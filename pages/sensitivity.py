@@ -46,7 +46,7 @@ def _point(value: float, prediction: predict.Prediction) -> dict[str, Any]:
         "value": value,
         "rate": prediction.tokens_per_s_per_gpu,
         "gib": prediction.reserved_gib_max,
-        "verdict": "tight" if prediction.tight else prediction.verdict,
+        "verdict": prediction.outcome,
         "reason": prediction.reason,
     }
 

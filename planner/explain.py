@@ -11,9 +11,10 @@ import numpy as np
 from superpod.planner import corrections, legality, memory, pipeline_layout, predict
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import MEGATRON_FSDP, SHARDINGS, Layout
+from superpod.planner.memory.capacity import MARGIN
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.predict import Prediction
-from superpod.planner.search import TIGHT, SearchResult
+from superpod.planner.search import SearchResult
 
 BOUNDS = {
     "tp": "tensor-parallel communication",
@@ -65,7 +66,7 @@ def better(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
     tried = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
     legal = [(what, other) for what, other in tried if not legality.violations(other)]
     after = zip((what for what, _ in legal), predict.many([other for _, other in legal]), strict=True)
-    fits = [(what, p.step_time_s) for what, p in after if p.verdict == "ok" and not p.tight and p.step_time_s]
+    fits = [(what, p.step_time_s) for what, p in after if p.fit == "fits" and p.step_time_s]
     gains = [(seconds / (before.step_time_s or 1.0) - 1, what) for what, seconds in fits]
     return [f"{what} takes {-gain:.1%} off the step" for gain, what in sorted(gains) if gain < -0.01][:most]
 
@@ -79,7 +80,7 @@ def short_of(job: PlannedJob, before: Prediction, together: str = SEARCH) -> str
     When a single change makes it fit, those come first and are called so; else the largest savings are listed, and
     `together`, the next move after them; after a search it is another than a search.
     """
-    missing = before.short_gib
+    missing = max(0.0, before.short_gib)
     savings = moves(job, before)
     enough = [m for m in savings if m.prediction.short_gib <= 0][:3]
     shown = enough or sorted(savings, key=lambda m: -m.frees_gib)[:3]
@@ -125,10 +126,10 @@ def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> l
     prediction = prediction or predict.one(result.job_of(i))
     room = (result.cap - result.reserved[i]) / GIB
     tight = "tight: " * bool(result.tight[i])
-    lines = [
-        bound(prediction),
-        f"{tight}{room:.1f} GiB of {result.cap / GIB:.1f} GiB usable are left on the fullest rank",
-    ]
+    left = f"{room:.1f} GiB of {result.cap / GIB:.1f} GiB usable are left on the fullest rank"
+    if room < 0:
+        left = f"the fullest rank reserves {-room:.1f} GiB more than the {result.cap / GIB:.1f} GiB usable"
+    lines = [bound(prediction), f"{tight}{left}"]
     lines += _waits(result, i)
     if result.layout(i).sharding in MEGATRON_FSDP:
         lines.append(UNMEASURED)
@@ -151,7 +152,9 @@ def _next(result: SearchResult, i: int, other: int) -> str:
     name = result.layout(other).short()
     if slower < 0 and result.tight[other] and not result.tight[i]:
         room, cap = (result.cap - result.reserved[other]) / GIB, result.cap / GIB
-        left = f"{room:.2f} GiB of {cap:.1f} are left, under {TIGHT:.1%}"
+        left = f"{room:.2f} GiB of {cap:.1f} are left, under {MARGIN:.1%}"
+        if room < 0:
+            left = f"it reserves {-room:.2f} GiB more than {cap:.1f}"
         return f"{name} would be {-slower:.1%} faster, but is tight: {left}"
     return f"the next with other degrees, {name}, takes {max(0.0, slower):.1%} more time"
 

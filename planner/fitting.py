@@ -21,10 +21,12 @@ class Fit:
     """The answer for one job."""
 
     layout: Layout | None
-    """The fastest that fits; None where none does."""
+    """The fastest that fits, or else is tight; None where none is."""
     tokens_per_s_per_gpu: float = 0.0
     short_gib: float = 0.0
     """What the smallest layout lacks on its fullest rank, GiB; 0 where one fits."""
+    tight: bool = False
+    """It may run, with next to no room or without fragmentation only (`memory.capacity.fit_of`)."""
     refused: str = ""
     """The rule that no layout keeps, or ""."""
 
@@ -38,4 +40,5 @@ def of(job: PlannedJob) -> Fit:
     if not len(result.ranked):
         return Fit(None, short_gib=float((np.min(result.reserved) - result.cap) / GIB))
     first = int(result.ranked[0])
-    return Fit(result.layout(first), job.tokens / float(result.seconds[first]) / job.gpus)
+    rate = job.tokens / float(result.seconds[first]) / job.gpus
+    return Fit(result.layout(first), rate, tight=bool(result.tight[first]))

@@ -30,8 +30,6 @@ PARALLEL_SIZES = {
     "etp": "expert_tensor_parallel_size",
 }
 """Megatron's own names of the degrees of parallelism."""
-ENDS = ((False, False), (True, True), (False, True), (True, False))
-"""Whether the embedding and the loss count as layers, in the order of preference: neither or both keep stages alike."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +102,8 @@ class Layout:
                 raise UserError(f"{where}: {key} takes {_kind(default)}, not {value!r}")
             if value not in CHOICES.get(key, (value,)):
                 raise UserError(f"{where}: {key} is one of {', '.join(CHOICES[key])}, not {value!r}")
+        if values.get("vp") == 1:  # one chunk on each rank is no interleaving
+            values = values | {"vp": None}
         try:
             return cls(**values)
         except UserError as wrong:

@@ -65,6 +65,25 @@ def layout(base: Layout, text: str, what: str = "--layout") -> Layout:
     return changed
 
 
+STAGES = ("chunks", "first_layers", "last_layers", "embedding_as_layer", "loss_as_layer")
+"""Fields of `Layout` that say how layers lie on stages."""
+
+
+def layout_of_model(base: Layout, text: str, layers: int, what: str = "--layout") -> tuple[Layout, str]:
+    """As `layout`, for a model of so many layers: where nobody says how they lie on stages, as a search deals them.
+
+    Returns:
+        The layout, and a sentence on how layers that do not divide are dealt; "" = evenly.
+    """
+    from superpod.planner.models.stages import deal_out
+
+    changed = layout(base, text, what)
+    if any(getattr(changed, key) not in (None, False) for key in STAGES):
+        return changed, ""
+    fields_of_stages, note = deal_out(layers, changed.pp, changed.vp or 1)
+    return changed.replace(**fields_of_stages), note
+
+
 def fixed(text: str | None, what: str = "--fix") -> dict[str, Value | tuple[Value, ...]]:
     """Fields of `Layout` that a search leaves as given; which of them it can leave so, it says itself.
 

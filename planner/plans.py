@@ -153,6 +153,7 @@ def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str
         "layout": asdict(job.layout),
         "pipeline_layout": pipeline_layout.of(job),
         "verdict": prediction.verdict,
+        "fit": prediction.fit,
         "step_time_s": prediction.step_time_s,
         "tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
         "mfu": prediction.mfu,

@@ -28,13 +28,14 @@ Verdict = Literal["ok", "oom", "illegal", "unsupported"]
 class Prediction:
     """Expected memory and time of a run. `oom` has figures too; `illegal` and `unsupported` have none.
 
-    `oom` means that tensors alone exceed the limit. A plan is stricter: it also counts what the allocator reserves for
-    them. A run between the two is `tight`: it may run with expandable segments.
+    `oom` = it does not fit, and `ok` = it fits or is tight, by `memory.capacity.fit_of`, which every command asks.
     """
 
     verdict: Verdict
     reason: str = ""
-    """Every rule broken, or what does not fit; warnings of a run that is fine."""
+    """Every rule broken, what does not fit or is tight; warnings of a run that is fine."""
+    fit: memory.Fit | None = None
+    """Whether memory holds it; None where it is not known."""
     step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     mfu: float | None = None
@@ -57,7 +58,12 @@ class Prediction:
     @property
     def tight(self) -> bool:
         """Whether it may run, but only without fragmentation."""
-        return self.verdict == "ok" and self.short_gib > 0
+        return self.fit == "tight"
+
+    @property
+    def outcome(self) -> str:
+        """The verdict, or `tight`."""
+        return "tight" if self.tight else self.verdict
 
 
 class Run(NamedTuple):
@@ -177,6 +183,8 @@ def _costed(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
     at = np.arange(count), np.where(held, peak.allocated, 0).argmax(axis=1)  # the fullest rank of every run
     seconds = np.broadcast_to(step.seconds, count)
     rate = values["gbs"] * job.seq / values["gpus"] / seconds
+    needed, reserved = (np.where(held, part, 0).max(axis=1) for part in (peak.needed, peak.reserved))
+    fits = [memory.FIT[code] for code in memory.fit_of(job, needed, reserved).tolist()]
     figures = {
         "step_time_s": seconds,
         "tokens_per_s_per_gpu": rate,
@@ -184,27 +192,32 @@ def _costed(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
         "allocated_gib_first": np.where(table.first & held, peak.allocated, 0).max(axis=1) / GIB,
         "allocated_gib_last": np.where(table.last & held, peak.allocated, 0).max(axis=1) / GIB,
         "allocated_gib_max": peak.allocated[at] / GIB,
-        "reserved_gib_max": np.where(held, peak.reserved, 0).max(axis=1) / GIB,
+        "reserved_gib_max": reserved / GIB,
     }
-    short = ((np.where(held, peak.needed, 0).max(axis=1) - limit) / GIB).tolist()
     terms = _rows({key: np.broadcast_to(part, count) for key, part in step.terms.items()})
     by_owner = _rows({key: part[at] / GIB for key, part in peak.owners.items()})
     return [
         Prediction(
-            verdict="oom" if over > 0 else "ok",
-            reason=_reason(over, limit, run.note) if over > 0 or run.note else "",
+            verdict="oom" if fit == "does not fit" else "ok",
+            reason="; ".join(filter(None, [_of_memory(fit, wants / GIB, holds / GIB, limit / GIB), run.note])),
+            fit=fit,
             limit_gib=limit / GIB,
             **figures,
             terms_s=spent,
             owners_gib=owned,
         )
-        for run, over, figures, spent, owned in zip(runs, short, _rows(figures), terms, by_owner, strict=True)
+        for run, fit, wants, holds, figures, spent, owned in zip(
+            runs, fits, needed.tolist(), reserved.tolist(), _rows(figures), terms, by_owner, strict=True
+        )
     ]
 
 
-def _reason(over: float, limit: float, note: str) -> str:
-    short = f"{over:.1f} GiB short of {limit / GIB:.1f} GiB usable"
-    return "; ".join([short] * (over > 0) + [note] * bool(note))
+def _of_memory(fit: memory.Fit, needed: float, reserved: float, limit: float) -> str:
+    """What is short, GiB; "" = nothing."""
+    if fit == "does not fit":
+        over = needed - limit if needed > limit else reserved - limit
+        return f"{over:.1f} GiB short of {limit:.1f} GiB usable"
+    return f"tight: {reserved:.1f} GiB reserved of {limit:.1f} GiB usable" if fit == "tight" else ""
 
 
 def _rows(table: Mapping[str, Array]) -> list[dict[str, float]]:

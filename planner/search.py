@@ -20,7 +20,6 @@ from superpod.planner import legality, memory, rules, steptime
 from superpod.planner.arrays import Array, Column, Flags
 from superpod.planner.columns import Stages
 from superpod.planner.layout import (
-    ENDS,
     MEGATRON_FSDP,
     RECOMPUTES,
     SHARDINGS,
@@ -30,7 +29,7 @@ from superpod.planner.layout import (
     Sharding,
 )
 from superpod.planner.models import Split
-from superpod.planner.models.stages import before_a_head, near_even
+from superpod.planner.models.stages import ENDS, before_a_head, divides_with_ends, near_even
 from superpod.planner.planned_job import PlannedJob
 
 
@@ -47,8 +46,6 @@ NOT_SEARCHED = ("gbs", "chunks", "first_layers", "last_layers")
 """Fields of `Layout` that the run gives, or that follow from others."""
 DEGREES = ("tp", "pp", "cp", "ep")
 """Parallel degrees, which together with the number of GPUs say what communicates with what."""
-TIGHT = 0.005
-"""A layout that leaves less of what a rank may reserve comes after all others: the model of memory errs by more."""
 BLOCK = 16_384
 """Layouts costed at once: intermediate arrays of this size stay in the CPU's caches."""
 
@@ -95,6 +92,8 @@ class SearchResult:
     reserved: Array
     """Bytes on the fullest pipeline rank."""
     allocated: Array
+    fit: Column
+    """FITS, TIGHT or TOO_LARGE, as `memory.fit_of` says."""
     cap: float
     """Bytes a rank may reserve."""
 
@@ -103,20 +102,24 @@ class SearchResult:
 
     @cached_property
     def fits(self) -> Flags:
-        """Which stay under the cap."""
-        return self.reserved <= self.cap
+        """Which fit, tight ones not counted."""
+        return self.fit == memory.FITS
 
     @cached_property
     def ranked(self) -> Column:
-        """Indices of those that fit: the tight ones last, by step time (to 0.1 %), the simpler first, then by room."""
+        """Indices of those that fit or are tight: by step time (to 0.1 %), the simpler first, then by room.
+
+        The tight ones come last, and of them those whose reserved bytes exceed the cap.
+        """
         near = np.round(np.log(self.seconds) * 1000)  # equal within 0.1 %: the model knows no better
-        order = np.lexsort((self.reserved, self._parts, near, self.tight))
-        return order[self.fits[order]]
+        over = self.tight & (self.reserved > self.cap)
+        order = np.lexsort((self.reserved, self._parts, near, over, self.tight))
+        return order[self.fit[order] != memory.TOO_LARGE]
 
     @property
     def tight(self) -> Flags:
-        """Which fit with next to no room."""
-        return self.fits & (self.reserved > self.cap * (1 - TIGHT))
+        """Which may run, with next to no room or without fragmentation only."""
+        return self.fit == memory.TIGHT
 
     @property
     def _parts(self) -> Column:
@@ -210,15 +213,17 @@ def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[s
     for key, column in whole.items():
         column[order] = np.concatenate([part[key] for part in parts])
     own = {key: whole.pop(key) for key in ("seconds", "reserved", "allocated")}
-    return own | {"terms": whole}
+    fit = memory.fit_of(job, whole.pop("needed"), own["reserved"])
+    return own | {"fit": fit, "terms": whole}
 
 
 def _costs_of(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
     columns = stages.columns(fields["split"], fields)
     step = steptime.step(job, columns)
     peak, held = memory.peak(job, columns), columns.weight > 0
-    allocated, reserved = (np.where(held, part, 0).max(axis=1) for part in (peak.allocated, peak.reserved))
-    return {"seconds": step.seconds, "reserved": reserved, "allocated": allocated, **step.terms}
+    bytes_of = {"allocated": peak.allocated, "needed": peak.needed, "reserved": peak.reserved}
+    fullest = {key: np.where(held, part, 0).max(axis=1) for key, part in bytes_of.items()}
+    return {"seconds": step.seconds, **fullest, **step.terms}
 
 
 UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")
@@ -245,10 +250,12 @@ def _uneven(job: PlannedJob, space: Space) -> Iterator[Split]:
     layers, fixed = job.model.layers, space.fixed
     if job.model.pattern or fixed.get("embedding_as_layer") or fixed.get("loss_as_layer"):
         return
-    even = {split.pp for split in _splits(job, Space())}
-    for pp in (p for p in range(2, min(layers, job.gpus) + 1) if job.gpus % p == 0 and p not in even):
-        for vp in (v for v in (1, 2, 3, 4, 8, 16) if pp * v <= layers and v <= space.deepest_vp):
-            if fixed.get("pp", pp) == pp and (fixed.get("vp", vp) or 1) == vp:
+    for pp in (
+        p for p in range(2, min(layers, job.gpus) + 1) if job.gpus % p == 0 and not divides_with_ends(layers, p)
+    ):
+        depths = (fixed["vp"] or 1,) if "vp" in fixed else (1, 2, 3, 4, 8, 16)
+        for vp in (v for v in depths if pp * v <= layers and v <= space.deepest_vp):
+            if fixed.get("pp", pp) == pp:
                 yield Split(pp=pp, vp=vp, chunks=near_even(layers, pp * vp))
 
 

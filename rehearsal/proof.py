@@ -155,7 +155,7 @@ def refused(planned: Mapping[Size, PlannedJob]) -> list[Failure]:
     failures = []
     predictions = predict.many(list(planned.values()))
     for ((name, nodes), job), prediction in zip(planned.items(), predictions, strict=True):
-        if prediction.verdict != "ok" or prediction.tight:
+        if prediction.verdict != "ok" or prediction.short_gib > 0:
             reason = prediction.reason or f"{prediction.short_gib:.1f} GiB over the limit of {job.node.gpu.name}"
             failures.append(Failure(name, nodes, f"{prediction.verdict}: {reason}"))
     return failures

@@ -2,8 +2,8 @@
 
 >>> from superpod.planner import columns, memory
 >>> owners = memory.by_owner(job, columns.of(job))  # doctest: +SKIP
->>> memory.verdict(job)  # doctest: +SKIP
-'ok'
+>>> memory.fit(job)  # doctest: +SKIP
+'fits'
 """
 
 from __future__ import annotations
@@ -17,25 +17,30 @@ from superpod.planner import columns, corrections
 from superpod.planner.arrays import Array, Flags
 from superpod.planner.columns import Columns
 from superpod.planner.memory import peak as _peak
-from superpod.planner.memory.capacity import Verdict, limit, reserved_of, usable, verdict_of
+from superpod.planner.memory.capacity import FIT, FITS, TIGHT, TOO_LARGE, Fit, fit_of, limit, reserved_of, usable
 from superpod.planner.memory.fixed import Inference, checkpoint_bytes, inference
 from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.planned_job import PlannedJob
 
 __all__ = [
+    "FIT",
+    "FITS",
+    "TIGHT",
+    "TOO_LARGE",
+    "Fit",
     "Inference",
     "Peak",
-    "Verdict",
     "allocated",
     "by_owner",
     "checkpoint_bytes",
+    "fit",
+    "fit_of",
     "fits",
     "inference",
     "limit",
     "peak",
     "reserved",
     "usable",
-    "verdict",
 ]
 
 
@@ -96,10 +101,12 @@ def reserved(job: PlannedJob, c: Columns) -> Array:
 
 
 def fits(job: PlannedJob, c: Columns) -> Flags:
-    """Whether each layout fits: all its ranks' reserved bytes are within `limit`. The last axis is gone."""
-    return np.all(reserved(job, c) <= limit(job), axis=-1)
+    """Whether each layout fits, tight ones not counted (`capacity.fit_of`). The last axis is gone."""
+    at = peak(job, c)
+    return fit_of(job, at.needed.max(axis=-1), at.reserved.max(axis=-1)) == FITS
 
 
-def verdict(job: PlannedJob) -> Verdict:
-    """`ok` or `oom` of one run: whether the tensors of its fullest rank are within `limit` (`capacity.verdict_of`)."""
-    return verdict_of(job, peak(job, columns.of(job)).needed)
+def fit(job: PlannedJob) -> Fit:
+    """What `capacity.fit_of` says of one run."""
+    at = peak(job, columns.of(job))
+    return FIT[int(fit_of(job, at.needed.max(), at.reserved.max()))]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from superpod.planner.arrays import Array
 from superpod.planner.hardware import GIB, Gpu
 from superpod.planner.memory.constants import constant
 from superpod.planner.planned_job import PlannedJob
-
-Verdict = Literal["ok", "oom"]
 
 
 def reserved_of(allocated: Array) -> Array:
@@ -31,10 +30,28 @@ def limit(job: PlannedJob) -> float:
     return usable(job.node.gpu) if cap is None else cap * GIB
 
 
-def verdict_of(job: PlannedJob, needed: Array) -> Verdict:
-    """`ok` when the bytes in tensors stay within the limit on every rank.
+FITS, TIGHT, TOO_LARGE = range(3)
+"""What memory says of a layout, as `fit_of` codes it for arrays of layouts."""
+Fit = Literal["fits", "tight", "does not fit"]
+FIT: tuple[Fit, ...] = get_args(Fit)
+"""The same for people, by code."""
+MARGIN = 0.005
+"""Share of the limit below which room counts as none: the model of memory errs by more."""
 
-    Reserved bytes do not count: PyTorch's allocator frees unused blocks before it gives up, and expandable_segments
-    avoid fragments. A plan is stricter than a verdict: `fits` compares reserved bytes.
+
+def fit_of(job: PlannedJob, needed: Array, reserved: Array) -> NDArray[np.int64]:
+    """FITS, TIGHT or TOO_LARGE of each layout; the only place where that is decided.
+
+    Args:
+        job: the run, whose GPU or memory cap gives the limit.
+        needed: bytes in tensors and in the pools of CUDA graphs, on the fullest rank of each layout.
+        reserved: bytes that PyTorch's allocator holds for them.
+
+    A layout fits where the allocator's bytes are within the limit with `MARGIN` to spare. It is tight where only the
+    tensors are: it may run, as the allocator frees unused blocks before it gives up, and expandable_segments avoids
+    fragments. It does not fit where the tensors alone exceed the limit. A memory cap of the user's is a limit of
+    reserved bytes, and is never exceeded.
     """
-    return "ok" if bool(np.all(needed <= limit(job))) else "oom"
+    most = limit(job)
+    too_large = needed > most if job.options.memory_cap is None else reserved > most
+    return np.where(too_large, TOO_LARGE, np.where(reserved > most * (1 - MARGIN), TIGHT, FITS))

@@ -7,6 +7,7 @@ Source: megatron-core 0.15.3, `get_num_layers_to_build` (transformer_block.py) a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,6 +34,36 @@ def near_even(layers: int, count: int) -> tuple[int, ...]:
     order = [*range(1, count - 1), 0, count - 1]  # extra layers go to the middle first
     extra = set(order[:rest])
     return tuple(base + (i in extra) for i in range(count))
+
+
+ENDS = ((False, False), (True, True), (False, True), (True, False))
+"""Whether the embedding and the loss count as layers, in the order of preference: neither or both keep stages alike."""
+
+
+def divides_with_ends(layers: int, pp: int) -> bool:
+    """Whether layers divide over pipeline ranks, where embedding, loss or both may count as layers."""
+    return any((layers + sum(ends)) % pp == 0 for ends in ENDS)
+
+
+def deal_out(layers: int, pp: int, vp: int, *, has_trained: bool = False) -> tuple[Mapping[str, Any], str]:
+    """How layers lie on stages where nobody says it: fields of a `Layout`, and a sentence where they do not divide.
+
+    The embedding and the loss count as layers where that makes the rest even. Where no such count divides over the
+    pipeline ranks, chunks differ by a layer, the first and last having fewer. {} = evenly, or not at all: layers that
+    divide over the ranks, and not over each rank's vp chunks, are refused by `Split.chunk_layers`; of a run that
+    `has_trained` so, those chunks differ by a layer too.
+    """
+    count = pp * vp
+    if count > layers + 2:
+        return {}, ""
+    uneven = f"{layers} layers do not divide into {count} chunks; counted with "
+    for ends in ENDS:
+        if (layers + sum(ends)) % count == 0:
+            names = [key for key, counts in zip(("embedding_as_layer", "loss_as_layer"), ends, strict=True) if counts]
+            return dict.fromkeys(names, True), (uneven + " and ".join(names)) * bool(names)
+    if divides_with_ends(layers, pp) and not has_trained:
+        return {}, ""
+    return {"chunks": near_even(layers, count)}, uneven + "chunks that differ by a layer"
 
 
 def before_a_head(layers: int, pp: int, vp: int, head: float) -> tuple[int, ...]:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from superpod.errors import UserError
 from superpod.planner import hardware, legality, megatron_args, models, named_model, option_syntax
 from superpod.planner.hardware import Hardware
-from superpod.planner.layout import ENDS, MODULES, Layout
+from superpod.planner.layout import MODULES, Layout
 from superpod.planner.models import ModelShape
-from superpod.planner.models.stages import near_even
+from superpod.planner.models.stages import deal_out
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.predict import Run
 from superpod.planner.tables import releases
@@ -264,13 +264,16 @@ def _laid(layers: int, row: Row) -> Laid:
     if dp and gpus not in (unit * dp, unit * dp * ep):  # some count the experts' data parallelism
         whole = f"tp {tp} x pp {pp} x cp {cp} x dp {dp} = {unit * dp}"
         raise Contradiction(f"{whole}, and gpus is {gpus}", "leave dp blank: it is what the GPUs leave over")
-    vp = vp if vp and vp > 1 else None
-    stages, note = _stages(pp * (vp or 1), layers)
+    # A row that names its framework or release has trained: NeMo drops vp where pp is 1, and recipes deal layers out
+    # unevenly, and their tables do not print it. Any other row is judged as it is written.
+    has_trained = bool(row["framework"] or row["release"])
+    vp = vp if vp and vp > 1 and not (has_trained and pp == 1) else None
+    stages, note = deal_out(layers, pp, vp or 1, has_trained=has_trained)
     layout = Layout(
         **{"tp": tp, "pp": pp, "cp": cp, "ep": ep, "mbs": mbs},
         **stages,
         **_recompute(row),
-        vp=vp if pp > 1 else None,
+        vp=vp,
         etp=etp,
         sp=tp > 1 and usual.get("sp", True),
         sharding="zero3" if row["fsdp"] not in ("", "0") else usual.get("sharding", "zero1"),
@@ -300,22 +303,6 @@ def _changed(layout: Layout, text: str) -> Layout:
     return option_syntax.layout(layout, text, "layout")
 
 
-def _stages(count: int, layers: int) -> tuple[Mapping[str, Any], str]:
-    """The stages that Megatron users give when layers do not divide into so many chunks: no source prints them.
-
-    The embedding and the loss count as layers where that makes the rest even; else the first and last chunks get less.
-    With them, a sentence that says so.
-    """
-    if count > layers + 2:
-        return {}, ""
-    uneven = f"{layers} layers do not divide into {count} chunks; counted with "
-    for ends in ENDS:
-        if (layers + sum(ends)) % count == 0:
-            names = [key for key, counts in zip(("embedding_as_layer", "loss_as_layer"), ends, strict=True) if counts]
-            return dict.fromkeys(names, True), (uneven + " and ".join(names)) * bool(names)
-    return {"chunks": near_even(layers, count)}, uneven + "chunks that differ by a layer"
-
-
 def _recompute(row: Row) -> Mapping[str, Any]:
     """`full`, `selective mlp+core_attn`, `['mla_up_proj']`: granularity and modules."""
     text = row["recompute"].lower()
@@ -338,7 +325,7 @@ def _recompute_as_needed(job: PlannedJob) -> PlannedJob:
     from superpod.planner import memory
 
     try:
-        return next((option for option in _with_recomputation(job) if memory.verdict(option) == "ok"), job)
+        return next((option for option in _with_recomputation(job) if memory.fit(option) != "does not fit"), job)
     except UserError:
         return job  # its layout is illegal: legality says why
 

@@ -378,9 +378,9 @@ def test_one_row_of_many_is_what_it_is_alone():
 
 def test_the_verdict_goes_by_the_fullest_rank():
     big = models.find("llama3_70b")
-    assert memory.verdict(job(model=big, gpus=64, gbs=64, tp=4, sp=True)) == "oom"
+    assert memory.fit(job(model=big, gpus=64, gbs=64, tp=4, sp=True)) == "does not fit"
     of = job(model=big, gpus=64, gbs=64, tp=4, pp=4, sp=True)
-    assert (memory.verdict(of), bool(memory.fits(of, columns.of(of)))) == ("ok", True)
+    assert (memory.fit(of), bool(memory.fits(of, columns.of(of)))) == ("fits", True)
     assert memory.limit(of) < of.node.gpu.hbm_usable_bytes
 
 

@@ -135,10 +135,12 @@ def test_data_parallelism_that_the_gpus_contradict_is_said(tmp_path):
 
 def test_stages_that_no_row_prints_are_said(tmp_path):
     header = "id,model,gpu,gpus,tp,pp,vp,gbs\n"
-    rows = predicted(tmp_path, header + "a,llama3_70b,h100,64,4,4,5,64\nb,llama3_70b,h100,64,4,4,3,64\n")
+    layouts = "a,llama3_70b,h100,64,4,4,5,64\nb,llama3_70b,h100,64,4,4,3,64\nc,llama3_70b,h100,112,4,7,,112\n"
+    rows = predicted(tmp_path, header + layouts)
     assert rows["a"]["reason"] == ""
-    assert rows["b"]["verdict"] == "ok"
-    assert "80 layers do not divide into 12 chunks" in rows["b"]["reason"]
+    assert rows["b"]["verdict"] == "illegal"  # as `check` and `plan` say: 20 layers of a rank over 3 chunks
+    assert rows["c"]["verdict"] == "ok"
+    assert "80 layers do not divide into 7 chunks" in rows["c"]["reason"]
 
 
 def test_text_that_csv_quotes_comes_through(tmp_path):

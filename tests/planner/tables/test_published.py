@@ -86,10 +86,10 @@ def test_a_run_recomputes_as_needed_and_no_more():
            "seq": "4096", "gbs": "2048", "mbs": "1", "tp": "1", "pp": "4", "vp": "4", "ep": "64"}  # fmt: skip
     row |= {"mbs": "8"}
     tuned = published.job(row)
-    assert memory.verdict(tuned) == "ok"
+    assert memory.fit(tuned) == "fits"
     assert tuned.layout.recompute != "none"
     plain = tuned.replace(layout=tuned.layout.replace(recompute="none"))
-    assert memory.verdict(plain) == "oom"
+    assert memory.fit(plain) == "does not fit"
     dense = {**row, "mbs": "1", "model": "llama3_70b", "ep": "1", "pp": "8", "tp": "4", "precision": "bf16"}
     assert published.job({**dense, "release": "", "recompute": "auto"}).layout.recompute == "none"
     assert published.job({**row, "recompute": "full"}).layout.recompute == "full"
