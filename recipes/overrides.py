@@ -1,28 +1,35 @@
-"""`trainer.max_steps=10` on a command line: NeMo-Run's own syntax, with a misspelling caught."""
+"""`trainer.max_steps=10` on a command line: NeMo-Run's syntax of paths and operators, with a misspelling caught."""
 
 from __future__ import annotations
 
-import logging
+import operator
 import re
-from collections.abc import Sequence
-from typing import Any, cast, get_args, get_type_hints
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import fiddle as fdl
 import nemo_run as run
 from fiddle._src import history
-from nemo_run.cli.cli_parser import CLIException, parse_cli_args, type_parser
 
 from superpod.errors import UserError, did_you_mean
-from superpod.recipes import options, shorthands
+from superpod.recipes import options, override_values, shorthands
 from superpod.recipes.rules.reading import Reader
 from superpod.recipes.signatures import parameter_of, parameters
 
 LENGTHS = ("data.seq_length", "model.config.seq_length")
 """The length of a sample, as the data and as the model have it."""
 
-logging.getLogger(parse_cli_args.__module__).setLevel(logging.CRITICAL)  # it logs what becomes our UserError
-
-_FORM = re.compile(r"(?P<path>[A-Za-z_][\w.\[\]]*)\s*(?:[-+*/|&]|//)?=(?P<value>.*)", re.DOTALL)
+_FORM = re.compile(r"(?P<path>[A-Za-z_][\w.\[\]]*)\s*(?P<operator>//|[-+*/|&]|)=(?P<value>.*)", re.DOTALL)
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "|": operator.or_,
+    "&": operator.and_,
+}
+"""What may stand before the equals sign: the field's value is changed by it, as in NeMo-Run."""
 
 
 def apply(partial: run.Partial, overrides: list[str]) -> None:
@@ -45,19 +52,35 @@ def apply(partial: run.Partial, overrides: list[str]) -> None:
             with history.custom_location(lambda: where):
                 short(partial, match["value"])
             continue
-        try:
-            with history.custom_location(lambda: where):
-                if not _set_unresolved(partial, match["path"], text):
-                    parse_cli_args(cast(Any, partial), [text])  # annotated as a function, and made for a Partial too
-                _numbers_are_numbers(partial, match["path"])
-                _none_is_none(partial, match["path"])
-        except CLIException:
-            annotation = _annotation(*_locate(partial, match["path"]))
-            kind = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
-            raise UserError(
-                f"override {text!r}: {match['path']} takes {kind}, not {match['value']!r}",
-                f"write {match['path']}=VALUE with a value of {kind}",
-            ) from None
+        with history.custom_location(lambda: where):
+            _set(partial, match["path"], match["operator"], match["value"])
+
+
+def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
+    """Set the field at `path`, or change its value by `operation`.
+
+    Raises:
+        UserError: the text is no value that the field takes.
+    """
+    node, field = _locate(partial, path)
+    if "[" in field:
+        raise UserError(f"override {path}: an item of a list is not replaced", f"set a field of it: {path}.FIELD=VALUE")
+    if isinstance(node, dict):
+        node[field] = override_values.parse(text, [Any])
+        return
+    taken = override_values.types_of(fdl.get_callable(node), field)
+    try:
+        value = override_values.parse(text, taken if operation == "" else [Any])
+        if operation:
+            value = OPERATIONS[operation](getattr(node, field), value)
+    except (override_values.NotAValue, TypeError, ValueError, ArithmeticError):
+        kind = taken[0].__name__ if isinstance(taken[0], type) else str(taken[0]).replace("typing.", "")
+        raise UserError(
+            f"override {f'{path}{operation}={text}'!r}: {path} takes {kind}, not {text!r}",
+            f"write {path}=VALUE with a value of {kind}",
+        ) from None
+    setattr(node, field, value)
+    _none_is_none(node, field)
 
 
 def keep_one_length(partial: run.Partial, overrides: Sequence[str]) -> None:
@@ -90,42 +113,11 @@ def _check_path(partial: run.Partial, path: str) -> None:
         seen.append(part)
 
 
-def _set_unresolved(partial: run.Partial, path: str, text: str) -> bool:
-    """Set a field whose annotation NeMo-Run leaves a string, as all of NeMo's adapters; True if it was such a field.
-
-    Raises:
-        CLIException: the value is not of that type, or the operator is not `=`.
-    """
-    node, field = _locate(partial, path)
-    if not isinstance(annotation := _annotation(node, field), str):
-        return False
-    target = fdl.get_callable(node)
-    try:
-        hints = get_type_hints(target) | get_type_hints(target.__init__ if isinstance(target, type) else target)
-    except (NameError, TypeError):  # an annotation that is imported for type checkers only
-        return False
-    operator, _, value = text.partition("=")
-    if operator.strip() != path or field not in hints:
-        raise CLIException(f"{annotation} takes `=`", text, {})
-    setattr(node, field, type_parser.parse(value.strip(), hints[field]))
-    return True
-
-
-def _none_is_none(partial: run.Partial, path: str) -> None:
-    """Make `trainer.plugins.fp8=None` nothing: NeMo annotates `fp8: str = None`, and NeMo-Run makes it the word."""
-    node, field = _locate(partial, path)
-    target = fdl.get_callable(node) if isinstance(node, fdl.Buildable) else None
-    parameter = parameter_of(target, field) if target else None
+def _none_is_none(node: Any, field: str) -> None:
+    """Make `trainer.plugins.fp8=None` None: NeMo annotates `fp8: str = None`."""
+    parameter = parameter_of(fdl.get_callable(node), field)
     if getattr(node, field, None) in ("None", "null") and parameter is not None and parameter.default is None:
         setattr(node, field, None)
-
-
-def _numbers_are_numbers(partial: run.Partial, path: str) -> None:
-    """Make `trainer.devices=1` an int: NeMo-Run takes the first type of a union that fits, and a string always fits."""
-    node, field = _locate(partial, path)
-    value = getattr(node, field)
-    if isinstance(value, str) and re.fullmatch(r"-?\d+", value) and int in get_args(_annotation(node, field)):
-        setattr(node, field, int(value))
 
 
 def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
@@ -134,15 +126,10 @@ def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
     node: Any = partial
     for part in parents:
         name, *indices = re.split(r"[\[\]]+", part.rstrip("]"))
-        node = getattr(node, name)
+        node = node[name] if isinstance(node, dict) else getattr(node, name)
         for index in indices:
             node = node[int(index)]
     return node, field
-
-
-def _annotation(node: Any, field: str) -> Any:
-    parameter = parameter_of(fdl.get_callable(node), field)
-    return parameter.annotation if parameter else Any
 
 
 def _item(node: Any, index: str, path: str) -> Any:

@@ -7,6 +7,7 @@ it fits, else one per argument.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import enum
 import math
 import pathlib
@@ -178,6 +179,9 @@ class Writer:
         if isinstance(value, str | bytes) and type(value) in (str, bytes):
             return _string(value)
         if value is None or type(value) in (bool, int, float, complex):
+            return repr(value)
+        if isinstance(value, datetime.timedelta):
+            self.imports.module("import datetime", "datetime")
             return repr(value)
         if isinstance(value, pathlib.PurePath):
             kind = f"{self.imports.module('import pathlib', 'pathlib')}.{type(value).__name__}"
