@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superpod.cli import size_options
-from superpod.cli.request_options import Data, Name, Overrides, request_of
+from superpod.cli.request_options import Build, Data, Name, Overrides, request_of
 from superpod.cli.size_options import SizeOptions, with_size
+from superpod.cli.validated import require_built
 
 if TYPE_CHECKING:
     from superpod.lifecycle.request import Request
+    from superpod.lifecycle.resolve import ResolvedRun
 
 
 @with_size
@@ -24,6 +26,7 @@ def export(
     data: Data = None,
     *,
     size: SizeOptions,
+    build: Build = True,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a recipe as one Python file that runs with only NeMo and NeMo-Run installed."""
@@ -33,13 +36,14 @@ def export(
     target_file.check(to, force=force)
     request = request_of(name, overrides, data, size)
     with quiet_wait("building and writing the recipe with NeMo (10 to 20 s)"):
-        text = _text(request, size)
+        resolved, text = _text(request, size)
+    require_built([resolved], build=build)
     target_file.write(text, to, force=force)
     print(f"wrote {to}: {len(text.splitlines())} lines, an equal recipe")
     size_options.say(request.mock_data_notes)
 
 
-def _text(request: Request, size: SizeOptions) -> str:
+def _text(request: Request, size: SizeOptions) -> tuple[ResolvedRun, str]:
     from superpod.lifecycle.resolve import resolve
     from superpod.recipes.facts import environment
     from superpod.recipes.registry import find
@@ -51,4 +55,4 @@ def _text(request: Request, size: SizeOptions) -> str:
     words = [word for option, value in options.items() if value for word in (option, str(value))]
     command = shlex.join(["recipes", "export", request.recipe, *request.overrides, *words])
     top = heading.heading(find(request.recipe), resolved.partial, command, request.changes())
-    return recipe_source.render(resolved.partial, top, environment.variables(resolved.job, request.overrides))
+    return resolved, recipe_source.render(resolved.partial, top, environment.variables(resolved.job, request.overrides))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from superpod.cli import spellings
-from superpod.cli.request_options import Nodes, Runs
+from superpod.cli.request_options import Build, Nodes, Runs
 from superpod.cli.sample_options import TuningOptions
 from superpod.cli.shared_options import spread
 from superpod.cli.wandb_option import Wandb, with_wandb
@@ -40,6 +40,7 @@ def finetune(
     gpus: Annotated[
         int | None, typer.Option("--gpus", help="Number of GPUs; fewer than a node has are planned.")
     ] = None,
+    build: Build = True,
     runs: Runs = Path("runs"),
 ) -> None:
     """Fine-tune a model on this machine: import, training, best checkpoint, export. Without a GPU, a rehearsal."""
@@ -73,4 +74,4 @@ def finetune(
     tuning.check(name, task, request.overrides, request.size(), folder is not None and tuning.is_packed(folder))
     preflight.writable(folder.path if folder else runs)
     more_steps = finetune_overrides.steps_of(changes) is not None
-    session.go(task, request, folder, out, runs, more_steps=more_steps, evaluate=evaluate)
+    session.go(task, request, folder, out, runs, more_steps=more_steps, evaluate=evaluate, build=build)

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superpod.cli.validated import require_built
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def go(
     runs: Path,
     more_steps: bool = False,
     evaluate: bool = True,
+    build: bool = True,
 ) -> None:
     """Prepare, train and export; of a run that is trained, only export.
 
@@ -96,6 +98,7 @@ def go(
         out: the folder to write; None = in the run folder.
         runs: where a new run folder is made.
         more_steps: a run that is trained goes on training.
+        build: build the models of three ranks first, where the recipe is changed.
         evaluate: measure the written folder with transformers, and end with 1 where it is not what was trained.
     """
     from superpod.cli import tables, training
@@ -115,7 +118,7 @@ def go(
         only_export = run.done and bool(owed_export.left(run.path)) and not more_steps
         if out and folder:
             owed_export.write_to(run.path, target)
-        end = None if only_export else _trained(console, task, request, run, folder is None)
+        end = None if only_export else _trained(console, task, request, run, folder is None, build)
         if end is None or end.state == "done":
             if early := (read_json(run.path / DONE) or {}).get("early"):
                 console.print(f"stopped early: {early}", markup=False, highlight=False, soft_wrap=True)
@@ -137,7 +140,7 @@ def _target(folder: RunFolder, out: Path | None) -> Path:
     return out.absolute() if out else folder.path / str(folder.facts.get(owed_export.EXPORTS_TO) or FOLDER)
 
 
-def _trained(console: Console, task: Task, request: Request, run: RunFolder, is_new: bool) -> AttemptEnd:
+def _trained(console: Console, task: Task, request: Request, run: RunFolder, is_new: bool, build: bool) -> AttemptEnd:
     """How the attempt ended. When preparing fails, a new run folder is removed, and of an earlier one the attempt."""
     from superpod.cli import training
     from superpod.launchers.subprocess_call import stop_running
@@ -151,6 +154,7 @@ def _trained(console: Console, task: Task, request: Request, run: RunFolder, is_
 
     with orphans.watched(attempt.path), _removed_on_failure(attempt, remove):
         local_run = _prepared(console, task, request, run, remove)
+        require_built([local_run.resolved], build=build, console=console)
         _show_samples(console, local_run)
         owed_export.forget(run.path)
         return training.train_held(console, local_run, run, attempt)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from superpod.cli.request_options import Data, Name, Overrides
+from superpod.cli.request_options import Build, Data, Name, Overrides
 from superpod.cli.size_options import SizeOptions, say, with_size
 from superpod.cli.submit import AttemptTime, SharedRuns, TargetCluster, checked, resolved
+from superpod.cli.validated import require_built
 
 
 @with_size
@@ -17,6 +18,7 @@ def render(
     data: Data = None,
     time: AttemptTime = "",
     runs: SharedRuns = "",
+    build: Build = True,
 ) -> None:
     """Print a plain sbatch script that trains a recipe on a cluster; refuse one that cannot train there."""
     from superpod.slurm import preflight
@@ -26,4 +28,5 @@ def render(
     say(request.mock_data_notes)
     submission = Submission(resolved(request), profile, runs, time)
     preflight.refuse_unfit(submission)
+    require_built([submission.run], build=build)
     print(script(submission), end="")

@@ -24,6 +24,12 @@ Nodes = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option(help="Data folder, made by `recipes data`; default: mock data.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.")]
+Build = Annotated[
+    bool,
+    typer.Option(
+        "--build/--no-build", help="Build the models of three ranks where the recipe is changed (20 s, once)."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

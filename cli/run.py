@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superpod.cli.profile_option import ProfileOptions, with_profile
-from superpod.cli.request_options import Data, Name, Overrides, Runs, earlier_run, request_of
+from superpod.cli.request_options import Build, Data, Name, Overrides, Runs, earlier_run, request_of
 from superpod.cli.size_options import SizeOptions, say, with_size
+from superpod.cli.validated import require_built
 from superpod.cli.wandb_option import Wandb, with_wandb
 from superpod.errors import UserError
 
@@ -37,6 +38,7 @@ def run(
     wandb: Wandb = "",
     profiling: ProfileOptions,
     runs: Runs = Path("runs"),
+    build: Build = True,
 ) -> None:
     """Train a recipe on this machine: on its GPUs, or as a rehearsal on CPUs if it has none."""
     from superpod.launchers import start as starts
@@ -63,7 +65,7 @@ def run(
     target = folder.path if folder else runs
     preflight.writable(target)
     preflight.disk(target, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
-    _train(request, folder, runs)
+    _train(request, folder, runs, build=build)
 
 
 def _resumed(
@@ -91,7 +93,7 @@ def _resumed(
     return folder, Request.of_run(folder, overrides, data.absolute() if data else None)
 
 
-def _train(request: Request, folder: RunFolder | None, runs: Path) -> None:
+def _train(request: Request, folder: RunFolder | None, runs: Path, *, build: bool) -> None:
     from superpod.cli import tables, training
     from superpod.cli.progress import leaving_at_once, waiting
     from superpod.cli.report import print_report
@@ -102,6 +104,7 @@ def _train(request: Request, folder: RunFolder | None, runs: Path) -> None:
         console = tables.console(terminal, highlight=True)
         with waiting(console, "importing NeMo and building the recipe (10 to 20 s)"), leaving_at_once(console):
             local_run = local.prepare(request)
+        require_built([local_run.resolved], build=build, console=console)
         end, folder = training.train(console, local_run, folder, runs)
     with contextlib.suppress(BrokenPipeError):  # the code is that of the training
         print_report(folder)

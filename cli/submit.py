@@ -16,11 +16,12 @@ import typer
 
 from superpod.cli.finetune_submit import Model
 from superpod.cli.profile_option import NSYS_ON_NODES, ProfileOptions, with_profile
-from superpod.cli.request_options import Name, Overrides, request_of
+from superpod.cli.request_options import Build, Name, Overrides, request_of
 from superpod.cli.sample_options import TuningOptions
 from superpod.cli.shared_options import spread
 from superpod.cli.size_options import SizeOptions, with_size
 from superpod.cli.submit_refusals import refuse_time, refuse_webhook
+from superpod.cli.validated import require_built
 from superpod.cli.wandb_option import Wandb, with_wandb
 from superpod.errors import UserError
 
@@ -83,6 +84,7 @@ def submit(
     profiling: ProfileOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything; queue nothing.")] = False,
     resume: Annotated[str, typer.Option("--resume", help="Continue this run, even if stopped or cancelled.")] = "",
+    build: Build = True,
 ) -> None:
     """Check a recipe against a cluster and queue it, with further attempts that continue it."""
     from superpod.cli import finetune_submit
@@ -95,7 +97,7 @@ def submit(
     if resume:
         beside = (data, runs, sweep or array_limit, model or samples.given(), profiling.profile)
         _refuse_beside_resume(size.given() | dict(zip(BESIDE_RESUME, beside, strict=True)))
-        go_on(Continuation(name, cluster, resume, tuple(overrides or ()), time, attempts, waits, dry_run))
+        go_on(Continuation(name, cluster, resume, tuple(overrides or ()), time, attempts, waits, dry_run, build))
         return
     swept = sweeps.members(sweeps.axes(sweep or [], array_limit))
     folder = None if model else _data_folder(data)
@@ -111,6 +113,8 @@ def submit(
     if is_late and not dependencies:
         raise UserError(f"--data {folder} does not exist, and {', '.join(after or [])} has ended", "look at its output")
     submissions = _submissions(requests, swept, profile, runs, time, live, count, task)
+    with finetune_submit.discarded_on_failure(submissions[0]):
+        require_built([submission.run for submission in submissions], build=build)
     for words in _notes(claim, requests[0], dependencies, slurm, on_mock_data=not model):
         print(f"# note: {words}" if dry_run else f"note   {words}")
     if dry_run:

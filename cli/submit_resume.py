@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from superpod.cli.submit import facts_of, refuse_unmet, resolved, slurm_submit
 from superpod.cli.submit_refusals import refuse_time, refuse_webhook
+from superpod.cli.validated import require_built
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Continuation:
     attempts: int | None
     waits: Sequence[Dependency]
     dry_run: bool
+    build: bool = True
 
 
 def go_on(how: Continuation) -> None:
@@ -165,6 +167,7 @@ def _submission(run: RunFolder, how: Continuation, profile: Cluster) -> Submissi
     refuse_unmet(preflight.claim(request, profile, live, size, runs))
     after = resolved(request)
     resume.refuse_unlike(resolved(before), after)
+    require_built([after], build=how.build)
     if run.done and after.max_steps <= int(run.facts.get("max_steps", 0)):
         steps = run.facts["max_steps"]
         raise UserError(f"{run.path} is done at step {steps}", f"give it more steps: trainer.max_steps={2 * steps}")

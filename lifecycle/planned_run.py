@@ -25,7 +25,10 @@ from superpod.recipes.facts import environment
 from superpod.recipes.registry import LAYOUTS, Recipe, find
 
 WITHOUT_NEMO = "run `recipes render ... > job.sbatch` where NeMo is installed, and `sbatch job.sbatch` here; or"
-NOTE = "NeMo is not installed here: the job builds the configuration on its nodes and checks it before it trains"
+NOTE = (
+    "NeMo is not installed here: layout and memory were checked; the overrides' values, Megatron's and Transformer "
+    "Engine's own checks were not: the job builds the configuration on its nodes and checks it before it trains"
+)
 
 LAYOUT_FIELDS = {f"trainer.strategy.{field}": short for short, field in PARALLEL_SIZES.items()}
 LAYOUT_FIELDS |= {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,7 @@ def resolve(request: Request, known: dict[str, Any] | None = None) -> BuiltRun:
     rules.require(rules.violations(partial, request.overrides, chain=subject.kind(request.recipe) != "nemo"))
     job = planned_job_of(partial, request)
     rules.require(job_violations(partial, job))
+    rules.require(rules.start_violations(partial, request.overrides))
     trainer = partial.trainer
     return BuiltRun(
         request=request,
@@ -299,15 +301,18 @@ def _key(request: Request) -> str:
     from superpod.node.versions import versions
 
     question = json.dumps([request.recipe, request.facts(), versions()], sort_keys=True, default=str)
-    digest = hashlib.sha256(question.encode())
-    folders = [PACKAGE / name for name in SOURCES]
-    paths = [path for folder in folders for path in sorted(folder.rglob("*.*")) if "__pycache__" not in path.parts]
-    files = [(str(path.relative_to(PACKAGE)), path) for path in paths]
-    files += [("collection.py", Path(collection.__file__)), *collection.all_files()]
-    if request.data:
-        files.append(("dataset.json", request.data / "dataset.json"))
+    data = [("dataset.json", request.data / "dataset.json")] if request.data else []
+    return hashlib.sha256(question.encode() + digest_of_sources(SOURCES, data)).hexdigest()[:32]
+
+
+def digest_of_sources(folders: Sequence[str], more: Sequence[tuple[str, Path]] = ()) -> bytes:
+    """SHA-256 of this package's code and data in `folders`, of users' collections, and of `more` files by name."""
+    paths = [path for name in folders for path in sorted((PACKAGE / name).rglob("*.*"))]
+    files = [(str(path.relative_to(PACKAGE)), path) for path in paths if "__pycache__" not in path.parts]
+    files += [("collection.py", Path(collection.__file__)), *collection.all_files(), *more]
+    digest = hashlib.sha256()
     for name, path in files:
         content = path.read_bytes() if path.is_file() else b""
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
-    return digest.hexdigest()[:32]
+    return digest.digest()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 LIMIT_S = 900
 """Seconds for everything: NeMo's import, a user's file, and the models of three ranks of the largest recipes."""
+EACH_S = 120
+"""Further seconds for each further request of one process."""
 SAID = "SUPERPOD_JUDGE_ANSWER"
 """The variable that names the file for the answer."""
 
@@ -91,21 +93,43 @@ def ask(request: Request, *, build: bool = True, limit_s: float = LIMIT_S) -> Ju
         UserError: the request stands for no configuration; or its file ended the process, or never came to an end.
         JudgeFailed: the process failed otherwise.
     """
+    (answer,) = ask_all([request], build=build, limit_s=limit_s)
+    if isinstance(answer, UserError):
+        raise answer
+    return answer
+
+
+def ask_all(
+    requests: Sequence[Request], *, build: bool = True, limit_s: float = LIMIT_S
+) -> list[Judgement | UserError]:
+    """Judge requests in one process, which imports NeMo once; of a request that is refused, the refusal.
+
+    Raises as `ask`, where the process ends before it has answered all of them.
+    """
     with tempfile.TemporaryDirectory(prefix="recipes-judge-") as folder:
         answer = Path(folder, "answer.json")
-        code, log = _run(json.dumps([request.recipe, request.facts(), request.gpu, build]), answer, limit_s)
+        questions = [[request.recipe, request.facts(), request.gpu, build] for request in requests]
+        code, log = _run(json.dumps(questions), answer, limit_s + EACH_S * (len(requests) - 1))
         if not answer.is_file():
-            last = (_readable(log).strip().splitlines() or ["it printed nothing"])[-1][:300]
-            reason = f"took more than {limit_s:.0f} s" if code is None else f"ended with code {code}"
-            if request.recipe.endswith(".py"):
-                raise UserError(
-                    f"{request.recipe}: the process that judged it {reason} before it had judged it",
-                    "recipe() describes a run; it must start, end and wait for nothing",
-                )
-            raise JudgeFailed(f"the process that judged {request.recipe} {reason}: {last}")
-        outcome = _readable(json.loads(answer.read_bytes()))
+            raise _no_answer(requests[0].recipe, code, log, limit_s)
+        outcomes = _readable(json.loads(answer.read_bytes()))
+    return [_answer(outcome) for outcome in outcomes]
+
+
+def _no_answer(name: str, code: int | None, log: str, limit_s: float) -> Exception:
+    last = (_readable(log).strip().splitlines() or ["it printed nothing"])[-1][:300]
+    reason = f"took more than {limit_s:.0f} s" if code is None else f"ended with code {code}"
+    if name.endswith(".py"):
+        return UserError(
+            f"{name}: the process that judged it {reason} before it had judged it",
+            "recipe() describes a run; it must start, end and wait for nothing",
+        )
+    return JudgeFailed(f"the process that judged {name} {reason}: {last}")
+
+
+def _answer(outcome: dict[str, Any]) -> Judgement | UserError:
     if "refused" in outcome:
-        raise UserError(*outcome["refused"])
+        return UserError(*outcome["refused"])
     if "failed" in outcome:
         raise JudgeFailed(outcome["failed"])
     value = outcome["value"]
@@ -202,6 +226,8 @@ def judge(request: Request, *, build: bool = True, confirm: bool = False) -> Jud
     if job is not None:
         _plan(judgement, job)
         judgement.broken += resolve.job_violations(partial, job)
+    if not judgement.broken:
+        judgement.broken += rules.start_violations(partial, request.overrides)
     if confirm or (build and not judgement.broken):
         _build(judgement, partial, job)
     return judgement
@@ -233,7 +259,7 @@ def _plan(judgement: Judgement, job: PlannedJob) -> None:
     judgement.title = _title(job)
     judgement.verdict, judgement.tight = prediction.verdict, bool(prediction.tight)
     judgement.warnings += legality.warnings(job)
-    if prediction.verdict == "oom" or prediction.tight:
+    if prediction.fit in ("tight", "does not fit"):
         judgement.short = explain.short_of(job, prediction)
     judgement.allocated_gib, judgement.reserved_gib = prediction.allocated_gib_max, prediction.reserved_gib_max
     judgement.usable_gib, judgement.step_time_s = prediction.limit_gib, prediction.step_time_s
@@ -343,16 +369,16 @@ def prepare() -> None:
 
 
 def main() -> None:
-    """Answer the question on stdin into the file that `SAID` names."""
+    """Answer the questions on stdin into the file that `SAID` names."""
     target = Path(os.environ.pop(SAID))
-    recipe, facts, gpu, build = json.load(sys.stdin)
-    request = Request.of_facts(recipe, facts, gpu)
-    outcome: dict[str, Any] = {}
-    with _answering(outcome):
-        prepare()
-        outcome["value"] = asdict(judge(request, build=build))
+    outcomes: list[dict[str, Any]] = []
+    for recipe, facts, gpu, build in json.load(sys.stdin):
+        outcomes.append({})
+        with _answering(outcomes[-1]):
+            prepare()
+            outcomes[-1]["value"] = asdict(judge(Request.of_facts(recipe, facts, gpu), build=build))
     unfinished = target.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(outcome, default=str))
+    unfinished.write_text(json.dumps(outcomes, default=str))
     unfinished.replace(target)
     sys.stdout.flush()
     os._exit(0)  # threads that a user's file has started would keep the process

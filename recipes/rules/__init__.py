@@ -7,6 +7,7 @@
     overlapping.py  what communication beside computation takes for granted
     configured_job.py, configured_shape.py  the planner's job and model, read back from a configuration
     built.py      Megatron's own checks: its configurations are really built, on a CPU
+    started.py    NeMo's and Lightning's own: every object is constructed and connected as a run starts
 
 `planner/` has the rules of layouts, memory and hardware. Nothing here knows a recipe's name: a user's configuration, an
 edited file and NeMo's own recipes are judged alike.
@@ -38,6 +39,17 @@ def violations(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bo
     reader = Reader(partial, tuple(overrides))
     of_chain = list(saving.violations(reader)) if chain or reader.overridden(*saving.PARTS) else []
     return [*_violations(reader), *of_chain]
+
+
+def start_violations(partial: run.Partial, overrides: Sequence[str] = ()) -> list[Broken]:
+    """What NeMo, Lightning and Megatron refuse or write over as a run starts (`started.py`).
+
+    Of a configuration that breaks no other rule, also of the planner's: their messages have the numbers, these seldom.
+    """
+    from superpod.recipes.rules import started
+    from superpod.recipes.rules.reading import Reader
+
+    return list(started.violations(Reader(partial, tuple(overrides))))
 
 
 def warnings(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Broken]:

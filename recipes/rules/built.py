@@ -43,11 +43,12 @@ def violations(r: Reader) -> Iterator[Broken]:
         part = r[path]
         if not isinstance(part, fdl.Buildable):
             continue
-        if message := _refusal(_without_gpu_software(part)):
+        if message := _refusal(without_gpu_software(part)):
             yield Broken("built", f"{fdl.get_callable(part).__name__} refuses {path}: {message}", fix)
 
 
-def _without_gpu_software(part: Any) -> Any:
+def without_gpu_software(part: Any) -> Any:
+    """A copy of a part's configuration with the switches off whose check asks for a GPU's software."""
     part = copy.deepcopy(part)
     for name in NEEDS_GPU_SOFTWARE:
         if name in part.__arguments__ or getattr(part, name, None):
@@ -55,6 +56,17 @@ def _without_gpu_software(part: Any) -> Any:
                 _forget(part, PRECISION_AWARE)
             setattr(part, name, False)
     return part
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what a library says, without fiddle's description of where."""
+    text = str(error).partition("\n\nFiddle context")[0].strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def is_of_this_machine(text: str) -> bool:
+    """Whether a refusal is this machine's, which lacks a package, and not the configuration's."""
+    return any(word in text for word in ABSENT)
 
 
 def _forget(part: Any, fields: tuple[str, ...]) -> None:
@@ -73,9 +85,8 @@ def _refusal(part: Any) -> str:
     except ImportError:
         return ""
     except Exception as error:  # each library has exceptions of its own
-        text = str(error).partition("\n\nFiddle context")[0].strip()
-        line = text.splitlines()[0] if text else type(error).__name__
-        return "" if any(word in text for word in ABSENT) else line
+        line = first_line(error)
+        return "" if is_of_this_machine(str(error)) else line
     finally:
         logging.disable(logging.NOTSET)
     return ""

@@ -115,5 +115,19 @@ def _short(dtype: object) -> str:
     return names.get(str(dtype).rpartition(".")[2], "")
 
 
-RULES = (formats_match, loss_scale, fp8)
+def plugin(r: Reader) -> Iterator[Broken]:
+    """Without a precision plugin, NeMo computes in FP32, whatever the optimizer's flags and the recipe's name say."""
+    if r.precision_plugin is not None or r["trainer.precision"] is not None:
+        return
+    flags = [name for name in ("bf16", "fp16") if r[f"optim.config.{name}"]]
+    if flags or r.overridden("trainer.plugins"):
+        what = f"optim.config.{flags[0]} is on" if flags else "the overrides remove it"
+        yield Broken(
+            "no_precision",
+            f"trainer.plugins has no precision plugin, and {what}: the model would be trained in FP32",
+            "leave trainer.plugins as the recipe has it, and change its fields: trainer.plugins.precision=...",
+        )
+
+
+RULES = (plugin, formats_match, loss_scale, fp8)
 """All rules of this file."""

@@ -82,6 +82,40 @@ def sequence(r: Reader) -> Iterator[Broken]:
         )
 
 
+LENGTHS = ("data.seq_length", "data.seq_length_dec", "model.config.seq_length", "model.config.seq_length_dec")
+
+
+def positions(r: Reader) -> Iterator[Broken]:
+    """A learned table of positions has a row for every token of encoder and decoder (an index error on the GPU).
+
+    Of NeMo 2.7.3's models, only T5 gives the table `max_position_embeddings` rows (t5/model/t5.py); GPT, BERT and
+    Mamba give it `seq_length` rows, which `sequence` compares with the data.
+    """
+    rows = r["model.config.max_position_embeddings"]
+    if r["model.config.seq_length_dec"] is None or r["model.config.position_embedding_type"] != "learned_absolute":
+        return
+    for path in LENGTHS:
+        if _numbers(r[path], rows) and r[path] > rows:
+            yield Broken(
+                "positions",
+                f"{path} is {r[path]}, and model.config.max_position_embeddings is {rows}: the positions behind it "
+                "have no learned embedding",
+                f"write a length of at most {rows}, or model.config.max_position_embeddings={r[path]}",
+            )
+            return
+
+
+def optimizer(r: Reader) -> Iterator[Broken]:
+    """The distributed optimizer shards Adam's states, and no other's (megatron-core, get_megatron_optimizer)."""
+    name = r["optim.config.optimizer"]
+    if r["optim.config.use_distributed_optimizer"] and name not in (None, "adam"):
+        yield Broken(
+            "distributed_optimizer",
+            f"optim.config.optimizer is {name}, and the distributed optimizer takes Adam only",
+            "write optim.config.optimizer=adam, or optim.config.use_distributed_optimizer=False",
+        )
+
+
 def vocabulary(r: Reader) -> Iterator[Broken]:
     """The embedding has a row for every token of the tokenizer (an index error on the GPU, at the first rare token)."""
     rows, tokens = r["model.config.vocab_size"], r["data.tokenizer.vocab_size"]
@@ -212,5 +246,5 @@ def _class_default(config: Any, field: str) -> Any:
     return declared and declared.default
 
 
-RULES = (learning_rates, warmup, sequence, vocabulary, heads, trainer, workers, adapters)
+RULES = (learning_rates, optimizer, warmup, sequence, positions, vocabulary, heads, trainer, workers, adapters)
 """All rules of this file that need nothing but the configuration."""

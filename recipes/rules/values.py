@@ -27,8 +27,11 @@ WORDS: dict[str, tuple[str, ...]] = {
     "trainer.plugins.fp8": ("e4m3", "hybrid"),  # core/fp8_utils.py, get_fp8_recipe
     "trainer.plugins.fp8_recipe": ("delayed", "tensorwise", "blockwise", "mxfp8"),  # core/enums.py, Fp8Recipe
     "trainer.plugins.fp8_amax_compute_algo": ("max", "most_recent"),  # TE recipe.DelayedScaling
-    "trainer.strategy.fsdp": ("megatron", "pytorch"),  # megatron_strategy.py
-    "trainer.strategy.save_ckpt_format": ("torch_dist", "zarr", "fsdp_dtensor"),
+    "trainer.strategy.fsdp": ("megatron",),  # MegatronParallel raises NotImplementedError for PyTorch's
+    "trainer.strategy.save_ckpt_format": (
+        "torch_dist",
+        "fsdp_dtensor",
+    ),  # zarr is not installed, and megatron-core deprecates it
     "trainer.strategy.ddp.data_parallel_sharding_strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
     "optim.config.optimizer": ("adam", "sgd"),  # core/optimizer/__init__.py, _get_megatron_optimizer_based_on_...
     "log.ckpt.mode": ("min", "max"),  # Lightning's ModelCheckpoint
@@ -99,6 +102,7 @@ RANGES: dict[str, Range] = {
     "optim.config.sgd_momentum": SHARE,
     "optim.config.clip_grad": NOT_NEGATIVE,
     "optim.config.optimizer_offload_fraction": Range(least=0, most=1),
+    "optim.lr_mult": POSITIVE,
     "optim.lr_scheduler.warmup_steps": NOT_NEGATIVE,
     "optim.lr_scheduler.constant_steps": NOT_NEGATIVE,
     "optim.lr_scheduler.min_lr": NOT_NEGATIVE,
@@ -106,6 +110,7 @@ RANGES: dict[str, Range] = {
         least=1,
         fix="NeMo's data and schedule are made for a number of steps, so that -1, no limit, is none: write 1000, say",
     ),
+    "trainer.max_epochs": Range(least=1, also=(-1,), fix="trainer.max_steps says how long a run is"),
     "trainer.num_nodes": COUNT,
     "trainer.devices": COUNT,
     "trainer.log_every_n_steps": COUNT,

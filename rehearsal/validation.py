@@ -1,0 +1,156 @@
+"""The validation of every command that leads to a job: the models are built as `recipes check` builds them.
+
+`resolve` has already applied every rule that needs no other process. `require` adds the dry build in a process of its
+own (`judge`), and keeps the outcome in the cache by what that build reads of the resolved configuration: a second
+command with the same model, layout and precision answers at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from superpod.errors import UserError
+from superpod.lifecycle import late_data, planned_run, resolve
+from superpod.lifecycle.request import Request
+from superpod.lifecycle.resolve import ResolvedRun
+from superpod.node import versions
+from superpod.node.files import read_json, write_json
+from superpod.recipes import installed
+from superpod.rehearsal import judge
+
+NOT_READ = (
+    *(*planned_run.NOT_PLANNED, "trainer.max_steps", "log", "resume"),
+    *("data.paths", "data.dataset_root", "data.dataset_kwargs", "data.index_mapping_dir", "data.split", "data.seed"),
+)
+"""Fields that no model is built from: two configurations that differ in these alone share one build."""
+
+SKIPPED = "the models are not built here (--no-build): `recipes check` with the same changes builds them"
+
+
+@dataclass(frozen=True)
+class BuildOutcome:
+    """What building the models of three ranks came to."""
+
+    refused: tuple[str, ...] = ()
+    """What Megatron, Transformer Engine or NeMo refuse, a line each; () = nothing."""
+    not_built: str = ""
+    """What this machine lacks to build the models; "" = nothing."""
+
+
+def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
+    """Refuse resolved runs whose models cannot be built; all that are not in the cache are built in one process.
+
+    Args:
+        runs: of one command; several for a sweep.
+        build: False with `--no-build`.
+
+    Returns:
+        A line for each kind of check that was not made, for the user; [] = everything was checked.
+
+    Raises:
+        UserError: with what the libraries refuse, for each run that they refuse.
+        JudgeFailed: the process that builds failed by itself.
+    """
+    if installed.missing():
+        return []  # planned_run.NOTE says what is left to the nodes
+    changed = [run for run in runs if is_changed(run.request)]
+    if not changed:
+        return []
+    if not build:
+        return [SKIPPED]
+    built = outcomes([_with_lines(run) for run in changed])
+    refused = [(run, outcome) for run, outcome in zip(changed, built, strict=True) if outcome.refused]
+    if refused:
+        several = len(runs) > 1
+        lines = []
+        for run, outcome in refused:
+            member = f"{' '.join(run.request.overrides)}: " if several else ""
+            lines += [member + text for text in outcome.refused]
+        raise UserError(
+            "\n".join(dict.fromkeys(lines)),
+            "`recipes check` with the same changes shows all that is known; --no-build leaves this check out",
+        )
+    return list(dict.fromkeys(f"not built here: {o.not_built}" for o in built if o.not_built))
+
+
+def is_changed(request: Request) -> bool:
+    """Whether a request asks for another model, layout or precision than the recipe that is proven."""
+    recipe = request.sized()
+    if planned_run.is_own(recipe) or not set(recipe.nodes) <= set(_declared(request)):
+        return True
+    if request.seq or request.gbs or request.batch_tokens or request.layout or request.best_layout:
+        return True
+    return any(not _is_unread(text.partition("=")[0].rstrip(" +-*/|&")) for text in request.overrides)
+
+
+def _declared(request: Request) -> Sequence[int]:
+    from superpod.recipes.registry import find
+
+    return find(request.recipe).nodes
+
+
+def _is_unread(path: str) -> bool:
+    return any(f"{path}.".startswith(f"{name}.") or path.startswith(f"{name}[") for name in NOT_READ)
+
+
+def _with_lines(run: ResolvedRun) -> ResolvedRun:
+    """The run with its configuration in `lines`; a run on deferred data has it where it is resolved without them."""
+    if not run.on_node:
+        return run
+    return resolve.resolve_cached(late_data.without_data(run.request))
+
+
+def outcomes(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:
+    """What building each run's models comes to: from the cache, or built in one process. Raises JudgeFailed."""
+    paths = [_path(run) for run in runs]
+    missing = {path: run.request for path, run in zip(paths, runs, strict=True) if _cached(path) is None}
+    built: dict[Path, BuildOutcome] = {}
+    if missing:
+        answers = judge.ask_all(list(missing.values()))
+        built = {path: _outcome(answer) for path, answer in zip(missing, answers, strict=True)}
+        for path, outcome in built.items():
+            if not outcome.refused:  # a refusal is built again: what caused it may have been this machine's
+                _keep(path, outcome)
+    return [built.get(path) or _cached(path) or BuildOutcome() for path in paths]
+
+
+def is_cached(run: ResolvedRun) -> bool:
+    """Whether `require` will answer without building."""
+    return bool(installed.missing()) or not is_changed(run.request) or _cached(_path(_with_lines(run))) is not None
+
+
+def _outcome(answer: judge.Judgement | UserError) -> BuildOutcome:
+    if isinstance(answer, UserError):
+        return BuildOutcome((str(answer),))
+    refused = [violation.message for violation in answer.broken]
+    refused += [f"the model cannot be built: {answer.build_error}"] if answer.build_error else []
+    return BuildOutcome(tuple(refused), answer.not_built)
+
+
+def _path(run: ResolvedRun) -> Path:
+    """The file in the cache for what a build reads of a resolved run."""
+    read = [line for line in run.lines if not _is_unread(line.partition(" = ")[0])]
+    question = [run.request.recipe, run.job.node.gpu.name, read, versions.versions()]
+    digest = hashlib.sha256(json.dumps(question, default=str).encode())
+    digest.update(resolve.digest_of_sources((*resolve.SOURCES, "rehearsal")))
+    return resolve.cache().with_name("builds") / f"{digest.hexdigest()[:32]}.json"
+
+
+def _cached(path: Path) -> BuildOutcome | None:
+    """None where nothing is kept, or what is kept cannot be read."""
+    kept = read_json(path)
+    if kept is None or not isinstance(not_built := kept.get("not_built"), str):
+        return None
+    return BuildOutcome(not_built=not_built)
+
+
+def _keep(path: Path, outcome: BuildOutcome) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"not_built": outcome.not_built})
+    except OSError:
+        pass  # a home that cannot be written costs time, not the job
