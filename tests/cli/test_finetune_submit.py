@@ -1,6 +1,7 @@
 """`recipes submit --model`: what is refused before NeMo is imported and before the cluster is asked."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -50,8 +51,9 @@ def test_a_model_that_cannot_train_is_refused_before_nemo(refusal):
 
 
 def test_every_data_and_its_weight_are_the_tasks(tmp_path):
-    for name in "ab":
-        (tmp_path / name).write_text(SAMPLE * 40)
+    for name in "ab":  # samples of its own in each: a source that only repeats another is refused
+        rows = [{"prompt": f"{name}{number}", "completion": "yes"} for number in range(40)]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     folder = tiny.hollow(tmp_path / "m")
     data = [f"{tmp_path}/a:0.25", f"{tmp_path}/b:0.75"]
     profile = profiles.load("dgx_h100")

@@ -112,10 +112,11 @@ def test_finding_28_no_text_of_a_run_steers_the_terminal(tmp_path, slurm, recipe
     run = RunFolder(made.path.rename(made.path.with_name(f"{made.path.name}{ESCAPE}")))
     write_json(run.path / "run.json", {**run.facts, "recipe": ESCAPE})
     attempt = with_attempt(run, "7", "failed")
-    odd = {"state": f"{ESCAPE}failed", "message": f"[/]{ESCAPE}it broke", "nodes": [ESCAPE], "job": ESCAPE}
+    odd = {"state": "failed", "message": f"[/]{ESCAPE}it broke", "nodes": [ESCAPE], "job": ESCAPE}
     write_json(attempt.path / "result.json", {**attempt.result, **odd})
     outputs = [recipes_cli("status", "--runs", tmp_path / "runs"), recipes_cli("history", run.path)]
     write_json(run.path / "run.json", {**run.facts, "max_steps": ESCAPE})
+    write_json(attempt.path / "result.json", {**attempt.result, **odd, "state": f"{ESCAPE}failed"})
     outputs += [recipes_cli("status", "--runs", tmp_path / "runs"), recipes_cli("status", run.path)]
     assert [done.returncode for done in outputs] == [0, 0, 0, 2], outputs
     for done in outputs:
