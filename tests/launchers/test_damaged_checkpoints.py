@@ -65,7 +65,9 @@ def test_the_training_writes_a_manifest_of_every_checkpoint(whole):
     for step in (10, 20, 30, 40):
         checkpoint = at_step(whole, step)
         files = {p.relative_to(checkpoint).as_posix() for p in checkpoint.rglob("*") if p.is_file()}
-        assert set(manifest.read(checkpoint)) == {name for name in files if not name.startswith(manifest.FOLDER)}
+        assert set(manifest.read(checkpoint).records) == {
+            name for name in files if not name.startswith(manifest.FOLDER)
+        }
         assert checkpoint_files.problems(checkpoint) + checkpoint_files.damages(checkpoint) == []
     lines = [json.loads(line) for line in (whole.path / resume.SAVED).read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20, 30, 40]

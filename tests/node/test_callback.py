@@ -387,4 +387,4 @@ def test_a_completed_save_is_noted_and_gets_its_manifest(run):
     assert {"checkpoint": "step=1-last", "step": 2}.items() <= read_lines(run.path / resume.SAVED)[0].items()
     files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
     own = {name for name in files if not name.startswith("manifest/") and "__1_" not in name}
-    assert set(manifest.read(folder)) == own, "but what another node's rank has written"
+    assert set(manifest.read(folder).records) == own, "but what another node's rank has written"

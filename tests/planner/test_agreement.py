@@ -112,6 +112,9 @@ def test_what_plan_calls_tight_check_calls_tight():
     layout = "tp=8,pp=8,vp=8,cp=2,embedding_as_layer,loss_as_layer"
     judgement = check._planned(of("llama31_405b", 1024, 512, layout))
     assert (judgement.verdict, judgement.tight) == ("ok", True)
+    assert judgement.reserved_gib
+    assert judgement.usable_gib
+    assert judgement.allocated_gib
     assert judgement.reserved_gib > judgement.usable_gib > judgement.allocated_gib
     (result,) = plans.search(of("llama31_405b", 1024, 512, layout).job(), fixed=option_syntax.fixed(layout)).values()
     (same,) = [i for i in range(len(result)) if result.layout(i) == of("llama31_405b", 1024, 512, layout).job().layout]

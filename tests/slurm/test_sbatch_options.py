@@ -3,6 +3,7 @@
 import gzip
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,8 +106,7 @@ def test_every_refusal_has_a_reason_and_every_named_key_exists():
     for name, option in sbatch_options.OPTIONS.items():
         assert not option.key or option.refused, name
         for table, key in re.findall(r"\b(slurm|notify|container|chain|folders)\.(\w+)", option.key):
-            model = schema.model_fields[table].annotation
-            assert model is not None
+            model: Any = schema.model_fields[table].annotation
             assert key in model.model_fields, option.key
 
 

@@ -118,6 +118,7 @@ def test_no_code_that_another_user_has_placed_is_executed(testbed, users, shared
     assert first.attempts[1].result["before"] > 0, "from its last checkpoint"
     assert {run.path.parent.name for run in mine} == {f"{RECIPE}.{ALICE}"}, "the other's folder is not used"
     assert not [*Path("/tmp").glob("sp25-pwned-*")], [file.read_text() for file in Path("/tmp").glob("sp25-pwned-*")]
+    code = first.path
     for run in mine:
         for path in (run.path.parent, run.path, *run.path.rglob("*")):
             facts = path.lstat()
