@@ -22,7 +22,7 @@ NAME = "tiny_llama3"
 
 def fake_run(max_steps: int, ranks: int = 4) -> Any:
     """What stands in for a LocalRun, which needs NeMo."""
-    resolved = SimpleNamespace(request=Request(NAME), plan={})
+    resolved = SimpleNamespace(request=Request(NAME), plan={}, save_every=10)
     return SimpleNamespace(
         resolved=resolved, facts={}, lines=["a = 1"], max_steps=max_steps, ranks=ranks, checkpoint_bytes=0, changes=[]
     )
