@@ -47,9 +47,10 @@ def test_a_weighted_blend(built: Path, corpus: Path, tmp_path: Path, nemo: None)
 
     import torch.distributed as dist
 
-    for ending in ("bin", "idx"):
-        shutil.copyfile(built / f"text.{ending}", tmp_path / f"again.{ending}")
-    prefixes = [f"{built}/text", f"{tmp_path}/again"]
+    tokens = (built / "text.bin").read_bytes()
+    (tmp_path / "other.bin").write_bytes(tokens[2:] + tokens[:2])  # other tokens: those of 16 bits, turned by one
+    shutil.copyfile(built / "text.idx", tmp_path / "other.idx")
+    prefixes = [f"{built}/text", f"{tmp_path}/other"]
     folder = add(tmp_path / "b", prefixes, f"{built}/tokenizer", weights=[1, 3], split="80,10,10")
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
