@@ -38,8 +38,9 @@ def share(unpacked: Path, run: Path) -> Path:
     for earlier in run.glob(f"{PREFIX}*"):
         if earlier != folder:
             shutil.rmtree(earlier, ignore_errors=True)
-    for name, module in list(sys.modules.items()):  # where the packages look for what is still to be imported
-        if str(unpacked.joinpath(*name.split("."))) in getattr(module, "__path__", ()):
+    for name, module in list(sys.modules.items()):  # where our packages look for what is still to be imported
+        is_ours = name.partition(".")[0] == "superpod"  # others may do anything when they are asked for their path
+        if is_ours and str(unpacked.joinpath(*name.split("."))) in getattr(module, "__path__", ()):
             module.__path__ = [str(folder.joinpath(*name.split(".")))]
     # Of a job that submits the next one, that one inherits the path; an empty entry would be the current folder.
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -27,7 +27,7 @@ import torch  # noqa: E402
 
 from superpod.node import RunCallback, RunError  # noqa: E402
 from superpod.node.heartbeat import Heartbeat  # noqa: E402
-from superpod.node.saved_checkpoints import SavedCheckpoints  # noqa: E402
+from superpod.node.saved_checkpoints import END_S, GRACE_S, SavedCheckpoints  # noqa: E402
 
 FIELDS = {
     "t", "attempt", "step", "loss", "val_loss", "lr", "grad_norm", "step_time_s", "tokens", "tokens_per_s_per_gpu",
@@ -178,10 +178,10 @@ def test_heartbeats_tell_the_phases_and_the_file_has_the_newest(run, beats):
 @pytest.mark.parametrize("stops", [True, False])
 def test_a_stopped_training_does_not_use_up_its_grace_for_a_manifest(run, monkeypatch, stops):
     waits = []
-    monkeypatch.setattr(SavedCheckpoints, "end", lambda self, trainer, *, stopped: waits.append(stopped))
+    monkeypatch.setattr(SavedCheckpoints, "end", lambda self, trainer, *, wait_s: waits.append(wait_s))
     stop = Toy(at_step=lambda step, toy: stops and step == 2 and signal.raise_signal(signal.SIGTERM))
     fit(run, run.new_attempt(), stop)
-    assert waits == [stops]
+    assert waits == [GRACE_S if stops else END_S]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
