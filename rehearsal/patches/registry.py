@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from superpod import cpu_threads
+from superpod.rehearsal import cpu_gemm
 
 # In the order of application: torch first, because Megatron reads torch.cuda while it is imported.
 MODULES = (
@@ -74,6 +75,8 @@ def install(*, without: frozenset[str] = frozenset()) -> None:
 
     if torch.cuda.is_available():
         return
+    if cpu_gemm.is_needed():
+        cpu_gemm.use_float32()
     for registered in known:
         if registered.name not in without and registered.name not in _decided:
             registered.apply()
