@@ -70,6 +70,7 @@ class Request:
         facts: dict[str, Any] = {"overrides": list(self.overrides), "data": data, "num_nodes": self.num_nodes}
         facts |= {late_data.LATE: True} if self.late_data else {}
         facts |= {name: value for name in _SIZES if (value := getattr(self, name))}
+        facts |= {_REQUESTED_GPUS: self.gpus_per_node} if self.gpus_per_node else {}
         return facts | ({"layout": layout_text.written_fields(self.layout)} if self.layout else {})
 
     @classmethod
@@ -88,6 +89,7 @@ class Request:
             gpu,
             late_data=bool(facts.get(late_data.LATE)),
             layout=Layout.from_mapping(layout, f"the layout of a run of {recipe}") if layout else None,
+            gpus_per_node=facts.get(_REQUESTED_GPUS),
             **{name: facts[name] for name in _SIZES if name in facts},
         )
 
@@ -229,7 +231,8 @@ class Request:
             )
 
 
-_SIZES = ("seq", "gbs", "batch_tokens", "best_layout", "gpus_per_node", "profile")
+_SIZES = ("seq", "gbs", "batch_tokens", "best_layout", "profile")
+_REQUESTED_GPUS = "requested_gpus_per_node"  # not the `gpus_per_node` of run.json: what the run has, asked for or not
 """Facts that run.json has only where they were asked for."""
 
 

@@ -90,6 +90,16 @@ def test_a_run_that_goes_on_keeps_what_was_decided(tmp_path, request_):
     resumed.check()
 
 
+def test_the_gpus_that_a_run_has_are_none_that_were_asked_for(tmp_path):
+    """A rehearsal of trainer.devices=1 goes on with the recipe of its size, and not with that of `--gpus 1`."""
+    has = {"gpus_per_node": 1, "nodes": 1}
+    run = RunFolder.create(tmp_path / "runs", NAME, facts=Request(NAME).facts() | has, recipe_lines=[])
+    assert Request.of_run(run) == Request(NAME)
+    asked = Request(NAME, gpus_per_node=1)
+    run = RunFolder.create(tmp_path / "runs", NAME, facts=asked.facts() | has, recipe_lines=[])
+    assert Request.of_run(run) == asked
+
+
 def test_a_run_of_before_has_no_such_facts():
     old = {"overrides": ["trainer.max_steps=5"], "data": None, "num_nodes": 2}
     assert Request.of_facts(NAME, old) == Request(NAME, ("trainer.max_steps=5",), None, 2)
