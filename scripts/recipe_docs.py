@@ -171,7 +171,8 @@ def _tokens(recipe: Recipe, gpus: int, layout: Layout) -> str:
     plan = predict.one(job(recipe).replace(gpus=gpus, layout=layout))
     if plan.tokens_per_s_per_gpu is None:
         return plan.verdict
-    return f"{plan.tokens_per_s_per_gpu:,.0f}" + (" (too large)" if plan.verdict == "oom" or plan.tight else "")
+    fit = " (too large)" if plan.verdict == "oom" else " (tight)" if plan.tight else ""
+    return f"{plan.tokens_per_s_per_gpu:,.0f}{fit}"
 
 
 def index() -> str:
