@@ -96,7 +96,7 @@ def test_a_file_that_never_ends_is_ended(tmp_path, monkeypatch):
 def test_build_5_an_override_is_judged_by_its_plan_and_its_real_model(recipes_cli):
     report = json.loads(printed(recipes_cli, "check", RECIPE, "trainer.max_steps=100", "--json"))
     assert report["passed"]
-    assert report["warnings"][0]["rule"] == "warmup"
+    assert report["warnings"] == []  # the recipe's warm-up is fitted to so few steps
     assert sum(report["built"]["0"]) == 4_015_263_744  # TP 2
     too_much = printed(recipes_cli, "check", RECIPE, "data.micro_batch_size=8", "--no-build", code=2)
     assert "does not fit" in too_much
