@@ -64,7 +64,7 @@ def heading(recipe: Recipe, partial: run.Partial, command: str, overrides: Seque
     written = f"Written by `{command}` for {_versions()}. It needs nothing else: change it as you like."
     if own := _own_module(partial):
         written = f"Written by `{command}` for {_versions()}, and {own.name} beside it, from {own}."
-    proven = f"How far the recipe was proven: {proof_level.sentence(recipe, nodes, overrides)}."
+    proven = f"Proof: {proof_level.sentence(recipe, nodes, overrides)}."
     about = f"{_about(recipe, partial, layout)} {proven}"
     return HEADING.format(name=recipe.name, about=_filled(about), written=_filled(written), nodes=nodes, gpus=gpus)
 

@@ -34,7 +34,7 @@ TITLES = {"nemo_toolkit": "NeMo", "megatron-core": "Megatron-Core", "transformer
 
 NOT_RECORDED = "-"
 """For a digest that an earlier proof did not record, which checked neither process groups nor schedules."""
-EARLIER = "by an earlier proof: process groups and the schedule were not checked"
+EARLIER = "not its process groups and schedule"
 CONSTRUCTED = ("model.", "trainer.strategy.", "trainer.plugins", "trainer.callbacks", "optim.config", "peft", "with=")
 """Overrides that start so change what was proven; others, such as a number of steps, do not."""
 CONSTRUCTED_DATA = ("data.micro_batch_size", "data.seq_length")
