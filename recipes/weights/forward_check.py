@@ -164,7 +164,7 @@ def _wide(model: nn.Module, layers: Any, device: torch.device) -> Iterator[None]
 
             stack.callback(layer.register_forward_pre_hook(before).remove)
             stack.callback(layer.register_forward_hook(after).remove)
-        if torch.is_autocast_enabled():
+        if torch.is_autocast_enabled(device.type):
             stack.enter_context(torch.autocast(device.type, enabled=False))
         yield
 

@@ -118,7 +118,6 @@ NOT_COMPARED = {
 """Keys by which transformers' class says something else, or nothing."""
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch, while it is imported
 @pytest.mark.parametrize("kind", families.FAMILIES)
 def test_absent_keys_mean_what_they_mean_to_transformers(kind):

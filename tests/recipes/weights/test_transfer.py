@@ -7,7 +7,7 @@ import pytest
 from superpod.errors import UserError
 from superpod.recipes.weights import mapping, transfer
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of torch, while it is imported
+pytest.importorskip("torch", reason="torch: [nemo] extra")
 HEADS, GROUPS, CHANNELS, HIDDEN, FFN, EXPERTS = 4, 2, 3, 10, 6, 3
 CONFIG = SimpleNamespace(
     num_attention_heads=HEADS,
@@ -128,3 +128,105 @@ def test_an_expert_that_is_left_over_is_named():
     source = {"model.layers.0.mlp.experts.gate_up_proj": (EXPERTS, HIDDEN, 2 * FFN)}
     with pytest.raises(UserError, match=r"no place for model.layers.0.mlp.experts.gate_up_proj\[2\]"):
         transfer.to_megatron(drawn(source), model(names), CONFIG, "gpt_oss")
+
+
+def nan(shapes, name):
+    tensors = drawn(shapes)
+    tensors[name].view(-1)[0] = float("nan")
+    return tensors
+
+
+def test_numbers_that_are_none_go_nowhere():
+    key = "model.layers.0.self_attn.k_proj.weight"
+    with pytest.raises(UserError, match="holds NaN or infinity"):
+        transfer.to_megatron(nan(ATTENTION, key), model(CORE), CONFIG, "llama")
+    expected = drawn({**ATTENTION, "lm_head.weight": (11, HIDDEN)})
+    with pytest.raises(UserError, match="holds NaN or infinity"):
+        transfer.from_megatron(nan(CORE, QKV), CONFIG, "llama", expected, tied=False)
+
+
+def test_another_shape_is_named_with_both():
+    wide = {**ATTENTION, "model.embed_tokens.weight": (12, HIDDEN)}
+    with pytest.raises(UserError, match=r"embed_tokens.weight \[12, 10\] gives \[12, 10\], and NeMo's .* is \[11, 10\]"):
+        transfer.to_megatron(drawn(wide), model(CORE), CONFIG, "llama")
+    expected = drawn({**wide, "lm_head.weight": (11, HIDDEN)})
+    with pytest.raises(UserError, match=r"would be \[11, 10\], and the Hugging Face model's is \[12, 10\]"):
+        transfer.from_megatron(drawn(CORE), CONFIG, "llama", expected, tied=False)
+
+
+def test_a_tied_output_matrix_is_left_out_only_where_it_is_the_embedding():
+    import torch
+
+    core = {**CORE, "output_layer.weight": (11, HIDDEN)}
+    state = drawn(core)
+    with pytest.raises(UserError, match="no longer the embedding"):
+        transfer.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=True)
+    state["output_layer.weight"] = state[EMBEDDING].clone()
+    assert transfer.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=True).keys() == ATTENTION.keys()
+    with pytest.raises(UserError, match=r"no place for lm_head.weight"):
+        transfer.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=False)
+    both = drawn({**ATTENTION, "lm_head.weight": (11, HIDDEN)})
+    tied = SimpleNamespace(**{**vars(CONFIG), "share_embeddings_and_output_weights": True})
+    transfer.to_megatron(both, model(CORE), tied, "llama")
+    with pytest.raises(UserError, match=r"no place for lm_head.weight"):
+        transfer.to_megatron(both, model(CORE), CONFIG, "llama")
+    head = transfer.from_megatron(drawn(CORE), CONFIG, "llama", both, tied=False)["lm_head.weight"]
+    assert torch.equal(head, drawn(CORE)[EMBEDDING])
+
+
+def test_parameters_keep_their_marks_and_their_number_format():
+    import torch
+
+    core = model(CORE)
+    matrix = core.get_parameter(QKV)
+    matrix.data, matrix.tensor_model_parallel = matrix.data.to(torch.bfloat16), True
+    matrix.requires_grad = False
+    transfer.to_megatron(drawn(ATTENTION), core, CONFIG, "llama")
+    new = core.get_parameter(QKV)
+    assert (new.dtype, new.tensor_model_parallel, new.requires_grad) == (torch.bfloat16, True, False)
+    assert core.get_parameter(EMBEDDING).requires_grad
+
+
+def test_saved_buffers_go_along_and_others_do_not():
+    import torch
+
+    name = f"{LAYER}mlp.router.expert_bias"
+    core = model({**CORE, f"{LAYER}mlp.router.weight": (EXPERTS, HIDDEN)})
+    router = core.get_submodule(f"{LAYER}mlp.router")
+    router.register_buffer("expert_bias", torch.zeros(EXPERTS))
+    router.register_buffer("local_tokens_per_expert", torch.zeros(EXPERTS), persistent=False)
+    core.register_buffer("counted", None)
+    assert set(transfer.names_of(core)) == {*CORE, f"{LAYER}mlp.router.weight", name}
+    gate = "model.layers.0.mlp.gate."
+    source = drawn({f"{gate}weight": (EXPERTS, HIDDEN), f"{gate}e_score_correction_bias": (EXPERTS,)})
+    small = model({f"{LAYER}mlp.router.weight": (EXPERTS, HIDDEN)})
+    small.get_submodule(f"{LAYER}mlp.router").register_buffer("expert_bias", torch.zeros(EXPERTS))
+    transfer.to_megatron(source, small, CONFIG, "deepseek_v3")
+    assert torch.equal(small.get_buffer(name), source[f"{gate}e_score_correction_bias"])
+    assert transfer.tensors_of(small).keys() == {f"{LAYER}mlp.router.weight", name}
+
+
+def test_tied_parameters_are_listed_under_every_name():
+    import torch
+
+    both = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
+    both[1].weight = both[0].weight
+    assert transfer.tensors_of(both).keys() == {"0.weight", "1.weight"}
+
+
+def test_experts_of_one_tensor_are_stacked_in_their_order():
+    import torch
+
+    names = {f"{EXPERT}linear_fc2.weight{e}": (HIDDEN, FFN) for e in (1, 0, 2)}
+    state = drawn({**names, EMBEDDING: (11, HIDDEN)})
+    down = "model.layers.0.mlp.experts.down_proj"
+    expected = {down: torch.empty(EXPERTS, FFN, HIDDEN), "model.embed_tokens.weight": torch.empty(11, HIDDEN)}
+    made = transfer.from_megatron(state, CONFIG, "gpt_oss", expected, tied=True)
+    assert torch.equal(made[down][2], state[f"{EXPERT}linear_fc2.weight2"].t())
+
+
+@pytest.mark.parametrize(("count", "says"), [(6, "n5$"), (8, "n5 and 2 more$")])
+def test_a_message_lists_six_names(count, says):
+    extra = {**ATTENTION, **{f"n{number}": (1,) for number in range(count)}}
+    with pytest.raises(UserError, match=says):
+        transfer.to_megatron(drawn(extra), model(CORE), CONFIG, "llama")
