@@ -1,4 +1,4 @@
-"""Stand-ins for the few names of NeMo and Megatron that conversions ask for, so that their own rules run without both."""
+"""Stand-ins for the few names of NeMo and Megatron that conversions ask for, so that their own rules run without."""
 
 import sys
 from types import ModuleType

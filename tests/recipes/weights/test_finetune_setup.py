@@ -2,6 +2,7 @@
 
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -32,10 +33,10 @@ def nemo(monkeypatch):
         module = ModuleType(name)
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, name, module)
-    sys.modules["nemo"].lightning = sys.modules["nemo.lightning"]
+    vars(sys.modules["nemo"])["lightning"] = sys.modules["nemo.lightning"]
 
 
-def recipe(*, cp=1, tp=1, callbacks=(), graphs=False, steps=100, every=30):
+def recipe(*, cp=1, tp=1, callbacks=(), graphs=False, steps=100, every=30) -> Any:
     return SimpleNamespace(
         data=SimpleNamespace(seq_length=2048, micro_batch_size=2, global_batch_size=128),
         model=SimpleNamespace(config=SimpleNamespace(enable_cuda_graph=graphs, cuda_graph_scope=None)),

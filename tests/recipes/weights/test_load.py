@@ -1,8 +1,9 @@
-"""What is taken from a checkpoint: its base, Megatron's own module, its tensors by their plain names, merged adapters."""
+"""What is taken from a checkpoint: its base, Megatron's own module, its tensors' plain names, merged adapters."""
 
 import json
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_the_attention_that_a_recipe_chose_is_forgotten(monkeypatch):
 @pytest.mark.parametrize(("dtype", "bf16", "fp16"), [("bfloat16", True, False), ("float16", False, True),
                                                      ("float32", False, False)])  # fmt: skip
 def test_nothing_of_the_training_is_left(dtype, bf16, fp16):
-    config = SimpleNamespace(
+    config: Any = SimpleNamespace(
         fp8="hybrid", fp8_param=True, perform_initialization=True, recompute_granularity="full",
         sequence_parallel=True, tp_comm_overlap=True, pipeline_model_parallel_layout="Et|L",
     )  # fmt: skip

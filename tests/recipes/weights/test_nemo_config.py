@@ -21,7 +21,7 @@ def stubs(monkeypatch):
     nemo_stubs.install(monkeypatch)
 
 
-def config(**fields):
+def config(**fields) -> Any:
     base = {"multi_latent_attention": False, "kv_channels": 16, "num_query_groups": 2, "num_layers": 4,
             "window_size": None, "window_attn_skip_freq": None, "vocab_size": 320}  # fmt: skip
     return SimpleNamespace(**base | fields)
@@ -123,6 +123,10 @@ class Model:
         self.config = config
 
 
+def model_of(**fields) -> Any:
+    return Model(Fields(**fields))
+
+
 @pytest.fixture
 def one_class(monkeypatch):
     monkeypatch.setattr(nemo_config, "model_class", lambda nearest: Model)
@@ -142,14 +146,15 @@ def test_a_field_that_the_class_does_not_have_is_an_error(one_class):
 
 def test_a_model_must_match_its_configuration(one_class):
     said = Nearest("Model", "Fields", {"num_layers": 3})
-    nemo_config.must_match(said, Model(Fields(num_layers=3)))
-    nemo_config.must_match(said, Model(Fields(num_layers=3, vocab_size=None)))
+    nemo_config.must_match(said, model_of(num_layers=3))
+    nemo_config.must_match(said, model_of(num_layers=3, vocab_size=None))
     with pytest.raises(UserError, match="num_layers 4, not 3; nothing is written"):
-        nemo_config.must_match(said, Model(Fields(num_layers=4)))
+        nemo_config.must_match(said, model_of(num_layers=4))
     with pytest.raises(UserError, match="vocab_size 319, not 320"):
-        nemo_config.must_match(said, Model(Fields(num_layers=3, vocab_size=319)))
+        nemo_config.must_match(said, model_of(num_layers=3, vocab_size=319))
+    other: Any = object()
     with pytest.raises(UserError, match="the checkpoint is a object, and the Hugging Face folder a Model"):
-        nemo_config.must_match(said, object())
+        nemo_config.must_match(said, other)
 
 
 OWN = {  # of NeMo's classes, where config.json does not decide them

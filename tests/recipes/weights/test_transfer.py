@@ -1,6 +1,7 @@
 """Tensors between Megatron and transformers: in every layout of experts, with an account of both sides."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -147,7 +148,9 @@ def test_numbers_that_are_none_go_nowhere():
 
 def test_another_shape_is_named_with_both():
     wide = {**ATTENTION, "model.embed_tokens.weight": (12, HIDDEN)}
-    with pytest.raises(UserError, match=r"embed_tokens.weight \[12, 10\] gives \[12, 10\], and NeMo's .* is \[11, 10\]"):
+    with pytest.raises(
+        UserError, match=r"embed_tokens.weight \[12, 10\] gives \[12, 10\], and NeMo's .* is \[11, 10\]"
+    ):
         transfer.to_megatron(drawn(wide), model(CORE), CONFIG, "llama")
     expected = drawn({**wide, "lm_head.weight": (11, HIDDEN)})
     with pytest.raises(UserError, match=r"would be \[11, 10\], and the Hugging Face model's is \[12, 10\]"):
@@ -178,11 +181,11 @@ def test_parameters_keep_their_marks_and_their_number_format():
     import torch
 
     core = model(CORE)
-    matrix = core.get_parameter(QKV)
+    matrix: Any = core.get_parameter(QKV)
     matrix.data, matrix.tensor_model_parallel = matrix.data.to(torch.bfloat16), True
     matrix.requires_grad = False
     transfer.to_megatron(drawn(ATTENTION), core, CONFIG, "llama")
-    new = core.get_parameter(QKV)
+    new: Any = core.get_parameter(QKV)
     assert (new.dtype, new.tensor_model_parallel, new.requires_grad) == (torch.bfloat16, True, False)
     assert core.get_parameter(EMBEDDING).requires_grad
 

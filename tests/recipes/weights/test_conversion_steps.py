@@ -1,0 +1,365 @@
+"""What an import and an export decide before and after NeMo does its part; matching a recipe; NeMo's own mistakes."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.recipes.weights import huggingface, load, match_config, mended, nearest, nemo_config, reference
+from tests.recipes.weights import tiny
+from tests.recipes.weights.matrix_cases import V3
+
+
+def changed(folder, **keys):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny.hollow(tmp_path / "folder")
+
+
+def test_fp8_weights_of_deepseek_are_refused_with_the_way_round(folder):
+    changed(folder, model_type="deepseek_v3", **V3)
+    assert huggingface.family(folder) == "DeepSeekModel"
+    changed(folder, quantization_config={"quant_method": "fp8"})
+    with pytest.raises(UserError, match=r"NeMo 2\.7\.3 does not import"):
+        huggingface.family(folder)
+    changed(folder, model_type="llama")
+    with pytest.raises(UserError, match="the weights are in fp8"):
+        huggingface.family(folder)
+
+
+def test_unknown_keys_need_the_forward_check(folder):
+    changed(folder, clip_qkv=8.0)
+    assert huggingface.importable(folder, True).unknown == ("clip_qkv",)
+    with pytest.raises(UserError, match="nobody here knows what clip_qkv"):
+        huggingface.importable(folder, False)
+
+
+def test_a_doubt_is_refused_where_the_forward_check_would_fail(folder, monkeypatch):
+    doubtful = nearest.Nearest("M", "C", {}, doubts=("transformers leaves it out",))
+    monkeypatch.setattr(huggingface, "checked", lambda folder: doubtful)
+    assert huggingface.importable(folder, False) is doubtful
+    with pytest.raises(UserError, match="transformers leaves it out"):
+        huggingface.importable(folder, True)
+
+
+@pytest.mark.parametrize(
+    ("unknown", "checked", "notes"),
+    [
+        ((), True, []),
+        ((), False, ["no forward check: nothing shows that NeMo computes what transformers does"]),
+        (("a", "b"), True, ["config.json has keys that nobody here knows: a, b; the forward pass is that of "
+                            "transformers, which does not read them"]),
+        (("a",), False, ["no forward check: nothing shows that NeMo computes what transformers does",
+                         "config.json has keys that nobody here knows: a"]),
+    ],
+)  # fmt: skip
+def test_an_import_says_what_it_did_not_show(unknown, checked, notes):
+    assert huggingface._notes(nearest.Nearest("M", "C", {}, unknown), checked) == notes
+
+
+def test_an_import_keeps_configuration_tokenizer_and_record(folder, tmp_path):
+    (folder / "generation_config.json").write_text("{}")
+    checkpoint = tmp_path / "nemo"
+    assert huggingface.kept(checkpoint) is None
+    assert huggingface.import_notes(checkpoint) == []
+    huggingface._keep(folder, checkpoint / huggingface.KEPT, {"notes": ["x"], "dtype": "float16"})
+    kept = huggingface.kept(checkpoint)
+    assert kept is not None
+    assert kept == checkpoint / "context" / "huggingface"
+    names = {"config.json", "generation_config.json", "import.json", "tokenizer.json"}
+    assert {file.name for file in kept.iterdir()} == names
+    assert huggingface.import_notes(checkpoint) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("record", "config", "dtype"),
+    [
+        ({"dtype": "float16"}, {"dtype": "float32"}, "float16"),
+        (None, {"torch_dtype": "float32"}, "float32"),
+        (None, {}, "bfloat16"),
+        ({"dtype": "int8"}, {}, "bfloat16"),
+    ],
+)
+def test_an_export_has_the_number_format_of_the_import(folder, record, config, dtype):
+    changed(folder, **config)
+    if record:
+        (folder / "import.json").write_text(json.dumps(record))
+    assert huggingface._kept_dtype(folder) == dtype
+    assert huggingface._kept_dtype(None) == "bfloat16"
+
+
+def test_raw_errors_become_the_users(capsys):
+    with pytest.raises(UserError, match=r"^X: KeyError: 'a b'; nothing is written$"), huggingface._in_words("X"):
+        raise KeyError("a b")
+    assert "Traceback" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"^mine$"), huggingface._in_words("X"):
+        raise UserError("mine")
+
+
+def test_the_tokenizer_goes_with_the_export_as_it_was(folder, tmp_path):
+    (folder / "generation_config.json").write_text("{}")
+    (folder / "import.json").write_text("{}")
+    out = tmp_path / "out"
+    out.mkdir()
+    huggingface._copy_tokenizer(None, folder, out)
+    assert {file.name for file in out.iterdir()} == {"tokenizer.json", "generation_config.json"}
+    saved = []
+    inner = SimpleNamespace(save_pretrained=lambda out: saved.append(out))
+    huggingface._copy_tokenizer(SimpleNamespace(tokenizer=SimpleNamespace(tokenizer=inner)), None, out)
+    huggingface._copy_tokenizer(SimpleNamespace(tokenizer=inner), None, out)
+    assert saved == [out, out]
+
+
+@pytest.mark.parametrize(("own", "written"), [("", True), ("x", False)])
+def test_a_tokenizer_without_a_template_gets_the_plain_one(tmp_path, monkeypatch, own, written):
+    from superpod.recipes.data import chat, tokenizer
+
+    monkeypatch.setattr(tokenizer, "pretrained", lambda folder: SimpleNamespace(chat_template=own))
+    huggingface.keep_template(tmp_path)
+    file = tmp_path / "chat_template.jinja"
+    assert file.exists() is written
+    assert not written or file.read_text() == chat.PLAIN
+
+
+@pytest.mark.parametrize(("rows", "ids", "refused"), [(300, 300, False), (299, 300, True)])
+def test_every_id_must_have_a_row(monkeypatch, tmp_path, rows, ids, refused):
+    name = "nemo.collections.common.tokenizers.huggingface.auto_tokenizer"
+    module: Any = ModuleType(name)
+    module.AutoTokenizer = lambda folder: SimpleNamespace(tokenizer=range(ids), folder=folder)
+    monkeypatch.setitem(sys.modules, name, module)
+    importer = SimpleNamespace(save_hf_tokenizer_assets=lambda folder: f"{folder}/copied")
+    said = nearest.Nearest("M", "C", {"vocab_size": rows})
+    if refused:
+        with pytest.raises(UserError, match="has 300 ids, and the model's vocab_size is 299"):
+            huggingface._tokenizer(importer, tmp_path, said)
+        return
+    assert huggingface._tokenizer(importer, tmp_path, said).folder == f"{tmp_path}/copied"
+    module.AutoTokenizer = lambda folder: 1 / 0
+    with pytest.raises(UserError, match="cannot be read: division by zero"):
+        huggingface._tokenizer(importer, tmp_path, said)
+    tiny.hollow(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text("{}")
+    tiny.customize(tmp_path, tmp_path / "executed")
+    with pytest.raises(UserError, match="custom code") as refusal:
+        huggingface._tokenizer(importer, tmp_path, said)
+    assert "needs no code" in refusal.value.hint
+
+
+def test_importers_save_the_tokenizer_in_a_folder_of_the_process(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+
+    class ModelConnector:
+        def save_hf_tokenizer_assets(self, name, save_path=""):
+            return "/tmp/nemo_tokenizer"
+
+    module: Any = ModuleType("nemo.lightning.io.connector")
+    module.ModelConnector = ModelConnector
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    asked = []
+
+    def from_pretrained(name, **options):
+        asked.append((name, options))
+        return SimpleNamespace(save_pretrained=lambda folder: Path(folder).mkdir())
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+    with huggingface.own_tokenizer_folder():
+        folder = Path(ModelConnector().save_hf_tokenizer_assets("X"))
+        assert folder.name == "nemo_tokenizer"
+        assert folder != Path("/tmp/nemo_tokenizer")
+        assert folder.is_dir()
+    assert not folder.parent.exists()
+    assert ModelConnector().save_hf_tokenizer_assets("X") == "/tmp/nemo_tokenizer"
+    assert asked == [("X", {"local_files_only": True, "trust_remote_code": False})]
+
+
+@pytest.mark.parametrize(
+    ("said", "head", "tied"),
+    [
+        (True, None, True),
+        (True, "same", True),
+        (True, "other", False),
+        (False, None, False),
+        (False, "same", False),
+    ],
+)
+def test_an_export_is_tied_where_both_sides_are(monkeypatch, said, head, tied):
+    torch = pytest.importorskip("torch")
+    from superpod.recipes.weights import transfer
+
+    embedding = torch.arange(4.0)
+    state = {"embedding.word_embeddings.weight": embedding}
+    if head:
+        state["output_layer.weight"] = embedding.clone() if head == "same" else embedding + 1
+    monkeypatch.setattr(load, "state", lambda model: state)
+    monkeypatch.setattr(nemo_config, "must_match", lambda nearest, model: None)
+    monkeypatch.setattr(reference, "empty", lambda config: None)
+    monkeypatch.setattr(transfer, "tensors_of", lambda model: {"lm_head.weight": 1, "x": 2})
+    expected = []
+    monkeypatch.setattr(transfer, "from_megatron", lambda s, c, kind, names, tied: expected.append((set(names), tied)))
+    monkeypatch.setattr(reference, "with_tensors", lambda config, tensors, tied: (config, tied))
+    config = SimpleNamespace(**tiny.SIZES, model_type="llama", tie_word_embeddings=said, quantization_config={"x": 1})
+    config.to_dict = lambda: {key: value for key, value in vars(config).items() if key != "to_dict"}
+    model: Any = SimpleNamespace(config=None)
+    made = huggingface.filled(config, model)
+    assert made == (config, tied)
+    assert config.tie_word_embeddings is tied
+    assert not hasattr(config, "quantization_config")
+    assert expected == [({"x"} if tied else {"lm_head.weight", "x"}, tied)]
+
+
+@dataclass
+class Fields:
+    """A recipe's configuration of its model."""
+
+    num_layers: int = 2
+    rotary_base: float = 1e4
+    activation_func: str = "silu"
+    bias_activation_fusion: bool = True
+    multi_latent_attention: bool = False
+    kv_channels: int = 16
+    window_attn_skip_freq: object = None
+    window_size: object = None
+    params_dtype: str = "bf16"
+
+
+class Theirs:
+    pass
+
+
+class Ours(Theirs):
+    pass
+
+
+@pytest.fixture
+def matched(monkeypatch):
+    """Match a recipe with `length` tokens a sequence to a folder of a model with these fields."""
+    pytest.importorskip("torch")
+    from tests.recipes.weights import nemo_stubs
+
+    nemo_stubs.install(monkeypatch)
+    module: Any = ModuleType("fiddle")
+    module.get_callable = lambda model: model.cls
+    module.build = lambda config: Fields(**vars(config))
+    monkeypatch.setitem(sys.modules, "fiddle", module)
+
+    def match(cls=Ours, length=8, model="M", extra=None, ours=None, **fields):
+        monkeypatch.setattr(huggingface, "checked", lambda folder: nearest.Nearest(model, "C", {}))
+        monkeypatch.setattr(nemo_config, "model_class", lambda nearest: Theirs)
+        source = Fields(**fields)
+        vars(source).update(extra or {})
+        monkeypatch.setattr(nemo_config, "build", lambda nearest, dtype: source if dtype == "bf16" else None)
+        partial: Any = SimpleNamespace(
+            model=SimpleNamespace(cls=cls, config=SimpleNamespace(**ours or {})),
+            data=SimpleNamespace(seq_length=length),
+        )
+        return match_config.match_config(partial, Path("HF")), vars(partial.model.config)
+
+    return match
+
+
+def test_a_recipe_takes_over_the_folders_numbers(matched):
+    assert matched() == ([], {})
+    changes, config = matched(rotary_base=5e5, activation_func="gelu", bias_activation_fusion=False)
+    assert sorted(changes) == [("activation_func", "silu", "gelu"), ("rotary_base", 1e4, 5e5)]
+    assert config == {"rotary_base": 5e5, "activation_func": "gelu", "bias_activation_fusion": False}
+    assert matched(rotary_base=5e5, bias_activation_fusion=False)[1] == {"rotary_base": 5e5}
+
+
+def test_another_shape_class_or_field_is_refused(matched):
+    with pytest.raises(UserError, match="the recipe's model is not that of HF: num_layers 2, not 3"):
+        matched(num_layers=3)
+    with pytest.raises(UserError, match="HF is a Theirs, and the recipe trains a Fields"):
+        matched(cls=Fields)
+    with pytest.raises(UserError, match="HF is a Theirs, and the recipe trains a named"):
+        matched(cls=named)
+    with pytest.raises(UserError, match="HF has qk_l2_norm True, which the recipe's Fields does not know"):
+        matched(extra={"qk_l2_norm": True})
+
+
+def named():
+    """A function in place of a class."""
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "window", "refused"),
+    [("Gemma2Model", 8, [7, 0], False), ("Gemma2Model", 9, [7, 0], True), ("Gemma2Model", 9, None, False),
+     ("M", 9, [7, 0], False)],
+)  # fmt: skip
+def test_gemma2_trains_within_its_window(matched, model, length, window, refused):
+    given = {"window_size": window} if window else None
+    if refused:
+        with pytest.raises(
+            UserError, match="sequences of 9 tokens are longer than the model's sliding window of 8"
+        ) as no:
+            matched(model=model, length=length, window_size=window, ours=given)
+        assert no.value.hint == "data.seq_length=8"
+        return
+    assert matched(model=model, length=length, window_size=window, ours=given)[0] == []
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """NeMo's two classes that `mended` mends, and Megatron's rule of windows."""
+    torch = pytest.importorskip("torch")
+    from tests.recipes.weights import nemo_stubs
+
+    nemo_stubs.install(monkeypatch)
+    monkeypatch.setattr(mended.post_norms, "set_epsilon", lambda core: None)
+
+    class Attention(torch.nn.Module):
+        def forward(self, *args, **kwargs):
+            return args, kwargs
+
+    gemma2: Any = ModuleType("gemma2")
+    gemma3: Any = ModuleType("gemma3")
+    gemma2.Gemma2DotProductAttention = type("Gemma2DotProductAttention", (Attention,), {})
+    gemma3.Gemma3SelfAttention = type("Gemma3SelfAttention", (Attention,), {})
+    package: Any = ModuleType("nemo.collections.llm.gpt.model")
+    package.gemma2, package.gemma3 = gemma2, gemma3
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    return torch, gemma2.Gemma2DotProductAttention, gemma3.Gemma3SelfAttention
+
+
+@pytest.mark.parametrize(
+    ("skips", "number", "own", "on"),
+    [([1, 0], 1, None, True), ([1, 0], 2, (7, 0), False), (None, 1, None, False), (None, 2, (7, 0), True)],
+)
+def test_gemma2s_windows_are_where_the_configuration_says(broken, skips, number, own, on):
+    torch, gemma2, _ = broken
+    attention = gemma2()
+    attention.config = SimpleNamespace(window_attn_skip_freq=skips, window_size=[7, 0])
+    attention.layer_number, attention.window_size = number, own
+    core = torch.nn.Sequential(attention)
+    mended.mend(core)
+    mended.mend(core)  # changes nothing
+    assert attention.window_size == ((7, 0) if on else None)
+    query, key = torch.zeros(5, 1), torch.zeros(6, 1)
+    (_, _, _, mask, last), _ = attention(query, key, key, None, "last")
+    assert last == "last"
+    if on:
+        assert (mask.shape, mask.dtype, mask.any().item()) == ((1, 1, 5, 6), torch.bool, False)
+        assert len(attention._forward_pre_hooks) == 1
+    else:
+        assert mask is None
+    given = torch.ones(1)
+    assert attention(query, key, key, given)[0][3] is given
+    assert len(attention(query, key, key)[0]) == 3
+
+
+def test_gemma3_is_not_given_an_argument_that_it_does_not_take(broken):
+    torch, _, gemma3 = broken
+    attention = gemma3()
+    mended.mend(torch.nn.Sequential(attention, torch.nn.Identity()))
+    assert attention(1, rotary_pos_cos_sin=None, x=2) == ((1,), {"x": 2})
+    assert attention(1, rotary_pos_cos_sin=3) == ((1,), {"rotary_pos_cos_sin": 3})
+    assert attention(1) == ((1,), {})
