@@ -129,7 +129,7 @@ class LogEvents:
     """the file of the newest frame of a traceback"""
     _frames: list[str] = field(default_factory=list)
     """the newest frames of the traceback that is being read, each as `file function`"""
-    _skip: int = -1
+    _skip: int = -LAST_LINES
     """the number of a line of source in a traceback, which is no message"""
     _errors: dict[int | None, int] = field(default_factory=dict)
     """by rank, the line of its newest error"""
@@ -137,6 +137,8 @@ class LogEvents:
 
     _raised: LogLine | None = None
     """the newest `raise` statement that a traceback shows"""
+    _source: str = ""
+    """the newest line of source that a traceback shows"""
     _error_line: LogLine | None = None
     """the newest line that calls itself an error"""
 
@@ -161,7 +163,8 @@ class LogEvents:
         if "Traceback (most recent call last)" in text:
             self._frames, self._error_line = [], line
         if line.number == self._skip and text.startswith("    "):
-            self._raised = line if text.lstrip().startswith("raise ") else None
+            self._source = text.strip()
+            self._raised = line if self._source.startswith("raise ") else None
             return True
         self.last = line
         if (steps := _OF_STEPS.search(text)) and steps[1] == steps[2]:
@@ -205,8 +208,10 @@ class LogEvents:
         text = line.text.strip(" │╭╮╰╯─") if "│" in line.text else line.text
         error = _error(line, self._ends_traceback(line))
         is_error = error is not None
-        if is_error and ":" not in text:  # a bare name: where it was raised tells more
-            text = f"{text} ({'/'.join(Path(self._frame).parts[-2:])})"
+        if error and ":" not in error and self._ends_traceback(line):  # a bare name: what was asserted tells more
+            error = f"{error}: {self._source}" if self._source.startswith("assert ") else error
+        if error and ":" not in text:
+            text = f"{error} ({'/'.join(Path(self._frame).parts[-2:])})"
         lowered, level = text.lower(), _level(text)
         if is_error:
             self._errors[line.rank] = line.number

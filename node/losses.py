@@ -38,10 +38,15 @@ _DATA_TIME = re.compile(
     r"(?:batch-generator \.*: \([\d.]+, |data[_ ](?:loading[_ ])?time(?:_s)?(?: \(ms\))?['\"]?[:=]\s*)([\d.]+)"
 )
 
-_OVERFLOW_AT_MINIMUM = re.compile(r"OVERFLOW.*[Aa]ttempted loss scale: ([\d.e+-]+), reducing to \1\s*$")
-"""DeepSpeed skips a step, and cannot lower the loss scale any further."""
-MOST_OVERFLOWS = 3
-"""Overflows at the minimum in a row from which on the training learns nothing."""
+_OVERFLOW = re.compile(
+    r"overflow.*(?:loss scale: ([\d.e+-]+), reducing to|setting loss scale to:|reducing loss scale to) ?([\d.e+-]+)",
+    re.IGNORECASE,
+)
+"""DeepSpeed, Apex or fairseq skips a step and lowers the loss scale, where it can."""
+MOST_OVERFLOWS, MOST_AT_MINIMUM = 5, 3
+"""Overflows in a row, and those that cannot lower the scale, from which on the training learns nothing."""
+BAD_GRADS = 3
+"""Reports in a row of a gradient whose norm is not a number, as many."""
 
 WINDOW = 20
 LEAST = 8
@@ -86,8 +91,10 @@ class Series:
     bad: int = 0
     """steps in a row, up to the last one, whose loss is not a number"""
     bad_grads: int = 0
+    last_bad_grad: LogLine | None = None
     overflows: int = 0
-    """steps in a row, up to the last one, that were skipped at the minimum of the loss scale"""
+    at_minimum: int = 0
+    """steps in a row, up to the last ones, that were skipped for an overflow; and at the minimum of the loss scale"""
     last_overflow: LogLine | None = None
     waiting: list[tuple[float, LogLine]] = field(default_factory=list)
     """share of each step spent in waiting for data"""
@@ -99,9 +106,8 @@ class Series:
     def take(self, line: LogLine) -> bool:
         """Note what a line says of a step; whether it is of one."""
         self._take_waiting(line)
-        if _OVERFLOW_AT_MINIMUM.search(line.text):
-            self.overflows += 1
-            self.last_overflow = line
+        if overflow := _OVERFLOW.search(line.text):
+            self._take_overflow(line, at_minimum=overflow[1] == overflow[2])
             return True
         step, loss = _step_of(line.text), _number(_LOSS.search(line.text))
         if step is None and loss is not None and line.text.lstrip().startswith("{'loss'"):
@@ -112,7 +118,19 @@ class Series:
         grad = _number(_GRAD.search(line.text))
         if grad is not None:
             self.bad_grads = self.bad_grads + 1 if math.isnan(grad) else 0
+            self.last_bad_grad = line
         return True
+
+    def _take_overflow(self, line: LogLine, at_minimum: bool) -> None:
+        if self._came_through():
+            self.overflows = self.at_minimum = 0
+        self.overflows += 1
+        self.at_minimum += at_minimum
+        self.last_overflow = line
+
+    def _came_through(self) -> bool:
+        """Whether steps followed the newest overflow."""
+        return self.last_overflow is None or self.steps_after(self.last_overflow.number) >= MOST_AT_MINIMUM
 
     def note(self, point: Point) -> None:
         """Add a step."""
@@ -124,7 +142,6 @@ class Series:
         if point.loss is None:
             return
         if math.isfinite(point.loss):
-            self.overflows = 0
             self.bad, self.first_bad = 0, None
             self.points.append(point)
             if len(self.points) > MOST:
@@ -161,19 +178,17 @@ class Series:
             before = f", and it was {self.points[-1].loss:.4g} at step {self.points[-1].step}" if self.points else ""
             words = f"the loss is {loss} from step {step} on{before}"
             return Remark("loss_is_nan", words, self.first_bad.line)
-        if self.bad_grads >= 5 and self.points:
-            last = self.points[-1]
-            return Remark(
-                "loss_is_nan",
-                f"the gradient's norm is nan for {self.bad_grads} reports, up to step {last.step}",
-                last.line,
-            )
+        if self.last_bad_grad and self.bad_grads >= BAD_GRADS:
+            words = f"the gradient's norm is nan for {self.bad_grads} reports, up to step {self.highest}"
+            return Remark("loss_is_nan", words, self.last_bad_grad)
         return None
 
     def _overflow(self) -> Remark | None:
-        if self.last_overflow is None or self.overflows < MOST_OVERFLOWS:
+        gone = self.overflows >= MOST_OVERFLOWS or self.at_minimum >= MOST_AT_MINIMUM
+        if self.last_overflow is None or not gone or self._came_through():
             return None
-        message = f"the last {self.overflows} steps were skipped: gradients overflow at the minimum of the loss scale"
+        where = " at the minimum of the loss scale" if self.at_minimum else ", whatever the loss scale"
+        message = f"the last {self.overflows} steps were skipped: gradients overflow{where}"
         return Remark("fp16_overflow", message, self.last_overflow)
 
     def _waiting(self) -> Remark | None:

@@ -47,7 +47,7 @@ _ANNOUNCED = ("node_failed", "time_limit", "preempted", "cancelled", "terminal_c
 BEFORE_ERROR = 12
 """Lines above a program error in which a cause that is named in passing may explain it."""
 _GENERIC_ERROR = re.compile(
-    r"'NoneType' object|^AssertionError(?: \(|$)|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
+    r"'NoneType' object|^AssertionError(?:: assert |$)|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
 )
 """Errors that follow from something that went wrong before, and do not name it."""
 SHOWN = 3
@@ -186,7 +186,7 @@ def _of_the_failed(
     groups = [group for group in groups if group.sure > PASSING] or groups
     roots = [group for group in groups if not any(_explains(other, group) for other in groups)]
     roots.sort(key=lambda group: _rank_of_root(group, logs))
-    named = [finding for finding in suspects if finding.name == "loss_is_nan"]
+    named = [finding for finding in suspects if finding.name in ("loss_is_nan", "fp16_overflow")]
     if not roots or roots[0].name == ERROR_OF_PROGRAM:
         if roots and named_before and _GENERIC_ERROR.search(roots[0].events[-1].words):
             finding = replace(_finding(named_before[0], base), confidence=CONFIDENCE[HINT])

@@ -121,7 +121,7 @@ CAUSES = (
                 "checkpoint",
                 r"(could not|cannot|can't|unable to|failed to) (find|locate) (any |a |the )?(\w+ )?checkpoint",
             ),
-            Sign("checkpoint", r"checkpoint\S* (directory |file |path |at \S+ )?\S* ?(does not|doesn't) exist"),
+            Sign("checkpoint", r"^(?!.*Parent directory).*checkpoint\S* (directory |file |path |at \S+ )?\S* ?(does not|doesn't) exist"),
             Sign(
                 "no checkpoint",
                 r"no (valid |whole |distributed )?checkpoints? (was |were )?(found|exists?|available)",
@@ -169,6 +169,8 @@ CAUSES = (
             ),
             Sign("async", r"(asynchronous|async)\w* (checkpoint|save).*(fail|error|died|exit)", LIKELY),
             Sign("pytorchstreamwriter failed", sure=LIKELY),
+            Sign("parent directory", r"Parent directory .* does not exist", LIKELY),
+            Sign("cannot be opened", r"File .* cannot be opened", LIKELY),
             Sign("inline_container.cc", r"(unexpected pos|write)", LIKELY),
             Sign("iostream error", sure=LIKELY),
             Sign("error while serializing"),

@@ -221,6 +221,21 @@ CAUSES = (
         follows=("node_failed",),
     ),
     Cause(
+        "ssh_login",
+        PROGRAM,
+        "a launcher could not reach a node by SSH, or not log in there",
+        "a key without a password on every node (`ssh NODE true` from the first one), its host key known, the names and "
+        "port of the host file; Slurm's own srun needs no SSH",
+        (
+            Sign("permission denied (publickey", any_level=True),
+            Sign("permission denied, please try again", any_level=True, sure=LIKELY),
+            Sign("host key verification failed", any_level=True),
+            Sign("ssh", r"ssh exited with exit code 255|^ssh: |kex_exchange_identification|ssh_exchange_identification",
+                 any_level=True),
+            Sign("passwordless", r"ssh", LIKELY, any_level=True),
+        ),
+    ),
+    Cause(
         "mpi_plugin",
         PROGRAM,
         "srun cannot start the ranks: the MPI plugin asked for is not in this Slurm",

@@ -82,7 +82,7 @@ CAUSES = (
         (
             Sign(
                 "permission denied",
-                r"^(?!.*publickey).*(Errno 13|PermissionError|mkdir|open|cannot|access|write|create|: Permission denied"
+                r"^(?!.*publickey|.*please try again).*(Errno 13|PermissionError|mkdir|open|cannot|access|write|create|: Permission denied"
                 r"|IOError|OSError)",
             ),
             Sign("permissionerror"),

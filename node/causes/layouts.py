@@ -10,9 +10,14 @@ _CHECK = (
 _NOT = (
     r"(not (evenly )?divisible|must (be|evenly) (evenly )?(divisible|a multiple|divide)|must be a multiple"
     r"|should be (evenly )?(divisible|a multiple)|(has|needs|have) to be (divisible|a multiple)|does not divide"
-    r"|do not divide|cannot be divided|not a multiple)"
+    r"|do not divide|cannot be divided|not a multiple|must be a whole number|% *[\w.()]+ *== *0)"
 )
-"""How libraries say that a number does not divide another."""
+"""How libraries, and assertions without words, say that a number does not divide another."""
+_UNEQUAL = (
+    rf"({_NOT}|(must|should|has to|needs? to|does not|do not|did not) (be equal|equal|match)|not equal|!=|mismatch"
+    r"|at (least|most)|(less|smaller|fewer|greater|larger|bigger|more) than)"
+)
+"""How they say that a number does not go with another, by division or else."""
 
 CAUSES = (
     Cause(
@@ -24,6 +29,10 @@ CAUSES = (
             Sign("world", rf"world[ _]?size\b.*{_NOT}"),
             Sign("number of gpus", rf"{_NOT}"),
             Sign("world size", r"(is )?(less|smaller) than (the )?(tensor|pipeline|model|product)"),
+            Sign("world", rf"world[ _]?size\b.*{_UNEQUAL}|{_UNEQUAL}.*world[ _]?size\b", LIKELY),
+            Sign("assert", r"assert .*world_size\b\)? *(==|[<>]=?|%)", LIKELY),
+            Sign("gpus", rf"\b(\w*num_|number of )gpus\b.*{_UNEQUAL}", LIKELY),
+            Sign("device", rf"\b(number of |num_|n_)(devices|processes|ranks)\b.*{_UNEQUAL}", LIKELY),
             Sign("data_parallel_size", r"(is|=|must).*(0\b|integer|positive)", LIKELY),
             Sign("divi", rf"(gpus|ranks|processes)\b.*{_NOT}.*(parallel|tp|pp)", LIKELY),
             Sign("rankgenerator", r"world", LIKELY),
@@ -41,6 +50,10 @@ CAUSES = (
             Sign("global_batch_size", rf"{_NOT}"),
             Sign("microbatch", rf"(micro.?batches|microbatches)\b.*{_NOT}"),
             Sign("micro_batch", rf"{_NOT}"),
+            Sign("microbatches", rf"{_UNEQUAL}", LIKELY),
+            Sign("batch size", rf"batch size.*{_UNEQUAL}", LIKELY),
+            Sign("batch_size", rf"batch_size.*{_UNEQUAL}", LIKELY),
+            Sign("accum", rf"grad\w*[ _]accum.*{_UNEQUAL}", LIKELY),
             Sign("check batch related parameters"),
             Sign("train_batch_size is not equal to"),
         ),
@@ -170,6 +183,7 @@ CAUSES = (
             Sign("expand", r"The expanded size of the tensor"),
             Sign("split_with_sizes", r"expects|sum"),
             Sign("output with shape", r"doesn't match the broadcast shape"),
+            Sign("expected input batch_size", r"to match target batch_size"),
         ),
         follows=("checkpoint_other_model", "checkpoint_other_layout"),
     ),
@@ -186,6 +200,25 @@ CAUSES = (
             Sign("not implemented for 'half'"),
             Sign("not implemented for 'bfloat16'"),
             Sign("should be the same", r"Input type .* and (weight|bias) type"),
+        ),
+    ),
+    Cause(
+        "autograd",
+        PROGRAM,
+        "the backward pass cannot run: nothing that is trained is in the loss, or recompute does not fit the graph",
+        "unfreeze what is to be trained (the names of an adapter's target_modules); recompute of a frozen part needs "
+        "inputs with gradients (enable_input_require_grads) or use_reentrant=False; else without recompute",
+        (
+            Sign("does not require grad and does not have a grad_fn"),
+            Sign("none of the inputs have requires_grad=true", sure=LIKELY, alone=False, any_level=True),
+            Sign("any parameters that require a gradient"),
+            Sign("optimizer got an empty parameter list"),
+            Sign("no trainable parameters", sure=LIKELY),
+            Sign("mark a variable ready only once"),
+            Sign("backward through the graph a second time"),
+            Sign("recomputed values for the following tensors have different metadata"),
+            Sign("a different number of tensors was saved during the original forward and recomputation"),
+            Sign("needed for gradient computation has been modified by an inplace operation"),
         ),
     ),
 )

@@ -135,10 +135,8 @@ CAUSES = (
         "the node's kernel log (`dmesg -T | grep -i oom`, sacct -o MaxRSS) says whether it was memory; else resume",
         (
             Sign("killed", r"^srun: error: \S+: tasks? [\d,-]+: Killed", LIKELY),
-            Sign("exitcode", r"exitcode\s*:\s*-9\b", LIKELY),
-            Sign("sigkill", r"(Signal 9 \(SIGKILL\)|exitcode=-9|failed due to signal SIGKILL)", LIKELY),
-            Sign("exitcode: -9", r"failed \(exitcode: -9\)", LIKELY),
-            Sign("return code", r"(exits with|exited with) return code = -9", LIKELY),
+            Sign("code", r"code\s*[:=]?\s*(-9|137)\b", LIKELY),
+            Sign("sigkill", r"(Signal 9 \(SIGKILL\)|failed due to signal SIGKILL)", LIKELY),
             Sign("killed", r"^(\S+: line \d+:\s+\d+ )?Killed\b", HINT),
             Sign("exited on signal 9", sure=LIKELY),
             Sign("signal: killed", r"DataLoader worker", HINT),
@@ -147,7 +145,6 @@ CAUSES = (
                 r"^\[\d+\][+-]?\s+(\d+\s+)?killed\b|^\S*(python|torchrun|accelerate|deepspeed)\S* .*\bKilled$",
                 LIKELY,
             ),
-            Sign("exit code 137", sure=LIKELY),
             Sign("died with", r"died with <?Signals\.SIGKILL", LIKELY),
             # Ray lists every way in which a worker may end; the first is the kernel's out-of-memory killer.
             Sign("died unexpectedly", r"(actor|worker|task)", LIKELY),

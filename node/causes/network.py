@@ -112,6 +112,10 @@ CAUSES = (
             Sign("no route to host", sure=LIKELY),
             Sign("network is unreachable", sure=LIKELY),
             Sign("connection refused", r"(store|socket|rendezvous|c10d|TCPStore|master|bootstrap)", LIKELY),
+            Sign("connection refused", r"NCCL .*connect", LIKELY, alone=False, any_level=True),
+            Sign("connectionrefusederror", r"^(?!.*http)", LIKELY),
+            Sign("host not found", sure=LIKELY),
+            Sign("name or service not known", r"^(?!.*http|ssh:)", LIKELY),
             Sign("unable to resolve hostname", sure=LIKELY),
             Sign("could not resolve host", r"master|MASTER_ADDR|node", LIKELY),
         ),
@@ -307,7 +311,7 @@ CAUSES = (
         "one rank a GPU: torch.cuda.set_device(LOCAL_RANK), --ntasks-per-node as many as GPUs, and no "
         "CUDA_VISIBLE_DEVICES or --gpus-per-task that gives each rank the same",
         (
-            Sign("duplicate gpu detected"),
+            Sign("duplicate gpu detected", any_level=True),
             Sign("ranks share", r"same (GPU|device)|one GPU", LIKELY),
             Sign("both on cuda device"),
         ),

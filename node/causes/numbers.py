@@ -42,6 +42,7 @@ CAUSES = (
             Sign("loss scale", r"(already at minimum|minimum loss scale|cannot decrease scale|reached (its )?min)"),
             Sign("minimum loss scale reached"),
             Sign("cannot decrease scale anymore"),
+            Sign("floatingpointerror", r"loss|scale|overflow", LIKELY),
         ),
     ),
     Cause(

@@ -108,7 +108,10 @@ CAUSES = (
             Sign("numpy.dtype size changed"),
             Sign("numpy", r"(compiled using NumPy 1|numpy\.core\.multiarray failed|module 'numpy' has no attribute)"),
             Sign("has no attribute", r"AttributeError: (partially initialized )?module '", LIKELY),
+            Sign("attributeerror", r"AttributeError: (?!'NoneType').*has no attribute", HINT),
+            Sign("importerror", r"ImportError: (?!.*No module named)", HINT),
             Sign("got an unexpected keyword argument", sure=LIKELY),
+            Sign("typeerror", r"TypeError: \S+ takes .*positional arguments? but", HINT),
             Sign("missing", r"TypeError: \S+\(\) missing \d+ required (positional|keyword)", LIKELY),
             Sign("versionconflict"),
             Sign(
@@ -165,6 +168,12 @@ CAUSES = (
             Sign("in call to target", sure=LIKELY),
             Sign("must be specified", r"(--|arg|assert|Error)", HINT),
             Sign("got unexpected extra argument"),
+            Sign(
+                "error: ",
+                r"^(\w+\.)*(Value|Assertion|NotImplemented|Config\w*)Error: .*\b(must|should|cannot|only|either|please"
+                r"|unsupported|unknown|invalid|unrecognized|not (yet )?(supported|allowed|valid|implemented|recognized))\b",
+                HINT,
+            ),
             Sign("yaml", r"(ScannerError|ParserError|while (parsing|scanning))"),
         ),
     ),
