@@ -63,12 +63,15 @@ _SAYS_ERROR = re.compile(
     r"(?:[:\]|]|\s-|\s\d|\d{3}|[ ](?=[A-Z\[]))"
 )
 """A line that calls itself an error, which is more than naming one."""
+_SAYS_FAILED = re.compile(r"\bfail(?:ed|ure)\b(?! to\b| *[:=]? *0)|\b(?:aborted|core dump)", re.IGNORECASE)
+"""The same of the last line of a log, with which no training ends that goes on."""
 _LOGGER_PREFIX = re.compile(
     r"^(?:\[[^\[\]]{1,80}\]:?\s*"
-    r"|\d{4}-\d\d-\d\d[ T][\d:,.]+\s*"
+    r"|(?:\d{4}-)?\d\d-\d\d[ T][\d:,.]+\s*"
+    r"|[EF]\d{4} [\d:.]+ +\d+ (?=\S+\])"
     r"|(?:CRITICAL|FATAL|ERROR|Error|ERR)\b(?!:)[\s|-]+"
     r"|(?:CRITICAL|FATAL|ERROR):\s+(?=[A-Z][\w.]*(?:Error|Exception)\b|Traceback)"
-    r"|[-|]\s+|[\w./]+\.\w+:\d+\s*[:|-]?\s+)+(?=\S)"
+    r"|[-|]\s+|[\w./]+\.\w+:\d+\s*[:|-]?\s+|[\w./-]+\.\w+:\d+\]\s+)+(?=\S)"
 )
 """Time, level, module and line that a logger puts before a message."""
 _SOURCE = re.compile(r'^\s*File "(.*)", line \d+(?:, in (\S+))?|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
@@ -145,7 +148,7 @@ class LogEvents:
     @property
     def error_at_end(self) -> LogLine | None:
         """A line among the last ones that calls itself an error, where no end of the training is known."""
-        error = self._error_line
+        error = self.last if self.last and _SAYS_FAILED.search(self.last.text) else self._error_line
         if error is None or self.last is None or self.finished or error.number < self.last.number - LAST_LINES:
             return None
         return error

@@ -269,7 +269,13 @@ CAUSES = (
                 r"|cannot be found|no such)",
                 LIKELY,
             ),
-            Sign("training.jsonl", r"(No such file|not found|does not exist|Errno 2)"),
+            Sign("dataset", r"\b(undefined|unknown|undeclared|no such) dataset\b", LIKELY),
+            Sign(
+                "data",
+                r"\b\w*data\w*/\S*\.(json|csv|tsv|txt|arrow|npy|h5|hdf5|zip|tar)\b.*(not found|does not exist)"
+                r"|(No such file|Errno 2).*\b\w*data\w*/\S*\.(json|csv|tsv|txt|arrow|npy|h5|hdf5|zip|tar)\b",
+                LIKELY,
+            ),
             Sign(".jsonl", r"(No such file|not found|does not exist|Errno 2)"),
             Sign(".parquet", r"(No such file|not found|does not exist|Errno 2)"),
             Sign("couldn't find any data file"),

@@ -118,6 +118,7 @@ CAUSES = (
             Sign("filenotfounderror", sure=LIKELY),
             Sign("notadirectoryerror", sure=LIKELY),
             Sign("does not exist", r"(file|folder|director|path)", HINT),
+            Sign("not found", r"\b(file|folder|directory|path)\b.* not found", HINT),
             Sign("isadirectoryerror", sure=LIKELY),
             Sign("fileexistserror", sure=HINT),
         ),

@@ -87,6 +87,7 @@ CAUSES = (
             Sign("misaligned address", sure=LIKELY),
             Sign("illegal instruction was encountered", sure=LIKELY),
             Sign("cuda error: invalid program counter", sure=LIKELY),
+            Sign("memory access fault by gpu", sure=LIKELY, any_level=True),
             Sign("xid", _XID.format(codes="(13|31)"), LIKELY, any_level=True),
         ),
         follows=("gpu_lost", "gpu_ecc", "gpu_firmware", "nvlink", "vocabulary_mismatch", "gpu_assert"),
