@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from superpod.node.causes import ALL, BY_NAME, CERTAIN, ECHO, HINT, LIKELY, PROGRAM, Cause, Sign
+from superpod.node.causes import ALL, BY_NAME, CERTAIN, ECHO, HINT, LIKELY, PROGRAM, WITH_TOPIC, Cause, Sign, topic
 from superpod.node.log_lines import LogLine, scan, time_of
 from superpod.node.losses import Series
 
@@ -41,6 +41,10 @@ _ECHOES = (
     "ProcessExitedException",
 )
 """Errors of launchers: they say that a process failed, not why."""
+GENERIC_ERROR = re.compile(
+    r"'NoneType' object|^AssertionError(?:: assert |$)|^Error\b|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
+)
+"""Errors that follow from something that went wrong before, and do not name it."""
 _WARNING = re.compile(
     r"^(?:\[NeMo W|\[W[\d ]|W\d{4} |WARN|\(?\w*Warning\b)|^\S{0,40}\s?(?:-\s)?\bWARN(?:ING)?\b(?!.*NCCL WARN)"
     r"|\b(?:\w+Warning|warnings?\.warn)\b"
@@ -131,7 +135,7 @@ class LogEvents:
     _frame: str = ""
     """the file of the newest frame of a traceback"""
     _frames: list[str] = field(default_factory=list)
-    """the newest frames of the traceback that is being read, each as `file function`"""
+    """the newest frames of the traceback that is being read, each as `file function: source`"""
     _skip: int = -LAST_LINES
     """the number of a line of source in a traceback, which is no message"""
     _errors: dict[int | None, int] = field(default_factory=dict)
@@ -167,6 +171,7 @@ class LogEvents:
             self._frames, self._error_line = [], line
         if line.number == self._skip and text.startswith("    "):
             self._source = text.strip()
+            self._frames[-1] += f": {self._source}"
             self._raised = line if self._source.startswith("raise ") else None
             return True
         self.last = line
@@ -235,6 +240,8 @@ class LogEvents:
             else:  # named in passing: `Cannot import zarr ... ModuleNotFoundError`, and the run goes on
                 self._add(cause.name, PASSING, False, line, False)
         if error and not (telling and self._explained(line)):
+            if not (telling or GENERIC_ERROR.search(error)) and names_error and (cause := topic(WITH_TOPIC, error, self._frames)):
+                self._add(cause.name, HINT, True, line, True)
             telling |= self._add_error(line, error)
         return telling
 

@@ -45,7 +45,7 @@ _OVERFLOW = re.compile(
 """DeepSpeed, Apex or fairseq skips a step and lowers the loss scale, where it can."""
 MOST_OVERFLOWS, MOST_AT_MINIMUM = 5, 3
 """Overflows in a row, and those that cannot lower the scale, from which on the training learns nothing."""
-BAD_GRADS = 3
+BAD_GRADS = 2
 """Reports in a row of a gradient whose norm is not a number, as many."""
 
 WINDOW = 20

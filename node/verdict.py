@@ -16,6 +16,7 @@ from superpod.node import oom
 from superpod.node.causes import BY_NAME, CERTAIN, CONFIDENCE, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause
 from superpod.node.log_events import (
     ERROR_OF_PROGRAM,
+    GENERIC_ERROR,
     LAST_LINES,
     PASSING,
     Event,
@@ -46,10 +47,6 @@ _ANNOUNCED = ("node_failed", "time_limit", "preempted", "cancelled", "terminal_c
 """What ends a run from outside, and is announced before what follows from it."""
 BEFORE_ERROR = 12
 """Lines above a program error in which a cause that is named in passing may explain it."""
-_GENERIC_ERROR = re.compile(
-    r"'NoneType' object|^AssertionError(?:: assert |$)|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
-)
-"""Errors that follow from something that went wrong before, and do not name it."""
 SHOWN = 3
 """Evidence lines of a cause."""
 LONGEST = 400
@@ -188,7 +185,7 @@ def _of_the_failed(
     roots.sort(key=lambda group: _rank_of_root(group, logs))
     named = [finding for finding in suspects if finding.name in ("loss_is_nan", "fp16_overflow")]
     if not roots or roots[0].name == ERROR_OF_PROGRAM:
-        if roots and named_before and _GENERIC_ERROR.search(roots[0].events[-1].words):
+        if roots and named_before and GENERIC_ERROR.search(roots[0].events[-1].words):
             finding = replace(_finding(named_before[0], base), confidence=CONFIDENCE[HINT])
             return Verdict(FAILED, finding, others=tuple(suspects), first_error=_first_error(roots, logs, base))
         rest = [_finding(group, base) for group in groups if group.cause]

@@ -7,7 +7,7 @@ kernel, the driver) and of public issue threads; tests/node/why_corpus cites tho
 from __future__ import annotations
 
 from . import checkpoints, cluster, disks, hardware, layouts, memory, network, numbers, software
-from .table import CERTAIN, CONFIDENCE, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause, Sign
+from .table import CERTAIN, CONFIDENCE, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause, Sign, topic
 
 __all__ = [
     "ALL",
@@ -21,11 +21,14 @@ __all__ = [
     "LIKELY",
     "PROGRAM",
     "TABLES",
+    "WITH_TOPIC",
     "Cause",
     "Sign",
+    "topic",
 ]
 
 TABLES = (memory, network, hardware, numbers, layouts, disks, checkpoints, cluster, software)
 
 ALL: tuple[Cause, ...] = tuple(cause for table in TABLES for cause in table.CAUSES)
+WITH_TOPIC = tuple(cause for cause in ALL if cause.about)
 BY_NAME = {cause.name: cause for cause in ALL}

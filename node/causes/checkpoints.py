@@ -72,6 +72,7 @@ CAUSES = (
                 r"checkpoint.*world.?size.*(differ|mismatch|not equal|does not match|but)|different world size",
                 sure=LIKELY,
             ),
+            Sign("checkpoint", r"checkpoint for \w+ ?= ?\d+ but", LIKELY),
             Sign("(tp, pp)", r"mismatch"),
             Sign("of another tp or pp"),
             Sign("cannot be loaded under"),
@@ -109,6 +110,7 @@ CAUSES = (
             Sign("model type", r"checkpoint.*(type|architecture).*(not (match|supported|recognize)|differ)", LIKELY),
         ),
         follows=("checkpoint_other_layout", "checkpoint_damaged", "vocabulary_mismatch"),
+        about=r"\b(checkpoint|ckpt|state_dict)\b|load_(state_dict|checkpoint|from_checkpoint)|torch/serialization\.py load",
     ),
     Cause(
         "checkpoint_missing",
@@ -185,6 +187,7 @@ CAUSES = (
             "read_only",
             "rank_killed",
         ),
+        about=r"save_(checkpoint|model|pretrained|state_dict)|torch/serialization\.py _?save",
     ),
     Cause(
         "vocabulary_mismatch",
@@ -253,6 +256,7 @@ CAUSES = (
             Sign("chat_template is not set"),
         ),
         follows=("missing_token", "no_network", "missing_package"),
+        about=r"tokeniz(er|ation_\w+\.py)",
     ),
     Cause(
         "data_missing",
@@ -313,6 +317,7 @@ CAUSES = (
             Sign("error -3 while decompressing"),
         ),
         follows=("data_missing", "disk_full", "quota"),
+        about=r"\bdata_?sets?\b|load_dataset|\bcolumns?\b|\bjsonl?\b|data/_utils/collate",
     ),
     Cause(
         "data_exhausted",

@@ -123,5 +123,6 @@ CAUSES = (
             Sign("fileexistserror", sure=HINT),
         ),
         follows=("filesystem_error", "disk_full"),
+        about=r"\b(file|folder|directory|path)\b",
     ),
 )

@@ -123,6 +123,7 @@ CAUSES = (
             Sign("cuda error: operation not supported", sure=LIKELY),
         ),
         follows=("gpu_illegal_access", "gpu_assert", "gpu_xid", "gpu_out_of_memory"),
+        about=r"\bCUDA (error|runtime)\b|\bcuda\w*Error\b",
     ),
     Cause(
         "gpu_missing",

@@ -57,6 +57,7 @@ CAUSES = (
             Sign("check batch related parameters"),
             Sign("train_batch_size is not equal to"),
         ),
+        about=r"\b(micro|global)_?batch|\bbatch[ _]size\b",
     ),
     Cause(
         "layers_and_stages",
@@ -157,6 +158,7 @@ CAUSES = (
             Sign("userbuffers", r"(fail|error|assert|mismatch|not (support|initial))", LIKELY),
             Sign("tensor model parallel", r"(not initialized|already initialized)", HINT),
         ),
+        about=r"\b(tensor|pipeline|context|expert|sequence|model)[ _-]parallel|parallel_state|device_mesh|\bworld[ _]?size\b",
     ),
     Cause(
         "max_connections",
@@ -186,6 +188,7 @@ CAUSES = (
             Sign("expected input batch_size", r"to match target batch_size"),
         ),
         follows=("checkpoint_other_model", "checkpoint_other_layout"),
+        about=r"\bshapes?\b|\bdimensions?\b|\bsize of tensor\b",
     ),
     Cause(
         "dtypes",
@@ -194,13 +197,14 @@ CAUSES = (
         "one precision for the model and its inputs (the precision plugin), one device for both",
         (
             Sign("have the same dtype"),
-            Sign("expected all tensors to be on the same device"),
+            Sign("on the same device", sure=LIKELY),
             Sign("expected scalar type"),
             Sign("but found", r"dtype|expected .* type", LIKELY),
             Sign("not implemented for 'half'"),
             Sign("not implemented for 'bfloat16'"),
             Sign("should be the same", r"Input type .* and (weight|bias) type"),
         ),
+        about=r"\bdtypes?\b|\bb?float(16|32)\b|\bsame device\b",
     ),
     Cause(
         "autograd",
@@ -214,11 +218,13 @@ CAUSES = (
             Sign("any parameters that require a gradient"),
             Sign("optimizer got an empty parameter list"),
             Sign("no trainable parameters", sure=LIKELY),
+            Sign("requires_grad", r"Error: .*(same|uniform).*requires_grad"),
             Sign("mark a variable ready only once"),
             Sign("backward through the graph a second time"),
             Sign("recomputed values for the following tensors have different metadata"),
             Sign("a different number of tensors was saved during the original forward and recomputation"),
             Sign("needed for gradient computation has been modified by an inplace operation"),
         ),
+        about=r"\brequires_grad\b|\bgrad_fn\b|\bbackward\b|gradient checkpointing|utils/checkpoint\.py",
     ),
 )

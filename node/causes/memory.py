@@ -139,7 +139,7 @@ CAUSES = (
             Sign("sigkill", r"(Signal 9 \(SIGKILL\)|failed due to signal SIGKILL)", LIKELY),
             Sign("killed", r"^(\S+: line \d+:\s+\d+ )?Killed\b", HINT),
             Sign("exited on signal 9", sure=LIKELY),
-            Sign("signal: killed", r"DataLoader worker", HINT),
+            Sign("signal: killed", r"DataLoader (worker|process)", LIKELY),
             Sign(
                 "killed",
                 r"^\[\d+\][+-]?\s+(\d+\s+)?killed\b|^\S*(python|torchrun|accelerate|deepspeed)\S* .*\bKilled$",

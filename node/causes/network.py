@@ -94,6 +94,7 @@ CAUSES = (
             *("port_in_use", "rank_killed", "rank_crashed", "master_unreachable", "cancelled", "connection_lost"),
             *("nccl_timeout", "hang"),
         ),
+        about=r"\brendezvous\b|init_process_group",
     ),
     Cause(
         "master_unreachable",
@@ -112,7 +113,13 @@ CAUSES = (
             Sign("no route to host", sure=LIKELY),
             Sign("network is unreachable", sure=LIKELY),
             Sign("connection refused", r"(store|socket|rendezvous|c10d|TCPStore|master|bootstrap)", LIKELY),
-            Sign("connection refused", r"NCCL .*connect", LIKELY, alone=False, any_level=True),
+            Sign(
+                "connect",
+                r"^(?!.*(http|client socket has timed)).*\bconnect\w*\b.*(refused|timed out|No route to host|unreachable)",
+                LIKELY,
+                alone=False,
+                any_level=True,
+            ),
             Sign("connectionrefusederror", r"^(?!.*http)", LIKELY),
             Sign("host not found", sure=LIKELY),
             Sign("name or service not known", r"^(?!.*http|ssh:)", LIKELY),
@@ -211,7 +218,7 @@ CAUSES = (
         "NCCL_IB_HCA and NCCL_IB_GID_INDEX must name devices and GIDs that every node has and that reach each other "
         "(ibstat, show_gids, ping between the addresses); in a container /dev/infiniband must be there",
         (
-            Sign("net/ib : no device found", any_level=True, alone=False, sure=LIKELY),
+            Sign("net/ib : no device found", any_level=True, alone=False, sure=HINT),
             # The queue pair was never connected: its GID cannot be reached from here, whatever the cable does.
             Sign("ibv_modify_qp failed", any_level=True, sure=LIKELY),
             Sign("ibv_open_device", r"fail|error", any_level=True),
@@ -357,6 +364,7 @@ CAUSES = (
             *("gpu_illegal_access", "gpu_assert", "network_interface", "nccl_versions", "gpu_missing", "driver"),
             *("gpu_memory_fragmented", "gpu_memory_taken", "gpu_launch_failure", "connection_lost", "nccl_remote_gone"),
         ),
+        about=r"\bnccl\b",
     ),
     Cause(
         "rank_gone_slow",

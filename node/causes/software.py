@@ -134,6 +134,7 @@ CAUSES = (
             Sign("loading a dataset cached in a localfilesystem is not supported"),
         ),
         follows=("driver", "missing_package"),
+        about=r"\b(version|deprecat\w+|upgrade|downgrade|incompatible)\b|<module>: (from|import) |\bimportlib\b",
     ),
     Cause(
         "wrong_option",
@@ -154,7 +155,9 @@ CAUSES = (
             Sign("the following arguments are required"),
             Sign("invalid choice"),
             Sign("no such option", any_level=True),
-            Sign("is not in struct"),
+            Sign("is not in struct", any_level=True),
+            Sign("full_key:", sure=LIKELY, any_level=True),
+            Sign("omegaconf.errors", sure=LIKELY),
             Sign("configattributeerror"),
             Sign("missingmandatoryvalue"),
             Sign("could not override"),
@@ -172,11 +175,15 @@ CAUSES = (
             Sign("got unexpected extra argument"),
             Sign(
                 "error: ",
-                r"^(\w+\.)*(Value|Assertion|NotImplemented|Config\w*)Error: .*\b(must|should|cannot|only|either|please"
+                r"^(\w+\.)*(Value|Assertion|NotImplemented|Config\w*)Error: .*\b(must|should|cannot|only (supports?|allows?|accepts?|works?)|either"
                 r"|unsupported|unknown|invalid|unrecognized|not (yet )?(supported|allowed|valid|implemented|recognized))\b",
                 HINT,
             ),
             Sign("yaml", r"(ScannerError|ParserError|while (parsing|scanning))"),
+        ),
+        about=(
+            r"\b(config\w*|arguments?|options?|settings?|flags?|hyper-?parameters?)\b|--[a-z][\w-]+|\.ya?ml\b"
+            r"|\b(omegaconf|hydra|argparse|pydantic|jsonargparse|hf_argparser)\b|parse_args|validate_|__post_init__"
         ),
     ),
     Cause(
@@ -216,6 +223,7 @@ CAUSES = (
             Sign("calledprocesserror", r"(gcc|g\+\+|nvcc|cc1plus|/cc|ninja|clang)"),
         ),
         follows=("disk_full", "quota", "file_locks", "missing_package", "filesystem_error"),
+        about=r"cpp_extension\.py|op_builder|torch/_(inductor|dynamo)|\btriton/",
     ),
     Cause(
         "cannot_pickle",

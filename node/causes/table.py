@@ -7,6 +7,7 @@ several causes is the root is decided by depth, by `follows` and by order (see `
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ECHO, ENDING, PROGRAM, GROUND = range(4)
@@ -55,6 +56,17 @@ class Cause:
     signs: tuple[Sign, ...]
     follows: tuple[str, ...] = ()
     """causes of the same or a lesser depth that explain this one"""
+    about: str = ""
+    """what an error without a sign speaks of, or the frames of its traceback, where this is possible"""
+
+
+def topic(causes: Sequence[Cause], error: str, frames: Sequence[str]) -> Cause | None:
+    """The cause that an error points to by what it speaks of first, else by its innermost frame of which that holds."""
+    for text in (error, *reversed(frames)):
+        found = [(match.start(), cause) for cause in causes if (match := _compiled(cause.about).search(text))]
+        if found:
+            return min(found, key=lambda place: place[0])[1]
+    return None
 
 
 _PATTERNS: dict[str, re.Pattern[str]] = {}
