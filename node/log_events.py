@@ -6,7 +6,7 @@ Standard library only.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from superpod.node.causes import ALL, BY_NAME, CERTAIN, ECHO, HINT, LIKELY, PROGRAM, WITH_TOPIC, Cause, Sign, topic
@@ -28,7 +28,7 @@ PASSING = 0
 ERROR = re.compile(
     r"^(?:E\s+)?((?:[A-Za-z_][\w]*\.)*(?:[A-Z_]\w*)?(?:Error|Exception|Interrupt|Timeout|Failure|StopIteration|Exit"
     r"|Cancelled"
-    r"|Fault|Expired|Warning))(?::\s*(.*))?$"
+    r"|Fault|Expired|Warning|gaierror))(?::\s*(.*))?$"
 )
 _NAME = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(.*))?$")
 _WHAT = re.compile(r"^\s*what\(\):\s+(.*)$")
@@ -79,6 +79,7 @@ _LOGGER_PREFIX = re.compile(
 )
 """Time, level, module and line that a logger puts before a message."""
 _SOURCE = re.compile(r'^\s*File "(.*)", line \d+(?:, in (\S+))?|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
+_RAISE = re.compile(r"^\s*raise ([\w.]+)\((?:[fr]*[\"'])?(.*?)[\"')]*$")
 _CONTINUES = 14
 """Lines after an error's that may belong to its message."""
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\)")
@@ -187,7 +188,7 @@ class LogEvents:
     def finish(self) -> None:
         """Take what only the end of the log shows: a traceback that is cut off behind its `raise` statement."""
         if self._raised and (self.last is None or self._raised.number > self.last.number):
-            self._take_signs(self._raised)
+            self._take_signs(replace(self._raised, text=_RAISE.sub(r"\1: \2", self._raised.text)))
 
     def _take_launcher(self, line: LogLine) -> bool:
         text = line.text
@@ -240,9 +241,7 @@ class LogEvents:
             else:  # named in passing: `Cannot import zarr ... ModuleNotFoundError`, and the run goes on
                 self._add(cause.name, PASSING, False, line, False)
         if error and not (telling and self._explained(line)):
-            if not (telling or GENERIC_ERROR.search(error)) and names_error and (cause := topic(WITH_TOPIC, error, self._frames)):
-                self._add(cause.name, HINT, True, line, True)
-            telling |= self._add_error(line, error)
+            telling |= self._add_error(line, error, has_sign=telling)
         return telling
 
     def _ends_traceback(self, line: LogLine) -> bool:
@@ -257,13 +256,16 @@ class LogEvents:
         """Whether a cause that is no mere hint stands for this very line."""
         return any(e.line.number == line.number and e.sure > HINT for e in self.events[-8:])
 
-    def _add_error(self, line: LogLine, error: str) -> bool:
+    def _add_error(self, line: LogLine, error: str, has_sign: bool) -> bool:
         name = error.partition(":")[0].rpartition(".")[2]
         if name in _ECHOES:
             self.failed = True
             return True
         if name.endswith(_NO_ERRORS):
             return False
+        tells_nothing = has_sign or GENERIC_ERROR.search(error)
+        if not tells_nothing and (cause := topic(WITH_TOPIC, error, self._frames)):
+            self._add(cause.name, HINT, True, line, True)
         self._add(ERROR_OF_PROGRAM, LIKELY, True, line, True, error)
         return True
 

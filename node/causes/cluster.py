@@ -217,6 +217,7 @@ CAUSES = (
             Sign("slurm_", r"Slurm (temporarily )?(unable|cannot|backup)|Unable to contact slurm", LIKELY),
             Sign("invalid job id specified", sure=LIKELY),
             Sign("unrecognized option", r"(srun|sbatch)"),
+            Sign("fatal:", r"^(srun|sbatch|salloc): fatal:", LIKELY),
             Sign("job credential", r"(expired|invalid|revoked)|Invalid job credential"),
         ),
         follows=("node_failed",),

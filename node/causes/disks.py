@@ -122,7 +122,7 @@ CAUSES = (
             Sign("isadirectoryerror", sure=LIKELY),
             Sign("fileexistserror", sure=HINT),
         ),
-        follows=("filesystem_error", "disk_full"),
+        follows=("filesystem_error", "disk_full", "checkpoint_missing", "data_missing", "tokenizer_missing"),
         about=r"\b(file|folder|directory|path)\b",
     ),
 )

@@ -45,7 +45,7 @@ CAUSES = (
         "reset the GPU or reboot the node, and keep it out until then; a newer driver mends some cases",
         (
             Sign("xid", _XID.format(codes="(119|120|62|158)"), any_level=True),
-            Sign("gsp", r"(timeout|timed out|GSP RPC|crash|error|fail)", LIKELY, any_level=True),
+            Sign("gsp", r"\bGSP\b.*(timeout|timed out|GSP RPC|crash|error|fail)", LIKELY, any_level=True),
         ),
     ),
     Cause(
@@ -135,6 +135,15 @@ CAUSES = (
             Sign("no cuda-capable device is detected"),
             Sign("found no nvidia driver"),
             Sign("invalid device ordinal"),
+            Sign("failed to initialize nvml", sure=LIKELY, any_level=True),
+            Sign("cuda unknown error", sure=LIKELY),
+            Sign(
+                "gpus",
+                r"\b(available|visible|requested) (gpus|devices)\b.*(less|fewer|smaller) than"
+                r"|(requested|needs?|requires?|use) \d+ gpus\b.*\bonly\b",
+                LIKELY,
+            ),
+            Sign("placement group", r"timed out|cannot be|infeasible", LIKELY),
             Sign("cudaerrornodevice"),
             Sign("cuda_error_no_device"),
             Sign("couldn't communicate with the nvidia driver"),
@@ -183,7 +192,7 @@ CAUSES = (
             Sign("mxfp8", r"not supported|requires|supported only"),
             Sign("nvfp4", r"not supported|requires|supported only"),
             Sign("flashattention only supports", r"Ampere|GPUs?"),
-            Sign("bf16", r"(is )?not supported (on|by) (this|your) (GPU|device)|bfloat16.*only supported on", LIKELY),
+            Sign("bf16", r"(doesn't|does not) support bf16|(is )?not supported (on|by) (this|your) (GPU|device)|bfloat16.*only supported on", LIKELY),
         ),
     ),
     Cause(

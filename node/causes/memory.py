@@ -20,7 +20,7 @@ CAUSES = (
             Sign("cublas_status_alloc_failed", sure=LIKELY),
             Sign("cuda failure", r"Cuda failure (2|'?out of memory)"),
             Sign("out of memory", r"RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation|cudaMalloc\w* failed"),
-            Sign("hip out of memory"),
+            Sign("out of memory", r"\b(HIP|NPU|XPU|HPU|MUSA) out of memory"),
         ),
     ),
     Cause(

@@ -87,6 +87,7 @@ CAUSES = (
             Sign("deadline_exceeded", r"(barrier|coordination|distributed|connect)", LIKELY),
             Sign("barrier", r"store based barrier on rank.*(timed out|timeout)", sure=LIKELY),
             Sign("rendezvousconnectionerror", sure=LIKELY),
+            Sign("rendezvousclosederror", sure=LIKELY),
             Sign("the client socket has timed out after", sure=LIKELY),
             Sign("tcp client failed to connect", r"timed out", sure=LIKELY),
         ),
@@ -126,7 +127,7 @@ CAUSES = (
             Sign("unable to resolve hostname", sure=LIKELY),
             Sign("could not resolve host", r"master|MASTER_ADDR|node", LIKELY),
         ),
-        follows=("port_in_use", "no_network"),
+        follows=("port_in_use", "no_network", "ssh_login"),
     ),
     Cause(
         "port_in_use",
@@ -355,6 +356,7 @@ CAUSES = (
             Sign("ncclunhandledcudaerror", sure=LIKELY),
             Sign("ncclinternalerror", sure=LIKELY),
             Sign("ncclinvalidusage", sure=LIKELY),
+            Sign("proxy call to rank", sure=LIKELY),
             Sign("ncclinvalidargument", sure=LIKELY),
             Sign("nccl error", r"NCCL error\b.*(internal|invalid|unhandled cuda|unknown)", LIKELY),
             Sign("nccl warn", r"Cuda failure", LIKELY, False, True),
@@ -386,6 +388,7 @@ CAUSES = (
         (
             Sign("expected to have finished reduction in the prior iteration"),
             Sign("parameter indices which did not receive grad", sure=CERTAIN),
+            Sign("parameters that were not used in producing"),
         ),
     ),
 )

@@ -221,7 +221,7 @@ def test_the_raise_statement_of_a_cut_off_traceback_is_read(judged):
     assert (verdict.state, named(verdict), root_of(verdict).confidence) == (
         FAILED,
         "checkpoint_other_model",
-        "possible",
+        "certain",
     )
 
 
