@@ -84,6 +84,7 @@ _CONTINUES = 14
 """Lines after an error's that may belong to its message."""
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\)")
 _ELASTIC_RANK = re.compile(r"^\s*rank\s*:\s*(\d+) \(local_rank: (\d+)\)")
+_ENDS_OTHERS = re.compile(r"^srun: error|sigkill_handler\] Killing subprocess")
 _EXIT = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)")
 _TASK_EXIT = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _EXIT_CODE = re.compile(
@@ -204,7 +205,7 @@ class LogEvents:
             self.failed = True
         elif match := _EXIT.match(text):
             self.failed = self.failed or int(match[1]) != 0
-        elif "ChildFailedError" in text or "CalledProcessError" in text or text.startswith("srun: error"):
+        elif "ChildFailedError" in text or "CalledProcessError" in text or _ENDS_OTHERS.search(text):
             self.failed = True
         elif (match := _EXIT_CODE.search(text)) and _level(text) != "info":
             self.exit_code = int(match[1])

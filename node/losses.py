@@ -43,8 +43,8 @@ _OVERFLOW = re.compile(
     re.IGNORECASE,
 )
 """DeepSpeed, Apex or fairseq skips a step and lowers the loss scale, where it can."""
-MOST_OVERFLOWS, MOST_AT_MINIMUM = 5, 3
-"""Overflows in a row, and those that cannot lower the scale, from which on the training learns nothing."""
+MOST_OVERFLOWS, MOST_AT_LOW_SCALES, LOW_SCALE = 5, 2, 128
+"""Overflows in a row from which on the training learns nothing: of all, and of those that left so low a scale."""
 BAD_GRADS = 2
 """Reports in a row of a gradient whose norm is not a number, as many."""
 
@@ -93,8 +93,8 @@ class Series:
     bad_grads: int = 0
     last_bad_grad: LogLine | None = None
     overflows: int = 0
-    at_minimum: int = 0
-    """steps in a row, up to the last ones, that were skipped for an overflow; and at the minimum of the loss scale"""
+    at_low_scales: int = 0
+    """steps in a row, up to the last one, that were skipped for an overflow; and how many of them at low scales"""
     last_overflow: LogLine | None = None
     waiting: list[tuple[float, LogLine]] = field(default_factory=list)
     """share of each step spent in waiting for data"""
@@ -107,7 +107,7 @@ class Series:
         """Note what a line says of a step; whether it is of one."""
         self._take_waiting(line)
         if overflow := _OVERFLOW.search(line.text):
-            self._take_overflow(line, at_minimum=overflow[1] == overflow[2])
+            self._take_overflow(line, low=bool(overflow[1]) and float(overflow[2].rstrip(".")) < LOW_SCALE)
             return True
         step, loss = _step_of(line.text), _number(_LOSS.search(line.text))
         if step is None and loss is not None and line.text.lstrip().startswith("{'loss'"):
@@ -121,16 +121,16 @@ class Series:
             self.last_bad_grad = line
         return True
 
-    def _take_overflow(self, line: LogLine, at_minimum: bool) -> None:
+    def _take_overflow(self, line: LogLine, low: bool) -> None:
         if self._came_through():
-            self.overflows = self.at_minimum = 0
+            self.overflows = self.at_low_scales = 0
         self.overflows += 1
-        self.at_minimum += at_minimum
+        self.at_low_scales += low
         self.last_overflow = line
 
     def _came_through(self) -> bool:
         """Whether steps followed the newest overflow."""
-        return self.last_overflow is None or self.steps_after(self.last_overflow.number) >= MOST_AT_MINIMUM
+        return self.last_overflow is None or self.steps_after(self.last_overflow.number) >= 3
 
     def note(self, point: Point) -> None:
         """Add a step."""
@@ -184,10 +184,10 @@ class Series:
         return None
 
     def _overflow(self) -> Remark | None:
-        gone = self.overflows >= MOST_OVERFLOWS or self.at_minimum >= MOST_AT_MINIMUM
+        gone = self.overflows >= MOST_OVERFLOWS or self.at_low_scales >= MOST_AT_LOW_SCALES
         if self.last_overflow is None or not gone or self._came_through():
             return None
-        where = " at the minimum of the loss scale" if self.at_minimum else ", whatever the loss scale"
+        where = " at a loss scale that cannot fall much further" if self.at_low_scales else ", whatever the loss scale"
         message = f"the last {self.overflows} steps were skipped: gradients overflow{where}"
         return Remark("fp16_overflow", message, self.last_overflow)
 

@@ -42,6 +42,8 @@ CAUSES = (
                 LIKELY,
             ),
             Sign("storage has wrong byte size"),
+            Sign("unable to load weights from", sure=LIKELY),
+            Sign("cannot find", r"cannot find \S+\.(bin|safetensors|pt|distcp)\b", LIKELY),
             Sign("unexpected eof", r"expected \d+ more bytes|corrupt"),
         ),
         follows=("disk_full", "quota", "filesystem_error"),
@@ -106,11 +108,13 @@ CAUSES = (
             Sign("unexpected key", r"(checkpoint|state.?dict)", LIKELY),
             Sign("missing key", r"(checkpoint|state.?dict)", LIKELY),
             Sign("size mismatch between saved"),
+            Sign("doesn't match the size of optimizer's group", sure=LIKELY),
             Sign("you are trying to load a checkpoint", r"(type|model)", LIKELY),
             Sign("model type", r"checkpoint.*(type|architecture).*(not (match|supported|recognize)|differ)", LIKELY),
         ),
         follows=("checkpoint_other_layout", "checkpoint_damaged", "vocabulary_mismatch"),
-        about=r"\b(checkpoint|ckpt|state_dict)\b|load_(state_dict|checkpoint|from_checkpoint)|torch/serialization\.py load",
+        about=r"\b(checkpoint|ckpt|state_dict)\b"
+        r"|load_(state_dict|checkpoint|from_checkpoint)|torch/serialization\.py load",
     ),
     Cause(
         "checkpoint_missing",
@@ -123,7 +127,11 @@ CAUSES = (
                 "checkpoint",
                 r"(could not|cannot|can't|unable to|failed to) (find|locate) (any |a |the )?(\w+ )?checkpoint",
             ),
-            Sign("checkpoint", r"^(?!.*Parent directory).*checkpoint\S* (directory |file |path |at \S+ )?\S* ?(does not|doesn't) exist"),
+            Sign(
+                "checkpoint",
+                r"^(?!.*Parent directory).*checkpoint\S* "
+                r"(directory |file |path |at \S+ )?\S* ?(does not|doesn't) exist",
+            ),
             Sign(
                 "no checkpoint",
                 r"no (valid |whole |distributed )?checkpoints? (was |were )?(found|exists?|available)",
@@ -154,6 +162,7 @@ CAUSES = (
             Sign("weights only load failed"),
             Sign("weights_only", r"(Unsupported global|WeightsUnpickler|add_safe_globals|`weights_only`)"),
             Sign("weightsunpickler error"),
+            Sign("types accepted by default with weights_only", sure=LIKELY, any_level=True),
             Sign("weights_only", r"default value of the `?weights_only|re-running `?torch\.load`? with", LIKELY),
             Sign("unpicklingerror", sure=LIKELY, frame=r"_weights_only_unpickler"),
         ),
@@ -176,6 +185,7 @@ CAUSES = (
             Sign("async", r"(asynchronous|async)\w* (checkpoint|save).*(fail|error|died|exit)", LIKELY),
             Sign("pytorchstreamwriter failed", sure=LIKELY),
             Sign("parent directory", r"Parent directory .* does not exist", LIKELY),
+            Sign("open file failed because of", sure=LIKELY),
             Sign("cannot be opened", r"File .* cannot be opened", LIKELY),
             Sign("inline_container.cc", r"(unexpected pos|write)", LIKELY),
             Sign("iostream error", sure=LIKELY),
@@ -241,7 +251,7 @@ CAUSES = (
             Sign("couldn't instantiate the backend tokenizer"),
             Sign("unable to load vocabulary"),
             Sign("tokenizer.model", r"(No such file|Not found|does not exist|not a file|cannot be (found|opened))"),
-            Sign("sentencepiece", r"(Not found|Error #2|not installed|LoadFromFile|InternalError)"),
+            Sign("sentencepiece", r"(ParseFromArray|Not found|Error #2|not installed|LoadFromFile|InternalError)"),
             Sign(
                 "tokenizer",
                 r"(could not|cannot|can't|unable to|failed to) (be )?(load|find|instantiate|open|import).*tokenizer",
@@ -311,6 +321,7 @@ CAUSES = (
             ),
             Sign("arrowinvalid"),
             Sign("nonmatchingsplitssizeserror"),
+            Sign("unidentifiedimageerror"),
             Sign("parquet magic bytes not found"),
             Sign("mmap length is greater than file size"),
             Sign("unicodedecodeerror", sure=LIKELY),
@@ -322,7 +333,7 @@ CAUSES = (
             Sign("error -3 while decompressing"),
         ),
         follows=("data_missing", "disk_full", "quota"),
-        about=r"data_?sets?(?![a-z])|\bcolumns?\b|\bjsonl?\b|torch/utils/data/|data_?loader",
+        about=r"data_?sets?(?![a-z])|\bcolumns?\b|\bjsonl\b|torch/utils/data/|data_?loader",
     ),
     Cause(
         "data_exhausted",

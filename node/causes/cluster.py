@@ -182,7 +182,7 @@ CAUSES = (
             Sign("container start failed", sure=LIKELY),
             Sign("couldn't start container", sure=LIKELY),
             Sign("oci runtime create failed", sure=LIKELY),
-            Sign("spank_pyxis.so", r"failed with rc", HINT),
+            Sign("spank_pyxis.so", r"failed with rc", LIKELY),
             Sign("could not select device driver", sure=CERTAIN),
             Sign("nvidia-container-cli", r"error|fail"),
             Sign("enroot-switchroot", r"fail|error"),
@@ -226,14 +226,17 @@ CAUSES = (
         "ssh_login",
         PROGRAM,
         "a launcher could not reach a node by SSH, or not log in there",
-        "a key without a password on every node (`ssh NODE true` from the first one), its host key known, the names and "
-        "port of the host file; Slurm's own srun needs no SSH",
+        "a key without a password on every node (`ssh NODE true` from the first one), its host key known, the names "
+        "and port of the host file; Slurm's own srun needs no SSH",
         (
             Sign("permission denied (publickey", any_level=True),
             Sign("permission denied, please try again", any_level=True, sure=LIKELY),
             Sign("host key verification failed", any_level=True),
-            Sign("ssh", r"ssh exited with exit code 255|^ssh: |kex_exchange_identification|ssh_exchange_identification",
-                 any_level=True),
+            Sign(
+                "ssh",
+                r"ssh exited with exit code 255|^ssh: |kex_exchange_identification|ssh_exchange_identification",
+                any_level=True,
+            ),
             Sign("passwordless", r"ssh", LIKELY, any_level=True),
         ),
     ),

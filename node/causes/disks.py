@@ -82,7 +82,8 @@ CAUSES = (
         (
             Sign(
                 "permission denied",
-                r"^(?!.*publickey|.*please try again).*(Errno 13|PermissionError|mkdir|open|cannot|access|write|create|: Permission denied"
+                r"^(?!.*publickey|.*please try again)"
+                r".*(Errno 13|PermissionError|mkdir|open|cannot|access|write|create|: Permission denied"
                 r"|IOError|OSError)",
             ),
             Sign("permissionerror"),
@@ -112,7 +113,7 @@ CAUSES = (
         (
             Sign(
                 "no such file or directory",
-                r"FileNotFoundError|Errno 2\]|can't open file|cannot (open|access|stat)|not found",
+                r"FileNotFoundError|Errno 2\]|can't open file|(cannot|unable to) (open|access|stat)|not found",
                 LIKELY,
             ),
             Sign("filenotfounderror", sure=LIKELY),
@@ -123,6 +124,5 @@ CAUSES = (
             Sign("fileexistserror", sure=HINT),
         ),
         follows=("filesystem_error", "disk_full", "checkpoint_missing", "data_missing", "tokenizer_missing"),
-        about=r"\b(file|folder|directory|path)\b",
     ),
 )

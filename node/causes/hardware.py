@@ -123,7 +123,7 @@ CAUSES = (
             Sign("cuda error: operation not supported", sure=LIKELY),
         ),
         follows=("gpu_illegal_access", "gpu_assert", "gpu_xid", "gpu_out_of_memory"),
-        about=r"\bCUDA (error|runtime)\b|\bcuda\w*Error\b",
+        about=r"\bCUDA (driver )?(error|runtime)\b|\bcuda\w*Error\b",
     ),
     Cause(
         "gpu_missing",
@@ -143,6 +143,7 @@ CAUSES = (
                 r"|(requested|needs?|requires?|use) \d+ gpus\b.*\bonly\b",
                 LIKELY,
             ),
+            Sign("devices are busy or unavailable", sure=LIKELY),
             Sign("placement group", r"timed out|cannot be|infeasible", LIKELY),
             Sign("cudaerrornodevice"),
             Sign("cuda_error_no_device"),
@@ -192,7 +193,12 @@ CAUSES = (
             Sign("mxfp8", r"not supported|requires|supported only"),
             Sign("nvfp4", r"not supported|requires|supported only"),
             Sign("flashattention only supports", r"Ampere|GPUs?"),
-            Sign("bf16", r"(doesn't|does not) support bf16|(is )?not supported (on|by) (this|your) (GPU|device)|bfloat16.*only supported on", LIKELY),
+            Sign(
+                "bf16",
+                r"(doesn't|does not) support bf16"
+                r"|(is )?not supported (on|by) (this|your) (GPU|device)|bfloat16.*only supported on",
+                LIKELY,
+            ),
         ),
     ),
     Cause(

@@ -83,6 +83,7 @@ CAUSES = (
             ),
             Sign("unable to open shared memory object", r"No space left|\(28\)"),
             Sign("torch_shm_manager", r"error|fail", LIKELY),
+            Sign("unable to write to file </torch_", sure=LIKELY),
             Sign("shm_open", r"fail|error", LIKELY),
             Sign("/dev/shm", r"No space left on device"),
             Sign("failed to extend /dev/shm"),
@@ -158,7 +159,10 @@ CAUSES = (
         PROGRAM,
         "the GPU's driver could not pin host memory",
         "fewer data workers with pin_memory, or more host memory for the job",
-        (Sign("cudahostalloc", r"fail|error|out of memory"), Sign("pin_memory", r"thread exited|CUDA error", CERTAIN)),
+        (
+            Sign("cudahostalloc", r"fail|error|out of memory"),
+            Sign("memory", r"pin[_ ]memory.*(thread exited|CUDA error)", CERTAIN),
+        ),
         follows=("gpu_out_of_memory", "gpu_illegal_access", "gpu_ecc", "gpu_lost", "gpu_assert"),
     ),
 )

@@ -116,7 +116,8 @@ CAUSES = (
             Sign("connection refused", r"(store|socket|rendezvous|c10d|TCPStore|master|bootstrap)", LIKELY),
             Sign(
                 "connect",
-                r"^(?!.*(http|client socket has timed)).*\bconnect\w*\b.*(refused|timed out|No route to host|unreachable)",
+                r"^(?!.*(http|client socket has timed))"
+                r".*\bconnect\w*\b.*(refused|timed out|No route to host|unreachable)",
                 LIKELY,
                 alone=False,
                 any_level=True,

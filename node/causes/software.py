@@ -56,8 +56,12 @@ CAUSES = (
             Sign("newconnectionerror"),
             Sign("readtimeouterror", sure=LIKELY),
             Sign("read timed out", sure=LIKELY),
-            Sign("rror", r"gaierror|name resolution|Connection refused|Connect\w*Error|timed out|unreachable", LIKELY,
-                 frame=r"/(urllib3|requests|httpx|httpcore|huggingface_hub|wandb)/|http/client\.py"),
+            Sign(
+                "rror",
+                r"gaierror|name resolution|Connection refused|Connect\w*Error|timed out|unreachable",
+                LIKELY,
+                frame=r"/(urllib3|requests|httpx|httpcore|huggingface_hub|wandb)/|http/client\.py",
+            ),
             Sign("connecttimeout", sure=LIKELY),
             Sign("proxyerror"),
             Sign("error", r"^(httpx|requests|urllib3|httpcore)\S*(Connect|Timeout|Network|Protocol)\w*", LIKELY),
@@ -96,7 +100,7 @@ CAUSES = (
             Sign("distributionnotfound", sure=LIKELY),
             Sign("not installed", r"(please|pip|package|library|module|requires|need|Error)", LIKELY),
             Sign("please install", r"(pip|conda|package|library|it with|Error)", LIKELY),
-            Sign("importerror", r"ImportError: .*(requires|needs|not found in your environment|must be installed)"),
+            Sign("importerror", r"ImportError: .*(requires|needs|was not found|not found in your|must be installed)"),
         ),
     ),
     Cause(
@@ -112,6 +116,7 @@ CAUSES = (
             Sign("glibc", r"version `GLIBC\S*' not found"),
             Sign("numpy.dtype size changed"),
             Sign("numpy is not available"),
+            Sign("cuda setup failed despite", sure=LIKELY),
             Sign("numpy", r"(compiled using NumPy 1|numpy\.core\.multiarray failed|module 'numpy' has no attribute)"),
             Sign("has no attribute", r"AttributeError: (partially initialized )?module '", LIKELY),
             Sign("attributeerror", r"AttributeError: (?!'NoneType').*has no attribute", HINT),
@@ -181,14 +186,16 @@ CAUSES = (
             Sign("got unexpected extra argument"),
             Sign(
                 "error: ",
-                r"^(\w+\.)*(Value|Assertion|NotImplemented|Config\w*)Error: .*\b(must|should|cannot|can't|incompatible with|only (supports?|allows?|accepts?|works?)|either"
-                r"|unsupported|unknown|invalid|unrecognized|not (yet )?(supported|allowed|valid|implemented|recognized))\b",
+                r"^(\w+\.)*(Value|Assertion|NotImplemented|Config\w*)Error: "
+                r".*\b(must|should|cannot|can't|incompatible with|only (supports?|allows?|accepts?|works?)|either"
+                r"|unsupported|unknown|invalid|unrecognized"
+                r"|not (yet )?(supported|allowed|valid|implemented|recognized|compatible|used by))\b",
                 HINT,
             ),
             Sign("yaml", r"(ScannerError|ParserError|while (parsing|scanning))"),
         ),
         about=(
-            r"\b(config\w*|arguments?|options?|settings?|flags?|hyper-?parameters?)\b|--[a-z][\w-]+|\.ya?ml\b"
+            r"\b(config\w*|options?|settings?|flags?|hyper-?parameters?)\b|(?<!\w)--[a-z][\w-]+|\.ya?ml\b"
             r"|\b(omegaconf|hydra|argparse|pydantic|jsonargparse|hf_argparser)\b|parse_args|validate_|__post_init__"
         ),
     ),
@@ -197,7 +204,13 @@ CAUSES = (
         PROGRAM,
         "a Python file has an error of syntax or a name that is not defined",
         "the file and line of the message; `recipes check FILE.py` judges a file with recipe() without a GPU",
-        (Sign("syntaxerror"), Sign("indentationerror"), Sign("taberror"), Sign("nameerror", sure=LIKELY), Sign("unboundlocalerror", sure=LIKELY)),
+        (
+            Sign("syntaxerror"),
+            Sign("indentationerror"),
+            Sign("taberror"),
+            Sign("nameerror", sure=LIKELY),
+            Sign("unboundlocalerror", sure=LIKELY),
+        ),
     ),
     Cause(
         "compile_failed",
@@ -255,6 +268,7 @@ CAUSES = (
             Sign("model parallel group is already initialized"),
             Sign("environment variable rank expected"),
             Sign("environment variable", r"(WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_RANK) expected, but not set"),
+            Sign("init_process_group", r"please (initialize|call|make sure)", LIKELY),
             Sign("could not find", r"Could not find '?(LOCAL_)?(RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)"),
             Sign("invalid rank"),
             Sign("not part of process group"),

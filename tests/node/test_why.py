@@ -227,9 +227,12 @@ def test_the_raise_statement_of_a_cut_off_traceback_is_read(judged):
 
 def test_steps_skipped_at_the_minimum_loss_scale_are_an_overflow(judged):
     skipped = "[INFO] [stage2.py:1628:step] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1\n"
-    lowered = skipped.replace("scale: 1,", "scale: 2,")
+    lowered = skipped.replace("scale: 1, reducing to 1", "scale: 65536, reducing to 32768")
     assert named(judged(lowered + skipped * 3)) == "fp16_overflow"
     assert judged(lowered * 3).state == NO_FAILURE
+    assert named(judged(lowered * 5)) == "fp16_overflow"
+    steps = "".join(f" iteration {i}/ 99 | lm loss: 2.5 |\n" for i in range(1, 4))
+    assert judged(skipped * 3 + steps).state == NO_FAILURE
 
 
 def test_certain_is_only_a_cause_without_a_rival(judged):
