@@ -170,7 +170,7 @@ def test_nothing_heavy_is_imported(recipes_cli):
     assert "typer" in loaded
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.nemo
 @pytest.mark.train
 def test_a_rank_that_is_killed_costs_what_the_report_says(recipes_cli, tmp_path):

@@ -130,7 +130,7 @@ def folder(tmp_path):
     return place
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tensor_parallel_with_sequence_parallel_gives_the_losses_of_one_rank(folder, text):
     """From one checkpoint, FP32, no dropout: 20 steps on one rank and on two differ by less than 1e-4."""
     reshardable = "trainer.strategy.ckpt_optim_fully_reshardable=True"
@@ -186,7 +186,7 @@ def test_a_run_killed_at_step_35_resumes_with_the_same_losses(folder, text):
     assert run.state() == "done"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_saves_and_the_next_run_continues(folder, text):
     secret = {"HF_TOKEN": "hf_neverwritten", "NEMO_URL": "https://h/x?access_token=neverwritten&a=b"}
     running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text), "trainer.max_steps=40", env=secret)

@@ -26,7 +26,7 @@ def test_a_recipe_that_is_new_in_nemo_would_be_a_hole():
     assert recipe_docs.counterpart("llama3_8b_65k") == ""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.nemo
 def test_the_list_is_that_of_the_installed_nemo():
     code = (

@@ -17,7 +17,7 @@ def test_the_first_of_a_model_and_task_equals_its_golden(name, described, golden
 
 
 @pytest.mark.nemo
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", FIRSTS)
 def test_the_others_differ_from_it_by_their_golden(name, all_described, golden):
     first = dict(_lines(all_described, FIRSTS[name]))

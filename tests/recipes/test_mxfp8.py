@@ -57,7 +57,7 @@ def trained(tmp_path_factory):
     return json.loads(out.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.nemo
 @pytest.mark.parametrize("name", [BF16_PARAMETERS, FP8_PARAMETERS])
 def test_finding_1_weights_survive_the_first_forward(trained, name):
@@ -68,7 +68,7 @@ def test_finding_1_weights_survive_the_first_forward(trained, name):
     assert trained[name]["ddp"]["fp8_param_gather"] == (name == FP8_PARAMETERS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.nemo
 @pytest.mark.parametrize("name", [BF16_PARAMETERS, FP8_PARAMETERS])
 def test_finding_1_the_flags_of_before_lose_all_weights(trained, name):
@@ -79,7 +79,7 @@ def test_finding_1_the_flags_of_before_lose_all_weights(trained, name):
     assert before["sums"][1:] == [0, 0, 0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.nemo
 def test_finding_1_the_same_by_override_is_refused(trained):
     assert trained["overridden"] == ["mxfp8_gather"]

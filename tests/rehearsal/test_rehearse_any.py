@@ -15,7 +15,7 @@ def rehearsed(cli, *words):
 
 @pytest.mark.nemo
 @pytest.mark.train
-@pytest.mark.slow
+@pytest.mark.long
 def test_build_5_dropout_is_rehearsed_in_a_run_of_its_own(recipes_cli):
     overrides = ("model.config.hidden_dropout=0.1", "model.config.attention_dropout=0.1")
     facts = rehearsed(recipes_cli, "tiny_llama3", *overrides)
@@ -27,7 +27,7 @@ def test_build_5_dropout_is_rehearsed_in_a_run_of_its_own(recipes_cli):
 
 @pytest.mark.nemo
 @pytest.mark.train
-@pytest.mark.slow
+@pytest.mark.long
 def test_build_5_an_edited_export_is_rehearsed(recipes_cli, tmp_path):
     path = tmp_path / "my edited recipe.py"
     assert recipes_cli("export", "tiny_llama3", "--to", tmp_path / "mine.py").returncode == 0
@@ -48,7 +48,7 @@ def test_build_5_nemos_own_recipe_is_rehearsed(recipes_cli):
 
 @pytest.mark.nemo
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [0, 2, 5])
+@pytest.mark.parametrize("code", [0, *(pytest.param(code, marks=pytest.mark.long) for code in (2, 5))])
 def test_a_file_that_ends_the_process_is_no_passed_rehearsal(recipes_cli, tmp_path, code):
     path = tmp_path / "gone.py"
     path.write_text(f"import os\n\n\ndef recipe():\n    os._exit({code})\n")

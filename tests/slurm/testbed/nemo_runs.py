@@ -25,6 +25,7 @@ SETTINGS = (
     "trainer.strategy.tensor_model_parallel_size=1",
     "trainer.strategy.sequence_parallel=False",
     "trainer.callbacks[2].tp_comm_overlap=False",
+    "optim.lr_scheduler.warmup_steps=5",  # given, as a recipe's is fitted to the number of steps
     "optim.lr_scheduler.min_lr=0.003",  # as after the warm-up: a decay would depend on the number of steps
 )
 

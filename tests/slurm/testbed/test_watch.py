@@ -82,6 +82,7 @@ def test_logs_follow_all_nodes_and_attempts(testbed, profile):
     assert "ValueError: planted" in output
 
 
+@pytest.mark.long
 def test_a_slowed_cable_raises_the_alarm_and_bisect_names_the_node(testbed, profile, recipes_cli):
     where = profile()
     toy = ToyRun(testbed, where, attempts=1, nodes=4, gpus=1, max_steps=300, step_s=0.1, ballast=100_000)
