@@ -59,23 +59,23 @@ def test_what_needs_no_nemo_is_refused_at_once(recipes_cli, words, says):
     assert "torch" not in done.stderr
 
 
+BROKEN = [
+    (HEAD + "    return {}\n", "recipe() returned dict, not a run.Partial"),
+    (HEAD + "    import os\n    os._exit(0)\n", "ended with code 0 before it had judged it"),
+    (HEAD + "    return run.Partial(llm.import_ckpt)\n", "calls import_ckpt"),
+    (HEAD + "    raise KeyError('mine')\n", "my own.py:6: KeyError: 'mine'"),
+    (HEAD + "    raise SystemExit(0)\n", "SystemExit"),
+    (HEAD + "    raise ValueError('\\x1b[31mred')\n", "my own.py:6: ValueError: ?[31mred"),
+    ("from superpod import recipes\ndef recipe():\n    recipes.build('llama9')\n", "my own.py:3: no recipe is called"),
+    ("import not_installed_here\n" + HEAD + "    return 1\n", "my own.py:1: ModuleNotFoundError"),
+]
+"""The text of a recipe file, and what is said of it. Each takes a process that imports NeMo: 15 s."""
+
+
 @pytest.mark.nemo
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "says"),
-    [
-        (HEAD + "    return {}\n", "recipe() returned dict, not a run.Partial"),
-        (HEAD + "    return run.Partial(llm.import_ckpt)\n", "calls import_ckpt"),
-        (HEAD + "    raise KeyError('mine')\n", "my own.py:6: KeyError: 'mine'"),
-        (HEAD + "    raise SystemExit(0)\n", "SystemExit"),
-        (HEAD + "    import os\n    os._exit(0)\n", "ended with code 0 before it had judged it"),
-        (HEAD + "    raise ValueError('\\x1b[31mred')\n", "my own.py:6: ValueError: ?[31mred"),
-        (
-            "from superpod import recipes\ndef recipe():\n    recipes.build('llama9')\n",
-            "my own.py:3: no recipe is called",
-        ),
-        ("import not_installed_here\n" + HEAD + "    return 1\n", "my own.py:1: ModuleNotFoundError"),
-    ],
+    [pytest.param(*case, marks=pytest.mark.slow if i < 2 else pytest.mark.long) for i, case in enumerate(BROKEN)],
 )
 def test_a_broken_file_is_refused_with_its_line(recipes_cli, tmp_path, body, says):
     assert says in refused(recipes_cli, written(tmp_path, body))
@@ -105,7 +105,7 @@ def test_build_5_an_override_is_judged_by_its_plan_and_its_real_model(recipes_cl
 
 
 @pytest.mark.nemo
-@pytest.mark.slow
+@pytest.mark.long
 def test_build_5_an_edited_export_is_judged(recipes_cli, tmp_path):
     path = tmp_path / "edited.py"
     assert recipes_cli("export", "tiny_llama3", "--to", path).returncode == 0
@@ -137,7 +137,7 @@ def test_finding_15_render_refuses_what_is_known_not_to_fit(recipes_cli):
 
 
 @pytest.mark.nemo
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_folder_called_nemo_where_the_command_is_typed_is_not_imported(recipes_cli, tmp_path):
     (tmp_path / "nemo").mkdir()
     (tmp_path / "nemo" / "__init__.py").write_text("open('executed', 'w')\n")
@@ -147,7 +147,7 @@ def test_a_folder_called_nemo_where_the_command_is_typed_is_not_imported(recipes
 
 
 @pytest.mark.nemo
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_that_cannot_train_cannot_with_an_override_either(recipes_cli):
     output = printed(recipes_cli, "check", "gemma3_1b_pretrain_h100_bf16", "trainer.max_steps=9", "--no-build", code=2)
     assert "cannot train" in output

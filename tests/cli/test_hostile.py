@@ -26,8 +26,11 @@ def test_they_are_many_and_each_another():
     assert len(set(COMMANDS)) == len(COMMANDS) >= 110
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: repr(" ".join(words))[:60])
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(c, marks=pytest.mark.long if i % 3 else pytest.mark.slow) for i, c in enumerate(COMMANDS)],
+    ids=lambda words: repr(" ".join(words))[:60],
+)
 def test_hostile_input_is_refused_with_a_message(command, folder):
     refuses(command, folder)
 

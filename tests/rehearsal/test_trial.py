@@ -212,7 +212,7 @@ def test_a_recipe_that_is_not_there_is_the_users_mistake(recipes_cli):
 
 @pytest.mark.nemo
 @pytest.mark.train
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_override_is_rehearsed(recipes_cli):
     override = "trainer.strategy.pipeline_model_parallel_size=2"
     done = recipes_cli("rehearse", "tiny_llama3", override, "trainer.devices=4", "--steps", 4, "--json", timeout=580)

@@ -105,7 +105,7 @@ def test_render_refuses_what_only_building_the_model_finds(recipes_cli, tmp_path
 
 
 @pytest.mark.nemo
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_command_does_not_build_again(recipes_cli, tmp_path):
     words = ("render", TINY, "model.config.num_layers=2", "--cluster", "testbed")
     env = {"XDG_CACHE_HOME": str(tmp_path)}
