@@ -145,10 +145,15 @@ def is_text(node: ast.expr) -> bool:
 
 
 def tests_of(file: str) -> list[str]:
-    """The tests nearest to a file."""
+    """The tests nearest to a file, those that have its name first."""
     folder = str(Path(file).parent)
-    listed = next((tests for pattern, tests in NEAREST.items() if fnmatch.fnmatch(file, pattern)), folder)
-    return [f"tests/{name}" for name in listed.split() if (ROOT / "tests" / name).exists()]
+    listed = next((tests for pattern, tests in NEAREST.items() if fnmatch.fnmatch(file, pattern)), folder).split()
+    found = [
+        path
+        for name in listed
+        for path in sorted((ROOT / "tests").glob(name if name.endswith(".py") else f"{name}/test_*.py"))
+    ]
+    return [str(path.relative_to(ROOT)) for path in sorted(found, key=lambda path: Path(file).stem not in path.stem)]
 
 
 def copy_tree(into: Path) -> None:

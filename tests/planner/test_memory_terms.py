@@ -12,6 +12,7 @@ import pytest
 from superpod.planner import columns, memory
 from superpod.planner.hardware import GIB
 from superpod.planner.memory import activations, lora, state
+from superpod.planner.memory.flight import flight, in_flight
 from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import Options
@@ -391,3 +392,83 @@ def test_whole_columns_give_what_single_layouts_give():
     u = of(tp=2, pp=2, gbs=4)
     assert u.column("tp").shape[-1] == 1
     assert columns.of(u.job).tp.shape == u.c.tp.shape
+
+
+# A layer of DENSE keeps 128 + 82 bytes a token; its backward pass takes 48 in attention and 34 in the MLP.
+LAYER = ATTENTION + 82
+TOKEN = 2 * 10
+"""A layer's input."""
+
+
+def flight_of(u):
+    made = flight(u)
+    return [np.broadcast_to(part, u.c.rank.shape).ravel() / SEQ for part in (made.kept, made.recomputed, made.backward)]
+
+
+@pytest.mark.parametrize(
+    ("more", "kept", "recomputed", "backward"),
+    [
+        ({}, 2 * LAYER, 0, 34),
+        ({"recompute": "full"}, 2 * TOKEN, LAYER, 34),
+        ({"recompute": "full", "recompute_layers": 2}, TOKEN, 2 * LAYER, 34),
+        ({"recompute": "full", "recompute_method": "block", "recompute_layers": 1}, TOKEN + LAYER, LAYER, 34),
+        ({"recompute": "full", "recompute_method": "block", "recompute_layers": 2}, 2 * TOKEN, LAYER, 34),
+        ({"recompute": "selective", "recompute_modules": ("mlp",)}, 2 * (ATTENTION + 20), 0, 62 + 34),
+        # of torchtitan's selective recomputation, every second product is repeated: half is kept
+        ({"recompute": "selective", "recompute_modules": ("core_attn",), "options": {"framework": "fsdp2"}},
+         2 * (LAYER - 16) / 2, 0, 34),
+    ],
+)  # fmt: skip
+def test_what_is_in_flight_on_one_rank(more, kept, recomputed, backward):
+    assert [part.item() for part in flight_of(of(**more))] == pytest.approx([kept, recomputed, backward])
+
+
+def test_micro_batches_in_flight():
+    """1F1B: min(m, p - r); interleaved: 2 (p - r - 1) + (v - 1) p + 1 chunks of a v-th of a rank's layers."""
+    deep = shape(layers=8)
+    assert in_flight(of(deep, pp=4, gbs=8)).ravel().tolist() == [4, 3, 2, 1]
+    assert in_flight(of(deep, pp=4, gbs=2)).ravel().tolist() == [2, 2, 2, 1]
+    assert in_flight(of(deep, pp=4, gbs=8, options={"schedule": "gpipe"})).ravel().tolist() == [8, 8, 8, 8]
+    chunks = [number / 2 for number in (2 * 3 + 4 + 1, 2 * 2 + 4 + 1, 2 * 1 + 4 + 1, 4 + 1)]
+    assert in_flight(of(deep, pp=4, vp=2, gbs=8)).ravel().tolist() == chunks
+    wide = [number / 2 for number in (2 * 3 + 6 + 1, 2 * 2 + 6 + 1, 2 * 1 + 6 + 1, 6 + 1)]
+    options = {"microbatch_group": 6}
+    assert in_flight(of(deep, pp=4, vp=2, gbs=12, options=options)).ravel().tolist() == wide
+    kept, _, _ = flight_of(of(deep, pp=4, gbs=8))
+    assert kept.tolist() == [4 * 2 * LAYER, 3 * 2 * LAYER, 2 * 2 * LAYER, 2 * LAYER]
+
+
+def test_the_last_layers_mixer_may_need_more_than_its_feed_forward():
+    """Scores of 16 keys for 4 heads: 48 + 128 bytes of gradients, when the MLP's 82 bytes are free already."""
+    _, _, backward = flight_of(of(shape(heads=40, kv_heads=40, ffn=7), options={"attention": "unfused"}))
+    q = 120
+    assert backward.item() == pytest.approx(2 * 3 * q + 2 * 16 * 40 - 82)
+
+
+def test_multi_token_prediction_is_kept_on_the_last_rank():
+    """A layer, both inputs' norms, their projection of two inputs, and a final norm: 4 x 2 and 2 x 2 and 2 x 2."""
+    kept, _, _ = flight_of(of(shape(layers=2, mtp_layers=1), pp=2, gbs=2))
+    assert kept.tolist() == [2 * LAYER, LAYER + LAYER + 10 * (4 + 4 + 4 + 4)]
+
+
+def test_cuda_graphs_of_the_attention_stay_theirs():
+    u = of(pp=1, options={"cuda_graphs": True})
+    made = flight(u)
+    assert np.ravel(made.graphs.kept).item() == 2 * ATTENTION * SEQ
+    assert np.ravel(made.graphs.backward).item() == 48 * SEQ
+    assert np.ravel(made.graphs.static).item() == 2 * 4 * TOKEN * SEQ  # inputs, outputs and their gradients
+    assert np.ravel(made.kept).item() == 2 * 82 * SEQ
+    assert np.ravel(made.backward).item() == 34 * SEQ
+
+
+def test_owners_at_the_peak_of_each_moment():
+    """Logits of 128 columns are 10 bytes each: 1,280 a token, far more than a layer's backward pass."""
+    u = of()
+    moment = peak.of(u)
+    assert np.ravel(moment.owners["logits"]).item() == 1280 * SEQ
+    assert np.ravel(moment.owners["activations"]).item() == 2 * LAYER * SEQ
+    assert np.ravel(moment.owners["transient"]).item() == 3 * TOKEN * SEQ
+    assert np.ravel(moment.set_aside).item() == 0
+    staged = peak.of(of(pp=2, gbs=2)).owners
+    assert np.ravel(staged["logits"]).tolist() == [0, 1280 * SEQ]
+    assert np.ravel(staged["transient"]).tolist() == [(34 + TOKEN) * SEQ, 3 * TOKEN * SEQ]

@@ -18,6 +18,11 @@ def shape(**more: Any) -> ModelShape:
     return ModelShape(**{"name": "m", **sizes, **more})
 
 
+def mamba(heads, groups):
+    more = {"layers": 2, "pattern": "M-", "mamba_head_dim": 8, "mamba_state": 8}
+    return shape(mamba_heads=heads, mamba_groups=groups, **more)
+
+
 DENSE = shape()
 MOE = shape(experts=8, topk=2, expert_ffn=48, shared_ffn=32)
 MLA = shape(kv_lora=16, qk_nope_dim=8, qk_rope_dim=8, v_dim=8)
@@ -55,8 +60,8 @@ CASES = [  # rule, model, what breaks it, what does not
     ("vocab", shape(vocab=130, vocab_divisible_by=1), {"tp": 4}, {"tp": 2}),
     ("hidden", shape(hidden=66, mtp_layers=1), {"tp": 4}, {"tp": 2}),
     ("experts", shape(experts=6, topk=2, expert_ffn=48), {"ep": 4}, {"ep": 2}),
-    ("mamba_heads", shape(layers=2, pattern="M-", mamba_heads=6, mamba_head_dim=8, mamba_groups=4, mamba_state=8), {"tp": 4}, {"tp": 2}),
-    ("mamba_groups", shape(layers=2, pattern="M-", mamba_heads=8, mamba_head_dim=8, mamba_groups=2, mamba_state=8), {"tp": 4}, {"tp": 2}),
+    ("mamba_heads", mamba(6, 4), {"tp": 4}, {"tp": 2}),
+    ("mamba_groups", mamba(8, 2), {"tp": 4}, {"tp": 2}),
     ("delta_key_heads", DELTA, {"tp": 8}, {"tp": 4}),
     ("hybrid_stages", HYBRID, {"pp": 2, "vp": 2}, {"pp": 2}),
     ("no_experts", DENSE, {"ep": 2}, {"ep": 1}),
@@ -112,7 +117,7 @@ CASES = [  # rule, model, what breaks it, what does not
     ("zero2_overlap", DENSE, {"sharding": "zero2", "options": {"overlap_grads": False}},
      {"sharding": "zero3", "options": {"overlap_grads": False}}),
     ("mamba_cp", HYBRID, {"cp": 8, "tp": 2, "gpus": 16}, {"cp": 8}),  # 8 heads / (2 x 8)
-    ("mamba_cp", shape(layers=2, pattern="M-", mamba_heads=12, mamba_head_dim=8, mamba_groups=4, mamba_state=8), {"cp": 3, "gpus": 24},
+    ("mamba_cp", mamba(12, 4), {"cp": 3, "gpus": 24},
      {"cp": 2}),  # neither of 3 and 4 divides the other
 ]  # fmt: skip
 
