@@ -1,5 +1,6 @@
 """What an import and an export decide before and after NeMo does its part; matching a recipe; NeMo's own mistakes."""
 
+import contextlib
 import json
 import sys
 from dataclasses import dataclass
@@ -363,3 +364,142 @@ def test_gemma3_is_not_given_an_argument_that_it_does_not_take(broken):
     assert attention(1, rotary_pos_cos_sin=None, x=2) == ((1,), {"x": 2})
     assert attention(1, rotary_pos_cos_sin=3) == ((1,), {"rotary_pos_cos_sin": 3})
     assert attention(1) == ((1,), {})
+
+
+@pytest.fixture
+def importing(monkeypatch, folder):
+    """An import with NeMo's part played: what it was asked is in `calls`."""
+    torch = pytest.importorskip("torch")
+    from superpod.recipes.weights import forward_check, transfer
+
+    calls: dict[str, Any] = {}
+    config = SimpleNamespace(generation_config=None)
+    core = object()
+
+    class Model:
+        def __init__(self, config, tokenizer):
+            self.config, self.tokenizer = config, tokenizer
+
+        @staticmethod
+        def importer(source):
+            calls["source"] = source
+            return SimpleNamespace(
+                nemo_setup=lambda model: "trainer",
+                nemo_save=lambda out, trainer: (out.mkdir(), calls.update(saved=trainer)),
+            )
+
+    weight = torch.nn.Linear(1, 1, dtype=torch.float16)
+    weight.config = SimpleNamespace(model_type="llama")
+    monkeypatch.setattr(reference, "load", lambda folder: (weight, ["of the load"]))
+    monkeypatch.setattr(reference, "generation_config", lambda folder, model: "settings")
+    monkeypatch.setattr(nemo_config, "model_class", lambda nearest: Model)
+    monkeypatch.setattr(nemo_config, "build", lambda nearest, dtype: calls.update(dtype=dtype) or config)
+    monkeypatch.setattr(huggingface, "_tokenizer", lambda importer, folder, nearest: "tokenizer")
+    monkeypatch.setattr(huggingface, "own_tokenizer_folder", contextlib.nullcontext)
+    monkeypatch.setattr(load, "core", lambda model: core)
+    monkeypatch.setattr(transfer, "tensors_of", lambda model: "tensors")
+    monkeypatch.setattr(transfer, "to_megatron", lambda *given: calls.update(given=given))
+    monkeypatch.setattr(forward_check, "of_megatron", lambda core, config: "pass")
+    outcome = forward_check.Outcome(48, 1e-6, 1e-4)
+    monkeypatch.setattr(forward_check, "must_agree", lambda *given: calls.update(agreed=given) or outcome)
+    return SimpleNamespace(calls=calls, folder=folder, theirs=weight, core=core, config=config)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_an_import_moves_the_weights_compares_and_keeps_a_record(importing, tmp_path, checked):
+    import torch
+
+    out = tmp_path / "nemo"
+    record = huggingface.import_hf(importing.folder, out, forward_check=checked)
+    calls = importing.calls
+    assert calls["given"] == ("tensors", importing.core, importing.config, "llama")
+    assert calls["source"] == f"hf://{importing.folder.absolute()}"
+    assert (calls["dtype"], calls["saved"], importing.config.generation_config) == (
+        torch.float16,
+        "trainer",
+        "settings",
+    )
+    assert record["dtype"] == "float16"
+    assert json.loads((out / huggingface.KEPT / "import.json").read_text()) == record
+    if checked:
+        assert calls["agreed"] == (importing.theirs, importing.core, "pass", str(importing.folder))
+        assert record["forward_check"] == {"tokens": 48, "difference": 1e-6, "tolerance": 1e-4}
+        assert record["notes"] == ["of the load"]
+    else:
+        assert "agreed" not in calls
+        assert record["forward_check"] is None
+        assert record["notes"] == ["of the load", huggingface.UNCHECKED]
+    with pytest.raises(UserError, match="exists already"):
+        huggingface.import_hf(importing.folder, out)
+
+
+def test_a_failed_import_leaves_nothing(importing, tmp_path, monkeypatch):
+    monkeypatch.setattr(nemo_config, "build", lambda nearest, dtype: 1 / 0)
+    with pytest.raises(UserError, match=r"NeMo cannot import .*: ZeroDivisionError"):
+        huggingface.import_hf(importing.folder, tmp_path / "nemo")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.fixture
+def exporting(monkeypatch, tmp_path):
+    """An export with NeMo's part played; the checkpoint is an import's."""
+    torch = pytest.importorskip("torch")
+    from superpod.recipes.data import tokenizer
+    from superpod.recipes.weights import forward_check
+
+    calls: dict[str, Any] = {"order": []}
+    exporter = SimpleNamespace(trust_remote_code=True, tokenizer=None)
+    api: Any = ModuleType("nemo.lightning.io.api")
+    api.load_connector_from_trainer_ckpt = lambda checkpoint, kind: (
+        calls.update(connector=(checkpoint, kind)) or exporter
+    )
+    package: Any = ModuleType("nemo.lightning.io")
+    package.api = api
+    monkeypatch.setitem(sys.modules, "nemo.lightning.io", package)
+    model = SimpleNamespace(config="config")
+    monkeypatch.setattr(load, "load", lambda checkpoint, dtype: calls.update(loaded=(checkpoint, dtype)) or model)
+    monkeypatch.setattr(load, "core", lambda model: "core")
+    monkeypatch.setattr(load, "merge", lambda model: calls["order"].append("merged") or 3)
+    monkeypatch.setattr(forward_check, "of_megatron", lambda core, config: calls["order"].append("pass") or "pass")
+    outcome = forward_check.Outcome(48, 1e-6, 1e-4)
+    monkeypatch.setattr(forward_check, "must_agree", lambda *given: calls.update(agreed=given) or outcome)
+    monkeypatch.setattr(reference, "config_of", lambda like: calls.update(like=like) or "theirs")
+    monkeypatch.setattr(huggingface, "filled", lambda config, model: ("filled", config))
+    monkeypatch.setattr(
+        reference, "save", lambda target, out, dtype: (out.mkdir(), calls.update(saved=(target, dtype)))
+    )
+    monkeypatch.setattr(tokenizer, "pretrained", lambda folder: SimpleNamespace(chat_template=""))
+    checkpoint = tmp_path / "nemo"
+    huggingface._keep(tiny.hollow(tmp_path / "folder"), checkpoint / huggingface.KEPT, {"dtype": "float16"})
+    return SimpleNamespace(calls=calls, checkpoint=checkpoint, torch=torch, exporter=exporter)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_an_export_compares_what_was_trained_before_it_is_merged(exporting, tmp_path, checked):
+    calls, torch = exporting.calls, exporting.torch
+    done = huggingface.export_hf(exporting.checkpoint, tmp_path / "out", forward_check=checked)
+    assert calls["like"] == exporting.checkpoint / huggingface.KEPT
+    assert calls["loaded"] == (exporting.checkpoint, torch.float32)
+    assert calls["connector"] == (exporting.checkpoint, "hf")
+    assert exporting.exporter.trust_remote_code is False
+    assert calls["saved"] == (("filled", "theirs"), torch.float16)
+    assert done["merged"] == 3
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+    assert not (tmp_path / "out" / "chat_template.jinja").exists()
+    if checked:
+        assert calls["order"] == ["pass", "merged"]
+        assert calls["agreed"] == (("filled", "theirs"), "core", "pass", str(exporting.checkpoint))
+        assert (done["forward_check"]["tokens"], done["notes"]) == (48, [])
+    else:
+        assert (calls["order"], done["forward_check"]) == (["merged"], None)
+        assert done["notes"] == ["no forward check: nothing shows that transformers computes what NeMo does"]
+    with pytest.raises(UserError, match="exists already"):
+        huggingface.export_hf(exporting.checkpoint, tmp_path / "out")
+
+
+def test_an_export_takes_the_folder_format_and_template_that_are_named(exporting, tmp_path):
+    like = tiny.hollow(tmp_path / "like")
+    huggingface.export_hf(exporting.checkpoint, tmp_path / "out", like, "float32", chat=True)
+    assert exporting.calls["like"] == like
+    assert exporting.calls["saved"][1] is exporting.torch.float32
+    assert (tmp_path / "out" / "chat_template.jinja").is_file()

@@ -36,7 +36,11 @@ class Digits:
     def __len__(self):
         return VOCABULARY
 
-    def __call__(self, text, **_):
+    def __init__(self):
+        self.given = []
+
+    def __call__(self, text, add_special_tokens=True, **_):
+        self.given.append((text, add_special_tokens))
         ids = [int(character) if character.isdecimal() else 0 for character in text]
         return SimpleNamespace(data={"input_ids": ids, "offset_mapping": [(at, at + 1) for at in range(len(text))]})
 
@@ -81,8 +85,9 @@ def test_the_likeliest_tokens_go_on_until_the_end():
     assert generate.generate("ckpt", ["0"], tokens=2) == ["12"]
 
 
-def test_a_chat_begins_as_its_template_says():
+def test_a_chat_begins_as_its_template_says(loaded):
     assert generate.generate("ckpt", ["1"], chat=True) == ["3"]  # 0 1 2, and goes on with 3
+    assert loaded.tokenizer.tokenizer.given == [("012", False)]  # the template has written the special tokens
 
 
 def test_a_temperature_draws_by_its_seed():
