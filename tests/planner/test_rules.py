@@ -31,7 +31,9 @@ DELTA = shape(delta_every=2, delta_key_heads=4, delta_value_heads=8, delta_key_d
 SELECTIVE = {"recompute": "selective"}
 
 
-def broken(model=DENSE, *, gpus=8, seq=256, precision="bf16", gpu="h100", options=None, task="pretrain", **layout):
+def broken(
+    model=DENSE, *, gpus=8, seq=256, precision="bf16", gpu="h100", options=None, task: Any = "pretrain", **layout
+):
     node = hardware.node(gpu)
     made = PlannedJob(
         model, node, hardware.builtin().fabric_of(node), gpus, seq, precision, Layout(**{"gbs": 64, **layout}),
@@ -119,6 +121,34 @@ CASES = [  # rule, model, what breaks it, what does not
     ("mamba_cp", HYBRID, {"cp": 8, "tp": 2, "gpus": 16}, {"cp": 8}),  # 8 heads / (2 x 8)
     ("mamba_cp", mamba(12, 4), {"cp": 3, "gpus": 24},
      {"cp": 2}),  # neither of 3 and 4 divides the other
+    ("fsdp_experts", MOE, {"ep": 2, "sharding": "zero2"}, {"ep": 2}),
+    ("fsdp_experts", MOE, {"ep": 2, "sharding": "zero2"}, {"sharding": "zero2"}),
+    ("fsdp_pipeline", DENSE, {"pp": 2, "sharding": "zero2"}, {"sharding": "zero2"}),
+    ("fsdp_pipeline", DENSE, {"pp": 2, "sharding": "zero3"}, {"pp": 2}),
+    ("both_ends_vp", DENSE, {"pp": 2, "vp": 2, "first_layers": 4, "last_layers": 4}, {"pp": 2, "vp": 2}),
+    ("recompute_mtp_block", shape(mtp_layers=1), {"recompute": "full", "recompute_method": "block"},
+     {"recompute": "full"}),
+    ("adapters_vp", DENSE, {"task": "lora", "pp": 2, "vp": 2}, {"task": "sft", "pp": 2, "vp": 2}),
+    ("recompute_frozen", DENSE, {"task": "lora", "recompute": "full"}, {"task": "sft", "recompute": "full"}),
+    ("recompute_frozen", DENSE, {"task": "lora", "recompute": "full"}, {"task": "lora", **SELECTIVE}),
+    ("recompute_frozen_norm", MLA, {"task": "lora", **SELECTIVE, "recompute_modules": ("layernorm",)},
+     {"task": "lora", **SELECTIVE, "recompute_modules": ("core_attn",)}),
+    ("recompute_frozen_norm", MLA, {"task": "lora", **SELECTIVE, "recompute_modules": ("layernorm",)},
+     {"task": "sft", **SELECTIVE, "recompute_modules": ("layernorm",)}),
+    ("attention_heads", DENSE, {"cp": 8, "options": {"cp_comm": "a2a"}}, {"cp": 4, "options": {"cp_comm": "a2a"}}),
+    ("attention_heads", DENSE, {"cp": 4, "tp": 2, "options": {"cp_comm": "a2a"}}, {"cp": 4, "tp": 2}),
+    # FP8 multiplies in steps of 16 tokens of a rank, and of 16 rows and columns of a weight
+    ("fp8_tokens", DENSE, {"precision": "fp8cs", "seq": 264}, {"precision": "fp8cs", "seq": 272}),
+    ("fp8_tokens", DENSE, {"precision": "fp8cs", "seq": 272, "cp": 2}, {"precision": "fp8cs", "seq": 288, "cp": 2}),
+    ("fp8_tokens", DENSE, {"precision": "fp8cs", "seq": 264}, {"precision": "fp8cs", "seq": 264, "mbs": 2}),
+    ("fp8_weights", shape(ffn=100), {"precision": "fp8cs"}, {}),
+    ("fp8_weights", shape(ffn=100), {"precision": "fp8cs"}, {"precision": "fp8cs", "options": {"impl": "local"}}),
+    ("ub_mxfp8", DENSE, {"gpu": "b200", "precision": "mxfp8", "tp": 2, "sp": True, "seq": 320},
+     {"gpu": "b200", "precision": "mxfp8", "tp": 2, "sp": True, "seq": 512}),
+    ("ub_mxfp8", DENSE, {"gpu": "b200", "precision": "mxfp8", "tp": 2, "sp": True, "seq": 320},
+     {"gpu": "b200", "precision": "mxfp8", "tp": 2, "sp": True, "seq": 320, "options": {"overlap_tp": False}}),
+    ("mxfp8_sizes", shape(hidden=72),
+     {"gpu": "b200", "precision": "mxfp8", "options": {"fp8_params": True}}, {"gpu": "b200", "precision": "mxfp8"}),
 ]  # fmt: skip
 
 
@@ -138,6 +168,10 @@ def test_a_rule_is_broken_here_and_not_there(rule, model, wrong, right):
         ({"tp": 2, "cp": 2, "sp": True, "seq": 258}, "seq_tp", "nearest: seq 256 or 260, or drop sp"),
         ({"cp": 2, "seq": 258}, "seq_cp", "nearest: seq 256 or 260"),
         ({"model": shape(heads=6, kv_heads=6), "tp": 4}, "heads", "nearest: tp 3 or 6"),
+        ({"model": shape(ffn=100), "precision": "fp8cs"}, "fp8_weights", "set precision bf16, or another FP8"),
+        ({"model": shape(ffn=100), "precision": "fp8cs", "tp": 2}, "fp8_weights", "a smaller tp"),
+        ({"precision": "fp8cs", "seq": 260}, "fp8_tokens", "nearest: seq 256 or 272 / mbs, or a smaller tp or cp"),
+        ({"cp": 8, "options": {"cp_comm": "a2a"}}, "attention_heads", "set cp to a divisor of 4"),
     ],
 )
 def test_the_nearest_change(wrong, rule, fix):
