@@ -1,6 +1,8 @@
 """Which tokens a model learns, seen by decoding them. Needs transformers, as the [nemo] extra has it."""
 
 import importlib.util
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -203,3 +205,86 @@ def test_what_a_template_cannot_write_is_named(template, sample, says, tokenizer
         return
     with pytest.raises(UserError, match=f"line 3: .*{says}"):
         encode(tokenizer, **sample)
+
+
+class Letters:
+    """A tokenizer of one id a character, with a token that begins a text where `begins`."""
+
+    bos_token_id, eos_token_id, is_fast, chat_template = 1, 2, True, ""
+
+    def __init__(self, begins=True, eos=2, size=300):
+        self.begins, self.eos_token_id, self.size = begins, eos, size
+
+    def __len__(self):
+        return self.size
+
+    def __call__(self, text, add_special_tokens=True, **_):
+        ids = [ord(character) for character in text]
+        begin = [1] * (self.begins and add_special_tokens)
+        offsets = [(at, at + 1) for at in range(len(text))]
+        return SimpleNamespace(data={"input_ids": [*begin, *ids], "offset_mapping": offsets})
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_text_begins_as_the_tokenizer_begins_it_and_does_not_learn_that(begins):
+    encoded = encode(Letters(begins), text="ab", prompt=1)
+    assert list(encoded.ids) == [1] * begins + [97, 98, 2]
+    assert list(encoded.learnt) == [False] * begins + [False, True, True]
+    assert encoded.line == 3
+
+
+def test_another_first_token_is_not_the_one_that_begins_a_text():
+    tokenizer: Any = Letters()
+    tokenizer.bos_token_id = None
+    assert list(encode(tokenizer, text="a").ids) == [97, 2]
+    tokenizer.bos_token_id = 9
+    assert list(encode(tokenizer, text="a").ids) == [97, 2]
+
+
+@pytest.mark.parametrize(("eos", "size"), [(None, 300), (2, 0)])
+def test_a_tokenizer_that_cannot_end_a_text_is_refused(eos, size):
+    from superpod.recipes.data import chat
+
+    tokenizer: Any = Letters(eos=eos, size=size)
+    with pytest.raises(UserError, match="the tokenizer of X has no end-of-sequence token"):
+        chat.ready(tokenizer, "X")
+
+
+def test_a_template_of_its_own_is_kept():
+    from superpod.recipes.data import chat
+
+    tokenizer: Any = Letters()
+    assert chat.ready(tokenizer, "X").chat_template == chat.PLAIN
+    tokenizer.chat_template = "own"
+    assert chat.ready(tokenizer, "X").chat_template == "own"
+
+
+@pytest.mark.parametrize(
+    ("spans", "learnt"),
+    [
+        ([(1, 3)], [False, True, True, False]),
+        ([(0, 1), (3, 4)], [True, False, False, True]),
+        ([(2, 2)], [False] * 4),
+        ([], [False] * 4),
+    ],
+)
+def test_a_token_is_learnt_where_it_overlaps_a_span(spans, learnt):
+    from superpod.recipes.data import chat
+
+    tokenizer: Any = Letters()
+    assert chat._ids("abcd", spans, tokenizer) == ([97, 98, 99, 100], learnt)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "says"),
+    [
+        ("abc", "abd", "'abc' becomes 'abd' (character 2)"),
+        ("ab", "abc", "'ab' becomes 'abc' (character 2)"),
+        ("x" * 30 + "a", "x" * 30 + "b", f"{'x' * 20 + 'a'!r} becomes {'x' * 20 + 'b'!r} (character 30)"),
+        ("a" + "x" * 30, "b" + "x" * 30, f"{'a' + 'x' * 19!r} becomes {'b' + 'x' * 19!r} (character 0)"),
+    ],
+)
+def test_where_two_texts_part(one, other, says):
+    from superpod.recipes.data import chat
+
+    assert chat._difference(one, other) == says
