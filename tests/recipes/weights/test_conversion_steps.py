@@ -1,9 +1,8 @@
-"""What an import and an export decide before and after NeMo does its part; matching a recipe; NeMo's own mistakes."""
+"""What an import and an export decide before and after NeMo does its part."""
 
 import contextlib
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from superpod.errors import UserError
-from superpod.recipes.weights import huggingface, load, match_config, mended, nearest, nemo_config, reference
+from superpod.recipes.weights import huggingface, load, nearest, nemo_config, reference
 from tests.recipes.weights import tiny
 from tests.recipes.weights.matrix_cases import V3
 
@@ -216,154 +215,6 @@ def test_an_export_is_tied_where_both_sides_are(monkeypatch, said, head, tied):
     assert config.tie_word_embeddings is tied
     assert not hasattr(config, "quantization_config")
     assert expected == [({"x"} if tied else {"lm_head.weight", "x"}, tied)]
-
-
-@dataclass
-class Fields:
-    """A recipe's configuration of its model."""
-
-    num_layers: int = 2
-    rotary_base: float = 1e4
-    activation_func: str = "silu"
-    bias_activation_fusion: bool = True
-    multi_latent_attention: bool = False
-    kv_channels: int = 16
-    window_attn_skip_freq: object = None
-    window_size: object = None
-    params_dtype: str = "bf16"
-
-
-class Theirs:
-    pass
-
-
-class Ours(Theirs):
-    pass
-
-
-@pytest.fixture
-def matched(monkeypatch):
-    """Match a recipe with `length` tokens a sequence to a folder of a model with these fields."""
-    pytest.importorskip("torch")
-    from tests.recipes.weights import nemo_stubs
-
-    nemo_stubs.install(monkeypatch)
-    module: Any = ModuleType("fiddle")
-    module.get_callable = lambda model: model.cls
-    module.build = lambda config: Fields(**vars(config))
-    monkeypatch.setitem(sys.modules, "fiddle", module)
-
-    def match(cls=Ours, length=8, model="M", extra=None, ours=None, **fields):
-        monkeypatch.setattr(huggingface, "checked", lambda folder: nearest.Nearest(model, "C", {}))
-        monkeypatch.setattr(nemo_config, "model_class", lambda nearest: Theirs)
-        source = Fields(**fields)
-        vars(source).update(extra or {})
-        monkeypatch.setattr(nemo_config, "build", lambda nearest, dtype: source if dtype == "bf16" else None)
-        partial: Any = SimpleNamespace(
-            model=SimpleNamespace(cls=cls, config=SimpleNamespace(**ours or {})),
-            data=SimpleNamespace(seq_length=length),
-        )
-        return match_config.match_config(partial, Path("HF")), vars(partial.model.config)
-
-    return match
-
-
-def test_a_recipe_takes_over_the_folders_numbers(matched):
-    assert matched() == ([], {})
-    changes, config = matched(rotary_base=5e5, activation_func="gelu", bias_activation_fusion=False)
-    assert sorted(changes) == [("activation_func", "silu", "gelu"), ("rotary_base", 1e4, 5e5)]
-    assert config == {"rotary_base": 5e5, "activation_func": "gelu", "bias_activation_fusion": False}
-    assert matched(rotary_base=5e5, bias_activation_fusion=False)[1] == {"rotary_base": 5e5}
-
-
-def test_another_shape_class_or_field_is_refused(matched):
-    with pytest.raises(UserError, match="the recipe's model is not that of HF: num_layers 2, not 3"):
-        matched(num_layers=3)
-    with pytest.raises(UserError, match="HF is a Theirs, and the recipe trains a Fields"):
-        matched(cls=Fields)
-    with pytest.raises(UserError, match="HF is a Theirs, and the recipe trains a named"):
-        matched(cls=named)
-    with pytest.raises(UserError, match="HF has qk_l2_norm True, which the recipe's Fields does not know"):
-        matched(extra={"qk_l2_norm": True})
-
-
-def named():
-    """A function in place of a class."""
-
-
-@pytest.mark.parametrize(
-    ("model", "length", "window", "refused"),
-    [("Gemma2Model", 8, [7, 0], False), ("Gemma2Model", 9, [7, 0], True), ("Gemma2Model", 9, None, False),
-     ("M", 9, [7, 0], False)],
-)  # fmt: skip
-def test_gemma2_trains_within_its_window(matched, model, length, window, refused):
-    given = {"window_size": window} if window else None
-    if refused:
-        with pytest.raises(
-            UserError, match="sequences of 9 tokens are longer than the model's sliding window of 8"
-        ) as no:
-            matched(model=model, length=length, window_size=window, ours=given)
-        assert no.value.hint == "data.seq_length=8"
-        return
-    assert matched(model=model, length=length, window_size=window, ours=given)[0] == []
-
-
-@pytest.fixture
-def broken(monkeypatch):
-    """NeMo's two classes that `mended` mends, and Megatron's rule of windows."""
-    torch = pytest.importorskip("torch")
-    from tests.recipes.weights import nemo_stubs
-
-    nemo_stubs.install(monkeypatch)
-    monkeypatch.setattr(mended.post_norms, "set_epsilon", lambda core: None)
-
-    class Attention(torch.nn.Module):
-        def forward(self, *args, **kwargs):
-            return args, kwargs
-
-    gemma2: Any = ModuleType("gemma2")
-    gemma3: Any = ModuleType("gemma3")
-    gemma2.Gemma2DotProductAttention = type("Gemma2DotProductAttention", (Attention,), {})
-    gemma3.Gemma3SelfAttention = type("Gemma3SelfAttention", (Attention,), {})
-    package: Any = ModuleType("nemo.collections.llm.gpt.model")
-    package.gemma2, package.gemma3 = gemma2, gemma3
-    monkeypatch.setitem(sys.modules, package.__name__, package)
-    return torch, gemma2.Gemma2DotProductAttention, gemma3.Gemma3SelfAttention
-
-
-@pytest.mark.parametrize(
-    ("skips", "number", "own", "on"),
-    [([1, 0], 1, None, True), ([1, 0], 2, (7, 0), False), (None, 1, None, False), (None, 2, (7, 0), True)],
-)
-def test_gemma2s_windows_are_where_the_configuration_says(broken, skips, number, own, on):
-    torch, gemma2, _ = broken
-    attention = gemma2()
-    attention.config = SimpleNamespace(window_attn_skip_freq=skips, window_size=[7, 0])
-    attention.layer_number, attention.window_size = number, own
-    core = torch.nn.Sequential(attention)
-    mended.mend(core)
-    mended.mend(core)  # changes nothing
-    assert attention.window_size == ((7, 0) if on else None)
-    query, key = torch.zeros(5, 1), torch.zeros(6, 1)
-    (_, _, _, mask, last), _ = attention(query, key, key, None, "last")
-    assert last == "last"
-    if on:
-        assert (mask.shape, mask.dtype, mask.any().item()) == ((1, 1, 5, 6), torch.bool, False)
-        assert len(attention._forward_pre_hooks) == 1
-    else:
-        assert mask is None
-    given = torch.ones(1)
-    assert attention(query, key, key, given)[0][3] is given
-    assert len(attention(query, key, key)[0]) == 3
-
-
-def test_gemma3_is_not_given_an_argument_that_it_does_not_take(broken):
-    torch, _, gemma3 = broken
-    attention = gemma3()
-    mended.mend(torch.nn.Sequential(attention, torch.nn.Identity()))
-    assert attention(1, rotary_pos_cos_sin=None, x=2) == ((1,), {"x": 2})
-    assert attention(1, rotary_pos_cos_sin=3) == ((1,), {"rotary_pos_cos_sin": 3})
-    assert attention(1) == ((1,), {})
 
 
 @pytest.fixture
