@@ -188,7 +188,7 @@ def fresh(place, tmp_path):
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_launcher_that_is_killed_in_its_import_leaves_no_process_and_the_truth(fresh):
     stopped(Tuning.new(fresh), "import", signal.SIGKILL)
 

@@ -23,7 +23,7 @@ from superpod.errors import UserError
 SCOPE = "SUPERPOD_EXPORT"
 """Environment variable: which recipes are exported, at 0.2 to 0.4 s each.
 
-`family` (the default): the first of each family and task, and of each GPU and precision. `model` (`make test-all`):
+`family` (the default): the first of each family and task, and of each GPU and precision. `model` (`make test-long`):
 also the first of each model and task. `every`: all of them.
 """
 

@@ -22,7 +22,7 @@ def answers(tmp_path_factory):
 
 
 @pytest.mark.nemo
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_figure.RECIPES)
 def test_a_recipe_and_its_export_need_the_same_memory(answers, name):
     recipe, exported = answers["figures"][name]
@@ -30,7 +30,7 @@ def test_a_recipe_and_its_export_need_the_same_memory(answers, name):
 
 
 @pytest.mark.nemo
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("change", one_figure.CHANGED)
 def test_a_changed_field_changes_what_is_planned(answers, change):
     counted, of_export, real = answers["changes"][change]
