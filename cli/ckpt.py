@@ -69,10 +69,10 @@ def verify(where: Where, as_json: AsJson = False) -> None:
 @app.command()
 def prune(
     where: Where,
-    keep: Annotated[int, typer.Option(help="Newest whole checkpoints to keep; the best one stays too.")] = 1,
+    keep: Annotated[int, typer.Option(help="Newest intact checkpoints to keep; the best one stays too.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> None:
-    """Remove all but the newest checkpoints, and those that are not whole."""
+    """Remove all but the newest checkpoints, and damaged ones."""
     from superpod.lifecycle import checkpoints
     from superpod.node import owner, units
 

@@ -37,7 +37,7 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
     """The run that `--resume` names: it can train on, or only its export is left.
 
     Raises:
-        UserError: it is in use, it is done, none of its checkpoints is whole, or a change that it cannot take up.
+        UserError: it is in use, it is done, none of its checkpoints is intact, or a change that it cannot take up.
     """
     from superpod.cli.request_options import earlier_run
     from superpod.launchers import finetune as tuning
@@ -53,7 +53,7 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
         processes.refuse_beside_others(folder)
         pending_facts.take_over(folder)  # of a launcher that was killed
         changed = resume_changes.changes(folder, changes)
-        resume_rule.refuse_if_none(folder)
+        resume_rule.decide_by_sizes(folder)
     for change in changed:
         print(f"change {change}", file=sys.stderr)
     if folder.done and not owed_export.left(folder.path) and finetune_overrides.steps_of(changes) is None:

@@ -57,7 +57,7 @@ def run(
         assert resume is not None
         folder, request = _resumed(runs, name, resume, overrides or [], data, size)
         with folder.lock():
-            resume_rule.refuse_if_none(folder)
+            resume_rule.decide_by_sizes(folder)
         request.check()
     if profile:
         request = replace(request, profile=profile)

@@ -123,6 +123,7 @@ def layout_of(name: str, nodes: int | None, text: str, overrides: Sequence[str] 
         UserError: no such recipe or layout, or an override that sets the same degree.
     """
     from superpod.planner.layout import PARALLEL_SIZES
+    from superpod.recipes.facts.override_fields import path_of
     from superpod.recipes.registry import find
 
     recipe = find(name)
@@ -130,7 +131,7 @@ def layout_of(name: str, nodes: int | None, text: str, overrides: Sequence[str] 
     paths = {f"trainer.strategy.{field}": short for short, field in PARALLEL_SIZES.items()}
     paths |= {"trainer.strategy.sequence_parallel": "sp", "data.micro_batch_size": "mbs"}
     for override in overrides:
-        if paths.get(override.partition("=")[0]) in given:
+        if paths.get(path_of(override)) in given:
             raise UserError(
                 f"--layout {text} and {override} contradict each other: both say it of one run",
                 "leave one of the two out",

@@ -55,7 +55,7 @@ def go_on(how: Continuation) -> None:
     refuse_webhook(profile)
     slurm = connection.of(profile)
     run = _run_of(how, slurm)
-    decided = checkpoint.refuse_if_none(run)
+    decided = checkpoint.decide_by_sizes(run)
     dependencies = [str(wait) for wait in dependency.unmet(how.waits, slurm)]
     if how.time and not how.overrides:
         _refuse_time_limit(run, how, profile)

@@ -166,7 +166,7 @@ def decide(local: LocalRun, folder: RunFolder) -> resume.Resume:
     """What the next attempt of `folder` resumes from, under its lock.
 
     Raises:
-        UserError: no checkpoint is whole, or the newest was saved under a layout that it cannot be loaded under.
+        UserError: no checkpoint is intact, or the newest was saved under a layout that it cannot be loaded under.
     """
     decided = resume.decide(folder)
     if decided.checkpoint and (problem := resume_layout.problem(decided.checkpoint, local.partial.trainer.strategy)):

@@ -29,10 +29,10 @@ def chosen(path: Path, shape: ModelShape, rows: int = 0) -> Path:
     from superpod.lifecycle import checkpoints
 
     newest = path.name == LAST and not path.exists()
-    whole = [one for one in checkpoints.at(path.parent if newest else path) if one.whole]
-    if not whole:
-        raise UserError(f"--from {path}: no checkpoint is whole", "`recipes ckpt verify` says what each lacks")
-    one = max(whole, key=lambda item: item.step or 0) if newest else checkpoints.best(whole)
+    intact = [one for one in checkpoints.at(path.parent if newest else path) if one.whole]
+    if not intact:
+        raise UserError(f"--from {path}: no checkpoint is intact", "`recipes ckpt verify` says what each lacks")
+    one = max(intact, key=lambda item: item.step or 0) if newest else checkpoints.best(intact)
     if one.adapter:
         raise UserError(
             f"--from {one.path} is an adapter", "merge it first: recipes ckpt convert RUN OUT, then --model OUT"

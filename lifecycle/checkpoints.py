@@ -130,37 +130,41 @@ def _losses(run: Path) -> dict[int, float]:
 
 
 def best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
-    """The whole checkpoint with the least validation loss; the newest where none was validated.
+    """The intact checkpoint with the least validation loss; the newest where none was validated.
 
     Raises:
-        UserError: none is whole.
+        UserError: none is intact.
     """
-    whole = [checkpoint for checkpoint in checkpoints if checkpoint.whole]
-    if not whole:
-        raise UserError("no checkpoint is whole", "`recipes ckpt verify` says what each lacks")
-    validated = [checkpoint for checkpoint in whole if checkpoint.val_loss is not None]
+    intact = [checkpoint for checkpoint in checkpoints if checkpoint.whole]
+    if not intact:
+        raise UserError("no checkpoint is intact", "`recipes ckpt verify` says what each lacks")
+    validated = [checkpoint for checkpoint in intact if checkpoint.val_loss is not None]
     if validated:
         # `-last` may be a copy of another one: prefer the one that the next save does not replace.
         return min(validated, key=lambda checkpoint: (checkpoint.val_loss, checkpoint.newest))
-    return max(whole, key=lambda checkpoint: checkpoint.step or 0)
+    return max(intact, key=lambda checkpoint: checkpoint.step or 0)
 
 
 def spare(
     checkpoints: Sequence[Checkpoint], keep: int, read: Callable[[Path], list[str]] = checkpoint_files.damages
 ) -> list[Checkpoint]:
-    """What to remove so that the `keep` newest that a resume could take and the best stay: the older and the damaged.
+    """The checkpoints to remove: all but the `keep` newest that a training can resume from, and the best one.
 
-    `read` reads a checkpoint and returns what is wrong in it: what is kept is known to be whole, and nothing is removed
-    as long as a resume could take it and fewer than `keep` newer ones are whole, nor what cannot be read at the moment.
+    Nothing is removed unless `keep` newer ones are known to be intact, nor anything that cannot be read at the moment.
+
+    Args:
+        checkpoints: those of one run.
+        keep: how many of the newest stay.
+        read: reads a checkpoint and returns what is wrong with it.
 
     Raises:
         UserError: fewer than one is to be kept.
     """
     if keep < 1:
-        raise UserError(f"--keep {keep} would leave nothing to go on with", "--keep 1 leaves the newest")
+        raise UserError(f"--keep {keep} would leave nothing to resume from", "--keep 1 leaves the newest")
     judged = {checkpoint.path: checkpoint for checkpoint in checkpoints}
 
-    def is_whole(checkpoint: Checkpoint, wanted: Callable[[Checkpoint], bool]) -> bool:
+    def is_intact(checkpoint: Checkpoint, wanted: Callable[[Checkpoint], bool]) -> bool:
         known = judged[checkpoint.path]
         if wanted(known):
             known = judged[checkpoint.path] = replace(known, problems=[*known.problems, *read(checkpoint.path)])
@@ -168,13 +172,13 @@ def spare(
 
     kept: list[Path] = []
     for checkpoint in sorted(checkpoints, key=lambda known: (known.step or 0, known.newest), reverse=True):
-        if len(kept) < keep and is_whole(checkpoint, lambda known: known.resumes):
+        if len(kept) < keep and is_intact(checkpoint, lambda known: known.resumes):
             kept.append(checkpoint.path)
     if not kept:
         return []  # a damaged checkpoint may be all that is left of a run
     while any(checkpoint.whole for checkpoint in judged.values()):
         favourite = best(list(judged.values()))
-        if favourite.path in kept or is_whole(favourite, lambda known: known.whole):
+        if favourite.path in kept or is_intact(favourite, lambda known: known.whole):
             kept.append(favourite.path)
             break
     known = [checkpoint for checkpoint in judged.values() if not checkpoint_files.is_unreadable(checkpoint.problems)]
@@ -205,7 +209,7 @@ def resumed_from(where: Path) -> str:
         return ""
     try:
         decided = resume.decide(run)
-    except resume.NoWholeCheckpointError as none:
+    except resume.NoIntactCheckpointError as none:
         return str(none)
     return f"the next attempt {decided.words}"
 

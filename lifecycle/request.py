@@ -12,6 +12,7 @@ from superpod.errors import UserError, did_you_mean
 from superpod.node import late_data
 from superpod.node.run_folder import RunFolder
 from superpod.planner.layout import Layout
+from superpod.recipes.facts.override_fields import path_of
 
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
@@ -99,7 +100,7 @@ class Request:
         request = cls.of_facts(run.recipe, run.facts)
         if request.data and (request.data / late_data.FILE).is_file():
             request = replace(request, late_data=False)
-        paths = {_path(text) for text in more}
+        paths = {path_of(text) for text in more}
         changed = {name: None for name in ("seq", "gbs", "batch_tokens") if paths & {*SETS[name][1]}}
         return replace(request, overrides=(*request.overrides, *more), data=data or request.data, **changed)
 
@@ -138,7 +139,7 @@ class Request:
         from superpod.recipes.sizes.sized import SizedRecipe
 
         recipe = self.sized()
-        if not isinstance(recipe, SizedRecipe) or any(_path(text).startswith(_LAYOUT) for text in self.overrides):
+        if not isinstance(recipe, SizedRecipe) or any(path_of(text).startswith(_LAYOUT) for text in self.overrides):
             return
         try:
             legality.require(self.job())
@@ -214,7 +215,7 @@ class Request:
 
     def _check_contradictions(self) -> None:
         """Refuse an option and an override, or two overrides, that give one value of the run twice and differently."""
-        given = {_path(text): text for text in self.overrides}
+        given = {path_of(text): text for text in self.overrides}
         for name, (option, paths) in SETS.items():
             value = getattr(self, name)
             for path in paths:
@@ -240,10 +241,6 @@ _LAYOUT = ("trainer.", "data.micro_batch_size", "data.global_batch_size", "model
 """Overrides that begin so may make a layout legal."""
 
 
-def _path(override: str) -> str:
-    return override.partition("=")[0].rstrip(" +-*/|&")
-
-
 def _number(override: str) -> int | None:
     """The whole number that a plain `path=N` sets; None for anything else."""
     path, _, value = override.partition("=")
@@ -252,7 +249,7 @@ def _number(override: str) -> int | None:
 
 def _length(overrides: Sequence[str]) -> int | None:
     """The length of a sample that overrides set, where they set one number; None where they do not."""
-    numbers = {_number(text) for text in overrides if _path(text) in LENGTHS}
+    numbers = {_number(text) for text in overrides if path_of(text) in LENGTHS}
     return numbers.pop() if len(numbers) == 1 else None
 
 

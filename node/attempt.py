@@ -55,7 +55,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 CANCELLED_S = 10.0
 """After a SIGTERM, seconds between two looks whether it was a scancel: Slurm may be slow, and KillWait is 30 s."""
 
-FOR_ALL_JOBS = (resume.NoWholeCheckpointError, late_data.MissingDataError, owner.UnsafeError)
+FOR_ALL_JOBS = (resume.NoIntactCheckpointError, late_data.MissingDataError, owner.UnsafeError)
 """What every further job of the run would find, too."""
 MEANING = {
     "SIGUSR1": "the time limit is near",

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from superpod.node import manifest
 from superpod.node.checkpoint_metadata import intact, intact_part, read, weights_of
-from superpod.node.checkpoints import MARK, is_half
+from superpod.node.checkpoints import MARK, is_incomplete
 from superpod.node.files import JsonObject, read_json
 
 CONTEXT = "context/"
@@ -87,13 +87,13 @@ def structure_problems(checkpoint: Path) -> list[str]:
     return wrong
 
 
-def seems_whole(checkpoint: Path) -> bool:
+def seems_intact(checkpoint: Path) -> bool:
     """Whether a look, such as `recipes status` takes all the time, finds nothing wrong that was written.
 
     By names and sizes; by the names that are written first and last where the checkpoint is so large (MOST_PARTS,
     MOST_METADATA) that looking at every file of it would burden its file system. Raises OSError.
     """
-    if is_half(checkpoint):
+    if is_incomplete(checkpoint):
         return False
     folder = checkpoint / manifest.FOLDER
     parts = len(os.listdir(folder)) if folder.is_dir() else 0

@@ -66,7 +66,7 @@ def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Col
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
     marked = marked_names(entries) - set(but)
     if not complete_too:
-        marked = {name for name in marked if not (checkpoints / name).is_dir() or is_half(checkpoints / name)}
+        marked = {name for name in marked if not (checkpoints / name).is_dir() or is_incomplete(checkpoints / name)}
     markers = [entry for entry in entries if entry.name.endswith(MARK) and entry.name.removesuffix(MARK) in marked]
     markers = [entry for entry in markers if entry.is_file()]
     half = [e for e in entries if e not in markers and (_stem(e) in marked or _is_leftover(e))]
@@ -107,7 +107,7 @@ def is_checkpoint(folder: Path) -> bool:
     return named or bool(names & {WEIGHTS, "context"}) or {".metadata", "common.pt"} <= names
 
 
-def is_half(folder: Path) -> bool:
+def is_incomplete(folder: Path) -> bool:
     """True for a checkpoint folder whose save never came to its end.
 
     Megatron writes `weights/common.pt` first and `weights/metadata.json` last; NeMo with `fsdp_dtensor` writes

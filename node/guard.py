@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from superpod.node import attempt_end, diagnose, ending, heartbeat_pages, progress
-from superpod.node.checkpoints import is_half, is_own_folder, marked_names, step_of
+from superpod.node.checkpoints import is_incomplete, is_own_folder, marked_names, step_of
 from superpod.node.files import is_number, read_json, write_json
 from superpod.node.run_folder import Attempt, RunFolder
 
@@ -44,16 +44,16 @@ class Stop:
 
 
 def newest_checkpoint(
-    run: RunFolder, is_whole: Callable[[Path], bool] = lambda folder: not is_half(folder)
+    run: RunFolder, is_complete: Callable[[Path], bool] = lambda folder: not is_incomplete(folder)
 ) -> Path | None:
-    """The newest checkpoint that is whole: for the guard, one whose save came to its end."""
+    """The newest complete checkpoint; without `is_complete`, the newest whose save was not interrupted."""
     with contextlib.suppress(OSError):
         folders = list(run.checkpoints.iterdir())
         marked = marked_names(folders)
         steps = {folder: step for folder in folders if (step := step_of(folder.name)) and folder.name not in marked}
         for folder in sorted(steps, key=lambda folder: steps[folder], reverse=True):
             with contextlib.suppress(OSError):
-                if is_own_folder(folder) and is_whole(folder):
+                if is_own_folder(folder) and is_complete(folder):
                     return folder
     return None
 

@@ -1,15 +1,16 @@
-"""What an attempt resumes from: decided before its ranks start, from the newest checkpoint that is whole.
+"""Decides which checkpoint an attempt resumes from, before its ranks start: the newest intact one.
 
-NeMo by itself resumes from `*-last` only, a link to the newest checkpoint: where that is damaged it dies at every
-start, and where the link leads nowhere it starts from scratch without a word. Here the newest whole checkpoint is
-taken, whatever its name. Newer ones that are not whole are moved to `RUN/damaged`, never deleted, and the steps that
-only they held are counted. With damaged ones and no whole one, the run stops. NeMo finds exactly one checkpoint: the
-link in `attempts/NNN/resume`. Standard library only.
+NeMo itself resumes only from `*-last`, a link to the newest checkpoint: if that is damaged, every start fails, and if
+the link is dangling, NeMo silently trains from scratch. Here the newest intact checkpoint is taken, whatever its name.
+Newer, damaged ones are moved to `RUN/damaged`, never deleted, and the steps lost with them are reported. If there are
+checkpoints and none is intact, the run stops. NeMo is shown exactly one checkpoint: the link in `attempts/NNN/resume`.
+Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import time
@@ -25,30 +26,30 @@ from superpod.node.files import JsonObject, append_line, read_lines
 from superpod.node.run_folder import Attempt, RunFolder, as_user_errors
 
 FOLDER = "resume"
-"""`attempts/NNN/resume`: a link to what the attempt resumes from, the one thing in it; empty for a start at step 1."""
+"""`attempts/NNN/resume`: holds only a link to the checkpoint to resume from; empty for a start at step 1."""
 
 ASIDE = "damaged"
-"""`RUN/damaged`: where checkpoints that are not whole are moved to."""
+"""`RUN/damaged`: damaged checkpoints are moved here."""
 
 SECOND_LOOK_S = 30.0
-"""After this pause a job judges once more what has kept it from a checkpoint: file systems fail for moments."""
+"""Pause before a job checks a checkpoint with problems a second time: file systems fail for moments."""
 
 SAVED = "saved.jsonl"
-"""`RUN/saved.jsonl`: a line for every checkpoint that was saved, and for every one that was lost since."""
+"""`RUN/saved.jsonl`: a line for every checkpoint that was saved, and for every one that has been lost since."""
 
 
-class NoWholeCheckpointError(UserError):
-    """A run had checkpoints, and none is whole: it stops, for a start at step 1 would throw its training away."""
+class NoIntactCheckpointError(UserError):
+    """A run has had checkpoints, and none is intact: it stops, since a start at step 1 would discard its training."""
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A checkpoint that is not whole, newer than the one that is resumed from."""
+    """A damaged checkpoint, newer than the one to resume from."""
 
     path: Path
     why: str
     unreadable: bool = False
-    """nobody knows what it holds, for the file system failed twice: it stays where it is, and is judged next time"""
+    """the file system failed twice, so its content is unknown: it stays in place, and the next attempt checks it"""
 
     @property
     def step(self) -> int:
@@ -57,23 +58,23 @@ class Damaged:
 
 
 Examine = Callable[[Path], checkpoint_files.Findings]
-"""Looks at the files of a checkpoint whose folders and metadata are right."""
+"""Checks the files of a checkpoint whose folders and metadata are intact."""
 
 
 @dataclass(frozen=True)
 class Resume:
-    """What an attempt resumes from, and what it could not resume from."""
+    """What an attempt resumes from, and which newer checkpoints it cannot use."""
 
     checkpoint: Path | None
-    """None: there has been no checkpoint yet, so it starts at step 1"""
+    """None = there has been none yet: it starts at step 1"""
     damaged: tuple[Damaged, ...] = ()
     """newest first"""
     gone: int = 0
-    """steps done at the newest checkpoint that was saved and is not there any more; 0 = none is missing"""
+    """steps done at the newest checkpoint that was saved and has disappeared; 0 = none is missing"""
     is_verified: bool = True
-    """a manifest vouches for every byte of the checkpoint"""
+    """a complete manifest has the checksum of every file of the checkpoint"""
     doubt: str = ""
-    """why the checkpoint may hold files of another save; '' = nothing tells so"""
+    """why the checkpoint may hold files of another save; '' = no sign of that"""
 
     @property
     def step(self) -> int:
@@ -82,12 +83,12 @@ class Resume:
 
     @property
     def lost_steps(self) -> int:
-        """Steps that only damaged or missing checkpoints held, and that must be trained once more."""
+        """Steps that only damaged or missing checkpoints held, and that must be trained again."""
         return max(0, self.gone - self.step, *(damaged.step - self.step for damaged in self.damaged))
 
     @property
     def words(self) -> str:
-        """The decision as a line for logs and screens."""
+        """The decision as one line, for the log and the screen."""
         if not self.checkpoint:
             return "starts at step 1: no checkpoint yet"
         samples = samples_of(self.checkpoint.name)
@@ -133,20 +134,25 @@ def decide(
     examine: Examine = checkpoint_files.look,
     pause: Callable[[], object] = lambda: None,
 ) -> Resume:
-    """What the next attempt resumes from. Changes nothing.
+    """What the next attempt resumes from; changes nothing. Call it under the run's lock.
 
-    `examine` looks at the files of a checkpoint, at each of them and not at all their bytes; `pause` passes the time
-    before a second look. Call it under the run's lock. Raises NoWholeCheckpointError, and UserError when the
-    checkpoints cannot be listed or nobody can tell whether one is complete.
+    Args:
+        examine: checks the files of a checkpoint; by default their sizes and samples of their bytes.
+        pause: waits before a second check.
+
+    Raises:
+        NoIntactCheckpointError: there were checkpoints, or trained steps, and none can be resumed from.
+        UserError: the checkpoints cannot be listed, or the only ones left cannot be read at the moment.
     """
     with as_user_errors(run.checkpoints):
         resume = newest_usable(run.checkpoints, examine, pause)
         gone = _newest_known(run)
         lost = "" if resume.checkpoint or resume.damaged or gone else training_records.lost_training(run)
     damaged = resume.damaged
-    if resume.checkpoint is None and (unknown := [d for d in damaged if d.unreadable]):
+    unreadable = [d for d in damaged if d.unreadable]
+    if resume.checkpoint is None and unreadable:
         raise UserError(
-            f"{run.path} cannot go on now: {unknown[0].path.name}: {unknown[0].why}",
+            f"{run.path} cannot go on now: {unreadable[0].path.name}: {unreadable[0].why}",
             "nothing was changed; look at that file system, and at this node",
         )
     if resume.checkpoint is None and (damaged or gone or lost):
@@ -159,88 +165,83 @@ def newest_usable(
     examine: Examine = checkpoint_files.look,
     pause: Callable[[], object] = lambda: None,
 ) -> Resume:
-    """The newest checkpoint of a folder that a training can resume from, and the damaged ones that are newer.
+    """The newest checkpoint of a folder that a training can resume from, and the newer ones that are damaged.
 
-    One that NeMo has marked as unfinished counts if all of it is there (its save was killed between the last byte and
-    the removal of the mark); otherwise it is debris, and not damage. What speaks against a checkpoint must do so twice,
-    with a `pause` between, and the second time on this node. One in doubt is taken only where there is no other.
-    Raises OSError.
+    A checkpoint that NeMo has marked as unfinished is used if it is complete: its save was killed after the last byte,
+    before the mark was removed. If it is incomplete it is not counted as damaged. A problem counts if a second check,
+    after `pause` and on this node, finds it too. A doubtful checkpoint is used only if there is no other.
+
+    Raises:
+        OSError: the folder cannot be listed.
     """
     damaged, doubtful = [], None
     folders = candidates(checkpoints)
     for checkpoint in folders:
-        stopping, is_verified = _stopping(checkpoint, examine, pause)
+        problems, is_verified = _problems(checkpoint, examine, pause)
         doubt = ""
-        if not stopping and not is_verified:
+        if not problems and not is_verified:
             found = _cross_checked(checkpoint, folders)
-            stopping, doubt = found.problems, found.doubt
-        if stopping:
-            unreadable = checkpoint_files.is_unreadable(stopping)
+            problems, doubt = found.problems, found.doubt
+        if problems:
+            unreadable = checkpoint_files.is_unreadable(problems)
             if unreadable or not checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
-                damaged.append(Damaged(checkpoint, "; ".join(stopping[:3]), unreadable))
+                damaged.append(Damaged(checkpoint, "; ".join(problems[:3]), unreadable))
             continue
         decided = Resume(checkpoint, tuple(damaged), is_verified=is_verified, doubt=doubt)
         if not doubt:
-            return decided if doubtful is None else _without(doubtful, decided)
+            return decided if doubtful is None else _instead_of(doubtful, decided)
         doubtful = doubtful or decided
     return doubtful or Resume(None, tuple(damaged))
 
 
-def _without(doubtful: Resume, decided: Resume) -> Resume:
-    """The decision for an older checkpoint, in place of a newer one in doubt."""
-    if doubtful.checkpoint is None:
+def _instead_of(doubtful: Resume, decided: Resume) -> Resume:
+    """The decision for an older checkpoint instead of a newer, doubtful one, which is set aside."""
+    if doubtful.checkpoint is None or doubtful.step == decided.step:  # a second copy of the same step stays
         return decided
     aside = Damaged(doubtful.checkpoint, doubtful.doubt)
-    if doubtful.step == decided.step:  # a second copy of the same step costs nothing, and stays
-        return decided
     return replace(decided, damaged=tuple(sorted((*decided.damaged, aside), key=lambda d: d.step, reverse=True)))
 
 
 def _cross_checked(checkpoint: Path, folders: list[Path]) -> CrossCheck:
     try:
         return cross_check(checkpoint, [folder for folder in folders if folder != checkpoint])
-    except (OSError, ValueError) as error:  # its files could be read a moment ago
+    except (OSError, ValueError) as error:
         return CrossCheck([f"it{checkpoint_files.UNREADABLE}{error}"])
 
 
-def _stopping(checkpoint: Path, examine: Examine, pause: Callable[[], object]) -> tuple[list[str], bool]:
-    """What keeps a training from resuming from a checkpoint, and did so at a second look; whether it is verified."""
-    for is_last in (False, True):
-        wrong = checkpoint_files.keeps_from_resuming(checkpoint_files.structure_problems(checkpoint))
-        if not wrong:
-            break
-        if is_last:
-            return wrong, False
+def _problems(checkpoint: Path, examine: Examine, pause: Callable[[], object]) -> tuple[list[str], bool]:
+    """The problems that two checks have found and that prevent resuming; and whether the checkpoint is verified."""
+    if _structure_problems(checkpoint):
         pause()
+        if problems := _structure_problems(checkpoint):
+            return problems, False
     try:
         found = examine(checkpoint)
-        wrong = checkpoint_files.keeps_from_resuming(found.problems)
-        if wrong:
+        if problems := checkpoint_files.keeps_from_resuming(found.problems):
             pause()
-            found = checkpoint_files.look(checkpoint, named_in=wrong)
-            wrong = checkpoint_files.keeps_from_resuming(found.problems)
-    except (OSError, ValueError) as error:  # its metadata was right a moment ago
+            found = checkpoint_files.look(checkpoint, named_in=problems)
+    except (OSError, ValueError) as error:
         return [f"it{checkpoint_files.UNREADABLE}{error}"], False
-    return wrong, found.is_verified
+    return checkpoint_files.keeps_from_resuming(found.problems), found.is_verified
 
 
-def refuse_if_none(run: RunFolder) -> Resume:
-    """Refuse a run that had checkpoints of which none is complete by names and sizes: quick, without reading them.
+def _structure_problems(checkpoint: Path) -> list[str]:
+    return checkpoint_files.keeps_from_resuming(checkpoint_files.structure_problems(checkpoint))
 
-    What it returns is what the next attempt resumes from, unless a look at their bytes finds damage.
+
+def decide_by_sizes(run: RunFolder) -> Resume:
+    """As `decide`, but fast: only the names and sizes of files are checked, and none is read.
+
+    The next attempt resumes from this checkpoint unless its bytes turn out to be damaged.
 
     Raises:
-        NoWholeCheckpointError: there is nothing to go on from.
+        NoIntactCheckpointError, UserError: as `decide`.
     """
-    return decide(run, _by_sizes)
-
-
-def _by_sizes(checkpoint: Path) -> checkpoint_files.Findings:
-    return checkpoint_files.survey(checkpoint, marked=False)
+    return decide(run, functools.partial(checkpoint_files.survey, marked=False))
 
 
 def settle(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
-    """Make the decision true: set damaged ones aside, remove debris, link the checkpoint for NeMo, and record it.
+    """Apply the decision: set damaged ones aside, remove unfinished ones, link the checkpoint for NeMo, and record it.
 
     Call it under the run's lock, before the ranks start. Raises UserError.
     """
@@ -273,9 +274,9 @@ def _named(checkpoint: Path) -> JsonObject:
 
 
 def _newest_known(run: RunFolder) -> int:
-    """Steps done at the newest checkpoint that the run is known to have saved, and that is not known as lost.
+    """Steps done at the newest checkpoint that the run has saved, as far as is known, without those recorded as lost.
 
-    From the lines of SAVED, from what the last attempt recorded, and from NeMo's links to what is not there.
+    From the lines of SAVED, the last attempt's result, and NeMo's dangling links.
     """
     known: dict[str, int] = {}
     for line in read_lines(run.path / SAVED):
@@ -287,37 +288,33 @@ def _newest_known(run: RunFolder) -> int:
         elif isinstance(step, int):
             known[name] = step
     newest_first = (attempt.result for attempt in reversed(training_records.counted(run)))
-    last = next((r for r in newest_first if "ended" in r or "resume" in r), {})  # not the one that is just opened
-    decided = last.get("resume") if isinstance(last.get("resume"), dict) else {}
-    results = [last.get("checkpoint"), last.get("before"), (decided or {}).get("step")]
-    links = [entry for entry in _entries(run.checkpoints) if entry.is_symlink() and not entry.exists()]
-    linked = [step_of(entry.name) or 0 for entry in links]
+    last = next((r for r in newest_first if "ended" in r or "resume" in r), {})  # not the attempt that is starting
+    decided = last["resume"] if isinstance(last.get("resume"), dict) else {}
+    results = [last.get("checkpoint"), last.get("before"), decided.get("step")]
+    entries = run.checkpoints.iterdir() if run.checkpoints.is_dir() else ()
+    linked = [step_of(entry.name) or 0 for entry in entries if entry.is_symlink() and not entry.exists()]
     return max([0, *known.values(), *(step for step in results if isinstance(step, int)), *linked])
 
 
-def _entries(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
-
-
 def _refuse(run: RunFolder, damaged: Sequence[Damaged], gone: int, lost: str) -> None:
-    """Raise NoWholeCheckpointError with what is wrong with the two newest, and the next step."""
+    """Raise NoIntactCheckpointError with what is wrong with the two newest, and the next step."""
     names = [f"{d.path.name}: {d.why}" for d in damaged]
     if damaged:
         more = f"; and {len(names) - 2} more" if len(names) > 2 else ""
-        problem = f"none of its {len(names)} checkpoints is whole: {'; '.join(names[:2])}{more}"
+        problem = f"none of its {len(names)} checkpoints is intact: {'; '.join(names[:2])}{more}"
     elif gone:
         problem = f"its checkpoint of step {gone} is gone, and there is no other"
     else:
         problem = f"{lost}, but {run.checkpoints} holds no checkpoint"
-    raise NoWholeCheckpointError(
+    raise NoIntactCheckpointError(
         f"{run.path} cannot go on: {problem}",
-        f"nothing was changed; put a whole copy into {run.checkpoints} (`recipes ckpt verify` judges it), "
+        f"nothing was changed; put an intact copy into {run.checkpoints} (`recipes ckpt verify` checks it), "
         f"or start over at step 1 with `recipes ckpt reset {shlex.quote(str(run.path))}`, or start a new run",
     )
 
 
 def _set_aside(checkpoint: Path) -> None:
-    """Move a checkpoint out of NeMo's sight, under a name that is free; where it cannot be moved, it stays."""
+    """Move a checkpoint to ASIDE under a free name; one that cannot be moved stays."""
     folder = checkpoint.parent.resolve().parent / ASIDE  # the same file system, so that a move copies nothing
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)

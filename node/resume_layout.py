@@ -36,7 +36,7 @@ def problem(checkpoint: Path, strategy: object) -> tuple[str, str] | None:
         return None
     numbers = ", ".join(f"{name} {saved[name]}, not {sizes[name]}" for name in differing)
     return (
-        f"{checkpoint} is whole, but was saved with {numbers}; its optimizer was saved in a form that only other "
+        f"{checkpoint} is intact, but was saved with {numbers}; its optimizer was saved in a form that only other "
         "data-parallel sizes can load",
         f"go on with the layout it was saved under; a run that is to change it needs {FLAG}=True from its start",
     )

@@ -133,7 +133,7 @@ def _folder(filepath: str | Path) -> Path:
 
 
 def _removing(checkpoint: Path, remove: Callable[[], None]) -> None:
-    """NeMo's removal, a bare rmtree, until nothing is left: half a checkpoint without a mark would pass for whole.
+    """Repeat NeMo's removal, a bare rmtree, until nothing is left: what stays without a mark would pass for complete.
 
     Raises OSError: what it raises still after REMOVE_S.
     """

@@ -20,6 +20,7 @@ from superpod.lifecycle.resolve import ResolvedRun
 from superpod.node import versions
 from superpod.node.files import read_json, write_json
 from superpod.recipes import installed
+from superpod.recipes.facts.override_fields import path_of
 from superpod.rehearsal import judge
 
 NOT_READ = (
@@ -84,7 +85,7 @@ def is_changed(request: Request) -> bool:
         return True
     if request.seq or request.gbs or request.batch_tokens or request.layout or request.best_layout:
         return True
-    return any(not _is_unread(text.partition("=")[0].rstrip(" +-*/|&")) for text in request.overrides)
+    return any(not _is_unread(path_of(text)) for text in request.overrides)
 
 
 def _declared(request: Request) -> Sequence[int]:

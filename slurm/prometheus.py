@@ -38,7 +38,7 @@ FIGURES: tuple[tuple[str, str, Callable[[RunView, float], Value]], ...] = (
         "Time left at the present speed, without waiting in the queue.",
         lambda view, now: view.eta_s,
     ),
-    ("checkpoint_step", "Step of the newest whole checkpoint; 0 = none.", lambda view, now: view.checkpoint_step),
+    ("checkpoint_step", "Step of the newest complete checkpoint; 0 = none.", lambda view, now: view.checkpoint_step),
     (
         "checkpoint_timestamp_seconds",
         "Unix time of the newest checkpoint.",

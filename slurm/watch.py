@@ -90,7 +90,7 @@ def view(
     step_s = progress.steady_step_s(lines)
     step = _step(run, lines)
     most = facts.get("max_steps")
-    newest = guard.newest_checkpoint(run, checkpoint_files.seems_whole)
+    newest = guard.newest_checkpoint(run, checkpoint_files.seems_intact)
     moving = state in ("running", "saving", "requeued", "queued")
     return RunView(
         run=run,

@@ -9,7 +9,7 @@ CAUSES = (
         "checkpoint_damaged",
         PROGRAM,
         "a checkpoint is incomplete or damaged: a save was cut off, or files were lost since",
-        "`recipes ckpt verify RUN` names the files; resuming takes the newest whole checkpoint by itself",
+        "`recipes ckpt verify RUN` names the files; resuming takes the newest intact checkpoint by itself",
         (
             Sign("pytorchstreamreader failed"),
             Sign("failed finding central directory", sure=LIKELY),
@@ -29,7 +29,7 @@ CAUSES = (
                 r"(checkpoint|metadata|shard)\b.*\b(is |are )?(corrupt(ed)?|damaged|incomplete|truncated|not whole"
                 r"|unfinished)",
             ),
-            Sign("none of its", r"checkpoints? (is|are) whole"),
+            Sign("none of its", r"checkpoints? (is|are) (intact|whole)"),
             Sign("checkpointingexception", r"(could not be loaded|not found|missing)", LIKELY),
             Sign(".distcp", r"No such file|not found|Errno 2"),
             Sign(".metadata", r"No such file|not found|Errno 2|EOF"),

@@ -26,13 +26,18 @@ def fields() -> Mapping[str, Sequence[str]]:
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
+def path_of(override: str) -> str:
+    """The path of `path=value`, whichever of NeMo-Run's operators stands before the equals sign."""
+    return override.partition("=")[0].rstrip(" +-*/|&")
+
+
 def refuse_misspelt(override: str) -> None:
     """Refuse a `path=value` in which a part is nearly a known field.
 
     Raises:
         UserError: with the names that are near.
     """
-    path = override.partition("=")[0].rstrip(" +-*/|&")
+    path = path_of(override)
     parts = [re.sub(r"\[.*", "", part) for part in path.split(".")]
     for depth in range(1, len(parts)):
         section, name = ".".join(parts[:depth]), parts[depth]

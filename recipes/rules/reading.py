@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from superpod.recipes.facts.override_fields import path_of
+
 if TYPE_CHECKING:
     import nemo_run as run
 
@@ -40,7 +42,7 @@ class Reader:
 
 def is_overridden(overrides: Sequence[str], path: str) -> bool:
     """Whether one of these overrides sets a field, a part that holds it, or a field of it."""
-    keys = [text.partition("=")[0].rstrip(" +-*/|&") for text in overrides]
+    keys = [path_of(text) for text in overrides]
     return any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys)
 
 

@@ -1,8 +1,8 @@
-"""What NeMo, Lightning and Megatron do with a configuration before the first rank starts, done here without ranks.
+"""What NeMo, Lightning and Megatron check and write before the first step, run here in one process without ranks.
 
 Every object of the configuration is constructed, so that its own checks run: data module, logger, resumption, each
-callback and Lightning's trainer. Then they are connected as `llm.pretrain` connects them, NeMo's own validation runs,
-and a field that an override has set, and that the libraries write over, is named: it would be lost without a message.
+callback and Lightning's trainer. Then they are connected as `llm.pretrain` connects them, and NeMo's own validation
+runs. An override that NeMo overwrites on the way is reported: it would have no effect, and no message would say so.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import contextlib
 import copy
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from superpod.planner.rules import Broken
+from superpod.recipes.facts.override_fields import path_of
 from superpod.recipes.rules import built
 from superpod.recipes.rules.reading import Reader
 from superpod.recipes.signatures import parameter_of
@@ -25,17 +26,17 @@ from superpod.recipes.signatures import parameter_of
 if TYPE_CHECKING:
     import nemo_run as run
 
-NO_CLUSTER = (OSError, ImportError)
-"""Errors of a file or a package that this machine lacks: no mistake of the configuration."""
-HARMLESS = ("trainer.strategy.pipeline_dtype",)
-"""Fields that NeMo clears where they mean nothing: a type of what pipeline stages send, where there is one stage."""
+MISSING_HERE = (OSError, ImportError)
+"""Errors of a file or a package that this machine does not have, which say nothing of the configuration."""
+CLEARED = ("trainer.strategy.pipeline_dtype",)
+"""Fields that NeMo clears when they have no effect: without pipeline parallelism, no stage sends activations."""
 SOURCES = {
     "model.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
     "optim.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
     "trainer.strategy.ddp": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
     "trainer.strategy": "the degree of parallelism that it belongs to",
 }
-"""Part of a configuration -> what else sets its fields when a run starts."""
+"""Section of a configuration -> what else sets its fields when a run starts."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,19 @@ class Objects:
     trainer: Any
     optim: Any
 
-    def of(self, part: str) -> Any:
-        """The object that a part of the configuration became."""
+    def section(self, path: str) -> Any:
+        """The object constructed from a section of `SOURCES`."""
         strategy = self.trainer.strategy
         return {
             "model.config": getattr(self.model, "config", None),
             "optim.config": getattr(self.optim, "config", None),
             "trainer.strategy.ddp": getattr(strategy, "ddp_config", None),
             "trainer.strategy": strategy,
-        }[part]
+        }[path]
 
 
 def violations(r: Reader) -> Iterator[Broken]:
-    """What the libraries refuse before the first step, and what they write over."""
+    """What the libraries refuse before the first step, and the overrides that they overwrite."""
     if r["model.config"] is None or r["trainer.strategy"] is None:
         return
     with _quiet():
@@ -70,19 +71,17 @@ def violations(r: Reader) -> Iterator[Broken]:
             yield from filter(None, [problem])
             return
         paths = list(_overridden_fields(r))
-        before = {path: _read(objects, path) for path in paths}
+        values = {path: _read(objects, path) for path in paths}
         problem = _refusal("the recipe", lambda: _connect(r, objects))
         if problem is not None:
             yield problem
             return
         for path in paths:
-            if (after := _read(objects, path)) != before[path]:
-                part = _part(path)
-                yield Broken(
-                    "written_over",
-                    f"{path} is {_short(before[path])}, and NeMo writes {_short(after)} over it when the run starts",
-                    f"it follows from {SOURCES[part]}: change it there",
-                )
+            before, after = values[path], _read(objects, path)
+            if after != before:
+                message = f"{path} is {_short(before)}, and NeMo overwrites it with {_short(after)} when the run starts"
+                source = SOURCES[path.rpartition(".")[0]]
+                yield Broken("written_over", message, f"it follows from {source}: change it there")
 
 
 # -- constructing ----------------------------------------------------------------------------------------------------
@@ -93,7 +92,8 @@ def _constructed(r: Reader) -> tuple[Objects | None, Broken | None]:
     import fiddle as fdl
 
     parts = _without_cluster(r.partial)
-    made: dict[str, Any] = {"data": SimpleNamespace(**parts["data"].__arguments__)}  # where its files are not here
+    # A data module whose files are not on this machine cannot be constructed: its arguments stand in.
+    made: dict[str, Any] = {"data": SimpleNamespace(**parts["data"].__arguments__)}
     for name, part in parts.items():
         problem = _refusal(name, lambda name=name, part=part: made.update({name: fdl.build(part)}))
         if problem is not None:
@@ -104,25 +104,25 @@ def _constructed(r: Reader) -> tuple[Objects | None, Broken | None]:
 
 
 def _without_cluster(partial: run.Partial) -> dict[str, Any]:
-    """The parts in the order in which they are constructed, without what needs a GPU, a network or other files."""
+    """The parts in the order of their construction, without whatever needs a GPU, a network or other files."""
     import fiddle as fdl
 
-    whole = copy.deepcopy(partial)
-    trainer = whole.trainer
+    partial = copy.deepcopy(partial)
+    trainer = partial.trainer
     parts: dict[str, Any] = {}
     for number, callback in enumerate(trainer.callbacks or []):
         parts[f"trainer.callbacks[{number}]"] = callback
     for name in ("log", "resume", "optim"):
-        part = getattr(whole, name, None)
+        part = getattr(partial, name, None)
         if part is not None:
             parts[name] = part
     if hasattr(parts.get("optim"), "config"):
         parts["optim"].config = built.without_gpu_software(parts["optim"].config)
-    data = whole.data
+    data = partial.data
     if parameter_of(fdl.get_callable(data), "tokenizer"):  # without one, NeMo downloads GPT-2's
         data.tokenizer = SimpleNamespace(vocab_size=2**16, eos_id=0)
     parts["data"] = data
-    model = whole.model
+    model = partial.model
     if hasattr(model, "tokenizer"):
         model.tokenizer = None
     model.config = built.without_gpu_software(model.config)
@@ -133,11 +133,11 @@ def _without_cluster(partial: run.Partial) -> dict[str, Any]:
     return parts
 
 
-def _refusal(path: str, act: Any) -> Broken | None:
-    """What calling `act` raises, as the configuration's mistake; None = nothing, or this machine's lack."""
+def _refusal(path: str, call: Callable[[], object]) -> Broken | None:
+    """What `call` raises, as a violation; None if it raises nothing, or only what is missing on this machine."""
     try:
-        act()
-    except NO_CLUSTER:
+        call()
+    except MISSING_HERE:
         return None
     except Exception as error:  # each library has exceptions of its own
         line = built.first_line(error)
@@ -151,19 +151,14 @@ def _refusal(path: str, act: Any) -> Broken | None:
 
 
 def _check_batches(r: Reader, data: Any) -> None:
-    """Have Megatron compute the micro-batches of every size that the global batch takes while it ramps up."""
+    """Have Megatron compute the number of micro-batches at every step of the batch size ramp-up."""
     from megatron.core.num_microbatches_calculator import _build_num_microbatches_calculator
 
     ramp = r["data.rampup_batch_size"]
-    ranks = (r["trainer.devices"] or 1) * (r["trainer.num_nodes"] or 1)
-    degrees = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    for degree in degrees:
-        ranks //= max(1, r[f"trainer.strategy.{degree}"] or 1)
-    if ramp is None or ranks < 1:
+    dp = _data_parallel_size(r)
+    if ramp is None or dp < 1:
         return
-    calculator = _build_num_microbatches_calculator(
-        1, ramp, data.global_batch_size, data.micro_batch_size, ranks, False
-    )
+    calculator = _build_num_microbatches_calculator(1, ramp, data.global_batch_size, data.micro_batch_size, dp, False)
     start, increment, samples = (int(number) for number in ramp)
     for number in range((data.global_batch_size - start) // increment + 1):
         steps = max(1, (data.global_batch_size - start) // increment)
@@ -182,7 +177,7 @@ def _connect(r: Reader, objects: Objects) -> None:
         objects.optim.connect(objects.model)
     strategy.connect(objects.model)
     trainer = SimpleNamespace(strategy=strategy, model=objects.model)
-    with _data_parallel(r):
+    with _app_state(r):
         for callback in objects.trainer.callbacks:
             if type(callback).__name__ != "MegatronCommOverlapCallback":
                 continue
@@ -198,17 +193,21 @@ def _is_interleaved(strategy: Any) -> bool:
     return (strategy.virtual_pipeline_model_parallel_size or 1) > 1
 
 
+def _data_parallel_size(r: Reader) -> int:
+    dp = (r["trainer.devices"] or 1) * (r["trainer.num_nodes"] or 1)
+    for degree in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+        dp //= r[f"trainer.strategy.{degree}"] or 1
+    return dp
+
+
 @contextlib.contextmanager
-def _data_parallel(r: Reader) -> Iterator[None]:
-    """NeMo's record of the data-parallel size, which its overlap callback reads."""
+def _app_state(r: Reader) -> Iterator[None]:
+    """NeMo's `AppState` with the data-parallel size, which its overlap callback reads."""
     from nemo.utils import AppState
 
     state = AppState()
     before = dict(vars(state))
-    ranks = r["trainer.devices"] * r["trainer.num_nodes"]
-    for degree in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
-        ranks //= r[f"trainer.strategy.{degree}"] or 1
-    state.data_parallel_size = ranks
+    state.data_parallel_size = _data_parallel_size(r)
     try:
         yield
     finally:
@@ -220,20 +219,16 @@ def _data_parallel(r: Reader) -> Iterator[None]:
 
 
 def _overridden_fields(r: Reader) -> Iterator[str]:
-    """Paths of single fields that overrides set in a part whose object is known."""
-    paths = dict.fromkeys(text.partition("=")[0].rstrip(" +-*/|&") for text in r.overrides if "=" in text)
+    """Paths of the fields that overrides set directly in a section of `SOURCES`."""
+    paths = dict.fromkeys(path_of(text) for text in r.overrides)
     for path in paths:
-        if _part(path) and path not in HARMLESS and path.count(".") == _part(path).count(".") + 1:
+        if path.rpartition(".")[0] in SOURCES and path not in CLEARED:
             yield path
 
 
-def _part(path: str) -> str:
-    """The longest part of `SOURCES` that holds a field; "" = none."""
-    return next((part for part in sorted(SOURCES, key=len, reverse=True) if path.startswith(f"{part}.")), "")
-
-
 def _read(objects: Objects, path: str) -> Any:
-    return getattr(objects.of(_part(path)), path.rpartition(".")[2], None)
+    section, _, field = path.rpartition(".")
+    return getattr(objects.section(section), field, None)
 
 
 def _short(value: Any) -> str:
@@ -242,7 +237,7 @@ def _short(value: Any) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the libraries log, warn about, and set for the whole process as they are constructed."""
+    """Suppress the libraries' log lines and warnings, and undo what they set for the whole process."""
     import gc
     import warnings
 

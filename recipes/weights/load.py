@@ -37,7 +37,7 @@ def base_of(checkpoint: Path) -> Path | None:
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
             f"{file} is damaged: it should name the adapter's base model",
-            "`recipes ckpt list` says which checkpoints are whole",
+            "`recipes ckpt list` says which checkpoints are intact",
         ) from None
     if not (base / "weights").is_dir():
         raise UserError(f"{checkpoint} is an adapter of {base}, which is not there", "put the base model back")

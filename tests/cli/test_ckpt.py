@@ -54,7 +54,7 @@ def test_finding_1_after_prune_the_run_goes_on_from_what_prune_says(run, recipes
     assert "removing step=29" in pruned.stdout
     assert "removing step=9" in pruned.stdout
     assert "the next attempt resumes from step 20 (step=19, unverified: it has no complete manifest)" in pruned.stdout
-    assert [path.name for path in run.checkpoints.iterdir()] == ["step=19"], "the newest that is whole stays"
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step=19"], "the newest intact one stays"
     decided = resume.decide(run)
     resume.settle(run, run.new_attempt(), decided)
     assert [link.resolve() for link in (run.attempts[0].path / resume.FOLDER).iterdir()] == [decided.checkpoint]

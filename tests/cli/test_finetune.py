@@ -80,7 +80,7 @@ def owing(tmp_path, monkeypatch):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "config.json").write_text("{}")
     gone_on = []
-    monkeypatch.setattr(resume_rule, "refuse_if_none", lambda run: None)
+    monkeypatch.setattr(resume_rule, "decide_by_sizes", lambda run: None)
     monkeypatch.setattr(tuning, "check", lambda *_: None)
     monkeypatch.setattr(finetune_session, "go", lambda *words, **more: gone_on.append(words))
     return run, gone_on

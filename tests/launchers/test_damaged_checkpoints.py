@@ -1,4 +1,4 @@
-"""Issue 14, findings 1 and 6, with real NeMo on this machine: damage costs no step that a whole checkpoint holds."""
+"""Issue 14, findings 1 and 6, with real NeMo on this machine: damage costs no step that an intact checkpoint holds."""
 
 import json
 import shutil
@@ -80,12 +80,12 @@ def test_finding_1_a_flipped_bit_and_a_deleted_newest_cost_their_own_steps_only(
     flip_bit(at_step(run, 30))
     verified = recipes_cli("ckpt", "verify", run.path)
     assert verified.returncode == 1
-    assert f"{name}: NOT WHOLE" in verified.stdout
+    assert f"{name}: DAMAGED" in verified.stdout
     assert "the next attempt resumes from step 20, 160 samples into its data" in verified.stdout
     code, output = resumed(run)
     assert code == 0, output
     assert "resumes from step 20" in output
-    assert f"{name} is not whole and set aside in damaged/: weights/__0_0.distcp is not as it was written" in output
+    assert f"{name} is damaged and set aside in damaged/: weights/__0_0.distcp is not as it was written" in output
     assert "the checkpoint of step 40 that had been saved is gone; 20 steps are lost and trained once more" in output
     assert (run.path / resume.ASIDE / name / "weights" / "__0_0.distcp").is_file(), "set aside, not deleted"
     result = run.attempts[-1].resume
@@ -95,7 +95,7 @@ def test_finding_1_a_flipped_bit_and_a_deleted_newest_cost_their_own_steps_only(
     assert losses(run) == losses(whole), "bit for bit"
 
 
-def test_finding_1_without_a_whole_one_the_run_stops_with_exit_code_2(whole, tmp_path):
+def test_finding_1_without_an_intact_one_the_run_stops_with_exit_code_2(whole, tmp_path):
     """14: "Training from scratch" in silence, before."""
     run = unfinished(whole, tmp_path / "runs" / "tiny_llama3" / "copy")
     for step in (10, 20, 30):
@@ -103,7 +103,7 @@ def test_finding_1_without_a_whole_one_the_run_stops_with_exit_code_2(whole, tmp
     before = sorted(run.path.rglob("*"))
     code, output = resumed(run)
     assert code == 2
-    assert "none of its 3 checkpoints is whole" in output
+    assert "none of its 3 checkpoints is intact" in output
     assert "start a new run" in output
     assert sorted(run.path.rglob("*")) == before
 

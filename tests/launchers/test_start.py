@@ -60,7 +60,7 @@ def test_an_adapter_and_what_is_not_whole_are_refused(tmp_path):
         start.chosen(saved(tmp_path / "step=9", adapter=True), SHAPE)
     broken = saved(tmp_path / "step=19")
     next((broken / "weights").glob("*.distcp")).unlink()
-    with pytest.raises(UserError, match="no checkpoint is whole"):
+    with pytest.raises(UserError, match="no checkpoint is intact"):
         start.chosen(broken, SHAPE)
 
 

@@ -1,4 +1,4 @@
-"""Whole and damaged checkpoints, listed and pruned without torch or NeMo."""
+"""Intact and damaged checkpoints, listed and pruned without torch or NeMo."""
 
 import json
 import os
@@ -113,7 +113,7 @@ def test_nothing_in_the_pickle_is_executed(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-def test_the_best_has_the_least_validation_loss_and_is_whole(tuned):
+def test_the_best_has_the_least_validation_loss_and_is_intact(tuned):
     listed = checkpoints.at(tuned.path)
     assert [(checkpoint.step, checkpoint.val_loss) for checkpoint in listed] == [(10, 2.5), (20, 1.5), (30, 1.75)]
     assert checkpoints.best(listed).step == 20
@@ -123,7 +123,7 @@ def test_the_best_has_the_least_validation_loss_and_is_whole(tuned):
     assert checkpoints.best(checkpoints.at(tuned.path)).step == 30
     (tuned.path / "metrics.jsonl").unlink()
     assert checkpoints.best(checkpoints.at(tuned.path)).step == 30  # the newest
-    with pytest.raises(UserError, match="no checkpoint is whole"):
+    with pytest.raises(UserError, match="no checkpoint is intact"):
         checkpoints.best([])
 
 

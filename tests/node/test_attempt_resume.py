@@ -68,10 +68,10 @@ def test_finding_6_without_a_whole_one_the_chain_ends(run: RunFolder, job):
         DAMAGES["one flipped bit of a weight"](folder)
     done = job(7)
     assert done.returncode == 1
-    assert "cannot go on: none of its 3 checkpoints is whole" in done.stdout
+    assert "cannot go on: none of its 3 checkpoints is intact" in done.stdout
     [failed] = run.attempts
     assert failed.result["state"] == "failed"
-    assert "none of its 3 checkpoints is whole" in failed.result["message"]
+    assert "none of its 3 checkpoints is intact" in failed.result["message"]
     assert not (run.path / "seen").exists(), "no rank was started"
     marker = guard.stopped(run)
     assert marker is not None

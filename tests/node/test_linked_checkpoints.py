@@ -66,7 +66,7 @@ def test_a_link_to_nothing_elsewhere_is_a_missing_checkpoint(run: RunFolder, tmp
 def test_with_nothing_but_a_link_to_nothing_the_run_stops(run: RunFolder, tmp_path):
     link = run.checkpoints / "step=9"
     link.symlink_to(tmp_path / "not mounted" / "step=9")
-    with pytest.raises(resume.NoWholeCheckpointError, match="it is not there at"):
+    with pytest.raises(resume.NoIntactCheckpointError, match="it is not there at"):
         resume.decide(run)
     run.discard_unfinished()
     assert link.is_symlink()

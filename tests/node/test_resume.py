@@ -1,6 +1,6 @@
 """Issue 14, findings 1 and 6: which checkpoint a run resumes from, with real files as NeMo and Megatron write them.
 
-Never a step lost that a whole checkpoint holds, never a silent start from scratch, and nothing deleted.
+Never a step lost that an intact checkpoint holds, never a silent start from scratch, and nothing deleted.
 """
 
 import json
@@ -135,7 +135,7 @@ def test_finding_1_no_step_is_lost_that_a_whole_checkpoint_holds(damage, which, 
     before = files_of(run)
     whole = [number for number in (0, 1, 2) if number not in damaged]
     if not whole:
-        with pytest.raises(resume.NoWholeCheckpointError) as refused:
+        with pytest.raises(resume.NoIntactCheckpointError) as refused:
             resume.decide(run)
         assert "nothing was changed" in refused.value.hint
         assert "start a new run" in refused.value.hint
@@ -196,10 +196,10 @@ def test_finding_1_after_all_were_deleted_the_run_does_not_begin_anew(run):
     attempt_of(run)
     shutil.rmtree(run.checkpoints)
     run.checkpoints.mkdir()
-    with pytest.raises(resume.NoWholeCheckpointError, match="its checkpoint of step 30 is gone, and there is no other"):
+    with pytest.raises(resume.NoIntactCheckpointError, match="step 30 is gone, and there is no other"):
         resume.decide(run)
     (run.path / resume.SAVED).unlink()
-    with pytest.raises(resume.NoWholeCheckpointError, match="step 30 is gone"):
+    with pytest.raises(resume.NoIntactCheckpointError, match="step 30 is gone"):
         resume.decide(run)  # the last attempt's result says so too
 
 
@@ -292,11 +292,11 @@ def sharded(folder: Path) -> Path:
 
 
 def test_a_layout_that_cannot_be_loaded_is_refused_and_nothing_is_set_aside(run):
-    """ "Wrong layout" of 14's damage matrix: the checkpoint is whole, so the run stops and says what would load it."""
+    """ "Wrong layout" of 14's damage matrix: the checkpoint is intact, so the run stops and says what would load it."""
     folder = sharded(run.checkpoints / "step=9")
     assert resume.decide(run).checkpoint == folder
     problem, hint = resume_layout.problem(folder, Strategy(tp=1)) or ("", "")
-    assert "is whole, but was saved with tensor_model_parallel_size 2, not 1" in problem
+    assert "is intact, but was saved with tensor_model_parallel_size 2, not 1" in problem
     assert "ckpt_optim_fully_reshardable=True" in hint
     assert resume_layout.problem(folder, Strategy(tp=2)) is None
 
@@ -360,5 +360,5 @@ def test_a_checkpoint_of_fsdp_dtensor_has_its_weights_at_the_top(run):
     assert resume.decide(run).checkpoint == folder
     flip("__1_0.distcp", 45)(folder)
     shutil.rmtree(folder / manifest.FOLDER)
-    with pytest.raises(resume.NoWholeCheckpointError, match=r"__1_0\.distcp is damaged between bytes"):
+    with pytest.raises(resume.NoIntactCheckpointError, match=r"__1_0\.distcp is damaged between bytes"):
         resume.decide(run)

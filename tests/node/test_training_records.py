@@ -73,13 +73,13 @@ def test_a_run_whose_checkpoints_are_gone_stops(kept, run):
     for remove in KEPT[kept]:
         remove(run)
     names = sorted(str(path) for path in run.path.rglob("*"))
-    with pytest.raises(resume.NoWholeCheckpointError) as refused:
+    with pytest.raises(resume.NoIntactCheckpointError) as refused:
         resume.decide(run)
     assert "step 5" in str(refused.value), str(refused.value)
     assert f"recipes ckpt reset {run.path}" in (refused.value.hint or "")
     assert sorted(str(path) for path in run.path.rglob("*")) == names
-    with pytest.raises(resume.NoWholeCheckpointError):
-        resume.refuse_if_none(run)  # as `submit --resume` asks
+    with pytest.raises(resume.NoIntactCheckpointError):
+        resume.decide_by_sizes(run)  # as `submit --resume` asks
 
 
 def test_steps_before_the_first_save_are_made_again(run):
@@ -100,14 +100,14 @@ def test_a_first_save_that_was_killed_is_no_reason_to_stop_and_neither_is_the_at
 
 def test_steps_up_to_the_first_save_without_a_trace_of_it_stop_the_run(run):
     trained(run, 1, 13)
-    with pytest.raises(resume.NoWholeCheckpointError, match="a training up to step 13"):
+    with pytest.raises(resume.NoIntactCheckpointError, match="a training up to step 13"):
         resume.decide(run)
 
 
 def test_without_a_known_interval_any_step_stops_the_run(run):
     trained(run, 1, 3)
     write_json(run.path / "run.json", {name: value for name, value in run.facts.items() if name != "save_every"})
-    with pytest.raises(resume.NoWholeCheckpointError, match="a training up to step 3"):
+    with pytest.raises(resume.NoIntactCheckpointError, match="a training up to step 3"):
         resume.decide(run)
 
 
@@ -115,7 +115,7 @@ def test_a_save_before_a_stop_counts_however_early(run):
     attempt = trained(run, 1, 4)
     facts = {"t": 1.0, "step": 4, "phase": "stopped", "checkpoint": True}
     append_line(attempt.path / "heartbeat" / "0.jsonl", facts)
-    with pytest.raises(resume.NoWholeCheckpointError, match="attempts/001/heartbeat"):
+    with pytest.raises(resume.NoIntactCheckpointError, match="attempts/001/heartbeat"):
         resume.decide(run)
 
 
@@ -124,7 +124,7 @@ def test_a_user_lets_it_start_over_and_nothing_is_deleted(run, capsys):
     saved(run, (40, 50))
     shutil.rmtree(run.checkpoints / "step=49-consumed_samples=400.0")
     shutil.rmtree(run.checkpoints / "step=39-consumed_samples=320.0" / "weights")
-    with pytest.raises(resume.NoWholeCheckpointError):
+    with pytest.raises(resume.NoIntactCheckpointError):
         resume.decide(run)
     ckpt.reset(run.path)
     printed = capsys.readouterr().out
@@ -134,7 +134,7 @@ def test_a_user_lets_it_start_over_and_nothing_is_deleted(run, capsys):
     assert (run.path / "saved-until-001.jsonl").is_file()
     assert attempt_of(run)[0].checkpoint is None
     trained(run, 1, 52)
-    with pytest.raises(resume.NoWholeCheckpointError):
+    with pytest.raises(resume.NoIntactCheckpointError):
         resume.decide(run)  # the reset was for that time only
     training_records.reset(run)
     assert attempt_of(run)[0].checkpoint is None

@@ -76,7 +76,7 @@ def test_with_nothing_else_left_the_run_fails_and_does_not_stop(failing, run: Ru
     fail(2)
     with pytest.raises(UserError, match=r"cannot go on now: .*Input/output error") as failed:
         resume.decide(run)
-    assert not isinstance(failed.value, resume.NoWholeCheckpointError)
+    assert not isinstance(failed.value, resume.NoIntactCheckpointError)
 
 
 def test_a_marked_one_that_cannot_be_read_is_not_removed(failing, run: RunFolder):

@@ -53,8 +53,8 @@ def refusals():
         (LLAMA, ["trainer.strategy.save_ckpt_format=zarr"], "save_ckpt_format is 'zarr'"),
         (LLAMA, ["data.rampup_batch_size=[32,32]"], "format"),
         (LLAMA, ["data.rampup_batch_size=[32,33,100000]"], "divisible"),
-        (LLAMA, ["trainer.strategy.ddp.grad_reduce_in_fp32=False"], "NeMo writes True over it"),
-        (LLAMA, ["trainer.strategy.ddp.bucket_size=40000000"], "NeMo writes 134217728 over it"),
+        (LLAMA, ["trainer.strategy.ddp.grad_reduce_in_fp32=False"], "NeMo overwrites it with True"),
+        (LLAMA, ["trainer.strategy.ddp.bucket_size=40000000"], "NeMo overwrites it with 134217728"),
         (LLAMA, ["optim.config.optimizer=sgd"], "takes Adam only"),
         (
             LLAMA,

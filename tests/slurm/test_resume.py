@@ -166,7 +166,7 @@ def resumed(run, monkeypatch):
     from superpod.node import resume as checkpoint
 
     whole = SimpleNamespace(step=50, damaged=(), lost_steps=0, words="")
-    monkeypatch.setattr(checkpoint, "refuse_if_none", lambda _run: whole)
+    monkeypatch.setattr(checkpoint, "decide_by_sizes", lambda _run: whole)
 
     def go(slurm: FakeSlurm) -> None:
         monkeypatch.setattr(connection, "of", lambda _profile: slurm)
