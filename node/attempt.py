@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -22,7 +21,7 @@ from pathlib import Path
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this is whatever Python a node has
     sys.exit(f"attempt.py needs Python 3.9, and this is {sys.version.split()[0]}: name another as software.host_python")
-if __name__ == "__main__":  # as a file that the batch script has unpacked: what it imports lies next to it
+if __name__ == "__main__":  # run from the batch script's unpacked files, which hold what it imports
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from superpod.errors import UserError
@@ -53,18 +52,18 @@ from superpod.node.time_limit import TimeLimit
 POLL_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 CANCELLED_S = 10.0
-"""After a SIGTERM, seconds between two looks whether it was a scancel: Slurm may be slow, and KillWait is 30 s."""
+"""After a SIGTERM, seconds between two queries whether it was a scancel: Slurm may be slow, and KillWait is 30 s."""
 
 FOR_ALL_JOBS = (resume.NoIntactCheckpointError, late_data.MissingDataError, owner.UnsafeError)
-"""What every further job of the run would find, too."""
-MEANING = {
+"""Errors that every further job of the run would meet too: they stop the run."""
+SIGNAL_MEANINGS = {
     "SIGUSR1": "the time limit is near",
     "SIGTERM": "Slurm ends the job (preempted, requeued or cancelled)",
 }
 
 
 def main(words: list[str]) -> int:
-    """Run one attempt; the exit code of the job: 0 = done, saved to go on, or nothing left to do; 1 = it failed."""
+    """Run one attempt and return the job's exit code: 0 = done, saved, or nothing to do; 1 = the attempt failed."""
     options, command = _parse(words)
     try:
         return _main(SlurmJob(), options, command)
@@ -88,7 +87,7 @@ def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int
             ):
                 _log(f"notify: {problem}")
     except UserError as error:
-        _log(f"{error}; {error.hint}" if error.hint else str(error))
+        _log(_text(error))
         return 1
 
 
@@ -123,38 +122,38 @@ class SlurmJob:
 
     def is_preempted(self) -> bool:
         """Whether this job runs in the grace time of a preemption: Slurm signals its steps, but not its script."""
-        return bool(re.search(r"\bPreemptTime=\d", ending.printed("scontrol", "show", "job", "-o", self.id)))
+        return ending.job_field(self.id, "PreemptTime")[:1].isdigit()
 
     def begun_run(self, runs: Path) -> str:
-        """The run that this job began before it was requeued; '' where it begins now.
+        """The run that this job began before it was requeued; '' if it has not begun one.
 
-        Its own name says so (`name_after`), which Slurm keeps with the job. Its number does not: another cluster on the
-        same disk, or a new database, gives the same numbers again.
+        The job's name says so (`name_after`), which Slurm keeps. Its id cannot: another cluster on the same disk, or a
+        new database, uses the same ids again.
 
         Raises:
             UserError: the controller does not answer, and a new run would begin at step 1.
         """
         if not self.restarts:
             return ""
-        name = re.search(r"\bJobName=(\S+)", ending.printed("scontrol", "show", "job", "-o", self.id))
-        if name is None:
+        name = ending.job_field(self.id, "JobName")
+        if not name:
             raise UserError(
                 f"job {self.id} was requeued, and Slurm's controller does not say which run it began",
-                "sbatch --export=ALL,SUPERPOD_RUN_DIR=RUN job.sbatch goes on with a run",
+                "sbatch --export=ALL,SUPERPOD_RUN_DIR=RUN job.sbatch resumes a run",
             )
-        folder, _, run = name[1].rpartition(".")
+        folder, _, run = name.rpartition(".")
         path = runs / folder / run
         if not folder or not (path / "run.json").is_file():
             return ""  # it was requeued before it began one
-        os.environ["SLURM_JOB_NAME"] = name[1]
+        os.environ["SLURM_JOB_NAME"] = name
         return str(path)
 
     def name_after(self, run: RunFolder) -> None:
         """Give this job the name of its run, as `recipes submit` does."""
         name = f"{run.path.parent.name}.{run.path.name}"
         try:
-            words = ["scontrol", "update", f"JobId={self.id}", f"JobName={name}"]
-            is_named = subprocess.run(words, capture_output=True, timeout=ending.ANSWER_S).returncode == 0
+            command = ["scontrol", "update", f"JobId={self.id}", f"JobName={name}"]
+            is_named = subprocess.run(command, capture_output=True, timeout=ending.ANSWER_S).returncode == 0
         except (OSError, subprocess.TimeoutExpired):
             is_named = False
         if is_named:
@@ -164,9 +163,8 @@ class SlurmJob:
 
     def deadline(self) -> float:
         """Unix time of the job's limit; 0 when there is none."""
-        match = re.search(r"\bEndTime=(\S+)", ending.printed("scontrol", "show", "job", "-o", self.id))
-        with contextlib.suppress(ValueError, TypeError):
-            return time.mktime(time.strptime(match[1] if match else "", "%Y-%m-%dT%H:%M:%S"))
+        with contextlib.suppress(ValueError):
+            return time.mktime(time.strptime(ending.job_field(self.id, "EndTime"), "%Y-%m-%dT%H:%M:%S"))
         return 0.0
 
     def free_port(self) -> int:
@@ -180,7 +178,7 @@ class SlurmJob:
 
 
 def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
-    """The run that this job belongs to: the one it was submitted with, or a new one, which a requeue reopens.
+    """The run that this job was submitted for, or the one it began before a requeue, or a new one.
 
     Raises:
         UserError: there is no such run, another user could have written into it, or Slurm does not answer.
@@ -197,11 +195,11 @@ def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
 
 
 class _SignalledError(BaseException):
-    """A stop signal that came before the ranks were started. (No `except Exception` on its way may swallow it.)"""
+    """A stop signal arrived before the ranks were started. No `except Exception` must catch it."""
 
 
 class _RunningAttempt:
-    """One attempt, from its folder, before anything that takes long, to the last line of result.json."""
+    """One attempt, from the creation of its folder to the last line of result.json."""
 
     def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace, left: Leftovers) -> None:
         self.run, self.job, self.options, self.left = run, job, options, left
@@ -209,13 +207,13 @@ class _RunningAttempt:
         self.attempt = run.new_attempt(job=job.id)
         self.attempt.mark("running", job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run))
         self.signals: list[str] = []
-        """Names of the stop signals that came, here or at a rank."""
+        """names of the stop signals that arrived, here or at a rank"""
         self.stalled, self.cancelled = "", False
         self.oom_kills = attempt_end.oom_kills()
         self._next_look = 0.0
-        """when to look once more whether the job was cancelled, by time.monotonic()"""
+        """when to ask again whether the job was cancelled, by time.monotonic()"""
         self.step = int(bool(options.checks))
-        """the number of the ranks' step in the job: after those that prepare it"""
+        """the number of the ranks' job step, which follows those that prepare it"""
         self._is_preparing = True
 
     def go(self, command: list[str]) -> int:
@@ -225,7 +223,7 @@ class _RunningAttempt:
                 signal.signal(number, self._note_signal)
             self.left.end_earlier()
             self.step += self.left.steps
-            reason = self._keeps_from_starting()
+            reason = self._exclude_bad_nodes()
             if not reason and self.run.done:  # only its export is left
                 self._is_preparing = False
                 return self._record(0)
@@ -238,11 +236,11 @@ class _RunningAttempt:
             return self._record(None)
         except Exception as error:
             self._is_preparing = False
-            words = f"{error}; {error.hint}" if isinstance(error, UserError) and error.hint else str(error)
+            message = _text(error)
             if isinstance(error, FOR_ALL_JOBS):
-                guard.stop(self.run, words, by=guard.StoppedBy.GUARD)
+                guard.stop(self.run, message, by=guard.StoppedBy.GUARD)
             with contextlib.suppress(UserError):
-                self.attempt.finish("failed", message=words or type(error).__name__)
+                self.attempt.finish("failed", message=message or type(error).__name__)
             raise
         if reason:
             _log(reason)
@@ -250,16 +248,20 @@ class _RunningAttempt:
             return 1
         return self._wait(command)
 
-    def _keeps_from_starting(self) -> str:
-        """What keeps the ranks from being started, and is no fault of theirs: bad nodes; '' = nothing."""
-        if bad := _bad_nodes(self.options, self.job):
-            first_step.keep_out(self.run, bad, next_attempt.queued())
-            named = "; ".join(f"{node}: {why}" for node, why in bad.items())
-            return f"bad nodes, kept out of the next attempt: {named}{self._submit_next()}"
-        return ""
+    def _exclude_bad_nodes(self) -> str:
+        """Exclude nodes that fail the profile's checks from the next attempt; which and why, '' = no node is bad."""
+        if not self.options.checks:
+            return ""
+        script = Path(job_code.for_nodes("slurm/checks/node.sh"))
+        bad = first_step.bad_nodes(script, self.options.checks, self.job.nodes, os.environ)
+        if not bad:
+            return ""
+        first_step.keep_out(self.run, bad, next_attempt.queued())
+        reasons = [*(f"{node}: {why}" for node, why in bad.items()), self._submit_next()]
+        return f"bad nodes, kept out of the next attempt: {'; '.join(filter(None, reasons))}"
 
     def _choose_checkpoint(self) -> None:
-        """Decide what the ranks resume from, and make it so. Raises UserError."""
+        """Decide what the ranks resume from, and apply the decision. Raises UserError."""
         ends = self.job.deadline() or float("inf")
         nodes, folder = self.job.nodes, self.attempt.path
         reader = shared_reading.SharedReader(
@@ -274,7 +276,7 @@ class _RunningAttempt:
         self.step += reader.steps
 
     def _import_model(self) -> None:
-        """Import the model that the run starts from, where no run before it has. Raises UserError."""
+        """Import the model that the run starts from, unless an earlier run has. Raises UserError."""
         if self.options.model_step and model_steps.to_import(self.run):
             _log("importing the model")
             model_steps.import_model(self.options.model_step, self.run, self.attempt)
@@ -306,12 +308,12 @@ class _RunningAttempt:
 
     def _note_signal(self, number: int, frame: object) -> None:
         self.signals.append(signal.Signals(number).name)
-        if self._is_preparing:  # nothing of it must be waited for: Slurm kills 30 s after a scancel
+        if self._is_preparing:  # interrupt it: Slurm kills 30 s after a scancel
             self._is_preparing = False
             raise _SignalledError
 
     def _mark_if_cancelled(self) -> None:
-        """After a SIGTERM, and before Slurm's SIGKILL: whether somebody cancelled the job: accounting says so."""
+        """After a SIGTERM, ask Slurm whether somebody cancelled the job, and if so stop the run."""
         if "SIGTERM" in self.signals and not self.cancelled:
             state = ending.now(self.job.id, self.run.output(self.job.id))
             self.cancelled = ending.is_cancelled(state)
@@ -332,7 +334,7 @@ class _RunningAttempt:
         }
 
     def _watch(self, ranks: subprocess.Popen) -> None:
-        """Name the rank that stopped first, and end an attempt that would hang until its time limit."""
+        """End an attempt that hangs, and record which rank stopped first."""
         silent = self.watch.look()
         if silent and not self.stalled:
             ending.printed("scancel", f"--signal={capture.ASK.name}", f"{self.job.id}.{self.step}")
@@ -344,72 +346,77 @@ class _RunningAttempt:
             ending.printed("scancel", "--signal=KILL", f"{self.job.id}.{self.step}")
             ranks.send_signal(signal.SIGTERM)
 
-    def _nothing_is_left(self, code: int | None) -> bool:
-        """End what the ranks have left; those that end by themselves leave nothing, and those not started neither."""
-        if code and "SIGTERM" not in self.signals:  # where Slurm ends the job, it starts no step of it any more
+    def _end_strays(self, code: int | None) -> bool:
+        """End the processes that failed ranks have left; whether none is left on any node."""
+        if code and "SIGTERM" not in self.signals:  # Slurm starts no further step in a job that it ends
             return self.left.end(self.attempt.path)
         return not code
 
     def _record(self, code: int | None) -> int:
+        """Record how the attempt ended, end stray processes, and queue the next job; returns the job's exit code."""
         newest, done = guard.newest_step(self.run), self.run.done
-        now = ending.controller_state(self.job.id)
-        before = self.attempt.result.get("before") or 0
+        slurm_state = ending.controller_state(self.job.id)
         beats = self.attempt.heartbeats().values()
         self.signals += [str(beat.get("signal", "")) for beat in beats if beat.get("phase") == "stopped"]
-        self._mark_if_cancelled()
-        self.signals += ["SIGTERM"] if not done and self.job.is_preempted() else []
-        if done:
-            message = self._export()
-            self._mark_if_cancelled()  # while it exported
-            ended = "cancelled" if self.cancelled else "requeued" if "SIGTERM" in self.signals else "failed"
-            state = ended if message else "done"
-        elif self.cancelled or guard.is_cancelled(self.run):
-            state, message = "cancelled", "cancelled by the user"
-        elif self.stalled:
-            state, message = "stalled", self.stalled
-        elif self.signals:
-            state, message = "requeued", " and ".join(dict.fromkeys(MEANING.get(name, name) for name in self.signals))
-            message += f"; goes on from step {newest}" if newest else "; no checkpoint yet"
-        else:
-            self._note_kills(code or 0)
-            state, message = "failed", guard.last_words(self.run, self.attempt, code or 0)
+        state, message = self._end(code, newest, is_done=done)
         last = max((int(b.get("step", 0)) for b in beats), default=0)
-        self.attempt.finish(
-            state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=newest - before
-        )
+        new = newest - (self.attempt.result.get("before") or 0)
+        self.attempt.finish(state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=new)
         _log(f"{state}: {message or f'step {last}'}")
-        if self._nothing_is_left(code):
+        if self._end_strays(code):
             self.attempt.finish(state, exit_code=code, message=message, **{ENDED: True})
         if done and state != "requeued":
             guard.drop_chain(self.run, self.job.id)
             return int(bool(message))
-        if state not in ("done", "cancelled") and (refusal := self._submit_next()):
-            self.attempt.finish(state, exit_code=code, message=f"{message}{refusal}")
-            _log(refusal.removeprefix("; "))
-        if "SIGTERM" in self.signals and now == "RUNNING" and state == "requeued" and self._requeue():
+        if state != "cancelled" and (refusal := self._submit_next()):
+            self.attempt.finish(state, exit_code=code, message=f"{message}; {refusal}")
+            _log(refusal)
+        if "SIGTERM" in self.signals and slurm_state == "RUNNING" and state == "requeued" and self._requeue():
             time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
-        return 0 if state in ("done", "requeued") else 1
+        return 0 if state == "requeued" else 1
+
+    def _end(self, code: int | None, newest: int, *, is_done: bool) -> tuple[str, str]:
+        """The attempt's state and message, after the export that a finished training owes."""
+        self._mark_if_cancelled()
+        if is_done:
+            message = self._export()
+            self._mark_if_cancelled()  # while it exported
+            if not message:
+                return "done", ""
+            if self.cancelled:
+                return "cancelled", message
+            return "requeued" if "SIGTERM" in self.signals else "failed", message
+        if self.job.is_preempted():
+            self.signals.append("SIGTERM")
+        if self.cancelled or guard.is_cancelled(self.run):
+            return "cancelled", "cancelled by the user"
+        if self.stalled:
+            return "stalled", self.stalled
+        if self.signals:
+            reason = " and ".join(dict.fromkeys(SIGNAL_MEANINGS.get(name, name) for name in self.signals))
+            return "requeued", f"{reason}; goes on from step {newest}" if newest else f"{reason}; no checkpoint yet"
+        self._note_kills(code or 0)
+        return "failed", guard.last_words(self.run, self.attempt, code or 0)
 
     def _note_kills(self, code: int) -> None:
-        """Record who killed srun or ranks, for `why`: srun's signal, and the kernel's out-of-memory kills."""
+        """Record for `why` the signal that ended srun, and the kernel's out-of-memory kills."""
         kills = attempt_end.oom_kills() - self.oom_kills
         words = attempt_end.killed_words("srun", -code, kills) if code < 0 else ""
         with contextlib.suppress(UserError):
             self.attempt.mark("running", **{attempt_end.KILLED: words, attempt_end.OOM_KILLS: kills})
 
     def _export(self) -> str:
-        """Write the folder that a fine-tuning owes; what went wrong, '' for nothing or where none is owed."""
+        """Write the export that a fine-tuning owes; what went wrong, '' if nothing did or no export is owed."""
         if not (self.options.model_step and model_steps.to_export(self.run)):
             return ""
         _log("exporting the best checkpoint")
         return model_steps.export(self.options.model_step, self.run, self.attempt)
 
     def _submit_next(self) -> str:
-        """Queue the next job where the profile lets nodes do so and none waits; '; ' and why Slurm did not take it."""
+        """Queue the next job if the profile lets nodes do so and none waits; why Slurm refused it, '' if it did not."""
         if not self.options.self_submit or next_attempt.queued():
             return ""
-        refusal = next_attempt.submit(self.run)
-        return f"; {refusal}" if refusal else ""
+        return next_attempt.submit(self.run)
 
     def _requeue(self) -> bool:
         """Give the nodes back to whoever preempted this job, and queue for the next attempt."""
@@ -417,7 +424,7 @@ class _RunningAttempt:
 
 
 def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_disk.Shortage | None:
-    """Wait while the disk is full; why this job ends instead, None once there is space.
+    """Wait while the disk is full; returns None once there is space, or why this job gives up.
 
     Raises _SignalledError when Slurm ends the job meanwhile, and UserError.
     """
@@ -438,7 +445,7 @@ def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_di
 
 
 def _ended_while_waiting(run: RunFolder, job: SlurmJob) -> int:
-    """After a signal in the wait for space, where no attempt was opened: a cancellation ends the run as ever."""
+    """After a signal during the wait for space, before an attempt was opened: a cancellation stops the run."""
     state = ending.now(job.id, run.output(job.id))
     if ending.is_cancelled(state):
         guard.cancelled(run, job.id, state)
@@ -446,19 +453,17 @@ def _ended_while_waiting(run: RunFolder, job: SlurmJob) -> int:
     return 0
 
 
-def _bad_nodes(options: argparse.Namespace, job: SlurmJob) -> dict[str, str]:
-    """Bad nodes of this job by the checks of its profile, each with what is wrong."""
-    script = Path(job_code.for_nodes("slurm/checks/node.sh"))
-    return first_step.bad_nodes(script, options.checks, job.nodes, os.environ) if options.checks else {}
+def _text(error: Exception) -> str:
+    return f"{error}; {error.hint}" if isinstance(error, UserError) and error.hint else str(error)
 
 
 def _log(text: str) -> None:
-    with contextlib.suppress(OSError):  # a full disk: the line stays in the buffer, for the next one
+    with contextlib.suppress(OSError):  # on a full disk, the line stays in the buffer
         print(f"{time.strftime('%H:%M:%S')} recipes: {text}", flush=True)
 
 
 def _end(code: int) -> None:
-    """Leave with `code`; where the log still cannot be written, Python would end with 120 instead."""
+    """Exit with `code`: if the log still cannot be written, Python would exit with 120 instead."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,7 +1,7 @@
-"""How a Slurm job ended, by whoever still knows: the controller, accounting, or the words Slurm left in its output.
+"""How a Slurm job ended: from the controller, from accounting, or from the line that slurmstepd left in its output.
 
 The controller forgets a job after MinJobAge (300 s by default), accounting may be down or not set up, and COMPLETING
-hides how a job ended, which accounting tells even then. Standard library only.
+hides how a job ended, which accounting knows even then. Standard library only.
 """
 
 from __future__ import annotations
@@ -64,18 +64,23 @@ def canceller(state: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def job_field(job: str, name: str, answer_s: float = ANSWER_S) -> str:
+    """A field of `scontrol show job`, such as EndTime; '' when the controller has forgotten the job or is silent."""
+    match = re.search(rf"\b{name}=(\S+)", printed("scontrol", "show", "job", "-o", job, answer_s=answer_s))
+    return match[1] if match else ""
+
+
 def controller_state(job: str, answer_s: float = ANSWER_S) -> str:
     """Slurm's state of a job, from the controller, not from accounting; '' when it has forgotten the job."""
-    match = re.search(r"\bJobState=(\w+)", printed("scontrol", "show", "job", "-o", job, answer_s=answer_s))
-    return match[1] if match else ""
+    return job_field(job, "JobState", answer_s)
 
 
 def signal_of(job: str, answer_s: float = ANSWER_S) -> int:
     """The signal that ended a job's batch script, as `ExitCode=0:9` says; 0 = none, or nobody knows."""
-    shown = re.search(r"\bExitCode=\d+:(\d+)", printed("scontrol", "show", "job", "-o", job, answer_s=answer_s))
-    if not shown:
-        shown = re.match(r"\d+:(\d+)", printed("sacct", "-X", "-nP", "-j", job, "-o", "ExitCode", answer_s=answer_s))
-    return int(shown[1]) if shown else 0
+    code = job_field(job, "ExitCode", answer_s)
+    code = code or printed("sacct", "-X", "-nP", "-j", job, "-o", "ExitCode", answer_s=answer_s)
+    match = re.match(r"\d+:(\d+)", code)
+    return int(match[1]) if match else 0
 
 
 def _accounting(job: str, answer_s: float) -> str:
