@@ -24,7 +24,7 @@ MOST_PLANNED = 32
 """Recipes that are planned for a size that they do not declare: each takes a second or a few."""
 CACHE = Path("~/.cache/superpod-recipes/proof.json")
 OURS = (b'{"proof"', b'{"resolved"', b'{"built"')
-"""How a cache begins (`rehearsal/evidence.py`), and how older ones did."""
+"""How a cache begins (`rehearsal/proof_store.py`), and how those of earlier versions did."""
 Words = Annotated[
     list[str] | None,
     typer.Argument(help="Only recipes whose names contain all of these.", callback=spellings.words),
@@ -61,13 +61,13 @@ def prove(
     installed.require("proving recipes")
     if not __debug__:
         raise UserError("Python runs without assert here, and Megatron refuses by it", "unset PYTHONOPTIMIZE, no -O")
-    from superpod.rehearsal import evidence
+    from superpod.rehearsal import proof_store
 
     if write:
-        evidence.refuse_to_write(recipes)  # before the proof, which takes long
+        proof_store.refuse_to_write(recipes)  # before the proof, which takes long
     proof = _proven(recipes, cache, workers, stands=write, most=most)
     if write:
-        done = evidence.write(proof, recipes)
+        done = proof_store.write(proof, recipes)
         earlier = f", {done.earlier} as an earlier proof has them" if done.earlier else ""
         changed = f"; {done.changed} are stale: changed and not built" if done.changed else ""
         print(f"wrote {done.proven} sizes to {done.path}{earlier}{changed}", file=sys.stderr)
@@ -133,7 +133,7 @@ def _at(recipes: list[Recipe], nodes: int) -> list[Recipe]:
 
 def _for_programs(proof: Proof) -> dict[str, Any]:
     """The proof without its thousands of sizes."""
-    return {key: value for key, value in asdict(proof).items() if key != "shown"}
+    return {key: value for key, value in asdict(proof).items() if key != "digests"}
 
 
 def _text(proof: Proof) -> str:
@@ -141,10 +141,10 @@ def _text(proof: Proof) -> str:
     lines = [
         f"{proof.recipes:,} recipes at {proof.sizes:,} sizes: planned, legal and within memory unless named below",
         f"{proof.configurations:,} different configurations, each accepted by Megatron and NeMo; "
-        f"{proof.resolved_now:,} sizes resolved now, the rest remembered",
+        f"{proof.resolved_now:,} sizes resolved now, the others cached",
         f"{proof.models:,} rank models, {proof.built:,} different ones{layers}, for {', '.join(proof.generations)}; "
         f"{proof.built_now:,} built now",
-        *_standing(proof),
+        *_not_built(proof),
         ", ".join(f"{name} {version}" for name, version in proof.versions.items()),
         *(f"unproven  {name}: {why}" for name, why in proof.unproven.items()),
         *_known(proof),
@@ -156,7 +156,7 @@ def _text(proof: Proof) -> str:
     return "\n".join([*lines, last if not proof.failures else f"{len(proof.failures)} failures"])
 
 
-def _standing(proof: Proof) -> list[str]:
+def _not_built(proof: Proof) -> list[str]:
     """Lines that count the sizes of which nothing was built."""
     lines = []
     if proof.standing:

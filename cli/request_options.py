@@ -63,7 +63,6 @@ def newest_folder(path: Path) -> Path:
 
 RUN = "A run folder; of a recipe's folder its newest run; or `last`."
 Run = Annotated[str, typer.Argument(help=RUN, callback=newest_run)]
-SeveralRuns = Annotated[list[str], typer.Argument(help=RUN, callback=newest_runs)]
 Cluster = Annotated[str, typer.Option("--cluster", help="Profile of the cluster that has the run.")]
 
 

@@ -24,7 +24,7 @@ def chosen(path: Path, shape: ModelShape, rows: int = 0) -> Path:
         rows: least rows of the embedding, the vocabulary of the model; 0 = unknown.
 
     Raises:
-        UserError: none is whole, it is an adapter's, or another model's, with what differs.
+        UserError: none is intact, it is an adapter's, or another model's, with what differs.
     """
     from superpod.lifecycle import checkpoints
 

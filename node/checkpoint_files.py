@@ -1,12 +1,12 @@
-"""Whether a checkpoint is complete and as it was written. Standard library only.
+"""Checks that a checkpoint is complete and unchanged since it was written. Standard library only.
 
-Two records tell: the manifest (`node/manifest.py`), where there is one, and what torch itself writes, a table of
-places and a zip archive with a CRC-32 for every tensor. Torch does not look at these when it loads (its reader is built
-with MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS), so a flipped bit would be trained on.
+There are two references: the manifest (`node/manifest.py`), if there is one, and what torch itself writes: the table of
+places in `.metadata`, and a zip archive with a CRC-32 for every tensor. Torch does not check these when it loads (its
+reader is built with MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS): it would train on a flipped bit.
 
-A checkpoint whose complete manifest has the CRC-32 of every file is *verified*. A start looks at it (`look`): one open,
-one fstat and a sample of the bytes of each file. What the manifest does not vouch for, and files that were changed
-since, it reads entirely, up to READ_BYTES. `damages` reads every byte.
+A checkpoint whose complete manifest has the CRC-32 of every file is *verified*. A start checks it with one open, one
+fstat and a sample of the bytes per file (`look`), and reads entirely, up to READ_BYTES, the files that have no CRC-32
+in the manifest or were changed since. `damages` reads every byte.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from superpod.node.checkpoints import MARK, is_incomplete
 from superpod.node.files import JsonObject, read_json
 
 CONTEXT = "context/"
-"""Problems that begin so do not keep a training from going on: only export and conversion read the context."""
+"""Problems that start with this do not prevent resuming: only export and conversion read the context."""
 
 UNREADABLE = " cannot be read: "
-"""Problems that hold these words tell of the file system, or of this node, and not of what was written."""
+"""Problems that contain this are problems of the file system or this node, not of the checkpoint."""
 
 MOST_PARTS, MOST_METADATA = 256, 16 << 20
-"""Up to so many parts of a manifest, one a node, and bytes of torch's table of places, a look takes under a second."""
+"""Parts of a manifest (one per node) and bytes of `.metadata` up to which `survey` takes less than a second."""
 
 READ_BYTES = 64 << 30
-"""Bytes of files without a checksum, or changed since, that a look reads; beyond that it checks their sizes."""
+"""Bytes of files without a checksum, or changed since, that `look` reads; of further files it checks the size."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a look at a checkpoint has found."""
+    """The result of a check of a checkpoint."""
 
     problems: list[str]
     is_verified: bool
-    """the manifest vouches for every byte of it, and the look has found nothing else"""
+    """the manifest has the checksum of every file, and no problem was found"""
 
 
 def problems(checkpoint: Path, *, marked: bool = True) -> list[str]:
-    """What is wrong with a checkpoint, as far as names and sizes tell (see `damages`); empty when nothing is.
+    """What is wrong with a checkpoint by names and sizes (`damages` reads the bytes); [] = nothing.
 
-    Without `marked`, NeMo's mark of an unfinished save does not count: its files may be complete all the same.
+    Without `marked`, NeMo's mark of an unfinished save is ignored: all files may be there nevertheless.
     """
     return survey(checkpoint, marked=marked).problems
 
 
 def survey(checkpoint: Path, *, marked: bool = True) -> Findings:
-    """The same, and whether its manifest vouches for every byte. One stat of each file, and none is read."""
+    """As `problems`, and whether the checkpoint is verified; one stat per file, and no file of weights is read."""
     wrong = ["marked as unfinished"] if marked and checkpoint.with_name(f"{checkpoint.name}{MARK}").exists() else []
     wrong += structure_problems(checkpoint)
     is_verified = False
-    with contextlib.suppress(OSError, ValueError):  # which `structure_problems` has named
+    with contextlib.suppress(OSError, ValueError):  # `structure_problems` has reported them
         listed = contents_of(checkpoint)
         is_verified = listed.is_verified
         wrong += in_threads(lambda content: _wrong_size(checkpoint, content), listed.contents)
@@ -73,7 +73,7 @@ def survey(checkpoint: Path, *, marked: bool = True) -> Findings:
 
 
 def structure_problems(checkpoint: Path) -> list[str]:
-    """What is wrong with a checkpoint by its folders and its few files of metadata; looks at no other file."""
+    """What is wrong with a checkpoint's folders and its few metadata files; checks no other file."""
     try:
         os.listdir(checkpoint)
         wrong = _wrong_weights(checkpoint)
@@ -88,10 +88,10 @@ def structure_problems(checkpoint: Path) -> list[str]:
 
 
 def seems_intact(checkpoint: Path) -> bool:
-    """Whether a look, such as `recipes status` takes all the time, finds nothing wrong that was written.
+    """Whether a quick check, as `recipes status` makes one every few seconds, finds no damage. Raises OSError.
 
-    By names and sizes; by the names that are written first and last where the checkpoint is so large (MOST_PARTS,
-    MOST_METADATA) that looking at every file of it would burden its file system. Raises OSError.
+    By names and sizes; for a checkpoint so large (MOST_PARTS, MOST_METADATA) that a stat of every file would load the
+    file system, only by the files that are written first and last.
     """
     if is_incomplete(checkpoint):
         return False
@@ -104,43 +104,43 @@ def seems_intact(checkpoint: Path) -> bool:
 
 
 def keeps_from_resuming(wrong: list[str]) -> list[str]:
-    """Those of a checkpoint's problems that keep a training from going on from it."""
+    """Those of a checkpoint's problems that prevent resuming from it."""
     return [problem for problem in wrong if not problem.startswith(CONTEXT)]
 
 
 def is_unreadable(wrong: list[str]) -> bool:
-    """Whether problems say no more than that something cannot be read: then nobody knows what was written."""
+    """Whether all problems are of the file system: what the checkpoint holds is then unknown."""
     return bool(wrong) and all(UNREADABLE in problem for problem in wrong)
 
 
 def unreadable(name: str, error: OSError) -> str:
-    """The problem of a file that is there and cannot be read."""
+    """The problem of a file that exists and cannot be read."""
     return f"{name}{UNREADABLE}{error.strerror or type(error).__name__}"
 
 
 class Content(NamedTuple):
-    """What a file of a checkpoint must hold: by the manifest, or else by what torch wrote. It is JSON as it stands."""
+    """What a file of a checkpoint must hold, by the manifest or else by torch; plain values, which JSON can hold."""
 
     name: str
     """within the checkpoint"""
     size: int
-    """bytes by the manifest; without one, as many as torch's table places in it"""
+    """bytes by the manifest; without one, the end of the last tensor by `.metadata`"""
     crc: int | None = None
     sample: int | None = None
     mtime_ns: int | None = None
-    """as in the manifest; None = it does not say"""
+    """as in the manifest; None = unknown"""
     parts: Sequence[tuple[int, int]] = ()
-    """without a CRC: where tensors lie in it, as (offset, length)"""
+    """without a CRC: (offset, length) of its tensors"""
 
 
 class Budget:
-    """Bytes that may still be read, for threads that share them."""
+    """The number of bytes that threads together may still read."""
 
     def __init__(self, bytes_: float) -> None:
         self._left, self._lock = bytes_, threading.Lock()
 
     def take(self, bytes_: int) -> bool:
-        """Whether so many may be read."""
+        """Whether so many may be read; if so, they are subtracted."""
         with self._lock:
             if bytes_ > self._left:
                 return False
@@ -149,39 +149,31 @@ class Budget:
 
 
 def look(checkpoint: Path, *, named_in: Sequence[str] | None = None) -> Findings:
-    """Check sizes and samples of all files, and read those that the manifest does not vouch for (READ_BYTES).
+    """Check sizes and samples of all files, and read those without a valid checksum, up to READ_BYTES.
 
-    With `named_in`, only the files that these problems name. Raises OSError and ValueError when it cannot even tell
-    which files there are.
+    With `named_in`, only the files that these problems name. Raises OSError, and ValueError if .metadata is damaged.
     """
     listed = contents_of(checkpoint)
     contents = [content for content in listed.contents if named_in is None or _is_named(content, named_in)]
-    found = look_at(checkpoint, contents, Budget(READ_BYTES))
+    found = damages_in(checkpoint, contents, Budget(READ_BYTES))
     return Findings(found, listed.is_verified and not found)
 
 
-def look_at(checkpoint: Path, contents: Sequence[Content], budget: Budget) -> list[str]:
-    """Those of the files that are not as they were written, as far as a look tells; opens nothing else."""
+def damages(checkpoint: Path) -> list[str]:
+    """How the files of a checkpoint differ from what was written; reads every byte.
+
+    Raises OSError, and ValueError if .metadata is damaged.
+    """
+    return damages_in(checkpoint, contents_of(checkpoint).contents)
+
+
+def damages_in(checkpoint: Path, contents: Sequence[Content], budget: Budget | None = None) -> list[str]:
+    """How these files differ from what was written: with a budget as `look` finds it, without by reading every byte."""
     return in_threads(lambda content: _damage(checkpoint, content, budget), contents)
 
 
-def damages(checkpoint: Path, *, named_in: Sequence[str] | None = None) -> list[str]:
-    """Files of a checkpoint without `problems` that are not as they were written; reads all of it, in threads.
-
-    With `named_in`, only the files that these problems name. Raises OSError and ValueError when it cannot even tell
-    which files there are.
-    """
-    contents = contents_of(checkpoint).contents
-    return damages_in(checkpoint, [c for c in contents if named_in is None or _is_named(c, named_in)])
-
-
-def damages_in(checkpoint: Path, contents: Sequence[Content]) -> list[str]:
-    """Those of the files that are not as they were written, every byte read; opens nothing else."""
-    return in_threads(lambda content: _damage(checkpoint, content, None), contents)
-
-
 def in_threads(check: Callable[[Content], str], contents: Sequence[Content]) -> list[str]:
-    """What a check says of each file, where it says something. Threads, for most of the time passes in waiting."""
+    """The problems that `check` finds in files, in threads, which mostly wait for the file system."""
     count = max(1, min(manifest.READERS, len(contents)))
     found = [""] * len(contents)
 
@@ -195,11 +187,11 @@ def in_threads(check: Callable[[Content], str], contents: Sequence[Content]) -> 
 
 
 def _is_named(content: Content, problems: Sequence[str]) -> bool:
-    return any(words.startswith(f"{content.name} ") for words in problems)
+    return any(problem.startswith(f"{content.name} ") for problem in problems)
 
 
 def size(file: Path) -> int | None:
-    """Bytes of a file; None when it does not exist, or no longer, or is none."""
+    """Bytes of a file; None if it does not exist or is not a regular file."""
     try:
         return file.stat().st_size if file.is_file() else None
     except OSError:
@@ -207,16 +199,13 @@ def size(file: Path) -> int | None:
 
 
 def bytes_of(folder: Path) -> int:
-    """Size of all files of a checkpoint; a run that goes on may remove some meanwhile."""
+    """Size of all files of a checkpoint; a training that is running may remove some meanwhile."""
     files = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
     return sum(size(file) or 0 for file in files)
 
 
 def saved_under(checkpoint: Path) -> dict[str, int]:
-    """Sizes under Megatron's own names (`tensor_model_parallel_size`, ...) that it was saved with, and `ranks`.
-
-    From `context/io.json`; empty when that has none.
-    """
+    """`tensor_model_parallel_size`, ... and `ranks` of the training that saved it, by context/io.json; {} = unknown."""
     try:
         objects = json.loads((checkpoint / "context" / "io.json").read_bytes())["objects"]
         strategy = _attributes(objects, "strategy")
@@ -229,12 +218,12 @@ def saved_under(checkpoint: Path) -> dict[str, int]:
 
 
 def _counts(attributes: JsonObject) -> dict[str, int]:
-    """The attributes that are whole numbers."""
+    """The attributes that are integers."""
     return {name: value for name, value in attributes.items() if type(value) is int}
 
 
 def _attributes(objects: JsonObject, kind: str) -> JsonObject:
-    """The plain attributes of the one object that is the trainer, or its strategy, in fiddle's JSON."""
+    """The plain attributes of the trainer, or of its strategy, in fiddle's JSON."""
     # fiddle writes the path of every value: the trainer is the object whose attributes lie under <root>.trainer.
     whose = "<root>.trainer.strategy" if kind == "strategy" else "<root>.trainer"
     for node in objects.values():
@@ -256,7 +245,7 @@ def _wrong_size(checkpoint: Path, content: Content) -> str:
 def _misfit(content: Content, facts: os.stat_result) -> str:
     """What is wrong with the size of a file; '' = nothing."""
     if not stat.S_ISREG(facts.st_mode):
-        return f"{content.name} is no readable file"
+        return f"{content.name} is not a regular file"
     more = facts.st_size - content.size
     is_exact = content.crc is not None or content.sample is not None  # torch's table says where the last tensor ends
     if more < 0 or (more > 0 and is_exact):
@@ -267,16 +256,16 @@ def _misfit(content: Content, facts: os.stat_result) -> str:
 def _not_there(checkpoint: Path, name: str, error: OSError) -> str:
     if not _is_gone(error):
         return unreadable(name, error)
-    return f"{name} is no readable file" if os.path.lexists(checkpoint / name) else f"{name} is missing"
+    return f"{name} is not a regular file" if os.path.lexists(checkpoint / name) else f"{name} is missing"
 
 
 def _is_gone(error: OSError) -> bool:
-    """Whether an error is about what the folders hold; others come and go with the file system."""
+    """Whether the file or folder does not exist; other errors may be temporary."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def _object_in(file: Path) -> JsonObject | None:
-    """The object in a file, which has one when it is as it was written. Raises OSError when it cannot be read."""
+    """The JSON object in a file; None if it is missing or damaged. Raises OSError if it cannot be read."""
     try:
         data = json.loads(file.read_bytes())
     except (ValueError, RecursionError):
@@ -289,7 +278,7 @@ def _object_in(file: Path) -> JsonObject | None:
 
 
 def _intact(file: Path) -> bool:
-    """Whether an archive is there and intact. Raises OSError when it cannot be read."""
+    """Whether an archive exists and is intact. Raises OSError if it cannot be read."""
     try:
         return intact(file)
     except OSError as error:
@@ -299,7 +288,7 @@ def _intact(file: Path) -> bool:
 
 
 def _wrong_weights(checkpoint: Path) -> list[str]:
-    """What is wrong with the weights by what Megatron and torch write themselves. Raises OSError."""
+    """What is wrong with the weights' metadata that Megatron and torch write. Raises OSError."""
     weights = weights_of(checkpoint)
     where = "weights/" if weights != checkpoint else ""
     facts = _object_in(weights / "metadata.json")
@@ -316,7 +305,7 @@ def _wrong_weights(checkpoint: Path) -> list[str]:
     except ValueError as error:
         return [*wrong, str(error)]
     incomplete = [name for name, tensor in metadata.tensors.items() if tensor.saved_numbers < tensor.numbers]
-    if incomplete and where:  # of fsdp_dtensor's uneven shards nobody here has seen one
+    if incomplete and where:  # not tested with fsdp_dtensor's uneven shards
         wrong.append(f"{len(incomplete)} tensors are stored in part, {incomplete[0]} first")
     return wrong
 
@@ -331,7 +320,7 @@ class Listed:
 
 
 def contents_of(checkpoint: Path) -> Listed:
-    """The files of a checkpoint. Opens the parts of the manifest; and .metadata, where these do not name every file.
+    """The files of a checkpoint, from the manifest, and from `.metadata` if the manifest is incomplete.
 
     Raises OSError and ValueError.
     """
@@ -349,16 +338,16 @@ def contents_of(checkpoint: Path) -> Listed:
     for name, parts in places.items():
         if name not in records:
             contents.append(Content(name, max(offset + length for offset, length in parts), parts=parts))
-    # The manifest of an earlier version does not say how many parts it has; torch's table names all files of weights.
+    # A manifest of an earlier version does not say how many parts it has; .metadata names all files of weights.
     is_complete = listed.is_complete or (bool(places) and places.keys() <= records.keys())
     return Listed(contents, is_summed and is_complete)
 
 
 def _damage(checkpoint: Path, content: Content, budget: Budget | None) -> str:
-    """How a file differs from what was written; '' = not at all, as far as was read. Without a budget, all is."""
+    """How a file differs from what was written, '' = not at all; without a budget, every byte is read."""
     name = content.name
     try:
-        # A pipe in place of the file would wait for a writer.
+        # Opening a pipe in place of the file would otherwise wait for a writer.
         handle = os.open(f"{checkpoint}/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return _not_there(checkpoint, name, error)
@@ -379,7 +368,7 @@ def _damage(checkpoint: Path, content: Content, budget: Budget | None) -> str:
 
 
 def _damage_in_bytes(handle: int, content: Content) -> str:
-    """How the bytes of a file differ from what was written, the first of its tensors where torch alone tells."""
+    """How the bytes of a file differ from what was written; without a manifest, the first damaged tensor."""
     if content.crc is not None:
         same = manifest.crc_of(handle) == content.crc
         return "" if same else f"{content.name} is not as it was written: its checksum differs"

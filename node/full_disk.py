@@ -1,4 +1,4 @@
-"""Wait for disk space before an attempt writes anything, instead of failing one job of the chain after the other.
+"""Waits for disk space before an attempt writes anything, so that a full disk does not fail every job of the chain.
 
 Standard library only.
 """
@@ -22,7 +22,7 @@ from superpod.node.run_folder import RunFolder
 from superpod.node.units import duration, size
 
 LEAST_BYTES = 16 << 20
-"""Written to see whether there is space: statvfs ignores a user's quota. Logs and small files need as much."""
+"""Bytes of a test file: statvfs does not know a user's quota. Logs and small files need as much."""
 
 LEAST_FILES = 256
 """Files that an attempt creates besides those of its ranks."""
@@ -31,19 +31,19 @@ FILES_PER_RANK = 3
 """Two of a checkpoint (Megatron's writers per rank) and one log."""
 
 SCRATCH_BYTES = 64 << 10
-"""Written to the cache folder and the folder for temporary files, where a full disk ends a training too."""
+"""Bytes of a test file in the folders for caches and temporary files, where a full disk ends a training too."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
 HELD_S = 900.0
-"""A job holds its GPUs no longer than this while the disk stays full; then the jobs behind it are deferred."""
+"""How long a job keeps its GPUs while the disk stays full; then it ends, and the next jobs are deferred."""
 
 DEFERRED_S = (600.0, 6 * 3600.0)
-"""The jobs behind are deferred by as long as the disk has been full already, within these limits."""
+"""The next jobs are deferred by as long as the disk has been full so far, within these limits."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Time, for tests."""
+    """The time and sleep functions, which tests replace."""
 
     now: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
@@ -58,14 +58,11 @@ class Shortage:
 
     message: str
     next_job_s: float
-    """seconds until the next job of the run looks again; 0 = none is queued"""
+    """seconds until the next job of the run checks again; 0 = none is queued"""
 
 
-def little_space(run: RunFolder) -> str:
-    """What the file system's own figures say is missing for one more checkpoint; '' = nothing. Writes nothing.
-
-    Raises OSError.
-    """
+def missing_space(run: RunFolder) -> str:
+    """What one more checkpoint lacks by the file system's figures, '' if nothing; writes nothing. Raises OSError."""
     needed = run.facts.get("checkpoint_bytes")
     facts = os.statvfs(run.path)
     total, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
@@ -79,17 +76,17 @@ def little_space(run: RunFolder) -> str:
     return ""
 
 
-def shortage(run: RunFolder, environ: Mapping[str, str] = os.environ) -> str:
-    """Why this node cannot save now; '' when there is space for one more checkpoint of this run.
+def space_problem(run: RunFolder, environ: Mapping[str, str] = os.environ) -> str:
+    """Why this node cannot save now; '' if there is space for one more checkpoint of this run.
 
-    Writes a file that is removed at once. A file system that cannot be written at all (read-only after an error, its
-    server away) is reported like a full one: it may be repaired while the job waits.
+    Writes a test file and removes it. A file system that cannot be written at all (read-only after an error, its server
+    down) is reported like a full one: it may be repaired while the job waits.
 
     Raises:
         FileNotFoundError: the run folder is gone.
     """
     try:
-        if problem := little_space(run):
+        if problem := missing_space(run):
             return problem
         facts = os.statvfs(run.path)
         _probe(run.path, int(_least_bytes(facts.f_blocks * facts.f_frsize)))
@@ -101,7 +98,7 @@ def shortage(run: RunFolder, environ: Mapping[str, str] = os.environ) -> str:
         try:
             _probe(folder, SCRATCH_BYTES)
         except OSError as error:
-            if is_full(error):  # a folder that is missing or not writable is none of this module's concern
+            if is_full(error):  # a training may need no scratch folder: one that cannot be written is no problem
                 return _problem(folder, error)
     return ""
 
@@ -112,7 +109,7 @@ def _ranks(run: RunFolder) -> int:
 
 
 def _least_bytes(total: int) -> float:
-    """LEAST_BYTES, or 2 % of a file system of so many bytes that is small itself."""
+    """LEAST_BYTES, or 2 % of the `total` bytes of a small file system."""
     return min(LEAST_BYTES, total / 50)
 
 
@@ -126,7 +123,7 @@ def _probe(folder: Path, bytes_: int) -> None:
 
 
 def _scratch_folders(environ: Mapping[str, str]) -> Iterator[Path]:
-    """The folders for caches (Triton's kernels, Hugging Face) and temporary files of this node, where they exist."""
+    """This node's folders for caches (Triton, Hugging Face) and temporary files that exist."""
     home = environ.get("HOME", "")
     cache = environ.get("XDG_CACHE_HOME") or (home and f"{home}/.cache")
     for name in dict.fromkeys([cache, environ.get("TMPDIR") or "/tmp"]):
@@ -152,22 +149,31 @@ def wait_for_space(
     self_submit: bool = False,
     clock: Clock = CLOCK,
 ) -> Shortage | None:
-    """Wait until there is space, `held_s` at most; None then. Otherwise the jobs behind this one are deferred.
+    """Wait up to `held_s` for space and return None; if there is still none, defer the run's next jobs.
 
-    Writes nothing: an attempt opened on a full disk would count as failed. `log` is told of each pause. With
-    `self_submit`, a run that has no job in the queue queues one. Raises OSError when the run folder is gone.
+    No attempt is opened meanwhile: on a full disk it would count as failed.
+
+    Args:
+        run: the run.
+        log: called before each pause.
+        held_s: how long the job may keep its GPUs.
+        self_submit: whether to queue a job if the run has none in the queue.
+        clock: for tests.
+
+    Raises:
+        OSError: the run folder is gone.
     """
-    problem = shortage(run)
+    problem = space_problem(run)
     if not problem:
         return None
-    _remove_unfinished(run)  # an incomplete checkpoint may be what fills it
+    _remove_unfinished(run)  # an incomplete checkpoint may be what fills the disk
     began, pause = clock.now(), FIRST_PAUSE_S
-    while problem := shortage(run):
+    while problem := space_problem(run):
         left = began + held_s - clock.now()
         if left <= 0:
             return _defer(run, problem, clock.now(), self_submit)
         pause = min(pause, LONGEST_PAUSE_S, left)
-        log(f"{problem}: looking again in {duration(pause)}")
+        log(f"{problem}: checking again in {duration(pause)}")
         clock.sleep(pause)
         pause *= 2
     return None
@@ -182,24 +188,24 @@ def _remove_unfinished(run: RunFolder) -> None:
 
 
 def _defer(run: RunFolder, problem: str, now: float, self_submit: bool) -> Shortage:
-    """Have the queued jobs of the run start later; a run that queues its next job from a node queues it now."""
+    """Defer the queued jobs of the run; with `self_submit` and none queued, submit a deferred one."""
     least, most = DEFERRED_S
     ends = [attempt.result.get("ended") for attempt in reversed(run.attempts) if attempt.counts]
     ended = next((end for end in ends if is_number(end)), None)
     seconds = min(max(now - ended if is_number(ended) else least, least), most)
     jobs, refusal = next_attempt.queued(), ""
-    is_deferred = any([_begin_later(job, seconds) for job in jobs])
+    is_deferred = any([_defer_job(job, seconds) for job in jobs])
     if not jobs and self_submit:
         refusal = next_attempt.submit(run, f"--begin=now+{int(seconds)}")
         is_deferred = not refusal
     if is_deferred:
-        return Shortage(f"{problem}: the next job looks again in {duration(seconds)}", seconds)
+        return Shortage(f"{problem}: the next job checks again in {duration(seconds)}", seconds)
     reasons = "; ".join(filter(None, [problem, refusal]))
     return Shortage(f"{reasons}; no further job is queued: free space, then `recipes top-up {run.path}`", 0.0)
 
 
-def _begin_later(job: str, seconds: float) -> bool:
-    words = ["scontrol", "update", f"JobId={job}", f"StartTime=now+{int(seconds)}"]
+def _defer_job(job: str, seconds: float) -> bool:
+    command = ["scontrol", "update", f"JobId={job}", f"StartTime=now+{int(seconds)}"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(words, capture_output=True, timeout=30).returncode == 0
+        return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
     return False

@@ -81,11 +81,6 @@ def _fitting(facts: JsonObject) -> bytes:
     return text
 
 
-def is_whole(raw: bytes) -> bool:
-    """Whether a record's checksum holds."""
-    return len(raw) == RECORD_BYTES and zlib.crc32(raw[4:]) == int.from_bytes(raw[:4], "little")
-
-
 def phase_of(raw: bytes) -> str:
     """The phase in a record; '' in the place of a rank that has not begun."""
     _, rank, _, _, _, phase, _ = _RECORD.unpack_from(raw)

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file of the run folder: what it imports lies beside it
+if __name__ == "__main__":  # run from the run folder, which holds what it imports
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from superpod.errors import UserError

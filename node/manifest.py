@@ -1,10 +1,10 @@
-"""The manifest of a checkpoint: size, time, checksums of every file, written by the nodes once the save is complete.
+"""The manifest of a checkpoint: size, time and checksums of every file, written by the nodes after each save.
 
-`CHECKPOINT/manifest/{part}.json`, a part a node, so that no node reads what another has written. It is written twice:
-at once with a checksum of a sample of each file (milliseconds), and again with the CRC-32 of all its bytes, computed
-in the background of the training. CRC-32 finds every single flipped bit and every burst of up to 32; zlib makes 4 GiB/s
-on one core of this project's machine (measured, Python 3.11) and lets go of Python's lock meanwhile. A part carries a
-checksum of itself: one that is damaged counts as not there. Standard library only.
+`CHECKPOINT/manifest/{part}.json` has one part per node, so that no node reads what another has written. Each part is
+written twice: immediately with the checksum of a sample of each file (milliseconds), and again with the CRC-32 of all
+bytes, computed in the background of the training. CRC-32 detects every single flipped bit and every burst of up to 32;
+zlib computes 4 GiB/s on one core of this project's machine (measured, Python 3.11) and releases the GIL. A part has a
+checksum of itself: a damaged part counts as missing. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .files import JsonObject, read_json, write_json
 
 FOLDER = "manifest"
 CHUNK = 8 << 20
-"""Bytes that are read at once."""
+"""Bytes per read."""
 
 SAMPLE = 32 << 10
-"""Bytes of each of the two blocks of a file that are its sample."""
+"""Bytes of each of the two blocks that make up the sample of a file."""
 
 READERS = 64
-"""Threads that read small pieces at once: they wait for the file system, and hardly compute."""
+"""Threads for small reads, which mostly wait for the file system."""
 
 
 class FileRecord(NamedTuple):
@@ -39,7 +39,7 @@ class FileRecord(NamedTuple):
     crc: int | None
     """CRC-32 of its content; None = only its sample is known yet"""
     sample: int | None = None
-    """CRC-32 of its sample; None = an earlier version has written the manifest"""
+    """CRC-32 of its sample; None = the manifest is of an earlier version"""
     mtime_ns: int | None = None
 
 
@@ -50,11 +50,11 @@ class Manifest:
     records: dict[str, FileRecord]
     """by name within the checkpoint; empty for a checkpoint without a manifest"""
     is_complete: bool = False
-    """every node that saved has written its part, as the first node's part says; False where that does not say"""
+    """there are as many parts as the first node's part says; False if it does not say"""
 
 
 def sample_of(handle: int, size: int) -> int:
-    """CRC-32 of a quarter of the way into a file and three quarters, or of all of a small one. Raises OSError."""
+    """CRC-32 of two blocks, at 1/4 and 3/4 of a file, or of all of a small file. Raises OSError."""
     if size <= 2 * SAMPLE:
         return zlib.crc32(os.pread(handle, size, 0))
     crc = 0
@@ -73,7 +73,7 @@ def crc_of(handle: int) -> int:
 
 
 def record(file: Path, *, fully: bool = True) -> FileRecord:
-    """A file as it is now; its CRC only where it is to be read `fully`. Raises OSError."""
+    """The record of a file as it is now, with its CRC if it is to be read `fully`. Raises OSError."""
     handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         facts = os.fstat(handle)
@@ -84,9 +84,9 @@ def record(file: Path, *, fully: bool = True) -> FileRecord:
 
 
 def write_part(checkpoint: Path, part: str, files: Iterable[Path], *, fully: bool = True, parts: int = 0) -> None:
-    """Read `files` of the checkpoint, or their samples alone, and write their part of its manifest.
+    """Read `files` of the checkpoint, or only their samples, and write their part of its manifest.
 
-    `parts` is how many there will be, which the first node's part says. Raises OSError.
+    `parts` is the number of all parts, which the first node writes. Raises OSError.
     """
     records = {file.relative_to(checkpoint).as_posix(): record(file, fully=fully) for file in files}
     content = {name: list(records[name]) for name in sorted(records)}

@@ -1,13 +1,13 @@
-"""Look at a large checkpoint on all nodes of a job at once: is it as it was written? Standard library only.
+"""Checks the files of a large checkpoint on all nodes of a job in parallel. Standard library only.
 
-A checkpoint of 16,384 ranks has 32,768 files, and one of 405B parameters 5.6 TB: alone, the first node would open each
-of these files, or read for half an hour. As a step of the job every node takes its share of the files:
-`python3 shared_reading.py CHECKPOINT SHARES BYTES`, whose tasks print a JSON line each. BYTES is what each may read of
-files that the manifest does not vouch for; -1 = every byte of every file.
+A checkpoint of 16,384 ranks has 32,768 files, and one of 405B parameters has 5.6 TB: the first node alone would read
+for half an hour. So every node checks a share of the files in a step of the job:
+`python3 shared_reading.py CHECKPOINT SHARES BYTES`. Each task prints a JSON line. BYTES is what it may read of files
+without a checksum; -1 = every byte of every file.
 
-The first node alone reads the manifest, which has as many parts as there were nodes, and torch's table of places, and
-writes into one file, SHARES, what each node is to read: with 2,048 nodes a file system's metadata server sees that file
-opened 2,048 times, and not each of 2,048 parts by each of 2,048 nodes.
+Only the first node reads the manifest, which has one part per node, and `.metadata`. It writes what each node is to
+check into one file, SHARES: with 2,048 nodes, the file system's metadata server sees 2,048 opens of one file, not
+2,048 opens of each of 2,048 parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file of the run folder: what it imports lies beside it
+if __name__ == "__main__":  # run from the run folder, which holds what it imports
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from superpod.node import checkpoint_files, job_code, job_step
@@ -27,34 +27,34 @@ from superpod.node.checkpoint_files import Budget, Content, Findings
 from superpod.node.units import duration
 
 SHARE_FROM_FILES = 4096
-"""Files from which on a step of the job, which takes a second or two to start, is faster than one node alone."""
+"""Number of files above which a job step, which takes a second or two to start, is faster than one node."""
 
 SHARE_FROM_BYTES = 64 << 30
-"""The same where every byte is read."""
+"""The same in bytes, if every byte is read."""
 
 LEAST_RATE = 0.2e9
-"""Bytes a second that a node reads at least, of which a healthy one reads ten times as many."""
+"""Bytes per second that a slow node reads; a healthy one reads ten times as fast."""
 
 LEAST_FILE_RATE = 20.0
-"""Files a second that a node looks at, at least."""
+"""Files per second that a slow node checks."""
 
 START_S = 60.0
-"""What a step may take to start."""
+"""How long a job step may take to start."""
 
 
 SHARES = "shares"
-"""Name of the file that tells the nodes what to read, as long as they read."""
+"""Temporary file that lists what each node is to check."""
 
 _PLACE = "{:15d} {:15d}\n"
 """A line at the head of SHARES for each share: where it begins, and how long it is."""
 
 
 class SharedReader:
-    """Looks at checkpoints on the nodes of this job; `steps` counts the steps that it has started for that.
+    """Checks checkpoints on the nodes of this job; `steps` counts the job steps that it has started for that.
 
-    `folder` is one that all nodes see, and that this node may write. `fully`: read every byte. `left_s` gives the
-    seconds until the end of the job, of which half at most go into waiting for the nodes. However slow a file system
-    is, it fails no attempt: what was not read in time is looked at by the first node, as without `fully`.
+    All nodes see `folder`, and this node may write to it. `fully`: read every byte. `left_s` returns the seconds until
+    the end of the job, of which at most half are spent waiting for nodes. A slow file system fails no attempt: what was
+    not read in time is checked by the first node without `fully`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SharedReader:
         self._left_s, self._log, self._start_s = left_s, log, start_s
 
     def __call__(self, checkpoint: Path) -> Findings:
-        """What a look at a checkpoint finds. Raises OSError and ValueError, as `checkpoint_files.look` does."""
+        """As `checkpoint_files.look`. Raises OSError and ValueError."""
         listed = checkpoint_files.contents_of(checkpoint)
         bytes_ = sum(content.size for content in listed.contents)
         found = self._look(checkpoint, listed.contents, bytes_)
@@ -87,7 +87,6 @@ class SharedReader:
         limit_s = min(share_s + self._start_s, max(self._left_s() / 2, 1.0))
         shares = [contents[share::count] for share in range(count)]
         answers, is_late = self._answers(checkpoint, shares, limit_s)
-        # A node that does not answer has not looked at its share, so that the first one must.
         missing = [share for share in range(count) if share not in answers]
         if is_late:
             names = ", ".join(self._nodes[share] for share in missing[:8]) + ", ..." * (len(missing) > 8)
@@ -98,7 +97,7 @@ class SharedReader:
         left = Budget(0 if self._fully else checkpoint_files.READ_BYTES / count)
         rest = [content for share in missing for content in shares[share]]
         found = [problem for share in sorted(answers) for problem in answers[share]]
-        return found + checkpoint_files.look_at(checkpoint, rest, left)
+        return found + checkpoint_files.damages_in(checkpoint, rest, left)
 
     def _answers(
         self, checkpoint: Path, shares: list[list[Content]], limit_s: float
@@ -121,10 +120,8 @@ class SharedReader:
 
 
 def _look_here(checkpoint: Path, contents: Sequence[Content], bytes_: int) -> list[str]:
-    """What is wrong with these files; reads `bytes_` at most of what nobody vouches for, -1 = every byte of all."""
-    if bytes_ < 0:
-        return checkpoint_files.damages_in(checkpoint, contents)
-    return checkpoint_files.look_at(checkpoint, contents, Budget(bytes_))
+    """What is wrong with these files; reads up to `bytes_` of those without a checksum, -1 = every byte of all."""
+    return checkpoint_files.damages_in(checkpoint, contents, Budget(bytes_) if bytes_ >= 0 else None)
 
 
 def write_shares(file: Path, shares: list[list[Content]]) -> None:

@@ -1,4 +1,4 @@
-"""What a run folder records of a training, besides its checkpoints: whether a start at step 1 would discard steps.
+"""Evidence of trained steps in a run folder besides its checkpoints: would a start at step 1 discard a training?
 
 Standard library only.
 """
@@ -18,38 +18,37 @@ from superpod.node.run_facts import metrics
 from superpod.node.run_folder import Attempt, RunFolder, as_user_errors
 
 RESET = "reset.json"
-"""`RUN/reset.json`: `{"after": number of the last attempt before its user let the run start over}`."""
+"""`RUN/reset.json`: `{"after": N}`, the number of the last attempt before `recipes ckpt reset`."""
 
 MOVED = ("metrics.jsonl", "saved.jsonl", "checkpoints")
-"""What a reset moves aside, as `metrics-until-003.jsonl` and so on."""
+"""What a reset renames, to `metrics-until-003.jsonl` and so on."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A step that some file of the run says was trained."""
+    """A file's statement that the run has trained up to a step."""
 
     step: int
     source: str
     """the file, within the run folder"""
     is_saved: bool = False
-    """the file also says that a checkpoint of it, or of an earlier one, was there"""
+    """the file also says that there was a checkpoint of this step or an earlier one"""
     is_of_unknown_attempt: bool = False
 
 
 def counted(run: RunFolder) -> list[Attempt]:
-    """The attempts since the user let the run start over; all of them where that never happened."""
+    """The attempts since the last reset, or all attempts of a run that was never reset."""
     after = (read_json(run.path / RESET) or {}).get("after")
     first = int(after) + 1 if is_number(after) else 1
     return [attempt for attempt in run.attempts if int(attempt.name) >= first]
 
 
 def lost_training(run: RunFolder) -> str:
-    """Which training a start at step 1 would discard, without a checkpoint; '' for none.
+    """Which training a start at step 1 would discard although a checkpoint must have existed; '' = none.
 
-    Steps before the first checkpoint are nobody's fault: they are discarded where the records agree that no checkpoint
-    can have been complete, i.e. fewer steps than `save_every`, or fewer than two such intervals and the first save is
-    still there, marked as unfinished. Any other record of a trained step says that checkpoints have disappeared.
-    Raises OSError.
+    Steps before the first checkpoint may be trained again. No checkpoint can have been complete after fewer steps than
+    `save_every`, or after fewer than twice as many while the first save is still there, marked as unfinished. Any other
+    record of a trained step means that checkpoints have disappeared. Raises OSError.
     """
     records = _records(run)
     if not records:
@@ -64,7 +63,7 @@ def lost_training(run: RunFolder) -> str:
 
 
 def _first_complete_save(run: RunFolder) -> float:
-    """Steps from which on a checkpoint must have been complete; 0 where the run does not say how often it saves."""
+    """The number of steps after which a checkpoint must have been complete; 0 if the save interval is unknown."""
     save_every = run.facts.get("save_every")
     if not is_number(save_every) or save_every <= 0:
         return 0
@@ -73,14 +72,14 @@ def _first_complete_save(run: RunFolder) -> float:
 
 
 def _records(run: RunFolder) -> list[Record]:
-    """Every record of a trained step since the newest attempt that was decided to start at step 1."""
+    """Every record of a trained step since the newest attempt that started at step 1."""
     attempts = counted(run)
     names = {attempt.name for attempt in attempts}
     since = max((int(attempt.name) for attempt in attempts if attempt.resume.get("step") == 0), default=0)
     records = []
     for attempt in attempts:
         if int(attempt.name) >= since:
-            records += _of_attempt(attempt)
+            records += _records_of(attempt)
     for line in metrics(read_lines(run.path / "metrics.jsonl")):
         name = line.get("attempt", "")
         is_known = name in names
@@ -89,7 +88,7 @@ def _records(run: RunFolder) -> list[Record]:
     return records
 
 
-def _of_attempt(attempt: Attempt) -> list[Record]:
+def _records_of(attempt: Attempt) -> list[Record]:
     result, where = attempt.result, f"attempts/{attempt.name}"
     saved = [result.get("checkpoint"), result.get("before"), attempt.resume.get("step")]
     steps = [(result.get("last_step"), "result.json", False), *((step, "result.json", True) for step in saved)]
@@ -100,9 +99,9 @@ def _of_attempt(attempt: Attempt) -> list[Record]:
 
 
 def reset(run: RunFolder) -> list[Path]:
-    """Let the run start over at step 1, under its lock: its records and checkpoints are moved aside, none is deleted.
+    """Let the run start over at step 1: its records and checkpoints are renamed, not deleted. Call it under the lock.
 
-    Returns the names that they have now. Raises UserError, as for a run that is done.
+    Returns the new paths. Raises UserError if the run is done or a file cannot be renamed.
     """
     if run.done:
         raise UserError(f"{run.path} is done", "start a new run")

@@ -2,7 +2,7 @@
 
 For each size it makes Megatron's grid of ranks at the real world size, and resolves the configuration as NeMo's
 strategy, precision and callbacks write it, whose own checks then run. Sizes that resolve to the same (`resolved.py`)
-share one build: the models of the first, a middle and the last pipeline rank (`evidence.py` keeps the results).
+share one build: the models of the first, a middle and the last pipeline rank (`proof_store.py` keeps the results).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from superpod.planner.planned_job import PlannedJob
 from superpod.recipes import planned_job as jobs
 from superpod.recipes.facts import proof_level
 from superpod.recipes.registry import ADAPTERS, Recipe
-from superpod.rehearsal import evidence, proof_pool, rank_models, resolved
-from superpod.rehearsal.evidence import Outcome, ProofCache, Shown, Size
+from superpod.rehearsal import proof_pool, proof_store, rank_models, resolved
 from superpod.rehearsal.parameter_counts import Counter, tolerance
 from superpod.rehearsal.proof_pool import Note
+from superpod.rehearsal.proof_store import Outcome, ProofCache, Size, SizeDigests
 from superpod.rehearsal.rank_models import SizeKey
 
 RESOLVED_AT_ONCE, BUILT_AT_ONCE = 100, 10
@@ -64,12 +64,12 @@ class Proof:
     failures: list[Failure] = field(default_factory=list)
     known: list[Failure] = field(default_factory=list)
     """Sizes of models that are known to be broken (`Model.broken`) and fail as they are known to; no failures."""
-    shown: dict[Size, Shown] = field(default_factory=dict)
+    digests: dict[Size, SizeDigests] = field(default_factory=dict)
     """Of sizes without a failure."""
     standing: int = 0
-    """Sizes that were not built, since they were built from the same inputs in a written proof."""
+    """Sizes that were not built, since the committed file has what was built from the same inputs."""
     left: int = 0
-    """Sizes that were resolved and not built, by `most`."""
+    """Sizes that were resolved and not built, because of `most`."""
 
 
 def prove(
@@ -94,7 +94,7 @@ def prove(
     Raises:
         UserError: NeMo, or Transformer Engine's Python, is not installed.
     """
-    versions, recipes = evidence.versions(), list(recipes)
+    versions, recipes = proof_store.versions(), list(recipes)
     sizes = {(recipe.name, nodes): recipe for recipe in recipes for nodes in recipe.nodes}
     planned = plan((recipe, nodes) for (_, nodes), recipe in sizes.items())
     faults = {(failure.recipe, failure.nodes): failure.why for failure in refused(planned)}
@@ -104,45 +104,45 @@ def prove(
     try:
         with proof_pool.Workers(workers) as pool:
             run = _Run(sizes, wanted, cache, proof, pool, note)
-            digests = _resolve(run, faults)
-            shown = _inputs(digests, sizes, planned)
-            standing = _standing(written or {}, sizes, shown)
-            outcomes = _build(run, {size: digests[size] for size in digests if size not in standing}, most)
+            resolved_sizes = _resolve(run, faults)
+            inputs = _inputs(resolved_sizes, sizes, planned)
+            unchanged = _unchanged(written or {}, sizes, inputs)
+            to_build = {size: digest for size, digest in resolved_sizes.items() if size not in unchanged}
+            outcomes = _build(run, to_build, most)
     finally:
         cache.save()  # after Ctrl-C too
     _judge(outcomes, sizes, planned, proof, faults)
-    _count(proof, digests, outcomes, sizes)
+    _count(proof, resolved_sizes, outcomes, sizes)
     known = _known({size: sizes[size] for size in wanted}, set(outcomes), proof, faults)
     proof.failures = [Failure(*size, faults[size]) for size in sizes if size in faults]
     proof.known = [Failure(*size, sizes[size].model.broken) for size in sizes if size in known]
-    built = {size: shown[size]._replace(built=outcome.get("built", "")) for size, outcome in outcomes.items()}
-    sound = [size for size in digests if size not in faults and size not in known]
-    proof.shown = {size: (shown | standing | built)[size] for size in sound}
-    proof.standing = len(standing)
-    proof.left = len(digests) - len(standing) - len(outcomes)
+    built = {size: inputs[size]._replace(built=outcome.get("built", "")) for size, outcome in outcomes.items()}
+    digests = inputs | unchanged | built
+    proof.digests = {size: digests[size] for size in resolved_sizes if size not in faults and size not in known}
+    proof.standing = len(unchanged)
+    proof.left = len(resolved_sizes) - len(unchanged) - len(outcomes)
     return proof
 
 
 def _inputs(
     digests: Mapping[Size, str], sizes: Mapping[Size, Recipe], planned: Mapping[Size, PlannedJob]
-) -> dict[Size, Shown]:
+) -> dict[Size, SizeDigests]:
     """Of each size: its facts, its resolved configuration and what is expected of it. Nothing is built yet."""
     counter = Counter()
-    shown: dict[Size, Shown] = {}
+    inputs: dict[Size, SizeDigests] = {}
     for size, digest in digests.items():
         recipe, job = sizes[size], planned[size]
         expected = [digest, counter.counted(recipe, job), tolerance(job.model), recipe.gpus_per_node]
         facts = proof_level.facts(recipe, size[1])
-        shown[size] = Shown(facts, evidence.digest(expected), proof_level.NOT_RECORDED)
-    return shown
+        inputs[size] = SizeDigests(facts, proof_store.digest(expected), proof_level.NOT_RECORDED)
+    return inputs
 
 
-def _standing(
-    written: Mapping[str, Any], sizes: Mapping[Size, Recipe], shown: Mapping[Size, Shown]
-) -> dict[Size, Shown]:
-    """The sizes that need no build; a model that is called broken is built, so that it is seen to be."""
-    usable = {size: one for size, one in shown.items() if not sizes[size].model.broken}
-    return evidence.standing(written, usable)
+def _unchanged(
+    written: Mapping[str, Any], sizes: Mapping[Size, Recipe], inputs: Mapping[Size, SizeDigests]
+) -> dict[Size, SizeDigests]:
+    """The sizes that need no build; models known to be broken are built, to see whether they still are."""
+    return proof_store.unchanged(written, {size: one for size, one in inputs.items() if not sizes[size].model.broken})
 
 
 def plan(sizes: Iterable[tuple[Recipe, int]]) -> dict[Size, PlannedJob]:
@@ -182,7 +182,7 @@ def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
     run.proof.resolved_now = len(missing)
     for results in run.pool.run(rank_models.resolve_all, missing, RESOLVED_AT_ONCE):
         known.update(results)
-        run.cache.save_now_and_then()
+        run.cache.save_periodically()
         run.note("resolving", sum(key in known for key in missing), len(missing))
     digests: dict[Size, str] = {}
     for size, key in keys.items():
@@ -237,7 +237,7 @@ def _build_missing(run: _Run, wanted: Mapping[str, SizeKey]) -> None:
     run.proof.built_now += sum(len(resolved.stages(size.layout)) for size in missing.values())
     for results in run.pool.run(rank_models.build_all, missing, BUILT_AT_ONCE):
         built.update(results)
-        run.cache.save_now_and_then()
+        run.cache.save_periodically()
         run.note("building", sum(key in built for key in missing), len(missing))
 
 

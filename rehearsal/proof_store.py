@@ -1,8 +1,8 @@
-"""What proofs have shown: the committed file (`recipes/facts/proven.json`), and a cache of one machine.
+"""Results of proofs: the committed file (`recipes/facts/proven.json`), and this machine's cache.
 
-Both are keyed by content. The committed file has, for each size of a recipe, the digest of its inputs (the resolved
-configuration, and what the planner expects of it) and the digest of what was built and received from them. Code that
-changes neither changes nothing here; what `differences` compares comes from execution (decision 14).
+Both are keyed by content. For each size of a recipe, the committed file has a digest of the inputs (the resolved
+configuration, and what the planner expects of it) and a digest of what was built from them. A change of code that
+changes neither leaves the file as it is. `differences` compares digests of what was executed (decision 14).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import re
 import time
 from collections import defaultdict
@@ -20,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from superpod import collection
+from superpod import collection, whole_file
 from superpod.errors import UserError
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
@@ -49,24 +48,25 @@ class Resolution(TypedDict, total=False):
 
     digest: str
     error: str
-    """with which Megatron or NeMo refuses the configuration"""
+    """why Megatron or NeMo refuses the configuration"""
     missing: str
+    """what the model needs that only a machine with a GPU has"""
 
 
 class Outcome(TypedDict, total=False):
     """Result of building the models of a resolved configuration."""
 
     parameters: list[list[int]]
-    """Of each pipeline rank that was built, the parameters of each of its chunks."""
+    """parameters of each model chunk, for each pipeline rank that was built"""
     layers: list[str]
-    """Digests of the distinct TE layers."""
+    """digests of the distinct TE layers"""
     built: str
-    """Digest of parameters, layers, process groups and what was communicated, of each pipeline rank."""
+    """digest of the parameters, layers, process groups and communication of each pipeline rank"""
     world: list[str]
-    """Process groups that the constructors measured and whose size follows from the number of GPUs."""
+    """process groups whose size constructors read and that depends on the number of GPUs"""
     error: str
     missing: str
-    """what the model needs that only a machine with a GPU has"""
+    """as in Resolution"""
 
 
 @cache
@@ -89,7 +89,7 @@ def versions() -> dict[str, str]:
 
 
 def digest(value: object) -> str:
-    """Of anything that JSON can say: 8 hexadecimal digits, which tell a change from none."""
+    """8 hexadecimal digits of the SHA-256 of a value that JSON can represent."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -97,7 +97,7 @@ def digest(value: object) -> str:
 
 
 class ProofCache:
-    """Results of this code, by facts of sizes and by resolved configurations; `save` writes the file."""
+    """Results of the current code: resolutions by size, outcomes by resolved configuration."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -108,24 +108,20 @@ class ProofCache:
         self.resolved: dict[str, Resolution] = mine["resolved"]
         self.built: dict[str, Outcome] = mine["built"]
 
-    def save_now_and_then(self) -> None:
-        """`save`, unless it was done in the last seconds: the file has megabytes."""
+    def save_periodically(self) -> None:
+        """`save`, at most every SAVE_EVERY_S seconds: the file has megabytes."""
         if time.monotonic() - self._saved > SAVE_EVERY_S:
             self.save()
 
     def save(self) -> None:
-        """Write the file completely, or leave it as it was.
-
-        Raises:
-            OSError: no space, or no permission.
-        """
+        """Write the file completely, or leave it as it was. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(self._path, json.dumps({"proof": self._all}, separators=(",", ":")))
+        whole_file.write(self._path, json.dumps({"proof": self._all}, separators=(",", ":")))
         self._saved = time.monotonic()
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The cache's results by code; nothing of a file that cannot be read, or that an older version has written."""
+    """The cache's results by hash of the code; {} for a file that cannot be read or that an older version wrote."""
     try:
         known = json.loads(path.read_text())["proof"]
         return known if all(set(results) == {"resolved", "built"} for results in known.values()) else {}
@@ -135,7 +131,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 @cache
 def _code() -> str:
-    """Hash of the code, the data and the libraries on which cached results depend."""
+    """Hash of the code, the data and the library versions that cached results depend on."""
     files = {path for pattern in CODE for path in ROOT.glob(pattern) if path.is_file() and path.suffix != ".pyc"}
     total = hashlib.sha256(repr(sorted(versions().items())).encode())
     named = {str(path.relative_to(ROOT)): path for path in files} | dict(collection.all_files())
@@ -144,21 +140,12 @@ def _code() -> str:
     return total.hexdigest()[:24]
 
 
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 # -- the committed file ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Written:
-    """What has become of the committed file, in sizes."""
+    """How many sizes the committed file has after a write."""
 
     path: Path
     proven: int
@@ -166,50 +153,47 @@ class Written:
     earlier: int
     """unchanged since an earlier proof, which did not record what was built"""
     changed: int
-    """no longer in the file: they resolve otherwise than what was built"""
+    """removed from the file: they no longer resolve to what was built"""
 
 
-class Shown(NamedTuple):
-    """What a proof has shown of a size."""
+class SizeDigests(NamedTuple):
+    """What a proof records of a size."""
 
     facts: str
-    """Digest of the recipe's own facts at that size: the key in the file."""
+    """of the recipe's own facts at that size: the key in the file"""
     inputs: str
-    """Digest of the resolved configuration, and of what is expected."""
+    """of the resolved configuration, and of what the planner expects"""
     built: str
-    """Digest of what was built; `NOT_RECORDED` where it was not built now."""
+    """of what was built; `NOT_RECORDED` if this proof has not built it"""
 
 
-def standing(known: Mapping[str, Any], shown: Mapping[Size, Shown]) -> dict[Size, Shown]:
-    """The sizes that the file has with these inputs, and what was built from them with the installed libraries."""
+def unchanged(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> dict[Size, SizeDigests]:
+    """The sizes that the file has with the same inputs and libraries, with what was built from them."""
     entries = _entries(known) if known.get("versions") == versions() else {}
-    same = {size: entries[one.facts] for size, one in shown.items() if one.facts in entries}
-    return {
-        size: shown[size]._replace(built=built)
-        for size, (inputs, built) in same.items()
-        if inputs == shown[size].inputs and built != NOT_RECORDED
-    }
+    found: dict[Size, SizeDigests] = {}
+    for size, one in digests.items():
+        inputs, built = entries.get(one.facts, ("", NOT_RECORDED))
+        if inputs == one.inputs and built != NOT_RECORDED:
+            found[size] = one._replace(built=built)
+    return found
 
 
-def differences(known: Mapping[str, Any], shown: Mapping[Size, Shown]) -> list[str]:
-    """Where the file says otherwise than what was executed, as lines; [] = nowhere.
-
-    Of a size that the file does not have it says nothing, and so nothing wrong.
-    """
+def differences(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> list[str]:
+    """Where the file differs from what was executed, a line per size; sizes not in the file are skipped."""
     if known.get("versions") != versions():
         return [f"proven with {known.get('versions')}, and {versions()} is installed"]
     entries, lines = _entries(known), []
-    for (name, nodes), one in shown.items():
+    for (name, nodes), one in digests.items():
         inputs, built = entries.get(one.facts, (NOT_RECORDED, NOT_RECORDED))
         if inputs not in (NOT_RECORDED, one.inputs):
-            lines.append(f"{name} at {nodes} nodes resolves otherwise than what was proven")
+            lines.append(f"{name} at {nodes} nodes resolves to another configuration than the proven one")
         elif NOT_RECORDED not in (built, one.built) and built != one.built:
-            lines.append(f"{name} at {nodes} nodes is built otherwise than what was proven")
+            lines.append(f"{name} at {nodes} nodes builds other models than the proven ones")
     return lines
 
 
 def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
-    """Write what a proof has shown of these recipes' declared sizes, and keep what the file says of others.
+    """Write the results of a proof for these recipes' declared sizes, and keep the file's entries of other recipes.
 
     Raises:
         UserError: collections are in use; or the file has other recipes, proven with other libraries.
@@ -223,7 +207,7 @@ def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
     mine = {facts(recipe, nodes) for recipe in recipes for nodes in recipe.nodes}
     before = _entries(old)
     new: dict[str, str] = {}
-    for one in proof.shown.values():
+    for one in proof.digests.values():
         inputs, built = before.get(one.facts, ("", ""))
         if one.built != NOT_RECORDED:
             new[one.facts] = f"{one.inputs} {one.built}"
@@ -239,13 +223,13 @@ def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
         "rehearsed": rehearsed(registry.recipes().values()),
         "sizes": dict(sorted(sizes.items())),
     }
-    _replace(proof_level.EVIDENCE, json.dumps(written, indent=1) + "\n")
+    whole_file.write(proof_level.EVIDENCE, json.dumps(written, indent=1) + "\n")
     earlier = sum(value.endswith(NOT_RECORDED) for value in new.values())
     return Written(proof_level.EVIDENCE, len(new) - earlier, earlier, len(before.keys() & (mine - new.keys())))
 
 
 def refuse_to_write(recipes: Iterable[Recipe]) -> None:
-    """Refuse, before a proof that takes long, what `write` would refuse after it. Raises UserError."""
+    """Refuse before a long proof what `write` would refuse after it. Raises UserError."""
     if folders := collection.folders():
         raise UserError(f"--write keeps the proof without collections, and {folders[0]} is one", "unset it")
     old = proof_level.read()
@@ -258,12 +242,12 @@ def refuse_to_write(recipes: Iterable[Recipe]) -> None:
 
 
 def _entries(known: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Facts of a size -> digest of its inputs, and of what was built."""
+    """Facts of a size -> the digests of its inputs and of what was built."""
     return {key: (value.partition(" ")[0], value.partition(" ")[2]) for key, value in known.get("sizes", {}).items()}
 
 
 def _broken(old: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[str, Any]]:
-    """Failures by their reasons, known ones too: why, and the recipes with their sizes; of other recipes the file's."""
+    """The failures of a proof, known ones too, and the file's of other recipes: sizes by recipe, grouped by reason."""
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for group in old.get("broken", ()):
         for name, sizes in group["recipes"].items():
@@ -276,14 +260,14 @@ def _broken(old: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[
 
 
 def rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:
-    """Recipe -> sizes at which it was rehearsed in the topology that it has there today, and no rehearsal failed."""
+    """Recipe -> sizes whose rehearsals in today's topology all passed, without a failed one in any topology."""
     ours = {recipe.name: recipe for recipe in recipes}
     results = json.loads(REHEARSALS.read_text()).values() if REHEARSALS.is_file() else ()
     verdicts: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
         recipe, nodes = ours.get(result["recipe"]), result["nodes"]
         if recipe and nodes in recipe.nodes:
-            same = _degrees(result.get("topology", "")) == _todays_degrees(recipe, nodes)
+            same = _degrees(result.get("topology", "")) == _current_degrees(recipe, nodes)
             if same or not result["passed"]:
                 verdicts[recipe.name][nodes].append(result["passed"])
     passed = {name: sorted(n for n, runs in sizes.items() if all(runs)) for name, sizes in sorted(verdicts.items())}
@@ -291,14 +275,14 @@ def rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:
 
 
 def _degrees(topology: str) -> set[str]:
-    """{"TP8", "SP", "DP4"} of `TP2 SP DP2, folded: TP 8 -> 2, DP 4 -> 2`: the degrees before they were folded."""
+    """The degrees before folding: {"TP8", "SP", "DP4"} of `TP2 SP DP2, folded: TP 8 -> 2, DP 4 -> 2`."""
     short, _, folded = topology.partition(", ")
     degrees = dict(re.findall(r"([A-Z]+)(\d*)", short))
     degrees.update(re.findall(r"([A-Z]+) (\d+) -> ", folded))
     return {f"{name}{size}" for name, size in degrees.items()}
 
 
-def _todays_degrees(recipe: Recipe, nodes: int) -> set[str]:
+def _current_degrees(recipe: Recipe, nodes: int) -> set[str]:
     layout = recipe.layout(nodes)
     dp = layout.dp(nodes * recipe.gpus_per_node)
     short = layout.short() if layout.model_parallel * layout.ep > 1 else ""

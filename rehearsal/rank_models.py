@@ -25,7 +25,7 @@ from superpod.recipes.facts import environment
 from superpod.recipes.planned_job import job
 from superpod.recipes.registry import Recipe
 from superpod.rehearsal import resolved
-from superpod.rehearsal.evidence import Outcome, Resolution, digest
+from superpod.rehearsal.proof_store import Outcome, Resolution, digest
 
 if TYPE_CHECKING:
     from nemo_run import Partial

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import counted
 from superpod.launchers.early import PROCESS_GIB
-from superpod.slurm.live_cluster import JobShape, LiveCluster, usable, words
+from superpod.slurm.live_cluster import JobShape, LiveCluster, list_items, usable
 from superpod.slurm.profile_checks import (
     Finding,
     association,
@@ -141,7 +141,7 @@ def _resources(sources: list[Source], takes: dict[str, int], size: JobSize) -> I
         bounds: dict[str, tuple[str, int]] = {}
         for name, values in sources:
             relative = "Relative" in values.get("Flags", "").split(",")  # percentages, of what only Slurm knows
-            for word in words(values.get(limit, "")):
+            for word in list_items(values.get(limit, "")):
                 resource, _, number = word.partition("=")
                 if number.isdigit():  # memory has units, and is checked against the node
                     bounds.setdefault(resource, (name, sys.maxsize if relative else int(number)))

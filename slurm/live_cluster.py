@@ -1,8 +1,7 @@
-"""The facts of a live cluster: partitions, accounts, GPUs, folders. One shell collects them all."""
+"""The facts of a live cluster, which one shell collects: partitions, accounts, GPUs, folders."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -54,7 +53,7 @@ say login bash -lc 'for module; do
 shift
 runs=$1
 say runs sh -c 'd=$0; while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
-    # root may write everywhere by its rights, and yet not in /proc or on a disk that is mounted for reading
+    # root passes every test of permissions, and yet cannot write in /proc or to a read-only file system
     test -d "$d" && t=$(mktemp "$d/.superpod-XXXXXXXX") && rm -f "$t" && df -Pk "$d" | tail -n 1' "$runs"
 say open find "$runs/." -maxdepth 0 -perm /022 ! -perm -1000 -printf '%m %g'
 for path; do
@@ -95,7 +94,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class LiveCluster:
-    """A cluster's answers. Empty tables mean that it did not answer, not that it has nothing."""
+    """A cluster's answers. An empty table means no answer, not that there is nothing."""
 
     partitions: dict[str, dict[str, str]] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -118,9 +117,9 @@ class LiveCluster:
     topology: str = ""
     """TopologyPlugin, such as topology/block; '' = not known"""
     mpi: list[str] = field(default_factory=list)
-    """plug-ins that srun lists"""
+    """PMI plug-ins that srun lists"""
     mpi_failure: str = ""
-    """why srun cannot load the profile's; "" = it can"""
+    """why srun cannot load the profile's plug-in; "" = it can"""
     has_pyxis: bool = False
     python: int = 0
     """of the batch script, as 309; 0 = not there"""
@@ -130,14 +129,14 @@ class LiveCluster:
     runs_free: int | None = None
     """bytes free where run folders are made; None = it cannot be written"""
     runs_open: str = ""
-    """its mode, where others can write to it and it lacks the sticky bit, so that they could replace runs"""
+    """its mode, if others can write to it and it lacks the sticky bit, so that they could replace runs; "" otherwise"""
     refused: str = ""
     """why sbatch takes no job of this size with the profile's options; "" = it takes one"""
     paths: dict[str, str] = field(default_factory=dict)
     """path -> folder, file, unreadable or missing"""
 
     def nodes_of(self, partition: str) -> list[dict[str, str]]:
-        """The nodes of a partition, or of several with commas between them."""
+        """The nodes of a partition, or of several, separated by commas."""
         names = {*partition.split(",")}
         return [node for node in self.nodes.values() if names & {*node.get("Partitions", "").split(",")}]
 
@@ -164,9 +163,15 @@ def ask(
     ranks_python: str = "",
     size: JobShape | None = None,
 ) -> LiveCluster:
-    """The cluster's facts, what is at `paths` there, and whether sbatch would take a job of `size`.
+    """The cluster's facts, and whether sbatch would take a job.
 
-    None = one node for the profile's time, whose size sbatch's answer is not about.
+    Args:
+        connection: to a login node.
+        cluster: the profile.
+        runs: the folder for runs.
+        paths: files and folders to look for.
+        ranks_python: the ranks' Python; "" = not to be looked for.
+        size: of the job; None = one node for the profile's time, and refusals that depend on the size are ignored.
 
     Raises:
         UserError: the connection fails, or Slurm does not answer.
@@ -186,15 +191,15 @@ def ask(
     )
 
 
-# What sbatch says where a job could not start at this moment only, of slurm_errno.c and slurm_protocol_defs (22.05).
+# sbatch's messages for a job that could not start right now (slurm_errno.c and slurm_protocol_defs of Slurm 22.05).
 _TRANSIENT = re.compile(
     r"Requested nodes are busy|Required node not available|Requested partition configuration not available now"
     r"|Unable to contact|Socket timed out|Connection refused|temporarily unable|try again"
 )
 UNAVAILABLE = "Requested node configuration is not available"
-"""Said of a size that no node has, and equally while nodes are down, drained or reserved."""
+"""sbatch's message for a size that no node has, and also while nodes are down, drained or reserved."""
 _OF_THIS_SIZE = re.compile(r"violates|time limit|[Cc]ount specification|" + UNAVAILABLE)
-"""Judgements of one node and the profile's time, which are not those of a submission."""
+"""Refusals that depend on a job's size and time."""
 
 
 def hosts(connection: Connection, option: str) -> list[str]:
@@ -212,7 +217,7 @@ def nodelist(cluster: Cluster) -> str:
 
 
 def _refused(connection: Connection, cluster: Cluster, size: JobShape | None) -> str:
-    """sbatch's own judgement of the job and the profile's options, "" where it takes them; nothing is queued."""
+    """Why sbatch refuses the job with the profile's options, "" if it does not; nothing is queued."""
     nodes, gpus, time = size or (1, cluster.gpus_per_node, "")
     if size is None and (named := nodelist(cluster)):
         nodes = len(hosts(connection, named)) or 1
@@ -236,7 +241,7 @@ srun --mpi="$mpi" --test-only --nodes=1 --ntasks=1 "$@" true 2>&1 || true
 
 
 def _mpi_failure(connection: Connection, cluster: Cluster) -> str:
-    """Why srun cannot load the profile's MPI plug-in, "" where it can; `--mpi=list` names those without a library."""
+    """Why srun cannot load the profile's PMI plug-in, "" if it can; `--mpi=list` lists even those without a library."""
     slurm = cluster.slurm
     if slurm.mpi == "none":
         return ""
@@ -286,13 +291,13 @@ def _table(text: str, key: str) -> dict[str, dict[str, str]]:
 
 
 def _rows(text: str) -> list[dict[str, str]]:
-    """A table of sacctmgr --parsable2: the first line names the columns."""
+    """The rows of a `sacctmgr --parsable2` table, whose first line names the columns."""
     head, *lines = text.splitlines() or [""]
     return [dict(zip(head.split("|"), line.split("|"), strict=False)) for line in lines if "|" in line]
 
 
 def _association(row: dict[str, str]) -> Association:
-    names = words(row.get("QOS", ""))
+    names = list_items(row.get("QOS", ""))
     kept = {key: value for key, value in row.items() if re.match(r"(Max|Grp)", key)}
     return Association(row.get("Account", ""), row.get("Partition", ""), names, row.get("Def QOS", ""), kept)
 
@@ -305,7 +310,7 @@ def _reservations(answers: dict[str, str]) -> list[Reservation]:
             _moment(row.get("StartTime", ""), datetime.min),
             _moment(row.get("EndTime", ""), datetime.max),
             nodes.get(name, frozenset()),
-            *(words(row.get(key, "")) for key in ("Flags", "Users", "Accounts")),
+            *(list_items(row.get(key, "")) for key in ("Flags", "Users", "Accounts")),
         )
         for name, row in _table(answers.get("reservations", ""), "ReservationName").items()
     ]
@@ -318,26 +323,21 @@ def _moment(text: str, otherwise: datetime) -> datetime:
         return otherwise  # "Unknown", "NONE"
 
 
-def words(text: str) -> tuple[str, ...]:
-    """The words of a list as Slurm prints it, with commas; none for (null) and ALL."""
-    return tuple(word for word in text.split(",") if word not in ("", "(null)", "ALL"))
+def list_items(text: str) -> tuple[str, ...]:
+    """The items of a comma-separated list that Slurm prints; () for (null) and ALL."""
+    return tuple(item for item in text.split(",") if item not in ("", "(null)", "ALL"))
 
 
 def gpus_of(node: dict[str, str]) -> tuple[int, str]:
-    """How many GPUs Slurm lists for a node, and of which type ('' = it names none)."""
+    """How many GPUs Slurm lists for a node, and their type ("" = it names none)."""
     match = re.search(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)", node.get("Gres", ""))  # gpu:h100:8(S:0-1) or gpu:8
     return (int(match[2]), match[1] or "") if match else (0, "")
 
 
 def usable(state: str) -> bool:
-    """A node runs jobs, or would when Slurm has powered it up: IDLE+CLOUD+POWERED_DOWN, of which DOWN is no word."""
+    """Whether a node runs jobs, or will once Slurm has powered it up (IDLE+CLOUD+POWERED_DOWN is not DOWN)."""
     flags = {re.sub(r"\W+$", "", word) for word in state.split("+")}
     asleep = any(flag.startswith("POWER") for flag in flags)
     return not flags & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"} and (
         asleep or "NOT_RESPONDING" not in flags
     )
-
-
-def described(live: LiveCluster) -> str:
-    """For people and bug reports, as JSON."""
-    return json.dumps(live.__dict__, indent=1, default=str)

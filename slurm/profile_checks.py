@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import did_you_mean
 from superpod.slurm.gpu_names import gpu_named
-from superpod.slurm.live_cluster import UNAVAILABLE, Association, LiveCluster, gpus_of, usable, words
+from superpod.slurm.live_cluster import UNAVAILABLE, Association, LiveCluster, gpus_of, list_items, usable
 from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _allowed(name: str, known: dict[str, str], key: str, what: str, own: str, co
     (`part_policy_valid_acct`): what an account below a denied one may, `sbatch --test-only` says (`refused`). What
     accepts some denies none, in every version.
     """
-    accepted, denied = words(known.get(f"Allow{key}", "")), words(known.get(f"Deny{key}", ""))
+    accepted, denied = list_items(known.get(f"Allow{key}", "")), list_items(known.get(f"Deny{key}", ""))
     if own and accepted and not {*counting} & {*accepted}:
         yield Finding(f"partition {name} does not accept {what} {own!r}", f"it accepts {', '.join(accepted)}")
     elif not accepted and own in denied:

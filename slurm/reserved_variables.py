@@ -1,7 +1,4 @@
-"""Environment variables that a profile's `[env]` cannot set, because the launch of a job sets them itself.
-
-A value of a profile would be the same for every rank, where these differ from rank to rank or from job to job.
-"""
+"""Environment variables that a profile's `[env]` cannot set: they differ by rank or job, and the launch sets them."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ RANK_VARIABLES = (
 
 
 class Reserved(NamedTuple):
-    """Variables by a pattern of their whole name, and who sets them."""
+    """Variables whose full name matches a pattern, and why a profile cannot set them."""
 
     pattern: str
     reason: str
@@ -40,7 +37,7 @@ RESERVED = (
     Reserved(
         r"OMPI_COMM_WORLD_\w+|MV2_COMM_WORLD_\w+|PMI_(RANK|SIZE|ID|FD|PORT|JOBID)|PMI2_\w+"
         r"|PMIX_(RANK|NAMESPACE|SERVER_\w+)|JSM_NAMESPACE_\w+|LSB_\w+",
-        "another launcher's: frameworks would take their rank from it",
+        "another launcher sets it, and frameworks would take their rank from it",
     ),
     Reserved("NCCL_COMM_ID", "every communicator would meet at one address; torch gives each its own"),
     Reserved(r"WANDB_RUN_ID|WANDB_RESUME", "every run would write to the same one: node/wandb_id.py keeps it per run"),

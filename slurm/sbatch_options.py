@@ -1,9 +1,9 @@
 """Every option of sbatch (22.05 to 25.05), and whether a profile's `slurm.options` may hold it.
 
-The script states the size, the layout of ranks, the output and the signals of a job, and the chain of attempts relies
-on them (docs/slurm.md, The profile). An option that contradicts these would make another job of it: it is refused with
-the reason, or names the key of the profile that owns it. Options that are not listed here, such as those of a site's
-SPANK plug-ins, are left to `sbatch --test-only` (slurm/live_cluster.py).
+The script sets the size, the layout of ranks, the output and the signals of a job, and the chain of attempts relies on
+them (docs/slurm.md, The profile). An option that would change these is refused, with the reason and the key of the
+profile to use instead. Options that are not listed here, such as those of a site's SPANK plug-ins, are left to
+`sbatch --test-only` (slurm/live_cluster.py).
 
 Source: sbatch(1) of Slurm 22.05, and the release notes of 23.02 to 25.05 for the options since.
 """
@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 
 class SbatchOption(NamedTuple):
-    """What becomes of an option in `slurm.options`."""
+    """Whether `slurm.options` may hold an option."""
 
     refused: str = ""
-    """why it contradicts the script; "" = it is not refused"""
+    """why it is refused; "" = it is allowed"""
     key: str = ""
-    """what decides it instead: a key of the profile or an option of `recipes submit`"""
+    """what to use instead: a key of the profile or an option of `recipes submit`"""
 
 
 def _refused(reason: str, *names: str, key: str = "") -> dict[str, SbatchOption]:
@@ -31,14 +31,14 @@ def _owned(key: str, *names: str) -> dict[str, SbatchOption]:
 
 
 _ALLOWED = (
-    # where and when: nodes, features, topology, priority
+    # nodes, topology, priority
     *("nodelist", "exclude", "reservation", "prefer", "cluster-constraint", "switches", "contiguous", "spread-job"),
     *("segment", "consolidate-segments", "spread-segments", "use-min-nodes", "nice", "priority", "licenses", "network"),
-    # what a node must have, and what it gives
+    # resources of a node
     *("mincpus", "sockets-per-node", "cores-per-socket", "threads-per-core", "extra-node-info", "tmp", "gres"),
     *("core-spec", "thread-spec", "gres-flags", "hint", "cpu-freq", "gpu-freq", "power", "reboot", "delay-boot"),
     *("bb", "bbf", "oom-kill-step", "stepmgr"),
-    # accounting, and what people read
+    # accounting and comments
     *("comment", "admin-comment", "extra", "wckey", "mcs-label", "acctg-freq", "profile", "propagate"),
     *("quiet", "verbose", "ignore-pbs"),
 )
@@ -95,7 +95,7 @@ OPTIONS: dict[str, SbatchOption] = {
     **_refused("one run's jobs share a name, by which they are found and wait for each other", "job-name"),
     **_refused("a preempted attempt, or one whose node has failed, is requeued", "requeue", "no-requeue"),
     **_refused("all nodes must be ready before the ranks start", "wait-all-nodes"),
-    **_refused("ranks cannot go on without a node of theirs", "no-kill"),
+    **_refused("ranks cannot continue after one of their nodes has failed", "no-kill"),
     **_refused("Slurm could give an attempt less time than its start and its last save take", "time-min"),
     **_refused(
         "the run's folder holds the job's output, and `recipes logs` and `why` read it there",
@@ -108,23 +108,22 @@ OPTIONS: dict[str, SbatchOption] = {
         key="[env]",
     ),
     **_refused("the run's files belong to the user who submits", "uid", "gid", "user", "group"),
-    **_refused("the first node runs the script, which the ranks meet at", "batch"),
+    **_refused("the script runs on the first node, which is the ranks' MASTER_ADDR", "batch"),
     **_refused(
-        "jobs would be in another Slurm than the one that is asked about them", "clusters", "cluster", key="[login]"
+        "the jobs would be in another cluster than the one that is queried", "clusters", "cluster", key="[login]"
     ),
     **_refused(
         "sbatch would do something else than queue this script, or answer in another form",
         *("test-only", "wrap", "parsable", "wait", "help", "usage", "version", "autocomplete", "external"),
     ),
 }
-"""By the name without dashes."""
+"""By name, without dashes."""
 
 
 def problem(text: str) -> str:
-    """Why an option such as `--nodes=4` cannot be in `slurm.options`, and what decides it; "" where it can.
+    """Why an option such as `--nodes=4` cannot be in `slurm.options`, and what to use instead; "" if it can.
 
-    sbatch takes any unambiguous beginning of a name (getopt_long), so that `--arr` is `--array`: names are written in
-    full.
+    sbatch takes any unambiguous prefix of a name (getopt_long): `--arr` is `--array`. Here names must be complete.
     """
     name, _, value = text.removeprefix("--").partition("=")
     option = OPTIONS.get(name)
@@ -136,5 +135,5 @@ def problem(text: str) -> str:
     if name == "gres" and any(word.strip().startswith("gpu") for word in value.split(",")):
         return "cannot hold GPUs as --gres: the script sets them from the profile; use slurm.gpus and gpus_per_node"
     if name == "priority" and value.strip() == "0":
-        return "cannot hold --priority=0, which holds the job for ever"
+        return "cannot hold --priority=0, which holds the job forever"
     return ""

@@ -188,7 +188,7 @@ def _space_problem(last: Attempt, job: Queued) -> str:
     if job.state != "RUNNING" or str(last.result.get("job", "")) == job.id:
         return ""
     try:
-        problem = full_disk.little_space(RunFolder(last.path.parents[1]))
+        problem = full_disk.missing_space(RunFolder(last.path.parents[1]))
     except OSError:
         return ""
     return f"waiting for disk space: {problem}" if problem else ""

@@ -35,11 +35,6 @@ class Source:
         """Whether every line is a JSON document (by the file's ending)."""
         return self.path.endswith(JSON_LINES)
 
-    @property
-    def is_rows(self) -> bool:
-        """Whether the file is read by `rows`, as a whole: a table, or compressed JSON lines."""
-        return _is_rows(self.path)
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -53,6 +48,7 @@ class Piece:
 
 
 def _is_rows(path: str) -> bool:
+    """Whether the file is read by `rows`: a table, or compressed JSON lines."""
     compressed = path.endswith(tuple(lines + packed for lines in JSON_LINES for packed in rows.PACKED))
     return compressed or rows.format_of(Path(path)) in ("parquet", "arrow")
 

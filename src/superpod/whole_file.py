@@ -1,4 +1,4 @@
-"""A file that is written whole or not at all. Standard library only."""
+"""Writes a file completely or not at all. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def write(path: Path, content: str | bytes, mode: int | None = None) -> None:
-    """Write `content` beside `path`, then rename it over `path`: a reader sees the old file or the new one.
+    """Write `content` to a temporary file and rename that to `path`: a reader sees the old file or the new one.
 
-    What is no regular file, such as /dev/stdout, is written to. `mode` are the new file's permissions.
+    A device such as /dev/stdout is written to directly. `mode` are the new file's permissions.
 
     Raises:
-        OSError: no space, no permission; the old file then still stands, and no temporary one is left.
+        OSError: no space, no permission; the old file is unchanged, and no temporary one is left.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
@@ -24,6 +24,6 @@ def write(path: Path, content: str | bytes, mode: int | None = None) -> None:
         if mode is not None:
             temporary.chmod(mode)
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:  # Ctrl-C too
         temporary.unlink(missing_ok=True)
         raise

@@ -8,7 +8,7 @@ from superpod.cli import prove as prove_module
 from superpod.errors import UserError
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
-from superpod.rehearsal import evidence, proof_pool
+from superpod.rehearsal import proof_pool, proof_store
 from superpod.rehearsal.proof import Failure, Proof
 from tests.rehearsal.proof_stub import StubWorkers, by_precision
 
@@ -109,7 +109,7 @@ def test_most_resolves_all_and_builds_some(prove, tmp_path):
 
 def test_a_reason_stands_once_for_all_its_sizes():
     proof = Proof(failures=[Failure("a", 1, "x"), Failure("b", 1, "x"), Failure("a", 2, "y"), Failure("a", 4, "x")])
-    assert evidence._broken({}, proof, {"a", "b"}) == [
+    assert proof_store._broken({}, proof, {"a", "b"}) == [
         {"why": "x", "recipes": {"a": [1, 4], "b": [1]}},
         {"why": "y", "recipes": {"a": [2]}},
     ]

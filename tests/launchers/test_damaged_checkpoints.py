@@ -114,4 +114,4 @@ def test_another_layout_is_refused_before_the_ranks_start(whole, tmp_path):
     assert code == 2, output
     assert "was saved with tensor_model_parallel_size 1, not 2" in " ".join(output.split())
     assert len(run.attempts) == 1
-    assert at_step(run, 30).is_dir(), "it is whole, so it stays"
+    assert at_step(run, 30).is_dir(), "it is intact, so it stays"

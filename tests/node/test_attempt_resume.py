@@ -105,7 +105,7 @@ def test_finding_4_a_job_that_is_cancelled_while_it_waits_for_space_ends_the_run
 
     def cancel(process: subprocess.Popen) -> None:
         assert process.stdout
-        while "looking again in" not in process.stdout.readline():
+        while "checking again in" not in process.stdout.readline():
             assert process.poll() is None
         if is_cancelled:
             (tmp_path / "fake" / "scontrol.cancelled").touch()

@@ -71,12 +71,12 @@ def disk_of(run: RunFolder) -> Path:
 
 
 def test_finding_6_it_waits_with_growing_pauses_until_there_is_space(small):
-    assert full_disk.shortage(small) == ""
+    assert full_disk.space_problem(small) == ""
     filler, heard = fill(disk_of(small)), []
     clock = FakeClock(100, filler.unlink)
     assert full_disk.wait_for_space(small, heard.append, clock=clock) is None
     assert clock.pauses == [10, 20, 40, 80]
-    assert heard[0].endswith(f"are free under {small.path}, and a checkpoint takes 81.9 KiB: looking again in 10 s")
+    assert heard[0].endswith(f"are free under {small.path}, and a checkpoint takes 81.9 KiB: checking again in 10 s")
 
 
 def test_finding_6_it_does_not_hold_its_gpus_for_ever(small, commands):
@@ -91,7 +91,7 @@ def test_finding_6_it_does_not_hold_its_gpus_for_ever(small, commands):
 
 def test_space_for_one_more_checkpoint_is_what_counts(small):
     small.update({"checkpoint_bytes": 64 << 20}, [])
-    assert "and a checkpoint takes 64.0 MiB" in full_disk.shortage(small)
+    assert "and a checkpoint takes 64.0 MiB" in full_disk.space_problem(small)
 
 
 def test_a_used_up_quota_is_seen_by_writing(run, monkeypatch):
@@ -99,24 +99,24 @@ def test_a_used_up_quota_is_seen_by_writing(run, monkeypatch):
         raise OSError(122, "Disk quota exceeded")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    assert full_disk.shortage(run) == f"your quota is used up under {run.path}"
+    assert full_disk.space_problem(run) == f"your quota is used up under {run.path}"
 
 
 def test_without_inodes_it_waits(mount):
     run = RunFolder.create(mount("disk", "size=4m,nr_inodes=100"), "x", facts={}, recipe_lines=[])
-    assert full_disk.shortage(run) == ""
+    assert full_disk.space_problem(run) == ""
     with contextlib.suppress(OSError):
         for number in range(100):
             (run.path / f"{number}").touch()
-    assert "0 more files can be created under" in full_disk.shortage(run)
-    assert full_disk.little_space(run) == full_disk.shortage(run), "without writing, too"
+    assert "0 more files can be created under" in full_disk.space_problem(run)
+    assert full_disk.missing_space(run) == full_disk.space_problem(run), "without writing, too"
 
 
 def test_on_a_read_only_file_system_it_waits(small):
     subprocess.run(["mount", "-o", "remount,ro", disk_of(small)], check=True)
     clock = FakeClock(30, lambda: subprocess.run(["mount", "-o", "remount,rw", disk_of(small)], check=True))
     heard: list[str] = []
-    assert full_disk.shortage(small) == f"{small.path} is on a read-only file system"
+    assert full_disk.space_problem(small) == f"{small.path} is on a read-only file system"
     assert full_disk.wait_for_space(small, heard.append, clock=clock) is None
     assert len(heard) == 2
 
@@ -126,16 +126,18 @@ def test_a_full_cache_or_scratch_folder_counts(run, mount, variable):
     disk = mount("other", "size=128k")
     (disk / ".cache").mkdir()
     environ = {"TMPDIR": str(run.path), variable: str(disk)}
-    assert full_disk.shortage(run, environ) == ""
+    assert full_disk.space_problem(run, environ) == ""
     fill(disk)
     folder = disk / ".cache" if variable == "HOME" else disk
-    assert full_disk.shortage(run, environ) == f"the disk is full under {folder}"
-    assert full_disk.shortage(run, {"HOME": "/nowhere", "TMPDIR": "relative"}) == "", "what is not there is not needed"
+    assert full_disk.space_problem(run, environ) == f"the disk is full under {folder}"
+    assert full_disk.space_problem(run, {"HOME": "/nowhere", "TMPDIR": "relative"}) == "", (
+        "what is not there is not needed"
+    )
 
 
 def test_a_run_folder_that_is_gone_is_not_waited_for(run):
     with pytest.raises(FileNotFoundError):
-        full_disk.shortage(RunFolder(run.path / "gone"))
+        full_disk.space_problem(RunFolder(run.path / "gone"))
 
 
 def test_finding_6_the_jobs_behind_are_deferred_for_longer_each_time(run, commands):
@@ -188,14 +190,14 @@ def commands(tmp_path, monkeypatch) -> Commands:
 @pytest.mark.parametrize("self_submit", [True, False])
 def test_a_run_whose_nodes_submit_the_next_job_waits_with_it_for_space(run, commands, monkeypatch, self_submit):
     """Review of issue 14: it has no job in the queue to be deferred, and was stopped after 15 minutes."""
-    monkeypatch.setattr(full_disk, "shortage", lambda run: "full")
+    monkeypatch.setattr(full_disk, "space_problem", lambda run: "full")
     monkeypatch.setattr(full_disk, "HELD_S", 0.0)
     job: Any = SimpleNamespace(deadline=lambda: 0.0)
     given_up = launcher._wait_for_space(run, job, self_submit)
     assert given_up is not None
     submitted = commands.calls("sbatch")
     if self_submit:
-        assert given_up.message == "full: the next job looks again in 10 min"
+        assert given_up.message == "full: the next job checks again in 10 min"
         assert len(submitted) == 1
         assert " --dependency=singleton " in submitted[0]
         assert submitted[0].endswith(f" --begin=now+600 {run.path}/job.sbatch")
@@ -252,7 +254,7 @@ def test_a_disk_that_stays_full_over_two_jobs_costs_no_attempt(damage, small, co
     for _ in range(2):
         waited = jobs.start("exit 9")
         assert waited.returncode == 0, waited.stdout + waited.stderr
-        assert "the next job looks again in" in waited.stdout
+        assert "the next job checks again in" in waited.stdout
         assert waited.stderr == ""
         assert snapshot(disk) == before, "nothing is written before there is space"
     assert len(small.attempts) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
 from superpod.recipes.planned_job import job
-from superpod.rehearsal import evidence, parameter_counts, rank_models
+from superpod.rehearsal import parameter_counts, proof_store, rank_models
 
 
 def rotating(count, *, encoders=True, changed=0):
@@ -25,7 +25,7 @@ def rotating(count, *, encoders=True, changed=0):
 
 def planned_counts(size):
     recipe = size.find()
-    built = evidence.digest([size.recipe, size.layout.short()])
+    built = proof_store.digest([size.recipe, size.layout.short()])
     return {
         "built": built,
         "parameters": [[count] for count in parameter_counts._planned(recipe.task, job(recipe, size.nodes))],

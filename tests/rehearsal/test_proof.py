@@ -8,7 +8,7 @@ import pytest
 
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
-from superpod.rehearsal import evidence, parameter_counts, proof, proof_pool
+from superpod.rehearsal import parameter_counts, proof, proof_pool, proof_store
 from superpod.rehearsal.rank_models import SizeKey
 from tests.rehearsal.proof_stub import StubWorkers, by_precision, planned_counts
 
@@ -44,7 +44,7 @@ def test_sizes_with_one_digest_are_built_once_and_remembered(stub, tmp_path):
     second = prove(SOME, tmp_path, note=pytest.fail)
     assert (second.resolved_now, second.built_now) == (0, 0)
     assert workers.calls == {"resolve_all": [], "build_all": []}
-    assert (second.shown, second.models, second.built) == (first.shown, first.models, first.built)
+    assert (second.digests, second.models, second.built) == (first.digests, first.models, first.built)
 
 
 def test_a_verdict_depends_on_the_recipe_alone(stub, tmp_path):
@@ -97,7 +97,7 @@ def test_a_configuration_that_megatron_refuses_is_a_failure_of_its_size(stub, tm
     workers = stub(resolve=resolve)
     proven = prove(SOME[1:2], tmp_path)
     assert failed(proven) == {(SOME[1], 1)}
-    assert (SOME[1], 1) not in proven.shown
+    assert (SOME[1], 1) not in proven.digests
     assert (SOME[1], 1) not in workers.calls["build_all"]
 
 
@@ -149,7 +149,7 @@ def test_a_model_that_fails_as_it_is_known_to_is_no_failure(stub, tmp_path, step
     recipe = registry.find(BROKEN)
     assert proven.failures == []
     assert {(known.nodes, known.why) for known in proven.known} == {(n, recipe.model.broken) for n in recipe.nodes}
-    assert proven.shown == {}
+    assert proven.digests == {}
 
 
 def test_a_model_known_to_be_broken_that_fails_otherwise_is_a_failure(stub, tmp_path):
@@ -176,7 +176,7 @@ def written(stub, tmp_path, monkeypatch):
     stub()
     first = proof.prove(recipes, cache_file=tmp_path / "first.json")
     assert (first.failures, first.standing) == ([], 0)
-    evidence.write(first, recipes)
+    proof_store.write(first, recipes)
     return recipes, proof_level.read(), tmp_path / "second.json"
 
 
@@ -186,7 +186,7 @@ def test_what_was_built_from_the_same_inputs_is_not_built_anew(stub, written):
     second = proof.prove(recipes, cache_file=cache, written=known)
     assert (second.standing, second.built_now, workers.calls["build_all"]) == (second.sizes, 0, [])
     assert second.resolved_now == second.sizes
-    evidence.write(second, recipes)
+    proof_store.write(second, recipes)
     assert proof_level.read() == known
     stub()
     assert proof.prove(recipes, cache_file=cache).built_now > 0, "a proof that writes nothing builds"
@@ -207,8 +207,8 @@ def test_another_configuration_of_one_size_is_built_alone(stub, written):
     second = proof.prove(recipes, cache_file=cache, written=known)
     assert second.standing == second.sizes - 1
     assert workers.calls["build_all"] == [(WRONG.recipe, WRONG.nodes)]
-    assert evidence.differences(known, second.shown) == [
-        f"{WRONG.recipe} at {WRONG.nodes} nodes resolves otherwise than what was proven"
+    assert proof_store.differences(known, second.digests) == [
+        f"{WRONG.recipe} at {WRONG.nodes} nodes resolves to another configuration than the proven one"
     ]
 
 
@@ -216,7 +216,7 @@ def test_a_build_that_differs_is_seen_where_the_inputs_are_the_same(stub, writte
     recipes, known, cache = written
     stub(build=lambda size: planned_counts(size) | {"built": "other"})
     second = proof.prove(recipes, cache_file=cache)
-    assert len(evidence.differences(known, second.shown)) == second.sizes
+    assert len(proof_store.differences(known, second.digests)) == second.sizes
 
 
 def test_a_planner_that_counts_otherwise_is_held_against_real_models(stub, written, monkeypatch):
@@ -255,7 +255,7 @@ def test_a_size_that_failed_is_not_in_the_file(stub, tmp_path, monkeypatch):
     stub(build=build)
     recipes = [registry.find(name) for name in SOME]
     first = proof.prove(recipes, cache_file=tmp_path / "first.json")
-    evidence.write(first, recipes)
+    proof_store.write(first, recipes)
     stub(build=build)
     second = proof.prove(recipes, cache_file=tmp_path / "second.json", written=proof_level.read())
     assert failed(second) == failed(first) != set()
@@ -269,5 +269,5 @@ def test_at_most_so_many_configurations_are_built_one_of_each_kind_first(stub, t
     assert len(kinds) == 2
     assert len({registry.find(name).precision for name, _ in kinds}) == 2, "the second precision before a second size"
     assert proven.left > 0
-    recorded = [one for one in proven.shown.values() if one.built != proof_level.NOT_RECORDED]
+    recorded = [one for one in proven.digests.values() if one.built != proof_level.NOT_RECORDED]
     assert len(recorded) == proven.sizes - proven.left

@@ -8,7 +8,7 @@ import pytest
 
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
-from superpod.rehearsal import evidence, proof, resolved
+from superpod.rehearsal import proof, proof_store, resolved
 from tests.rehearsal.proof_stub import rotating
 
 pytestmark = pytest.mark.nemo
@@ -121,4 +121,4 @@ def test_a_share_that_rotates_with_the_commit_starts_at_every_size(count, tmp_pa
         print(f"{proven.configurations} configurations, {proven.layers} TE layers; {', '.join(proven.generations)}")
         print("unproven:", ", ".join(proven.unproven))
     assert proven.failures == []
-    assert evidence.differences(proof_level.read(), proven.shown) == []
+    assert proof_store.differences(proof_level.read(), proven.digests) == []

@@ -9,9 +9,9 @@ from superpod import collection
 from superpod.errors import UserError
 from superpod.recipes import registry
 from superpod.recipes.facts import proof_level
-from superpod.rehearsal import evidence
-from superpod.rehearsal.evidence import KEPT, ProofCache, Shown
+from superpod.rehearsal import proof_store
 from superpod.rehearsal.proof import Failure, Proof
+from superpod.rehearsal.proof_store import KEPT, ProofCache, SizeDigests
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +28,8 @@ def of(*models):
 
 
 def proof_of(recipes, built="b", inputs="i", **more):
-    shown = {(r.name, n): Shown(proof_level.facts(r, n), inputs, built) for r in recipes for n in r.nodes}
-    return Proof(versions=evidence.versions(), shown=shown, **more)
+    digests = {(r.name, n): SizeDigests(proof_level.facts(r, n), inputs, built) for r in recipes for n in r.nodes}
+    return Proof(versions=proof_store.versions(), digests=digests, **more)
 
 
 def test_what_is_written_is_what_the_levels_read(file):
@@ -37,7 +37,7 @@ def test_what_is_written_is_what_the_levels_read(file):
     why = "AssertionError: no"
     failures = [Failure(small[0].name, nodes, why) for nodes in small[0].nodes]
     proof = proof_of(small[1:], failures=failures, unproven={"mamba2_130m": "ImportError: mamba_ssm"})
-    done = evidence.write(proof, [*small, *other])
+    done = proof_store.write(proof, [*small, *other])
     assert (done.proven, done.earlier, done.changed) == (sum(len(r.nodes) for r in small[1:]), 0, 0)
     assert [path.name for path in file.parent.iterdir()] == ["proven.json"]
     assert {proof_level.of(r).level for r in small[1:]} == {"built with TE"}
@@ -48,22 +48,22 @@ def test_what_is_written_is_what_the_levels_read(file):
 
 def test_a_proof_of_some_recipes_keeps_what_the_file_says_of_others(file):
     first, second = of("llama32_1b"), of("llama3_8b")
-    evidence.write(proof_of(first, failures=[Failure(first[0].name, 1, "one")]), first)
-    evidence.write(proof_of(second, failures=[Failure(second[0].name, 1, "two")]), second)
+    proof_store.write(proof_of(first, failures=[Failure(first[0].name, 1, "one")]), first)
+    proof_store.write(proof_of(second, failures=[Failure(second[0].name, 1, "two")]), second)
     assert {proof_level.of(r).level for r in (*first, *second)} == {"built with TE"}
     assert [group["why"] for group in proof_level.read()["broken"]] == ["one", "two"]
-    evidence.write(proof_of(first), first)
+    proof_store.write(proof_of(first), first)
     assert [group["why"] for group in proof_level.read()["broken"]] == ["two"]
 
 
 def test_what_is_resolved_and_not_built_keeps_its_entry_while_its_inputs_are_the_same(file):
     recipes = of("llama32_1b")
-    evidence.write(proof_of(recipes), recipes)
+    proof_store.write(proof_of(recipes), recipes)
     count = len(proof_level.read()["sizes"])
-    same = evidence.write(proof_of(recipes, built="-"), recipes)
+    same = proof_store.write(proof_of(recipes, built="-"), recipes)
     assert (same.proven + same.earlier, same.changed) == (count, 0)
     assert {proof_level.of(r).level for r in recipes} == {"built with TE"}
-    other = evidence.write(proof_of(recipes, inputs="other", built="-"), recipes)
+    other = proof_store.write(proof_of(recipes, inputs="other", built="-"), recipes)
     assert (other.proven, other.changed) == (0, count)
     assert {proof_level.of(r).level for r in recipes} == {"planned"}
 
@@ -71,8 +71,8 @@ def test_what_is_resolved_and_not_built_keeps_its_entry_while_its_inputs_are_the
 def test_what_has_changed_since_it_was_built_is_stale_and_says_at_which_sizes(file):
     recipe = registry.find("llama32_1b_pretrain_h100_bf16")
     proof = proof_of([recipe])
-    del proof.shown[recipe.name, recipe.nodes[0]]
-    evidence.write(proof, [recipe])
+    del proof.digests[recipe.name, recipe.nodes[0]]
+    proof_store.write(proof, [recipe])
     level = proof_level.of(recipe)
     assert (level.level, level.why) == ("planned", "stale: new, or changed since it was built at 1 nodes")
     assert level.further[recipe.nodes[1]] == "built with TE"
@@ -83,46 +83,46 @@ def test_what_has_changed_since_it_was_built_is_stale_and_says_at_which_sizes(fi
 def test_an_earlier_proof_that_recorded_nothing_says_so(file):
     recipe = registry.find("llama32_1b_pretrain_h100_bf16")
     known = {proof_level.facts(recipe, nodes): "i -" for nodes in recipe.nodes}
-    file.write_text(json.dumps({"versions": evidence.versions(), "sizes": known}))
+    file.write_text(json.dumps({"versions": proof_store.versions(), "sizes": known}))
     assert "were not checked" in proof_level.of(recipe).sentence(1)
-    evidence.write(proof_of([recipe]), [recipe])
+    proof_store.write(proof_of([recipe]), [recipe])
     assert "were not checked" not in proof_level.of(recipe).sentence(1)
 
 
 def test_the_file_is_compared_with_what_was_executed(file):
     recipes = of("llama32_1b")
-    evidence.write(proof_of(recipes), recipes)
+    proof_store.write(proof_of(recipes), recipes)
     known = proof_level.read()
-    assert evidence.differences(known, proof_of(recipes).shown) == []
-    assert evidence.differences(known, proof_of(recipes, built="-").shown) == [], "resolved only"
-    (size, one), *_ = proof_of(recipes).shown.items()
-    (built,) = evidence.differences(known, {size: one._replace(built="x")})
-    assert "is built otherwise than what was proven" in built
-    (resolved,) = evidence.differences(known, {size: one._replace(inputs="x")})
-    assert "resolves otherwise than what was proven" in resolved
-    assert evidence.differences(known, {size: one._replace(facts="of a new layout")}) == []
-    assert "is installed" in evidence.differences(known | {"versions": {"torch": "0"}}, {})[0]
+    assert proof_store.differences(known, proof_of(recipes).digests) == []
+    assert proof_store.differences(known, proof_of(recipes, built="-").digests) == [], "resolved only"
+    (size, one), *_ = proof_of(recipes).digests.items()
+    (built,) = proof_store.differences(known, {size: one._replace(built="x")})
+    assert "builds other models than the proven ones" in built
+    (resolved,) = proof_store.differences(known, {size: one._replace(inputs="x")})
+    assert "resolves to another configuration than the proven one" in resolved
+    assert proof_store.differences(known, {size: one._replace(facts="of a new layout")}) == []
+    assert "is installed" in proof_store.differences(known | {"versions": {"torch": "0"}}, {})[0]
 
 
 def test_a_size_stands_where_its_inputs_were_built_with_these_libraries(file):
     recipes = of("llama32_1b")
-    evidence.write(proof_of(recipes), recipes)
-    known, shown = proof_level.read(), proof_of(recipes, built="-").shown
-    assert evidence.standing(known, shown) == proof_of(recipes).shown
-    assert evidence.standing(known, proof_of(recipes, built="-", inputs="x").shown) == {}
-    assert evidence.standing(known | {"versions": {"torch": "0"}}, shown) == {}
-    assert evidence.standing({}, shown) == {}
+    proof_store.write(proof_of(recipes), recipes)
+    known, shown = proof_level.read(), proof_of(recipes, built="-").digests
+    assert proof_store.unchanged(known, shown) == proof_of(recipes).digests
+    assert proof_store.unchanged(known, proof_of(recipes, built="-", inputs="x").digests) == {}
+    assert proof_store.unchanged(known | {"versions": {"torch": "0"}}, shown) == {}
+    assert proof_store.unchanged({}, shown) == {}
     earlier = {key: f"{value.split()[0]} -" for key, value in known["sizes"].items()}
-    assert evidence.standing(known | {"sizes": earlier}, shown) == {}
+    assert proof_store.unchanged(known | {"sizes": earlier}, shown) == {}
 
 
 def test_other_libraries_drop_the_file_and_only_a_proof_of_all_may(file):
     recipes = of("llama32_1b")
-    evidence.write(proof_of(recipes), recipes)
+    proof_store.write(proof_of(recipes), recipes)
     file.write_text(json.dumps(proof_level.read() | {"versions": {"torch": "0"}}))
     with pytest.raises(UserError, match="which this would drop"):
-        evidence.refuse_to_write(recipes)
-    evidence.refuse_to_write(registry.recipes().values())
+        proof_store.refuse_to_write(recipes)
+    proof_store.refuse_to_write(registry.recipes().values())
 
 
 def test_a_collection_is_kept_out_of_the_committed_file(tmp_path, monkeypatch):
@@ -130,7 +130,7 @@ def test_a_collection_is_kept_out_of_the_committed_file(tmp_path, monkeypatch):
     (tmp_path / "layouts" / "tiny_llama3.toml").write_text("")
     monkeypatch.setenv(collection.VARIABLE, str(tmp_path))
     with pytest.raises(UserError, match="without collections"):
-        evidence.refuse_to_write(of("llama32_1b"))
+        proof_store.refuse_to_write(of("llama32_1b"))
 
 
 def test_a_damaged_file_is_named(file):
@@ -149,11 +149,11 @@ def test_rehearsals_count_at_the_size_and_in_the_topology_that_the_recipe_has(tm
         "gone": {"recipe": "gone_pretrain_h100_bf16", "nodes": 1, "passed": True, "topology": "DP8"},
         "folded": {"recipe": large.name, "nodes": 8, "passed": True, "topology": own},
     }
-    monkeypatch.setattr(evidence, "REHEARSALS", tmp_path / "rehearsals.json")
+    monkeypatch.setattr(proof_store, "REHEARSALS", tmp_path / "rehearsals.json")
 
     def counted(**more):
         (tmp_path / "rehearsals.json").write_text(json.dumps(results | more))
-        return evidence.rehearsed([small, large])
+        return proof_store.rehearsed([small, large])
 
     assert large.layout(8).short() == "TP4 PP4 VP5 CP2 SP"
     assert counted() == {small.name: [1], large.name: [8]}
@@ -187,14 +187,14 @@ def test_results_come_back_and_only_for_this_code(tmp_path, monkeypatch):
     cache.built["d"] = {"parameters": [[1]]}
     cache.save()
     assert ProofCache(tmp_path / "proof.json").resolved == {"a": {"digest": "d"}}
-    monkeypatch.setattr(evidence, "_code", lambda: "other")
+    monkeypatch.setattr(proof_store, "_code", lambda: "other")
     later = ProofCache(tmp_path / "proof.json")
     assert (later.resolved, later.built) == ({}, {})
 
 
 def test_a_few_versions_of_the_code_are_kept(tmp_path, monkeypatch):
     for number in range(KEPT + 2):
-        monkeypatch.setattr(evidence, "_code", lambda number=number: str(number))
+        monkeypatch.setattr(proof_store, "_code", lambda number=number: str(number))
         ProofCache(tmp_path / "proof.json").save()
     kept = json.loads((tmp_path / "proof.json").read_text())["proof"]
     assert list(kept) == [str(number) for number in range(2, KEPT + 2)]
@@ -220,22 +220,22 @@ def test_a_write_that_fails_leaves_the_old_cache(tmp_path, monkeypatch):
 
 
 def test_the_cache_depends_on_all_code_that_resolves_and_builds(tmp_path, monkeypatch):
-    monkeypatch.setattr(evidence, "ROOT", tmp_path)
+    monkeypatch.setattr(proof_store, "ROOT", tmp_path)
     for name in ("planner/rules.py", "planner/data/hardware.toml", "recipes/layout.py", "rehearsal/te/build.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
-        before = evidence._code.__wrapped__()
+        before = proof_store._code.__wrapped__()
         (tmp_path / name).write_text("2")
-        assert evidence._code.__wrapped__() != before, name
+        assert proof_store._code.__wrapped__() != before, name
 
 
 def test_a_proof_without_nemo_or_transformer_engine_is_refused(monkeypatch, tmp_path):
     def absent(name):
-        raise evidence.importlib.metadata.PackageNotFoundError(name)
+        raise proof_store.importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(evidence.importlib.metadata, "version", absent)
+    monkeypatch.setattr(proof_store.importlib.metadata, "version", absent)
     with pytest.raises(UserError, match="nemo_toolkit is not installed"):
-        evidence.versions.__wrapped__()
+        proof_store.versions.__wrapped__()
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     with pytest.raises(UserError, match="Transformer Engine"):
-        evidence.versions.__wrapped__()
+        proof_store.versions.__wrapped__()

@@ -117,7 +117,7 @@ def prove(names, layout=None):
     """The failures of a proof of these recipes in this process; `layout`: changes of the smallest size's."""
     from superpod.recipes import registry
     from superpod.recipes.facts import proof_level
-    from superpod.rehearsal import evidence, proof, proof_pool
+    from superpod.rehearsal import proof, proof_pool, proof_store
     from tests.rehearsal.proof_stub import InThisProcess
 
     recipes = [registry.find(name) for name in names]
@@ -127,7 +127,7 @@ def prove(names, layout=None):
         done = proof.prove(recipes, cache_file=Path(folder) / "proof.json")
     return {
         "failures": [dataclasses.astuple(failure) for failure in done.failures],
-        "differences": evidence.differences(proof_level.read(), done.shown),
+        "differences": proof_store.differences(proof_level.read(), done.digests),
         "built": done.built_now,
         "different": done.built,
         "sizes": done.sizes,
