@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _readers() -> select.poll:
-    """Who reads stdout and stderr: of duplicates, because rich puts /dev/null in the place of a closed stdout."""
+    """The readers of stdout and stderr; of duplicates, because rich replaces a closed stdout by /dev/null."""
     readers = select.poll()
     for number in (1, 2):
         with contextlib.suppress(OSError):  # closed from the start
@@ -76,10 +76,10 @@ def _readers() -> select.poll:
 
 
 def _code_of_broken_pipe(error: BrokenPipeError, readers: select.poll) -> int:
-    """`| head -1` has read enough, which is no error: the code is that of what the command has found, or 0."""
+    """The exit code after `| head -1` has closed the pipe, which is not an error: the command's own code, or 0."""
     has_left = any(event & (select.POLLERR | select.POLLHUP) for _, event in readers.poll(0))
     _drop_unwritten()
-    if not has_left:  # a pipe of our own, to another process
+    if not has_left:  # another pipe broke, such as one to a child process
         return _unexpected(error)
     found = error.__context__  # flushed at its end, a command has its code already
     return found.code if isinstance(found, SystemExit) and isinstance(found.code, int) else 0

@@ -100,9 +100,9 @@ def _planned(options: PlanOptions) -> Judgement:
 
 
 def _print_all(judgement: Judgement, options: PlanOptions, overrides: list[str], *, judged: bool) -> None:
-    """The judgement, and what may be done next."""
+    """Print the outcome and what to do next."""
     _print(judgement)
-    # A recipe has its layout; a model without one, or with one that fails, is what `recipes plan` is for.
+    # A recipe has a layout; for a model without one, or with one that fails, `recipes plan` finds others.
     if not judged and not options.is_recipe and (options.layout is None or judgement.verdict != "ok"):
         print(_plan(options), end="")
     if options.is_recipe:

@@ -95,7 +95,7 @@ def prune(
 
 @app.command()
 def reset(where: Where) -> None:
-    """Let a run start over at step 1: its checkpoints and metrics are moved aside, and nothing is deleted."""
+    """Let a run start over at step 1: its checkpoints and metrics are renamed, nothing is deleted."""
     from superpod.lifecycle import checkpoints
     from superpod.node import owner, training_records
 
@@ -111,8 +111,8 @@ def reset(where: Where) -> None:
 
 
 def _unverified(doubt: str) -> str:
-    """The state of a checkpoint of which every byte was read, and nothing is wrong with what can be told."""
-    reason = doubt or "it has no complete manifest, and torch's checksums do not tell one save from another"
+    """The state of a checkpoint of which every byte was read and that has no complete manifest."""
+    reason = doubt or "it has no complete manifest, and torch's checksums do not distinguish one save from another"
     return f"complete, but unverified: {reason}"
 
 
@@ -123,7 +123,7 @@ def _print_set_aside(where: Path) -> None:
     if aside := checkpoints.set_aside(where):
         size = units.size(sum(checkpoint_files.bytes_of(folder) for folder in aside))
         names = ", ".join(folder.name for folder in aside)
-        print(f"{len(aside)} set aside in {aside[0].parent.name}/, {size}, damaged and never removed by us: {names}")
+        print(f"{len(aside)} set aside in {aside[0].parent.name}/, {size}, damaged; remove them yourself: {names}")
 
 
 def _print_resumed(where: Path) -> None:

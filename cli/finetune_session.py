@@ -37,7 +37,7 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
     """The run that `--resume` names: it can train on, or only its export is left.
 
     Raises:
-        UserError: it is in use, it is done, none of its checkpoints is intact, or a change that it cannot take up.
+        UserError: it is in use, it is done, none of its checkpoints is intact, or a change is not possible.
     """
     from superpod.cli.request_options import earlier_run
     from superpod.launchers import finetune as tuning
@@ -98,7 +98,7 @@ def go(
         out: the folder to write; None = in the run folder.
         runs: where a new run folder is made.
         more_steps: a run that is trained goes on training.
-        build: build the models of three ranks first, where the recipe is changed.
+        build: whether to build the models of three ranks first, if the recipe is changed.
         evaluate: measure the written folder with transformers, and end with 1 where it is not what was trained.
     """
     from superpod.cli import tables, training
@@ -124,7 +124,7 @@ def go(
                 console.print(f"stopped early: {early}", markup=False, highlight=False, soft_wrap=True)
             wrong = _export(console, run, _target(run, out), evaluate)
     stopped = end if end and end.state != "done" else None
-    with contextlib.suppress(BrokenPipeError):  # the code is that of the training
+    with contextlib.suppress(BrokenPipeError):  # the exit code is the training's
         print_report(run)
         if wrong:
             print(f"WRONG: {wrong}", file=sys.stderr)

@@ -106,7 +106,7 @@ def _train(request: Request, folder: RunFolder | None, runs: Path, *, build: boo
             local_run = local.prepare(request)
         require_built([local_run.resolved], build=build, console=console)
         end, folder = training.train(console, local_run, folder, runs)
-    with contextlib.suppress(BrokenPipeError):  # the code is that of the training
+    with contextlib.suppress(BrokenPipeError):  # the exit code is the training's
         print_report(folder)
         _name_profile(folder)
         if end.state != "done" and any(folder.checkpoints.iterdir()):

@@ -87,12 +87,12 @@ class SizeOptions:
 
 
 def _nodes_of(name: str, gpus: int, nodes: int | None) -> tuple[int, int | None]:
-    """As `sized.nodes_of`. Raises UserError for what is no recipe: a file says its own devices."""
+    """As `sized.nodes_of`. Raises UserError for a file, which has its own size."""
     from superpod.recipes.registry import find, recipes
     from superpod.recipes.sizes import sized
 
     if name not in recipes():
-        raise UserError(f"--gpus {gpus}: {name} is no recipe, and has its own size", "write trainer.devices=N")
+        raise UserError(f"--gpus {gpus}: {name} is not a recipe, and has its own size", "write trainer.devices=N")
     return sized.nodes_of(find(name), gpus, nodes)
 
 

@@ -228,7 +228,7 @@ def _requests(
 
 
 def facts_of(profile: Cluster, runs: str, data: Path | None, size: JobSize) -> tuple[Connection, LiveCluster]:
-    """The connection to a cluster, and its live facts, sbatch's answer to a job of this size among them.
+    """The connection to a cluster, and its live facts, with sbatch's answer to a job of this size.
 
     One that does not answer is reported before NeMo is imported.
     """

@@ -16,7 +16,7 @@ GAP = 2
 """Spaces between two columns."""
 INDENT = "  "
 UNLIMITED = 100_000
-"""Columns of what is no terminal."""
+"""Columns of a pipe or a file."""
 CHART = 80
 LEAST = 20
 """Columns that text is wrapped to in a terminal that has fewer."""
@@ -88,17 +88,17 @@ def console(file: IO[str] | None = None, *, highlight: bool = False) -> Console:
 
 
 def is_unlimited(file: IO[str]) -> bool:
-    """Whether lines may have any length: `grep` and a spreadsheet read lines, and see half a row of a wrapped one."""
+    """Whether output is not wrapped: programs such as grep read lines, and would get half a row."""
     return not file.isatty() and "COLUMNS" not in os.environ
 
 
 def width() -> int:
-    """Columns that text on stdout is wrapped to, and not fewer than words need."""
+    """Columns that text on stdout is wrapped to, at least LEAST."""
     return max(console().width, LEAST)
 
 
 def chart_width() -> int:
-    """Columns that a chart takes: those of the terminal, and 80 without one."""
+    """Columns of a chart: those of the terminal, or 80 without one."""
     return CHART if is_unlimited(sys.stdout) else width()
 
 

@@ -1,4 +1,4 @@
-"""The validation that every command makes before a job: the models of a changed recipe are built, and it is shown."""
+"""Builds the models of changed recipes before a job, with a progress line and notes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 
 def require_built(runs: Sequence[ResolvedRun], *, build: bool, console: Console | None = None) -> None:
-    """Refuse runs whose models cannot be built, as `recipes check` does; print what was not checked.
+    """Refuse runs whose models cannot be built, as `recipes check` does; print notes on memory and skipped checks.
 
-    `console` shows both; default: stderr.
+    Args:
+        runs: of one command.
+        build: False with `--no-build`.
+        console: default: stderr.
 
     Raises:
-        UserError: with what Megatron, Transformer Engine or NeMo refuse.
+        UserError: with the errors of Megatron, Transformer Engine or NeMo.
     """
     from superpod.cli.progress import on_stderr, waiting
     from superpod.rehearsal import validation
@@ -26,14 +29,14 @@ def require_built(runs: Sequence[ResolvedRun], *, build: bool, console: Console 
     if not build or all(validation.is_cached(run) for run in runs):
         notes = validation.require(runs, build=build)
     else:
-        with waiting(console, "building the models of three ranks (20 s, once; --no-build leaves it out)"):
+        with waiting(console, "building the models of three ranks (20 s, once; --no-build skips it)"):
             notes = validation.require(runs)
     for line in (*dict.fromkeys(filter(None, map(_of_memory, runs))), *notes):
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _of_memory(run: ResolvedRun) -> str:
-    """What the plan says of memory where it is not a plain fit; "" = it fits."""
+    """A note if the run is tight or does not fit; "" = it fits."""
     planned = run.plan["layouts"][0]
     if planned.get("fit") not in ("tight", "does not fit"):
         return ""

@@ -1,8 +1,8 @@
-"""Who owns a run: the user who owns its folder. Several users may share a folder of runs; all change only their own.
+"""Ownership of runs: a run belongs to the user who owns its folder, and only that user may change it.
 
-A job executes code from its run folder and unpickles checkpoints there. So nobody else may be able to write into a run,
-or to replace it: whoever owns a folder may rename what is in it, and so may everybody who may write to a folder without
-the sticky bit. The owner of the folder for runs is trusted as root is.
+Several users may share a folder for runs. A job executes code from its run folder and unpickles checkpoints there, so
+nobody else may be able to write into a run or to replace it. The owner of a folder can rename its entries, and so can
+everybody with write access to a folder without the sticky bit. The owner of the folder for runs is trusted like root.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from superpod.errors import UserError
 
 
 class UnsafeError(UserError):
-    """Another user could have this one execute code."""
+    """Another user could make this user execute code."""
 
 
-_OVERFLOW = Path("/proc/sys/kernel/overflowuid")
+_OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 
 
 def uid_of(run: Path) -> int | None:
-    """The user id that owns a run folder; None where it cannot be read, or stands for nobody in particular.
+    """The user id that owns a run folder; None if it cannot be read or is unmapped.
 
-    A file system that cannot map an owner (NFS with root squash or without id mapping, a user namespace) shows the
-    kernel's overflow id, mostly 65534, for all of them (proc_sys_kernel(5)).
+    A file system that cannot map owners (NFS with root squash or without id mapping, a user namespace) shows the
+    kernel's overflow id for all of them, usually 65534 (proc_sys_kernel(5)).
     """
     try:
         uid = run.stat().st_uid
@@ -41,12 +41,12 @@ def uid_of(run: Path) -> int | None:
 
 
 def is_mine(run: Path) -> bool:
-    """Whether this user owns a run folder; an owner that cannot be told counts as this user."""
+    """Whether this user owns a run folder; an unknown owner counts as this user."""
     return uid_of(run) in (None, os.geteuid())
 
 
 def name_of(uid: int | None) -> str:
-    """The user's name; the number where it has none, '?' for an unknown owner."""
+    """The name of a user; the id if it has no name, '?' for an unknown owner."""
     if uid is None:
         return "?"
     try:
@@ -56,9 +56,12 @@ def name_of(uid: int | None) -> str:
 
 
 def refuse_others(run: Path, doing: str, *, root_may: bool = True) -> None:
-    """Refuse to go on as another user than the run's owner; `doing` is what only the owner may do, in words.
+    """Refuse any user but the run's owner.
 
-    `root_may`: an administrator may stop a run and free its disk, but jobs queued as root would run as root.
+    Args:
+        run: the run folder.
+        doing: what only the owner may do, for the message.
+        root_may: whether root may too. It may stop a run and free its disk; jobs that it queued would run as root.
 
     Raises:
         UserError: with both names.
@@ -75,7 +78,7 @@ def refuse_others(run: Path, doing: str, *, root_may: bool = True) -> None:
 
 @contextlib.contextmanager
 def others_cannot_write() -> Iterator[None]:
-    """Make files and folders that group and others cannot write, whatever the umask is."""
+    """Create files and folders without write access for group and others, whatever the umask is."""
     before = os.umask(0o077)
     os.umask(before | 0o022)
     try:
@@ -85,11 +88,11 @@ def others_cannot_write() -> Iterator[None]:
 
 
 def folder_in(shared: Path, name: str) -> Path:
-    """A folder of this user in a folder that several users share, made if need be: `name`, or else `name.USER`.
+    """This user's folder in a folder that several users share, created if missing: `name`, or else `name.USER`.
 
     Raises:
-        UserError: others could replace what is in `shared`, or have taken both names.
-        OSError: the folder cannot be made.
+        UserError: others could replace the entries of `shared`, or have taken both names.
+        OSError: the folder cannot be created.
     """
     shared.mkdir(parents=True, exist_ok=True)
     _refuse(shared, _problem_of_shared(shared), f"chmod +t {shlex.quote(str(shared))}, or name a folder of your own")
@@ -98,7 +101,7 @@ def folder_in(shared: Path, name: str) -> Path:
     for path in (shared / name, shared / f"{name}.{name_of(os.geteuid())}"):
         with contextlib.suppress(FileExistsError), others_cannot_write():
             path.mkdir()
-        problem = _problem(path, trusted=trusted, sticky=True) if path.exists() else "is a link to nothing"
+        problem = _problem(path, trusted=trusted, sticky=True) if path.exists() else "is a dangling link"
         if not problem and not path.is_dir():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         if not problem and os.access(path, os.W_OK | os.X_OK):
@@ -111,7 +114,8 @@ def refuse_unsafe(run: Path) -> None:
     """Refuse to execute anything from a run that another user could have written or could replace.
 
     Raises:
-        UserError: it is another user's, or `UnsafeError`: which path, why, and how to change that.
+        UserError: the run is another user's.
+        UnsafeError: a path of it is unsafe; with the reason and the fix.
     """
     refuse_others(run, "train it", root_may=False)
     refuse_replaceable(run)
@@ -119,7 +123,7 @@ def refuse_unsafe(run: Path) -> None:
 
 
 def refuse_replaceable(path: Path) -> None:
-    """Refuse `path` where another user could put something else in its place: a run, or a folder of `folder_in`.
+    """Refuse a run, or a folder of `folder_in`, that another user could replace.
 
     Raises:
         UnsafeError: as `refuse_unsafe`.
@@ -128,37 +132,37 @@ def refuse_replaceable(path: Path) -> None:
         parent, shared = where.parent, where.parent.parent
         _refuse(shared, _problem_of_shared(shared), f"chmod +t {shlex.quote(str(shared))}")
         own = shlex.quote(str(shared / f"{parent.name}.{name_of(os.geteuid())}"))
-        hint = f"move it into a folder of your own, and use it there: mkdir {own} && mv {shlex.quote(str(where))} {own}"
+        hint = f"move it to a folder of your own, and use it there: mkdir {own} && mv {shlex.quote(str(where))} {own}"
         _refuse(parent, _problem(parent, trusted=shared.stat().st_uid, sticky=True), hint)
 
 
 def refuse_unsafe_checkpoint(checkpoint: Path) -> None:
-    """Refuse a checkpoint that another user could have written: NeMo unpickles it, and builds what its context names.
+    """Refuse a checkpoint that another user could have written: NeMo unpickles it and calls what its context names.
 
     Raises:
         UnsafeError: as `refuse_unsafe`.
     """
     names = ("weights", "weights/.metadata", "weights/common.pt", "context", "context/io.json")
-    shard = next((checkpoint / "weights").glob("*.distcp"), checkpoint)  # all were made with one umask
+    shard = next((checkpoint / "weights").glob("*.distcp"), checkpoint)  # the same umask created all
     refuse_writable(checkpoint, *(checkpoint / name for name in names), shard)
 
 
 def refuse_writable(*paths: Path) -> None:
-    """Refuse files and folders that another user owns or can write; one that is missing is passed over.
+    """Refuse files and folders that another user owns or can write to; missing ones are skipped.
 
     Raises:
-        UnsafeError: which one, why, and how to change that.
+        UnsafeError: with the first such path, the reason and the fix.
     """
     for path in paths:
         if os.path.lexists(path) and path.exists():
-            hint = f"see what others may have put there, then: chmod -R go-w {shlex.quote(str(path))}"
+            hint = f"check what others may have written there, then: chmod -R go-w {shlex.quote(str(path))}"
             _refuse(path, _problem(path, trusted=os.geteuid(), sticky=False), hint)
 
 
 def may_cache(folder: Path) -> bool:
-    """Whether only this user and root can have written what is in `folder`, and this user may make it where it is not.
+    """Whether only this user and root can have written to `folder`, and this user can create it if it is missing.
 
-    Its parent counts as its own; those next to that may be other users', where none can replace what is in there.
+    So it must be for its parent too; the folder above may be shared if it has the sticky bit.
     """
     if not folder.exists() and not os.access(next(path for path in folder.parents if path.exists()), os.W_OK):
         return False
@@ -168,7 +172,7 @@ def may_cache(folder: Path) -> bool:
 
 def _refuse(path: Path, problem: str, hint: str) -> None:
     if problem:
-        raise UnsafeError(f"{path} {problem}: another user could have this run execute other code", hint)
+        raise UnsafeError(f"{path} {problem}: another user could make this run execute other code", hint)
 
 
 def _problem_of_shared(shared: Path) -> str:
@@ -176,10 +180,10 @@ def _problem_of_shared(shared: Path) -> str:
 
 
 def _problem(path: Path, *, trusted: int, sticky: bool, link_too: bool = True) -> str:
-    """Why another user than root, `trusted` and this one can change `path`, in words; '' when none can.
+    """Why a user other than root, `trusted` and this one can change `path`; '' if none can.
 
-    With `sticky`, others may make entries of their own in a folder that has that bit. A symbolic link in its place must
-    not be another's either.
+    With `sticky`, a folder with the sticky bit may be writable by others, who create entries of their own. A symbolic
+    link must not be another user's either, unless `link_too` is false.
     """
     facts = path.stat()
     owners = {facts.st_uid, path.lstat().st_uid} if link_too else {facts.st_uid}
@@ -196,7 +200,7 @@ def _problem(path: Path, *, trusted: int, sticky: bool, link_too: bool = True) -
 
 
 def _is_private_group(gid: int) -> bool:
-    """Whether a group is this user's own, as many Linux systems make one for every user: its name, and nobody else."""
+    """Whether a group is the user private group that many Linux systems create: the user's name and no other member."""
     try:
         group, me = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -206,6 +210,6 @@ def _is_private_group(gid: int) -> bool:
 
 def _unmapped() -> int:
     try:
-        return int(_OVERFLOW.read_text())
+        return int(_OVERFLOW_UID.read_text())
     except (OSError, ValueError):
         return 65534

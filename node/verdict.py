@@ -1,7 +1,7 @@
-"""Which of the causes in a run's logs is the root, and what follows from it. Standard library only.
+"""Finds the root cause among the causes in a run's logs, and what follows from it. Standard library only.
 
-Deeper causes explain shallower ones (`superpod/node/causes/table.py`), `follows` explains within a depth, and nothing
-explains what clearly came before it. Of several roots, the surest comes first, then the earliest.
+Deeper causes explain shallower ones (`superpod/node/causes/table.py`), `follows` explains within a depth, and no cause
+explains what clearly came before it. Of several roots, the most certain comes first, then the earliest.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ _HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subse
 _ANNOUNCED = ("node_failed", "time_limit", "preempted", "cancelled", "terminal_closed")
 """What ends a run from outside, and is announced before what follows from it."""
 BEFORE_ERROR = 12
-"""Lines above a program error in which a cause that is named in passing may explain it."""
+"""How many lines above a program error a cause may be mentioned that explains it."""
 SHOWN = 3
-"""Evidence lines of a cause."""
+"""Most evidence lines per cause."""
 LONGEST = 400
+"""Most characters of an evidence line."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A line: where it stands, and its text without secrets."""
+    """A log line: its file and number, and its text without secrets."""
 
     path: str
     number: int
@@ -69,7 +70,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause of this run, with what shows it."""
+    """A cause, with its evidence."""
 
     name: str
     means: str
@@ -78,12 +79,12 @@ class Finding:
     ranks: tuple[int, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     detail: str = ""
-    """its figures, in words"""
+    """its figures, as a sentence"""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a run failed: one root, what follows from it, and what else is wrong."""
+    """Why a run failed: the root cause, what follows from it, and what else is wrong."""
 
     state: str
     root: Finding | None = None
@@ -91,9 +92,9 @@ class Verdict:
     others: tuple[Finding, ...] = ()
     """causes that neither explain the root nor follow from it"""
     first_error: Evidence | None = None
-    """of the rank that failed first, where no cause is known"""
+    """of the rank that failed first, if no cause is known"""
     words: str = ""
-    """how it ended, where nothing failed"""
+    """how it ended, if nothing failed"""
     notes: tuple[str, ...] = field(default=())
 
 
@@ -105,7 +106,7 @@ class _Group:
     events: tuple[Event, ...]
     cause: Cause | None
     was_first: bool = False
-    """whether it ended the rank that srun or torchrun saw end before all others"""
+    """whether it ended the rank that ended first, according to srun or torchrun"""
 
     @property
     def depth(self) -> float:
@@ -128,9 +129,12 @@ class _Group:
 
 
 def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | None = None) -> Verdict:
-    """The verdict on the logs of one run or attempt; `base` is what paths are shown relative to.
+    """The verdict on the logs of one run or attempt.
 
-    `failed` says that the run failed, or that it did not, where that is known from elsewhere.
+    Args:
+        logs: the events of each log.
+        base: paths are shown relative to this folder.
+        failed: whether the run failed, if that is known from elsewhere.
     """
     groups = _groups(logs)
     remarks = [(remark, log) for log in logs for remark in log.series.remarks()]
@@ -147,7 +151,7 @@ def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | No
     lasting = {remark.cause for remark, _ in remarks if remark.lasts}
     if not broke and not failed:
         return _without_failure(suspects, lasting, weak, logs, done=failed is False)
-    return _of_the_failed(groups, suspects, logs, base)
+    return _with_failure(groups, suspects, logs, base)
 
 
 def _without_failure(
@@ -176,34 +180,40 @@ def _without_failure(
     return Verdict(HEALTHY if done else NO_FAILURE, words=reached)
 
 
-def _of_the_failed(
+def _with_failure(
     groups: list[_Group], suspects: list[Finding], logs: Sequence[LogEvents], base: Path | None
 ) -> Verdict:
-    named_before = [group for group in groups if group.cause and group.sure <= PASSING]
+    """The verdict where the logs show a failure, or it is known from elsewhere."""
+    mentioned = [group for group in groups if group.cause and group.sure <= PASSING]
     groups = [group for group in groups if group.sure > PASSING] or groups
     roots = [group for group in groups if not any(_explains(other, group) for other in groups)]
     roots.sort(key=lambda group: _rank_of_root(group, logs))
-    named = [finding for finding in suspects if finding.name in ("loss_is_nan", "fp16_overflow")]
     if not roots or roots[0].name == ERROR_OF_PROGRAM:
-        if roots and named_before and GENERIC_ERROR.search(roots[0].events[-1].words):
-            finding = replace(_finding(named_before[0], base), confidence=CONFIDENCE[HINT])
+        if roots and mentioned and GENERIC_ERROR.search(roots[0].events[-1].words):
+            finding = replace(_finding(mentioned[0], base), confidence=CONFIDENCE[HINT])
             return Verdict(FAILED, finding, others=tuple(suspects), first_error=_first_error(roots, logs, base))
-        rest = [_finding(group, base) for group in groups if group.cause]
-        if named:
-            return Verdict(FAILED, named[0], tuple(rest), tuple(f for f in suspects if f is not named[0]))
-        first = _first_error(roots or groups, logs, base)
-        return Verdict(UNKNOWN, None, tuple(rest), tuple(suspects), first)
+        follows = tuple(_finding(group, base) for group in groups if group.cause)
+        diverged = next((finding for finding in suspects if finding.name in ("loss_is_nan", "fp16_overflow")), None)
+        if diverged:
+            return Verdict(FAILED, diverged, follows, tuple(finding for finding in suspects if finding is not diverged))
+        return Verdict(UNKNOWN, None, follows, tuple(suspects), _first_error(roots or groups, logs, base))
+    return _with_known_root(roots, groups, suspects, base)
+
+
+def _with_known_root(
+    roots: Sequence[_Group], groups: Sequence[_Group], suspects: Sequence[Finding], base: Path | None
+) -> Verdict:
+    """The verdict on a failure whose first root has a cause."""
     root = roots[0]
     finding = _finding(root, base)
     others = [group for group in roots[1:] if group.cause and group.depth >= ENDING]
     has_rival = any(group.depth > ECHO and group.sure >= LIKELY for group in roots[1:])
     if has_rival and finding.confidence == CONFIDENCE[CERTAIN]:
         finding = replace(finding, confidence=CONFIDENCE[LIKELY])
-    follows = [group for group in groups if group.cause and group is not root and group not in others]
-    shown = [_finding(group, base) for group in follows]
-    known = {finding.name, *(f.name for f in shown)}
+    follows = [_finding(g, base) for g in groups if g.cause and g is not root and g not in others]
+    known = {finding.name, *(f.name for f in follows)}
     more = [f for f in suspects if f.name not in known]
-    return Verdict(FAILED, finding, tuple(shown), tuple([*(_finding(group, base) for group in others), *more]))
+    return Verdict(FAILED, finding, tuple(follows), tuple([*(_finding(group, base) for group in others), *more]))
 
 
 def _groups(logs: Sequence[LogEvents]) -> list[_Group]:
@@ -224,7 +234,7 @@ def _groups(logs: Sequence[LogEvents]) -> list[_Group]:
 
 
 def _first_ends(logs: Sequence[LogEvents]) -> Callable[[Event], bool]:
-    """Tells of an event whether it is the end that srun or torchrun saw before all others."""
+    """A function that returns whether an event is the first end of a rank that srun or torchrun saw."""
     tasks = [task for log in logs for task in log.tasks if task[2] != "Terminated"]
     how, ranks = (tasks[0][2] if tasks else ""), {log.first_failed for log in logs} - {None}
     killed = [task for task in tasks if task[2] in ("Killed", "Out Of Memory")]
@@ -246,7 +256,7 @@ def _is_echo(event: Event) -> bool:
 
 
 def _is_named_at_end(group: _Group, logs: Sequence[LogEvents]) -> bool:
-    """Whether one of the last lines of a log names the cause; in passing only the very last one counts."""
+    """Whether one of the last lines of a log names the cause, or the very last line mentions it."""
     last = {log.path: log.last.number for log in logs if log.last}
     for event in group.events:
         first_counted = last.get(event.line.path, 0) - (LAST_LINES if event.sure > PASSING else 0)
@@ -256,27 +266,27 @@ def _is_named_at_end(group: _Group, logs: Sequence[LogEvents]) -> bool:
 
 
 def _is_far(event: Event, log: LogEvents) -> bool:
-    """Whether a cause is only named in passing, and not in the last words of its log."""
+    """Whether a cause is only mentioned, and neither near the end of its log nor just above a program error."""
     if event.sure > PASSING or log.last is None:
         return event.sure <= PASSING
     return event.line.number < log.last.number - LAST_LINES and not _precedes_error(event, log)
 
 
 def _precedes_error(event: Event, log: LogEvents) -> bool:
-    """Whether a program error stands a few lines below."""
+    """Whether a program error follows within BEFORE_ERROR lines."""
     distances = [other.line.number - event.line.number for other in log.events if other.cause == ERROR_OF_PROGRAM]
     return any(0 < distance <= BEFORE_ERROR for distance in distances)
 
 
 def _exact(event: Event) -> str:
-    """The cause's name, with out-of-memory told apart by its figures."""
+    """The cause's name; of an out-of-memory error, the specific cause that its figures show."""
     if event.cause == "gpu_out_of_memory" and (figures := oom.parse(event.line.text)):
         return figures.cause
     return event.cause
 
 
 def _explains(deep: _Group, shallow: _Group) -> bool:
-    """Whether one cause explains another that is there too."""
+    """Whether one cause explains another."""
     if deep is shallow:
         return False
     if (
@@ -302,7 +312,7 @@ def _explains(deep: _Group, shallow: _Group) -> bool:
 
 
 def _came_first(one: _Group, other: _Group) -> bool:
-    """Whether an error of the program stands before another line: by time, or in the same file."""
+    """Whether an error of the program precedes another cause, by time or in the same file."""
     if not any(event.is_error for event in one.events):
         return False
     if one.at and other.at:
@@ -319,7 +329,7 @@ def _may_follow(deep: _Group, shallow: _Group) -> bool:
 
 
 def _rank_of_root(group: _Group, logs: Sequence[LogEvents]) -> tuple[object, ...]:
-    """Sorts roots: what an error line says before what stands elsewhere, the surest, the deepest, the earliest."""
+    """A sort key: causes in error lines first, then the most certain, of the rank that failed first, the earliest."""
     failed_first = {log.first_failed for log in logs} - {None}
     of_first = any(event.rank in failed_first for event in group.events if event.rank is not None)
     strong = any(event.is_error for event in group.events) or group.depth in (GROUND, ENDING)
@@ -366,7 +376,7 @@ def _shows_other_processes(group: _Group) -> bool:
 
 
 def _figures(event: Event) -> str:
-    """What the figures of a line say, in words; '' where it has none that need words."""
+    """What the figures of a line say, as a sentence; '' if it has none to explain."""
     text = event.line.text
     if event.cause == "disk_full" and text.startswith("the disk under"):
         return f"{text}: make room, then resume"
@@ -386,7 +396,7 @@ def _ended(who: str, match: re.Match[str]) -> str:
 
 
 def _hung(events: Sequence[Event]) -> str:
-    """The ranks that fault tolerance has ended, in words: their monitors write node, rank and seconds."""
+    """Which ranks fault tolerance has ended, as a sentence: their monitors log node, rank and seconds."""
     hung = [match for e in events if (match := _HUNG.search(e.line.text))]
     if not hung:
         return ""
@@ -395,7 +405,7 @@ def _hung(events: Sequence[Event]) -> str:
 
 
 def _distinct(events: Sequence[Event]) -> list[Event]:
-    """The events without those that say the same with other numbers."""
+    """The events without those whose text differs only in numbers."""
     seen, kept = set(), []
     for event in events:
         form = "".join(c for c in event.line.text if not c.isdigit())[:120]
@@ -406,7 +416,7 @@ def _distinct(events: Sequence[Event]) -> list[Event]:
 
 
 def evidence(line: LogLine, base: Path | None, rank: int | None = None) -> Evidence:
-    """A line as evidence, without secrets and not too long."""
+    """A line as evidence: without secrets, at most LONGEST characters."""
     clean = (redact_after(line.before, part) for part in line.text.split("KeyError: "))
     text = " ".join("KeyError: ".join(clean).split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
@@ -414,13 +424,8 @@ def evidence(line: LogLine, base: Path | None, rank: int | None = None) -> Evide
 
 
 def shown_path(path: Path, base: Path | None) -> str:
-    """The path as it is shown: below `base` without it."""
-    if base is not None:
-        try:
-            return str(path.relative_to(base))
-        except ValueError:
-            pass
-    return str(path)
+    """The path, relative to `base` if it is below that."""
+    return str(path.relative_to(base) if base is not None and path.is_relative_to(base) else path)
 
 
 def _first_error(groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path | None) -> Evidence | None:
@@ -439,14 +444,14 @@ def _first_error(groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path
     chosen = [e for e in errors if e.rank is not None and e.rank in first] or errors
     by_rank: dict[object, Event] = {}
     for event in chosen:
-        by_rank[(str(event.line.path), event.rank)] = event  # of one rank the last: with it the program ended
+        by_rank[(str(event.line.path), event.rank)] = event  # the last error of a rank ended its program
     best = min(by_rank.values(), key=lambda e: (e.line.at or float("inf"), str(e.line.path), e.order))
     line = replace(best.line, text=best.words or best.line.text)
     return evidence(line, base, best.rank)
 
 
 def _first_tasks(logs: Sequence[LogEvents]) -> set[int | None]:
-    """The rank that srun saw end first, by itself."""
+    """The rank that ended first without being terminated by srun."""
     ends = [task for log in logs for task in log.tasks if task[2] != "Terminated"]
     return {int(ends[0][1])} if ends and ends[0][1].isdecimal() else set()
 

@@ -137,7 +137,7 @@ def _numbers(x: Layout) -> tuple[int, ...]:
 
 
 class Stages:
-    """What the distinct pipeline ranks hold, for several ways to deal out the layers: once for all layouts."""
+    """What the distinct pipeline ranks hold, for several partitions of the layers: once for all layouts."""
 
     def __init__(self, model: ModelShape, splits: Sequence[Split]) -> None:
         held = [_ranks(model, split) for split in splits]

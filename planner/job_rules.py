@@ -72,7 +72,7 @@ def _splits_groups(f: JobInputs) -> Truth:
 
 
 GENERAL: tuple[Rule[JobInputs], ...] = (
-    Rule("layers", lambda f: f.undealt, lambda f: f.why_undealt),  # get_num_layers_to_build
+    Rule("layers", lambda f: f.unpartitionable, lambda f: f.why_unpartitionable),  # get_num_layers_to_build
     Rule("precision", lambda f: not _has_precision(f.job), _no_precision),  # hardware.Gpu.precisions
     Rule(
         "memory_cap",

@@ -67,15 +67,15 @@ FIELDS = (
 """Columns that `legal_mask` takes, as in `Columns`."""
 
 
-def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], dealt: ArrayLike = False) -> Flags:
+def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], given_chunks: ArrayLike = False) -> Flags:
     """Which of many layouts of one job are legal: the same rules as `violations`, over arrays.
 
     Args:
         job: the model, sequence, precision, hardware and options; its layout gives the fields that `fields` leaves
-            out, except uneven stages and chunks: layers are dealt evenly here.
+            out, except uneven stages and chunks: layers are partitioned evenly here.
         fields: columns of `FIELDS`, coded as in `Columns` (vp 1 = none; recompute 0 none, 1 selective, 2 full; modules
             a bit mask), arrays that broadcast, every number 1 or more. A column `dp` decides the number of GPUs.
-        dealt: True where the caller has dealt the layers unevenly (`Layout.chunks`).
+        given_chunks: True for layouts with their own partition of the layers (`Layout.chunks`).
 
     Raises:
         UserError: on an unknown column.
@@ -85,7 +85,7 @@ def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], dealt: ArrayLik
     for name in fields:
         if name not in FIELDS:
             raise UserError(f"no column is called {name!r}", did_you_mean(name, list(FIELDS)))
-    inputs = _inputs_of_many(job, {name: np.asarray(value) for name, value in fields.items()}, np.asarray(dealt))
+    inputs = _inputs_of_many(job, {name: np.asarray(value) for name, value in fields.items()}, np.asarray(given_chunks))
     shape = np.broadcast_shapes(*(np.shape(value) for value in fields.values()))
     broken = np.zeros(shape, dtype=bool)
     for rule in (*rules.LAYOUT, *rules.MODEL, *job_rules.of(job)):
@@ -94,7 +94,7 @@ def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], dealt: ArrayLik
 
 
 def _inputs(job: PlannedJob) -> JobInputs:
-    """The job as the rules read it, its layers dealt out if they can be."""
+    """The job as the rules read it, with its layers partitioned if possible."""
     layout, chunks, why = job.layout, list[range](), ("", "")
     uneven = layout.embedding_as_layer or layout.loss_as_layer or layout.chunks is not None
     uneven = uneven or layout.first_layers is not None or layout.last_layers is not None
@@ -108,17 +108,17 @@ def _inputs(job: PlannedJob) -> JobInputs:
         **degrees,
         both_ends=layout.first_layers is not None and layout.last_layers is not None,
         uneven=uneven,
-        undealt=not chunks,
+        unpartitionable=not chunks,
         last_empty=bool(chunks) and not chunks[-1],
         chunk_sizes=tuple({len(chunk) for chunk in chunks}),
-        why_undealt=why,
+        why_unpartitionable=why,
         model=job.model,
         job=job,
     )
 
 
-def _inputs_of_many(job: PlannedJob, fields: dict[str, Column], dealt: Flags) -> JobInputs:
-    """As `_inputs`, of many layouts that deal their layers evenly."""
+def _inputs_of_many(job: PlannedJob, fields: dict[str, Column], given_chunks: Flags) -> JobInputs:
+    """As `_inputs`, for many layouts, whose layers are partitioned evenly except where chunks are given."""
     import numpy as np
 
     own = job.layout.rule_inputs(job.gpus)
@@ -138,9 +138,9 @@ def _inputs_of_many(job: PlannedJob, fields: dict[str, Column], dealt: Flags) ->
     return JobInputs(
         **get,
         microbatch_group=job.options.microbatch_group,
-        uneven=((ends[0] | ends[1]) == 1) | dealt,
-        undealt=~(evenly | dealt),
-        last_empty=(ends[1] == 1) & (get["pp"] * get["vp"] == job.model.layers + ends[0] + 1) & ~dealt,
+        uneven=((ends[0] | ends[1]) == 1) | given_chunks,
+        unpartitionable=~(evenly | given_chunks),
+        last_empty=(ends[1] == 1) & (get["pp"] * get["vp"] == job.model.layers + ends[0] + 1) & ~given_chunks,
         chunk_sizes=sizes,
         model=job.model,
         job=job,

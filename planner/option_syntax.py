@@ -1,4 +1,4 @@
-"""The small languages of a command line: `tp=4,sp` for a layout, `moments=bf16` for an option, a model's shape."""
+"""The syntax of options on a command line: `tp=4,sp` for a layout, `moments=bf16` for an option of the planner."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ def layout(base: Layout, text: str, what: str = "--layout") -> Layout:
 
 
 STAGES = ("chunks", "first_layers", "last_layers", "embedding_as_layer", "loss_as_layer")
-"""Fields of `Layout` that say how layers lie on stages."""
+"""Fields of `Layout` that partition the layers into stages."""
 
 
 def layout_of_model(base: Layout, text: str, layers: int, what: str = "--layout") -> tuple[Layout, str]:
-    """As `layout`, for a model of so many layers: where nobody says how they lie on stages, as a search deals them.
+    """As `layout`, for a model with that many layers: without fields of STAGES, they are partitioned as in a search.
 
     Returns:
-        The layout, and a sentence on how layers that do not divide are dealt; "" = evenly.
+        The layout, and a sentence on how layers that do not divide are partitioned; "" = evenly.
     """
-    from superpod.planner.models.stages import deal_out
+    from superpod.planner.models.stages import default_partition
 
     changed = layout(base, text, what)
     if any(getattr(changed, key) not in (None, False) for key in STAGES):
         return changed, ""
-    fields_of_stages, note = deal_out(layers, changed.pp, changed.vp or 1)
+    fields_of_stages, note = default_partition(layers, changed.pp, changed.vp or 1)
     return changed.replace(**fields_of_stages), note
 
 

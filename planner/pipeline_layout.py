@@ -74,7 +74,7 @@ def of(job: PlannedJob) -> str:
 
 
 def is_uneven(job: PlannedJob) -> bool:
-    """Whether the layout deals its layers out in another way than evenly, so that Megatron has to be told."""
+    """Whether the layout partitions its layers unevenly, which Megatron has to be told."""
     x = job.layout
     ends = x.embedding_as_layer or x.loss_as_layer or x.first_layers is not None or x.last_layers is not None
     return x.pp > 1 and (ends or x.chunks is not None)

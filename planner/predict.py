@@ -134,16 +134,16 @@ def _refused(runs: list[Run], values: Mapping[str, Column]) -> dict[int, str]:
     counted = [column for name, column in checked.items() if name not in ZERO_OR_MORE]
     wrong = np.logical_or.reduce([column < 1 for column in counted])
     layers = runs[0].setting.model.layers
-    dealt, odd = (np.array([test(run.layout, layers) for run in runs]) for test in (_is_dealt, _is_odd))
+    given_chunks, odd = (np.array([test(run.layout, layers) for run in runs]) for test in (_has_valid_chunks, _is_odd))
     checked = {name: np.where(wrong, 1, column) for name, column in checked.items()}
-    mask = legality.legal_mask(runs[0].setting, checked, dealt)
+    mask = legality.legal_mask(runs[0].setting, checked, given_chunks)
     suspects = np.flatnonzero(~mask | wrong | odd).tolist()
     worded = {i: "; ".join(broken.message for broken in legality.violations(runs[i].job)) for i in suspects}
     return {i: why for i, why in worded.items() if why}
 
 
-def _is_dealt(x: Layout, layers: int) -> bool:
-    """Whether its chunks hold the model's layers, and nothing else says what a stage holds."""
+def _has_valid_chunks(x: Layout, layers: int) -> bool:
+    """Whether its chunks hold exactly the model's layers, and no other field partitions them."""
     if x.chunks is None or x.embedding_as_layer or x.loss_as_layer or _has_ends(x):
         return False
     return len(x.chunks) == x.pp * (x.vp or 1) and sum(x.chunks) == layers
@@ -155,7 +155,7 @@ def _has_ends(x: Layout) -> bool:
 
 def _is_odd(x: Layout, layers: int) -> bool:
     """Whether `legality.legal_mask` alone cannot judge the layout."""
-    chunks = x.chunks is not None and (not _is_dealt(x, layers) or x.recompute_layers > 1)
+    chunks = x.chunks is not None and (not _has_valid_chunks(x, layers) or x.recompute_layers > 1)
     return chunks or _has_ends(x) or 0 in (x.vp, x.etp)
 
 

@@ -107,14 +107,14 @@ class ModelInputs(RuleInputs):
 
 @dataclass(frozen=True, kw_only=True)
 class JobInputs(ModelInputs):
-    """A whole job, and how its layers are dealt to the stages."""
+    """A job, and how its layers are partitioned into pipeline stages."""
 
     job: PlannedJob
     both_ends: Truth = False
     """The layers of the first and of the last stage are given."""
-    undealt: Truth = False
-    """The layers cannot be dealt to the stages."""
-    why_undealt: tuple[str, str] = ("", "")
+    unpartitionable: Truth = False
+    """The layers cannot be partitioned as the layout asks."""
+    why_unpartitionable: tuple[str, str] = ("", "")
     last_empty: Truth = False
     """The last model chunk has no layer: a head, or multi-token prediction, stands alone."""
     chunk_sizes: tuple[Whole, ...] = ()
@@ -277,7 +277,7 @@ MODEL: tuple[Rule[ModelInputs], ...] = (
     Rule(
         "hybrid_stages",  # MambaStack._select_layers_for_pipeline_parallel
         lambda f: (f.interleaved | f.uneven) & bool(f.model.pattern),
-        lambda f: ("Megatron deals a hybrid's layers evenly, without virtual stages", "drop vp and uneven stages"),
+        lambda f: ("Megatron partitions a hybrid's layers evenly, without virtual stages", "drop vp and uneven stages"),
     ),
     Rule(
         "runs_stages",  # NeMo 2.7.3, heterogeneous_layer_spec: it does not pass vp_stage on, and Megatron asserts one

@@ -262,7 +262,7 @@ def _uneven(job: PlannedJob, space: Space) -> Iterator[Split]:
 HEADS = (1.0, 1.25)
 """What the head takes over its share of the FLOPs, to try: its loss is bound by memory."""
 LIGHTER = 0.99
-"""Stages dealt out by hand do at most this share of what the fullest does without: else they are not worth it."""
+"""An uneven partition is used if its fullest stage has at most this share of the work of an even one's."""
 
 
 def _before_a_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]) -> Iterator[Split]:
@@ -360,8 +360,8 @@ def _legal(
         for key, column in _recompute_columns(recompute_options, np.arange(len(recompute_options))).items()
     }
     wide["sharding"] = sharding
-    dealt = np.array([split.chunks is not None for split in splits], dtype=bool)[wide["split"]]
-    legal = legality.legal_mask(job, {key: wide[key] for key in legality.FIELDS if key in wide}, dealt)
+    given_chunks = np.array([split.chunks is not None for split in splits], dtype=bool)[wide["split"]]
+    legal = legality.legal_mask(job, {key: wide[key] for key in legality.FIELDS if key in wide}, given_chunks)
     legal = legal & ((wide["sharding"] < 2) | (wide["pp"] == 1))  # recipes of Megatron-FSDP have no pipeline
     row, option, shard = np.nonzero(np.broadcast_to(legal, (len(rows["tp"]), len(recompute_options), len(sharding))))
     fields = {key: column[row] for key, column in rows.items()} | _recompute_columns(recompute_options, option)

@@ -40,29 +40,29 @@ NUMBERS = {"inf": math.inf, "nan": math.nan}
 
 
 class NotAValue(ValueError):
-    """The text is none of the values that the field takes."""
+    """The text is not a value that the field takes."""
 
 
 class _NotLiteral(ValueError):
-    """The text is no literal, no known name and no known constructor."""
+    """The text is not a literal, a known name or a known constructor."""
 
 
-def parse(text: str, taken: collections.abc.Sequence[Any]) -> Any:
+def parse(text: str, types: collections.abc.Sequence[Any]) -> Any:
     """The value that a text means for a field.
 
     Args:
-        text: what stands behind the equals sign.
-        taken: the types that the field takes (`types_of`); several where a class narrows what its base takes.
+        text: the text after the equals sign.
+        types: the types that the field takes (`types_of`); several if a class narrows the type of its base.
 
     Raises:
-        NotAValue: the text means no value of any of these types.
+        NotAValue: the text is not a value of any of these types.
     """
     text = text.strip()
     try:
         value: Any = _value(ast.parse(text, mode="eval").body)
     except (_NotLiteral, SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         value = text
-    for annotation in taken:
+    for annotation in types:
         try:
             return _fitted(value, text, annotation)
         except NotAValue:
@@ -91,7 +91,7 @@ def _own_parameter(base: type, field: str) -> inspect.Parameter | None:
 
 
 def _resolved(target: Any, field: str, annotation: Any) -> Any:
-    """An annotation that is a string, as the type that it names; None where it names one that cannot be found."""
+    """An annotation, evaluated if it is a string; None if that names a type that cannot be found."""
     if annotation is inspect.Parameter.empty:
         return Any
     if not isinstance(annotation, str):
@@ -103,7 +103,7 @@ def _resolved(target: Any, field: str, annotation: Any) -> Any:
     return hints.get(field)
 
 
-# -- from text to a value --------------------------------------------------------------------------------------------
+# -- parsing --------------------------------------------------------------------------------------------
 
 
 def _value(node: ast.expr) -> Any:
@@ -149,7 +149,7 @@ def _named(name: str) -> Any:
 
 
 def lookup(name: str) -> Any:
-    """The function, class or constant that a dotted name means, below `PACKAGES`. Raises _NotLiteral for others."""
+    """The function, class or constant with a dotted name below `PACKAGES`. Raises _NotLiteral for others."""
     if not any(name.startswith(f"{package}.") for package in PACKAGES) or "._" in name:
         raise _NotLiteral(name)
     module, _, attribute = name.rpartition(".")
@@ -171,7 +171,7 @@ def lookup(name: str) -> Any:
 
 
 def _made(call: ast.Call) -> Any:
-    """What a constructor makes of literal arguments: a value of `VALUES`, or the configuration of a class."""
+    """The result of a constructor call with literal arguments: a value of `VALUES`, or a `run.Config`."""
     name = _dotted(call.func)
     if any(keyword.arg is None for keyword in call.keywords):
         raise _NotLiteral(name)
@@ -185,11 +185,11 @@ def _made(call: ast.Call) -> Any:
     return run.Config(target, *positional, **named)
 
 
-# -- from a value to one that an annotation takes --------------------------------------------------------------------
+# -- conversion --------------------------------------------------------------------
 
 
 def _fitted(value: Any, text: str, annotation: Any) -> Any:
-    """The value as an annotation takes it. Raises NotAValue."""
+    """The value, converted to what an annotation takes. Raises NotAValue."""
     origin = get_origin(annotation)
     if annotation in (Any, object) or isinstance(annotation, typing.TypeVar):
         return value
@@ -252,7 +252,7 @@ def _of_enumeration(value: Any, text: str, kind: type[enum.Enum]) -> Any:
 
 
 def _of_union(value: Any, text: str, members: tuple[Any, ...]) -> Any:
-    """As the member of a union that the value is of; a string, which every text is, comes last."""
+    """The value as the first member of a union that takes it: exact types first, `str`, which takes any text, last."""
     if isinstance(value, datetime.timedelta) and any(get_origin(member) is dict for member in members):
         return {"days": value.days, "seconds": value.seconds}  # NeMo's Trainer cannot record a timedelta
     exact = [member for member in members if inspect.isclass(member) and type(value) is member and member is not str]
@@ -269,7 +269,7 @@ SEQUENCES = (list, collections.abc.Sequence, collections.abc.Iterable)
 
 
 def _of_container(value: Any, annotation: Any, origin: Any) -> Any:
-    """As a list, tuple, dictionary or object of a class; items as their annotation takes them."""
+    """The value as a list, tuple, set, dictionary or object of a class, with converted items."""
     kind, items = origin or annotation, get_args(annotation)
     if kind in SEQUENCES and isinstance(value, list | tuple):
         return [_fitted(item, str(item), items[0]) for item in value] if items else list(value)

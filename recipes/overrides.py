@@ -17,7 +17,7 @@ from superpod.recipes.rules.reading import Reader
 from superpod.recipes.signatures import parameter_of, parameters
 
 LENGTHS = ("data.seq_length", "model.config.seq_length")
-"""The length of a sample, as the data and as the model have it."""
+"""The sequence length of the data and of the model."""
 
 _FORM = re.compile(r"(?P<path>[A-Za-z_][\w.\[\]]*)\s*(?P<operator>//|[-+*/|&]|)=(?P<value>.*)", re.DOTALL)
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -29,7 +29,7 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "|": operator.or_,
     "&": operator.and_,
 }
-"""What may stand before the equals sign: the field's value is changed by it, as in NeMo-Run."""
+"""Operators before the equals sign, which change the field's value, as in NeMo-Run."""
 
 
 def apply(partial: run.Partial, overrides: list[str]) -> None:
@@ -80,23 +80,23 @@ def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
             f"write {path}=VALUE with a value of {kind}",
         ) from None
     setattr(node, field, value)
-    _none_is_none(node, field)
+    _unset_none(node, field)
 
 
 def keep_one_length(partial: run.Partial, overrides: Sequence[str]) -> None:
-    """Make the data's and the model's length of a sample one, where an override has moved one of them."""
+    """If an override has changed only the data's or only the model's sequence length, give the other the same."""
     reader = Reader(partial, tuple(overrides))
-    moved = [path for path in LENGTHS if reader.overridden(path) and isinstance(reader[path], int)]
-    if len(moved) == 1:
-        partial.data.seq_length = partial.model.config.seq_length = reader[moved[0]]
+    changed = [path for path in LENGTHS if reader.overridden(path) and isinstance(reader[path], int)]
+    if len(changed) == 1:
+        partial.data.seq_length = partial.model.config.seq_length = reader[changed[0]]
 
 
 def _check_path(partial: run.Partial, path: str) -> None:
-    """Refuse a path that names no field. NeMo's strategy takes `**kwargs` and would accept a misspelling."""
+    """Refuse a path that names no field: NeMo's strategy takes `**kwargs` and would accept a misspelling."""
     node: Any = partial
     seen: list[str] = []
     for part in path.split("."):
-        name, *indices = re.split(r"[\[\]]+", part.rstrip("]"))
+        name, *indices = _name_and_indices(part)
         if isinstance(node, fdl.Buildable):
             known = parameters(fdl.get_callable(node))
             if name not in known:
@@ -113,8 +113,8 @@ def _check_path(partial: run.Partial, path: str) -> None:
         seen.append(part)
 
 
-def _none_is_none(node: Any, field: str) -> None:
-    """Make `trainer.plugins.fp8=None` None: NeMo annotates `fp8: str = None`."""
+def _unset_none(node: Any, field: str) -> None:
+    """Set None for `trainer.plugins.fp8=None`: NeMo annotates `fp8: str = None`, so that the text would be a string."""
     parameter = parameter_of(fdl.get_callable(node), field)
     if getattr(node, field, None) in ("None", "null") and parameter is not None and parameter.default is None:
         setattr(node, field, None)
@@ -125,11 +125,16 @@ def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
     *parents, field = path.split(".")
     node: Any = partial
     for part in parents:
-        name, *indices = re.split(r"[\[\]]+", part.rstrip("]"))
+        name, *indices = _name_and_indices(part)
         node = node[name] if isinstance(node, dict) else getattr(node, name)
         for index in indices:
             node = node[int(index)]
     return node, field
+
+
+def _name_and_indices(part: str) -> list[str]:
+    """["callbacks", "0"] of `callbacks[0]`."""
+    return re.split(r"[\[\]]+", part.rstrip("]"))
 
 
 def _item(node: Any, index: str, path: str) -> Any:
@@ -141,12 +146,12 @@ def _item(node: Any, index: str, path: str) -> Any:
 
 
 def require_known_names(partial: run.Partial, where: str) -> None:
-    """Refuse an argument that a class takes only by its `**kwargs`, and that none of its bases has.
+    """Refuse arguments that only the `**kwargs` of a class accept, and that none of its bases has.
 
-    Of classes other than strategies, which hand such arguments to others, one is refused that is nearly a known name.
+    Classes other than strategies may pass such an argument on: there, only a name close to a known one is refused.
 
     Raises:
-        UserError: with the names that are near.
+        UserError: with the closest names.
     """
     import difflib
 
@@ -158,7 +163,7 @@ def require_known_names(partial: run.Partial, where: str) -> None:
         if not isinstance(target, type):
             continue
         known = parameters(target)
-        if "Strategy" in target.__name__:  # Lightning's DDPStrategy hands what is left to PyTorch's
+        if "Strategy" in target.__name__:  # Lightning's DDPStrategy passes the rest to PyTorch's DDP
             known += parameters(DistributedDataParallel)
         for name in [name for name in node.__arguments__ if isinstance(name, str) and name not in known]:
             if "Strategy" in target.__name__ or difflib.get_close_matches(name, known, n=1, cutoff=0.85):

@@ -51,16 +51,16 @@ def dry_build(
     """
     import fiddle as fdl
 
-    from superpod.rehearsal import received, schedule
+    from superpod.rehearsal import communication, schedule
     from superpod.rehearsal.patches.registry import install
 
     install()
     strategy: Any = fdl.build(recipe.trainer.strategy)
     with fake_ranks(rank, world_size, **degrees(strategy)):
         config = connected_config(recipe, strategy)
-        received.require_groups(degrees(strategy))
+        communication.require_groups(degrees(strategy))
         if step:
-            schedule.run(config, strategy.ddp_config, schedule.Batch.of(recipe.data))
+            schedule.run(config, strategy.ddp_config, schedule.Batch.from_data(recipe.data))
         return [parameters(chunk) for chunk in chunks(recipe, config, vocab_size=vocab_size)]
 
 

@@ -115,7 +115,7 @@ def _build(size: SizeKey) -> Outcome:
             for rank in ranks
         ]
     layers = sorted(set[str]().union(*(build.layers for build in builds)))
-    made = [[b.tensors, sorted(b.layers), sorted(b.attention), sorted(b.received)] for b in builds]
+    made = [[b.tensors, sorted(b.layers), sorted(b.attention), sorted(b.communication)] for b in builds]
     outcome: Outcome = {
         "parameters": [build.parameters for build in builds],
         "layers": layers,

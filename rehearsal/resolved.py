@@ -54,7 +54,7 @@ def resolved(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
     layout, world = recipe.layout(nodes), nodes * recipe.gpus_per_node
     variables = {v.name: v.value for v in environment.variables(job(recipe, nodes))}
     with build.connected(partial, world - 1, world, generation(recipe), variables) as (strategy, model, callbacks):
-        schedule.run(model.config, strategy.ddp_config, schedule.Batch.of(partial.data))
+        schedule.run(model.config, strategy.ddp_config, schedule.Batch.from_data(partial.data))
         return {
             "model": _name(type(model)),
             "config": plain(model.config),

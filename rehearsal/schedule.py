@@ -1,7 +1,7 @@
-"""Runs Megatron's real schedule of a step, with chunks that do nothing: what it refuses at step 1, it refuses here.
+"""Runs Megatron's pipeline schedule with model chunks that compute nothing, to meet its errors before step 1.
 
-`get_forward_backward_func` of megatron-core 0.15.3 (pipeline_parallel/schedules.py) chooses among three functions, and
-each checks what no constructor does, such as `microbatch_group_size_per_vp_stage` against the micro-batches of a step.
+`get_forward_backward_func` of megatron-core 0.15.3 (pipeline_parallel/schedules.py) returns one of three functions.
+Their checks are in no constructor, such as of `microbatch_group_size_per_vp_stage` and the micro-batches.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
-from superpod.rehearsal import received
+from superpod.rehearsal import communication
 
 if TYPE_CHECKING:
     import torch
 
 PERIODS = 4
-"""Groups of micro-batches that an interleaved schedule runs at most. Warm-up passes 2 (PP - 1) + (VP - 1) x group
-chunks, fewer than three groups have, and the order then repeats with each group: more of them run the same lines."""
+"""Most groups of micro-batches that an interleaved schedule is run with. Warm-up takes 2 (PP - 1) + (VP - 1) x group
+chunks, fewer than three groups have, and then the order repeats with each group: further groups run the same code."""
 SEEN: dict[tuple[Any, ...], set[str]] = {}
-"""What each distinct schedule came to in this process: thousands of configurations share a few hundred."""
+"""The result of each distinct schedule in this process: thousands of configurations share a few hundred."""
 
 
 class Batch(NamedTuple):
-    """The samples of a step, as the recipe's data module has them."""
+    """The batch sizes of the recipe's data module, in samples."""
 
     micro: int
     total: int
     rampup: list[int] | None = None
 
     @classmethod
-    def of(cls, data: Any) -> Batch:
-        """Of a recipe's data module."""
+    def from_data(cls, data: Any) -> Batch:
+        """The batch sizes of a recipe's data module."""
         return cls(data.micro_batch_size, data.global_batch_size, getattr(data, "rampup_batch_size", None))
 
 
@@ -45,11 +45,11 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
 
     Args:
         config: of the connected model.
-        ddp: the strategy's `DistributedDataParallelConfig`; None without.
-        batch: of the whole run.
+        ddp: the strategy's `DistributedDataParallelConfig`, if it has one.
+        batch: the batch sizes.
 
     Returns:
-        The schedule, and what it communicated, as lines for a digest.
+        The schedule and its communication, as lines for a digest.
 
     Raises:
         AssertionError, IndexError, RuntimeError, ValueError: Megatron refuses the schedule.
@@ -76,10 +76,10 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
 
 
 def micro_batches(batch: Batch) -> int:
-    """The micro-batches of a step on the ranks of Megatron's parallel state, by its own calculator.
+    """The number of micro-batches per step and rank, from Megatron's own calculator.
 
     Raises:
-        AssertionError: they do not divide the batch.
+        AssertionError: the batch is not divisible.
     """
     from megatron.core import num_microbatches_calculator as calculator
     from megatron.core import parallel_state as state
@@ -89,10 +89,10 @@ def micro_batches(batch: Batch) -> int:
 
 
 def shortened(steps: int, pp: int, group: int, *, interleaved: bool) -> int:
-    """Micro-batches that run the same lines of a schedule as `steps` do.
+    """A number of micro-batches that covers the same code of a schedule as `steps` of them.
 
-    Without interleaving a rank has at most PP - 1 micro-batches of warm-up, and each one after them is as the last.
-    With it, the order repeats with every group, and what is left over after whole groups stays as it is.
+    Without interleaving, a rank has at most PP - 1 micro-batches of warm-up, and those after them are alike. With
+    interleaving, the order repeats with every group, and the incomplete last group is kept.
 
     Examples:
         >>> shortened(512, pp=8, group=8, interleaved=False), shortened(6, pp=8, group=8, interleaved=False)
@@ -108,7 +108,7 @@ def shortened(steps: int, pp: int, group: int, *, interleaved: bool) -> int:
 
 @functools.cache
 def _fields() -> tuple[str, ...]:
-    """The fields of a configuration that the schedules and their communication read."""
+    """The configuration fields that Megatron's schedules and their p2p communication read."""
     from megatron.core.pipeline_parallel import p2p_communication, schedules
 
     source = inspect.getsource(schedules) + inspect.getsource(p2p_communication)
@@ -125,11 +125,11 @@ def _overlaps(ddp: Any) -> tuple[bool, ...]:
 
 
 class _StopBeforeFirstStep(Exception):
-    """The schedule asks for a real model; its own checks have passed by then."""
+    """The schedule needs a real model from here on; its checks have passed."""
 
 
 def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
-    """Run `count` micro-batches of one number each: no check of a schedule depends on the sizes of its tensors."""
+    """Run `count` micro-batches with tensors of one element: no check of a schedule depends on their shapes."""
     from megatron.core import parallel_state as state
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 
@@ -140,7 +140,7 @@ def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
     _connect(config, ddp, model)
     tokens = config.context_parallel_size * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
     schedule = get_forward_backward_func()
-    with without_device(), received.watched() as traffic:
+    with without_device(), communication.recorded() as traffic:
         for forward_only in (False, True):
             with contextlib.suppress(_StopBeforeFirstStep):
                 schedule(
@@ -154,7 +154,7 @@ def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
                 )
     pp = state.get_pipeline_model_parallel_world_size()
     if not config.overlap_moe_expert_parallel_comm:
-        received.require_pipeline(traffic, pp)
+        communication.require_pipeline(traffic, pp)
     return {f"{schedule.__name__}: {pp} stages of {chunks}", *(f"schedule: {line}" for line in traffic.lines())}
 
 
@@ -169,14 +169,14 @@ def _connect(config: Any, ddp: Any, model: list[Any]) -> None:
 
 
 def _forward_step(_data: Any, chunk: Any, *flags: Any, **given: Any) -> tuple[torch.Tensor, Any]:
-    """The stage's output, which depends on its input, and a loss of it."""
+    """The stage's output, connected to its input by autograd, and a loss function."""
     if given or chunk.config.overlap_moe_expert_parallel_comm:
         raise _StopBeforeFirstStep
     return chunk(), lambda output: (output.sum(), {})
 
 
 def _chunk(config: Any, stage: int) -> Any:
-    """A stand-in for the chunk of a model: it passes its input on."""
+    """A model chunk that returns its input."""
     import torch
     from megatron.core.enums import ModelType
 
@@ -207,7 +207,7 @@ def _chunk(config: Any, stage: int) -> Any:
 
 @contextlib.contextmanager
 def without_device() -> Iterator[None]:
-    """What a step asks of a GPU beside tensors: a current device, ranges for a profiler, messages sent together."""
+    """Replace what a step needs of a GPU besides tensors: the current device, NVTX ranges, coalesced p2p operations."""
     import torch
 
     with (
@@ -222,11 +222,11 @@ def without_device() -> Iterator[None]:
 
 
 class _NoDevice(contextlib.AbstractContextManager["_NoDevice"]):
-    """Stands for torch.cuda.device, for a profiler's range and for messages that are sent together."""
+    """Stands in for torch.cuda.device, an NVTX range and coalesced p2p operations."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def wait(self) -> None:
-        """Messages of the fake process group have arrived."""
+        """Return at once: operations of the fake process group are complete."""

@@ -1,8 +1,8 @@
-"""The validation of every command that leads to a job: the models are built as `recipes check` builds them.
+"""Builds the models before a job is submitted, as `recipes check` does.
 
-`resolve` has already applied every rule that needs no other process. `require` adds the dry build in a process of its
-own (`judge`), and keeps the outcome in the cache by what that build reads of the resolved configuration: a second
-command with the same model, layout and precision answers at once.
+`resolve` has already applied every rule that needs no other process. `require` adds the dry build in a separate process
+(`judge`) and caches the outcome under the part of the resolved configuration that the build reads: for the same model,
+layout and precision, the next command needs no build.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ NOT_READ = (
     *(*planned_run.NOT_PLANNED, "trainer.max_steps", "log", "resume"),
     *("data.paths", "data.dataset_root", "data.dataset_kwargs", "data.index_mapping_dir", "data.split", "data.seed"),
 )
-"""Fields that no model is built from: two configurations that differ in these alone share one build."""
+"""Fields that the build does not read: configurations that differ only in these share one build."""
 
 SKIPPED = "the models are not built here (--no-build): `recipes check` with the same changes builds them"
 
 
 @dataclass(frozen=True)
 class BuildOutcome:
-    """What building the models of three ranks came to."""
+    """The result of building the models of three ranks."""
 
     refused: tuple[str, ...] = ()
-    """What Megatron, Transformer Engine or NeMo refuse, a line each; () = nothing."""
+    """errors of Megatron, Transformer Engine or NeMo, a line each"""
     not_built: str = ""
-    """What this machine lacks to build the models; "" = nothing."""
+    """what this machine lacks to build the models; "" = nothing"""
 
 
 def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
-    """Refuse resolved runs whose models cannot be built; all that are not in the cache are built in one process.
+    """Refuse resolved runs whose models cannot be built; those not in the cache are built in one process.
 
     Args:
         runs: of one command; several for a sweep.
         build: False with `--no-build`.
 
     Returns:
-        A line for each kind of check that was not made, for the user; [] = everything was checked.
+        Notes for the user on checks that were skipped; [] = none was.
 
     Raises:
-        UserError: with what the libraries refuse, for each run that they refuse.
-        JudgeFailed: the process that builds failed by itself.
+        UserError: with the errors of the libraries, for each run.
+        JudgeFailed: the process that builds the models failed itself.
     """
     if installed.missing():
-        return []  # planned_run.NOTE says what is left to the nodes
+        return []  # planned_run.NOTE says so
     changed = [run for run in runs if is_changed(run.request)]
     if not changed:
         return []
@@ -73,13 +73,13 @@ def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
             lines += [member + text for text in outcome.refused]
         raise UserError(
             "\n".join(dict.fromkeys(lines)),
-            "`recipes check` with the same changes shows all that is known; --no-build leaves this check out",
+            "`recipes check` with the same changes shows all details; --no-build skips this check",
         )
     return list(dict.fromkeys(f"not built here: {o.not_built}" for o in built if o.not_built))
 
 
 def is_changed(request: Request) -> bool:
-    """Whether a request asks for another model, layout or precision than the recipe that is proven."""
+    """Whether a request may have another model, layout or precision than the proven recipe."""
     recipe = request.sized()
     if planned_run.is_own(recipe) or not set(recipe.nodes) <= set(_declared(request)):
         return True
@@ -99,14 +99,14 @@ def _is_unread(path: str) -> bool:
 
 
 def _with_lines(run: ResolvedRun) -> ResolvedRun:
-    """The run with its configuration in `lines`; a run on deferred data has it where it is resolved without them."""
+    """The run with its configuration in `lines`, which a run on deferred data has only if resolved without the data."""
     if not run.on_node:
         return run
     return resolve.resolve_cached(late_data.without_data(run.request))
 
 
 def outcomes(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:
-    """What building each run's models comes to: from the cache, or built in one process. Raises JudgeFailed."""
+    """The outcome for each run, from the cache or from a build of all others in one process. Raises JudgeFailed."""
     paths = [_path(run) for run in runs]
     missing = {path: run.request for path, run in zip(paths, runs, strict=True) if _cached(path) is None}
     built: dict[Path, BuildOutcome] = {}
@@ -114,13 +114,13 @@ def outcomes(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:
         answers = judge.ask_all(list(missing.values()))
         built = {path: _outcome(answer) for path, answer in zip(missing, answers, strict=True)}
         for path, outcome in built.items():
-            if not outcome.refused:  # a refusal is built again: what caused it may have been this machine's
-                _keep(path, outcome)
+            if not outcome.refused:  # a refusal is not cached: its cause may have been this machine
+                _cache(path, outcome)
     return [built.get(path) or _cached(path) or BuildOutcome() for path in paths]
 
 
 def is_cached(run: ResolvedRun) -> bool:
-    """Whether `require` will answer without building."""
+    """Whether `require` needs no build."""
     return bool(installed.missing()) or not is_changed(run.request) or _cached(_path(_with_lines(run))) is not None
 
 
@@ -133,7 +133,7 @@ def _outcome(answer: judge.Judgement | UserError) -> BuildOutcome:
 
 
 def _path(run: ResolvedRun) -> Path:
-    """The file in the cache for what a build reads of a resolved run."""
+    """The cache file of a run, named by a digest of what the build reads."""
     read = [line for line in run.lines if not _is_unread(line.partition(" = ")[0])]
     question = [run.request.recipe, run.job.node.gpu.name, read, versions.versions()]
     digest = hashlib.sha256(json.dumps(question, default=str).encode())
@@ -142,16 +142,14 @@ def _path(run: ResolvedRun) -> Path:
 
 
 def _cached(path: Path) -> BuildOutcome | None:
-    """None where nothing is kept, or what is kept cannot be read."""
-    kept = read_json(path)
-    if kept is None or not isinstance(not_built := kept.get("not_built"), str):
-        return None
-    return BuildOutcome(not_built=not_built)
+    """The cached outcome; None if there is none, or it cannot be read."""
+    not_built = (read_json(path) or {}).get("not_built")
+    return BuildOutcome(not_built=not_built) if isinstance(not_built, str) else None
 
 
-def _keep(path: Path, outcome: BuildOutcome) -> None:
+def _cache(path: Path, outcome: BuildOutcome) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"not_built": outcome.not_built})
     except OSError:
-        pass  # a home that cannot be written costs time, not the job
+        pass  # without a writable home the next command builds again

@@ -16,10 +16,10 @@ from superpod.errors import UserError
 
 
 def even_chunks(layers: Any, pp: Any, vp: Any, embedding: Any, loss: Any) -> tuple[Any, tuple[Any, Any, Any]]:
-    """Whether layers deal out evenly, and the layers of the first, the middle and the last chunk if they do.
+    """Whether layers divide evenly, and the layers of the first, the middle and the last chunk if they do.
 
-    For whole numbers or numpy arrays: what `Split` says of a split without uneven stages or given chunks.
-    `embedding` and `loss` (0 or 1) count as layers.
+    Takes integers or numpy arrays; `embedding` and `loss` (0 or 1) count as layers. As a `Split` without uneven
+    stages or given chunks.
     """
     total, chunks = layers + embedding + loss, pp * vp
     per_chunk, one = total // chunks, chunks == 1
@@ -45,13 +45,13 @@ def divides_with_ends(layers: int, pp: int) -> bool:
     return any((layers + sum(ends)) % pp == 0 for ends in ENDS)
 
 
-def deal_out(layers: int, pp: int, vp: int, *, has_trained: bool = False) -> tuple[Mapping[str, Any], str]:
-    """How layers lie on stages where nobody says it: fields of a `Layout`, and a sentence where they do not divide.
+def default_partition(layers: int, pp: int, vp: int, *, has_trained: bool = False) -> tuple[Mapping[str, Any], str]:
+    """The default partition of layers into stages: fields of a `Layout`, and a sentence if they do not divide.
 
-    The embedding and the loss count as layers where that makes the rest even. Where no such count divides over the
-    pipeline ranks, chunks differ by a layer, the first and last having fewer. {} = evenly, or not at all: layers that
-    divide over the ranks, and not over each rank's vp chunks, are refused by `Split.chunk_layers`; of a run that
-    `has_trained` so, those chunks differ by a layer too.
+    The embedding and the loss count as layers if that makes chunks equal. If no such count divides over the pipeline
+    ranks, chunks differ by a layer, and the first and last have fewer. {} = even, or impossible: `Split.chunk_layers`
+    refuses layers that divide over the ranks, but not over each rank's vp chunks; for a run that `has_trained` so,
+    those chunks differ by a layer too.
     """
     count = pp * vp
     if count > layers + 2:
@@ -64,6 +64,18 @@ def deal_out(layers: int, pp: int, vp: int, *, has_trained: bool = False) -> tup
     if divides_with_ends(layers, pp) and not has_trained:
         return {}, ""
     return {"chunks": near_even(layers, count)}, uneven + "chunks that differ by a layer"
+
+
+def partition_by_cost(layers: int, pp: int, head: float) -> tuple[int, ...]:
+    """Layers of each stage in nanotron (src/nanotron/models/base.py), which closes a stage at its share of parameters.
+
+    `head` is the cost of the output layer, in layers. The last stages may be left with no layer.
+    """
+    counts, stage = [0] * pp, 0
+    for layer in range(1, layers + 1):
+        counts[stage] += 1
+        stage += layer > (layers + head) * (stage + 1) / pp
+    return tuple(counts)
 
 
 def before_a_head(layers: int, pp: int, vp: int, head: float) -> tuple[int, ...]:
@@ -160,7 +172,7 @@ class Split:
         """The layers of every chunk in the order of the model: chunk v x pp + r is rank r's chunk v.
 
         Raises:
-            UserError: when the layers cannot be dealt out so.
+            UserError: the layers cannot be partitioned so.
         """
         counts = self._counts(layers)
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]

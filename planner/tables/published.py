@@ -18,11 +18,10 @@ from superpod.planner import hardware, legality, megatron_args, models, named_mo
 from superpod.planner.hardware import Hardware
 from superpod.planner.layout import MODULES, Layout
 from superpod.planner.models import ModelShape
-from superpod.planner.models.stages import deal_out
+from superpod.planner.models.stages import default_partition, partition_by_cost
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.predict import Run
 from superpod.planner.tables import releases
-from superpod.planner.tables.dealt import by_cost
 
 Row = Mapping[str, str]
 
@@ -121,7 +120,7 @@ class Shared(NamedTuple):
     tuned: bool
     """Whether its runs recompute what they need to, and do not say so."""
     by_cost: bool
-    """Whether their stages are dealt by what they cost."""
+    """Whether layers are partitioned by their cost."""
 
 
 @lru_cache(KEPT)
@@ -268,7 +267,7 @@ def _laid(layers: int, row: Row) -> Laid:
     # unevenly, and their tables do not print it. Any other row is judged as it is written.
     has_trained = bool(row["framework"] or row["release"])
     vp = vp if vp and vp > 1 and not (has_trained and pp == 1) else None
-    stages, note = deal_out(layers, pp, vp or 1, has_trained=has_trained)
+    stages, note = default_partition(layers, pp, vp or 1, has_trained=has_trained)
     layout = Layout(
         **{"tp": tp, "pp": pp, "cp": cp, "ep": ep, "mbs": mbs},
         **stages,
@@ -285,9 +284,9 @@ def _laid(layers: int, row: Row) -> Laid:
 
 @lru_cache(KEPT)
 def _by_cost(model: ModelShape, laid: Laid) -> Laid:
-    """The stages of a framework that deals layers by their parameters (`releases.py`)."""
+    """The stages of a framework that partitions layers by their parameters (`releases.py`)."""
     own = 4 * model.heads * model.channels * model.hidden + 3 * model.ffn * model.hidden
-    chunks = by_cost(model.layers, laid.layout.pp, model.vocab * model.hidden / own)
+    chunks = partition_by_cost(model.layers, laid.layout.pp, model.vocab * model.hidden / own)
     return laid._replace(
         layout=laid.layout.replace(chunks=chunks, embedding_as_layer=False, loss_as_layer=False), note=""
     )

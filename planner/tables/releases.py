@@ -27,7 +27,7 @@ class Release:
     tuned: bool = False
     """Its runs recompute what does not fit, and their tables do not print it."""
     by_cost: bool = False
-    """Pipeline stages are dealt by parameters: `dealt.by_cost`."""
+    """Layers are partitioned by their parameters: `stages.partition_by_cost`."""
 
 
 PERFORMANCE = {"fp8_params": True, "grads": "bf16", "loss_impl": "te", "lora_targets": ("linear_qkv",)}

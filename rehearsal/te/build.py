@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from superpod.rehearsal import meta_build, received, schedule
+from superpod.rehearsal import communication, meta_build, schedule
 from superpod.rehearsal.te import cuda, device, entry, recording, step, variables
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class TeBuild:
     """Backends that Transformer Engine chose: flash, fused, or unfused, which keeps the scores of all tokens."""
     tensors: str = ""
     """Digest of the names, shapes and types of all parameters."""
-    received: frozenset[str] = frozenset()
+    communication: frozenset[str] = frozenset()
     """Sizes of the process groups, and what was communicated over them in the step."""
 
 
@@ -74,18 +74,18 @@ def build_with_te(
             chunks = list(meta_build.chunks(partial, module.config, stand_in=vocabulary))
         counts = [meta_build.parameters(chunk) for chunk in chunks]
         tensors = recording.of_parameters(chunks)
-        groups = received.require_groups(meta_build.degrees(strategy))
+        groups = communication.require_groups(meta_build.degrees(strategy))
         for callback in callbacks:
             _start(callback, partial, strategy, module)
         batch = partial.data.micro_batch_size
-        order = schedule.run(module.config, strategy.ddp_config, schedule.Batch.of(partial.data))
+        order = schedule.run(module.config, strategy.ddp_config, schedule.Batch.from_data(partial.data))
         steps = [step.run(chunk, module.config, batch, packed=packed) for chunk in chunks]
         return TeBuild(
             parameters=counts,
             layers=frozenset(layers),
             attention=frozenset[str]().union(*(one.attention for one in steps)),
             tensors=tensors,
-            received=frozenset(groups | order).union(*(one.received for one in steps)),
+            communication=frozenset(groups | order).union(*(one.communication for one in steps)),
         )
 
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from superpod.rehearsal import received, schedule
+from superpod.rehearsal import communication, schedule
 from superpod.rehearsal.te import recording
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step of one chunk has shown."""
+    """The attention backends and the communication of one step of a model chunk."""
 
     attention: frozenset[str]
-    """Backends that Transformer Engine chose: flash, fused, unfused."""
-    received: frozenset[str]
-    """What was communicated, and over which groups experts dispatch."""
+    """backends that Transformer Engine chose: flash, fused, unfused"""
+    communication: frozenset[str]
+    """operations by process group, and the groups of token dispatchers"""
 
 
 def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> Step:
@@ -41,20 +41,20 @@ def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> S
         _keep_distinct(model, config)
     if config.bf16 or config.fp16:
         chunk.to(config.params_dtype)  # as Megatron's Float16Module does with what was made in FP32
-    received.require_layers(chunk, config.tensor_model_parallel_size)
+    communication.require_layers(chunk, config.tensor_model_parallel_size)
     dispatched = set[str]()
     for module in chunk.modules():
         if isinstance(module, MoELayer):
-            dispatched.add(received.require_experts(module, config))
+            dispatched.add(communication.require_experts(module, config))
             vars(module)["token_dispatcher"] = _EvenDispatcher(module)
     for parameter in chunk.parameters():
         parameter.main_grad = torch.empty(tuple(parameter.size()), dtype=torch.float32)
         parameter.grad_added_to_main_grad = False
     taken: set[str] = set()
-    with _on_one_stream(taken), received.watched() as traffic:
+    with _on_one_stream(taken), communication.recorded() as traffic:
         output = _forward(model, config, micro_batch, packed)
         torch.autograd.backward(output, torch.empty_like(output))  # Tensor.backward would leave the modes of `cuda`
-    received.require_step(model, config, traffic)
+    communication.require_step(model, config, traffic)
     return Step(frozenset(taken), frozenset(traffic.lines() | dispatched))
 
 
@@ -63,7 +63,7 @@ def _innermost(chunk: Any) -> Any:
 
 
 def _keep_distinct(model: Any, config: Any) -> None:
-    """Drop layers that are made as another one is: their shapes, and so their fate, are the same."""
+    """Drop layers that are constructed like another one: their shapes, and so their checks, are the same."""
     import torch
 
     for stack in (getattr(model, "encoder", None), getattr(model, "decoder", None)):

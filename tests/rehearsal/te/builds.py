@@ -35,7 +35,7 @@ def planted(defect):
     from megatron.core.pipeline_parallel import p2p_communication
     from megatron.core.transformer.moe import token_dispatcher
 
-    from superpod.rehearsal import proof, received, schedule
+    from superpod.rehearsal import communication, proof, schedule
     from superpod.rehearsal.te import attention, enumerations, kernels
 
     fused = enumerations.NVTE_Fused_Attn_Backend(1)
@@ -43,7 +43,7 @@ def planted(defect):
     defects = {
         "experts dispatch over no group": (dispatcher, "__init__", _after(dispatcher.__init__, "ep_group", None)),
         "split layers have no group": (layer, "__init__", _after(layer.__init__, "tp_group", None)),
-        "nothing is gathered or scattered": (received, "GATHERS", ()),
+        "nothing is gathered or scattered": (communication, "GATHERS", ()),
         "stages exchange nothing": (p2p_communication, "_batched_p2p_ops", lambda **_: []),
         "a GEMM takes any FP8 shape": (kernels, "FP8_ALIGNMENT", 1),
         "every attention has a fused kernel": (attention, "fused_kernel", lambda *_: fused),

@@ -1,8 +1,8 @@
-"""What Megatron and Transformer Engine received of a layout: each parallel size above 1 must communicate in the step.
+"""Checks that Megatron and Transformer Engine communicate over every parallel size above 1 of a layout.
 
-A group that a constructor is given proves nothing: with `cp_comm_type="a2a+p2p"` NeMo 2.7.3 gives Transformer Engine
-`None` as its context-parallel group, and each rank attends to its own tokens only. So the process groups are watched
-while a micro-batch passes: a parallel size whose group carries nothing is an error.
+That a constructor gets a group proves nothing: with `cp_comm_type="a2a+p2p"`, NeMo 2.7.3 gives Transformer Engine
+`None` as its context-parallel group, and each rank attends only to its own tokens. So operations of the process groups
+are recorded during a step: a parallel size without any is an error.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ EXCHANGES = ("allreduce", "broadcast", "alltoall", "alltoall_base", "all_to_all_
 """Methods of torch.distributed.ProcessGroup that communicate."""
 OVERLAPPED = "userbuffers"
 BUFFERS = ("copy_into_buffer", "get_buffer")
-"""Methods of userbuffers, by which TP communicates where it is overlapped."""
+"""Methods of userbuffers, which overlapped TP communicates by."""
 
 
 class NotParallelError(RuntimeError):
-    """A parallel size of the layout is not what Megatron and Transformer Engine compute with."""
+    """Megatron or Transformer Engine computes with another parallel size than the layout's."""
 
 
 @dataclass
 class Traffic:
-    """What was communicated: which operations in which group, and how attention was told to."""
+    """The operations of each process group in a step, and the arguments of context-parallel attention."""
 
     operations: dict[str, set[str]] = field(default_factory=dict)
-    """Name of a process group and its size -> operations."""
+    """name and size of a process group -> operations"""
     attention: set[tuple[str, int]] = field(default_factory=set)
-    """cp_comm_type and size of the group of each call of Transformer Engine's context-parallel attention."""
+    """cp_comm_type and group size of each call of Transformer Engine's context-parallel attention"""
 
     def within(self, group: Any) -> set[str]:
         """The operations in a process group."""
@@ -49,8 +49,8 @@ class Traffic:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Traffic]:
-    """Record what is communicated within the block, and the calls of context-parallel attention."""
+def recorded() -> Iterator[Traffic]:
+    """Record the communication within the block, and the calls of context-parallel attention."""
     import torch.distributed as dist
 
     backends: Any = sys.modules.get("transformer_engine.pytorch.attention.dot_product_attention.backends")
@@ -63,8 +63,8 @@ def watched() -> Iterator[Traffic]:
             original = getattr(userbuffers.CommOverlap, name)
             stack.enter_context(mock.patch.object(userbuffers.CommOverlap, name, _recording(original, name, traffic)))
         if backends is not None:
-            with_cp = backends.attn_forward_func_with_cp
-            stack.enter_context(mock.patch.object(backends, "attn_forward_func_with_cp", _noting(with_cp, traffic)))
+            attention = _recording_attention(backends.attn_forward_func_with_cp, traffic)
+            stack.enter_context(mock.patch.object(backends, "attn_forward_func_with_cp", attention))
         yield traffic
 
 
@@ -77,7 +77,7 @@ def _recording(original: Any, operation: str, traffic: Traffic) -> Any:
 
 
 def _name(group: Any) -> str:
-    """Of a process group or a userbuffer, with its size unless that follows from the number of GPUs alone."""
+    """The name of a process group or userbuffer, with its size unless that depends on the number of GPUs."""
     if isinstance(group, userbuffers.CommOverlap):
         return f"{OVERLAPPED} of {group.tp_size}"
     description = str(group.group_desc)
@@ -86,8 +86,8 @@ def _name(group: Any) -> str:
     return f"{description} of {group.size()}"
 
 
-def _noting(original: Any, traffic: Traffic) -> Any:
-    """`attn_forward_func_with_cp` (TE 2.9 context_parallel.py), whose arguments 11 and 14 these are, from 0."""
+def _recording_attention(original: Any, traffic: Traffic) -> Any:
+    """Wrap `attn_forward_func_with_cp` (TE 2.9 context_parallel.py), whose arguments 11 and 14 (from 0) these are."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         group = kwargs["cp_group"] if "cp_group" in kwargs else args[11]
@@ -111,7 +111,7 @@ def require_groups(sizes: dict[str, Any]) -> set[str]:
         The sizes, as lines for a digest.
 
     Raises:
-        NotParallelError: with the first that differs.
+        NotParallelError: a group has another size.
     """
     from megatron.core import parallel_state as state
 
@@ -133,16 +133,16 @@ def require_groups(sizes: dict[str, Any]) -> set[str]:
 
 
 def require_layers(chunk: Any, tp: int) -> None:
-    """Require that every layer of Transformer Engine's that is split has the group of tensor parallelism.
+    """Require that every column- and row-parallel layer of Transformer Engine has the tensor-parallel group.
 
     Raises:
-        NotParallelError: with the layer, and what it has.
+        NotParallelError: a layer has none, or one of another size.
     """
     import torch.distributed as dist
 
     for name, module in chunk.named_modules():
         if getattr(module, "parallel_mode", None) not in ("column", "row") or ".experts." in name:
-            continue  # experts are divided by `require_experts`' groups
+            continue  # `require_experts` checks their groups
         group = getattr(module, "tp_group", None)
         found = dist.get_world_size(group) if group is not None else 1
         if (module.tp_size, found) != (tp, tp):
@@ -152,10 +152,10 @@ def require_layers(chunk: Any, tp: int) -> None:
 
 
 def require_step(chunk: Any, config: Any, traffic: Traffic) -> None:
-    """Require that each parallel size above 1 of the chunk's layers was communicated over in its step.
+    """Require that the step of a model chunk communicated over each parallel size above 1.
 
     Raises:
-        NotParallelError: with the parallel size, and what its group carried.
+        NotParallelError: it did not over one of them.
     """
     from megatron.core import parallel_state as state
 
@@ -175,13 +175,13 @@ def require_step(chunk: Any, config: Any, traffic: Traffic) -> None:
 def _require(seen: Any, what: str, size: int) -> None:
     if not seen:
         raise NotParallelError(
-            f"{what} of {size} is in the layout, and no layer communicates over its group: each rank would compute "
+            f"the layout has {what} of {size}, and no layer communicates over its group: each rank would compute "
             "with its own part alone"
         )
 
 
 def _require_attention(config: Any, traffic: Traffic) -> None:
-    """Every attention of Transformer Engine's over context parallelism had the configured type and the right group."""
+    """Require that every call of context-parallel attention had the configured type and the group of the layout."""
     given = config.cp_comm_type
     configured = set(given if isinstance(given, list) else [given or "p2p"])
     for kind, size in traffic.attention:
@@ -206,9 +206,9 @@ def require_pipeline(traffic: Traffic, pp: int) -> None:
 
 
 def require_experts(layer: Any, config: Any) -> str:
-    """Require that a layer of experts dispatches over the groups of the layout.
+    """Require that the token dispatcher of a MoE layer has the groups of the layout.
 
-    The step replaces the dispatcher, which counts tokens: its groups are compared instead of watched.
+    Only their sizes are compared: the step replaces the dispatcher, which depends on the values of tensors.
 
     Returns:
         Its class and groups, as a line for a digest.
