@@ -1,4 +1,4 @@
-"""Variables of the shell that a run began in, for the shell that it is resumed from."""
+"""Restores environment variables of a run's last attempt when the run is resumed from another shell."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from superpod.node.redaction import REDACTED
 from superpod.node.run_folder import RunFolder
 
 LOGGING = re.compile(r"WANDB_\w+|\w+_OFFLINE")
-"""Where a run logs to, and whether it uses the network."""
+"""Variables that decide where a run logs to, and whether it uses the network."""
 LOCAL = re.compile(rf"{LOGGING.pattern}|(NVTE|NCCL|NEMO)_\w+")
-"""Those too that change kernels and communication; on a cluster the profile and the script have them."""
+"""LOGGING, and variables of kernels and communication, which on a cluster the profile and the script set."""
 
 
 def missing(folder: RunFolder, kept: re.Pattern[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables of the newest attempt that this shell does not set. Secrets are in no run folder."""
+    """Variables of the newest attempt that this shell does not set, without secrets, which no run folder holds."""
     for attempt in reversed(folder.attempts):
         before = (read_json(attempt.path / "env.json") or {}).get("environment")
         if isinstance(before, dict):
@@ -32,7 +32,7 @@ def missing(folder: RunFolder, kept: re.Pattern[str], environ: Mapping[str, str]
 
 
 def restore(folder: RunFolder, kept: re.Pattern[str] = LOCAL) -> None:
-    """Set them in this process and name them on stderr."""
+    """Set the missing variables in this process, and print them on stderr."""
     if values := missing(folder, kept):
         shown = " ".join(f"{name}={value}" for name, value in values.items())
         print(f"note: {shown}, as in the run's last attempt; what this shell sets is taken instead", file=sys.stderr)
@@ -41,7 +41,7 @@ def restore(folder: RunFolder, kept: re.Pattern[str] = LOCAL) -> None:
 
 @contextmanager
 def restored(folder: RunFolder, kept: re.Pattern[str] = LOGGING) -> Iterator[None]:
-    """Have them while its jobs are queued: sbatch hands its environment on."""
+    """Set the missing variables within the block, in which jobs are queued: sbatch passes its environment on."""
     before = dict(os.environ)
     restore(folder, kept)
     try:

@@ -1,7 +1,7 @@
-"""How an attempt ended that could not record it itself, from what Slurm knows of its job. Standard library only.
+"""How an attempt ended that could not record it itself, according to Slurm. Standard library only.
 
-Only evidence names a cause: Slurm's state of the job, who cancelled it, the signal that ended its script, and the
-kernel's count of out-of-memory kills. Where there is none, the cause is unknown, and is called so.
+The evidence is Slurm's state of the job, who cancelled it, the signal that ended its script, and the kernel's count of
+out-of-memory kills. Without evidence, the cause is reported as unknown.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from superpod.node import ending, owner
 from superpod.node.run_folder import SILENT, Attempt, RunFolder
 
 KILLED = "killed_process"
-"""Key of result.json: which launcher process a signal ended, in words; `why` takes it as evidence."""
+"""Key of result.json: a sentence on the launcher process that a signal ended; `why` takes it as evidence."""
 
 OOM_KILLS = "oom_kills"
 """Key of result.json: processes of the job that the kernel killed on the first node because memory ran out."""
 
 _GOING_ON = ("", "PENDING", "REQUEUED", *ending.LIVE)
-"""Slurm's states of a job that has not ended, or of which nobody knows."""
+"""Slurm's states of a job that has not ended; "" = unknown."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class End:
 
 
 def of(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | None:
-    """How an attempt without a recorded end ended; None where it goes on, or nobody knows."""
+    """How an attempt without a recorded end ended; None if it is still running or that is unknown."""
     job = str(attempt.result.get("job", ""))
     if "ended" in attempt.result:
         return None
@@ -57,13 +57,13 @@ def of(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | None:
 
 
 def who_cancelled(run: RunFolder, state: str) -> str:
-    """Who cancelled a job that ended in `state`: the user, or somebody else by name."""
+    """Who cancelled a job that ended in `state`: "the user", or another user's name."""
     uid = ending.canceller(state)
     return "the user" if uid in (None, owner.uid_of(run.path)) else owner.name_of(uid)
 
 
 def killed_words(process: str, number: int, oom_kills: int = 0) -> str:
-    """What a signal ended, and why where there is evidence."""
+    """A sentence on the process that a signal ended, and the cause if there is evidence."""
     try:
         name = signal.Signals(number).name
     except ValueError:
@@ -74,7 +74,7 @@ def killed_words(process: str, number: int, oom_kills: int = 0) -> str:
 
 
 def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Processes of this job that the kernel has killed on this node because memory ran out; 0 where it keeps no count.
+    """How many processes of this job the kernel has killed on this node because memory ran out; 0 if unknown.
 
     From `oom_kill` in memory.events (cgroup v2) or memory.oom_control (v1) of the job's control group, `job_N`, which
     counts its steps too in v2 (kernel Documentation/admin-guide/cgroup-v2.rst, memory.events).

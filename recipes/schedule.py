@@ -1,4 +1,4 @@
-"""The learning rate's schedule in a run of fewer steps than the recipe's. Imports no NeMo."""
+"""The learning-rate schedule of a run with fewer steps than the recipe has. Does not import NeMo."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 STEPS = "trainer.max_steps"
 SCHEDULE = "optim.lr_scheduler"
 PHASES = ("warmup_steps", "constant_steps")
-"""Fields of `SCHEDULE` that count steps; the decay takes what is left of `STEPS`."""
+"""Fields of `SCHEDULE` that are numbers of steps; the decay takes the rest of `STEPS`."""
 SHARE = 10
-"""A phase takes at most one step in so many."""
+"""A phase takes at most 1 / SHARE of the steps."""
 
 
 def fitting(phase: int, steps: int) -> int:
@@ -24,7 +24,7 @@ def fitting(phase: int, steps: int) -> int:
 
 
 def fit(partial: run.Partial, overrides: Sequence[str]) -> None:
-    """Shorten the phases of the schedule where `overrides` set the steps of the run; a phase that they set stays."""
+    """Shorten the phases of the schedule if `overrides` set the number of steps, except phases that they set too."""
     steps = partial.trainer.max_steps
     if not is_overridden(overrides, STEPS) or not isinstance(steps, int):
         return
@@ -36,7 +36,7 @@ def fit(partial: run.Partial, overrides: Sequence[str]) -> None:
 
 
 def notes(warmup: int, overrides: Sequence[str]) -> list[str]:
-    """What to say of a recipe's warm-up that `fit` will shorten."""
+    """A note for the user if `fit` will shorten the recipe's warm-up."""
     given = [value for path, _, value in (text.partition("=") for text in overrides) if path == STEPS]
     if not given or not given[-1].isdecimal() or is_overridden(overrides, f"{SCHEDULE}.warmup_steps"):
         return []

@@ -1,8 +1,8 @@
-"""BF16 matrix products on CPUs that have no instructions for them.
+"""BF16 GEMMs on CPUs without AVX-512.
 
-Without AVX-512, PyTorch multiplies BF16 matrices by a loop of its own: 54 times as long as in FP32 (1024 x 512 x 1024
-on an AMD EPYC with AVX2: 987 and 18 ms), so that a step of the quickstart took 12 s. Converted to FP32 and back, the
-products are the same: BF16 inputs are exact in FP32, both sum in FP32, and the result is rounded once.
+There, PyTorch's own loop for BF16 takes 54 times as long as an FP32 GEMM (1024 x 512 x 1024 on an AMD EPYC with AVX2:
+987 and 18 ms), so that a step of the quickstart took 12 s. A GEMM in FP32 gives the same result: BF16 inputs are exact
+in FP32, both sum in FP32, and the result is rounded once.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     import torch
 
 _library: Any = None
-"""The overriding kernels, which are in place as long as this object lives."""
+"""The overriding kernels, which are registered as long as this object lives."""
 
 
 def is_needed() -> bool:
-    """Whether this CPU has no fast BF16 matrix product."""
+    """Whether this CPU has no fast BF16 GEMM."""
     import torch
 
     return platform.machine() == "x86_64" and not torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def use_float32() -> None:
-    """Compute BF16 matrix products on CPUs in FP32 from now on, in this process. Does nothing the second time."""
+    """Compute BF16 GEMMs on CPUs in FP32 in this process from now on."""
     global _library
     if _library is not None:
         return
@@ -39,7 +39,7 @@ def use_float32() -> None:
             _library.impl(name, kernel, "CPU", allow_override=True)
 
 
-# Overriding kernels may not call the operators that they override. Those with `out` are others.
+# A kernel cannot call the operator that it overrides; the variants with `out` are other operators.
 
 
 def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def _baddbmm(
 
 
 def _widened(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
-    """Two operands in FP32 where they are BF16, and the type of their product."""
+    """The operands, in FP32 if both are BF16, and the type of their product."""
     import torch
 
     if a.dtype is torch.bfloat16 and b.dtype is torch.bfloat16:

@@ -1,4 +1,4 @@
-"""Which samples are given more than once. Content is compared, not paths: links, copies, formats and rows alike."""
+"""Finds duplicate samples by their content, whatever their files, formats and rows."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from superpod.recipes.data.sample_kinds import Sample
 
 
 def content(sample: Sample) -> bytes:
-    """What a sample says, without where it stands and which of its turns are trained on."""
+    """The content of a sample, without its place and without which turns are trained on."""
     return json.dumps([sample.text, sample.messages, sample.tools], sort_keys=True, default=str).encode()
 
 
 def digest(content: bytes) -> int:
-    """64 bits of a digest: among a million samples, two different ones share it with a probability of 3e-8."""
+    """A 64-bit digest: the probability of a collision among a million samples is 3e-8."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 class Distinct:
-    """Tells new samples from those that the same source or an earlier one has given; about 100 bytes a sample."""
+    """Recognizes samples that the same or an earlier source has given before; takes about 100 bytes per sample."""
 
     def __init__(self) -> None:
         self._sources: list[tuple[str, set[int]]] = []
         self._repeats: Counter[str] = Counter()
 
     def start(self, source: str) -> None:
-        """The next samples are those of `source`, as messages name it."""
+        """Begin with the samples of `source`, the name for messages."""
         self._sources.append((source, set()))
         self._repeats = Counter()
 
     def is_new(self, content: bytes) -> bool:
-        """Whether this content is given for the first time; otherwise it is counted as a repeat."""
+        """Whether this content is new; if not, it is counted as a repeat."""
         key = digest(content)
         for name, keys in self._sources:
             if key in keys:
@@ -44,10 +44,10 @@ class Distinct:
         return True
 
     def repeats(self) -> dict[str, int]:
-        """Source that gave it first -> how many samples of the current source repeat one.
+        """For each source, how many samples of the current source repeat one of its samples.
 
         Raises:
-            UserError: the current source has no sample of its own, so that it is an earlier one under another name.
+            UserError: the current source has only repeats: it is an earlier one under another name.
         """
         name, keys = self._sources[-1]
         if self._repeats and not keys:
@@ -60,7 +60,7 @@ class Distinct:
 
 
 def line(source: str, repeats: Mapping[str, int]) -> str:
-    """What to print of the duplicates that were left out of `source`."""
+    """A line for the user on the duplicates that were left out of `source`."""
     places = {name: "repeated in the same source" if name == source else f"also in {name}" for name in repeats}
     counts = ", ".join(f"{count} {places[name]}" for name, count in repeats.items())
     return f"left out {sum(repeats.values())} duplicate samples: {counts}"

@@ -1,7 +1,7 @@
-"""OpenMP threads of processes that compute on this machine's CPUs: rehearsals, runs without a GPU, conversions.
+"""OpenMP threads of processes that compute on CPUs: rehearsals, runs without a GPU, conversions.
 
-By default each process starts one thread per core, and a thread that waits for the others spins. Several ranks, or one
-on a busy machine, then spend most of their time spinning: a step of 0.2 s takes 5 to 24 s. Standard library only.
+By default each process starts one thread per core, and waiting threads spin. Several ranks, or one on a busy machine,
+then spend most of their time spinning: a step of 0.2 s takes 5 to 24 s. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores(quota: Path = _QUOTA) -> int:
-    """Cores that this process may use: those it is bound to, and no more than the CPU quota of its container."""
+    """Cores that this process may use, by its CPU affinity and its container's CPU quota."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         limit, period = quota.read_text().split()
@@ -24,7 +24,7 @@ def usable_cores(quota: Path = _QUOTA) -> int:
 
 
 def threads_per_rank(ranks: int) -> int:
-    """Threads of each of so many ranks: the user's OMP_NUM_THREADS, else an equal share of the usable cores."""
+    """Threads per rank: the user's OMP_NUM_THREADS, else an equal share of the usable cores."""
     own = os.environ.get(THREADS, "")
     if own.isdecimal() and int(own):
         return int(own)
@@ -32,7 +32,7 @@ def threads_per_rank(ranks: int) -> int:
 
 
 def environment(ranks: int) -> dict[str, str]:
-    """The variables with which each of so many ranks of this machine is started."""
+    """OpenMP's environment variables for each of `ranks` processes on this machine."""
     return {THREADS: str(threads_per_rank(ranks)), POLICY: os.environ.get(POLICY, "PASSIVE")}
 
 
