@@ -290,6 +290,8 @@ class LogEvents:
             return False
         if event.line.number <= self.finished.number:
             return True
+        if event.cause == "nccl_timeout":  # ranks that wait for each other at the end: the job fails half an hour later
+            return False
         return not event.is_error or event.sure < CERTAIN or _depth(event.cause) <= ECHO
 
 

@@ -222,7 +222,11 @@ def _groups(logs: Sequence[LogEvents]) -> list[_Group]:
     finished = any(log.finished for log in logs)
     for log in logs:
         for event in log.events:
-            if not (log.is_recovered(event) or (finished and _is_echo(event)) or _is_far(event, log)):
+            if not (
+                log.is_recovered(event)
+                or (finished and _is_echo(event) and event.cause != "nccl_timeout")
+                or _is_far(event, log)
+            ):
                 by_cause.setdefault(_exact(event), []).append(event)
     first = _first_ends(logs)
     return [

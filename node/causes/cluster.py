@@ -34,14 +34,12 @@ CAUSES = (
         ENDING,
         "the job was preempted by one of a higher priority, or a spot machine was taken back",
         "nothing is wrong: Slurm requeues it or `recipes submit NAME --resume RUN` goes on; a QOS that is not "
-        "preempted "
-        "where you "
-        "have one",
+        "preempted where you have one",
         (
             Sign("due to preemption", any_level=True),
             Sign(
                 "preempt",
-                r"(was|were|been|job|being|got) preempted|PREEMPTED\b|preemption (notice|signal|event|request)",
+                r"(was|were|been|job|job is|being|got) preempted|PREEMPTED\b|preemption (notice|signal|event|request)",
                 CERTAIN,
                 any_level=True,
             ),

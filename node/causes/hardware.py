@@ -303,6 +303,7 @@ CAUSES = (
             Sign("segmentation fault"),
             Sign("sigsegv", r"SIGSEGV(?! or other unexpected errors)"),
             Sign("caught signal 11", any_level=True),
+            Sign("exited on signal", r"exited on signal (4|8|11)\b"),
             Sign("code", r"code\s*[:=]?\s*(-(11|4|7|8)|13[256]|139)\b"),
             Sign("bus error", r"(tasks? [\d,-]+: Bus error|^Bus error|Fatal Python error: Bus error|\(SIGBUS\))"),
             Sign("illegal instruction", r"tasks? [\d,-]+: Illegal instruction|^Illegal instruction|SIGILL"),

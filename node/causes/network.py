@@ -17,6 +17,7 @@ CAUSES = (
         (
             Sign("watchdog caught collective operation timeout", sure=LIKELY),
             Sign("collective operation timeout", sure=LIKELY),
+            Sign("watchdog caught collective operation timeout", sure=LIKELY),
             Sign("worknccl(", r"ran for \d+ milliseconds before timing out", sure=LIKELY),
             Sign("timed out in monitoredbarrier", sure=LIKELY),
             Sign("some nccl operations have failed or timed out", sure=LIKELY),
@@ -82,7 +83,8 @@ CAUSES = (
             Sign("rendezvous", r"(timed out|Timeout) ", sure=LIKELY),
             Sign("socket timeout", r"Socket Timeout|socketTimeout|wait timeout after", LIKELY),
             Sign("wait timeout after", sure=LIKELY),
-            Sign("timed out initializing process group in store based barrier", sure=LIKELY),
+            Sign("timed out initializing process group", sure=LIKELY),
+            Sign("timeout waiting for key", sure=LIKELY),
             Sign("barrier timed out", sure=LIKELY),
             Sign("deadline_exceeded", r"(barrier|coordination|distributed|connect)", LIKELY),
             Sign("barrier", r"store based barrier on rank.*(timed out|timeout)", sure=LIKELY),
@@ -116,7 +118,7 @@ CAUSES = (
             Sign("connection refused", r"(store|socket|rendezvous|c10d|TCPStore|master|bootstrap)", LIKELY),
             Sign(
                 "connect",
-                r"^(?!.*(http|client socket has timed))"
+                r"^(?!.*(http|client socket has timed|MESSAGE_TASK_EXIT))"
                 r".*\bconnect\w*\b.*(refused|timed out|No route to host|unreachable)",
                 LIKELY,
                 alone=False,

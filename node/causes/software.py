@@ -119,7 +119,7 @@ CAUSES = (
             Sign("cuda setup failed despite", sure=LIKELY),
             Sign("numpy", r"(compiled using NumPy 1|numpy\.core\.multiarray failed|module 'numpy' has no attribute)"),
             Sign("has no attribute", r"AttributeError: (partially initialized )?module '", LIKELY),
-            Sign("attributeerror", r"AttributeError: (?!'NoneType').*has no attribute", HINT),
+            Sign("attributeerror", r"AttributeError: (?!'NoneType').*(has no attribute|can't set attribute)", HINT),
             Sign("importerror", r"ImportError: (?!.*No module named)", HINT),
             Sign("got an unexpected keyword argument", sure=LIKELY),
             Sign("typeerror", r"TypeError: \S+ takes .*positional arguments? but", HINT),
@@ -196,7 +196,7 @@ CAUSES = (
         ),
         about=(
             r"\b(config\w*|options?|settings?|flags?|hyper-?parameters?)\b|(?<!\w)--[a-z][\w-]+|\.ya?ml\b"
-            r"|\b(omegaconf|hydra|argparse|pydantic|jsonargparse|hf_argparser)\b|parse_args|validate_|__post_init__"
+            r"|\b(overrid\w+|omegaconf|hydra|argparse|pydantic|jsonargparse|hf_argparser)\b|parse_args|validate_|__post_init__"
         ),
     ),
     Cause(
