@@ -1,4 +1,4 @@
-"""The folders among a run's checkpoints: which are checkpoints, of which step, and which are debris of a save."""
+"""The folders in a run's checkpoint folder: which are checkpoints, of which step, and which are unfinished."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .files import read_json
 
 MARK = "-unfinished"  # NeMo's ModelCheckpoint.UNFINISHED_CHECKPOINT_SUFFIX
 HUGGING_FACE = {"hf_weights", "hf_adapter"}
-"""A folder with one of these is an export, and nothing to resume from."""
+"""A folder with one of these is an export, not a checkpoint to resume from."""
 
 
 def candidates(checkpoints: Path) -> list[Path]:
-    """The folders that are checkpoints, or were meant to be, newest first: by their steps, then by their age.
+    """The checkpoint folders, incomplete ones too, newest first: by step, then by time.
 
-    Links to elsewhere count, also to what is not there: such a checkpoint is missing.
-    Raises OSError when the folder cannot be listed.
+    Links to folders elsewhere count, even dangling ones: that checkpoint is missing.
+    Raises OSError if the folder cannot be listed.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
     folders = [e for e in entries if (is_own_folder(e) or leads_nowhere(e)) and is_checkpoint(e)]
@@ -31,9 +31,9 @@ def candidates(checkpoints: Path) -> list[Path]:
 
 
 def is_own_folder(entry: Path) -> bool:
-    """True for a folder, and for a link to one that lies elsewhere: its user has moved it, or begins with it.
+    """True for a folder, and for a link to one elsewhere, which the user has moved or starts from.
 
-    NeMo's own links (`*-last`) lead to a neighbour, which counts itself. A link to nothing is no folder.
+    NeMo's own links (`*-last`) point to a folder next to them, which counts itself. A dangling link does not count.
     Raises OSError.
     """
     try:
@@ -46,22 +46,26 @@ def is_own_folder(entry: Path) -> bool:
 
 
 def leads_nowhere(entry: Path) -> bool:
-    """True for a link to elsewhere where nothing is: a checkpoint that is missing, and may come back."""
+    """True for a dangling link to elsewhere: the checkpoint is missing, and may come back."""
     return entry.is_symlink() and not entry.exists() and not _leads_to_neighbour(entry)
 
 
 def _leads_to_neighbour(link: Path) -> bool:
-    target = link.parent / os.readlink(link)  # one step: a neighbour may be a link to elsewhere
+    target = link.parent / os.readlink(link)  # not resolved further: a neighbour may be a link to elsewhere
     return os.path.realpath(target.parent) == os.path.realpath(link.parent)
 
 
 def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Collection[str] = ()) -> list[Path]:
-    """Remove what a save or a removal has left half done, by NeMo's own marks; returns what was removed.
+    """Remove the remains of interrupted saves and removals, by NeMo's own marks; returns what was removed.
 
-    NeMo puts `{name}-unfinished` beside a checkpoint while it saves or deletes it, and removes what is marked at its
-    next start. Empty folders and links to neighbours that are gone go too. A folder that is damaged without a mark
-    stays: `node/resume.py` sets it aside. Call it while no attempt runs. Without `complete_too`, a marked one that may
-    have all its bytes is left, for `node/resume.py` to judge; `but` names others that are left. Raises OSError.
+    NeMo creates `{name}-unfinished` next to a checkpoint that it saves or deletes, and removes marked ones at its
+    next start. Empty folders and dangling links to neighbours are removed too. Damaged folders without a mark stay:
+    `node/resume.py` sets them aside. Call it while no attempt is running. Raises OSError.
+
+    Args:
+        checkpoints: the folder of checkpoints.
+        complete_too: remove marked checkpoints even if they may be complete; otherwise `node/resume.py` checks them.
+        but: names of others that stay.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
     marked = marked_names(entries) - set(but)
@@ -69,22 +73,23 @@ def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Col
         marked = {name for name in marked if not (checkpoints / name).is_dir() or is_incomplete(checkpoints / name)}
     markers = [entry for entry in entries if entry.name.endswith(MARK) and entry.name.removesuffix(MARK) in marked]
     markers = [entry for entry in markers if entry.is_file()]
-    half = [e for e in entries if e not in markers and (_stem(e) in marked or _is_leftover(e))]
-    for entry in half:
+    unfinished = [e for e in entries if e not in markers and (_stem(e) in marked or _is_leftover(e))]
+    for entry in unfinished:
         _remove(entry)
-    dangling = [e for e in entries if e.is_symlink() and not e.exists() and e not in half and not leads_nowhere(e)]
-    for entry in [*dangling, *markers]:  # markers last: when killed in between, what is left is still marked
+    links = [entry for entry in entries if entry.is_symlink() and entry not in unfinished]
+    dangling = [link for link in links if not link.exists() and not leads_nowhere(link)]
+    for entry in [*dangling, *markers]:  # markers last: if this is killed in between, the rest is still marked
         _remove(entry)
-    return [*half, *dangling, *markers]
+    return [*unfinished, *dangling, *markers]
 
 
 def marked_names(entries: Iterable[Path]) -> set[str]:
-    """The checkpoints among the entries of a folder that are marked as unfinished."""
+    """The names of the entries that are marked as unfinished."""
     return {entry.name.removesuffix(MARK) for entry in entries if entry.name.endswith(MARK) and entry.is_file()}
 
 
 def step_of(name: str) -> int | None:
-    """Steps done at a checkpoint, which NeMo names after the index of its last step, from 0 on; None: no such name."""
+    """Steps done at a checkpoint, whose name has the index of its last step, from 0; None for another name."""
     match = re.search(r"step=(\d+)", name)
     return int(match[1]) + 1 if match else None
 
@@ -96,7 +101,7 @@ def samples_of(name: str) -> int | None:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """True for a folder that NeMo made for a checkpoint: by what it holds, or by a step in its name."""
+    """True for a folder that NeMo created for a checkpoint, by its content or a step in its name."""
     named = step_of(folder.name) is not None
     try:
         names = {entry.name for entry in folder.iterdir()}
@@ -108,11 +113,11 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def is_incomplete(folder: Path) -> bool:
-    """True for a checkpoint folder whose save never came to its end.
+    """True for a checkpoint folder whose save was interrupted.
 
     Megatron writes `weights/common.pt` first and `weights/metadata.json` last; NeMo with `fsdp_dtensor` writes
-    `.metadata`, then `common.pt`, into the folder itself. Hugging Face folders, and folders that hold neither weights
-    nor a context, are somebody's own and never half; an empty folder is.
+    `.metadata`, then `common.pt`, into the folder itself. Hugging Face folders, and folders with neither weights nor
+    a context, are the user's own and do not count; empty folders do.
     """
     if not is_own_folder(folder):
         return False
@@ -126,7 +131,7 @@ def is_incomplete(folder: Path) -> bool:
 
 
 def _is_leftover(entry: Path) -> bool:
-    """True for a checkpoint's folder with nothing in it, or nothing but its manifest."""
+    """True for a checkpoint folder that is empty, or holds only a manifest."""
     if not entry.is_dir() or entry.is_symlink() or step_of(entry.name) is None:
         return False
     try:

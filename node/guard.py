@@ -1,4 +1,7 @@
-"""Whether an attempt may start: the run may be done, stopped, cancelled, or without progress. Standard library only."""
+"""Decides whether an attempt may start: not if the run is done, stopped, cancelled or makes no progress.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from superpod.node.files import is_number, read_json, write_json
 from superpod.node.run_folder import Attempt, RunFolder
 
 STOP = "stop"
-"""`RUN/stop`, the marker of a run that must not go on by itself: `{"t": Unix time, "reason": words, "by": ...}`."""
+"""`RUN/stop`, the marker of a run that must not continue by itself: `{"t": Unix time, "reason": words, "by": ...}`."""
 
 RESUMED = "again.json"
-"""Written when the user lets a stopped run go on: `{"after": number of its newest attempt}`."""
+"""Written when the user resumes a stopped run: `{"after": number of its newest attempt}`."""
 
 CHAIN = "chain.json"
 """The jobs that were queued for a run: `{"jobs": [ids]}`."""
@@ -37,7 +40,7 @@ class StoppedBy(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Stop:
-    """What `RUN/stop` holds."""
+    """The content of `RUN/stop`."""
 
     reason: str
     by: StoppedBy
@@ -59,7 +62,7 @@ def newest_checkpoint(
 
 
 def newest_step(run: RunFolder) -> int:
-    """Steps done at the newest checkpoint whose save came to its end; 0 when there is none."""
+    """Steps done at the newest checkpoint whose save was not interrupted; 0 if there is none."""
     newest = newest_checkpoint(run)
     return (step_of(newest.name) or 0) if newest else 0
 
@@ -84,19 +87,19 @@ def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str, owes: b
 
 
 def cancelled(run: RunFolder, job: str, state: str) -> None:
-    """Leave a mark that a job of the run was ended by scancel: Slurm forgets it after MinJobAge."""
+    """Record that a job of the run was ended by scancel, which Slurm forgets after MinJobAge."""
     stop(run, f"job {job} was cancelled by {attempt_end.who_cancelled(run, state)}", by=StoppedBy.USER)
 
 
 def is_cancelled(run: RunFolder) -> bool:
-    """Whether the run's user has ended it: `recipes cancel` writes the marker before it calls scancel."""
+    """Whether the user has cancelled the run: `recipes cancel` writes the marker before it calls scancel."""
     marker = stopped(run)
     return marker is not None and marker.by is StoppedBy.USER
 
 
 def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
-    """Why the run must not go on by itself: no progress, or too many failures; '' to go on."""
-    # Attempts that the user let pass do not count.
+    """Why the run must not continue by itself: no progress, or too many failures; '' = it may."""
+    # Attempts before the user resumed the run do not count.
     ended = [_finished(attempt) for attempt in run.attempts if int(attempt.name) > _resumed_after(run)]
     ended = [attempt for attempt in ended if attempt.counts]
     idle = progress.idle_streak(progress.worths(run, ended, newest_step(run)))
@@ -135,7 +138,7 @@ def _requeue_words(job: str, attempt: Attempt) -> str:
 
 
 def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:
-    """Let no further attempt of the run start by itself. On a full disk the empty marker says as much."""
+    """Prevent further attempts of the run; on a full disk by an empty marker."""
     try:
         write_json(run.path / STOP, {"t": time.time(), "reason": reason, "by": by.value}, even_in_place=True)
     except OSError:
@@ -144,7 +147,7 @@ def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:
 
 
 def stopped(run: RunFolder) -> Stop | None:
-    """Why and by whom the run was stopped; None when it was not. A marker that cannot be read is one all the same."""
+    """Why and by whom the run was stopped; None if it was not. A marker counts even if it cannot be read."""
     marker = read_json(run.path / STOP)
     if marker is None:
         if not os.path.lexists(run.path / STOP):
@@ -158,30 +161,30 @@ def stopped(run: RunFolder) -> Stop | None:
 
 
 def allow_resume(run: RunFolder) -> None:
-    """Let a stopped or cancelled run go on, at its user's word; its attempts so far no longer count. Raises OSError."""
+    """Let a stopped or cancelled run continue, as its user asks; earlier attempts no longer count. Raises OSError."""
     write_json(run.path / RESUMED, {"after": int(run.attempts[-1].name) if run.attempts else 0})
     (run.path / STOP).unlink(missing_ok=True)
 
 
 def was_resumed(run: RunFolder) -> bool:
-    """Whether its user has let the run go on after its newest attempt."""
+    """Whether the user has resumed the run after its newest attempt."""
     return bool(run.attempts) and int(run.attempts[-1].name) <= _resumed_after(run)
 
 
 def _resumed_after(run: RunFolder) -> int:
-    """The number of the last attempt that its user has let pass; 0 = none."""
+    """The number of the last attempt before the user resumed the run; 0 = none."""
     after = (read_json(run.path / RESUMED) or {}).get("after")
     return int(after) if is_number(after) else 0
 
 
 def save_seconds(run: RunFolder, least: float) -> float:
-    """Seconds before the limit at which the ranks must begin to save: twice the longest save seen, `least` at least."""
+    """Seconds before the time limit at which the ranks begin to save: twice the longest save, at least `least`."""
     longest = max((heartbeat_pages.longest_save_s(attempt.path / "heartbeat") for attempt in run.attempts), default=0.0)
     return max(least, 2 * longest)
 
 
 def last_words(run: RunFolder, attempt: Attempt, code: int) -> str:
-    """Why the ranks failed, from the logs; srun's last line where the ranks' logs name no cause."""
+    """Why the ranks failed, from their logs; srun's last line if these name no cause."""
     diagnosis = diagnose.why(run, attempt)
     if diagnosis.known:
         return diagnosis.cause
@@ -193,7 +196,7 @@ def last_words(run: RunFolder, attempt: Attempt, code: int) -> str:
 
 
 def drop_chain(run: RunFolder, job: str) -> None:
-    """Cancel the jobs queued behind this one; where Slurm refuses, they start, find the done marker and end."""
+    """Cancel the jobs queued after this one; if Slurm refuses, they start, find the done marker and end."""
     jobs = [other for other in chained_jobs(run) if other != job]
     if jobs:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -201,6 +204,6 @@ def drop_chain(run: RunFolder, job: str) -> None:
 
 
 def chained_jobs(run: RunFolder) -> list[str]:
-    """The ids of the jobs that were queued for a run; none where CHAIN cannot be read."""
+    """The ids of the jobs that were queued for a run; [] if CHAIN cannot be read."""
     jobs = (read_json(run.path / CHAIN) or {}).get("jobs")
     return [str(job) for job in jobs] if isinstance(jobs, list) else []

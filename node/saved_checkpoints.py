@@ -1,4 +1,4 @@
-"""Notes every checkpoint that a training completes, and writes its manifest, in a thread of one process a node."""
+"""Records every complete checkpoint of a training and writes its manifest, in a thread of one process per node."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 END_S = 240.0
-"""How long the end of a training waits for its last manifest at most: srun kills what is left 300 s after the first
+"""How long the end of a training waits for its last manifest: srun kills the other ranks 300 s after the first
 rank has ended (`--wait=300` in the batch script)."""
 
 RECORD_S = 20.0
-"""Seconds before the time limit that are left to the launcher, to record and requeue the attempt."""
+"""Seconds before the time limit that attempt.py needs to record and requeue the attempt."""
 
 GRACE_S = 5.0
-"""How long it waits after a SIGTERM: Slurm kills what is left soon (KillWait, a preemption's grace)."""
+"""How long it waits after a SIGTERM, which Slurm soon follows by SIGKILL (KillWait, GraceTime)."""
 
 REMOVE_S, RETRY_S = 30.0, 0.2
-"""How long a removal is tried, and how often, while a file of it is still open on this node or another."""
+"""How long and how often a removal is repeated while a file of the checkpoint is still open on some node."""
 
 _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.ENOENT)
-"""What rmtree meets where NFS keeps a removed file until it is closed, or a part of the manifest has just come."""
+"""Errors of rmtree if NFS keeps a removed file until it is closed, or a part of the manifest was just written."""
 
 
 class SavedCheckpoints:
@@ -50,20 +50,20 @@ class SavedCheckpoints:
         self._run, self._rank, self._local_size, self._nodes = run, rank, local_size, nodes
         self._incomplete: list[Path] = []
         self._removed: set[Path] = set()
-        """those that are not read any more"""
+        """checkpoints that are no longer read"""
         self._complete: queue.Queue[Path | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="manifests", daemon=True)
         self._thread.start()
 
     def watch(self, trainer: Trainer) -> None:
-        """Note the path of every save and removal from now on: Lightning has no hook that tells it."""
+        """Record the path of every save and removal from now on, for which Lightning has no hook."""
         strategy: Any = trainer.strategy
         save, remove = trainer.save_checkpoint, strategy.remove_checkpoint
 
         def noted(filepath: str | Path, *args: Any, **kwargs: Any) -> None:
             checkpoint = _folder(filepath)
             self._removed.discard(checkpoint)
-            if self._rank == 0:  # saved over an older one of this name, whose manifest is not true any more
+            if self._rank == 0:  # the manifest of an older checkpoint of this name is no longer valid
                 shutil.rmtree(checkpoint / manifest.FOLDER, ignore_errors=True)
             save(filepath, *args, **kwargs)
             self._incomplete.append(checkpoint)
@@ -76,42 +76,42 @@ class SavedCheckpoints:
         strategy.remove_checkpoint = removed
 
     def look(self, trainer: Trainer) -> None:
-        """Hand on what is complete by now. Looks at memory only, so it may be called after every step."""
+        """Pass complete checkpoints to the thread. Reads no files, so it can be called after every step."""
         if self._incomplete and not _is_saving(trainer):
             for checkpoint in self._incomplete:
                 self._complete.put(checkpoint)
             self._incomplete.clear()
 
     def end(self, trainer: Trainer, *, wait_s: float = END_S) -> None:
-        """At the end of the training: wait so long at most for the manifests that are being written."""
+        """At the end of the training, wait up to `wait_s` for the manifests that are being written."""
         self.look(trainer)
         self._complete.put(None)
         self._thread.join(min(wait_s, END_S))
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError):  # of Linux, this thread alone: behind the training's own threads
+        with contextlib.suppress(OSError):  # on Linux, the niceness of this thread only
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while (checkpoint := self._complete.get()) is not None:
-            with contextlib.suppress(OSError):  # a full disk, or removed meanwhile: then it has no manifest
+            with contextlib.suppress(OSError):  # without a manifest on a full disk, or if it was removed meanwhile
                 self._record(checkpoint)
 
     def _record(self, checkpoint: Path) -> None:
         if checkpoint in self._removed:
             return
-        if not checkpoint.is_dir():  # one file of torch's, as strategies other than Megatron's write it
+        if not checkpoint.is_dir():  # strategies other than Megatron's write a single file
             return
         if self._rank == 0:
             resume.note_saved(self._run, checkpoint)
         files = list(own_files(checkpoint, self._rank, self._local_size))
         if not files or checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
             return
-        for fully in (False, True):  # the samples at once: a job that is killed leaves at least these
+        for fully in (False, True):  # samples first: a job that is killed leaves at least these
             unremoved = self._unless_removed(checkpoint, files)
             parts = self._nodes if self._rank == 0 else 0
             manifest.write_part(checkpoint, str(self._rank), unremoved, fully=fully, parts=parts)
 
     def _unless_removed(self, checkpoint: Path, files: Iterable[Path]) -> Iterator[Path]:
-        """The files while the checkpoint stands, before each and after the last; raises FileNotFoundError else."""
+        """Yield the files; raises FileNotFoundError once the checkpoint was removed."""
         for file in (*files, None):
             if checkpoint in self._removed:
                 raise FileNotFoundError(errno.ENOENT, "is being removed", str(checkpoint))
@@ -168,11 +168,11 @@ def own_files(checkpoint: Path, rank: int, local_size: int) -> Iterator[Path]:
 
 
 def _is_others(name: str) -> bool:
-    """Whether a file has a rank's name on it, or is none of the checkpoint's: NFS has `.nfs*` while one is open."""
+    """Whether a file is named after a rank, or is `.nfs*`, which NFS keeps while a file is open."""
     return bool(re.fullmatch(r"__\d+_\d+\.distcp", name)) or (name.startswith(".") and name != ".metadata")
 
 
 def _is_saving(trainer: Trainer) -> bool:
-    """Whether a checkpoint is still being written in the background, as NeMo's own queue of saves has it."""
+    """Whether a checkpoint is still being written in the background, by NeMo's own queue of saves."""
     waiting = getattr(getattr(trainer.strategy, "checkpoint_io", None), "async_calls_queue", None)
     return bool(waiting and waiting.get_num_unfinalized_calls())

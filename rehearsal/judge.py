@@ -1,8 +1,7 @@
-"""Judges any configuration: a recipe with overrides, a user's file, a recipe of NeMo's own. In a process of its own.
+"""Checks a configuration in a separate process: a recipe with overrides, a user's file, or a recipe of NeMo's own.
 
-The process imports Transformer Engine's Python before NeMo, where it is installed, and executes a user's file, if that
-is what is judged: whatever the file does, it does not do it to the command. `ask` starts the process and reads what it
-found; `judge` is what runs inside.
+The process imports Transformer Engine's Python before NeMo, if it is installed, and executes the user's file, which so
+cannot affect the command. `ask` starts the process and reads its answer; `judge` runs in it.
 """
 
 from __future__ import annotations
@@ -31,12 +30,11 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 LIMIT_S = 900
-"""Seconds for everything: NeMo's import, a user's file, and the models of three ranks of the largest recipes."""
+"""Time limit in seconds for NeMo's import, a user's file, and the models of three ranks of the largest recipes."""
 EACH_S = 120
-"""Further seconds for each further request of one process."""
+"""Additional seconds for each further request to the same process."""
 SAID = "SUPERPOD_JUDGE_ANSWER"
-"""The variable that names the file for the answer."""
-
+"""The environment variable with the path of the answer file."""
 
 LACKING = (
     "must be compiled with 'nccl' support",
@@ -45,16 +43,16 @@ LACKING = (
     "causal_conv1d",
     "flashfftconv",
 )
-"""Words of an error that is this machine's: PyTorch for CPUs, and packages that are CUDA kernels only."""
+"""Parts of error messages that are due to this machine: PyTorch for CPUs, and packages of CUDA kernels."""
 
 
 class JudgeFailed(RuntimeError):
-    """The process ended without an answer, and not by a user's file."""
+    """The process ended without an answer, not because of a user's file."""
 
 
 @dataclass
 class Judgement:
-    """What is known of a configuration before it trains."""
+    """The result of the checks of a configuration."""
 
     name: str
     title: str = ""
@@ -74,24 +72,24 @@ class Judgement:
     built: dict[int, list[int]] = field(default_factory=dict)
     """Rank -> parameters of its model's chunks."""
     layers: str = ""
-    """Whose layers were built: Transformer Engine's, or local ones in their place."""
+    """Which layers were built: Transformer Engine's, or Megatron's local ones."""
     build_error: str = ""
-    """What building a model raised, in the library's own words; "" = nothing."""
+    """The error message of building a model; "" = none."""
     not_built: str = ""
-    """What this machine lacks to build the model: no fault of the configuration."""
+    """What this machine lacks to build the model; "" = nothing."""
 
     @property
     def passed(self) -> bool:
-        """Whether nothing that is known speaks against a start."""
+        """Whether no check failed."""
         return not self.broken and not self.build_error and self.verdict in ("ok", "unknown")
 
 
 def ask(request: Request, *, build: bool = True, limit_s: float = LIMIT_S) -> Judgement:
-    """Judge a request in a process of its own.
+    """Check a request in a separate process.
 
     Raises:
-        UserError: the request stands for no configuration; or its file ended the process, or never came to an end.
-        JudgeFailed: the process failed otherwise.
+        UserError: the request is not a configuration; or its file ended the process, or ran into the time limit.
+        JudgeFailed: the process failed for another reason.
     """
     (answer,) = ask_all([request], build=build, limit_s=limit_s)
     if isinstance(answer, UserError):
@@ -102,9 +100,10 @@ def ask(request: Request, *, build: bool = True, limit_s: float = LIMIT_S) -> Ju
 def ask_all(
     requests: Sequence[Request], *, build: bool = True, limit_s: float = LIMIT_S
 ) -> list[Judgement | UserError]:
-    """Judge requests in one process, which imports NeMo once; of a request that is refused, the refusal.
+    """Check several requests in one process, which imports NeMo once; a refused request yields its UserError.
 
-    Raises as `ask`, where the process ends before it has answered all of them.
+    Raises:
+        UserError, JudgeFailed: as `ask`, if the process ends before it has answered all requests.
     """
     with tempfile.TemporaryDirectory(prefix="recipes-judge-") as folder:
         answer = Path(folder, "answer.json")
