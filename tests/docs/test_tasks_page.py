@@ -89,7 +89,7 @@ def test_tasks_of_a_run(task, kind, code, tmp_path):
     assert re.search(ANSWERS[task], run(kind, code, tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.nemo
 @pytest.mark.parametrize(("task", "kind", "code"), params("nemo"))
 def test_tasks_that_train(task, kind, code, tmp_path):

@@ -55,7 +55,7 @@ def test_its_planning_half_needs_no_nemo(tmp_path):
     assert outputs(cells[2]).count("tokens/s/GPU") == 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.nemo
 def test_all_of_it_trains_and_compares(tmp_path, on_path):
     cells = executed(lambda cells: cells, tmp_path)
