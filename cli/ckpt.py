@@ -107,7 +107,7 @@ def reset(where: Where) -> None:
         moved = training_records.reset(run)
     for path in moved:
         print(f"kept   {path}")
-    print(f"{run.path} starts over at step 1 with its next attempt; to continue it, {run.go_on}")
+    print(f"{run.path} starts over at step 1 with its next attempt; to continue it, {run.resume_hint}")
 
 
 def _unverified(doubt: str) -> str:

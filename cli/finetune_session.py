@@ -207,7 +207,7 @@ def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> s
         with waiting(console, "exporting the best checkpoint"), orphans.watched(run.attempts[-1].path):
             exported = tuning.export(run, target)
     except BaseException:
-        console.print(f"the training is done, but not exported; {run.go_on} with the export", soft_wrap=True)
+        console.print(f"the training is done, but not exported; {run.resume_hint} with the export", soft_wrap=True)
         raise
     facts = {"folder": str(target), "checkpoint": exported["checkpoint"], "val_loss": exported["val_loss"]}
     owed_export.note(run.path, facts)

@@ -34,5 +34,5 @@ def require(run: RunFolder, pause: Callable[[], None]) -> None:
         raise MissingDataError(
             f"the data folder {file.parent} is not there, or has no {FILE}: the job that this run has waited for was "
             "to make it",
-            f"look at that job's output; once the folder is there, {run.go_on}",
+            f"look at that job's output; once the folder is there, {run.resume_hint}",
         )

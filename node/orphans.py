@@ -210,7 +210,7 @@ def _record(attempt: Path, command: int, when: float) -> None:
     pending_facts.take_over(run)
     beats = this.heartbeat()
     saved = ", and its ranks saved a checkpoint first" if beats.get("checkpoint") else ""
-    message = "" if run.done else f"{words}{saved}; {run.go_on}"
+    message = "" if run.done else f"{words}{saved}; {run.resume_hint}"
     this.finish("done" if run.done else "failed", message=message, killed=words, last_step=beats.get("step"))
 
 

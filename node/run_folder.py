@@ -1,4 +1,4 @@
-"""What a run leaves behind: one folder per training, and in it one numbered folder per attempt (see docs/runs.md)."""
+"""The files of a run: one folder per training, and in it one numbered folder per attempt (see docs/runs.md)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MESSAGE_CHARS = 4000
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run stands: `state` is one of STATES, `message` says why, `attempt` is the last attempt's name or ''."""
+    """The status of a run: `state` is one of STATES, `message` says why, `attempt` is the last attempt's name or ''."""
 
     state: str
     message: str = ""
@@ -53,7 +53,7 @@ class Attempt:
 
     @property
     def result(self) -> JsonObject:
-        """What result.json holds; empty when it cannot be read or names none of STATES: an unfinished attempt."""
+        """The content of result.json; {} if it is unreadable or has none of STATES: an unfinished attempt."""
         result = read_json(self.path / "result.json") or {}
         return result if result.get("state") in STATES else {}
 
@@ -75,15 +75,15 @@ class Attempt:
 
     @property
     def counts(self) -> bool:
-        """False where its ranks were not started, for a full disk or bad nodes: it tells nothing of the run itself."""
+        """False if its ranks were not started, because of bad nodes: it is no failure of the run itself."""
         return self.result.get("counts") is not False
 
     def heartbeat(self, rank: int = 0) -> JsonObject:
-        """The newest place of a rank (t, step, phase, host, moved, allocated_gib, ...); empty before its first."""
+        """The newest heartbeat of a rank (t, step, phase, host, moved, allocated_gib, ...); {} before its first."""
         return heartbeat_pages.of_rank(self.path / "heartbeat", rank)
 
     def heartbeats(self) -> dict[int, JsonObject]:
-        """The newest place of every rank, read in one go."""
+        """The newest heartbeat of every rank."""
         return heartbeat_pages.of_ranks(self.path / "heartbeat")
 
     def write_env(self, environ: Mapping[str, str]) -> None:
@@ -95,7 +95,7 @@ class Attempt:
             write_json(self.path / "env.json", {"environment": environment_view(environ), **machine_facts()})
 
     def mark(self, state: str, **more: object) -> None:
-        """Set the state of an attempt that goes on (queued, running, saving). Raises ValueError for another."""
+        """Set the state of an unfinished attempt (queued, running, saving). Raises ValueError for another state."""
         if state not in STATES or state == "done":
             raise ValueError(f"no such state of an attempt that goes on: {state}")
         with as_user_errors(self.path):
@@ -126,12 +126,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, runs: Path, recipe: str, *, facts: JsonObject, recipe_lines: list[str]) -> RunFolder:
-        """Make a new run folder, never one that exists, with run.json (`facts` and recipe, t, id) and recipe.txt.
+        """Create a new run folder with run.json (`facts` and recipe, t, id) and recipe.txt.
 
-        Only this user can write to it or replace it (node/owner.py).
-
-        Raises UserError when the folder cannot be written, a file is in the way, or the disk is full; nothing is left
-        behind then.
+        Only this user can write to it or replace it (node/owner.py). Raises UserError and leaves nothing if the folder
+        cannot be written, a file is in the way, or the disk is full.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", recipe):
             raise UserError(f"{recipe!r} cannot name a folder", "use letters, digits, '.', '_', '+' and '-'")
@@ -149,7 +147,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """The run at `path`. Raises UserError when there is none, or its run.json holds what no run can be run with."""
+        """The run at `path`. Raises UserError if there is none, or its run.json has invalid values."""
         run = cls(Path(path).absolute())
         facts = read_json(run.path / "run.json")
         if facts is None:
@@ -168,7 +166,7 @@ class RunFolder:
 
     @classmethod
     def latest(cls, runs: Path, recipe: str) -> RunFolder | None:
-        """The newest run of a recipe with a run.json that can be read; None when there is none. Raises as `open`."""
+        """The newest run of a recipe with a readable run.json; None if there is none. Raises as `open`."""
         folders = (recipe, f"{recipe}.{owner.name_of(os.geteuid())}")  # see owner.folder_in
         files = [file for folder in folders for file in (Path(runs).absolute() / folder).glob("*/run.json")]
         readable = [(file.parent, facts) for file in files if (facts := read_json(file)) and not problem_in(facts)]
@@ -178,7 +176,7 @@ class RunFolder:
 
     @property
     def facts(self) -> JsonObject:
-        """What run.json holds."""
+        """The content of run.json."""
         return read_json(self.path / "run.json") or {}
 
     @property
@@ -192,7 +190,7 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def output(self, job: str) -> Path:
-        """What a Slurm job of the run wrote before and beside its ranks: `slurm-JOB.out`."""
+        """The output of a Slurm job of the run, without that of its ranks: `slurm-JOB.out`."""
         return self.path / f"slurm-{job}.out"
 
     @property
@@ -206,16 +204,16 @@ class RunFolder:
         return (self.path / DONE).is_file()
 
     def metrics(self) -> list[JsonObject]:
-        """The lines of metrics.jsonl by step, the last line of a step; a torn or corrupted line is left out."""
+        """The last line of each step in metrics.jsonl, by step; corrupted lines are left out."""
         by_step = {line["step"]: line for line in metrics(read_lines(self.path / "metrics.jsonl"))}
         return [by_step[step] for step in sorted(by_step)]
 
     def newest_metrics(self) -> list[JsonObject]:
-        """The lines at the end of metrics.jsonl (64 KiB) as they were written: steps that a resumed run repeats too."""
+        """The last lines of metrics.jsonl (64 KiB) as they were written, repeated steps too."""
         return metrics(tail_lines(self.path / "metrics.jsonl"))
 
     def reopen(self, max_steps: int) -> JsonObject:
-        """Before an attempt: remove an earlier done marker, which is returned.
+        """Before an attempt, remove the done marker of an earlier one and return it.
 
         Raises UserError when the run is done at `max_steps` already.
         """
@@ -229,12 +227,12 @@ class RunFolder:
         return marker
 
     def restore_done(self, marker: JsonObject) -> None:
-        """After an attempt that made no step: restore the done marker that `reopen` removed. Raises UserError."""
+        """After an attempt without a step, restore the done marker that `reopen` removed. Raises UserError."""
         with as_user_errors(self.path):
             write_json(self.path / DONE, marker)
 
     def update(self, facts: JsonObject, recipe_lines: list[str]) -> None:
-        """Once an attempt has made a step: record what it ran with, for the next attempts. Raises UserError."""
+        """After the first step of an attempt, record its facts and recipe for the next attempts. Raises UserError."""
         with as_user_errors(self.path):
             write_json(self.path / "run.json", self.facts | facts)
             (self.path / "recipe.txt").write_text("".join(f"{line}\n" for line in recipe_lines), encoding="utf-8")
@@ -293,7 +291,7 @@ class RunFolder:
         return self.status().state
 
     def status(self) -> Status:
-        """From the done marker, then the last attempt's result, then whether a process holds the run."""
+        """The status by the done marker, then the last attempt's result, then whether a process holds the run."""
         last = self.attempts[-1] if self.attempts else None
         if self.done:
             return self._done_status(last)
@@ -308,17 +306,17 @@ class RunFolder:
         return Status(state, message, last.name, result.get("exit_code"))
 
     @property
-    def go_on(self) -> str:
-        """The command that continues the run where it ran, in words."""
+    def resume_hint(self) -> str:
+        """A clause with the command that resumes the run where it ran."""
         facts = self.facts
         verb = "submit" if facts.get("cluster") else "finetune" if "finetune" in facts else "run"
         where = f" --cluster {shlex.quote(str(facts['cluster']))}" if verb == "submit" else ""
         return f"`recipes {verb} {self.recipe} --resume {shlex.quote(str(self.path))}{where}` goes on"
 
     def _done_status(self, last: Attempt | None) -> Status:
-        """Done; but how the newest attempt ended, where that was to add steps to a done run and made none.
+        """The status of a run with a done marker.
 
-        Not done where a Hugging Face folder is still to be written.
+        "done", unless an export is pending, or the newest attempt was to add steps and made none.
         """
         if export := owed_export.left(self.path):
             name = last.name if last else ""
@@ -326,7 +324,7 @@ class RunFolder:
                 return Status("running", "trained; exporting the best checkpoint", name)
             ended = last.result if last else {}
             why = str(ended.get("killed") or (ended.get("message", "") if ended.get("state") == "failed" else ""))
-            words = f"trained to its last step, but {export} is not written; {self.go_on} with the export"
+            words = f"trained to its last step, but {export} is not written; {self.resume_hint} with the export"
             return Status("failed", f"{why}; {words}" if why else words, name)
         result, name = (last.result, last.name) if last else ({}, "")
         state, before = str(result.get("state", "done")), result.get("was_done")
@@ -336,7 +334,7 @@ class RunFolder:
         return Status(state, words.lstrip("; "), name, result.get("exit_code"))
 
     def discard_unfinished(self) -> list[Path]:
-        """Remove halves of checkpoints by NeMo's marks (see node/checkpoints.py), under `lock()`. Raises UserError."""
+        """Remove incomplete checkpoints by NeMo's marks (node/checkpoints.py), under `lock()`. Raises UserError."""
         with as_user_errors(self.checkpoints):
             return discard_unfinished(self.checkpoints, complete_too=False)
 
@@ -345,7 +343,7 @@ class RunFolder:
 
 
 def _fresh_folder(parent: Path) -> Path:
-    """Make `parent/{utc}-{id}`; mkdir is atomic, so two processes never get one folder."""
+    """Create `parent/{utc}-{id}`; mkdir is atomic, so two processes never get the same folder."""
     while True:
         path = parent / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
         with contextlib.suppress(FileExistsError):
@@ -359,7 +357,7 @@ def _number(path: Path) -> int:
 
 @contextlib.contextmanager
 def as_user_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into a UserError with the next move."""
+    """Turn an OSError into a UserError with the next step."""
     try:
         yield
     except OSError as error:
