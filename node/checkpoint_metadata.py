@@ -118,8 +118,8 @@ def _tensor(entry: Any) -> Tensor:
 
 
 def _size(size: Any) -> tuple[int, ...]:
-    """From a `torch.Size`, made with a tuple."""
-    return tuple(size.arguments[0])
+    """From a `torch.Size`, made with a tuple, or from the tuple that Megatron-FSDP writes in its place."""
+    return size if isinstance(size, tuple) else tuple(size.arguments[0])
 
 
 class _Part(io.RawIOBase):

@@ -32,9 +32,18 @@ def problem(checkpoint: Path, strategy: object) -> tuple[str, str] | None:
     names = [name for name in MODEL_PARALLEL if name in saved]
     sizes = {name: getattr(strategy, name, None) or 1 for name in names}
     differing = [name for name in names if isinstance(sizes[name], int) and sizes[name] != saved[name]]
-    if not differing or not _is_cut(checkpoint):
+    if not differing:
         return None
     numbers = ", ".join(f"{name} {saved[name]}, not {sizes[name]}" for name in differing)
+    names_of_tensors = _tensors(checkpoint)
+    if "tensor_model_parallel_size" in differing and any(map(_is_uncut_expert, names_of_tensors)):
+        return (
+            f"{checkpoint} is Megatron-FSDP's, with experts, and was saved with {numbers}; Megatron-Core 0.15.3 joins "
+            "the gated halves of experts only under the same tensor parallelism, and would load wrong weights",
+            "go on with the layout it was saved under",
+        )
+    if not any(name.startswith(SHARDED) for name in names_of_tensors):
+        return None
     return (
         f"{checkpoint} is intact, but was saved with {numbers}; its optimizer was saved in a form that only other "
         "data-parallel sizes can load",
@@ -42,8 +51,13 @@ def problem(checkpoint: Path, strategy: object) -> tuple[str, str] | None:
     )
 
 
-def _is_cut(checkpoint: Path) -> bool:
+def _is_uncut_expert(name: str) -> bool:
+    """Whether it is an expert's first matrix as Megatron-FSDP saves it: of a dense MLP's it saves the two halves."""
+    return name.startswith("model.") and ".experts." in name and "linear_fc1.weight" in name
+
+
+def _tensors(checkpoint: Path) -> list[str]:
     try:
-        return any(name.startswith(SHARDED) for name in read(checkpoint).tensors)
+        return [*read(checkpoint).tensors]
     except ValueError:
-        return False
+        return []

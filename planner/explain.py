@@ -253,6 +253,8 @@ def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
     if x.mbs % 2 == 0:
         yield f"mbs {x.mbs // 2}", x.replace(mbs=x.mbs // 2)
     for level in SHARDINGS[SHARDINGS.index(x.sharding) + 1 :] if x.pp == 1 else ():
+        if level in MEGATRON_FSDP and job.task != "pretrain":  # it cannot start from weights
+            continue
         yield f"{level} (unmeasured)" if level in MEGATRON_FSDP else level, x.replace(sharding=level)
     if x.recompute != "full":
         for module in ("layernorm", "mlp", "moe_act", "moe", "mla_up_proj"):

@@ -83,6 +83,7 @@ def _offload_optimizer(partial: run.Partial) -> None:
     config.optimizer_cpu_offload, config.optimizer_offload_fraction = True, 1.0
     config.overlap_cpu_optimizer_d2h_h2d = True
     config.use_precision_aware_optimizer = True  # Megatron's hybrid optimizer is only reached through it
+    partial.trainer.strategy.ckpt_optim_fully_reshardable = True  # the other format has no place for its `step`
 
 
 def _offload_activations(partial: run.Partial) -> None:

@@ -214,6 +214,7 @@ def options_of(partial: run.Partial, base: Options) -> Options:
         fp8_params=bool(gathers) and eight,
         **_overlaps_of(partial, base),
         offload=float(offload or 0),
+        optimizer_instances=r["trainer.strategy.num_distributed_optimizer_instances"] or 1,
         moments="bf16" if "bfloat16" in str(r["optim.config.exp_avg_dtype"]) else "fp32",
         fused_loss=fused,
         loss_impl=(r["model.config.cross_entropy_fusion_impl"] or "native") if fused else "native",

@@ -27,6 +27,8 @@ class Change:
     reason: str
 
 
+_PRECISION_AWARE = "optim.config.use_precision_aware_optimizer"
+
 # (path, value in a rehearsal, reason); applied if the recipe has the path with another value.
 _CPU_SETTINGS: tuple[tuple[str, Any, str], ...] = (
     ("trainer.accelerator", "cpu", "no GPU"),
@@ -39,7 +41,7 @@ _CPU_SETTINGS: tuple[tuple[str, Any, str], ...] = (
     ("trainer.plugins.fp8", None, "FP8 needs tensor cores"),
     ("trainer.plugins.fp8_params", False, "FP8 needs tensor cores"),
     ("trainer.plugins.fp8_param_gather", False, "FP8 needs tensor cores"),
-    ("optim.config.use_precision_aware_optimizer", False, "needs Transformer Engine's FusedAdam"),
+    (_PRECISION_AWARE, False, "needs Transformer Engine's FusedAdam"),
     ("data.pin_memory", False, "pins memory for a GPU"),
     ("data.num_workers", 0, "the ranks of a rehearsal share few cores"),
     ("data.persistent_workers", False, "no workers"),
@@ -91,7 +93,10 @@ def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
     local = (("devices", devices, "processes of this machine"), ("num_nodes", 1, "one machine"))
     if strategy is not None:
         local = (("trainer.devices", devices, "processes of this machine"),)
+    offloads = getattr(getattr(getattr(recipe, "optim", None), "config", None), "optimizer_cpu_offload", False)
     for path, value, reason in (*local, *_CPU_SETTINGS, *_fp32_moments()):
+        if offloads and path == _PRECISION_AWARE:  # on the host it is torch's Adam
+            continue
         changes += _set(rehearsal, path, value, reason)
     return rehearsal, changes + _drop_callbacks(getattr(rehearsal, "trainer", None))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
+from superpod.node import fsdp_resume
 from superpod.node.heartbeat import Heartbeat
 from superpod.rehearsal.rank_record import Digest, MicroBatch, RankRecord
 
@@ -61,8 +62,9 @@ class Recorder(pl.Callback):
             "dropped": {},
         }
 
-    def setup(self, *_: object, **__: object) -> None:
-        """Begin the heartbeat."""
+    def setup(self, trainer: Any, *_: object, **__: object) -> None:
+        """Begin the heartbeat, and mend what an attempt mends."""
+        fsdp_resume.keep_moments(trainer.strategy)
         folder = self.path.parent / "heartbeat"
         folder.mkdir(exist_ok=True)
         self.heart = Heartbeat(folder, int(os.environ["RANK"]), every_s=0.0)
@@ -120,7 +122,11 @@ def place() -> dict[str, int]:
 
 def gather_parameters(model: Iterable[Any]) -> None:
     """Have every rank take the newest parameters, which an overlapped gather leaves to the next forward pass."""
+    from megatron.core.distributed import FullyShardedDataParallel
+
     for chunk in model:
+        if isinstance(chunk.module, FullyShardedDataParallel):  # each forward pass gathers anew
+            continue
         if chunk.module.ddp_config.overlap_param_gather:
             chunk.module.start_param_sync(force_sync=True)
 
@@ -150,15 +156,29 @@ def record_inputs(model: MegatronParallel, inputs: list[list[MicroBatch]]) -> No
 
 
 def digests(model: MegatronParallel) -> dict[str, Digest]:
-    """The digest of every parameter of this rank, by name."""
-    import torch
-
+    """The digest of every parameter of this rank, by name; where Megatron-FSDP shards it, of the whole."""
     by_name: dict[str, Digest] = {}
     for name, parameter in model.named_parameters():
-        raw = parameter.detach().contiguous().view(torch.uint8).numpy().tobytes()
+        raw = _bytes(parameter.detach())
         sharded = bool(getattr(parameter, "tensor_model_parallel", False))
         # Megatron marks a parameter that is not reduced over all data-parallel ranks: an expert's.
         expert = not getattr(parameter, "allreduce", True)
         tied = bool(getattr(parameter, "shared_embedding", False))
         by_name[name] = (hashlib.sha1(raw).hexdigest()[:16], sharded, expert, tied)
     return by_name
+
+
+def _bytes(parameter: torch.Tensor) -> bytes:
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(parameter, DTensor):
+        return parameter.contiguous().view(torch.uint8).numpy().tobytes()
+    mesh, raw = parameter.device_mesh, _bytes(parameter.to_local())
+    for name, placement in reversed([*zip(mesh.mesh_dim_names or (), parameter.placements, strict=True)]):
+        if placement.is_shard() and name != "tp":  # shards of tensor parallelism are told apart elsewhere
+            group = mesh.get_group(name)
+            shards: list[bytes] = [b""] * group.size()
+            torch.distributed.all_gather_object(shards, raw, group=group)
+            raw = b"".join(shards)
+    return raw

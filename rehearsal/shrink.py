@@ -79,7 +79,8 @@ def shrink(job: PlannedJob, ranks: int = RANKS) -> Shrunk:
     dp = degrees["dp"]
     gpus = layout.model_parallel * dp
     # Ranks on CPUs train in FP32, without userbuffers: what FP8 and those ask of a sequence is not asked of this one.
-    options = replace(job.options, fp8_params=False, overlap_tp=False)
+    instances = min(2, job.options.optimizer_instances)
+    options = replace(job.options, fp8_params=False, overlap_tp=False, optimizer_instances=instances)
     sizes = {"model": model, "layout": _batch(job, layout, dp), "gpus": gpus, "seq": seq}
     small = job.replace(**sizes, precision="bf16", options=options)
     return Shrunk(small, tuple(_folded(job, degrees)), tuple(_sizes(job, small)))
@@ -87,12 +88,11 @@ def shrink(job: PlannedJob, ranks: int = RANKS) -> Shrunk:
 
 def _refuse(job: PlannedJob) -> None:
     """Refuse what has no rehearsal, by name."""
-    model, name, sharding = job.model, job.model.name, job.layout.sharding
+    model, name = job.model, job.model.name
     refusals = {
         "Mamba and hybrid layers need GPU packages": bool(model.pattern or {"mamba", "delta"} & model.kinds),
         "its layers differ in width one by one, and its configuration lists each": bool(model.runs),
         "sparse attention's indexer is not in Megatron-Core 0.15.3": bool(model.indexer_heads),
-        f"{sharding} is Megatron-FSDP, which orders its work on CUDA's streams": sharding in ("zero2", "zero3"),
     }
     for reason, applies in refusals.items():
         if applies:
@@ -112,8 +112,12 @@ def _fold(job: PlannedJob, ranks: int) -> dict[str, int]:
             raise _too_few_ranks(job, d["tp"] * d["pp"] * d["cp"] * least, ranks)
         d[largest] = _smaller(d[largest])
         d["etp"] = d["tp"] if layout.etp is None else min(d["etp"], d["tp"])
-    preferred = max(least, 2 if layout.dp(job.gpus) > 1 else 1)
-    d["dp"] = next((dp for dp in range(preferred, room + 1) if _expert_grid_fits(d, dp)), least)
+    # Of a sharded optimizer's instances, two, each of which is sharded too: DP 4.
+    parts = 2 * min(2, job.options.optimizer_instances)
+    preferred = max(least, min(parts, layout.dp(job.gpus)))
+    d["dp"] = next(
+        (dp for dp in range(preferred, room + 1) if _expert_grid_fits(d, dp) and dp % (parts // 2) == 0), least
+    )
     d["vp"] = layout.vp or 0
     if d["vp"] > 2 and d["pp"] * d["vp"] > 8:  # more chunks are more layers, and no other schedule
         d["vp"] = 2

@@ -31,6 +31,8 @@ def shrunk_recipe(partial: Partial, job: PlannedJob) -> Partial:
     for name, field in DATA.items():
         setattr(small.data, field, getattr(job.layout, name))
     small.data.seq_length = job.seq
+    if job.options.optimizer_instances > 1:
+        small.trainer.strategy.num_distributed_optimizer_instances = job.options.optimizer_instances
     if job.layout.recompute == "full":
         small.model.config.recompute_num_layers = job.layout.recompute_layers
     return small
@@ -47,6 +49,13 @@ def place(partial: Partial, layout: Layout, ranks: int) -> None:
     if layout.chunks or getattr(strategy, "pipeline_model_parallel_layout", None):
         strategy.pipeline_model_parallel_layout = _chunk_layers(layout, partial.model.config.mtp_num_layers or 0)
     partial.trainer.devices, partial.trainer.num_nodes = ranks, 1
+
+
+def without_fsdp(partial: Partial) -> None:
+    """Have Megatron's distributed optimizer train `partial` in place of Megatron-FSDP."""
+    strategy = partial.trainer.strategy
+    strategy.fsdp, strategy.ddp.use_megatron_fsdp = None, False
+    strategy.save_ckpt_format = "torch_dist"
 
 
 def _chunk_layers(layout: Layout, mtp: int) -> list[list[str]] | None:
@@ -169,7 +178,10 @@ def in_fp32(partial: Partial) -> None:
         MegatronMixedPrecision, precision="32", params_dtype=kind, pipeline_dtype=kind, autocast_enabled=False
     )
     partial.trainer.strategy.pipeline_dtype = kind
-    partial.optim.config.bf16 = partial.optim.config.fp16 = False
+    config = partial.optim.config
+    config.bf16 = config.fp16 = False
+    if config.optimizer_cpu_offload:  # Megatron offloads no shards of FP32 parameters: recipes/rules/sharded.py
+        config.optimizer_cpu_offload = config.use_precision_aware_optimizer = False
 
 
 def write_text(prefix: Path, vocab: int, seq: int, samples: int) -> None:

@@ -6,7 +6,8 @@ The runs, all on the same text and from the same weights:
     fp32       the recipe's layout in fp32, for a few steps; its losses must be those of `one` to the last digits
     own        the recipe's layout and precision, all steps; it saves in the middle
     resumed    the same from that checkpoint on; its losses must be those of `own`
-    resharded  one rank from that checkpoint's weights; its loss must be the next one of `own`
+    resharded  one rank from that checkpoint's weights; its loss must be the next one of `own`. With Megatron-FSDP also
+               from its optimizer, which that format reshards; its losses must be the next two
     dropout    `own` with the recipe's dropout, where it has any; one rank would draw other masks, and all
                other runs go without. It must learn, its losses must differ from those of `own`, and replicas must agree
 
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.lifecycle import checkpoint_metadata
 from superpod.lifecycle.request import Request
+from superpod.planner.layout import MEGATRON_FSDP
 from superpod.planner.planned_job import PlannedJob
 from superpod.rehearsal import forked_run, shrunk_recipe, verdict
 from superpod.rehearsal.check_result import CheckResult
@@ -163,6 +165,11 @@ class _Runs:
         self.middle_checkpoint = folder / "own" / "checkpoints" / f"step={self.middle - 1}"
 
     @property
+    def is_fsdp(self) -> bool:
+        """Whether Megatron-FSDP shards the layout."""
+        return self.trial.shrunk.job.layout.sharding in MEGATRON_FSDP
+
+    @property
     def has_adapters(self) -> bool:
         return getattr(self.recipe, "peft", None) is not None
 
@@ -218,11 +225,16 @@ class _Runs:
         return self._run("resumed", run, self.ranks)
 
     def _resharded(self) -> FinishedRun:
-        run = self._on_one_rank()
+        from superpod.recipes.layout import FSDP
+
+        tp = self.trial.shrunk.job.layout.tp if self.is_fsdp and self.trial.shrunk.job.model.experts else 1
+        run = self._on_one_rank(fsdp=self.is_fsdp, tp=tp)  # no other format has its shards
         self._resume(run)
-        run.trainer.strategy.ckpt_load_optimizer = False  # by default its shards fit no other layout
-        run.trainer.max_steps = self.middle + 1
-        return self._run("resharded", run, 1)
+        if self.is_fsdp:  # on one rank NeMo's callback overlaps no gradients, which ZeRO-2 requires
+            run.trainer.strategy.ddp.data_parallel_sharding_strategy = FSDP["zero3"]
+        run.trainer.strategy.ckpt_load_optimizer = self.is_fsdp  # other shards fit no other layout by default
+        run.trainer.max_steps = self.middle + 1 + self.is_fsdp  # the second step's loss is the optimizer's
+        return self._run("resharded", run, tp)
 
     def _dropout(self) -> FinishedRun:
         run = copy.deepcopy(self.recipe)
@@ -246,14 +258,21 @@ class _Runs:
         partial.resume.resume_from_directory = str(newest)
         self._start_from_weights(partial)  # the recipe's own setting; NeMo prefers the newer checkpoint
 
-    def _on_one_rank(self) -> Partial:
-        """The shrunk recipe on one rank, with the same global batch."""
+    def _on_one_rank(self, *, fsdp: bool = False, tp: int = 1) -> Partial:
+        """The shrunk recipe on one rank, with the same global batch, and with Megatron-FSDP only where asked for.
+
+        On `tp` ranks where a checkpoint cannot change its tensor parallelism: see `node/resume_layout.py`.
+        """
         one = copy.deepcopy(self.recipe)
         layout = self.trial.shrunk.job.layout
-        degrees = {name: 1 for name in ("tp", "pp", "cp", "ep")} | {"vp": None, "etp": None, "sp": False}
+        degrees = {name: 1 for name in ("pp", "cp", "ep")} | {"tp": tp, "vp": None, "sp": layout.sp and tp > 1}
+        degrees["etp"] = layout.etp if tp > 1 else None
         stages = {"chunks": None, "first_layers": None, "last_layers": None}
         ends = {"embedding_as_layer": False, "loss_as_layer": False}
-        shrunk_recipe.place(one, layout.replace(**degrees, **stages, **ends), 1)
+        shrunk_recipe.place(one, layout.replace(**degrees, **stages, **ends), tp)
+        one.trainer.strategy.num_distributed_optimizer_instances = 1
+        if self.is_fsdp and not fsdp:
+            shrunk_recipe.without_fsdp(one)
         for change in shrunk_recipe.weaken_balance(one, layout.cp):
             if change not in self.trial.changes:
                 self.trial.changes.append(change)
@@ -263,6 +282,11 @@ class _Runs:
         import nemo_run as run
         from nemo import lightning as nl
 
+        if partial.trainer.strategy.fsdp:
+            from superpod.rehearsal.first_weights import FirstWeights
+
+            partial.trainer.callbacks = [*partial.trainer.callbacks, run.Config(FirstWeights, str(self.weights))]
+            return
         partial.resume.restore_config = run.Config(
             nl.RestoreConfig, path=str(self.weights), load_optim_state=False, load_artifacts=False
         )
@@ -278,6 +302,8 @@ class _Runs:
         if name != "own":
             partial.log.ckpt.every_n_train_steps = 10 * self.steps  # that is never
         weights = str(self.weights) if save else ""
+        if save:  # before the first step: there are no moments yet, which one of the formats takes for granted
+            partial.trainer.strategy.ckpt_save_optimizer = False
         partial.trainer.callbacks = [
             *partial.trainer.callbacks,
             run.Config(Recorder, folder=str(folder / "ranks"), weights=weights, resharded=name == "resharded"),

@@ -62,7 +62,7 @@ def checks(trial: Trial, steps: int) -> Iterator[CheckResult]:
     if "resharded" in finished:
         bound = FP32_BOUND if fp32 is own else BF16_BOUND
         losses = finished["resharded"].losses
-        yield _close("resharded to one rank", losses, own.losses[middle : middle + 1], bound, RESUMED)
+        yield _close("resharded to one rank", losses, own.losses[middle : middle + len(losses)], bound, RESUMED)
     if "dropout" in finished:
         yield from _with_dropout(trial, finished["dropout"], own, steps)
 

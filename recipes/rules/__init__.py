@@ -4,6 +4,7 @@
     training.py   what the trainer, the optimizer, the schedule and the data must agree on
     saving.py     what a chain of attempts needs: checkpoints that are saved, and found again
     numbers.py    precision: what the plugin, the optimizer and the strategy must agree on
+    sharded.py   what Megatron-FSDP and an optimizer in host memory take for granted
     overlapping.py  what communication beside computation takes for granted
     configured_job.py, configured_shape.py  the planner's job and model, read back from a configuration
     built.py      Megatron's own checks: its configurations are really built, on a CPU
@@ -63,11 +64,11 @@ def warnings(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool
 
 
 def _violations(reader: Reader) -> Iterator[Broken]:
-    from superpod.recipes.rules import built, numbers, overlapping, training, values
+    from superpod.recipes.rules import built, numbers, overlapping, sharded, training, values
 
     of_values = list(values.violations(reader))
     yield from of_values
-    for rule in (*training.RULES, *numbers.RULES, *overlapping.RULES):
+    for rule in (*training.RULES, *numbers.RULES, *overlapping.RULES, *sharded.RULES):
         yield from rule(reader)
     if not of_values:  # Megatron's message on a value that is named already would be a second one for one mistake
         yield from built.violations(reader)

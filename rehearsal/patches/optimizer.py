@@ -38,9 +38,15 @@ def fused_adam_class() -> type:
                 if group["params"]:
                     group["step"] = group.get("step", 0) + 1
                 for parameter in group["params"]:
+                    state = self.state[parameter]
+                    if not state:  # also of one without a gradient: Megatron-FSDP's checkpoint has every rank hold it
+                        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
                     if parameter.grad is not None:
-                        _update(parameter, parameter.grad, self.state[parameter], group, decoupled=self.adam_w_mode)
+                        _update(parameter, parameter.grad, state, group, decoupled=self.adam_w_mode)
 
+    # A checkpoint of Megatron's optimizer on the host names the class.
+    FusedAdam.__qualname__ = "FusedAdam"
+    globals()["FusedAdam"] = FusedAdam
     return FusedAdam
 
 
@@ -53,10 +59,6 @@ def _update(
     decoupled: bool,
 ) -> None:
     """One step of AdamW (`decoupled`: the weights decay directly) or Adam (the decay is added to the gradient)."""
-    import torch
-
-    if not state:
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
     beta1, beta2 = group["betas"]
     correct1 = correct2 = 1.0
     if group["bias_correction"]:
@@ -98,3 +100,43 @@ def _no_grad() -> None:
 
     original = Optimizer._set_main_param_and_optimizer_states
     replace(Optimizer, _set_main_param_and_optimizer_states=torch.no_grad()(original))
+
+
+@patch(
+    "offloaded-parameters",
+    target="HybridDeviceOptimizer._get_sub_optimizer_param_groups",
+    reason="it copies to the host what is_cuda says lies on a GPU, and knows no parameter that it has not copied",
+)
+def _offloaded_parameters() -> None:
+    import torch
+    from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
+    from torch.overrides import TorchFunctionMode
+
+    original = HybridDeviceOptimizer._get_sub_optimizer_param_groups
+    on_gpu = torch.Tensor.is_cuda.__get__  # type: ignore[reportAttributeAccessIssue]
+
+    class OnGpu(TorchFunctionMode):
+        def __init__(self, parameters: set[int]) -> None:
+            super().__init__()
+            self.parameters = parameters
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return id(args[0]) in self.parameters if func == on_gpu else func(*args, **(kwargs or {}))
+
+    def groups(self: Any, offload_fraction: float) -> Any:
+        with OnGpu({id(parameter) for group in self.param_groups for parameter in group["params"]}):
+            return original(self, offload_fraction)
+
+    replace(HybridDeviceOptimizer, _get_sub_optimizer_param_groups=groups)
+
+
+@patch(
+    "te-version",
+    target="megatron.core.optimizer.optimizer_config.is_te_min_version",
+    reason="megatron-core 0.15.3 compares the version of a Transformer Engine that is not there: TypeError, where the "
+    "optimizer lies on the host, which needs none",
+)
+def _te_version() -> None:
+    from megatron.core.optimizer import optimizer_config
+
+    replace(optimizer_config, is_te_min_version=lambda *_, **__: False)

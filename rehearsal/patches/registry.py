@@ -18,6 +18,7 @@ MODULES = (
     "norms",
     "attention",
     "optimizer",
+    "fsdp",
     "te_layers",
     "moe",
     "gpu_settings",

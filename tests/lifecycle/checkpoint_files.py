@@ -13,8 +13,13 @@ from unittest import mock
 TORCH = "torch.distributed.checkpoint.metadata"
 
 
-def pickled(tensors: dict[str, tuple[tuple[int, ...], list[tuple[int, ...]]]], files: dict[str, int]) -> bytes:
-    """`.metadata` of tensors (shape, shapes of the chunks) and of files that need so many bytes."""
+def pickled(
+    tensors: dict[str, tuple[tuple[int, ...], list[tuple[int, ...]]]], files: dict[str, int], *, fsdp: bool = False
+) -> bytes:
+    """`.metadata` of tensors (shape, shapes of the chunks) and of files that need so many bytes.
+
+    With `fsdp` the sizes of chunks are tuples, as Megatron-FSDP has them, and not torch's.
+    """
     modules = {name: types.ModuleType(name) for name in ("torch", TORCH, "torch.distributed.checkpoint.filesystem")}
 
     def make(module: str, name: str, **state: Any) -> Any:
@@ -45,7 +50,10 @@ def pickled(tensors: dict[str, tuple[tuple[int, ...], list[tuple[int, ...]]]], f
             "TensorStorageMetadata",
             properties=make(TORCH, "TensorProperties", dtype=bfloat16),
             size=Size(shape),
-            chunks=[make(TORCH, "ChunkStorageMetadata", offsets=Size((0,)), sizes=Size(size)) for size in chunks],
+            chunks=[
+                make(TORCH, "ChunkStorageMetadata", offsets=Size((0,)), sizes=size if fsdp else Size(size))
+                for size in chunks
+            ],
         )
         for name, (shape, chunks) in tensors.items()
     }

@@ -137,6 +137,10 @@ MISTAKES = (
         "leave linear_proj",
     ),
     _m(LORA, "resume.restore_config=None", "random weights"),
+    # What Megatron-FSDP and an optimizer on the host take for granted.
+    _m(SFT, "with=fsdp", "cannot start from weights", "fsdp_dtensor"),
+    _m(LORA, "with=fsdp", "cannot start from weights", "fsdp_dtensor"),
+    _m(BF16, "with=offload_optimizer trainer.strategy.ckpt_optim_fully_reshardable=False", "is False", "on the host"),
 )
 """At least 41; each is refused before training by a message with its numbers, and a next move."""
 
@@ -187,6 +191,7 @@ LEGITIMATE = (
     _l(BF16, "with=precision_aware"),
     _l(BF16, "with=deterministic"),
     _l(BF16, "with=offload_optimizer"),
+    _l(BF16, "with=fsdp trainer.strategy.num_distributed_optimizer_instances=2"),
     _l(
         FP8,
         "trainer.plugins.fp8=None trainer.plugins.fp8_param_gather=False trainer.plugins.first_last_layers_bf16=False",

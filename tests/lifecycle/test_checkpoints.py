@@ -43,6 +43,12 @@ def test_a_whole_checkpoint_says_what_it_is(tmp_path):
     assert checkpoints.at(made.write(tmp_path / "weights only", optimizer=False))[0].optimizer is False
 
 
+def test_the_chunks_of_megatron_fsdp_have_plain_tuples(tmp_path):
+    name, chunks = "model.module.decoder.weight", [(1, 6), (3, 6)]
+    (tmp_path / ".metadata").write_bytes(made.pickled({name: ((4, 6), chunks)}, {}, fsdp=True))
+    assert checkpoint_metadata.read(tmp_path).model == {name: checkpoint_metadata.Tensor((4, 6), "bfloat16", 24)}
+
+
 def cut(file):
     os.truncate(file, file.stat().st_size - 3)
 

@@ -307,6 +307,22 @@ def test_a_layout_that_megatron_loads_is_let_pass(run):
     assert checkpoint_files.saved_under(folder)["tensor_model_parallel_size"] == 2
 
 
+EXPERT = "model.module.decoder.layers.0.mlp.experts.linear_fc1.weight0"
+HALVES = [f"model.module.decoder.layers.0.mlp.linear_fc1.weight_{half}" for half in "wv"]
+
+
+@pytest.mark.parametrize(("names", "loads"), [([EXPERT], False), (HALVES, True)])
+def test_gated_experts_of_megatron_fsdp_keep_their_tensor_parallelism(run, names, loads):
+    folder = made.write(run.checkpoints / "step=9")
+    sizes = {file.name: file.stat().st_size for file in (folder / "weights").glob("*.distcp")}
+    tensors = {name: ((4, 6), [(2, 6), (2, 6)]) for name in names}
+    (folder / "weights" / ".metadata").write_bytes(made.pickled(tensors, sizes, fsdp=True))
+    problem, hint = resume_layout.problem(folder, Strategy(tp=1)) or ("", "")
+    assert loads == (problem == "")
+    assert loads or ("tensor_model_parallel_size 2, not 1" in problem and "the layout it was saved under" in hint)
+    assert resume_layout.problem(folder, Strategy(tp=2)) is None
+
+
 def test_the_manifest_names_every_file_once(run):
     folder = made.write(run.checkpoints / "step=9", files=4)
     parts = [list(own_files(folder, rank, 2)) for rank in (0, 2)]

@@ -44,6 +44,8 @@ CASES = {
     "tp2": NemoCase(2, partial(training_cases.resumed, **TP2)),
     "tp2-save": NemoCase(2, partial(training_cases.resumed, save_every=3, **TP2)),
     "tp2-bf16": NemoCase(2, partial(training_cases.resumed, precision="bf16", **TP2)),
+    "fsdp-dp2": NemoCase(2, training_cases.sharded),
+    "offload-bf16": NemoCase(1, training_cases.offloaded),
     "cp2": NemoCase(2, partial(training_cases.resumed, context_parallel_size=2)),
     # With the overlap callback: Megatron-LM refuses PP 2 x VP without overlapped p2p, NeMo trains it wrongly.
     "pp2vp2": NemoCase(2, partial(training_cases.resumed, overlap=True, **PP2_VP2)),

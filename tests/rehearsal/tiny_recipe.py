@@ -172,6 +172,6 @@ def train(folder: Path, recipe: Partial, without: frozenset[str]) -> dict[str, A
     return {
         "losses": next(callback.losses for callback in trainer.callbacks if hasattr(callback, "losses")),
         "names": sorted(parameters),
-        "digest": sum(p.double().abs().sum().item() for p in parameters.values()),
+        "digest": sum(getattr(p, "_local_tensor", p).double().abs().sum().item() for p in parameters.values()),
         "dropped": {name: str(value) for name, value in dropped.items()},
     }

@@ -25,6 +25,24 @@ def resumed(
     return train(folder, recipe, without)
 
 
+def sharded(folder: Path, without: frozenset[str]) -> dict[str, Any]:
+    """Four steps of Megatron-FSDP from the weights that the reference draws too."""
+    from superpod.recipes.layout import shard
+
+    recipe = tiny(folder, steps=4)
+    shard(recipe, "zero3")
+    return train(folder, recipe, without)
+
+
+def offloaded(folder: Path, without: frozenset[str]) -> dict[str, Any]:
+    """Four steps with the optimizer in host memory, from the weights that the reference draws too."""
+    from superpod.recipes import options
+
+    recipe = tiny(folder, steps=4, precision="bf16")
+    options.apply(recipe, "offload_optimizer")
+    return train(folder, recipe, without)
+
+
 def restored(folder: Path, without: frozenset[str], **changes: Any) -> dict[str, Any]:
     """Two new steps from a reference's weights; Megatron can't resume the optimizer under another EP."""
     import nemo_run as run

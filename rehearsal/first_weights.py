@@ -1,0 +1,42 @@
+"""Gives a model that Megatron-FSDP will shard its first weights, which NeMo 2.7.3 cannot load once it is sharded.
+
+Imports Lightning: nemo_run builds `FirstWeights` from the recipe's callbacks in each rank.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+
+class FirstWeights(pl.Callback):
+    """Loads the weights of a checkpoint as soon as the model is built.
+
+    Args:
+        checkpoint: the checkpoint, which has a folder `weights` in Megatron's own format.
+    """
+
+    def __init__(self, checkpoint: str) -> None:
+        self.weights = Path(checkpoint) / "weights"
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Have the model load them when it is built, before Megatron-FSDP takes its parameters."""
+        build = pl_module.configure_model
+
+        def build_and_load() -> None:
+            built = hasattr(pl_module, "module")
+            build()
+            if not built:
+                self._load(pl_module.module)
+
+        pl_module.configure_model = build_and_load
+
+    def _load(self, module: Any) -> None:
+        from megatron.core import dist_checkpointing
+
+        prefix = "module."  # that of NeMo's checkpoints
+        wanted = module.sharded_state_dict(prefix=prefix)
+        loaded = dist_checkpointing.load(wanted, str(self.weights))
+        module.load_state_dict({name.removeprefix(prefix): loaded[name] for name in wanted})

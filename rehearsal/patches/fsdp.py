@@ -1,0 +1,68 @@
+"""Megatron-FSDP on CPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from superpod.rehearsal.patches.registry import patch, replace
+
+if TYPE_CHECKING:
+    import torch
+
+
+@patch(
+    "fsdp-mesh",
+    target="torch.distributed.DeviceMesh.from_group",
+    reason="Megatron-FSDP and NeMo write device_type='cuda': the shards of a parameter would be looked for on a GPU",
+)
+def _mesh() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    original = DeviceMesh.from_group
+
+    def from_group(group: Any, device_type: str, *args: Any, **kwargs: Any) -> DeviceMesh:
+        return original(group, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    replace(DeviceMesh, from_group=staticmethod(from_group))
+
+
+class _Scaled:
+    """A sum of what each rank has multiplied by `factor`."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+
+@patch(
+    "fsdp-collectives",
+    target="torch.distributed: all_reduce, reduce_scatter_tensor, _make_nccl_premul_sum",
+    reason="Megatron-FSDP has NCCL average its gradients, or scale them before they are added up; gloo only adds",
+)
+def _collectives() -> None:
+    import torch.distributed as dist
+
+    all_reduce, reduce_scatter = dist.all_reduce, dist.reduce_scatter_tensor
+
+    def factor(op: Any, group: Any) -> float | None:
+        if isinstance(op, _Scaled):
+            return op.factor
+        return 1 / dist.get_world_size(group) if op == dist.ReduceOp.AVG else None
+
+    def scaled_all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, **kwargs: Any) -> Any:
+        if (by := factor(op, group)) is None:
+            return all_reduce(tensor, op, group, **kwargs)
+        return all_reduce(tensor.mul_(by), dist.ReduceOp.SUM, group, **kwargs)
+
+    def scaled_reduce_scatter(
+        output: torch.Tensor, input: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, **kwargs: Any
+    ) -> Any:
+        if (by := factor(op, group)) is None:
+            return reduce_scatter(output, input, op, group, **kwargs)
+        return reduce_scatter(output, input * by, dist.ReduceOp.SUM, group, **kwargs)
+
+    replace(
+        dist,
+        all_reduce=scaled_all_reduce,
+        reduce_scatter_tensor=scaled_reduce_scatter,
+        _make_nccl_premul_sum=_Scaled,
+    )

@@ -1,0 +1,39 @@
+"""What NeMo would take out of the optimizer's states while it prepares them, the optimizer keeps."""
+
+from typing import Any
+
+import pytest
+
+from superpod.node import fsdp_resume
+
+
+class Strategy:
+    """Prepares states as NeMo 2.7.3 and Megatron-Core 0.15.3 do."""
+
+    def __init__(self, save_ckpt_format: str) -> None:
+        self.save_ckpt_format = save_ckpt_format
+
+    def _get_fsdp_dtensor_state_dict(self, raw: dict[str, Any]) -> dict[str, Any]:
+        prepared = raw.copy()
+        if "optimizer_states" in prepared:
+            states = prepared["optimizer_states"].copy()["state"]
+            states["linear_fc1.weight_w"] = states.pop("linear_fc1.weight")
+        return prepared
+
+
+@pytest.mark.parametrize(
+    ("form", "left"), [("fsdp_dtensor", "linear_fc1.weight"), ("torch_dist", "linear_fc1.weight_w")]
+)
+def test_the_states_that_the_optimizer_gets_are_under_their_own_names(form, left):
+    strategy = Strategy(form)
+    fsdp_resume.keep_moments(strategy)
+    raw = {"model": {}, "optimizer_states": {"state": {"linear_fc1.weight": "moments"}, "param_to_group_meta": {}}}
+    prepared = strategy._get_fsdp_dtensor_state_dict(raw)
+    assert raw["optimizer_states"]["state"] == {left: "moments"}
+    assert prepared["optimizer_states"]["state"] == {"linear_fc1.weight_w": "moments"}
+
+
+def test_a_checkpoint_without_an_optimizer_is_prepared_too():
+    strategy = Strategy("fsdp_dtensor")
+    fsdp_resume.keep_moments(strategy)
+    assert strategy._get_fsdp_dtensor_state_dict({"model": {}}) == {"model": {}}
