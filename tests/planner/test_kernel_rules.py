@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from superpod.planner import hardware, legality, models, mxfp8_buffers
+from superpod.planner import hardware, kernel_rules, legality, models, mxfp8_buffers
 from superpod.planner.layout import Layout
 from superpod.planner.models import counts
 from superpod.planner.planned_job import Options, PlannedJob, Task
@@ -194,3 +194,48 @@ def test_adapters_of_up_projections_alone_take_no_recomputed_up_projection():
     assert "drop mla_up_proj" in broken(of.replace(options=up))["recompute_frozen_up"].fix
     assert "recompute_frozen_up" not in broken(of.replace(options=down))
     assert "recompute_frozen_up" not in broken(of.replace(task="sft"))
+
+
+@pytest.mark.parametrize(
+    ("model", "least"),
+    [
+        ("llama3_8b", ""),
+        ("gpt_oss_20b", "9.13.1"),  # a softmax that learns its offset: fused_attn.cpp, of TE 2.9
+    ],
+)
+@pytest.mark.parametrize("gpu", ["a100", "h100", "b200"])
+def test_the_oldest_cudnn_that_has_a_kernel(model, gpu, least):
+    assert kernel_rules.least_cudnn(job(model, gpu)) == least
+    assert kernel_rules.least_cudnn(job(model, gpu, options=Options(impl="local"))) == ""
+
+
+def test_layers_are_seen_as_transformer_engine_sees_them():
+    [layer] = kernel_rules.layers(job("llama3_8b", seq=4096, precision="fp16"), 4)
+    assert (layer.sm, layer.dtype, layer.mask, layer.softmax, layer.format) == (90, "fp16", "causal", "vanilla", "sbhd")
+    assert (layer.seq_q, layer.seq_kv, layer.cp, layer.window_left, layer.window_right) == (4096, 4096, 4, -1, 0)
+    assert (layer.head_qk, layer.head_v, layer.heads, layer.groups) == (128, 128, 32, 8)
+    [packed] = kernel_rules.layers(job("llama3_8b", task="lora"))
+    assert (packed.format, packed.mask, packed.dtype, packed.cp) == ("thd", "padding_causal", "bf16", 1)
+    [latent] = kernel_rules.layers(job("deepseek_v2_lite"))
+    assert (latent.head_qk, latent.head_v, latent.heads, latent.groups) == (192, 128, 16, 16)
+    oss = kernel_rules.layers(job("gpt_oss_20b", task="sft"))
+    assert [layer.window_left for layer in oss] == [-1, 128]
+    assert {(layer.softmax, layer.format) for layer in oss} == {("learnable", "sbhd")}  # its samples are not packed
+
+
+@pytest.mark.parametrize(
+    ("gpu", "task", "cp", "options", "refused"),
+    [
+        ("a100", "lora", 2, {}, True),
+        ("a100", "sft", 2, {}, True),
+        ("a100", "lora", 1, {}, False),
+        ("a100", "pretrain", 2, {}, False),
+        ("a100", "lora", 2, {"impl": "local"}, False),
+        ("h100", "lora", 2, {}, False),
+    ],
+)
+def test_padding_between_packed_samples_needs_a_kernel_of_cudnn(gpu, task, cp, options, refused):
+    """cuDNN attends to packed samples (thd) from sm90 on: TE 2.9, fused_attn.cpp."""
+    why = kernel_rules.refuses_padded_samples(job("llama3_8b", gpu, task=task, cp=cp, options=Options(**options)))
+    assert bool(why) is refused
+    assert not refused or "samples packed as thd on sm80" in why
