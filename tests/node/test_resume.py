@@ -378,3 +378,61 @@ def test_a_checkpoint_of_fsdp_dtensor_has_its_weights_at_the_top(run):
     shutil.rmtree(folder / manifest.FOLDER)
     with pytest.raises(resume.NoIntactCheckpointError, match=r"__1_0\.distcp is damaged between bytes"):
         resume.decide(run)
+
+
+@pytest.mark.parametrize("name", ["weights/metadata.json", WEIGHTS])
+def test_what_is_wrong_for_a_moment_costs_nothing(run, name):
+    """A file that is missing at the first look and there at the second: file systems fail for moments."""
+    newest = saved(run)[-1]
+    hidden = run.path / "hidden"
+    (newest / name).rename(hidden)
+    looks = []
+
+    def pause():
+        looks.append(hidden.exists())
+        if hidden.exists():
+            hidden.rename(newest / name)
+
+    assert resume.decide(run, pause=pause) == resume.Resume(newest)
+    assert looks == [True]
+
+
+def test_the_words_and_facts_of_a_decision(run):
+    newest = saved(run)[-1]
+    name = "step=29-consumed_samples=240.0"
+    assert newest.name == name
+    whole = resume.Resume(newest)
+    assert whole.words == f"resumes from step 30, 240 samples into its data ({name}, verified)"
+    assert (whole.facts()["step"], whole.facts()["samples"], whole.facts()["verified"]) == (30, 240, True)
+    older = newest.with_name("step=19-consumed_samples=160.0")
+    damaged = resume.Damaged(newest, "cut off")
+    unknown = resume.Damaged(newest, "nobody knows", unreadable=True)
+    after = resume.Resume(older, (damaged,), gone=40, is_verified=False)
+    assert after.lost_steps == 20
+    assert after.words == (
+        f"resumes from step 20, 160 samples into its data ({older.name}, unverified: it has no complete manifest); "
+        f"{name} is damaged and set aside in damaged/: cut off; the checkpoint of step 40 that had been saved is gone; "
+        "20 steps are lost and trained once more"
+    )
+    assert after.facts()["set_aside"] == [{"checkpoint": name, "step": 30, "why": "cut off"}]
+    stays = resume.Resume(older, (unknown,), gone=30, doubt="files of two saves", is_verified=False)
+    assert "unverified: files of two saves" in stays.words
+    assert "stays, for nobody can tell what it holds: nobody knows" in stays.words
+    assert "is gone" not in stays.words
+    assert (stays.lost_steps, stays.facts()["set_aside"]) == (10, [])
+    fresh = resume.Resume(None)
+    assert (fresh.words, fresh.step, fresh.lost_steps) == ("starts at step 1: no checkpoint yet", 0, 0)
+    facts = fresh.facts()
+    assert (facts["checkpoint"], facts["samples"], facts["layout"], facts["verified"]) == (None, None, {}, None)
+
+
+def test_three_damaged_checkpoints_are_named_as_two_and_one_more(run):
+    for folder in saved(run):
+        half(folder)
+    with pytest.raises(resume.NoWholeCheckpointError, match="none of its 3 checkpoints is whole") as refused:
+        resume.decide(run)
+    assert str(refused.value).endswith("; and 1 more")
+    shutil.rmtree(run.checkpoints / "step=9-consumed_samples=80.0")
+    with pytest.raises(resume.NoWholeCheckpointError, match="none of its 2 checkpoints is whole") as refused:
+        resume.decide(run)
+    assert "more" not in str(refused.value)

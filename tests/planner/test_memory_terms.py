@@ -472,3 +472,9 @@ def test_owners_at_the_peak_of_each_moment():
     staged = peak.of(of(pp=2, gbs=2)).owners
     assert np.ravel(staged["logits"]).tolist() == [0, 1280 * SEQ]
     assert np.ravel(staged["transient"]).tolist() == [(34 + TOKEN) * SEQ, 3 * TOKEN * SEQ]
+
+
+@pytest.mark.parametrize(("precision", "grads", "size"), [("bf16", "fp32", 4), ("bf16", "bf16", 2), ("fp32", "bf16", 4),
+                                                          ("fp16", "fp32", 2)])  # fmt: skip
+def test_bytes_of_a_main_gradient(precision, grads, size):
+    assert state.gradient_bytes(of(precision=precision, options={"grads": grads})) == size

@@ -271,6 +271,17 @@ def test_a_configuration_becomes_these_fields(name):
     assert read(kind, keys).fields == fields
 
 
+@pytest.mark.parametrize(
+    ("kind", "heads", "groups", "channels"),
+    [("llama", 16, 16, 4), ("mistral", 16, 8, 4), ("qwen3", 32, 32, 128), ("gpt_oss", 16, 8, 64)],
+)
+def test_an_absent_key_has_its_familys_default_and_not_none(kind, heads, groups, channels):
+    """Llama: as many groups as heads, and hidden_size / heads channels; the others state numbers of their own."""
+    keys = {key: value for key, value in tiny.SIZES.items() if key != "num_key_value_heads"}
+    fields = nearest.nearest_class({**keys, "model_type": kind, "num_attention_heads": heads}).fields
+    assert (fields["num_query_groups"], fields["kv_channels"]) == (groups, channels)
+
+
 def test_only_llama3_scaling_takes_llama31s_class():
     assert read("llama", {}).config == "LlamaConfig"
     assert read("llama", READ["llama, llama3 rope"][1]).config == "Llama31Config"
