@@ -239,3 +239,21 @@ def test_padding_between_packed_samples_needs_a_kernel_of_cudnn(gpu, task, cp, o
     why = kernel_rules.refuses_padded_samples(job("llama3_8b", gpu, task=task, cp=cp, options=Options(**options)))
     assert bool(why) is refused
     assert not refused or "samples packed as thd on sm80" in why
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "task", "cp", "options", "fix", "degree"),
+    [
+        ("gpt_oss_20b", "h100", "pretrain", 2, {}, "set cp_comm a2a", " with cp 2,"),
+        ("llama3_8b", "a100", "lora", 2, {"cp_comm": "a2a"}, "set cp 1", " with cp 2,"),
+        ("llama3_8b", "a100", "lora", 2, {"cp_comm": "all_gather"}, "set cp 1", " with cp 2,"),
+        ("gpt_oss_20b", "h100", "pretrain", 1, {"attention_dropout": 0.1}, "another GPU, or attention unfused", ""),
+        ("deepseek_v2_lite", "a100", "lora", 1, {}, "another GPU", ""),
+        ("deepseek_v2_lite", "a100", "lora", 2, {}, "another GPU", ""),  # no matter of cp
+    ],
+)
+def test_the_way_out_of_no_backend(model, gpu, task, cp, options, fix, degree):
+    refused = broken(job(model, gpu, task=task, cp=cp, seq=2048, options=Options(**options)))["attention_backend"]
+    assert refused.fix == fix
+    assert (" with cp" in refused.message) == bool(degree)
+    assert degree in refused.message
