@@ -13,11 +13,7 @@ from superpod.errors import UserError
 from superpod.recipes.weights import huggingface, load, nearest, nemo_config, reference
 from tests.recipes.weights import tiny
 from tests.recipes.weights.matrix_cases import V3
-
-
-def changed(folder, **keys):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | keys))
+from tests.recipes.weights.tiny import changed
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 from superpod.errors import UserError
 from superpod.recipes.weights import folder, nearest
 from tests.recipes.weights import tiny
+from tests.recipes.weights.tiny import changed
 
 
 def safetensors(tensors, data=None):
@@ -133,11 +134,6 @@ def test_the_number_format_is_that_of_the_stored_tensors(whole, tensors, stated,
 )
 def test_a_configuration_states_its_format(config, kind):
     assert folder.stated_format(config) == kind
-
-
-def changed(path, **keys):
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | keys))
 
 
 def test_quantized_weights_are_refused_unless_the_family_unpacks_them(whole):

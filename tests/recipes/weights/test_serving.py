@@ -1,98 +1,126 @@
 """What keeps a server from loading a folder is named; a whole folder is called servable."""
 
 import json
-import shutil
 
 import pytest
 
 from superpod.recipes.weights import serving
-from tests.recipes.weights import tiny
+from tests.recipes.weights.tiny import changed, rewritten
 
-# The package pynvml, of NeMo's, warns when torch is imported.
-pytestmark = [pytest.mark.nemo, pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return tiny.folder(tmp_path_factory.mktemp("served") / "llama", "llama")
-
-
-@pytest.fixture
-def folder(whole, tmp_path):
-    return shutil.copytree(whole, tmp_path / "copy")
-
-
-def changed(folder, name, **changes):
-    path = folder / name
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def rewritten(folder, change):
-    from safetensors.torch import load_file, save_file
-
-    path = folder / "model.safetensors"
-    save_file(change(load_file(path)), path)
+torch = pytest.importorskip("torch", reason="torch: [nemo] extra")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, while its models are imported
+UP = "model.layers.1.mlp.up_proj.weight"
 
 
 def test_a_whole_folder_is_servable(whole):
     verdict = serving.check(whole)
     assert verdict.problems == ()
     assert [name.partition(" ")[0] for name in verdict.servers] == ["vLLM", "TensorRT-LLM"]
-    assert "no server was started" in verdict.line
+    assert verdict.line.startswith("servable by vLLM")
+    assert "no chat template" in verdict.line
+    assert "no generation_config.json" not in verdict.line
 
 
-def test_an_architecture_that_no_list_has_is_no_problem_but_said(folder):
-    changed(folder, "config.json", architectures=["NoSuchForCausalLM"])
-    assert serving.check(folder).line.startswith("no server in our lists has this model")
-
-
-UP = "model.layers.1.mlp.up_proj.weight"
 FAULTS = {
-    "missing": lambda t: {name: tensor for name, tensor in t.items() if name != UP},
-    "unknown": lambda t: t | {"model.layers.9.mlp.up_proj.weight": t[UP].clone()},
-    "shape": lambda t: t | {UP: t[UP][:-1].clone()},
-    "format": lambda t: {name: tensor.float() for name, tensor in t.items()},
+    "tensors missing": lambda t: {name: tensor for name, tensor in t.items() if name != UP},
+    "unknown tensors": lambda t: t | {f"model.layers.{n}.x": torch.zeros(2, 2) for n in (6, 7, 8, 9)},
+    "shapes": lambda t: t | {UP: t[UP][:-1].clone()},
+    "format": lambda t: {name: tensor.float() if tensor.dim() > 1 else tensor for name, tensor in t.items()},
 }
 
 
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("missing", f"tensors missing: {UP}"),
-        ("unknown", "unknown tensors: model.layers.9.mlp.up_proj.weight"),
-        ("shape", f"shapes: {UP} [96, 64], not [95, 64]"),
+        ("tensors missing", f"tensors missing: {UP}"),
+        ("unknown tensors", "unknown tensors: model.layers.6.x, model.layers.7.x, model.layers.8.x and 1 more"),
+        ("shapes", f"shapes: {UP} [96, 64], not [95, 64]"),
         ("format", "config.json says bfloat16, and the tensors are float32"),
     ],
 )
-def test_tensors_other_than_transformers_own_are_named(folder, fault, says):
+def test_what_keeps_a_server_from_loading_is_named(folder, fault, says):
     rewritten(folder, FAULTS[fault])
-    assert says in serving.check(folder).line
+    [problem] = serving.check(folder).problems
+    assert problem.endswith(says) if fault != "format" else problem == says
 
 
-def test_a_tied_output_matrix_may_be_absent(tmp_path):
-    assert serving.check(tiny.folder(tmp_path / "qwen2", "qwen2")).problems == ()
+def test_a_router_in_fp32_and_a_tied_output_matrix_are_no_fault(folder):
+    norm = "model.norm.weight"
+    rewritten(
+        folder, lambda t: {name: t[name].float() if name == norm else t[name] for name in t if "lm_head" not in name}
+    )
+    changed(folder, tie_word_embeddings=True)
+    assert serving.check(folder).problems == ()
+    changed(folder, tie_word_embeddings=False)
+    assert serving.check(folder).problems == ("tensors missing: lm_head.weight",)
 
 
-def test_a_tokenizer_that_the_embedding_has_no_rows_for_is_named(folder):
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["model"]["vocab"]["zzzz"] = 400
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert "the tokenizer has id 400, and the embedding 320 rows" in serving.check(folder).line
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"hidden_size": None}, "config.json lacks hidden_size"),
+        ({"max_position_embeddings": None}, ""),
+        ({"model_type": "nobodys"}, "transformers cannot build the model: ValueError"),
+        ({"vocab_size": 299}, "the tokenizer has id 299, and the embedding 299 rows"),
+        ({"vocab_size": 300}, "300, 64"),
+        ({"eos_token_id": 7}, "config.json's eos_token_id [7] is not the tokenizer's 0"),
+        ({"eos_token_id": [7, 0]}, ""),
+        ({"eos_token_id": None}, ""),
+        ({"auto_map": {"AutoConfig": "gone.Config"}}, "custom code is named and not there"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_named(folder, keys, says):
+    changed(folder, **{"eos_token_id": 0, **keys})
+    problems = serving.check(folder).problems
+    assert says in "; ".join(problems)
+    assert bool(problems) == bool(says)
 
 
-def test_no_tokenizer_and_no_configuration_are_named(folder):
+def test_no_tokenizer_is_named_and_so_is_a_broken_one(folder):
+    changed(folder, eos_token_id=0)
+    (folder / "tokenizer.json").write_text("{")
+    assert serving.check(folder).problems[0].startswith("the tokenizer cannot be loaded")
     (folder / "tokenizer.json").unlink()
-    assert "no tokenizer" in serving.check(folder).line
-    changed(folder, "config.json", hidden_size=None)
-    assert "config.json lacks hidden_size" in serving.check(folder).line
+    assert serving.check(folder).problems[0].startswith("no tokenizer: none of tokenizer.json")
 
 
-def test_adapters_are_judged_by_what_vllm_takes(tmp_path):
-    for more, says in (
-        ({"r": 8}, "servable by vLLM (0002bff0): --enable-lora, no server was started"),
-        ({"r": 24}, "--enable-lora --max-lora-rank 32"),
+def test_an_architecture_that_no_list_has_is_said(folder):
+    changed(folder, architectures=["NoSuchForCausalLM"], eos_token_id=0)
+    (folder / "generation_config.json").unlink()
+    line = serving.check(folder).line
+    assert line.startswith("no server in our lists has this model")
+    assert "NoSuchForCausalLM not in vLLM's list" in line
+    assert "no generation_config.json" in line
+    (folder / "config.json").write_text("{")
+    assert serving.check(folder).problems[0].startswith("config.json cannot be read")
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])
+def test_a_chat_template_may_be_in_three_places(tmp_path, name):
+    assert not serving.has_template(tmp_path)
+    (tmp_path / name).write_text("[]")
+    assert serving.has_template(tmp_path) is (name != "tokenizer_config.json")
+    (tmp_path / name).write_text('{"chat_template": "x"}')
+    assert serving.has_template(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"r": 8}, "--enable-lora, no server"),
+        ({"r": 16}, "--enable-lora, no server"),
+        ({"r": 17}, "--enable-lora --max-lora-rank 32"),
+        ({"r": 512}, "--max-lora-rank 512"),
+        ({"r": 513}, "rank 513 is more than vLLM's 512"),
         ({"r": 8, "use_dora": True}, "not servable: vLLM has no DoRA"),
-        ({"r": 600}, "rank 600 is more than vLLM's 512"),
-    ):
-        (tmp_path / "adapter_config.json").write_text(json.dumps(more))
-        assert says in serving.check_adapter(tmp_path).line
+    ],
+)
+def test_adapters_are_judged_by_what_vllm_takes(tmp_path, keys, says, capsys):
+    (tmp_path / "adapter_config.json").write_text(json.dumps(keys))
+    serving.main(str(tmp_path))
+    assert says in capsys.readouterr().out
+
+
+def test_the_command_looks_at_a_model_where_there_is_no_adapter(tmp_path, capsys):
+    serving.main(str(tmp_path))
+    assert capsys.readouterr().out.startswith("not servable: config.json cannot be read")

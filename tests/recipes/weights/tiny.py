@@ -2,7 +2,9 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "sphinx of black quartz, judge my vow", "two and two are four"]
 ROWS = 320
@@ -50,6 +52,20 @@ def hollow(out: Path) -> Path:
     (out / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (out / "tokenizer.json").write_text("{}")
     return out
+
+
+def changed(folder: Path, **keys: object) -> None:
+    """Set keys of a folder's config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change the tensors of a folder."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
 
 
 def customize(folder: Path, executed: Path) -> None:
