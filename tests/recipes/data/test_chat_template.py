@@ -54,3 +54,15 @@ def test_a_kept_folder_s_copy_has_the_template_and_all_else(tmp_path):
     assert (out / "chat_template.jinja").read_text() == GOOD
     assert json.loads((out / "tokenizer_config.json").read_text()) == {"eos_token": "é"}
     assert (kept / "chat_template.jinja").read_text() == "old"
+
+
+def test_a_template_may_be_as_long_as_the_limit_and_must_be_a_file(tmp_path):
+    file = tmp_path / "a.jinja"
+    file.write_text("{{ messages }}".ljust(1 << 20))
+    assert len(chat_template.read(file)) == 1 << 20
+    file.write_text("{{ messages }}".ljust((1 << 20) + 1))
+    with pytest.raises(UserError, match="is longer than 1 MiB"):
+        chat_template.read(file)
+    for path in (tmp_path, tmp_path / "none.jinja"):
+        with pytest.raises(UserError, match="is not a file"):
+            chat_template.read(path)
