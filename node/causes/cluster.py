@@ -232,7 +232,8 @@ CAUSES = (
             Sign("host key verification failed", any_level=True),
             Sign(
                 "ssh",
-                r"ssh exited with exit code 255|^ssh: |kex_exchange_identification|ssh_exchange_identification",
+                r"ssh exited with exit code 255|^ssh: |Command 'ssh .* exit status 255|"
+                r"kex_exchange_identification|ssh_exchange_identification",
                 any_level=True,
             ),
             Sign("passwordless", r"ssh", LIKELY, any_level=True),

@@ -216,6 +216,7 @@ CAUSES = (
             Sign("unable to find an engine to execute this computation"),
             Sign("no valid engine config"),
             Sign("libcudnn", r"(cannot open shared object|could not load|Unable to load|Cannot load symbol)"),
+            Sign("cublas error", sure=LIKELY),
             Sign("cublaslt", r"(fail|error|Unable to find)", LIKELY),
         ),
         follows=(

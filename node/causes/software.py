@@ -28,7 +28,11 @@ CAUSES = (
             Sign("wandb", r"(permission denied|login|UsageError.*api_key|AuthenticationError)", LIKELY),
             Sign("token is required", sure=LIKELY),
             Sign("localtokennotfounderror"),
-            Sign("authentication", r"(fail|required|invalid|error)", LIKELY),
+            Sign(
+                "authentication",
+                r"(?<!password)authentication(error|\b.*(fail|required|invalid|error))|invalid authentication",
+                LIKELY,
+            ),
             Sign("nocredentialserror"),
             Sign("expiredtoken"),
             Sign("access denied", r"(s3|bucket|AccessDenied|gs://)", LIKELY),
