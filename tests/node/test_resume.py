@@ -429,10 +429,10 @@ def test_the_words_and_facts_of_a_decision(run):
 def test_three_damaged_checkpoints_are_named_as_two_and_one_more(run):
     for folder in saved(run):
         half(folder)
-    with pytest.raises(resume.NoWholeCheckpointError, match="none of its 3 checkpoints is whole") as refused:
+    with pytest.raises(resume.NoIntactCheckpointError, match="none of its 3 checkpoints is intact") as refused:
         resume.decide(run)
     assert str(refused.value).endswith("; and 1 more")
     shutil.rmtree(run.checkpoints / "step=9-consumed_samples=80.0")
-    with pytest.raises(resume.NoWholeCheckpointError, match="none of its 2 checkpoints is whole") as refused:
+    with pytest.raises(resume.NoIntactCheckpointError, match="none of its 2 checkpoints is intact") as refused:
         resume.decide(run)
     assert "more" not in str(refused.value)
