@@ -42,6 +42,9 @@ ONE_OR_SEVERAL = (
     "reduce_and_update_fp8_tensors",  # scales are reduced over several ranks (quantization.py)
 )
 """Functions that ask of a size only whether it is 1: the digest has that (`resolved.py`)."""
+WITHOUT_EFFECT = ("_Linear.forward",)
+"""Functions that use the size only of a group that they were given: one without asks that of all ranks, and leaves it
+(TE 2.9.0 module/linear.py, a row-parallel layer with sequence parallelism)."""
 NEEDS_GPU_PACKAGE = ("mamba_ssm", "mamba-ssm", "causal_conv1d", "causal-conv1d", "flashfftconv", "subquadratic")
 """Packages that exist only as CUDA kernels; an error that names one says that a model cannot be built here."""
 
@@ -153,10 +156,10 @@ def _measured() -> Iterator[set[str]]:
 
 
 def _sets_up() -> bool:
-    """Whether one of `SETS_UP` or `ONE_OR_SEVERAL` is among the callers."""
+    """Whether one of `SETS_UP`, `ONE_OR_SEVERAL` or `WITHOUT_EFFECT` is among the callers."""
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_name in (*SETS_UP, *ONE_OR_SEVERAL):
+        if frame.f_code.co_name in (*SETS_UP, *ONE_OR_SEVERAL) or frame.f_code.co_qualname in WITHOUT_EFFECT:
             return True
         frame = frame.f_back
     return False
