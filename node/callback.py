@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 
 from superpod import post_norms
 
-from . import children, fsdp_resume, rank_monitor, time_limit
+from . import children, optimizer_resume, rank_monitor, time_limit
 from .capture import capture_output
 from .files import JsonObject, append_line, tail_lines, write_json
 from .heartbeat import Heartbeat
@@ -85,7 +85,7 @@ class RunCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: object, stage: str) -> None:
         """Make the heartbeat folder, and take up the last line that an earlier attempt wrote."""
         self._signals.remember()
-        fsdp_resume.keep_moments(trainer.strategy)
+        optimizer_resume.prepare(trainer.strategy)
         (self._attempt_dir / "heartbeat").mkdir(parents=True, exist_ok=True)
         if int(os.environ.get("LOCAL_RANK", "0")) == 0 and self._held is None:
             self._held = share(self._run / RANKS)  # no second attempt while ranks of a killed launcher live on

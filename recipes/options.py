@@ -80,6 +80,11 @@ def _full_recompute(partial: run.Partial) -> None:
 
 def _offload_optimizer(partial: run.Partial) -> None:
     config = partial.optim.config
+    if not config.use_distributed_optimizer:
+        raise UserError(
+            "offload_optimizer needs the distributed optimizer, and this recipe does not shard its optimizer",
+            "with=offload_activations, or more tp, pp or cp, where memory is short",
+        )
     config.optimizer_cpu_offload, config.optimizer_offload_fraction = True, 1.0
     config.overlap_cpu_optimizer_d2h_h2d = True
     config.use_precision_aware_optimizer = True  # Megatron's hybrid optimizer is only reached through it

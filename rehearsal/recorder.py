@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
-from superpod.node import fsdp_resume
+from superpod.node import optimizer_resume
 from superpod.node.heartbeat import Heartbeat
 from superpod.rehearsal.rank_record import Digest, MicroBatch, RankRecord
 
@@ -64,7 +64,7 @@ class Recorder(pl.Callback):
 
     def setup(self, trainer: Any, *_: object, **__: object) -> None:
         """Begin the heartbeat, and mend what an attempt mends."""
-        fsdp_resume.keep_moments(trainer.strategy)
+        optimizer_resume.prepare(trainer.strategy)
         folder = self.path.parent / "heartbeat"
         folder.mkdir(exist_ok=True)
         self.heart = Heartbeat(folder, int(os.environ["RANK"]), every_s=0.0)

@@ -141,6 +141,7 @@ MISTAKES = (
     _m(SFT, "with=fsdp", "cannot start from weights", "fsdp_dtensor"),
     _m(LORA, "with=fsdp", "cannot start from weights", "fsdp_dtensor"),
     _m(BF16, "with=offload_optimizer trainer.strategy.ckpt_optim_fully_reshardable=False", "is False", "on the host"),
+    _m(LORA, "with=offload_optimizer", "needs the distributed optimizer", "offload_activations"),
 )
 """At least 41; each is refused before training by a message with its numbers, and a next move."""
 

@@ -1,10 +1,13 @@
-"""What NeMo would take out of the optimizer's states while it prepares them, the optimizer keeps."""
+"""The optimizer keeps the states that NeMo would take out, and common.pt may name the optimizer's classes."""
 
+import pickle
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from superpod.node import fsdp_resume
+from superpod.node import optimizer_resume
 
 
 class Strategy:
@@ -26,7 +29,7 @@ class Strategy:
 )
 def test_the_states_that_the_optimizer_gets_are_under_their_own_names(form, left):
     strategy = Strategy(form)
-    fsdp_resume.keep_moments(strategy)
+    optimizer_resume.keep_moments(strategy)
     raw = {"model": {}, "optimizer_states": {"state": {"linear_fc1.weight": "moments"}, "param_to_group_meta": {}}}
     prepared = strategy._get_fsdp_dtensor_state_dict(raw)
     assert raw["optimizer_states"]["state"] == {left: "moments"}
@@ -35,5 +38,25 @@ def test_the_states_that_the_optimizer_gets_are_under_their_own_names(form, left
 
 def test_a_checkpoint_without_an_optimizer_is_prepared_too():
     strategy = Strategy("fsdp_dtensor")
-    fsdp_resume.keep_moments(strategy)
+    optimizer_resume.keep_moments(strategy)
     assert strategy._get_fsdp_dtensor_state_dict({"model": {}}) == {"model": {}}
+
+
+class FusedAdam:
+    """A class of an optimizer that PyTorch does not know."""
+
+
+@pytest.mark.nemo
+def test_a_checkpoint_that_names_the_optimizers_classes_can_be_read(tmp_path, monkeypatch):
+    import torch
+
+    saved = {"param_groups": [{"cpu_optimizer_cls": torch.optim.AdamW, "gpu_optimizer_cls": FusedAdam}]}
+    torch.save(saved, tmp_path / "common.pt")
+    torch.serialization.clear_safe_globals()
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        torch.load(tmp_path / "common.pt")
+    optimizers = SimpleNamespace(Adam=FusedAdam, SGD=torch.optim.SGD, CPUAdam=torch.optim.AdamW, CPUSGD=torch.optim.SGD)
+    monkeypatch.setitem(sys.modules, "megatron.core.optimizer", optimizers)
+    with torch.serialization.safe_globals([]):  # forgotten at the end
+        optimizer_resume.allow_optimizer_classes()
+        assert torch.load(tmp_path / "common.pt") == saved
