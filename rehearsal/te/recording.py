@@ -76,6 +76,10 @@ def _word(value: Any) -> str:
         return f"group of {value.size()}"
     if isinstance(value, dict):
         return str(sorted((key, _word(entry)) for key, entry in value.items()))
+    if isinstance(value, list):
+        return str([_word(entry) for entry in value])
     if callable(value):
         return getattr(value, "__qualname__", type(value).__qualname__)
+    if type(value).__repr__ is object.__repr__:  # such as the stream of context parallelism: its address is no fact
+        return type(value).__qualname__
     return str(value)
