@@ -87,7 +87,7 @@ def test_finding_6_a_full_disk_costs_no_complete_checkpoint(run: RunFolder, monk
     newest = made.write(run.checkpoints / "step=19-consumed_samples=160.0")
     newest.with_name(f"{newest.name}-unfinished").touch()
     answers = iter(["the disk is full", ""])
-    monkeypatch.setattr(full_disk, "shortage", lambda run: next(answers))
+    monkeypatch.setattr(full_disk, "space_problem", lambda run: next(answers))
     assert attempt._wait_for_space(run, attempt.SlurmJob(), self_submit=False) is None
     assert resume.decide(run).checkpoint == newest
 
