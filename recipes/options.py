@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError, did_you_mean
 
@@ -79,16 +79,22 @@ def _full_recompute(partial: run.Partial) -> None:
 
 
 def _offload_optimizer(partial: run.Partial) -> None:
-    config = partial.optim.config
-    if not config.use_distributed_optimizer:
-        raise UserError(
-            "offload_optimizer needs the distributed optimizer, and this recipe does not shard its optimizer",
-            "with=offload_activations, or more tp, pp or cp, where memory is short",
-        )
+    config = _distributed_optimizer(partial, "offload_optimizer")
     config.optimizer_cpu_offload, config.optimizer_offload_fraction = True, 1.0
     config.overlap_cpu_optimizer_d2h_h2d = True
     config.use_precision_aware_optimizer = True  # Megatron's hybrid optimizer is only reached through it
     partial.trainer.strategy.ckpt_optim_fully_reshardable = True  # the other format has no place for its `step`
+
+
+def _distributed_optimizer(partial: run.Partial, option: str) -> Any:
+    """The optimizer's configuration, for an option that Megatron takes with the distributed optimizer alone."""
+    config = partial.optim.config
+    if not config.use_distributed_optimizer:
+        raise UserError(
+            f"{option} needs the distributed optimizer, and this recipe does not shard its optimizer",
+            "with=offload_activations, or more tp, pp or cp, where memory is short",
+        )
+    return config
 
 
 def _offload_activations(partial: run.Partial) -> None:
@@ -158,9 +164,7 @@ def _cuda_graphs(partial: run.Partial) -> None:
 def _precision_aware(partial: run.Partial) -> None:
     import torch
 
-    config = partial.optim.config
-    if not config.use_distributed_optimizer:
-        raise UserError("precision_aware needs the distributed optimizer, and this recipe does not shard its optimizer")
+    config = _distributed_optimizer(partial, "precision_aware")
     config.use_precision_aware_optimizer = True
     config.exp_avg_dtype = config.exp_avg_sq_dtype = torch.bfloat16
 

@@ -4,7 +4,7 @@
     training.py   what the trainer, the optimizer, the schedule and the data must agree on
     saving.py     what a chain of attempts needs: checkpoints that are saved, and found again
     numbers.py    precision: what the plugin, the optimizer and the strategy must agree on
-    sharded.py   what Megatron-FSDP and an optimizer in host memory take for granted
+    sharded.py    what Megatron-FSDP and an optimizer in host memory take for granted
     overlapping.py  what communication beside computation takes for granted
     configured_job.py, configured_shape.py  the planner's job and model, read back from a configuration
     built.py      Megatron's own checks: its configurations are really built, on a CPU
