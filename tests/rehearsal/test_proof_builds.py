@@ -109,7 +109,7 @@ def test_a_recipe_is_built_with_transformer_engines_layers_and_has_the_planners_
 
 @pytest.mark.parametrize(
     "count",
-    [pytest.param(20, marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.long)],
+    [pytest.param(40, marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.long)],
 )
 @pytest.mark.timeout(3600)
 def test_a_share_that_rotates_with_the_commit_starts_at_every_size(count, tmp_path_factory, capsys):
