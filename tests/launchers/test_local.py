@@ -69,8 +69,13 @@ class Running:
     def ranks(self) -> list[int]:
         import psutil
 
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [c.pid for c in children if "fdl_runner" in " ".join(c.cmdline()) and "torchrun" not in c.cmdline()[1]]
+        ranks = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended since the children were listed
+                command = child.cmdline()
+                if "fdl_runner" in " ".join(command) and "torchrun" not in command[1]:
+                    ranks.append(child.pid)
+        return ranks
 
     def end(self, limit_s: float = 300) -> tuple[int, str]:
         try:

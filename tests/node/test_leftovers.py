@@ -72,7 +72,7 @@ def left(run):
     """The ids of the children that ranks have left so far."""
     file = run.path / "left"
     deadline = time.monotonic() + 20
-    while not file.exists() and time.monotonic() < deadline:
+    while not (file.exists() and file.read_text().endswith("\n")) and time.monotonic() < deadline:
         time.sleep(0.05)
     return [int(pid) for pid in file.read_text().split()]
 
