@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from superpod.node.causes import ALL, BY_NAME, CERTAIN, ECHO, HINT, LIKELY, PROGRAM, WITH_TOPIC, Cause, Sign, topic
+from superpod.node.causes import ALL, BY_NAME, ECHO, HINT, LIKELY, PROGRAM, WITH_TOPIC, Cause, Sign, topic
 from superpod.node.log_lines import LogLine, scan, time_of
 from superpod.node.losses import Series
 
@@ -41,8 +41,15 @@ _ECHOES = (
     "ProcessExitedException",
 )
 """Errors of launchers: they say that a process failed, not why."""
+_LAUNCHER_ERROR = re.compile(
+    r"\bfailed to run\b|\b(?:command|process|rank|worker|child|job|task|run)\b.*\b(?:exit|return)\w*\b.*\b(?:code|status)\b"
+    r"|\bexit (?:code|status) -?\d+",
+    re.IGNORECASE,
+)
+"""The same in a message."""
 GENERIC_ERROR = re.compile(
     r"'NoneType' object|^AssertionError(?:: assert |$)|^Error\b|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
+    r"|\b(?:after|for) \d+ (?:times|tries|attempts|retries)\b|\bretries\b"
 )
 """Errors that follow from something that went wrong before, and do not name it."""
 _WARNING = re.compile(
@@ -64,10 +71,14 @@ _OF_STEPS = re.compile(r"\b(?:iteration|step|Step)[:= ]+(\d+)\s*/\s*(\d+)\b")
 """The step of a line and the number of steps in all: the last step is the end of the training."""
 _SAYS_ERROR = re.compile(
     r"Error response from|(?:^|[\s\[(:|])(?:ERROR|Error|error|FATAL|Fatal|fatal|CRITICAL|Critical|E|F)"
-    r"(?:[:\]|]|\s-|\s\d|\d{3}|[ ](?=[A-Z\[]))"
+    r"(?:[:\]|]|\s[-|]|\s\d|\d{3}|[ ](?=[A-Z\[]))"
 )
 """A line that calls itself an error, which is more than naming one."""
-_SAYS_FAILED = re.compile(r"\bfail(?:ed|ure)\b(?! to\b| *[:=]? *0)|\b(?:aborted|core dump)", re.IGNORECASE)
+_SAYS_FAILED = re.compile(
+    r"\bfail(?:ed|ure)\b(?! to\b| *[:=]? *0)|\b(?:aborted|core dump|crashed|panicked)"
+    r"|\b(?:\w*error|\w+Exception|unhandled exception|exception (?:in|occurred))\b(?! *[:=] *[\d.])",
+    re.IGNORECASE,
+)
 """The same of the last line of a log, with which no training ends that goes on."""
 _LOGGER_PREFIX = re.compile(
     r"^(?:\[[^\[\]]{1,80}\]:?\s*"
@@ -154,7 +165,8 @@ class LogEvents:
     @property
     def error_at_end(self) -> LogLine | None:
         """A line among the last ones that calls itself an error, where no end of the training is known."""
-        error = self.last if self.last and _SAYS_FAILED.search(self.last.text) else self._error_line
+        is_failure = self.last and not _level(self.last.text) and _SAYS_FAILED.search(self.last.text)
+        error = self.last if is_failure else self._error_line
         if error is None or self.last is None or self.finished or error.number < self.last.number - LAST_LINES:
             return None
         return error
@@ -194,25 +206,33 @@ class LogEvents:
     def _take_launcher(self, line: LogLine) -> bool:
         text = line.text
         if _FIRST_FAILURE.search(text):
-            self._in_block, self.failed = True, True
+            self._in_block = True
+            self._take_failure()
         elif match := _ELASTIC_RANK.match(text):
             self._block_rank = int(match[1])
             if self._in_block:
                 self.first_failed, self._in_block = self._block_rank, False
         elif match := _TASK_EXIT.match(text):
             self.tasks.append((match[1], match[2], match[3]))
-            self.first_task = self.first_task or (line if match[3] != "Terminated" else None)
             self.failed = True
+            if match[3] != "Terminated":
+                self.first_task = self.first_task or line
+                self._take_failure()
         elif match := _EXIT.match(text):
-            self.failed = self.failed or int(match[1]) != 0
+            if int(match[1]):
+                self._take_failure()
         elif "ChildFailedError" in text or "CalledProcessError" in text or _ENDS_OTHERS.search(text):
-            self.failed = True
+            self._take_failure()
         elif (match := _EXIT_CODE.search(text)) and _level(text) != "info":
             self.exit_code = int(match[1])
-            self.failed = True
+            self._take_failure()
         else:
             return False
         return True
+
+    def _take_failure(self) -> None:
+        """Take that a launcher says that the program failed, which counts more than that the training has ended."""
+        self.failed, self.finished = True, None
 
     def _take_signs(self, line: LogLine) -> bool:
         text = line.text.strip(" │╭╮╰╯─") if "│" in line.text else line.text
@@ -259,8 +279,8 @@ class LogEvents:
 
     def _add_error(self, line: LogLine, error: str, has_sign: bool) -> bool:
         name = error.partition(":")[0].rpartition(".")[2]
-        if name in _ECHOES:
-            self.failed = True
+        if name in _ECHOES or _LAUNCHER_ERROR.search(error):
+            self._take_failure()
             return True
         if name.endswith(_NO_ERRORS):
             return False
@@ -292,7 +312,7 @@ class LogEvents:
             return True
         if event.cause == "nccl_timeout":  # ranks that wait for each other at the end: the job fails half an hour later
             return False
-        return not event.is_error or event.sure < CERTAIN or _depth(event.cause) <= ECHO
+        return not event.is_error or event.sure <= HINT or _depth(event.cause) <= ECHO
 
 
 def read(path: Path, tail: int = 0) -> LogEvents:
@@ -320,7 +340,7 @@ def _error(line: LogLine, ends_traceback: bool = False) -> str | None:
 
     Anywhere else than behind the frames of a traceback, only names that end like errors' are taken for one.
     """
-    text = _LOGGER_PREFIX.sub("", line.text.strip(" │|"))
+    text = _LOGGER_PREFIX.sub("", line.text.strip(" │|").lstrip("\"'`>* "))
     if match := ERROR.match(text) or (_NAME.match(line.text) if ends_traceback else None):
         name, message = match[1], (match[2] or "").strip()
         if not message and " " in line.before.strip() and line.before[:1] in " \t[0123456789":

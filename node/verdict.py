@@ -45,8 +45,8 @@ SLACK_S = 20.0
 _HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subsequent) heartbeat\. ?Waited ([\d.]+)")
 _ANNOUNCED = ("node_failed", "time_limit", "preempted", "cancelled", "terminal_closed")
 """What ends a run from outside, and is announced before what follows from it."""
-BEFORE_ERROR = 12
-"""How many lines above a program error a cause may be mentioned that explains it."""
+NEAR_ERROR = 12
+"""How many lines from a program error a cause may be mentioned that explains it: ranks and services write out of turn."""
 SHOWN = 3
 """Most evidence lines per cause."""
 LONGEST = 400
@@ -273,13 +273,13 @@ def _is_far(event: Event, log: LogEvents) -> bool:
     """Whether a cause is only mentioned, and neither near the end of its log nor just above a program error."""
     if event.sure > PASSING or log.last is None:
         return event.sure <= PASSING
-    return event.line.number < log.last.number - LAST_LINES and not _precedes_error(event, log)
+    return event.line.number < log.last.number - LAST_LINES and not _is_near_error(event, log)
 
 
-def _precedes_error(event: Event, log: LogEvents) -> bool:
-    """Whether a program error follows within BEFORE_ERROR lines."""
+def _is_near_error(event: Event, log: LogEvents) -> bool:
+    """Whether a program error stands within NEAR_ERROR lines."""
     distances = [other.line.number - event.line.number for other in log.events if other.cause == ERROR_OF_PROGRAM]
-    return any(0 < distance <= BEFORE_ERROR for distance in distances)
+    return any(0 < abs(distance) <= NEAR_ERROR for distance in distances)
 
 
 def _exact(event: Event) -> str:

@@ -359,6 +359,7 @@ CAUSES = (
             Sign("total number of samples", r"consumed", LIKELY),
             Sign("no sample to consume"),
             Sign("no samples left to consume"),
+            Sign("no training would occur", sure=LIKELY),
         ),
     ),
     Cause(
@@ -386,6 +387,7 @@ CAUSES = (
             Sign("dataset helpers module failed"),
             Sign("no data left in file", sure=LIKELY),
             Sign("failed to interpret file", r"npy|pickle", LIKELY),
+            Sign("reused local directory", sure=LIKELY),
         ),
     ),
     Cause(

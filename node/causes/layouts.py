@@ -192,7 +192,7 @@ CAUSES = (
             Sign("expected input", r"to have \d+ channels, but got"),
         ),
         follows=("checkpoint_other_model", "checkpoint_other_layout"),
-        about=r"\bshapes?\b|\bdimensions?\b|\bsize of tensor\b",
+        about=r"\bshapes?\b|\bdim(ension)?s?\b|\bsize of tensor\b|\btorch\.Size\b",
     ),
     Cause(
         "dtypes",
