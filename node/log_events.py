@@ -42,8 +42,8 @@ _ECHOES = (
 )
 """Errors of launchers: they say that a process failed, not why."""
 _LAUNCHER_ERROR = re.compile(
-    r"\bfailed to run\b|\b(?:command|process|rank|worker|child|job|task|run)\b.*\b(?:exit|return)\w*\b.*\b(?:code|status)\b"
-    r"|\bexit (?:code|status) -?\d+",
+    r"\bfailed to run\b|\bexit (?:code|status) -?\d+"
+    r"|\b(?:command|process|rank|worker|child|job|task|run)\b.*\b(?:exit|return)\w*\b.*\b(?:code|status)\b",
     re.IGNORECASE,
 )
 """The same in a message."""
@@ -91,11 +91,14 @@ _LOGGER_PREFIX = re.compile(
 """Time, level, module and line that a logger puts before a message."""
 _SOURCE = re.compile(r'^\s*File "(.*)", line \d+(?:, in (\S+))?|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
 _RAISE = re.compile(r"^\s*raise ([\w.]+)\((?:[fr]*[\"'])?(.*?)[\"')]*$")
+_QUOTED_PATH = re.compile(r"'[^' ]*/[^' ]*'")
 _CONTINUES = 14
 """Lines after an error's that may belong to its message."""
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\)")
 _ELASTIC_RANK = re.compile(r"^\s*rank\s*:\s*(\d+) \(local_rank: (\d+)\)")
-_ENDS_OTHERS = re.compile(r"^srun: error|sigkill_handler\] Killing subprocess")
+_ENDS_OTHERS = re.compile(
+    r"^srun: error|sigkill_handler\] Killing subprocess|Sending process \d+ closing signal SIGTERM"
+)
 _EXIT = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)")
 _TASK_EXIT = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _EXIT_CODE = re.compile(
@@ -145,6 +148,8 @@ class LogEvents:
     lines: int = 0
     _counts: dict[tuple[str, int | None], int] = field(default_factory=dict)
     _in_block: bool = False
+    _is_ignored: bool = False
+    """whether Python ignores the error of the traceback that is being read"""
     _frame: str = ""
     """the file of the newest frame of a traceback"""
     _frames: list[str] = field(default_factory=list)
@@ -167,7 +172,9 @@ class LogEvents:
         """A line among the last ones that calls itself an error, where no end of the training is known."""
         is_failure = self.last and not _level(self.last.text) and _SAYS_FAILED.search(self.last.text)
         error = self.last if is_failure else self._error_line
-        if error is None or self.last is None or self.finished or error.number < self.last.number - LAST_LINES:
+        if error is None or self.last is None or error.number < self.last.number - LAST_LINES:
+            return None
+        if self.finished and not ("Traceback" in error.text and error.number > self.finished.number):
             return None
         return error
 
@@ -182,7 +189,8 @@ class LogEvents:
             self._frames = [*self._frames[-MOST_FRAMES:], f"{frame[1]} {frame[2]}"]
             return True
         if "Traceback (most recent call last)" in text:
-            self._frames, self._error_line = [], line
+            self._is_ignored = "Exception ignored in" in line.before
+            self._frames, self._error_line = [], self._error_line if self._is_ignored else line
         if line.number == self._skip and text.startswith("    "):
             self._source = text.strip()
             self._frames[-1] += f": {self._source}"
@@ -237,6 +245,8 @@ class LogEvents:
     def _take_signs(self, line: LogLine) -> bool:
         text = line.text.strip(" │╭╮╰╯─") if "│" in line.text else line.text
         error = _error(line, self._ends_traceback(line))
+        if error and self._is_ignored:
+            self._is_ignored, error = False, None
         is_error = error is not None
         if error and ":" not in error and self._ends_traceback(line):  # a bare name: what was asserted tells more
             error = f"{error}: {self._source}" if self._source.startswith("assert ") else error
@@ -285,7 +295,7 @@ class LogEvents:
         if name.endswith(_NO_ERRORS):
             return False
         tells_nothing = has_sign or GENERIC_ERROR.search(error)
-        if not tells_nothing and (cause := topic(WITH_TOPIC, error, self._frames)):
+        if not tells_nothing and (cause := topic(WITH_TOPIC, _QUOTED_PATH.sub("", error), self._frames)):
             self._add(cause.name, HINT, True, line, True)
         self._add(ERROR_OF_PROGRAM, LIKELY, True, line, True, error)
         return True

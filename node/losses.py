@@ -45,6 +45,12 @@ _OVERFLOW = re.compile(
 """DeepSpeed, Apex or fairseq skips a step and lowers the loss scale, where it can."""
 MOST_OVERFLOWS, MOST_AT_LOW_SCALES, LOW_SCALE = 5, 2, 128
 """Overflows in a row from which on the training learns nothing: of all, and of those that left so low a scale."""
+USUAL_SCALE = 1 << 16
+"""Overflows that leave a larger scale are the search for one, with which a training begins."""
+_SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+)\b")
+"""DeepSpeed: steps so far, and how many of them were skipped."""
+GOOD_STEPS = 3
+"""Steps after an overflow with which the training came through it."""
 BAD_GRADS = 2
 """Reports in a row of a gradient whose norm is not a number, as many."""
 
@@ -96,6 +102,8 @@ class Series:
     at_low_scales: int = 0
     """steps in a row, up to the last one, that were skipped for an overflow; and how many of them at low scales"""
     last_overflow: LogLine | None = None
+    good_steps: int = 0
+    """steps that were not skipped, by DeepSpeed's newest report"""
     waiting: list[tuple[float, LogLine]] = field(default_factory=list)
     """share of each step spent in waiting for data"""
     step_s: float = 0.0
@@ -107,8 +115,12 @@ class Series:
         """Note what a line says of a step; whether it is of one."""
         self._take_waiting(line)
         if overflow := _OVERFLOW.search(line.text):
-            self._take_overflow(line, low=bool(overflow[1]) and float(overflow[2].rstrip(".")) < LOW_SCALE)
+            scale = float(overflow[2].rstrip("."))
+            if not overflow[1] or scale < USUAL_SCALE:
+                self._take_overflow(line, low=bool(overflow[1]) and scale < LOW_SCALE)
             return True
+        if skipped := _SKIPPED.search(line.text):
+            self._take_good_steps(int(skipped[1]) - int(skipped[2]))
         step, loss = _step_of(line.text), _number(_LOSS.search(line.text))
         if step is None and loss is not None and line.text.lstrip().startswith("{'loss'"):
             step = self.highest + 1  # of Hugging Face's trainer: its progress bar has the step
@@ -128,9 +140,14 @@ class Series:
         self.at_low_scales += low
         self.last_overflow = line
 
+    def _take_good_steps(self, good: int) -> None:
+        if good - self.good_steps >= GOOD_STEPS:
+            self.overflows = self.at_low_scales = 0
+        self.good_steps = good
+
     def _came_through(self) -> bool:
         """Whether steps followed the newest overflow."""
-        return self.last_overflow is None or self.steps_after(self.last_overflow.number) >= 3
+        return self.last_overflow is None or self.steps_after(self.last_overflow.number) >= GOOD_STEPS
 
     def note(self, point: Point) -> None:
         """Add a step."""

@@ -46,7 +46,7 @@ _HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subse
 _ANNOUNCED = ("node_failed", "time_limit", "preempted", "cancelled", "terminal_closed")
 """What ends a run from outside, and is announced before what follows from it."""
 NEAR_ERROR = 12
-"""How many lines from a program error a cause may be mentioned that explains it: ranks and services write out of turn."""
+"""How many lines from a program error a cause may be mentioned that explains it: processes write out of turn."""
 SHOWN = 3
 """Most evidence lines per cause."""
 LONGEST = 400
@@ -138,7 +138,7 @@ def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | No
     """
     groups = _groups(logs)
     remarks = [(remark, log) for log in logs for remark in log.series.remarks()]
-    broke = any((log.failed or log.error_at_end) and not log.finished for log in logs) or any(
+    broke = any((log.failed and not log.finished) or log.error_at_end for log in logs) or any(
         event.alone for group in groups for event in group.events
     )
     weak: list[_Group] = []
@@ -188,16 +188,23 @@ def _with_failure(
     groups = [group for group in groups if group.sure > PASSING] or groups
     roots = [group for group in groups if not any(_explains(other, group) for other in groups)]
     roots.sort(key=lambda group: _rank_of_root(group, logs))
+    if roots and mentioned and _tells_nothing(roots[0]):
+        finding = replace(_finding(mentioned[0], base), confidence=CONFIDENCE[HINT])
+        return Verdict(FAILED, finding, others=tuple(suspects), first_error=_first_error(roots, logs, base))
     if not roots or roots[0].name == ERROR_OF_PROGRAM:
-        if roots and mentioned and GENERIC_ERROR.search(roots[0].events[-1].words):
-            finding = replace(_finding(mentioned[0], base), confidence=CONFIDENCE[HINT])
-            return Verdict(FAILED, finding, others=tuple(suspects), first_error=_first_error(roots, logs, base))
         follows = tuple(_finding(group, base) for group in groups if group.cause)
         diverged = next((finding for finding in suspects if finding.name in ("loss_is_nan", "fp16_overflow")), None)
         if diverged:
             return Verdict(FAILED, diverged, follows, tuple(finding for finding in suspects if finding is not diverged))
         return Verdict(UNKNOWN, None, follows, tuple(suspects), _first_error(roots or groups, logs, base))
     return _with_known_root(roots, groups, suspects, base)
+
+
+def _tells_nothing(group: _Group) -> bool:
+    """Whether the best root follows from something that it does not name."""
+    if group.name == ERROR_OF_PROGRAM:
+        return GENERIC_ERROR.search(group.events[-1].words) is not None
+    return group.depth <= ECHO
 
 
 def _with_known_root(

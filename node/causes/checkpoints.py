@@ -384,7 +384,7 @@ CAUSES = (
             Sign("cannot build", r"(index|helpers)", LIKELY),
             Sign("helpers_cpp", r"(No module|cannot import|undefined|not found|failed|error)", LIKELY),
             Sign("compile_helpers", r"(fail|error)", LIKELY),
-            Sign("dataset helpers module failed"),
+            Sign("dataset helper", r"fail", any_level=True),
             Sign("no data left in file", sure=LIKELY),
             Sign("failed to interpret file", r"npy|pickle", LIKELY),
             Sign("reused local directory", sure=LIKELY),

@@ -214,7 +214,7 @@ CAUSES = (
             Sign("unable to contact slurm controller", sure=LIKELY),
             Sign("slurm_", r"Slurm (temporarily )?(unable|cannot|backup)|Unable to contact slurm", LIKELY),
             Sign("invalid job id specified", sure=LIKELY),
-            Sign("unrecognized option", r"(srun|sbatch)"),
+            Sign("unrecognized option", r"(srun|sbatch)", any_level=True),
             Sign("fatal:", r"^(srun|sbatch|salloc): fatal:", LIKELY),
             Sign("job credential", r"(expired|invalid|revoked)|Invalid job credential"),
         ),

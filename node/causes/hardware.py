@@ -98,7 +98,7 @@ CAUSES = (
         "a kernel's own check failed: mostly an index beyond a table",
         "CUDA_LAUNCH_BLOCKING=1 on a small run names the operation; look at token ids, labels and positions first",
         (
-            Sign("device-side assert", sure=LIKELY),
+            Sign("device-side assert", r"device-side assert(?!ions)", LIKELY),
             Sign("cudaerrorassert", sure=LIKELY),
             Sign("cuda_error_assert", sure=LIKELY),
             Sign("assertion", r"\.cu[h]?:\d+: .*block: \[\d+.*Assertion"),

@@ -29,6 +29,7 @@ CAUSES = (
             Sign("model diverged with loss = nan"),
             Sign("must be > 0 and finite", sure=HINT),
             Sign("probability tensor contains either"),
+            Sign("found invalid values", r"constraint", LIKELY),
         ),
         follows=("silent_corruption", "gpu_ecc", "fp16_overflow"),
     ),

@@ -159,6 +159,7 @@ CAUSES = (
         "script was written for",
         (
             Sign("unrecognized arguments", any_level=True),
+            Sign("usage: ", r"^usage: \S", LIKELY, alone=False, any_level=True),
             Sign(
                 "argument",
                 r"arguments?\b.*\b(are|is|were) not (used|known|recogni[sz]ed|supported|accepted)\b"
