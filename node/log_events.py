@@ -48,7 +48,7 @@ _LAUNCHER_ERROR = re.compile(
 )
 """The same in a message."""
 GENERIC_ERROR = re.compile(
-    r"'NoneType' object|^AssertionError(?:: assert |$)|^Error\b|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
+    r"'NoneType' object|^AssertionError(?:: assert |$)|^Error(?: executing|: *\d|$)|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
     r"|\b(?:after|for) \d+ (?:times|tries|attempts|retries)\b|\bretries\b"
 )
 """Errors that follow from something that went wrong before, and do not name it."""
@@ -70,16 +70,18 @@ _FINISHED = re.compile(
 _OF_STEPS = re.compile(r"\b(?:iteration|step|Step)[:= ]+(\d+)\s*/\s*(\d+)\b")
 """The step of a line and the number of steps in all: the last step is the end of the training."""
 _SAYS_ERROR = re.compile(
-    r"Error response from|(?:^|[\s\[(:|])(?:ERROR|Error|error|FATAL|Fatal|fatal|CRITICAL|Critical|E|F)"
+    r"Error response from|Non-OK-status|\bCheck failed: |(?:^|[\s\[(:|])(?:ERROR|Error|error|FATAL|Fatal|fatal|CRITICAL|Critical|E|F)"
     r"(?:[:\]|]|\s[-|]|\s\d|\d{3}|[ ](?=[A-Z\[]))"
 )
 """A line that calls itself an error, which is more than naming one."""
 _SAYS_FAILED = re.compile(
-    r"\bfail(?:ed|ure)\b(?! to\b| *[:=]? *0)|\b(?:aborted|core dump|crashed|panicked)"
-    r"|\b(?:\w*error|\w+Exception|unhandled exception|exception (?:in|occurred))\b(?! *[:=] *[\d.])",
-    re.IGNORECASE,
+    r"\bfail(?:ed|ure)\b(?! to\b| *[:=]? *0)|\b(?:aborted|core dump|crashed|panicked)", re.IGNORECASE
 )
-"""The same of the last line of a log, with which no training ends that goes on."""
+"""The same of the last lines of a log, with which no training ends that goes on."""
+_NAMES_ERROR = re.compile(
+    r"\b(?:\w*error|\w+Exception|unhandled exception|exception (?:in|occurred))\b(?! *[:=] *[\d.])", re.IGNORECASE
+)
+"""The same of the very last line."""
 _LOGGER_PREFIX = re.compile(
     r"^(?:\[[^\[\]]{1,80}\]:?\s*"
     r"|(?:\d{4}-)?\d\d-\d\d[ T][\d:,.]+\s*"
@@ -166,12 +168,15 @@ class LogEvents:
     """the newest line of source that a traceback shows"""
     _error_line: LogLine | None = None
     """the newest line that calls itself an error"""
+    _failure_line: LogLine | None = None
+    """the newest line that speaks of a failure"""
 
     @property
     def error_at_end(self) -> LogLine | None:
         """A line among the last ones that calls itself an error, where no end of the training is known."""
-        is_failure = self.last and not _level(self.last.text) and _SAYS_FAILED.search(self.last.text)
-        error = self.last if is_failure else self._error_line
+        error = max(self._error_line, self._failure_line, key=lambda line: line.number if line else -1)
+        if self.last and not _level(self.last.text) and _NAMES_ERROR.search(self.last.text):
+            error = self.last
         if error is None or self.last is None or error.number < self.last.number - LAST_LINES:
             return None
         if self.finished and not ("Traceback" in error.text and error.number > self.finished.number):
@@ -197,6 +202,8 @@ class LogEvents:
             self._raised = line if self._source.startswith("raise ") else None
             return True
         self.last = line
+        if not _level(text) and _SAYS_FAILED.search(text):
+            self._failure_line = line
         if (steps := _OF_STEPS.search(text)) and steps[1] == steps[2]:
             self.finished = line
         if _error(line, self._ends_traceback(line)) is None and self.series.take(line):
@@ -207,9 +214,16 @@ class LogEvents:
         return self._take_signs(line) or launcher
 
     def finish(self) -> None:
-        """Take what only the end of the log shows: a traceback that is cut off behind its `raise` statement."""
+        """Take what only the end of the log shows: a cut-off traceback, and an error that is no exception."""
         if self._raised and (self.last is None or self._raised.number > self.last.number):
             self._take_signs(replace(self._raised, text=_RAISE.sub(r"\1: \2", self._raised.text)))
+        error = self.error_at_end
+        if (
+            error
+            and "Traceback" not in error.text
+            and not any(e.is_error or e.sure > HINT or e.line.number == error.number for e in self.events)
+        ):
+            self._add_error(error, _LOGGER_PREFIX.sub("", error.text), has_sign=False)
 
     def _take_launcher(self, line: LogLine) -> bool:
         text = line.text

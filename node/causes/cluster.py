@@ -186,7 +186,7 @@ CAUSES = (
             Sign("enroot-switchroot", r"fail|error"),
             Sign("failed to unshare", sure=LIKELY),
             Sign("fatal:", r"(apptainer|singularity|container creation failed|image)", LIKELY),
-            Sign("crashloopbackoff", sure=HINT),
+            Sign("crashloopbackoff", sure=HINT, any_level=True),
         ),
         follows=("container_mount", "container_image", "disk_full", "permission", "quota", "driver", "gpu_missing"),
     ),

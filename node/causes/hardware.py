@@ -36,6 +36,7 @@ CAUSES = (
             Sign("ecc", r"(uncorrect\w*|double.bit|DBE).*(error|count|volatile).*[1-9]", LIKELY),
             Sign("row remap", r"(fail|pending)", LIKELY, any_level=True, alone=False),
             Sign("contained ecc error"),
+            Sign("uncorrectable hardware error", sure=LIKELY, any_level=True),
         ),
     ),
     Cause(
@@ -118,12 +119,13 @@ CAUSES = (
             Sign("too many resources requested for launch"),
             Sign("launch timed out and was terminated"),
             Sign("cudaerrorunknown", sure=LIKELY),
-            Sign("invalid configuration argument", r"CUDA", LIKELY),
+            Sign("invalid configuration argument", r"CUDA|\w\.cuh?\b", LIKELY),
             Sign("cuda error: invalid argument", sure=HINT),
             Sign("cuda error: operation not supported", sure=LIKELY),
+            Sign("hsa_status_error", sure=LIKELY, any_level=True),
         ),
         follows=("gpu_illegal_access", "gpu_assert", "gpu_xid", "gpu_out_of_memory"),
-        about=r"\bCUDA (driver )?(error|runtime)\b|\bcuda\w*Error\b",
+        about=r"\bCUDA (driver )?(error|runtime)\b|\bcuda\w*Error\b|\w\.cuh?\b",
     ),
     Cause(
         "gpu_missing",
@@ -358,6 +360,7 @@ CAUSES = (
                 r"(weights|parameters|gradients).*(differ|diverge|mismatch|not equal).*replica|replicas? (differ"
                 r"|disagree|are not (equal|identical))",
             ),
+            Sign("inconsistent", r"(weights|parameters|gradients) are inconsistent", LIKELY),
             Sign("silent data corruption"),
         ),
     ),

@@ -164,6 +164,7 @@ CAUSES = (
             Sign("another rank has gone", sure=LIKELY),
             Sign("successfully reached monitoredbarrier", sure=LIKELY),
             Sign("connectfullmesh failed", sure=LIKELY),
+            Sign("mpi communication peer process has unexpectedly disconnected", sure=LIKELY, any_level=True),
             Sign("connectionerror", r"^(\w+\.)*Connection(Reset|Aborted)Error", HINT),
             Sign("connection reset", r"^(\w+\.)*ConnectionResetError", HINT),
         ),
