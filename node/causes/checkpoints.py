@@ -113,7 +113,7 @@ CAUSES = (
             Sign("model type", r"checkpoint.*(type|architecture).*(not (match|supported|recognize)|differ)", LIKELY),
         ),
         follows=("checkpoint_other_layout", "checkpoint_damaged", "vocabulary_mismatch"),
-        about=r"\b(checkpoint|ckpt|state_dict)\b"
+        about=r"\b(checkpoint|ckpt|state[_ ]dict)\b"
         r"|load_(state_dict|checkpoint|from_checkpoint)|torch/serialization\.py load",
     ),
     Cause(
@@ -333,7 +333,7 @@ CAUSES = (
             Sign("error -3 while decompressing"),
         ),
         follows=("data_missing", "disk_full", "quota"),
-        about=r"data_?sets?(?![a-z])|\bcolumns?\b|\bjsonl\b|torch/utils/data/|data_?loader",
+        about=r"data_?sets?(?![a-z])|\bcolumns?\b|\bjsonl\b|torch/utils/data/|data_?loader|\bpyarrow\b|\bBuilderConfig\b",
     ),
     Cause(
         "data_exhausted",
@@ -351,6 +351,7 @@ CAUSES = (
             ),
             Sign("num_samples", r"should be a positive integer value, but got num_samples=0"),
             Sign("no samples", sure=LIKELY),
+            Sign("out of bounds for size 0", sure=LIKELY),
             Sign("empty", r"(dataset|split|dataloader|blend) \S* ?(is|was) empty|empty (dataset|split)", LIKELY),
             Sign("could not sample from the dataset"),
             Sign("requested", r"requested .* samples? .*(only|but).*(available|has|contains)", LIKELY),

@@ -192,7 +192,7 @@ CAUSES = (
             Sign("expected input", r"to have \d+ channels, but got"),
         ),
         follows=("checkpoint_other_model", "checkpoint_other_layout"),
-        about=r"\bshapes?\b|\bdim(ension)?s?\b|\bsize of tensor\b|\btorch\.Size\b",
+        about=r"\bshapes?\b|\bdim(ension)?s?\b|\bsize of tensor\b|\btorch\.Size\b|\bsizes\b|\b\d-?D\b",
     ),
     Cause(
         "dtypes",
@@ -209,7 +209,7 @@ CAUSES = (
             Sign("not implemented for 'bfloat16'"),
             Sign("should be the same", r"Input type .* and (weight|bias) type"),
         ),
-        about=r"\bdtypes?\b|\bb?float(16|32)\b|\bsame device\b",
+        about=r"\bdtypes?\b|\b((bf|fp)16|b?float(16|32))\b|\b(same|expected|on) device\b|\bdevice type\b",
     ),
     Cause(
         "autograd",

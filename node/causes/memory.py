@@ -19,7 +19,7 @@ CAUSES = (
             Sign("cuda_error_out_of_memory"),
             Sign("cublas_status_alloc_failed", sure=LIKELY),
             Sign("cuda failure", r"Cuda failure (2|'?out of memory)"),
-            Sign("out of memory", r"RESOURCE_EXHAUSTED|Internal: out of memory|cudaErrorMemoryAllocation|cudaMalloc\w* failed"),
+            Sign("out of memory", r"RESOURCE_EXHAUSTED|Triton Error|Internal: out of memory|cudaErrorMemoryAllocation|cudaMalloc\w* failed"),
             Sign("out of memory", r"\b(HIP|NPU|XPU|HPU|MUSA) out of memory"),
         ),
     ),

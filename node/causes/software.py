@@ -68,7 +68,7 @@ CAUSES = (
             ),
             Sign("connecttimeout", sure=LIKELY),
             Sign("proxyerror"),
-            Sign("error", r"^(httpx|requests|urllib3|httpcore)\S*(Connect|Timeout|Network|Protocol)\w*", LIKELY),
+            Sign("error", r"^(httpx|requests|urllib3|httpcore)\S*(Connect|Timeout|Network|Protocol|Chunked)\w*", LIKELY),
             Sign("urlopen error", sure=LIKELY),
             Sign("sslerror", sure=LIKELY),
             Sign("certificate_verify_failed"),
@@ -193,7 +193,7 @@ CAUSES = (
             Sign(
                 "error: ",
                 r"^(\w+\.)*(Value|Assertion|NotImplemented|Config\w*)Error: "
-                r".*\b(must|should|cannot|can't|incompatible with|only (supports?|allows?|accepts?|works?)|either"
+                r".*\b(must|should|please (specify|set|pass|provide)|cannot|can't|incompatible with|only (supports?|allows?|accepts?|works?)|either"
                 r"|unsupported|unknown|invalid|unrecognized"
                 r"|not (yet )?(supported|allowed|valid|implemented|recognized|compatible|used by))\b",
                 HINT,
