@@ -333,7 +333,8 @@ CAUSES = (
             Sign("error -3 while decompressing"),
         ),
         follows=("data_missing", "disk_full", "quota"),
-        about=r"data_?sets?(?![a-z])|\bcolumns?\b|\bjsonl\b|torch/utils/data/|data_?loader|\bpyarrow\b|\bBuilderConfig\b",
+        about=r"data_?sets?(?![a-z])|\bcolumns?\b|\bjsonl\b|torch/utils/data/|data_?loader|\bpyarrow\b|\bBuilderConfig\b"
+        r"|\b(tar|zip|image) ?file\b|\b(LZMA|tarfile)\w*",
     ),
     Cause(
         "data_exhausted",
@@ -405,6 +406,7 @@ CAUSES = (
                 LIKELY,
             ),
             Sign("longer than", r"(sample|sequence|pack)\b.* longer than .*(seq|pack|max|position)", LIKELY),
+            Sign("length", r"\blength\b.*\b\d+\b.*\bmax(imum)?[_ ](seq\w*[_ ])?(length|\d)", LIKELY),
             Sign("position_ids", r"(out of (range|bounds)|exceed)", LIKELY),
         ),
     ),

@@ -292,6 +292,7 @@ CAUSES = (
             Sign("kernel panic"),
             Sign("soft lockup", any_level=True, sure=LIKELY),
             Sign("lost connection to node", sure=LIKELY),
+            Sign("the node it was running on is dead", sure=LIKELY),
             Sign("was evicted", r"node|pod", LIKELY),
         ),
     ),

@@ -15,7 +15,7 @@ _NOT = (
 """How libraries, and assertions without words, say that a number does not divide another."""
 _UNEQUAL = (
     rf"({_NOT}|(must|should|has to|needs? to|does not|do not|did not) (be equal|equal|match)|not equal|!=|mismatch"
-    r"|at (least|most)|(less|smaller|fewer|greater|larger|bigger|more) than)"
+    r"|expected\b.*\bgot|at (least|most)|(less|smaller|fewer|greater|larger|bigger|more) than)"
 )
 """How they say that a number does not go with another, by division or else."""
 
@@ -72,6 +72,7 @@ CAUSES = (
             Sign(
                 "pipeline", r"(interleaved|virtual).*(requires?|needs|should be|must be).*(greater|more|larger|> ?[12])"
             ),
+            Sign("pipeline", rf"pipeline.*{_UNEQUAL}", LIKELY),
         ),
     ),
     Cause(
@@ -85,6 +86,7 @@ CAUSES = (
             Sign("num_query_groups", rf"{_NOT}"),
             Sign("query_groups", rf"{_NOT}"),
             Sign("heads", rf"\b(kv |n?heads|num_heads).*{_NOT}"),
+            Sign("heads", rf"{_UNEQUAL}.*\bheads\b|\bheads\b.*{_UNEQUAL}", LIKELY),
             Sign("hidden", rf"hidden[ _]size.*{_NOT}", LIKELY),
             Sign("is not divisible by", r"^(\w*Error: )?\d+ is not divisible by \d+$", LIKELY),
             Sign("tensor parallel", rf"{_NOT}", HINT),
@@ -192,7 +194,8 @@ CAUSES = (
             Sign("expected input", r"to have \d+ channels, but got"),
         ),
         follows=("checkpoint_other_model", "checkpoint_other_layout"),
-        about=r"\bshapes?\b|\bdim(ension)?s?\b|\bsize of tensor\b|\btorch\.Size\b|\bsizes\b|\b\d-?D\b",
+        about=r"\bshapes?\b|\bdim(ension)?s?\b|\bsize of tensor\b|\btorch\.Size\b|\bsizes\b|\b\d-?D\b"
+        r"|\b(not|be) broadcast\b",
     ),
     Cause(
         "dtypes",

@@ -140,6 +140,7 @@ CAUSES = (
         (
             Sign("eaddrinuse"),
             Sign("address already in use"),
+            Sign("failed to bind", sure=LIKELY),
             Sign("failed to listen on any local network address"),
             Sign("port", r"port \d+ is (already )?in use"),
         ),
@@ -327,6 +328,7 @@ CAUSES = (
             Sign("duplicate gpu detected", any_level=True),
             Sign("ranks share", r"same (GPU|device)|one GPU", LIKELY),
             Sign("both on cuda device"),
+            Sign("overlapping devices", r"ranks", LIKELY),
         ),
     ),
     Cause(

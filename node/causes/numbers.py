@@ -22,6 +22,7 @@ CAUSES = (
             ),
             Sign("nan", r"\b(nan|NaN|inf) (loss|gradients?|grad norm)\b(?! (check|iterations|in_|and))", LIKELY),
             Sign("loss is not a number"),
+            Sign("grad", r"\bgrad\w*( norm)? (is|was|became) (nan|inf)\b", LIKELY),
             Sign("not finite", r"\b(loss|grad\w*)\b.*(is|are) not finite", CERTAIN),
             Sign("non-finite", r"\b(loss|grad\w*|norm)\b"),
             Sign("returned nan values in its", r"Function '\w+' returned nan"),

@@ -17,7 +17,7 @@ CAUSES = (
             Sign("gatedrepoerror"),
             Sign("is restricted", r"(access|model|must have access)"),
             Sign("401", r"(401 Client Error|Unauthorized|HTTP 401|status code:? 401|error code: 401)", sure=LIKELY),
-            Sign("403", r"(403 Client Error|HTTP 403|403 Forbidden|status code:? 403)", LIKELY),
+            Sign("403", r"(\(403\)|403 Client Error|HTTP 403|403 Forbidden|status code:? 403)", LIKELY),
             Sign("repositorynotfounderror", sure=LIKELY),
             Sign("is not a local folder and is not a valid model identifier", sure=LIKELY),
             Sign("invalid user token"),
@@ -72,6 +72,8 @@ CAUSES = (
             Sign("urlopen error", sure=LIKELY),
             Sign("sslerror", sure=LIKELY),
             Sign("certificate_verify_failed"),
+            Sign("could not connect to the endpoint", sure=LIKELY),
+            Sign("download", r"took too long|timed out|Timeout", LIKELY),
             Sign("50", r"50[0234] (Server Error|Bad Gateway|Service Unavailable|Gateway Time)", LIKELY),
             Sign("wandb", r"(Network error|CommError|run initialization has timed out|timed out)", LIKELY),
         ),
@@ -97,7 +99,7 @@ CAUSES = (
         "container's image",
         (
             Sign("modulenotfounderror"),
-            Sign("no module named", sure=LIKELY),
+            Sign("module named", r"(no|any) module named", LIKELY),
             Sign("cannot open shared object file"),
             Sign("packagenotfounderror"),
             Sign("package doesn't have", sure=LIKELY),
@@ -126,7 +128,7 @@ CAUSES = (
             Sign("attributeerror", r"AttributeError: (?!'NoneType').*(has no attribute|can't set attribute)", HINT),
             Sign("importerror", r"ImportError: (?!.*No module named)", HINT),
             Sign("got an unexpected keyword argument", sure=LIKELY),
-            Sign("typeerror", r"TypeError: \S+ takes .*positional arguments? but", HINT),
+            Sign("typeerror", r"TypeError: \S+ (takes .*positional arguments? but|must be an? .*\bgot\b)", HINT),
             Sign("missing", r"TypeError: \S+\(\) missing \d+ required (positional|keyword)", LIKELY),
             Sign("versionconflict"),
             Sign(
@@ -190,19 +192,18 @@ CAUSES = (
             Sign("in call to target", sure=LIKELY),
             Sign("must be specified", r"(--|arg|assert|Error)", HINT),
             Sign("got unexpected extra argument"),
-            Sign(
-                "error: ",
-                r"^(\w+\.)*(Value|Assertion|NotImplemented|Config\w*)Error: "
-                r".*\b(must|should|please (specify|set|pass|provide)|cannot|can't|incompatible with|only (supports?|allows?|accepts?|works?)|either"
-                r"|unsupported|unknown|invalid|unrecognized"
-                r"|not (yet )?(supported|allowed|valid|implemented|recognized|compatible|used by))\b",
-                HINT,
-            ),
+            Sign("assert", r"Error: assert .*\b(self|args|cfg|config|opts?)\.\w+ *([<>=!]=?|in|is)\W", HINT),
             Sign("yaml", r"(ScannerError|ParserError|while (parsing|scanning))"),
         ),
         about=(
             r"\b(config\w*|options?|settings?|flags?|hyper-?parameters?)\b|(?<!\w)--[a-z][\w-]+|\.ya?ml\b"
             r"|\b(overrid\w+|omegaconf|hydra|argparse|pydantic|jsonargparse|hf_argparser)\b|parse_args|validate_|__post_init__"
+        ),
+        otherwise=(
+            r"^(\w+\.)*(Value|Assertion|NotImplemented|Config\w*)Error: "
+            r".*\b(must|should|expected (?!\d)|please (specify|set|pass|provide)|cannot|can't|incompatible with|either"
+            r"|only (supports?|allows?|accepts?|works?)|unsupported|unknown|invalid|unrecognized"
+            r"|not (yet )?(supported|allowed|valid|implemented|recognized|compatible|used by))\b"
         ),
     ),
     Cause(
@@ -248,7 +249,7 @@ CAUSES = (
             Sign("calledprocesserror", r"(gcc|g\+\+|nvcc|cc1plus|/cc|ninja|clang)"),
         ),
         follows=("disk_full", "quota", "file_locks", "missing_package", "filesystem_error"),
-        about=r"cpp_extension\.py|op_builder|torch/_(inductor|dynamo)|\btriton/",
+        about=r"cpp_extension\.py|op_builder|torch/_(inductor|dynamo)|\btriton/|\bnvvm|\bptx",
     ),
     Cause(
         "cannot_pickle",
@@ -270,8 +271,7 @@ CAUSES = (
         (
             Sign("default process group has not been initialized"),
             Sign("trying to initialize the default process group twice"),
-            Sign("parallel group is not initialized"),
-            Sign("model parallel group is already initialized"),
+            Sign("initialized", r"(parallel|process) group is (not|already) initialized"),
             Sign("environment variable rank expected"),
             Sign("environment variable", r"(WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_RANK) expected, but not set"),
             Sign("init_process_group", r"please (initialize|call|make sure)", LIKELY),

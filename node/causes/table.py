@@ -58,15 +58,20 @@ class Cause:
     """causes of the same or a lesser depth that explain this one"""
     about: str = ""
     """what an error without a sign speaks of, or the frames of its traceback, where this is possible"""
+    otherwise: str = ""
+    """how an error reads for which this is possible where its message speaks of nothing that is known"""
 
 
 def topic(causes: Sequence[Cause], error: str, frames: Sequence[str]) -> Cause | None:
-    """The cause that an error points to by what it speaks of first, else by its innermost frame of which that holds."""
-    for text in (error, *reversed(frames)):
-        found = [(match.start(), cause) for cause in causes if (match := _compiled(cause.about).search(text))]
-        if found:
-            return min(found, key=lambda place: place[0])[1]
-    return None
+    """The cause that an error points to by what it speaks of first, by how it reads, or by its innermost frame."""
+    cause = _spoken_of(causes, error)
+    cause = cause or next((c for c in causes if c.otherwise and _compiled(c.otherwise).search(error)), None)
+    return cause or next((found for frame in reversed(frames) if (found := _spoken_of(causes, frame))), None)
+
+
+def _spoken_of(causes: Sequence[Cause], text: str) -> Cause | None:
+    found = [(match.start(), cause) for cause in causes if (match := _compiled(cause.about).search(text))]
+    return min(found, key=lambda place: place[0])[1] if found else None
 
 
 _PATTERNS: dict[str, re.Pattern[str]] = {}
