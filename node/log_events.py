@@ -48,7 +48,8 @@ _LAUNCHER_ERROR = re.compile(
 )
 """The same in a message."""
 GENERIC_ERROR = re.compile(
-    r"'NoneType' object|^AssertionError(?:: assert |$)|^Error(?: executing|: *\d|$)|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
+    r"'NoneType' object|^AssertionError(?:: assert |$)|^Error(?: executing|: *\d|$)"
+    r"|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
     r"|\b(?:after|for) \d+ (?:times|tries|attempts|retries)\b|\bretries\b"
 )
 """Errors that follow from something that went wrong before, and do not name it."""
@@ -70,12 +71,13 @@ _FINISHED = re.compile(
 _OF_STEPS = re.compile(r"\b(?:iteration|step|Step)[:= ]+(\d+)\s*/\s*(\d+)\b")
 """The step of a line and the number of steps in all: the last step is the end of the training."""
 _SAYS_ERROR = re.compile(
-    r"Error response from|Non-OK-status|\bCheck failed: |(?:^|[\s\[(:|])(?:ERROR|Error|error|FATAL|Fatal|fatal|CRITICAL|Critical|E|F)"
+    r"Error response from|Non-OK-status|\bCheck failed: "
+    r"|(?:^|[\s\[(:|])(?:ERROR|Error|error|FATAL|Fatal|fatal|CRITICAL|Critical|E|F)"
     r"(?:[:\]|]|\s[-|]|\s\d|\d{3}|[ ](?=[A-Z\[]))"
 )
 """A line that calls itself an error, which is more than naming one."""
 _SAYS_FAILED = re.compile(
-    r"\bfail(?:ed|ure)\b(?! to\b| *[:=]? *0)|\b(?:aborted|core dump|crashed|panicked)", re.IGNORECASE
+    r"\bfail(?:ed|ure)\b(?! to\b| *[:=]? *0)|\b(?:aborted|core dump|crashed|panicked|error occurred)", re.IGNORECASE
 )
 """The same of the last lines of a log, with which no training ends that goes on."""
 _NAMES_ERROR = re.compile(
@@ -93,7 +95,10 @@ _LOGGER_PREFIX = re.compile(
 """Time, level, module and line that a logger puts before a message."""
 _SOURCE = re.compile(r'^\s*File "(.*)", line \d+(?:, in (\S+))?|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
 _RAISE = re.compile(r"^\s*raise ([\w.]+)\((?:[fr]*[\"'])?(.*?)[\"')]*$")
-_QUOTED_PATH = re.compile(r"'[^' ]*/[^' ]*'")
+_PATHS = re.compile(r"[\w.:'\"]*/\S*/\S*")
+"""Paths and addresses, whose words are no topics."""
+_KEY = re.compile(r"^KeyError: \S+$")
+"""A missing key, whose words are none either."""
 _CONTINUES = 14
 """Lines after an error's that may belong to its message."""
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\)")
@@ -191,7 +196,7 @@ class LogEvents:
             return False
         if frame := _SOURCE.match(text):
             self._skip, self._frame = line.number + 1, frame[1] or ""
-            self._frames = [*self._frames[-MOST_FRAMES:], f"{frame[1]} {frame[2]}"]
+            self._frames = [*self._frames[-MOST_FRAMES:], f"{_module(frame[1] or '')} {frame[2]}"]
             return True
         if "Traceback (most recent call last)" in text:
             self._is_ignored = "Exception ignored in" in line.before
@@ -309,7 +314,8 @@ class LogEvents:
         if name.endswith(_NO_ERRORS):
             return False
         tells_nothing = has_sign or GENERIC_ERROR.search(error)
-        if not tells_nothing and (cause := topic(WITH_TOPIC, _QUOTED_PATH.sub("", error), self._frames)):
+        spoken = "" if _KEY.search(error) else _PATHS.sub("", error)
+        if not tells_nothing and (cause := topic(WITH_TOPIC, spoken, self._frames)):
             self._add(cause.name, HINT, True, line, True)
         self._add(ERROR_OF_PROGRAM, LIKELY, True, line, True, error)
         return True
@@ -345,6 +351,12 @@ def read(path: Path, tail: int = 0) -> LogEvents:
     scan(path, events.look, tail)
     events.finish()
     return events
+
+
+def _module(file: str) -> str:
+    """The part of a frame's path that says what the code is: inside of its package, or the file and its folder."""
+    _, is_package, inside = file.rpartition("-packages/")
+    return f"/{inside if is_package else '/'.join(file.split('/')[-2:])}"
 
 
 def _depth(cause: str) -> int:

@@ -188,8 +188,9 @@ def _with_failure(
     groups = [group for group in groups if group.sure > PASSING] or groups
     roots = [group for group in groups if not any(_explains(other, group) for other in groups)]
     roots.sort(key=lambda group: _rank_of_root(group, logs))
-    if roots and mentioned and _tells_nothing(roots[0]):
-        finding = replace(_finding(mentioned[0], base), confidence=CONFIDENCE[HINT])
+    named = [group for group in mentioned if group.depth > ECHO]
+    if roots and named and _tells_nothing(roots[0]):
+        finding = replace(_finding(named[0], base), confidence=CONFIDENCE[HINT])
         return Verdict(FAILED, finding, others=tuple(suspects), first_error=_first_error(roots, logs, base))
     if not roots or roots[0].name == ERROR_OF_PROGRAM:
         follows = tuple(_finding(group, base) for group in groups if group.cause)

@@ -30,5 +30,5 @@ __all__ = [
 TABLES = (memory, network, hardware, numbers, layouts, disks, checkpoints, cluster, software)
 
 ALL: tuple[Cause, ...] = tuple(cause for table in TABLES for cause in table.CAUSES)
-WITH_TOPIC = tuple(cause for cause in ALL if cause.about)
+WITH_TOPIC = tuple(cause for cause in ALL if cause.about or cause.speaks or cause.otherwise)
 BY_NAME = {cause.name: cause for cause in ALL}

@@ -238,6 +238,7 @@ CAUSES = (
             Sign("cur_target >= 0 && cur_target < n_classes"),
             Sign("target", r"Target -?\d+ is out of bounds"),
         ),
+        speaks=r"\bvocab\w*",
     ),
     Cause(
         "tokenizer_missing",
@@ -409,6 +410,7 @@ CAUSES = (
             Sign("length", r"\blength\b.*\b\d+\b.*\bmax(imum)?[_ ](seq\w*[_ ])?(length|\d)", LIKELY),
             Sign("position_ids", r"(out of (range|bounds)|exceed)", LIKELY),
         ),
+        speaks=r"\b(max\w*[_ ])?seq\w*[_ ]len\w*|\bposition[_ ]embeddings?\b",
     ),
     Cause(
         "data_worker",

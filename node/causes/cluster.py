@@ -250,6 +250,7 @@ CAUSES = (
             Sign("pmix", r"(PMIX ERROR|pmix\S* (fail|error)|p_pmix|PMIX_INIT)", LIKELY),
             Sign("pmi2", r"(fail|error|cannot|unable)", LIKELY),
             Sign("invalid mpi type"),
+            Sign("error occurred in mpi_init", sure=LIKELY, any_level=True),
             Sign("task", r"task \d+ launch failed|Task launch for \S+ failed", LIKELY),
             Sign("orte", r"ORTE (was unable|does not)|orte_init failed", LIKELY),
         ),

@@ -244,6 +244,7 @@ CAUSES = (
             Sign("fused attention", r"(not support|unsupported|does not support)", LIKELY),
             Sign("invalid attention backend"),
         ),
+        speaks=r"\bflash[_ -]?att\w+|\battention (mask|backend|kernel)|\bsdpa\b",
     ),
     Cause(
         "cuda_graph",
@@ -259,6 +260,7 @@ CAUSES = (
             Sign("captures_underway"),
         ),
         follows=("gpu_out_of_memory",),
+        speaks=r"\bcuda ?graphs?\b",
     ),
     Cause(
         "cuda_after_fork",

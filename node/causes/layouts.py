@@ -91,6 +91,7 @@ CAUSES = (
             Sign("is not divisible by", r"^(\w*Error: )?\d+ is not divisible by \d+$", LIKELY),
             Sign("tensor parallel", rf"{_NOT}", HINT),
         ),
+        speaks=r"\b(attention|kv|query) heads?\b|\bnum_\w*heads\b",
     ),
     Cause(
         "sequence_and_cp",
@@ -115,6 +116,7 @@ CAUSES = (
             Sign("expert", rf"expert.*{_NOT}"),
             Sign("num_moe_experts", rf"{_NOT}"),
         ),
+        speaks=r"\bexperts?\b",
     ),
     Cause(
         "fp8_shape",

@@ -21,7 +21,10 @@ CAUSES = (
             Sign("kv cache", r"larger than|not enough|insufficient|exceeds", LIKELY),
             Sign("no available memory for the cache blocks"),
             Sign("cuda failure", r"Cuda failure (2|'?out of memory)"),
-            Sign("out of memory", r"RESOURCE_EXHAUSTED|Triton Error|Internal: out of memory|cudaErrorMemoryAllocation|cudaMalloc\w* failed"),
+            Sign(
+                "out of memory",
+                r"RESOURCE_EXHAUSTED|Triton Error|Internal: out of|cudaErrorMemoryAllocation|cudaMalloc\w* failed",
+            ),
             Sign("out of memory", r"\b(HIP|NPU|XPU|HPU|MUSA) out of memory"),
         ),
     ),

@@ -33,6 +33,7 @@ CAUSES = (
             Sign("found invalid values", r"constraint", LIKELY),
         ),
         follows=("silent_corruption", "gpu_ecc", "fp16_overflow"),
+        speaks=r"\b(nan|inf)\b(?! check)",
     ),
     Cause(
         "fp16_overflow",

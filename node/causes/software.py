@@ -38,6 +38,7 @@ CAUSES = (
             Sign("access denied", r"(s3|bucket|AccessDenied|gs://)", LIKELY),
             Sign("signaturedoesnotmatch"),
         ),
+        speaks=r"\b(log ?in|credentials?|authenticat\w+|unauthori\w+|forbidden|api key)\b",
     ),
     Cause(
         "no_network",
@@ -68,7 +69,11 @@ CAUSES = (
             ),
             Sign("connecttimeout", sure=LIKELY),
             Sign("proxyerror"),
-            Sign("error", r"^(httpx|requests|urllib3|httpcore)\S*(Connect|Timeout|Network|Protocol|Chunked)\w*", LIKELY),
+            Sign(
+                "error",
+                r"^(httpx|requests|urllib3|httpcore|botocore|aiohttp)\S*(Connect|Timeout|Network|Protocol|Chunked)\w*",
+                LIKELY,
+            ),
             Sign("urlopen error", sure=LIKELY),
             Sign("sslerror", sure=LIKELY),
             Sign("certificate_verify_failed"),
@@ -77,6 +82,7 @@ CAUSES = (
             Sign("50", r"50[0234] (Server Error|Bad Gateway|Service Unavailable|Gateway Time)", LIKELY),
             Sign("wandb", r"(Network error|CommError|run initialization has timed out|timed out)", LIKELY),
         ),
+        speaks=r"\b(AWS|S3|GCS|endpoint|HTTPS?|network|internet|proxy|download\w*)\b",
     ),
     Cause(
         "rate_limited",
@@ -108,6 +114,7 @@ CAUSES = (
             Sign("please install", r"(pip|conda|package|library|it with|Error)", LIKELY),
             Sign("importerror", r"ImportError: .*(requires|needs|was not found|not found in your|must be installed)"),
         ),
+        speaks=r"\bpip install\b",
     ),
     Cause(
         "version_mismatch",
@@ -282,5 +289,6 @@ CAUSES = (
             Sign("you set `--ntasks", r"does not match|SLURM"),
             Sign("keyerror: 'rank'"),
         ),
+        speaks=r"\bprocess[ _]?groups?\b",
     ),
 )

@@ -58,19 +58,27 @@ class Cause:
     """causes of the same or a lesser depth that explain this one"""
     about: str = ""
     """what an error without a sign speaks of, or the frames of its traceback, where this is possible"""
+    speaks: str = ""
+    """what more an error's own message speaks of, where this is possible"""
     otherwise: str = ""
     """how an error reads for which this is possible where its message speaks of nothing that is known"""
 
 
 def topic(causes: Sequence[Cause], error: str, frames: Sequence[str]) -> Cause | None:
     """The cause that an error points to by what it speaks of first, by how it reads, or by its innermost frame."""
-    cause = _spoken_of(causes, error)
+    cause = _spoken_of(causes, error, in_message=True)
     cause = cause or next((c for c in causes if c.otherwise and _compiled(c.otherwise).search(error)), None)
     return cause or next((found for frame in reversed(frames) if (found := _spoken_of(causes, frame))), None)
 
 
-def _spoken_of(causes: Sequence[Cause], text: str) -> Cause | None:
-    found = [(match.start(), cause) for cause in causes if (match := _compiled(cause.about).search(text))]
+def _spoken_of(causes: Sequence[Cause], text: str, in_message: bool = False) -> Cause | None:
+    """The cause whose words are the first in a text: an error's message, or a frame of its traceback."""
+    found = [
+        (match.start(), cause)
+        for cause in causes
+        for words in ((cause.about, cause.speaks) if in_message else (cause.about,))
+        if words and (match := _compiled(words).search(text))
+    ]
     return min(found, key=lambda place: place[0])[1] if found else None
 
 
