@@ -54,7 +54,6 @@ def micro_batches(group):
 
 
 @pytest.mark.nemo
-@pytest.mark.filterwarnings("ignore:The pynvml package:FutureWarning")
 def test_a_constructor_that_takes_the_size_of_data_parallelism_is_noticed(group):
     with rank_models._measured() as measured:
         group("TENSOR_MODEL_PARALLEL_GROUP").size()
