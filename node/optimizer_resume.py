@@ -13,6 +13,7 @@ def prepare(strategy: Any) -> None:
     """Called in every rank before a checkpoint is read."""
     keep_moments(strategy)
     allow_optimizer_classes()
+    load_tensors_only()
 
 
 def allow_optimizer_classes() -> None:
@@ -28,6 +29,27 @@ def allow_optimizer_classes() -> None:
     from torch.serialization import add_safe_globals
 
     add_safe_globals([getattr(optimizers, name) for name in ("Adam", "SGD", "CPUAdam", "CPUSGD")])
+
+
+def load_tensors_only() -> None:
+    """Give a precision-aware optimizer the tensors of a checkpoint alone.
+
+    Among a parameter's states Megatron-Core 0.15.3 saves whether they only fill up a bucket (`padding`, a bool), and
+    hands that to Transformer Engine's optimizer as a tensor: no run with such an optimizer could resume in the default
+    format. Mended in later versions (Megatron-LM, pull request 2576).
+    """
+    module = sys.modules.get("megatron.core.optimizer.distrib_optimizer")
+    if module is None:
+        return
+    load = module.DistributedOptimizer._set_main_param_and_optimizer_states
+    if getattr(load, "tensors_only", False):
+        return
+
+    def load_tensors(self: Any, parameter: Any, states: dict[str, Any]) -> None:
+        load(self, parameter, {name: state for name, state in states.items() if name != "padding"})
+
+    load_tensors.tensors_only = True  # type: ignore[attr-defined]
+    module.DistributedOptimizer._set_main_param_and_optimizer_states = load_tensors
 
 
 def keep_moments(strategy: Any) -> None:

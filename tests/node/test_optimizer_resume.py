@@ -1,4 +1,4 @@
-"""The optimizer keeps the states that NeMo would take out, and common.pt may name the optimizer's classes."""
+"""The optimizer keeps the states that NeMo would take out, gets tensors alone, and common.pt may name its classes."""
 
 import pickle
 import sys
@@ -47,6 +47,7 @@ class FusedAdam:
 
 
 @pytest.mark.nemo
+@pytest.mark.filterwarnings("ignore:The pynvml package:FutureWarning")
 def test_a_checkpoint_that_names_the_optimizers_classes_can_be_read(tmp_path, monkeypatch):
     import torch
 
@@ -60,3 +61,22 @@ def test_a_checkpoint_that_names_the_optimizers_classes_can_be_read(tmp_path, mo
     with torch.serialization.safe_globals([]):  # forgotten at the end
         optimizer_resume.allow_optimizer_classes()
         assert torch.load(tmp_path / "common.pt") == saved
+
+
+def test_what_only_fills_up_a_bucket_is_no_state_of_the_optimizer(monkeypatch):
+    class DistributedOptimizer:
+        def __init__(self) -> None:
+            self.given: list[tuple[str, dict[str, Any]]] = []
+
+        def _set_main_param_and_optimizer_states(self, parameter: str, states: dict[str, Any]) -> None:
+            self.given.append((parameter, states))
+
+    module = SimpleNamespace(DistributedOptimizer=DistributedOptimizer)
+    monkeypatch.setitem(sys.modules, "megatron.core.optimizer.distrib_optimizer", module)
+    for _ in range(2):  # two attempts in one process
+        optimizer_resume.load_tensors_only()
+    optimizer = DistributedOptimizer()
+    saved = {"param": "weights", "exp_avg": "moments", "padding": False}
+    optimizer._set_main_param_and_optimizer_states("w", saved)
+    assert optimizer.given == [("w", {"param": "weights", "exp_avg": "moments"})]
+    assert "padding" in saved, "Megatron still reads it"
