@@ -18,7 +18,7 @@ def mxfp8_weights(r: Reader) -> Iterator[Broken]:
     Megatron expects the training loop to copy them into that buffer (megatron-core 0.15.3, core/optimizer/
     optimizer.py:575-579), and NeMo 2.7.3's does not. Run: tests/recipes/mxfp8_weights.py.
     """
-    if r[f"{PLUGIN}.reuse_grad_buf_for_mxfp8_param_ag"] and _gathers_beside(r):
+    if r[f"{PLUGIN}.reuse_grad_buf_for_mxfp8_param_ag"] and overlaps(r, "overlap_param_gather"):
         yield Broken(
             "mxfp8_gather",
             "trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag with overlap_param_gather: NeMo 2.7.3 copies no "
@@ -33,8 +33,8 @@ def packed_length(r: Reader) -> Iterator[Broken]:
 
     NeMo's fine-tuning data pads a batch to its own longest sample, unless it is told to pad to the length.
     """
-    callback, specs = _callback(r), r["data.packed_sequence_specs"]
-    if callback is None or not callback.tp_comm_overlap or "FineTuning" not in name_of(r["data"]) or _tp(r) < 2:
+    overlap, specs = callback(r), r["data.packed_sequence_specs"]
+    if overlap is None or not overlap.tp_comm_overlap or "FineTuning" not in name_of(r["data"]) or _tp(r) < 2:
         return
     more = r["data.dataset_kwargs"] or {}
     if not (isinstance(more, dict) and more.get("pad_to_max_length")):
@@ -46,22 +46,32 @@ def packed_length(r: Reader) -> Iterator[Broken]:
         )
 
 
-def _gathers_beside(r: Reader) -> bool:
-    """Whether parameters are gathered beside the forward pass: NeMo's callback decides, where there is one."""
-    callback = _callback(r)
-    if callback is None:
-        return bool(r[f"{STRATEGY}.ddp.overlap_param_gather"])
-    ranks = (r["trainer.devices"] or 1) * (r["trainer.num_nodes"] or 1)
-    split = _tp(r) * (r[f"{STRATEGY}.pipeline_model_parallel_size"] or 1)
-    split *= r[f"{STRATEGY}.context_parallel_size"] or 1
-    return callback.overlap_param_gather is not False and ranks > split
+def overlaps(r: Reader, what: str) -> bool:
+    """Whether data parallelism communicates beside computation: NeMo's callback decides, where there is one."""
+    overlap = callback(r)
+    if overlap is None:
+        return bool(r[f"{STRATEGY}.ddp.{what}"])
+    chosen = getattr(overlap, what)
+    return ranks(r) > split(r) if chosen is None else chosen
+
+
+def ranks(r: Reader) -> int:
+    """GPUs of the run."""
+    return (r["trainer.devices"] or 1) * (r["trainer.num_nodes"] or 1)
+
+
+def split(r: Reader) -> int:
+    """Ranks that hold one copy of the model."""
+    pp, cp = (r[f"{STRATEGY}.{kind}_parallel_size"] or 1 for kind in ("pipeline_model", "context"))
+    return _tp(r) * pp * cp
 
 
 def _tp(r: Reader) -> int:
     return r[f"{STRATEGY}.tensor_model_parallel_size"] or 1
 
 
-def _callback(r: Reader) -> Any:
+def callback(r: Reader) -> Any:
+    """NeMo's overlap callback; None where the configuration has none."""
     callbacks = r["trainer.callbacks"]
     return next((c for c in callbacks or [] if name_of(c) == CALLBACK), None) if isinstance(callbacks, list) else None
 

@@ -30,6 +30,8 @@ def _m(recipe: str, overrides: str, *says: str, issue: bool = False) -> Mistake:
     return Mistake(recipe, tuple(overrides.split()), says, issue)
 
 
+ZERO2 = "trainer.strategy.ddp.data_parallel_sharding_strategy=optim_grads"
+RESHARDABLE = "trainer.strategy.ckpt_optim_fully_reshardable=True"
 _DTYPES = "trainer.plugins.params_dtype=torch.float16 trainer.plugins.pipeline_dtype=torch.float16"
 MISTAKES = (
     # Point 15 of the issue: these reached training.
@@ -140,6 +142,22 @@ MISTAKES = (
     # What Megatron-FSDP and an optimizer on the host take for granted.
     _m(SFT, "with=fsdp", "cannot start from weights", "fsdp_dtensor"),
     _m(LORA, "with=fsdp", "cannot start from weights", "fsdp_dtensor"),
+    _m("tiny_llama3_fp32", "with=fsdp", "FP32 with gated MLPs", "no attribute 'module'", "train in bf16"),
+    _m("tiny_llama3_fp32", "with=offload_optimizer", "parameters are FP32", "non-leaf", "train in bf16"),
+    _m(BF16, "with=fp16,fsdp", "FP16 ends at the first step", "train in bf16"),
+    _m(
+        BF16,
+        f"with=fsdp {ZERO2} trainer.strategy.tensor_model_parallel_size=8",
+        "ZeRO-2",
+        "8 GPUs",
+        "tp x pp x cp is 8",
+    ),
+    _m(
+        BF16,
+        f"with=fsdp {ZERO2} trainer.callbacks[2].overlap_grad_reduce=False",
+        "overlap_grad_reduce is off",
+        "ZeRO-3",
+    ),
     _m(BF16, "with=offload_optimizer trainer.strategy.ckpt_optim_fully_reshardable=False", "is False", "on the host"),
     _m(LORA, "with=offload_optimizer", "needs the distributed optimizer", "offload_activations"),
 )
@@ -190,8 +208,10 @@ LEGITIMATE = (
     _l(MOE, "model.config.moe_expert_capacity_factor=-1.0"),
     _l(BF16, "with=full_recompute"),
     _l(BF16, "with=precision_aware"),
+    _l(BF16, f"with=precision_aware {RESHARDABLE} optim.config.store_param_remainders=False"),
     _l(BF16, "with=deterministic"),
     _l(BF16, "with=offload_optimizer"),
+    _l(BF16, f"with=fsdp {ZERO2}"),
     _l(BF16, "with=fsdp trainer.strategy.num_distributed_optimizer_instances=2"),
     _l(
         FP8,

@@ -3,6 +3,7 @@
 With --all, of every recipe; without, of the first of each model and task.
 """
 
+import copy
 import dataclasses
 import json
 import sys
@@ -49,8 +50,27 @@ def main() -> None:
     sizes = [[name, *read(build(name, nodes), nodes)] for name, nodes in one_of_each_layout(chosen).values()]
     overrides = {text: override(text) for text in OVERRIDES}
     overrides["tiny_llama3_lora with=full_recompute"] = override("with=full_recompute", "tiny_llama3_lora")
-    answer = {"lines": lines, "sizes": sizes, "overrides": overrides}
+    shards = {
+        name: [bool(partial.optim.config.use_distributed_optimizer), *(refusal(partial, option) for option in SHARDED)]
+        for name, partial in built.items()
+    }
+    answer = {"lines": lines, "sizes": sizes, "overrides": overrides, "shards": shards}
     Path(sys.argv[1]).write_text(json.dumps(answer | {"factories": factories(), "round_trips": round_trips()}))
+
+
+SHARDED = ("precision_aware", "offload_optimizer")
+"""Options that Megatron takes with the distributed optimizer alone."""
+
+
+def refusal(partial: Any, option: str) -> list[str]:
+    """How a recipe refuses an option: [] = it takes it."""
+    from superpod.recipes import options
+
+    try:
+        options.apply(copy.deepcopy(partial), option)
+    except UserError as error:
+        return [str(error), error.hint]
+    return []
 
 
 def read(partial: Any, nodes: int) -> list[Any]:

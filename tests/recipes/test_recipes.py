@@ -146,6 +146,14 @@ def test_full_recomputation_is_refused_beside_frozen_weights(described):
     assert "adapters" in message
 
 
+@pytest.mark.parametrize(("number", "option"), [(1, "precision_aware"), (2, "offload_optimizer")])
+def test_every_recipe_without_a_distributed_optimizer_refuses_what_needs_it(number, option, described):
+    says = [f"{option} needs the distributed optimizer, and this recipe does not shard its optimizer"]
+    refused = {name: shown[number][:1] for name, shown in described["shards"].items()}
+    assert refused == {name: [] if shown[0] else says for name, shown in described["shards"].items()}
+    assert {recipes()[name].task for name, said in refused.items() if said} == {"lora"}, "DoRA's goldens are LoRA's"
+
+
 def test_options_that_undo_each_other_are_refused(described):
     how, message, _ = described["overrides"]["with=offload_activations,full_recompute"]
     assert (how, "do not go together" in message) == ("refused", True)
