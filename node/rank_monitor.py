@@ -5,11 +5,13 @@ learns from them how long is too long. `ft_launcher` would start it; here each r
 """
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,23 @@ def start(run: Path) -> int:
     Raises:
         ImportError: nvidia-resiliency-ext is not installed.
     """
+    monitor, folder = _start(run)
+    atexit.register(_end, monitor, folder)
+    return int(monitor.pid)
+
+
+@contextlib.contextmanager
+def within(run: Path) -> Iterator[None]:
+    """Inside, this rank has a monitor: for a fork, which runs no exit handlers. Raises what `start` raises."""
+    monitor, folder = _start(run)
+    try:
+        yield
+    finally:
+        _end(monitor, folder)
+
+
+def _start(run: Path) -> tuple[Any, str]:
+    """The monitor, and the folder of its sockets."""
     from nvidia_resiliency_ext import fault_tolerance as ft
     from nvidia_resiliency_ext.fault_tolerance.data import FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR
 
@@ -55,9 +74,8 @@ def start(run: Path) -> int:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         tempfile.tempdir = default
-    atexit.register(_end, monitor, folder)
     os.environ[FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR] = socket
-    return int(monitor.pid)
+    return monitor, folder
 
 
 def _end(monitor: Any, folder: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod import cpu_threads
-from superpod.node import orphans, stall
+from superpod.node import orphans, rank_monitor, stall
 from superpod.node.run_folder import Attempt
 from superpod.rehearsal.patches.adapters import start_alike
 from superpod.rehearsal.rank_record import RankRecord
@@ -130,12 +130,14 @@ def _train(text: str, folder: Path, ranks: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _report_writes_here()
     start_alike()
-    call = fdl.build(ZlibJSONSerializer().deserialize(text))
+    recipe = ZlibJSONSerializer().deserialize(text)
+    monitored = rank_monitor.prepare(getattr(getattr(recipe, "trainer", None), "callbacks", None) or [], folder)
+    call = fdl.build(recipe)
     # The ranks meet at a file: a free port may be taken before rank 0 listens on it.
     call.keywords["trainer"].strategy.store = FileStore(str(folder / "store"), ranks)
     # From its second call on, TorchScript rounds the gradient of GELU differently: a resumed run would
     # then differ from the uninterrupted one.
-    with optimized_execution(False):
+    with optimized_execution(False), rank_monitor.within(folder) if monitored else contextlib.nullcontext():
         call()
 
 
