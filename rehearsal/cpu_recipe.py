@@ -28,6 +28,7 @@ class Change:
 
 
 _PRECISION_AWARE = "optim.config.use_precision_aware_optimizer"
+_NO_TE = "needs Transformer Engine's Python, which scripts/install.sh installs"
 
 # (path, value in a rehearsal, reason); applied if the recipe has the path with another value.
 _CPU_SETTINGS: tuple[tuple[str, Any, str], ...] = (
@@ -41,7 +42,6 @@ _CPU_SETTINGS: tuple[tuple[str, Any, str], ...] = (
     ("trainer.plugins.fp8", None, "FP8 needs tensor cores"),
     ("trainer.plugins.fp8_params", False, "FP8 needs tensor cores"),
     ("trainer.plugins.fp8_param_gather", False, "FP8 needs tensor cores"),
-    (_PRECISION_AWARE, False, "needs Transformer Engine's FusedAdam"),
     ("data.pin_memory", False, "pins memory for a GPU"),
     ("data.num_workers", 0, "the ranks of a rehearsal share few cores"),
     ("data.persistent_workers", False, "no workers"),
@@ -93,20 +93,23 @@ def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
     local = (("devices", devices, "processes of this machine"), ("num_nodes", 1, "one machine"))
     if strategy is not None:
         local = (("trainer.devices", devices, "processes of this machine"),)
-    offloads = getattr(getattr(getattr(recipe, "optim", None), "config", None), "optimizer_cpu_offload", False)
-    for path, value, reason in (*local, *_CPU_SETTINGS, *_fp32_moments()):
-        if offloads and path == _PRECISION_AWARE:  # on the host it is torch's Adam
-            continue
+    for path, value, reason in (*local, *_CPU_SETTINGS, *_plain_adam(recipe)):
         changes += _set(rehearsal, path, value, reason)
     return rehearsal, changes + _drop_callbacks(getattr(rehearsal, "trainer", None))
 
 
-def _fp32_moments() -> Iterator[tuple[str, Any, str]]:
-    """What Megatron's own Adam asks for: OptimizerConfig refuses other moments without Transformer Engine's."""
+def _plain_adam(recipe: Partial) -> Iterator[tuple[str, Any, str]]:
+    """What OptimizerConfig asks for where Transformer Engine's Adam is not installed."""
     import torch
 
+    from superpod.rehearsal.patches import te_adam
+
+    config = getattr(getattr(recipe, "optim", None), "config", None)
+    if te_adam.available() or getattr(config, "optimizer_cpu_offload", False):  # on the host it is torch's Adam
+        return
+    yield _PRECISION_AWARE, False, _NO_TE
     for name in ("exp_avg_dtype", "exp_avg_sq_dtype"):
-        yield f"optim.config.{name}", torch.float32, "needs Transformer Engine's FusedAdam"
+        yield f"optim.config.{name}", torch.float32, _NO_TE
 
 
 def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change]:

@@ -180,8 +180,10 @@ def in_fp32(partial: Partial) -> None:
     partial.trainer.strategy.pipeline_dtype = kind
     config = partial.optim.config
     config.bf16 = config.fp16 = False
+    config.use_precision_aware_optimizer = False
+    config.exp_avg_dtype = config.exp_avg_sq_dtype = kind
     if config.optimizer_cpu_offload:  # Megatron offloads no shards of FP32 parameters: recipes/rules/sharded.py
-        config.optimizer_cpu_offload = config.use_precision_aware_optimizer = False
+        config.optimizer_cpu_offload = False
 
 
 def write_text(prefix: Path, vocab: int, seq: int, samples: int) -> None:

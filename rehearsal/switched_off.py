@@ -53,11 +53,6 @@ ROWS = (
         (BUILT, ORDER),
         "tensors of delayed and current scaling in Megatron's buffers; rounding",
     ),
-    Row(
-        ("optim.config.use_precision_aware_optimizer",),
-        (ORDER,),
-        "Transformer Engine's own FusedAdam, and moments in BF16",
-    ),
     Row(("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "use_te_rng_tracker"), (GRAPHS,), START),
     Row(("use_transformer_engine_full_layer_spec", "delay_wgrad_compute"), (), "all of it; no recipe sets it"),
     Row(("cpu_offloading",), (), "all of it: with=offload_activations is planned only"),

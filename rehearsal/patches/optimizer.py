@@ -42,7 +42,7 @@ def fused_adam_class() -> type:
                     if not state:  # also of one without a gradient: Megatron-FSDP's checkpoint has every rank hold it
                         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
                     if parameter.grad is not None:
-                        _update(parameter, parameter.grad, state, group, decoupled=self.adam_w_mode)
+                        update(parameter, parameter.grad, state, group, decoupled=self.adam_w_mode)
 
     # A checkpoint of Megatron's optimizer on the host names the class.
     FusedAdam.__qualname__ = "FusedAdam"
@@ -50,7 +50,7 @@ def fused_adam_class() -> type:
     return FusedAdam
 
 
-def _update(
+def update(
     parameter: torch.Tensor,
     gradient: torch.Tensor,
     state: dict[str, Any],
@@ -128,15 +128,3 @@ def _offloaded_parameters() -> None:
             return original(self, offload_fraction)
 
     replace(HybridDeviceOptimizer, _get_sub_optimizer_param_groups=groups)
-
-
-@patch(
-    "te-version",
-    target="megatron.core.optimizer.optimizer_config.is_te_min_version",
-    reason="megatron-core 0.15.3 compares the version of a Transformer Engine that is not there: TypeError, where the "
-    "optimizer lies on the host, which needs none",
-)
-def _te_version() -> None:
-    from megatron.core.optimizer import optimizer_config
-
-    replace(optimizer_config, is_te_min_version=lambda *_, **__: False)

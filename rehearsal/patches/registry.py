@@ -18,6 +18,7 @@ MODULES = (
     "norms",
     "attention",
     "optimizer",
+    "te_adam",
     "fsdp",
     "te_layers",
     "moe",

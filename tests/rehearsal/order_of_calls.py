@@ -6,9 +6,9 @@ stages where the flags belong to them), with the DDP configuration, precision pl
 the recipe. OUT tells, for each: the flags that Megatron had, losses, weights in every forward pass, and replicas. The
 reference is one rank in fp32 from the same weights.
 
-Faked: devices and streams (superpod.rehearsal.patches), which tensors are Transformer Engine's MXFP8 ones, and its
-precision-aware Adam. A CPU has none of FP8's values: this shows who copies, gathers and scales, not what rounding does.
-Tensors of delayed and current scaling are BF16 here, so their own way into Megatron's buffers is not shown.
+Faked: devices and streams (superpod.rehearsal.patches), and which tensors are Transformer Engine's MXFP8 ones. A CPU
+has none of FP8's values: this shows who copies, gathers and scales, not what rounding does. Tensors of delayed and
+current scaling are BF16 here, so their own way into Megatron's buffers is not shown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_flags
 import nemo_run as run
-import precise_adam
 import torch
 from nemo import lightning as nl
 from tiny_recipe import VOCAB, tiny
@@ -113,7 +112,6 @@ def conduct(name: str, partial: Any, folder: Path, ranks: int, *, weights: Path,
     for field in RESTORED:
         if getattr(plugin, field, None):
             setattr(rehearsal.trainer.plugins, field, getattr(plugin, field))
-    rehearsal.optim.config.use_precision_aware_optimizer = partial.optim.config.use_precision_aware_optimizer
     done = forked_run.run(name, rehearsal, Path(records), ranks)
     if done.error:
         return {"error": done.error}
@@ -140,11 +138,9 @@ def _far(weights: dict[str, torch.Tensor], folder: Path) -> float:
 @contextlib.contextmanager
 def stand_ins(partial: Any) -> Iterator[None]:
     """Inside, what Transformer Engine would bring: its MXFP8 tensors, where the plugin keeps parameters so, are the
-    layers' matrices; its precision-aware Adam is one of torch.
+    layers' matrices.
     """
-    from megatron.core import optimizer
     from megatron.core.distributed import distributed_data_parallel, param_and_grad_buffer
-    from megatron.core.optimizer import distrib_optimizer
 
     def is_mxfp8(tensor: torch.Tensor) -> bool:
         return getattr(tensor, "dim", lambda: 0)() == 2 and tensor.shape[0] != VOCAB  # TE's layers; not the embeddings
@@ -154,12 +150,6 @@ def stand_ins(partial: Any) -> Iterator[None]:
             patches.enter_context(mock.patch.object(param_and_grad_buffer, "is_mxfp8tensor", is_mxfp8))
             # a buffer of their own
             patches.enter_context(mock.patch.object(distributed_data_parallel, "is_float8tensor", is_mxfp8))
-        if partial.optim.config.use_precision_aware_optimizer:
-            patches.enter_context(gpu_flags.fused_adam())
-            patches.enter_context(mock.patch.object(optimizer, "is_te_min_version", return_value=True))
-            adam = precise_adam.adam_class()
-            for module in (optimizer, distrib_optimizer):
-                patches.enter_context(mock.patch.object(module, "Adam", adam))
         yield
 
 

@@ -29,7 +29,7 @@ NEEDED_BY = {
     "fused-adam": ("dp2", "AssertionError"),
     "optimizer-no-grad": ("dp2", "a view of a leaf Variable that requires grad"),
     "offloaded-parameters": ("offload-bf16", r"KeyError: tensor\("),
-    "te-version": ("offload-bf16", "'>=' not supported between instances of 'NoneType' and 'Version'"),
+    "te-adam": ("precise-bf16", "'>=' not supported between instances of 'NoneType' and 'Version'"),
     "fsdp-mesh": ("fsdp-dp2", "Invalid device string: 'cuda:cpu'"),
     "fsdp-collectives": ("fsdp-dp2", "Cannot use ReduceOp.PREMUL_SUM with Gloo"),
     "te-layers": ("resume", WRONG),
@@ -68,13 +68,15 @@ def fault(case: str, value: Any, outcomes: Any) -> str:
         expected = outcomes(CaseRequest("moe-ep2"))["value"]["losses"]
     else:
         reference = outcomes(CaseRequest("reference"))["value"]
-        whole = case in ("fsdp-dp2", "offload-bf16")  # these begin with it
+        whole = case in ("fsdp-dp2", "offload-bf16", "precise-bf16")  # these begin with it
         expected = reference["losses"][0 if whole else 2 :]
         if case in ("resume", "recompute") and value["digest"] != reference["digest"]:
             return "the parameters are not those of the uninterrupted run, bit for bit"
         if not any(name.endswith(LAYER_NORM) for name in value["names"]) and "pp2" not in case:
             return f"no {LAYER_NORM} in {value['names']}"
-    tolerance = 1e-2 if case == "offload-bf16" else 1e-3 if "bf16" in case else 1e-5  # rounding of two steps more
+    tolerance = (
+        1e-2 if case in ("offload-bf16", "precise-bf16") else 1e-3 if "bf16" in case else 1e-5
+    )  # rounding of two steps more
     return "" if value["losses"] == pytest.approx(expected, abs=tolerance) else f"{value['losses']}, not {expected}"
 
 

@@ -27,7 +27,6 @@ def test_changes_are_listed_and_the_recipe_is_left_alone(outcome):
         ["trainer.strategy.ckpt_async_save", "True", "False"],
         ["trainer.plugins.fp8", "hybrid", "None"],
         ["trainer.plugins.fp8_param_gather", "True", "False"],
-        ["optim.config.use_precision_aware_optimizer", "True", "False"],
         ["data.pin_memory", "True", "False"],
         ["data.num_workers", "8", "0"],
         ["trainer.callbacks[1]", "NsysCallback", "None"],

@@ -34,12 +34,12 @@ def sharded(folder: Path, without: frozenset[str]) -> dict[str, Any]:
     return train(folder, recipe, without)
 
 
-def offloaded(folder: Path, without: frozenset[str]) -> dict[str, Any]:
-    """Four steps with the optimizer in host memory, from the weights that the reference draws too."""
+def with_option(folder: Path, without: frozenset[str], option: str) -> dict[str, Any]:
+    """Four steps in bf16 with an option, from the weights that the reference draws too."""
     from superpod.recipes import options
 
     recipe = tiny(folder, steps=4, precision="bf16")
-    options.apply(recipe, "offload_optimizer")
+    options.apply(recipe, option)
     return train(folder, recipe, without)
 
 

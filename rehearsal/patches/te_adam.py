@@ -1,0 +1,155 @@
+"""Transformer Engine's own FusedAdam, for the precision-aware optimizer: its Python, over kernels in plain torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from superpod.errors import UserError
+from superpod.rehearsal.patches.optimizer import update
+from superpod.rehearsal.patches.registry import patch, replace
+from superpod.rehearsal.te import source
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGE = "transformer_engine.pytorch.optimizers"
+
+
+def available() -> bool:
+    """Whether Transformer Engine's Python is beside the environment."""
+    try:
+        source.folder()
+    except UserError:
+        return False
+    return True
+
+
+@cache
+def adam_class() -> Any:
+    """FusedAdam as Transformer Engine has it: states, their types and their checkpoints are its own.
+
+    Raises:
+        UserError: Transformer Engine's Python is not installed.
+    """
+    with _modules():
+        for name in ("multi_tensor_apply", "fused_adam"):
+            file = source.folder() / "transformer_engine" / "pytorch" / "optimizers" / f"{name}.py"
+            spec = importlib.util.spec_from_file_location(f"{PACKAGE}.{name}", file)
+            assert spec
+            assert spec.loader
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        return sys.modules[f"{PACKAGE}.fused_adam"].FusedAdam
+
+
+@contextmanager
+def _modules(**of_optimizers: Any) -> Iterator[None]:
+    """Inside, there are the modules that the file imports; outside, nothing finds Transformer Engine."""
+    kernels = {f"multi_tensor_adam{kind}": None for kind in ("_fp8", "_capturable", "_capturable_master")}
+    contents: dict[str, dict[str, Any]] = {
+        "transformer_engine": {},
+        "transformer_engine.pytorch": {},
+        "transformer_engine.pytorch.tensor": {},
+        "transformer_engine.pytorch.tensor.float8_tensor": {
+            "Float8Tensor": type("Float8Tensor", (), {}),
+            "Float8Quantizer": type("Float8Quantizer", (), {}),
+        },
+        PACKAGE: of_optimizers,
+        "transformer_engine_torch": {
+            **kernels,
+            "multi_tensor_adam": _adam,
+            "multi_tensor_adam_param_remainder": _adam_of_remainders,
+            "DType": SimpleNamespace(kFloat32=0),
+        },
+    }
+    modules = {name: ModuleType(name) for name in contents}
+    for name, content in contents.items():
+        modules[name].__dict__.update(content)
+        modules[name].__path__ = []
+    with mock.patch.dict(sys.modules, modules):
+        yield
+
+
+def _adam(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *settings: Any) -> None:
+    """One step for [gradients, parameters, moments, second moments] and, where there are such, FP32 parameters."""
+    gradients, parameters, first, second, *more = lists
+    masters = more[0] if more else parameters
+    group, decoupled = _group(*settings)
+    for gradient, parameter, m, v, master in zip(gradients, parameters, first, second, masters, strict=True):
+        exact = master if master.dtype is m.dtype else master.to(m.dtype)
+        update(exact, gradient, {"exp_avg": m, "exp_avg_sq": v}, group, decoupled=decoupled)
+        parameter.copy_(exact)
+
+
+def _adam_of_remainders(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *settings: Any) -> None:
+    """The same, where an FP32 parameter is its BF16 one and 16 bits more (TE 2.9.0, multi_tensor/adam.cu)."""
+    group, decoupled = _group(*settings)
+    for gradient, parameter, m, v, remainder in zip(*lists, strict=True):
+        master = joined(parameter, remainder)
+        update(master, gradient, {"exp_avg": m, "exp_avg_sq": v}, group, decoupled=decoupled)
+        split_into(parameter, remainder, master)
+
+
+def _group(
+    lr: float, beta1: float, beta2: float, eps: float, step: int, decoupled: int, corrects: int, decay: float
+) -> tuple[dict[str, Any], bool]:
+    """The settings of a kernel as those of a parameter group, and whether the weights decay directly."""
+    moments = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": decay}
+    return moments | {"step": step, "bias_correction": bool(corrects)}, bool(decoupled)
+
+
+def joined(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
+    """The FP32 parameter: BF16 has its upper 16 bits, rounded up where the lower ones, read as int16, are negative."""
+    import torch
+
+    upper = parameter.view(torch.int16).to(torch.int32) - (remainder < 0).to(torch.int32)
+    lower = remainder.to(torch.int32) & 0xFFFF
+    return (upper << 16 | lower).view(torch.float32)
+
+
+def split_into(parameter: torch.Tensor, remainder: torch.Tensor, master: torch.Tensor) -> None:
+    """Write an FP32 parameter into its two halves: `joined` backwards."""
+    import torch
+
+    bits = master.view(torch.int32)
+    remainder.copy_((bits << 16 >> 16).to(torch.int16))
+    upper = (bits >> 16) + (remainder < 0).to(torch.int32)
+    parameter.view(torch.int16).copy_(upper.to(torch.int16))
+
+
+@patch(
+    "te-adam",
+    target="megatron.core.optimizer: Adam, is_te_min_version; OptimizerConfig.__post_init__",
+    reason="a precision-aware optimizer is Transformer Engine's FusedAdam alone, and its Python needs no GPU: its "
+    "states and checkpoints are real, and only its kernels are torch's; without the TE of a GPU run, "
+    "megatron-core 0.15.3 ends in a TypeError where it compares versions",
+)
+def _te_adam() -> None:
+    import megatron.core.optimizer as optimizer
+    from megatron.core.optimizer import distrib_optimizer, optimizer_config
+
+    original = optimizer_config.OptimizerConfig.__post_init__
+    plain = optimizer.Adam
+
+    def is_te_min_version(version: str, check_equality: bool = True) -> bool:
+        return optimizer.Adam is not plain
+
+    def post_init(self: Any) -> None:
+        precise = self.use_precision_aware_optimizer and not self.optimizer_cpu_offload and available()
+        adam = adam_class() if precise else plain
+        for module in (optimizer, distrib_optimizer):
+            replace(module, Adam=adam)
+        with _modules(FusedAdam=adam):
+            original(self)
+
+    replace(optimizer_config.OptimizerConfig, __post_init__=post_init)
+    replace(optimizer_config, is_te_min_version=is_te_min_version)
+    replace(optimizer, is_te_min_version=is_te_min_version)
