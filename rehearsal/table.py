@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         PAGE.write_text(with_table(PAGE.read_text(), json.loads(RESULTS.read_text())))
         return
     chosen = [shape for shape in SHAPES if not options.shapes or shape.key in options.shapes]
-    _import_nemo()
+    import_nemo()
     sys.exit(0 if all([_rehearse_and_keep(shape, options.folder, options.steps) for shape in chosen]) else 1)
 
 
-def _import_nemo() -> None:
+def import_nemo() -> None:
+    """Give this process NeMo with a rehearsal's patches, for all its forks."""
     started = time.time()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for name in ("superpod.rehearsal.entry", "superpod.recipes.partial"):  # the patches, NeMo and all of ours
@@ -72,31 +73,37 @@ def _rehearse_and_keep(shape: Shape, results: Path | None, steps: int) -> bool:
 
 
 def _rehearse(shape: Shape, folder: Path, steps: int) -> Result:
-    """Rehearse in a fork, which leaves nothing behind for the next rehearsal."""
     failed: Result = {"recipe": shape.recipes, "nodes": 0, "passed": False}
+    result = in_fork(lambda: _facts(shape, folder, steps), folder)
+    return failed | result if "error" in result else result
+
+
+def in_fork(work: Callable[[], Result], folder: Path) -> Result:
+    """What `work` returns in a fork, which leaves nothing behind for the next one; {"error": ...} where it broke."""
+    from superpod.lifecycle.quiet import quietly
+
+    file = folder / "result.json"
     pid = os.fork()
     if not pid:
         try:
-            _in_fork(shape, folder, steps)
+            with quietly(folder / "rehearse.log"):
+                write_json(file, work())
         except BaseException as error:
             traceback.print_exc()
-            write_json(folder / "result.json", failed | {"error": f"{type(error).__name__}: {error}"})
+            write_json(file, {"error": f"{type(error).__name__}: {error}"})
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    return read_json(folder / "result.json") or failed | {"error": "it ended without a result"}
+    return read_json(file) or {"error": "it ended without a result"}
 
 
-def _in_fork(shape: Shape, folder: Path, steps: int) -> None:
-    from superpod.lifecycle.quiet import quietly
+def _facts(shape: Shape, folder: Path, steps: int) -> Result:
     from superpod.rehearsal import trial
 
     example = shapes.find(shape)
-    with quietly(folder / "rehearse.log"):
-        planned = trial.plan(example.recipe, example.nodes, shapes.MOST_RANKS)
-        facts = trial.facts(trial.conduct(planned, folder, steps))
-    kept = {name: fact for name, fact in facts.items() if name not in ("shrunk", "dropped", "losses")}
-    write_json(folder / "result.json", kept)
+    planned = trial.plan(example.recipe, example.nodes, shapes.MOST_RANKS)
+    facts = trial.facts(trial.conduct(planned, folder, steps))
+    return {name: fact for name, fact in facts.items() if name not in ("shrunk", "dropped", "losses")}
 
 
 def _failures(result: Result) -> str:

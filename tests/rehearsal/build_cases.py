@@ -226,3 +226,13 @@ def changes(_: Path, without: frozenset[str]) -> list[list[str]]:
     read = serializer.deserialize(serializer.serialize(rehearsal))  # as a torchrun child reads it
     assert fdl.get_callable(read).__module__ == "superpod.rehearsal.entry"
     return [[change.path, str(change.old), str(change.new)] for change in listed]
+
+
+def options(_: Path, without: frozenset[str], precisions: tuple[str, ...]) -> dict[str, Any]:
+    """What the rules say of every option on a recipe of each kind in these precisions, and what it changes."""
+    from superpod.rehearsal import install, option_cases, option_trials
+
+    install(without=without)
+    import superpod.recipes.partial  # noqa: F401
+
+    return {case.key: option_trials.judged(case) for case in option_cases.cases() if case.precision in precisions}

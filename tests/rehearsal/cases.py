@@ -12,6 +12,8 @@ from typing import Any
 import build_cases
 import training_cases
 
+from superpod.rehearsal import option_cases
+
 
 @dataclass(frozen=True)
 class NemoCase:
@@ -45,7 +47,8 @@ CASES = {
     "tp2-save": NemoCase(2, partial(training_cases.resumed, save_every=3, **TP2)),
     "tp2-bf16": NemoCase(2, partial(training_cases.resumed, precision="bf16", **TP2)),
     "fsdp-dp2": NemoCase(2, training_cases.sharded),
-    "offload-bf16": NemoCase(1, training_cases.offloaded),
+    "offload-bf16": NemoCase(1, partial(training_cases.with_option, option="offload_optimizer")),
+    "precise-bf16": NemoCase(1, partial(training_cases.with_option, option="precision_aware")),
     "cp2": NemoCase(2, partial(training_cases.resumed, context_parallel_size=2)),
     # With the overlap callback: Megatron-LM refuses PP 2 x VP without overlapped p2p, NeMo trains it wrongly.
     "pp2vp2": NemoCase(2, partial(training_cases.resumed, overlap=True, **PP2_VP2)),
@@ -89,4 +92,5 @@ CASES = {
     "dry-vocabulary": NemoCase(1, build_cases.dry_vocabulary),
     "refuses-gpu": NemoCase(1, build_cases.refuses_gpu),
     "changes": NemoCase(1, build_cases.changes),
+    **{f"options-{name}": NemoCase(1, partial(build_cases.options, precisions=(name,))) for name in option_cases.GPUS},
 }
