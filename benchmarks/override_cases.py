@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def judge_all(cases: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """("ok" or "refuse", message) of each case."""
+    """("ok", "refuse" or "crash", message) of each case."""
     from superpod.rehearsal import validation
 
     answers: dict[int, tuple[str, str]] = {}
@@ -43,6 +43,9 @@ def judge_all(cases: list[dict[str, Any]]) -> list[tuple[str, str]]:
             run = _resolved(case)
         except UserError as refused:
             answers[number] = "refuse", str(refused)
+            continue
+        except Exception as fault:  # a traceback is never the right answer
+            answers[number] = "crash", repr(fault)
             continue
         if validation.is_changed(run.request):
             runs[number] = run
