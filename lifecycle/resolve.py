@@ -106,7 +106,7 @@ def resolve(request: Request, known: dict[str, Any] | None = None) -> BuiltRun:
     rules.require(rules.violations(partial, request.overrides, chain=subject.kind(request.recipe) != "nemo"))
     job = planned_job_of(partial, request)
     rules.require(job_violations(partial, job))
-    rules.require(rules.start_violations(partial, request.overrides))
+    rules.require(rules.start_violations(partial, request.overrides, job))
     trainer = partial.trainer
     return BuiltRun(
         request=request,

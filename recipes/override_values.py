@@ -191,8 +191,8 @@ def _made(call: ast.Call) -> Any:
 def _fitted(value: Any, text: str, annotation: Any) -> Any:
     """The value, converted to what an annotation takes. Raises NotAValue."""
     origin = get_origin(annotation)
-    if annotation in (Any, object) or isinstance(annotation, typing.TypeVar):
-        return value
+    if annotation in (Any, object) or isinstance(annotation, typing.TypeVar | typing.ForwardRef):
+        return value  # a ForwardRef that is left names a type imported for type checkers only
     if origin is typing.Annotated:
         return _fitted(value, text, get_args(annotation)[0])
     if origin in (Union, types.UnionType):

@@ -72,7 +72,7 @@ def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
     try:
         value = override_values.parse(text, taken if operation == "" else [Any])
         if operation:
-            value = OPERATIONS[operation](getattr(node, field), value)
+            value = OPERATIONS[operation](_value(node, field), value)
     except (override_values.NotAValue, TypeError, ValueError, ArithmeticError):
         kind = taken[0].__name__ if isinstance(taken[0], type) else str(taken[0]).replace("typing.", "")
         raise UserError(
@@ -107,16 +107,24 @@ def _check_path(partial: run.Partial, path: str) -> None:
                 raise UserError(f"override {path}: {spot} has no field {name!r}", hint)
         elif not isinstance(node, dict):
             raise UserError(f"override {path}: {'.'.join(seen)} is {node!r} and has no fields")
-        node = getattr(node, name, None) if not isinstance(node, dict) else node.get(name)
+        node = node.get(name) if isinstance(node, dict) else _value(node, name)
         for index in indices:
             node = _item(node, index, path)
         seen.append(part)
 
 
+def _value(node: Any, name: str) -> Any:
+    """A field of a configuration as it is set, or its default; fiddle raises for a default that a factory makes."""
+    try:
+        return getattr(node, name, None)
+    except ValueError:
+        return fdl.get_callable(node).__dataclass_fields__[name].default_factory()
+
+
 def _unset_none(node: Any, field: str) -> None:
     """Set None for `trainer.plugins.fp8=None`: NeMo annotates `fp8: str = None`, so that the text would be a string."""
     parameter = parameter_of(fdl.get_callable(node), field)
-    if getattr(node, field, None) in ("None", "null") and parameter is not None and parameter.default is None:
+    if _value(node, field) in ("None", "null") and parameter is not None and parameter.default is None:
         setattr(node, field, None)
 
 
@@ -126,7 +134,7 @@ def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
     node: Any = partial
     for part in parents:
         name, *indices = _name_and_indices(part)
-        node = node[name] if isinstance(node, dict) else getattr(node, name)
+        node = node[name] if isinstance(node, dict) else _value(node, name)
         for index in indices:
             node = node[int(index)]
     return node, field

@@ -226,7 +226,7 @@ def judge(request: Request, *, build: bool = True, confirm: bool = False) -> Jud
         _plan(judgement, job)
         judgement.broken += resolve.job_violations(partial, job)
     if not judgement.broken:
-        judgement.broken += rules.start_violations(partial, request.overrides)
+        judgement.broken += rules.start_violations(partial, request.overrides, job)
     if confirm or (build and not judgement.broken):
         _build(judgement, partial, job)
     return judgement

@@ -25,6 +25,8 @@ from superpod.planner.rules import Broken
 if TYPE_CHECKING:
     import nemo_run as run
 
+    from superpod.planner.planned_job import PlannedJob
+
 
 def violations(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Broken]:
     """Every rule that the built configuration breaks; [] = none.
@@ -42,15 +44,17 @@ def violations(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bo
     return [*_violations(reader), *of_chain]
 
 
-def start_violations(partial: run.Partial, overrides: Sequence[str] = ()) -> list[Broken]:
-    """What NeMo, Lightning and Megatron refuse or write over as a run starts (`started.py`).
+def start_violations(
+    partial: run.Partial, overrides: Sequence[str] = (), job: PlannedJob | None = None
+) -> list[Broken]:
+    """What NeMo, Lightning and Megatron refuse or write over as a run of the planner's `job` starts (`started.py`).
 
     Of a configuration that breaks no other rule, also of the planner's: their messages have the numbers, these seldom.
     """
     from superpod.recipes.rules import started
     from superpod.recipes.rules.reading import Reader
 
-    return list(started.violations(Reader(partial, tuple(overrides))))
+    return list(started.violations(Reader(partial, tuple(overrides)), job))
 
 
 def warnings(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Broken]:

@@ -80,7 +80,11 @@ def _frequency(value: object) -> tuple[int | None, int | None]:
     """(dense layers before the first experts, one layer of how many has them) of `moe_layer_freq`."""
     if isinstance(value, list):
         dense = value.index(1) if 1 in value else len(value)
-        return (dense, 1) if all(value[dense:]) else (None, None)
+        if all(value[dense:]):
+            return dense, 1
+        every = dense + 1  # the planner's pattern: the last layer of every so many has experts
+        regular = all(bool(has) == (number % every == dense) for number, has in enumerate(value))
+        return (0, every) if regular else (None, None)
     return (0, value) if isinstance(value, int) else (0, 1)
 
 

@@ -129,5 +129,27 @@ def plugin(r: Reader) -> Iterator[Broken]:
         )
 
 
-RULES = (plugin, formats_match, loss_scale, fp8)
+MOMENTS = ("float32", "float16", "bfloat16", "uint8")
+STATES = {
+    "optim.config.exp_avg_dtype": MOMENTS,
+    "optim.config.exp_avg_sq_dtype": MOMENTS,
+    "optim.config.main_params_dtype": ("float32", "float16"),
+}
+"""What Transformer Engine's FusedAdam takes, which makes it when the model is built (optimizers/fused_adam.py:135)."""
+
+
+def states(r: Reader) -> Iterator[Broken]:
+    """Formats of the optimizer's states: FP8 is uint8 to Transformer Engine, with a scale beside it."""
+    for path, known in STATES.items():
+        name = str(r[path]).rpartition(".")[2]
+        if r[path] is not None and name not in known:
+            near = "write torch.uint8, which is FP8 with a scale" if "float8" in name and "uint8" in known else ""
+            yield Broken(
+                "states",
+                f"{path} is {name}; Transformer Engine's Adam takes {', '.join(known)}",
+                near or f"write {path}=torch.{known[0]}",
+            )
+
+
+RULES = (plugin, formats_match, loss_scale, fp8, states)
 """All rules of this file."""

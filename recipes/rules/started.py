@@ -1,8 +1,9 @@
 """What NeMo, Lightning and Megatron check and write before the first step, run here in one process without ranks.
 
-Every object of the configuration is constructed, so that its own checks run: data module, logger, resumption, each
-callback and Lightning's trainer. Then they are connected as `llm.pretrain` connects them, and NeMo's own validation
-runs. An override that NeMo overwrites on the way is reported: it would have no effect, and no message would say so.
+Every object of the configuration is constructed in the job's environment, so that its own checks run: data module,
+logger, resumption, each callback and Lightning's trainer. Then they are connected as `llm.pretrain` connects them:
+NeMo's own validation runs, callbacks are set up, and the learning rate is computed at steps from the first to the last.
+An override that NeMo overwrites on the way is reported: it would have no effect, and no message would say so.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from unittest import mock
 
 from superpod.planner.rules import Broken
 from superpod.recipes.facts.override_fields import path_of
-from superpod.recipes.rules import built
+from superpod.recipes.rules import built, training
 from superpod.recipes.rules.reading import Reader
 from superpod.recipes.signatures import parameter_of
 
 if TYPE_CHECKING:
     import nemo_run as run
 
+    from superpod.planner.planned_job import PlannedJob
+
 MISSING_HERE = (OSError, ImportError)
 """Errors of a file or a package that this machine does not have, which say nothing of the configuration."""
 CLEARED = ("trainer.strategy.pipeline_dtype",)
 """Fields that NeMo clears when they have no effect: without pipeline parallelism, no stage sends activations."""
+OVERLAP = "MegatronCommOverlapCallback"
 SOURCES = {
     "model.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
     "optim.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
@@ -46,7 +50,9 @@ class Objects:
     model: Any
     data: Any
     trainer: Any
-    optim: Any
+    optim: Any = None
+    log: Any = None
+    resume: Any = None
 
     def section(self, path: str) -> Any:
         """The object constructed from a section of `SOURCES`."""
@@ -59,17 +65,24 @@ class Objects:
         }[path]
 
 
-def violations(r: Reader) -> Iterator[Broken]:
-    """What the libraries refuse before the first step, and the overrides that they overwrite."""
+def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Broken]:
+    """What the libraries refuse before the first step, and the overrides that they overwrite.
+
+    Args:
+        r: the configuration.
+        job: the same as the planner has it: its GPU and its environment; None = an H100, and no environment.
+    """
     if r["model.config"] is None or r["trainer.strategy"] is None:
         return
-    with _quiet():
+    with _quiet(), _on_gpu(r, job):
         objects, problem = _constructed(r)
-        if problem is None and objects is not None:
-            problem = _refusal("data", lambda: _check_batches(r, objects.data))
-        if problem is not None or objects is None:
+        if objects is None:
             yield from filter(None, [problem])
             return
+        for path, check in CHECKS.items():
+            if problem := _refusal(path, lambda check=check: check(r, objects)):
+                yield problem
+                return
         paths = list(_overridden_fields(r))
         values = {path: _read(objects, path) for path in paths}
         problem = _refusal("the recipe", lambda: _connect(r, objects))
@@ -82,6 +95,7 @@ def violations(r: Reader) -> Iterator[Broken]:
                 message = f"{path} is {_short(before)}, and NeMo overwrites it with {_short(after)} when the run starts"
                 source = SOURCES[path.rpartition(".")[0]]
                 yield Broken("written_over", message, f"it follows from {source}: change it there")
+        yield from _set_up(r, objects)
 
 
 # -- constructing ----------------------------------------------------------------------------------------------------
@@ -100,7 +114,7 @@ def _constructed(r: Reader) -> tuple[Objects | None, Broken | None]:
             return None, problem
     if "model" not in made or "trainer" not in made:
         return None, None
-    return Objects(made["model"], made["data"], made["trainer"], made.get("optim")), None
+    return Objects(**{name: made[name] for name in made if not name.startswith("trainer.callbacks")}), None
 
 
 def _without_cluster(partial: run.Partial) -> dict[str, Any]:
@@ -150,12 +164,12 @@ def _refusal(path: str, call: Callable[[], object]) -> Broken | None:
 # -- starting --------------------------------------------------------------------------------------------------------
 
 
-def _check_batches(r: Reader, data: Any) -> None:
+def _check_batches(r: Reader, objects: Objects) -> None:
     """Have Megatron compute the number of micro-batches at every step of the batch size ramp-up."""
     from megatron.core.num_microbatches_calculator import _build_num_microbatches_calculator
 
-    ramp = r["data.rampup_batch_size"]
-    dp = _data_parallel_size(r)
+    ramp, data = r["data.rampup_batch_size"], objects.data
+    dp = training.data_parallel_size(r)
     if ramp is None or dp < 1:
         return
     calculator = _build_num_microbatches_calculator(1, ramp, data.global_batch_size, data.micro_batch_size, dp, False)
@@ -163,6 +177,39 @@ def _check_batches(r: Reader, data: Any) -> None:
     for number in range((data.global_batch_size - start) // increment + 1):
         steps = max(1, (data.global_batch_size - start) // increment)
         calculator.update(int(samples * number / steps) + 1, consistency_check=True)
+
+
+def _find_weights(_r: Reader, objects: Objects) -> None:
+    """Have NeMo read the path that a run starts from: it knows paths, and nemo://."""
+    restored = getattr(objects.resume, "restore_config", None)
+    if restored is not None and restored.path:
+        objects.resume._extract_path(restored.path)
+
+
+def _follow_schedule(r: Reader, objects: Objects) -> None:
+    """Make the learning rate's schedule as NeMo makes it, and compute the rate at steps from the first to the last."""
+    import torch
+
+    schedule, rate, last = getattr(objects.optim, "lr_scheduler", None), r["optim.config.lr"], r["trainer.max_steps"]
+    if schedule is None or not rate or not last:
+        return
+    schedule.max_steps = last  # megatron_strategy.py, setup
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    warm = r["optim.lr_scheduler.warmup_steps"] or 0
+    try:
+        scheduler = schedule.scheduler(objects.model, optimizer)["lr_scheduler"]["scheduler"]
+        for step in sorted({0, 1, warm, warm + 1, last // 2, last - 1, last}):
+            scheduler.step(step)
+    except (KeyError, AttributeError):
+        return  # a schedule that needs Megatron's optimizer
+
+
+CHECKS: dict[str, Callable[[Reader, Objects], None]] = {
+    "data": _check_batches,
+    "resume.restore_config.path": _find_weights,
+    "optim.lr_scheduler": _follow_schedule,
+}
+"""Section of a configuration -> what is executed of it before the parts are connected."""
 
 
 def _connect(r: Reader, objects: Objects) -> None:
@@ -179,7 +226,7 @@ def _connect(r: Reader, objects: Objects) -> None:
     trainer = SimpleNamespace(strategy=strategy, model=objects.model)
     with _app_state(r):
         for callback in objects.trainer.callbacks:
-            if type(callback).__name__ != "MegatronCommOverlapCallback":
+            if type(callback).__name__ != OVERLAP:
                 continue
             with mock.patch.object(callback, "_check_num_cuda_device_max_connections"):
                 callback.setup(trainer, objects.model, "fit")
@@ -189,15 +236,47 @@ def _connect(r: Reader, objects: Objects) -> None:
         raise ValueError("overlap_p2p_comm is on, and only the interleaved schedule overlaps: it needs virtual stages")
 
 
+REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError", "MisconfigurationException")
+"""Errors with which NeMo's and Lightning's callbacks refuse a configuration; others may be those of the stand-ins."""
+
+
+def _set_up(r: Reader, objects: Objects) -> Iterator[Broken]:
+    """What callbacks refuse as they are set up: Lightning calls them in this order, before the model is built."""
+    from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+
+    trainer = objects.trainer
+    if objects.log is not None:
+        objects.log._setup_trainer_loggers(trainer, "nemo_experiments", None)
+    for number, callback in enumerate(trainer.callbacks[: len(r["trainer.callbacks"] or [])]):
+        if isinstance(callback, Checkpoint | ProgressBar) or type(callback).__name__ == OVERLAP:
+            continue
+        problem = _refusal(
+            f"trainer.callbacks[{number}]", lambda callback=callback: callback.setup(trainer, objects.model, "fit")
+        )
+        if problem is not None and any(f": {name}: " in problem.message for name in REFUSALS):
+            yield problem
+
+
+@contextlib.contextmanager
+def _on_gpu(r: Reader, job: PlannedJob | None) -> Iterator[None]:
+    """The environment of the job, and the generation of its GPU, which callbacks and configurations read."""
+    import torch
+
+    from superpod.recipes.facts import environment
+
+    sm = job.node.gpu.sm if job is not None else 90
+    gpu = SimpleNamespace(major=sm // 10, minor=sm % 10)
+    variables = {v.name: v.value for v in environment.variables(job, r.overrides)} if job is not None else {}
+    with (
+        mock.patch.dict(os.environ, variables),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=gpu),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=(gpu.major, gpu.minor)),
+    ):
+        yield
+
+
 def _is_interleaved(strategy: Any) -> bool:
     return (strategy.virtual_pipeline_model_parallel_size or 1) > 1
-
-
-def _data_parallel_size(r: Reader) -> int:
-    dp = (r["trainer.devices"] or 1) * (r["trainer.num_nodes"] or 1)
-    for degree in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
-        dp //= r[f"trainer.strategy.{degree}"] or 1
-    return dp
 
 
 @contextlib.contextmanager
@@ -207,7 +286,7 @@ def _app_state(r: Reader) -> Iterator[None]:
 
     state = AppState()
     before = dict(vars(state))
-    state.data_parallel_size = _data_parallel_size(r)
+    state.data_parallel_size = training.data_parallel_size(r)
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from superpod.errors import did_you_mean
 from superpod.planner.rules import Broken
 from superpod.recipes.facts.adapted_layers import DUPLICATED, NORMED
 from superpod.recipes.rules.reading import Reader, name_of
@@ -171,6 +172,55 @@ def trainer(r: Reader) -> Iterator[Broken]:
         yield Broken("val_share", message, "write trainer.limit_val_batches=32")  # data/pre_training.py
 
 
+def validation(r: Reader) -> Iterator[Broken]:
+    """An epoch has as many batches as the interval between two validations (Lightning's fit_loop.py, setup_data).
+
+    NeMo's loaders count micro-batches of all ranks. `PreTrainingDataModule` draws samples for all steps of the run.
+    """
+    interval, samples = r["trainer.val_check_interval"], r["data.num_train_samples"]
+    mbs, gbs = r["data.micro_batch_size"], r["data.global_batch_size"]
+    if not isinstance(interval, int) or not _numbers(samples, mbs, gbs) or r["trainer.check_val_every_n_epoch"] is None:
+        return
+    rows = mbs * data_parallel_size(r)
+    batches = samples // gbs * (gbs // rows) if gbs and rows else 0
+    if r["trainer.limit_val_batches"] != 0 and interval > batches:
+        yield Broken(
+            "val_interval",
+            f"trainer.val_check_interval is {interval}, and an epoch of data.num_train_samples {samples} has {batches} "
+            "micro-batches",
+            "write trainer.check_val_every_n_epoch=None, which counts over epochs, or a smaller interval",
+        )
+
+
+def monitors(r: Reader) -> Iterator[Broken]:
+    """A callback waits for a metric that is logged: EarlyStopping ends the run at the first validation without it."""
+    for number, callback in enumerate(r["trainer.callbacks"] or []):
+        metric, path = getattr(callback, "monitor", None), f"trainer.callbacks[{number}].monitor"
+        if name_of(callback) != "EarlyStopping" or not metric or getattr(callback, "strict", True) is False:
+            continue
+        if metric not in LOGGED:
+            near = did_you_mean(str(metric), list(LOGGED)) or f"it logs {', '.join(LOGGED)}"
+            yield Broken("monitor", f"{path} is {metric!r}, which training does not log", near)
+        elif metric == "val_loss" and r["trainer.limit_val_batches"] == 0:
+            message = f"{path} is val_loss, and trainer.limit_val_batches is 0: there is none"
+            yield Broken("monitor", message, "monitor reduced_train_loss, or give a number of batches")
+
+
+LOGGED = (
+    *("reduced_train_loss", "val_loss", "lr", "grad_norm", "global_step", "step", "consumed_samples"),
+    *("global_batch_size", "max_memory_reserved", "max_memory_allocated", "num_zeros_in_grad"),
+)
+"""What NeMo's strategy, sampler and loop log of every model."""
+
+
+def data_parallel_size(r: Reader) -> int:
+    """Copies of the model among the GPUs of a configuration."""
+    dp = (r["trainer.devices"] or 1) * (r["trainer.num_nodes"] or 1)
+    for degree in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+        dp //= r[f"trainer.strategy.{degree}"] or 1
+    return dp
+
+
 def workers(r: Reader) -> Iterator[Broken]:
     """torch's DataLoader: workers that stay, or fetch ahead, must exist."""
     if r["data.num_workers"] == 0 and r["data.persistent_workers"]:
@@ -246,5 +296,8 @@ def _class_default(config: Any, field: str) -> Any:
     return declared and declared.default
 
 
-RULES = (learning_rates, optimizer, warmup, sequence, positions, vocabulary, heads, trainer, workers, adapters)
+RULES = (
+    *(learning_rates, optimizer, warmup, sequence, positions, vocabulary, heads, trainer, validation),
+    *(monitors, workers, adapters),
+)
 """All rules of this file that need nothing but the configuration."""

@@ -8,6 +8,7 @@ Sources: Megatron-Core 0.15.3, NeMo 2.7.3, Lightning; the comment beside a line 
 from __future__ import annotations
 
 import ast
+import enum
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     "model.config.recompute_granularity": ("selective", "full"),
     "model.config.recompute_method": ("uniform", "block"),
     "model.config.attention_backend": ("flash", "fused", "unfused", "local", "auto"),  # AttnBackend
+    "trainer.strategy.ckpt_load_strictness": (  # StrictHandling; return_* load a tuple, which NeMo's io/pl.py cannot read
+        *("assume_ok_unexpected", "log_unexpected", "log_all", "raise_unexpected", "raise_all", "ignore_all"),
+    ),
+    "optim.lr_scheduler.interval": ("step",),  # Lightning steps by epoch only at its end, and leaves any other word out
 }
 """Field -> the words that it takes; None is taken too."""
 
@@ -106,6 +111,7 @@ RANGES: dict[str, Range] = {
     "optim.lr_scheduler.warmup_steps": NOT_NEGATIVE,
     "optim.lr_scheduler.constant_steps": NOT_NEGATIVE,
     "optim.lr_scheduler.min_lr": NOT_NEGATIVE,
+    "optim.lr_scheduler.frequency": COUNT,  # Lightning takes it modulo, training_epoch_loop.py
     "trainer.max_steps": Range(
         least=1,
         fix="NeMo's data and schedule are made for a number of steps, so that -1, no limit, is none: write 1000, say",
@@ -182,8 +188,8 @@ def of_text(overrides: Sequence[str]) -> Iterator[Broken]:
     if any(_literal(last.get(path, "")) for path in OTHER_INTERVALS) and last.get(INTERVAL) == "0":
         del last[INTERVAL]  # Lightning saves at the other interval alone
     for path, value in last.items():
-        if path in WORDS or path in RANGES:
-            yield from _violation(path, _literal(value))
+        if (path in WORDS or path in RANGES) and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", value):
+            yield from _violation(path, _literal(value))  # a dotted name has a value once NeMo is imported
 
 
 def _literal(text: str) -> Any:
@@ -204,9 +210,13 @@ def _violation(path: str, value: Any) -> Iterator[Broken]:
 
 
 def _word(path: str, value: Any) -> Iterator[Broken]:
-    value = getattr(value, "name", value)  # Megatron's enumerations
     known = WORDS[path]
     for word in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(word, enum.Enum):  # Megatron's: a word is the name of some members, and the value of others
+            if not {word.name, str(word.value)} & set(known):
+                word = word.name
+            else:
+                continue
         if word is None or str(word) in known:
             continue
         if isinstance(word, str | int):
