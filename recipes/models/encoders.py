@@ -12,17 +12,19 @@ if TYPE_CHECKING:
 NEEDS_TE = "NeMo builds its layers with Transformer Engine only"
 T5 = {"seq": 512, "lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 10_000, "max_steps": 1_000_000, "unproven": NEEDS_TE}
 BERT = T5 | {"warmup_steps": 500, "max_steps": 1_168_251}
+MOCK_SAMPLES = 10_000_000
+"""As NeMo's GPT mock data has. Its 10,000 for T5 and BERT are fewer batches than lie between two validations."""
 EMBED = {"seq": 512, "lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 500, "max_steps": 1_168_251}
 
 
 def _t5(partial: run.Partial) -> None:
     """Mock data for an encoder-decoder."""
-    _data(partial, "T5MockDataModule", seq_length_dec=128)
+    _data(partial, "T5MockDataModule", seq_length_dec=128, num_train_samples=MOCK_SAMPLES)
 
 
 def _bert(partial: run.Partial) -> None:
     """Mock data for BERT: masked tokens, sentence pairs."""
-    _data(partial, "BERTMockDataModule")
+    _data(partial, "BERTMockDataModule", num_train_samples=MOCK_SAMPLES)
 
 
 def _retrieval(partial: run.Partial) -> None:

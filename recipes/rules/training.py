@@ -182,8 +182,10 @@ def validation(r: Reader) -> Iterator[Broken]:
     if not isinstance(interval, int) or not _numbers(samples, mbs, gbs) or r["trainer.check_val_every_n_epoch"] is None:
         return
     rows = mbs * data_parallel_size(r)
-    batches = samples // gbs * (gbs // rows) if gbs and rows else 0
-    if r["trainer.limit_val_batches"] != 0 and interval > batches:
+    if not rows or gbs % rows:
+        return
+    batches = samples // gbs * (gbs // rows)
+    if interval > batches:
         yield Broken(
             "val_interval",
             f"trainer.val_check_interval is {interval}, and an epoch of data.num_train_samples {samples} has {batches} "

@@ -6,6 +6,10 @@ from superpod.lifecycle.request import Request
 from superpod.rehearsal import validation
 
 LLAMA, LORA, TINY = "llama3_8b_pretrain_h100_bf16", "llama31_8b_lora_h100_bf16", "tiny_llama3"
+MIXTRAL, V3, T5 = "mixtral_8x7b_pretrain_h100_bf16", "deepseek_v3_pretrain_h100_bf16", "t5_220m_pretrain_h100_bf16"
+SCHEDULER, CALLBACKS = "optim.lr_scheduler=nemo.lightning.pytorch.optim.lr_scheduler", "nemo.lightning.pytorch.callbacks"
+DROP = f"trainer.callbacks+=[{CALLBACKS}.moe_token_drop.MegatronTokenDropCallback()]"
+STOP = "trainer.callbacks+=[lightning.pytorch.callbacks.EarlyStopping"
 
 
 @pytest.mark.parametrize(
@@ -32,8 +36,11 @@ def refusals():
         from superpod.lifecycle import resolve
         from superpod.recipes import rules
 
-        partial, _ = resolve.configure(Request(recipe, overrides, None, nodes))
-        found = rules.violations(partial, overrides) or rules.start_violations(partial, overrides)
+        request = Request(recipe, overrides, None, nodes)
+        partial, _ = resolve.configure(request)
+        found = rules.violations(partial, overrides)
+        if not found:
+            found = rules.start_violations(partial, overrides, resolve.planned_job_of(partial, request))
         return " | ".join(broken.message for broken in found)
 
     return of
@@ -61,8 +68,28 @@ def refusals():
             ["trainer.strategy.pipeline_model_parallel_size=2", "trainer.callbacks[2].overlap_p2p_comm=True"],
             "overlap_p2p_comm is on",
         ),
-        ("t5_220m_pretrain_h100_bf16", ["data.seq_length_dec=1024"], "data.seq_length_dec is 1024"),
-        ("t5_220m_pretrain_h100_bf16", ["model.config.max_position_embeddings=256"], "have no learned embedding"),
+        (T5, ["data.seq_length_dec=1024"], "data.seq_length_dec is 1024"),
+        (T5, ["model.config.max_position_embeddings=256"], "have no learned embedding"),
+        (T5, ["data.num_train_samples=10000"], "trainer.val_check_interval is 2000"),
+        # The job's environment: NCCL's user buffers take no expandable segments.
+        (LLAMA, ["trainer.strategy.ddp.nccl_ub=True"], "not supported with nccl_ub"),
+        # The schedule is made, and followed to its end.
+        (LLAMA, [f"{SCHEDULER}.WarmupPolicyScheduler(warmup_ratio=0.01)"], "particular number of step or ratio"),
+        (LLAMA, [f"{SCHEDULER}.NoamAnnealingScheduler(d_model=0)"], "optim.lr_scheduler: "),
+        (LLAMA, ["optim.lr_scheduler.frequency=0"], "frequency is 0"),
+        (LLAMA, ["optim.lr_scheduler.interval=epoch"], "interval is 'epoch'"),
+        # Callbacks are set up, in their order: DeepEP makes the dispatcher flex on Hopper.
+        (LLAMA, [DROP], "only works with alltoall"),
+        (V3, [DROP], "only works with alltoall"),
+        (LLAMA, [f"{STOP}(monitor='val_los')]"], "'val_los', which training does not log"),
+        (LLAMA, [f"{STOP}(monitor='val_loss')]", "trainer.limit_val_batches=0"], "is val_loss"),
+        (LORA, ["resume.restore_config.path=hf://meta-llama/Meta-Llama-3-8B"], "nemo://"),
+        (LLAMA, ["trainer.strategy.ckpt_load_strictness=return_all"], "is 'return_all'"),
+        (
+            LLAMA,
+            ["optim.config.use_precision_aware_optimizer=True", "optim.config.exp_avg_dtype=torch.float8_e4m3fn"],
+            "exp_avg_dtype is float8_e4m3fn",
+        ),
     ],
 )
 def test_what_nemo_would_meet_later_is_refused(refusals, recipe, overrides, says):
@@ -83,11 +110,32 @@ def test_what_nemo_would_meet_later_is_refused(refusals, recipe, overrides, says
         (LLAMA, ["data.rampup_batch_size=[256,64,100000]"]),
         (LLAMA, ["trainer.plugins.grad_reduce_in_fp32=False"]),
         (LORA, ["peft.dim=16"]),
-        ("t5_220m_pretrain_h100_bf16", []),
+        (T5, []),
+        ("bert_110m_pretrain_h100_bf16", []),
+        (LLAMA, ["model.config.attention_backend=megatron.core.transformer.enums.AttnBackend.fused"]),
+        (LLAMA, ["trainer.strategy.ckpt_load_strictness=log_unexpected"]),
+        (LLAMA, ["log.extra_loggers+=[lightning.pytorch.loggers.CSVLogger(save_dir='csv')]"]),
+        (LLAMA, [f"{SCHEDULER}.WarmupPolicyScheduler(warmup_steps=None,warmup_ratio=0.01)"]),
+        (LLAMA, [f"{STOP}(monitor='grad_norm',mode='min')]"]),
+        (LLAMA, ["trainer.check_val_every_n_epoch=None", "data.num_train_samples=1000"]),
+        (MIXTRAL, [DROP]),
+        (MIXTRAL, ["model.config.moe_layer_freq=[0,1,0,1]", "model.config.num_layers=4"]),
     ],
 )
 def test_what_nemo_takes_is_accepted(refusals, recipe, overrides):
     assert refusals(recipe, *overrides) == ""
+
+
+@pytest.mark.nemo
+@pytest.mark.slow
+def test_a_list_that_a_factory_makes_takes_no_none():
+    """NeMoLogger.extra_loggers: fiddle has no default for it, and the override ended with a traceback."""
+    pytest.importorskip("nemo_run")
+    from superpod.errors import UserError
+    from superpod.lifecycle import resolve
+
+    with pytest.raises(UserError, match="extra_loggers takes List"):
+        resolve.configure(Request(LLAMA, ("log.extra_loggers=None",)))
 
 
 @pytest.mark.nemo

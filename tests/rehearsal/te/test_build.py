@@ -65,6 +65,12 @@ def test_finding_12_fp8_refuses_widths_that_are_no_multiples(with_te):
     assert "divisible by 32" in with_te(recipe="llama3_8b_pretrain_b200_mxfp8", set=odd)["refused"]
 
 
+def test_the_routers_jitter_draws_from_bounds_without_values(with_te):
+    jitter = {"model.config.moe_input_jitter_eps": 0.01, "model.config.moe_z_loss_coeff": 1e-3}
+    built = with_te(recipe="mixtral_8x7b_pretrain_h100_bf16", set=jitter)
+    assert "refused" not in built, built["refused"]
+
+
 def test_ampere_has_no_fp8_and_hopper_no_mxfp8(with_te):
     assert "compute capability" in with_te(recipe="llama3_8b_lora_h100_fp8ds", generation="sm80")["refused"]
     assert "refused" in with_te(recipe="llama3_8b_pretrain_b200_mxfp8", generation="sm90")
