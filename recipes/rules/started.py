@@ -250,11 +250,14 @@ def _set_up(r: Reader, objects: Objects) -> Iterator[Broken]:
     for number, callback in enumerate(trainer.callbacks[: len(r["trainer.callbacks"] or [])]):
         if isinstance(callback, Checkpoint | ProgressBar) or type(callback).__name__ == OVERLAP:
             continue
-        problem = _refusal(
-            f"trainer.callbacks[{number}]", lambda callback=callback: callback.setup(trainer, objects.model, "fit")
-        )
-        if problem is not None and any(f": {name}: " in problem.message for name in REFUSALS):
-            yield problem
+        hooks = [lambda callback=callback: callback.setup(trainer, objects.model, "fit")]
+        if type(callback).__module__.startswith("lightning."):  # NeMo's may take signals, or ask for ranks
+            hooks.append(lambda callback=callback: callback.on_train_start(trainer, objects.model))
+        for hook in hooks:
+            problem = _refusal(f"trainer.callbacks[{number}]", hook)
+            if problem is not None and any(f": {name}: " in problem.message for name in REFUSALS):
+                yield problem
+                break
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ LLAMA, LORA, TINY = "llama3_8b_pretrain_h100_bf16", "llama31_8b_lora_h100_bf16",
 MIXTRAL, V3, T5 = "mixtral_8x7b_pretrain_h100_bf16", "deepseek_v3_pretrain_h100_bf16", "t5_220m_pretrain_h100_bf16"
 SCHEDULER, CALLBACKS = "optim.lr_scheduler=nemo.lightning.pytorch.optim.lr_scheduler", "nemo.lightning.pytorch.callbacks"
 DROP = f"trainer.callbacks+=[{CALLBACKS}.moe_token_drop.MegatronTokenDropCallback()]"
+MONITOR = "trainer.callbacks+=[lightning.pytorch.callbacks.LearningRateMonitor"
 STOP = "trainer.callbacks+=[lightning.pytorch.callbacks.EarlyStopping"
 
 
@@ -83,6 +84,11 @@ def refusals():
         (V3, [DROP], "only works with alltoall"),
         (LLAMA, [f"{STOP}(monitor='val_los')]"], "'val_los', which training does not log"),
         (LLAMA, [f"{STOP}(monitor='val_loss')]", "trainer.limit_val_batches=0"], "is val_loss"),
+        (
+            LLAMA,
+            [f"{MONITOR}()]", "log.tensorboard=None", "trainer.logger=False"],
+            "LearningRateMonitor` callback with `Trainer` that has no logger",
+        ),
         (LORA, ["resume.restore_config.path=hf://meta-llama/Meta-Llama-3-8B"], "nemo://"),
         (LLAMA, ["trainer.strategy.ckpt_load_strictness=return_all"], "is 'return_all'"),
         (
@@ -118,6 +124,8 @@ def test_what_nemo_would_meet_later_is_refused(refusals, recipe, overrides, says
         (LLAMA, [f"{SCHEDULER}.WarmupPolicyScheduler(warmup_steps=None,warmup_ratio=0.01)"]),
         (LLAMA, [f"{STOP}(monitor='grad_norm',mode='min')]"]),
         (LLAMA, ["trainer.check_val_every_n_epoch=None", "data.num_train_samples=1000"]),
+        (LLAMA, [f"{MONITOR}(logging_interval='step')]", "trainer.logger=False"]),
+        (LLAMA, ["resume.resume_from_path=/shared/old/step=9-last"]),  # node/rank.py: only the first attempt takes it
         (MIXTRAL, [DROP]),
         (MIXTRAL, ["model.config.moe_layer_freq=[0,1,0,1]", "model.config.num_layers=4"]),
     ],
