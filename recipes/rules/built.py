@@ -31,7 +31,10 @@ NEEDS_GPU_SOFTWARE = ("apply_rope_fusion", "use_precision_aware_optimizer", "moe
 PRECISION_AWARE = ("exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype")
 """Fields that need the precision-aware optimizer; without it in the copy, they go with it."""
 
-ABSENT = ("Transformer Engine", "transformer-engine", "TransformerEngine", "TE >=", "apex", "No module named", "not compiled with CUDA")
+ABSENT = (
+    *("Transformer Engine", "transformer-engine", "TransformerEngine", "TE >=", "apex", "No module named"),
+    "not compiled with CUDA",
+)
 """Words of a refusal that is the machine's, not the configuration's."""
 
 

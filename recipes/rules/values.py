@@ -48,7 +48,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "model.config.recompute_granularity": ("selective", "full"),
     "model.config.recompute_method": ("uniform", "block"),
     "model.config.attention_backend": ("flash", "fused", "unfused", "local", "auto"),  # AttnBackend
-    "trainer.strategy.ckpt_load_strictness": (  # StrictHandling; return_* load a tuple, which NeMo's io/pl.py cannot read
+    "trainer.strategy.ckpt_load_strictness": (  # StrictHandling; of return_*, NeMo's io/pl.py would read a tuple
         *("assume_ok_unexpected", "log_unexpected", "log_all", "raise_unexpected", "raise_all", "ignore_all"),
     ),
     "optim.lr_scheduler.interval": ("step",),  # Lightning steps by epoch only at its end, and leaves any other word out

@@ -7,8 +7,8 @@ from superpod.rehearsal import validation
 
 LLAMA, LORA, TINY = "llama3_8b_pretrain_h100_bf16", "llama31_8b_lora_h100_bf16", "tiny_llama3"
 MIXTRAL, V3, T5 = "mixtral_8x7b_pretrain_h100_bf16", "deepseek_v3_pretrain_h100_bf16", "t5_220m_pretrain_h100_bf16"
-SCHEDULER, CALLBACKS = "optim.lr_scheduler=nemo.lightning.pytorch.optim.lr_scheduler", "nemo.lightning.pytorch.callbacks"
-DROP = f"trainer.callbacks+=[{CALLBACKS}.moe_token_drop.MegatronTokenDropCallback()]"
+SCHEDULER = "optim.lr_scheduler=nemo.lightning.pytorch.optim.lr_scheduler"
+DROP = "trainer.callbacks+=[nemo.lightning.pytorch.callbacks.moe_token_drop.MegatronTokenDropCallback()]"
 MONITOR = "trainer.callbacks+=[lightning.pytorch.callbacks.LearningRateMonitor"
 STOP = "trainer.callbacks+=[lightning.pytorch.callbacks.EarlyStopping"
 
