@@ -1,9 +1,13 @@
 """The kernels of Transformer Engine's Adam in torch: FP32 parameters as BF16 ones and 16 bits, and what a step does."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from superpod.rehearsal import cpu_recipe  # noqa: E402
 from superpod.rehearsal.patches import te_adam  # noqa: E402
 from superpod.rehearsal.patches.optimizer import update  # noqa: E402
 
@@ -56,3 +60,14 @@ def test_a_step_with_whole_masters_rounds_them_into_the_parameter(kind):
     whole = [[master]] if kind is torch.bfloat16 else []
     te_adam._adam(0, None, [[gradient], [parameter], *moments, *whole], *SETTINGS)
     assert torch.equal(parameter, expected.to(kind))
+
+
+@pytest.mark.parametrize(
+    ("available", "offloads", "changed"),
+    [(True, False, []), (False, False, ["use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype"])]
+    + [(False, True, [])],
+)
+def test_without_transformer_engines_python_its_adam_is_switched_off(available, offloads, changed, monkeypatch):
+    monkeypatch.setattr(te_adam, "available", lambda: available)
+    recipe: Any = SimpleNamespace(optim=SimpleNamespace(config=SimpleNamespace(optimizer_cpu_offload=offloads)))
+    assert [path.rpartition(".")[2] for path, _, _ in cpu_recipe._plain_adam(recipe)] == changed
