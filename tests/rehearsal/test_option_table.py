@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from superpod.node.files import read_json
 from superpod.rehearsal import option_table, option_trials, table
 from superpod.rehearsal.option_cases import GPUS, MODELS, cases
 from tests.rehearsal.case_client import CaseRequest
@@ -113,5 +112,5 @@ def test_everything_that_was_rehearsed_in_bf16_is_rehearsed_again(tmp_path):
     command = [sys.executable, "-W", "ignore", "-m", "superpod.rehearsal.option_table", "--out", str(out), *keys]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1700)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    results = read_json(out)
+    results = json.loads(out.read_text())
     assert {key for key in keys if not set(results[key]["checks"]) >= CHECKS} == set()

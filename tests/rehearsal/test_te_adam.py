@@ -64,8 +64,11 @@ def test_a_step_with_whole_masters_rounds_them_into_the_parameter(kind):
 
 @pytest.mark.parametrize(
     ("available", "offloads", "changed"),
-    [(True, False, []), (False, False, ["use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype"])]
-    + [(False, True, [])],
+    [
+        (True, False, []),
+        (False, False, ["use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype"]),
+        (False, True, []),
+    ],
 )
 def test_without_transformer_engines_python_its_adam_is_switched_off(available, offloads, changed, monkeypatch):
     monkeypatch.setattr(te_adam, "available", lambda: available)
