@@ -32,6 +32,8 @@ ERROR = re.compile(
 )
 _NAME = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(.*))?$")
 _WHAT = re.compile(r"^\s*what\(\):\s+(.*)$")
+_OF_PYTHON = re.compile(r"\.py:\d+: \w*Warning: ")
+"""A warning of Python's, which the run has survived."""
 _NO_ERRORS = ("SystemExit", "GeneratorExit", "Warning", "KeyboardInterrupt")
 _ECHOES = (
     "ChildFailedError",
@@ -288,7 +290,7 @@ class LogEvents:
             is_passing = bool(level) and not sign.any_level and not is_error
             if not is_passing and (strong or sign.any_level or cause.depth != PROGRAM):
                 self._add(cause.name, sign.sure, sign.alone, line, strong)
-            else:  # named in passing: `Cannot import zarr ... ModuleNotFoundError`, and the run goes on
+            elif not _OF_PYTHON.search(text):  # named in passing: `Cannot import zarr ... ModuleNotFoundError`, and the run goes on
                 self._add(cause.name, PASSING, False, line, False)
         if error and not (telling and self._explained(line)):
             telling |= self._add_error(line, error, has_sign=telling)
@@ -379,6 +381,8 @@ def _error(line: LogLine, ends_traceback: bool = False) -> str | None:
     text = _LOGGER_PREFIX.sub("", line.text.strip(" │|").lstrip("\"'`>* "))
     if match := ERROR.match(text) or (_NAME.match(line.text) if ends_traceback else None):
         name, message = match[1], (match[2] or "").strip()
+        if name.endswith("Warning") and not ends_traceback:
+            return None
         if not message and " " in line.before.strip() and line.before[:1] in " \t[0123456789":
             message = line.before.strip()[-200:]
         return f"{name}: {message}" if message else name

@@ -23,6 +23,7 @@ _STEPS = tuple(
         r"\b(?:[Ss]tep|STEP)['\"]?[:= #]+(\d+)\b",
         r"\|\s*(\d+)/\d+ \[\d+:\d\d",
         r"\bsteps?[: =]+(\d+)/\d+",
+        r"\bEpoch\b.*\[ *(\d+)/\d+\]",
     )
 )
 _LOSS = re.compile(
@@ -263,7 +264,7 @@ def _step_of(text: str) -> int | None:
     lowered = text.lower()
     if "validation" in lowered or "eval" in lowered:
         return None
-    if not any(word in lowered for word in ("iter", "step", "it/s", "s/it")):
+    if not any(word in lowered for word in ("iter", "step", "it/s", "s/it", "epoch")):
         return None
     has_numbers = "loss" in lowered or "it/s" in lowered or "s/it" in lowered or "|" in lowered or "elapsed" in lowered
     if not has_numbers:

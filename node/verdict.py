@@ -15,6 +15,7 @@ from typing import Callable
 from superpod.node import oom
 from superpod.node.causes import BY_NAME, CERTAIN, CONFIDENCE, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause
 from superpod.node.log_events import (
+    ERROR,
     ERROR_OF_PROGRAM,
     GENERIC_ERROR,
     LAST_LINES,
@@ -204,7 +205,8 @@ def _with_failure(
 def _tells_nothing(group: _Group) -> bool:
     """Whether the best root follows from something that it does not name."""
     if group.name == ERROR_OF_PROGRAM:
-        return GENERIC_ERROR.search(group.events[-1].words) is not None
+        words = group.events[-1].words
+        return not ERROR.match(words) or GENERIC_ERROR.search(words) is not None
     return group.depth <= ECHO
 
 

@@ -202,6 +202,7 @@ CAUSES = (
                 LIKELY,
             ),
         ),
+        speaks=r"\b(GPU|device|card)\b.*\b(too old|unsupported|not supported)\b",
     ),
     Cause(
         "cuda_library",

@@ -30,7 +30,7 @@ CAUSES = (
             Sign("number of gpus", rf"{_NOT}"),
             Sign("world size", r"(is )?(less|smaller) than (the )?(tensor|pipeline|model|product)"),
             Sign("world", rf"world[ _]?size\b.*{_UNEQUAL}|{_UNEQUAL}.*world[ _]?size\b", LIKELY),
-            Sign("assert", r"assert .*world_size\b\)? *(==|[<>]=?|%)", LIKELY),
+            Sign("assert", r"assert (?!.*(batch|accum)).*world_size\b\)? *(==|[<>]=?|%)", LIKELY),
             Sign("gpus", rf"\b(\w*num_|number of )gpus\b.*{_UNEQUAL}", LIKELY),
             Sign("device", rf"\b(number of |num_|n_)(devices|processes|ranks)\b.*{_UNEQUAL}", LIKELY),
             Sign("data_parallel_size", r"(is|=|must).*(0\b|integer|positive)", LIKELY),

@@ -155,7 +155,7 @@ CAUSES = (
             Sign("connection closed by peer", sure=LIKELY),
             Sign("connection reset by peer", sure=LIKELY),
             Sign("stop_waiting response is expected", sure=LIKELY),
-            Sign("broken pipe", r"(Errno 32|BrokenPipeError|sendBytes|writev)", LIKELY),
+            Sign("broken pipe", r"(Errno 32|\w+Error\b|sendBytes|writev)", LIKELY),
             Sign("brokenpipeerror", sure=LIKELY),
             Sign("connection was likely closed", sure=LIKELY),
             Sign("failed to recv, got 0 bytes", sure=LIKELY),
