@@ -32,8 +32,6 @@ ERROR = re.compile(
 )
 _NAME = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(.*))?$")
 _WHAT = re.compile(r"^\s*what\(\):\s+(.*)$")
-_OF_PYTHON = re.compile(r"\.py:\d+: \w*Warning: ")
-"""A warning of Python's, which the run has survived."""
 _NO_ERRORS = ("SystemExit", "GeneratorExit", "Warning", "KeyboardInterrupt")
 _ECHOES = (
     "ChildFailedError",
@@ -290,7 +288,7 @@ class LogEvents:
             is_passing = bool(level) and not sign.any_level and not is_error
             if not is_passing and (strong or sign.any_level or cause.depth != PROGRAM):
                 self._add(cause.name, sign.sure, sign.alone, line, strong)
-            elif not _OF_PYTHON.search(text):  # named in passing: `Cannot import zarr ... ModuleNotFoundError`, and the run goes on
+            else:  # named in passing: `Cannot import zarr ... ModuleNotFoundError`, and the run goes on
                 self._add(cause.name, PASSING, False, line, False)
         if error and not (telling and self._explained(line)):
             telling |= self._add_error(line, error, has_sign=telling)

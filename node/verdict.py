@@ -44,6 +44,8 @@ UNKNOWN = "unknown"
 SLACK_S = 20.0
 """Seconds by which one line must be older than another before it cannot follow from it: ranks' clocks and buffers."""
 _HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subsequent) heartbeat\. ?Waited ([\d.]+)")
+_OF_PYTHON = re.compile(r"\.py:\d+: \w*Warning: ")
+"""A warning of Python's, which names no cause."""
 _ANNOUNCED = ("node_failed", "time_limit", "preempted", "cancelled", "terminal_closed")
 """What ends a run from outside, and is announced before what follows from it."""
 NEAR_ERROR = 12
@@ -283,6 +285,8 @@ def _is_far(event: Event, log: LogEvents) -> bool:
     """Whether a cause is only mentioned, and neither near the end of its log nor just above a program error."""
     if event.sure > PASSING or log.last is None:
         return event.sure <= PASSING
+    if _OF_PYTHON.search(event.line.text):
+        return True
     return event.line.number < log.last.number - LAST_LINES and not _is_near_error(event, log)
 
 
