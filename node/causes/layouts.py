@@ -53,7 +53,7 @@ CAUSES = (
             Sign("microbatches", rf"{_UNEQUAL}", LIKELY),
             Sign("batch size", rf"batch size.*{_UNEQUAL}", LIKELY),
             Sign("batch_size", rf"batch_size.*{_UNEQUAL}", LIKELY),
-            Sign("accum", rf"grad\w*[ _]accum.*{_UNEQUAL}", LIKELY),
+            Sign("accum", rf"(grad\w*[ _]accum|accumulation_steps).*{_UNEQUAL}", LIKELY),
             Sign("check batch related parameters"),
             Sign("train_batch_size is not equal to"),
         ),
