@@ -42,11 +42,11 @@ _ECHOES = (
 )
 """Errors of launchers: they say that a process failed, not why."""
 _LAUNCHER_ERROR = re.compile(
-    r"\bfailed to run\b|\bexit (?:code|status) -?\d+"
+    r"\bfailed to run\b|\bCaught \w+ in (?:DataLoader worker|replica)\b|\bexit (?:code|status) -?\d+"
     r"|\b(?:command|process|rank|worker|child|job|task|run)\b.*\b(?:exit|return)\w*\b.*\b(?:code|status)\b",
     re.IGNORECASE,
 )
-"""The same in a message."""
+"""The same in a message, also of processes of PyTorch's that passed an error on."""
 GENERIC_ERROR = re.compile(
     r"'NoneType' object|^AssertionError(?:: assert |$)|^Error(?: executing|: *\d|$)"
     r"|^(?:KeyError|TypeError|ValueError|RuntimeError)$"

@@ -420,7 +420,6 @@ CAUSES = (
         (
             Sign("dataloader worker", r"exited unexpectedly"),
             Sign("dataloader worker", r"killed by signal: (?!Bus|Killed|Terminated|Interrupt)", LIKELY),
-            Sign("caught", r"Caught \w+ in DataLoader worker process", HINT),
         ),
         follows=(
             *("host_out_of_memory", "shared_memory_full", "data_damaged", "data_missing", "rank_crashed", "disk_full"),

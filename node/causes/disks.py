@@ -113,7 +113,8 @@ CAUSES = (
         (
             Sign(
                 "no such file or directory",
-                r"FileNotFoundError|Errno 2\]|can't open file|(cannot|unable to) (open|access|stat)|not found",
+                r"^(?!.*shared object)"
+                r".*(FileNotFoundError|Errno 2\]|can't open file|(cannot|unable to) (open|access|stat)|not found)",
                 LIKELY,
             ),
             Sign("filenotfounderror", sure=LIKELY),

@@ -252,6 +252,7 @@ CAUSES = (
             Sign("no interface found", r"NCCL|bootstrap|ifname", any_level=True),
             Sign("unable to find address for"),
             Sign("unable to find interface"),
+            Sign("address family not supported", sure=LIKELY, any_level=True),
             Sign("ifa == nullptr"),
             Sign("gloo", r"makeDeviceFor(Interface|Hostname)", LIKELY),
             Sign("failed to bind to", r"(ifname|interface)", LIKELY),

@@ -204,7 +204,7 @@ CAUSES = (
             Sign("yaml", r"(ScannerError|ParserError|while (parsing|scanning))"),
         ),
         about=(
-            r"\b(config\w*|options?|settings?|flags?|hyper-?parameters?)\b|(?<!\w)--[a-z][\w-]+|\.ya?ml\b"
+            r"\b(config(?!ured)\w*|options?|settings?|flags?|hyper-?parameters?)\b|(?<!\w)--[a-z][\w-]+|\.ya?ml\b"
             r"|\b(overrid\w+|omegaconf|hydra|argparse|pydantic|jsonargparse|hf_argparser)\b|parse_args|validate_|__post_init__"
         ),
         otherwise=(
@@ -254,6 +254,7 @@ CAUSES = (
             ),
             Sign("nvrtc", r"(error|fail)", LIKELY),
             Sign("llvm error", sure=LIKELY),
+            Sign("error:", r"\.(h|hpp|hh|cuh?|cc|cpp|inc)(:\d+|\(\d+\))+: (fatal )?error:"),
             Sign("command '['gcc", sure=LIKELY),
             Sign("calledprocesserror", r"(gcc|g\+\+|nvcc|cc1plus|/cc|ninja|clang)"),
         ),
