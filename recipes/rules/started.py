@@ -34,6 +34,8 @@ MISSING_HERE = (OSError, ImportError)
 CLEARED = ("trainer.strategy.pipeline_dtype",)
 """Fields that NeMo clears when they have no effect: without pipeline parallelism, no stage sends activations."""
 OVERLAP = "MegatronCommOverlapCallback"
+IN_A_RANK = ("FaultToleranceCallback",)
+"""Callbacks that are set up with what a rank alone has: a folder in its run, and a monitor (node/rank_monitor.py)."""
 SOURCES = {
     "model.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
     "optim.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
@@ -248,7 +250,7 @@ def _set_up(r: Reader, objects: Objects) -> Iterator[Broken]:
     if objects.log is not None:
         objects.log._setup_trainer_loggers(trainer, "nemo_experiments", None)
     for number, callback in enumerate(trainer.callbacks[: len(r["trainer.callbacks"] or [])]):
-        if isinstance(callback, Checkpoint | ProgressBar) or type(callback).__name__ == OVERLAP:
+        if isinstance(callback, Checkpoint | ProgressBar) or type(callback).__name__ in (OVERLAP, *IN_A_RANK):
             continue
         hooks = [lambda callback=callback: callback.setup(trainer, objects.model, "fit")]
         if type(callback).__module__.startswith("lightning."):  # NeMo's may take signals, or ask for ranks

@@ -211,6 +211,8 @@ LEGITIMATE = (
     _l(BF16, f"with=precision_aware {RESHARDABLE} optim.config.store_param_remainders=False"),
     _l(BF16, "with=deterministic"),
     _l(BF16, "with=offload_optimizer"),
+    _l(BF16, "with=fault_tolerance"),
+    _l(LORA, "with=stragglers,fault_tolerance"),
     _l(BF16, f"with=fsdp {ZERO2}"),
     _l(BF16, "with=fsdp trainer.strategy.num_distributed_optimizer_instances=2"),
     _l(
