@@ -21,7 +21,7 @@ test-all: $(STAMP) ## the slow ones too, as .ci/run does; not those marked long
 	$(BIN)/python -m pytest $(TWO) -m "not long"
 
 test-long: $(STAMP) ## those that would take .ci/run over its hour: every shape, planted bugs, drills, fine-tunings
-	$(BIN)/python -m pytest -m "long and not slurm"
+	$(BIN)/python -m pytest $(TWO) -m "long and not slurm"
 	SUPERPOD_EXPORT=model $(BIN)/python -m pytest tests/recipes/test_export.py
 
 test-slurm: $(STAMP) ## those on a real Slurm, as root: tests/slurm/testbed/testbed.sh
