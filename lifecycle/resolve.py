@@ -183,6 +183,9 @@ def use_data(partial: run.Partial, path: Path, known: dict[str, Any] | None = No
     folder = DataFolder.load(path)
     sizes = {k: getattr(partial.data, k) for k in ("seq_length", "micro_batch_size", "global_batch_size")}
     partial.data = data_module(folder, **sizes)
+    # An epoch of few documents, or of a short run, has fewer batches than lie between two validations: Lightning would
+    # end the run before its first step.
+    partial.trainer.check_val_every_n_epoch = None
     documents = folder.split_documents()
     if not documents["test"]:
         partial.trainer.limit_test_batches = 0

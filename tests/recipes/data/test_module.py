@@ -68,3 +68,14 @@ def test_mock_data_has_the_vocabulary(nemo: None):
     module.setup()
     assert module.tokenizer.vocab_size == 500
     assert 400 < max(int(module._train_ds[number]["tokens"].max()) for number in range(20)) < 500
+
+
+def test_a_run_on_few_documents_validates_by_its_steps(folder: Path, nemo: None):
+    """An epoch of them has fewer micro-batches than lie between two validations: Lightning ended the run at once."""
+    from superpod.lifecycle import resolve
+    from superpod.lifecycle.request import Request
+
+    partial, _ = resolve.configure(Request("tiny_llama3", data=folder))
+    assert partial.trainer.check_val_every_n_epoch is None
+    chosen, _ = resolve.configure(Request("tiny_llama3", ("trainer.check_val_every_n_epoch=1",), folder))
+    assert chosen.trainer.check_val_every_n_epoch == 1
