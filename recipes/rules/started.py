@@ -34,8 +34,6 @@ MISSING_HERE = (OSError, ImportError)
 CLEARED = ("trainer.strategy.pipeline_dtype",)
 """Fields that NeMo clears when they have no effect: without pipeline parallelism, no stage sends activations."""
 OVERLAP = "MegatronCommOverlapCallback"
-IN_A_RANK = ("FaultToleranceCallback",)
-"""Callbacks that are set up with what a rank alone has: a folder in its run, and a monitor (node/rank_monitor.py)."""
 SOURCES = {
     "model.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
     "optim.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
@@ -243,17 +241,23 @@ REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError", 
 
 
 def _set_up(r: Reader, objects: Objects) -> Iterator[Broken]:
-    """What callbacks refuse as they are set up: Lightning calls them in this order, before the model is built."""
+    """What NeMo's and Lightning's callbacks refuse as they are set up: in this order, before the model is built.
+
+    Others, such as NVIDIA's fault tolerance or a user's own, may need what a rank alone has: its run, or a monitor.
+    """
     from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
     trainer = objects.trainer
     if objects.log is not None:
         objects.log._setup_trainer_loggers(trainer, "nemo_experiments", None)
     for number, callback in enumerate(trainer.callbacks[: len(r["trainer.callbacks"] or [])]):
-        if isinstance(callback, Checkpoint | ProgressBar) or type(callback).__name__ in (OVERLAP, *IN_A_RANK):
+        library = type(callback).__module__.partition(".")[0]
+        if library not in ("nemo", "lightning"):
+            continue
+        if isinstance(callback, Checkpoint | ProgressBar) or type(callback).__name__ == OVERLAP:
             continue
         hooks = [lambda callback=callback: callback.setup(trainer, objects.model, "fit")]
-        if type(callback).__module__.startswith("lightning."):  # NeMo's may take signals, or ask for ranks
+        if library == "lightning":  # NeMo's may take signals, or ask for ranks
             hooks.append(lambda callback=callback: callback.on_train_start(trainer, objects.model))
         for hook in hooks:
             problem = _refusal(f"trainer.callbacks[{number}]", hook)
