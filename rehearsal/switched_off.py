@@ -12,10 +12,10 @@ BUILT = "tests/rehearsal/te/test_build.py::test_parameters_with_te_layers_are_th
 """Builds with Transformer Engine's layers keep every setting of the model, and run each layer with shapes."""
 ORDER = "tests/rehearsal/test_order_of_calls.py::"
 ORDER += "test_three_steps_with_the_flags_of_a_gpu_run_train_the_weights_of_one_rank"
-GRAPHS = "tests/slurm/test_environment.py::test_finding_8_cuda_graphs_go_without_expandable_segments"
-DEEPEP = "tests/recipes/test_fusions.py::test_finding_9_where_deepep_sends_tokens"
+GRAPHS = "tests/slurm/test_environment.py::test_cuda_graphs_go_without_expandable_segments"
+DEEPEP = "tests/recipes/test_fusions.py::test_where_deepep_sends_tokens"
 SHAPES = "tests/planner/kernels/test_fp8_shapes.py::test_a_shape_of_transformer_engines_tests_fits_where_it_runs"
-BUFFERS = "tests/rehearsal/te/test_build.py::test_finding_2_userbuffers_without_multicast_need_their_variable"
+BUFFERS = "tests/rehearsal/te/test_build.py::test_userbuffers_without_multicast_need_their_variable"
 
 NUMBERS = "its numbers"
 SPEED = "its speed"

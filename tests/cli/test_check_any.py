@@ -128,7 +128,7 @@ def test_build_5_nemos_own_recipes_are_judged(recipes_cli):
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_finding_15_render_refuses_what_is_known_not_to_fit(recipes_cli):
+def test_render_refuses_what_is_known_not_to_fit(recipes_cli):
     words = ("render", RECIPE, "data.micro_batch_size=16", "--cluster", "dgx_h100")
     done = recipes_cli(*words, timeout=300)
     assert (done.returncode, done.stdout) == (2, "")

@@ -42,8 +42,8 @@ def test_a_run_s_checkpoints_are_listed_verified_and_pruned(run, recipes_cli):
     assert [path.name for path in run.checkpoints.iterdir()] == ["step=9"]
 
 
-def test_finding_1_after_prune_the_run_goes_on_from_what_prune_says(run, recipes_cli):
-    """14: the newest was damaged, prune removed it with its link, and NeMo began at step 1 in silence."""
+def test_after_prune_the_run_goes_on_from_what_prune_says(run, recipes_cli):
+    """The newest was damaged, prune removed it with its link, and NeMo began at step 1 in silence."""
     newest = checkpoint_files.write(run.checkpoints / "step=29")
     (run.checkpoints / "step=29-last").symlink_to("step=29")
     data = bytearray((newest / "weights" / "__0_0.distcp").read_bytes())

@@ -1,4 +1,4 @@
-"""Several users in one folder of runs: nobody changes another's (issue 14, shared clusters)."""
+"""Several users in one folder of runs: nobody changes another's."""
 
 import os
 

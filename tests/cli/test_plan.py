@@ -100,14 +100,14 @@ def test_plan_starts_from_another_tool_s_file_and_names_what_is_left_out(recipes
     assert "left out: steps_per_print" in " ".join(text.split())
 
 
-def test_finding_5_what_no_kernel_computes_is_said_with_its_reason(recipes_cli):
+def test_what_no_kernel_computes_is_said_with_its_reason(recipes_cli):
     for words in (["deepseek_v3_sft_a100_bf16"], ["gemma_2b", "--gpu", "b300", "--gpus", "8"]):
         done = recipes_cli("plan", *words)
         assert done.returncode == 2
         assert "no attention backend" in " ".join(done.stderr.split())
 
 
-def test_finding_4_context_parallelism_of_a_learned_softmax_is_planned_with_exchanged_heads(recipes_cli):
+def test_context_parallelism_of_a_learned_softmax_is_planned_with_exchanged_heads(recipes_cli):
     words = ["gpt_oss_20b", "--gpu", "h100", "--gpus", "16", "--seq", "65536", "--gbs", "64"]
     done = recipes_cli("memory", *words, "--layout", "cp=8,ep=8")
     assert done.returncode in (0, 2), done.stderr  # 2: it does not fit

@@ -1,4 +1,4 @@
-"""A local training as its run folder and `status` record it, with a fake launch (issue 14, finding 10)."""
+"""A local training as its run folder and `status` record it, with a fake launch."""
 
 import json
 from types import SimpleNamespace
@@ -59,13 +59,13 @@ def seen(run: RunFolder) -> watch.RunView:
     return watch.views([run], connection.Connection())[0]
 
 
-def test_finding_10_the_tokens_of_all_ranks_are_counted(train):
+def test_the_tokens_of_all_ranks_are_counted(train):
     run = train(None, 10, range(1, 11), DONE)
     view = seen(run)
     assert (view.state, view.step, view.max_steps, view.tokens_per_s) == ("done", 10, 10, 400)
 
 
-def test_finding_10_the_ranks_of_an_earlier_version_s_run_are_those_with_heartbeats(run):
+def test_the_ranks_of_an_earlier_version_s_run_are_those_with_heartbeats(run):
     attempt = run.new_attempt()
     for rank in range(3):
         append_line(attempt.path / "heartbeat" / f"{rank}.jsonl", {"t": 1.0, "step": 1, "phase": "done"})
@@ -73,7 +73,7 @@ def test_finding_10_the_ranks_of_an_earlier_version_s_run_are_those_with_heartbe
     assert seen(run).tokens_per_s == 150
 
 
-def test_finding_10_a_continued_run_that_was_cancelled_before_its_first_new_step_is_cancelled(train):
+def test_a_continued_run_that_was_cancelled_before_its_first_new_step_is_cancelled(train):
     run = train(None, 10, range(1, 11), DONE)
     train(run, 20, range(0), CANCELLED)
     for view in (seen(run), run.status()):

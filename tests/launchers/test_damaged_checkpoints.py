@@ -1,4 +1,4 @@
-"""Issue 14, findings 1 and 6, with real NeMo on this machine: damage costs no step that an intact checkpoint holds."""
+"""With real NeMo on this machine: damage costs no step that an intact checkpoint holds."""
 
 import json
 import shutil
@@ -73,8 +73,8 @@ def test_the_training_writes_a_manifest_of_every_checkpoint(whole):
     assert [line["step"] for line in lines] == [10, 20, 30, 40]
 
 
-def test_finding_1_a_flipped_bit_and_a_deleted_newest_cost_their_own_steps_only(whole, tmp_path, recipes_cli):
-    """14: the newest is deleted, the second newest has a flipped bit: steps 21 to 40 are the undisturbed run's."""
+def test_a_flipped_bit_and_a_deleted_newest_cost_their_own_steps_only(whole, tmp_path, recipes_cli):
+    """The newest is deleted, the second newest has a flipped bit: steps 21 to 40 are the undisturbed run's."""
     run = unfinished(whole, tmp_path / "runs" / "tiny_llama3" / "copy")
     name = at_step(run, 30).name
     flip_bit(at_step(run, 30))
@@ -95,8 +95,8 @@ def test_finding_1_a_flipped_bit_and_a_deleted_newest_cost_their_own_steps_only(
     assert losses(run) == losses(whole), "bit for bit"
 
 
-def test_finding_1_without_an_intact_one_the_run_stops_with_exit_code_2(whole, tmp_path):
-    """14: "Training from scratch" in silence, before."""
+def test_without_an_intact_one_the_run_stops_with_exit_code_2(whole, tmp_path):
+    """ "Training from scratch" in silence, before."""
     run = unfinished(whole, tmp_path / "runs" / "tiny_llama3" / "copy")
     for step in (10, 20, 30):
         (at_step(run, step) / "weights" / "common.pt").unlink()

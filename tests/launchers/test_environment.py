@@ -43,7 +43,7 @@ def test_what_the_shell_says_wins(shell):
     assert local._of_the_run(run_of())["NCCL_DEBUG"] == "INFO"
 
 
-def test_finding_8_a_shell_that_contradicts_cuda_graphs_is_refused(shell):
+def test_a_shell_that_contradicts_cuda_graphs_is_refused(shell):
     shell.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert local._of_the_run(run_of())["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     with pytest.raises(UserError, match=r"cuda_graphs\.py:1062") as refused:
@@ -51,7 +51,7 @@ def test_finding_8_a_shell_that_contradicts_cuda_graphs_is_refused(shell):
     assert "leave it unset" in refused.value.hint
 
 
-def test_finding_2_a_shell_without_ipc_is_refused(shell):
+def test_a_shell_without_ipc_is_refused(shell):
     shell.setenv("UB_SKIPMC", "0")
     with pytest.raises(UserError, match="UB_SKIPMC is '0'"):
         local._of_the_run(run_of(gpu="a100", tp=2, sp=True))

@@ -252,13 +252,13 @@ def test_a_model_that_is_nowhere_is_refused_without_the_network(tmp_path):
     assert refused.value.hint == "hf download nobody/nothing"
 
 
-def test_finding_7_gemma2_takes_no_packed_samples():
+def test_gemma2_takes_no_packed_samples():
     """NeMo's own attention for it asserts so in its forward pass; the command says it before NeMo is imported."""
     with pytest.raises(UserError, match="gemma2_2b takes no packed samples"):
         finetune.check("gemma2_2b_lora_h100_bf16", finetune.Task("/m", ("/d.jsonl",)))
 
 
-def test_finding_4_gpt_oss_takes_no_packed_samples():
+def test_gpt_oss_takes_no_packed_samples():
     with pytest.raises(UserError, match=r"gpt_oss_20b takes no packed samples: Transformer Engine 2\.9 has no"):
         finetune.check("gpt_oss_20b_lora_h100_bf16", finetune.Task("/m", ("/d.jsonl",)))
 

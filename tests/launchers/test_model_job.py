@@ -20,7 +20,7 @@ def trained(run, monkeypatch):
 
 
 def test_a_run_owes_its_folder_until_all_that_comes_with_it_is_written(trained, monkeypatch):
-    """14: ended between the folder and its adapter, a job had left a run that was done, and the next one left it so."""
+    """Ended between the folder and its adapter, a job had left a run that was done, and the next one left it so."""
     owed = []
     finish = lambda *_a, **_k: owed.append(owed_export.left(trained.path))  # noqa: E731 - what it returns is None
     monkeypatch.setattr(handover, "finish", finish)
@@ -30,7 +30,7 @@ def test_a_run_owes_its_folder_until_all_that_comes_with_it_is_written(trained, 
 
 
 def test_what_an_ended_export_put_in_place_stops_no_later_one(trained, monkeypatch):
-    """15: a launcher or a job that is killed between the folder and its record had left a run that could not end."""
+    """A launcher or a job that is killed between the folder and its record had left a run that could not end."""
     checkpoint = SimpleNamespace(name="step=9", val_loss=2.0)
     monkeypatch.undo()
     monkeypatch.setattr(checkpoints, "at", lambda path: [checkpoint])

@@ -23,7 +23,7 @@ class Mistake(NamedTuple):
     overrides: tuple[str, ...]
     says: tuple[str, ...]
     issue: bool = False
-    """One of those that issue 13, point 15, lists."""
+    """Whether it was given from outside, not chosen here."""
 
 
 def _m(recipe: str, overrides: str, *says: str, issue: bool = False) -> Mistake:

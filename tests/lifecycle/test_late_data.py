@@ -33,7 +33,7 @@ def requests(data: Path, waits=WAITS, overrides=("trainer.max_steps=7",)) -> lis
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_folder_that_the_job_is_to_make_is_taken_on_trust_and_said(begun, tmp_path):
-    """14: it was refused, and the submission itself had to wait in the queue."""
+    """It was refused, and the submission itself had to wait in the queue."""
     data = tmp_path / "web"
     if begun:  # `recipes data` writes its tokens first
         data.mkdir()

@@ -1,4 +1,4 @@
-"""What sweep.json holds, also when somebody has edited it (review of issue 14)."""
+"""What sweep.json holds, also when somebody has edited it."""
 
 import io
 import json

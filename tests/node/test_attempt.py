@@ -143,7 +143,7 @@ def test_a_save_may_take_longer_than_a_step(run, phase):
 
 @pytest.mark.parametrize(("phase", "is_named"), [("save", True), ("validate", True), ("start", False)])
 def test_a_process_that_is_gone_in_a_save_is_not_waited_for_ten_times_as_long(run, phase, is_named):
-    """With the soak of issue 14: all ranks were saving when one was stopped, and that was seen after 300 s, not 30."""
+    """All ranks were saving when one was stopped, and that was seen after 300 s, not 30."""
     attempt = run.new_attempt()
     for number in range(4):
         beat(attempt, number, ago=1 if number != 2 else 40, moved=45, phase=phase)

@@ -1,4 +1,4 @@
-"""Issue 14, findings 1 and 6: what a Slurm job decides before its ranks start, by the real attempt.py as a process.
+"""What a Slurm job decides before its ranks start, by the real attempt.py as a process.
 
 A stand-in for scontrol names one node; the ranks are a shell command that says what it finds linked.
 """
@@ -51,7 +51,7 @@ def job(run, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "one flipped bit of a weight", "deleted", "half"])
-def test_finding_1_the_ranks_find_the_newest_whole_one(damage, run: RunFolder, job):
+def test_the_ranks_find_the_newest_whole_one(damage, run: RunFolder, job):
     folders = saved(run)
     DAMAGES[damage](folders[2])
     done = job(7)
@@ -62,8 +62,8 @@ def test_finding_1_the_ranks_find_the_newest_whole_one(damage, run: RunFolder, j
     assert (result["before"], result["resume"]["step"], result["resume"]["lost_steps"]) == (20, 20, 10)
 
 
-def test_finding_6_without_a_whole_one_the_chain_ends(run: RunFolder, job):
-    """14: a corrupt checkpoint burnt every job of the chain."""
+def test_without_a_whole_one_the_chain_ends(run: RunFolder, job):
+    """A corrupt checkpoint burnt every job of the chain."""
     for folder in saved(run):
         DAMAGES["one flipped bit of a weight"](folder)
     done = job(7)
@@ -82,8 +82,8 @@ def test_finding_6_without_a_whole_one_the_chain_ends(run: RunFolder, job):
     assert not (run.path / resume.ASIDE).exists(), "all stay where they are"
 
 
-def test_finding_6_a_full_disk_costs_no_complete_checkpoint(run: RunFolder, monkeypatch):
-    """14: its job was killed between the last byte and the removal of NeMo's mark, and then the disk was full."""
+def test_a_full_disk_costs_no_complete_checkpoint(run: RunFolder, monkeypatch):
+    """Its job was killed between the last byte and the removal of NeMo's mark, and then the disk was full."""
     newest = made.write(run.checkpoints / "step=19-consumed_samples=160.0")
     newest.with_name(f"{newest.name}-unfinished").touch()
     answers = iter(["the disk is full", ""])
@@ -98,8 +98,8 @@ def test_a_run_folder_that_is_gone_is_no_traceback(run: RunFolder):
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_finding_4_a_job_that_is_cancelled_while_it_waits_for_space_ends_the_run(is_cancelled, run, job, tmp_path):
-    """14: a scancel while the job waited left no trace, and the next job of the chain started."""
+def test_a_job_that_is_cancelled_while_it_waits_for_space_ends_the_run(is_cancelled, run, job, tmp_path):
+    """A scancel while the job waited left no trace, and the next job of the chain started."""
     saved(run)
     run.update({"checkpoint_bytes": 1 << 60}, [])
 

@@ -1,4 +1,4 @@
-"""CPU and NUMA binding of ranks (issue 14, finding 12): a fake nvidia-smi and a sysfs of files; the binding is real."""
+"""CPU and NUMA binding of ranks: a fake nvidia-smi and a sysfs of files; the binding is real."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ print(sorted(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize("local", [0, 1])
-def test_finding_12_a_rank_runs_beside_its_gpu(gpus, local):
+def test_a_rank_runs_beside_its_gpu(gpus, local):
     near, sysfs = gpus
     words, cpus = bound(sysfs, SUPERPOD_CPU_BIND="gpu", LOCAL_RANK=str(local))
     assert cpus == [near[local]]

@@ -361,8 +361,8 @@ def test_one_rank_s_signal_stops_all_at_the_same_step(tmp_path):
     assert [out for out, _ in ended] == ["stopped at 5 by 15\n"] * 2, ended
 
 
-def test_finding_1_a_training_that_would_begin_before_the_checkpoint_of_its_attempt_is_ended(run):
-    """Issue 14: "Training from scratch" in NeMo's log, and a run at step 1, whatever had been trained before."""
+def test_a_training_that_would_begin_before_the_checkpoint_of_its_attempt_is_ended(run):
+    """NeMo says "Training from scratch", and the run is at step 1, whatever had been trained before."""
     attempt = run.new_attempt()
     attempt.mark("running", resume={"step": 30})
     with pytest.raises(RunError, match="begins at step 0, but this attempt resumes from step 30"):

@@ -68,7 +68,7 @@ def rank(tmp_path):
 
 
 def test_the_writers_of_a_killed_rank_end_with_it(rank):
-    """14: real NeMo, all ranks killed in a save: Megatron's manager of each rank's writers outlived the job."""
+    """Real NeMo, all ranks killed in a save: Megatron's manager of each rank's writers outlived the job."""
     process, (*theirs, threads) = rank()
     assert all(alive(pid) for pid in (*theirs, threads)), "a thread's child lives though the thread has ended"
     process.kill()

@@ -43,7 +43,7 @@ def moved(source: Path, target: Path) -> None:
 @pytest.mark.parametrize("place", [copied, copied_with_its_time, moved])
 @pytest.mark.parametrize("has_manifest", ["the older", "both", "none", "the newer"])
 def test_a_shard_of_another_step_is_not_trained_on(has_manifest: str, place: Callable, run: RunFolder):
-    """25: a shard of step 50, placed in step 52, was."""
+    """A shard of step 50, placed in step 52, was."""
     save(run, 48, with_manifest=True)
     older = save(run, 50, with_manifest=has_manifest in ("the older", "both"))
     newer = save(run, 52, with_manifest=has_manifest in ("the newer", "both"))

@@ -94,14 +94,14 @@ STEP = "slurmstepd-node1: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-22T2
         (STEP + FORCED, "", "Slurm ended the ranks on node1 at 2026-11-22T20:28:16: node failure"),
     ],
 )
-def test_finding_9_srun_names_the_node_the_rank_and_the_signal(srun, rank, expected, attempt):
-    """Issue 14: a killed rank read "srun: Force Terminated"."""
+def test_srun_names_the_node_the_rank_and_the_signal(srun, rank, expected, attempt):
+    """A killed rank read "srun: Force Terminated"."""
     (attempt.path / "logs" / "srun.log").write_text(srun)
     assert diagnosis(attempt, rank).cause.startswith(expected)
 
 
-def test_finding_9_a_requeue_is_no_failure_that_says_nothing(attempt, monkeypatch):
-    """Issue 14: the same job has begun once more, so Slurm has requeued it, and its user's recipe has not failed."""
+def test_a_requeue_is_no_failure_that_says_nothing(attempt, monkeypatch):
+    """The same job has begun once more, so Slurm has requeued it, and its user's recipe has not failed."""
     run = RunFolder(attempt.path.parents[1])
     attempt.mark("running", job="7")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -125,7 +125,7 @@ def test_an_attempt_of_another_job_that_was_killed_has_failed(attempt, monkeypat
 
 
 def test_each_node_s_log_is_read_once(attempt, monkeypatch):
-    """Review of issue 14: 512 KiB of each of 2,048 nodes, three or four times over."""
+    """512 KiB of each of 2,048 nodes, three or four times over."""
     (attempt.path / "logs" / "srun.log").write_text(STEP)
     for node in range(4):
         (attempt.path / "logs" / f"{node}.log").write_text(f"{node}: a line\n")

@@ -1,4 +1,4 @@
-"""How a job ended, by whoever still knows (issue 14, finding 4). Slurm's commands are scripts with 22.05's answers."""
+"""How a job ended, by whoever still knows. Slurm's commands are scripts with 22.05's answers."""
 
 import signal
 import subprocess
@@ -47,7 +47,7 @@ def slurm(tmp_path, monkeypatch):
         (None, None, ""),
     ],
 )
-def test_finding_4_both_are_asked(slurm, controller, accounting, ended):
+def test_both_are_asked(slurm, controller, accounting, ended):
     assert ending.now("359", slurm(controller, accounting)) == ended
 
 
@@ -61,14 +61,14 @@ def test_finding_4_both_are_asked(slurm, controller, accounting, ended):
         (" DUE TO PREEMPTION", "PREEMPTION"),
     ],
 )
-def test_finding_4_when_both_have_forgotten_the_jobs_own_output_tells(slurm, more, ended):
+def test_when_both_have_forgotten_the_jobs_own_output_tells(slurm, more, ended):
     output = slurm(None, None)
     output.write_text("before\n" + LINE.format(" DUE TO JOB REQUEUE") + LINE.format(more) + "\xff after\n")
     assert ending.now("359", output) == ended
     assert ending.now("35", output) == ""
 
 
-def test_finding_4_a_run_whose_job_was_cancelled_long_ago_ends(run, slurm):
+def test_a_run_whose_job_was_cancelled_long_ago_ends(run, slurm):
     attempt = run.new_attempt(job="359")
     attempt.mark("running", before=0)
     output = slurm(None, "CANCELLED by 0")
@@ -101,7 +101,7 @@ def test_inside_a_job_that_is_about_to_be_killed_slurm_has_little_time_to_answer
 
 
 def test_after_a_sigterm_slurm_is_not_bothered_every_second(run, monkeypatch):
-    """Review of issue 14: each look may wait for Slurm, and the ranks are watched in between."""
+    """Each look may wait for Slurm, and the ranks are watched in between."""
     looks, handlers = [], {number: signal.getsignal(number) for number in STOPS}
     monkeypatch.setattr(launcher, "POLL_S", 0.02)
     monkeypatch.setattr(launcher, "CANCELLED_S", 0.5)

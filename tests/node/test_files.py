@@ -31,8 +31,8 @@ def test_a_line_that_does_not_fit_is_taken_back(small_disk):
 
 @pytest.mark.parametrize("read", [read_json, read_lines, tail_lines, locks.is_held])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_finding_28_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
-    """Issue 14's second review: `mkfifo run.json` hung everybody's status, and a link to /dev/zero never ends."""
+def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
+    """`mkfifo run.json` hung everybody's status, and a link to /dev/zero never ends."""
     path = tmp_path / "x"
     {"pipe": os.mkfifo, "folder": os.mkdir, "device": lambda path: os.symlink("/dev/zero", path)}[kind](path)
     signal.alarm(5)  # a read that waits ends this test, and pytest with it
@@ -42,7 +42,7 @@ def test_finding_28_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
         signal.alarm(0)
 
 
-def test_finding_28_a_pipe_in_the_place_of_heartbeats_is_not_waited_for(tmp_path):
+def test_a_pipe_in_the_place_of_heartbeats_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / heartbeat_pages.NAME)
     signal.alarm(5)
     try:

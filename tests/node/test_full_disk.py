@@ -70,7 +70,7 @@ def disk_of(run: RunFolder) -> Path:
     return run.path.parents[1]
 
 
-def test_finding_6_it_waits_with_growing_pauses_until_there_is_space(small):
+def test_it_waits_with_growing_pauses_until_there_is_space(small):
     assert full_disk.space_problem(small) == ""
     filler, heard = fill(disk_of(small)), []
     clock = FakeClock(100, filler.unlink)
@@ -79,7 +79,7 @@ def test_finding_6_it_waits_with_growing_pauses_until_there_is_space(small):
     assert heard[0].endswith(f"are free under {small.path}, and a checkpoint takes 81.9 KiB: checking again in 10 s")
 
 
-def test_finding_6_it_does_not_hold_its_gpus_for_ever(small, commands):
+def test_it_does_not_hold_its_gpus_for_ever(small, commands):
     fill(disk_of(small))
     clock = FakeClock(1e9)
     given_up = full_disk.wait_for_space(small, lambda words: None, clock=clock)
@@ -140,7 +140,7 @@ def test_a_run_folder_that_is_gone_is_not_waited_for(run):
         full_disk.space_problem(RunFolder(run.path / "gone"))
 
 
-def test_finding_6_the_jobs_behind_are_deferred_for_longer_each_time(run, commands):
+def test_the_jobs_behind_are_deferred_for_longer_each_time(run, commands):
     commands.queue("7")
     attempt = run.new_attempt(job="1")
     attempt.mark("failed", ended=1000.0)
@@ -189,7 +189,7 @@ def commands(tmp_path, monkeypatch) -> Commands:
 
 @pytest.mark.parametrize("self_submit", [True, False])
 def test_a_run_whose_nodes_submit_the_next_job_waits_with_it_for_space(run, commands, monkeypatch, self_submit):
-    """Review of issue 14: it has no job in the queue to be deferred, and was stopped after 15 minutes."""
+    """It has no job in the queue to be deferred, and was stopped after 15 minutes."""
     monkeypatch.setattr(full_disk, "space_problem", lambda run: "full")
     monkeypatch.setattr(full_disk, "HELD_S", 0.0)
     job: Any = SimpleNamespace(deadline=lambda: 0.0)
@@ -239,7 +239,7 @@ class Jobs:
 
 @pytest.mark.parametrize("damage", TORN)
 def test_a_disk_that_stays_full_over_two_jobs_costs_no_attempt(damage, small, commands):
-    """25: four attempts failed in six seconds, result.json was torn, and `top-up` refused."""
+    """Four attempts failed in six seconds, result.json was torn, and `top-up` refused."""
     jobs, disk = Jobs(small, commands), disk_of(small)
     commands.queue("9")
     first = jobs.start(f"dd if=/dev/zero of={disk}/filler bs=4k; exit 3")

@@ -1,4 +1,4 @@
-"""Issue 14, finding 13: heartbeats cost a small write a node, whatever the ranks and steps, and still name the rank."""
+"""Heartbeats cost a small write a node, whatever the ranks and steps, and still name the rank."""
 
 import contextlib
 import itertools
@@ -77,7 +77,7 @@ def calls(monkeypatch):
 # -- what it costs ---------------------------------------------------------------------------------------------------
 
 
-def test_finding_13_a_node_opens_one_file_and_writes_once_an_interval_whatever_its_steps(folder, calls):
+def test_a_node_opens_one_file_and_writes_once_an_interval_whatever_its_steps(folder, calls):
     ranks = ranks_of(folder, 0, 8, 1, every_s=15.0)
     began = time.time()
     for second in range(61):
@@ -90,7 +90,7 @@ def test_finding_13_a_node_opens_one_file_and_writes_once_an_interval_whatever_i
     assert [path.name for path in folder.iterdir()] == ["nodes"]
 
 
-def test_finding_13_two_thousand_nodes_write_at_most_once_in_ten_seconds_each():
+def test_two_thousand_nodes_write_at_most_once_in_ten_seconds_each():
     for nodes in (1, 16, 256, 2048, 8192):
         assert write_every_s(600, nodes) >= 10
         assert nodes / write_every_s(600, nodes) <= nodes / 10
@@ -229,7 +229,7 @@ def silence(attempt, limit_s=3.0):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_finding_13_another_rank_writes_when_the_one_that_wrote_is_killed_or_stopped(attempt, start, number):
+def test_another_rank_writes_when_the_one_that_wrote_is_killed_or_stopped(attempt, start, number):
     ranks = [start(i) for i in range(4)]
     wait_for(attempt, 4)
     os.kill(ranks[0].pid, number)
@@ -243,7 +243,7 @@ def test_finding_13_another_rank_writes_when_the_one_that_wrote_is_killed_or_sto
     assert restarted.poll() is None
 
 
-def test_finding_13_a_rank_that_was_stopped_is_named_within_the_limit(attempt, start, tmp_path):
+def test_a_rank_that_was_stopped_is_named_within_the_limit(attempt, start, tmp_path):
     ranks = [start(i) for i in range(4)]
     wait_for(attempt, 4)
     os.kill(ranks[2].pid, signal.SIGSTOP)
@@ -255,7 +255,7 @@ def test_finding_13_a_rank_that_was_stopped_is_named_within_the_limit(attempt, s
     assert took_s < 3.0 + 2.0
 
 
-def test_finding_13_a_node_that_dies_is_named_with_its_ranks(attempt, start, tmp_path):
+def test_a_node_that_dies_is_named_with_its_ranks(attempt, start, tmp_path):
     ranks = [start(i) for i in range(4)] + [start(i, node=1) for i in range(4)]
     wait_for(attempt, 8)
     for process in ranks[4:]:
@@ -308,7 +308,7 @@ def test_without_room_in_memory_each_rank_writes_its_own_record(attempt, folder,
 def test_a_rank_that_fell_back_to_another_memory_leaves_the_others_records_as_they_are(
     attempt, folder, tmp_path, monkeypatch
 ):
-    """Review of issue 14: no room in /dev/shm once ranks 0 to 2 are there, and rank 3 wrote zeros for them."""
+    """No room in /dev/shm once ranks 0 to 2 are there, and rank 3 wrote zeros for them."""
     (tmp_path / "tmp").mkdir()
     places = [tmp_path / "shm", tmp_path / "shm", tmp_path / "shm", tmp_path / "tmp"]
     ranks = []

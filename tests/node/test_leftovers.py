@@ -79,7 +79,7 @@ def left(run):
 
 @pytest.mark.parametrize("nodes", ["node1", "node1,node2,node3"])
 def test_the_end_of_an_attempt_ends_what_killed_ranks_have_left(nodes, run, job, tmp_path):
-    """14: they outlived the job, and the next one waited a minute for the lock that they had inherited."""
+    """They outlived the job, and the next one waited a minute for the lock that they had inherited."""
     text = job(7, "killed", nodes).communicate(timeout=60)[0]
     assert gone_within(left(run), 1) == []
     assert "node1: ended 1 process that killed ranks had left" in text

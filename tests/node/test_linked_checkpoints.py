@@ -1,4 +1,4 @@
-"""Issue 14, finding 1: a checkpoint that its user has moved elsewhere and linked is none that is not there."""
+"""A checkpoint that its user has moved elsewhere and linked is none that is not there."""
 
 import shutil
 from pathlib import Path
@@ -20,8 +20,8 @@ def moved(folder: Path, elsewhere: Path) -> Path:
     return elsewhere / folder.name
 
 
-def test_finding_1_a_link_to_a_checkpoint_elsewhere_is_one(run: RunFolder, tmp_path):
-    """14: the run began at step 1 without a word."""
+def test_a_link_to_a_checkpoint_elsewhere_is_one(run: RunFolder, tmp_path):
+    """The run began at step 1 without a word."""
     [folder] = saved(run, (10,))
     moved(folder, tmp_path / "big")
     assert guard.newest_step(run) == 10

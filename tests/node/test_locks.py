@@ -1,4 +1,4 @@
-"""Locks of a run, beside looks that test them by locking (issue 14, finding 5)."""
+"""Locks of a run, beside looks that test them by locking."""
 
 import errno
 import fcntl
@@ -9,7 +9,7 @@ import time
 from superpod.node import locks
 
 
-def test_finding_5_a_look_at_the_wrong_instant_does_not_cost_a_rank_its_lock(tmp_path):
+def test_a_look_at_the_wrong_instant_does_not_cost_a_rank_its_lock(tmp_path):
     path = tmp_path / ".ranks"
     look = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(look, fcntl.LOCK_EX)  # as `is_held` does, for an instant

@@ -34,7 +34,7 @@ def test_status_shows_one_as_a_row_that_says_why(run, recipes_cli):
 
 
 def test_heartbeats_and_logs_of_a_file_a_rank_are_read(run, recipes_cli):
-    """As every rank wrote them before issue 14: nothing of such a run looks different."""
+    """As every rank wrote them in version 0.1: nothing of such a run looks different."""
     attempt = run.new_attempt()
     for rank in range(3):
         line = {"t": 100.0, "moved": 90.0, "step": 7 + rank, "phase": "train", "host": f"n{rank}", "save_s": 50.0}

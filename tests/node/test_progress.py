@@ -1,4 +1,4 @@
-"""Progress in steps and in time (issue 14, finding 6)."""
+"""Progress in steps and in time."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def attempt_of(run, before, steps, step_s, took_s, state="failed", message="it b
     attempt.mark(state)
 
 
-def test_finding_6_one_step_a_job_is_no_progress_for_ever(run):
+def test_one_step_a_job_is_no_progress_for_ever(run):
     attempt_of(run, 0, 1, 2.0, 3600)
     assert guard.must_stop(run, 2, 20) == ""
     attempt_of(run, 1, 1, 2.0, 3600)
@@ -80,7 +80,7 @@ def slow_saves(run, before, steps, step_s, save_s):
 
 @pytest.mark.parametrize("steps", [10, 50])
 def test_a_run_that_saves_longer_than_it_trains_comes_forward(run, steps):
-    """Review of issue 14: the seconds of its steps alone are 8 % of its time."""
+    """The seconds of its steps alone are 8 % of its time."""
     for number in range(3):
         slow_saves(run, steps * number, steps, 1.0, 120.0)
     worth = progress.worths(run, run.attempts, guard.newest_step(run))
@@ -110,7 +110,7 @@ def test_steps_that_no_checkpoint_holds_do_not_count(run):
         (0, 20000.0, 3, "a job of 4 h makes no step: starting and saving take 21 min, a step 5.56 h"),
     ],
 )
-def test_finding_6_a_chain_that_cannot_end_in_its_time_says_so(step, step_s, jobs, says):
+def test_a_chain_that_cannot_end_in_its_time_says_so(step, step_s, jobs, says):
     assert progress.outlook(step, 5000, step_s, Chain(jobs, 4 * 3600.0, 1260.0)) == says
 
 
@@ -126,7 +126,7 @@ def running(run, steps, step_s, started=1000.0, **facts):
     return run.newest_metrics()
 
 
-def test_finding_6_a_running_chain_says_that_it_cannot_end_in_its_time(run):
+def test_a_running_chain_says_that_it_cannot_end_in_its_time(run):
     lines = running(run, 10, 10.0)
     # 3,400 s of each later job make steps, and of this one, which ends at 4,600 s, 3,300 from now on.
     assert progress.alarm(run, lines, 2, 1200.0) == ""

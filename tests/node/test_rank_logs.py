@@ -1,4 +1,4 @@
-"""Issue 14, finding 13: logs are a file a node where srun starts the ranks, and still say which rank wrote what."""
+"""Logs are a file a node where srun starts the ranks, and still say which rank wrote what."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ def attempt(run):
     return attempt
 
 
-def test_finding_13_the_cause_is_that_rank_s_last_error_among_the_lines_of_its_node(run, attempt):
+def test_the_cause_is_that_rank_s_last_error_among_the_lines_of_its_node(run, attempt):
     assert why(run, attempt).cause == "ValueError: heads 3 by tp 2 (attempts/001/logs/1.log, rank 3)"
 
 
@@ -54,7 +54,7 @@ def test_why_slurm_ended_a_step_is_read_from_a_node_s_file_too(run, attempt):
     )
 
 
-def test_finding_13_logs_shows_one_rank_of_a_node_s_file_or_all_with_their_ranks(run, attempt):
+def test_logs_shows_one_rank_of_a_node_s_file_or_all_with_their_ranks(run, attempt):
     assert list(Reader(run).new()) == ["[001 node 0 rank 0] zero"]
     assert list(Reader(run, rank=3).new()) == [
         "[001 node 1 rank 3] hello from 3",

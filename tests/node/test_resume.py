@@ -1,4 +1,4 @@
-"""Issue 14, findings 1 and 6: which checkpoint a run resumes from, with real files as NeMo and Megatron write them.
+"""Which checkpoint a run resumes from, with real files as NeMo and Megatron write them.
 
 Never a step lost that an intact checkpoint holds, never a silent start from scratch, and nothing deleted.
 """
@@ -126,8 +126,8 @@ DAMAGES = {
 
 @pytest.mark.parametrize("which", ["newest", "second newest", "both", "oldest", "all"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_finding_1_no_step_is_lost_that_a_whole_checkpoint_holds(damage, which, run):
-    """The damage matrix of issue 14."""
+def test_no_step_is_lost_that_a_whole_checkpoint_holds(damage, which, run):
+    """Every kind of damage."""
     folders = saved(run)
     damaged = {"newest": [2], "second newest": [1], "both": [1, 2], "oldest": [0], "all": [0, 1, 2]}[which]
     for number in damaged:
@@ -151,8 +151,8 @@ def test_finding_1_no_step_is_lost_that_a_whole_checkpoint_holds(damage, which, 
 
 
 @pytest.mark.parametrize("damage", ["truncated", "one flipped bit of a weight", "one flipped bit of common.pt"])
-def test_finding_6_damage_is_seen_without_a_manifest_too(damage, run):
-    """14: checkpoints of earlier versions, and of jobs that were killed before the manifest was written."""
+def test_damage_is_seen_without_a_manifest_too(damage, run):
+    """Checkpoints of earlier versions, and of jobs that were killed before the manifest was written."""
     folders = saved(run, with_manifest=False)
     DAMAGES[damage](folders[2])
     decided, _ = attempt_of(run)
@@ -180,8 +180,8 @@ def test_a_file_without_permission_is_not_read_and_the_next_whole_one_is_taken(r
     assert "__1_0.distcp cannot be read: Permission denied" in words
 
 
-def test_finding_1_a_link_to_nothing_is_no_start_from_scratch(run):
-    """14: NeMo finds `step=29-last`, a link whose folder is gone, and says "Training from scratch"."""
+def test_a_link_to_nothing_is_no_start_from_scratch(run):
+    """NeMo finds `step=29-last`, a link whose folder is gone, and says "Training from scratch"."""
     folders = saved(run)
     shutil.rmtree(folders[2])
     (run.path / resume.SAVED).unlink()  # as of an earlier version: only the link tells
@@ -190,8 +190,8 @@ def test_finding_1_a_link_to_nothing_is_no_start_from_scratch(run):
     assert not (run.checkpoints / f"{folders[2].name}-last").is_symlink()
 
 
-def test_finding_1_after_all_were_deleted_the_run_does_not_begin_anew(run):
-    """14: a scratch file system that purges old files leaves a run folder without checkpoints."""
+def test_after_all_were_deleted_the_run_does_not_begin_anew(run):
+    """A scratch file system that purges old files leaves a run folder without checkpoints."""
     saved(run)
     attempt_of(run)
     shutil.rmtree(run.checkpoints)

@@ -1,4 +1,4 @@
-"""The thread that reads completed checkpoints back, beside what else happens to them (review of issue 14)."""
+"""The thread that reads completed checkpoints back, beside what else happens to them."""
 
 import errno
 import shutil

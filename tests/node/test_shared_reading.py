@@ -1,4 +1,4 @@
-"""Several nodes read one checkpoint (issue 14, finding 6): with a stand-in for srun that starts the tasks here."""
+"""Several nodes read one checkpoint: with a stand-in for srun that starts the tasks here."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def test_a_node_that_is_stuck_does_not_hold_the_others_for_ever(stuck, fake_srun
 
 @pytest.mark.parametrize("fully", [False, True])
 def test_a_slow_file_system_fails_no_attempt(fully, fake_srun, checkpoint, monkeypatch):
-    """25: nodes that had not read their share in time failed the attempt, and two of these ended the run."""
+    """Nodes that had not read their share in time failed the attempt, and two of these ended the run."""
     monkeypatch.setenv("STUCK", "0")
     heard: list[str] = []
     nodes = ["node1", "node2"]

@@ -1,4 +1,4 @@
-"""Issue 14, finding 10: the limit of a running job may be extended or cut (`scontrol update TimeLimit`)."""
+"""The limit of a running job may be extended or cut (`scontrol update TimeLimit`)."""
 
 import time
 
@@ -18,7 +18,7 @@ def environment(tmp_path, at: float, rank: int = 0) -> dict[str, str]:
     }
 
 
-def test_finding_10_an_extended_time_limit_is_seen_by_a_training_that_runs(tmp_path):
+def test_an_extended_time_limit_is_seen_by_a_training_that_runs(tmp_path):
     now = time.time()
     environ = environment(tmp_path, now + 11)
     limits = [now + 11, now + 3600]
@@ -32,7 +32,7 @@ def test_finding_10_an_extended_time_limit_is_seen_by_a_training_that_runs(tmp_p
     assert not deadline.is_near(1), "the limit is looked at once more before a run stops for it"
 
 
-def test_finding_10_a_limit_that_was_cut_is_seen_too(tmp_path, monkeypatch):
+def test_a_limit_that_was_cut_is_seen_too(tmp_path, monkeypatch):
     now = time.time()
     deadline = Deadline.of(environment(tmp_path, now + 3600))
     TimeLimit(tmp_path / "attempts" / "001", lambda: now + 11)

@@ -66,7 +66,7 @@ KEPT: dict[str, list[Callable[[RunFolder], None]]] = {
 
 @pytest.mark.parametrize("kept", KEPT)
 def test_a_run_whose_checkpoints_are_gone_stops(kept, run):
-    """25: it started at step 1 without a word, where only metrics.jsonl still showed 52 steps."""
+    """It started at step 1 without a word, where only metrics.jsonl still showed 52 steps."""
     trained(run, 1, 52)
     saved(run, (40, 50))
     without_checkpoints(run)

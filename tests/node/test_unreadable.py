@@ -1,4 +1,4 @@
-"""Issue 14, findings 1 and 6: a file system that fails for a moment, or on one node, condemns no checkpoint."""
+"""A file system that fails for a moment, or on one node, condemns no checkpoint."""
 
 import errno
 import os

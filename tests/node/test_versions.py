@@ -1,4 +1,4 @@
-"""Versions that a run may start with: issue 13, finding 3."""
+"""Versions that a run may start with."""
 
 import importlib.metadata
 import json
@@ -32,13 +32,13 @@ def test_the_proven_versions_start():
         ("transformer-engine", "2.12.0+abc", "2.9 or later, below 2.10"),
     ],
 )
-def test_finding_3_other_versions_are_refused_by_their_numbers(package, version, limits):
+def test_other_versions_are_refused_by_their_numbers(package, version, limits):
     reason = refusal(GOOD | {package: version}, {}, {})
     assert version in reason
     assert limits in reason
 
 
-def test_finding_3_what_the_run_needs_is_refused_too():
+def test_what_the_run_needs_is_refused_too():
     old = GOOD | {"transformer-engine": "2.7.0", "cuda": "12.8"}
     reason = refusal(old, NEEDS, {IGNORE: "1"})  # the profile goes on without a proof, and the run's own needs stay
     assert "transformer-engine is 2.7.0, and must be 2.8 or later: a learned softmax offset" in reason
@@ -47,7 +47,7 @@ def test_finding_3_what_the_run_needs_is_refused_too():
     assert refusal(old, {}, {IGNORE: "1"}) == ""
 
 
-def test_finding_3_a_gpu_without_transformer_engine_is_refused_and_a_rehearsal_is_not():
+def test_a_gpu_without_transformer_engine_is_refused_and_a_rehearsal_is_not():
     bare = {"nemo_toolkit": "2.7.3", "megatron-core": "0.15.3"}
     assert "transformer-engine is missing" in refusal(bare | {"cuda": "13.0"}, {}, {})
     assert refusal(bare, NEEDS, {}) == ""
@@ -80,7 +80,7 @@ def test_torchs_cuda_is_read_without_importing_it(tmp_path, monkeypatch, text, c
     assert done.stdout.strip() == cuda, done.stderr
 
 
-def test_finding_3_rank_0_refuses_by_the_runs_own_facts(tmp_path, monkeypatch):
+def test_rank_0_refuses_by_the_runs_own_facts(tmp_path, monkeypatch):
     from superpod.node import rank
 
     attempt = tmp_path / "attempts" / "001"

@@ -1,4 +1,4 @@
-"""What NeMo's model classes refuse or keep, by family: issue 13, finding 7."""
+"""What NeMo's model classes refuse or keep, by family."""
 
 import json
 import socket
@@ -49,7 +49,7 @@ REFUSED: dict[str, dict[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("model", "rule"), [(model, rule) for model, broken in REFUSED.items() for rule in broken])
-def test_finding_7_what_a_class_refuses_is_refused(model, rule):
+def test_what_a_class_refuses_is_refused(model, rule):
     degrees: dict[str, Any] = REFUSED[model][rule]
     broken = rules_of(job(model, **degrees))[rule]
     degree = rule.removeprefix("family_")
@@ -82,7 +82,7 @@ def test_t5_recomputes_nothing_with_its_masks(layout, refused):
     assert ("recompute_cross" in rules_of(job("t5_3b", **layout))) == refused
 
 
-def test_finding_7_gemma2_has_no_window_without_a_mask():
+def test_gemma2_has_no_window_without_a_mask():
     assert "4096 tokens" in rules_of(job("gemma2_2b", seq=8192))["capped_window"].message
     assert not rules_of(job("gemma2_2b", seq=4096))
     assert not rules_of(job("starcoder2_7b", seq=8192))  # a window of TE's
@@ -125,7 +125,7 @@ def test_many_layouts_are_judged_alike():
         assert mask.tolist() == one
 
 
-def test_finding_7_no_recipe_breaks_a_rule_of_its_family():
+def test_no_recipe_breaks_a_rule_of_its_family():
     families = ("gemma", "encoders", "ssm", "llama")
     for recipe in registry.recipes().values():
         if recipe.model.family in families:
@@ -133,13 +133,13 @@ def test_finding_7_no_recipe_breaks_a_rule_of_its_family():
                 assert not violations(job_of(recipe, size)), f"{recipe.name} on {size}"
 
 
-def test_finding_7_no_search_finds_what_a_class_refuses():
+def test_no_search_finds_what_a_class_refuses():
     result = search(job("gemma3_1b", gpus=8), Space(mbs=(1,)))
     assert result.fields["cp"].max() == 1
     assert result.fields["vp"].max() == 1
 
 
-def test_finding_7_gemma2_keeps_its_scores():
+def test_gemma2_keeps_its_scores():
     """Tanh and softmax, 2 bytes each for a head, query and key, are 21 GiB of 9B's 42 layers with 8 heads a rank."""
     capped = job("gemma2_9b", gpus=8, tp=2, sp=True)
     flash = capped.replace(model=capped.model.replace(soft_capped=False))
@@ -148,14 +148,14 @@ def test_finding_7_gemma2_keeps_its_scores():
     assert scores < allocated(capped) - allocated(flash) < 1.25 * scores
 
 
-def test_finding_7_gemma2_recomputes_its_scores():
+def test_gemma2_recomputes_its_scores():
     kept = job("gemma2_9b", gpus=8, tp=2, sp=True)
     freed = kept.replace(layout=kept.layout.replace(recompute="selective"))
     assert allocated(kept) - allocated(freed) > 20 * 2**30
     assert plans.seconds(freed) > plans.seconds(kept)
 
 
-def test_finding_7_capping_takes_time():
+def test_capping_takes_time():
     capped = job("gemma2_9b", gpus=8, tp=2, sp=True)
     flash = capped.replace(model=capped.model.replace(soft_capped=False))
     unfused = flash.replace(options=Options(attention="unfused"))
@@ -164,7 +164,7 @@ def test_finding_7_capping_takes_time():
     assert times[2] > 1.1 * times[0]
 
 
-def test_finding_7_the_recipe_of_the_issue_fits_as_gemma2_is():
+def test_the_recipe_of_the_issue_fits_as_gemma2_is():
     """gemma2_9b at TP 2 was planned at 57 GiB of an H100's 80; it takes more than the GPU has."""
     old = job("gemma2_9b", gpus=8, tp=2, sp=True)
     assert predict.one(old).verdict == "oom"
@@ -202,7 +202,7 @@ print(json.dumps({"per_score": sum(squares) / (heads * seq * seq), "qkv": sum(sa
 
 
 @pytest.mark.slow
-def test_finding_7_bytes_of_a_score_are_those_that_nemos_class_saves():
+def test_bytes_of_a_score_are_those_that_nemos_class_saves():
     """Its forward pass, run: what autograd keeps, by storage."""
     with socket.socket() as free:
         free.bind(("localhost", 0))

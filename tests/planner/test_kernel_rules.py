@@ -38,7 +38,7 @@ def broken(of):
     return {rule.rule: rule for rule in legality.violations(of)}
 
 
-def test_finding_4_a_learned_softmax_needs_cp_comm_a2a():
+def test_a_learned_softmax_needs_cp_comm_a2a():
     ring = job("gpt_oss_20b", cp=2)
     refused = broken(ring)["attention_backend"]
     assert "no attention backend" in refused.message
@@ -48,7 +48,7 @@ def test_finding_4_a_learned_softmax_needs_cp_comm_a2a():
     assert not broken(job("gpt_oss_20b"))
 
 
-def test_finding_4_heads_are_whole_on_every_rank():
+def test_heads_are_whole_on_every_rank():
     refused = broken(job("gpt_oss_20b", tp=4, cp=4, sp=True, options=Options(cp_comm="a2a")))["attention_heads"]
     assert "tp 4 x cp 4 must divide the 64 heads and the 8 groups" in refused.message
     assert refused.fix == "set cp to a divisor of 2"
@@ -56,14 +56,14 @@ def test_finding_4_heads_are_whole_on_every_rank():
 
 @pytest.mark.parametrize(("gpu", "refused"), [("a100", True), ("h100", False), ("b200", False), ("b300", False)])
 @pytest.mark.parametrize("task", ["pretrain", "lora"])
-def test_finding_5_latent_attention_has_no_backend_on_a100(gpu, refused, task):
+def test_latent_attention_has_no_backend_on_a100(gpu, refused, task):
     rules = broken(job("deepseek_v2_lite", gpu, task=task, ep=8))
     assert ("attention_backend" in rules) == refused
     if refused:
         assert "heads of two sizes" in rules["attention_backend"].message
 
 
-def test_finding_5_scores_in_memory_are_legal_once_they_are_priced():
+def test_scores_in_memory_are_legal_once_they_are_priced():
     unfused = Options(attention="unfused")
     assert "attention_backend" not in broken(job("deepseek_v2_lite", "a100", ep=8, options=unfused))
     assert "attention_backend" in broken(job("deepseek_v2_lite", "a100", task="lora", ep=8, options=unfused))  # packed
@@ -95,11 +95,11 @@ def test_a_window_under_context_parallelism_exchanges_heads():
         ("gpt_oss_20b", "h100", "fp8bw", {"tp": 2, "sp": True}, "a multiple of 128 columns where they are gathered"),
     ],
 )
-def test_finding_12_shapes_that_fp8_cannot_multiply(model, gpu, precision, layout, says):
+def test_shapes_that_fp8_cannot_multiply(model, gpu, precision, layout, says):
     assert says in broken(job(model, gpu, precision=precision, **layout))["fp8_weights"].message
 
 
-def test_finding_12_blocks_of_128_are_needed_only_where_they_are_gathered():
+def test_blocks_of_128_are_needed_only_where_they_are_gathered():
     assert "fp8_weights" not in broken(job("gpt_oss_20b", precision="fp8bw"))
     assert "fp8_weights" not in broken(job("qwen2_72b", precision="fp8bw", tp=8, sp=True))  # 3,696 columns of a rank
 

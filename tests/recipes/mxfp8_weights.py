@@ -35,7 +35,7 @@ class Layers(torch.nn.Sequential):
 
 
 def flags_of(name: str, old: bool = False) -> GpuFlags:
-    """Of a recipe; `old`: as recipes were before finding 1."""
+    """Of a recipe; `old`: as recipes were before the fix."""
     import fiddle as fdl
     from nemo.collections import llm  # noqa: F401 - before its callbacks, which import it
     from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback

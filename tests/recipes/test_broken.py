@@ -1,4 +1,4 @@
-"""What no recipe of a model can do, and the way round: issue 13, findings 7 and 9."""
+"""What no recipe of a model can do, and the way round."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def cli(*words):
     return subprocess.run([sys.executable, "-m", "superpod.cli", *words], capture_output=True, text=True, timeout=900)
 
 
-def test_finding_7_every_gemma3_recipe_says_that_it_cannot_train():
+def test_every_gemma3_recipe_says_that_it_cannot_train():
     names = [name for name in registry.recipes() if name.startswith("gemma3_1b_")]
     assert len(names) > 40
     for name in names:
@@ -33,13 +33,13 @@ def test_finding_7_every_gemma3_recipe_says_that_it_cannot_train():
         assert set(proof_level.of(recipe).broken) == set(recipe.nodes)
 
 
-def test_finding_7_overrides_do_not_help():
+def test_overrides_do_not_help():
     problem = proof_level.refusal(registry.find(GEMMA3), 1, ["model.config.window_size=128"])
     assert problem is not None
     assert "examples/gemma3" in problem[1]
 
 
-def test_finding_7_a_local_run_is_refused_before_nemo_is_imported(monkeypatch):
+def test_a_local_run_is_refused_before_nemo_is_imported(monkeypatch):
     monkeypatch.setattr(local, "resolve", lambda request: pytest.fail("resolved"))
     with pytest.raises(UserError, match="cannot train: Megatron-Core") as refused:
         local.prepare(Request(GEMMA3))
@@ -62,12 +62,12 @@ def test_a_gemma3_of_ones_own_is_refused_with_the_way_round(tmp_path):
     assert "CosSinConfig1B" in refused.value.hint
 
 
-def test_finding_7_a_submission_is_refused():
+def test_a_submission_is_refused():
     messages = [finding.message for finding in findings(case(recipe=GEMMA3, nodes=1))]
     assert any("rotary_pos_cos_sin" in message for message in messages)
 
 
-def test_finding_7_check_refuses_gemma3():
+def test_check_refuses_gemma3():
     done = cli("check", GEMMA3)
     assert done.returncode == 2
     assert "rotary_pos_cos_sin" in done.stdout + done.stderr
@@ -90,7 +90,7 @@ def test_the_way_round_lays_out_the_same_recipes():
 @pytest.mark.train
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_finding_7_the_way_round_trains():
+def test_the_way_round_trains():
     """Shrunk, on two ranks: losses and gradients of one rank, saved, resumed, resharded."""
     words = ("rehearse", "gemma3_1b_mended_pretrain_h100_bf16", "--ranks", "2", "--steps", "4")
     done = cli("--recipes", str(EXAMPLE), *words)

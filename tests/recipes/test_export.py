@@ -66,7 +66,7 @@ def before_imports(file):
 
 @pytest.mark.nemo
 @pytest.mark.parametrize("name", GPU_RECIPES)
-def test_finding_13_a_file_carries_the_environment_that_its_run_needs(name):
+def test_a_file_carries_the_environment_that_its_run_needs(name):
     needed = answers()["environment"][name]
     assert "PYTORCH_CUDA_ALLOC_CONF" in needed
     top = before_imports(answers()["folder"] / f"{name}.py")
@@ -79,12 +79,12 @@ def test_finding_13_a_file_carries_the_environment_that_its_run_needs(name):
 
 
 @pytest.mark.nemo
-def test_finding_13_the_environment_is_for_nemo_run_s_executors_too():
+def test_the_environment_is_for_nemo_run_s_executors_too():
     assert answers()["executor"] == answers()["environment"][GPU_RECIPES[0]]
 
 
 @pytest.mark.nemo
-def test_finding_13_constants_at_the_top_change_every_place_of_their_value():
+def test_constants_at_the_top_change_every_place_of_their_value():
     assert answers()["edited"] == [8, 4096, 4096, 64, 1e-3, "/scratch/me"]
 
 
@@ -96,7 +96,7 @@ def test_several_texts_are_one_constant():
 
 @pytest.mark.nemo
 @pytest.mark.parametrize("name", chosen())
-def test_finding_13_a_file_is_short_and_names_no_file_of_this_project(name):
+def test_a_file_is_short_and_names_no_file_of_this_project(name):
     text = (answers()["folder"] / f"{name}.py").read_text()
     assert len(text.splitlines()) <= 290
     assert not re.search(r"\b(recipes|planner|layouts)/[\w/]+\.(py|toml)", text)

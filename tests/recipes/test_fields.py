@@ -29,7 +29,7 @@ def fields(tmp_path_factory):
 nemo = [pytest.mark.slow, pytest.mark.nemo]
 
 
-class TestFinding11:
+class TestFineTuning:
     pytestmark = nemo
 
     @pytest.mark.parametrize("name", [LORA_8, LORA_16, LORA_32, SFT])
@@ -55,7 +55,7 @@ class TestFinding11:
         assert made["steps"] / made["interval"] >= 2
 
 
-def test_finding_11_memory_and_traffic_of_adapters_follow_the_rank():
+def test_memory_and_traffic_of_adapters_follow_the_rank():
     from dataclasses import replace
 
     from superpod.planner import predict
@@ -69,7 +69,7 @@ def test_finding_11_memory_and_traffic_of_adapters_follow_the_rank():
     assert seconds > fewer
 
 
-def test_finding_11_ranks_are_those_of_nemos_recipes():
+def test_ranks_are_those_of_nemos_recipes():
     ranks = {name: adapter_rank(model.shape) for name, model in registry.models().items()}
     assert {ranks[name] for name in ("llama3_8b", "llama31_8b", "llama32_1b", "phi3_mini", "gemma3_1b")} == {8}
     assert {ranks[name] for name in ("llama3_70b", "llama31_70b", "llama31_405b", "llama31_nemotron_70b")} == {16}
@@ -81,7 +81,7 @@ def environments(fields):
     return {name: seen["environment"] for name, seen in fields["options"].items() if "environment" in seen}
 
 
-class TestFinding8:
+class TestCudaGraphsAndUserbuffers:
     pytestmark = nemo
 
     def test_the_environment_follows_the_options(self, fields):
@@ -97,13 +97,13 @@ class TestFinding8:
     def test_graphs_by_override_count_too(self, fields):
         assert fields["graphs by override"] == [True, True, True, False]
 
-    def test_finding_2_userbuffers_of_a100_go_without_multicast(self, fields):
+    def test_userbuffers_of_a100_go_without_multicast(self, fields):
         of = environments(fields)
         assert of[""]["UB_SKIPMC"] == "1"
         assert "UB_SKIPMC" not in of["deterministic"]  # which has no userbuffers
 
 
-class TestFinding6:
+class TestPackedSamples:
     pytestmark = nemo
 
     def test_packed_samples_are_as_long_as_what_userbuffers_were_made_for(self, fields):
@@ -127,7 +127,7 @@ class TestFinding6:
         assert fields["packed"]["broken unpadded"] == ["userbuffer_length"]
 
 
-class TestFinding10:
+class TestUserbufferTables:
     pytestmark = nemo
 
     def test_userbuffer_tables_are_those_of_the_generation(self, fields):
@@ -141,7 +141,7 @@ class TestFinding10:
         assert tables["a100"] is None
 
 
-class TestFinding14:
+class TestFp16:
     pytestmark = nemo
 
     def test_fp16_is_an_option(self, fields):
@@ -158,7 +158,7 @@ class TestFinding14:
         assert "FP8 (tensorwise)" in fields["fp8"]["refused"]
 
 
-def test_finding_14_no_recipe_is_fp16_and_its_name_leads_to_the_option():
+def test_no_recipe_is_fp16_and_its_name_leads_to_the_option():
     assert not [name for name in recipes() if name.endswith("fp16")]
     with pytest.raises(UserError, match="no loss scale that works") as refused:
         registry.find("llama3_8b_pretrain_a100_fp16")
@@ -167,14 +167,14 @@ def test_finding_14_no_recipe_is_fp16_and_its_name_leads_to_the_option():
         registry.find("llama3_9b_pretrain_a100_fp16")
 
 
-def test_finding_14_every_pipeline_stage_has_a_micro_batch():
+def test_every_pipeline_stage_has_a_micro_batch():
     sizes = [(recipe, nodes) for recipe in recipes().values() for nodes in recipe.nodes]
     pipelines = [(r.name, n, r.layout(n), n * r.gpus_per_node) for r, n in sizes if r.layout(n).pp > 1]
     assert len(pipelines) > 1000
     assert not [(name, n) for name, n, layout, gpus in pipelines if layout.micro_batches(gpus) < layout.pp]
 
 
-def test_finding_1_a_recipe_tuned_for_another_size_settles_what_its_parameters_are():
+def test_a_recipe_tuned_for_another_size_settles_what_its_parameters_are():
     """From the smallest size, which needs FP8 parameters, to one that holds BF16 ones."""
     small = recipes()["llama3_70b_pretrain_b200_mxfp8"]
     assert job(small).options.fp8_params
@@ -182,7 +182,7 @@ def test_finding_1_a_recipe_tuned_for_another_size_settles_what_its_parameters_a
     assert (tuned.options.fp8_params, tuned.options.overlap_params) in ((False, True), (True, False))
 
 
-def test_finding_14_recipes_say_where_their_weights_cannot_be_imported():
+def test_recipes_say_where_their_weights_cannot_be_imported():
     problem, instead = missing_weights.of(recipes()["deepseek_v3_lora_h100_bf16"])
     assert "FP8" in problem
     assert "fp8_cast_bf16" in instead
@@ -191,7 +191,7 @@ def test_finding_14_recipes_say_where_their_weights_cannot_be_imported():
         assert missing_weights.of(recipes()[name]) == ("", "")
 
 
-def test_finding_14_an_fp8_folder_is_refused_before_the_import(tmp_path):
+def test_an_fp8_folder_is_refused_before_the_import(tmp_path):
     config = {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="FP8, with a quantization_config") as refused:
@@ -202,6 +202,6 @@ def test_finding_14_an_fp8_folder_is_refused_before_the_import(tmp_path):
         huggingface.family(tmp_path)
 
 
-def test_finding_14_the_option_warns():
+def test_the_option_warns():
     assert "never multiplies the loss" in options.warnings(["trainer.max_steps=3", "with=fsdp,fp16"])[0]
     assert options.warnings(["with=fsdp"]) == []

@@ -46,14 +46,14 @@ def seen():
     return sizes
 
 
-def test_finding_4_cp_comm_type_reaches_megatron(seen):
+def test_cp_comm_type_reaches_megatron(seen):
     for name, size in seen.items():
         wanted = "a2a" if name.startswith(("gpt_oss", "mistral")) else None
         assert size["cp_comm_type"] == wanted, name
         assert size["planned"] == [wanted or "p2p"] * 2, name
 
 
-def test_finding_12_hybrids_keep_two_layers_at_each_end_in_bf16(seen):
+def test_hybrids_keep_two_layers_at_each_end_in_bf16(seen):
     for name, size in seen.items():
         hybrid = name.startswith("nemotron") and "fp8ds" not in name
         assert size["bf16"] == ([True, 2, 2] if hybrid else [True, 1, 1] if "fp8cs" in name else [False, 0, 0]), name

@@ -59,7 +59,7 @@ def tiny_model(folder: Path, **changes: Any) -> Any:
 
 
 def laid_out(row: dict[str, Any], folder: Path) -> Any:
-    """The tiny model with what a GPU run of the row's recipe gives NeMo, on few ranks; `old` as before finding 1."""
+    """The tiny model with what a GPU run of the row's recipe gives NeMo, on few ranks; `old` as before the fix."""
     from superpod.recipes import build
 
     of_gpu = build(row["recipe"], row["nodes"])

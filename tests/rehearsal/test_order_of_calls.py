@@ -72,7 +72,7 @@ def test_three_steps_with_the_flags_of_a_gpu_run_train_the_weights_of_one_rank(n
 @pytest.mark.nemo
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
-def test_finding_1_overlapped_gathers_of_mxfp8_parameters_are_caught(trained):
+def test_overlapped_gathers_of_mxfp8_parameters_are_caught(trained):
     wrong = faults(trained["old"], trained["one"])
     assert any("is zero or no number in a forward pass" in fault for fault in wrong)
 

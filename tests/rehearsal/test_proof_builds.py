@@ -1,4 +1,4 @@
-"""Proofs with real builds: a recipe's verdict is its own (finding 16), whatever is proven beside it."""
+"""Proofs with real builds: a recipe's verdict is its own, whatever is proven beside it."""
 
 import json
 import subprocess
@@ -34,25 +34,25 @@ REFUSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REFUSED)
-def test_finding_16_a_verdict_is_the_recipes_own_in_any_order_and_alone(answers, kind):
+def test_a_verdict_is_the_recipes_own_in_any_order_and_alone(answers, kind):
     """Constructors that refuse one precision, recomputation, CP or GPU: recipes of one set had one key before."""
     for names, failed in answers["orders"][kind]:
         assert set(failed) == REFUSED[kind] & set(names), names
 
 
 @pytest.mark.slow
-def test_finding_16_every_field_of_the_resolved_configuration_is_in_the_key(answers):
+def test_every_field_of_the_resolved_configuration_is_in_the_key(answers):
     assert answers["fields_in_no_key"] == []
 
 
 @pytest.mark.slow
-def test_finding_16_whatever_changes_the_configuration_changes_the_digest(answers):
+def test_whatever_changes_the_configuration_changes_the_digest(answers):
     digests = answers["keys"]
     assert len(set(digests.values())) == len(digests), digests
 
 
 @pytest.mark.slow
-def test_finding_16_every_part_of_the_key_changes_with_what_it_says(answers):
+def test_every_part_of_the_key_changes_with_what_it_says(answers):
     """Every part has a case, and a case whose part is left out of the key is red."""
     parts = answers["parts"]
     assert [name for name, differ in parts["differing"].items() if name not in differ] == []
@@ -86,13 +86,13 @@ def with_default(a=1):
     ],
     ids=["method", "closure", "lambda", "defaults", "inner"],
 )
-def test_finding_16_functions_differ_in_the_key_as_they_do_in_results(one, other):
+def test_functions_differ_in_the_key_as_they_do_in_results(one, other):
     assert resolved.plain(one) != resolved.plain(other)
     assert resolved.plain(one) == resolved.plain(one)
     json.dumps(resolved.plain(one))
 
 
-def test_finding_16_defaults_are_in_the_key(monkeypatch):
+def test_defaults_are_in_the_key(monkeypatch):
     before = resolved.plain(with_default)
     monkeypatch.setattr(with_default, "__defaults__", (2,))
     assert resolved.plain(with_default) != before

@@ -1,4 +1,4 @@
-"""Which links are measured, and how (issue 14, finding 7). No GPUs and no InfiniBand here: what stands in says so."""
+"""Which links are measured, and how. No GPUs and no InfiniBand here: what stands in says so."""
 
 import os
 import stat
@@ -17,8 +17,8 @@ H100 = profiles.load("dgx_h100")
 NODES = ["a", "b", "c"]
 
 
-def test_finding_7_checks_of_nodes_ask_for_their_gpus():
-    """Issue 14, finding 7: Slurm with ConstrainDevices shows a job without GPUs none, so every node was bad."""
+def test_checks_of_nodes_ask_for_their_gpus():
+    """Slurm with ConstrainDevices shows a job without GPUs none, so every node was bad."""
     words = health.nodes_of_a_run(H100, NODES)
     assert "--gpus-per-node=8" in words
     assert "--nodelist=a,b,c" in words
@@ -42,8 +42,8 @@ class FakeNodes(Connection):
         return "".join(f"can\t{node}\t{why if node == 'b' else ''}\n" for node in NODES)
 
 
-def test_finding_7_bisect_takes_what_training_takes():
-    """Issue 14, finding 7: NCCL where all nodes have it, then ib_write_bw, then TCP; and it says why."""
+def test_bisect_takes_what_training_takes():
+    """NCCL where all nodes have it, then ib_write_bw, then TCP; and it says why."""
     nodes = FakeNodes()
     assert choose(nodes, H100, NODES) == ("nccl", "")
     (command,) = nodes.commands

@@ -1,4 +1,4 @@
-"""Runs of colleagues, here and behind SSH: what Slurm hides, what their files may hold (issue 14's second review)."""
+"""Runs of colleagues, here and behind SSH: what Slurm hides, what their files may hold."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def of_colleague(runs: Path, slurm: FakeSlurm, state: str = "RUNNING") -> RunFol
 
 
 @needs_root
-def test_finding_17_a_run_whose_jobs_slurm_hides_is_not_failed(tmp_path, slurm):
+def test_a_run_whose_jobs_slurm_hides_is_not_failed(tmp_path, slurm):
     """With PrivateData=jobs squeue shows nothing of it and ends with 0."""
     run, waits, mine = of_colleague(tmp_path, slurm), submitted(tmp_path), submitted(tmp_path)
     os.chown(waits.path, COLLEAGUE, COLLEAGUE)
@@ -79,7 +79,7 @@ def test_slurm_is_not_asked_what_it_hides_where_all_is_known(tmp_path, slurm):
 
 
 @needs_root
-def test_finding_17_jobs_are_hidden_behind_ssh_too(tmp_path, slurm, behind_ssh, recipes_cli):
+def test_jobs_are_hidden_behind_ssh_too(tmp_path, slurm, behind_ssh, recipes_cli):
     run = of_colleague(tmp_path / "runs", slurm)
     slurm.hide("jobs")
     done = recipes_cli("status", "--cluster", behind_ssh, "--runs", tmp_path / "runs", "--all", "--json")
@@ -87,7 +87,7 @@ def test_finding_17_jobs_are_hidden_behind_ssh_too(tmp_path, slurm, behind_ssh, 
     assert (row["run"], row["state"], row["jobs"]) == (str(run.path), "running", None)
 
 
-def test_finding_21_hints_name_the_run_on_the_cluster(tmp_path, slurm, behind_ssh, recipes_cli):
+def test_hints_name_the_run_on_the_cluster(tmp_path, slurm, behind_ssh, recipes_cli):
     runs = tmp_path / "my runs"
     run, torn = submitted(runs), submitted(runs)
     with_attempt(run, "7", "requeued")
@@ -107,7 +107,7 @@ def test_every_place_of_the_copy_is_mapped(tmp_path):
     assert copy.there(tmp_path / "tiny" / "1", text) == there
 
 
-def test_finding_28_no_text_of_a_run_steers_the_terminal(tmp_path, slurm, recipes_cli):
+def test_no_text_of_a_run_steers_the_terminal(tmp_path, slurm, recipes_cli):
     made = submitted(tmp_path / "runs")
     run = RunFolder(made.path.rename(made.path.with_name(f"{made.path.name}{ESCAPE}")))
     write_json(run.path / "run.json", {**run.facts, "recipe": ESCAPE})
@@ -126,7 +126,7 @@ def test_finding_28_no_text_of_a_run_steers_the_terminal(tmp_path, slurm, recipe
 
 
 @pytest.mark.parametrize("name", ["run.json", "stop", "metrics.jsonl", "plan.json", "slurm-1.out"])
-def test_finding_28_a_pipe_in_a_run_folder_hangs_no_look(tmp_path, slurm, recipes_cli, name):
+def test_a_pipe_in_a_run_folder_hangs_no_look(tmp_path, slurm, recipes_cli, name):
     run, good = submitted(tmp_path / "runs"), submitted(tmp_path / "runs")
     (run.path / name).unlink(missing_ok=True)
     os.mkfifo(run.path / name)

@@ -54,7 +54,7 @@ def test_the_profile_wins():
     assert len(variables) == len(values)
 
 
-def test_finding_2_userbuffers_without_multicast_are_told_to_use_ipc():
+def test_userbuffers_without_multicast_are_told_to_use_ipc():
     """TE 2.9 module/base.py:183 asserts UB_SKIPMC where NVLink has no multicast: A100."""
     assert of("dgx_a100", tp=2, sp=True)["UB_SKIPMC"] == "1"
     assert "UB_SKIPMC" not in of("dgx_h100", tp=2, sp=True)
@@ -68,13 +68,13 @@ def test_the_cluster_says_which_gpu_it_is():
     assert "UB_SKIPMC" in {v.name for v in variables}
 
 
-def test_finding_8_cuda_graphs_go_without_expandable_segments():
+def test_cuda_graphs_go_without_expandable_segments():
     """megatron-core 0.15.3 transformer/cuda_graphs.py:1062 asserts it."""
     assert of("dgx_h100")["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "PYTORCH_CUDA_ALLOC_CONF" not in of("dgx_h100", options={"cuda_graphs": True})
 
 
-def test_finding_8_deterministic_runs_have_what_megatron_asserts():
+def test_deterministic_runs_have_what_megatron_asserts():
     values = of("dgx_h100", options={"deterministic": True})
     assert values["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
     assert values["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -89,7 +89,7 @@ def test_finding_8_deterministic_runs_have_what_megatron_asserts():
         ('NVTE_ALLOW_NONDETERMINISTIC_ALGO = "1"', {"deterministic": True}),
     ],
 )
-def test_finding_8_a_profile_that_contradicts_an_option_is_refused(line, options):
+def test_a_profile_that_contradicts_an_option_is_refused(line, options):
     cluster = profiles.parse((profiles.SHIPPED / "dgx_h100.toml").read_text() + f"\n[env]\n{line}\n", "x.toml")
     assert environment.variables(cluster, planned())
     with pytest.raises(UserError, match=line.partition(" ")[0]):

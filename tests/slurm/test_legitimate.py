@@ -1,4 +1,4 @@
-"""Submissions that Slurm takes, and that were refused (issue 14, the review of preflight). Planted answers."""
+"""Submissions that Slurm takes, and that were refused. Planted answers."""
 
 import dataclasses
 import os

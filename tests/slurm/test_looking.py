@@ -1,4 +1,4 @@
-"""Looking changes nothing, asks Slurm seldom, and shows what cannot be read (issue 14, findings 5, 8 and 9)."""
+"""Looking changes nothing, asks Slurm seldom, and shows what cannot be read."""
 
 import hashlib
 import json
@@ -74,7 +74,7 @@ def seen(run: RunFolder) -> watch.RunView:
     return watch.views([run], connection.Connection())[0]
 
 
-def test_finding_5_looks_at_once_queue_nothing_and_write_nothing(tmp_path, slurm):
+def test_looks_at_once_queue_nothing_and_write_nothing(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
     before, jobs = snapshot(tmp_path / "runs"), slurm.jobs
@@ -88,7 +88,7 @@ def test_finding_5_looks_at_once_queue_nothing_and_write_nothing(tmp_path, slurm
     assert snapshot(tmp_path / "runs") == before
 
 
-def test_finding_5_a_look_does_not_write_that_a_run_was_cancelled(tmp_path, slurm):
+def test_a_look_does_not_write_that_a_run_was_cancelled(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "CANCELLED"))
     before = snapshot(run.path)
@@ -98,7 +98,7 @@ def test_finding_5_a_look_does_not_write_that_a_run_was_cancelled(tmp_path, slur
 
 
 @needs_root
-def test_finding_5_a_colleague_s_running_run_is_running(tmp_path, slurm):
+def test_a_colleague_s_running_run_is_running(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING", user=SOMEBODY))
     os.chown(run.path, SOMEBODY, SOMEBODY)
@@ -106,7 +106,7 @@ def test_finding_5_a_colleague_s_running_run_is_running(tmp_path, slurm):
     assert seen(run).user == str(SOMEBODY)
 
 
-def test_finding_5_two_top_ups_at_once_queue_what_lacks_once(tmp_path, slurm):
+def test_two_top_ups_at_once_queue_what_lacks_once(tmp_path, slurm):
     run = submitted(tmp_path / "runs", attempts=4)
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
     calls = [recipes("top-up", run.path) for _ in range(2)]
@@ -171,7 +171,7 @@ def odd_runs(runs: Path) -> dict[str, str]:
     return words
 
 
-def test_finding_8_an_odd_run_is_a_row_that_says_why(tmp_path, slurm, recipes_cli):
+def test_an_odd_run_is_a_row_that_says_why(tmp_path, slurm, recipes_cli):
     good = submitted(tmp_path / "runs")
     with_attempt(good, slurm.add(submit.job_name(str(good.path)), "RUNNING"))
     words = odd_runs(tmp_path / "runs")
@@ -188,7 +188,7 @@ def test_finding_8_an_odd_run_is_a_row_that_says_why(tmp_path, slurm, recipes_cl
     assert "Traceback" not in table.stdout + table.stderr
 
 
-def test_finding_8_what_a_result_or_a_metric_holds_ends_no_listing(tmp_path, slurm, recipes_cli):
+def test_what_a_result_or_a_metric_holds_ends_no_listing(tmp_path, slurm, recipes_cli):
     for i, odd in enumerate(({"state": 7, "started": "x"}, {"nodes": 3, "before": "y", "job": []}, {"ended": {}})):
         run = submitted(tmp_path / "runs", f"odd{i}")
         write_json(with_attempt(run, "1").path / "result.json", odd)
@@ -201,7 +201,7 @@ def test_finding_8_what_a_result_or_a_metric_holds_ends_no_listing(tmp_path, slu
     assert done.stdout.count("odd") >= 3
 
 
-def test_finding_8_slurm_is_asked_once_for_all_runs(tmp_path, slurm):
+def test_slurm_is_asked_once_for_all_runs(tmp_path, slurm):
     runs = [submitted(tmp_path / "runs", f"r{i}") for i in range(5)]
     for i, run in enumerate(runs[:4]):
         with_attempt(run, slurm.add(submit.job_name(str(run.path)), "FAILED", job=str(500 + i)), "failed")
@@ -226,7 +226,7 @@ def test_a_stopped_run_s_jobs_are_seen(tmp_path, slurm):
     assert [job.state for job in seen(run).jobs or []] == ["RUNNING"], "so that --resume does not queue beside them"
 
 
-def test_finding_8_following_logs_reads_files_and_leaves_slurm_alone(tmp_path, slurm):
+def test_following_logs_reads_files_and_leaves_slurm_alone(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     attempt = with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
     follow = recipes("logs", "-f", run.path)
@@ -240,7 +240,7 @@ def test_finding_8_following_logs_reads_files_and_leaves_slurm_alone(tmp_path, s
     assert len(slurm.calls("squeue")) == 1
 
 
-def test_finding_8_logs_of_attempts_that_have_ended_are_looked_at_once(tmp_path):
+def test_logs_of_attempts_that_have_ended_are_looked_at_once(tmp_path):
     run = submitted(tmp_path / "runs")
     for name in ("1", "2"):
         with_attempt(run, name, "failed" if name == "1" else "running")
@@ -251,7 +251,7 @@ def test_finding_8_logs_of_attempts_that_have_ended_are_looked_at_once(tmp_path)
     assert reader.files == 1
 
 
-def test_finding_8_a_run_that_never_began_names_only_files_that_exist(tmp_path, slurm):
+def test_a_run_that_never_began_names_only_files_that_exist(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     assert "slurm-" not in seen(run).message
     (run.path / "slurm-100.out").write_text("attempt.py needs Python 3.9\n\n")
@@ -268,7 +268,7 @@ def test_logs_show_what_a_job_without_an_attempt_printed(tmp_path, slurm, recipe
     assert (done.returncode, done.stdout) == (0, "[slurm-100] attempt.py needs Python 3.9\n")
 
 
-def test_finding_9_a_torn_result_has_no_age_of_56_years(tmp_path, slurm, recipes_cli):
+def test_a_torn_result_has_no_age_of_56_years(tmp_path, slurm, recipes_cli):
     run = submitted(tmp_path / "runs")
     attempt = with_attempt(run, "1", "failed")
     (attempt.path / "result.json").write_text('{"state": "fai')

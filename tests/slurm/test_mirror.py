@@ -16,8 +16,8 @@ from superpod.slurm import connection, mirror
 
 
 @pytest.mark.parametrize("nodes", [2, 3000])
-def test_finding_13_heartbeats_are_copied_however_many_nodes(run, nodes, tmp_path, monkeypatch):
-    """Issue 14: the file of 3,000 nodes is larger than anything else that is copied."""
+def test_heartbeats_are_copied_however_many_nodes(run, nodes, tmp_path, monkeypatch):
+    """The file of 3,000 nodes is larger than anything else that is copied."""
     monkeypatch.setattr(node_board, "memory", lambda: [tmp_path])
     attempt = run.new_attempt()
     for rank in (0, 2 * nodes - 1):
@@ -60,8 +60,8 @@ def picked(folder, **env):
         return set(archive.getnames()), done.returncode, done.stderr.decode()
 
 
-def test_finding_4_files_that_are_written_meanwhile_are_copied(run, heartbeats):
-    """Issue 14's second review: tar ends with 1, "file changed as we read it"."""
+def test_files_that_are_written_meanwhile_are_copied(run, heartbeats):
+    """tar ends with 1, "file changed as we read it"."""
     runs, changed = run.path.parents[1], ""
     for _ in range(5):
         names, code, errors = picked(runs)
@@ -72,7 +72,7 @@ def test_finding_4_files_that_are_written_meanwhile_are_copied(run, heartbeats):
     assert (copy.path / run.path.relative_to(runs) / "run.json").is_file()
 
 
-def test_finding_4_a_file_that_vanishes_after_find_costs_no_other(run, tmp_path):
+def test_a_file_that_vanishes_after_find_costs_no_other(run, tmp_path):
     """`find` on the PATH is the real one, and a file is removed when it has ended."""
     attempt, runs = run.new_attempt(), run.path.parents[1]
     finder = tmp_path / "bin" / "find"

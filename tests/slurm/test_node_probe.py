@@ -1,4 +1,4 @@
-"""What a node disproves of a profile (issue 14, finding 11). The answers are planted; the testbed gives real ones."""
+"""What a node disproves of a profile. The answers are planted; the testbed gives real ones."""
 
 import pytest
 
@@ -58,8 +58,8 @@ ETHERNET = "\n".join(f"{name}|Ethernet|400" for name in EIGHT)
         (profile(chain__self_submit=True), facts(), "chain.self_submit, but dgx01 has no sbatch", "top-up"),
     ],
 )
-def test_finding_11_a_node_disproves_a_key(where, node, says, fix):
-    """Issue 14, finding 11: each of these passed `cluster check`."""
+def test_a_node_disproves_a_key(where, node, says, fix):
+    """Each of these passed `cluster check`."""
     problems = findings(where, facts(**node) if isinstance(node, dict) else node)
     assert any(says in problem.message and fix in problem.hint for problem in problems), problems
 
@@ -103,8 +103,8 @@ class FakeNode(Connection):
         return self.output if "srun" in words else ""
 
 
-def test_finding_11_init_writes_no_network_that_is_not_there():
-    """Issue 14, finding 11: the shipped bond0 and mlx5 names stay only where a node has them."""
+def test_init_writes_no_network_that_is_not_there():
+    """The shipped bond0 and mlx5 names stay only where a node has them."""
     text = (profiles.SHIPPED / "dgx_h100.toml").read_text()
 
     def network(**changes):

@@ -1,10 +1,10 @@
-"""A chain that cannot end in its time says so when it is submitted (issue 14, finding 6)."""
+"""A chain that cannot end in its time says so when it is submitted."""
 
 from superpod.slurm import submit
 from tests.slurm.test_preflight import case, profile
 
 
-def test_finding_6_a_chain_that_is_too_short_says_so_at_submit():
+def test_a_chain_that_is_too_short_says_so_at_submit():
     # 4 h less 300 s to start and 300 s to save are 2,760 steps of 5 s.
     long = case(max_steps=10_000).submission
     assert submit.outlook(long, 3) == (

@@ -1,4 +1,4 @@
-"""What a job carries to its nodes, under every Python that a node may have (issue 14, finding 2).
+"""What a job carries to its nodes, under every Python that a node may have.
 
 Each interpreter that is installed runs all of it, and its full version stands in the test's name; whatever is
 installed, the files are read for what Python 3.9 does not have.
@@ -77,7 +77,7 @@ def carried(tmp_path) -> list[Path]:
     return sorted((tmp_path / "code").rglob("*.py"))
 
 
-def test_finding_2_nothing_carried_is_newer_than_python_3_9(carried):
+def test_nothing_carried_is_newer_than_python_3_9(carried):
     """Read, so that it holds where no 3.9 is installed."""
     assert len(carried) > 20
     assert newer_python.problems(carried) == []
@@ -188,7 +188,7 @@ def test_a_plain_sbatch_makes_a_run_of_its_own(python, state, tmp_path):
 
 
 @pytest.mark.parametrize("version", pythons.TOO_OLD)
-def test_finding_2_a_node_with_an_older_python_says_so(version, tmp_path):
+def test_a_node_with_an_older_python_says_so(version, tmp_path):
     if version not in pythons.OLD:
         pytest.skip(f"python{version} is not on this machine")
     node = Node(tmp_path)
@@ -202,14 +202,14 @@ def test_finding_2_a_node_with_an_older_python_says_so(version, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_finding_2_a_python_that_is_not_there(tmp_path):
+def test_a_python_that_is_not_there(tmp_path):
     node = Node(tmp_path)
     done = node.run(node.script("/opt/no/python3"))
     assert done.returncode == 1
     assert "/opt/no/python3: No such file or directory: name another as software.host_python" in done.stderr
 
 
-def test_finding_2_logs_show_why_a_job_died_in_its_first_second(tmp_path, recipes_cli):
+def test_logs_show_why_a_job_died_in_its_first_second(tmp_path, recipes_cli):
     """A run folder whose only job wrote nothing but its last words."""
     node = Node(tmp_path)
     script = node.script("/opt/no/python3")
@@ -229,7 +229,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize(("body", "says"), MODULES.values(), ids=MODULES.keys())
-def test_finding_12_a_module_that_does_not_load_ends_the_job_with_its_words(body, says, tmp_path):
+def test_a_module_that_does_not_load_ends_the_job_with_its_words(body, says, tmp_path):
     node = Node(tmp_path, ENDS["done"])
     init = tmp_path / "modules" / "init" / "bash"
     init.parent.mkdir(parents=True)
@@ -251,14 +251,14 @@ def test_modules_that_load_are_there_for_the_ranks(tmp_path):
     assert marker.read_text() == "cuda/12\n"
 
 
-def test_finding_12_no_module_command_at_all(tmp_path):
+def test_no_module_command_at_all(tmp_path):
     node = Node(tmp_path)
     done = node.run(node.script("python3", modules=["cuda/12"]))
     assert done.returncode == 1
     assert "module: command not found" in done.stderr
 
 
-def test_finding_3_a_job_of_another_shape_is_refused(tmp_path):
+def test_a_job_of_another_shape_is_refused(tmp_path):
     node = Node(tmp_path)
     done = node.run(node.script("python3"), SLURM_JOB_NUM_NODES="4", SLURM_NTASKS="8")
     assert done.returncode == 1
@@ -274,7 +274,7 @@ wait
 """
 
 
-def test_finding_2_ranks_train_save_and_resume_on_that_python(python, tmp_path):
+def test_ranks_train_save_and_resume_on_that_python(python, tmp_path):
     """The toy's two ranks with the real runtime: logs, heartbeats, checkpoints, metrics, the end; then resumed."""
     node = Node(tmp_path, RANKS.format(python=shlex.quote(python), toy=shlex.quote(str(TOY))))
     (node.bin / "scontrol").write_text(f"#!/bin/sh\n{SCONTROL.format(node='127.0.0.1')}")

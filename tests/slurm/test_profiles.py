@@ -86,14 +86,12 @@ SECRET = "hf_abcdefghijklmnop"
         ("[chain]", f'[software]\nmodules = ["{SECRET}"]\n[chain]'),
     ],
 )
-def test_finding_9_a_refused_secret_is_never_printed(old, new):
-    """Issue 14, finding 9."""
+def test_a_refused_secret_is_never_printed(old, new):
     assert old in GOOD
     assert SECRET not in refused(GOOD.replace(old, new, 1))
 
 
-def test_finding_9_a_number_as_a_token_is_not_printed_either():
-    """Issue 14, finding 9."""
+def test_a_number_as_a_token_is_not_printed_either():
     message = refused(GOOD.replace("[chain]", "[env]\nHF_TOKEN = 987654321\n[chain]"))
     assert "env.HF_TOKEN takes a string" in message
     assert "987654321" not in message

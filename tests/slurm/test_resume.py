@@ -1,4 +1,4 @@
-"""Issue 14, finding 10: `submit --resume` with changes; what would not resume is refused and changes nothing."""
+"""`submit --resume` with changes; what would not resume is refused and changes nothing."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -37,12 +37,12 @@ def resolved(**changes) -> Any:
     return SimpleNamespace(**{"nodes": 2, "gpus_per_node": 8, "layout": job.layout, "job": job, **changes})
 
 
-def test_finding_10_another_time_limit_is_in_the_script_of_every_further_attempt(run):
+def test_another_time_limit_is_in_the_script_of_every_further_attempt(run):
     assert resume.time_of(run) == "4:00:00"
     resume.set_time(run, "1-12:00:00")
     assert resume.time_of(run) == "1-12:00:00"
     assert (run.path / "job.sbatch").read_text() == SCRIPT.replace("4:00:00", "1-12:00:00")
-    assert run.facts["limit_s"] == 36 * 3600, "finding 20: the pace is judged by it"
+    assert run.facts["limit_s"] == 36 * 3600, "the pace is judged by it"
     assert run.facts["max_steps"] == 100
 
 
@@ -52,7 +52,7 @@ def test_a_script_without_a_limit_is_not_guessed_at(run):
         resume.set_time(run, "1:00:00")
 
 
-def test_finding_10_a_refusal_changes_nothing(run):
+def test_a_refusal_changes_nothing(run):
     before = contents(run)
 
     def change_and_fail() -> None:
@@ -79,7 +79,7 @@ def test_finding_10_a_refusal_changes_nothing(run):
         ),
     ],
 )
-def test_finding_10_what_a_checkpoint_cannot_follow_is_refused_by_name(after, says):
+def test_what_a_checkpoint_cannot_follow_is_refused_by_name(after, says):
     with pytest.raises(UserError, match=says):
         resume.refuse_unlike(resolved(), after)
 
@@ -130,7 +130,7 @@ def test_each_change_keeps_the_script_before_it(run, changed):
 
 
 def test_finding_f1_6_a_refused_second_change_leaves_the_first(run, changed):
-    """Issue 14: nothing of it stays."""
+    """Nothing of it stays."""
     resume.rewrite(run, changed("A"))
     before = contents(run)
 
@@ -176,7 +176,7 @@ def resumed(run, monkeypatch):
 
 
 def test_finding_f1_5_a_run_whose_jobs_nobody_knows_is_not_queued(run, resumed):
-    """Issue 14: squeue does not answer: jobs of the run may live."""
+    """squeue does not answer: jobs of the run may live."""
     slurm = FakeSlurm(None)
     with pytest.raises(UserError, match="nobody knows what is queued"):
         resumed(slurm)
@@ -184,7 +184,7 @@ def test_finding_f1_5_a_run_whose_jobs_nobody_knows_is_not_queued(run, resumed):
 
 
 def test_finding_f1_5_nor_one_that_cannot_be_read(run, resumed, monkeypatch):
-    """Issue 14: its view has no jobs because nobody looked."""
+    """Its view has no jobs because nobody looked."""
     monkeypatch.setattr(watch, "view", lambda *_words, **_more: 1 / 0)
     assert watch.views([run], FakeSlurm(""))[0].jobs is None
     with pytest.raises(UserError, match="cannot be read: ZeroDivisionError"):
@@ -193,7 +193,7 @@ def test_finding_f1_5_nor_one_that_cannot_be_read(run, resumed, monkeypatch):
 
 
 def test_ctrl_c_between_two_attempts_leaves_no_job_that_meets_the_old_files(run, resumed):
-    """Issue 14: what was queued with the new script is cancelled when the folder is put back."""
+    """What was queued with the new script is cancelled when the folder is put back."""
     with pytest.raises(KeyboardInterrupt):
         resumed(slurm := FakeSlurm("", interrupts=True))
     assert slurm.calls[-1] == ["scancel", f"--name={slurm_submit.job_name(str(run.path))}"]

@@ -1,4 +1,4 @@
-"""--segment (issue 14, finding 12): whole NVLink domains of an NVL72, where a group of ranks was planned within one."""
+"""--segment: whole NVLink domains of an NVL72, where a group of ranks was planned within one."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def segment(nodes=16, where=GB200, gpu="gb200", **layout):
         ({"tp": 8, "cp": 16}, 32, 2),  # TP x CP never fitted into a rack: TP alone decides
     ],
 )
-def test_finding_12_the_trays_that_must_share_a_rack(layout, nodes, trays):
+def test_the_trays_that_must_share_a_rack(layout, nodes, trays):
     assert segment(nodes, **layout) == trays
 
 

@@ -1,4 +1,4 @@
-"""A folder of runs that several users share: rights and groups (issue 14, shared clusters)."""
+"""A folder of runs that several users share: rights and groups."""
 
 import grp
 import io
@@ -115,8 +115,8 @@ def test_a_run_folder_behind_ssh_gets_the_same_rights(tmp_path):
 @pytest.mark.parametrize(
     ("there", "folder", "file"), [("0027", 0o750, 0o640), ("0077", 0o700, 0o600), ("", 0o755, 0o644)]
 )
-def test_finding_24_the_umask_of_this_machine_decides_nothing_behind_ssh(tmp_path, here, there, folder, file):
-    """Issue 14's second review: submitted under umask 077, nobody else could read the run."""
+def test_the_umask_of_this_machine_decides_nothing_behind_ssh(tmp_path, here, there, folder, file):
+    """Submitted under umask 077, nobody else could read the run."""
     text = TEXT.replace("[folders]", f'[folders]\numask = "{there}"')
     submission = submit.Submission(resolved_run(), profiles.parse(text, "x.toml"), str(tmp_path / "runs"))
     with sharing.umask(here):

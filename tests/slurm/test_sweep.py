@@ -97,7 +97,7 @@ def test_further_attempts_may_be_refused(three):
     assert ids == [["1", "4"], ["2"], ["3"]]
     assert [json.loads((Path(run) / "chain.json").read_text())["jobs"] for run in jobs] == ids
     assert len(table.runs_of(Path(folder))) == 3
-    # Issue 14: how many went in, and sbatch's words.
+    # How many went in, and sbatch's words.
     short = "2 of 3 jobs are queued; sbatch: error: QOSMaxSubmitJobPerUserLimit"
     assert [queued.shortfall for queued in jobs.values()] == [
         short,
@@ -143,7 +143,7 @@ def test_no_more_runs_of_a_sweep_than_wanted_may_start_at_once(three, attempts, 
 
 
 def test_finding_f1_27_ctrl_c_leaves_no_run_that_top_up_refuses(three, tmp_path, monkeypatch):
-    """Issue 14: interrupted when the further attempts are queued, each run knows its first job."""
+    """Interrupted when the further attempts are queued, each run knows its first job."""
 
     def interrupted(*_words, **_more):
         raise KeyboardInterrupt
@@ -157,7 +157,7 @@ def test_finding_f1_27_ctrl_c_leaves_no_run_that_top_up_refuses(three, tmp_path,
 
 @pytest.mark.parametrize("umask", ["", "0007"])
 def test_finding_f1_3_everybody_may_sweep_in_a_shared_folder(three, tmp_path, umask):
-    """Issue 14: `.sweeps` has the rights of the folder for runs, a sweep those of the profile."""
+    """`.sweeps` has the rights of the folder for runs, a sweep those of the profile."""
     three[0][1].cluster.folders.umask = umask
     tmp_path.chmod(0o3775)
     folder, _ = sweep.queue(FakeSlurm(refuses=99), three, attempts=1)
@@ -168,7 +168,7 @@ def test_finding_f1_3_everybody_may_sweep_in_a_shared_folder(three, tmp_path, um
 
 
 def test_finding_f1_3_a_sweep_belongs_to_the_profile_s_group(three):
-    """Issue 14: as the folders of its runs do."""
+    """As the folders of its runs do."""
     group = grp.getgrgid(os.getegid()).gr_name
     three[0][1].cluster.folders.group = group
     folder, _ = sweep.queue(FakeSlurm(refuses=99), three, attempts=1)
@@ -183,7 +183,7 @@ class FakeSsh(FakeSlurm):
 
 
 def test_finding_f1_2_cancel_and_status_take_a_sweep_behind_ssh(three, monkeypatch, capsys):
-    """Issue 14: every run of it is stopped, and none named `.sweeps.ID`; the done one is left alone."""
+    """Every run of it is stopped, and none named `.sweeps.ID`; the done one is left alone."""
     from superpod.cli import cancel, status
     from superpod.slurm import connection, profiles
 
@@ -205,7 +205,7 @@ def test_finding_f1_2_cancel_and_status_take_a_sweep_behind_ssh(three, monkeypat
 
 
 def test_finding_f1_23_a_refused_run_of_a_sweep_ends_with_2(three, monkeypatch):
-    """Issue 14: the others are cancelled, and the refusal is an error with its reason, not a line on stdout."""
+    """The others are cancelled, and the refusal is an error with its reason, not a line on stdout."""
     from superpod.cli import cancel
     from superpod.node import owner
     from superpod.slurm import connection
@@ -229,7 +229,7 @@ def test_finding_f1_23_a_refused_run_of_a_sweep_ends_with_2(three, monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users")
 def test_finding_f1_23_cancel_behind_ssh_names_the_owner_and_lets_root(three):
-    """Issue 14: the shell script of the real thing, as bob, as root, and where there is no run."""
+    """The shell script of the real thing, as bob, as root, and where there is no run."""
     from superpod.cli import cancel
 
     slurm = FakeSsh(refuses=99)

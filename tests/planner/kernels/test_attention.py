@@ -41,13 +41,13 @@ PACKED = {"qkv_layout": "thd_thd_thd", "mask": "padding_causal"}
 @pytest.mark.parametrize(
     ("sm", "values", "backend"),
     [
-        (80, MLA, "unfused"),  # finding 5
+        (80, MLA, "unfused"),
         (90, MLA, "fused"),
         (100, MLA, "fused"),
         (80, MLA | PACKED, ""),
         (80, MLA | {"cp": 2}, ""),
         (90, MLA | PACKED, "fused"),
-        (90, GPT_OSS, "fused"),  # finding 4
+        (90, GPT_OSS, "fused"),
         (90, GPT_OSS | {"cp": 2}, ""),
         (90, GPT_OSS | {"cp": 2, "cp_comm": "a2a"}, "fused"),
         (90, GPT_OSS | {"cudnn": 91300}, "unfused"),

@@ -20,7 +20,7 @@ def test_no_recipe_at_any_size_breaks_a_rule_of_its_kernels():
 @pytest.mark.parametrize(
     ("name", "says", "instead"),
     [
-        ("deepseek_v3_sft_a100_bf16", "no attention backend", "deepseek_v3_sft_h100_bf16"),  # finding 5
+        ("deepseek_v3_sft_a100_bf16", "no attention backend", "deepseek_v3_sft_h100_bf16"),
         ("deepseek_v2_lora_a100_bf16", "no attention backend", "deepseek_v2_lora_h100_bf16"),
         ("gemma_2b_sft_b300_bf16", "its head size: 256", "gemma_2b_sft_a100_bf16"),
         (
@@ -67,7 +67,7 @@ def test_other_names_pass(name):
     absent.refuse(name)
 
 
-def test_finding_4_context_parallelism_of_gpt_oss_exchanges_heads():
+def test_context_parallelism_of_gpt_oss_exchanges_heads():
     recipes = [r for r in registry.recipes().values() if r.model.name.startswith("gpt_oss")]
     split = [planned_job.job(r, n) for r in recipes for n in r.nodes if r.layout(n).cp > 1]
     assert len(split) >= 20
@@ -79,7 +79,7 @@ def test_finding_4_context_parallelism_of_gpt_oss_exchanges_heads():
 
 
 @pytest.mark.parametrize("model", ["deepseek_v2_lite", "deepseek_v2", "deepseek_v3"])
-def test_finding_5_pretraining_latent_attention_on_a100_has_its_scores_priced(model):
+def test_pretraining_latent_attention_on_a100_has_its_scores_priced(model):
     recipe = registry.find(f"{model}_pretrain_a100_bf16")
     for nodes in recipe.nodes:
         job = planned_job.job(recipe, nodes)

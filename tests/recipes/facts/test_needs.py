@@ -1,4 +1,4 @@
-"""Versions that a run needs, by family, precision and GPU: issue 13, finding 3."""
+"""Versions that a run needs, by family, precision and GPU."""
 
 import pytest
 
@@ -24,11 +24,11 @@ def of(name):
         ("llama3_8b_pretrain_gb300_bf16", {("cuda", "12.9")}),
     ],
 )
-def test_finding_3_needs_follow_from_facts(name, expected):
+def test_needs_follow_from_facts(name, expected):
     assert of(name) == expected
 
 
-def test_finding_3_every_gpt_oss_recipe_needs_the_softmax():
+def test_every_gpt_oss_recipe_needs_the_softmax():
     names = [name for name in registry.recipes() if name.startswith("gpt_oss")]
     assert len(names) > 50
     for name in names:

@@ -41,23 +41,23 @@ def test_generations_and_formats_are_different_layer_configurations(with_te):
     assert not set(hopper) & set(blackwell) | set(hopper) & set(fp8)
 
 
-def test_finding_2_userbuffers_without_multicast_need_their_variable(with_te):
+def test_userbuffers_without_multicast_need_their_variable(with_te):
     recipe = "llama3_70b_pretrain_a100_bf16"
     assert "refused" not in with_te(recipe=recipe)
     assert "UB_SKIPMC=1" in with_te(recipe=recipe, without=["UB_SKIPMC"])["refused"]
 
 
-def test_finding_5_latent_attention_on_ampere_has_no_kernel(with_te):
+def test_latent_attention_on_ampere_has_no_kernel(with_te):
     assert with_te(recipe="deepseek_v2_lite_pretrain_h100_bf16")["attention"] == ["fused"]
     assert with_te(recipe="deepseek_v2_lite_pretrain_a100_bf16")["attention"] == ["unfused"]
 
 
-def test_finding_4_learned_softmax_has_no_backend_across_ring_attention(with_te):
+def test_learned_softmax_has_no_backend_across_ring_attention(with_te):
     ring = {"trainer.strategy.context_parallel_size": 2, "model.config.cp_comm_type": "p2p"}
     assert "refused" in with_te(recipe="gpt_oss_20b_pretrain_b200_bf16", set=ring)
 
 
-def test_finding_12_fp8_refuses_widths_that_are_no_multiples(with_te):
+def test_fp8_refuses_widths_that_are_no_multiples(with_te):
     odd = {"model.config.ffn_hidden_size": 14_344}
     assert "refused" not in with_te(recipe="llama3_8b_pretrain_h100_bf16", set=odd)["parameters"]
     assert "not a multiple of 16" in with_te(recipe="llama3_8b_pretrain_h100_fp8bw", set=odd)["refused"]

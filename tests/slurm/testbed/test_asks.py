@@ -1,4 +1,4 @@
-"""Issue 14, finding 10 and "what sites ask for", on a real Slurm: --resume with changes, --after, --sweep."""
+"""On a real Slurm: --resume with changes, --after, --sweep."""
 
 import http.server
 import json
@@ -19,7 +19,7 @@ from tests.slurm.testbed.toys import ToyRun
 pytestmark = pytest.mark.long
 
 
-def test_finding_10_the_extended_limit_of_a_running_job(testbed, profile):
+def test_the_extended_limit_of_a_running_job(testbed, profile):
     """A limit of two minutes, extended to ten: one attempt makes all steps, for longer than two minutes."""
     toy = ToyRun(testbed, profile(), attempts=1, time_limit="2:00", max_steps=280, save_every=1000, step_s=0.5)
     toy.until_step(5)
@@ -32,7 +32,7 @@ def test_finding_10_the_extended_limit_of_a_running_job(testbed, profile):
     assert any("time limit is now" in out.read_text() for out in toy.run.path.glob("slurm-*.out"))
 
 
-def test_finding_10_a_run_goes_on_with_another_time_limit(testbed, profile, recipes_cli):
+def test_a_run_goes_on_with_another_time_limit(testbed, profile, recipes_cli):
     where = profile()
     toy = ToyRun(testbed, where, attempts=1, time_limit="10:00", max_steps=400)
     toy.until_new_checkpoint()
@@ -192,7 +192,7 @@ def test_a_sweep_that_waits_for_a_job_and_its_table(testbed, profile, recipes_cl
 
 @pytest.mark.nemo
 @pytest.mark.train
-def test_finding_10_a_run_that_is_done_goes_on_with_more_steps(testbed, profile, recipes_cli):
+def test_a_run_that_is_done_goes_on_with_more_steps(testbed, profile, recipes_cli):
     """Without more steps it is refused, and nothing changes; more steps and another limit work. Real NeMo."""
     where = profile()
     first = recipes_cli("submit", "tiny_llama3", "--cluster", where, "--attempts", 1, *SMALL, *STEPS, timeout=300)

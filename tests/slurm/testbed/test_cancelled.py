@@ -1,4 +1,4 @@
-"""scancel of a job whose successor starts long after (issue 14, finding 4): a controller that has forgotten it."""
+"""Scancel of a job whose successor starts long after: a controller that has forgotten it."""
 
 import re
 import time
@@ -25,7 +25,7 @@ def forgetful(testbed):
     testbed.slurm("scontrol", "reconfigure")
 
 
-def test_finding_4_a_cancelled_run_ends_though_the_controller_has_forgotten(forgetful, profile):
+def test_a_cancelled_run_ends_though_the_controller_has_forgotten(forgetful, profile):
     toy = ToyRun(forgetful, profile(), attempts=1, max_steps=10000)
     toy.until_step(5)
     cancelled = toy.job
@@ -43,7 +43,7 @@ def test_finding_4_a_cancelled_run_ends_though_the_controller_has_forgotten(forg
     assert "was cancelled by the user" in toy.run.output(behind).read_text()
 
 
-def test_finding_4_not_even_accounting_knows(forgetful, profile):
+def test_not_even_accounting_knows(forgetful, profile):
     """Slurm's own words in the output of the job are left."""
     toy = ToyRun(forgetful, profile(), attempts=1, max_steps=10000)
     toy.until_step(5)

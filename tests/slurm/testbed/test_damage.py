@@ -1,4 +1,4 @@
-"""Issue 14, findings 1 and 6: damage between two jobs of a run, on a real Slurm, with the toy and with real NeMo.
+"""Damage between two jobs of a run, on a real Slurm, with the toy and with real NeMo.
 
 With --update-goldens, what the runs did goes into docs/slurm.md.
 """
@@ -103,7 +103,7 @@ def goes_on(training: Training, run: BedRun, from_step: int, newest: int, fault:
 
 
 @pytest.mark.parametrize("damage", FAULTS)
-def test_finding_1_a_damaged_newest_costs_one_interval(damage, training, recipes_cli):
+def test_a_damaged_newest_costs_one_interval(damage, training, recipes_cli):
     run = stopped_after_three(training)
     newest, second, _ = saved_steps(run)
     folder = newest_first(run)[0]
@@ -117,7 +117,7 @@ def test_finding_1_a_damaged_newest_costs_one_interval(damage, training, recipes
 
 @pytest.mark.parametrize("has_manifest", [True, False])
 def test_a_shard_of_another_save_is_not_trained_on(has_manifest, training):
-    """25: a shard of step 50 in the folder of step 52 was, where that had no manifest.
+    """A shard of step 50 in the folder of step 52 was, where that had no manifest.
 
     Its name must not hold the word that NeMo monitors: `nemo_topk_check_previous_run` (2.7.3) looks for it in the path.
     """
@@ -150,8 +150,8 @@ def test_two_damaged_ones_cost_two_intervals(training):
 
 
 @pytest.mark.parametrize("damage", [one_flipped_bit, deleted])
-def test_finding_1_with_no_whole_one_the_run_stops_and_its_chain_ends(damage, training):
-    """14: it began at step 1 without a word, or burnt every job of the chain on it."""
+def test_with_no_whole_one_the_run_stops_and_its_chain_ends(damage, training):
+    """It began at step 1 without a word, or burnt every job of the chain on it."""
     run = stopped_after_three(training)
     for folder in newest_first(run):
         damage(folder)
@@ -172,7 +172,7 @@ def test_finding_1_with_no_whole_one_the_run_stops_and_its_chain_ends(damage, tr
 
 
 def test_a_run_that_only_its_metrics_record_stops_until_its_user_lets_it_start_over(training, recipes_cli):
-    """25: with the checkpoints and saved.jsonl gone, it started at step 1 without a word."""
+    """With the checkpoints and saved.jsonl gone, it started at step 1 without a word."""
     run = stopped_after_three(training)
     shutil.rmtree(run.run.checkpoints)
     run.run.checkpoints.mkdir()
@@ -195,7 +195,7 @@ def test_a_run_that_only_its_metrics_record_stops_until_its_user_lets_it_start_o
 
 
 @pytest.mark.parametrize("damage", [one_flipped_bit, truncated])
-def test_finding_1_in_a_container(damage, training, boxed):
+def test_in_a_container(damage, training, boxed):
     """The decision is made outside, and the ranks inside find the same checkpoint."""
     mounts, inside = [Path(__file__).parents[2]], {}
     if training.nemo:

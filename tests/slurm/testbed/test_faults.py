@@ -207,7 +207,7 @@ NAMED = {
     "the newest checkpoint: one bit of it is flipped",
     "small files of the run are torn",
 }
-"""Those that issue 14 asks of real NeMo by name."""
+"""Those that are tried with real NeMo too."""
 
 
 def test_the_table_of_the_documentation_has_its_lines():

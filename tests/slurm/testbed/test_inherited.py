@@ -1,4 +1,4 @@
-"""Every input variable of sbatch and srun that changes what a job is, against the real ones (issue 14, finding 3).
+"""Every input variable of sbatch and srun that changes what a job is, against the real ones.
 
 The ranks write down where and with what they run; each variable must leave that as it is without one. Those of sbatch
 are set where `recipes submit` calls it; those of srun travel with a plain `sbatch job.sbatch` into the job.
@@ -176,10 +176,10 @@ def same(run: Teller, plain: Teller) -> None:
 
 
 @pytest.mark.parametrize("name", [PLAIN, *OF_SBATCH])
-def test_finding_3_of_sbatch(by_recipes, name):
+def test_of_sbatch(by_recipes, name):
     same(by_recipes[name], by_recipes[PLAIN])
 
 
 @pytest.mark.parametrize("name", [PLAIN, *OF_SRUN])
-def test_finding_3_of_srun(by_hand, name):
+def test_of_srun(by_hand, name):
     same(by_hand[name], by_hand[PLAIN])

@@ -48,8 +48,8 @@ def test_top_up_queues_the_attempts_that_a_run_lacks(testbed, profile, recipes_c
     assert len(toy.seen().jobs or []) == 3
 
 
-def test_finding_9_history_says_how_every_attempt_ended(testbed, profile, recipes_cli):
-    """Issue 14: a killed rank read "Force Terminated", a requeue "without saying why", a cancelled run "requeued"."""
+def test_history_says_how_every_attempt_ended(testbed, profile, recipes_cli):
+    """A killed rank read "Force Terminated", a requeue "without saying why", a cancelled run "requeued"."""
     toy = ToyRun(testbed, profile(), attempts=2, max_steps=10_000, save_every=5)
     toy.until_step(7)
     os.kill(toy.ranks()[-1], signal.SIGKILL)
