@@ -165,8 +165,22 @@ class Request:
     def changes(self) -> tuple[str, ...]:
         """The overrides, and in their form the options that make another run than the one that was proven."""
         seq = (f"data.seq_length={self.seq}",) if self.seq else ()
-        layout = ("trainer.strategy=--layout",) if self.layout or self.best_layout else ()
+        layout = ("trainer.strategy.layout",) if self._has_another_layout() else ()
         return (*self.overrides, *seq, *layout)
+
+    def _has_another_layout(self) -> bool:
+        """Whether the options of size and layout give another layout than the recipe declares there.
+
+        The global batch alone does not: models are built for a micro-batch.
+        """
+        from superpod.recipes.registry import find
+
+        declared, sized = find(self.recipe), self.sized()
+        nodes = sized.nodes[0] if self.num_nodes is None else self.num_nodes
+        if nodes not in declared.layouts or sized.gpus_per_node != declared.gpus_per_node:
+            return True
+        layout = sized.layout(nodes)
+        return layout != replace(declared.layouts[nodes], gbs=layout.gbs)
 
     def notes(self) -> list[str]:
         """What to know of the size and the steps that were asked for, a line each. Raises as `sized`."""

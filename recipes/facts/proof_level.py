@@ -135,7 +135,7 @@ def sentence(recipe: Recipe, nodes: int, overrides: Iterable[str] = ()) -> str:
             f"builds it, and `recipes rehearse {name} --nodes {nodes}` trains it, shrunk"
         )
     proven = of(recipe).sentence(nodes)
-    return f"of the recipe without your overrides: {proven}" if changes_what_was_built(overrides) else proven
+    return f"of the recipe without your changes: {proven}" if changes_what_was_built(overrides) else proven
 
 
 def changes_what_was_built(overrides: Iterable[str]) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from superpod.errors import UserError
 from superpod.lifecycle.request import Request
 from superpod.node.run_folder import RunFolder
+from superpod.planner.layout import Layout
 from superpod.recipes.facts import proof_level
 from superpod.recipes.registry import find
 
@@ -139,6 +140,23 @@ def test_the_proof_is_of_declared_sizes():
     assert proof_level.changes_what_was_built(longer.changes())
     assert not proof_level.changes_what_was_built(Request(NAME, gbs=1024).changes())
     assert proof_level.refusal(replace(recipe), 16, request.changes()) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "is_another"),
+    [
+        ({"num_nodes": 8}, False),
+        ({"num_nodes": 8, "gbs": 256}, False),
+        ({"num_nodes": 8, "layout": Layout(tp=2, pp=2, mbs=1, gbs=512)}, True),
+        ({"num_nodes": 8, "gbs": 128, "best_layout": True}, True),
+        ({"num_nodes": 1, "gpus_per_node": 4}, True),
+    ],
+    ids=str,
+)
+def test_the_proof_is_of_the_declared_layout(size, is_another):
+    """A layout of the user's own, or fewer GPUs than a whole node, was shown as built with TE."""
+    changes = Request("llama3_8b_pretrain_h100_bf16", **size).changes()
+    assert proof_level.changes_what_was_built(changes) == is_another
 
 
 @pytest.mark.nemo

@@ -2,8 +2,8 @@
 
 Llama 3 with 4 layers of 192: 3 million parameters, for two ranks of any machine. Sft, bf16, 1 x 2
 h100: TP2 SP, mbs 4, gbs 16, 256 tokens a sample. Expected: 0.0136 s a step, 0.159 GiB of a GPU's
-memory. Proof: of the recipe without your overrides: built with TE (NeMo 2.7.3, Megatron-Core
-0.15.3, Transformer Engine 2.9.0; not its process groups and schedule).
+memory. Proof: of the recipe without your changes: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3,
+Transformer Engine 2.9.0; not its process groups and schedule).
 
 Written by `recipes export tiny_llama3_sft trainer.max_steps=20 optim.config.lr=1e-3` for NeMo
 2.7.3, NeMo-Run 0.11.1 and Megatron-Core 0.15.3. It needs nothing else: change it as you like.

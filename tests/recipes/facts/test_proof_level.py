@@ -112,7 +112,7 @@ def test_overrides_of_what_was_built_leave_the_recipes_proof_behind(evidence):
     recipe = registry.find(NAME)
     assert proof_level.sentence(recipe, 1, ("trainer.max_steps=5",)) == proof_level.of(recipe).sentence(1)
     changed = proof_level.sentence(recipe, 1, ("data.micro_batch_size=2",))
-    assert changed.startswith("of the recipe without your overrides: built with TE")
+    assert changed.startswith("of the recipe without your changes: built with TE")
 
 
 def test_runs_on_gpus_are_of_recipes_that_exist():
