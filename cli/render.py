@@ -28,5 +28,6 @@ def render(
     say(request.mock_data_notes)
     submission = Submission(resolved(request), profile, runs, time)
     preflight.refuse_unfit(submission)
+    say(submission.other_gpu_note)
     require_built([submission.run], build=build)
     print(script(submission), end="")

@@ -115,7 +115,8 @@ def submit(
     submissions = _submissions(requests, swept, profile, runs, time, live, count, task)
     with finetune_submit.discarded_on_failure(submissions[0]):
         require_built([submission.run for submission in submissions], build=build)
-    for words in _notes(claim, requests[0], dependencies, slurm, on_mock_data=not model):
+    notes = _notes(claim, requests[0], dependencies, slurm, on_mock_data=not model)
+    for words in [*submissions[0].other_gpu_note, *notes]:
         print(f"# note: {words}" if dry_run else f"note   {words}")
     if dry_run:
         for member, submission in zip(swept, submissions, strict=True):
@@ -329,7 +330,7 @@ def _print_everything(
     """Print what a submission would do as comments, so that the whole output is still a script."""
     from superpod.slurm.preflight import START_S
 
-    run, cluster, step = submission.run, submission.cluster, submission.run.step_time_s
+    run, cluster, step = submission.run, submission.cluster, submission.step_time_s
     degrees = {name: getattr(run.layout, name) for name in ("tp", "pp", "cp", "ep")}
     if member:
         print(f"# run of the sweep: {' '.join(member)}")

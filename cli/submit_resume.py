@@ -173,6 +173,8 @@ def _submission(run: RunFolder, how: Continuation, profile: Cluster) -> Submissi
         raise UserError(f"{run.path} is done at step {steps}", f"give it more steps: trainer.max_steps={2 * steps}")
     submission = slurm_submit().Submission(after, profile, runs, time)
     preflight.refuse(preflight.Case(submission, live, attempts=count))
+    for line in submission.other_gpu_note:
+        print(f"note   {line}")
     changed = resume.changed_lines(run, after)
     for line in changed[:MOST_LINES]:
         print(f"change {line}")

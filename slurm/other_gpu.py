@@ -44,16 +44,13 @@ def _of_size(request: Request) -> Iterator[Finding]:
 
 def of_job(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:
     """What speaks against a recipe's planned job on another GPU than its own: precision, a rule, memory."""
-    from superpod.planner import hardware, legality, predict
+    from superpod.planner import legality, predict
 
-    facts, own = hardware.builtin(), planned.node.gpu.name
-    node = facts.node(gpu)
-    if planned.precision not in node.gpu.precisions:
-        yield Finding(
-            f"{gpu} has no {planned.precision}: it has {', '.join(node.gpu.precisions)}", _instead(name, own, gpu)
-        )
+    own, there = planned.node.gpu.name, on(planned, gpu)
+    precisions = there.node.gpu.precisions
+    if planned.precision not in precisions:
+        yield Finding(f"{gpu} has no {planned.precision}: it has {', '.join(precisions)}", _instead(name, own, gpu))
         return
-    there = planned.replace(node=node, fabric=facts.fabric_of(node))
     for violation in legality.violations(there):
         yield Finding(f"a recipe for {own} cannot run on {gpu}: {violation.message}", _instead(name, own, gpu))
     prediction = predict.one(there)
@@ -61,12 +58,39 @@ def of_job(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:
         yield Finding(f"a recipe for {own} does not fit {gpu}: {prediction.reason}", _instead(name, own, gpu))
 
 
+def on(planned: PlannedJob, gpu: str) -> PlannedJob:
+    """The job on nodes with this GPU, whatever GPU its recipe is for."""
+    from superpod.planner import hardware
+
+    if planned.node.gpu.name == gpu:
+        return planned
+    node = hardware.builtin().node(gpu)
+    return planned.replace(node=node, fabric=hardware.builtin().fabric_of(node))
+
+
+def note(name: str, planned: PlannedJob, gpu: str) -> str:
+    """That a recipe runs on another GPU than its own, with the step time on both; '' where it does not."""
+    from superpod.planner import predict
+
+    own = planned.node.gpu.name
+    here, there = (predict.one(job).step_time_s for job in (planned, on(planned, gpu)))
+    if own == gpu or not here or not there:
+        return ""
+    better = _same_recipe(name, own, gpu)
+    made = f": {better} is made for it" if better else ""
+    return f"planned for {own}, {here:.3g} s a step; on {gpu} {there:.3g} s{made}"
+
+
 def _instead(name: str, own: str, gpu: str) -> str:
     """The recipe of that name for another GPU, where it exists, or how to find one."""
     from superpod.recipes import registry
 
     recipe = registry.find(name)
+    return _same_recipe(name, own, gpu) or f"recipes list {recipe.model.name} {recipe.task} {gpu}"
+
+
+def _same_recipe(name: str, own: str, gpu: str) -> str:
+    from superpod.recipes import registry
+
     same = name.replace(f"_{own}_", f"_{gpu}_")
-    if same != name and same in registry.recipes():
-        return same
-    return f"recipes list {recipe.model.name} {recipe.task} {gpu}"
+    return same if same != name and same in registry.recipes() else ""

@@ -241,7 +241,7 @@ def proof(case: Case) -> Iterator[Finding]:
 
 def interval(case: Case) -> Iterator[Finding]:
     """Every attempt has time for a checkpoint interval and a save."""
-    step = case.run.step_time_s
+    step = case.submission.step_time_s
     save_s = case.cluster.chain.save_s
     if step and case.run.save_every and not case.cluster.declared_only:
         need = START_S + case.run.save_every * step + save_s

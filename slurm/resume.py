@@ -103,7 +103,7 @@ def rewrite(run: RunFolder, submission: Submission) -> None:
     """
     run.reopen(submission.run.max_steps)
     run.update(slurm_submit.facts(submission), submission.run.lines)
-    run.write_plan(submission.run.plan)
+    run.write_plan(submission.plan)
     path = run.path / slurm_submit.SCRIPT
     path.rename(_kept_as(run))
     path.write_text(slurm_submit.script(submission, name=slurm_submit.job_name(str(run.path))), encoding="utf-8")

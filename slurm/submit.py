@@ -10,8 +10,9 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superpod import collection
 from superpod.errors import UserError
@@ -21,13 +22,15 @@ from superpod.node import payload, progress
 from superpod.node.files import write_json
 from superpod.node.guard import CHAIN, chained_jobs
 from superpod.node.run_folder import RunFolder
+from superpod.planner import plans
 from superpod.recipes.facts import needs
 from superpod.recipes.registry import find
-from superpod.slurm import batch_script, environment, segments, sharing
+from superpod.slurm import batch_script, environment, other_gpu, segments, sharing
 from superpod.slurm.profiles import seconds
 
 if TYPE_CHECKING:
     from superpod.lifecycle.resolve import ResolvedRun
+    from superpod.planner.planned_job import PlannedJob
     from superpod.recipes.facts.environment import Variable
     from superpod.slurm.connection import Connection
     from superpod.slurm.profiles import Cluster
@@ -56,6 +59,27 @@ class Submission:
     def folder(self) -> str:
         """The folder for runs on the cluster."""
         return self.runs or self.cluster.folders.runs
+
+    @property
+    def job(self) -> PlannedJob:
+        """The planner's job on the cluster's GPUs, whatever GPU the recipe is for; a rehearsal has none."""
+        return self.run.job if self.cluster.declared_only else other_gpu.on(self.run.job, self.cluster.gpu)
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """plan.json: the run's plan, on the cluster's GPUs."""
+        return self.run.plan if self.job is self.run.job else plans.of_run(self.job)
+
+    @property
+    def step_time_s(self) -> float | None:
+        """As planned on the cluster's GPUs; None where the planner has no figure."""
+        return self.plan["layouts"][0]["step_time_s"]
+
+    @property
+    def other_gpu_note(self) -> list[str]:
+        """That the recipe is for another GPU than the cluster's, with the step time on both; [] where it is not."""
+        note = "" if self.cluster.declared_only else other_gpu.note(self.recipe, self.run.job, self.cluster.gpu)
+        return [note] if note else []
 
 
 @dataclass(frozen=True)
@@ -154,8 +178,8 @@ def facts(submission: Submission) -> dict[str, object]:
         "limit_s": seconds(submission.time or cluster.slurm.time),
         "save_every": run.save_every,
         "checkpoint_bytes": run.checkpoint_bytes,
-        "step_time_s": run.step_time_s,
-        "needs": needs.of(find(run.request.recipe).model, run.job),
+        "step_time_s": submission.step_time_s,
+        "needs": needs.of(find(run.request.recipe).model, submission.job),
         **({"rehearsal": True} if cluster.declared_only else {}),
     }
 
@@ -164,12 +188,12 @@ def outlook(submission: Submission, attempts: int) -> str:
     """That so many jobs end before the run does, at the planned pace; '' when they suffice, or nothing is planned."""
     from superpod.slurm.preflight import START_S
 
-    run, cluster = submission.run, submission.cluster
-    if cluster.declared_only or not run.step_time_s:
+    cluster, step_time_s = submission.cluster, submission.step_time_s
+    if cluster.declared_only or not step_time_s:
         return ""
     limit_s = seconds(submission.time or cluster.slurm.time)
     chain = progress.Chain(attempts, limit_s, START_S + cluster.chain.save_s)
-    return progress.outlook(0, run.max_steps, run.step_time_s, chain)
+    return progress.outlook(0, submission.run.max_steps, step_time_s, chain)
 
 
 def new_run(submission: Submission, connection: Connection) -> str:
@@ -195,7 +219,7 @@ def new_run(submission: Submission, connection: Connection) -> str:
 def _create(runs: Path, submission: Submission, group: str = "") -> RunFolder:
     run = submission.run
     folder = RunFolder.create(runs, submission.recipe, facts=facts(submission), recipe_lines=run.lines)
-    folder.write_plan(run.plan)
+    folder.write_plan(submission.plan)
     text = script(submission, name=job_name(str(folder.path)))
     (folder.path / SCRIPT).write_text(text, encoding="utf-8")
     try:

@@ -1,5 +1,6 @@
 """Planted mistakes: each is found, with a message that names the fix; a clean case passes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,13 @@ import pytest
 from superpod.errors import UserError
 from superpod.lifecycle.request import Request
 from superpod.lifecycle.resolve import ResolvedRun
+from superpod.planner import hardware, plans
 from superpod.recipes import planned_job, registry
-from superpod.slurm import profiles
+from superpod.slurm import other_gpu, profiles
 from superpod.slurm.gpu_names import gpu_named
 from superpod.slurm.live_cluster import LiveCluster, parse
 from superpod.slurm.preflight import Case, claim, findings, job_size, notes, profile_findings, refuse, refuse_claim
-from superpod.slurm.submit import Submission
+from superpod.slurm.submit import Submission, facts, outlook
 
 GIB = 2**30
 NODES = "\n".join(
@@ -326,6 +328,26 @@ def test_a_recipe_for_another_gpu_is_judged_on_this_one():
     assert findings(case(profile(gpu="h200"), answers=h200)) == []
     messages = [f.message for f in findings(case(profile(gpu="a100_40gb")))]
     assert any("does not fit a100_40gb" in message for message in messages)
+
+
+def test_the_plan_of_a_run_is_that_of_the_clusters_gpu():
+    """Outlook, checkpoint interval, status and drift alarms judge a run by it."""
+    run = case(recipe="llama31_70b_pretrain_h100_bf16", nodes=8).run
+    run = replace(run, plan=plans.of_run(run.job))
+    own, other = (Submission(run, profile(gpu=gpu)) for gpu in ("h100", "a100"))
+    assert own.plan == run.plan
+    assert own.other_gpu_note == []
+    a100 = hardware.builtin().node("a100")
+    on_a100 = plans.of_run(run.job.replace(node=a100, fabric=hardware.builtin().fabric_of(a100)))
+    assert facts(other)["step_time_s"] == on_a100["layouts"][0]["step_time_s"] > 2 * facts(own)["step_time_s"]
+    assert other.plan["query"]["gpu"] == "a100"
+    (note,) = other.other_gpu_note
+    steps = f"planned for h100, {own.step_time_s:.3g} s a step; on a100 {other.step_time_s:.3g} s"
+    assert note == f"{steps}: llama31_70b_pretrain_a100_bf16 is made for it"
+    assert other_gpu.note("mine_h100", run.job, "a100") == steps
+    many = replace(run, max_steps=round(30 * 3600 / own.step_time_s))
+    assert outlook(replace(own, run=many), 8) == ""
+    assert "are needed" in outlook(replace(other, run=many), 8)
 
 
 def test_another_gpu_is_judged_by_the_layout_that_runs():
