@@ -11,7 +11,7 @@ from pathlib import Path
 
 from superpod.node.causes import ALL, BY_NAME, ECHO, HINT, LIKELY, PROGRAM, WITH_TOPIC, Cause, Sign, topic
 from superpod.node.log_lines import LogLine, scan, time_of
-from superpod.node.losses import Series
+from superpod.node.losses import GOOD_STEPS, Series
 
 MOST_EVENTS = 60
 """Events of one cause and rank that are kept: the first ones, and the last."""
@@ -32,7 +32,8 @@ ERROR = re.compile(
 )
 _NAME = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(.*))?$")
 _WHAT = re.compile(r"^\s*what\(\):\s+(.*)$")
-_NO_ERRORS = ("SystemExit", "GeneratorExit", "Warning", "KeyboardInterrupt")
+_EXITS = ("SystemExit", "GeneratorExit", "Warning")
+_NO_ERRORS = (*_EXITS, "KeyboardInterrupt")
 _ECHOES = (
     "ChildFailedError",
     "SignalException",
@@ -64,10 +65,14 @@ _INFORMATION = re.compile(
 )
 _FINISHED = re.compile(
     r"`Trainer\.fit` stopped: `max_|\[after training is done\]|^\[?exiting program at iteration"
-    r"|[Tt]raining (?:is )?(?:completed|finished|complete|done)\b"
-    r"|'train_runtime'|[Tt]raining run finished|^training done|reached (?:the )?max_steps|\bdone: \S+ at step \d+"
+    r"|'train_runtime'|reached (?:the )?max_steps|\bdone: \S+ at step \d+"
+)
+"""Only a training that came to its end prints it."""
+_SAYS_FINISHED = re.compile(
+    r"[Tt]raining (?:is )?(?:completed|finished|complete|done)\b|[Tt]raining run finished|^training done"
     r"|\bexit(?:ed)?(?: with)?(?: exit)?[ _]code:? 0\b"
 )
+"""A script may print it whatever became of the training."""
 _OF_STEPS = re.compile(r"\b(?:iteration|step|Step)[:= ]+(\d+)\s*/\s*(\d+)\b")
 """The step of a line and the number of steps in all: the last step is the end of the training."""
 _SAYS_ERROR = re.compile(
@@ -106,10 +111,13 @@ _ELASTIC_RANK = re.compile(r"^\s*rank\s*:\s*(\d+) \(local_rank: (\d+)\)")
 _ENDS_OTHERS = re.compile(
     r"^srun: error|sigkill_handler\] Killing subprocess|Sending process \d+ closing signal SIGTERM"
 )
+_ENDED_STEP = re.compile(r"^slurmstepd: error: \*\*\* (?:STEP|JOB) \S+ ON")
+_BY_SIGNAL = ("rank_killed", "rank_crashed")
+"""Causes whose signs say that a process died by a signal."""
 _EXIT = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)")
 _TASK_EXIT = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _EXIT_CODE = re.compile(
-    r"(?:exited with (?:exit )?code|exit(?:ed)? (?:code|status)|return(?:ed|s)?(?: exit)? code"
+    r"(?:exited with (?:exit )?(?:code|status)|exit(?:ed)? (?:code|status)|return(?:ed|s)?(?: exit)? code"
     r")\s*[:=]?\s*(?!0\b)(-?\d+)",
     re.IGNORECASE,
 )
@@ -150,6 +158,8 @@ class LogEvents:
     """srun's line of the first rank that ended by itself"""
     failed: bool = False
     """whether a launcher says that the program failed"""
+    fatal: LogLine | None = None
+    """the newest line of an error that was not caught, a death by a signal, or a launcher's word of a failure"""
     exit_code: int | None = None
     last: LogLine | None = None
     lines: int = 0
@@ -213,10 +223,20 @@ class LogEvents:
             self.finished = line
         if _error(line, self._ends_traceback(line)) is None and self.series.take(line):
             return True
-        if _FINISHED.search(text) and _level(text) != "warning":
+        if self._says_finished(text):
             self.finished = line
         launcher = self._take_launcher(line)
         return self._take_signs(line) or launcher
+
+    def _says_finished(self, text: str) -> bool:
+        """Whether a line tells the end of the training: a phrase that a script prints does not, after a fatal end."""
+        if _level(text) == "warning":
+            return False
+        if _FINISHED.search(text):
+            return True
+        if not _SAYS_FINISHED.search(text):
+            return False
+        return self.fatal is None or self.series.went_on_after(self.fatal.number)
 
     def finish(self) -> None:
         """Take what only the end of the log shows: a cut-off traceback, and an error that is no exception."""
@@ -234,7 +254,7 @@ class LogEvents:
         text = line.text
         if _FIRST_FAILURE.search(text):
             self._in_block = True
-            self._take_failure()
+            self._take_failure(line)
         elif match := _ELASTIC_RANK.match(text):
             self._block_rank = int(match[1])
             if self._in_block:
@@ -244,41 +264,33 @@ class LogEvents:
             self.failed = True
             if match[3] != "Terminated":
                 self.first_task = self.first_task or line
-                self._take_failure()
+                self._take_failure(line)
         elif match := _EXIT.match(text):
             if int(match[1]):
-                self._take_failure()
+                self._take_failure(line)
         elif "ChildFailedError" in text or "CalledProcessError" in text or _ENDS_OTHERS.search(text):
-            self._take_failure()
+            self._take_failure(line)
         elif (match := _EXIT_CODE.search(text)) and _level(text) != "info":
             self.exit_code = int(match[1])
-            self._take_failure()
+            self._take_failure(line)
         else:
             return False
         return True
 
-    def _take_failure(self) -> None:
+    def _take_failure(self, line: LogLine) -> None:
         """Take that a launcher says that the program failed, which counts more than that the training has ended."""
-        self.failed, self.finished = True, None
+        self.failed, self.finished, self.fatal = True, None, line
 
     def _take_signs(self, line: LogLine) -> bool:
         text = line.text.strip(" │╭╮╰╯─") if "│" in line.text else line.text
-        error = _error(line, self._ends_traceback(line))
-        if error and self._is_ignored:
-            self._is_ignored, error = False, None
+        error = self._error_of(line)
         is_error = error is not None
-        if error and ":" not in error and self._ends_traceback(line):  # a bare name: what was asserted tells more
-            error = f"{error}: {self._source}" if self._source.startswith("assert ") else error
         if error and ":" not in text:
             text = f"{error} ({'/'.join(Path(self._frame).parts[-2:])})"
         lowered, level = text.lower(), _level(text)
-        if is_error:
-            self._errors[line.rank] = line.number
         says = "NCCL WARN" in text or "Assertion `" in text or bool(_SAYS_ERROR.search(text))
         strong = is_error or (not level and (says or self._continues(line)))
-        names_error = error is not None and not error.partition(":")[0].endswith(_NO_ERRORS)
-        if names_error or (says and not level):
-            self._error_line = line
+        self._note_error(line, error, says, level)
         frames = "\n".join(self._frames) if is_error else ""
         telling = False
         for cause, sign in _candidates(lowered):
@@ -293,6 +305,26 @@ class LogEvents:
         if error and not (telling and self._explained(line)):
             telling |= self._add_error(line, error, has_sign=telling)
         return telling
+
+    def _error_of(self, line: LogLine) -> str | None:
+        """The error that a line ends with, unless Python ignores it; of a bare name with what was asserted."""
+        ends_traceback = self._ends_traceback(line)
+        error = _error(line, ends_traceback)
+        if error and self._is_ignored:
+            self._is_ignored = False
+            return None
+        is_bare = error and ":" not in error and ends_traceback
+        return f"{error}: {self._source}" if is_bare and self._source.startswith("assert ") else error
+
+    def _note_error(self, line: LogLine, error: str | None, says: bool, level: str) -> None:
+        """Note a line that ends with an error, that calls itself one, or with which a process or a step ends."""
+        name = (error or "").partition(":")[0]
+        if error is not None:
+            self._errors[line.rank] = line.number
+        if (error and not name.endswith(_NO_ERRORS)) or (says and not level):
+            self._error_line = line
+        if (error and not name.endswith(_EXITS) and not level) or _ENDED_STEP.search(line.text):
+            self.fatal = line
 
     def _ends_traceback(self, line: LogLine) -> bool:
         """Whether the line stands behind the last frame of a traceback, its source and its marks."""
@@ -309,7 +341,7 @@ class LogEvents:
     def _add_error(self, line: LogLine, error: str, has_sign: bool) -> bool:
         name = error.partition(":")[0].rpartition(".")[2]
         if name in _ECHOES or _LAUNCHER_ERROR.search(error):
-            self._take_failure()
+            self._take_failure(line)
             return True
         if name.endswith(_NO_ERRORS):
             return False
@@ -321,6 +353,8 @@ class LogEvents:
         return True
 
     def _add(self, cause: str, sure: int, alone: bool, line: LogLine, is_error: bool, words: str = "") -> None:
+        if cause in _BY_SIGNAL and sure > PASSING:
+            self.fatal = line
         rank = line.rank
         if rank is None and self._block_rank is not None and _EXIT.match(line.text):
             rank = self._block_rank
@@ -334,7 +368,7 @@ class LogEvents:
 
     def is_recovered(self, event: Event) -> bool:
         """Whether the training went on after the event, or had ended well before it."""
-        if self.series.steps_after(event.line.number) >= 3:
+        if self.series.steps_after(event.line.number) >= GOOD_STEPS:
             return True
         if self.finished is None:
             return False

@@ -51,7 +51,7 @@ USUAL_SCALE = 1 << 16
 _SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+)\b")
 """DeepSpeed: steps so far, and how many of them were skipped."""
 GOOD_STEPS = 3
-"""Steps after an overflow with which the training came through it."""
+"""Steps after an overflow or an error with which the training came through it."""
 BAD_GRADS = 2
 """Reports in a row of a gradient whose norm is not a number, as many."""
 
@@ -173,6 +173,11 @@ class Series:
     def steps_after(self, number: int) -> int:
         """How many other steps were reported after a line."""
         return len({step for at, step in self.last_steps[-50:] if at > number})
+
+    def went_on_after(self, number: int) -> bool:
+        """Whether the training went on after a line, or began after it: ranks report a step or two out of turn."""
+        began = any(at <= number for at, _ in self.last_steps)
+        return self.steps_after(number) >= (GOOD_STEPS if began else 1)
 
     def _take_waiting(self, line: LogLine) -> None:
         if match := _STEP_TIME.search(line.text):

@@ -456,7 +456,7 @@ def _first_error(groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path
     if not errors:
         errors = [e for group in groups for e in group.events if group.depth <= ECHO]
     if not errors:
-        lasts = [log.last for log in logs if log.last and log.failed] or [log.last for log in logs if log.last]
+        lasts = [log.fatal for log in logs if log.fatal] or [log.last for log in logs if log.last]
         return evidence(lasts[0], base) if lasts else None
     first = {log.first_failed for log in logs} | _first_tasks(logs)
     chosen = [e for e in errors if e.rank is not None and e.rank in first] or errors

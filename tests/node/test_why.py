@@ -196,6 +196,38 @@ def test_healthy_is_only_a_log_with_the_end_of_its_training(judged):
     assert (unexplained.state, unexplained.first_error.text) == (UNKNOWN, "ERROR: the frobnicator has stopped")
 
 
+TRACEBACK = 'Traceback (most recent call last):\n  File "/home/u/train.py", line 31, in <module>\n    main()\n'
+STEPS = [f" iteration {i:8d}/     100 | lm loss: {8 - i / 25:.4E} | grad norm: 1.2 |\n" for i in range(1, 101)]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        TRACEBACK + "ValueError: x is 3\n",
+        "".join(f"[rank0]: {line}\n" for line in f"{TRACEBACK}RuntimeError: x is 3".split("\n")),
+        TRACEBACK + "KeyboardInterrupt\n",
+        "Killed\n",
+        "run.sh: line 12: 4711 Segmentation fault      (core dumped) python train.py\n",
+        "srun: error: node3: task 4: Exited with exit code 1\n",
+        "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***\n",
+        "Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 7)\n",
+        "training exited with status 1\n",
+    ],
+)
+@pytest.mark.parametrize("phrase", ["Training complete", "Training finished!", "training done"])
+def test_what_a_script_prints_after_a_fatal_end_is_no_end_of_the_training(phrase, end, judged):
+    verdict = judged("".join(STEPS[:50]) + end + f"cleaning up\n{phrase}\n")
+    assert verdict.state in (FAILED, UNKNOWN)
+    assert verdict.root or phrase not in verdict.first_error.text
+
+
+def test_an_error_that_the_training_came_through_is_no_fatal_end(judged):
+    error = TRACEBACK + "ModuleNotFoundError: No module named 'wandb'\n"
+    assert judged(error + "".join(STEPS[:1]) + "Training complete\n").state == HEALTHY
+    assert judged("".join(STEPS[:40]) + error + "".join(STEPS[40:50]) + "Training complete\n").state == HEALTHY
+    assert judged("".join(STEPS[:40]) + error + "`Trainer.fit` stopped: `max_steps=40` reached.\n").state == HEALTHY
+
+
 def test_a_warning_in_the_very_last_line_is_a_possible_cause_only_while_nothing_follows(judged):
     warning = "transformer_engine failed to import with exception libcudnn.so.9: cannot open shared object file\n"
     verdict = judged(warning)
