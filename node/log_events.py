@@ -219,14 +219,26 @@ class LogEvents:
         self.last = line
         if not _level(text) and _SAYS_FAILED.search(text):
             self._failure_line = line
-        if (steps := _OF_STEPS.search(text)) and steps[1] == steps[2]:
-            self.finished = line
-        if _error(line, self._ends_traceback(line)) is None and self.series.take(line):
+        if _error(line, self._ends_traceback(line)) is None and self._take_step(line):
             return True
         if self._says_finished(text):
-            self.finished = line
+            self._take_end(line)
         launcher = self._take_launcher(line)
         return self._take_signs(line) or launcher
+
+    def _take_step(self, line: LogLine) -> bool:
+        """Take a line of a step, which may be the first of another run, and the last of all; whether it is one."""
+        runs = self.series.runs
+        is_step = self.series.take(line)
+        if self.series.runs > runs:
+            self.finished = None
+        if (steps := _OF_STEPS.search(line.text)) and steps[1] == steps[2]:
+            self._take_end(line)
+        return is_step
+
+    def _take_end(self, line: LogLine) -> None:
+        self.finished = line
+        self.series.end()
 
     def _says_finished(self, text: str) -> bool:
         """Whether a line tells the end of the training: a phrase that a script prints does not, after a fatal end."""

@@ -26,6 +26,7 @@ _STEPS = tuple(
         r"\bEpoch\b.*\[ *(\d+)/\d+\]",
     )
 )
+_EPOCH = re.compile(r"\bepoch['\"]?[:= ]+\[?([\d.]+)", re.IGNORECASE)
 _LOSS = re.compile(
     rf"(?<![\w-])(?:lm[ _]loss|reduced_train_loss|train(?:ing)?[_/ ]loss|loss)(?: value)?['\"]?\s*[:=]\s*{_NUMBER}",
     re.IGNORECASE,
@@ -74,6 +75,19 @@ class Point:
     step: int
     loss: float | None
     line: LogLine
+    epoch: float | None = None
+
+    @property
+    def place(self) -> tuple[float, int]:
+        """Where in a training it is: a part of an epoch says it alone, steps may be counted within epochs."""
+        epoch = self.epoch or 0.0
+        return epoch, self.step if epoch.is_integer() else 0
+
+    def is_behind(self, other: Point) -> bool:
+        """Whether the same rank reported an earlier place of a training."""
+        if self.line.rank != other.line.rank or (self.epoch is None) != (other.epoch is None):
+            return False
+        return self.place < other.place
 
 
 @dataclass(frozen=True)
@@ -111,6 +125,17 @@ class Series:
     last_steps: list[tuple[int, int]] = field(default_factory=list)
     """(line number, step) of steps that were seen first there"""
     highest: int = -1
+    runs: int = 0
+    """how many runs began in the log"""
+    _first: Point | None = None
+    """the first loss of the newest run"""
+    _newest: Point | None = None
+    _has_ended: bool = False
+    """whether the newest run has come to its end"""
+
+    def end(self) -> None:
+        """Take that a training came to its end."""
+        self._has_ended = True
 
     def take(self, line: LogLine) -> bool:
         """Note what a line says of a step; whether it is of one."""
@@ -127,7 +152,8 @@ class Series:
             step = self.highest + 1  # of Hugging Face's trainer: its progress bar has the step
         if step is None:
             return False
-        self.note(Point(step, loss, line))
+        epoch = _EPOCH.search(line.text)
+        self.note(Point(step, loss, line, _number(epoch)))
         grad = _number(_GRAD.search(line.text))
         if grad is not None:
             self.bad_grads = self.bad_grads + 1 if math.isnan(grad) else 0
@@ -159,6 +185,9 @@ class Series:
                 del self.last_steps[1 : len(self.last_steps) // 2]
         if point.loss is None:
             return
+        if self._begins_anew(point):
+            self._begin()
+        self._first, self._newest = self._first or point, point
         if math.isfinite(point.loss):
             self.bad, self.first_bad = 0, None
             self.points.append(point)
@@ -169,6 +198,23 @@ class Series:
             self.bad += 1
             if len(self.bad_points) < MOST:
                 self.bad_points.append(point)
+
+    def _begins_anew(self, point: Point) -> bool:
+        """Whether a step is of another run, which the same log was given to: it goes back to where one starts."""
+        if self._first is None or self._newest is None or not point.is_behind(self._newest):
+            return False
+        if self._has_ended and point.step <= self._newest.step / 2:
+            return True
+        return not self._first.is_behind(point)
+
+    def _begin(self) -> None:
+        """Forget what the numbers of an earlier run tell."""
+        self.runs += 1
+        self._first, self._has_ended = None, False
+        self.points, self.bad_points, self.waiting = [], [], []
+        self.first_bad, self.bad = None, 0
+        self.last_bad_grad, self.bad_grads = None, 0
+        self.last_overflow, self.overflows, self.at_low_scales, self.good_steps = None, 0, 0, 0
 
     def steps_after(self, number: int) -> int:
         """How many other steps were reported after a line."""

@@ -399,6 +399,29 @@ def test_losses_that_go_wrong_are_told_from_noise(values, expected):
     assert steps(values) == expected
 
 
+NEMO = [
+    f"Training epoch 0, iteration {i}/99 | global_step: {i} | reduced_train_loss: {8 - i / 25}\n" for i in range(100)
+]
+HF = [f"{{'loss': {8 - i / 25}, 'learning_rate': 1e-05, 'epoch': {i / 100}}}\n" for i in range(1, 101)]
+
+
+@pytest.mark.parametrize("run", [STEPS, NEMO, HF], ids=["Megatron", "NeMo", "Hugging Face"])
+@pytest.mark.parametrize("end", ["", "Training complete\n"])
+def test_the_losses_of_two_runs_in_one_log_are_not_compared(end, run, judged):
+    assert judged("".join(run) + end + "".join(run) + end).state in (HEALTHY, NO_FAILURE)
+    assert judged("".join(run) + end + "".join(run[:50])).state == NO_FAILURE
+    assert judged("".join(run[30:]) + "Training complete\n" + "".join(run[:50])).state == NO_FAILURE
+    bad = [line.replace(f"{8 - 40 / 25}", "nan").replace(f"{8 - 40 / 25:.4E}", "nan") for line in run[:42]]
+    assert judged("".join(bad[:41]) + end + "".join(run)).state in (HEALTHY, NO_FAILURE)
+
+
+def test_a_loss_that_rises_is_seen_across_epochs_whose_steps_begin_anew(judged):
+    line = "Training epoch {}, iteration {}/49 | reduced_train_loss: {}\n"
+    falls = "".join(line.format(0, i, 4 - i / 25) for i in range(49))
+    rises = "".join(line.format(1, i, 2 + i / 10) for i in range(49))
+    assert named(judged(falls + rises)) == "loss_diverged"
+
+
 def test_numbers_that_are_wrong_do_not_make_a_run_failed(judged):
     text = "".join(f"iteration {i}/ 99 | lm loss: {9.0 if i == 60 else 2.5} |\n" for i in range(1, 100))
     verdict = judged(text)
