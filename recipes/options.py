@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superpod.errors import UserError, did_you_mean
 
@@ -25,6 +25,12 @@ class Option:
     change: Callable[[run.Partial], None]
     warning: str = ""
     """What a user must know before they take it."""
+    refusal: Callable[[run.Partial], str] = lambda partial: ""
+    """Why a recipe cannot have it; "" = it can. `change` may refuse more, and names no other option then."""
+    instead: tuple[str, ...] = ()
+    """Options that serve the same end; those that the recipe can have are named where it is refused."""
+    otherwise: str = ""
+    """What else serves it."""
 
 
 def apply(partial: run.Partial, names: str) -> None:
@@ -41,7 +47,16 @@ def apply(partial: run.Partial, names: str) -> None:
             )
     for name in chosen:
         require_known(PREFIX + name)
-        OPTIONS[name].change(partial)
+        option = OPTIONS[name]
+        if reason := option.refusal(partial):
+            raise UserError(f"{name} {reason}", next_step(partial, option.instead, option.otherwise))
+        option.change(partial)
+
+
+def next_step(partial: run.Partial, names: Iterable[str], otherwise: str) -> str:
+    """What to do instead: those of the options that this recipe can have, and `otherwise`."""
+    possible = [PREFIX + name for name in names if not OPTIONS[name].refusal(partial)]
+    return ", or ".join(filter(None, [*possible, otherwise]))
 
 
 def require_known(text: str) -> None:
@@ -67,44 +82,39 @@ def _all() -> str:
     return f"the options are {', '.join(OPTIONS)}"
 
 
+def _beside_adapters(partial: run.Partial) -> str:
+    adapters = getattr(partial, "peft", None)
+    return "does not work with adapters: frozen embeddings pass no gradient to recomputed layers" if adapters else ""
+
+
 def _full_recompute(partial: run.Partial) -> None:
-    if getattr(partial, "peft", None):
-        raise UserError(
-            "full_recompute does not work with adapters: frozen embeddings pass no gradient to recomputed layers",
-            "with=offload_activations, or more tp, pp or cp",
-        )
     config = partial.model.config
     config.recompute_granularity, config.recompute_method, config.recompute_num_layers = "full", "uniform", 1
     config.recompute_modules = None
 
 
 def _offload_optimizer(partial: run.Partial) -> None:
-    config = _distributed_optimizer(partial, "offload_optimizer")
+    config = partial.optim.config
     config.optimizer_cpu_offload, config.optimizer_offload_fraction = True, 1.0
     config.overlap_cpu_optimizer_d2h_h2d = True
     config.use_precision_aware_optimizer = True  # Megatron's hybrid optimizer is only reached through it
     partial.trainer.strategy.ckpt_optim_fully_reshardable = True  # the other format has no place for its `step`
 
 
-def _distributed_optimizer(partial: run.Partial, option: str) -> Any:
-    """The optimizer's configuration, for an option that Megatron takes with the distributed optimizer alone."""
-    config = partial.optim.config
-    if not config.use_distributed_optimizer:
-        raise UserError(
-            f"{option} needs the distributed optimizer, and this recipe does not shard its optimizer",
-            "with=offload_activations, or more tp, pp or cp, where memory is short",
-        )
-    return config
+def _unsharded(partial: run.Partial) -> str:
+    """That Megatron takes the option with the distributed optimizer alone."""
+    if partial.optim.config.use_distributed_optimizer:
+        return ""
+    return "needs the distributed optimizer, and this recipe does not shard its optimizer"
+
+
+def _several_stages(partial: run.Partial) -> str:
+    stages = partial.trainer.strategy.pipeline_model_parallel_size
+    return f"needs one pipeline stage, and this layout has {stages}" if stages > 1 else ""
 
 
 def _offload_activations(partial: run.Partial) -> None:
-    strategy, config = partial.trainer.strategy, partial.model.config
-    if strategy.pipeline_model_parallel_size > 1:
-        raise UserError(
-            f"offload_activations needs one pipeline stage, and this layout has "
-            f"{strategy.pipeline_model_parallel_size}",
-            "with=full_recompute saves more and works with any layout",
-        )
+    config = partial.model.config
     config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
     config.cpu_offloading, config.cpu_offloading_activations, config.cpu_offloading_weights = True, True, False
     config.cpu_offloading_num_layers = _layers(config) - 1  # the backward pass needs the last layer's at once
@@ -164,7 +174,7 @@ def _cuda_graphs(partial: run.Partial) -> None:
 def _precision_aware(partial: run.Partial) -> None:
     import torch
 
-    config = _distributed_optimizer(partial, "precision_aware")
+    config = partial.optim.config
     config.use_precision_aware_optimizer = True
     config.exp_avg_dtype = config.exp_avg_sq_dtype = torch.bfloat16
 
@@ -215,12 +225,38 @@ def _environment_only(partial: run.Partial) -> None:
 CONFLICTS = (("full_recompute", "offload_activations"),)
 """Options that undo each other; Megatron refuses to offload what it recomputes."""
 
+LAYOUT = "more tp, pp or cp, where memory is short"
+
 OPTIONS = {
-    "full_recompute": Option("recompute every layer: least memory, about a third more work", _full_recompute),
-    "offload_optimizer": Option("the optimizer step and its states on the host", _offload_optimizer),
-    "offload_activations": Option("activations kept on the host; one pipeline stage only", _offload_activations),
+    "full_recompute": Option(
+        "recompute every layer: least memory, about a third more work",
+        _full_recompute,
+        refusal=_beside_adapters,
+        instead=("offload_activations",),
+        otherwise=LAYOUT,
+    ),
+    "offload_optimizer": Option(
+        "the optimizer step and its states on the host",
+        _offload_optimizer,
+        refusal=_unsharded,
+        instead=("offload_activations",),
+        otherwise=LAYOUT,
+    ),
+    "offload_activations": Option(
+        "activations kept on the host; one pipeline stage only",
+        _offload_activations,
+        refusal=_several_stages,
+        instead=("full_recompute",),
+        otherwise="more tp or cp, where memory is short",
+    ),
     "fsdp": Option("Megatron-FSDP: parameters, gradients and optimizer sharded over data parallelism", _fsdp),
-    "precision_aware": Option("Adam's moments in BF16: 8 bytes a parameter less, sharded", _precision_aware),
+    "precision_aware": Option(
+        "Adam's moments in BF16: 8 bytes a parameter less, sharded",
+        _precision_aware,
+        refusal=_unsharded,
+        instead=("offload_activations",),
+        otherwise=LAYOUT,
+    ),
     "alltoall": Option("experts' tokens by NCCL, where an image or its nodes have no DeepEP", _alltoall),
     "cuda_graphs": Option("launches recorded once; dense models, where the CPU cannot keep up", _cuda_graphs),
     "fp16": Option(

@@ -38,7 +38,7 @@ def _of_size(request: Request) -> Iterator[Finding]:
         better = better_layout.of(recipe)
         yield Finding(
             f"{request.recipe} does not fit {recipe.gpu} so: {prediction.reason}",
-            f"--layout auto takes {better}" if better else "more nodes, or with=full_recompute",
+            f"--layout auto takes {better}" if better else more_memory(request.job()),
         )
 
 
@@ -56,6 +56,13 @@ def of_job(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:
     prediction = predict.one(there)
     if prediction.verdict == "oom":
         yield Finding(f"a recipe for {own} does not fit {gpu}: {prediction.reason}", _instead(name, own, gpu))
+
+
+def more_memory(planned: PlannedJob) -> str:
+    """What leaves a run more memory; adapters cannot have full recomputation."""
+    from superpod.recipes.registry import ADAPTERS
+
+    return "more nodes" if planned.task in ADAPTERS else "more nodes, or with=full_recompute"
 
 
 def on(planned: PlannedJob, gpu: str) -> PlannedJob:

@@ -225,7 +225,7 @@ def generation(case: Case) -> Iterator[Finding]:
     elif (layout := case.run.plan["layouts"][0])["verdict"] == "oom":
         yield Finding(
             f"it does not fit the GPU's memory: {layout['reserved_gib']:.1f} GiB on the fullest rank of {gpu}",
-            "more nodes, with=full_recompute, or a layout that fits: --layout auto, where there is one",
+            f"a layout that fits: --layout auto, where there is one; else {other_gpu.more_memory(planned)}",
         )
 
 

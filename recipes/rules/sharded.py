@@ -5,11 +5,17 @@ NeMo 2.7.3, Megatron-Core 0.15.3, Transformer Engine 2.9.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from superpod.planner.rules import Broken
+from superpod.recipes import options
 from superpod.recipes.rules import configured_job, overlapping
 from superpod.recipes.rules.reading import Reader
+
+if TYPE_CHECKING:
+    import nemo_run as run
 
 PRECISE = "optim.config.use_precision_aware_optimizer"
 SHARDS = "trainer.strategy.ddp.data_parallel_sharding_strategy"
@@ -26,8 +32,8 @@ def first_weights(r: Reader) -> Iterator[Broken]:
             "fsdp_weights",
             "Megatron-FSDP cannot start from weights (resume.restore_config): NeMo 2.7.3 looks in them for "
             "fsdp_dtensor, the format of its own checkpoints, which no imported model has",
-            "fine-tune with the distributed optimizer: leave out with=fsdp (trainer.strategy.fsdp), and use "
-            "with=precision_aware, or more tp, pp or cp, where memory is short",
+            "leave out with=fsdp (trainer.strategy.fsdp), and use "
+            + options.next_step(_without_fsdp(r.partial), ("precision_aware", "offload_activations"), options.LAYOUT),
         )
 
 
@@ -153,6 +159,13 @@ def offloaded_fp32(r: Reader) -> Iterator[Broken]:
             "`can't optimize a non-leaf Tensor`",
             "train in bf16, or leave out with=offload_optimizer",
         )
+
+
+def _without_fsdp(partial: run.Partial) -> run.Partial:
+    """The configuration with its optimizer as recipes have it without FSDP: that of adapters is not sharded."""
+    plain = copy.deepcopy(partial)
+    plain.optim.config.use_distributed_optimizer = not getattr(plain, "peft", None)
+    return plain
 
 
 def _is_fsdp(r: Reader) -> bool:

@@ -1,0 +1,54 @@
+"""What is named in place of a refused option is an option that the same recipe can have."""
+
+import re
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.recipes import options
+from superpod.recipes.rules import sharded
+from superpod.recipes.rules.reading import Reader
+
+
+def partial(*, adapters: bool, shards: bool, stages: int, fsdp: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(
+        peft="lora" if adapters else None,
+        optim=SimpleNamespace(config=SimpleNamespace(use_distributed_optimizer=shards)),
+        trainer=SimpleNamespace(
+            strategy=SimpleNamespace(
+                pipeline_model_parallel_size=stages,
+                fsdp="megatron" if fsdp else None,
+                ddp=SimpleNamespace(use_megatron_fsdp=fsdp, use_distributed_optimizer=shards),
+            )
+        ),
+        resume=SimpleNamespace(restore_config="weights"),
+    )
+
+
+RECIPES = [partial(adapters=a, shards=s, stages=n) for a, s, n in product((False, True), (False, True), (1, 2))]
+
+
+@pytest.mark.parametrize("name", [name for name, option in options.OPTIONS.items() if option.instead])
+def test_a_refused_option_names_none_that_is_refused_too(name):
+    hints = [(recipe, hint) for recipe in RECIPES if (hint := refused(recipe, name))]
+    assert hints
+    named = [(recipe, word) for recipe, hint in hints for word in re.findall(r"with=(\w+)", hint)]
+    assert named
+    assert [word for recipe, word in named if options.OPTIONS[word].refusal(recipe)] == []
+
+
+def refused(recipe: SimpleNamespace, name: str) -> str | None:
+    if not options.OPTIONS[name].refusal(recipe):
+        return None
+    with pytest.raises(UserError, match=name) as error:
+        options.apply(recipe, name)
+    return error.value.hint
+
+
+@pytest.mark.parametrize(("adapters", "offered"), [(True, False), (False, True)])
+def test_in_place_of_fsdp_adapters_are_not_told_to_shard_their_optimizer(adapters, offered):
+    (broken,) = sharded.first_weights(Reader(partial(adapters=adapters, shards=True, stages=1, fsdp=True)))
+    assert ("with=precision_aware" in broken.fix) == offered
+    assert "with=offload_activations" in broken.fix
