@@ -13,8 +13,9 @@ from pathlib import Path
 from superpod.node import attempt_end, flight_recorder, stacks
 from superpod.node.causes import CERTAIN
 from superpod.node.files import TAIL_BYTES
-from superpod.node.log_events import Event, LogEvents, read, step_end
+from superpod.node.log_events import Event, LogEvents, read
 from superpod.node.log_lines import LogLine
+from superpod.node.log_words import step_end
 from superpod.node.rank_logs import is_by_node
 from superpod.node.run_folder import Attempt, RunFolder
 from superpod.node.verdict import UNKNOWN, Finding, Verdict, judge

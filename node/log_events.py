@@ -9,8 +9,20 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from superpod.node.causes import ALL, BY_NAME, ECHO, HINT, LIKELY, PROGRAM, WITH_TOPIC, Cause, Sign, topic
+from superpod.node.causes import (
+    ALL,
+    BY_NAME,
+    ECHO,
+    HINT,
+    LIKELY,
+    PROGRAM,
+    WITH_TOPIC,
+    Cause,
+    Sign,
+    topic,
+)
 from superpod.node.log_lines import LogLine, scan, time_of
+from superpod.node.log_words import GENERIC_ERROR, LOGGER_PREFIX, TASK_EXIT, error_in, is_quoted, level_of
 from superpod.node.losses import GOOD_STEPS, Series
 
 MOST_EVENTS = 60
@@ -25,13 +37,6 @@ LAST_LINES = 5
 PASSING = 0
 """How sure a line is that names a cause in passing and calls itself no error."""
 
-ERROR = re.compile(
-    r"^(?:E\s+)?((?:[A-Za-z_][\w]*\.)*(?:[A-Z_]\w*)?(?:Error|Exception|Interrupt|Timeout|Failure|StopIteration|Exit"
-    r"|Cancelled"
-    r"|Fault|Expired|Warning|gaierror))(?::\s*(.*))?$"
-)
-_NAME = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(.*))?$")
-_WHAT = re.compile(r"^\s*what\(\):\s+(.*)$")
 _EXITS = ("SystemExit", "GeneratorExit", "Warning")
 _NO_ERRORS = (*_EXITS, "KeyboardInterrupt")
 _ECHOES = (
@@ -48,21 +53,6 @@ _LAUNCHER_ERROR = re.compile(
     re.IGNORECASE,
 )
 """The same in a message, also of processes of PyTorch's that passed an error on."""
-GENERIC_ERROR = re.compile(
-    r"'NoneType' object|^AssertionError(?:: assert |$)|^Error(?: executing|: *\d|$)"
-    r"|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
-    r"|\b(?:after|for) \d+ (?:times|tries|attempts|retries)\b|\bretries\b"
-)
-"""Errors that follow from something that went wrong before, and do not name it."""
-_WARNING = re.compile(
-    r"^(?:\[NeMo W|\[W[\d ]|W\d{4} |WARN|\(?\w*Warning\b)|^\S{0,40}\s?(?:-\s)?\bWARN(?:ING)?\b(?!.*NCCL WARN)"
-    r"|\b(?:\w+Warning|warnings?\.warn)\b"
-    r"|\[WARN(?:ING)?\]|\bWARNING\s*[-:|\]]|level=warn"
-)
-_INFORMATION = re.compile(
-    r"^(?:\[NeMo [ID]|\[I[\d ]|I\d{4} |INFO|DEBUG)|\[INFO\]|\bINFO\s*[-:|\]]| - INFO - |NCCL INFO|level=info"
-    r"|\bDEBUG\s*[-:|\]]"
-)
 _FINISHED = re.compile(
     r"`Trainer\.fit` stopped: `max_|\[after training is done\]|^\[?exiting program at iteration"
     r"|'train_runtime'|reached (?:the )?max_steps|\bdone: \S+ at step \d+"
@@ -89,15 +79,6 @@ _NAMES_ERROR = re.compile(
     r"\b(?:\w*error|\w+Exception|unhandled exception|exception (?:in|occurred))\b(?! *[:=] *[\d.])", re.IGNORECASE
 )
 """The same of the very last line."""
-_LOGGER_PREFIX = re.compile(
-    r"^(?:\[[^\[\]]{1,80}\]:?\s*"
-    r"|(?:\d{4}-)?\d\d-\d\d[ T][\d:,.]+\s*"
-    r"|[EF]\d{4} [\d:.]+ +\d+ (?=\S+\])"
-    r"|(?:CRITICAL|FATAL|ERROR|Error|ERR)\b(?!:)[\s|-]+"
-    r"|(?:CRITICAL|FATAL|ERROR):\s+(?=[A-Z][\w.]*(?:Error|Exception)\b|Traceback)"
-    r"|[-|]\s+|[\w./]+\.\w+:\d+\s*[:|-]?\s+|[\w./-]+\.\w+:\d+\]\s+)+(?=\S)"
-)
-"""Time, level, module and line that a logger puts before a message."""
 _SOURCE = re.compile(r'^\s*File "(.*)", line \d+(?:, in (\S+))?|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
 _RAISE = re.compile(r"^\s*raise ([\w.]+)\((?:[fr]*[\"'])?(.*?)[\"')]*$")
 _PATHS = re.compile(r"[\w.:'\"]*/\S*/\S*")
@@ -115,7 +96,6 @@ _ENDED_STEP = re.compile(r"^slurmstepd: error: \*\*\* (?:STEP|JOB) \S+ ON")
 _BY_SIGNAL = ("rank_killed", "rank_crashed")
 """Causes whose signs say that a process died by a signal."""
 _EXIT = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)")
-_TASK_EXIT = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _EXIT_CODE = re.compile(
     r"(?:exited with (?:exit )?(?:code|status)|exit(?:ed)? (?:code|status)|return(?:ed|s)?(?: exit)? code"
     r")\s*[:=]?\s*(?!0\b)(-?\d+)",
@@ -190,7 +170,7 @@ class LogEvents:
     def error_at_end(self) -> LogLine | None:
         """A line among the last ones that calls itself an error, where no end of the training is known."""
         error = max(self._error_line, self._failure_line, key=lambda line: line.number if line else -1)
-        if self.last and not _level(self.last.text) and _NAMES_ERROR.search(self.last.text):
+        if self.last and not level_of(self.last.text) and _NAMES_ERROR.search(self.last.text):
             error = self.last
         if error is None or self.last is None or error.number < self.last.number - LAST_LINES:
             return None
@@ -217,9 +197,9 @@ class LogEvents:
             self._raised = line if self._source.startswith("raise ") else None
             return True
         self.last = line
-        if not _level(text) and _SAYS_FAILED.search(text):
+        if not level_of(text) and _SAYS_FAILED.search(text):
             self._failure_line = line
-        if _error(line, self._ends_traceback(line)) is None and self._take_step(line):
+        if error_in(line, self._ends_traceback(line)) is None and self._take_step(line):
             return True
         if self._says_finished(text):
             self._take_end(line)
@@ -242,7 +222,7 @@ class LogEvents:
 
     def _says_finished(self, text: str) -> bool:
         """Whether a line tells the end of the training: a phrase that a script prints does not, after a fatal end."""
-        if _level(text) == "warning":
+        if level_of(text) == "warning":
             return False
         if _FINISHED.search(text):
             return True
@@ -260,7 +240,7 @@ class LogEvents:
             and "Traceback" not in error.text
             and not any(e.is_error or e.sure > HINT or e.line.number == error.number for e in self.events)
         ):
-            self._add_error(error, _LOGGER_PREFIX.sub("", error.text), has_sign=False)
+            self._add_error(error, LOGGER_PREFIX.sub("", error.text), has_sign=False)
 
     def _take_launcher(self, line: LogLine) -> bool:
         text = line.text
@@ -271,7 +251,7 @@ class LogEvents:
             self._block_rank = int(match[1])
             if self._in_block:
                 self.first_failed, self._in_block = self._block_rank, False
-        elif match := _TASK_EXIT.match(text):
+        elif match := TASK_EXIT.match(text):
             self.tasks.append((match[1], match[2], match[3]))
             self.failed = True
             if match[3] != "Terminated":
@@ -282,7 +262,7 @@ class LogEvents:
                 self._take_failure(line)
         elif "ChildFailedError" in text or "CalledProcessError" in text or _ENDS_OTHERS.search(text):
             self._take_failure(line)
-        elif (match := _EXIT_CODE.search(text)) and _level(text) != "info":
+        elif (match := _EXIT_CODE.search(text)) and level_of(text) != "info":
             self.exit_code = int(match[1])
             self._take_failure(line)
         else:
@@ -299,7 +279,7 @@ class LogEvents:
         is_error = error is not None
         if error and ":" not in text:
             text = f"{error} ({'/'.join(Path(self._frame).parts[-2:])})"
-        lowered, level = text.lower(), _level(text)
+        lowered, level = text.lower(), level_of(text)
         says = "NCCL WARN" in text or "Assertion `" in text or bool(_SAYS_ERROR.search(text))
         strong = is_error or (not level and (says or self._continues(line)))
         self._note_error(line, error, says, level)
@@ -311,7 +291,8 @@ class LogEvents:
             telling = True
             is_passing = bool(level) and not sign.any_level and not is_error
             if not is_passing and (strong or sign.any_level or cause.depth != PROGRAM):
-                self._add(cause.name, sign.sure, sign.alone, line, strong)
+                sure = min(sign.sure, HINT) if error and is_quoted(cause, sign, error) else sign.sure
+                self._add(cause.name, sure, sign.alone, line, strong)
             else:  # named in passing: `Cannot import zarr ... ModuleNotFoundError`, and the run goes on
                 self._add(cause.name, PASSING, False, line, False)
         if error and not (telling and self._explained(line)):
@@ -321,7 +302,7 @@ class LogEvents:
     def _error_of(self, line: LogLine) -> str | None:
         """The error that a line ends with, unless Python ignores it; of a bare name with what was asserted."""
         ends_traceback = self._ends_traceback(line)
-        error = _error(line, ends_traceback)
+        error = error_in(line, ends_traceback)
         if error and self._is_ignored:
             self._is_ignored = False
             return None
@@ -409,32 +390,6 @@ def _depth(cause: str) -> int:
     return BY_NAME[cause].depth if cause in BY_NAME else PROGRAM
 
 
-def _level(text: str) -> str:
-    """'warning' or 'info' where a line calls itself so; '' otherwise."""
-    start = text[:160]
-    if _INFORMATION.search(start):
-        return "info"
-    return "warning" if _WARNING.search(start) and "NCCL WARN" not in start else ""
-
-
-def _error(line: LogLine, ends_traceback: bool = False) -> str | None:
-    """`Name: message` of a line with which a traceback ends; None of others.
-
-    Anywhere else than behind the frames of a traceback, only names that end like errors' are taken for one.
-    """
-    text = _LOGGER_PREFIX.sub("", line.text.strip(" │|").lstrip("\"'`>* "))
-    if match := ERROR.match(text) or (_NAME.match(line.text) if ends_traceback else None):
-        name, message = match[1], (match[2] or "").strip()
-        if name.endswith("Warning") and not ends_traceback:
-            return None
-        if not message and " " in line.before.strip() and line.before[:1] in " \t[0123456789":
-            message = line.before.strip()[-200:]
-        return f"{name}: {message}" if message else name
-    if match := _WHAT.match(line.text):
-        return f"terminate called: {match[1].strip()}"
-    return None
-
-
 def _candidates(lowered: str) -> list[tuple[Cause, Sign]]:
     """The signs whose words may be in a line, by their first letters."""
     if not _BY_FIRST:
@@ -442,35 +397,3 @@ def _candidates(lowered: str) -> list[tuple[Cause, Sign]]:
             for sign in cause.signs:
                 _BY_FIRST.setdefault(sign.words[:3], []).append((cause, sign))
     return [pair for start, pairs in _BY_FIRST.items() if start in lowered for pair in pairs]
-
-
-_STEP_END = re.compile(r"\*\*\* STEP \S+ ON (\S+) CANCELLED AT (\S+) DUE TO ([A-Z ]+?)(?:,[^*]*)? \*\*\*")
-_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Illegal instruction": 4}
-
-
-def step_end(text: str) -> str:
-    """Why Slurm ended a step, in words, of slurmstepd's line; '' of any other. A scancel has no reason."""
-    match = _STEP_END.search(text)
-    return f"Slurm ended the ranks on {match[1]} at {match[2]}: {match[3].lower()}" if match else ""
-
-
-def task_end(text: str) -> str | None:
-    """How srun saw a task end: 'Killed', 'Exited with exit code 1'; None of another line."""
-    match = _TASK_EXIT.match(text)
-    return match[3] if match else None
-
-
-def task_words(text: str) -> str:
-    """How srun saw a task end, in words: `rank 3 on node2 was ended by signal 9 (Killed; ...)`; '' of another line."""
-    match = _TASK_EXIT.match(text)
-    if not match:
-        return ""
-    node, tasks, how = match.groups()
-    several = not tasks.isdecimal()
-    who = f"rank{'s' if several else ''} {tasks} on {node}"
-    if number := _SIGNALS.get(how):
-        cause = "; cause unknown" if how == "Killed" else ""
-        return f"{who} {'were' if several else 'was'} ended by signal {number} ({how}{cause})"
-    if how == "Out Of Memory":
-        return f"{who} needed more memory than Slurm gives the job (Out Of Memory)"
-    return f"{who} {how[0].lower()}{how[1:]}"

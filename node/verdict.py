@@ -14,19 +14,9 @@ from typing import Callable
 
 from superpod.node import oom
 from superpod.node.causes import BY_NAME, CERTAIN, CONFIDENCE, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause
-from superpod.node.log_events import (
-    ERROR,
-    ERROR_OF_PROGRAM,
-    GENERIC_ERROR,
-    LAST_LINES,
-    PASSING,
-    Event,
-    LogEvents,
-    step_end,
-    task_end,
-    task_words,
-)
+from superpod.node.log_events import ERROR_OF_PROGRAM, LAST_LINES, PASSING, Event, LogEvents
 from superpod.node.log_lines import LogLine
+from superpod.node.log_words import ERROR, GENERIC_ERROR, step_end, task_end, task_words
 from superpod.node.losses import Remark
 from superpod.node.redaction import redact_after, redact_text
 

@@ -19,6 +19,7 @@ __all__ = [
     "GROUND",
     "HINT",
     "LIKELY",
+    "OF_MACHINE",
     "PROGRAM",
     "TABLES",
     "WITH_TOPIC",
@@ -31,4 +32,10 @@ TABLES = (memory, network, hardware, numbers, layouts, disks, checkpoints, clust
 
 ALL: tuple[Cause, ...] = tuple(cause for table in TABLES for cause in table.CAUSES)
 WITH_TOPIC = tuple(cause for cause in ALL if cause.about or cause.speaks or cause.otherwise)
+OF_MACHINE = {
+    cause.name
+    for cause in ALL
+    if cause.depth != PROGRAM or any(cause in table.CAUSES for table in (memory, network, disks))
+}
+"""Causes that an allocator, the operating system, NCCL or Slurm reports."""
 BY_NAME = {cause.name: cause for cause in ALL}

@@ -228,6 +228,29 @@ def test_an_error_that_the_training_came_through_is_no_fatal_end(judged):
     assert judged("".join(STEPS[:40]) + error + "`Trainer.fit` stopped: `max_steps=40` reached.\n").state == HEALTHY
 
 
+@pytest.mark.parametrize(
+    ("error", "confidence"),
+    [
+        ("ValueError: the prompt has CUDA out of memory in it, which is not allowed", "possible"),
+        ("ValueError: no option --on-disk-quota-exceeded: see 'Disk quota exceeded' below", "possible"),
+        ("KeyError: 'no space left on device'", "possible"),
+        ("NotImplementedError: to retry on 'Connection refused' is not implemented", "possible"),
+        ("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB", "certain"),
+        ("OSError: [Errno 122] Disk quota exceeded: '/home/u/x'", "certain"),
+        ("ValueError: OSError: [Errno 122] Disk quota exceeded: '/home/u/x'", "certain"),
+        ("AssertionError: num_layers (32) must be divisible by pipeline size (3)", "certain"),
+    ],
+)
+def test_an_error_about_values_that_quotes_a_failure_of_the_machine_is_not_sure_of_it(error, confidence, judged):
+    assert root_of(judged(f"{TRACEBACK}{error}\n")).confidence == confidence
+
+
+def test_an_assertion_about_a_message_is_shown_itself(judged):
+    error = "AssertionError: expected 'Watchdog caught collective operation timeout' in the output"
+    verdict = judged(f"{TRACEBACK}{error}\n")
+    assert (verdict.state, verdict.first_error.text) == (UNKNOWN, error)
+
+
 def test_a_warning_in_the_very_last_line_is_a_possible_cause_only_while_nothing_follows(judged):
     warning = "transformer_engine failed to import with exception libcudnn.so.9: cannot open shared object file\n"
     verdict = judged(warning)
