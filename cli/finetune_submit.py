@@ -40,6 +40,7 @@ def task_of(model: str, samples: TuningOptions, requests: Sequence[Request], pro
         UserError: no data, a sweep, a cluster behind SSH, or as `recipes finetune`.
     """
     from superpod.launchers import finetune, finetune_overrides
+    from superpod.slurm import batch_script
 
     if not model:
         if option := samples.given():
@@ -56,6 +57,8 @@ def task_of(model: str, samples: TuningOptions, requests: Sequence[Request], pro
     (request,) = requests
     finetune_overrides.refuse_own(request.overrides)
     folder = finetune.model_folder(model).absolute()
+    if profile.container.image and (problem := batch_script.unmountable(str(folder))):
+        raise UserError(problem, "move the model")
     task = samples.task(str(folder))
     finetune.check(request.recipe, task, request.overrides, request.size())
     return task

@@ -371,6 +371,7 @@ def checked(
     if runs and not runs.startswith("/"):
         raise UserError(f"--runs {runs}: every node must find this folder", "give an absolute path on a shared disk")
     profile = profiles.load(cluster)
+    preflight.refuse_folder(profile, runs or profile.folders.runs)
     request = request_of(name, overrides, data, size)
     preflight.refuse_other_gpu(request, profile)
     proof_level.require_trainable(find(request.recipe))

@@ -266,13 +266,21 @@ def first_checks(cluster: Cluster) -> list[str]:
     return [c for c in cluster.health.checks if c not in ("bandwidth", "time")] if cluster.health.first_step else []
 
 
+def unmountable(path: str) -> str:
+    """Why a path cannot be mounted into a container; '' = it can."""
+    sign = next((sign for sign in ",:" if sign in path), "")
+    separates = {",": "commas separate mounts", ":": "colons separate the paths of a mount"}
+    return f"{path!r} contains {sign!r}, and in pyxis {separates[sign]}" if sign else ""
+
+
 def _container(job: BatchJob, folder: str = "") -> list[str]:
     """The container's options, with a folder that it reads."""
     box = job.cluster.container
     if not box.image:
         return []
-    if set(folder) & set(",:"):
-        raise UserError(f"{folder} cannot be mounted into a container: its name holds a comma or a colon", "move it")
+    for path in (folder, job.runs):
+        if problem := unmountable(path):
+            raise UserError(problem, "move it, or name another folder")
     more = [f"{folder}:{folder}:ro"] if folder else []
     mounts = ",".join([*box.mounts, *more, "$runs:$runs"])  # the shell expands $runs on the node
     flags = [f"--container-image={quoted(box.image)}", f'--container-mounts="{_in_quotes(mounts)}"']

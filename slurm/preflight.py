@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
-from superpod.slurm import images, limits, other_gpu
+from superpod.slurm import batch_script, images, limits, other_gpu
 from superpod.slurm.limits import JobSize
 from superpod.slurm.live_cluster import LiveCluster
 from superpod.slurm.profile_checks import PROFILE_CHECKS, Finding, limit, refused
@@ -194,9 +194,24 @@ def site_limits(claim: Claim) -> Iterator[Finding]:
 
 def folder_name(claim: Claim) -> Iterator[Finding]:
     """sbatch and pyxis can name the folder for runs."""
-    for sign, who in (("\\", "sbatch's --output"), (":", "a container mount"), (",", "a container mount")):
-        if sign in claim.folder and (sign == "\\" or claim.cluster.container.image):
-            yield Finding(f"{claim.folder!r} contains {sign!r}, which {who} cannot", "name another folder with --runs")
+    yield from _unnameable(claim.cluster, claim.folder)
+
+
+def _unnameable(cluster: Cluster, folder: str) -> Iterator[Finding]:
+    hint = "name another folder with --runs"
+    if "\\" in folder:
+        yield Finding(f"{folder!r} contains '\\', which sbatch's --output cannot", hint)
+    if cluster.container.image and (problem := batch_script.unmountable(folder)):
+        yield Finding(problem, hint)
+
+
+def refuse_folder(cluster: Cluster, folder: str) -> None:
+    """Refuse, before NeMo is imported, a folder for runs that sbatch or pyxis cannot name.
+
+    Raises:
+        UserError: with every finding.
+    """
+    _refuse(list(_unnameable(cluster, folder)))
 
 
 def size(case: Case) -> Iterator[Finding]:

@@ -40,8 +40,10 @@ def _path_or_none(value: str) -> str:
 
 
 def _mount(value: str) -> str:
-    if "," in value or not 1 <= value.count(":") <= 2 or not value.startswith("/"):
-        raise ValueError('takes mounts as "/outside:/inside" or "/outside:/inside:ro", without commas')
+    outside, inside, flags, *more = [*value.split(":"), "", ""]
+    paths = outside.startswith("/") and inside.startswith("/")
+    if "," in value or not paths or any(more) or flags.startswith("/"):
+        raise ValueError('takes mounts as "/outside:/inside" or "/outside:/inside:ro": no path has a comma or a colon')
     return one_line(value)
 
 

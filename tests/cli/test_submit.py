@@ -39,6 +39,12 @@ def test_a_length_that_does_not_fit_is_refused_before_it_is_built_with_a_layout_
         render.render(name="llama3_8b_pretrain_h100_bf16", cluster="dgx_h100", seq=131072, layout="auto")
 
 
+def test_a_folder_that_no_container_can_mount_is_refused_before_the_queue_sees_it():
+    for verb in (render.render, submit.submit):
+        with pytest.raises(UserError, match=r"contains ',', and in pyxis commas separate mounts(.|\n)*--runs"):
+            verb(name="llama3_8b_pretrain_h100_bf16", cluster="dgx_h100", runs="/lustre/a,b:c d")
+
+
 @pytest.mark.parametrize(
     ("recipe", "overrides"), [("llama3_8b_pretrain_h100_bf16", []), ("llama3_8b_pretrain_b200_bf16", ["with=fsdp"])]
 )

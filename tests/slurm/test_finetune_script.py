@@ -42,7 +42,7 @@ def test_a_container_reads_the_model_and_no_word_of_its_name_is_a_command(name, 
 
 
 def test_a_model_that_no_mount_can_name_is_refused():
-    with pytest.raises(UserError, match="holds a comma or a colon"):
+    with pytest.raises(UserError, match="in pyxis commas separate"):
         started("/models/a,b")
 
 

@@ -55,6 +55,7 @@ def test_the_superpods_of_the_issue_are_there():
         ("[chain]", '[env]\nHF_TOKEN = "hf_x"\n[chain]', "would write the secret HF_TOKEN into job files"),
         ("[chain]", '[env]\n"A B" = "1"\n[chain]', "which no shell can export"),
         ("[chain]", '[container]\nmounts = ["/a"]\n[chain]', 'container.mounts takes mounts as "/outside:/inside"'),
+        ("[chain]", '[container]\nmounts = ["/a:b:/c"]\n[chain]', "no path has a comma or a colon"),
         ('checks = ["disk"', 'checks = ["disks"', "health.checks is one of 'gpus', 'nvlink'"),
         ("[health]", "[login]\nport = 0\n[health]", "login.port is at least 1, not 0"),
         ("[chain]", "[chains]", "my.toml:24: chains is no key; did you mean chain or container?"),
