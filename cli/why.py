@@ -47,7 +47,7 @@ def _print(answer: Answer) -> None:
     where = f", attempt {answer.attempt}" if answer.attempt else ""
     _say(f"{answer.subject}{where}")
     if verdict.root:
-        _print_root(verdict.root, verdict.state)
+        _print_root(verdict.root, verdict.state, verdict.ended_with)
     else:
         _print_without_root(verdict)
     for finding in verdict.follows:
@@ -80,13 +80,16 @@ def _print_without_root(verdict: Verdict) -> None:
         _say(f"healthy  {verdict.words}")
 
 
-def _print_root(root: Finding, state: str) -> None:
+def _print_root(root: Finding, state: str, ended_with: Evidence | None) -> None:
     head = "suspect" if state == "suspect" else "cause"
     _say(f"{head:8} {root.name}{_of_ranks(root)}: {root.means} ({root.confidence})")
     if root.detail:
         _say(f"         {root.detail}")
     for evidence in root.evidence:
         _print_evidence(evidence)
+    if ended_with:
+        _say("ended    with another exception, raised while that one was handled:")
+        _print_evidence(ended_with)
     _say(f"next     {root.fix}")
 
 

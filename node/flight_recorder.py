@@ -101,9 +101,8 @@ def added(verdict: Verdict, paths: Sequence[Path], base: Path | None) -> Verdict
         follows = verdict.follows
         if verdict.root and verdict.root.name != finding.name:
             follows = (verdict.root, *follows)
-        return replace(
-            verdict, state=FAILED, root=root, follows=tuple(f for f in follows if f.name != root.name), first_error=None
-        )
+        follows = tuple(f for f in follows if f.name != root.name)
+        return replace(verdict, state=FAILED, root=root, follows=follows, first_error=None, ended_with=None)
     return replace(verdict, others=(*verdict.others, finding))
 
 

@@ -80,6 +80,7 @@ _NAMES_ERROR = re.compile(
 )
 """The same of the very last line."""
 _SOURCE = re.compile(r'^\s*File "(.*)", line \d+(?:, in (\S+))?|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
+_IN_HANDLING = re.compile(r"During handling of the above exception, another exception occurred")
 _RAISE = re.compile(r"^\s*raise ([\w.]+)\((?:[fr]*[\"'])?(.*?)[\"')]*$")
 _PATHS = re.compile(r"[\w.:'\"]*/\S*/\S*")
 """Paths and addresses, whose words are no topics."""
@@ -117,6 +118,8 @@ class Event:
     order: int
     rank: int | None = None
     words: str = ""
+    ended_by: LogLine | None = None
+    """the line of another exception, raised while this one was handled, with which the program ended"""
 
 
 ERROR_OF_PROGRAM = "program_error"
@@ -153,8 +156,10 @@ class LogEvents:
     """the newest frames of the traceback that is being read, each as `file function: source`"""
     _skip: int = -LAST_LINES
     """the number of a line of source in a traceback, which is no message"""
-    _errors: dict[int | None, int] = field(default_factory=dict)
+    _errors: dict[int | None, LogLine] = field(default_factory=dict)
     """by rank, the line of its newest error"""
+    _handled: dict[int | None, list[LogLine]] = field(default_factory=dict)
+    """by rank, the lines of errors that were being handled when the traceback that is being read began"""
     _block_rank: int | None = None
 
     _raised: LogLine | None = None
@@ -191,6 +196,8 @@ class LogEvents:
         if "Traceback (most recent call last)" in text:
             self._is_ignored = "Exception ignored in" in line.before
             self._frames, self._error_line = [], self._error_line if self._is_ignored else line
+        if _IN_HANDLING.search(text) and line.rank in self._errors:
+            self._handled.setdefault(line.rank, []).append(self._errors.pop(line.rank))
         if line.number == self._skip and text.startswith("    "):
             self._source = text.strip()
             self._frames[-1] += f": {self._source}"
@@ -313,11 +320,20 @@ class LogEvents:
         """Note a line that ends with an error, that calls itself one, or with which a process or a step ends."""
         name = (error or "").partition(":")[0]
         if error is not None:
-            self._errors[line.rank] = line.number
+            self._take_last_of_chain(line, name)
         if (error and not name.endswith(_NO_ERRORS)) or (says and not level):
             self._error_line = line
         if (error and not name.endswith(_EXITS) and not level) or _ENDED_STEP.search(line.text):
             self.fatal = line
+
+    def _take_last_of_chain(self, line: LogLine, name: str) -> None:
+        """Take a new error: it ended the program, rather than those that were being handled when it was raised."""
+        if line.rank in self._errors:  # no traceback of a chain
+            self._handled.pop(line.rank, None)
+        self._errors[line.rank] = line
+        handled = {e.number for e in self._handled.get(line.rank, []) if _name(error_in(e, True)) != _name(name)}
+        if handled:
+            self.events = [replace(e, ended_by=line) if e.line.number in handled else e for e in self.events]
 
     def _ends_traceback(self, line: LogLine) -> bool:
         """Whether the line stands behind the last frame of a traceback, its source and its marks."""
@@ -325,7 +341,8 @@ class LogEvents:
 
     def _continues(self, line: LogLine) -> bool:
         """Whether the line may belong to the message of an error above it."""
-        return line.number - self._errors.get(line.rank, -_CONTINUES - 1) <= _CONTINUES and not time_of(line.text)
+        newest = self._errors.get(line.rank)
+        return newest is not None and line.number - newest.number <= _CONTINUES and not time_of(line.text)
 
     def _explained(self, line: LogLine) -> bool:
         """Whether a cause that is no mere hint stands for this very line."""
@@ -378,6 +395,11 @@ def read(path: Path, tail: int = 0) -> LogEvents:
     scan(path, events.look, tail)
     events.finish()
     return events
+
+
+def _name(error: str | None) -> str:
+    """The type of an error, without its module."""
+    return (error or "").partition(":")[0].rpartition(".")[2]
 
 
 def _module(file: str) -> str:

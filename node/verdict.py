@@ -86,6 +86,8 @@ class Verdict:
     """causes that neither explain the root nor follow from it"""
     first_error: Evidence | None = None
     """of the rank that failed first, if no cause is known"""
+    ended_with: Evidence | None = None
+    """the exception with which the program ended, raised while the root's was handled"""
     words: str = ""
     """how it ended, if nothing failed"""
     notes: tuple[str, ...] = field(default=())
@@ -119,6 +121,14 @@ class _Group:
     @property
     def at(self) -> float:
         return min((event.line.at for event in self.events if event.line.at), default=0.0)
+
+    @property
+    def ended_by(self) -> LogLine | None:
+        """Another exception, with which the program ended while this one's surest were handled."""
+        surest = [event for event in self.events if event.sure == self.sure]
+        lines = {(event.line.path, event.line.number) for event in self.events}
+        ends = [e.ended_by for e in surest if e.ended_by and (e.ended_by.path, e.ended_by.number) not in lines]
+        return ends[0] if len(ends) == len(surest) else None
 
 
 def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | None = None) -> Verdict:
@@ -215,7 +225,9 @@ def _with_known_root(
     follows = [_finding(g, base) for g in groups if g.cause and g is not root and g not in others]
     known = {finding.name, *(f.name for f in follows)}
     more = [f for f in suspects if f.name not in known]
-    return Verdict(FAILED, finding, tuple(follows), tuple([*(_finding(group, base) for group in others), *more]))
+    others_found = (*(_finding(group, base) for group in others), *more)
+    ended_with = evidence(root.ended_by, base) if root.ended_by else None
+    return Verdict(FAILED, finding, tuple(follows), others_found, ended_with=ended_with)
 
 
 def _groups(logs: Sequence[LogEvents]) -> list[_Group]:
@@ -362,6 +374,8 @@ def _finding(group: _Group, base: Path | None) -> Finding:
     if group.name == "gpu_memory_fragmented" or (
         group.name == "gpu_memory_taken" and not _shows_other_processes(group)
     ):
+        sure = min(sure, LIKELY)
+    if group.ended_by:
         sure = min(sure, LIKELY)
     if len({e.line.text for e in events}) > 1 and sure == HINT:
         sure = LIKELY

@@ -19,7 +19,8 @@ import pytest
 from superpod.node import causes, diagnose, log_events, log_lines, losses, oom
 from superpod.node.log_events import read
 from superpod.node.run_folder import RunFolder
-from superpod.node.verdict import FAILED, HEALTHY, NO_FAILURE, SUSPECT, UNKNOWN, Finding, judge
+from superpod.node.verdict import FAILED, HEALTHY, NO_FAILURE, SUSPECT, UNKNOWN, judge
+from tests.node.judging import OOM, named, root_of
 
 CORPUS = Path(__file__).parent / "why_corpus"
 LOGS = sorted(path for path in CORPUS.rglob("*.log"))
@@ -32,28 +33,6 @@ def header(path):
     lines = path.read_text().split("\n")
     heads = [line.removeprefix("#: ") for line in lines if line.startswith("#: ")]
     return heads[0].removeprefix("cause "), heads[1], "\n".join(lines[len(heads) :])
-
-
-def root_of(verdict) -> Finding:
-    """The root of a verdict that names one."""
-    assert verdict.root
-    return verdict.root
-
-
-def named(verdict):
-    return root_of(verdict).name if verdict.root else verdict.state
-
-
-@pytest.fixture
-def judged(tmp_path):
-    """The verdict on a text."""
-
-    def of(text, name="body.log", **more):
-        log = tmp_path / name
-        log.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return judge([read(log)], tmp_path, **more)
-
-    return of
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
@@ -159,12 +138,6 @@ def test_a_full_dev_shm_is_told_from_a_full_disk_by_the_call_that_failed(judged)
     assert named(judged(start + file + error)) == "disk_full"
 
 
-OOM = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB. GPU 3 has a total capacity of 79.11 GiB "
-    "of which 1.85 GiB is free.\n"
-)
-
-
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -194,61 +167,6 @@ def test_healthy_is_only_a_log_with_the_end_of_its_training(judged):
     assert judged("".join(step.format(i) for i in range(1, 13))).state == HEALTHY
     unexplained = judged(step.format(1) + "ERROR: the frobnicator has stopped\n")
     assert (unexplained.state, unexplained.first_error.text) == (UNKNOWN, "ERROR: the frobnicator has stopped")
-
-
-TRACEBACK = 'Traceback (most recent call last):\n  File "/home/u/train.py", line 31, in <module>\n    main()\n'
-STEPS = [f" iteration {i:8d}/     100 | lm loss: {8 - i / 25:.4E} | grad norm: 1.2 |\n" for i in range(1, 101)]
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        TRACEBACK + "ValueError: x is 3\n",
-        "".join(f"[rank0]: {line}\n" for line in f"{TRACEBACK}RuntimeError: x is 3".split("\n")),
-        TRACEBACK + "KeyboardInterrupt\n",
-        "Killed\n",
-        "run.sh: line 12: 4711 Segmentation fault      (core dumped) python train.py\n",
-        "srun: error: node3: task 4: Exited with exit code 1\n",
-        "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***\n",
-        "Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 7)\n",
-        "training exited with status 1\n",
-    ],
-)
-@pytest.mark.parametrize("phrase", ["Training complete", "Training finished!", "training done"])
-def test_what_a_script_prints_after_a_fatal_end_is_no_end_of_the_training(phrase, end, judged):
-    verdict = judged("".join(STEPS[:50]) + end + f"cleaning up\n{phrase}\n")
-    assert verdict.state in (FAILED, UNKNOWN)
-    assert verdict.root or phrase not in verdict.first_error.text
-
-
-def test_an_error_that_the_training_came_through_is_no_fatal_end(judged):
-    error = TRACEBACK + "ModuleNotFoundError: No module named 'wandb'\n"
-    assert judged(error + "".join(STEPS[:1]) + "Training complete\n").state == HEALTHY
-    assert judged("".join(STEPS[:40]) + error + "".join(STEPS[40:50]) + "Training complete\n").state == HEALTHY
-    assert judged("".join(STEPS[:40]) + error + "`Trainer.fit` stopped: `max_steps=40` reached.\n").state == HEALTHY
-
-
-@pytest.mark.parametrize(
-    ("error", "confidence"),
-    [
-        ("ValueError: the prompt has CUDA out of memory in it, which is not allowed", "possible"),
-        ("ValueError: no option --on-disk-quota-exceeded: see 'Disk quota exceeded' below", "possible"),
-        ("KeyError: 'no space left on device'", "possible"),
-        ("NotImplementedError: to retry on 'Connection refused' is not implemented", "possible"),
-        ("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB", "certain"),
-        ("OSError: [Errno 122] Disk quota exceeded: '/home/u/x'", "certain"),
-        ("ValueError: OSError: [Errno 122] Disk quota exceeded: '/home/u/x'", "certain"),
-        ("AssertionError: num_layers (32) must be divisible by pipeline size (3)", "certain"),
-    ],
-)
-def test_an_error_about_values_that_quotes_a_failure_of_the_machine_is_not_sure_of_it(error, confidence, judged):
-    assert root_of(judged(f"{TRACEBACK}{error}\n")).confidence == confidence
-
-
-def test_an_assertion_about_a_message_is_shown_itself(judged):
-    error = "AssertionError: expected 'Watchdog caught collective operation timeout' in the output"
-    verdict = judged(f"{TRACEBACK}{error}\n")
-    assert (verdict.state, verdict.first_error.text) == (UNKNOWN, error)
 
 
 def test_a_warning_in_the_very_last_line_is_a_possible_cause_only_while_nothing_follows(judged):
@@ -420,29 +338,6 @@ def steps(values):
 )
 def test_losses_that_go_wrong_are_told_from_noise(values, expected):
     assert steps(values) == expected
-
-
-NEMO = [
-    f"Training epoch 0, iteration {i}/99 | global_step: {i} | reduced_train_loss: {8 - i / 25}\n" for i in range(100)
-]
-HF = [f"{{'loss': {8 - i / 25}, 'learning_rate': 1e-05, 'epoch': {i / 100}}}\n" for i in range(1, 101)]
-
-
-@pytest.mark.parametrize("run", [STEPS, NEMO, HF], ids=["Megatron", "NeMo", "Hugging Face"])
-@pytest.mark.parametrize("end", ["", "Training complete\n"])
-def test_the_losses_of_two_runs_in_one_log_are_not_compared(end, run, judged):
-    assert judged("".join(run) + end + "".join(run) + end).state in (HEALTHY, NO_FAILURE)
-    assert judged("".join(run) + end + "".join(run[:50])).state == NO_FAILURE
-    assert judged("".join(run[30:]) + "Training complete\n" + "".join(run[:50])).state == NO_FAILURE
-    bad = [line.replace(f"{8 - 40 / 25}", "nan").replace(f"{8 - 40 / 25:.4E}", "nan") for line in run[:42]]
-    assert judged("".join(bad[:41]) + end + "".join(run)).state in (HEALTHY, NO_FAILURE)
-
-
-def test_a_loss_that_rises_is_seen_across_epochs_whose_steps_begin_anew(judged):
-    line = "Training epoch {}, iteration {}/49 | reduced_train_loss: {}\n"
-    falls = "".join(line.format(0, i, 4 - i / 25) for i in range(49))
-    rises = "".join(line.format(1, i, 2 + i / 10) for i in range(49))
-    assert named(judged(falls + rises)) == "loss_diverged"
 
 
 def test_numbers_that_are_wrong_do_not_make_a_run_failed(judged):
