@@ -82,8 +82,9 @@ def verdict_of_files(paths: Sequence[Path], base: Path | None = None) -> Verdict
     dumps = [path for path in paths if flight_recorder.is_dump(path)]
     logs = [_read_named(path) for path in paths if path not in dumps]
     if logs and not dumps and not any(log.lines for log in logs):
-        which = "the log is" if len(logs) == 1 else f"all {len(logs)} logs are"
-        return Verdict(UNKNOWN, words=f"{which} empty: of this run nothing can be told")
+        which = "the log is empty" if len(logs) == 1 else f"all {len(logs)} logs are empty"
+        damage = next((log.damage for log in logs if log.damage), which)
+        return Verdict(UNKNOWN, words=f"{damage}: of this run nothing can be told")
     return flight_recorder.added(judge(logs, base), dumps, base)
 
 

@@ -146,6 +146,8 @@ class LogEvents:
     exit_code: int | None = None
     last: LogLine | None = None
     lines: int = 0
+    damaged_after: int | None = None
+    """after how many lines the log can be read no further: its archive is cut off or damaged"""
     _counts: dict[tuple[str, int | None], int] = field(default_factory=dict)
     _in_block: bool = False
     _is_ignored: bool = False
@@ -182,6 +184,13 @@ class LogEvents:
         if self.finished and not ("Traceback" in error.text and error.number > self.finished.number):
             return None
         return error
+
+    @property
+    def damage(self) -> str:
+        """That the log can be read no further, in words; '' where it ends well."""
+        if self.damaged_after is None:
+            return ""
+        return f"the archive is cut off or damaged after {self.damaged_after:,} lines"
 
     def look(self, line: LogLine) -> bool:
         """Take a line; whether it tells anything."""
@@ -392,7 +401,7 @@ class LogEvents:
 def read(path: Path, tail: int = 0) -> LogEvents:
     """What a log tells; of its last `tail` bytes only, where that is given. Raises OSError."""
     events = LogEvents(path)
-    scan(path, events.look, tail)
+    events.damaged_after = scan(path, events.look, tail)
     events.finish()
     return events
 

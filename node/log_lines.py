@@ -109,16 +109,18 @@ Look = Callable[[LogLine], bool]
 """Looks at a line; returns whether lines of its form tell anything."""
 
 
-def scan(path: Path, look: Look, tail: int = 0) -> None:
+def scan(path: Path, look: Look, tail: int = 0) -> int | None:
     """Show the lines of a file to `look`: of its last `tail` bytes only, where that is given.
 
-    Raises OSError when it cannot be read; a packed file that is cut off ends where it can be read no further.
+    Returns after how many lines it can be read no further, as a packed file that is cut off; None where it ends well.
+    Raises OSError when it cannot be read.
     """
     refuse_special(path)
     forms: dict[bytes, int] = {}
     number, last = 1, 0.0
     file_rank, labelled = rank_of_file(path), None
-    for piece in _pieces(path, tail):
+    pieces = _Pieces(path, tail)
+    for piece in pieces:
         if labelled is None:
             labelled = _is_labelled(piece)
         raw = piece.split(b"\n")
@@ -148,6 +150,7 @@ def scan(path: Path, look: Look, tail: int = 0) -> None:
             elif seen <= 0:
                 forms[form] = seen - 1 if seen else -1 if _VOLATILE.search(line) else BORING - VOLATILE - 1
         number += len(raw) - 1
+    return number - 1 if pieces.is_damaged else None
 
 
 def _is_skipped(seen: int) -> bool:
@@ -258,54 +261,63 @@ def _is_labelled(piece: bytes) -> bool:
     return len(first) > 1 and sum(bool(_LABEL.match(line)) for line in first) > 0.6 * len(first)
 
 
-def _pieces(path: Path, tail: int) -> Iterator[bytes]:
-    """The file's bytes, cut at line ends where there are any."""
-    file, packed = _opened(path)
-    with file:
-        if tail and not packed and path.stat().st_size > tail:
-            file.seek(-tail, 2)
-            file.readline()
-        rest = b""
-        while True:
-            block = _block(file)
-            if not block:
-                break
-            block = rest + block
-            end = block.rfind(b"\n") + 1 or len(block)
-            yield block[:end]
-            rest = block[end:]
-        if rest:
-            yield rest
+class _Pieces:
+    """The file's bytes, cut at line ends where there are any; and whether they end where a packed file is damaged."""
+
+    def __init__(self, path: Path, tail: int) -> None:
+        self.path, self.tail, self.is_damaged = path, tail, False
+
+    def __iter__(self) -> Iterator[bytes]:
+        file, packed = _opened(self.path)
+        with file:
+            if self.tail and not packed and self.path.stat().st_size > self.tail:
+                file.seek(-self.tail, 2)
+                file.readline()
+            rest = b""
+            while not self.is_damaged:
+                block, self.is_damaged = _block(file)
+                if not block:
+                    break
+                block = rest + block
+                end = block.rfind(b"\n") + 1 or len(block)
+                yield block[:end]
+                rest = block[end:]
+            if rest:
+                yield rest
 
 
-def _block(file: IO[bytes], size: int = PIECE) -> bytes:
-    """The next bytes of a file; of a packed one that is cut off or damaged what can be read."""
+def _block(file: IO[bytes], size: int = PIECE) -> tuple[bytes, bool]:
+    """The next bytes of a file, as far as they can be read; and whether it is cut off or damaged there."""
     parts: list[bytes] = []
     left = size
     while left > 0:
         try:
             part = file.read(min(left, UNPACKED))
         except (EOFError, OSError, zlib.error, lzma.LZMAError):
-            break
+            return b"".join(parts), True
         if not part:
             break
         parts.append(part)
         left -= len(part)
-    return b"".join(parts)
+    return b"".join(parts), False
 
 
 def is_text(path: Path) -> bool:
     """Whether a file, unpacked where it is packed, may be a log: its beginning has next to no codes that no text has.
 
-    Zeros do not count, which a log has that was emptied while it was written to; nor do bytes of any encoding.
+    Zeros do not count, which a log begins with that was emptied while it was written to; nor do bytes of any encoding.
     """
     refuse_special(path)
     file, _ = _opened(path)
     with file:
-        start = _block(file, BEGINNING)
-    written = start.replace(b"\0", b"")
+        start, is_damaged = _block(file, BEGINNING)
+        is_empty = not start
+        while start and not (written := start.replace(b"\0", b"")) and not is_damaged:
+            start, is_damaged = _block(file, PIECE)
+    if is_empty or not start:
+        return is_empty
     codes = len(written) - len(written.translate(None, _NO_TEXT))
-    return not start or (bool(written) and codes <= MOST_CODES * len(written))
+    return bool(written) and codes <= MOST_CODES * len(written)
 
 
 _PACKINGS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}

@@ -140,7 +140,7 @@ def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | No
         failed: whether the run failed, if that is known from elsewhere.
     """
     groups = _groups(logs)
-    remarks = [(remark, log) for log in logs for remark in log.series.remarks()]
+    remarks = [(remark, log) for log in logs if not log.damage for remark in log.series.remarks()]
     broke = any((log.failed and not log.finished) or log.error_at_end for log in logs) or any(
         event.alone for group in groups for event in group.events
     )
@@ -154,7 +154,8 @@ def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | No
     lasting = {remark.cause for remark, _ in remarks if remark.lasts}
     if not broke and not failed:
         return _without_failure(suspects, lasting, weak, logs, done=failed is False)
-    return _with_failure(groups, suspects, logs, base)
+    notes = tuple(f"{shown_path(log.path, base)}: {log.damage}" for log in logs if log.damage)
+    return replace(_with_failure(groups, suspects, logs, base), notes=notes)
 
 
 def _without_failure(
@@ -173,14 +174,15 @@ def _without_failure(
         suspects.sort(key=lambda finding: finding.name not in lasting)
         return Verdict(SUSPECT, suspects[0], others=tuple(suspects[1:]))
     finished = next((log.finished for log in logs if log.finished), None)
-    if finished:
+    damage = next((log.damage for log in logs if log.damage), "")
+    if finished and not damage:
         return Verdict(HEALTHY, words=redact_text(finished.text.strip()[:120]))
     if weak and not done:
         deepest = max(weak, key=lambda group: group.depth)
         return Verdict(SUSPECT, replace(_finding(deepest, None), confidence=CONFIDENCE[HINT]))
     last_step = max((log.series.highest for log in logs), default=-1)
     reached = f"its last step is {last_step}" if last_step >= 0 else "it reports no error and no step"
-    return Verdict(HEALTHY if done else NO_FAILURE, words=reached)
+    return Verdict(HEALTHY if done else NO_FAILURE, words=f"{damage}; up to there {reached}" if damage else reached)
 
 
 def _with_failure(

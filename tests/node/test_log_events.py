@@ -1,7 +1,14 @@
 """What the lines of one log tell: of its end, of errors that quote or handle others, and of several runs in it."""
 
+import bz2
+import gzip
+import lzma
+import random
+import re
+
 import pytest
 
+from superpod.node import diagnose, log_lines
 from superpod.node.verdict import FAILED, HEALTHY, NO_FAILURE, UNKNOWN
 from tests.node.judging import OOM, STEPS, TRACEBACK, named, root_of
 
@@ -105,3 +112,40 @@ def test_a_loss_that_rises_is_seen_across_epochs_whose_steps_begin_anew(judged):
     falls = "".join(line.format(0, i, 4 - i / 25) for i in range(49))
     rises = "".join(line.format(1, i, 2 + i / 10) for i in range(49))
     assert named(judged(falls + rises)) == "loss_diverged"
+
+
+def steps_out_of_order():
+    """A log of many steps, whose losses jump."""
+    return "".join(random.Random(1).choice(STEPS) for _ in range(5000))
+
+
+@pytest.mark.parametrize("packing", [gzip, bz2, lzma])
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-9], lambda raw: raw[: len(raw) // 2] + bytes(500) + raw[-9:]])
+def test_an_archive_that_is_damaged_is_neither_healthy_nor_are_its_losses_judged(packing, damage, judged):
+    healthy = steps_out_of_order() + "`Trainer.fit` stopped: `max_steps=100` reached.\n"
+    verdict = judged(damage(packing.compress(healthy.encode())))
+    assert (verdict.state, verdict.root) == (NO_FAILURE, None)
+    assert "the archive is cut off or damaged after " in verdict.words
+
+
+def test_an_error_in_a_damaged_archive_is_a_cause_and_the_damage_is_told(judged):
+    text = TRACEBACK + OOM + "".join(f"{random.Random(i).random()}\n" for i in range(20_000))
+    verdict = judged(gzip.compress(text.encode())[:-5000])
+    assert named(verdict) == "gpu_out_of_memory"
+    assert re.fullmatch(r"body.log: the archive is cut off or damaged after [\d,]+ lines", verdict.notes[0])
+
+
+def test_an_archive_of_which_nothing_can_be_read_is_not_called_empty(tmp_path):
+    log = tmp_path / "x.log.gz"
+    log.write_bytes(gzip.compress("".join(STEPS).encode())[:300])
+    assert diagnose.verdict_of_files([log]).words.startswith("the archive is cut off or damaged after 0 lines")
+
+
+@pytest.mark.parametrize("zeros", [9, 1 << 16, (1 << 16) + 1, 5 << 20])
+def test_a_log_that_was_emptied_while_it_was_written_to_is_a_log(zeros, tmp_path):
+    log = tmp_path / "x.log"
+    log.write_bytes(bytes(zeros) + (TRACEBACK + OOM).encode())
+    assert log_lines.is_text(log)
+    assert named(diagnose.verdict_of_files([log])) == "gpu_out_of_memory"
+    log.write_bytes(bytes(zeros))
+    assert not log_lines.is_text(log)
