@@ -1,8 +1,12 @@
-"""The groups of commands: an option that takes one value and is given twice is refused, for click drops the first."""
+"""The groups of commands: an option that takes one value stands once, for click drops the first, and no word is empty.
+
+An empty word is a shell's variable that is not set: as a path it would be the folder that one is in.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from typer.core import TyperGroup
@@ -20,13 +24,18 @@ class Verbs(TyperGroup):
         """The verb that `args` name, and what follows it. Raises UserError."""
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not hasattr(command, "commands") and not ctx.resilient_parsing:
-            _refuse_twice(command, rest)
+            _refuse_words(command, rest)
         return name, command, rest
 
 
-def _refuse_twice(command: Command, words: list[str]) -> None:
+def _refuse_words(command: Command, words: list[str]) -> None:
     taking = [p for p in command.params if p.param_type_name == "option" and not getattr(p, "is_flag", False)]
     by_name = {name: param for param in taking for name in param.opts}
+    for before, word in pairwise(["", *words]):
+        option = word.removesuffix("=") if word else before
+        if not word or (word == f"{option}=" and option in by_name):
+            name = option if option in by_name else "an argument"
+            raise UserError(f"{name} is empty", "leave it out, or give it; is a variable of the shell not set?")
     given: Counter[str] = Counter()
     rest = iter(words)
     for word in rest:

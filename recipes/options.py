@@ -60,13 +60,15 @@ def next_step(partial: run.Partial, names: Iterable[str], otherwise: str) -> str
 
 
 def require_known(text: str) -> None:
-    """Refuse `with=` of an option that is none; any other override passes.
+    """Refuse `with=` of an option that is none, or of no option; any other override passes.
 
     Raises:
         UserError: no option is called so.
     """
     names = text.removeprefix(PREFIX).split(",") if text.startswith(PREFIX) else []
-    for name in filter(None, map(str.strip, names)):
+    for name in map(str.strip, names):
+        if not name:
+            raise UserError(f"{text!r} has no option {'beside a comma' if len(names) > 1 else 'behind it'}", _all())
         if name not in OPTIONS:
             raise UserError(f"no option is called {name!r}", did_you_mean(name, list(OPTIONS)) or _all())
 

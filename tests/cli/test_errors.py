@@ -52,7 +52,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (["plan", *SMALL, "--option", "memory_cap=999."], "a memory cap of 999 GiB is more than h100 has", ""),
         (["plan", "llama3_8b", "--gpu", "a100", "--gpus", "8", "--precision", "fp8cs"], "has no fp8cs", "it has fp32"),
         (["plan", *SMALL, "--seq", "99999999999999"], "--seq is 99999999999999; it is 1 to 2,147,483,647", ""),
-        (["plan", ""], "the name is empty", "recipes list"),
+        (["plan", ""], "an argument is empty", "leave it out"),
         (["export", "tiny_llama3", "--to", "/proc/my_recipe.py"], "/proc/my_recipe.py cannot be written", "folder"),
         (["check", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--layout", "tp=x"], "tp takes a whole number", ""),
         (["check", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--layout", "tp=1,tp=2"], "tp twice", ""),
@@ -67,6 +67,10 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
             "",
         ),
         (["plan", "layers=2,hidden", *GPUS], "hidden", ""),
+        (["why", ""], "an argument is empty", "is a variable of the shell not set?"),
+        (["ckpt", "list", ""], "an argument is empty", "leave it out"),
+        (["run", "tiny_llama3", "--data", ""], "--data is empty", "leave it out"),
+        (["report", "--plot=", "runs"], "--plot is empty", "leave it out"),
         (["plan", *SMALL, "--fix", "tp=1", "--fix=pp=1"], "--fix is given twice", "give it once"),
         (["check", *SMALL, "--layout", "tp=1", "--layout", "pp=1"], "--layout is given twice", "give it once"),
         (
@@ -75,7 +79,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
             "give it once",
         ),
         (["check", "{}", *GPUS], "a configuration is given as a file, not as its text", "config.json"),
-        (["check", "", *GPUS], "the name is empty", "config.json"),
+        (["check", "", *GPUS], "an argument is empty", "leave it out"),
         (["check", ".", *GPUS], "the folder . holds no config.json", "or the file"),
     ],
 )

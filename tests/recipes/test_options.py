@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from superpod.errors import UserError
+from superpod.lifecycle.request import Request
 from superpod.recipes import options
 from superpod.recipes.rules import sharded
 from superpod.recipes.rules.reading import Reader
@@ -52,3 +53,10 @@ def test_in_place_of_fsdp_adapters_are_not_told_to_shard_their_optimizer(adapter
     (broken,) = sharded.first_weights(Reader(partial(adapters=adapters, shards=True, stages=1, fsdp=True)))
     assert ("with=precision_aware" in broken.fix) == offered
     assert "with=offload_activations" in broken.fix
+
+
+@pytest.mark.parametrize("text", ["with=", "with= ", "with=fsdp,,fp16", "with=fsdp,", "with=,fsdp"])
+def test_an_option_that_is_left_empty_is_refused_with_their_names(text):
+    with pytest.raises(UserError, match="has no option") as error:
+        Request("llama3_8b_pretrain_h100_bf16", (text,)).check()
+    assert "full_recompute, offload_optimizer" in error.value.hint
