@@ -13,6 +13,7 @@ from fiddle._src import history
 
 from superpod.errors import UserError, did_you_mean
 from superpod.recipes import options, override_values, shorthands
+from superpod.recipes.rules import values
 from superpod.recipes.rules.reading import Reader
 from superpod.recipes.signatures import parameter_of, parameters
 
@@ -77,10 +78,21 @@ def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
         kind = taken[0].__name__ if isinstance(taken[0], type) else str(taken[0]).replace("typing.", "")
         raise UserError(
             f"override {f'{path}{operation}={text}'!r}: {path} takes {kind}, not {text!r}",
-            f"write {path}=VALUE with a value of {kind}",
+            _whole(path, text, taken) or f"write {path}=VALUE with a value of {kind}",
         ) from None
     setattr(node, field, value)
     _unset_none(node, field)
+
+
+def _whole(path: str, text: str, taken: list[Any]) -> str:
+    """The override with the whole number that a text such as `1e3` means; '' where it means none, or none is taken."""
+    number = values.literal(text.strip())
+    if not isinstance(number, float) or not number.is_integer():
+        return ""
+    try:
+        return f"{path}={override_values.parse(str(int(number)), taken)}"
+    except override_values.NotAValue:
+        return ""
 
 
 def keep_one_length(partial: run.Partial, overrides: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from superpod.recipes.rules import values
 from superpod.recipes.rules.reading import is_overridden
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ def fit(partial: run.Partial, overrides: Sequence[str]) -> None:
 
 def notes(warmup: int, overrides: Sequence[str]) -> list[str]:
     """A note for the user if `fit` will shorten the recipe's warm-up."""
-    given = [value for path, _, value in (text.partition("=") for text in overrides) if path == STEPS]
-    if not given or not given[-1].isdecimal() or is_overridden(overrides, f"{SCHEDULE}.warmup_steps"):
+    steps = values.literal(values.assigned(overrides).get(STEPS, ""))
+    if type(steps) is not int or steps < 1 or is_overridden(overrides, f"{SCHEDULE}.warmup_steps"):
         return []
-    shorter = fitting(warmup, int(given[-1]))
+    shorter = fitting(warmup, steps)
     if shorter == warmup:
         return []
-    return [f"warm-up of {shorter} steps in place of the recipe's {warmup}: at most a tenth of {STEPS}={given[-1]}"]
+    return [f"warm-up of {shorter} steps in place of the recipe's {warmup}: at most a tenth of {STEPS}={steps}"]

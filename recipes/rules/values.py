@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.errors import did_you_mean
 from superpod.planner.rules import Broken
+from superpod.recipes.facts.override_fields import path_of
 
 if TYPE_CHECKING:
     from superpod.recipes.rules.reading import Reader
@@ -178,21 +179,33 @@ def violations(reader: Reader) -> Iterator[Broken]:
 
 def of_text(overrides: Sequence[str]) -> Iterator[Broken]:
     """The same of overrides as they are written: `optim.config.lr=30`. The last one of a field counts."""
-    last: dict[str, str] = {}
-    for text in overrides:
-        match = re.fullmatch(r"\s*([A-Za-z_][\w.\[\]]*)\s*=(.*)", text, re.DOTALL)
-        if match:
-            last[match[1]] = match[2].strip()
-        else:  # `*=` and its kin change a value that only the built recipe has
-            last.pop(re.split(r"\W*=", text, maxsplit=1)[0].strip(), None)
-    if any(_literal(last.get(path, "")) for path in OTHER_INTERVALS) and last.get(INTERVAL) == "0":
+    last = assigned(overrides)
+    if any(literal(last.get(path, "")) for path in OTHER_INTERVALS) and last.get(INTERVAL) == "0":
         del last[INTERVAL]  # Lightning saves at the other interval alone
     for path, value in last.items():
         if (path in WORDS or path in RANGES) and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", value):
-            yield from _violation(path, _literal(value))  # a dotted name has a value once NeMo is imported
+            yield from _violation(path, literal(value))  # a dotted name has a value once NeMo is imported
 
 
-def _literal(text: str) -> Any:
+def assigned(overrides: Sequence[str]) -> dict[str, str]:
+    """Path -> text of the last plain `path=value`; without paths whose value another operator changes after it."""
+    last: dict[str, str] = {}
+    for text in overrides:
+        if plain := assignment(text):
+            last[plain[0]] = plain[1]
+        else:  # `*=` and its kin change a value that only the built recipe has
+            last.pop(path_of(text).strip(), None)
+    return last
+
+
+def assignment(text: str) -> tuple[str, str] | None:
+    """Path and text of the value of a plain `path=value`; None of any other operator."""
+    match = re.fullmatch(r"\s*([A-Za-z_][\w.\[\]]*)\s*=(.*)", text, re.DOTALL)
+    return (match[1], match[2].strip()) if match else None
+
+
+def literal(text: str) -> Any:
+    """The value of a text that is a literal of Python or a word for one; any other text as it is."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

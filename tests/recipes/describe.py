@@ -22,6 +22,8 @@ OVERRIDES = (
     "trainer.max_stepz=10",
     "trainer.strategy.tensor_model_paralel_size=2",
     "optim.config.lr=fast",
+    "trainer.max_steps=1e3",
+    "trainer.max_steps=1000.5",
     "trainer.callbacks[9].gc_interval_train=1",
     "trainer.max_steps.more=1",
     "max_steps",

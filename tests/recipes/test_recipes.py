@@ -105,6 +105,8 @@ def test_an_override_changes_its_value_and_nothing_else(override, line, describe
         ("trainer.max_stepz=10", "trainer has no field 'max_stepz'", "max_steps"),
         ("trainer.strategy.tensor_model_paralel_size=2", "no field", "tensor_model_parallel_size"),
         ("optim.config.lr=fast", "optim.config.lr takes Optional[float], not 'fast'", ""),
+        ("trainer.max_steps=1e3", "trainer.max_steps takes int, not '1e3'", "trainer.max_steps=1000"),
+        ("trainer.max_steps=1000.5", "trainer.max_steps takes int, not '1000.5'", "a value of int"),
         ("trainer.callbacks[9].gc_interval_train=1", "there is no item [9]", "3 items"),
         ("trainer.max_steps.more=1", "trainer.max_steps is 60 and has no fields", ""),
         ("max_steps", "'max_steps' is not an override", "path=value"),

@@ -24,6 +24,11 @@ def test_a_phase_takes_at_most_a_tenth_of_the_steps(warmup, steps, left):
             ["trainer.max_steps=6"],
             ["warm-up of 0 steps in place of the recipe's 50: at most a tenth of trainer.max_steps=6"],
         ),
+        (
+            ["trainer.max_steps=2", " trainer.max_steps =1_00 "],
+            ["warm-up of 10 steps in place of the recipe's 50: at most a tenth of trainer.max_steps=100"],
+        ),
+        (["trainer.max_steps=6", "trainer.max_steps*=2"], []),
         (["trainer.max_steps=6", f"{WARMUP}=3"], []),
         (["trainer.max_steps=500"], []),
         (["trainer.max_steps=six"], []),
