@@ -40,9 +40,10 @@ def fit(
 
     kind, count = (gpu, MANY if gpus is None else gpus) if gpu else _of_this_machine(gpus)
     wanted = words or []
-    names = [name for name in models.names() if all(word.lower() in name for word in wanted)]
+    known = {name: name for name in models.names()} | models.aliases()
+    names = dict.fromkeys(model for name, model in known.items() if all(word.lower() in name for word in wanted))
     if not names:
-        hint = did_you_mean(wanted[0], models.names()) or "`recipes fit` alone shows all"
+        hint = did_you_mean(wanted[0], list(known)) or "`recipes fit` alone shows all"
         raise UserError(f"no model's name contains {' and '.join(wanted)}", hint)
     rows: list[tuple[ModelShape, dict[str, Fit]]] = []
     for name in names:

@@ -24,6 +24,12 @@ def test_what_fits_agrees_with_the_plan(model, fits, recipes_cli):
             assert row[task]["short_gib"] > 0
 
 
+def test_a_model_is_found_by_every_name_that_plan_takes(recipes_cli):
+    words = ("--gpu", "h100", "--gpus", "1", "--task", "lora", "--json")
+    (row,) = json.loads(printed(recipes_cli, "fit", "llama31_8b", *words))
+    assert row["model"] == "llama3_8b"
+
+
 def test_the_table_has_a_row_a_model_the_largest_first(recipes_cli):
     text = printed(recipes_cli, "fit", "llama3", "--gpu", "h100", "--gpus", "8")
     assert "GiB short" in next(line for line in text.splitlines() if line.startswith("llama31_405b"))
