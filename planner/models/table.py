@@ -17,6 +17,9 @@ from superpod.planner.models.shape import ModelShape
 FOLDER = Path(__file__).parent.parent / "data" / "models"
 
 
+MOST_NAMED = 5
+"""Names that are suggested at most where one is given in part."""
+
 NOT_MODELS = ("aliases", "unsupported")
 """Tables of the built-in files that are no model: other names of one, and why a published one is not modelled."""
 
@@ -33,7 +36,10 @@ def find(name: str) -> ModelShape:
         raise UserError(f"{name} is known, but not modelled: {unsupported()[name]}", "give its shape by hand")
     if name not in _tables():
         _refuse_file(given)
-        hint = did_you_mean(name, names()) or "or the path of a Hugging Face config.json, or a shape by hand"
+        known = [*names(), *aliases()]
+        holding = [one for one in known if len(name) > 1 and name in one][:MOST_NAMED]
+        near = f"did you mean {' or '.join(holding)}?" if holding else did_you_mean(name, known)
+        hint = near or "give the path of a Hugging Face config.json, or a shape by hand"
         raise UserError(f"no model is called {name!r}", hint)
     return _model(name)
 

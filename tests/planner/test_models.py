@@ -217,6 +217,21 @@ def test_a_shape_that_contradicts_itself_is_refused(change, says):
         ModelShape.from_shape(**{**SHAPE, **change})
 
 
+@pytest.mark.parametrize(
+    ("part", "hint"),
+    [
+        ("31_8b", "did you mean llama31_8b?"),
+        ("70b", "did you mean llama2_70b or llama3_70b or "),
+        ("llama3_9b", "did you mean llama3_8b"),
+        ("zzz", "give the path of a Hugging Face config.json"),
+    ],
+)
+def test_a_part_of_a_name_is_answered_with_the_names_that_have_it(part, hint):
+    with pytest.raises(UserError, match=f"no model is called '{part}'") as refused:
+        models.find(part)
+    assert refused.value.hint.startswith(hint)
+
+
 def test_an_unknown_model_is_answered_with_the_closest():
     with pytest.raises(UserError, match="no model is called 'llama3_9b'") as refused:
         models.find("llama3-9B")
