@@ -3,6 +3,7 @@
 import re
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from superpod.recipes.rules import sharded
 from superpod.recipes.rules.reading import Reader
 
 
-def partial(*, adapters: bool, shards: bool, stages: int, fsdp: bool = False) -> SimpleNamespace:
+def partial(*, adapters: bool, shards: bool, stages: int, fsdp: bool = False) -> Any:
     return SimpleNamespace(
         peft="lora" if adapters else None,
         optim=SimpleNamespace(config=SimpleNamespace(use_distributed_optimizer=shards)),
@@ -40,7 +41,7 @@ def test_a_refused_option_names_none_that_is_refused_too(name):
     assert [word for recipe, word in named if options.OPTIONS[word].refusal(recipe)] == []
 
 
-def refused(recipe: SimpleNamespace, name: str) -> str | None:
+def refused(recipe: Any, name: str) -> str | None:
     if not options.OPTIONS[name].refusal(recipe):
         return None
     with pytest.raises(UserError, match=name) as error:
