@@ -113,7 +113,7 @@ def changed(monkeypatch) -> Any:
     """What a submission gives to `rewrite`, but for the script: its text is set by the test."""
     monkeypatch.setattr(slurm_submit, "facts", lambda _submission: {"max_steps": 100})
     monkeypatch.setattr(slurm_submit, "script", lambda submission, **_: submission.text)
-    return lambda text: SimpleNamespace(run=SimpleNamespace(max_steps=100, lines=[], plan={}), text=text)
+    return lambda text: SimpleNamespace(run=SimpleNamespace(max_steps=100, lines=[]), plan={}, text=text)
 
 
 def test_each_change_keeps_the_script_before_it(run, changed):
