@@ -100,9 +100,9 @@ class Request:
         request = cls.of_facts(run.recipe, run.facts)
         if request.data and (request.data / late_data.FILE).is_file():
             request = replace(request, late_data=False)
-        paths, overrides = {path_of(text) for text in more}, _last_said((*request.overrides, *more))
+        paths = {path_of(text) for text in more}
         changed = {name: None for name in ("seq", "gbs", "batch_tokens") if paths & {*SETS[name][1]}}
-        return replace(request, overrides=overrides, data=data or request.data, **changed)
+        return replace(request, overrides=(*request.overrides, *more), data=data or request.data, **changed)
 
     def sized(self) -> Recipe:
         """The recipe at the size, sequence, batch and layout of the request; of no other subject. Needs no NeMo.
@@ -229,19 +229,6 @@ class Request:
 
     def _check_contradictions(self) -> None:
         """Refuse an option and an override, or two overrides, that give one value of the run twice and differently."""
-        from superpod.recipes.rules import values
-
-        plain: dict[str, tuple[str, str]] = {}
-        for text in self.overrides:
-            path, value = values.assignment(text) or (
-                "with",
-                "",
-            )  # an option, or a change such as `*=`, may stand twice
-            before, said = plain.setdefault(path, (text, value))
-            if path != "with" and values.literal(value) != values.literal(said):
-                raise UserError(
-                    f"{before} and {text} contradict each other: both say it of one run", "leave one of the two out"
-                )
         given = {path_of(text): text for text in self.overrides}
         for name, (option, paths) in SETS.items():
             value = getattr(self, name)
@@ -281,15 +268,6 @@ def _length(overrides: Sequence[str]) -> int | None:
     """The length of a sample that overrides set, where they set one number; None where they do not."""
     numbers = {_number(text) for text in overrides if path_of(text) in LENGTHS}
     return numbers.pop() if len(numbers) == 1 else None
-
-
-def _last_said(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides without each `path=value` that a later one of the same path replaces."""
-    from superpod.recipes.rules import values
-
-    plain = [values.assignment(text) for text in overrides]
-    last = {one[0]: at for at, one in enumerate(plain) if one and one[0] != "with"}
-    return tuple(text for at, text in enumerate(overrides) if last.get(path_of(text).strip(), -1) <= at)
 
 
 ROOTS = ("model", "data", "trainer", "log", "resume", "optim", "peft", "tokenizer", "model_transform", "with")

@@ -18,7 +18,7 @@ ONE = (*SMALL, "--layout", "tp=2,pp=2,vp=2,sp")
         (("plan", *SMALL, "--trace", "none/step.json"), "there is no folder none"),
         (("explain", *ONE, "--trace", "step.html"), "its name ends with .json or .json.gz"),
         (("memory", *ONE, "--html", "folder.html"), "folder.html is a folder"),
-        (("scale", *SMALL[:3], "--gpus", "8", "--html", ""), "its name ends with .html"),
+        (("scale", *SMALL[:3], "--gpus", "8", "--html", ""), "--html is empty"),
         (("cost", *SMALL, "--tokens", "1T", "--html", "/proc/plan.html"), "/proc/plan.html cannot be written"),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
