@@ -54,7 +54,7 @@ def test_what_is_not_used_is_said():
     assert words.startswith("SBATCH_ACCOUNT, SBATCH_EXPORT are set here and not used")
 
 
-def test_finding_f1_7_no_value_is_shown():
+def test_no_value_is_shown():
     """A token in SBATCH_EXPORT, and a line break that would leave the comment of --dry-run."""
     words = inherited.note({"SBATCH_EXPORT": "ALL,HF_TOKEN=hf_secret", "SBATCH_COMMENT": "a\nscancel -u me"})
     assert "hf_secret" not in words

@@ -264,7 +264,7 @@ def test_the_claim_is_judged_before_nemo_is_imported():
 
 
 @pytest.mark.parametrize(("most", "fix"), [(47, "--attempts 2,"), (20, "--attempts 1,"), (7, "sweep 7 values at most")])
-def test_finding_f1_18_the_jobs_of_a_sweep_share_the_room_in_the_queue(most, fix):
+def test_the_jobs_of_a_sweep_share_the_room_in_the_queue(most, fix):
     """--attempts is of each run, so the room is divided by the runs."""
     live = parse(ANSWERS | {"qos": f"Name|Flags|MaxSubmitPU\nnormal||{most}"})
     request = Request("llama3_8b_pretrain_h100_bf16", num_nodes=2)

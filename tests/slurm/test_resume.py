@@ -129,7 +129,7 @@ def test_each_change_keeps_the_script_before_it(run, changed):
     }
 
 
-def test_finding_f1_6_a_refused_second_change_leaves_the_first(run, changed):
+def test_a_refused_second_change_leaves_the_first(run, changed):
     """Nothing of it stays."""
     resume.rewrite(run, changed("A"))
     before = contents(run)
@@ -175,7 +175,7 @@ def resumed(run, monkeypatch):
     return go
 
 
-def test_finding_f1_5_a_run_whose_jobs_nobody_knows_is_not_queued(run, resumed):
+def test_a_run_whose_jobs_nobody_knows_is_not_queued(run, resumed):
     """squeue does not answer: jobs of the run may live."""
     slurm = FakeSlurm(None)
     with pytest.raises(UserError, match="nobody knows what is queued"):
@@ -183,7 +183,7 @@ def test_finding_f1_5_a_run_whose_jobs_nobody_knows_is_not_queued(run, resumed):
     assert "sbatch" not in [call[0] for call in slurm.calls]
 
 
-def test_finding_f1_5_nor_one_that_cannot_be_read(run, resumed, monkeypatch):
+def test_nor_one_that_cannot_be_read(run, resumed, monkeypatch):
     """Its view has no jobs because nobody looked."""
     monkeypatch.setattr(watch, "view", lambda *_words, **_more: 1 / 0)
     assert watch.views([run], FakeSlurm(""))[0].jobs is None

@@ -142,7 +142,7 @@ def test_no_more_runs_of_a_sweep_than_wanted_may_start_at_once(three, attempts, 
     assert len(slurm.waits) == 3 * attempts
 
 
-def test_finding_f1_27_ctrl_c_leaves_no_run_that_top_up_refuses(three, tmp_path, monkeypatch):
+def test_ctrl_c_leaves_no_run_that_top_up_refuses(three, tmp_path, monkeypatch):
     """Interrupted when the further attempts are queued, each run knows its first job."""
 
     def interrupted(*_words, **_more):
@@ -156,7 +156,7 @@ def test_finding_f1_27_ctrl_c_leaves_no_run_that_top_up_refuses(three, tmp_path,
 
 
 @pytest.mark.parametrize("umask", ["", "0007"])
-def test_finding_f1_3_everybody_may_sweep_in_a_shared_folder(three, tmp_path, umask):
+def test_everybody_may_sweep_in_a_shared_folder(three, tmp_path, umask):
     """`.sweeps` has the rights of the folder for runs, a sweep those of the profile."""
     three[0][1].cluster.folders.umask = umask
     tmp_path.chmod(0o3775)
@@ -167,7 +167,7 @@ def test_finding_f1_3_everybody_may_sweep_in_a_shared_folder(three, tmp_path, um
     assert rights == [0o3775, 0o660 if umask else 0o666 & ~before]
 
 
-def test_finding_f1_3_a_sweep_belongs_to_the_profile_s_group(three):
+def test_a_sweep_belongs_to_the_profile_s_group(three):
     """As the folders of its runs do."""
     group = grp.getgrgid(os.getegid()).gr_name
     three[0][1].cluster.folders.group = group
@@ -182,7 +182,7 @@ class FakeSsh(FakeSlurm):
     remote = True
 
 
-def test_finding_f1_2_cancel_and_status_take_a_sweep_behind_ssh(three, monkeypatch, capsys):
+def test_cancel_and_status_take_a_sweep_behind_ssh(three, monkeypatch, capsys):
     """Every run of it is stopped, and none named `.sweeps.ID`; the done one is left alone."""
     from superpod.cli import cancel, status
     from superpod.slurm import connection, profiles
@@ -204,7 +204,7 @@ def test_finding_f1_2_cancel_and_status_take_a_sweep_behind_ssh(three, monkeypat
     assert not any(one.problem for one in listed)
 
 
-def test_finding_f1_23_a_refused_run_of_a_sweep_ends_with_2(three, monkeypatch):
+def test_a_refused_run_of_a_sweep_ends_with_2(three, monkeypatch):
     """The others are cancelled, and the refusal is an error with its reason, not a line on stdout."""
     from superpod.cli import cancel
     from superpod.node import owner
@@ -228,7 +228,7 @@ def test_finding_f1_23_a_refused_run_of_a_sweep_ends_with_2(three, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users")
-def test_finding_f1_23_cancel_behind_ssh_names_the_owner_and_lets_root(three):
+def test_cancel_behind_ssh_names_the_owner_and_lets_root(three):
     """The shell script of the real thing, as bob, as root, and where there is no run."""
     from superpod.cli import cancel
 
