@@ -311,11 +311,12 @@ def is_text(path: Path) -> bool:
     file, _ = _opened(path)
     with file:
         start, is_damaged = _block(file, BEGINNING)
-        is_empty = not start
-        while start and not (written := start.replace(b"\0", b"")) and not is_damaged:
+        if not start:
+            return True
+        written = start.replace(b"\0", b"")
+        while start and not written and not is_damaged:
             start, is_damaged = _block(file, PIECE)
-    if is_empty or not start:
-        return is_empty
+            written = start.replace(b"\0", b"")
     codes = len(written) - len(written.translate(None, _NO_TEXT))
     return bool(written) and codes <= MOST_CODES * len(written)
 
