@@ -52,18 +52,7 @@ def overlaps(r: Reader, what: str) -> bool:
     if overlap is None:
         return bool(r[f"{STRATEGY}.ddp.{what}"])
     chosen = getattr(overlap, what)
-    return ranks(r) > split(r) if chosen is None else chosen
-
-
-def ranks(r: Reader) -> int:
-    """GPUs of the run."""
-    return (r["trainer.devices"] or 1) * (r["trainer.num_nodes"] or 1)
-
-
-def split(r: Reader) -> int:
-    """Ranks that hold one copy of the model."""
-    pp, cp = (r[f"{STRATEGY}.{kind}_parallel_size"] or 1 for kind in ("pipeline_model", "context"))
-    return _tp(r) * pp * cp
+    return r.gpus > r.gpus_per_replica if chosen is None else chosen
 
 
 def _tp(r: Reader) -> int:

@@ -35,6 +35,25 @@ class Reader:
         """The configuration of NeMo's precision plugin, alone or in a list; None where there is none."""
         return precision_plugin(self.partial)
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of the run."""
+        return (self["trainer.devices"] or 1) * (self["trainer.num_nodes"] or 1)
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """tp x pp x cp: GPUs that hold one copy of the model."""
+        tp, pp, cp = (
+            self[f"trainer.strategy.{kind}_parallel_size"] or 1
+            for kind in ("tensor_model", "pipeline_model", "context")
+        )
+        return tp * pp * cp
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Copies of the model."""
+        return self.gpus // self.gpus_per_replica
+
     def overridden(self, *paths: str) -> bool:
         """Whether an override sets one of these fields, a part that holds it, or a field of it."""
         return any(is_overridden(self.overrides, path) for path in paths)

@@ -47,8 +47,8 @@ def unoverlapped_gradients(r: Reader) -> Iterator[Broken]:
     given = overlapping.callback(r)
     if given is not None and given.overlap_grad_reduce is None:
         why = (
-            f"NeMo's {overlapping.CALLBACK} does not let it without data parallelism: {overlapping.ranks(r)} GPUs, "
-            f"and tp x pp x cp is {overlapping.split(r)}"
+            f"NeMo's {overlapping.CALLBACK} does not let it without data parallelism: {r.gpus} GPUs, "
+            f"and tp x pp x cp is {r.gpus_per_replica}"
         )
     else:
         why = "overlap_grad_reduce is off"

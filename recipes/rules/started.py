@@ -20,7 +20,7 @@ from unittest import mock
 
 from superpod.planner.rules import Broken
 from superpod.recipes.facts.override_fields import path_of
-from superpod.recipes.rules import built, training
+from superpod.recipes.rules import built, overlapping
 from superpod.recipes.rules.reading import Reader
 from superpod.recipes.signatures import parameter_of
 
@@ -33,7 +33,6 @@ MISSING_HERE = (OSError, ImportError)
 """Errors of a file or a package that this machine does not have, which say nothing of the configuration."""
 CLEARED = ("trainer.strategy.pipeline_dtype",)
 """Fields that NeMo clears when they have no effect: without pipeline parallelism, no stage sends activations."""
-OVERLAP = "MegatronCommOverlapCallback"
 SOURCES = {
     "model.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
     "optim.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
@@ -169,7 +168,7 @@ def _check_batches(r: Reader, objects: Objects) -> None:
     from megatron.core.num_microbatches_calculator import _build_num_microbatches_calculator
 
     ramp, data = r["data.rampup_batch_size"], objects.data
-    dp = training.data_parallel_size(r)
+    dp = r.data_parallel_size
     if ramp is None or dp < 1:
         return
     calculator = _build_num_microbatches_calculator(1, ramp, data.global_batch_size, data.micro_batch_size, dp, False)
@@ -226,7 +225,7 @@ def _connect(r: Reader, objects: Objects) -> None:
     trainer = SimpleNamespace(strategy=strategy, model=objects.model)
     with _app_state(r):
         for callback in objects.trainer.callbacks:
-            if type(callback).__name__ != OVERLAP:
+            if type(callback).__name__ != overlapping.CALLBACK:
                 continue
             with mock.patch.object(callback, "_check_num_cuda_device_max_connections"):
                 callback.setup(trainer, objects.model, "fit")
@@ -254,7 +253,7 @@ def _set_up(r: Reader, objects: Objects) -> Iterator[Broken]:
         library = type(callback).__module__.partition(".")[0]
         if library not in ("nemo", "lightning"):
             continue
-        if isinstance(callback, Checkpoint | ProgressBar) or type(callback).__name__ == OVERLAP:
+        if isinstance(callback, Checkpoint | ProgressBar) or type(callback).__name__ == overlapping.CALLBACK:
             continue
         hooks = [lambda callback=callback: callback.setup(trainer, objects.model, "fit")]
         if library == "lightning":  # NeMo's may take signals, or ask for ranks
@@ -295,7 +294,7 @@ def _app_state(r: Reader) -> Iterator[None]:
 
     state = AppState()
     before = dict(vars(state))
-    state.data_parallel_size = training.data_parallel_size(r)
+    state.data_parallel_size = r.data_parallel_size
     try:
         yield
     finally:

@@ -181,7 +181,7 @@ def validation(r: Reader) -> Iterator[Broken]:
     mbs, gbs = r["data.micro_batch_size"], r["data.global_batch_size"]
     if not isinstance(interval, int) or not _numbers(samples, mbs, gbs) or r["trainer.check_val_every_n_epoch"] is None:
         return
-    rows = mbs * data_parallel_size(r)
+    rows = mbs * r.data_parallel_size
     if not rows or gbs % rows:
         return
     batches = samples // gbs * (gbs // rows)
@@ -213,14 +213,6 @@ LOGGED = (
     *("global_batch_size", "max_memory_reserved", "max_memory_allocated", "num_zeros_in_grad"),
 )
 """What NeMo's strategy, sampler and loop log of every model."""
-
-
-def data_parallel_size(r: Reader) -> int:
-    """Copies of the model among the GPUs of a configuration."""
-    dp = (r["trainer.devices"] or 1) * (r["trainer.num_nodes"] or 1)
-    for degree in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
-        dp //= r[f"trainer.strategy.{degree}"] or 1
-    return dp
 
 
 def workers(r: Reader) -> Iterator[Broken]:
