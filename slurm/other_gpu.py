@@ -75,17 +75,16 @@ def on(planned: PlannedJob, gpu: str) -> PlannedJob:
     return planned.replace(node=node, fabric=hardware.builtin().fabric_of(node))
 
 
-def note(name: str, planned: PlannedJob, gpu: str) -> str:
-    """That a recipe runs on another GPU than its own, with the step time on both; '' where it does not."""
-    from superpod.planner import predict
+def note(name: str, own: str, gpu: str, own_step_s: float | None, step_s: float | None) -> str:
+    """That a recipe for GPU `own` runs on another one, with the seconds of a step planned on both; "" elsewhere.
 
-    own = planned.node.gpu.name
-    here, there = (predict.one(job).step_time_s for job in (planned, on(planned, gpu)))
-    if own == gpu or not here or not there:
+    None = the planner has no figure.
+    """
+    if own == gpu or not own_step_s or not step_s:
         return ""
     better = _same_recipe(name, own, gpu)
     made = f": {better} is made for it" if better else ""
-    return f"planned for {own}, {here:.3g} s a step; on {gpu} {there:.3g} s{made}"
+    return f"planned for {own}, {own_step_s:.3g} s a step; on {gpu} {step_s:.3g} s{made}"
 
 
 def _instead(name: str, own: str, gpu: str) -> str:

@@ -78,7 +78,8 @@ class Submission:
     @property
     def other_gpu_note(self) -> list[str]:
         """That the recipe is for another GPU than the cluster's, with the step time on both; [] where it is not."""
-        note = "" if self.cluster.declared_only else other_gpu.note(self.recipe, self.run.job, self.cluster.gpu)
+        own, gpu = self.run.job.node.gpu.name, self.job.node.gpu.name
+        note = other_gpu.note(self.recipe, own, gpu, self.run.step_time_s, self.step_time_s)
         return [note] if note else []
 
 

@@ -348,7 +348,7 @@ def test_the_plan_of_a_run_is_that_of_the_clusters_gpu():
     (note,) = other.other_gpu_note
     steps = f"planned for h100, {own.step_time_s:.3g} s a step; on a100 {other.step_time_s:.3g} s"
     assert note == f"{steps}: llama31_70b_pretrain_a100_bf16 is made for it"
-    assert other_gpu.note("mine_h100", run.job, "a100") == steps
+    assert other_gpu.note("mine_h100", "h100", "a100", own.step_time_s, other.step_time_s) == steps
     many = replace(run, max_steps=round(30 * 3600 / own.step_time_s))
     assert outlook(replace(own, run=many), 8) == ""
     assert "are needed" in outlook(replace(other, run=many), 8)
