@@ -55,7 +55,7 @@ ROWS = (
     ),
     Row(("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "use_te_rng_tracker"), (GRAPHS,), START),
     Row(("use_transformer_engine_full_layer_spec", "delay_wgrad_compute"), (), "all of it; no recipe sets it"),
-    Row(("cpu_offloading",), (), "all of it: with=offload_activations is planned only"),
+    Row(("cpu_offloading",), (), "all of it: with=offload_activations is built, not rehearsed"),
     Row(("recompute_modules",), (BUILT,), "recomputed activations of experts"),
     Row(("deallocate_pipeline_outputs",), (), "that freed outputs of a stage are not read again"),
     Row(("hidden_dropout", "attention_dropout"), (BUILT,), "the same masks on all ranks that share a tensor"),
