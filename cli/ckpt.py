@@ -166,8 +166,9 @@ def convert(
     job = convert.plan(source, out, like, dtype, adapter, not no_forward_check)
     if cluster:
         more = [*(["--like", str(like)] if like else []), *(["--adapter"] if adapter else [])]
+        more += ["--dtype", dtype] if dtype else []
         more += ["--no-forward-check"] if no_forward_check else []
-        _queue(cluster, out, [str(source), str(out), *more, "--dtype", dtype])
+        _queue(cluster, out, [str(source), str(out), *more])
         return
     convert.must_have_memory(job.gib, source.name)
     with waiting(on_stderr(), f"converting {source.name}, which takes minutes"):

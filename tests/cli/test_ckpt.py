@@ -3,9 +3,14 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from superpod.cli.app import app
+from superpod.errors import UserError
+from superpod.launchers import convert
 from superpod.node import resume
 from superpod.node.run_folder import RunFolder
+from superpod.slurm import submit
 from tests.lifecycle import checkpoint_files
 
 
@@ -91,3 +96,21 @@ def test_a_run_in_use_is_not_pruned(where, run, recipes_cli):
 )
 def test_mistakes_are_refused_with_exit_code_2(words, says, refusal):
     assert says in refusal("ckpt", *words)
+
+
+@pytest.mark.parametrize("options", [[], ["--dtype", "float32"], ["--adapter", "--no-forward-check"], ["--like", "m"]])
+def test_the_job_of_a_conversion_converts_with_the_options_that_it_was_queued_with(options, tmp_path, monkeypatch):
+    queued, planned = [], []
+
+    def plan(*arguments):
+        planned.append(arguments)
+        if len(planned) == 2:
+            raise UserError("it is the job, and would convert now")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(convert, "plan", plan)
+    monkeypatch.setattr(submit, "queue_command", lambda connection, profile, title, words, log: queued.extend(words))
+    CliRunner().invoke(app, ["ckpt", "convert", "m", "new", *options, "--cluster", "testbed"], catch_exceptions=False)
+    job = CliRunner().invoke(app, queued)
+    assert "it is the job" in str(job.exception)
+    assert planned[0] == planned[1]
