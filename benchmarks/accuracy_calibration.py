@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superpod.planner import predict
-from superpod.planner.calibrate import Measured, calibrate, with_values
+from superpod.planner.calibration.calibrate import Measured, calibrate, with_values
 from superpod.planner.tables import measured
 
 Array = NDArray[np.float64]

@@ -21,9 +21,10 @@ import condense
 import held_out
 
 from superpod.errors import UserError
-from superpod.planner import columns, steptime
+from superpod.planner import columns
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.tables import published
+from superpod.planner.timing import steptime
 
 FACTS = held_out.FACTS
 BOUNDS = {

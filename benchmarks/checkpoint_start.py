@@ -24,10 +24,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.lifecycle import checkpoint_files as made
+from tests.reports.runs import checkpoint_files as made
 
-from superpod.node import manifest, resume, shared_reading
-from superpod.node.saved_checkpoints import own_files
+from superpod.runtime.checkpoints import manifest, resume, shared_reading
+from superpod.runtime.checkpoints.saved_checkpoints import own_files
 
 TARGET_S = 5.0
 LATENCY_S = 1e-3

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import held_out
 
-from superpod.planner import hardware, megatron_args, models
+from superpod.planner import hardware, models
+from superpod.planner.formats import megatron_args
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.tables import published
 

@@ -21,14 +21,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import kernels
 
-from superpod.planner import hardware, kernel_times
-from superpod.planner.kernel_times import CHANNELS, HEADS, SEQUENCES, SIDES
+from superpod.planner import hardware
+from superpod.planner.timing import kernel_times
+from superpod.planner.timing.kernel_times import CHANNELS, HEADS, SEQUENCES, SIDES
 
 Array = NDArray[np.float64]
 REACH = 0.35
 """Octaves in which a kernel's weight falls to 0.6."""
 HEAD = """\
-# {gpu}: measured kernels, as times over the ideal (planner/kernel_times.py). Written by benchmarks/condense_kernels.py
+# {gpu}: measured kernels, as times over the ideal (kernel_times.py). Written by condense_kernels.py
 # from NVIDIA's aiconfigurator-core 0.12.0, systems/data/{folder} (Apache-2.0), {rows:,} kernels of {engines}.
 # product, precision, n, k: m = 128 to 65,536.   attention, width of a head, sequence: heads = 1 to 4,096.
 """

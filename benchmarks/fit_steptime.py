@@ -25,7 +25,9 @@ from accuracy_time import Result, read, trained
 from condense import has_images
 from steptime_priors import BEGIN, LEAST, START, Scope, scopes, widths
 
-from superpod.planner import calibration, columns, step_cost, steptime
+from superpod.planner import columns
+from superpod.planner.calibration import calibration
+from superpod.planner.timing import step_cost, steptime
 
 Array = NDArray[np.float64]
 NOISE = 0.03
@@ -178,7 +180,7 @@ def _toml(title: str, tables: dict[str, dict[str, float]], fitted: set[str]) -> 
 
 
 HEAD = (
-    "# Written by benchmarks/fit_steptime.py; the names are explained in planner/roofline.py and planner/steptime.py.",
+    "# Written by fit_steptime.py; the names are explained in roofline.py and steptime.py.",
     "# (fitted) to published step times, hold-out left out; (prior) left where it was. All factors are fitted.",
     "",
 )

@@ -3,7 +3,7 @@
 python benchmarks/heartbeats.py [--nodes 2048] [--ranks 8] [--seconds 60] [--limit 60] [--folder DIR]
 
 One process a core drives the ranks' own `Heartbeat`s, each node with a memory folder of its own; every rank makes a
-step a second. Then one rank stops, and the others wait for it. This process watches as `node/attempt.py` does. Counted
+step a second. Then one rank stops, and the others wait for it. This process watches as `attempt.py` does. Counted
 is every call on a file of the shared folder: open, fstat, read, write, close. Exit 1 when a target is missed.
 """
 
@@ -24,14 +24,14 @@ from dataclasses import dataclass, field
 from multiprocessing.managers import DictProxy
 from pathlib import Path
 
-from superpod.node import heartbeat_pages, node_board, stall
-from superpod.node.files import append_line
-from superpod.node.heartbeat import LIMIT, Heartbeat, place_of, write_every_s
-from superpod.node.run_folder import Attempt, RunFolder
+from superpod.common.files import append_line
+from superpod.runtime.heartbeat import heartbeat_pages, node_board, stall
+from superpod.runtime.heartbeat.heartbeat import LIMIT, Heartbeat, place_of, write_every_s
+from superpod.runtime.runs.run_folder import Attempt, RunFolder
 
 LOOK_S, CORE, STATUS_S = 0.5, 0.02, 2.0
 POLL_S = 1.0
-"""as often as node/attempt.py asks its watch, which mostly answers without a look"""
+"""as often as runtime/attempts/attempt.py asks its watch, which mostly answers without a look"""
 
 OLD_SECONDS = 20
 

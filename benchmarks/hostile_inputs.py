@@ -52,7 +52,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "groups": {**LLAMA, "num_key_value_heads": 3},
     "nothing": {},
 }
-"""Folder -> its config.json; all but the last two break the table of `planner/hf_values.py`."""
+"""Folder -> its config.json; all but the last two break the table of `planner/formats/hf_values.py`."""
 OWN_FILES: dict[str, bytes] = {
     "binary.json": b"\x80\x81 model",
     "cut.json": b'{"model_type": ',

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from superpod.planner import hardware, kernel_times
+from superpod.planner import hardware
+from superpod.planner.timing import kernel_times
 
 REFERENCE = Path(__file__).parent / "reference" / "kernels.csv"
 GPUS = {
@@ -150,7 +151,7 @@ def read() -> list[dict[str, str]]:
 
 
 def modelled(row: Mapping[str, str]) -> tuple[float, float]:
-    """Ideal seconds of a kernel at the peak, and those of the planner's table (`planner/kernel_times.py`)."""
+    """Ideal seconds of a kernel at the peak, and those of the planner's table (`planner/timing/kernel_times.py`)."""
     gpu = hardware.node(row["gpu"]).gpu
     if row["kind"] == "product":
         m, n, k = (float(row[side]) for side in SIDES)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
-from superpod.lifecycle.request import Request
-from superpod.lifecycle.resolve import ResolvedRun, resolve
+from superpod.requests.request import Request
+from superpod.requests.resolve import ResolvedRun, resolve
 
 
 def main() -> None:
@@ -58,8 +58,9 @@ def judge_all(cases: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def _resolved(case: dict[str, Any]) -> ResolvedRun:
     """The run of a case, as `render` has it before its models are built. Raises UserError as `render` does."""
-    from superpod.slurm import preflight, profiles
-    from superpod.slurm.submit import Submission
+    from superpod.slurm.preflight import preflight
+    from superpod.slurm.profiles import profiles
+    from superpod.slurm.submission.submit import Submission
 
     request = Request(case["recipe"], tuple(case["overrides"]), None, case.get("nodes"))
     request.check()

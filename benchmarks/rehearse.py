@@ -21,8 +21,9 @@ SHAPE = "biases-of-q-k-v-tp-x-pp-x-dp-fp8"
 
 def main() -> None:
     """Rehearse, and say what it took."""
-    from superpod.lifecycle.quiet import quietly
-    from superpod.rehearsal import shapes, trial
+    from superpod.common.quiet import quietly
+    from superpod.rehearsal import trial
+    from superpod.rehearsal.proof import shapes
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     key = sys.argv[1] if len(sys.argv) > 1 else SHAPE

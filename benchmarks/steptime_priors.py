@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from superpod.planner import calibration
+from superpod.planner.calibration import calibration
 from superpod.planner.planned_job import PlannedJob
 
 START = {

@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from superpod.errors import UserError
-from superpod.planner import columns, hardware, legality, memory, steptime
+from superpod.planner import columns, hardware, legality, memory
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.tables import published
+from superpod.planner.timing import steptime
 
 FACTS = published.Facts(hardware.load(Path(__file__).parent / "reference" / "hardware.toml"))
 LEAST = 40

@@ -1,23 +1,23 @@
-"""Write docs/causes.md: every cause that `recipes why` knows, from its table (`superpod/node/causes`)."""
+"""Write docs/causes.md: every cause that `recipes why` knows, from its table (`superpod/diagnosis/causes`)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
 
-from superpod.node import causes
+from superpod.diagnosis import causes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "causes.md"
-CORPUS = ROOT / "tests" / "node" / "why_corpus"
+CORPUS = ROOT / "tests" / "diagnosis" / "why_corpus"
 
 HEAD = """# Why runs fail
 
 The {count} causes that `recipes why RUN|LOG...` knows, as its table has them (`scripts/cause_docs.py` writes this).
 How it tells the root from what follows: [troubleshooting.md](troubleshooting.md#why-did-it-fail). A cause of depth
 *echo* only follows from others; *ending* comes from outside, or after waiting; *program* is what the run was given or
-is made of; *ground* is the machine, a disk or a network. The last column counts the logs of `tests/node/why_corpus`
-that have it as their root.
+is made of; *ground* is the machine, a disk or a network. The last column counts the logs of
+`tests/diagnosis/why_corpus` that have it as their root.
 """
 COLUMNS = "| cause | depth | what it means | what to do | logs |\n|---|---|---|---|---|\n"
 DEPTHS = ("echo", "ending", "program", "ground")

@@ -27,7 +27,7 @@ SHOWN = ("troubleshooting.md",)
 
 def main() -> None:
     """Write README.md, docs/planner.md and docs/accuracy.md."""
-    from superpod.node.run_folder import RunFolder
+    from superpod.runtime.runs.run_folder import RunFolder
 
     readme = ROOT / "README.md"
     text = readme.read_text()

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from superpod.collection import registry
+from superpod.collection.registry import TASKS, Task
 from superpod.errors import UserError
+from superpod.nemo2.planned_job import decided, settled, with_attention
 from superpod.planner import hardware
 from superpod.planner.hardware import Gpu
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
-from superpod.recipes import registry
-from superpod.recipes.planned_job import decided, settled, with_attention
-from superpod.recipes.registry import TASKS, Task
 
 LEAST_GB = 80
 """Memory of a GPU that gets recipes."""

@@ -1,6 +1,6 @@
 """Mutation testing: plant one fault at a time in a copy of the tree, and see whether the nearest fast tests notice.
 
-    .venv/bin/python scripts/mutate.py --seed 1 --count 60 planner/rules.py 'recipes/weights/*.py'
+    .venv/bin/python scripts/mutate.py --seed 1 --count 60 planner/rules/rules.py 'weights/**/*.py'
 
 Faults are drawn uniformly over what can be mutated in the files; messages, type hints and log lines are left alone.
 Prints the mutants that no test killed, and the share that was killed; the exit status is 0 either way.
@@ -29,15 +29,18 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = "src/superpod/"
 NEAREST = {
-    "planner/*rules.py": "planner/test_layout.py planner/test_rules.py planner/test_job_rules.py "
-    "planner/test_family_rules.py planner/test_kernel_rules.py planner/test_legality.py",
-    "planner/memory/*.py": "planner/test_memory*.py planner/test_textbook.py planner/test_expert_activations.py",
-    "recipes/weights/*.py": "recipes/weights",
-    "recipes/data/chat*.py": "recipes/data/test_chat.py recipes/data/test_chat_template.py",
-    "node/resume.py": "node/test_resume.py node/test_attempt_resume.py node/test_next_attempt.py slurm/test_resume.py",
-    "node/guard.py": "node/test_guard.py node/test_attempt.py node/test_attempt_end.py",
-    "lifecycle/resume_changes.py": "lifecycle/test_resume_changes.py",
+    "planner/rules/*rules.py": "planner/test_layout.py planner/rules/test_rules.py planner/rules/test_job_rules.py "
+    "planner/rules/test_family_rules.py planner/rules/test_kernel_rules.py planner/test_legality.py",
+    "planner/memory/*.py": "planner/test_memory*.py planner/rules/test_textbook.py planner/test_expert_activations.py",
+    "weights/**/*.py": "weights weights/families weights/transfer weights/serving",
+    "data/samples/chat*.py": "data/samples/test_chat.py data/samples/test_chat_template.py",
+    "runtime/checkpoints/resume.py": "runtime/checkpoints/test_resume.py runtime/attempts/test_attempt_resume.py "
+    "runtime/attempts/test_next_attempt.py slurm/submission/test_resume.py",
+    "runtime/attempts/guard.py": "runtime/attempts/test_guard.py runtime/attempts/test_attempt.py "
+    "runtime/attempts/test_attempt_end.py",
+    "requests/resume_changes.py": "requests/test_resume_changes.py",
 }
 """What is mutated by default, and its tests below tests/; another file has the tests of its folder."""
 FAST = "not slow and not slurm and not long and not nemo and not train"
@@ -152,6 +155,7 @@ def is_text(node: ast.expr) -> bool:
 
 def tests_of(file: str) -> list[str]:
     """The tests nearest to a file, those that have its name first."""
+    file = file.removeprefix(PACKAGE)
     folder = str(Path(file).parent)
     listed = next((tests for pattern, tests in NEAREST.items() if fnmatch.fnmatch(file, pattern)), folder).split()
     found = [
@@ -240,7 +244,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=180, help="seconds for the tests of one mutant")
     asked = parser.parse_args()
-    files = sorted({str(path.relative_to(ROOT)) for pattern in asked.files for path in ROOT.glob(pattern)})
+    files = sorted({str(path.relative_to(ROOT)) for pattern in asked.files for path in (ROOT / PACKAGE).glob(pattern)})
     sites = [mutant for file in files for mutant in mutants(file)]
     drawn = random.Random(asked.seed).sample(sites, min(asked.count, len(sites)))
     for module in SLOW_IMPORTS:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from superpod.planner.rules import Broken
+    from superpod.planner.rules.rules import Broken
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "nemo_recipes.md"
@@ -50,8 +50,8 @@ def _cell(text: str) -> str:
 def judged(name: str, nodes: int | None = None) -> Row:
     """Judge one recipe, in this process: at NeMo's size, and where that is too small, at one that fits its layout."""
     from superpod.errors import UserError
-    from superpod.lifecycle.request import Request
     from superpod.rehearsal import judge
+    from superpod.requests.request import Request
 
     try:
         judgement = judge.judge(Request(f"nemo:{name}", num_nodes=nodes), confirm=True)
@@ -134,11 +134,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="NeMo's files; none = all, and the page is written")
     wanted = parser.parse_args().files
-    from superpod.lifecycle.subject import nemo_recipes
     from superpod.rehearsal import judge
+    from superpod.requests.subject import nemo_recipes
 
     judge.prepare()
-    import superpod.recipes.partial  # noqa: F401 - NeMo, once for all
+    import superpod.nemo2.build.partial  # noqa: F401 - NeMo, once for all
 
     tasks_of = nemo_recipes()
     names = [f"{file}/{task}" for file, tasks in tasks_of.items() for task in tasks if not wanted or file in wanted]

@@ -1,8 +1,8 @@
-"""Write recipes/facts/override_fields.json: the fields that overrides may name, by section, from NeMo's own classes.
+"""Write collection/facts/override_fields.json: the fields that overrides may name, by section, from NeMo's own classes.
 
     python scripts/override_fields.py
 
-Run it when the pinned NeMo changes; tests/recipes/test_override_fields.py compares the file with NeMo.
+Run it when the pinned NeMo changes; tests/nemo2/test_override_fields.py compares the file with NeMo.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from superpod.recipes.facts.override_fields import FILE
+from superpod.collection.facts.override_fields import FILE
 
 
 def known() -> dict[str, list[str]]:
@@ -28,7 +28,7 @@ def known() -> dict[str, list[str]]:
     from nemo.lightning.pytorch.strategies import FSDP2Strategy, FSDPStrategy
     from torch.nn.parallel import DistributedDataParallel
 
-    from superpod.recipes.overrides import parameters
+    from superpod.nemo2.overrides import parameters
 
     mock = [MockDataModule, T5MockDataModule, BERTMockDataModule]
     classes = {

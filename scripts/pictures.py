@@ -28,7 +28,7 @@ LARGE = 150_000
 """Bytes of a picture that is worth fewer colours."""
 LAYOUT = "explain mixtral_8x7b --gpu h100 --gpus 32 --gbs 32 --layout tp=2,pp=4,vp=2,ep=4,etp=1,sp"
 
-RUN = ROOT / "tests" / "lifecycle" / "report_runs" / "tiny_llama3" / "20261123T071400Z-90bd23"
+RUN = ROOT / "tests" / "reports" / "report_runs" / "tiny_llama3" / "20261123T071400Z-90bd23"
 """A real run of which two attempts were killed."""
 REPORT = f"report {RUN.name}"
 

@@ -1,12 +1,12 @@
 """Plan every recipe's layout: `python scripts/plan_layouts.py [MODEL...] [--published step_time.csv] [--anew]`.
 
-Writes recipes/layouts/MODEL.toml anew, with the steps between two checkpoints (`save_intervals.py`). Per model and
+Writes collection/layouts/MODEL.toml anew, with the steps between two checkpoints (`save_intervals.py`). Per model and
 task: search GPUs of each memory size, and each kind of precision; take the fewest layouts that are each within 3 % of
 the fastest wherever they are used, which is less than the planner errs, one for all sizes of a recipe where there is
 one; put recipes of a GPU that come out alike into one table. What a file declares already stays unless the fastest is
 better by more than twice the planner's error: a recipe does not move with every fit; --anew takes no notice of it. So
 does the layout of a measured run of the same case that was published; --published also writes those cases to
-recipes/published.toml. Read the diff before committing: this plans, people review.
+collection/published.toml. Read the diff before committing: this plans, people review.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import save_intervals
 from layout_cases import Case, cases
 from layout_choice import forget_searches, plan
 from published_layouts import Runs
+from superpod.collection import layout_text, registry
+from superpod.collection.layout_text import Group
+from superpod.collection.registry import TASKS
 from superpod.planner import hardware
 from superpod.planner.layout import Layout
-from superpod.recipes import layout_text, registry
-from superpod.recipes.layout_text import Group
-from superpod.recipes.registry import TASKS
 
 Planned = dict[Case, dict[int, Layout]]
 """Case -> GPUs -> layout."""
@@ -36,7 +36,7 @@ HEAD = (
     "# By scripts/plan_layouts.py: planned to within 3 % of the fastest that leaves 5 % of memory, as few as that "
     "takes.\n"
     "# A line is the whole layout on that many nodes; fields that it leaves out: planner/layout.py.\n"
-    "# save_every: steps between two checkpoints, from the step time that was predicted (recipes/resilience.py).\n"
+    "# save_every: steps between two checkpoints, from the step time that was predicted (nemo2/build/resilience.py).\n"
 )
 
 

@@ -1,4 +1,4 @@
-"""Published runs of our recipes: read from a table of measurements, and written to recipes/published.toml."""
+"""Published runs of our recipes: read from a table of measurements, and written to collection/published.toml."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 
 from layout_cases import Case, cases
+from superpod.collection import layout_text, registry
 from superpod.errors import UserError
 from superpod.planner.layout import Layout
 from superpod.planner.tables import published
-from superpod.recipes import layout_text, registry
 
 FILE = registry.LAYOUTS.parent / "published.toml"
 
@@ -29,7 +29,7 @@ class PublishedRun:
     source: str
 
     def text(self) -> str:
-        """As a table of recipes/published.toml."""
+        """As a table of collection/published.toml."""
         lines = [f'[["{self.case.model}_{self.case.suffix}"]]', f"gpus = {self.gpus}"]
         lines.append(f"layout = {layout_text.inline(self.layout)}")
         speed = round(self.tokens_per_s_per_gpu, 1)
@@ -80,7 +80,7 @@ def _known(model: str) -> frozenset[Case]:
 
 
 def write(by_model: dict[str, Runs]) -> None:
-    """Write recipes/published.toml."""
+    """Write collection/published.toml."""
     text = "# Measured runs of our cases that others published, of several the fastest; by scripts/plan_layouts.py.\n"
     for _, runs in sorted(by_model.items()):
         text += "".join(f"\n{run.text()}" for _, run in sorted(runs.items()))

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from superpod.collection import registry
+from superpod.collection.facts import proof_level
+from superpod.collection.registry import Recipe
+from superpod.nemo2.planned_job import job
 from superpod.planner import predict
 from superpod.planner.layout import Layout
-from superpod.recipes import registry
-from superpod.recipes.facts import proof_level
-from superpod.recipes.planned_job import job
-from superpod.recipes.registry import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -149,7 +149,7 @@ def published_rows() -> list[str]:
         "| recipe | GPUs | published layout | ours | planned, published | planned, ours | measured | of |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name, cases in tomllib.loads((ROOT / "recipes" / "published.toml").read_text()).items():
+    for name, cases in tomllib.loads((ROOT / "src" / "superpod" / "collection" / "published.toml").read_text()).items():
         recipe = registry.find(name)
         for case in cases:
             theirs = Layout.from_mapping(case["layout"], name)

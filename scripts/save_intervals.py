@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from superpod.collection import layout_text, registry
+from superpod.collection.layout_text import Group
+from superpod.collection.registry import Recipe
+from superpod.nemo2 import planned_job
+from superpod.nemo2.build import resilience
 from superpod.planner import predict
-from superpod.recipes import layout_text, planned_job, registry, resilience
-from superpod.recipes.layout_text import Group
-from superpod.recipes.registry import Recipe
 
 Saves = Mapping[str, dict[int, int]]
 """Recipe's name without its model -> nodes -> steps."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod.node.run_folder import RunFolder
+from superpod.runtime.runs.run_folder import RunFolder
 from tests.preloaded import Server
 
 ROOT = Path(__file__).parent.parent
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items):
             )
 
 
-TOGETHER = ("tests/rehearsal", "tests/recipes", "tests/slurm/testbed", "tests/extending")
+TOGETHER = ("tests/rehearsal", "tests/nemo2", "tests/slurm/testbed", "tests/extending")
 """Folders whose files share costly fixtures: one worker has them all."""
 
 

@@ -7,14 +7,32 @@ from collections.abc import Container, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-FOLDERS = ("node", "planner", "recipes", "lifecycle", "pages", "rehearsal", "launchers", "slurm", "cli")
-"""Each imports only those before it, and `errors`; the planner and the recipes take nothing of `node`."""
+PACKAGE = "src/superpod"
+FOLDERS = (
+    "common",
+    "planner",
+    "diagnosis",
+    "runtime",
+    "collection",
+    "data",
+    "nemo2",
+    "weights",
+    "requests",
+    "profiles",
+    "reports",
+    "rehearsal",
+    "launch",
+    "slurm",
+    "pages",
+    "cli",
+)
+"""Each imports only those before it, and `errors`."""
 ALLOWED = {name: {*FOLDERS[: i + 1]} for i, name in enumerate(FOLDERS)}
-ALLOWED |= {name: ALLOWED[name] - {"node"} for name in ("planner", "recipes")}
-KNOWS_NEMO = ("recipes/", "rehearsal/")
+ALLOWED["collection"] |= {"nemo2"}  # sizes, options and layout files ask for a recipe as the planner's job
+KNOWS_NEMO = ("collection/models/", "collection/registry.py", "nemo2/", "weights/", "data/", "rehearsal/")
 NEMO = ("nemo", "megatron", "transformer_engine")
 COPIED_LINES = 6
-CODE = (*FOLDERS, "src/superpod", "tests", "benchmarks", "scripts")
+CODE = (PACKAGE, "tests", "benchmarks", "scripts")
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -87,7 +105,7 @@ def unregistered(recipes: Path) -> list[str]:
 def long_files(root: Path, most: int = 500, function: int = 80) -> list[str]:
     """Files and functions longer than anyone reads in one go."""
     broken = []
-    for folder in (*ALLOWED, "tests", "benchmarks", "scripts"):
+    for folder in CODE:
         for path in sorted((root / folder).rglob("*.py")):
             name, text = path.relative_to(root).as_posix(), path.read_text()
             if len(text.splitlines()) > most:

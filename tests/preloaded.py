@@ -55,8 +55,7 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what NeMo prints while it is imported is no answer
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.devnull)
-    import superpod.recipes.overrides
-    import superpod.recipes.partial  # noqa: F401
+    import superpod.nemo2.build.partial  # noqa: F401
 
     print(STARTED, file=answers, flush=True)
     for line in sys.stdin:

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from superpod import cpu_threads
-from superpod.launchers import local
-from superpod.rehearsal import forked_run
+from superpod.common import cpu_threads
+from superpod.launch import local
+from superpod.rehearsal.training import forked_run
 
 INSTALL = """
 from superpod.rehearsal.patches import registry

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from superpod.cli.app import app
-from tests.lifecycle import synthetic_profiles
+from tests.profiles import synthetic_profiles
 from tests.test_packaging import installed, run, wheel  # noqa: F401 - fixtures
 
 NAME = "llama3_8b_pretrain_h100_bf16"
@@ -159,7 +159,7 @@ code = Path(sys.argv[1])
 sys.path.insert(0, str(code))
 import superpod
 assert Path(superpod.__file__).is_relative_to(code), superpod.__file__
-from superpod.node.rank import load
+from superpod.runtime.rank.rank import load
 load(code / "recipe.py").recipe()
 """
 
@@ -209,7 +209,7 @@ def test_a_job_whose_plan_is_another_runs_end_is_refused_before_it_starts(render
 
 
 def test_the_stack_that_is_looked_for_is_that_of_the_extra():
-    from superpod.recipes import installed as here
+    from superpod.collection import installed as here
 
     assert here.missing() == ""
     assert set(here.NEEDED) >= {"torch", "nemo"}

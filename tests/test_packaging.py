@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import house
 from tests.conftest import ROOT
-from tests.house import FOLDERS
 
-NOT_READ = {"slurm/README.md"}
-"""Files beside the code that only people read."""
 DECOY = "raise SystemExit('a decoy called recipes was imported')\n"
 
 
@@ -29,7 +27,7 @@ def wheel(tmp_path_factory):
     for name in filter(lambda name: (ROOT / name).exists(), listed.stdout.splitlines()):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
-    (tree / "recipes" / "facts" / "proven.json").touch()  # `recipes prove --write` makes it
+    (tree / house.PACKAGE / "collection" / "facts" / "proven.json").touch()  # `recipes prove --write` makes it
     command = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, tree)
     done = run(*command, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -56,7 +54,7 @@ def test_the_wheel_holds_the_package_once_with_its_data(wheel):
     import zipfile
 
     names = zipfile.ZipFile(wheel).namelist()
-    assert "superpod/recipes/layouts/llama3_8b.toml" in names
+    assert "superpod/collection/layouts/llama3_8b.toml" in names
     assert "superpod/cli/__init__.py" in names
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"superpod"}
     assert not [name for name in names if "/tests/" in name]
@@ -66,9 +64,9 @@ def test_the_wheel_holds_every_data_file_of_the_code(wheel):
     import zipfile
 
     names = set(zipfile.ZipFile(wheel).namelist())
-    tracked = run("git", "ls-files", *FOLDERS, cwd=ROOT).stdout.splitlines()
-    data = {name for name in tracked if not name.endswith(".py")} - NOT_READ
-    data |= {"recipes/facts/proven.json", "recipes/facts/ran_on_gpu.toml"}
+    tracked = run("git", "ls-files", cwd=ROOT / house.PACKAGE).stdout.splitlines()
+    data = {name for name in tracked if not name.endswith(".py")}
+    data |= {"collection/facts/proven.json", "collection/facts/ran_on_gpu.toml"}
     assert len(data) > 50
     assert {f"superpod/{name}" for name in data} - names == set()
 
@@ -90,17 +88,10 @@ def test_building_without_nemo_says_what_to_install(installed, tmp_path):
 def test_a_recipes_folder_in_the_working_directory_is_not_ours(tmp_path):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "__init__.py").write_text(DECOY)
-    code = "import superpod.recipes.registry as r; print(len(r.recipes()))"
+    code = "import superpod.collection.registry as r; print(len(r.recipes()))"
     done = run(sys.executable, "-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 5
-
-
-def test_folders_and_names_are_one_tree():
-    for name in FOLDERS:
-        link = ROOT / "src" / "superpod" / name
-        assert link.is_symlink()
-        assert link.resolve() == ROOT / name
 
 
 def test_pyright_resolves_the_names(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod import whole_file
+from superpod.common import whole_file
 
 
 def test_a_file_is_replaced_whole_with_its_permissions(tmp_path):

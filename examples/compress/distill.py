@@ -10,8 +10,9 @@ import nemo_run as run
 from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTokenizer
 from nemo.collections.llm.modelopt.recipes.distillation_recipe import distillation_recipe
 
-from superpod.launchers import script
-from superpod.recipes import overrides, schedule
+from superpod.launch import script
+from superpod.nemo2 import overrides
+from superpod.nemo2.build import schedule
 
 
 def recipe(student: str = "STUDENT", teacher: str = "TEACHER", logs: str = "logs") -> run.Partial:

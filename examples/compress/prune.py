@@ -12,7 +12,7 @@ from nemo.collections import llm
 from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTokenizer
 from nemo.collections.llm.modelopt.prune import PruningConfig
 
-from superpod.launchers import script
+from superpod.launch import script
 
 
 def recipe(checkpoint: str = "CHECKPOINT", out: str = "OUT") -> run.Partial:

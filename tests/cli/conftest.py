@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from superpod.node.run_folder import RunFolder
-from tests.recipes.weights import tiny
+from superpod.runtime.runs.run_folder import RunFolder
+from tests.weights import tiny
 
 SAMPLE = '{"prompt": "a", "completion": "b"}\n'
 

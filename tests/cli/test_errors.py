@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from superpod.errors import counted, did_you_mean
-from tests.cli.planning import SMALL
+from tests.cli.planning.small_plans import SMALL
 
 GPUS = ("--gpu", "h100", "--gpus", "8")
 

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from superpod.errors import UserError
-from superpod.lifecycle import run_list
-from superpod.node.run_folder import RunFolder
+from superpod.reports.runs import run_list
+from superpod.runtime.runs.run_folder import RunFolder
 
 VERBS = (("report", "--json"), ("history", "--json"), ("status", "--json"), ("ckpt", "list"))
 

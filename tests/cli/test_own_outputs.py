@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from superpod.slurm import profile_init, profiles
-from tests.lifecycle.report_cases import KILLED_TWICE, copied
+from superpod.slurm.profiles import profile_init, profiles
+from tests.reports.report_cases import KILLED_TWICE, copied
 
 ROWS = "id,model,gpu,gpus,precision,seq,gbs,mbs,tp,pp,vp,outcome,tokens_per_s_per_gpu\n" + "".join(
     f"{name},llama3_8b,h100,{gpus},bf16,8192,128,1,{tp},1,,ok,9000\n" for name, gpus, tp in (("a", 16, 2), ("b", 8, 4))
@@ -95,7 +95,7 @@ def test_rows_are_printed_into_a_file_that_standard_output_is(recipes_cli, place
 
 
 def test_a_profile_replaces_a_link_only_when_forced_and_leaves_what_it_names(tmp_path, monkeypatch):
-    from superpod.cli import cluster
+    from superpod.cli.cluster import cluster
     from superpod.errors import UserError
 
     monkeypatch.setattr(profile_init, "profile", lambda *_, **__: "ours\n")

@@ -4,11 +4,12 @@ import os
 
 import pytest
 
+from superpod.common.files import append_line, write_json
 from superpod.errors import UserError
-from superpod.node import guard, owner
-from superpod.node.files import append_line, write_json
-from superpod.node.run_folder import RunFolder
-from superpod.slurm.submit import SCRIPT
+from superpod.runtime.attempts import guard
+from superpod.runtime.runs import owner
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.submission.submit import SCRIPT
 from tests.slurm.fake_slurm import FakeSlurm
 
 NAME = "tiny_llama3"
@@ -37,8 +38,10 @@ def as_bob(monkeypatch, tmp_path):
 
 
 def verbs(run):
-    from superpod.cli import cancel, ckpt, finetune, submit, top_up
-    from superpod.cli import run as run_verb
+    from superpod.cli.cluster import cancel, submit, top_up
+    from superpod.cli.data import ckpt
+    from superpod.cli.running import finetune
+    from superpod.cli.running import run as run_verb
 
     return {
         "cancel it": lambda: cancel.cancel(str(run.path)),
@@ -63,14 +66,14 @@ def test_nobody_changes_another_s_run(run, as_bob, doing):
 
 
 def test_what_would_be_pruned_is_shown_to_everybody(run, as_bob, capsys):
-    from superpod.cli import ckpt
+    from superpod.cli.data import ckpt
 
     ckpt.prune(run.path, keep=1, dry_run=True)
     assert "0 of 0 checkpoints" in capsys.readouterr().out
 
 
 def test_a_report_of_another_s_run_draws_nothing_in_it(run, as_bob):
-    from superpod.cli import report
+    from superpod.cli.runs import report
 
     append_line(run.path / "metrics.jsonl", {"step": 1, "loss": 2.0, "attempt": "001"})
     report.report([str(run.path)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from superpod.node.run_folder import RunFolder
+from superpod.runtime.runs.run_folder import RunFolder
 
 ONE = ("llama3_8b", "--gpu", "h100", "--nodes", "1")
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.launchers.test_finetune import run_module
+from tests.launch.test_finetune import run_module
 
 LIMIT_S = 300
 
@@ -105,7 +105,7 @@ def test_a_stopped_verb_leaves_no_process(verb, number, place):
 def model(tmp_path_factory, recipes_cli):
     """A model, the checkpoint that it is imported as, a file of samples, and a recipe in a user's file."""
     folder = tmp_path_factory.mktemp("model")
-    run_module("tests.recipes.weights.tiny", folder / "model")
+    run_module("tests.weights.tiny", folder / "model")
     done = recipes_cli("ckpt", "convert", folder / "model", folder / "checkpoint", timeout=900)
     assert done.returncode == 0, done.stderr
     rows = (f'{{"prompt": "{at}", "completion": "b"}}\n' for at in range(50_000))

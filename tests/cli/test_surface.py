@@ -7,7 +7,7 @@ import pytest
 from typer.main import get_command
 
 from superpod.cli.app import app
-from tests.cli.planning import SMALL
+from tests.cli.planning.small_plans import SMALL
 
 LIGHT = [
     ["--help"],

@@ -5,6 +5,7 @@ import re
 from tests.conftest import ROOT
 from tests.house import FOLDERS
 
+PACKAGE = ROOT / "src" / "superpod"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 QUESTION = re.compile(r"^\| (?P<question>[^|]+\?) \| `(?P<path>[^`|]+)`(?: [^|]*)? \|$", re.MULTILINE)
 """A row of the table of questions: one question, one path, and a name within the file where that helps."""
@@ -14,7 +15,7 @@ def test_thirty_questions_have_one_file_each():
     rows = [match.groupdict() for match in QUESTION.finditer(PAGE)]
     assert len(rows) >= 30
     assert len({row["question"] for row in rows}) == len(rows)
-    assert [row for row in rows if not (ROOT / row["path"]).exists()] == []
+    assert [row for row in rows if not (PACKAGE / row["path"]).exists()] == []
 
 
 def test_every_row_of_the_table_is_a_question_with_a_path():
@@ -24,7 +25,7 @@ def test_every_row_of_the_table_is_a_question_with_a_path():
 
 def test_the_names_beside_paths_stand_in_their_files():
     for path, names in re.findall(r"\? \| `([^`|]+)` ([^|]+) \|", PAGE):
-        text = (ROOT / path).read_text()
+        text = (PACKAGE / path).read_text()
         assert [name for name in re.findall(r"`(\w+)`", names) if name not in text] == [], path
 
 
@@ -35,7 +36,7 @@ def test_paths_to_megatron_exist():
     for value, files in rows:
         paths = re.findall(r"`([\w./]+/[\w./]+)`", files)
         assert 1 < len(paths) <= 5, value
-        assert [path for path in paths if not (ROOT / path).exists()] == [], value
+        assert [path for path in paths if not (PACKAGE / path).exists()] == [], value
 
 
 def test_the_order_of_rooms_is_the_one_that_is_enforced():

@@ -5,14 +5,14 @@ import re
 import pytest
 
 from tests.conftest import ROOT
-from tests.house import FOLDERS
+from tests.house import FOLDERS, PACKAGE
 
 HISTORY = {"docs/LOG.md"}
 """Names files that were renamed since."""
 TEMPLATES = {"docs/recipes/head.md": "docs/recipes.md"}
 """Pages whose links are meant from the place of the page that is made from them."""
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES += [ROOT / "slurm" / "README.md", *sorted((ROOT / "examples").glob("*/README.md"))]
+PAGES += sorted((ROOT / "examples").glob("*/README.md"))
 LINK = re.compile(r"\]\((?P<target>[^)#:]+)(?:#[^)]*)?\)")
 PATH = re.compile(rf"`((?:{'|'.join((*FOLDERS, 'tests', 'scripts', 'benchmarks', 'src'))})/[\w./*]+)`")
 
@@ -24,4 +24,4 @@ def test_links_and_paths_of_a_page_exist(page):
     text = page.read_text()
     assert [link for link in LINK.findall(text) if not (folder / link).exists()] == []
     paths = [] if name in HISTORY else [path for path in PATH.findall(text) if "MODEL" not in path]
-    assert [path for path in paths if not any(ROOT.glob(path))] == []
+    assert [path for path in paths if not any([*ROOT.glob(path), *(ROOT / PACKAGE).glob(path)])] == []

@@ -14,7 +14,7 @@ def rows():
 
 @pytest.mark.nemo
 def test_build_5_every_recipe_of_nemo_is_judged():
-    from superpod.lifecycle.subject import nemo_recipes
+    from superpod.requests.subject import nemo_recipes
 
     names = {f"| {file}/{task}" for file, tasks in nemo_recipes().items() for task in tasks}
     assert len(names) > 93

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod.node.run_folder import RunFolder
+from superpod.runtime.runs.run_folder import RunFolder
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "python.md"

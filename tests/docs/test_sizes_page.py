@@ -7,8 +7,8 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from superpod.cli import size_options
 from superpod.cli.app import app
+from superpod.cli.options import size_options
 from superpod.errors import UserError
 from tests.conftest import ROOT
 

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 
 EXAMPLE = ROOT / "examples" / "compress"
 TEACHER = (
-    "import sys; from pathlib import Path; from tests.recipes.weights import tiny; "
+    "import sys; from pathlib import Path; from tests.weights import tiny; "
     "tiny.folder(Path(sys.argv[1]), 'llama', **tiny.RECIPE, initializer_range=0.08)"
 )
 NARROW = {"layers": 3, "ffn_hidden_size": 256, "hidden_size": 128, "attention_heads": 4, "query_groups": 2}

@@ -2,11 +2,11 @@
 
 import pytest
 
-from superpod import collection
+from superpod.common import collection
 from superpod.errors import UserError
-from superpod.lifecycle import resolve
-from superpod.lifecycle.request import Request
-from superpod.slurm.profiles import CHECKS
+from superpod.requests import resolve
+from superpod.requests.request import Request
+from superpod.slurm.profiles.profiles import CHECKS
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from superpod import collection
+from superpod.common import collection
 from tests.extending.collection import write_collection
 
 MINI = "acme_mini_pretrain_x100_bf16"
@@ -154,7 +154,8 @@ def test_a_job_carries_the_module_and_the_check(acme, preloaded_cli, tmp_path):
 
 def test_cluster_health_sends_the_check_to_the_nodes(acme):
     code = """
-from superpod.slurm import health, profiles
+from superpod.slurm import health
+from superpod.slurm.profiles import profiles
 print("".join(health.own_checks(profiles.load("acme"))) + (health.CHECKS / "node.sh").read_text())
 """
     environment = {**os.environ, collection.VARIABLE: str(acme)}

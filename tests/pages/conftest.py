@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.cli.planning import SMALL, printed
+from tests.cli.planning.small_plans import SMALL, printed
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 
 from superpod.pages import layout_points, rank_map, step_timeline
 from superpod.planner import explain
-from tests.cli.planning import SMALL, printed
+from tests.cli.planning.small_plans import SMALL, printed
 from tests.pages.planning import job, search
 
 pytestmark = pytest.mark.slow

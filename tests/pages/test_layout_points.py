@@ -3,7 +3,7 @@
 import numpy as np
 
 from superpod.pages import layout_points, packing
-from superpod.planner import option_syntax
+from superpod.planner.formats import option_syntax
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import Layout
 from tests.pages.planning import search

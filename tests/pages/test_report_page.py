@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.cli.planning import printed
-from tests.lifecycle.report_cases import BRIDGE, KILLED_TWICE, MEGATRON, copied, lines_of, made_up
+from tests.cli.planning.small_plans import printed
+from tests.reports.report_cases import BRIDGE, KILLED_TWICE, MEGATRON, copied, lines_of, made_up
 
 pytestmark = pytest.mark.slow
 

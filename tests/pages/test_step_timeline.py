@@ -6,7 +6,9 @@ from itertools import pairwise
 import pytest
 
 from superpod.pages import step_timeline
-from superpod.planner import columns, corrections, steptime
+from superpod.planner import columns
+from superpod.planner.calibration import corrections
+from superpod.planner.timing import steptime
 from tests.pages.planning import job, search
 
 EQUAL = [(p, v, m) for p in (1, 2, 4, 8) for v in (1, 2, 5) for m in (p, 2 * p, 6 * p) if p > 1 or v == 1]

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from superpod.pages import step_timeline, trace
-from tests.cli.planning import printed
+from tests.cli.planning.small_plans import printed
 from tests.pages.planning import job
 
 RUNS = [{"tp": 2}, {"tp": 2, "pp": 4, "sp": True}, {"tp": 2, "pp": 4, "vp": 4, "sp": True}, {"sharding": "zero3"}]

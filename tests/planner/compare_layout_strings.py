@@ -8,7 +8,7 @@ from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from superpod.errors import UserError
-from superpod.planner import pipeline_layout
+from superpod.planner.rules import pipeline_layout
 
 LETTERS = {LayerType.embedding: "E", LayerType.decoder: "t", LayerType.mtp: "m", LayerType.loss: "L"}
 PIECES = (

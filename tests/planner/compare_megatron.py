@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from drawn_jobs import draw
 
 from superpod.errors import UserError
-from superpod.planner.kernel_rules import KERNELS
 from superpod.planner.legality import violations
+from superpod.planner.rules.kernel_rules import KERNELS
 
 KERNEL_RULES = [rule.name for rule in KERNELS]
 
@@ -31,7 +31,7 @@ STRICTER = {
     "memory_cap": "Megatron does not know how much memory the GPU has",
     "vp_p2p": "Megatron-Core runs it, and the gradients are wrong (docs/rehearsal.md)",
     "vp_of_one": "Megatron-LM's arguments make it none; Megatron-Core runs it, but for PP 2 and overlapped sends",
-    "delayed_shared": "Transformer Engine's linear layer refuses it (planner/family_rules.py)",
+    "delayed_shared": "Transformer Engine's linear layer refuses it (planner/rules/family_rules.py)",
     **dict.fromkeys(KERNEL_RULES, "Transformer Engine's: its kernels are not there when Megatron builds a model"),
 }
 """Rules that Megatron-Core does not check itself. A job that breaks one is compared by its other rules."""

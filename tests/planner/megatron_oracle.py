@@ -22,8 +22,8 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 MEGATRONS_OWN = {"init": DotProductAttention.__init__, "config": TransformerConfig.__post_init__}
 """What the rehearsal replaces: the attention that refuses context parallelism, and the checks of FP8 and graphs."""
 
-from superpod.rehearsal.meta_build import fake_ranks  # noqa: E402
 from superpod.rehearsal.patches.registry import install, rebind, replace  # noqa: E402
+from superpod.rehearsal.proof.meta_build import fake_ranks  # noqa: E402
 
 install()
 

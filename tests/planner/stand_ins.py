@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from superpod.rehearsal.meta_build import fake_ranks
 from superpod.rehearsal.patches.registry import install
+from superpod.rehearsal.proof.meta_build import fake_ranks
 
 KERNELS = {
     "mamba_ssm": (),

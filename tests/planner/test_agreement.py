@@ -5,9 +5,11 @@ import random
 
 import pytest
 
-from superpod.cli import check, plan_options
+from superpod.cli.options import plan_options
+from superpod.cli.planning import check
 from superpod.errors import UserError
-from superpod.planner import memory, option_syntax, plans
+from superpod.planner import memory, plans
+from superpod.planner.formats import option_syntax
 from superpod.planner.layout import Layout
 from superpod.planner.tables import csv_rows
 

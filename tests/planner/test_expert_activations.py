@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from superpod.collection import registry
 from superpod.planner import models
-from superpod.recipes import registry
 
 MIXTURES = sorted(name for name, model in registry.models().items() if model.shape.is_moe)
 

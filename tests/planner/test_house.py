@@ -6,7 +6,7 @@ import re
 from superpod.planner.hardware import builtin
 from tests.conftest import ROOT
 
-PLANNER = ROOT / "planner"
+PLANNER = ROOT / "src" / "superpod" / "planner"
 CORE = [path for path in sorted(PLANNER.rglob("*.py")) if "tables" not in path.relative_to(PLANNER).parts]
 SOURCES = r"vTrain|MLPerf|SimuMax|SC21|Korthikanti|dracooci|sail-sg|dgxc|verification card|contracts\.md|\b[ms]\d{4}\b"
 

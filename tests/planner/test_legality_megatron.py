@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from superpod.planner import rules
-from superpod.planner.job_rules import GENERAL, MEGATRON, PINNED
+from superpod.planner.rules import rules
+from superpod.planner.rules.job_rules import GENERAL, MEGATRON, PINNED
 
 HERE = Path(__file__).parent
 SHARE_LEGAL, HITS = 0.4, 20

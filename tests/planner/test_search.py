@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superpod.errors import UserError
-from superpod.planner import explain, hardware, legality, models, pipeline_layout, plans, predict, search
+from superpod.planner import explain, hardware, legality, models, plans, predict, search
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
+from superpod.planner.rules import pipeline_layout
 from superpod.planner.search import Space
 
 

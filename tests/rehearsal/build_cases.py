@@ -19,7 +19,7 @@ def attention_values(_: Path, without: frozenset[str]) -> dict[str, float]:
     from megatron.core.transformer.dot_product_attention import DotProductAttention
 
     from superpod.rehearsal import install
-    from superpod.rehearsal.meta_build import fake_ranks
+    from superpod.rehearsal.proof.meta_build import fake_ranks
 
     theirs = DotProductAttention.forward
     install(without=without)
@@ -230,9 +230,10 @@ def changes(_: Path, without: frozenset[str]) -> list[list[str]]:
 
 def options(_: Path, without: frozenset[str], precisions: tuple[str, ...]) -> dict[str, Any]:
     """What the rules say of every option on a recipe of each kind in these precisions, and what it changes."""
-    from superpod.rehearsal import install, option_cases, option_trials
+    from superpod.rehearsal import install
+    from superpod.rehearsal.options import option_cases, option_trials
 
     install(without=without)
-    import superpod.recipes.partial  # noqa: F401
+    import superpod.nemo2.build.partial  # noqa: F401
 
     return {case.key: option_trials.judged(case) for case in option_cases.cases() if case.precision in precisions}

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.rehearsal.forked_run import become_rank
+from superpod.rehearsal.training.forked_run import become_rank
 
 if TYPE_CHECKING:
     from cases import NemoCase

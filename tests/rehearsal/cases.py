@@ -12,7 +12,7 @@ from typing import Any
 import build_cases
 import training_cases
 
-from superpod.rehearsal import option_cases
+from superpod.rehearsal.options import option_cases
 
 
 @dataclass(frozen=True)

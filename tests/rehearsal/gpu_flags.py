@@ -93,7 +93,8 @@ def key(given: Flags) -> str:
 
 def combinations(stride: int = 1) -> list[dict[str, Any]]:
     """Each distinct set with the first recipe and size that has it."""
-    from superpod.recipes import build, registry
+    from superpod.collection import registry
+    from superpod.recipes import build
 
     sizes = [(name, nodes) for name, recipe in registry.recipes().items() for nodes in recipe.nodes]
     first: dict[str, tuple[str, int]] = {}

@@ -34,9 +34,10 @@ from nemo import lightning as nl
 from tiny_recipe import VOCAB, tiny
 from weight_watch import Watch
 
-from superpod.rehearsal import forked_run, replica_check
-from superpod.rehearsal.cpu_recipe import rehearse
-from superpod.rehearsal.recorder import Recorder
+from superpod.rehearsal.comparison import replica_check
+from superpod.rehearsal.training import forked_run
+from superpod.rehearsal.training.cpu_recipe import rehearse
+from superpod.rehearsal.training.recorder import Recorder
 
 STEPS = 3
 MODEL = {"hidden_size": 128}

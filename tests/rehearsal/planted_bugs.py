@@ -14,9 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from superpod.node.files import write_json
-from superpod.rehearsal import shapes, trial
+from superpod.common.files import write_json
+from superpod.rehearsal import trial
 from superpod.rehearsal.patches.registry import rebind, replace
+from superpod.rehearsal.proof import shapes
 
 
 def same_data() -> None:
@@ -199,7 +200,7 @@ def nan_loss() -> None:
 
 
 def _on_step(happens: Callable[[], None]) -> None:
-    from superpod.rehearsal.recorder import Recorder
+    from superpod.rehearsal.training.recorder import Recorder
 
     original = Recorder.on_train_batch_end
 
@@ -238,7 +239,7 @@ BUGS: dict[str, tuple[str, Callable[[], None]]] = {
 
 
 def main(folder: Path, *names: str) -> None:
-    for name in ("superpod.rehearsal.entry", "superpod.recipes.partial"):  # NeMo, once for all
+    for name in ("superpod.rehearsal.entry", "superpod.nemo2.build.partial"):  # NeMo, once for all
         importlib.import_module(name)
     for name in names:
         pid = os.fork()

@@ -22,9 +22,11 @@ from nemo.collections.llm import LlamaModel
 from nemo.collections.llm.peft import LoRA
 from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 
-from superpod.recipes import build, overrides, registry
-from superpod.recipes.facts.environment import Variable
-from superpod.rehearsal import meta_build, proof, proof_pool, resolved
+from superpod.collection import registry
+from superpod.collection.facts.environment import Variable
+from superpod.nemo2 import overrides
+from superpod.recipes import build
+from superpod.rehearsal.proof import meta_build, proof, proof_pool, resolved
 from superpod.rehearsal.te import build as te_build
 from tests.rehearsal.proof_stub import InThisProcess
 

@@ -4,10 +4,10 @@ import hashlib
 import subprocess
 from pathlib import Path
 
-from superpod.recipes import registry
-from superpod.recipes.facts import proof_level
-from superpod.recipes.planned_job import job
-from superpod.rehearsal import parameter_counts, proof_store, rank_models
+from superpod.collection import registry
+from superpod.collection.facts import proof_level
+from superpod.nemo2.planned_job import job
+from superpod.rehearsal.proof import parameter_counts, proof_store, rank_models
 
 
 def rotating(count, *, encoders=True, changed=0):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from superpod import rehearsal
-from superpod.node import rank as node_rank
 from superpod.rehearsal import rank
+from superpod.runtime.rank import rank as node_rank
 
 
 @pytest.mark.parametrize(("number", "printed"), [("0", "data.num_workers: 8 -> 0  (few cores)"), ("3", "")])

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from superpod.rehearsal import RehearsalError
-from superpod.rehearsal.cpu_recipe import _check_devices
 from superpod.rehearsal.patches.table import with_table
+from superpod.rehearsal.training.cpu_recipe import _check_devices
 from tests.conftest import ROOT
 from tests.house import FOLDERS
 from tests.rehearsal.case_client import CaseRequest, with_outcomes

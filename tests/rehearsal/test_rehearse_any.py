@@ -58,7 +58,7 @@ def test_a_file_that_ends_the_process_is_no_passed_rehearsal(recipes_cli, tmp_pa
 
 
 def test_a_file_that_hangs_is_ended(tmp_path, monkeypatch):
-    from superpod.cli import rehearse
+    from superpod.cli.running import rehearse
     from superpod.errors import UserError
 
     path = tmp_path / "hangs.py"

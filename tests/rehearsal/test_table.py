@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from superpod.rehearsal import shapes, table
-from superpod.rehearsal.shapes import SHAPES
-from superpod.rehearsal.shrink import shrink
+from superpod.rehearsal import table
+from superpod.rehearsal.proof import shapes
+from superpod.rehearsal.proof.shapes import SHAPES
+from superpod.rehearsal.training.shrink import shrink
 
 CHECKS = {
     "saved",

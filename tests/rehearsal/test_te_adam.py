@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from superpod.rehearsal import cpu_recipe  # noqa: E402
 from superpod.rehearsal.patches import te_adam  # noqa: E402
 from superpod.rehearsal.patches.optimizer import update  # noqa: E402
+from superpod.rehearsal.training import cpu_recipe  # noqa: E402
 
 SETTINGS = (1e-2, 0.9, 0.95, 1e-8, 3, 1, 1, 0.1)  # lr, two betas, eps, step, decoupled, corrects, decay
 GROUP = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "step": 3, "bias_correction": True}

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from superpod.rehearsal import data_check, forked_run, replica_check, trial, verdict
-from superpod.rehearsal.forked_run import FinishedRun
+from superpod.rehearsal import trial
+from superpod.rehearsal.comparison import data_check, replica_check, verdict
+from superpod.rehearsal.training import forked_run
+from superpod.rehearsal.training.forked_run import FinishedRun
 
 PLACE = dict.fromkeys(("pipeline_model_parallel", "tensor_model_parallel", "expert_model_parallel"), 0)
 PLACE |= {"expert_tensor_parallel": 0, "context_parallel": 0, "data_parallel": 0}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from superpod.lifecycle.request import Request
 from superpod.rehearsal import validation
+from superpod.requests.request import Request
 
 LLAMA, LORA, TINY = "llama3_8b_pretrain_h100_bf16", "llama31_8b_lora_h100_bf16", "tiny_llama3"
 MIXTRAL, V3, T5 = "mixtral_8x7b_pretrain_h100_bf16", "deepseek_v3_pretrain_h100_bf16", "t5_220m_pretrain_h100_bf16"
@@ -34,8 +34,8 @@ def refusals():
     pytest.importorskip("nemo_run")
 
     def of(recipe, *overrides, nodes=None):
-        from superpod.lifecycle import resolve
-        from superpod.recipes import rules
+        from superpod.nemo2 import validation as rules
+        from superpod.requests import resolve
 
         request = Request(recipe, overrides, None, nodes)
         partial, _ = resolve.configure(request)
@@ -125,7 +125,10 @@ def test_what_nemo_would_meet_later_is_refused(refusals, recipe, overrides, says
         (LLAMA, [f"{STOP}(monitor='grad_norm',mode='min')]"]),
         (LLAMA, ["trainer.check_val_every_n_epoch=None", "data.num_train_samples=1000"]),
         (LLAMA, [f"{MONITOR}(logging_interval='step')]", "trainer.logger=False"]),
-        (LLAMA, ["resume.resume_from_path=/shared/old/step=9-last"]),  # node/rank.py: only the first attempt takes it
+        (
+            LLAMA,
+            ["resume.resume_from_path=/shared/old/step=9-last"],
+        ),  # runtime/rank/rank.py: only the first attempt takes it
         (MIXTRAL, [DROP]),
         (MIXTRAL, ["model.config.moe_layer_freq=[0,1,0,1]", "model.config.num_layers=4"]),
     ],
@@ -140,7 +143,7 @@ def test_a_list_that_a_factory_makes_takes_no_none():
     """NeMoLogger.extra_loggers: fiddle has no default for it, and the override ended with a traceback."""
     pytest.importorskip("nemo_run")
     from superpod.errors import UserError
-    from superpod.lifecycle import resolve
+    from superpod.requests import resolve
 
     with pytest.raises(UserError, match="extra_loggers takes List"):
         resolve.configure(Request(LLAMA, ("log.extra_loggers=None",)))

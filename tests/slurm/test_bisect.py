@@ -8,10 +8,11 @@ import sys
 import pytest
 
 from superpod.errors import UserError
-from superpod.node import pairs
-from superpod.slurm import bisect, health, profiles
+from superpod.runtime.health import pairs
+from superpod.slurm import bisect, health
 from superpod.slurm.bisect import choose
-from superpod.slurm.connection import Connection
+from superpod.slurm.profiles import profiles
+from superpod.slurm.submission.connection import Connection
 
 H100 = profiles.load("dgx_h100")
 NODES = ["a", "b", "c"]

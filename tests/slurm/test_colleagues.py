@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from superpod.node.files import append_line, write_json
-from superpod.node.run_folder import RunFolder
-from superpod.slurm import connection, mirror, profiles, submit, watch
+from superpod.common.files import append_line, write_json
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.profiles import profiles
+from superpod.slurm.status import mirror, watch
+from superpod.slurm.submission import connection, submit
 from tests.slurm.fake_slurm import FakeSlurm
-from tests.slurm.test_looking import submitted, with_attempt
+from tests.slurm.status.test_looking import submitted, with_attempt
 
 COLLEAGUE = 12345
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"

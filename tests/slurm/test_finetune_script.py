@@ -9,9 +9,11 @@ from typing import Any, cast
 import pytest
 
 from superpod.errors import UserError
-from superpod.node import payload
-from superpod.slurm import batch_script, profiles, submit
-from tests.slurm.test_batch_script import HOSTILE, job_for, shellcheck
+from superpod.runtime.attempts import payload
+from superpod.slurm.profiles import profiles
+from superpod.slurm.script import batch_script
+from superpod.slurm.submission import submit
+from tests.slurm.script.test_batch_script import HOSTILE, job_for, shellcheck
 
 CLUSTER = profiles.load("dgx_h100")
 """Its ranks run in a container, which lacks this project."""
@@ -26,7 +28,7 @@ def test_a_step_of_one_task_follows_the_ranks():
     ranks, _, step = words.rpartition("    -- \\\n")
     assert "--ntasks=4" in ranks
     assert "--nodes=1 --ntasks=1 --ntasks-per-node=1" in step
-    assert "-m superpod.launchers.model_job\n" in step
+    assert "-m superpod.launch.model_job\n" in step
     assert "model_job" not in started("")
 
 
@@ -57,9 +59,9 @@ def test_what_a_container_is_given_runs_without_this_project(tmp_path):
     with tarfile.open(tmp_path / "code.tar.gz") as archive:
         archive.extractall(tmp_path / "code", filter="data")
     words = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import superpod.launchers.model_job as m; "
-        "import superpod.launchers.convert, superpod.recipes.weights.serving as s; "
-        "print(m.__file__); s.served(); import superpod.recipes.registry as r; r.find('tiny_llama3_sft')"
+        "import sys; sys.path.insert(0, sys.argv[1]); import superpod.launch.model_job as m; "
+        "import superpod.launch.convert, superpod.weights.serving.serving as s; "
+        "print(m.__file__); s.served(); import superpod.collection.registry as r; r.find('tiny_llama3_sft')"
     )
     command = [sys.executable, "-P", "-c", words, str(tmp_path / "code")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

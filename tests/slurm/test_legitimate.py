@@ -7,11 +7,12 @@ import subprocess
 import pytest
 
 from superpod.errors import UserError
-from superpod.slurm import health, live_cluster, node_probe
-from superpod.slurm.connection import Connection
-from superpod.slurm.live_cluster import parse
-from superpod.slurm.preflight import findings, profile_findings
-from tests.slurm.test_preflight import ANSWERS, NODES, case, noted, profile
+from superpod.slurm import health
+from superpod.slurm.preflight.preflight import findings, profile_findings
+from superpod.slurm.profiles import live_cluster, node_probe
+from superpod.slurm.profiles.live_cluster import parse
+from superpod.slurm.submission.connection import Connection
+from tests.slurm.preflight.test_preflight import ANSWERS, NODES, case, noted, profile
 
 SUB = {
     "associations": "Account|Partition|QOS\nmine||normal\nsub||normal",

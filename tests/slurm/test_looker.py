@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from superpod.lifecycle import run_list
-from superpod.slurm import looking, watch
-from superpod.slurm.connection import Connection
-from superpod.slurm.submit import job_name
-from tests.lifecycle.growing_run import GrowingRun
+from superpod.reports.runs import run_list
+from superpod.slurm.status import looking, watch
+from superpod.slurm.submission.connection import Connection
+from superpod.slurm.submission.submit import job_name
+from tests.reports.growing_run import GrowingRun
 from tests.slurm.fake_slurm import FakeSlurm
-from tests.slurm.test_looking import snapshot, submitted, with_attempt
+from tests.slurm.status.test_looking import snapshot, submitted, with_attempt
 
 
 @pytest.fixture

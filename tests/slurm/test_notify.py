@@ -6,11 +6,12 @@ import shlex
 
 import pytest
 
-from superpod.cli import submit_refusals
+from superpod.cli.cluster import submit_refusals
 from superpod.errors import UserError
-from superpod.slurm import batch_script, profiles
-from superpod.slurm.profile_schema import Cluster
-from tests.slurm.test_batch_script import job_for
+from superpod.slurm.profiles import profiles
+from superpod.slurm.profiles.profile_schema import Cluster
+from superpod.slurm.script import batch_script
+from tests.slurm.script.test_batch_script import job_for
 
 BED = (profiles.SHIPPED / "testbed.toml").read_text()
 SECRET = "https://hooks.example.org/services/T000/B000/neverwritten"

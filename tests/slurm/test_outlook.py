@@ -1,7 +1,7 @@
 """A chain that cannot end in its time says so when it is submitted."""
 
-from superpod.slurm import submit
-from tests.slurm.test_preflight import case, profile
+from superpod.slurm.submission import submit
+from tests.slurm.preflight.test_preflight import case, profile
 
 
 def test_a_chain_that_is_too_short_says_so_at_submit():

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from superpod.node import payload
-from superpod.node.run_folder import RunFolder
-from superpod.slurm import batch_script, environment, profiles
+from superpod.runtime.attempts import payload
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.profiles import profiles
+from superpod.slurm.script import batch_script, environment
 from tests.slurm import newer_python, pythons
 from tests.slurm.jobs import edited, planned
 from tests.slurm.testbed.toys import TOY
 
-NEEDS_LIGHTNING = ("superpod.node.callback", "superpod.node.profiled")
+NEEDS_LIGHTNING = ("superpod.runtime.rank.callback", "superpod.runtime.rank.profiled")
 """Lightning's callbacks: imported where a training is."""
 
 IMPORTS = """
@@ -33,8 +34,8 @@ for path in sorted((root / "superpod").rglob("*.py")):
     if module not in sys.argv[2:]:
         importlib.import_module(module)
         print(module)
-from superpod.node.pairs import rounds
-from superpod.node.redaction import redact_text
+from superpod.runtime.health.pairs import rounds
+from superpod.common.redaction import redact_text
 assert len([pair for pairs in rounds(5) for pair in pairs]) == 10
 assert redact_text("--token 'x y' https://me:pw@host/") == "--token '<redacted>' https://<redacted>@host/"
 """
@@ -114,7 +115,7 @@ def test_all_of_it_imports(python, carried, tmp_path):
     done = subprocess.run(command, env={"PYTHONPATH": code}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) == len(carried) - len(NEEDS_LIGHTNING)
-    assert "superpod.node.attempt" in done.stdout.split()
+    assert "superpod.runtime.attempts.attempt" in done.stdout.split()
 
 
 LINES = ("trainer.max_steps = 5", "", "  data.paths[0] = '#<< a b  '")
@@ -318,7 +319,14 @@ def test_a_requeued_job_whose_run_is_not_known_begins_none(tmp_path):
 
 
 HOSTILE = 'import os, sys; open(os.environ["PWNED"], "a").write(" ".join(sys.argv) + chr(10))\n'
-NAMES = ("superpod/node/attempt.py", "superpod/node/rank.py", "superpod/__init__.py", "recipe.py", "json.py", "re.py")
+NAMES = (
+    "superpod/runtime/attempts/attempt.py",
+    "superpod/runtime/rank/rank.py",
+    "superpod/__init__.py",
+    "recipe.py",
+    "json.py",
+    "re.py",
+)
 
 
 def plant(folder: Path) -> None:
@@ -355,7 +363,9 @@ def test_code_that_waits_in_the_run_is_not_executed(tmp_path, earlier):
     (now,) = run.path.glob("code.*")
     assert now not in (before, run.path / earlier)
     assert now.stat().st_mode & 0o777 == 0o700
-    assert (now / "superpod" / "node" / "attempt.py").read_text() == (payload.PACKAGE / "node/attempt.py").read_text()
+    assert (now / "superpod" / "runtime" / "attempts" / "attempt.py").read_text() == (
+        payload.PACKAGE / "runtime/attempts/attempt.py"
+    ).read_text()
 
 
 def test_a_job_leaves_nothing_in_tmp(tmp_path):

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from superpod.cli import history, top_up
-from superpod.lifecycle import attempts as attempt_views
-from superpod.node import diagnose, guard
-from superpod.node.files import write_json
-from superpod.node.run_folder import RunFolder
-from superpod.slurm import submit, watch
+from superpod.cli.cluster import top_up
+from superpod.cli.runs import history
+from superpod.common.files import write_json
+from superpod.reports.runs import attempts as attempt_views
+from superpod.runtime.attempts import diagnose, guard
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.status import watch
+from superpod.slurm.submission import submit
 from tests.slurm.fake_slurm import FakeSlurm
-from tests.slurm.test_looking import seen, submitted, with_attempt
+from tests.slurm.status.test_looking import seen, submitted, with_attempt
 
 CONTENTS = {
     "empty": b"",

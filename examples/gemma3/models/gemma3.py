@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from superpod.recipes.registry import model
+from superpod.collection.registry import model
 
 if TYPE_CHECKING:
     import nemo_run as run

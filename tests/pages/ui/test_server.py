@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.lifecycle.growing_run import GrowingRun
 from tests.pages.ui.serving import serving
-from tests.slurm.test_looking import snapshot
+from tests.reports.growing_run import GrowingRun
+from tests.slurm.status.test_looking import snapshot
 
 SECRET = "only for those with the token"
 

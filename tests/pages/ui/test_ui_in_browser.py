@@ -5,8 +5,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.lifecycle.growing_run import GrowingRun
 from tests.pages.ui.serving import serving
+from tests.reports.growing_run import GrowingRun
 
 pytestmark = pytest.mark.slow
 

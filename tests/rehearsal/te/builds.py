@@ -35,7 +35,8 @@ def planted(defect):
     from megatron.core.pipeline_parallel import p2p_communication
     from megatron.core.transformer.moe import token_dispatcher
 
-    from superpod.rehearsal import communication, proof, schedule
+    from superpod.rehearsal.comparison import communication
+    from superpod.rehearsal.proof import proof, schedule
     from superpod.rehearsal.te import attention, enumerations, kernels
 
     fused = enumerations.NVTE_Fused_Attn_Backend(1)
@@ -71,7 +72,7 @@ def schedules(count):
     import torch
     from megatron.core.transformer import TransformerConfig
 
-    from superpod.rehearsal import meta_build, schedule
+    from superpod.rehearsal.proof import meta_build, schedule
     from superpod.rehearsal.te import build, cuda, device
 
     draw = random.Random(10)
@@ -115,9 +116,9 @@ def _end(work):
 
 def prove(names, layout=None):
     """The failures of a proof of these recipes in this process; `layout`: changes of the smallest size's."""
-    from superpod.recipes import registry
-    from superpod.recipes.facts import proof_level
-    from superpod.rehearsal import proof, proof_pool, proof_store
+    from superpod.collection import registry
+    from superpod.collection.facts import proof_level
+    from superpod.rehearsal.proof import proof, proof_pool, proof_store
     from tests.rehearsal.proof_stub import InThisProcess
 
     recipes = [registry.find(name) for name in names]
@@ -138,9 +139,11 @@ def answer(question):
     """Parameters and layers of the first and the last stage, or how they were refused."""
     import nemo_run as run
 
-    from superpod.recipes import build, overrides, registry
-    from superpod.recipes.facts import environment
-    from superpod.recipes.planned_job import job, of_partial
+    from superpod.collection import registry
+    from superpod.collection.facts import environment
+    from superpod.nemo2 import overrides
+    from superpod.nemo2.planned_job import job, of_partial
+    from superpod.recipes import build
     from superpod.rehearsal.te.build import build_with_te
 
     partial = build(question["recipe"], question.get("nodes"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from superpod.recipes.options import OPTIONS
+from superpod.collection.options import OPTIONS
 
 pytestmark = [pytest.mark.nemo, pytest.mark.slow]
 

@@ -1,4 +1,4 @@
-"""The gate of the proof in `make test`: it executes, so that no edit of recipes/facts/proven.json makes it pass.
+"""The gate of the proof in `make test`: it executes, so that no edit of collection/facts/proven.json makes it pass.
 
 A share of the recipes that rotates with the commit is built anew, what must be refused is refused, and a planted defect
 turns one of these tests red.
@@ -6,8 +6,9 @@ turns one of these tests red.
 
 import pytest
 
+from superpod.collection import registry
+from superpod.nemo2 import planned_job
 from superpod.planner import legality
-from superpod.recipes import planned_job, registry
 from tests.rehearsal.proof_stub import rotating
 
 SMALL = "llama32_1b_pretrain_h100_bf16"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from superpod.slurm import profiles
+from superpod.slurm.profiles import profiles
 
 SCRIPT = Path(__file__).parent / "testbed.sh"
 BASE = Path(os.environ.get("TESTBED", "/tmp/superpod-testbed"))

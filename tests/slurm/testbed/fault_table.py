@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from superpod.node.run_folder import Attempt
+    from superpod.runtime.runs.run_folder import Attempt
     from tests.slurm.testbed.runs import BedRun
 
 DOCS = Path(__file__).parents[3] / "docs" / "slurm.md"

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from superpod.node.run_folder import RunFolder
+from superpod.runtime.runs.run_folder import RunFolder
 from tests.slurm.testbed.bed import Testbed, write_profile
 from tests.slurm.testbed.runs import BedRun, folder_of
 

@@ -6,10 +6,11 @@ import subprocess
 import time
 from pathlib import Path
 
-from superpod.node import guard
-from superpod.node.files import read_lines
-from superpod.node.run_folder import RunFolder
-from superpod.slurm import connection, submit, watch
+from superpod.common.files import read_lines
+from superpod.runtime.attempts import guard
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.status import watch
+from superpod.slurm.submission import connection, submit
 from tests.slurm.jobs import edited
 from tests.slurm.testbed.bed import Testbed, until
 

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from superpod.node import guard
-from superpod.node.run_folder import RunFolder
-from superpod.slurm import connection, submit
+from superpod.runtime.attempts import guard
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.submission import connection, submit
 from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.nemo_runs import NemoRun
 from tests.slurm.testbed.toys import ToyRun

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from superpod.node import ending, guard
-from superpod.slurm import connection, submit
+from superpod.diagnosis import ending
+from superpod.runtime.attempts import guard
+from superpod.slurm.submission import connection, submit
 from tests.slurm.testbed.bed import BASE, until
 from tests.slurm.testbed.toys import ToyRun
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from superpod.node import guard
+from superpod.runtime.attempts import guard
 from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.toys import ToyRun
 

@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.nemo]
 
-MAKE = [sys.executable, "-W", "ignore", "-m", "tests.recipes.weights.tiny"]
+MAKE = [sys.executable, "-W", "ignore", "-m", "tests.weights.tiny"]
 
 
 def test_a_model_goes_to_nemo_and_back_in_jobs(testbed, profile, recipes_cli, tmp_path):

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import superpod.planner
-from superpod.node import checkpoints, guard, resume
-from superpod.slurm import watch
+from superpod.runtime.attempts import guard
+from superpod.runtime.checkpoints import checkpoints, resume
+from superpod.slurm.status import watch
 from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.runs import BedRun
 from tests.slurm.testbed.test_container import boxed

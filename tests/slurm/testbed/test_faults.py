@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from superpod.node import ending, guard
+from superpod.diagnosis import ending
+from superpod.runtime.attempts import guard
 from tests.slurm.testbed.bed import BASE, until
 from tests.slurm.testbed.fault_table import DOCS, lines
 from tests.slurm.testbed.nemo_runs import LONGEST

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from superpod.node.run_folder import RunFolder
+from superpod.runtime.runs.run_folder import RunFolder
 from tests.conftest import ROOT
-from tests.recipes.weights import tiny
 from tests.slurm.testbed.test_train import submitted, until_done
+from tests.weights import tiny
 
 pytestmark = [pytest.mark.nemo, pytest.mark.train, pytest.mark.long]
 
@@ -23,7 +23,7 @@ def given(tmp_path_factory):
     """A tiny Hugging Face folder that fits the recipe, and samples."""
     folder = tmp_path_factory.mktemp("given")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.recipes.weights.tiny", str(folder / "model")]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.weights.tiny", str(folder / "model")]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
     prompts = [row for row in tiny.sums(300) if "prompt" in row]
     (folder / "data.jsonl").write_text("\n".join(map(json.dumps, prompts)))

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from superpod.node import diagnose, stacks
+from superpod.runtime.attempts import diagnose
+from superpod.runtime.rank import stacks
 from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.nemo_runs import NemoRun
 from tests.slurm.testbed.test_faults import rank_of

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from superpod.node import rank_logs
-from superpod.slurm import batch_script, connection, submit
+from superpod.diagnosis import rank_logs
+from superpod.slurm.script import batch_script
+from superpod.slurm.submission import connection, submit
 from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.toys import TOY, ToyRun
 
@@ -117,7 +118,7 @@ class Teller(ToyRun):
 @pytest.fixture(scope="module")
 def new_teller(slurm_cluster, tmp_path_factory):
     """Makes a run that nothing has queued yet."""
-    from superpod.slurm import profiles
+    from superpod.slurm.profiles import profiles
 
     slurm_cluster.all_well()
     folder = tmp_path_factory.mktemp("inherited")

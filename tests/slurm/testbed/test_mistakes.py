@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod.slurm import node_probe, profiles
+from superpod.slurm.profiles import node_probe, profiles
 from tests.slurm.testbed import bed
 from tests.slurm.testbed.mistakes import PROFILE, SECRET, SUBMISSION, Mistake
 

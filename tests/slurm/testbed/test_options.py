@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from superpod.slurm import sbatch_options
+from superpod.slurm.preflight import sbatch_options
 from tests.slurm.testbed.bed import BASE
 
 LUA = """

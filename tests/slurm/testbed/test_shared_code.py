@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from superpod.node import payload
-from superpod.node.run_folder import RunFolder
-from superpod.slurm import batch_script, environment, profiles
+from superpod.runtime.attempts import payload
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.profiles import profiles
+from superpod.slurm.script import batch_script, environment
 from tests.slurm.jobs import planned
 from tests.slurm.testbed.bed import Testbed, until
 from tests.slurm.testbed.test_users import ALICE, BOB, User, shared, users
@@ -24,7 +25,8 @@ import os, sys
 from pathlib import Path
 runs, recipe, first = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 hostile = "import os; open('/tmp/sp25-pwned-' + str(os.getuid()), 'a').write(__file__ + chr(10))\\n"
-names = ["superpod/node/attempt.py", "superpod/node/rank.py", "superpod/node/leftovers.py", "recipe.py", "json.py"]
+ours = ["runtime/attempts/attempt.py", "runtime/rank/rank.py", "runtime/processes/leftovers.py"]
+names = [*("superpod/" + name for name in ours), "recipe.py", "json.py"]
 def plant(folder):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

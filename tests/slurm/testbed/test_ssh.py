@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from superpod.collection import registry
 from superpod.errors import UserError
-from superpod.lifecycle.request import Request
-from superpod.lifecycle.resolve import ResolvedRun
-from superpod.node.run_folder import RunFolder
-from superpod.recipes import planned_job, registry
-from superpod.slurm import connection, live_cluster, mirror, preflight, profiles, submit, watch
+from superpod.nemo2 import planned_job
+from superpod.requests.request import Request
+from superpod.requests.resolve import ResolvedRun
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.preflight import preflight
+from superpod.slurm.profiles import live_cluster, profiles
+from superpod.slurm.status import mirror, watch
+from superpod.slurm.submission import connection, submit
 from tests.slurm.testbed.bed import until
 
 pytestmark = pytest.mark.long

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from superpod.node.run_folder import RunFolder
-from superpod.slurm import connection, watch
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.status import watch
+from superpod.slurm.submission import connection
 from tests.slurm.testbed.bed import until
 
 pytestmark = [pytest.mark.nemo, pytest.mark.train]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from superpod.node.run_folder import RunFolder
-from superpod.slurm import profiles
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.profiles import profiles
 from tests.conftest import ROOT
 from tests.slurm.testbed.bed import BASE, Testbed, run, until
 
@@ -58,7 +58,7 @@ print("CODES", codes, file=sys.stderr)
 TOY = """
 import sys
 from pathlib import Path
-from superpod.slurm import sharing
+from superpod.slurm.profiles import sharing
 from tests.slurm.testbed.toys import ToyRun
 
 with sharing.umask("0027"):  # as `submit` makes a run folder; the job has the profile's own

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from superpod.node import first_step
+from superpod.runtime.health import first_step
 from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.toys import ToyRun
 

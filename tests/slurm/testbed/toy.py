@@ -19,14 +19,14 @@ from pathlib import Path
 
 sys.path.insert(1, os.environ["SUPERPOD_CODE"])
 
-from superpod.node import manifest, resume
-from superpod.node import rank as runtime
-from superpod.node.capture import capture_output
-from superpod.node.files import append_line, write_json
-from superpod.node.heartbeat import Heartbeat
-from superpod.node.locks import RANKS, share
-from superpod.node.saved_checkpoints import own_files
-from superpod.node.stopping import Deadline, StopSignals
+from superpod.common.files import append_line, write_json
+from superpod.common.locks import RANKS, share
+from superpod.runtime.checkpoints import manifest, resume
+from superpod.runtime.checkpoints.saved_checkpoints import own_files
+from superpod.runtime.heartbeat.heartbeat import Heartbeat
+from superpod.runtime.rank import rank as runtime
+from superpod.runtime.rank.capture import capture_output
+from superpod.runtime.rank.stopping import Deadline, StopSignals
 
 LOCK_STEP_S = 600.0
 

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from superpod.node import payload
-from superpod.node.run_folder import RunFolder
-from superpod.slurm import batch_script, environment, profiles, submit
+from superpod.runtime.attempts import payload
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.profiles import profiles
+from superpod.slurm.script import batch_script, environment
+from superpod.slurm.submission import submit
 from tests.slurm.jobs import planned
 from tests.slurm.testbed.bed import Testbed
 from tests.slurm.testbed.runs import BedRun

@@ -1,0 +1,143 @@
+"""The verbs of `recipes`. A verb parses, calls and prints, in the file of its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from superpod.cli.cluster import cluster
+from superpod.cli.cluster.cancel import cancel
+from superpod.cli.cluster.render import render
+from superpod.cli.cluster.submit import submit
+from superpod.cli.cluster.top_up import top_up
+from superpod.cli.data import ckpt, data
+from superpod.cli.data.generate import generate
+from superpod.cli.data.perplexity import perplexity
+from superpod.cli.options.hardware_option import with_hardware
+from superpod.cli.planning.calibrate import calibrate
+from superpod.cli.planning.check import check
+from superpod.cli.planning.cost import cost
+from superpod.cli.planning.diff import diff
+from superpod.cli.planning.explain import explain
+from superpod.cli.planning.export import export
+from superpod.cli.planning.fit import fit
+from superpod.cli.planning.list import list_
+from superpod.cli.planning.memory import memory
+from superpod.cli.planning.plan import plan
+from superpod.cli.planning.predict import predict
+from superpod.cli.planning.scale import scale
+from superpod.cli.planning.show import show
+from superpod.cli.planning.tune import tune
+from superpod.cli.running.doctor import doctor
+from superpod.cli.running.finetune import finetune
+from superpod.cli.running.prove import prove
+from superpod.cli.running.rehearse import rehearse
+from superpod.cli.running.run import run
+from superpod.cli.runs import profile
+from superpod.cli.runs.history import history
+from superpod.cli.runs.logs import logs
+from superpod.cli.runs.report import report
+from superpod.cli.runs.status import status
+from superpod.cli.runs.ui import ui
+from superpod.cli.runs.why import why
+from superpod.cli.verbs import Verbs
+from superpod.common import collection
+
+app = typer.Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    """Ours and those of the libraries that a run takes, as far as they are installed."""
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    for package in ("superpod-recipes", "nemo_toolkit", "megatron-core", "nemo-run", "transformer-engine", "torch"):
+        try:
+            print(package, version(package))
+        except PackageNotFoundError:
+            print(package, "not installed")
+    raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print versions and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+    recipes: Annotated[
+        list[Path] | None,
+        typer.Option("--recipes", metavar="DIR", help="A folder of your own models, layouts and hardware; repeatable."),
+    ] = None,
+) -> None:
+    """NeMo 2.0 / Megatron-Core training recipes: read, rehearse and run them."""
+    if recipes:
+        collection.add(*recipes)
+
+
+VERBS = {
+    "Plan": {
+        "plan": plan,
+        "check": check,
+        "fit": fit,
+        "memory": memory,
+        "explain": explain,
+        "scale": scale,
+        "cost": cost,
+        "predict": predict,
+        "calibrate": calibrate,
+    },
+    "Recipes": {
+        "list": list_,
+        "show": show,
+        "export": export,
+        "diff": diff,
+        "tune": tune,
+        "prove": prove,
+    },
+    "Run": {
+        "rehearse": rehearse,
+        "run": run,
+        "finetune": finetune,
+        "report": report,
+        "ui": with_hardware(ui),
+        "why": why,
+        "doctor": doctor,
+    },
+    "Slurm": {
+        "submit": with_hardware(submit),
+        "render": with_hardware(render),
+        "top-up": top_up,
+        "status": status,
+        "logs": logs,
+        "cancel": cancel,
+        "history": history,
+    },
+    "Data and checkpoints": {
+        "generate": generate,
+        "perplexity": perplexity,
+    },
+}
+"""The groups of `recipes --help`, in its order."""
+
+for _group, _verbs in VERBS.items():
+    for _name, _verb in _verbs.items():
+        app.command(_name, rich_help_panel=_group)(_verb)
+app.add_typer(profile.app, name="profile", help="What a recorded step spent its time on.", rich_help_panel="Run")
+app.add_typer(cluster.app, name="cluster", help="A cluster's profile and its health.", rich_help_panel="Slurm")
+app.add_typer(
+    data.app,
+    name="data",
+    help="Make training data: tokenizer, .bin and .idx files, blends.",
+    rich_help_panel="Data and checkpoints",
+)
+app.add_typer(
+    ckpt.app, name="ckpt", help="Checkpoints: list, verify, prune, convert.", rich_help_panel="Data and checkpoints"
+)

@@ -1,0 +1,108 @@
+"""`recipes list`: recipes by name, or the models that have recipes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.cli import spellings, tables
+from superpod.cli.options.request_options import AsJson
+
+if TYPE_CHECKING:
+    from superpod.collection.registry import Recipe
+
+
+def list_(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="Only recipes whose names contain all of these.", callback=spellings.words),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the recipes whose names contain all words; without words, list the models that have recipes."""
+    from superpod.collection.facts.matching import matching
+
+    if not words and not as_json:
+        _show_models()
+        return
+    chosen = matching(words or [])
+    if as_json:
+        print(json.dumps([_facts(r) for r in chosen], indent=1))
+    else:
+        _show_recipes(chosen)
+
+
+def _show_recipes(matching: list[Recipe]) -> None:
+    from rich.table import Table
+
+    from superpod.collection.facts import missing_weights, proof_level
+
+    heads = ("recipe", "nodes", "GPUs/node", "layout", "seq", "gbs", "proof")
+    table = Table(*heads, box=None, pad_edge=False, header_style="bold")
+    for column in table.columns:
+        column.no_wrap = True
+    for r in matching:
+        sizes = str(r.nodes[0]) if len(r.nodes) == 1 else f"{r.nodes[0]}..{r.nodes[-1]}"
+        layout = r.layout()
+        other = "" if len(set(r.layouts.values())) == 1 else " *"
+        proof = proof_level.of(r).short
+        table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short() + other, str(r.seq), str(layout.gbs), proof)
+    tables.show(table)
+    print(proof_level.MEANING)
+    if any(len(set(r.layouts.values())) > 1 for r in matching):
+        print("* at the smallest size; another layout at larger ones: recipes show NAME --nodes N")
+    for problem, instead in dict.fromkeys(filter(any, map(missing_weights.of, matching))):
+        print(f"warning: {problem}\n  next: {instead}")
+
+
+def _show_models() -> None:
+    from superpod.collection.registry import models, recipes
+
+    every = recipes().values()
+    rows = []
+    for model in models().values():
+        own = [r for r in every if r.model is model]
+        long = dict.fromkeys(f"{r.seq // 1024}k" for r in own if r.seq > model.seq)
+        tasks = ", ".join(dict.fromkeys(r.task for r in own))
+        rows.append((model.name, f"{len(own)}", tasks + (f"; pretrain at {' '.join(long)}" if long else "")))
+    tables.show_folded(("model", "recipes", "tasks"), rows, fold=2)
+    gpus, precisions = (dict.fromkeys(getattr(r, key) for r in every) for key in ("gpu", "precision"))
+    print(f"{len(every):,} recipes, MODEL_TASK_GPU_PRECISION: {', '.join(gpus)}; {', '.join(precisions)}")
+    print(_proofs(every))
+    print("recipes list llama3_8b sft h100 shows those whose names contain all the words")
+
+
+def _proofs(every: Iterable[Recipe]) -> str:
+    """How many recipes were proven how far."""
+    from superpod.collection.facts import proof_level
+
+    proofs = [proof_level.of(r) for r in every]
+    levels = Counter(proof.level for proof in proofs)
+    broken = sum(bool(proof.broken) for proof in proofs)
+    counts = [f"{levels[level]:,} {level}" for level in proof_level.LEVELS if levels[level]]
+    further = Counter(level for proof in proofs for level in {*proof.further.values()})
+    counts += [f"{further[level]:,} {level} at some size" for level in proof_level.LEVELS if further[level]]
+    return f"proof: {', '.join(counts)}" + (f"; {broken:,} known not to start at some size" if broken else "")
+
+
+def _facts(r: Recipe) -> dict[str, object]:
+    from superpod.collection.facts import proof_level
+
+    proof = proof_level.of(r)
+    shown = {name: getattr(proof, name) for name in ("level", "why", "broken", "versions", "further")}
+    return {
+        "name": r.name,
+        "model": r.model.name,
+        "title": r.model.title,
+        "task": r.task,
+        "gpu": r.gpu,
+        "precision": r.precision,
+        "seq": r.seq,
+        "gpus_per_node": r.gpus_per_node,
+        "proof": shown,
+        "layouts": {n: vars(layout) for n, layout in r.layouts.items()},
+    }

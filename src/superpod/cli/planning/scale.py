@@ -1,0 +1,70 @@
+"""`recipes scale`: throughput over cluster sizes."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.cli import tables
+from superpod.cli.options import page_options
+from superpod.cli.options.plan_options import PlanOptions, with_plan_options
+from superpod.cli.options.request_options import AsJson
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.planner.scaling import Point
+
+
+@with_plan_options("layout", "nodes", "task", "fabric")
+def scale(
+    options: PlanOptions,
+    gpus: Annotated[
+        str, typer.Option("--gpus", help="Sizes in GPUs, such as 64,128,256.")
+    ] = "8,16,32,64,128,256,512,1024",
+    as_json: AsJson = False,
+    html: page_options.Html = None,
+) -> None:
+    """Show throughput over cluster sizes, the best layout at each: strong scaling (one batch), weak (batch per GPU)."""
+    from superpod.planner import scaling
+
+    page_options.check(html)
+    sizes = _sizes(gpus)
+    job = options.job_to_search(gpus=sizes[0])
+    points = scaling.table(job, sizes)
+    if html is not None:
+        from superpod.pages import sizes_page
+
+        page_options.write_page(html, sizes_page.of_scale(job, points, command=page_options.command()))
+    if as_json:
+        print(json.dumps([scaling.as_json(point) for point in points], indent=1))
+    else:
+        _show(points)
+
+
+def _show(points: list[Point]) -> None:
+    from rich.table import Table
+
+    from superpod.planner import explain
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("scaling", "GPUs", "gbs", "step s", "tokens/s", "tokens/s/GPU", "efficiency %"):
+        table.add_column(title, justify="left" if title == "scaling" else "right", no_wrap=True)
+    table.add_column("layout", no_wrap=True)
+    for p in points:
+        if p.seconds is None or p.layout is None:
+            table.add_row(p.kind, f"{p.gpus:,}", f"{p.gbs:,}", "-", "-", "-", "-", p.reason)
+            continue
+        figures = (f"{p.seconds:.3f}", f"{p.tokens_per_s:,.0f}", f"{p.tokens_per_s / p.gpus:,.0f}")
+        row = (f"{100 * p.efficiency:.1f}", explain.title(p.layout))
+        table.add_row(p.kind, f"{p.gpus:,}", f"{p.gbs:,}", *figures, *row)
+    tables.show(table)
+
+
+def _sizes(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(re.fullmatch(r"[0-9]{1,9}", part) and int(part) for part in parts):
+        raise UserError(f"--gpus is {text!r}; it is a list of sizes, such as 64,128,256")
+    return sorted({int(part) for part in parts})

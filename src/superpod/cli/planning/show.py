@@ -1,0 +1,56 @@
+"""`recipes show`: the whole configuration of a recipe."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.cli.options.request_options import AsJson, Name, Overrides, request_of
+from superpod.cli.options.size_options import SizeOptions, with_size
+
+if TYPE_CHECKING:
+    from superpod.nemo2.export.flatten import Line
+    from superpod.requests.request import Request
+
+WHY_COLUMN = 58
+"""Column at which `--why` writes its comments."""
+
+
+@with_size
+def show(
+    name: Name,
+    overrides: Overrides = None,
+    why: Annotated[bool, typer.Option("--why", help="Name the file and line that set each value.")] = False,
+    *,
+    size: SizeOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Print the whole configuration of a recipe, as lines of path = value."""
+    from superpod.collection.facts import proof_level
+    from superpod.collection.registry import find
+
+    request = request_of(name, overrides, None, size, to_run=False)
+    lines = _lines(request)
+    if as_json:
+        print(json.dumps({line.path: {"value": line.value, "where": line.where} for line in lines}, indent=1))
+        return
+    recipe = find(name)
+    print(f"# proof: {proof_level.sentence(recipe, request.num_nodes or recipe.nodes[0], request.changes())}")
+    for line in lines:
+        print(f"{line!s:{WHY_COLUMN}}  # {line.where}" if why and line.where else line)
+
+
+def _lines(request: Request) -> list[Line]:
+    """The configured recipe, not checked: one that cannot run can still be read."""
+    from superpod.cli.running.progress import quiet_wait
+    from superpod.collection import installed
+    from superpod.requests.resolve import configure
+
+    installed.require("building a recipe")
+    with quiet_wait("building the recipe with NeMo (10 to 20 s)"):
+        partial, _ = configure(request)
+        from superpod.nemo2.export import flatten
+
+        return flatten.flatten(partial)

@@ -1,0 +1,31 @@
+"""`recipes doctor`: what is installed here, and what is missing."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
+    """Show what is installed, what this machine has, and which verbs lack what."""
+    from superpod.launch.doctor import checks
+
+    results = checks()
+    if as_json:
+        print(json.dumps([vars(check) for check in results], indent=1))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    from superpod.cli import tables
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for check in results:
+        mark = Text("ok", "green") if check.ok else Text("--", "yellow")
+        table.add_row(mark, check.name, Text(check.detail))
+        if not check.ok:
+            table.add_row("", "", Text(f"for {check.enables}", "dim"))
+            table.add_row("", "", Text(check.next, "dim"))
+    tables.console().print(table)

@@ -1,0 +1,130 @@
+"""`recipes run`: a recipe on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.cli.options.profile_option import ProfileOptions, with_profile
+from superpod.cli.options.request_options import Build, Data, Name, Overrides, Runs, earlier_run, request_of
+from superpod.cli.options.size_options import SizeOptions, say, with_size
+from superpod.cli.options.wandb_option import Wandb, with_wandb
+from superpod.cli.running.validated import require_built
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.requests.request import Request
+    from superpod.runtime.runs.run_folder import RunFolder
+
+
+@with_profile
+@with_size
+def run(
+    name: Name,
+    overrides: Overrides = None,
+    data: Data = None,
+    resume: Annotated[str | None, typer.Option(help="Continue this run folder, or the `last` one.")] = None,
+    *,
+    size: SizeOptions,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="NeMo checkpoint, or run, with the weights to start from.")
+    ] = None,
+    wandb: Wandb = "",
+    profiling: ProfileOptions,
+    runs: Runs = Path("runs"),
+    build: Build = True,
+) -> None:
+    """Train a recipe on this machine: on its GPUs, or as a rehearsal on CPUs if it has none."""
+    from superpod.collection import installed
+    from superpod.launch import start as starts
+
+    overrides, profile = with_wandb(overrides, wandb), profiling.require_here()
+    if start:
+        overrides = [*overrides, starts.override(start, name)]
+    folder = None
+    request = request_of(name, overrides, data, size) if resume is None else None
+    installed.require("training")
+    from superpod.launch import preflight
+    from superpod.runtime.checkpoints import resume as resume_rule
+
+    if request is None:
+        assert resume is not None
+        folder, request = _resumed(runs, name, resume, overrides or [], data, size)
+        with folder.lock():
+            resume_rule.decide_by_sizes(folder)
+        request.check()
+    if profile:
+        request = replace(request, profile=profile)
+    say(request.mock_data_notes)
+    target = folder.path if folder else runs
+    preflight.writable(target)
+    preflight.disk(target, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
+    _train(request, folder, runs, build=build)
+
+
+def _resumed(
+    runs: Path, name: str, resume: str, overrides: list[str], data: Path | None, size: SizeOptions
+) -> tuple[RunFolder, Request]:
+    """The run to continue, and its request with the changes of this command line."""
+    from superpod.requests import resume_changes
+    from superpod.requests.request import Request
+    from superpod.runtime.processes import processes
+    from superpod.runtime.runs import pending_facts
+
+    folder = earlier_run(runs, name, resume)
+    with folder.lock():
+        processes.refuse_beside_others(folder)
+        pending_facts.take_over(folder)  # of a launcher that was killed
+    if "finetune" in folder.facts:
+        raise UserError(
+            f"{folder.path} is a fine-tuning run", f"to continue it: recipes finetune {name} --resume {folder.path}"
+        )
+    if folder.done and not overrides:
+        raise UserError(f"{folder.path} is done", "give it more steps, such as trainer.max_steps=100")
+    for option, value in size.given().items():
+        raise UserError(f"{option} {value}: a run keeps its size when it continues", "start a new run at that size")
+    for change in resume_changes.changes(folder, overrides):
+        print(f"change {change}", file=sys.stderr)
+    return folder, Request.of_run(folder, overrides, data.absolute() if data else None)
+
+
+def _train(request: Request, folder: RunFolder | None, runs: Path, *, build: bool) -> None:
+    from superpod.cli import tables
+    from superpod.cli.running import training
+    from superpod.cli.running.progress import leaving_at_once, waiting
+    from superpod.cli.runs.report import print_report
+    from superpod.common.quiet import quietly
+    from superpod.launch import local
+
+    with quietly() as terminal:
+        console = tables.console(terminal, highlight=True)
+        with waiting(console, "importing NeMo and building the recipe (10 to 20 s)"), leaving_at_once(console):
+            local_run = local.prepare(request)
+        require_built([local_run.resolved], build=build, console=console)
+        end, folder = training.train(console, local_run, folder, runs)
+    with contextlib.suppress(BrokenPipeError):  # the exit code is the training's
+        print_report(folder)
+        _name_profile(folder)
+        if end.state != "done" and any(folder.checkpoints.iterdir()):
+            print(f"to continue: recipes run {request.recipe} --resume {shlex.quote(str(folder.path))}")
+    if end.state != "done":
+        raise training.NotDone(end.exit_code)
+
+
+def _name_profile(folder: RunFolder) -> None:
+    """How to look at what was profiled of a run, or why there is nothing to look at."""
+    from superpod.profiles import profile_files
+
+    if not folder.facts.get("profile"):
+        return
+    try:
+        profile_files.of_run(folder)
+        print(f"profile: recipes profile show {shlex.quote(str(folder.path))}")
+    except UserError as none:
+        print(f"no profile: {none}")

@@ -1,0 +1,110 @@
+"""A training on this machine as a terminal shows it, shared by `recipes run` and `recipes finetune`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from superpod.launch.local import AttemptEnd, LocalRun
+    from superpod.runtime.runs.run_folder import Attempt, RunFolder
+
+STYLES = {"done": "green", "cancelled": "yellow"}
+
+
+class NotDone(Exception):
+    """A run that did not end as done. Its report is already printed; `main` only has to set the exit code."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs: Path) -> tuple[AttemptEnd, RunFolder]:
+    """Run one attempt, in `folder` or in a new one under `runs`; returns how it ended and its run folder."""
+    from superpod.launch import preflight
+    from superpod.runtime.runs.run_folder import RunFolder
+
+    if folder is None:
+        preflight.disk(runs, local_run.checkpoint_bytes)  # before there is a run that would look queued
+    facts, lines = _facts(local_run), local_run.lines
+    folder = folder or RunFolder.create(runs, local_run.resolved.request.recipe, facts=facts, recipe_lines=lines)
+    with folder.lock():
+        return train_held(console, local_run, folder), folder
+
+
+def _facts(local_run: LocalRun) -> dict[str, Any]:
+    """What run.json keeps of a local run."""
+    facts = local_run.resolved.request.facts() | local_run.facts | {"checkpoint_bytes": local_run.checkpoint_bytes}
+    facts |= {"save_every": local_run.resolved.save_every}
+    return facts | {"max_steps": local_run.max_steps, "nodes": 1, "gpus_per_node": local_run.ranks}
+
+
+def train_held(console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt | None = None) -> AttemptEnd:
+    """Run one attempt of a run whose lock this process holds: `attempt`, which is open, or a new one."""
+    from superpod.cli.running.progress import Steps
+    from superpod.launch import local, preflight
+    from superpod.runtime.checkpoints import resume
+    from superpod.runtime.processes import processes
+    from superpod.runtime.runs import pending_facts
+
+    processes.refuse_beside_others(folder)
+    preflight.disk(folder.path, local_run.checkpoint_bytes)
+    decided = local.decide(local_run, folder)
+    marker = folder.reopen(local_run.max_steps)
+    folder.write_plan(local_run.resolved.plan)
+    attempt = attempt or folder.new_attempt()
+    resume.settle(folder, attempt, decided)
+    attempt.write_env(os.environ)
+    pending_facts.keep(attempt, _facts(local_run), local_run.lines)
+    _announce(console, local_run, folder, attempt, decided.words if folder.attempts[1:] else "")
+    end = local.AttemptEnd("failed", 1, "the launcher failed")
+    steps = Steps(console, folder, local_run.max_steps)
+    try:
+        with steps:
+            end = local.launch(local_run, folder, attempt, steps.tick)
+    finally:
+        with _reporting_full_disks(console):
+            if steps.last > steps.first:
+                pending_facts.take_over(folder)
+            elif marker:
+                folder.restore_done(marker)
+        with _reporting_full_disks(console):
+            # A run that was done and made no new step is done as before, but this attempt is not.
+            was_done = {"was_done": marker.get("step")} if marker and steps.last <= steps.first else {}
+            pending_facts.drop(attempt)
+            attempt.finish(end.state, exit_code=end.exit_code, message=end.message, last_step=steps.last, **was_done)
+    style = STYLES.get(end.state, "red")
+    console.print(f"[{style}]{end.state}[/] at step {steps.last} of {local_run.max_steps}")
+    if end.message:
+        console.print(end.message, markup=False, highlight=False, soft_wrap=True)
+    return end
+
+
+@contextmanager
+def _reporting_full_disks(console: Console) -> Iterator[None]:
+    """Report a full disk and continue: how a run ended is known even if its folder can no longer be written."""
+    try:
+        yield
+    except UserError as error:
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+
+
+def _announce(console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt, resumed: str) -> None:
+    if local_run.changes:
+        changes = "".join(f"{c.path or 'recipe'}: {c.old} -> {c.new}  ({c.reason})\n" for c in local_run.changes)
+        (attempt.path / "rehearsal.txt").write_text(changes, encoding="utf-8")
+        console.print(
+            f"no GPU here: rehearsing on {local_run.ranks} CPU ranks, the recipe's own NeMo and Megatron-Core on gloo; "
+            f"{len(local_run.changes)} GPU settings changed, listed in attempts/{attempt.name}/rehearsal.txt"
+        )
+    console.print(f"run folder {folder.path}, attempt {attempt.name}", markup=False, highlight=False, soft_wrap=True)
+    if resumed:
+        console.print(resumed, markup=False, highlight=False, soft_wrap=True)

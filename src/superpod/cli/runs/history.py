@@ -1,0 +1,52 @@
+"""`recipes history`: the attempts of a run."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from superpod.cli import tables
+from superpod.cli.options.request_options import AsJson, Run
+from superpod.errors import readable
+
+if TYPE_CHECKING:
+    from superpod.reports.runs.attempts import AttemptView
+
+
+def history(run: Run, as_json: AsJson = False) -> None:
+    """List the attempts of a run: when and where each ran, what it resumed, how far it got, and how it ended."""
+    from superpod.reports.runs import attempts
+    from superpod.runtime.runs.run_folder import RunFolder
+
+    views = attempts.views(RunFolder.open(run))
+    if as_json:
+        import dataclasses
+        import json
+
+        print(json.dumps([dataclasses.asdict(view) for view in views], indent=1))
+        return
+    _print_table(views)
+
+
+def _print_table(views: list[AttemptView]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    head = ("attempt", "job", "began", "took", "nodes", "from", "to step", "checkpoint", "state", "why")
+    table = Table(*head, box=None, pad_edge=False, header_style="bold")
+    for view in views:
+        nodes = view.nodes
+        cells = (
+            view.attempt,
+            view.job + (f" (restart {view.restarts})" if view.restarts else ""),
+            "-" if view.began is None else time.strftime("%m-%d %H:%M:%S", time.localtime(view.began)),
+            tables.ago(view.took_s),
+            nodes[0] if len(nodes) == 1 else f"{nodes[0]} +{len(nodes) - 1}" if nodes else "-",
+            "-" if view.resumed_step is None else str(view.resumed_step),
+            "-" if view.last_step is None else str(view.last_step),
+            str(view.checkpoint or "-"),
+            view.state,
+            "; ".join(filter(None, (view.message, *view.notes))),
+        )
+        table.add_row(*(Text(readable(cell)) for cell in cells))
+    tables.show(table)

@@ -1,0 +1,71 @@
+"""`recipes logs`: the output of a run's ranks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superpod.cli.options.request_options import Run
+from superpod.errors import UserError, readable
+
+if TYPE_CHECKING:
+    from superpod.reports.runs.logs import Reader
+    from superpod.runtime.runs.run_folder import RunFolder
+
+READ_S = 1.0
+"""How often `--follow` looks whether a log has grown."""
+
+FILES_PER_S = 200
+"""With so many logs that this were exceeded (`--all` on thousands of ranks), it looks less often."""
+
+
+def logs(
+    run: Run,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the run ends.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", help="Only this rank; default: 0, and why srun failed.")] = None,
+    all_ranks: Annotated[bool, typer.Option("--all", help="All ranks of all nodes.")] = False,
+    attempt: Annotated[str, typer.Option("--attempt", help="Only this attempt; default: all of them, in order.")] = "",
+    lines: Annotated[int, typer.Option("-n", "--lines", help="Only the last N lines of each file; 0 = all.")] = 0,
+) -> None:
+    """Print the output of a run's ranks, over all nodes and attempts; exit 1 if there is none."""
+    from superpod.reports.runs.logs import Reader, ended
+    from superpod.runtime.runs.run_folder import RunFolder
+    from superpod.slurm.status.job_queue import EVERY_S
+
+    folder = RunFolder.open(run)
+    names = [known.name for known in folder.attempts]
+    if attempt and attempt.zfill(3) not in names:
+        raise UserError(f"{run} has no attempt {attempt}", f"it has {', '.join(names) or 'none yet'}")
+    reader = Reader(folder, rank=rank, all_ranks=all_ranks, attempt=attempt, tail=lines)
+    printed, next_look = _print_new(reader), time.monotonic()
+    while follow and not ended(folder):
+        if time.monotonic() >= next_look:
+            next_look = time.monotonic() + EVERY_S
+            if _is_over(folder):
+                break
+        time.sleep(max(READ_S, reader.files / FILES_PER_S))
+        printed += _print_new(reader)
+    printed += _print_new(reader)
+    if not printed and reader.empty:
+        print(f"{run} has no log of this kind yet: `recipes status {run}` says where it stands", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _print_new(reader: Reader) -> int:
+    """Print what is new; the number of lines."""
+    count = 0
+    for line in reader.new():
+        print(readable(line), flush=True)
+        count += 1
+    return count
+
+
+def _is_over(folder: RunFolder) -> bool:
+    """Whether the run goes on no more, by its folder and Slurm."""
+    from superpod.slurm.status import watch
+    from superpod.slurm.submission import connection
+
+    return watch.views([folder], connection.Connection())[0].state in ("done", "failed", "cancelled")

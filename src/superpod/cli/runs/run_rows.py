@@ -1,0 +1,113 @@
+"""Runs as rows of a table, or as some lines a run where that is too wide. `status` and its page print them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from superpod.cli import tables
+from superpod.errors import readable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from superpod.slurm.status.watch import RunView
+
+STYLE = {"done": "green", "failed": "red", "stalled": "red", "cancelled": "yellow", "running": "cyan", "saving": "cyan"}
+HEAD = ("run", "state", "step", "loss", "tokens/s", "MFU", "left", "attempt", "checkpoint")
+
+
+def name(view: RunView) -> str:
+    """RECIPE/FOLDER, as it may be printed."""
+    return readable(f"{view.run.recipe}/{view.run.path.name}")
+
+
+def _cells(view: RunView) -> tuple[str, ...]:
+    """In the order of HEAD; "-" for what is not known."""
+    steps = f"{view.step}/{view.max_steps}" if view.max_steps else str(view.step)
+    saved = f"step {view.checkpoint_step}, {tables.ago(view.checkpoint_age_s)} ago" if view.checkpoint_step else "-"
+    return (
+        name(view),
+        readable(view.state),
+        steps if view.state != "unreadable" else "-",
+        "-" if view.loss is None else f"{view.loss:.4f}",
+        "-" if view.tokens_per_s is None else f"{view.tokens_per_s:,.0f}",
+        "-" if view.mfu is None else f"{view.mfu:.1%}",
+        tables.ago(view.eta_s),
+        view.attempt or "-",
+        saved,
+    )
+
+
+def table(views: Sequence[RunView], *, with_users: bool = False, chosen: int | None = None) -> Table:
+    """A row a run, each column as wide as it needs."""
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("user", *HEAD) if with_users else HEAD:
+        rows.add_column(title, no_wrap=True)
+    for i, view in enumerate(views):
+        run, state, *rest = _cells(view)
+        cells = [Text(run), Text(state, style=STYLE.get(view.state, "red")), *map(Text, rest)]
+        user = [Text(readable(view.user))] if with_users else []
+        rows.add_row(*user, *cells, style="reverse" if i == chosen else "")
+    return rows
+
+
+def is_too_wide(rows: Table, width: int) -> bool:
+    """Whether a table needs more columns than there are."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(width=10_000)
+    return Measurement.get(console, console.options, rows).maximum > width
+
+
+def lines(view: RunView, width: int, *, with_users: bool = False, chosen: bool = False) -> list[Text]:
+    """A run in a few lines of at most `width`: its name, then its state and figures with their names."""
+    from rich.console import Console
+    from rich.text import Text
+
+    run, state, steps, loss, rate, mfu, left, attempt, saved = _cells(view)
+    parts = [
+        *([readable(view.user)] if with_users else []),
+        f"step {steps}" if steps != "-" else "",
+        f"loss {loss}" if loss != "-" else "",
+        f"{rate} tokens/s" if rate != "-" else "",
+        f"MFU {mfu}" if mfu != "-" else "",
+        f"{left} left" if left != "-" else "",
+        f"attempt {attempt}" if attempt != "-" else "",
+        f"checkpoint {saved}" if saved != "-" else "",
+    ]
+    glued = [part.replace(" ", tables.GLUE) for part in (state, *filter(None, parts))]
+    wrapped = textwrap.wrap(", ".join(glued), max(width, tables.LEAST), initial_indent="  ", subsequent_indent="  ")
+    body = [Text(line.replace(tables.GLUE, " ")) for line in wrapped]
+    body[0].stylize(STYLE.get(view.state, "red"), 2, 2 + len(state))
+    title = Text(run, style="bold reverse" if chosen else "bold")
+    return [*title.wrap(Console(width=width), width), *body]
+
+
+def show(views: Sequence[RunView], *, with_users: bool, width: int | None) -> None:
+    """Print the table, or in fewer columns than it needs a few lines a run; `width` None = as wide as it needs."""
+    rows = table(views, with_users=with_users)
+    if width is None or not views or not is_too_wide(rows, width):
+        tables.show(rows)
+        return
+
+    console = tables.console()
+    for view in views:
+        for line in lines(view, width, with_users=with_users):
+            console.print(line, soft_wrap=True)
+
+
+def messages(views: Sequence[RunView]) -> list[str]:
+    """Why runs are in their states, and what is wrong with them, a line each."""
+    return [
+        readable(f"{view.run.path.name}: {message}")
+        for view in views
+        for message in (view.message, view.alarm, *view.resumed)
+        if message
+    ]

@@ -1,0 +1,231 @@
+"""The page of `recipes status --watch`: runs, curves, ranks and last lines in a terminal of any size. It only looks."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.segment import Segment, SegmentLines
+from rich.text import Text
+
+from superpod.cli import tables
+from superpod.cli.runs import run_rows
+from superpod.cli.terminal_keys import Keys
+from superpod.errors import readable
+from superpod.reports import curves
+from superpod.reports.runs import followed_run, live_run
+from superpod.reports.runs.followed_run import FollowedRun
+from superpod.reports.runs.run_list import ListedRun
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.status import looking, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from superpod.common.files import JsonObject
+    from superpod.slurm.status.watch import RunView
+    from superpod.slurm.submission.connection import Connection
+
+Lines = list[list[Segment]]
+LIVE = ("running", "saving", "stalled")
+SIDE_BY_SIDE = 72
+"""Columns from which the two curves stand beside each other."""
+LEAST_CURVE = 4
+"""Lines of a curve with its title and the steps below it."""
+RESIZE_S = 0.2
+"""How often the size of the terminal is looked at."""
+RATE = "tokens_per_s_per_gpu"
+
+
+def show(folder: Path, run: str, slurm: Connection, *, everybody: bool, every_s: float) -> None:
+    """Show the page until q or Ctrl-C.
+
+    Args:
+        folder: of the runs.
+        run: the only one, or a sweep; '' = all in `folder`.
+        slurm: where its commands are.
+        everybody: also the runs of others.
+        every_s: seconds between two looks.
+
+    Raises:
+        UserError: the folder or the run cannot be read at the first look.
+    """
+    listed = looking.below(folder, run)
+    if run and listed and listed[0].problem and listed[0].run.path == Path(run).absolute():
+        RunFolder.open(run)
+
+    def listing() -> list[ListedRun]:
+        return [one for one in looking.below(folder, run) if run or everybody or one.mine]
+
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)  # exported once, it would hide that the terminal has another size now
+    console = Console(highlight=False)
+    page = StatusPage(looking.RunsPage(looking.Looker(slurm), listing), console, run or str(folder))
+    try:
+        with Keys() as keys, Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as screen:
+            while True:
+                page.look()
+                screen.update(page.drawn(), refresh=True)
+                if not _goes_on(page, keys, screen, every_s):
+                    return
+    except KeyboardInterrupt:
+        return
+
+
+def _goes_on(page: StatusPage, keys: Keys, screen: Live, every_s: float) -> bool:
+    """Wait for the next look; draws anew at a key and when the terminal has another size. False at q."""
+    until, size = time.monotonic() + every_s, page.console.size
+    while (left_s := until - time.monotonic()) > 0:
+        key = keys.wait(min(left_s, RESIZE_S))
+        if key == "q":
+            return False
+        if key or page.console.size != size:
+            page.move({"up": -1, "down": 1}.get(key, 0))
+            size = page.console.size
+            screen.update(page.drawn(), refresh=True)
+    return True
+
+
+class StatusPage:
+    """What is shown, at the size of the terminal."""
+
+    def __init__(self, runs: looking.RunsPage, console: Console, subject: str) -> None:
+        self.console, self._runs, self._subject = console, runs, subject
+        self._chosen: Path | None = None
+        self._lines: dict[Path, live_run.LastLines] = {}
+        self._logs: list[str] = []
+        self._ranks: list[str] = []
+        utf = console.encoding.lower().replace("-", "").startswith("utf")
+        self._letters = utf and os.environ.get("TERM") != "linux"
+
+    def look(self) -> None:
+        """Read what is new of all runs, and of the chosen one its log and heartbeats."""
+        self._runs.look()
+        views = self._runs.views
+        if self._chosen is None or all(view.run.path != self._chosen for view in views):
+            live = [view for view in views if view.state in LIVE] or views
+            self._chosen = live[-1].run.path if live else None
+        self._logs, self._ranks = [], []
+        if (view := self._view) is not None and view.state != watch.UNREADABLE:
+            log = self._lines.setdefault(view.run.path, live_run.LastLines(view.run))
+            try:
+                self._logs, self._ranks = log.look(), live_run.ranks(view.run)
+            except OSError as error:  # the folder goes away at this moment; the next look says so
+                self._logs = [f"{error.filename}: {error.strerror}"]
+
+    @property
+    def _view(self) -> RunView | None:
+        return next((view for view in self._runs.views if view.run.path == self._chosen), None)
+
+    def move(self, by: int) -> None:
+        """Choose the next run, or that before."""
+        paths = [view.run.path for view in self._runs.views]
+        if by and self._chosen in paths:
+            at = paths.index(self._chosen) + by
+            self._chosen = paths[max(0, min(at, len(paths) - 1))]
+            self.look()
+
+    def drawn(self) -> RenderableType:
+        """The whole page, as many lines as the terminal has."""
+        width, height = self.console.size
+        lines = self._text([self._head(width)], width)
+        lines += self._rows(width, max(4, height // 3))
+        if (view := self._view) is not None:
+            messages = [Text(line, style="yellow") for line in run_rows.messages([view])]
+            lines += self._text(messages, width)[:4]
+            lines += self._detail(view, width, height - len(lines))
+        return SegmentLines(lines[:height], new_lines=True)
+
+    def _text(self, texts: list[Text], width: int, *, wrap: bool = True) -> Lines:
+        options = self.console.options.update(width=width, height=None, no_wrap=not wrap)
+        options.overflow = None if wrap else "crop"
+        return [line for text in texts for line in self.console.render_lines(text, options, pad=False)]
+
+    def _head(self, width: int) -> Text:
+        clock = time.strftime("%H:%M:%S")
+        answered = self._runs.looker.asked_at
+        slurm = f", Slurm's word {tables.ago(time.time() - answered)} old" if answered else ""
+        words = f"{readable(self._subject)}  {clock}{slurm}  q leaves"
+        words = words if len(words) <= width else f"{clock}{slurm}  q leaves"
+        head = Text(words, style="dim")
+        if self._runs.problem:
+            head.append(f"\n{readable(self._runs.problem)}", style="red")
+        elif not self._runs.views:
+            head.append("\nno runs", style="yellow")
+        return head
+
+    def _rows(self, width: int, most: int) -> Lines:
+        """The runs, the chosen one among them; as many as there is room for."""
+        views = self._runs.views
+        if not views:
+            return []
+        at = next((i for i, view in enumerate(views) if view.run.path == self._chosen), len(views) - 1)
+        several = len(views) > 1
+        rows = run_rows.table(views)
+        if not run_rows.is_too_wide(rows, width):
+            first, last = _window(at, len(views), most - 2)
+            rows = run_rows.table(views[first:last], chosen=at - first if several else None)
+            lines = self.console.render_lines(rows, self.console.options.update(width=width, height=None), pad=False)
+        else:
+            texts = [run_rows.lines(view, width, chosen=several and i == at) for i, view in enumerate(views)]
+            first, last = _window(at, len(views), max(1, (most - 1) // max(map(len, texts))))
+            lines = self._text([line for body in texts[first:last] for line in body], width)
+        hidden = len(views) - (last - first)
+        return lines + self._text([Text(f"{hidden} more: up and down", style="dim")] * bool(hidden), width)
+
+    def _detail(self, view: RunView, width: int, height: int) -> Lines:
+        """The curves, the ranks and the log of the chosen run, in so many lines."""
+        if height < 3:
+            return []
+        rule = "─" if self._letters else "-"
+        title = Text(f"{rule} {run_rows.name(view)} ".ljust(width, rule))
+        lines = self._text([title], width, wrap=False)
+        ranks = self._text([Text(readable(line)) for line in self._ranks], width)[: max(1, height // 4)]
+        room = height - len(lines) - len(ranks)
+        for_logs = min(len(self._logs), max(3, room // 3)) + bool(self._logs)
+        if room - for_logs >= LEAST_CURVE:
+            lines += self._curves(view, width, room - for_logs)
+        lines += ranks
+        room = height - len(lines)
+        if self._logs and room > 1:
+            lines += self._text([Text("last lines", style="bold")], width)
+            newest = [Text(readable(line)) for line in self._logs[-(room - 1) :]]
+            lines += self._text(newest, width, wrap=False)
+        return lines
+
+    def _curves(self, view: RunView, width: int, height: int) -> Lines:
+        """Loss and throughput, beside each other or one below the other; only the loss where there is little room."""
+        lines = view.run.file.lines if isinstance(view.run, FollowedRun) else []
+        both = (("loss", "loss, nats/token"), (RATE, live_run.rate_unit(view.run)))
+        if width >= SIDE_BY_SIDE:
+            half = (width - 2) // 2
+            left, right = (self._curve(lines, key, title, half, min(height, 14)) for key, title in both)
+            for text in left:
+                text.pad_right(half + 2 - text.cell_len)
+            return self._text([a + b for a, b in zip(left, right, strict=True)], width, wrap=False)
+        room, shown = min(height // 2, 9), both
+        if room < LEAST_CURVE:
+            room, shown = min(height, 9), both[:1]
+        texts = [text for key, title in shown for text in self._curve(lines, key, title, width, room)]
+        return self._text(texts, width, wrap=False)
+
+    def _curve(self, lines: Sequence[JsonObject], key: str, title: str, width: int, height: int) -> list[Text]:
+        """Exactly `height` lines: the title with the newest value, and the curve; a point a column of dots."""
+        points = followed_run.curve(lines, key, most=2 * width)
+        newest = f": {points[-1][1]:,.4g} at step {points[-1][0]:,}" if points else ": no numbers yet"
+        drawn = [curves.Curve([x for x, _ in points], [y for _, y in points])]
+        body = curves.draw(drawn, width=width, height=height - 2, braille=self._letters)
+        return [Text((title + newest)[:width]), *body, *[Text() for _ in range(height - 1 - len(body))]]
+
+
+def _window(at: int, count: int, most: int) -> tuple[int, int]:
+    """The first and the last of so many rows around the chosen one."""
+    most = max(1, most)
+    first = max(0, min(at - most // 2, count - most))
+    return first, min(count, first + most)

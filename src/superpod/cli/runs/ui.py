@@ -1,0 +1,104 @@
+"""`recipes ui`: the planner and the runs as a page in a browser, for whoever has its address."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import sys
+from collections.abc import Coroutine
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.pages.ui import server
+
+INSTALL = "pip install -c constraints.txt -e '.[ui]'"
+
+
+def ui(
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of the runs that are shown.")] = Path("runs"),
+    port: Annotated[int, typer.Option("--port", help="Port at 127.0.0.1 and ::1; 0 = one that is free.")] = 0,
+) -> None:
+    """Serve a page to this machine: a planner with controls, and runs with curves that grow. Changes nothing."""
+    import asyncio
+
+    _require()
+    _refuse_file()
+    if os.path.lexists(runs) and not runs.is_dir():
+        raise UserError(f"--runs {runs} is no folder", "name the folder of runs; one that is not there yet may come")
+    from superpod.pages.ui import guard, server, sockets
+
+    listening, token = sockets.listening(port), guard.new_token()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until there is a loop that can end
+    try:
+        sources = _sources(runs)
+        print(f"http://127.0.0.1:{listening[0].getsockname()[1]}/{token}/", flush=True)
+        _print_notes(listening[0].getsockname()[1])
+        asyncio.run(_until_interrupted(server.serve(listening, token, sources)))
+        print("\nended: the address serves no more", file=sys.stderr)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for one in listening:
+            one.close()
+
+
+async def _until_interrupted(serving: Coroutine[Any, Any, None]) -> None:
+    import asyncio
+
+    task = asyncio.ensure_future(serving)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _sources(folder: Path) -> server.Sources:
+    from superpod.cli.runs import ui_sources
+    from superpod.pages.ui import server
+
+    shown = ui_sources.Runs(folder)
+    return server.Sources(
+        page=lambda: ui_sources.page(folder),
+        plan=ui_sources.plan_page,
+        runs=shown.all,
+        run=shown.one,
+        failed=ui_sources.failed,
+    )
+
+
+def _require() -> None:
+    missing = [name for name, module in (("Bokeh", "bokeh"), ("Tornado", "tornado")) if find_spec(module) is None]
+    if missing:
+        raise UserError(f"`recipes ui` needs {' and '.join(missing)}, which this Python does not have", INSTALL)
+
+
+def _refuse_file() -> None:
+    """The address holds the token, which is to stand in no file. Raises UserError."""
+    try:
+        kind = os.fstat(sys.stdout.fileno()).st_mode
+    except (OSError, ValueError):
+        return
+    if stat.S_ISREG(kind):
+        raise UserError(
+            "standard output is a file, and would keep the address with its token for others to find",
+            "start it in a terminal; tmux keeps it when you log out",
+        )
+
+
+def _print_notes(port: int) -> None:
+    import socket
+
+    host = socket.gethostname()
+    print(
+        f"Whoever has this address can read the page; it is printed once. Ctrl-C ends it.\n"
+        f"From another machine: ssh -N -L {port}:127.0.0.1:{port} {host}, then open the address there.",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,51 @@
+"""GPT-3 and GPT-OSS.
+
+GPT-3 175B: learning rate from Language Models are Few-Shot Learners (arXiv:2005.14165), table 2.1; steps for twice its
+300 billion tokens, as in MLPerf's benchmark. OpenAI published neither for GPT-OSS: fine-tuning has NeMo 2.7.3's values,
+pretraining those of other models of that size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from superpod.collection.registry import model, nemo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import nemo_run as run
+    import torch
+
+GPT3 = {"seq": 2048, "lr": 6e-5, "min_lr": 6e-6, "warmup_steps": 2000, "max_steps": 143_051}
+GPT_OSS = {"seq": 4096, "lr": 3e-4, "min_lr": 3e-5, "warmup_steps": 500, "max_steps": 300_000}
+
+
+@model(**GPT3)
+def gpt3_175b() -> run.Config:
+    """GPT-3 175B: dense, learned positions, 96 layers of 12,288."""
+    # NeMo's class asks for a whole layer of Transformer Engine from nemo.collections.nlp, which 2.7 no longer has.
+    return nemo("GPTModel", "GPTConfig175B", use_transformer_engine_full_layer_spec=False)
+
+
+@model(**GPT_OSS, hf="openai/gpt-oss-20b")
+def gpt_oss_20b() -> run.Config:
+    """GPT-OSS 20B: 32 experts, 4 at work, a window in every other layer, attention sinks."""
+    return nemo("GPTOSSModel", "GPTOSSConfig20B", activation_func=_fused_quick_gelu())
+
+
+@model(**GPT_OSS, hf="openai/gpt-oss-120b")
+def gpt_oss_120b() -> run.Config:
+    """GPT-OSS 120B: 128 experts, 4 at work, a window in every other layer, attention sinks."""
+    return nemo("GPTOSSModel", "GPTOSSConfig120B", activation_func=_fused_quick_gelu())
+
+
+def _fused_quick_gelu() -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function that Megatron-Core 0.15.3 has a fused kernel for.
+
+    NeMo 2.7.3's class names the other one, of megatron.core.activations, and Megatron refuses it
+    (transformer_config.py:1203).
+    """
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
+
+    return quick_gelu

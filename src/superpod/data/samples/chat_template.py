@@ -1,0 +1,90 @@
+"""A chat template of the user's own: read and checked before anything heavy is imported, kept beside the data."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superpod.data.readers import paths
+from superpod.data.tokens.tokenizer import library
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
+    from jinja2.parser import Parser
+
+MAX_BYTES = 1 << 20
+FILE = "chat_template.jinja"
+"""The name under which transformers keeps a tokenizer's template in its folder."""
+
+
+def read(path: Path) -> str:
+    """The text of a template; UserError unless it is one that transformers can compile."""
+    paths.check(path, "--chat-template ")
+    if not path.is_file():
+        raise UserError(f"--chat-template {paths.short(path)} is not a file", "name a file of Jinja, such as a .jinja")
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"--chat-template {paths.short(path)} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--chat-template {paths.short(path)} is not UTF-8 at byte {error.start}", _EXAMPLE) from None
+    if len(content) > MAX_BYTES:
+        raise UserError(f"--chat-template {paths.short(path)} is longer than {MAX_BYTES >> 20} MiB", _EXAMPLE)
+    _check(text, path)
+    return text
+
+
+_EXAMPLE = "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}{% endfor %}"
+
+
+def _check(text: str, path: Path) -> None:
+    """Parse a template with the tags that transformers knows (`_compile_jinja_template` of chat_template_utils.py)."""
+    jinja2, ext = library("jinja2"), library("jinja2.ext")
+    sandbox = library("jinja2.sandbox").ImmutableSandboxedEnvironment
+
+    class Generation(ext.Extension):
+        tags = frozenset({"generation"})
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols])
+    try:
+        environment.from_string(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(f"--chat-template {paths.short(path)}:{error.lineno}: {error.message}", _EXAMPLE) from None
+    except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, OverflowError) as error:
+        raise UserError(f"--chat-template {paths.short(path)}: {paths.short(error)}", _EXAMPLE) from None
+    if not re.search(r"\bmessages\b", text):
+        raise UserError(
+            f"--chat-template {paths.short(path)} does not use messages: every chat would look alike", _EXAMPLE
+        )
+
+
+def marks_answers(template: str) -> bool:
+    """Whether a template says what is the assistant's: {% generation %}, as transformers looks for it."""
+    return bool(re.search(r"\{\%-?\s*generation\s*-?\%\}", template))
+
+
+def give(kept: Path, template: str, out: Path) -> Path:
+    """A copy of what an import kept of a Hugging Face folder, with the template in place of the tokenizer's own."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    for file in kept.iterdir():
+        if file.is_file() and not file.name.startswith("chat_template"):
+            shutil.copyfile(file, out / file.name)
+    settings = out / "tokenizer_config.json"
+    if settings.is_file():
+        import json
+
+        content = json.loads(settings.read_bytes())
+        content.pop("chat_template", None)  # older folders keep it here, and it would win
+        settings.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (out / FILE).write_text(template, encoding="utf-8")
+    return out

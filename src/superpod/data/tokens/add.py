@@ -1,0 +1,197 @@
+"""`recipes data add`: register existing token files as a data folder. Nothing is copied."""
+
+import os
+import re
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from superpod.data.folder import (
+    DEFAULT_SPLIT,
+    FILE,
+    HUB,
+    MAX_VOCAB,
+    DataFolder,
+    check_hub_name,
+    name_in_folder,
+    parse_split,
+)
+from superpod.data.readers import paths
+from superpod.data.tokens import indexed, tokenizer
+from superpod.errors import UserError
+
+_SAMPLE = 1 << 18
+"""Tokens read at each of three places of a prefix, to check that their ids fit the vocabulary."""
+
+
+def add(
+    out: str | Path,
+    prefixes: Sequence[str],
+    tokenizer_name: str,
+    *,
+    weights: Sequence[float] | None = None,
+    split: str = DEFAULT_SPLIT,
+    vocab_size: int | None = None,
+    index_cache: str | Path | None = None,
+    sha256: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> DataFolder:
+    """Write `out`/dataset.json for existing prefixes (with or without .bin/.idx) and return the checked folder.
+
+    `tokenizer_name` is a folder, a .model file or a name on the Hugging Face hub; `vocab_size` is needed only where
+    the tokenizer cannot be read here. `sha256` hashes every file and reports (bytes done, bytes in all) to `progress`.
+    Registering the same files a second time changes nothing.
+
+    Raises:
+        UserError: whatever `DataFolder.load` refuses, token ids beyond the vocabulary, or a folder that holds
+            something else.
+    """
+    folder = Path(out).absolute()
+    paths.check_out(folder, FILE)
+    if vocab_size is not None and not 0 < vocab_size <= MAX_VOCAB:
+        message = f"--vocab-size {paths.short(vocab_size)} is outside 1..{MAX_VOCAB}"
+        raise UserError(message, "leave it out where the tokenizer can be read here")
+    for option, value in (*(("--prefix", prefix) for prefix in prefixes), ("--tokenizer", tokenizer_name)):
+        if not value.strip():
+            raise UserError(f"{option} is empty", "name a path")
+    for path in (*prefixes, tokenizer_name, *([index_cache] if index_cache else [])):
+        paths.check(path)
+    prefix_paths = [_without_ending(prefix) for prefix in prefixes]
+    if not prefix_paths:
+        raise UserError("data add needs at least one --prefix", "give the path of a .bin/.idx pair without the ending")
+    parse_split(split)
+    indices = [indexed.verify(prefix) for prefix in prefix_paths]
+    name = _name_tokenizer(tokenizer_name, folder)
+    vocab = _vocab(name, folder, vocab_size)
+    for prefix, index in zip(prefix_paths, indices, strict=True):
+        _check_ids(prefix, index, vocab)
+    names = tuple(name_in_folder(prefix, folder) for prefix in prefix_paths)
+    data_folder = DataFolder(
+        path=folder,
+        prefixes=names,
+        weights=tuple(weights) if weights else None,
+        split=split,
+        tokenizer=name,
+        vocab=vocab,
+        tokens=sum(index.tokens for index in indices),
+        documents=sum(index.documents for index in indices),
+        index_cache=name_in_folder(index_cache, folder) if index_cache else None,
+    )
+    _check(data_folder)
+    _refuse_unrelated_content(data_folder)
+    if sha256:
+        data_folder = replace(data_folder, sha256=_digests(names, prefix_paths, progress))
+    _refuse_same_tokens(data_folder)
+    return _register(data_folder)
+
+
+def _refuse_same_tokens(data_folder: DataFolder) -> None:
+    """UserError for two prefixes with the same files: one through links, or a copy by its digest."""
+    seen: dict[object, str] = {}
+    for prefix, path in zip(data_folder.prefixes, data_folder.prefix_paths, strict=True):
+        for identity in (indexed.bin_path(path).resolve(), data_folder.sha256.get(prefix)):
+            if identity in seen:
+                message = f"--prefix: {prefix} holds the same tokens as {seen[identity]}"
+                raise UserError(message, "name it once, with the sum of the weights")
+            if identity is not None:
+                seen[identity] = prefix
+
+
+_OPTIONS = {"weights": "--weight", "prefixes": "--prefix", "index_cache": "--index-cache"}
+"""Key of dataset.json -> the option that sets it, where it is not called like the key."""
+
+
+def _check(data_folder: DataFolder) -> None:
+    """`DataFolder.check` in the words of the command: its file is not written yet."""
+    try:
+        data_folder.check()
+    except UserError as error:
+        key, colon, rest = str(error).removeprefix(f"{data_folder.path / FILE}: ").partition(": ")
+        option = _OPTIONS.get(key, f"--{key}")
+        if not str(error).startswith(f"{data_folder.path / FILE}: "):
+            raise
+        raise UserError(f"{option}: {rest}" if colon else key, error.hint) from None
+
+
+def _refuse_unrelated_content(data_folder: DataFolder) -> None:
+    folder = data_folder.path
+    if (folder / FILE).exists() or not folder.exists():
+        return
+    if os.listdir(folder) and all(map(os.path.isabs, data_folder.prefixes)):  # no prefix lies inside the folder
+        raise UserError(f"{folder} holds something else", "choose another --out, or an empty folder")
+
+
+def _register(data_folder: DataFolder) -> DataFolder:
+    folder = data_folder.path
+    if (folder / FILE).exists():
+        existing = DataFolder.load(folder)
+        if existing.facts() != data_folder.facts():
+            changed = [key for key, value in data_folder.facts().items() if existing.facts()[key] != value]
+            message = f"{folder} is another data folder already: {', '.join(changed)} would change"
+            raise UserError(message, f"choose another --out, or delete {folder / FILE}")
+        return existing
+    folder.mkdir(parents=True, exist_ok=True)
+    data_folder.write()
+    return DataFolder.load(folder)
+
+
+def _without_ending(prefix: str) -> str:
+    # A prefix may itself end in .bin: then its files are x.bin.bin and x.bin.idx.
+    ending = prefix.endswith((".bin", ".idx")) and not os.path.exists(f"{prefix}.bin")
+    return os.path.abspath(os.path.expanduser(prefix[:-4] if ending else prefix))
+
+
+def _name_tokenizer(name: str, folder: Path) -> str:
+    """How dataset.json names the tokenizer: a path, or `hf:` and a name on the hub."""
+    if name.startswith(HUB) or (not os.path.exists(name) and re.fullmatch(r"[\w.-]*\w/[\w.-]+", name)):
+        check_hub_name(name, "--tokenizer ")
+        return HUB + name.removeprefix(HUB)
+    if not os.path.exists(name):
+        raise UserError(
+            f"--tokenizer {paths.short(name)} does not exist",
+            f"a folder, a .model file, or ORG/NAME ({HUB}NAME) on the hub",
+        )
+    return name_in_folder(name, folder)
+
+
+def _vocab(name: str, folder: Path, vocab_size: int | None) -> int:
+    """Ids of the tokenizer; `vocab_size` where it cannot be read here, and a cross-check where it can."""
+    try:
+        if name.startswith(HUB):
+            vocab = tokenizer.size(tokenizer.pretrained(name.removeprefix(HUB)).get_vocab())
+        else:
+            vocab = tokenizer.load(folder / name).vocab
+    except tokenizer.BrokenTokenizer:
+        raise
+    except UserError as error:
+        if vocab_size:
+            return vocab_size
+        raise UserError(str(error), f"{error.hint}; or give --vocab-size") from None
+    if vocab_size and vocab_size != vocab:
+        raise UserError(f"--vocab-size {vocab_size}, but the tokenizer {name} has {vocab}", "leave out --vocab-size")
+    return vocab
+
+
+def _check_ids(prefix: str, index: indexed.IndexFacts, vocab: int) -> None:
+    # Only the beginning, the middle and the end: a whole corpus would take minutes to read.
+    with open(indexed.bin_path(prefix), "rb") as stream:
+        for start in (0, index.tokens // 2, max(index.tokens - _SAMPLE, 0)):
+            stream.seek(start * index.itemsize)
+            ids = array(indexed.TYPECODES[index.dtype], stream.read(_SAMPLE * index.itemsize))
+            if ids and not (min(ids) >= 0 and max(ids) < vocab):
+                wrong = max(ids) if max(ids) >= vocab else min(ids)
+                message = f"{indexed.bin_path(prefix)} holds token id {wrong}, but the tokenizer has ids 0..{vocab - 1}"
+                raise UserError(message, "give the tokenizer that these files were made with")
+
+
+def _digests(names: Sequence[str], prefixes: Sequence[str], progress: Callable[[int, int], None]) -> dict[str, str]:
+    sizes = [path(prefix).stat().st_size for prefix in prefixes for path in (indexed.bin_path, indexed.idx_path)]
+    done, total = 0, sum(sizes)
+
+    def add_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    return {name: indexed.digest(prefix, add_bytes) for name, prefix in zip(names, prefixes, strict=True)}

@@ -1,0 +1,235 @@
+"""Read, write and check Megatron's token files with the standard library alone.
+
+A prefix names two files. `.bin` holds token ids, one document after the other. `.idx`, little-endian, says
+where each one begins (source: `_IndexWriter` and `_IndexReader` in megatron/core/datasets/indexed_dataset.py
+of megatron-core 0.15.3):
+
+    9 bytes   b"MMIDIDX\\x00\\x00"
+    uint64    version, 1
+    uint8     dtype code
+    uint64    S, the number of sequences
+    uint64    D, the number of documents + 1
+    int32[S]  tokens of each sequence
+    int64[S]  byte in .bin at which each sequence begins
+    int64[D]  sequence at which each document begins; the last one is S
+"""
+
+import hashlib
+import os
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from operator import add, eq, le
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from superpod.data.readers import paths
+from superpod.errors import UserError
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
+"""Megatron's dtype codes; only the integer types can be token ids."""
+TYPECODES = {"uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint16": "H"}
+UINT16_VOCAB = 65500
+"""Megatron's `DType.optimal_dtype` takes uint16 for a smaller vocabulary, int32 from this one on."""
+_BLOCK = 1 << 16
+
+
+def dtype_for(vocab: int) -> str:
+    """Megatron's choice of token dtype for a vocabulary of `vocab` ids: "uint16" or "int32"."""
+    return "uint16" if vocab < UINT16_VOCAB else "int32"
+
+
+def bin_path(prefix: str | Path) -> Path:
+    """The file of token ids of a prefix (the suffix is added, never exchanged: prefixes may hold dots)."""
+    return Path(f"{prefix}.bin")
+
+
+def idx_path(prefix: str | Path) -> Path:
+    """The index file of a prefix."""
+    return Path(f"{prefix}.idx")
+
+
+class Writer:
+    """Writes one prefix, byte for byte as Megatron's IndexedDatasetBuilder would with one sequence per document.
+
+    Use it as a context manager: only a clean exit writes `.idx`, and without that an incomplete `.bin` is never read.
+    `sha256` (hex, over .bin followed by .idx) is set on exit. Both files are flushed to the disk.
+    """
+
+    def __init__(self, prefix: str | Path, vocab: int) -> None:
+        self.prefix = prefix
+        self.dtype = dtype_for(vocab)
+        self.sha256 = ""
+        self._typecode = TYPECODES[self.dtype]
+        self._itemsize = array(self._typecode).itemsize
+        self._lengths = array("i")  # 4 bytes a document, where a list of ints would take 36
+        self._digest = hashlib.sha256()
+
+    def __enter__(self) -> "Writer":
+        self._bin = open(bin_path(self.prefix), "wb")
+        return self
+
+    def add(self, tokens: Iterable[int]) -> None:
+        """Append one document of token ids; OverflowError when an id does not fit the dtype."""
+        self.add_bytes(_little(array(self._typecode, tokens)).tobytes())
+
+    def add_bytes(self, raw: bytes | memoryview) -> None:
+        """Append one document that is already encoded in this writer's dtype."""
+        self._bin.write(raw)
+        self._digest.update(raw)
+        self._lengths.append(len(raw) // self._itemsize)
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        with self._bin as stream:
+            if kind is None:
+                _sync(stream)
+        if kind is None:
+            with open(idx_path(self.prefix), "wb") as stream:
+                for part in self._index():
+                    stream.write(part)
+                    self._digest.update(part)
+                _sync(stream)
+            self.sha256 = self._digest.hexdigest()
+
+    def _index(self) -> Iterator[bytes]:
+        count = len(self._lengths)
+        code = next(code for code, name in DTYPES.items() if name == self.dtype)
+        yield HEADER.pack(MAGIC, 1, code, count, count + 1)
+        yield _little(self._lengths).tobytes()
+        yield from _int64(islice(accumulate(self._lengths, initial=0), count), scale=self._itemsize)
+        yield from _int64(range(count + 1))
+
+
+def _int64(values: Iterable[int], scale: int = 1) -> Iterator[bytes]:
+    stream = iter(values)
+    while block := array("q", (value * scale for value in islice(stream, _BLOCK))):
+        yield _little(block).tobytes()
+
+
+def _little(values: array) -> array:
+    """The values in little-endian order, or back in this machine's: the files' order is fixed."""
+    if sys.byteorder == "big":
+        values = values[:]
+        values.byteswap()
+    return values
+
+
+def _sync(stream: IO[bytes]) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+@dataclass(frozen=True)
+class IndexFacts:
+    """What a checked prefix holds: `documents`, `sequences` (what Megatron splits by), `tokens`, numpy `dtype`."""
+
+    documents: int
+    sequences: int
+    tokens: int
+    dtype: str
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one token."""
+        return array(TYPECODES[self.dtype]).itemsize
+
+
+def read_header(prefix: str | Path) -> tuple[str, int, int]:
+    """(dtype, sequences, documents + 1) of a prefix; UserError when a file is missing or is no index."""
+    for path in (bin_path(prefix), idx_path(prefix)):
+        paths.check(path, hint=_PREFIX_HINT)
+        if not path.is_file():
+            raise UserError(f"{path} is missing: a prefix needs both {path.stem}.bin and {path.stem}.idx", _PREFIX_HINT)
+        if not os.access(path, os.R_OK):
+            raise UserError(f"cannot read {path}", "its owner must allow it: chmod a+r")
+    path = idx_path(prefix)
+    with open(path, "rb") as stream:
+        raw = stream.read(HEADER.size)
+    if raw[: len(MAGIC)] != MAGIC:
+        raise UserError(f"{path} is not a Megatron index: it begins with {raw[:9]!r}, not {MAGIC!r}", _PREFIX_HINT)
+    if len(raw) < HEADER.size:
+        raise UserError(f"{path} is truncated: {len(raw)} bytes, but the header alone has {HEADER.size}", _REMAKE)
+    _, version, code, sequences, documents = HEADER.unpack(raw)
+    if version != 1:
+        raise UserError(f"{path} has index version {version}; Megatron reads version 1 only", _REMAKE)
+    if DTYPES.get(code) not in TYPECODES:
+        raise UserError(f"{path} has dtype code {code} ({DTYPES.get(code, 'unknown')}): not whole numbers", _REMAKE)
+    return DTYPES[code], sequences, documents
+
+
+def verify(prefix: str | Path) -> IndexFacts:
+    """Check that the two files of a prefix agree, and return what they hold.
+
+    Reads all of `.idx` (20 bytes per document), but of `.bin` only the size.
+
+    Raises:
+        UserError: a file is missing, is not an index, is truncated or too long, points beyond `.bin`, disagrees with
+            its size, or holds no document.
+    """
+    dtype, sequences, boundaries = read_header(prefix)
+    path, size = idx_path(prefix), idx_path(prefix).stat().st_size
+    expected = HEADER.size + 12 * sequences + 8 * boundaries  # int32 + int64 a sequence, int64 a document
+    if size != expected:
+        fault = "truncated" if size < expected else "too long"
+        raise UserError(f"{path} is {fault}: {sequences} sequences need {expected} bytes, it has {size}", _REMAKE)
+    if sequences == 0 or boundaries < 2:
+        raise UserError(f"{path} holds no document", "leave this prefix out, or build it from text anew")
+    lengths, pointers, starts = _read_index(path, sequences, boundaries)
+    # map and le, not a loop: an index may hold 10^8 documents.
+    if starts[0] != 0 or starts[-1] != sequences or not all(map(le, starts, starts[1:])):
+        raise UserError(f"{path}: the document boundaries do not run from 0 to {sequences}, rising", _REMAKE)
+    facts = IndexFacts(boundaries - 1, sequences, sum(lengths), dtype)
+    _check_extent(prefix, facts, lengths, pointers)
+    return facts
+
+
+def lengths(prefix: str | Path) -> array:
+    """Tokens of each sequence of a prefix, as array("i"), in file order; UserError as `read_header`."""
+    _, sequences, boundaries = read_header(prefix)
+    return _read_index(idx_path(prefix), sequences, boundaries)[0]
+
+
+def _read_index(path: Path, sequences: int, boundaries: int) -> tuple[array, array, array]:
+    arrays = array("i"), array("q"), array("q")
+    with open(path, "rb") as stream:
+        stream.seek(HEADER.size)
+        for values, count in zip(arrays, (sequences, sequences, boundaries), strict=True):
+            values.fromfile(stream, count)
+    lengths, pointers, starts = map(_little, arrays)
+    return lengths, pointers, starts
+
+
+def _check_extent(prefix: str | Path, facts: IndexFacts, lengths: array, pointers: array) -> None:
+    """Check that the sequences fill `.bin` exactly. With map and operator: a loop over 10^8 documents takes minutes."""
+    size = bin_path(prefix).stat().st_size
+    if min(lengths) < 0 or min(pointers) < 0:
+        raise UserError(f"{idx_path(prefix)} holds a negative length or pointer", _REMAKE)
+    end = max(map(add, pointers, map(facts.itemsize.__mul__, lengths)))
+    if end > size:
+        raise UserError(f"{idx_path(prefix)} points to byte {end} of {bin_path(prefix)}, which has {size}", _REMAKE)
+    if not all(map(eq, pointers, accumulate(map(facts.itemsize.__mul__, lengths), initial=0))):
+        raise UserError(f"{idx_path(prefix)}: its sequences do not follow one another in .bin", _REMAKE)
+    if facts.tokens * facts.itemsize != size:
+        content = f"{facts.tokens} tokens of {facts.itemsize} bytes make {facts.tokens * facts.itemsize} bytes"
+        raise UserError(f"{bin_path(prefix)} and its .idx disagree: {content}, the file has {size}", _REMAKE)
+
+
+def digest(prefix: str | Path, progress: Callable[[int], None] = lambda _: None) -> str:
+    """Hex sha256 over `.bin` followed by `.idx`; `progress` receives the bytes of each block read."""
+    sha256 = hashlib.sha256()
+    for path in (bin_path(prefix), idx_path(prefix)):
+        with open(path, "rb") as stream:
+            while block := stream.read(1 << 22):
+                sha256.update(block)
+                progress(len(block))
+    return sha256.hexdigest()
+
+
+_PREFIX_HINT = "give the path of the two files without .bin or .idx"
+_REMAKE = "copy the pair anew, or build it from text anew"

@@ -1,0 +1,229 @@
+"""What the worker processes of `data build` do: train a tokenizer, encode a shard. And how shards are merged."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superpod.data.readers import documents
+from superpod.data.samples import duplicates
+from superpod.data.tokens import indexed, tokenizer
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_BATCH = 1 << 20
+"""Characters encoded in one call: limits the memory of a worker."""
+_LONGEST = 1 << 23
+"""Longer texts are encoded in parts, cut at line ends, and remain one document."""
+_BLOCK = 1 << 14
+"""Documents that are merged at a time."""
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Train `vocab` ids on `pieces` into the folder `out`."""
+
+    pieces: tuple[documents.Piece, ...]
+    json_key: str
+    vocab: int
+    out: str
+    skip: bool = False
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """Encode `pieces` into the prefix `prefix`."""
+
+    pieces: tuple[documents.Piece, ...]
+    json_key: str
+    tokenizer: tokenizer.Tokenizer
+    prefix: str
+    skip: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of text in this shard."""
+        return sum(piece.end - piece.start for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class ShardDone:
+    """What a finished shard holds; `empty` counts the blank documents, `bad` the bad lines that were left out."""
+
+    documents: int
+    tokens: int
+    empty: int
+    bad: int = 0
+
+
+def train(job: TrainJob) -> int:
+    """Worker: train a tokenizer, visible at `out` only when complete; returns the ids reached."""
+    import os
+    import shutil
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # this one job uses the cores of all workers
+    temporary = Path(f"{job.out}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    ignore: documents.Bad | None = (lambda *_: None) if job.skip else None
+    texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key, ignore))
+    reached = tokenizer.train(texts, job.vocab, temporary)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    temporary.rename(job.out)
+    return reached
+
+
+def encode(job: ShardJob) -> ShardDone:
+    """Worker: encode one shard, with an end-of-document id after every document.
+
+    `prefix`.json is written last and renamed into place: a shard with that file is finished.
+    """
+    empty = total = count = bad = 0
+
+    def keep(file: str, line: int, reason: str, text: str) -> None:
+        nonlocal bad
+        bad += 1
+        left_out.write(json.dumps({"file": file, "line": line, "reason": reason, "text": text}) + "\n")
+
+    with indexed.Writer(job.prefix, job.tokenizer.vocab) as out, open(bad_lines(job.prefix), "w") as left_out:
+        for tokens in _encoded(job, keep if job.skip else None):
+            if not tokens:
+                empty += 1
+                continue
+            tokens.append(job.tokenizer.eod)
+            out.add(tokens)
+            count, total = count + 1, total + len(tokens)
+    done = ShardDone(count, total, empty, bad)
+    temporary = Path(f"{job.prefix}.json.tmp")
+    temporary.write_text(json.dumps(asdict(done)), encoding="ascii")
+    temporary.rename(f"{job.prefix}.json")
+    return done
+
+
+def bad_lines(prefix: str) -> Path:
+    """The file of a shard that has its bad lines."""
+    return Path(f"{prefix}.bad.jsonl")
+
+
+def finished(prefix: str) -> ShardDone | None:
+    """What a shard holds if it was finished and its files are undamaged, else None."""
+    try:
+        done = ShardDone(**json.loads(Path(f"{prefix}.json").read_bytes()))
+        if done.documents:
+            facts = indexed.verify(prefix)
+            return done if (facts.documents, facts.tokens) == (done.documents, done.tokens) else None
+    except (OSError, ValueError, TypeError, UserError):
+        return None
+    return done
+
+
+def _encoded(job: ShardJob, bad: documents.Bad | None) -> Iterator[list[int]]:
+    """The token ids of each document in order, [] for a blank one."""
+    encode = _encoder(job.tokenizer)
+    texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key, bad))
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        if len(text) > _LONGEST:
+            yield from encode(batch)
+            yield [token for part in _parts(text) for token in encode([part])[0]]
+            batch, size = [], 0
+            continue
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH:
+            yield from encode(batch)
+            batch, size = [], 0
+    yield from encode(batch)
+
+
+def _parts(text: str) -> Iterator[str]:
+    at = 0
+    while at < len(text):
+        end = at + _LONGEST
+        if end < len(text):
+            end = text.rfind("\n", at, end) + 1 or end
+        yield text[at:end]
+        at = end
+
+
+@lru_cache(maxsize=1)
+def _encoder(chosen: tokenizer.Tokenizer) -> Callable[[list[str]], list[list[int]]]:
+    return tokenizer.encoder(chosen)  # kept: a worker loads it once for all its shards
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The documents of all shards, each once. `begins` and `ends` are bytes in the .bin of the shard `shard`."""
+
+    prefixes: list[str]
+    shard: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+    tokens: int
+    duplicates: int
+
+    @property
+    def documents(self) -> int:
+        """How many documents are left."""
+        return int(self.shard.size)
+
+
+def distinct(prefixes: list[str], vocab: int) -> Merged:
+    """Find every document of the shards and leave out those whose tokens an earlier one has.
+
+    Megatron splits by document: of two equal ones, one may be trained on and the other validated on. Memory: 40 bytes
+    per document.
+    """
+    import numpy as np
+
+    lengths = [np.frombuffer(indexed.lengths(prefix), dtype=np.int32) for prefix in prefixes]
+    size = np.dtype(indexed.dtype_for(vocab)).itemsize
+    begins = np.concatenate([np.cumsum(part, dtype=np.int64) - part for part in lengths]) * size
+    ends = begins + np.concatenate(lengths).astype(np.int64) * size
+    shard = np.repeat(np.arange(len(prefixes), dtype=np.int32), [part.size for part in lengths])
+    digests = np.empty(begins.size, dtype=np.uint64)
+    with ExitStack() as stack:
+        views = [_view(stack, prefix) for prefix in prefixes]
+        for at, (number, begin, end) in enumerate(_spans(shard, begins, ends)):
+            digests[at] = duplicates.digest(views[number][begin:end])
+    first = np.sort(np.unique(digests, return_index=True)[1])
+    tokens = int((ends[first] - begins[first]).sum()) // size
+    return Merged(prefixes, shard[first], begins[first], ends[first], tokens, begins.size - first.size)
+
+
+def _spans(*values: np.ndarray) -> Iterator[tuple[int, ...]]:
+    """The values of each document as Python's numbers, converted in blocks."""
+    for at in range(0, values[0].size, _BLOCK):
+        yield from zip(*(value[at : at + _BLOCK].tolist() for value in values), strict=True)
+
+
+def merge(merged: Merged, out: Path, vocab: int, seed: int, progress: Callable[[int, int], None]) -> str:
+    """Write the documents, shuffled by `seed`, to the prefix `out`; hex sha256 of .bin and .idx.
+
+    Megatron splits by document order, so unshuffled data would be validated on its last files only. The order depends
+    on the seed and the number of documents, not on shards or workers.
+    """
+    import numpy as np
+
+    order = np.random.RandomState(seed).permutation(merged.documents)  # RandomState: a stream that numpy never changes
+    with ExitStack() as stack, indexed.Writer(out, vocab) as writer:
+        views = [_view(stack, prefix) for prefix in merged.prefixes]
+        for at in range(0, order.size, _BLOCK):
+            block = order[at : at + _BLOCK]
+            for number, begin, end in _spans(merged.shard[block], merged.begins[block], merged.ends[block]):
+                writer.add_bytes(views[number][begin:end])
+            progress(at + block.size, order.size)
+    return writer.sha256
+
+
+def _view(stack: ExitStack, prefix: str) -> mmap.mmap | bytes:
+    with open(indexed.bin_path(prefix), "rb") as stream:
+        return stack.enter_context(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))

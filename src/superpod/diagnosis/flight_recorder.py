@@ -1,0 +1,263 @@
+"""PyTorch's flight-recorder dumps: which rank did not come to which collective. Standard library only.
+
+A dump is a pickle of dictionaries, lists, strings and numbers, a file a rank (`nccl_trace_rank_3`, named by
+TORCH_FR_DUMP_TEMP_FILE or TORCH_NCCL_DEBUG_INFO_TEMP_FILE), or the same as JSON (FlightRecorder.cpp of torch). Nothing
+else is unpickled: a dump may come from anywhere.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from superpod.common.files import JsonObject, refuse_special
+from superpod.common.redaction import redact_text
+from superpod.common.units import of_ranks
+from superpod.diagnosis.causes import BY_NAME, CERTAIN, CONFIDENCE
+from superpod.diagnosis.verdict import FAILED, HEALTHY, NO_FAILURE, UNKNOWN, Evidence, Finding, Verdict, shown_path
+
+MOST_BYTES = 256 << 20
+_NAME = re.compile(r"(?:trace|dump|fr|flight)[\w.]*?_?(?:rank)?_?(\d+)(?:\.(?:pkl|pickle|json))?$", re.IGNORECASE)
+_FRAMES = 3
+
+
+class _OnlyData(pickle.Unpickler):
+    """Refuses every class and function: a dump has none."""
+
+    def find_class(self, module: str, name: str) -> object:
+        raise pickle.UnpicklingError(f"a flight-recorder dump names no {module}.{name}")
+
+    def persistent_load(self, pid: object) -> object:
+        raise pickle.UnpicklingError("a flight-recorder dump has no persistent objects")
+
+
+@dataclass(frozen=True)
+class Dump:
+    """What one rank had recorded."""
+
+    path: Path
+    rank: int
+    entries: tuple[JsonObject, ...]
+    groups: JsonObject
+
+
+def files(folders: Iterable[Path]) -> list[Path]:
+    """The dumps below folders."""
+    return sorted(path for folder in folders for path in folder.rglob("*") if path.is_file() and is_dump(path))
+
+
+def is_dump(path: Path) -> bool:
+    """Whether a file is a dump, by its name and its first bytes."""
+    if not _NAME.search(path.name) or path.suffix in (".log", ".out", ".err", ".txt", ".gz"):
+        return False
+    try:
+        refuse_special(path)
+        with open(path, "rb") as file:
+            start = file.read(200)
+    except OSError:
+        return False
+    return start[:1] == b"\x80" or ((start[:1] == b"{" and b"version" in start) or b'"entries"' in start)
+
+
+def read(path: Path) -> Dump | None:
+    """A dump; None where the file is none, is too large, or holds more than data."""
+    try:
+        refuse_special(path)
+        if path.stat().st_size > MOST_BYTES:
+            return None
+        data = path.read_bytes()
+        record = json.loads(data) if data[:1] == b"{" else _OnlyData(io.BytesIO(data)).load()
+    except Exception:  # what a broken pickle raises is anything
+        return None
+    match = _NAME.search(path.name)
+    if not isinstance(record, dict) or not isinstance(record.get("entries"), list) or match is None:
+        return None
+    entries = tuple(entry for entry in record["entries"] if isinstance(entry, dict))
+    groups = record.get("pg_config")
+    rank = record.get("rank")
+    return Dump(
+        path, rank if isinstance(rank, int) else int(match[1]), entries, groups if isinstance(groups, dict) else {}
+    )
+
+
+def added(verdict: Verdict, paths: Sequence[Path], base: Path | None) -> Verdict:
+    """The verdict with what dumps tell of its collective timeout."""
+    dumps = [dump for dump in map(read, paths) if dump]
+    finding = explain(dumps, base) if dumps else None
+    if finding is None:
+        return verdict
+    if verdict.state in (HEALTHY, NO_FAILURE, UNKNOWN) or (
+        verdict.root and verdict.root.name in ("nccl_timeout", "hang", finding.name)
+    ):
+        root = finding
+        if verdict.root:
+            root = replace(finding, evidence=(*finding.evidence, *verdict.root.evidence[:1]))
+        follows = verdict.follows
+        if verdict.root and verdict.root.name != finding.name:
+            follows = (verdict.root, *follows)
+        follows = tuple(f for f in follows if f.name != root.name)
+        return replace(verdict, state=FAILED, root=root, follows=follows, first_error=None, ended_with=None)
+    return replace(verdict, others=(*verdict.others, finding))
+
+
+def explain(dumps: Sequence[Dump], base: Path | None = None) -> Finding | None:
+    """Which ranks did not come to the first collective that is not complete, or called another one there."""
+    by_rank = {dump.rank: dump for dump in dumps}
+    for group in _groups(dumps):
+        members = group.members or set(by_rank)
+        calls = {rank: _calls(by_rank[rank], group.name) for rank in members if rank in by_rank}
+        if finding := _stuck(group, members, calls, by_rank, base):
+            return finding
+    return None
+
+
+@dataclass(frozen=True)
+class _Group:
+    name: str
+    description: str
+    members: frozenset[int]
+
+
+def _groups(dumps: Sequence[Dump]) -> list[_Group]:
+    """All process groups with calls, those first in which a call is oldest and not complete."""
+    groups: dict[str, _Group] = {}
+    pending: dict[str, float] = {}
+    for dump in dumps:
+        for entry in dump.entries:
+            name, description = _name_of(entry)
+            if name not in groups:
+                groups[name] = _Group(name, description, _members(dumps, name))
+            if entry.get("state") != "completed":
+                created = entry.get("time_created_ns") or entry.get("time_created_us") or 0
+                pending[name] = min(
+                    pending.get(name, float("inf")), float(created) if isinstance(created, (int, float)) else 0
+                )
+    return sorted(groups.values(), key=lambda group: pending.get(group.name, float("inf")))
+
+
+def _name_of(entry: JsonObject) -> tuple[str, str]:
+    """The group's id and its description, as versions of torch write them."""
+    name = entry.get("process_group")
+    if isinstance(name, (list, tuple)) and name:
+        return str(name[0]), str(name[-1])
+    return str(entry.get("pg_id", name if name is not None else 0)), str(entry.get("pg_desc", ""))
+
+
+def _members(dumps: Sequence[Dump], name: str) -> frozenset[int]:
+    for dump in dumps:
+        config = dump.groups.get(name)
+        ranks = config.get("ranks") if isinstance(config, dict) else None
+        if isinstance(ranks, str):
+            return frozenset(int(number) for number in re.findall(r"\d+", ranks))
+        if isinstance(ranks, (list, tuple)):
+            return frozenset(int(rank) for rank in ranks if isinstance(rank, int))
+    return frozenset()
+
+
+def _calls(dump: Dump, group: str) -> dict[int, JsonObject]:
+    """The collectives of a rank in a group, by their number."""
+    calls: dict[int, JsonObject] = {}
+    for entry in dump.entries:
+        number = entry.get("collective_seq_id", entry.get("seq_id"))
+        if isinstance(number, int) and _name_of(entry)[0] == group and not entry.get("is_p2p"):
+            calls[number] = entry
+    return calls
+
+
+def _stuck(
+    group: _Group,
+    members: Iterable[int],
+    calls: dict[int, dict[int, JsonObject]],
+    by_rank: dict[int, Dump],
+    base: Path | None,
+) -> Finding | None:
+    """The first collective of a group that some ranks called and others did not, or called differently."""
+    members = sorted(members)
+    numbers = sorted({n for of_rank in calls.values() for n in of_rank})
+    for number in numbers:
+        here = {rank: of_rank[number] for rank, of_rank in calls.items() if number in of_rank}
+        waiting = [rank for rank, entry in here.items() if entry.get("state") != "completed"]
+        absent = [rank for rank in members if rank not in here and _is_behind(calls.get(rank), number)]
+        kinds = Counter(_kind(entry) for entry in here.values())
+        if waiting and len(kinds) > 1:  # a finished one may have had sizes of its own on every rank
+            return _mismatch(group, number, here, kinds, by_rank, base)
+        if waiting and absent:
+            return _absent(group, number, here, absent, waiting, by_rank, base)
+    return None
+
+
+def _is_behind(calls: dict[int, JsonObject] | None, number: int) -> bool:
+    """Whether a rank had not come so far: it left no dump, or its newest call is an earlier one."""
+    return not calls or max(calls) < number
+
+
+def _kind(entry: JsonObject) -> str:
+    name = str(entry.get("profiling_name", "?"))
+    return f"{name} {entry.get('input_sizes', '')}" if "all_to_all" not in name and "scatter" not in name else name
+
+
+def _mismatch(
+    group: _Group,
+    number: int,
+    here: dict[int, JsonObject],
+    kinds: Counter[str],
+    by_rank: dict[int, Dump],
+    base: Path | None,
+) -> Finding:
+    usual = kinds.most_common(1)[0][0]
+    odd = sorted(rank for rank, entry in here.items() if _kind(entry) != usual)
+    entry = here[odd[0]]
+    where = f"collective {number} of group {group.name}{_described(group)}"
+    words = f"{where}: {of_ranks(odd)} called {_kind(entry)}, the others {usual}"
+    return _made("collective_mismatch", words, odd, entry, by_rank[odd[0]], base)
+
+
+def _absent(
+    group: _Group,
+    number: int,
+    here: dict[int, JsonObject],
+    absent: list[int],
+    waiting: list[int],
+    by_rank: dict[int, Dump],
+    base: Path | None,
+) -> Finding:
+    entry = here[waiting[0]]
+    call = str(entry.get("profiling_name", "?"))
+    where = f"collective {number} ({call}) of group {group.name}{_described(group)}"
+    words = f"{of_ranks(absent)} did not come to {where}, where {len(waiting)} waited"
+    with_dump = [rank for rank in absent if rank in by_rank and by_rank[rank].entries]
+    if with_dump:
+        last = by_rank[with_dump[0]].entries[-1]
+        place = _frames(last) or "an unknown place"
+        words += f"; the last call of rank {with_dump[0]} was {last.get('profiling_name', '?')} at {place}"
+    gone = [rank for rank in absent if rank not in by_rank]
+    words += f"; {of_ranks(gone)} left no dump" if gone else ""
+    return _made("nccl_timeout", words, absent, entry, by_rank[waiting[0]], base)
+
+
+def _made(cause: str, words: str, ranks: list[int], entry: JsonObject, dump: Dump, base: Path | None) -> Finding:
+    record = BY_NAME[cause]
+    call, state = entry.get("profiling_name", "?"), entry.get("state", "?")
+    text = f"rank {dump.rank}: {call} is {state}, called at {_frames(entry) or '?'}"
+    shown = Evidence(shown_path(dump.path, base), 0, redact_text(text), dump.rank)
+    return Finding(cause, record.means, CONFIDENCE[CERTAIN], record.fix, tuple(ranks), (shown,), redact_text(words))
+
+
+def _described(group: _Group) -> str:
+    return f" ({group.description})" if group.description and group.description != group.name else ""
+
+
+def _frames(entry: JsonObject) -> str:
+    """Where a collective was called: the first frames that are not PyTorch's own."""
+    frames = [frame for frame in entry.get("frames") or () if isinstance(frame, dict)]
+    own = [frame for frame in frames if "/torch/" not in str(frame.get("filename", ""))] or frames
+    return " < ".join(
+        f"{frame.get('name', '?')} ({Path(str(frame.get('filename', '?'))).name}:{frame.get('line', '?')})"
+        for frame in own[:_FRAMES]
+    )

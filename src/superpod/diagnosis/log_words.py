@@ -1,0 +1,115 @@
+"""What a line of a log says by itself: an error, a level, how Slurm ended a step or a task. Standard library only."""
+
+from __future__ import annotations
+
+import re
+
+from superpod.diagnosis.causes import OF_MACHINE, Cause, Sign
+from superpod.diagnosis.log_lines import LogLine
+
+ERROR = re.compile(
+    r"^(?:E\s+)?((?:[A-Za-z_][\w]*\.)*(?:[A-Z_]\w*)?(?:Error|Exception|Interrupt|Timeout|Failure|StopIteration|Exit"
+    r"|Cancelled"
+    r"|Fault|Expired|Warning|gaierror))(?::\s*(.*))?$"
+)
+_OF_VALUES = (
+    *("ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "NameError", "AssertionError"),
+    *("NotImplementedError", "ZeroDivisionError"),
+)
+"""Errors that Python code raises for its own values: what their messages name of a machine, they quote."""
+_NAME = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(.*))?$")
+_WHAT = re.compile(r"^\s*what\(\):\s+(.*)$")
+GENERIC_ERROR = re.compile(
+    r"'NoneType' object|^AssertionError(?:: assert |$)|^Error(?: executing|: *\d|$)"
+    r"|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
+    r"|\b(?:after|for) \d+ (?:times|tries|attempts|retries)\b|\bretries\b"
+)
+"""Errors that follow from something that went wrong before, and do not name it."""
+_WARNING = re.compile(
+    r"^(?:\[NeMo W|\[W[\d ]|W\d{4} |WARN|\(?\w*Warning\b)|^\S{0,40}\s?(?:-\s)?\bWARN(?:ING)?\b(?!.*NCCL WARN)"
+    r"|\b(?:\w+Warning|warnings?\.warn)\b"
+    r"|\[WARN(?:ING)?\]|\bWARNING\s*[-:|\]]|level=warn"
+)
+_INFORMATION = re.compile(
+    r"^(?:\[NeMo [ID]|\[I[\d ]|I\d{4} |INFO|DEBUG)|\[INFO\]|\bINFO\s*[-:|\]]| - INFO - |NCCL INFO|level=info"
+    r"|\bDEBUG\s*[-:|\]]"
+)
+LOGGER_PREFIX = re.compile(
+    r"^(?:\[[^\[\]]{1,80}\]:?\s*"
+    r"|(?:\d{4}-)?\d\d-\d\d[ T][\d:,.]+\s*"
+    r"|[EF]\d{4} [\d:.]+ +\d+ (?=\S+\])"
+    r"|(?:CRITICAL|FATAL|ERROR|Error|ERR)\b(?!:)[\s|-]+"
+    r"|(?:CRITICAL|FATAL|ERROR):\s+(?=[A-Z][\w.]*(?:Error|Exception)\b|Traceback)"
+    r"|[-|]\s+|[\w./]+\.\w+:\d+\s*[:|-]?\s+|[\w./-]+\.\w+:\d+\]\s+)+(?=\S)"
+)
+"""Time, level, module and line that a logger puts before a message."""
+TASK_EXIT = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
+
+
+def level_of(text: str) -> str:
+    """'warning' or 'info' where a line calls itself so; '' otherwise."""
+    start = text[:160]
+    if _INFORMATION.search(start):
+        return "info"
+    return "warning" if _WARNING.search(start) and "NCCL WARN" not in start else ""
+
+
+def error_in(line: LogLine, ends_traceback: bool = False) -> str | None:
+    """`Name: message` of a line with which a traceback ends; None of others.
+
+    Anywhere else than behind the frames of a traceback, only names that end like errors' are taken for one.
+    """
+    text = LOGGER_PREFIX.sub("", line.text.strip(" │|").lstrip("\"'`>* "))
+    if match := ERROR.match(text) or (_NAME.match(line.text) if ends_traceback else None):
+        name, message = match[1], (match[2] or "").strip()
+        if name.endswith("Warning") and not ends_traceback:
+            return None
+        if not message and " " in line.before.strip() and line.before[:1] in " \t[0123456789":
+            message = line.before.strip()[-200:]
+        return f"{name}: {message}" if message else name
+    if match := _WHAT.match(line.text):
+        return f"terminate called: {match[1].strip()}"
+    return None
+
+
+def is_quoted(cause: Cause, sign: Sign, error: str) -> bool:
+    """Whether an error about values has the words of a machine's failure other than at the beginning of its message."""
+    name, _, message = error.partition(": ")
+    while inner := ERROR.match(message):  # `ValueError: OSError: [Errno 28] ...` passes an error on
+        name, message = inner[1], inner[2] or ""
+        if not message:
+            break
+    is_of_values = name.rpartition(".")[2] in _OF_VALUES
+    return is_of_values and cause.name in OF_MACHINE and not message.lower().startswith(sign.words)
+
+
+_STEP_END = re.compile(r"\*\*\* STEP \S+ ON (\S+) CANCELLED AT (\S+) DUE TO ([A-Z ]+?)(?:,[^*]*)? \*\*\*")
+_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Illegal instruction": 4}
+
+
+def step_end(text: str) -> str:
+    """Why Slurm ended a step, in words, of slurmstepd's line; '' of any other. A scancel has no reason."""
+    match = _STEP_END.search(text)
+    return f"Slurm ended the ranks on {match[1]} at {match[2]}: {match[3].lower()}" if match else ""
+
+
+def task_end(text: str) -> str | None:
+    """How srun saw a task end: 'Killed', 'Exited with exit code 1'; None of another line."""
+    match = TASK_EXIT.match(text)
+    return match[3] if match else None
+
+
+def task_words(text: str) -> str:
+    """How srun saw a task end, in words: `rank 3 on node2 was ended by signal 9 (Killed; ...)`; '' of another line."""
+    match = TASK_EXIT.match(text)
+    if not match:
+        return ""
+    node, tasks, how = match.groups()
+    several = not tasks.isdecimal()
+    who = f"rank{'s' if several else ''} {tasks} on {node}"
+    if number := _SIGNALS.get(how):
+        cause = "; cause unknown" if how == "Killed" else ""
+        return f"{who} {'were' if several else 'was'} ended by signal {number} ({how}{cause})"
+    if how == "Out Of Memory":
+        return f"{who} needed more memory than Slurm gives the job (Out Of Memory)"
+    return f"{who} {how[0].lower()}{how[1:]}"

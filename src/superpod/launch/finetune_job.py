@@ -1,0 +1,73 @@
+"""A fine-tuning for a cluster: the samples are packed where it is submitted, the model is imported by the job."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superpod.errors import UserError
+from superpod.launch import finetune, model_job
+from superpod.runtime.attempts.model_steps import PACKED
+from superpod.runtime.runs import owner
+
+if TYPE_CHECKING:
+    from superpod.launch.finetune import Task
+    from superpod.requests.request import Request
+    from superpod.requests.resolve import ResolvedRun
+
+SAMPLES = ".samples"
+"""Folder next to the run folders (`owner.folder_in`) that holds packed samples, a folder for each submission."""
+
+
+def resolved(request: Request, task: Task, runs: Path, note: Callable[[str], None]) -> ResolvedRun:
+    """The run as its job will train it: the recipe with the task's data, and the checkpoint that the job imports.
+
+    Args:
+        request: the recipe and its changes.
+        task: the model and its data, on folders that every node sees.
+        runs: the folder of the runs on the cluster, which is here too.
+        note: shows a line.
+
+    Raises:
+        UserError: the model is not the recipe's, or samples that cannot be trained on; nothing is left then.
+    """
+    from superpod.nemo2.export import flatten
+    from superpod.rehearsal import install
+    from superpod.requests.resolve import resolve
+
+    built = resolve(request)
+    install()  # a login node has neither a GPU nor Transformer Engine, and the model's configuration is compared
+    bases = _folder_in(runs, finetune.BASES)
+    base = finetune.base_of(Path(task.model), bases, forward_check=task.forward_check)
+    samples = Path(tempfile.mkdtemp(prefix="", dir=_folder_in(runs, SAMPLES)))
+    samples.chmod(0o755)
+    try:
+        facts = finetune.change(task, samples, note, request.overrides, later=base)(built.partial)
+    except BaseException:
+        shutil.rmtree(samples, ignore_errors=True)
+        raise
+    trainer = built.partial.trainer
+    return dataclasses.replace(
+        built,
+        max_steps=trainer.max_steps,
+        save_every=trainer.val_check_interval,  # after each validation
+        data_facts={**built.data_facts, **facts, **model_job.facts(base), PACKED: str(samples / "data")},
+        lines=[str(line) for line in flatten.flatten(built.partial)],
+    ).exported()
+
+
+def _folder_in(runs: Path, name: str) -> Path:
+    try:
+        return owner.folder_in(runs, name)
+    except OSError as error:
+        raise UserError(f"{runs} cannot be written: {error.strerror}", "--runs names another shared folder") from None
+
+
+def discard(run: ResolvedRun) -> None:
+    """Remove the samples of a run that was not submitted after all."""
+    if packed := run.data_facts.get(PACKED):
+        shutil.rmtree(Path(packed).parent, ignore_errors=True)

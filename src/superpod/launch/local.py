@@ -1,0 +1,303 @@
+"""Run a recipe on this machine with NeMo-Run's LocalExecutor and torchrun: on GPUs, or as a rehearsal on CPUs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superpod.collection import registry
+from superpod.collection.facts import environment, needs, proof_level
+from superpod.common import cpu_threads
+from superpod.errors import UserError
+from superpod.launch import early
+from superpod.launch.early import PROCESS_GIB, TRAINING_BYTES
+from superpod.launch.watchdog import Watchdog
+from superpod.rehearsal import Change, dry_build, rehearse
+from superpod.requests.request import Request
+from superpod.requests.resolve import ResolvedRun, resolve
+from superpod.runtime.checkpoints import resume, resume_layout
+from superpod.runtime.processes import orphans
+from superpod.runtime.processes.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
+from superpod.runtime.rank import capture, nsys
+from superpod.runtime.rank.rank import attach
+from superpod.runtime.runs import versions
+from superpod.runtime.runs.run_folder import Attempt, RunFolder
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+
+MOST_LAYERS = 2000
+"""Layers beyond which a model is refused before it is built; a mistyped number would take hours and all memory."""
+CHECKPOINT_BYTES = 14
+"""Of a parameter in a checkpoint: weight 2, main weight 4, two moments 8."""
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A resolved run as this machine runs it: on its GPUs, or as a rehearsal on CPUs where it has none."""
+
+    resolved: ResolvedRun
+    partial: run.Partial
+    ranks: int
+    facts: dict[str, Any]
+    """what run.json keeps besides the request"""
+    changes: list[Change] = field(default_factory=list)
+    """what the rehearsal changed; empty on a GPU"""
+    checkpoint_bytes: int = 0
+
+    @property
+    def max_steps(self) -> int:
+        """The step at which the training is done."""
+        return self.partial.trainer.max_steps
+
+    @property
+    def lines(self) -> list[str]:
+        """recipe.txt: the recipe as it runs here."""
+        from superpod.nemo2.export import flatten
+
+        return [str(line) for line in flatten.flatten(self.partial)]
+
+
+def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]] | None = None) -> LocalRun:
+    """Resolve the request for this machine: its GPUs, or a CPU rehearsal if it has none.
+
+    `change` is called once the recipe is known to fit this machine; the facts that it returns go into run.json.
+
+    Raises:
+        UserError: an override of an unknown field, an illegal layout, too few GPUs, or too little memory.
+    """
+    proof_level.require_trainable(registry.find(request.recipe))
+    require_versions({}, on_gpu=False)  # what is installed must fit, whatever this machine is
+    early.refuse(request)
+    resolved = resolve(request)
+
+    import torch  # after `resolve`, which says how to install NeMo
+
+    partial, ranks = resolved.partial, resolved.nodes * resolved.gpus_per_node
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus:
+        require_gpus(request.recipe, partial, gpus)
+        require_versions({"needs": needs.of(registry.find(request.recipe).model, resolved.job)}, on_gpu=True)
+    checkpoint_bytes = 0 if gpus else require_memory(request.recipe, partial, ranks)
+    facts = resolved.data_facts | (change(partial) if change else {})
+    if gpus:
+        local = LocalRun(resolved, partial, ranks, facts)
+        _of_the_run(local)  # refuses a shell that contradicts the run before there is a run folder
+        return local
+    rehearsal, changes = rehearse(partial, devices=ranks)
+    return LocalRun(resolved, rehearsal, ranks, facts | {"rehearsal": True}, changes, checkpoint_bytes)
+
+
+def require_versions(facts: dict[str, Any], *, on_gpu: bool) -> None:
+    """Refuse the versions that the start of a rank on Slurm refuses. Imports nothing of them.
+
+    Raises:
+        UserError: with each package, what it is, and what it must be.
+    """
+    move = "`recipes doctor` names the versions that work together"
+    version = versions.installed(need.package for need in versions.needed(facts))
+    if not on_gpu:
+        version.pop("cuda", None)
+    if reason := versions.refusal(version, facts, os.environ, move):
+        problem, _, hint = reason.partition("\nnext: ")
+        raise UserError(problem, hint or move)
+
+
+def require_gpus(name: str, partial: run.Partial, gpus: int) -> None:
+    """Refuse a configuration that takes more GPUs than this machine has. Raises UserError."""
+    size = getattr(partial, "trainer", partial)  # llm.prune makes its trainer itself
+    nodes, devices = size.num_nodes, size.devices
+    if nodes > 1 or devices > gpus:
+        raise UserError(
+            f"{name} runs on {nodes} x {devices} GPUs, and this machine has {gpus}",
+            "submit it to a cluster, or override trainer.devices and the layout",
+        )
+
+
+def require_memory(name: str, partial: run.Partial, ranks: int) -> int:
+    """Refuse a rehearsal that needs more memory than is free; returns the bytes of one checkpoint."""
+    import psutil
+
+    parameters = _parameters(partial, ranks)
+    need = ranks * (PROCESS_GIB + parameters * TRAINING_BYTES / 2**30)
+    have = psutil.virtual_memory().available / 2**30
+    if need > have:
+        raise UserError(
+            f"this machine has no GPU, and rehearsing {name} on CPUs at its own size takes {ranks} processes and "
+            f"{need:,.0f} GiB; {have:.0f} GiB are free",
+            f"`recipes rehearse {name}` shrinks it to what this machine holds; or run it where its GPUs are",
+        )
+    strategy = partial.trainer.strategy  # data-parallel ranks hold copies, which a checkpoint has once
+    shards = strategy.tensor_model_parallel_size * strategy.pipeline_model_parallel_size
+    return parameters * shards * CHECKPOINT_BYTES
+
+
+def _parameters(partial: run.Partial, ranks: int) -> int:
+    """Parameters of rank 0, counted in the real model on the meta device; what Megatron refuses is a user's error."""
+    if (partial.model.config.num_layers or 0) > MOST_LAYERS:
+        raise UserError(f"model.config.num_layers {partial.model.config.num_layers} is more than any model has")
+    try:
+        return sum(dry_build(partial, rank=0, world_size=ranks))
+    except UserError:
+        raise
+    except (AssertionError, ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"Megatron cannot build this model: {lines[0]}", "look at the overrides of model.config"
+        ) from error
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """How an attempt ended."""
+
+    state: str
+    exit_code: int
+    message: str
+
+
+def decide(local: LocalRun, folder: RunFolder) -> resume.Resume:
+    """What the next attempt of `folder` resumes from, under its lock.
+
+    Raises:
+        UserError: no checkpoint is intact, or the newest was saved under a layout that it cannot be loaded under.
+    """
+    decided = resume.decide(folder)
+    if decided.checkpoint and (problem := resume_layout.problem(decided.checkpoint, local.partial.trainer.strategy)):
+        raise UserError(*problem)
+    return decided
+
+
+def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
+    """Run `local` in `attempt`, wait for its end, and return how it ended.
+
+    `tick` is called a few times a second, sometimes with a message to print. A first SIGINT, SIGTERM or SIGHUP asks the
+    ranks to save and end, a second one kills them. Ranks that make no more steps are killed too, and so are those of a
+    launcher that is killed itself.
+    """
+    with orphans.watched(attempt.path):
+        return _launch(local, folder, attempt, tick)
+
+
+def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
+    import nemo_run as run
+    from torchx.schedulers.local_scheduler import SignalException
+
+    attach(local.partial, folder.path, attempt.path, local.resolved.request.profile)
+    values = rank_environment(local.ranks if local.changes else 0) | _of_the_run(local) | {MARK: str(attempt.path)}
+    values |= capture.flight_recorder(attempt.path, os.environ)
+    executor = run.LocalExecutor(ntasks_per_node=local.ranks, launcher=_launcher(local, folder), env_vars=values)
+    stop, watchdog = StopSignal(), Watchdog(attempt)
+    state = ""
+    try:
+        with (
+            _nemo_run_in(attempt.path / "nemo_run") as home,
+            run.Experiment("run", base_dir=home, enable_goodbye_message=False) as exp,
+        ):
+            exp.add(local.partial, executor=executor, name="run")
+            exp.run()
+            with stop.installed():
+                wait_for_all(stop, watchdog.also_looking(tick))
+        state = str(exp.jobs[0].state)
+    except (KeyboardInterrupt, SignalException):
+        stop.received += 1  # while NeMo-Run handled signals, before ranks started
+    finally:
+        send(processes_of(attempt.path), signal.SIGKILL)
+    if watchdog.stalled and not folder.done:
+        return AttemptEnd("stalled", 1, watchdog.stalled)
+    return _verdict(folder, attempt, stop.received, state)
+
+
+def _launcher(local: LocalRun, folder: RunFolder) -> run.Torchrun:
+    """torchrun; under nsys, as NeMo-Run starts it, where that profiles: all ranks of this machine in one report."""
+    import nemo_run as run
+
+    if not local.resolved.request.profile.startswith("nsys"):
+        return run.Torchrun()
+    target = folder.path / nsys.FOLDER
+    target.mkdir(exist_ok=True)
+    launcher = run.Torchrun(nsys_profile=True, nsys_folder=str(target), nsys_filename="ranks")
+    launcher.nsys_extra_args = [*launcher.nsys_extra_args, "--export=sqlite"]
+    return launcher
+
+
+def rank_environment(cpu_ranks: int) -> dict[str, str]:
+    """Environment variables that the ranks need beyond those they inherit; `cpu_ranks`: their number, 0 on GPUs."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return {
+        # The virtual environment's torchrun, even if its bin folder is not on the PATH.
+        "PATH": os.pathsep.join(dict.fromkeys([str(Path(sys.executable).parent), *folders])),
+        "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
+        "TOKENIZERS_PARALLELISM": "false",
+        # torchrun kills its ranks this long after a signal; a checkpoint may take longer than its 30 s.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_S),
+        **(cpu_threads.environment(cpu_ranks) if cpu_ranks else {}),
+    }
+
+
+def _of_the_run(local: LocalRun) -> dict[str, str]:
+    """What the run needs on GPUs, as on a cluster; what this shell has set already wins.
+
+    Raises:
+        UserError: the run would end at its start with the shell's own.
+    """
+    if local.changes:  # a rehearsal
+        return {}
+    job = local.resolved.job
+    needed = environment.variables(job, local.resolved.request.overrides)
+    own = {v.name: os.environ[v.name] for v in needed if v.name in os.environ}
+    own |= {name: os.environ[name] for name in environment.CHECKED if name in os.environ}
+    return {v.name: v.value for v in environment.with_own(needed, own, "set in this shell", job)}
+
+
+@contextmanager
+def _nemo_run_in(folder: Path) -> Iterator[str]:
+    """Keep NeMo-Run's experiments and its list of local jobs in `folder` instead of ~/.nemo_run.
+
+    Yields a symbolic link to `folder` whose path needs no quoting: NeMo-Run quotes torchrun's arguments for a shell,
+    but its local scheduler uses none, so a space in the path would break every run.
+    """
+    from nemo_run.config import set_nemorun_home
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="recipes-") as scratch:
+        if shlex.quote(scratch) != scratch:
+            raise UserError(f"the folder for temporary files, {scratch}, needs quoting", "set TMPDIR to a plain path")
+        home = os.path.join(scratch, "nemo_run")
+        os.symlink(folder, home)
+        set_nemorun_home(home)
+        with torchrun_on_path():
+            yield home
+
+
+@contextmanager
+def torchrun_on_path() -> Iterator[None]:
+    """NeMo-Run looks for torchrun on this process's own PATH, whatever its ranks are given."""
+    before = os.environ.get("PATH", "")
+    os.environ["PATH"] = rank_environment(0)["PATH"]
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
+
+
+def _verdict(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: str) -> AttemptEnd:
+    from superpod.runtime.attempts.diagnose import why
+
+    if folder.done:
+        return AttemptEnd("done", 0, "")
+    if stops:
+        saved = attempt.heartbeat().get("checkpoint")
+        return AttemptEnd("cancelled", 130, "stopped by the user, checkpoint saved" if saved else "stopped by the user")
+    if torchx_state.endswith("SUCCEEDED"):
+        return AttemptEnd("failed", 1, "the job ended before its last step")
+    return AttemptEnd("failed", 1, why(folder, attempt).cause)

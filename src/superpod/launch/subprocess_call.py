@@ -1,0 +1,195 @@
+"""Call a function in a process of its own, because NeMo leaves process groups and memory behind.
+
+Without a GPU the process is forked from this one, which has imported NeMo. With a GPU it is started afresh: CUDA does
+not survive a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from superpod.common import locks, stages
+from superpod.errors import UserError
+from superpod.runtime.processes import orphans
+
+TIDY_S = 5.0
+"""How long a call that is stopped may take to remove what it has half written, seconds."""
+
+
+class SubprocessFailed(RuntimeError):
+    """The process failed; the message holds its last words."""
+
+
+def call(function: str, log: Path, /, **arguments: object) -> Any:
+    """Call "module:function" with JSON values, and return its JSON value; all it prints goes to `log`.
+
+    Raises:
+        UserError: as the function did.
+        SubprocessFailed: it failed otherwise, or was killed.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    answer = log.with_suffix(".json")
+    answer.unlink(missing_ok=True)
+    request = json.dumps({"function": function, "arguments": arguments, "answer": str(answer)}, default=str)
+    code = _forked(request, log) if _can_fork() else _started(request, log)
+    try:
+        outcome = json.loads(answer.read_bytes())
+        answer.unlink()
+    except (OSError, ValueError):
+        outcome = {"failed": f"it ended with code {code}"}
+    if "refused" in outcome:
+        raise UserError(*outcome["refused"])
+    if "failed" in outcome:
+        raise SubprocessFailed(f"{function.partition(':')[2]} failed: {outcome['failed']}; its log is {log}")
+    return outcome["value"]
+
+
+def once(function: str, /, **arguments: object) -> Any:
+    """`call` with a log that is kept only where the process failed."""
+    folder = Path(tempfile.mkdtemp(prefix="recipes-call-"))
+    keep = False
+    try:
+        return call(function, folder / "log", **arguments)
+    except SubprocessFailed:
+        keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _can_fork() -> bool:
+    torch: Any = sys.modules.get("torch")
+    # Without NeMo imported, a fork saves nothing.
+    return "nemo.collections.llm" in sys.modules and not torch.cuda.is_available()
+
+
+def _forked(request: str, log: Path) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with orphans.watched() as watcher:
+        if pid := os.fork():
+            return _waited(pid, watcher)
+        _be_the_call(request, log)
+
+
+def _waited(pid: int, watcher: orphans.Watcher) -> int:
+    """The exit code of a call; a stop of this process stops it first, and whatever ends this process kills it."""
+    watcher.add_group(pid)
+    _running.append(pid)
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except BaseException:
+        _stop(pid)
+        raise
+    finally:
+        _running.remove(pid)
+
+
+_running: list[int] = []
+
+
+def stop_running() -> None:
+    """Stop the calls of this process, which is about to end without more ado."""
+    for pid in _running:
+        _stop(pid)
+
+
+def _stop(pid: int) -> None:
+    """Let the call remove what it has half written, for a while; then kill it, and what it has started."""
+    _signal(os.kill, pid, signal.SIGINT)
+    deadline = time.monotonic() + TIDY_S
+    with contextlib.suppress(ChildProcessError):  # it ended just before the stop
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            if time.monotonic() > deadline:
+                _signal(os.killpg, pid, signal.SIGKILL)
+            time.sleep(0.05)
+    _signal(os.killpg, pid, signal.SIGKILL)
+
+
+def _signal(kill: Callable[[int, int], None], pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        kill(pid, number)
+
+
+def _be_the_call(request: str, log: Path) -> NoReturn:
+    """In the fork: answer the request in a session of its own, which no signal of the terminal reaches."""
+    os.setsid()
+    _leave_locks()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # so that temporary folders are removed when it is stopped
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for number in (1, 2):
+            os.dup2(sink, number)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+        _answer(request)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # not sys.exit: the parent's exit handlers are not this process's to run
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+def _leave_locks() -> None:
+    """Leave the lock of a run to the parent alone: it must be free as soon as that is gone."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.readlink().name == locks.LAUNCHER:
+                os.close(int(entry.name))
+
+
+def _started(request: str, log: Path) -> int:
+    with log.open("ab") as sink:
+        command = [sys.executable, "-P", "-m", __name__]  # -P: nothing in the current folder is imported
+        with orphans.watched() as watcher, tempfile.TemporaryFile() as question:
+            question.write(request.encode())
+            question.seek(0)
+            process = subprocess.Popen(command, stdin=question, stdout=sink, stderr=sink, start_new_session=True)
+            process.returncode = _waited(process.pid, watcher)
+            return process.returncode
+
+
+def _answer(request: str) -> None:
+    from superpod.rehearsal import install
+
+    call = json.loads(request)
+    module, _, name = call["function"].partition(":")
+    try:
+        stages.note("importing NeMo")
+        install()
+        function = getattr(importlib.import_module(module), name)
+        stages.note("working")
+        outcome = {"value": function(**call["arguments"])}
+    except UserError as refused:
+        outcome = {"refused": [str(refused), refused.hint]}
+    except Exception as error:
+        traceback.print_exc()
+        outcome = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
+    for child in multiprocessing.active_children():  # Megatron's checkpoint writers outlive their parent
+        child.kill()
+    unfinished = Path(f"{call['answer']}.tmp")
+    unfinished.write_text(json.dumps(outcome, default=str))
+    unfinished.replace(call["answer"])
+
+
+if __name__ == "__main__":  # checkpoint writers import this file again
+    _answer(sys.stdin.read())

@@ -1,0 +1,53 @@
+"""What differs between fine-tuning and pretraining: where it starts, what it adapts, how often it validates."""
+
+from __future__ import annotations
+
+import nemo_run as run
+from nemo import lightning as nl
+from nemo.collections import llm
+
+from superpod.collection.facts.adapted_layers import adapted
+from superpod.collection.registry import ADAPTERS, Recipe
+from superpod.nemo2.planned_job import adapter_rank
+
+CLASSES = {"lora": "LoRA", "dora": "DoRA"}
+"""Task -> class of `llm.peft`."""
+
+VALIDATION_SHARE = 0.05
+"""Of a run's time that validation may take: less than a recipe's sizes differ in speed."""
+
+
+def apply(partial: run.Partial, recipe: Recipe) -> None:
+    """Start from imported Hugging Face weights, validate now and then, and add the task's adapters."""
+    partial.tokenizer = "data"  # the data module's, as in pretraining; real data brings the model's own
+    if recipe.model.hf:
+        weights = f"nemo://{recipe.model.hf}"  # where llm.import_ckpt puts them, under NEMO_HOME
+        partial.resume.restore_config = run.Config(nl.RestoreConfig, path=weights)
+    partial.trainer.strategy.ckpt_load_strictness = "log_all"  # weights imported without TE have no _extra_state
+    if partial.trainer.strategy.context_parallel_size > 1:
+        # NeMo asserts both (api.py:1081-1090): a rank whose tokens are all masked has no mean.
+        partial.model.config.calculate_per_token_loss = True
+        partial.trainer.strategy.ddp.average_in_collective = False
+    trainer = partial.trainer
+    trainer.val_check_interval = validation_interval(trainer.max_steps, trainer.limit_val_batches, recipe.task)
+    partial.optim.config.adam_beta2 = 0.98  # a thousand steps are too few to average over two hundred
+    if recipe.task in ADAPTERS:
+        rank = adapter_rank(recipe.shape)
+        partial.peft = run.Config(
+            getattr(llm.peft, CLASSES[recipe.task]),
+            target_modules=list(adapted(recipe.shape, recipe.task)),
+            dim=rank,
+            alpha=2 * rank,
+        )
+        partial.model.config.cross_entropy_loss_fusion = False  # the fused loss does not work with adapters
+
+
+def validation_interval(steps: int, batches: int, task: str) -> int:
+    """Steps between two validations of `batches` global batches, so that they take `VALIDATION_SHARE` of the time.
+
+    A batch is validated by a forward pass: a third of a step, and half of one with adapters, whose frozen weights take
+    no gradient. The interval divides the steps, so that the last step is validated.
+    """
+    forward = 1 / 2 if task in ADAPTERS else 1 / 3
+    least = min(steps, batches * forward / VALIDATION_SHARE)
+    return next(n for n in range(1, steps + 1) if steps % n == 0 and n >= least)

@@ -1,0 +1,74 @@
+"""From a data folder to NeMo's data module: the only place of the data side that imports NeMo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from superpod.data.folder import DataFolder
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+
+def data_module(
+    folder: DataFolder, *, seq_length: int, micro_batch_size: int, global_batch_size: int, num_workers: int = 2
+) -> run.Config:
+    """A `run.Config` of NeMo's PreTrainingDataModule over a data folder.
+
+    `seq_length` in tokens, batch sizes in sequences. Validation needs an integer `limit_val_batches`: NeMo refuses
+    fractions for a single blend. Megatron's sample indices go to `folder.index_cache_path`, which it creates.
+    """
+    import nemo_run as run
+    from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
+
+    return run.Config(
+        PreTrainingDataModule,
+        paths=folder.blend,
+        seq_length=seq_length,
+        micro_batch_size=micro_batch_size,
+        global_batch_size=global_batch_size,
+        num_workers=num_workers,
+        split=folder.split,
+        index_mapping_dir=str(folder.index_cache_path),
+        tokenizer=tokenizer_config(folder),
+    )
+
+
+def mock_data_module(
+    vocab_size: int,
+    *,
+    seq_length: int = 2048,
+    micro_batch_size: int = 4,
+    global_batch_size: int = 8,
+    num_workers: int = 2,
+) -> run.Config:
+    """A `run.Config` of NeMo's MockDataModule: random token ids below `vocab_size`, from no file.
+
+    Lengths and batches default to NeMo's. The tokenizer is named here because NeMo's default for mock data
+    downloads GPT-2's; NullTokenizer adds one id of its own, the end of a document, to what it is given.
+    """
+    import nemo_run as run
+    from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
+    from nemo.collections.llm.gpt.data.mock import MockDataModule
+
+    return run.Config(
+        MockDataModule,
+        seq_length=seq_length,
+        micro_batch_size=micro_batch_size,
+        global_batch_size=global_batch_size,
+        num_workers=num_workers,
+        tokenizer=run.Config(NullTokenizer, vocab_size=vocab_size - 1),
+    )
+
+
+def tokenizer_config(folder: DataFolder) -> run.Config:
+    """A `run.Config` of the NeMo tokenizer class that reads the folder's tokenizer."""
+    import nemo_run as run
+
+    if folder.is_sentencepiece:
+        from nemo.collections.common.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+
+        return run.Config(SentencePieceTokenizer, model_path=folder.tokenizer_name)
+    from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTokenizer
+
+    return run.Config(AutoTokenizer, pretrained_model_name=folder.tokenizer_name, use_fast=True)

@@ -1,0 +1,343 @@
+"""What NeMo, Lightning and Megatron check and write before the first step, run here in one process without ranks.
+
+Every object of the configuration is constructed in the job's environment, so that its own checks run: data module,
+logger, resumption, each callback and Lightning's trainer. Then they are connected as `llm.pretrain` connects them:
+NeMo's own validation runs, callbacks are set up, and the learning rate is computed at steps from the first to the last.
+An override that NeMo overwrites on the way is reported: it would have no effect, and no message would say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from superpod.collection.facts.override_fields import path_of
+from superpod.nemo2.signatures import parameter_of
+from superpod.nemo2.validation import built, overlapping
+from superpod.nemo2.validation.reading import Reader
+from superpod.planner.rules.rules import Broken
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+    from superpod.planner.planned_job import PlannedJob
+
+MISSING_HERE = (OSError, ImportError)
+"""Errors of a file or a package that this machine does not have, which say nothing of the configuration."""
+CLEARED = ("trainer.strategy.pipeline_dtype",)
+"""Fields that NeMo clears when they have no effect: without pipeline parallelism, no stage sends activations."""
+SOURCES = {
+    "model.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
+    "optim.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
+    "trainer.strategy.ddp": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
+    "trainer.strategy": "the degree of parallelism that it belongs to",
+}
+"""Section of a configuration -> what else sets its fields when a run starts."""
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The constructed parts of a configuration."""
+
+    model: Any
+    data: Any
+    trainer: Any
+    optim: Any = None
+    log: Any = None
+    resume: Any = None
+
+    def section(self, path: str) -> Any:
+        """The object constructed from a section of `SOURCES`."""
+        strategy = self.trainer.strategy
+        return {
+            "model.config": getattr(self.model, "config", None),
+            "optim.config": getattr(self.optim, "config", None),
+            "trainer.strategy.ddp": getattr(strategy, "ddp_config", None),
+            "trainer.strategy": strategy,
+        }[path]
+
+
+def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Broken]:
+    """What the libraries refuse before the first step, and the overrides that they overwrite.
+
+    Args:
+        r: the configuration.
+        job: the same as the planner has it: its GPU and its environment; None = an H100, and no environment.
+    """
+    if r["model.config"] is None or r["trainer.strategy"] is None:
+        return
+    with _quiet(), _on_gpu(r, job):
+        objects, problem = _constructed(r)
+        if objects is None:
+            yield from filter(None, [problem])
+            return
+        for path, check in CHECKS.items():
+            if problem := _refusal(path, lambda check=check: check(r, objects)):
+                yield problem
+                return
+        paths = list(_overridden_fields(r))
+        values = {path: _read(objects, path) for path in paths}
+        problem = _refusal("the recipe", lambda: _connect(r, objects))
+        if problem is not None:
+            yield problem
+            return
+        for path in paths:
+            before, after = values[path], _read(objects, path)
+            if after != before:
+                message = f"{path} is {_short(before)}, and NeMo overwrites it with {_short(after)} when the run starts"
+                source = SOURCES[path.rpartition(".")[0]]
+                yield Broken("written_over", message, f"it follows from {source}: change it there")
+        yield from _set_up(r, objects)
+
+
+# -- constructing ----------------------------------------------------------------------------------------------------
+
+
+def _constructed(r: Reader) -> tuple[Objects | None, Broken | None]:
+    """The objects, or the first refusal; (None, None) where this machine cannot construct what the others need."""
+    import fiddle as fdl
+
+    parts = _without_cluster(r.partial)
+    # A data module whose files are not on this machine cannot be constructed: its arguments stand in.
+    made: dict[str, Any] = {"data": SimpleNamespace(**parts["data"].__arguments__)}
+    for name, part in parts.items():
+        problem = _refusal(name, lambda name=name, part=part: made.update({name: fdl.build(part)}))
+        if problem is not None:
+            return None, problem
+    if "model" not in made or "trainer" not in made:
+        return None, None
+    return Objects(**{name: made[name] for name in made if not name.startswith("trainer.callbacks")}), None
+
+
+def _without_cluster(partial: run.Partial) -> dict[str, Any]:
+    """The parts in the order of their construction, without whatever needs a GPU, a network or other files."""
+    import fiddle as fdl
+
+    partial = copy.deepcopy(partial)
+    trainer = partial.trainer
+    parts: dict[str, Any] = {}
+    for number, callback in enumerate(trainer.callbacks or []):
+        parts[f"trainer.callbacks[{number}]"] = callback
+    for name in ("log", "resume", "optim"):
+        part = getattr(partial, name, None)
+        if part is not None:
+            parts[name] = part
+    if hasattr(parts.get("optim"), "config"):
+        parts["optim"].config = built.without_gpu_software(parts["optim"].config)
+    data = partial.data
+    if parameter_of(fdl.get_callable(data), "tokenizer"):  # without one, NeMo downloads GPT-2's
+        data.tokenizer = SimpleNamespace(vocab_size=2**16, eos_id=0)
+    parts["data"] = data
+    model = partial.model
+    if hasattr(model, "tokenizer"):
+        model.tokenizer = None
+    model.config = built.without_gpu_software(model.config)
+    parts["model"] = model
+    # Lightning looks for GPUs as it is constructed; one CPU stands in, and `_connect` gives the sizes.
+    trainer.accelerator, trainer.devices, trainer.num_nodes = "cpu", 1, 1
+    parts["trainer"] = trainer
+    return parts
+
+
+def _refusal(path: str, call: Callable[[], object]) -> Broken | None:
+    """What `call` raises, as a violation; None if it raises nothing, or only what is missing on this machine."""
+    try:
+        call()
+    except MISSING_HERE:
+        return None
+    except Exception as error:  # each library has exceptions of its own
+        line = built.first_line(error)
+        if built.is_of_this_machine(line):
+            return None
+        return Broken("started", f"{path}: {type(error).__name__}: {line}", f"look at the overrides of {path}")
+    return None
+
+
+# -- starting --------------------------------------------------------------------------------------------------------
+
+
+def _check_batches(r: Reader, objects: Objects) -> None:
+    """Have Megatron compute the number of micro-batches at every step of the batch size ramp-up."""
+    from megatron.core.num_microbatches_calculator import _build_num_microbatches_calculator
+
+    ramp, data = r["data.rampup_batch_size"], objects.data
+    dp = r.data_parallel_size
+    if ramp is None or dp < 1:
+        return
+    calculator = _build_num_microbatches_calculator(1, ramp, data.global_batch_size, data.micro_batch_size, dp, False)
+    start, increment, samples = (int(number) for number in ramp)
+    for number in range((data.global_batch_size - start) // increment + 1):
+        steps = max(1, (data.global_batch_size - start) // increment)
+        calculator.update(int(samples * number / steps) + 1, consistency_check=True)
+
+
+def _find_weights(_r: Reader, objects: Objects) -> None:
+    """Have NeMo read the path that a run starts from: it knows paths, and nemo://."""
+    restored = getattr(objects.resume, "restore_config", None)
+    if restored is not None and restored.path:
+        objects.resume._extract_path(restored.path)
+
+
+def _follow_schedule(r: Reader, objects: Objects) -> None:
+    """Make the learning rate's schedule as NeMo makes it, and compute the rate at steps from the first to the last."""
+    import torch
+
+    schedule, rate, last = getattr(objects.optim, "lr_scheduler", None), r["optim.config.lr"], r["trainer.max_steps"]
+    if schedule is None or not rate or not last:
+        return
+    schedule.max_steps = last  # megatron_strategy.py, setup
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    warm = r["optim.lr_scheduler.warmup_steps"] or 0
+    try:
+        scheduler = schedule.scheduler(objects.model, optimizer)["lr_scheduler"]["scheduler"]
+        for step in sorted({0, 1, warm, warm + 1, last // 2, last - 1, last}):
+            scheduler.step(step)
+    except (KeyError, AttributeError):
+        return  # a schedule that needs Megatron's optimizer
+
+
+CHECKS: dict[str, Callable[[Reader, Objects], None]] = {
+    "data": _check_batches,
+    "resume.restore_config.path": _find_weights,
+    "optim.lr_scheduler": _follow_schedule,
+}
+"""Section of a configuration -> what is executed of it before the parts are connected."""
+
+
+def _connect(r: Reader, objects: Objects) -> None:
+    """NeMo's own validation, and what it writes into the configurations, in the order of `llm.pretrain`."""
+    from nemo.collections.llm import api
+
+    strategy = objects.trainer.strategy
+    devices, nodes = r["trainer.devices"], r["trainer.num_nodes"]
+    sizes = SimpleNamespace(strategy=strategy, num_devices=devices, num_nodes=nodes)
+    api._validate_config(objects.model, objects.data, sizes)  # pyright: ignore[reportArgumentType]
+    if objects.optim is not None:
+        objects.optim.connect(objects.model)
+    strategy.connect(objects.model)
+    trainer = SimpleNamespace(strategy=strategy, model=objects.model)
+    with _app_state(r):
+        for callback in objects.trainer.callbacks:
+            if type(callback).__name__ != overlapping.CALLBACK:
+                continue
+            with mock.patch.object(callback, "_check_num_cuda_device_max_connections"):
+                callback.setup(trainer, objects.model, "fit")
+    config = objects.model.config
+    if config.overlap_p2p_comm and strategy.pipeline_model_parallel_size > 1 and not _is_interleaved(strategy):
+        # core/pipeline_parallel/schedules.py, forward_backward_pipelining_without_interleaving, at the first step
+        raise ValueError("overlap_p2p_comm is on, and only the interleaved schedule overlaps: it needs virtual stages")
+
+
+REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError", "MisconfigurationException")
+"""Errors with which NeMo's and Lightning's callbacks refuse a configuration; others may be those of the stand-ins."""
+
+
+def _set_up(r: Reader, objects: Objects) -> Iterator[Broken]:
+    """What NeMo's and Lightning's callbacks refuse as they are set up: in this order, before the model is built.
+
+    Others, such as NVIDIA's fault tolerance or a user's own, may need what a rank alone has: its run, or a monitor.
+    """
+    from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+
+    trainer = objects.trainer
+    if objects.log is not None:
+        objects.log._setup_trainer_loggers(trainer, "nemo_experiments", None)
+    for number, callback in enumerate(trainer.callbacks[: len(r["trainer.callbacks"] or [])]):
+        library = type(callback).__module__.partition(".")[0]
+        if library not in ("nemo", "lightning"):
+            continue
+        if isinstance(callback, Checkpoint | ProgressBar) or type(callback).__name__ == overlapping.CALLBACK:
+            continue
+        hooks = [lambda callback=callback: callback.setup(trainer, objects.model, "fit")]
+        if library == "lightning":  # NeMo's may take signals, or ask for ranks
+            hooks.append(lambda callback=callback: callback.on_train_start(trainer, objects.model))
+        for hook in hooks:
+            problem = _refusal(f"trainer.callbacks[{number}]", hook)
+            if problem is not None and any(f": {name}: " in problem.message for name in REFUSALS):
+                yield problem
+                break
+
+
+@contextlib.contextmanager
+def _on_gpu(r: Reader, job: PlannedJob | None) -> Iterator[None]:
+    """The environment of the job, and the generation of its GPU, which callbacks and configurations read."""
+    import torch
+
+    from superpod.collection.facts import environment
+
+    sm = job.node.gpu.sm if job is not None else 90
+    gpu = SimpleNamespace(major=sm // 10, minor=sm % 10)
+    variables = {v.name: v.value for v in environment.variables(job, r.overrides)} if job is not None else {}
+    with (
+        mock.patch.dict(os.environ, variables),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=gpu),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=(gpu.major, gpu.minor)),
+    ):
+        yield
+
+
+def _is_interleaved(strategy: Any) -> bool:
+    return (strategy.virtual_pipeline_model_parallel_size or 1) > 1
+
+
+@contextlib.contextmanager
+def _app_state(r: Reader) -> Iterator[None]:
+    """NeMo's `AppState` with the data-parallel size, which its overlap callback reads."""
+    from nemo.utils import AppState
+
+    state = AppState()
+    before = dict(vars(state))
+    state.data_parallel_size = r.data_parallel_size
+    try:
+        yield
+    finally:
+        vars(state).clear()
+        vars(state).update(before)
+
+
+# -- comparing -------------------------------------------------------------------------------------------------------
+
+
+def _overridden_fields(r: Reader) -> Iterator[str]:
+    """Paths of the fields that overrides set directly in a section of `SOURCES`."""
+    paths = dict.fromkeys(path_of(text) for text in r.overrides)
+    for path in paths:
+        if path.rpartition(".")[0] in SOURCES and path not in CLEARED:
+            yield path
+
+
+def _read(objects: Objects, path: str) -> Any:
+    section, _, field = path.rpartition(".")
+    return getattr(objects.section(section), field, None)
+
+
+def _short(value: Any) -> str:
+    return str(getattr(value, "__name__", repr(value)))[:80]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress the libraries' log lines and warnings, and undo what they set for the whole process."""
+    import gc
+    import warnings
+
+    import torch
+
+    level, collects, exact = logging.root.manager.disable, gc.isenabled(), torch.are_deterministic_algorithms_enabled()
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), mock.patch.dict(os.environ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+        torch.use_deterministic_algorithms(exact)  # Lightning's trainer and NeMo's callback set these for the process
+        if collects:
+            gc.enable()

@@ -1,0 +1,57 @@
+"""Modules that have moved since version 0.1: the documented ones can still be imported by their old names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+NEW_NAMES = {
+    "launchers": "launch",
+    "launchers.script": "launch.script",
+    "lifecycle": "requests",
+    "lifecycle.report": "reports.report",
+    "lifecycle.request": "requests.request",
+    "lifecycle.resolve": "requests.resolve",
+    "node": "runtime",
+    "node.callback": "runtime.rank.callback",
+    "node.run_folder": "runtime.runs.run_folder",
+    "planner.huggingface": "planner.formats.huggingface",
+    "recipes.data": "data",
+    "recipes.data.module": "nemo2.data_module",
+    "recipes.hf_model": "weights.families.hf_model",
+    "recipes.overrides": "nemo2.overrides",
+    "recipes.planned_job": "nemo2.planned_job",
+    "recipes.registry": "collection.registry",
+}
+"""Old name -> new name, both below `superpod`."""
+
+
+class OldNames(MetaPathFinder, Loader):
+    """Finds a module by its old name; the import gives the module of the new name."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The specification of a module in `NEW_NAMES`, None for any other."""
+        package, _, name = fullname.partition(".")
+        if package != "superpod" or name not in NEW_NAMES:
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the module of the new name in the place of the one that the import system made."""
+        old = module.__name__
+        new = f"superpod.{NEW_NAMES[old.removeprefix('superpod.')]}"
+        warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=2)
+        sys.modules[old] = importlib.import_module(new)
+
+
+def install() -> None:
+    """Let `import` find the old names; first, because a new package's own path would load its modules a second time."""
+    if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
+        sys.meta_path.insert(0, OldNames())

@@ -1,0 +1,191 @@
+"""The page of a run report: one run, or several in one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from superpod.common.units import duration
+from superpod.errors import UserError
+from superpod.pages.page import Page, render
+from superpod.pages.report_figures import Line, Part, bars, color, curve
+from superpod.reports import report_rows, report_text
+from superpod.reports.report_figures import GOODPUT, Figures
+from superpod.reports.runs.run_record import Record
+
+if TYPE_CHECKING:
+    from bokeh.plotting import figure
+
+MOST_POINTS = 4000
+"""Points of a curve; of a longer run one of so many steps is drawn."""
+MOST_RUNS = 7
+"""In one picture: as many as have a colour of their own."""
+CURVES = {
+    "loss": ("nats/token", "Loss", "Dots: validation. Dashed, of one run: a later attempt begins."),
+    "grad_norm": ("grad norm", "Gradient norm", "Before clipping."),
+    "lr": ("learning rate", "Learning rate", ""),
+    "seconds": ("s", "Step time", "Without the first step of each attempt, which compiles."),
+    "rate": ("tokens/s/GPU", "Throughput of a GPU", "Without the first step of each attempt."),
+}
+"""Field of a step -> unit, title and caption."""
+TIME_COLORS = {
+    "steps that count": "#4477aa", "repeated steps": "#cc4455", "starting": "#ccaa22", "validation": "#66bbdd",
+    "saves and pauses": "#8866aa", "ending": "#77716a", "between attempts": "#a9b0b8",
+}  # fmt: skip
+TERM_COLORS = {
+    "compute": "#4477aa", "recompute": "#8ab6dd", "tp": "#ee7733", "cp": "#ccaa22", "ep": "#cc4455",
+    "pp_p2p": "#dd88aa", "pp_bubble": "#a9b0b8", "dp": "#8866aa", "optimizer": "#33a3a3", "overhead": "#77716a",
+}  # fmt: skip
+
+
+def of(reported: Sequence[tuple[Record, Figures]], *, command: str) -> str:
+    """The page of these runs; `command` made it.
+
+    Raises:
+        UserError: there are more runs than can be told from one another, or none has a step.
+    """
+    if not 0 < len(reported) <= MOST_RUNS:
+        raise UserError(f"a page shows 1 to {MOST_RUNS} runs, not {len(reported)}", "name fewer runs")
+    runs = [run for run, _ in reported]
+    names = [_name(run) for run in runs]
+    lines = {field: [_line(run, field) for run in runs] for field in CURVES}
+    shown = [field for field in CURVES if any(line.xs for line in lines[field])]
+    drawn: dict[str, figure] = {
+        field: curve(field, CURVES[field][0], lines[field], height=340 if field == "loss" else 220) for field in shown
+    }
+    timed = [(_short(run), figures.time_s) for run, figures in reported if figures.time_s]
+    if timed:
+        drawn["time"] = bars("time", [name for name, _ in timed], [*_stacked([t for _, t in timed], TIME_COLORS)])
+    planned = [(_short(run), figures) for run, figures in reported if figures.planned]
+    if planned:
+        drawn["terms"] = _terms(planned)
+    if not drawn:
+        raise UserError("no run has a step yet: a page has nothing to draw", "wait for the first one")
+    data = {
+        "names": names,
+        "colors": [color(i) for i in range(len(runs))],
+        "curves": {field: [{"x": line.xs, "y": line.ys} for line in lines[field]] for field in shown},
+        "dots": [{"x": line.dots_x, "y": line.dots_y} for line in lines["loss"]],
+        "units": {field: CURVES[field][0] for field in shown},
+    }
+    words = {
+        "curves": [(field, *CURVES[field][1:]) for field in shown],
+        "facts": _facts(*reported[0]) if len(reported) == 1 else [],
+        "titles": report_rows.TITLES,
+        "rows": report_rows.rows(reported) if len(reported) > 1 else [],
+        "time_names": [(name, paint) for name, paint in TIME_COLORS.items() if any(t.get(name) for _, t in timed)],
+        "goodput": GOODPUT.removeprefix("goodput: "),
+        "term_names": [
+            (name, paint) for name, paint in TERM_COLORS.items()
+            if any(f.planned and f.planned.terms_s.get(name) for _, f in planned)
+        ],
+        "profiled": [(name, *row) for name, f in planned for row in _profiled(f)],
+        "stages": [stage for name, figures in planned for stage in _stages(name, figures)],
+        "tables": [(name, _pairs(run, f)) for name, (run, f) in zip(names, reported, strict=True)],
+        "next": [(name, f.next) for name, (_, f) in zip(names, reported, strict=True) if f.next],
+        "timed": bool(timed),
+        "planned": bool(planned),
+    }  # fmt: skip
+    sections = [("curves", "Curves"), ("time", "Time"), ("plan", "Plan"), ("all", "All figures")]
+    kept = {"curves": bool(shown), "time": bool(timed), "plan": bool(planned), "all": True}
+    title = names[0] if len(runs) == 1 else f"{len(runs)} runs"
+    lead = ", ".join(dict.fromkeys(_lead(run) for run in runs))
+    links = [section for section in sections if kept[section[0]]]
+    return render(Page("report.html", title, lead, command, links, ("report.js",), data, words), drawn)
+
+
+def _name(run: Record) -> str:
+    return f"{run.path.parent.name} {run.path.name}" if run.is_own else run.name
+
+
+def _short(run: Record) -> str:
+    """For the side of a figure on a phone."""
+    name = run.path.name.rpartition("-")[2] if run.is_own else run.name
+    return name if len(name) <= 16 else f"{name[:15]}…"
+
+
+def _lead(run: Record) -> str:
+    return f"{run.source}{', a rehearsal on CPUs: its times say nothing of GPUs' * run.rehearsal}"
+
+
+def _line(run: Record, field: str) -> Line:
+    steps = report_text.series(run, field)
+    thin = steps[:: -(-len(steps) // MOST_POINTS)] if steps else []
+    vals = [step for step in run.steps if step.val_loss is not None] if field == "loss" else []
+    breaks = [(a.step + b.step) / 2 for a, b in pairwise(run.steps) if a.attempt != b.attempt]
+    return Line(
+        [step.step for step in thin],
+        [getattr(step, field) for step in thin],
+        [step.step for step in vals],
+        [step.val_loss or 0.0 for step in vals],
+        breaks if field == "loss" else (),
+    )
+
+
+def _stacked(rows: Sequence[Mapping[str, float]], colors: Mapping[str, str]) -> list[Part]:
+    return [
+        Part(row, name, values[name], paint)
+        for row, values in enumerate(rows)
+        for name, paint in colors.items()
+        if values.get(name)
+    ]
+
+
+def _terms(planned: Sequence[tuple[str, Figures]]) -> figure:
+    """Of each run the planned step by term, and the measured one as a whole."""
+    rows: list[str] = []
+    values: list[dict[str, float]] = []
+    for name, figures in planned:
+        assert figures.planned is not None
+        rows.append(f"{name}, planned" if len(planned) > 1 else "planned")
+        values.append(dict(figures.planned.terms_s))
+        if "p50" in figures.step_s:
+            rows.append(f"{name}, measured" if len(planned) > 1 else "measured")
+            values.append({"measured": figures.step_s["p50"]})
+    return bars("terms", rows, _stacked(values, {**TERM_COLORS, "measured": "#35618f"}))
+
+
+def _profiled(figures: Figures) -> list[tuple[str, str, str]]:
+    """Term, seconds planned and in the profile."""
+    rows = figures.planned.profiled if figures.planned else ()
+    return [(name, f"{planned:.3f}", f"{own:.3f}") for name, planned, own in rows]
+
+
+def _stages(name: str, figures: Figures) -> list[tuple[str, str, str, str]]:
+    """Run, pipeline stage, GiB planned and measured."""
+    if figures.planned is None:
+        return []
+    pairs = zip(figures.planned.stages_gib, figures.planned.measured_stages_gib, strict=True)
+    return [
+        (name, str(stage), f"{planned:.2f}", f"{own:.2f}" if own else "-") for stage, (planned, own) in enumerate(pairs)
+    ]
+
+
+def _facts(run: Record, figures: Figures) -> list[tuple[str, str, str]]:
+    """Name, value and note of what stands at the top."""
+    facts: list[tuple[str, str | None, str]] = [
+        ("state", run.state or None, run.message[:80]),
+        ("steps", f"{figures.steps:,}", f"{figures.attempts} attempts" if figures.attempts > 1 else ""),
+        ("loss", _last_loss(figures), f"from {figures.loss_start:.4f}" if figures.loss_start else ""),
+        ("validation loss", _form(figures.val_loss, ".4f"), f"at step {figures.val_step}"),
+        ("step time", _form(figures.step_s.get("p50"), ".3g", " s"), f"p99 {figures.step_s.get('p99', 0):.3g} s"),
+        ("throughput", None if run.rehearsal else _form(figures.rate, ",.0f"), "tokens/s/GPU"),
+        ("MFU", _form(figures.mfu, ".1%"), f"HFU {figures.hfu:.1%}" if figures.hfu else ""),
+        ("memory", _form(figures.peak_gib, ".2f", " GiB"), "peak of a rank"),
+        ("goodput", _form(figures.goodput, ".1%"), f"of {duration(figures.wall_s or 0.0)}"),
+    ]
+    return [(name, value, note) for name, value, note in facts if value]
+
+
+def _last_loss(figures: Figures) -> str | None:
+    return "no number" if figures.losses.bad and figures.loss_end is None else _form(figures.loss_end, ".4f")
+
+
+def _form(value: float | None, form: str, unit: str = "") -> str | None:
+    return None if value is None else f"{value:{form}}{unit}"
+
+
+def _pairs(run: Record, figures: Figures) -> list[tuple[str, str]]:
+    rows: list[tuple[str, Any]] = [*report_text.heading(run, figures), *report_text.rows(run, figures)]
+    return [*rows, ("folder" if run.is_own else "read from", str(run.path))]

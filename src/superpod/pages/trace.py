@@ -1,0 +1,120 @@
+"""The predicted step as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing: a track for each pipeline rank.
+
+The format is Google's "Trace Event Format": complete events (`X`, ts and dur in microseconds) on threads, metadata
+(`M`) that names them, and flows (`s`, `f`) from the pass that sends to the pass that waits for it. On each track,
+slices of the category `step` follow each other without a gap from 0 to the step's end; `pass` has the terms inside a
+pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from superpod.pages import GENERATOR
+from superpod.pages.step_timeline import StepTimeline
+from superpod.planner.planned_job import PlannedJob
+from superpod.planner.timing.schedule import Event
+
+TraceEvent: TypeAlias = dict[str, Any]
+
+NAMES = {
+    "compute": "compute",
+    "recompute": "recomputation",
+    "tp": "tensor-parallel communication, exposed",
+    "cp": "context-parallel communication, exposed",
+    "ep": "expert dispatch, exposed",
+    "dp": "gradients and parameters, exposed",
+    "overhead": "launches and fixed costs",
+    "pp_p2p": "send, exposed",
+    "optimizer": "optimizer step",
+    "bubble": "bubble",
+}
+"""A slice's name for each term."""
+US = 1e6
+
+
+def text(job: PlannedJob, step: StepTimeline, *, title: str, command: str) -> str:
+    """The whole trace as JSON; `title` names the process, and `command` is what the trace was made with."""
+    facts = {
+        "generator": GENERATOR,
+        "title": title,
+        "command": command,
+        "step_time_s": step.step_s,
+        "step_time_s_of_the_plan": step.plan_s,
+        "unit": "ts and dur are in microseconds",
+    }
+    return json.dumps({"otherData": facts, "displayTimeUnit": "ms", "traceEvents": [*events(job, step, title)]})
+
+
+def events(job: PlannedJob, step: StepTimeline, title: str) -> Iterator[TraceEvent]:
+    """Every event of the trace."""
+    yield _metadata("process_name", 0, title)
+    for rank in range(step.ranks):
+        yield _metadata("thread_name", rank, _track(job, rank))
+        yield {"ph": "M", "pid": 0, "tid": rank, "name": "thread_sort_index", "args": {"sort_index": rank}}
+        yield from _slices(step, rank)
+    yield from _flows(job, step)
+
+
+def _track(job: PlannedJob, rank: int) -> str:
+    per_stage = job.gpus // job.layout.pp
+    first = rank * per_stage
+    held = ", ".join(f"{r.start}-{r.stop - 1}" for r in job.split.stage_layers(job.model.layers, rank) if len(r))
+    return f"pipeline rank {rank}: GPUs {first}-{first + per_stage - 1}, layers {held or 'none'}"
+
+
+def _metadata(name: str, tid: int, value: str) -> TraceEvent:
+    return {"ph": "M", "pid": 0, "tid": tid, "name": name, "args": {"name": value}}
+
+
+def _slices(step: StepTimeline, rank: int) -> Iterator[TraceEvent]:
+    """Passes, bubbles between them, and what follows: together the step."""
+    at = 0.0
+    for event in (event for event in step.events if event.stage == rank):
+        if event.start > at:
+            yield _slice(rank, "step", NAMES["bubble"], at, event.start)
+        args = {"micro_batch": event.micro_batch, "chunk": event.chunk}
+        yield _slice(rank, "step", f"{event.kind} {event.micro_batch}", event.start, event.end, args)
+        yield from _inside(step.passes[event.kind][rank], event)
+        at = event.end
+    if step.span_s > at:
+        yield _slice(rank, "step", NAMES["bubble"], at, step.span_s)
+    at = step.span_s
+    for term, seconds in step.after.items():
+        if seconds > 0:
+            yield _slice(rank, "step", NAMES[term], at, at + seconds)
+            at += seconds
+
+
+def _inside(parts: Mapping[str, float], event: Event) -> Iterator[TraceEvent]:
+    at = event.start
+    for i, (term, seconds) in enumerate(parts.items()):
+        end = event.end if i == len(parts) - 1 else min(at + seconds, event.end)
+        yield _slice(event.stage, "pass", NAMES[term], at, end)
+        at = end
+
+
+def _slice(
+    rank: int, category: str, name: str, start: float, end: float, args: Mapping[str, int] | None = None
+) -> TraceEvent:
+    slice_ = {"ph": "X", "pid": 0, "tid": rank, "cat": category, "name": name, "ts": start * US}
+    return slice_ | {"dur": (end - start) * US} | ({"args": args} if args else {})
+
+
+def _flows(job: PlannedJob, step: StepTimeline) -> Iterator[TraceEvent]:
+    """An arrow from each pass to the pass of another rank that takes what it sends."""
+    pp, last = step.ranks, step.ranks * (job.layout.vp or 1) - 1
+    at = {(event.kind, event.chunk * pp + event.stage, event.micro_batch): event for event in step.events}
+    number = 0
+    for (kind, place, micro_batch), event in at.items():
+        after = place + (1 if kind == "forward" else -1)
+        if pp == 1 or not 0 <= after <= last:
+            continue
+        number += 1
+        taken = at[kind, after, micro_batch]
+        what = "activation" if kind == "forward" else "gradient"
+        flow = {"pid": 0, "cat": "pipeline", "name": what, "id": number}
+        yield flow | {"ph": "s", "tid": event.stage, "ts": (event.start + event.end) / 2 * US}
+        yield flow | {"ph": "f", "bp": "e", "tid": taken.stage, "ts": (taken.start + taken.end) / 2 * US}

@@ -1,0 +1,180 @@
+"""`Columns`: many layouts at once. `memory/` and `steptime.py` compute on them, for one layout and for many alike.
+
+A column is a numpy array, and all columns of a table broadcast to one shape: `[ranks]` for the pipeline ranks of a
+single layout (`of`), `[layouts, ranks]` for many (`Stages`), where a rank may stand for several that hold the same
+(`weight`) and what does not depend on the rank has shape `[layouts, 1]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from superpod.planner.arrays import Array, Column, Flags
+from superpod.planner.layout import RECOMPUTES, SHARDINGS, Layout
+from superpod.planner.models import ModelShape, Split
+from superpod.planner.planned_job import PlannedJob
+from superpod.planner.rules.rules import bits
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The fields of `Layout` as arrays of one shape, and what one pipeline rank holds."""
+
+    tp: Column
+    pp: Column
+    vp: Column
+    """1 = not interleaved."""
+    cp: Column
+    ep: Column
+    etp: Column
+    """Never None: Megatron's default is filled in."""
+    dp: Column
+    sp: Column
+    """0 or 1."""
+    mbs: Column
+    micro_batches: Column
+    recompute: Column
+    """0 none, 1 selective, 2 full."""
+    recompute_block: Column
+    """1 = the block method, 0 = uniform."""
+    recompute_layers: Column
+    modules: Column
+    """Bit i = `rules.MODULES[i]` is recomputed; 0 unless selective."""
+    sharding: Column
+    """ZeRO stage: 0 none, 1 to 3."""
+    rank: Column
+    """Pipeline rank, 0 to pp - 1."""
+    weight: Column
+    """Pipeline ranks that this entry stands for; over the last axis they add up to pp."""
+    blocks: Mapping[str, Column | Array]
+    """Blocks of each kind (`attention`, `mla`, `mamba`, `delta`, `mlp`, `moe`) on this rank, its chunks together; MLPs
+    that differ in width count by it (`ModelShape.held`)."""
+    layers: Column
+    """Transformer layers on this rank."""
+
+    @property
+    def first(self) -> Flags:
+        """Whether the rank holds the embedding."""
+        return self.rank == 0
+
+    @property
+    def last(self) -> Flags:
+        """Whether the rank holds the head and the loss."""
+        return self.rank == self.pp - 1
+
+    @property
+    def edp(self) -> Column:
+        """Data-parallel size of the expert grid: tp x cp x dp / (ep x etp)."""
+        return self.tp * self.cp * self.dp // (self.ep * self.etp)
+
+    def recomputes(self, module: str) -> Flags:
+        """Where selective recomputation takes a module of `layout.MODULES`."""
+        return (self.modules & bits([module])) != 0
+
+
+def of(job: PlannedJob) -> Columns:
+    """The pipeline ranks of one job, in order: columns of shape [pp].
+
+    Raises:
+        UserError: when the layout does not divide the world or the model.
+    """
+    pp = job.layout.pp
+    chunks = job.split.chunk_layers(job.model.layers)
+    held = [_held(job.model, chunks[rank::pp]) for rank in range(pp)]
+    kinds = sorted({block for layer in job.model.blocks for block in layer})
+    own = fields([job.layout], [job.dp * job.layout.model_parallel])
+    same: dict[str, Any] = {
+        name: np.full(pp, column[0])
+        for name, column in own.items()
+        if name not in ("gbs", "embedding_as_layer", "loss_as_layer")
+    }
+    return Columns(
+        **same,
+        rank=np.arange(pp),
+        weight=np.ones(pp, dtype=np.int64),
+        blocks={kind: np.array([rank_blocks.get(kind, 0) for rank_blocks in held]) for kind in kinds},
+        layers=np.array([sum(map(len, chunks[rank::pp])) for rank in range(pp)]),
+    )
+
+
+def fields(layouts: Sequence[Layout], gpus: Sequence[int], gbs: Sequence[int] | None = None) -> dict[str, Column]:
+    """The layouts' own numbers as columns of shape [layouts], with dp and micro_batches on so many GPUs each.
+
+    `gbs` replaces the layouts' own. Divisions here round down; `legality` reports what does not divide.
+    """
+    known: dict[int, tuple[int, ...]] = {}  # tables repeat layouts, and reading a dataclass is the slow part
+    rows = [known.get(id(x)) or known.setdefault(id(x), _numbers(x)) for x in layouts]
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(_OWN))
+    columns = dict(zip(_OWN, table.T, strict=True))
+    columns["gbs"] = np.array([x.gbs for x in layouts] if gbs is None else gbs, dtype=np.int64)
+    unit = columns["tp"] * columns["pp"] * columns["cp"]
+    columns["dp"] = np.maximum(1, np.array(gpus, dtype=np.int64) // np.maximum(1, unit))
+    columns["micro_batches"] = columns["gbs"] // np.maximum(1, columns["mbs"] * columns["dp"])
+    return {name: columns[name] for name in NUMBERS}
+
+
+NUMBERS = (
+    *("tp", "pp", "vp", "cp", "ep", "etp", "sp", "mbs", "gbs", "dp", "micro_batches"),
+    *("embedding_as_layer", "loss_as_layer"),
+    *("recompute", "recompute_block", "recompute_layers", "modules", "sharding"),
+)
+"""What `fields` gives of each layout."""
+_OWN = tuple(name for name in NUMBERS if name not in ("gbs", "dp", "micro_batches"))
+
+
+def _numbers(x: Layout) -> tuple[int, ...]:
+    """One layout as whole numbers, in the order of `_OWN`."""
+    return (
+        *(x.tp, x.pp, x.vp or 1, x.cp, x.ep, x.etp or x.tp, int(x.sp), x.mbs),
+        *(int(x.embedding_as_layer), int(x.loss_as_layer)),
+        *(RECOMPUTES.index(x.recompute), int(x.recompute_method == "block"), x.recompute_layers),
+        *(x.modules, SHARDINGS.index(x.sharding)),
+    )
+
+
+class Stages:
+    """What the distinct pipeline ranks hold, for several partitions of the layers: once for all layouts."""
+
+    def __init__(self, model: ModelShape, splits: Sequence[Split]) -> None:
+        held = [_ranks(model, split) for split in splits]
+        shape = (len(held), max((len(ranks) for ranks in held), default=1))
+        kinds = sorted({kind for blocks in model.blocks for kind in blocks})
+        self._rank, self._weight, self._layers = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+        self._blocks = {kind: np.zeros(shape) for kind in kinds}
+        for i, ranks in enumerate(held):
+            rest = [(*ranks[0][:1], 0, *ranks[0][2:])] * (
+                shape[1] - len(ranks)
+            )  # pads to the longest: a copy of weight 0
+            for j, (rank, weight, layers, blocks) in enumerate(ranks + rest):
+                self._rank[i, j], self._weight[i, j], self._layers[i, j] = rank, weight, layers
+                for kind, count in blocks.items():
+                    self._blocks[kind][i, j] = count
+
+    def columns(self, way: Column, values: Mapping[str, Column]) -> Columns:
+        """Columns of shape [layouts, ranks]: `values` as `fields` gives them, `way` the index of each one's split."""
+        kept = [name for name in NUMBERS if name not in ("gbs", "embedding_as_layer", "loss_as_layer")]
+        one: dict[str, Any] = {name: values[name][:, None] for name in kept}
+        blocks = {kind: counts[way] for kind, counts in self._blocks.items()}
+        return Columns(**one, rank=self._rank[way], weight=self._weight[way], layers=self._layers[way], blocks=blocks)
+
+
+def _held(model: ModelShape, chunks: Sequence[range]) -> Mapping[str, float]:
+    """Blocks of each kind in these layers."""
+    return model.held(layer for r in chunks for layer in r)
+
+
+def _ranks(model: ModelShape, split: Split) -> list[tuple[int, int, int, Mapping[str, float]]]:
+    """Distinct ranks as (the first of its kind, how many, layers, blocks); the first and the last stand alone."""
+    chunks = split.chunk_layers(model.layers)
+    distinct: dict[Any, tuple[int, int, int, Mapping[str, float]]] = {}
+    for rank in range(split.pp):
+        mine = chunks[rank :: split.pp]
+        blocks = _held(model, mine)
+        key = (rank == 0, rank == split.pp - 1, *sorted(blocks.items()))
+        first, weight, layers, _ = distinct.get(key, (rank, 0, sum(map(len, mine)), blocks))
+        distinct[key] = (first, weight + 1, layers, blocks)
+    return list(distinct.values())

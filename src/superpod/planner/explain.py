@@ -1,0 +1,296 @@
+"""Why a layout wins, what bounds it, what nearly fits, and the next move: sentences with their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
+
+import numpy as np
+
+from superpod.planner import legality, memory, predict
+from superpod.planner.calibration import corrections
+from superpod.planner.hardware import GIB
+from superpod.planner.layout import MEGATRON_FSDP, SHARDINGS, Layout
+from superpod.planner.memory.capacity import MARGIN
+from superpod.planner.planned_job import Options, PlannedJob
+from superpod.planner.predict import Prediction
+from superpod.planner.rules import pipeline_layout
+from superpod.planner.search import SearchResult
+
+BOUNDS = {
+    "tp": "tensor-parallel communication",
+    "cp": "context-parallel communication",
+    "ep": "expert dispatch",
+    "pp_bubble": "the pipeline bubble",
+    "pp_p2p": "pipeline sends",
+    "dp": "data-parallel gradients and parameters",
+    "recompute": "recomputed activations",
+    "optimizer": "the optimizer step",
+}
+"""Names of a step's terms in a sentence; other terms keep their own."""
+
+
+UNMEASURED = "no measured run stands behind the figures of Megatron-FSDP (zero2, zero3): try it on few nodes first"
+OPTION = "--pipeline-model-parallel-layout"
+
+
+@dataclass(frozen=True)
+class Move:
+    """One change of a run, and its effect."""
+
+    what: str
+    job: PlannedJob
+    prediction: Prediction
+    frees_gib: float
+    slower: float
+    """Relative change of the step time; 0.03 = 3 % slower."""
+
+
+def moves(job: PlannedJob, before: Prediction | None = None) -> list[Move]:
+    """Every single legal change that frees memory, those that make the run fit first, then the cheapest in time."""
+    before = before or predict.one(job)
+    if before.step_time_s is None or before.reserved_gib_max is None:
+        return []
+    tried = [(what, job.replace(layout=layout)) for what, layout in _changes(job)]
+    tried += [(what, job.replace(options=options)) for what, options in _options(job)]
+    legal = [(what, other) for what, other in tried if not legality.violations(other)]
+    savings = []
+    for (what, other), after in zip(legal, predict.many([other for _, other in legal]), strict=True):
+        frees = before.reserved_gib_max - (after.reserved_gib_max or 0)
+        if frees > 0.05 and after.step_time_s:  # GiB; less is within the model's error
+            savings.append(Move(what, other, after, frees, after.step_time_s / before.step_time_s - 1))
+    return sorted(savings, key=lambda m: (m.prediction.short_gib > 0, m.slower))
+
+
+def better(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
+    """Single changes that make the step faster by 1 % or more and fit, the fastest first."""
+    tried = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
+    legal = [(what, other) for what, other in tried if not legality.violations(other)]
+    after = zip((what for what, _ in legal), predict.many([other for _, other in legal]), strict=True)
+    fits = [(what, p.step_time_s) for what, p in after if p.fit == "fits" and p.step_time_s]
+    gains = [(seconds / (before.step_time_s or 1.0) - 1, what) for what, seconds in fits]
+    return [f"{what} takes {-gain:.1%} off the step" for gain, what in sorted(gains) if gain < -0.01][:most]
+
+
+SEARCH = "`recipes plan` tries them together"
+
+
+def short_of(job: PlannedJob, before: Prediction, together: str = SEARCH) -> str:
+    """`40.2 GiB short: cp 2 frees 22.1 GiB (+3 % time), ...` for a run that does not fit.
+
+    When a single change makes it fit, those come first and are called so; else the largest savings are listed, and
+    `together`, the next move after them; after a search it is another than a search.
+    """
+    missing = max(0.0, before.short_gib)
+    savings = moves(job, before)
+    enough = [m for m in savings if m.prediction.short_gib <= 0][:3]
+    shown = enough or sorted(savings, key=lambda m: -m.frees_gib)[:3]
+    if not shown:
+        return f"{missing:.1f} GiB short, and no single change of the layout frees memory: take more GPUs"
+    listed = ", ".join(f"{m.what} frees {m.frees_gib:.1f} ({m.slower:+.0%} time)" for m in shown)
+    if not enough:
+        return f"{missing:.1f} GiB short: {listed}; none is enough alone" + (f": {together}" if together else "")
+    return f"{missing:.1f} GiB short: {listed}" + ("; each is enough alone" if len(enough) > 1 else "")
+
+
+def beyond_layouts(job: PlannedJob) -> str:
+    """The next move where a search found no layout that fits, and no option alone is enough."""
+    cap = job.options.memory_cap
+    return "take more GPUs" if cap is None else f"take more GPUs or raise the memory cap of {cap:g} GiB"
+
+
+def bound(prediction: Prediction) -> str:
+    """The two terms that take most of the step, with their shares; one where no other takes 2 %."""
+    seconds = prediction.step_time_s or 1.0
+    shares = sorted(((value / seconds, key) for key, value in prediction.terms_s.items()), reverse=True)[:2]
+    (first, *second) = [f"{BOUNDS.get(key, key)}, {share:.0%}" for share, key in shares if share >= 0.02] or ["nothing"]
+    return f"bound by {first} of the step" + "".join(f"; then {words}" for words in second)
+
+
+def _waits(result: SearchResult, i: int) -> list[str]:
+    """Whether the i-th layout is a pipeline that waits for memory, by a user's own calibration, and the way round."""
+    gpu = result.job.node.gpu
+    own = corrections.split(gpu.calibrated_as)[1]
+    seconds, level = own.get("alloc_retries", 0.0), own.get("full_from", 1.0)
+    full = float(result.reserved[i]) / memory.usable(gpu)
+    if result.layout(i).pp == 1 or not seconds or full < level:
+        return []
+    return [
+        f"the fullest rank reserves {full:.0%} of its GPU; from {level:.0%} on a pipeline waits {seconds:.2g} s for "
+        "memory in each micro-batch here (calibration): recompute more, or set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    ]
+
+
+def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> list[str]:
+    """Why the i-th layout has its rank: what bounds it, its headroom, its stages, and how far the next one is."""
+    prediction = prediction or predict.one(result.job_of(i))
+    room = (result.cap - result.reserved[i]) / GIB
+    tight = "tight: " * bool(result.tight[i])
+    left = f"{room:.1f} GiB of {result.cap / GIB:.1f} GiB usable are left on the fullest rank"
+    if room < 0:
+        left = f"the fullest rank reserves {-room:.1f} GiB more than the {result.cap / GIB:.1f} GiB usable"
+    lines = [bound(prediction), f"{tight}{left}"]
+    lines += _waits(result, i)
+    if result.layout(i).sharding in MEGATRON_FSDP:
+        lines.append(UNMEASURED)
+    if approximate := result.job_of(i).model.approximate:
+        lines.append(f"this model is planned approximately: {approximate}")
+    layout = result.layout(i)
+    if layout.pp > 1:
+        lines.append(pipeline(result.job_of(i)))
+    lines += stages_written(result.job_of(i))
+    ranked = result.ranked
+    lines.append(f"to look closer: --layout {as_option(layout)}")
+    if i == ranked[0] and (other := _other_degrees(result)) is not None:
+        lines.append(_next(result, i, other))
+    return lines
+
+
+def _next(result: SearchResult, i: int, other: int) -> str:
+    """How far behind the i-th layout another is; one that is faster comes after it because it is tight."""
+    slower = result.seconds[other] / result.seconds[i] - 1
+    name = result.layout(other).short()
+    if slower < 0 and result.tight[other] and not result.tight[i]:
+        room, cap = (result.cap - result.reserved[other]) / GIB, result.cap / GIB
+        left = f"{room:.2f} GiB of {cap:.1f} are left, under {MARGIN:.1%}"
+        if room < 0:
+            left = f"it reserves {-room:.2f} GiB more than {cap:.1f}"
+        return f"{name} would be {-slower:.1%} faster, but is tight: {left}"
+    return f"the next with other degrees, {name}, takes {max(0.0, slower):.1%} more time"
+
+
+def pipeline(job: PlannedJob) -> str:
+    """The bubble in both conventions, and how uneven the stages are."""
+    p, v, m = job.layout.pp, job.layout.vp or 1, job.micro_batches
+    chunks = [len(r) for r in job.split.chunk_layers(job.model.layers)]
+    per_rank = [sum(chunks[rank::p]) for rank in range(p)]
+    uneven = max(per_rank) * p / sum(per_rank) - 1
+    return (
+        f"the pipeline's bubble is {(p - 1) / (v * m):.1%} of the ideal time, {(p - 1) / (v * m + p - 1):.1%} of the "
+        f"whole; the fullest stage has {uneven:.1%} more layers than the mean"
+    )
+
+
+def stages_written(job: PlannedJob) -> list[str]:
+    """The line that says in Megatron's own words how layers lie on stages; none where they lie evenly."""
+    if not pipeline_layout.is_uneven(job):
+        return []
+    return [f"the layers of each stage, as Megatron writes them: {OPTION} '{pipeline_layout.of(job)}'"]
+
+
+def misses(result: SearchResult, most: int = 3) -> list[str]:
+    """Layouts that would be faster than the best one but do not fit, and what would make each fit."""
+    if not len(result.ranked):
+        return []
+    best = result.seconds[result.ranked[0]]
+    faster = np.flatnonzero(~result.fits & (result.seconds < best * 0.995))  # by 0.5 %: less is no news
+    lines: list[str] = []
+    shown: set[tuple[int, ...]] = set()
+    # First those that are nearly as small as allowed and fast at once.
+    for i in faster[np.argsort(result.reserved[faster] / result.cap + result.seconds[faster] / best)]:
+        job = result.job_of(int(i))
+        degrees = (job.layout.tp, job.layout.pp, job.layout.ep)
+        if degrees in shown:
+            continue
+        shown.add(degrees)
+        gain = 1 - result.seconds[i] / best
+        lines.append(f"{title(job.layout)} would be {gain:.1%} faster, but is {short_of(job, predict.one(job), '')}")
+        if len(lines) == most:
+            break
+    return lines
+
+
+def title(layout: Layout) -> str:
+    """`TP4 PP8 VP2 SP, mbs 1, full recompute, zero3`: a layout in a line."""
+    words = [layout.short(), f"mbs {layout.mbs}"]
+    ends = ["embedding"] * layout.embedding_as_layer + ["loss"] * layout.loss_as_layer
+    if ends:
+        words.append(f"{' and '.join(ends)} as layer{'s' * (len(ends) > 1)}")
+    if layout.chunks is not None:
+        words.append("uneven stages")
+    if layout.recompute == "selective":
+        words.append("recompute " + "+".join(layout.recompute_modules))
+    elif layout.recompute == "full":
+        all_of = layout.recompute_method == "uniform"
+        count = f" of {layout.recompute_layers} layer{'s' * (layout.recompute_layers > 1)} a chunk"
+        words.append("full recompute" + ("" if all_of else count))
+    if layout.sharding != "zero1":
+        words.append("no sharding" if layout.sharding == "none" else layout.sharding)
+    return ", ".join(words)
+
+
+def as_option(layout: Layout) -> str:
+    """The value of `--layout` that means this layout: `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`, without the global batch."""
+    parts = []
+    for f in fields(layout):
+        value = getattr(layout, f.name)
+        if value == f.default or f.name == "gbs":
+            continue
+        text = "+".join(_runs(value)) if isinstance(value, tuple) else str(value)
+        parts.append(f.name if value is True else f"{f.name}={text}")
+    return ",".join(parts) or "tp=1"
+
+
+def _runs(values: tuple[object, ...]) -> list[str]:
+    """Each value, or `6x4` for six 4s in a row."""
+    runs = [(value, len(list(same))) for value, same in groupby(values)]
+    return [f"{count}x{value}" if count > 1 else str(value) for value, count in runs]
+
+
+def _other_degrees(result: SearchResult) -> int | None:
+    """The best layout whose degrees differ from the winner's."""
+    best = result.best_of_degrees
+    return int(best[1]) if len(best) > 1 else None
+
+
+def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
+    x = job.layout
+    for key in ("tp", "pp", "cp", "ep"):
+        twice = getattr(x, key) * 2
+        sp = x.sp or key == "tp"
+        if key != "ep" or job.model.is_moe:
+            yield f"{key} {twice}", x.replace(**{key: twice}, sp=sp)
+    if x.mbs % 2 == 0:
+        yield f"mbs {x.mbs // 2}", x.replace(mbs=x.mbs // 2)
+    for level in SHARDINGS[SHARDINGS.index(x.sharding) + 1 :] if x.pp == 1 else ():
+        if level in MEGATRON_FSDP and job.task != "pretrain":  # it cannot start from weights
+            continue
+        yield f"{level} (unmeasured)" if level in MEGATRON_FSDP else level, x.replace(sharding=level)
+    if x.recompute != "full":
+        for module in ("layernorm", "mlp", "moe_act", "moe", "mla_up_proj"):
+            changed = x.replace(recompute="selective", recompute_modules=(module,))
+            yield f"recomputing {module}", changed
+    if x.recompute != "full":
+        for layers in (1, 2, 4, 8):
+            changed = x.replace(recompute="full", recompute_method="block", recompute_layers=layers)
+            yield f"full recompute of {layers} layer{'s' * (layers > 1)} a chunk", changed
+        yield "full recompute", x.replace(recompute="full", recompute_method="uniform", recompute_layers=1)
+
+
+def _reversals(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
+    """Changes that spend memory to save time."""
+    x = job.layout
+    for key in ("tp", "pp", "cp", "ep"):
+        if (degree := getattr(x, key)) % 2 == 0:
+            halved = x.replace(**{key: degree // 2})
+            if key == "tp" and degree == 2:
+                halved = halved.replace(sp=False)
+            if key == "pp" and degree == 2:
+                halved = halved.replace(vp=None)
+            yield f"{key} {degree // 2}", halved
+    if x.pp > 1:
+        yield from ((f"vp {v}", x.replace(vp=v)) for v in (2, 3, 4, 5, 6, 8, 10) if v != x.vp)
+    yield f"mbs {x.mbs * 2}", x.replace(mbs=x.mbs * 2)
+    if x.recompute != "none":
+        yield "no recomputation", x.replace(recompute="none")
+    if x.sharding in MEGATRON_FSDP:
+        yield "zero1", x.replace(sharding="zero1")
+
+
+def _options(job: PlannedJob) -> Iterator[tuple[str, Options]]:
+    if job.options.moments == "fp32" and job.task != "lora":
+        yield "BF16 moments", replace(job.options, moments="bf16")
+    if job.options.offload < 1 and job.task != "lora":
+        yield "the optimizer in host memory", replace(job.options, offload=1.0)

@@ -1,0 +1,147 @@
+"""Whether a job is legal, and every rule it breaks: `violations` of one job, `legal_mask` of many layouts at once.
+
+`rules.py` has the rules of a layout on so many GPUs and of how it divides a model, `job_rules.py` those of sequence,
+precision, recomputation and sharding. `warnings` are rules of thumb about legal jobs that are slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from superpod.errors import UserError, did_you_mean
+from superpod.planner.layout import Layout
+from superpod.planner.models.stages import Split, even_chunks
+from superpod.planner.rules import job_rules, rules
+from superpod.planner.rules.rules import Broken, JobInputs
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from superpod.planner.arrays import Column, Flags
+    from superpod.planner.planned_job import PlannedJob
+
+
+def violations(job: PlannedJob) -> list[Broken]:
+    """Every rule that the job breaks, with the numbers and the nearest legal change; [] = legal."""
+    if broken_sizes := job.layout.below_one():
+        return broken_sizes
+    inputs = _inputs(job)
+    return [*rules.layout(inputs), *rules.check((*rules.MODEL, *job_rules.of(job)), inputs)]
+
+
+def warnings(job: PlannedJob) -> list[Broken]:
+    """Weaknesses of a legal job: slow products, bubbles, traffic that leaves NVLink, settings without effect."""
+    from superpod.planner.rules.advice import ADVICE
+
+    return [] if job.layout.below_one() else rules.check(ADVICE, _inputs(job))
+
+
+def require(job: PlannedJob) -> None:
+    """Do nothing when the job is legal.
+
+    Raises:
+        UserError: with every broken rule, a line each.
+    """
+    if broken_rules := violations(job):
+        fixes = [broken.fix for broken in broken_rules if broken.fix]
+        raise UserError("\n".join(broken.message for broken in broken_rules), "; ".join(dict.fromkeys(fixes)))
+
+
+_ALONE = ("precision", "memory_cap", "attention_backend", "fp8_weights")
+
+
+def in_any_layout(job: PlannedJob) -> Broken | None:
+    """The rule that forbids a job whatever its layout: the simplest one, on a GPU alone, breaks it as well."""
+    simplest = job.replace(gpus=1, layout=Layout(gbs=1))
+    broken = {rule.rule: rule for rule in violations(simplest)}
+    alone = _ALONE if job.model.is_moe else (*_ALONE, "overlap_experts")  # no layout gives a dense model experts
+    return next((broken[name] for name in alone if name in broken), None)
+
+
+FIELDS = (
+    *("gpus", "dp", "tp", "pp", "vp", "cp", "ep", "etp", "sp", "mbs", "gbs"),
+    *("recompute", "recompute_block", "recompute_layers", "modules", "sharding"),
+    *("embedding_as_layer", "loss_as_layer"),
+)
+"""Columns that `legal_mask` takes, as in `Columns`."""
+
+
+def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], given_chunks: ArrayLike = False) -> Flags:
+    """Which of many layouts of one job are legal: the same rules as `violations`, over arrays.
+
+    Args:
+        job: the model, sequence, precision, hardware and options; its layout gives the fields that `fields` leaves
+            out, except uneven stages and chunks: layers are partitioned evenly here.
+        fields: columns of `FIELDS`, coded as in `Columns` (vp 1 = none; recompute 0 none, 1 selective, 2 full; modules
+            a bit mask), arrays that broadcast, every number 1 or more. A column `dp` decides the number of GPUs.
+        given_chunks: True for layouts with their own partition of the layers (`Layout.chunks`).
+
+    Raises:
+        UserError: on an unknown column.
+    """
+    import numpy as np
+
+    for name in fields:
+        if name not in FIELDS:
+            raise UserError(f"no column is called {name!r}", did_you_mean(name, list(FIELDS)))
+    inputs = _inputs_of_many(job, {name: np.asarray(value) for name, value in fields.items()}, np.asarray(given_chunks))
+    shape = np.broadcast_shapes(*(np.shape(value) for value in fields.values()))
+    broken = np.zeros(shape, dtype=bool)
+    for rule in (*rules.LAYOUT, *rules.MODEL, *job_rules.of(job)):
+        broken |= np.asarray(rule.broken(inputs), dtype=bool)
+    return ~broken
+
+
+def _inputs(job: PlannedJob) -> JobInputs:
+    """The job as the rules read it, with its layers partitioned if possible."""
+    layout, chunks, why = job.layout, list[range](), ("", "")
+    uneven = layout.embedding_as_layer or layout.loss_as_layer or layout.chunks is not None
+    uneven = uneven or layout.first_layers is not None or layout.last_layers is not None
+    try:
+        chunks = Split.of(layout).chunk_layers(job.model.layers)
+    except UserError as refused:
+        why = (str(refused), refused.hint)
+    degrees: dict[str, Any] = {**vars(layout.rule_inputs(job.gpus))}
+    degrees["microbatch_group"] = job.options.microbatch_group
+    return JobInputs(
+        **degrees,
+        both_ends=layout.first_layers is not None and layout.last_layers is not None,
+        uneven=uneven,
+        unpartitionable=not chunks,
+        last_empty=bool(chunks) and not chunks[-1],
+        chunk_sizes=tuple({len(chunk) for chunk in chunks}),
+        why_unpartitionable=why,
+        model=job.model,
+        job=job,
+    )
+
+
+def _inputs_of_many(job: PlannedJob, fields: dict[str, Column], given_chunks: Flags) -> JobInputs:
+    """As `_inputs`, for many layouts, whose layers are partitioned evenly except where chunks are given."""
+    import numpy as np
+
+    own = job.layout.rule_inputs(job.gpus)
+    ends_count = {key: getattr(job.layout, key) for key in ("embedding_as_layer", "loss_as_layer")}
+    one = {**vars(own), **ends_count}
+    get: dict[str, Any] = {name: fields.get(name, np.asarray(one.get(name, 1))) for name in FIELDS}
+    if "dp" in fields:
+        get["gpus"] = get["dp"] * get["tp"] * get["pp"] * get["cp"]
+    if "etp" not in fields and job.layout.etp is None:
+        get["etp"] = get["tp"]
+    ends = [get.pop(name).astype(np.int64) for name in ("embedding_as_layer", "loss_as_layer")]
+    evenly, sizes = even_chunks(job.model.layers, get["pp"], get["vp"], *ends)
+    # Modules mean nothing under full recomputation; in arrays, vp 1 stands for no interleaving.
+    get["modules"] = np.where(get["recompute"] == 1, get["modules"], 0)
+    get["interleaved"] = get["vp"] > 1
+    del get["dp"]
+    return JobInputs(
+        **get,
+        microbatch_group=job.options.microbatch_group,
+        uneven=((ends[0] | ends[1]) == 1) | given_chunks,
+        unpartitionable=~(evenly | given_chunks),
+        last_empty=(ends[1] == 1) & (get["pp"] * get["vp"] == job.model.layers + ends[0] + 1) & ~given_chunks,
+        chunk_sizes=sizes,
+        model=job.model,
+        job=job,
+    )

@@ -1,0 +1,113 @@
+"""Memory of a run, per pipeline rank and by owner: arithmetic over columns, for one layout and for a million alike.
+
+>>> from superpod.planner import columns, memory
+>>> owners = memory.by_owner(job, columns.of(job))  # doctest: +SKIP
+>>> memory.fit(job)  # doctest: +SKIP
+'fits'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from superpod.planner import columns
+from superpod.planner.arrays import Array, Flags
+from superpod.planner.calibration import corrections
+from superpod.planner.columns import Columns
+from superpod.planner.memory import peak as _peak
+from superpod.planner.memory.capacity import FIT, FITS, TIGHT, TOO_LARGE, Fit, fit_of, limit, reserved_of, usable
+from superpod.planner.memory.fixed import Inference, checkpoint_bytes, inference
+from superpod.planner.memory.units import MemoryUnits
+from superpod.planner.planned_job import PlannedJob
+
+__all__ = [
+    "FIT",
+    "FITS",
+    "TIGHT",
+    "TOO_LARGE",
+    "Fit",
+    "Inference",
+    "Peak",
+    "allocated",
+    "by_owner",
+    "checkpoint_bytes",
+    "fit",
+    "fit_of",
+    "fits",
+    "inference",
+    "limit",
+    "peak",
+    "reserved",
+    "usable",
+]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes at the fullest moment of each rank, arrays of the shape of `Columns.rank`."""
+
+    owners: dict[str, Array]
+    """By owner: parameters, gradients, optimizer, fp8_copies, activations, logits, transient (gradients of activations
+    and what recomputation brings back), wgrad_dummies, buffers."""
+    set_aside: Array | float
+    """What CUDA graphs keep for themselves beside it."""
+
+    @cached_property
+    def allocated(self) -> Array:
+        """In tensors: `torch.cuda.max_memory_allocated`, the sum over owners."""
+        return sum(self.owners.values())  # type: ignore[return-value]
+
+    @cached_property
+    def needed(self) -> Array:
+        """In tensors, and in the pools of CUDA graphs."""
+        return self.allocated + self.set_aside
+
+    @cached_property
+    def reserved(self) -> Array:
+        """What PyTorch's allocator holds."""
+        return reserved_of(self.allocated) + self.set_aside
+
+
+def peak(job: PlannedJob, c: Columns) -> Peak:
+    """The fullest moment of each pipeline rank.
+
+    Args:
+        job: the run; its layout and number of GPUs are not read.
+        c: the layouts and ranks.
+    """
+    shape = np.broadcast_shapes(c.rank.shape, c.tp.shape)
+    moment = _peak.of(MemoryUnits(job, c))
+    owners = {o: np.broadcast_to(np.asarray(size, dtype=np.float64), shape) for o, size in moment.owners.items()}
+    if (factor := corrections.of_bytes(job.node.gpu.calibrated_as)) != 1:  # a user's own calibration
+        owners = {owner: size * factor for owner, size in owners.items()}
+    return Peak(owners, moment.set_aside)
+
+
+def by_owner(job: PlannedJob, c: Columns) -> dict[str, Array]:
+    """Bytes at the peak of each pipeline rank by owner, as `Peak.owners`."""
+    return peak(job, c).owners
+
+
+def allocated(job: PlannedJob, c: Columns) -> Array:
+    """Peak bytes in tensors on each rank."""
+    return peak(job, c).allocated
+
+
+def reserved(job: PlannedJob, c: Columns) -> Array:
+    """Peak bytes that PyTorch's allocator holds on each rank."""
+    return peak(job, c).reserved
+
+
+def fits(job: PlannedJob, c: Columns) -> Flags:
+    """Whether each layout fits, tight ones not counted (`capacity.fit_of`). The last axis is gone."""
+    at = peak(job, c)
+    return fit_of(job, at.needed.max(axis=-1), at.reserved.max(axis=-1)) == FITS
+
+
+def fit(job: PlannedJob) -> Fit:
+    """What `capacity.fit_of` says of one run."""
+    at = peak(job, columns.of(job))
+    return FIT[int(fit_of(job, at.needed.max(), at.reserved.max()))]

@@ -1,0 +1,401 @@
+"""Every legal layout of a run, costed at once for memory and time, and ranked.
+
+A search multiplies a few short lists (`Space`), drops what the rules of `legality.py` forbid, and costs the rest with
+`memory/` and `steptime.py` as columns, without a loop over layouts. `search` keeps layouts that do not fit, so that
+`explain.py` can name those that would be faster.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from superpod.errors import UserError, did_you_mean
+from superpod.planner import legality, memory
+from superpod.planner.arrays import Array, Column, Flags
+from superpod.planner.columns import Stages
+from superpod.planner.layout import MEGATRON_FSDP, RECOMPUTES, SHARDINGS, Layout, Recompute, RecomputeMethod, Sharding
+from superpod.planner.models import Split
+from superpod.planner.models.stages import ENDS, before_a_head, divides_with_ends, near_even
+from superpod.planner.planned_job import PlannedJob
+from superpod.planner.rules import rules
+from superpod.planner.timing import steptime
+
+
+class RecomputeOption(NamedTuple):
+    """What to recompute: the four fields of `Layout` that say it."""
+
+    granularity: Recompute
+    method: RecomputeMethod = "uniform"
+    layers: int = 1
+    modules: tuple[str, ...] = ("core_attn",)
+
+
+NOT_SEARCHED = ("gbs", "chunks", "first_layers", "last_layers")
+"""Fields of `Layout` that the run gives, or that follow from others."""
+DEGREES = ("tp", "pp", "cp", "ep")
+"""Parallel degrees, which together with the number of GPUs say what communicates with what."""
+BLOCK = 16_384
+"""Layouts costed at once: intermediate arrays of this size stay in the CPU's caches."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search tries. Degrees that do not divide the run drop out."""
+
+    tp: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    cp: tuple[int, ...] = tuple(2**i for i in range(9))
+    sp: tuple[bool, ...] = (False, True)
+    mbs: tuple[int, ...] = (1, 2, 4, 8)
+    sharding: tuple[Sharding, ...] = tuple(name for name in SHARDINGS if name not in MEGATRON_FSDP)
+    """Without Megatron-FSDP, behind whose figures there is no measured run: it is ranked where `fixed` has it."""
+    deepest_vp: int = 16
+    """Most model chunks of a pipeline rank: each costs launches and messages."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Layout` that the search leaves as given."""
+
+    def __post_init__(self) -> None:
+        known = [name for name in Layout.__dataclass_fields__ if name not in NOT_SEARCHED]
+        for key in self.fixed:
+            if key not in known:
+                hint = did_you_mean(key, known) or f"keys: {', '.join(known)}"
+                raise UserError(f"no layout key that can be fixed is called {key!r}", hint)
+        if wrong := Layout.from_mapping(self.fixed, "what is fixed").below_one():
+            raise UserError(wrong[0].message)
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """All legal layouts of a run as arrays of shape [layouts], costed."""
+
+    job: PlannedJob
+    """The run; of its own layout only the global batch counts."""
+    fields: dict[str, Column]
+    """As `columns.fields` gives them, and `split` and `recompute_option`, indices."""
+    splits: tuple[Split, ...]
+    """What `fields["split"]` counts."""
+    recompute_options: tuple[RecomputeOption, ...]
+    """What `fields["recompute_option"]` counts."""
+    seconds: Array
+    terms: dict[str, Array]
+    reserved: Array
+    """Bytes on the fullest pipeline rank."""
+    allocated: Array
+    fit: Column
+    """FITS, TIGHT or TOO_LARGE, as `memory.fit_of` says."""
+    cap: float
+    """Bytes a rank may reserve."""
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    @cached_property
+    def fits(self) -> Flags:
+        """Which fit, tight ones not counted."""
+        return self.fit == memory.FITS
+
+    @cached_property
+    def ranked(self) -> Column:
+        """Indices of those that fit or are tight: by step time (to 0.1 %), the simpler first, then by room.
+
+        The tight ones come last, and of them those whose reserved bytes exceed the cap.
+        """
+        near = np.round(np.log(self.seconds) * 1000)  # equal within 0.1 %: the model knows no better
+        over = self.tight & (self.reserved > self.cap)
+        order = np.lexsort((self.reserved, self._parts, near, over, self.tight))
+        return order[self.fit[order] != memory.TOO_LARGE]
+
+    @property
+    def tight(self) -> Flags:
+        """Which may run, with next to no room or without fragmentation only."""
+        return self.fit == memory.TIGHT
+
+    @property
+    def _parts(self) -> Column:
+        """How much there is to understand in each: degrees, virtual and uneven stages, sharding, recomputation."""
+        degrees = np.sum([self.fields[key] for key in ("tp", "pp", "vp", "cp", "ep", "sharding")], axis=0)
+        uneven = np.array([split.chunks is not None for split in self.splits])[self.fields["split"]]
+        return degrees + 4 * uneven + 2 * (self.fields["recompute_option"] > 0)
+
+    @cached_property
+    def best_of_degrees(self) -> Column:
+        """Of `ranked`, the first of every combination of TP, PP, CP and EP."""
+        code = np.zeros(len(self.ranked), dtype=np.int64)
+        for key in DEGREES:
+            code = code * (self.fields[key].max() + 1) + self.fields[key][self.ranked]
+        return self.ranked[np.sort(np.unique(code, return_index=True)[1])]
+
+    def layout(self, i: int) -> Layout:
+        """The i-th layout."""
+        v = {key: int(column[i]) for key, column in self.fields.items()}
+        recompute = self.recompute_options[v["recompute_option"]]
+        return Layout(
+            **{key: v[key] for key in ("tp", "pp", "cp", "ep", "mbs", "gbs")},
+            **{key: bool(v[key]) for key in ("sp", "embedding_as_layer", "loss_as_layer")},
+            vp=v["vp"] if v["vp"] > 1 else None,
+            etp=v["etp"] if v["etp"] != v["tp"] else None,
+            chunks=self.splits[v["split"]].chunks,
+            recompute=recompute.granularity,
+            recompute_method=recompute.method,
+            recompute_layers=recompute.layers,
+            recompute_modules=recompute.modules,
+            sharding=SHARDINGS[v["sharding"]],
+        )
+
+    def job_of(self, i: int) -> PlannedJob:
+        """The run with the i-th layout."""
+        return self.job.replace(layout=self.layout(i))
+
+
+def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float | None = None) -> SearchResult:
+    """Cost every legal layout of a run; `job.layout` gives the global batch only.
+
+    Raises:
+        UserError: when no layout at all is legal.
+    """
+    space = space or Space()
+    if memory_cap_gib is not None:
+        job = job.replace(options=replace(job.options, memory_cap=memory_cap_gib))
+    splits = (*_splits(job, space), *_uneven(job, space))
+    splits = (*splits, *_before_a_head(job, space, splits))
+    recompute_options = _recompute_options(job, space)
+    fields = _legal(job, space, splits, recompute_options)
+    if not len(fields["tp"]):
+        raise _none_legal(job, space)
+    return SearchResult(
+        job, fields, splits, recompute_options, **_costs(job, Stages(job.model, splits), fields), cap=memory.limit(job)
+    )
+
+
+def _none_legal(job: PlannedJob, space: Space) -> UserError:
+    """Why nothing is legal: a rule that no layout could keep, or else the numbers that a layout must divide."""
+    none = f"no layout of {job.model.name} on {job.gpus} GPUs is legal"
+    if forbidden := legality.in_any_layout(job):
+        return UserError(f"{none}: {forbidden.message}", forbidden.fix)
+    none = f"{none} at gbs {job.layout.gbs} and seq {job.seq}"
+    if not space.fixed:
+        return UserError(none, MOVE)
+    none += f" with {', '.join(f'{key}={value}' for key, value in space.fixed.items())}"
+    broken = legality.violations(job.replace(layout=replace(job.layout, **space.fixed)))
+    return UserError(f"{none}: {broken[0].message}", broken[0].fix) if broken else UserError(none, MOVE)
+
+
+MOVE = "the global batch must be a multiple of the data-parallel size: try another number of GPUs, or another gbs"
+
+
+def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
+    """Seconds, their terms, and the bytes of the fullest rank, of all layouts.
+
+    Layouts with the same work per layer are neighbours in the order, so that a block of them has few kinds of layers.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    order = np.lexsort([fields[key] for key in ("recompute_option", *UNIT)])
+
+    def cost(start: int) -> dict[str, Any]:
+        at = order[start : start + BLOCK]
+        return _costs_of(job, stages, {key: column[at] for key, column in fields.items()})
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy computes outside Python's lock
+        parts = list(pool.map(cost, range(0, len(order), BLOCK)))
+    whole = {key: np.empty(len(order)) for key in parts[0]}
+    for key, column in whole.items():
+        column[order] = np.concatenate([part[key] for part in parts])
+    own = {key: whole.pop(key) for key in ("seconds", "reserved", "allocated")}
+    fit = memory.fit_of(job, whole.pop("needed"), own["reserved"])
+    return own | {"fit": fit, "terms": whole}
+
+
+def _costs_of(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
+    columns = stages.columns(fields["split"], fields)
+    step = steptime.step(job, columns)
+    peak, held = memory.peak(job, columns), columns.weight > 0
+    bytes_of = {"allocated": peak.allocated, "needed": peak.needed, "reserved": peak.reserved}
+    fullest = {key: np.where(held, part, 0).max(axis=1) for key, part in bytes_of.items()}
+    return {"seconds": step.seconds, **fullest, **step.terms}
+
+
+UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")
+"""Fields that decide the work of a layer, beside recomputation."""
+
+
+def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
+    fixed = space.fixed
+    for embedding, loss in ENDS:
+        if fixed.get("embedding_as_layer", embedding) != embedding or fixed.get("loss_as_layer", loss) != loss:
+            continue
+        total = job.model.layers + embedding + loss
+        for pp in (p for p in range(1, total + 1) if total % p == 0 and job.gpus % p == 0):
+            if fixed.get("pp", pp) != pp or (pp == 1 and (embedding or loss)):
+                continue
+            for vp in (v for v in range(1, total // pp + 1) if total // pp % v == 0):
+                if (fixed.get("vp", vp) or 1) != vp or (vp > 1 and (pp == 1 or vp > space.deepest_vp)):
+                    continue
+                yield Split(pp=pp, vp=vp, embedding_as_layer=embedding, loss_as_layer=loss)
+
+
+def _uneven(job: PlannedJob, space: Space) -> Iterator[Split]:
+    """Pipelines that layers do not divide evenly, as 61 layers over 4 stages: chunks that differ by a layer."""
+    layers, fixed = job.model.layers, space.fixed
+    if job.model.pattern or fixed.get("embedding_as_layer") or fixed.get("loss_as_layer"):
+        return
+    for pp in (
+        p for p in range(2, min(layers, job.gpus) + 1) if job.gpus % p == 0 and not divides_with_ends(layers, p)
+    ):
+        depths = (fixed["vp"] or 1,) if "vp" in fixed else (1, 2, 3, 4, 8, 16)
+        for vp in (v for v in depths if pp * v <= layers and v <= space.deepest_vp):
+            if fixed.get("pp", pp) == pp:
+                yield Split(pp=pp, vp=vp, chunks=near_even(layers, pp * vp))
+
+
+HEADS = (1.0, 1.25)
+"""What the head takes over its share of the FLOPs, to try: its loss is bound by memory."""
+LIGHTER = 0.99
+"""An uneven partition is used if its fullest stage has at most this share of the work of an even one's."""
+
+
+def _before_a_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]) -> Iterator[Split]:
+    """Pipelines whose last stage has fewer layers, where the head behind them takes the time of some.
+
+    A vocabulary of 256,000 beside a narrow model is several layers' work, and multi-token prediction is one and a head.
+    """
+    model = job.model
+    if model.pattern or model.runs or {"embedding_as_layer", "loss_as_layer"} & set(space.fixed):
+        return
+    head, lightest = _head_in_layers(job), dict[tuple[int, int], float]()
+    for split in splits:
+        load = _fullest([len(chunk) for chunk in split.chunk_layers(model.layers)], split.pp, head)
+        lightest[split.pp, split.vp] = min(load, lightest.get((split.pp, split.vp), load))
+    for (pp, vp), load in lightest.items():
+        if pp == 1 or pp * vp > model.layers:
+            continue
+        for chunks in dict.fromkeys(before_a_head(model.layers, pp, vp, head * share) for share in HEADS):
+            if (
+                chunks
+                and 0 not in chunks[: len(chunks) - (not model.mtp_layers)]
+                and _fullest(chunks, pp, head) < LIGHTER * load
+            ):
+                yield Split(pp=pp, vp=vp, chunks=chunks)
+
+
+def _head_in_layers(job: PlannedJob) -> float:
+    """What the last stage does beside its layers, in layers of the mean: the output layer, multi-token prediction."""
+    model = job.model
+    head = 6.0 * model.vocab * model.hidden * (1 + model.mtp_layers)
+    layer = (model.flops_per_token(job.seq, causal=True) - head) / (model.layers + model.mtp_layers)
+    return model.mtp_layers + head / layer
+
+
+def _fullest(chunks: Sequence[int], pp: int, head: float) -> float:
+    """Layers of the pipeline rank that does most, the head counted as so many."""
+    ranks = [sum(chunks[rank::pp]) for rank in range(pp)]
+    return max(*ranks[:-1], ranks[-1] + head) if pp > 1 else ranks[0] + head
+
+
+def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, ...]:
+    """The kinds of recomputation worth trying for this model, from none to all."""
+    m = job.model
+    modules: list[tuple[str, ...]] = [("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp")]
+    if not any(job.has_separate_norm(kind) for kind in m.kinds):  # no norm is a module of its own
+        modules = [mods for mods in modules if "layernorm" not in mods]
+    if m.kv_lora:
+        modules += [("mla_up_proj",), ("mla_up_proj", "mlp")]
+    if m.is_moe:
+        modules = [mods for mods in modules if "mlp" not in mods]
+        modules += [("moe_act",), ("layernorm", "moe_act"), ("moe",)]
+    options = [RecomputeOption("none")]
+    options += [RecomputeOption("selective", modules=mods) for mods in modules]
+    options += [RecomputeOption("full")]
+    several = (1, 2, 4) if m.is_moe else (1, 2, 3, 4, 6, 8, 12, 16)
+    options += [RecomputeOption("full", "block", n) for n in several if n < m.layers]
+    fixed = space.fixed
+    names = ("recompute", "recompute_method", "recompute_layers", "recompute_modules")
+    fits = tuple(r for r in options if all(fixed.get(k, v) == v for k, v in zip(names, r, strict=True)))
+    own = Layout.from_mapping({k: v for k, v in fixed.items() if k in names}, "what is fixed")
+    given = RecomputeOption(own.recompute, own.recompute_method, own.recompute_layers, own.recompute_modules)
+    return fits or (given,)
+
+
+def _legal(
+    job: PlannedJob, space: Space, splits: tuple[Split, ...], recompute_options: tuple[RecomputeOption, ...]
+) -> dict[str, Column]:
+    """All legal combinations: first the degrees that divide the run, then what each of them may be combined with."""
+    # Degrees first, and what divides the run: so the large product below stays small.
+    degrees = _product({}, {"split": np.arange(len(splits)), "tp": _list(space, "tp"), "cp": _list(space, "cp")})
+    for key in ("pp", "vp", "embedding_as_layer", "loss_as_layer"):
+        degrees[key] = np.array([int(getattr(split, key)) for split in splits])[degrees["split"]]
+    unit = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    degrees["dp"] = np.maximum(1, job.gpus // unit)
+    degrees["gbs"] = np.full_like(unit, job.layout.gbs)
+    degrees = _where(degrees, (job.gpus % unit == 0) & (job.layout.gbs % degrees["dp"] == 0))
+    if job.model.is_moe:
+        ep = _list(space, "ep") if "ep" in space.fixed else _divisors(job.model.experts)
+        etp = [space.fixed["etp"]] if "etp" in space.fixed else [1, 0]  # 0 = as much as tp
+        degrees = _product(degrees, {"ep": ep, "etp": np.array(etp)})
+        degrees = _where(degrees, (degrees["etp"] > 0) | (degrees["tp"] > 1))
+        degrees["etp"] = np.where(degrees["etp"] > 0, degrees["etp"], degrees["tp"])
+        degrees = _where(degrees, job.gpus // degrees["pp"] % (degrees["ep"] * degrees["etp"]) == 0)
+    else:
+        one = np.ones_like(degrees["tp"])
+        degrees |= {"ep": one * space.fixed.get("ep", 1), "etp": one * space.fixed.get("etp", degrees["tp"])}
+    rows = _product(degrees, {"sp": _list(space, "sp"), "mbs": _list(space, "mbs")})
+    rows = _where(rows, rows["gbs"] % (rows["mbs"] * rows["dp"]) == 0)
+    sharding = np.array([SHARDINGS.index(name) for name in _names(space, "sharding")])
+    if job.model.is_moe and len(sharding) > 1:  # to shard no states at all is never better, and experts are many
+        sharding = sharding[sharding > 0]
+    wide = {key: column[:, None, None] for key, column in rows.items()}
+    wide |= {
+        key: column[:, None]
+        for key, column in _recompute_columns(recompute_options, np.arange(len(recompute_options))).items()
+    }
+    wide["sharding"] = sharding
+    given_chunks = np.array([split.chunks is not None for split in splits], dtype=bool)[wide["split"]]
+    legal = legality.legal_mask(job, {key: wide[key] for key in legality.FIELDS if key in wide}, given_chunks)
+    legal = legal & ((wide["sharding"] < 2) | (wide["pp"] == 1))  # recipes of Megatron-FSDP have no pipeline
+    row, option, shard = np.nonzero(np.broadcast_to(legal, (len(rows["tp"]), len(recompute_options), len(sharding))))
+    fields = {key: column[row] for key, column in rows.items()} | _recompute_columns(recompute_options, option)
+    fields |= {"recompute_option": option, "sharding": sharding[shard]}
+    fields["micro_batches"] = fields["gbs"] // (fields["mbs"] * fields["dp"])
+    return fields
+
+
+def _recompute_columns(recompute_options: tuple[RecomputeOption, ...], index: Column) -> dict[str, Column]:
+    granularity = np.array([RECOMPUTES.index(r.granularity) for r in recompute_options])
+    block = np.array([int(r.method == "block") for r in recompute_options])
+    layers = np.array([r.layers for r in recompute_options])
+    bits = np.array([rules.bits(r.modules) if r.granularity == "selective" else 0 for r in recompute_options])
+    return {
+        "recompute": granularity[index],
+        "recompute_block": block[index],
+        "recompute_layers": layers[index],
+        "modules": bits[index],
+    }
+
+
+def _names(space: Space, key: str) -> tuple[Any, ...]:
+    return (space.fixed[key],) if key in space.fixed else getattr(space, key)
+
+
+def _list(space: Space, key: str) -> Column:
+    return np.array([int(value) for value in _names(space, key)], dtype=np.int64)
+
+
+def _divisors(n: int) -> Column:
+    return np.array([d for d in range(1, n + 1) if n % d == 0], dtype=np.int64)
+
+
+def _product(rows: dict[str, Column], lists: dict[str, Column]) -> dict[str, Column]:
+    """Every row with every combination of the lists."""
+    axes = [np.arange(len(next(iter(rows.values()))) if rows else 1), *lists.values()]
+    grid = [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")]
+    return {key: c[grid[0]] for key, c in rows.items()} | dict(zip(lists, grid[1:], strict=True))
+
+
+def _where(columns: dict[str, Column], mask: Flags) -> dict[str, Column]:
+    kept = np.flatnonzero(mask)
+    return {key: c[kept] for key, c in columns.items()}

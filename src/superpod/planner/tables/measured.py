@@ -1,0 +1,92 @@
+"""Measured runs in a table: predict's columns, and what a step took."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from superpod.errors import UserError
+from superpod.planner.calibration.calibrate import Measured
+from superpod.planner.formats.files import text_of
+from superpod.planner.planned_job import PlannedJob
+from superpod.planner.tables import csv_cells, header, published
+from superpod.planner.tables.csv_cells import Cells
+
+TIMES = ("step_time_s", "tokens_per_s_per_gpu")
+"""Columns of a measured time: one of them is enough."""
+BYTES = ("allocated_gib_max", "reserved_gib_max")
+"""Columns of a measured peak, of the fullest rank; either may be there, and either blank."""
+FINISHED = ("", "ok", "done", "completed")
+"""Of a column `outcome`: rows of other outcomes measured nothing."""
+AGREE = 0.05
+"""Relative difference up to which both times of a row are of one run: tables round them, and average over other
+steps."""
+
+
+TABLE = "a table of measured runs: a CSV file with the columns of docs/planner.md"
+
+
+def read(path: Path, note: Callable[[str], None] = lambda words: None) -> tuple[list[Measured], list[str]]:
+    """The measured runs of a CSV file, and a sentence for every row that cannot be used.
+
+    `note` hears of columns that are not read and look like one that is.
+
+    Raises:
+        UserError: it is no such table.
+    """
+    rows = csv_cells.read(io.StringIO(text_of(path, TABLE).lstrip("\ufeff")))
+    names = header.names(path, next(rows, Cells([])).values, note, (*TIMES, *BYTES, "outcome"))
+    if not set(TIMES) & set(names):
+        hint = f"its first line names the columns: {header.EXAMPLE[0]},{TIMES[0]}"
+        raise UserError(f"{path} has no column {' or '.join(TIMES)}", hint)
+    runs, problems = [], []
+    for cells in rows:
+        row = csv_cells.named(names, cells)
+        name = row.get("id") or f"line {cells.line}"
+        try:
+            if (run := _measured(name, row)) is not None:
+                runs.append(run)
+        except UserError as wrong:
+            problems.append(f"{name}: {published.in_a_line(wrong)}")
+    return runs, problems
+
+
+def _measured(name: str, row: dict[str, str]) -> Measured | None:
+    """The run of a row; None where it did not finish, or nothing was measured."""
+    if csv_cells.BROKEN in row:
+        raise UserError(row[csv_cells.BROKEN])
+    if row.get("outcome", "").strip().lower() not in FINISHED or not any(row.get(key, "").strip() for key in TIMES):
+        return None
+    job = published.job(row)
+    return Measured(name, job, _seconds(row, job), *(_number(row, key) for key in BYTES))
+
+
+def _seconds(row: dict[str, str], job: PlannedJob) -> float:
+    """What a step took, by either column; both are of one run, or neither can be believed."""
+    seconds, rate = (_number(row, key) for key in TIMES)
+    by_rate = job.tokens / rate / job.gpus if rate else None
+    times = [time for time in (seconds, by_rate) if time is not None]
+    if max(times) > (1 + AGREE) * min(times):
+        raise UserError(
+            f"step_time_s is {seconds:.4g}, and tokens_per_s_per_gpu {rate:.6g} makes it {by_rate:.4g} at gbs "
+            f"{job.layout.gbs} x seq {job.seq} on {job.gpus} GPUs; they may differ by {AGREE:.0%}",
+            "leave the wrong one blank, or mend gbs, seq or gpus",
+        )
+    return times[0]
+
+
+def _number(row: dict[str, str], key: str) -> float | None:
+    text = published.without_groups(row.get(key, "").strip())
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        has_comma = re.fullmatch(r"\d+,\d+", text)
+        rule = "it is a number above 0" + ", with a decimal point and no comma" * bool(has_comma)
+        raise UserError(f"{key} is {text!r}; {rule}", f"write {text.replace(',', '.')}" if has_comma else "")
+    return value

@@ -1,0 +1,243 @@
+"""The cost of one step on every pipeline rank before calibration: arrays that `steptime.py` turns into seconds.
+
+`of(job, columns)` is the only part of the time model that reads the job. `stack` joins the tables of several jobs, so
+that `benchmarks/fit_steptime.py` prices a thousand runs at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from superpod.planner import memory
+from superpod.planner.arrays import Array, Column
+from superpod.planner.calibration import corrections
+from superpod.planner.columns import Columns
+from superpod.planner.models import counts
+from superpod.planner.planned_job import PlannedJob
+from superpod.planner.timing import collectives, roofline
+from superpod.planner.timing.blocks import work as block_work
+from superpod.planner.timing.roofline import KINDS, KernelUnits
+
+LORA_SHARE = 0.01 / 32
+"""Adapters' share of the parameters per rank, for the volume of their gradients: 0.3 to 1.5 % at ranks of 16 to 64."""
+DEGREES = (
+    *("tp", "pp", "vp", "cp", "ep", "etp", "dp", "sp", "mbs", "micro_batches"),
+    *("recompute", "recompute_block", "recompute_layers", "modules", "sharding"),
+)
+"""Columns that do not depend on the rank."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """For L layouts, R distinct pipeline ranks, U units, K kinds of blocks; from `micro_batches` on, fields are [L]."""
+
+    work: Array
+    """[U, K, PHASES, RESOURCES], `blocks.work`."""
+    unit: Column
+    """[L], index of the layout's unit in `work`."""
+    blocks: Array
+    """[L, R, K]"""
+    weight: Array
+    """[L, R], pipeline ranks that an entry stands for."""
+    recomputed_share: Array
+    """[L, R], share of what can be recomputed that this rank recomputes."""
+    micro_batches: Array
+    pp: Array
+    vp: Array
+    tp: Array
+    send_near: Array
+    """s at nominal bandwidth of one activation sent to the next stage."""
+    send_far: Array
+    sends_far: Array
+    """1 where pipeline stages are on several NVLink domains."""
+    reduce_near: Array
+    """s at nominal bandwidth to reduce-scatter the gradients, on the rank that has most."""
+    reduce_far: Array
+    gather_near: Array
+    """s to gather the parameters."""
+    gather_far: Array
+    dp_steps: Array
+    """Latencies of one such collective."""
+    states: Array
+    """s at HBM bandwidth to read and write the optimizer's states of a rank, its share."""
+    grads: Array
+    """s at HBM bandwidth to pass once over a rank's gradients and parameters, unsharded."""
+    copies: Array
+    """The same where gradients are exchanged: into a buffer, scaled, and back."""
+    layers: Array
+    """Layers on the fullest rank: the number of parameter tensors goes with it."""
+    zero: Array
+    """ZeRO stage: from 2 on gradients are reduced for each micro-batch, at 3 parameters are gathered for each pass."""
+    host: Array
+    """s of the optimizer's step in host memory: gradients there and weights back over PCIe, Adam on the CPU."""
+    overlap_grads: Array
+    overlap_params: Array
+    overlap_p2p: Array
+    overlap_tp: Array
+    overlap_experts: Array
+    graphs: Array
+    full: Array
+    """Share of what a GPU can give that its fullest rank reserves; 0 where no calibration asks for it."""
+
+
+def of(job: PlannedJob, c: Columns) -> StepCost:
+    """The cost of a table of layouts of one job. Columns have shape [..., ranks]; L is the product of all but ranks."""
+    shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)
+    one = {key: np.broadcast_to(getattr(c, key)[..., 0], shape[:-1]).reshape(-1) for key in DEGREES}
+    units, unit = _units(one)
+    table = (len(unit), shape[-1])
+    blocks = np.zeros((*table, len(KINDS)))
+    first, last = (np.broadcast_to(flags, shape).reshape(table) for flags in (c.first, c.last))
+    weight, layers = (np.broadcast_to(column, shape).reshape(table) for column in (c.weight, c.layers))
+    m = job.model
+    for kind in m.kinds:
+        held = np.broadcast_to(c.blocks[kind], shape).reshape(table) if kind in c.blocks else 0
+        blocks[..., KINDS.index(kind)] = held + last * (m.mtp_layers * m.mtp_blocks.count(kind))
+    blocks[..., KINDS.index("embedding")] = first
+    blocks[..., KINDS.index("head")] = last * (1 + m.mtp_layers)
+    return StepCost(
+        work=block_work(job, units),
+        unit=unit,
+        blocks=blocks,
+        weight=weight.astype(float),
+        recomputed_share=_recomputed_share(one, layers),
+        **{key: one[key].astype(float) for key in ("micro_batches", "pp", "vp", "tp")},
+        **_sends(job, one),
+        **_states(job, one, _parameters(job, units)[unit], blocks * (weight > 0)[..., None]),
+        layers=layers.max(axis=1).astype(float),
+        zero=one["sharding"].astype(float),
+        **{key: np.full(len(unit), float(getattr(job.options, key))) for key in OVERLAPS},
+        graphs=np.full(len(unit), float(job.options.cuda_graphs)),
+        full=full(job, c).reshape(-1) if corrections.retries(job.node.gpu.calibrated_as) else np.zeros(len(unit)),
+    )
+
+
+def full(job: PlannedJob, c: Columns) -> Array:
+    """Share of what a GPU can give that the fullest rank of each layout reserves; a cap on the run fills no GPU."""
+    reserved = np.where(c.weight > 0, memory.peak(job, c).reserved, 0)
+    return reserved.max(axis=-1) / memory.usable(job.node.gpu)
+
+
+GATHERED_AS_FP8 = ("fp8", "fp8ds", "fp8cs")
+"""Precisions in which fp8_param_gather sends a byte a parameter. MXFP8 weights, scaled by rows and by columns, go as
+BF16 through the gradients' buffer, and are scaled where they arrive (megatron-core 0.15.3,
+core/distributed/param_and_grad_buffer.py:695-711)."""
+STATE_TRAFFIC = 28.0
+"""Bytes read and written per parameter by Adam: FP32 gradient, weight and two moments, the BF16 weight."""
+HOST_BYTES_PER_S = 40e9
+"""Of host memory, a GPU's part: 16 channels of DDR5-4800 are 614 GB/s for 8 GPUs; half of it is taken to be reached."""
+
+OVERLAPS = ("overlap_grads", "overlap_params", "overlap_p2p", "overlap_tp", "overlap_experts")
+
+
+def stack(costs: Sequence[StepCost]) -> StepCost:
+    """Tables of several jobs as one, padded with ranks of weight 0."""
+    ranks = max(d.weight.shape[1] for d in costs)
+    offsets = np.cumsum([0, *(len(d.work) for d in costs)])
+    columns: dict[str, Any] = {}
+    for f in fields(StepCost):
+        parts = [getattr(d, f.name) for d in costs]
+        if f.name in ("blocks", "weight", "recomputed_share"):
+            parts = [np.pad(p, [(0, 0), (0, ranks - p.shape[1])] + [(0, 0)] * (p.ndim - 2)) for p in parts]
+        if f.name == "unit":
+            parts = [part + offset for part, offset in zip(parts, offsets, strict=False)]
+        columns[f.name] = np.concatenate(parts)
+    return StepCost(**columns)
+
+
+def _units(one: Mapping[str, Column]) -> tuple[KernelUnits, Column]:
+    """The distinct combinations of degrees that a block's work depends on, and the index of every layout's."""
+    full = one["recompute"] == 2
+    key = np.zeros(len(full), dtype=np.int64)  # one number per combination: np.unique(axis=0) is slower
+    names = ("tp", "cp", "ep", "etp", "sp", "mbs", "modules")
+    for column in (*(one[name] for name in names), full):
+        values, index = np.unique(column, return_inverse=True)
+        key = key * len(values) + index
+    _, at, unit = np.unique(key, return_index=True, return_inverse=True)
+    values = {name: one[name][at] for name in names}
+    degrees = {name: column.astype(float) for name, column in values.items() if name != "modules"}
+    return KernelUnits(**degrees, modules=values["modules"], full=full[at]), unit.reshape(-1)
+
+
+def _recomputed_share(one: Mapping[str, Column], layers: Column) -> Array:
+    """Share of the layers that a rank recomputes: the block method takes `recompute_layers` of each of its chunks."""
+    taken = one["recompute_layers"] * one["vp"]
+    block = (one["recompute"] == 2) & (one["recompute_block"] == 1)
+    return np.where(block[:, None], np.minimum(1.0, taken[:, None] / np.maximum(layers, 1)), 1.0)
+
+
+def _sends(job: PlannedJob, one: Mapping[str, Column]) -> dict[str, Array]:
+    """One activation to the next pipeline stage: tokens x hidden, over TP with sequence parallelism."""
+    tokens = one["mbs"] * job.seq / one["cp"] / np.where(one["sp"] == 1, one["tp"], 1)
+    size = tokens * job.model.hidden * 2.0
+    inner = (
+        one["tp"] * one["cp"] * one["dp"]
+    )  # distance of pipeline neighbours in global rank: pp is the outermost dimension
+    near_ranks = np.where(inner < job.node.nvlink_domain, 2, 1)
+    v = collectives.volumes("send", size, np.minimum(one["pp"], 2), near_ranks)
+    crosses = (one["pp"] > 1) & (one["pp"] * inner > job.node.nvlink_domain)
+    return {
+        "send_near": np.asarray(v.near / roofline.links_near(job)),
+        "send_far": np.asarray(v.far / _far(job)),
+        "sends_far": crosses.astype(float),
+    }
+
+
+def _far(job: PlannedJob) -> float:
+    return collectives.outside(job.node, job.fabric) * 1e9
+
+
+def _parameters(job: PlannedJob, units: KernelUnits) -> Array:
+    """Parameters of one block of each kind on one rank: [U, K, (dense, experts)]."""
+    tp, ep, etp = (column.astype(np.int64) for column in (units.tp, units.ep, units.etp))
+    parameters = np.zeros((len(tp), len(KINDS), 2))
+    for kind in job.model.kinds:
+        p = counts.block_parameters(job.model, kind, tp, ep, etp)
+        parameters[:, KINDS.index(kind), 0] = p.dense
+        parameters[:, KINDS.index(kind), 1] = p.experts
+    matrix = job.model.vocab * job.model.hidden / tp
+    parameters[:, KINDS.index("embedding"), 0] = parameters[:, KINDS.index("head"), 0] = matrix
+    return parameters
+
+
+def _states(job: PlannedJob, one: Mapping[str, Column], parameters: Array, blocks: Array) -> dict[str, Array]:
+    """Gradients and parameters that data parallelism exchanges, and what the optimizer passes over, worst rank."""
+    options = job.options
+    kinds = np.flatnonzero(parameters.any(axis=(0, 2)))
+    held = blocks[..., kinds] @ parameters[:, kinds]
+    held = held[np.arange(len(held)), held.sum(axis=2).argmax(axis=1)]  # the rank with most parameters: [L, 2]
+    trained = LORA_SHARE * options.lora_rank if job.task == "lora" else 1.0
+    grad_bytes = 4.0 if options.grads == "fp32" and options.framework == "megatron" else 2.0
+    weight_bytes = 1.0 if options.fp8_params and job.precision in GATHERED_AS_FP8 else 2.0
+    none = np.zeros(len(held))
+    near, far = {"reduce": none, "gather": none}, {"reduce": none, "gather": none}
+    grid = one["tp"] * one["cp"] * one["dp"] // (one["ep"] * one["etp"])
+    # 0: dense parameters, reduced over dp x cp; 1: routed experts, over the expert grid.
+    shards = {0: one["cp"] * one["dp"], 1: np.maximum(1, grid)}
+    strides = {0: one["tp"], 1: one["ep"] * one["etp"]}
+    states, steps = none, none
+    gathered = np.where(one["sharding"] == 3, 1.0, trained)  # ZeRO-3 shards frozen weights too
+    for which, parameter_bytes in (("reduce", grad_bytes * trained), ("gather", weight_bytes * gathered)):
+        for part, ranks in shards.items():
+            near_ranks = np.clip(job.node.nvlink_domain / strides[part], 1, ranks)
+            v = collectives.volumes("all_gather", held[:, part] * parameter_bytes, ranks, near_ranks)
+            near[which] = near[which] + v.near / roofline.links_near(job)
+            far[which] = far[which] + v.far / _far(job)
+            steps = np.maximum(steps, v.near_steps + v.far_steps)
+    hbm, pcie = job.node.gpu.hbm_tb_per_s * 1e12, job.node.gpu.pcie_gb_per_s * 1e9
+    for part, ranks in shards.items():
+        share = np.where(one["sharding"] > 0, 1.0 / ranks, 1.0)
+        states = states + held[:, part] * share * STATE_TRAFFIC * trained
+    return {
+        **{f"{which}_near": seconds for which, seconds in near.items()},
+        **{f"{which}_far": seconds for which, seconds in far.items()},
+        "dp_steps": steps,
+        "states": (1 - options.offload) * states / hbm,
+        "host": options.offload * (states / HOST_BYTES_PER_S + states * 6 / STATE_TRAFFIC / pcie),
+        "grads": held.sum(axis=1) * (grad_bytes + 2.0) * trained / hbm,
+        "copies": (held * np.stack([shards[0] > 1, shards[1] > 1], axis=1)).sum(axis=1) * grad_bytes * trained / hbm,
+    }

@@ -1,0 +1,86 @@
+"""What a rehearsal switches off or changes because there is no GPU, and what shows it otherwise.
+
+A setting that is switched off and stands in no row here fails a test (`test_switched_off.py`), and so
+does a row whose test is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BUILT = "tests/rehearsal/te/test_build.py::test_parameters_with_te_layers_are_the_planners"
+"""Builds with Transformer Engine's layers keep every setting of the model, and run each layer with shapes."""
+ORDER = "tests/rehearsal/test_order_of_calls.py::"
+ORDER += "test_three_steps_with_the_flags_of_a_gpu_run_train_the_weights_of_one_rank"
+GRAPHS = "tests/slurm/script/test_environment.py::test_cuda_graphs_go_without_expandable_segments"
+DEEPEP = "tests/nemo2/build/test_fusions.py::test_where_deepep_sends_tokens"
+SHAPES = "tests/planner/kernels/test_fp8_shapes.py::test_a_shape_of_transformer_engines_tests_fits_where_it_runs"
+BUFFERS = "tests/rehearsal/te/test_build.py::test_userbuffers_without_multicast_need_their_variable"
+
+NUMBERS = "its numbers"
+SPEED = "its speed"
+START = "that it starts, its numbers"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One or more settings."""
+
+    settings: tuple[str, ...]
+    """Fields of TransformerConfig; dotted paths from the recipe; classes of callbacks."""
+    tests: tuple[str, ...]
+    """What shows the setting as a GPU run has it; none = nothing does."""
+    unseen: str
+    """What only a GPU shows."""
+
+
+ROWS = (
+    Row(
+        ("apply_rope_fusion", "fused_single_qkv_rope", "masked_softmax_fusion", "persist_layer_norm"), (BUILT,), NUMBERS
+    ),
+    Row(
+        ("gradient_accumulation_fusion", "cross_entropy_loss_fusion", "defer_embedding_wgrad_compute"),
+        (BUILT,),
+        NUMBERS,
+    ),
+    Row(("bias_activation_fusion", "bias_dropout_fusion", "use_te_activation_func"), (BUILT,), NUMBERS),
+    Row(("moe_permute_fusion", "moe_router_fusion", "moe_grouped_gemm"), (BUILT,), NUMBERS),
+    Row(("moe_enable_deepep", "moe_token_dispatcher_type", "DeepEPCallback"), (DEEPEP,), START),
+    Row(("tp_comm_overlap",), (BUFFERS, BUILT), NUMBERS),
+    Row(("fp8", "fp4", "moe_router_padding_for_fp8", "trainer.plugins.fp8"), (BUILT, SHAPES), NUMBERS),
+    Row(
+        ("fp8_param", "fp4_param", "trainer.plugins.fp8_params", "trainer.plugins.fp8_param_gather"),
+        (BUILT, ORDER),
+        "tensors of delayed and current scaling in Megatron's buffers; rounding",
+    ),
+    Row(("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "use_te_rng_tracker"), (GRAPHS,), START),
+    Row(("use_transformer_engine_full_layer_spec", "delay_wgrad_compute"), (), "all of it; no recipe sets it"),
+    Row(("cpu_offloading",), (), "all of it: with=offload_activations is built, not rehearsed"),
+    Row(("recompute_modules",), (BUILT,), "recomputed activations of experts"),
+    Row(("deallocate_pipeline_outputs",), (), "that freed outputs of a stage are not read again"),
+    Row(("hidden_dropout", "attention_dropout"), (BUILT,), "the same masks on all ranks that share a tensor"),
+    Row(("use_cpu_initialization", "perform_initialization"), (), "initial weights that are drawn on a GPU"),
+    Row(
+        ("trainer.accelerator", "trainer.num_nodes", "trainer.strategy.process_group_backend"),
+        (),
+        "NCCL, between nodes",
+    ),
+    Row(("trainer.strategy.nccl_communicator_config_path", "trainer.strategy.use_sharp"), (), "all of it"),
+    Row(("trainer.strategy.ddp.nccl_ub",), (), "all of it; no recipe sets it"),
+    Row(("trainer.strategy.ckpt_async_save",), (), "copies out of GPU memory in a process of their own"),
+    Row(("data.pin_memory", "data.num_workers", "data.persistent_workers"), (), SPEED),
+    Row(("NsysCallback", "MemoryProfileCallback", "StragglerDetectionCallback"), (), "all of it"),
+)
+
+
+def table() -> str:
+    """All rows as a Markdown table, for docs/rehearsal.md."""
+    lines = ["| switched off | shown otherwise by | only a GPU shows |", "|---|---|---|"]
+    for row in ROWS:
+        tests = ", ".join(f"`{test.partition('::')[2]}`" for test in row.tests)
+        lines.append(f"| {', '.join(f'`{name}`' for name in row.settings)} | {tests or '**nothing**'} | {row.unseen} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

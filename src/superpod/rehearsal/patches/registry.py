@@ -1,0 +1,115 @@
+"""Named patches: registered with `patch`, applied once by `install`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+from superpod.common import cpu_threads
+from superpod.rehearsal import cpu_gemm
+
+# In the order of application: torch first, because Megatron reads torch.cuda while it is imported.
+MODULES = (
+    "torch_cuda",
+    "random_state",
+    "norms",
+    "attention",
+    "optimizer",
+    "te_adam",
+    "fsdp",
+    "te_layers",
+    "moe",
+    "gpu_settings",
+    "nemo",
+    "adapters",
+)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One named change to torch, Megatron or NeMo, with the reason why it is needed without a GPU."""
+
+    name: str
+    target: str
+    reason: str
+    apply: Callable[[], None]
+
+
+_patches: dict[str, Patch] = {}
+_decided: set[str] = set()  # applied or left out: a later install() changes neither
+
+
+def patch(name: str, *, target: str, reason: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Register the decorated function as the patch ``name`` of ``target``; it runs once, in ``install``."""
+
+    def register(apply: Callable[[], None]) -> Callable[[], None]:
+        if name in _patches and _patches[name].apply.__module__ != apply.__module__:
+            raise ValueError(f"two patches are called {name!r}")
+        _patches[name] = Patch(name, target, reason, apply)
+        return apply
+
+    return register
+
+
+def patches() -> tuple[Patch, ...]:
+    """Every patch, in the order of application. Needs neither torch nor NeMo."""
+    modules = [importlib.import_module(f"{__package__}.{name}").__name__ for name in MODULES]
+    return tuple(sorted(_patches.values(), key=lambda registered: modules.index(registered.apply.__module__)))
+
+
+def install(*, without: frozenset[str] = frozenset()) -> None:
+    """Apply every patch once, except those named in ``without`` (for tests), which stay left out.
+
+    Works before and after NeMo is imported. On a machine with a GPU it does nothing: the real kernels must run there,
+    and a patched ``torch.cuda`` would hide them.
+
+    Raises:
+        ValueError: ``without`` names no patch.
+    """
+    known = patches()
+    if unknown := without - {registered.name for registered in known}:
+        raise ValueError(f"no patch is called {', '.join(sorted(unknown))}; the names are in docs/rehearsal.md")
+    cpu_threads.wait_passively()
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    if cpu_gemm.is_needed():
+        cpu_gemm.use_float32()
+    for registered in known:
+        if registered.name not in without and registered.name not in _decided:
+            registered.apply()
+        _decided.add(registered.name)
+
+
+def replace(owner: ModuleType | type, **new: object) -> None:
+    """Replace attributes of a module or class.
+
+    Raises:
+        AttributeError: this version of the library lacks the name, so the patch would change nothing.
+    """
+    for name, value in new.items():
+        getattr(owner, name)
+        setattr(owner, name, value)
+
+
+def define(owner: ModuleType, **new: object) -> None:
+    """Set attributes that the module may lack: names that it defines only if Transformer Engine is installed."""
+    for name, value in new.items():
+        setattr(owner, name, value)
+
+
+def rebind(owner: ModuleType, name: str, new: object) -> None:
+    """Set ``owner.name`` to ``new``, also in every module that has run ``from owner import name``.
+
+    In a torchrun child, nemo_run imports NeMo before it imports our entry point, so such copies exist.
+    """
+    old = getattr(owner, name)
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] in ("megatron", "nemo"):
+            for key in [key for key, value in vars(module).items() if value is old]:
+                setattr(module, key, new)
+    setattr(owner, name, new)

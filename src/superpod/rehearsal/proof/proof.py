@@ -1,0 +1,290 @@
+"""Proves that recipes can start: plans each declared size, and builds its real models with Transformer Engine's layers.
+
+For each size it makes Megatron's grid of ranks at the real world size, and resolves the configuration as NeMo's
+strategy, precision and callbacks write it, whose own checks then run. Sizes that resolve to the same (`resolved.py`)
+share one build: the models of the first, a middle and the last pipeline rank (`proof_store.py` keeps the results).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter as Counted
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from superpod.collection.facts import proof_level
+from superpod.collection.registry import ADAPTERS, Recipe
+from superpod.nemo2 import planned_job as jobs
+from superpod.planner import predict
+from superpod.planner.planned_job import PlannedJob
+from superpod.rehearsal.proof import proof_pool, proof_store, rank_models, resolved
+from superpod.rehearsal.proof.parameter_counts import Counter, tolerance
+from superpod.rehearsal.proof.proof_pool import Note
+from superpod.rehearsal.proof.proof_store import Outcome, ProofCache, Size, SizeDigests
+from superpod.rehearsal.proof.rank_models import SizeKey
+
+RESOLVED_AT_ONCE, BUILT_AT_ONCE = 100, 10
+"""Sizes that a process works on before it says so: some 5 s."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A size that would not start, and why."""
+
+    recipe: str
+    nodes: int
+    why: str
+
+
+@dataclass
+class Proof:
+    """Counts and failures of a proof."""
+
+    recipes: int = 0
+    sizes: int = 0
+    configurations: int = 0
+    """Different resolved configurations."""
+    models: int = 0
+    """Rank models of all sizes: first, middle and last pipeline rank of each."""
+    built: int = 0
+    """Different ones among them."""
+    layers: int = 0
+    """Different configurations of Transformer Engine's layers."""
+    resolved_now: int = 0
+    """Sizes resolved in this call; the others were in the file."""
+    built_now: int = 0
+    """Rank models built in this call."""
+    generations: list[str] = field(default_factory=list)
+    """Of GPUs, such as sm90."""
+    versions: dict[str, str] = field(default_factory=dict)
+    unproven: dict[str, str] = field(default_factory=dict)
+    """Model -> why it cannot be built without a GPU."""
+    failures: list[Failure] = field(default_factory=list)
+    known: list[Failure] = field(default_factory=list)
+    """Sizes of models that are known to be broken (`Model.broken`) and fail as they are known to; no failures."""
+    digests: dict[Size, SizeDigests] = field(default_factory=dict)
+    """Of sizes without a failure."""
+    standing: int = 0
+    """Sizes that were not built, since the committed file has what was built from the same inputs."""
+    left: int = 0
+    """Sizes that were resolved and not built, because of `most`."""
+
+
+def prove(
+    recipes: Iterable[Recipe],
+    *,
+    cache_file: Path,
+    workers: int = 2,
+    note: Note = lambda *_: None,
+    written: Mapping[str, Any] | None = None,
+    most: int | None = None,
+) -> Proof:
+    """Plan and build every declared size of `recipes`.
+
+    Args:
+        recipes: the recipes to prove.
+        cache_file: JSON of earlier results; written as they arrive.
+        written: the committed file; what it says was built from the same inputs is not built anew. None = build all.
+        most: configurations that are built, first one of each kind of parallelism; None = all.
+        workers: processes that build, each about 1.5 GiB.
+        note: called with what is done, how many are, and of how many.
+
+    Raises:
+        UserError: NeMo, or Transformer Engine's Python, is not installed.
+    """
+    versions, recipes = proof_store.versions(), list(recipes)
+    sizes = {(recipe.name, nodes): recipe for recipe in recipes for nodes in recipe.nodes}
+    planned = plan((recipe, nodes) for (_, nodes), recipe in sizes.items())
+    faults = {(failure.recipe, failure.nodes): failure.why for failure in refused(planned)}
+    wanted = {size: SizeKey.of(recipe, size[1]) for size, recipe in sizes.items() if size not in faults}
+    cache = ProofCache(cache_file)
+    proof = Proof(recipes=len({name for name, _ in sizes}), sizes=len(sizes), versions=versions)
+    try:
+        with proof_pool.Workers(workers) as pool:
+            run = _Run(sizes, wanted, cache, proof, pool, note)
+            resolved_sizes = _resolve(run, faults)
+            inputs = _inputs(resolved_sizes, sizes, planned)
+            unchanged = _unchanged(written or {}, sizes, inputs)
+            to_build = {size: digest for size, digest in resolved_sizes.items() if size not in unchanged}
+            outcomes = _build(run, to_build, most)
+    finally:
+        cache.save()  # after Ctrl-C too
+    _judge(outcomes, sizes, planned, proof, faults)
+    _count(proof, resolved_sizes, outcomes, sizes)
+    known = _known({size: sizes[size] for size in wanted}, set(outcomes), proof, faults)
+    proof.failures = [Failure(*size, faults[size]) for size in sizes if size in faults]
+    proof.known = [Failure(*size, sizes[size].model.broken) for size in sizes if size in known]
+    built = {size: inputs[size]._replace(built=outcome.get("built", "")) for size, outcome in outcomes.items()}
+    digests = inputs | unchanged | built
+    proof.digests = {size: digests[size] for size in resolved_sizes if size not in faults and size not in known}
+    proof.standing = len(unchanged)
+    proof.left = len(resolved_sizes) - len(unchanged) - len(outcomes)
+    return proof
+
+
+def _inputs(
+    digests: Mapping[Size, str], sizes: Mapping[Size, Recipe], planned: Mapping[Size, PlannedJob]
+) -> dict[Size, SizeDigests]:
+    """Of each size: its facts, its resolved configuration and what is expected of it. Nothing is built yet."""
+    counter = Counter()
+    inputs: dict[Size, SizeDigests] = {}
+    for size, digest in digests.items():
+        recipe, job = sizes[size], planned[size]
+        expected = [digest, counter.counted(recipe, job), tolerance(job.model), recipe.gpus_per_node]
+        facts = proof_level.facts(recipe, size[1])
+        inputs[size] = SizeDigests(facts, proof_store.digest(expected), proof_level.NOT_RECORDED)
+    return inputs
+
+
+def _unchanged(
+    written: Mapping[str, Any], sizes: Mapping[Size, Recipe], inputs: Mapping[Size, SizeDigests]
+) -> dict[Size, SizeDigests]:
+    """The sizes that need no build; models known to be broken are built, to see whether they still are."""
+    return proof_store.unchanged(written, {size: one for size, one in inputs.items() if not sizes[size].model.broken})
+
+
+def plan(sizes: Iterable[tuple[Recipe, int]]) -> dict[Size, PlannedJob]:
+    """The planned job of every recipe at so many nodes."""
+    return {(recipe.name, nodes): jobs.job(recipe, nodes) for recipe, nodes in sizes}
+
+
+def refused(planned: Mapping[Size, PlannedJob]) -> list[Failure]:
+    """Every job that is illegal or too large for its GPU; builds nothing."""
+    failures = []
+    predictions = predict.many(list(planned.values()))
+    for ((name, nodes), job), prediction in zip(planned.items(), predictions, strict=True):
+        if prediction.verdict != "ok" or prediction.short_gib > 0:
+            reason = prediction.reason or f"{prediction.short_gib:.1f} GiB over the limit of {job.node.gpu.name}"
+            failures.append(Failure(name, nodes, f"{prediction.verdict}: {reason}"))
+    return failures
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A proof at work."""
+
+    sizes: Mapping[Size, Recipe]
+    wanted: Mapping[Size, SizeKey]
+    """sizes that the planner does not refuse"""
+    cache: ProofCache
+    proof: Proof
+    pool: proof_pool.Workers
+    note: Note
+
+
+def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
+    """The digest of every size whose configuration Megatron and NeMo accept; the refusals of others go to `faults`."""
+    known = run.cache.resolved
+    keys = {size: proof_level.facts(run.sizes[size], size[1]) for size in run.wanted}
+    missing = {keys[size]: key for size, key in run.wanted.items() if keys[size] not in known}
+    run.proof.resolved_now = len(missing)
+    for results in run.pool.run(rank_models.resolve_all, missing, RESOLVED_AT_ONCE):
+        known.update(results)
+        run.cache.save_periodically()
+        run.note("resolving", sum(key in known for key in missing), len(missing))
+    digests: dict[Size, str] = {}
+    for size, key in keys.items():
+        resolution = known[key]
+        if digest := resolution.get("digest"):
+            digests[size] = digest
+        elif missed := resolution.get("missing"):
+            run.proof.unproven[run.sizes[size].model.name] = missed
+        else:
+            faults[size] = resolution.get("error", "")
+    return digests
+
+
+def _build(run: _Run, digests: Mapping[Size, str], most: int | None) -> dict[Size, Outcome]:
+    """The outcome of every digest, for every size that has it; of `most` new ones, where that is given.
+
+    A digest leaves out the number of GPUs. Where a constructor has measured it all the same (`Outcome.world`), the
+    digest is built at every world of its sizes.
+    """
+    built = run.cache.built
+    worlds = {size: size[1] * run.sizes[size].gpus_per_node for size in digests}
+    smallest: dict[str, Size] = {}
+    for size in sorted(digests, key=lambda size: (worlds[size], size)):
+        smallest.setdefault(digests[size], size)
+    if most is not None:
+        new = _varied({digest: size for digest, size in smallest.items() if digest not in built}, run.sizes)[:most]
+        smallest = {digest: size for digest, size in smallest.items() if digest in built or digest in new}
+    _build_missing(run, {digest: run.wanted[size] for digest, size in smallest.items()})
+    by_world = {digest for digest in smallest if built[digest].get("world")}
+    measured = {size: f"{digest} {worlds[size]}" for size, digest in digests.items() if digest in by_world}
+    _build_missing(run, {key: run.wanted[size] for size, key in measured.items()})
+    return {size: built[measured.get(size, digest)] for size, digest in digests.items() if digest in smallest}
+
+
+def _varied(digests: Mapping[str, Size], sizes: Mapping[Size, Recipe]) -> list[str]:
+    """The digests, one of each model, precision and set of parallel sizes above 1 before the second of any."""
+    seen: Counted[tuple[object, ...]] = Counted()
+    turns: dict[str, int] = {}
+    for digest, size in digests.items():
+        recipe = sizes[size]
+        layout = recipe.layout(size[1])
+        parallel = tuple((getattr(layout, name) or 1) > 1 for name in ("tp", "pp", "vp", "cp", "ep", "etp"))
+        kind = (recipe.model.name, recipe.task in ADAPTERS, recipe.precision, layout.sp, parallel)
+        turns[digest] = seen[kind]
+        seen[kind] += 1
+    return sorted(turns, key=lambda digest: turns[digest])
+
+
+def _build_missing(run: _Run, wanted: Mapping[str, SizeKey]) -> None:
+    built = run.cache.built
+    missing = {key: size for key, size in wanted.items() if key not in built}
+    run.proof.built_now += sum(len(resolved.stages(size.layout)) for size in missing.values())
+    for results in run.pool.run(rank_models.build_all, missing, BUILT_AT_ONCE):
+        built.update(results)
+        run.cache.save_periodically()
+        run.note("building", sum(key in built for key in missing), len(missing))
+
+
+def _judge(
+    outcomes: Mapping[Size, Outcome],
+    sizes: Mapping[Size, Recipe],
+    planned: Mapping[Size, PlannedJob],
+    proof: Proof,
+    faults: dict[Size, str],
+) -> None:
+    """Enter what was refused, could not be built, or has other parameters than the planner counts."""
+    counter = Counter()
+    for size, outcome in outcomes.items():
+        if missed := outcome.get("missing"):
+            proof.unproven[sizes[size].model.name] = missed
+        elif fault := outcome.get("error") or counter.difference(
+            sizes[size], planned[size], outcome.get("parameters", [])
+        ):
+            faults[size] = fault
+
+
+def _known(tried: Mapping[Size, Recipe], built: set[Size], proof: Proof, faults: dict[Size, str]) -> set[Size]:
+    """The sizes of models known to be broken that fail as known, which are no faults; one that does not is a fault."""
+    known: set[Size] = set()
+    for size, recipe in tried.items():
+        reason = recipe.model.broken
+        if not reason or recipe.model.name in proof.unproven:
+            continue
+        if size not in faults and size in built:
+            faults[size] = f"it builds now, so that it must no longer be called broken in recipes/models: {reason}"
+        elif _identifiers(faults.get(size, "")) & _identifiers(reason):
+            known.add(size)
+            del faults[size]
+    return known
+
+
+def _identifiers(text: str) -> set[str]:
+    """Names such as rotary_pos_cos_sin, by which an error is told from another."""
+    return set(re.findall(r"[A-Za-z]+_\w+", text))
+
+
+def _count(
+    proof: Proof, digests: Mapping[Size, str], outcomes: Mapping[Size, Outcome], sizes: Mapping[Size, Recipe]
+) -> None:
+    ranks = {size: len(resolved.stages(sizes[size].layout(size[1]))) for size in digests}
+    proof.configurations = len(set(digests.values()))
+    proof.models = sum(ranks.values())
+    proof.built = sum({digest: ranks[size] for size, digest in digests.items()}.values())
+    proof.layers = len(set[str]().union(*(outcome.get("layers", []) for outcome in outcomes.values())))
+    proof.generations = sorted({resolved.generation(sizes[size]) for size in digests})

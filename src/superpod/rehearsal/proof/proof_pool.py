@@ -1,0 +1,89 @@
+"""Processes that resolve and build for a proof, a batch at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import TypeVar
+
+from superpod.collection.registry import find
+from superpod.common.parent import end_with_parent
+from superpod.rehearsal.proof import rank_models
+from superpod.rehearsal.proof.rank_models import SizeKey
+
+Result = TypeVar("Result")
+Note = Callable[[str, int, int], None]
+"""Called with what is done, how many are, and of how many."""
+
+
+class Workers:
+    """Processes that have imported NeMo, started when there is work for them, and ended with the block.
+
+    An error or Ctrl-C ends them at once: batches at work are lost, those that are done were given out.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._pools: dict[bool, ProcessPoolExecutor] = {}
+        self._others: set[BaseProcess] = set()
+        """children of this process that are not the pool's"""
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind:
+            for process in self._processes():
+                process.kill()
+        self._end()
+
+    def run(
+        self, work: Callable[[list[SizeKey]], list[Result]], wanted: Mapping[str, SizeKey], batch: int
+    ) -> Iterator[dict[str, Result]]:
+        """`work` on every size, the results of a batch as soon as they are there, in any order, by their keys."""
+        order = sorted(wanted, key=lambda key: (wanted[key].recipe, wanted[key].nodes, key))
+        for encoders in (True, False):
+            keys = [key for key in order if _is_encoder(wanted[key]) is encoders]
+            batches = [keys[i : i + batch] for i in range(0, len(keys), batch)]
+            if not batches:
+                continue
+            pool = self._pool(encoders)
+            pending = {pool.submit(work, [wanted[key] for key in some]): some for some in batches}
+            for done in as_completed(pending):
+                yield dict(zip(pending[done], done.result(), strict=True))
+
+    def _pool(self, encoders: bool) -> ProcessPoolExecutor:
+        """The processes for encoders, or for all other models; never both, for they need a GiB each.
+
+        NeMo's LlamaEmbeddingModel cannot be built in a process that has built a LlamaModel.
+        """
+        if encoders not in self._pools:
+            self._end()
+            self._others = {*multiprocessing.active_children()}
+            spawn = multiprocessing.get_context("spawn")
+            self._pools[encoders] = ProcessPoolExecutor(self._count, spawn, _start)
+        return self._pools[encoders]
+
+    def _processes(self) -> set[BaseProcess]:
+        """Those of the pool, which starts them one by one."""
+        return {*multiprocessing.active_children()} - self._others if self._pools else set()
+
+    def _end(self) -> None:
+        while self._pools:
+            self._pools.popitem()[1].shutdown(cancel_futures=True)
+
+
+def _start() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal, and is the parent's
+    end_with_parent()
+    rank_models.start()
+
+
+def _is_encoder(size: SizeKey) -> bool:
+    return find(size.recipe).model.family == "encoders"

@@ -1,0 +1,292 @@
+"""Results of proofs: the committed file (`collection/facts/proven.json`), and this machine's cache.
+
+Both are keyed by content. For each size of a recipe, the committed file has a digest of the inputs (the resolved
+configuration, and what the planner expects of it) and a digest of what was built from them. A change of code that
+changes neither leaves the file as it is. `differences` compares digests of what was executed (decision 14).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+import superpod
+from superpod.collection import registry
+from superpod.collection.facts import proof_level
+from superpod.collection.facts.proof_level import NOT_RECORDED, facts
+from superpod.collection.registry import Recipe
+from superpod.common import collection, whole_file
+from superpod.errors import UserError
+from superpod.rehearsal.te import source
+
+if TYPE_CHECKING:
+    from superpod.rehearsal.proof.proof import Proof
+
+Size = tuple[str, int]
+"""A recipe's name and a number of nodes."""
+ROOT = Path(__file__).resolve().parents[4]
+REHEARSALS = ROOT / "docs" / "rehearsals.json"
+PACKAGE = Path(superpod.__file__).parent
+FOLDERS = ("common", "planner", "collection", "data", "nemo2", "weights", "rehearsal")
+PACKAGES = ("nemo_toolkit", "megatron-core", "nemo-run", "fiddle", "torch")
+CODE = ("*.py", "planner/data/**/*", *(f"{name}/**/*.py" for name in FOLDERS))
+"""What resolves and builds; a recipe's layout is in its own key."""
+SAVE_EVERY_S = 10
+"""Seconds between two writes of the cache while results arrive."""
+KEPT = 3
+"""Versions of the code whose results stay in the cache: going back to the last branch costs nothing."""
+
+
+class Resolution(TypedDict, total=False):
+    """What a size of a recipe resolves to."""
+
+    digest: str
+    error: str
+    """why Megatron or NeMo refuses the configuration"""
+    missing: str
+    """what the model needs that only a machine with a GPU has"""
+
+
+class Outcome(TypedDict, total=False):
+    """Result of building the models of a resolved configuration."""
+
+    parameters: list[list[int]]
+    """parameters of each model chunk, for each pipeline rank that was built"""
+    layers: list[str]
+    """digests of the distinct TE layers"""
+    built: str
+    """digest of the parameters, layers, process groups and communication of each pipeline rank"""
+    world: list[str]
+    """process groups whose size constructors read and that depends on the number of GPUs"""
+    error: str
+    missing: str
+    """as in Resolution"""
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Library -> its version.
+
+    Raises:
+        UserError: one of them is not installed.
+    """
+    source.folder()
+    try:
+        # Without a local label such as +cpu: shapes are the same, whatever torch was compiled for.
+        installed = {name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES}
+    except importlib.metadata.PackageNotFoundError as missing:
+        raise UserError(
+            f"a proof builds NeMo's models, and {missing.name} is not installed",
+            "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` shows what is there",
+        ) from missing
+    return installed | {"transformer_engine": source.VERSION}
+
+
+def digest(value: object) -> str:
+    """8 hexadecimal digits of the SHA-256 of a value that JSON can represent."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+
+
+# -- the cache of this machine ---------------------------------------------------------------------------------------
+
+
+class ProofCache:
+    """Results of the current code: resolutions by size, outcomes by resolved configuration."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        code, known = _code(), _read(path)
+        mine = known.pop(code, {"resolved": {}, "built": {}})
+        self._all = dict(list(known.items())[-KEPT + 1 :]) | {code: mine}
+        self._saved = time.monotonic()
+        self.resolved: dict[str, Resolution] = mine["resolved"]
+        self.built: dict[str, Outcome] = mine["built"]
+
+    def save_periodically(self) -> None:
+        """`save`, at most every SAVE_EVERY_S seconds: the file has megabytes."""
+        if time.monotonic() - self._saved > SAVE_EVERY_S:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file completely, or leave it as it was. Raises OSError."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        whole_file.write(self._path, json.dumps({"proof": self._all}, separators=(",", ":")))
+        self._saved = time.monotonic()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The cache's results by hash of the code; {} for a file that cannot be read or that an older version wrote."""
+    try:
+        known = json.loads(path.read_text())["proof"]
+        return known if all(set(results) == {"resolved", "built"} for results in known.values()) else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+@cache
+def _code() -> str:
+    """Hash of the code, the data and the library versions that cached results depend on."""
+    files = {path for pattern in CODE for path in PACKAGE.glob(pattern) if path.is_file() and path.suffix != ".pyc"}
+    total = hashlib.sha256(repr(sorted(versions().items())).encode())
+    named = {str(path.relative_to(PACKAGE)): path for path in files} | dict(collection.all_files())
+    for name, path in sorted(named.items()):
+        total.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    return total.hexdigest()[:24]
+
+
+# -- the committed file ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """How many sizes the committed file has after a write."""
+
+    path: Path
+    proven: int
+    """built and recorded"""
+    earlier: int
+    """unchanged since an earlier proof, which did not record what was built"""
+    changed: int
+    """removed from the file: they no longer resolve to what was built"""
+
+
+class SizeDigests(NamedTuple):
+    """What a proof records of a size."""
+
+    facts: str
+    """of the recipe's own facts at that size: the key in the file"""
+    inputs: str
+    """of the resolved configuration, and of what the planner expects"""
+    built: str
+    """of what was built; `NOT_RECORDED` if this proof has not built it"""
+
+
+def unchanged(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> dict[Size, SizeDigests]:
+    """The sizes that the file has with the same inputs and libraries, with what was built from them."""
+    entries = _entries(known) if known.get("versions") == versions() else {}
+    found: dict[Size, SizeDigests] = {}
+    for size, one in digests.items():
+        inputs, built = entries.get(one.facts, ("", NOT_RECORDED))
+        if inputs == one.inputs and built != NOT_RECORDED:
+            found[size] = one._replace(built=built)
+    return found
+
+
+def differences(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> list[str]:
+    """Where the file differs from what was executed, a line per size; sizes not in the file are skipped."""
+    if known.get("versions") != versions():
+        return [f"proven with {known.get('versions')}, and {versions()} is installed"]
+    entries, lines = _entries(known), []
+    for (name, nodes), one in digests.items():
+        inputs, built = entries.get(one.facts, (NOT_RECORDED, NOT_RECORDED))
+        if inputs not in (NOT_RECORDED, one.inputs):
+            lines.append(f"{name} at {nodes} nodes resolves to another configuration than the proven one")
+        elif NOT_RECORDED not in (built, one.built) and built != one.built:
+            lines.append(f"{name} at {nodes} nodes builds other models than the proven ones")
+    return lines
+
+
+def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
+    """Write the results of a proof for these recipes' declared sizes, and keep the file's entries of other recipes.
+
+    Raises:
+        UserError: collections are in use; or the file has other recipes, proven with other libraries.
+    """
+    recipes = list(recipes)
+    refuse_to_write(recipes)
+    old = proof_level.read()
+    if old.get("versions") != proof.versions:
+        old = {}
+    every = {facts(recipe, nodes) for recipe in registry.recipes().values() for nodes in recipe.nodes}
+    mine = {facts(recipe, nodes) for recipe in recipes for nodes in recipe.nodes}
+    before = _entries(old)
+    new: dict[str, str] = {}
+    for one in proof.digests.values():
+        inputs, built = before.get(one.facts, ("", ""))
+        if one.built != NOT_RECORDED:
+            new[one.facts] = f"{one.inputs} {one.built}"
+        elif inputs == one.inputs:
+            new[one.facts] = f"{inputs} {built}"
+    sizes = {key: " ".join(entry) for key, entry in before.items() if key in every - mine} | new
+    names, models = {recipe.name for recipe in recipes}, {recipe.model.name for recipe in recipes}
+    kept = {name: why for name, why in old.get("unproven", {}).items() if name not in models}
+    written = {
+        "versions": proof.versions,
+        "unproven": kept | proof.unproven,
+        "broken": _broken(old, proof, names),
+        "rehearsed": rehearsed(registry.recipes().values()),
+        "sizes": dict(sorted(sizes.items())),
+    }
+    whole_file.write(proof_level.EVIDENCE, json.dumps(written, indent=1) + "\n")
+    earlier = sum(value.endswith(NOT_RECORDED) for value in new.values())
+    return Written(proof_level.EVIDENCE, len(new) - earlier, earlier, len(before.keys() & (mine - new.keys())))
+
+
+def refuse_to_write(recipes: Iterable[Recipe]) -> None:
+    """Refuse before a long proof what `write` would refuse after it. Raises UserError."""
+    if folders := collection.folders():
+        raise UserError(f"--write keeps the proof without collections, and {folders[0]} is one", "unset it")
+    old = proof_level.read()
+    others = registry.recipes().keys() - {recipe.name for recipe in recipes}
+    if others and old and old.get("versions") != versions():
+        raise UserError(
+            f"{proof_level.EVIDENCE.name} was proven with {old.get('versions')}, which this would drop",
+            "prove all recipes: `recipes prove --write`",
+        )
+
+
+def _entries(known: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Facts of a size -> the digests of its inputs and of what was built."""
+    return {key: (value.partition(" ")[0], value.partition(" ")[2]) for key, value in known.get("sizes", {}).items()}
+
+
+def _broken(old: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[str, Any]]:
+    """The failures of a proof, known ones too, and the file's of other recipes: sizes by recipe, grouped by reason."""
+    groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for group in old.get("broken", ()):
+        for name, sizes in group["recipes"].items():
+            if name not in names and name in registry.recipes():
+                groups[group["why"]][name] += sizes
+    for failure in (*proof.failures, *proof.known):
+        if failure.recipe in names:
+            groups[failure.why][failure.recipe].append(failure.nodes)
+    return [{"why": why, "recipes": sizes} for why, sizes in groups.items()]
+
+
+def rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:
+    """Recipe -> sizes whose rehearsals in today's topology all passed, without a failed one in any topology."""
+    ours = {recipe.name: recipe for recipe in recipes}
+    results = json.loads(REHEARSALS.read_text()).values() if REHEARSALS.is_file() else ()
+    verdicts: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for result in results:
+        recipe, nodes = ours.get(result["recipe"]), result["nodes"]
+        if recipe and nodes in recipe.nodes:
+            same = _degrees(result.get("topology", "")) == _current_degrees(recipe, nodes)
+            if same or not result["passed"]:
+                verdicts[recipe.name][nodes].append(result["passed"])
+    passed = {name: sorted(n for n, runs in sizes.items() if all(runs)) for name, sizes in sorted(verdicts.items())}
+    return {name: sizes for name, sizes in passed.items() if sizes}
+
+
+def _degrees(topology: str) -> set[str]:
+    """The degrees before folding: {"TP8", "SP", "DP4"} of `TP2 SP DP2, folded: TP 8 -> 2, DP 4 -> 2`."""
+    short, _, folded = topology.partition(", ")
+    degrees = dict(re.findall(r"([A-Z]+)(\d*)", short))
+    degrees.update(re.findall(r"([A-Z]+) (\d+) -> ", folded))
+    return {f"{name}{size}" for name, size in degrees.items()}
+
+
+def _current_degrees(recipe: Recipe, nodes: int) -> set[str]:
+    layout = recipe.layout(nodes)
+    dp = layout.dp(nodes * recipe.gpus_per_node)
+    short = layout.short() if layout.model_parallel * layout.ep > 1 else ""
+    return _degrees(f"{short} DP{dp}" if dp > 1 else short)

@@ -1,0 +1,232 @@
+"""Runs Megatron's pipeline schedule with model chunks that compute nothing, to meet its errors before step 1.
+
+`get_forward_backward_func` of megatron-core 0.15.3 (pipeline_parallel/schedules.py) returns one of three functions.
+Their checks are in no constructor, such as of `microbatch_group_size_per_vp_stage` and the micro-batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+from superpod.rehearsal.comparison import communication
+
+if TYPE_CHECKING:
+    import torch
+
+PERIODS = 4
+"""Most groups of micro-batches that an interleaved schedule is run with. Warm-up takes 2 (PP - 1) + (VP - 1) x group
+chunks, fewer than three groups have, and then the order repeats with each group: further groups run the same code."""
+SEEN: dict[tuple[Any, ...], set[str]] = {}
+"""The result of each distinct schedule in this process: thousands of configurations share a few hundred."""
+
+
+class Batch(NamedTuple):
+    """The batch sizes of the recipe's data module, in samples."""
+
+    micro: int
+    total: int
+    rampup: list[int] | None = None
+
+    @classmethod
+    def from_data(cls, data: Any) -> Batch:
+        """The batch sizes of a recipe's data module."""
+        return cls(data.micro_batch_size, data.global_batch_size, getattr(data, "rampup_batch_size", None))
+
+
+def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
+    """Run the schedule of the current rank of Megatron's parallel state, for training and for validation.
+
+    Args:
+        config: of the connected model.
+        ddp: the strategy's `DistributedDataParallelConfig`, if it has one.
+        batch: the batch sizes.
+
+    Returns:
+        The schedule and its communication, as lines for a digest.
+
+    Raises:
+        AssertionError, IndexError, RuntimeError, ValueError: Megatron refuses the schedule.
+        NotParallelError: a pipeline of several stages communicates nothing.
+    """
+    from megatron.core import parallel_state as state
+
+    steps = micro_batches(batch)
+    chunks = config.virtual_pipeline_model_parallel_size or 1
+    pp = state.get_pipeline_model_parallel_world_size()
+    group = config.microbatch_group_size_per_vp_stage or pp
+    count = shortened(steps, pp, group, interleaved=config.virtual_pipeline_model_parallel_size is not None)
+    if config.num_microbatches_with_partial_activation_checkpoints is not None:
+        count = steps
+    key = (count, chunks, pp, state.get_pipeline_model_parallel_rank(), *_read(config), *_overlaps(ddp))
+    if key not in SEEN:
+        try:
+            SEEN[key] = _run(config, ddp, count, chunks)
+        except Exception:
+            if count == steps:
+                raise
+            SEEN[key] = _run(config, ddp, steps, chunks)  # the refusal names the real number of micro-batches
+    return SEEN[key]
+
+
+def micro_batches(batch: Batch) -> int:
+    """The number of micro-batches per step and rank, from Megatron's own calculator.
+
+    Raises:
+        AssertionError: the batch is not divisible.
+    """
+    from megatron.core import num_microbatches_calculator as calculator
+    from megatron.core import parallel_state as state
+
+    build = calculator._build_num_microbatches_calculator
+    return build(1, batch.rampup, batch.total, batch.micro, state.get_data_parallel_world_size(), False).get()
+
+
+def shortened(steps: int, pp: int, group: int, *, interleaved: bool) -> int:
+    """A number of micro-batches that covers the same code of a schedule as `steps` of them.
+
+    Without interleaving, a rank has at most PP - 1 micro-batches of warm-up, and those after them are alike. With
+    interleaving, the order repeats with every group, and the incomplete last group is kept.
+
+    Examples:
+        >>> shortened(512, pp=8, group=8, interleaved=False), shortened(6, pp=8, group=8, interleaved=False)
+        (10, 6)
+        >>> shortened(514, pp=8, group=8, interleaved=True), shortened(18, pp=8, group=8, interleaved=True)
+        (34, 18)
+    """
+    if not interleaved:
+        return min(steps, pp + 2)
+    groups, rest = divmod(steps, group)
+    return min(groups, PERIODS) * group + rest
+
+
+@functools.cache
+def _fields() -> tuple[str, ...]:
+    """The configuration fields that Megatron's schedules and their p2p communication read."""
+    from megatron.core.pipeline_parallel import p2p_communication, schedules
+
+    source = inspect.getsource(schedules) + inspect.getsource(p2p_communication)
+    return tuple(sorted({*re.findall(r"config\.(\w+)", source)} - {"timers", "hidden_size"}))
+
+
+def _read(config: Any) -> tuple[str, ...]:
+    return tuple(str(getattr(config, name, None)) for name in _fields())
+
+
+def _overlaps(ddp: Any) -> tuple[bool, ...]:
+    names = ("overlap_grad_reduce", "align_grad_reduce", "overlap_param_gather", "align_param_gather")
+    return tuple(bool(getattr(ddp, name, False)) for name in names)
+
+
+class _StopBeforeFirstStep(Exception):
+    """The schedule needs a real model from here on; its checks have passed."""
+
+
+def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
+    """Run `count` micro-batches with tensors of one element: no check of a schedule depends on their shapes."""
+    from megatron.core import parallel_state as state
+    from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+
+    config = copy.copy(config)
+    config.timers, config.hidden_size = None, 1
+    config.finalize_model_grads_func = None  # it reduces real gradients
+    model = [_chunk(config, stage) for stage in range(chunks)]
+    _connect(config, ddp, model)
+    tokens = config.context_parallel_size * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
+    schedule = get_forward_backward_func()
+    with without_device(), communication.recorded() as traffic:
+        for forward_only in (False, True):
+            with contextlib.suppress(_StopBeforeFirstStep):
+                schedule(
+                    forward_step_func=_forward_step,
+                    data_iterator=[iter(()) for _ in model],
+                    model=model,
+                    num_microbatches=count,
+                    seq_length=tokens,
+                    micro_batch_size=1,
+                    forward_only=forward_only,
+                )
+    pp = state.get_pipeline_model_parallel_world_size()
+    if not config.overlap_moe_expert_parallel_comm:
+        communication.require_pipeline(traffic, pp)
+    return {f"{schedule.__name__}: {pp} stages of {chunks}", *(f"schedule: {line}" for line in traffic.lines())}
+
+
+def _connect(config: Any, ddp: Any, model: list[Any]) -> None:
+    """Give the schedule NeMo's hooks (megatron_parallel.py; _strategy_lib.py, setup_megatron_optimizer)."""
+    from nemo.lightning.megatron_parallel import extract_ddp_funcs
+
+    config.no_sync_func, config.grad_sync_func = extract_ddp_funcs(ddp, model)
+    if getattr(ddp, "overlap_param_gather", False) and getattr(ddp, "align_param_gather", False):
+        gathers = [chunk.start_param_sync for chunk in model]
+        config.param_sync_func = gathers[0] if len(model) == 1 else gathers
+
+
+def _forward_step(_data: Any, chunk: Any, *flags: Any, **given: Any) -> tuple[torch.Tensor, Any]:
+    """The stage's output, connected to its input by autograd, and a loss function."""
+    if given or chunk.config.overlap_moe_expert_parallel_comm:
+        raise _StopBeforeFirstStep
+    return chunk(), lambda output: (output.sum(), {})
+
+
+def _chunk(config: Any, stage: int) -> Any:
+    """A model chunk that returns its input."""
+    import torch
+    from megatron.core.enums import ModelType
+
+    class Chunk(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config, self.model_type = config, ModelType.encoder_or_decoder
+            self.vp_stage = stage if config.virtual_pipeline_model_parallel_size else None
+            self.given: Any = None
+
+        def set_input_tensor(self, given: Any) -> None:
+            self.given = given[0] if isinstance(given, list) else given
+
+        def forward(self) -> Any:
+            if self.given is None:  # the first stage, which has tokens
+                return torch.empty(1, 1, 1, dtype=config.pipeline_dtype or torch.float32, requires_grad=True) * 1
+            return self.given * 1
+
+        def no_sync(self) -> Any:
+            return contextlib.nullcontext()
+
+        def start_grad_sync(self, *_: Any) -> None: ...
+
+        start_param_sync = start_grad_sync
+
+    return Chunk()
+
+
+@contextlib.contextmanager
+def without_device() -> Iterator[None]:
+    """Replace what a step needs of a GPU besides tensors: the current device, NVTX ranges, coalesced p2p operations."""
+    import torch
+
+    with (
+        mock.patch.object(torch.cuda, "device", _NoDevice),
+        mock.patch.object(torch.distributed, "_coalescing_manager", _NoDevice),
+        mock.patch.object(torch.distributed.distributed_c10d, "_coalescing_manager", _NoDevice),
+        mock.patch.object(torch.cuda.nvtx, "range_push"),
+        mock.patch.object(torch.cuda.nvtx, "range_pop"),
+        mock.patch.object(torch.cuda.nvtx, "range", _NoDevice),
+    ):
+        yield
+
+
+class _NoDevice(contextlib.AbstractContextManager["_NoDevice"]):
+    """Stands in for torch.cuda.device, an NVTX range and coalesced p2p operations."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wait(self) -> None:
+        """Return at once: operations of the fake process group are complete."""

@@ -1,0 +1,194 @@
+"""Builds a rank's real NeMo model with Transformer Engine's layers, on the meta device, for a GPU generation."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from superpod.rehearsal.comparison import communication
+from superpod.rehearsal.proof import meta_build, schedule
+from superpod.rehearsal.te import cuda, device, entry, recording, step, variables
+
+if TYPE_CHECKING:
+    from nemo_run import Partial
+
+CALLBACKS = ("MegatronCommOverlapCallback", "DeepEPCallback")
+"""Callbacks that write into the model's configuration before it is built."""
+
+
+@dataclass(frozen=True)
+class TeBuild:
+    """A rank's model, as it was built."""
+
+    parameters: list[int]
+    """Of each virtual stage, adapters included."""
+    layers: frozenset[str]
+    """Digests of the distinct layers: class, constructor arguments, GPU generation and FP8 recipe."""
+    attention: frozenset[str] = frozenset()
+    """Backends that Transformer Engine chose: flash, fused, or unfused, which keeps the scores of all tokens."""
+    tensors: str = ""
+    """Digest of the names, shapes and types of all parameters."""
+    communication: frozenset[str] = frozenset()
+    """Sizes of the process groups, and what was communicated over them in the step."""
+
+
+def build_with_te(
+    partial: Partial,
+    rank: int,
+    world_size: int,
+    generation: str,
+    environment: Mapping[str, str] | None = None,
+    *,
+    vocabulary: int | None = None,
+    packed: bool = False,
+) -> TeBuild:
+    """Build the model that `rank` of `world_size` holds on GPUs of `generation`, with the recipe's own GPU settings.
+
+    Then run a micro-batch forward and backward through its distinct layers, with shapes and without numbers.
+
+    Args:
+        partial: a `run.Partial` of `llm.pretrain` or `llm.finetune`.
+        rank: global rank, 0-based.
+        world_size: GPUs of the run.
+        generation: sm80, sm90, sm100 or sm103.
+        environment: of the ranks, as `recipes.facts.environment.variables` decides it; some is read by TE.
+        vocabulary: tokens, where neither the recipe nor its tokenizer, if that is on this machine, names them.
+        packed: the micro-batch is one pack of samples, as fine-tuning data can be.
+
+    Raises:
+        AssertionError, RuntimeError, ValueError: Transformer Engine, Megatron or NeMo refuses the recipe.
+        NotParallelError: a parallel size of the layout is not what they compute with.
+        UserError: no such generation.
+    """
+    if packed:
+        partial = _of_packs(partial)
+    with connected(partial, rank, world_size, generation, environment) as (strategy, module, callbacks):
+        with recording.recorded(f"{generation} {_fp8(module.config)}") as layers:
+            chunks = list(meta_build.chunks(partial, module.config, stand_in=vocabulary))
+        counts = [meta_build.parameters(chunk) for chunk in chunks]
+        tensors = recording.of_parameters(chunks)
+        groups = communication.require_groups(meta_build.degrees(strategy))
+        for callback in callbacks:
+            _start(callback, partial, strategy, module)
+        batch = partial.data.micro_batch_size
+        order = schedule.run(module.config, strategy.ddp_config, schedule.Batch.from_data(partial.data))
+        steps = [step.run(chunk, module.config, batch, packed=packed) for chunk in chunks]
+        return TeBuild(
+            parameters=counts,
+            layers=frozenset(layers),
+            attention=frozenset[str]().union(*(one.attention for one in steps)),
+            tensors=tensors,
+            communication=frozenset(groups | order).union(*(one.communication for one in steps)),
+        )
+
+
+@contextlib.contextmanager
+def connected(
+    partial: Partial, rank: int, world_size: int, generation: str, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[Any, Any, list[Any]]]:
+    """The recipe's strategy, NeMo's module and the callbacks that wrote into its configuration: as the module is made.
+
+    Within it the process is `rank` of `world_size` on GPUs of `generation`. Takes and raises what `build_with_te` does.
+    """
+    import fiddle as fdl
+
+    entry.install()
+    cuda.without_generators()
+    with variables.left_out(), device.generation(generation), cuda.on_meta(), _quiet():
+        strategy: Any = fdl.build(partial.trainer.strategy)
+        degrees = meta_build.degrees(strategy)
+        with (
+            meta_build.fake_ranks(rank, world_size, te_rng_tracker=strategy.use_te_rng_tracker, **degrees),
+            _app_state(strategy, world_size),
+            mock.patch.dict(os.environ, environment or {}),
+        ):
+            module = meta_build.connected_model(partial, strategy)
+            yield strategy, module, _set_up(partial, strategy, module)
+
+
+def _of_packs(partial: Partial) -> Partial:
+    """The recipe with a micro-batch in one sequence, as `recipes finetune` packs it (weights/finetune_setup.py)."""
+    changed = copy.deepcopy(partial)
+    data, fold = changed.data, changed.data.micro_batch_size
+    data.micro_batch_size, data.seq_length = 1, data.seq_length * fold
+    data.global_batch_size //= fold
+    changed.model.config.seq_length = data.seq_length
+    changed.model.config.calculate_per_token_loss = True
+    return changed
+
+
+def _fp8(config: Any) -> str:
+    names = ("fp8", "fp8_recipe", "fp8_param", "first_last_layers_bf16")
+    return " ".join(f"{name}={getattr(config, name, None)}" for name in names)
+
+
+def _set_up(partial: Partial, strategy: Any, module: Any) -> list[Any]:
+    """Build the callbacks that change the configuration, and let them."""
+    import fiddle as fdl
+
+    trainer = SimpleNamespace(strategy=strategy, model=module)
+    callbacks: list[Any] = []
+    for configured in getattr(partial.trainer, "callbacks", None) or []:
+        if isinstance(configured, fdl.Buildable) and fdl.get_callable(configured).__name__ in CALLBACKS:
+            callback: Any = fdl.build(configured)
+            callback.setup(trainer, module, "fit")
+            callbacks.append(callback)
+    return callbacks
+
+
+def _start(callback: Any, partial: Partial, strategy: Any, module: Any) -> None:
+    """Userbuffers, as NeMo's callback makes them when fitting starts."""
+    if not getattr(callback, "need_tp_overlap_ub_init", False):
+        return
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from nemo.lightning.pytorch.callbacks import megatron_comm_overlap
+
+    group = parallel_state.get_tensor_model_parallel_group()
+    with (
+        mock.patch.object(dist, "new_group", return_value=dist.group.WORLD),
+        mock.patch.object(dist, "new_subgroups_by_enumeration", return_value=(group, [group])),
+        mock.patch.object(megatron_comm_overlap, "get_micro_batch_size", return_value=partial.data.micro_batch_size),
+        contextlib.redirect_stdout(None),
+    ):
+        callback.on_fit_start(SimpleNamespace(strategy=strategy, model=module), module)
+
+
+@contextlib.contextmanager
+def _app_state(strategy: Any, world_size: int) -> Iterator[None]:
+    """NeMo's record of the layout, which its strategy writes as it sets up the ranks."""
+    from megatron.core import parallel_state
+    from nemo.utils import AppState
+
+    state = AppState()
+    before = dict(vars(state))
+    state.world_size = world_size
+    state.data_parallel_size = parallel_state.get_data_parallel_world_size()
+    state.tensor_model_parallel_size = strategy.tensor_model_parallel_size
+    state.context_parallel_size = strategy.context_parallel_size
+    try:
+        yield
+    finally:
+        vars(state).clear()
+        vars(state).update(before)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        # Transformer Engine sets a logger's level for each attention, and logging then empties every logger's memory.
+        with warnings.catch_warnings(), mock.patch.object(logging.Manager, "_clear_cache"):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,178 @@
+"""Turns a recipe into its CPU rehearsal at its own size, and lists every setting that changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from nemo_run import Config, Partial
+
+
+class RehearsalError(UserError):
+    """The recipe can't be rehearsed as requested: the user's mistake; the hint gives the next move."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting that the rehearsal altered; ``path`` is dotted from the recipe, ``""`` is the recipe itself."""
+
+    path: str
+    old: Any
+    new: Any
+    reason: str
+
+
+_PRECISION_AWARE = "optim.config.use_precision_aware_optimizer"
+_NO_TE = "needs Transformer Engine's Python, which scripts/install.sh installs"
+
+# (path, value in a rehearsal, reason); applied if the recipe has the path with another value.
+_CPU_SETTINGS: tuple[tuple[str, Any, str], ...] = (
+    ("trainer.accelerator", "cpu", "no GPU"),
+    ("trainer.num_nodes", 1, "one machine"),
+    ("trainer.strategy.process_group_backend", "gloo", "NCCL needs GPUs"),
+    ("trainer.strategy.ckpt_async_save", False, "asynchronous saving copies from GPU memory in a forked process"),
+    ("trainer.strategy.nccl_communicator_config_path", None, "NCCL needs GPUs"),
+    ("trainer.strategy.use_sharp", False, "SHARP reduces in the InfiniBand switches"),
+    ("trainer.strategy.ddp.nccl_ub", False, "NCCL needs GPUs"),
+    ("trainer.plugins.fp8", None, "FP8 needs tensor cores"),
+    ("trainer.plugins.fp8_params", False, "FP8 needs tensor cores"),
+    ("trainer.plugins.fp8_param_gather", False, "FP8 needs tensor cores"),
+    ("data.pin_memory", False, "pins memory for a GPU"),
+    ("data.num_workers", 0, "the ranks of a rehearsal share few cores"),
+    ("data.persistent_workers", False, "no workers"),
+)
+
+# Class names, because some of them can't be imported without a GPU.
+_GPU_CALLBACKS = {
+    "NsysCallback": "drives the CUDA profiler",
+    "MemoryProfileCallback": "records GPU memory",
+    "DeepEPCallback": "DeepEP is a CUDA library",
+    "StragglerDetectionCallback": "times CUDA kernels",
+}
+
+
+@dataclass(frozen=True)
+class _PruningLayout:
+    """The degrees that `llm.prune` takes, by the names of a strategy."""
+
+    tensor_model_parallel_size: int
+    pipeline_model_parallel_size: int
+
+
+def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
+    """The CPU rehearsal of ``recipe`` on ``devices`` processes, and every setting that it altered.
+
+    Imports NeMo and, on a machine without a GPU, patches it in this process too.
+
+    Args:
+        recipe: a ``run.Partial`` of ``llm.pretrain``, ``finetune``, ``distill`` or ``prune``; it is not changed.
+        devices: processes on this machine; a multiple of the recipe's TP x PP x CP.
+
+    Raises:
+        RehearsalError: the recipe calls something else, or ``devices`` does not fit its model-parallel size.
+    """
+    import fiddle as fdl
+
+    from superpod.rehearsal import entry
+
+    rehearsal = copy.deepcopy(recipe)
+    function = _callable_name(recipe)
+    entries = {"pretrain": entry.pretrain, "finetune": entry.finetune, "distill": entry.distill, "prune": entry.prune}
+    if function not in entries:
+        names = ", ".join(f"llm.{name}" for name in entries)
+        raise RehearsalError(f"only {names} are rehearsed, but the recipe calls {function}")
+    strategy = getattr(getattr(recipe, "trainer", None), "strategy", None)  # llm.prune makes its trainer itself
+    _check_devices(strategy or _PruningLayout(recipe.tp_size, recipe.pp_size), devices)
+    fdl.update_callable(rehearsal, entries[function])
+    changes = [Change("", f"llm.{function}", f"{entry.__name__}.{function}", "installs the patches")]
+    local = (("devices", devices, "processes of this machine"), ("num_nodes", 1, "one machine"))
+    if strategy is not None:
+        local = (("trainer.devices", devices, "processes of this machine"),)
+    for path, value, reason in (*local, *_CPU_SETTINGS, *_plain_adam(recipe)):
+        changes += _set(rehearsal, path, value, reason)
+    return rehearsal, changes + _drop_callbacks(getattr(rehearsal, "trainer", None))
+
+
+def _plain_adam(recipe: Partial) -> Iterator[tuple[str, Any, str]]:
+    """What OptimizerConfig asks for where Transformer Engine's Adam is not installed."""
+    import torch
+
+    from superpod.rehearsal.patches import te_adam
+
+    config = getattr(getattr(recipe, "optim", None), "config", None)
+    if te_adam.available() or getattr(config, "optimizer_cpu_offload", False):  # on the host it is torch's Adam
+        return
+    yield _PRECISION_AWARE, False, _NO_TE
+    for name in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+        yield f"optim.config.{name}", torch.float32, _NO_TE
+
+
+def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change]:
+    """Set ``path`` wherever the recipe has it with another value."""
+    parents, _, name = path.rpartition(".")
+    for parent, node in _nodes(recipe, parents):
+        old = getattr(node, name, None)
+        unchanged = old == value or (old is None and value is False)
+        if _accepts(node, name) and not unchanged:
+            setattr(node, name, value)
+            yield Change(f"{parent}.{name}".lstrip("."), old, value, reason)
+
+
+def _nodes(recipe: Partial, path: str) -> list[tuple[str, object]]:
+    """The configurations at a dotted path; every element of a list, as for trainer.plugins."""
+    node: object = recipe
+    for name in filter(None, path.split(".")):
+        node = getattr(node, name, None)
+    if isinstance(node, list):
+        return [(f"{path}[{i}]", element) for i, element in enumerate(node)]
+    return [(path, node)]
+
+
+def _accepts(node: object, name: str) -> bool:
+    """Whether the callable of this configuration has the argument: data modules and plugins differ."""
+    import fiddle as fdl
+
+    from superpod.nemo2.signatures import parameter_of
+
+    if not isinstance(node, fdl.Buildable):
+        return False
+    # MegatronStrategy passes this one to Lightning's strategy in **kwargs (nemo/lightning/pytorch/strategies).
+    return name == "process_group_backend" or parameter_of(fdl.get_callable(node), name) is not None
+
+
+def _drop_callbacks(trainer: Config | None) -> list[Change]:
+    kept, changes = [], []
+    for i, callback in enumerate(getattr(trainer, "callbacks", None) or []):
+        name = _callable_name(callback)
+        if reason := _GPU_CALLBACKS.get(name):
+            changes.append(Change(f"trainer.callbacks[{i}]", name, None, reason))
+        else:
+            kept.append(callback)
+    if changes and trainer is not None:
+        trainer.callbacks = kept
+    return changes
+
+
+def _callable_name(node: object) -> str:
+    """The name of the class or function that a configuration calls; of an object, its class."""
+    import fiddle as fdl
+
+    return fdl.get_callable(node).__name__ if isinstance(node, fdl.Buildable) else type(node).__name__
+
+
+def _check_devices(strategy: object, devices: int) -> None:
+    tp, pp, cp = (
+        getattr(strategy, f"{kind}_size", None) or 1
+        for kind in ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel")
+    )
+    unit = tp * pp * cp
+    if devices < 1 or devices % unit:
+        raise RehearsalError(
+            f"a rehearsal needs a multiple of tp {tp} x pp {pp} x cp {cp} = {unit} processes, but devices is {devices}",
+            hint=f"try devices={unit * max(1, round(devices / unit))}",
+        )

@@ -1,0 +1,184 @@
+"""Records what a rank of a rehearsal did, in a file of its own: losses, times, inputs, layers, parameters.
+
+Imports Lightning: nemo_run builds `Recorder` from the recipe's callbacks in each rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+
+from superpod.rehearsal.training.rank_record import Digest, MicroBatch, RankRecord
+from superpod.runtime.heartbeat.heartbeat import Heartbeat
+from superpod.runtime.rank import optimizer_resume
+
+if TYPE_CHECKING:
+    import torch
+    from nemo.lightning.megatron_parallel import MegatronParallel
+
+GRIDS = (
+    "tensor_model_parallel",
+    "pipeline_model_parallel",
+    "context_parallel",
+    "data_parallel",
+    "expert_model_parallel",
+    "expert_tensor_parallel",
+)
+INPUT_STEPS = 2
+"""Steps whose input tokens a rank records."""
+
+
+class Recorder(pl.Callback):
+    """Writes `{folder}/{rank}.json`, a `RankRecord`, when training ends.
+
+    Args:
+        folder: where.
+        weights: where to save the weights before the first step; "" = nowhere.
+        resharded: the schedule was saved in another layout, in which experts may have parameter groups of their own.
+    """
+
+    def __init__(self, folder: str, weights: str = "", resharded: bool = False) -> None:
+        self.path = Path(folder) / f"{os.environ['RANK']}.json"
+        self.weights, self.resharded = weights, resharded
+        self.record: RankRecord = {
+            "losses": [],
+            "grad_norms": [],
+            "built": time.time(),
+            "started": 0.0,
+            "step_ends": [],
+            "first_step": 0,
+            "layers": [],
+            "inputs": [],
+            "before": {},
+            "after": {},
+            "place": {},
+            "dropped": {},
+        }
+
+    def setup(self, trainer: Any, *_: object, **__: object) -> None:
+        """Begin the heartbeat, and mend what an attempt mends."""
+        optimizer_resume.prepare(trainer.strategy)
+        folder = self.path.parent / "heartbeat"
+        folder.mkdir(exist_ok=True)
+        self.heart = Heartbeat(folder, int(os.environ["RANK"]), every_s=0.0)
+        self.heart.begin()
+        self.heart.beat(0, "start")
+
+    def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        """The model is built, and its weights are loaded."""
+        if self.weights:
+            trainer.save_checkpoint(Path(self.weights))
+        for configured in trainer.lr_scheduler_configs if self.resharded else ():
+            scheduler = configured.scheduler
+            scheduler.base_lrs = scheduler.base_lrs[: len(scheduler.optimizer.param_groups)]
+        model = trainer.strategy.megatron_parallel
+        self.record["started"], self.record["first_step"] = time.time(), trainer.global_step
+        self.record["layers"] = decoder_layers(model)
+        record_inputs(model, self.record["inputs"])
+
+    def on_train_batch_start(self, trainer: Any, *_: object) -> None:
+        """Take the first digests here: NeMo adds adapters after `on_train_start`."""
+        if not self.record["before"]:
+            self.record["before"] = digests(trainer.strategy.megatron_parallel)
+        self.record["inputs"].append([])
+        self.heart.beat(trainer.global_step, "train")
+
+    def on_train_batch_end(self, trainer: Any, *_: object) -> None:
+        """A step is done."""
+        metrics = trainer.callback_metrics
+        self.record["losses"].append(float(metrics["reduced_train_loss"]))
+        if "grad_norm" in metrics:
+            self.record["grad_norms"].append(float(metrics["grad_norm"]))
+        self.record["step_ends"].append(time.time())
+
+    def on_train_end(self, trainer: Any, *_: object) -> None:
+        """All is done but the last checkpoint."""
+        from superpod.rehearsal.patches.gpu_settings import dropped
+
+        model = trainer.strategy.megatron_parallel
+        gather_parameters(model)
+        self.record["after"] = digests(model)
+        self.record["inputs"] = self.record["inputs"][:INPUT_STEPS]
+        self.record["place"] = place()
+        self.record["dropped"] = {name: str(value) for name, value in sorted(dropped.items())}
+        self.path.write_text(json.dumps(self.record))
+        self.heart.beat(trainer.global_step, "done")
+        self.heart.end()
+
+
+def place() -> dict[str, int]:
+    """This rank's index in each of Megatron's grids."""
+    from megatron.core import parallel_state
+
+    return {name: getattr(parallel_state, f"get_{name}_rank")() for name in GRIDS}
+
+
+def gather_parameters(model: Iterable[Any]) -> None:
+    """Have every rank take the newest parameters, which an overlapped gather leaves to the next forward pass."""
+    from megatron.core.distributed import FullyShardedDataParallel
+
+    for chunk in model:
+        if isinstance(chunk.module, FullyShardedDataParallel):  # each forward pass gathers anew
+            continue
+        if chunk.module.ddp_config.overlap_param_gather:
+            chunk.module.start_param_sync(force_sync=True)
+
+
+def decoder_layers(model: MegatronParallel) -> list[int]:
+    """Numbers of the decoder layers that this rank holds, from 1, without those of multi-token prediction."""
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, TransformerLayer)]
+    return [layer.layer_number for name, layer in layers if ".mtp." not in name]
+
+
+def record_inputs(model: MegatronParallel, inputs: list[list[MicroBatch]]) -> None:
+    """Append each micro-batch that enters the model on this rank to the newest list of `inputs`."""
+    from megatron.core.models.gpt import GPTModel
+
+    names = ("input_ids", "position_ids")
+
+    def append(_: torch.nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
+        tensors = dict(zip(names, args, strict=False)) | kwargs
+        if inputs and len(inputs) <= INPUT_STEPS:
+            inputs[-1].append([tensors[name].tolist() for name in names])
+
+    for module in model.modules():
+        if isinstance(module, GPTModel) and module.pre_process:
+            module.register_forward_pre_hook(append, with_kwargs=True)
+
+
+def digests(model: MegatronParallel) -> dict[str, Digest]:
+    """The digest of every parameter of this rank, by name; where Megatron-FSDP shards it, of the whole."""
+    by_name: dict[str, Digest] = {}
+    for name, parameter in model.named_parameters():
+        raw = _bytes(parameter.detach())
+        sharded = bool(getattr(parameter, "tensor_model_parallel", False))
+        # Megatron marks a parameter that is not reduced over all data-parallel ranks: an expert's.
+        expert = not getattr(parameter, "allreduce", True)
+        tied = bool(getattr(parameter, "shared_embedding", False))
+        by_name[name] = (hashlib.sha1(raw).hexdigest()[:16], sharded, expert, tied)
+    return by_name
+
+
+def _bytes(parameter: torch.Tensor) -> bytes:
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(parameter, DTensor):
+        return parameter.contiguous().view(torch.uint8).numpy().tobytes()
+    mesh, raw = parameter.device_mesh, _bytes(parameter.to_local())
+    for name, placement in reversed([*zip(mesh.mesh_dim_names or (), parameter.placements, strict=True)]):
+        if placement.is_shard() and name != "tp":  # shards of tensor parallelism are told apart elsewhere
+            group = mesh.get_group(name)
+            shards: list[bytes] = [b""] * group.size()
+            torch.distributed.all_gather_object(shards, raw, group=group)
+            raw = b"".join(shards)
+    return raw

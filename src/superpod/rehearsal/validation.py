@@ -1,0 +1,155 @@
+"""Builds the models before a job is submitted, as `recipes check` does.
+
+`resolve` has already applied every rule that needs no other process. `require` adds the dry build in a separate process
+(`judge`) and caches the outcome under the part of the resolved configuration that the build reads: for the same model,
+layout and precision, the next command needs no build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from superpod.collection import installed
+from superpod.collection.facts.override_fields import path_of
+from superpod.common.files import read_json, write_json
+from superpod.errors import UserError
+from superpod.rehearsal import judge
+from superpod.requests import late_data, planned_run, resolve
+from superpod.requests.request import Request
+from superpod.requests.resolve import ResolvedRun
+from superpod.runtime.runs import versions
+
+NOT_READ = (
+    *(*planned_run.NOT_PLANNED, "trainer.max_steps", "log", "resume"),
+    *("data.paths", "data.dataset_root", "data.dataset_kwargs", "data.index_mapping_dir", "data.split", "data.seed"),
+)
+"""Fields that the build does not read: configurations that differ only in these share one build."""
+
+SKIPPED = "the models are not built here (--no-build): `recipes check` with the same changes builds them"
+
+
+@dataclass(frozen=True)
+class BuildOutcome:
+    """The result of building the models of three ranks."""
+
+    refused: tuple[str, ...] = ()
+    """errors of Megatron, Transformer Engine or NeMo, a line each"""
+    not_built: str = ""
+    """what this machine lacks to build the models; "" = nothing"""
+
+
+def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
+    """Refuse resolved runs whose models cannot be built; those not in the cache are built in one process.
+
+    Args:
+        runs: of one command; several for a sweep.
+        build: False with `--no-build`.
+
+    Returns:
+        Notes for the user on checks that were skipped; [] = none was.
+
+    Raises:
+        UserError: with the errors of the libraries, for each run.
+        JudgeFailed: the process that builds the models failed itself.
+    """
+    if installed.missing():
+        return []  # planned_run.NOTE says so
+    changed = [run for run in runs if is_changed(run.request)]
+    if not changed:
+        return []
+    if not build:
+        return [SKIPPED]
+    built = outcomes([_with_lines(run) for run in changed])
+    refused = [(run, outcome) for run, outcome in zip(changed, built, strict=True) if outcome.refused]
+    if refused:
+        several = len(runs) > 1
+        lines = []
+        for run, outcome in refused:
+            member = f"{' '.join(run.request.overrides)}: " if several else ""
+            lines += [member + text for text in outcome.refused]
+        raise UserError(
+            "\n".join(dict.fromkeys(lines)),
+            "`recipes check` with the same changes shows all details; --no-build skips this check",
+        )
+    return list(dict.fromkeys(f"not built here: {o.not_built}" for o in built if o.not_built))
+
+
+def is_changed(request: Request) -> bool:
+    """Whether a request may have another model, layout or precision than the proven recipe."""
+    recipe = request.sized()
+    if planned_run.is_own(recipe) or not set(recipe.nodes) <= set(_declared(request)):
+        return True
+    if request.seq or request.gbs or request.batch_tokens or request.layout or request.best_layout:
+        return True
+    return any(not _is_unread(path_of(text)) for text in request.overrides)
+
+
+def _declared(request: Request) -> Sequence[int]:
+    from superpod.collection.registry import find
+
+    return find(request.recipe).nodes
+
+
+def _is_unread(path: str) -> bool:
+    return any(f"{path}.".startswith(f"{name}.") or path.startswith(f"{name}[") for name in NOT_READ)
+
+
+def _with_lines(run: ResolvedRun) -> ResolvedRun:
+    """The run with its configuration in `lines`, which a run on deferred data has only if resolved without the data."""
+    if not run.on_node:
+        return run
+    return resolve.resolve_cached(late_data.without_data(run.request))
+
+
+def outcomes(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:
+    """The outcome for each run, from the cache or from a build of all others in one process. Raises JudgeFailed."""
+    paths = [_path(run) for run in runs]
+    missing = {path: run.request for path, run in zip(paths, runs, strict=True) if _cached(path) is None}
+    built: dict[Path, BuildOutcome] = {}
+    if missing:
+        answers = judge.ask_all(list(missing.values()))
+        built = {path: _outcome(answer) for path, answer in zip(missing, answers, strict=True)}
+        for path, outcome in built.items():
+            if not outcome.refused:  # a refusal is not cached: its cause may have been this machine
+                _cache(path, outcome)
+    return [built.get(path) or _cached(path) or BuildOutcome() for path in paths]
+
+
+def is_cached(run: ResolvedRun) -> bool:
+    """Whether `require` needs no build."""
+    return bool(installed.missing()) or not is_changed(run.request) or _cached(_path(_with_lines(run))) is not None
+
+
+def _outcome(answer: judge.Judgement | UserError) -> BuildOutcome:
+    if isinstance(answer, UserError):
+        return BuildOutcome((str(answer),))
+    refused = [violation.message for violation in answer.broken]
+    refused += [f"the model cannot be built: {answer.build_error}"] if answer.build_error else []
+    return BuildOutcome(tuple(refused), answer.not_built)
+
+
+def _path(run: ResolvedRun) -> Path:
+    """The cache file of a run, named by a digest of what the build reads."""
+    read = [line for line in run.lines if not _is_unread(line.partition(" = ")[0])]
+    question = [run.request.recipe, run.job.node.gpu.name, read, versions.versions()]
+    digest = hashlib.sha256(json.dumps(question, default=str).encode())
+    digest.update(resolve.digest_of_sources((*resolve.SOURCES, "rehearsal")))
+    return resolve.cache().with_name("builds") / f"{digest.hexdigest()[:32]}.json"
+
+
+def _cached(path: Path) -> BuildOutcome | None:
+    """The cached outcome; None if there is none, or it cannot be read."""
+    not_built = (read_json(path) or {}).get("not_built")
+    return BuildOutcome(not_built=not_built) if isinstance(not_built, str) else None
+
+
+def _cache(path: Path, outcome: BuildOutcome) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"not_built": outcome.not_built})
+    except OSError:
+        pass  # without a writable home the next command builds again

@@ -1,0 +1,302 @@
+"""The results of a run: a table for the terminal, and its loss curve as a picture. Losses in nats per token."""
+
+import io
+import itertools
+import shlex
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superpod.common import whole_file
+from superpod.common.files import JsonObject, is_number, read_json
+from superpod.common.units import duration
+from superpod.reports.runs import loss_ends
+from superpod.reports.runs.loss_ends import Losses
+from superpod.runtime.runs.run_folder import Attempt, RunFolder, Status
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+# One ink for words, one colour per kind of mark; all legible in grey.
+_INK, _FAINT = "#1f2933", "#9aa5b1"
+_TRAIN, _VALIDATION, _ENTROPY = "#2563a8", "#d1590b", "#55606b"
+MAKER = "superpod-recipes, a picture of losses"
+"""What a picture of ours names as its maker."""
+_SEVERAL = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's colours, which people tell from one another whatever they see (jfly.uni-koeln.de/color)."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in numbers: losses in nats per token, times in seconds, memory in GiB; None for what is not known."""
+
+    recipe: str
+    path: Path
+    status: Status
+    attempts: int
+    steps: int
+    loss_start: float | None
+    loss_end: float | None
+    """None where the last one is no number"""
+    losses: Losses
+    val_loss: float | None
+    val_step: int | None
+    """the step that `val_loss` was measured at"""
+    rehearsal: bool
+    """it ran on CPUs, so its times say nothing about GPUs"""
+    unigram_entropy_nats: float | None
+    tokens: int | None
+    tokens_per_s: float | None
+    tokens_per_s_per_gpu: float | None
+    planned_tokens_per_s_per_gpu: float | None
+    """of plan.json; None for a rehearsal, whose times are no GPU's"""
+    planned_bound: str
+    """what plan.json says that takes the step's time"""
+    peak_allocated_gib: float | None
+    wall_time_s: float
+
+
+def summary(run: RunFolder) -> Summary:
+    """Sum up a run, finished or not. Throughputs are medians over the steps, without the first step of each attempt."""
+    lines, attempts, rehearsal = run.metrics(), run.attempts, run.facts.get("rehearsal") is True
+    plan = {} if rehearsal else _planned(run)
+    reasons = plan.get("why")
+    losses = loss_ends.of((line["step"], line["loss"]) for line in lines if "loss" in line)
+    validations = [line for line in lines if line.get("val_loss") is not None]
+    steady = _steady(lines)
+    return Summary(
+        recipe=run.recipe,
+        path=run.path,
+        status=run.status(),
+        attempts=len(attempts),
+        steps=lines[-1]["step"] if lines else 0,
+        loss_start=losses.start,
+        loss_end=losses.end,
+        losses=losses,
+        val_loss=validations[-1]["val_loss"] if validations else None,
+        val_step=validations[-1]["step"] if validations else None,
+        rehearsal=rehearsal,
+        unigram_entropy_nats=run.facts.get("unigram_entropy_nats"),
+        tokens=lines[-1].get("tokens") if lines else None,
+        tokens_per_s=_median(line["step_tokens"] / line["step_time_s"] for line in steady),
+        tokens_per_s_per_gpu=_median(line["tokens_per_s_per_gpu"] for line in steady),
+        planned_tokens_per_s_per_gpu=rate if is_number(rate := plan.get("tokens_per_s_per_gpu")) else None,
+        planned_bound=str(reasons[0]) if isinstance(reasons, list) and reasons else "",
+        peak_allocated_gib=_peak(lines, attempts),
+        wall_time_s=sum(_wall_time_s(attempt) for attempt in attempts),
+    )
+
+
+def render(run: Summary) -> "Table":
+    """The summary as a rich table of two columns."""
+    from rich.table import Table
+    from rich.text import Text  # a str would be read as markup; paths and messages may hold brackets
+
+    title = Text(run.recipe, style="table.title")
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in rows(run):
+        table.add_row(name, Text(value))
+    return table
+
+
+def loss_curve(run: RunFolder, path: Path) -> Path:
+    """Draw training and validation loss over steps into the picture `path` (900 x 500 pixels); returns it.
+
+    A thin vertical line says where a later attempt began, a dashed horizontal one the unigram entropy of the data: a
+    model that only counts words ends there. Raises OSError when `path` cannot be written.
+    """
+    figure, axes = _figure_of()
+    lines = run.metrics()
+    _draw_losses(axes, lines)
+    _draw_attempts(axes, lines)
+    _draw_entropy(axes, run.facts.get("unigram_entropy_nats"))
+    _dress(axes, run.recipe, _caption(lines))
+    return _saved(figure, path)
+
+
+def loss_curves(runs: list[RunFolder], path: Path) -> Path:
+    """Draw the training losses of several runs over the tokens that each has seen into `path`, which is returned.
+
+    Tokens, and not steps: runs of different batches are compared by what they have read. Dots are validation losses.
+    Raises OSError as `loss_curve`.
+    """
+    figure, axes = _figure_of()
+    for run, color in zip(runs, itertools.cycle(_SEVERAL), strict=False):
+        lines = [line for line in run.metrics() if is_number(line.get("tokens"))]
+        train = [(line["tokens"], line["loss"]) for line in lines if line.get("loss") is not None]
+        checked = [(line["tokens"], line["val_loss"]) for line in lines if line.get("val_loss") is not None]
+        if train:
+            label = f"{run.recipe} {run.path.name}"
+            axes.plot(*zip(*train, strict=True), color=color, linewidth=1.6, label=label, zorder=3)
+        if checked:
+            axes.plot(*zip(*checked, strict=True), color=color, marker="o", markersize=5, linewidth=0, zorder=4)
+    _dress(axes, f"{len(runs)} runs", "lines: training, dots: validation")
+    axes.set_xlabel("tokens", color=_INK, fontsize=10)
+    return _saved(figure, path)
+
+
+def _saved(figure: "Figure", path: Path) -> Path:
+    """Write a picture, whole or not at all: a link in its place is replaced, and what it names is left alone."""
+    picture = io.BytesIO()
+    form = path.suffix.removeprefix(".")
+    figure.savefig(picture, format=form, metadata={"Software" if form == "png" else "Creator": MAKER})
+    whole_file.write(path, picture.getvalue())
+    return path
+
+
+def _figure_of() -> "tuple[Figure, Axes]":
+    """An empty picture of 900 x 500 pixels with one pair of axes."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = Figure(figsize=(9, 5), dpi=100, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.16, h_pad=0.14))
+    return figure, figure.add_subplot()
+
+
+def rows(run: Summary) -> list[tuple[str, str]]:
+    """Names and values of the table, in reading order; unknown values are left out."""
+    state = f"{run.status.state}: {run.status.message}" if run.status.message else run.status.state
+    pairs = [
+        ("state", state),
+        ("steps", f"{run.steps:,} in {run.attempts} attempt{'' if run.attempts == 1 else 's'}"),
+        ("loss", run.losses.words),
+        ("validation loss", _figure(run.val_loss, ".4f", f"nats/token at step {run.val_step}")),
+        ("unigram entropy", _figure(run.unigram_entropy_nats, ".4f", "nats/token")),
+        ("tokens", _figure(run.tokens, ",.0f", "")),
+        ("throughput", _figure(run.tokens_per_s, ",.0f", "tokens/s")),
+        ("", "(a rehearsal on CPUs: says nothing of GPUs)" if run.rehearsal and run.tokens_per_s else ""),
+        ("per GPU", "" if run.rehearsal else _figure(run.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
+        ("planned", _against_plan(run)),
+        ("", _offer(run)),
+        ("peak memory", _figure(run.peak_allocated_gib, ".2f", "GiB per rank")),
+        ("wall time", duration(run.wall_time_s)),
+        ("folder", str(run.path)),
+    ]
+    return [(name, value) for name, value in pairs if value]
+
+
+def _planned(run: RunFolder) -> JsonObject:
+    """The layout that plan.json says the run has, with its figures; {} where there is none."""
+    layouts = (read_json(run.path / "plan.json") or {}).get("layouts")
+    return layouts[0] if isinstance(layouts, list) and layouts and isinstance(layouts[0], dict) else {}
+
+
+def _against_plan(run: Summary) -> str:
+    """`1,078 tokens/s per GPU, 18% more than measured; bound by compute, ...`"""
+    planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
+    if not planned:
+        return ""
+    off = planned / measured - 1 if measured else 0.0
+    compared = f", {abs(off):.0%} {'more' if off > 0 else 'less'} than measured" * bool(measured)
+    return f"{planned:,.0f} tokens/s per GPU{compared}" + f"; {run.planned_bound}" * bool(run.planned_bound)
+
+
+CALIBRATED = 0.1
+"""A run that is so far from its plan is worth calibrating with."""
+
+
+def _offer(run: Summary) -> str:
+    """What makes plans fit these machines, where a finished run was far from its plan."""
+    planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
+    if run.status.state != "done" or not (planned and measured) or abs(planned / measured - 1) < CALIBRATED:
+        return ""
+    return f"to plan with what these machines reach: recipes calibrate {shlex.quote(str(run.path))} --out mine.toml"
+
+
+def _figure(value: float | None, form: str, unit: str) -> str:
+    return "" if value is None else f"{value:{form}} {unit}".strip()
+
+
+def _steady(lines: list[JsonObject]) -> list[JsonObject]:
+    """Lines with a throughput, each with its `step_tokens`; without an attempt's first step, which compiles."""
+    pairs = [(before, line) for before, line in zip([{}, *lines], lines, strict=False) if line.get("step_time_s")]
+    known = [(before, line) for before, line in pairs if line.get("tokens") and line.get("tokens_per_s_per_gpu")]
+    # A run of a single step has no other than its first.
+    warm = [(before, line) for before, line in known if before.get("attempt") == line.get("attempt")] or known
+    return [{**line, "step_tokens": line["tokens"] - (before.get("tokens") or 0)} for before, line in warm]
+
+
+def _median(values: Iterable[float]) -> float | None:
+    numbers = list(values)
+    return statistics.median(numbers) if numbers else None
+
+
+def _peak(lines: list[JsonObject], attempts: list[Attempt]) -> float | None:
+    """The largest peak over all ranks and attempts, GiB."""
+    beats = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
+    peaks = [line.get("allocated_gib") for line in [*lines, *beats]]
+    return max((peak for peak in peaks if is_number(peak) and peak), default=None)
+
+
+def _wall_time_s(attempt: Attempt) -> float:
+    """From the attempt's start to its end, its last sign of life, or now if it has given none."""
+    result = attempt.result
+    if not is_number(result.get("started")):
+        return 0.0
+    ends = (result.get("ended"), attempt.heartbeat().get("t"), time.time())
+    return max(0.0, next(end for end in ends if is_number(end) and end) - result["started"])
+
+
+def _draw_losses(axes: "Axes", lines: list[JsonObject]) -> None:
+    train = [(line["step"], line["loss"]) for line in lines if line.get("loss") is not None]
+    validation = [(line["step"], line["val_loss"]) for line in lines if line.get("val_loss") is not None]
+    if train:
+        marker = "o" if len(train) == 1 else ""
+        axes.plot(
+            *zip(*train, strict=True), color=_TRAIN, linewidth=1.6, marker=marker, label="training loss", zorder=3
+        )
+    if validation:
+        style = {"color": _VALIDATION, "marker": "o", "markersize": 6, "markeredgecolor": "white", "zorder": 4}
+        axes.plot(*zip(*validation, strict=True), linewidth=0, label="validation loss", **style)
+
+
+def _draw_attempts(axes: "Axes", lines: list[JsonObject]) -> None:
+    """A line between the last step of one attempt and the first of the next, with the next one's name."""
+    for before, line in itertools.pairwise(lines):
+        if before.get("attempt") != line.get("attempt"):
+            where = (before["step"] + line["step"]) / 2
+            axes.axvline(where, color=_FAINT, linewidth=0.9, zorder=1)
+            name = f" attempt {line.get('attempt', '?')}"
+            axes.text(where, 0.985, name, transform=axes.get_xaxis_transform(), color=_FAINT, fontsize=8.5, va="top")
+
+
+def _draw_entropy(axes: "Axes", nats: float | None) -> None:
+    if nats is not None:
+        label = f"unigram entropy {nats:.2f}"
+        axes.axhline(nats, color=_ENTROPY, linewidth=1.1, linestyle=(0, (5, 4)), label=label, zorder=2)
+
+
+def _caption(lines: list[JsonObject]) -> str:
+    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    if not losses:
+        return "no step recorded yet"
+    return f"{lines[-1]['step']:,} steps, loss {losses[0]:.3f} \u2192 {losses[-1]:.3f}"
+
+
+def _dress(axes: "Axes", title: str, caption: str) -> None:
+    """Title, labels, a light grid behind, no frame that says nothing."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
+    axes.set_title(caption, loc="right", fontsize=10, color=_ENTROPY, pad=12)
+    axes.set_xlabel("step", color=_INK, fontsize=10)
+    axes.set_ylabel("loss (nats per token)", color=_INK, fontsize=10)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.02, y=0.08)
+    axes.tick_params(colors=_INK, labelsize=9, length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_FAINT)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(edgecolor="none", framealpha=0.9, fontsize=9.5, labelcolor=_INK, loc="best")
+    else:
+        axes.set(xticks=[], yticks=[])

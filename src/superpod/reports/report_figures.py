@@ -1,0 +1,297 @@
+"""What a report says of a run: its figures, where its time went, measured beside planned, and the next move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+from superpod.reports import next_move, published_runs
+from superpod.reports.published_runs import Published
+from superpod.reports.runs.loss_ends import Losses
+from superpod.reports.runs.run_record import Record, Span, Step
+
+if TYPE_CHECKING:
+    from superpod.planner.planned_job import PlannedJob
+
+LEAST_DRIFT = 8
+"""Steps with a time from which on a drift is told."""
+GOODPUT = "goodput: seconds of the steps that count / seconds from the first attempt's start to the last one's end"
+PARTS = (
+    *("steps that count", "repeated steps", "starting", "validation", "saves and pauses", "ending"),
+    "between attempts",
+)
+"""What a run's wall time goes for."""
+MORE = 1.02
+"""Parts of an attempt may add up to so much of it: logs round their times."""
+MOST_PROFILE = 64 * 2**20
+"""Bytes of a profile that a report reads; `recipes profile show` reads any."""
+SLOW = 0.95
+"""A rank is slow whose score is lower; 1 = as fast as the fastest."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the planner expects of the run; `of_run` is the measured figure that it is held against, where there is one.
+
+    Seconds, GiB, tokens/s/GPU.
+    """
+
+    step_s: float
+    rate: float
+    mfu: float
+    terms_s: Mapping[str, float]
+    allocated_gib: float | None
+    reserved_gib: float | None
+    stages_gib: Sequence[float]
+    measured_stages_gib: Sequence[float | None]
+    """of each pipeline stage the fullest rank's peak, as the heartbeats have it"""
+    bound: str
+    profiled: Sequence[tuple[str, float, float]]
+    """of a run that was profiled, its terms: name, planned and measured seconds of one step"""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A run in figures; None and empty for what is not known. Losses in nats per token, times in seconds."""
+
+    steps: int
+    attempts: int
+    loss_start: float | None
+    loss_end: float | None
+    """None where the last one is no number"""
+    losses: Losses
+    val_loss: float | None
+    val_step: int | None
+    grad_norm_end: float | None
+    grad_norm_most: float | None
+    lr_most: float | None
+    lr_end: float | None
+    tokens: float | None
+    rate: float | None
+    """tokens/s/GPU, median"""
+    step_s: Mapping[str, float]
+    """p50, p90 and p99 of the steps' seconds, without the first step of each attempt"""
+    drift: float | None
+    """the last quarter's median over the first quarter's, less 1"""
+    tflops: float | None
+    """model TFLOP/s of a GPU"""
+    mfu: float | None
+    hfu: float | None
+    flops_formula: str
+    slow_ranks: tuple[str, ...]
+    peak_gib: float | None
+    saves: int
+    save_s: float | None
+    """the longest"""
+    wall_s: float | None
+    time_s: Mapping[str, float]
+    """where the wall time went; adds up to it"""
+    goodput: float | None
+    planned: Planned | None
+    unplanned: str
+    published: Published | None
+    next: str
+
+
+def of(run: Record) -> Figures:
+    """The figures of a run."""
+    steady = run.steady
+    seconds = [step.seconds for step in steady if step.seconds]
+    p50 = median(seconds) if seconds else None
+    mfu, hfu, tflops, formula = _utilization(run, p50)
+    time_s = where_time_went(run)
+    wall = sum(time_s.values()) if time_s else None
+    vals = [step for step in run.steps if step.val_loss is not None]
+    figures = Figures(
+        steps=run.steps[-1].step if run.steps else 0,
+        attempts=len(run.spans),
+        loss_start=run.losses.start,
+        loss_end=run.losses.end,
+        losses=run.losses,
+        val_loss=vals[-1].val_loss if vals else None,
+        val_step=vals[-1].step if vals else None,
+        grad_norm_end=_first(reversed(run.steps), "grad_norm"),
+        grad_norm_most=max((step.grad_norm for step in run.steps if step.grad_norm is not None), default=None),
+        lr_most=max((step.lr for step in run.steps if step.lr is not None), default=None),
+        lr_end=_first(reversed(run.steps), "lr"),
+        tokens=_first(reversed(run.steps), "tokens"),
+        rate=_median([step.rate for step in steady if step.rate]),
+        step_s=percentiles(seconds),
+        drift=_drift(seconds),
+        tflops=tflops,
+        mfu=mfu,
+        hfu=hfu,
+        flops_formula=formula,
+        slow_ranks=_slow(run),
+        peak_gib=run.peak_gib,
+        saves=run.saved,
+        save_s=max((*run.saves_s, *(span.longest_save_s or 0.0 for span in run.spans)), default=0.0) or None,
+        wall_s=wall,
+        time_s=time_s,
+        goodput=time_s["steps that count"] / wall if wall else None,
+        planned=_planned(run),
+        unplanned=run.unplanned,
+        published=published_runs.nearest(run.job) if run.job else None,
+        next="",
+    )
+    return Figures(**{**vars(figures), "next": next_move.of(run, figures)})
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """p50, p90 and p99, by linear interpolation between neighbours; empty of nothing."""
+    if not seconds:
+        return {}
+    if len(seconds) == 1:
+        return dict.fromkeys(("p50", "p90", "p99"), seconds[0])
+    cuts = quantiles(seconds, n=100, method="inclusive")
+    return {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
+
+
+def where_time_went(run: Record) -> dict[str, float]:
+    """Seconds of the wall time by what they went for; they add up to it. Empty where the run's times are not known.
+
+    The wall time goes from the first attempt's start to the last one's end: what lies between two attempts, as in a
+    queue, is lost to the run. Between its steps an attempt saves, and waits for nothing else that is known.
+    """
+    spans = [span for span in run.spans if span.began is not None and span.ended is not None]
+    if not spans or len(spans) < len(run.spans) or not any(step.t for step in run.steps):
+        return {}
+    time_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    for span in spans:
+        parts = _of_span(run, span)
+        if sum(parts.values()) > MORE * max(0.0, (span.ended or 0.0) - (span.began or 0.0)):
+            return {}  # its steps take longer than it did: a clock was set back
+        for name, seconds in parts.items():
+            time_s[name] += seconds
+    for before, after in pairwise(spans):
+        time_s["between attempts"] += max(0.0, (after.began or 0.0) - (before.ended or 0.0))
+    return time_s
+
+
+def _of_span(run: Record, span: Span) -> dict[str, float]:
+    kept = [step for step in run.steps if step.attempt == span.name and step.t is not None and step.seconds]
+    lost = [step for step in run.repeated if step.attempt == span.name and step.t is not None and step.seconds]
+    both = sorted((*kept, *lost), key=lambda step: step.step)
+    began, ended = span.began or 0.0, span.ended or 0.0
+    if not both:
+        return {"starting": max(0.0, ended - began)}
+    first, last = both[0], both[-1]
+    useful, repeated = (sum((step.seconds or 0.0) * step.count for step in part) for part in (kept, lost))
+    starting = max(0.0, (first.t or 0.0) - (first.seconds or 0.0) * first.count - began)
+    validation = sum(max(0.0, step.validated - (step.t or 0.0)) for step in both if step.validated)
+    over = last.validated or last.t or ended
+    ending = max(0.0, ended - over)
+    rest = max(0.0, ended - began - useful - repeated - starting - validation - ending)
+    return {
+        "steps that count": useful, "repeated steps": repeated, "starting": starting, "validation": validation,
+        "saves and pauses": rest, "ending": ending,
+    }  # fmt: skip
+
+
+def _utilization(run: Record, p50: float | None) -> tuple[float | None, float | None, float | None, str]:
+    """MFU, HFU, model TFLOP/s of a GPU, and how they are counted."""
+    from superpod.planner import hardware
+    from superpod.planner.timing import steptime
+
+    own = _median([step.tflops for step in run.steady if step.tflops])
+    if run.job is None and own and run.gpu:
+        peak = hardware.node(run.gpu).gpu.tflops("bf16")
+        words = f"{peak:,.0f} TFLOP/s, the {run.gpu}'s dense bf16 peak; it says nothing of its precision"
+        return own / peak, None, own, f"MFU: the run's own TFLOP/s per GPU / {words}"
+    if run.job is None:
+        return None, None, own, "as the run counts them itself" if own else ""
+    peak = run.job.node.gpu.tflops(run.job.precision)
+    words = f"{peak:,.0f} TFLOP/s, the {run.job.node.gpu.name}'s dense {run.job.precision} peak"
+    if own:
+        ratio = float(steptime.hfu(run.job, 1.0)) / float(steptime.mfu(run.job, 1.0))
+        return own / peak, own / peak * ratio, own, f"MFU: the run's own TFLOP/s per GPU / {words}"
+    if p50 is None:
+        return None, None, None, ""
+    mfu, hfu = float(steptime.mfu(run.job, p50)), float(steptime.hfu(run.job, p50))
+    counted = "model FLOPs of a step (attention causal, nothing recomputed) / (median step time x GPUs x peak)"
+    return mfu, hfu, mfu * peak, f"MFU: {counted}; peak: {words}"
+
+
+def _planned(run: Record) -> Planned | None:
+    from superpod.planner import columns as table
+    from superpod.planner import explain, memory, predict
+
+    job = run.job
+    if job is None:
+        return None
+    prediction = predict.one(job)
+    if prediction.step_time_s is None:
+        return None
+    owners = memory.by_owner(job, table.of(job))
+    stages = [sum(float(part[rank]) for part in owners.values()) / 2**30 for rank in range(job.layout.pp)]
+    return Planned(
+        step_s=prediction.step_time_s,
+        rate=prediction.tokens_per_s_per_gpu or 0.0,
+        mfu=prediction.mfu or 0.0,
+        terms_s=dict(prediction.terms_s),
+        allocated_gib=prediction.allocated_gib_max,
+        reserved_gib=prediction.reserved_gib_max,
+        stages_gib=stages,
+        measured_stages_gib=_stages(run, job),
+        bound=explain.bound(prediction),
+        profiled=_profiled(run),
+    )
+
+
+def _profiled(run: Record) -> Sequence[tuple[str, float, float]]:
+    """The terms that a profile in the run's folder tells; none of one that is too large to be read on the way."""
+    from superpod.errors import UserError
+    from superpod.profiles import profile_files, profile_summary
+    from superpod.runtime.runs.run_folder import RunFolder
+
+    folder = RunFolder(run.path)
+    if not run.is_own or not profile_files.ranks(folder):
+        return ()
+    try:
+        path = profile_files.of_run(folder)
+        if path.stat().st_size > MOST_PROFILE:
+            return ()
+        planned = profile_summary.plan_of_run(folder)
+        rows = profile_summary.of(path, profile_files.read(path), planned).rows
+    except (UserError, OSError):
+        return ()  # `recipes profile show` says what is wrong with it
+    return [(row.name, row.planned_s, row.measured_s) for row in rows]
+
+
+def _stages(run: Record, job: PlannedJob) -> list[float | None]:
+    """The fullest rank's peak of each pipeline stage: Megatron numbers the ranks stage by stage."""
+    peaks: list[float | None] = [None] * job.layout.pp
+    for rank in run.ranks:
+        if rank.allocated_gib and rank.rank < job.gpus:
+            stage = rank.rank * job.layout.pp // job.gpus
+            peaks[stage] = max(peaks[stage] or 0.0, rank.allocated_gib)
+    return peaks
+
+
+def _slow(run: Record, most: int = 3) -> tuple[str, ...]:
+    """The slowest ranks, in words: by their scores, or else those that a run left behind the others."""
+    scored = sorted((rank for rank in run.ranks if rank.score is not None), key=lambda rank: rank.score or 0.0)
+    if scored:
+        slow = [rank for rank in scored if (rank.score or 0.0) < SLOW][:most]
+        return tuple(f"rank {r.rank} on {r.host}: {r.score:.0%} of the fastest's speed" for r in slow)
+    newest = max((rank.step for rank in run.ranks if rank.step is not None), default=0)
+    behind = sorted((rank.step, rank.rank, rank) for rank in run.ranks if rank.step is not None and rank.step < newest)
+    return tuple(f"rank {r.rank} on {r.host}: at step {step} of {newest} ({r.phase})" for step, _, r in behind[:most])
+
+
+def _drift(seconds: Sequence[float]) -> float | None:
+    if len(seconds) < LEAST_DRIFT:
+        return None
+    quarter = len(seconds) // 4
+    return median(seconds[-quarter:]) / median(seconds[:quarter]) - 1
+
+
+def _first(steps: Iterable[Step], name: str) -> float | None:
+    return next((value for step in steps if (value := getattr(step, name)) is not None), None)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None

@@ -1,0 +1,101 @@
+"""The attempts of a run as `recipes history` shows them, whatever their result.json holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from superpod.common.files import is_number
+from superpod.runtime.attempts import attempt_end
+from superpod.runtime.runs.run_folder import Attempt, RunFolder
+
+UNREADABLE = "unreadable"
+"""The state of an attempt whose result.json is missing or torn."""
+
+
+@dataclass(frozen=True)
+class AttemptView:
+    """One attempt; None for unknown values. Times are Unix times and seconds."""
+
+    attempt: str
+    state: str
+    """one of run_folder.STATES, or UNREADABLE"""
+    message: str = ""
+    notes: tuple[str, ...] = ()
+    """what was decided before the ranks started: checkpoints set aside, steps lost"""
+    job: str = ""
+    restarts: int = 0
+    began: float | None = None
+    took_s: float | None = None
+    nodes: tuple[str, ...] = ()
+    resumed_step: int | None = None
+    """steps done at the checkpoint that it resumed from; 0 = from the start"""
+    last_step: int | None = None
+    checkpoint: int | None = None
+    """steps done at the newest checkpoint when it ended"""
+    exit_code: int | None = None
+
+
+def views(run: RunFolder) -> list[AttemptView]:
+    """Every attempt of a run, oldest first; Slurm is asked how those ended that did not record it."""
+    attempts = run.attempts
+    return [view(attempt, _end(run, attempt, attempt == attempts[-1])) for attempt in attempts]
+
+
+def _end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End | None:
+    """How an attempt ended that did not record it; None where it did, or goes on."""
+    if not attempt.result or "ended" in attempt.result:
+        return None
+    if end := attempt_end.of(run, attempt):
+        return end
+    return None if is_newest else attempt_end.End("failed", "ended without recording how; a later attempt has begun")
+
+
+def view(attempt: Attempt, end: attempt_end.End | None = None) -> AttemptView:
+    """What an attempt left; `end` is how it ended where it did not record that.
+
+    A field that holds something else than it should is unknown.
+    """
+    result = attempt.result
+    if not result:
+        return AttemptView(attempt.name, UNREADABLE, f"{attempt.path / 'result.json'} is missing or torn")
+    began = _time(result.get("started"))
+    last_sign = _time(result.get("ended")) or _time(attempt.heartbeat().get("t"))
+    nodes, message = result.get("nodes"), result.get("message", "")
+    return AttemptView(
+        attempt=attempt.name,
+        state=end.state if end else str(result.get("state", "?")),
+        message=end.message if end else _text(message),
+        notes=tuple(resume_notes(attempt)),
+        job=str(result.get("job") or ""),
+        restarts=_count(result.get("restarts")) or 0,
+        began=began,
+        took_s=max(0.0, last_sign - began) if began and last_sign else None,
+        nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
+        resumed_step=_count(attempt.resume.get("step", result.get("before"))),
+        last_step=_count(result.get("last_step")),
+        checkpoint=_count(result.get("checkpoint")),
+        exit_code=_count(result.get("exit_code")),
+    )
+
+
+def resume_notes(attempt: Attempt) -> list[str]:
+    """What was decided of damaged and unverified checkpoints before the ranks started; nothing where all were verified.
+
+    Earlier versions did not say whether a checkpoint was verified.
+    """
+    resume = attempt.resume
+    words = resume.get("words")
+    is_noteworthy = resume.get("lost_steps") or resume.get("set_aside") or resume.get("verified") is False
+    return [words] if isinstance(words, str) and is_noteworthy else []
+
+
+def _time(value: object) -> float | None:
+    return float(value) if is_number(value) and value > 0 else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

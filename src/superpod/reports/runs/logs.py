@@ -1,0 +1,130 @@
+"""The logs of all attempts and ranks as one stream that can be followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from superpod.common.redaction import LineRedactor
+from superpod.diagnosis.log_lines import without_codes
+from superpod.diagnosis.rank_logs import Line, is_by_node, node_of, parse, rank_of
+from superpod.runtime.runs.run_folder import Attempt, RunFolder
+
+
+class Reader:
+    """Reads the logs of a run in the order of attempts and ranks, and later only what is new.
+
+    Lines come without the codes that steer a terminal, and without secrets.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        rank: int | None = None,
+        all_ranks: bool = False,
+        attempt: str = "",
+        tail: int = 0,
+        last_bytes: int = 0,
+    ) -> None:
+        """With `last_bytes`, only so much of the end of a file is read at first; 0 = all."""
+        self._run, self._rank, self._all, self._attempt, self._tail = run, rank, all_ranks, attempt, tail
+        self._last_bytes = last_bytes
+        self._at: dict[Path, int] = {}
+        self._redacted: dict[tuple[Path, int | None], LineRedactor] = {}
+        """by log and rank, whose lines others may stand between"""
+        self._closed: set[str] = set()
+        """attempts that had ended before they were read last: nothing can come any more"""
+        self.files = 0
+        """how many files the last call of `new` looked at"""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there has been no log at all, not even an empty one."""
+        return not self._at
+
+    def new(self) -> Iterator[str]:
+        """Every line that was not returned before, with its attempt, node and rank.
+
+        What a job printed that opened no attempt comes last: why its batch script ended, or why it had nothing to do.
+        """
+        attempts, self.files = self._run.attempts, 0
+        for attempt in attempts:
+            if attempt.name in self._closed or (self._attempt and attempt.name != self._attempt.zfill(3)):
+                continue
+            ended = "ended" in attempt.result
+            for path in self._files(attempt):
+                self.files += 1
+                for line in self._lines(path, by_rank=True):
+                    yield f"[{attempt.name} {_who(path, line.rank)}] {line.text}"
+            if ended:
+                self._closed.add(attempt.name)
+        if self._rank is None and not self._attempt:
+            for path in self._without_attempt(attempts):
+                for line in self._lines(path):
+                    yield f"[{path.stem}] {line.text}"
+
+    def _files(self, attempt: Attempt) -> list[Path]:
+        ranks = attempt.logs
+        if self._all:
+            return ranks
+        rank = self._rank if self._rank is not None else 0
+        # Of the files that hold a node's ranks, the one where this rank is, which nodes of one size tell.
+        size = self._run.facts.get("gpus_per_node")
+        node = rank // size if isinstance(size, int) and size > 0 else None
+        by_node = [path for path in ranks if is_by_node(path) and node in (None, node_of(path))]
+        chosen = by_node or [path for path in ranks if rank_of(path) == rank]
+        if self._rank is None and attempt.result.get("state") in ("failed", "stalled"):
+            chosen += [path for path in ranks if node_of(path) is None]  # srun.log: why it ended them
+        return chosen
+
+    def _without_attempt(self, attempts: list[Attempt]) -> list[Path]:
+        """The output of jobs of the run that opened no attempt: `slurm-JOB.out`."""
+        opened = {str(attempt.result.get("job", "")) for attempt in attempts}
+        outputs = sorted(self._run.path.glob("slurm-*.out"))
+        return [path for path in outputs if path.stem.removeprefix("slurm-") not in opened]
+
+    def _lines(self, path: Path, by_rank: bool = False) -> list[Line]:
+        """Whole lines from where reading stopped; an unfinished line waits. A file is opened only when it has grown."""
+        first = path not in self._at
+        try:
+            size = path.stat().st_size
+            at = self._at.setdefault(path, max(0, size - self._last_bytes) if self._last_bytes else 0)
+            if size <= at:
+                return []
+            with path.open("rb") as file:
+                file.seek(at)
+                data = file.read()
+        except OSError:
+            return []  # removed or made unreadable meanwhile
+        end = data.rfind(b"\n") + 1  # 0 when no line is complete
+        self._at[path] = at + end
+        written = data[:end].decode(errors="replace").removesuffix("\n").split("\n")
+        labelled = [parse(path, line) if by_rank else Line(None, line) for line in written]
+        if by_rank and is_by_node(path) and not self._all:
+            labelled = [line for line in labelled if line.rank == (self._rank or 0)]
+        # A progress bar rewrites its line: the label is before the first part.
+        parsed = [
+            Line(line.rank, self._clean(path, line.rank, text))
+            for line in labelled
+            for text in line.text.splitlines() or [""]
+        ]
+        return parsed[-self._tail :] if first and self._tail else parsed
+
+    def _clean(self, path: Path, rank: int | None, text: str) -> str:
+        redacted = self._redacted.setdefault((path, rank), LineRedactor())
+        return redacted(without_codes(text))
+
+
+def ended(run: RunFolder) -> bool:
+    """Whether the files alone say that the run is over: done or stopped, and its newest attempt has ended."""
+    last = run.attempts[-1] if run.attempts else None
+    over = run.done or (run.path / "stop").exists()
+    return over and (last is None or "ended" in last.result)
+
+
+def _who(path: Path, rank: int | None) -> str:
+    node = node_of(path)
+    if node is None:
+        return path.stem
+    return f"node {node}" + (f" rank {rank}" if rank is not None else "")

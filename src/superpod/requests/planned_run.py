@@ -1,0 +1,228 @@
+"""A request resolved by arithmetic alone, where NeMo is not installed: the job builds its configuration itself.
+
+Everything that stands in a batch script and in a run folder follows from the recipe's facts, and from overrides whose
+effect is known here. The script carries the request and this project's sources in place of an exported file; on the
+nodes, `on_node.build` makes the configuration, and refuses one that is not what was planned.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from superpod.collection import installed, own_models
+from superpod.collection.facts import environment
+from superpod.collection.registry import LAYOUTS, Recipe, find
+from superpod.errors import UserError
+from superpod.planner.layout import PARALLEL_SIZES, Layout
+from superpod.planner.planned_job import PlannedJob
+from superpod.requests.request import LENGTHS, Request
+from superpod.requests.resolve import PACKAGE, SOURCES, ResolvedRun, facts_of_data
+
+WITHOUT_NEMO = "run `recipes render ... > job.sbatch` where NeMo is installed, and `sbatch job.sbatch` here; or"
+NOTE = (
+    "NeMo is not installed here: layout and memory were checked; the overrides' values, Megatron's and Transformer "
+    "Engine's own checks were not: the job builds the configuration on its nodes and checks it before it trains"
+)
+
+LAYOUT_FIELDS = {f"trainer.strategy.{field}": short for short, field in PARALLEL_SIZES.items()}
+LAYOUT_FIELDS |= {
+    "trainer.strategy.sequence_parallel": "sp",
+    "data.micro_batch_size": "mbs",
+    "data.global_batch_size": "gbs",
+}
+"""Override -> field of `Layout`."""
+COUNTS = ("trainer.max_steps", "trainer.num_nodes", "trainer.devices", "log.ckpt.every_n_train_steps")
+"""Overrides that are a field of `ResolvedRun`, or the number of GPUs."""
+NOT_PLANNED = (
+    *("optim.config.lr", "optim.config.min_lr", "optim.config.weight_decay", "optim.config.clip_grad"),
+    *("optim.config.adam_beta1", "optim.config.adam_beta2", "optim.config.adam_eps"),
+    *("optim.lr_scheduler.warmup_steps", "optim.lr_scheduler.constant_steps", "optim.lr_scheduler.min_lr"),
+    *("trainer.val_check_interval", "trainer.limit_val_batches", "trainer.limit_test_batches"),
+    *("trainer.log_every_n_steps", "trainer.num_sanity_val_steps", "log.ckpt.save_top_k", "data.num_workers"),
+    "resume.restore_config.path",
+)
+"""Overrides that change neither the layout, the memory nor the time of a run: the nodes apply them."""
+
+OF_FAMILIES: dict[str, dict[str, float]] = {
+    "starcoder_15b": {"hidden_dropout": 0.2, "attention_dropout": 0.2},
+    "t5": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "fused_loss": False},
+    "bert": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "fused_loss": False},
+    "e5": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "fused_loss": False},
+    "hyena": {"fused_loss": False},
+}
+"""Model, or the first word of its name -> options that NeMo 2.7.3's class has otherwise than the planner takes them."""
+TINY_SAVES_EVERY = 10
+"""Steps, as collection/models/tiny.py sets them."""
+
+
+def resolve(request: Request) -> ResolvedRun:
+    """What a request comes to, without its configuration.
+
+    Raises:
+        UserError: an illegal layout, or a recipe or an override whose effect only NeMo can tell.
+    """
+    from superpod.nemo2 import validation as rules
+    from superpod.planner import legality, plans
+
+    recipe = request.sized()
+    if is_own(recipe):
+        raise _only_nemo(f"{recipe.name} is of a folder of your own")
+    values = _read(request.overrides)
+    job = _job(recipe, request, values)
+    rules.require(legality.violations(job))
+    nodes = values.get("trainer.num_nodes", request.num_nodes or recipe.nodes[0])
+    gpus = values.get("trainer.devices", recipe.gpus_per_node)
+    run = ResolvedRun(
+        request=request,
+        job=job,
+        plan=plans.of_run(job),
+        nodes=nodes,
+        gpus_per_node=gpus,
+        max_steps=values.get("trainer.max_steps", recipe.schedule.max_steps),
+        save_every=values.get("log.ckpt.every_n_train_steps", _save_every(recipe, request.num_nodes)),
+        data_facts=facts_of_data(request.data) if request.data and not request.late_data else {},
+        lines=[],
+    )
+    return built_by_ranks(run)
+
+
+def is_own(recipe: Recipe) -> bool:
+    """Whether a recipe is a user's own: its Python may change what is built, and does not travel."""
+    return recipe.source.parent != LAYOUTS or recipe.model.make.__module__.startswith(own_models.PREFIX)
+
+
+def built_by_ranks(run: ResolvedRun) -> ResolvedRun:
+    """The run with a `source` that holds its request, which the ranks build."""
+    heading = f"# {' '.join([run.request.recipe, *run.request.overrides])}: written by rank 0, which builds it"
+    return replace(run, on_node=True, lines=[heading], source=_source(run))
+
+
+def _only_nemo(what: str) -> UserError:
+    return UserError(
+        f"{what}: only NeMo can say what that comes to, and {installed.missing() or 'it'} is not installed",
+        f"{WITHOUT_NEMO} {installed.INSTALL}",
+    )
+
+
+def _read(overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Path -> value of the overrides that are planned; the last of two wins, as NeMo-Run has it.
+
+    Raises:
+        UserError: an override that only NeMo can apply.
+    """
+    values: dict[str, Any] = {}
+    for text in overrides:
+        path, _, value = text.partition("=")
+        if (path in NOT_PLANNED and value) or environment.sets_only(text):
+            continue
+        if path not in (*LAYOUT_FIELDS, *COUNTS, *LENGTHS):
+            raise _only_nemo(text)
+        values[path] = _value(text, path, value)
+    return values
+
+
+def _value(text: str, path: str, value: str) -> int | bool | None:
+    if path.endswith("sequence_parallel") and value in ("True", "False", "true", "false"):
+        return value in ("True", "true")
+    if LAYOUT_FIELDS.get(path) in ("vp", "etp") and value in ("None", "null"):
+        return None
+    if not re.fullmatch(r"[0-9]{1,12}", value):
+        raise _only_nemo(text)
+    return int(value)
+
+
+def _job(recipe: Recipe, request: Request, values: dict[str, Any]) -> PlannedJob:
+    from superpod.nemo2 import planned_job
+    from superpod.planner import hardware
+
+    base = planned_job.job(recipe, request.num_nodes)  # the length of a sample is the sized recipe's
+    layout = replace(base.layout, **{short: values[path] for path, short in LAYOUT_FIELDS.items() if path in values})
+    nodes = values.get("trainer.num_nodes", request.num_nodes or recipe.nodes[0])
+    job = base.replace(
+        layout=layout,
+        gpus=nodes * values.get("trainer.devices", recipe.gpus_per_node),
+        options=replace(base.options, overlap_tp=_overlaps_tp(base, layout), **_of_family(recipe.model.name)),
+    )
+    job = planned_job.with_attention(job)
+    if not request.gpu:
+        return job
+    node = hardware.builtin().node(request.gpu)
+    return job.replace(node=node, fabric=hardware.builtin().fabric_of(node))
+
+
+def _of_family(model: str) -> dict[str, Any]:
+    return OF_FAMILIES.get(model) or OF_FAMILIES.get(model.partition("_")[0], {})
+
+
+def _save_every(recipe: Recipe, num_nodes: int | None) -> int:
+    from superpod.nemo2.build import resilience
+
+    return TINY_SAVES_EVERY if recipe.model.name.startswith("tiny_") else resilience.save_every(recipe, num_nodes)
+
+
+def _overlaps_tp(base: PlannedJob, layout: Layout) -> bool:
+    """As `nemo2/build/overlap.py` sets the callback for the recipe's own layout, which an override does not change."""
+    own = base.layout
+    if layout.tp > 1 and layout.sp:
+        return own.tp > 1 and own.sp and base.options.overlap_tp
+    return base.options.overlap_tp
+
+
+# -- what travels to the nodes ---------------------------------------------------------------------------------------
+
+SOURCE = '''"""{heading}
+
+The machine that it was submitted from had no NeMo, so this holds the request, and `recipe()` builds it: with the
+sources of superpod-recipes beside this file, and with the NeMo of the node. It refuses what differs from the plan.
+"""
+
+import json
+
+REQUEST = json.loads({request!r})
+PLANNED = json.loads({planned!r})
+
+
+def recipe():
+    """The whole recipe, a run.Partial."""
+    from superpod.requests import on_node
+
+    return on_node.build(REQUEST, PLANNED)
+'''
+
+
+def _source(run: ResolvedRun) -> str:
+    heading = f"{run.request.recipe} on {run.nodes} nodes x {run.gpus_per_node} GPUs, as it was submitted."
+    request = run.request.decided()  # the node searches for no layout
+    facts = json.dumps({"recipe": request.recipe, **request.facts(), "data_facts": run.data_facts})
+    return SOURCE.format(heading=heading, request=facts, planned=json.dumps(what_was_planned(run)))
+
+
+def what_was_planned(run: ResolvedRun) -> dict[str, Any]:
+    """What the configuration must come to, as JSON holds it: all that the script and preflight rest on."""
+    job, sizes = run.job, ("nodes", "gpus_per_node", "max_steps", "save_every")
+    facts: dict[str, Any] = {name: getattr(run, name) for name in sizes}
+    facts |= {name: getattr(job, name) for name in ("seq", "precision", "task", "gpus")}
+    facts |= {"parameters": job.model.total_parameters(), "layout": asdict(job.layout), "options": asdict(job.options)}
+    return json.loads(json.dumps(facts))
+
+
+LEFT_OUT: tuple[Callable[[str], bool], ...] = (
+    lambda name: name.endswith((".pyc", ".json", "published.toml")) or "__pycache__" in name,
+    lambda name: name.startswith("collection/layouts/"),
+)
+
+
+def sources(run: ResolvedRun) -> dict[str, Path]:
+    """What the job of such a run carries beside the runtime: path in its code folder -> file."""
+    if not run.on_node:
+        return {}
+    paths = [PACKAGE / "__init__.py", PACKAGE / "recipes.py", find(run.request.recipe).source]
+    for folder in SOURCES:
+        inside = sorted(path for path in (PACKAGE / folder).rglob("*.*") if path.is_file())
+        paths += [p for p in inside if not any(leave(p.relative_to(PACKAGE).as_posix()) for leave in LEFT_OUT)]
+    return {f"superpod/{path.relative_to(PACKAGE).as_posix()}": path for path in paths}

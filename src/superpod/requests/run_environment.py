@@ -1,0 +1,51 @@
+"""Restores environment variables of a run's last attempt when the run is resumed from another shell."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from superpod.common.files import read_json
+from superpod.common.redaction import REDACTED
+from superpod.runtime.runs.run_folder import RunFolder
+
+LOGGING = re.compile(r"WANDB_\w+|\w+_OFFLINE")
+"""Variables that decide where a run logs to, and whether it uses the network."""
+LOCAL = re.compile(rf"{LOGGING.pattern}|(NVTE|NCCL|NEMO)_\w+")
+"""LOGGING, and variables of kernels and communication, which on a cluster the profile and the script set."""
+
+
+def missing(folder: RunFolder, kept: re.Pattern[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables of the newest attempt that this shell does not set, without secrets, which no run folder holds."""
+    for attempt in reversed(folder.attempts):
+        before = (read_json(attempt.path / "env.json") or {}).get("environment")
+        if isinstance(before, dict):
+            return {
+                name: value
+                for name, value in before.items()
+                if kept.fullmatch(name) and name not in environ and isinstance(value, str) and REDACTED not in value
+            }
+    return {}
+
+
+def restore(folder: RunFolder, kept: re.Pattern[str] = LOCAL) -> None:
+    """Set the missing variables in this process, and print them on stderr."""
+    if values := missing(folder, kept):
+        shown = " ".join(f"{name}={value}" for name, value in values.items())
+        print(f"note: {shown}, as in the run's last attempt; what this shell sets is taken instead", file=sys.stderr)
+        os.environ.update(values)
+
+
+@contextmanager
+def restored(folder: RunFolder, kept: re.Pattern[str] = LOGGING) -> Iterator[None]:
+    """Set the missing variables within the block, in which jobs are queued: sbatch passes its environment on."""
+    before = dict(os.environ)
+    restore(folder, kept)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]

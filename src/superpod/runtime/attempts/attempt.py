@@ -1,0 +1,487 @@
+"""One attempt of a run, from inside its Slurm job: open it, start the ranks, watch them, and record how it ended.
+
+Runs on the job's first node with nothing but a Python 3.9: `python3 attempt.py --recipe NAME ... -- srun ...`. The
+batch script becomes this process, so that Slurm's signals arrive here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+if sys.version_info < (3, 9):  # noqa: UP036 - this is whatever Python a node has
+    sys.exit(f"attempt.py needs Python 3.9, and this is {sys.version.split()[0]}: name another as software.host_python")
+if __name__ == "__main__":  # run from the batch script's unpacked files, which hold what it imports
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from superpod.diagnosis import ending
+from superpod.errors import UserError
+from superpod.runtime.attempts import attempt_end, full_disk, guard, job_code, late_data, model_steps, next_attempt
+from superpod.runtime.attempts.notify import Webhook
+from superpod.runtime.attempts.time_limit import TimeLimit
+from superpod.runtime.checkpoints import resume, shared_reading
+from superpod.runtime.health import first_step
+from superpod.runtime.heartbeat import heartbeat, stall
+from superpod.runtime.processes import orphans
+from superpod.runtime.processes.leftovers import ENDED, Leftovers
+from superpod.runtime.rank import capture, stacks
+from superpod.runtime.runs import owner
+from superpod.runtime.runs.run_folder import RunFolder, as_user_errors
+
+POLL_S = 1.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+CANCELLED_S = 10.0
+"""After a SIGTERM, seconds between two queries whether it was a scancel: Slurm may be slow, and KillWait is 30 s."""
+
+FOR_ALL_JOBS = (resume.NoIntactCheckpointError, late_data.MissingDataError, owner.UnsafeError)
+"""Errors that every further job of the run would meet too: they stop the run."""
+SIGNAL_MEANINGS = {
+    "SIGUSR1": "the time limit is near",
+    "SIGTERM": "Slurm ends the job (preempted, requeued or cancelled)",
+}
+
+
+def main(words: list[str]) -> int:
+    """Run one attempt and return the job's exit code: 0 = done, saved, or nothing to do; 1 = the attempt failed."""
+    options, command = _parse(words)
+    try:
+        return _main(SlurmJob(), options, command)
+    finally:
+        if options.unpacked:
+            shutil.rmtree(options.unpacked, ignore_errors=True)
+
+
+def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
+    try:
+        run = open_run(options, job)
+        owes = bool(options.model_step) and model_steps.to_export(run)
+        if reason := guard.nothing_to_do(run, lambda ended: ending.of(ended, run.output(ended)), job.id, owes):
+            _log(reason)
+            return 0
+        try:
+            return _attempt(run, job, options, command)
+        finally:
+            if problem := options.webhook.after(
+                run, job.id, lambda: bool(next_attempt.queued()) or ending.controller_state(job.id) == "PENDING"
+            ):
+                _log(f"notify: {problem}")
+    except UserError as error:
+        _log(_text(error))
+        return 1
+
+
+def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
+    try:
+        shortage = _wait_for_space(run, job, options.self_submit)
+    except _SignalledError:
+        return _ended_while_waiting(run, job)
+    if shortage:
+        _log(shortage.message)
+        return 0 if shortage.next_job_s else 1
+    left = Leftovers(run, job.nodes, job.id, _log)
+    with left.run_taken_over():
+        if reason := guard.must_stop(run, options.idle_attempts, options.failures):
+            guard.stop(run, reason, by=guard.StoppedBy.GUARD)
+            _log(reason)
+            return 1
+        if options.unpacked:
+            with as_user_errors(run.path):
+                command = job_code.in_place(command, job_code.share(Path(options.unpacked), run.path))
+                os.chdir(run.path)  # `python -m` imports what lies where it starts, and a job may be submitted anywhere
+        return _RunningAttempt(run, job, options, left).go(command)
+
+
+class SlurmJob:
+    """The Slurm job that this process runs in."""
+
+    def __init__(self) -> None:
+        self.id = os.environ.get("SLURM_JOB_ID", "")
+        self.restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0)
+        self.nodes = ending.printed("scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")).split()
+
+    def is_preempted(self) -> bool:
+        """Whether this job runs in the grace time of a preemption: Slurm signals its steps, but not its script."""
+        return ending.job_field(self.id, "PreemptTime")[:1].isdigit()
+
+    def begun_run(self, runs: Path) -> str:
+        """The run that this job began before it was requeued; '' if it has not begun one.
+
+        The job's name says so (`name_after`), which Slurm keeps. Its id cannot: another cluster on the same disk, or a
+        new database, uses the same ids again.
+
+        Raises:
+            UserError: the controller does not answer, and a new run would begin at step 1.
+        """
+        if not self.restarts:
+            return ""
+        name = ending.job_field(self.id, "JobName")
+        if not name:
+            raise UserError(
+                f"job {self.id} was requeued, and Slurm's controller does not say which run it began",
+                "sbatch --export=ALL,SUPERPOD_RUN_DIR=RUN job.sbatch resumes a run",
+            )
+        folder, _, run = name.rpartition(".")
+        path = runs / folder / run
+        if not folder or not (path / "run.json").is_file():
+            return ""  # it was requeued before it began one
+        os.environ["SLURM_JOB_NAME"] = name
+        return str(path)
+
+    def name_after(self, run: RunFolder) -> None:
+        """Give this job the name of its run, as `recipes submit` does."""
+        name = f"{run.path.parent.name}.{run.path.name}"
+        try:
+            command = ["scontrol", "update", f"JobId={self.id}", f"JobName={name}"]
+            is_named = subprocess.run(command, capture_output=True, timeout=ending.ANSWER_S).returncode == 0
+        except (OSError, subprocess.TimeoutExpired):
+            is_named = False
+        if is_named:
+            os.environ["SLURM_JOB_NAME"] = name
+        else:
+            _log(f"Slurm did not name job {self.id} after {run.path}: if it is requeued, it begins a new run")
+
+    def deadline(self) -> float:
+        """Unix time of the job's limit; 0 when there is none."""
+        with contextlib.suppress(ValueError):
+            return time.mktime(time.strptime(ending.job_field(self.id, "EndTime"), "%Y-%m-%dT%H:%M:%S"))
+        return 0.0
+
+    def free_port(self) -> int:
+        """A port that nobody listens on here, below Linux's ephemeral ports (32768 and up)."""
+        for step in range(2000):
+            port = 20000 + (int(self.id or 0) * 7 + step) % 10000  # jobs that share a node start far apart
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("", port))
+                return port
+        raise UserError("no port is free between 20000 and 30000 on this node")
+
+
+def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
+    """The run that this job was submitted for, or the one it began before a requeue, or a new one.
+
+    Raises:
+        UserError: there is no such run, another user could have written into it, or Slurm does not answer.
+    """
+    if path := os.environ.get("SUPERPOD_RUN_DIR") or job.begun_run(Path(options.runs)):
+        owner.refuse_unsafe(Path(path))
+        run = RunFolder.open(path)
+        model_steps.refuse_unsafe_inputs(run)
+        return run
+    lines = Path(options.lines).read_text(encoding="utf-8").splitlines() if options.lines else []
+    run = RunFolder.create(Path(options.runs), options.recipe, facts=json.loads(options.facts), recipe_lines=lines)
+    job.name_after(run)
+    return run
+
+
+class _SignalledError(BaseException):
+    """A stop signal arrived before the ranks were started. No `except Exception` must catch it."""
+
+
+class _RunningAttempt:
+    """One attempt, from the creation of its folder to the last line of result.json."""
+
+    def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace, left: Leftovers) -> None:
+        self.run, self.job, self.options, self.left = run, job, options, left
+        self.pause = functools.partial(time.sleep, options.second_look_s)
+        self.attempt = run.new_attempt(job=job.id)
+        self.attempt.mark("running", job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run))
+        self.signals: list[str] = []
+        """names of the stop signals that arrived, here or at a rank"""
+        self.stalled, self.cancelled = "", False
+        self.oom_kills = attempt_end.oom_kills()
+        self._next_look = 0.0
+        """when to ask again whether the job was cancelled, by time.monotonic()"""
+        self.step = int(bool(options.checks))
+        """the number of the ranks' job step, which follows those that prepare it"""
+        self._is_preparing = True
+
+    def go(self, command: list[str]) -> int:
+        """Prepare, start the ranks, wait, and record; returns the job's exit code. Raises UserError."""
+        try:
+            for number in STOP_SIGNALS:
+                signal.signal(number, self._note_signal)
+            self.left.end_earlier()
+            self.step += self.left.steps
+            reason = self._exclude_bad_nodes()
+            if not reason and self.run.done:  # only its export is left
+                self._is_preparing = False
+                return self._record(0)
+            if not reason:
+                late_data.require(self.run, self.pause)
+                self._choose_checkpoint()
+                self._import_model()
+            self._is_preparing = False
+        except _SignalledError:
+            return self._record(None)
+        except Exception as error:
+            self._is_preparing = False
+            message = _text(error)
+            if isinstance(error, FOR_ALL_JOBS):
+                guard.stop(self.run, message, by=guard.StoppedBy.GUARD)
+            with contextlib.suppress(UserError):
+                self.attempt.finish("failed", message=message or type(error).__name__)
+            raise
+        if reason:
+            _log(reason)
+            self.attempt.finish("requeued", message=reason, counts=False)
+            return 1
+        return self._wait(command)
+
+    def _exclude_bad_nodes(self) -> str:
+        """Exclude nodes that fail the profile's checks from the next attempt; which and why, '' = no node is bad."""
+        if not self.options.checks:
+            return ""
+        script = Path(job_code.for_nodes("slurm/checks/node.sh"))
+        bad = first_step.bad_nodes(script, self.options.checks, self.job.nodes, os.environ)
+        if not bad:
+            return ""
+        first_step.keep_out(self.run, bad, next_attempt.queued())
+        reasons = [*(f"{node}: {why}" for node, why in bad.items()), self._submit_next()]
+        return f"bad nodes, kept out of the next attempt: {'; '.join(filter(None, reasons))}"
+
+    def _choose_checkpoint(self) -> None:
+        """Decide what the ranks resume from, and apply the decision. Raises UserError."""
+        ends = self.job.deadline() or float("inf")
+        nodes, folder = self.job.nodes, self.attempt.path
+        reader = shared_reading.SharedReader(
+            nodes, folder, fully=self.options.verify, left_s=lambda: ends - time.time(), log=_log
+        )
+        decided = resume.decide(self.run, reader, self.pause)
+        if decided.checkpoint:
+            owner.refuse_unsafe_checkpoint(decided.checkpoint)
+        resume.settle(self.run, self.attempt, decided)
+        _log(decided.words)
+        self.attempt.mark("running", before=guard.newest_step(self.run))
+        self.step += reader.steps
+
+    def _import_model(self) -> None:
+        """Import the model that the run starts from, unless an earlier run has. Raises UserError."""
+        if self.options.model_step and model_steps.to_import(self.run):
+            _log("importing the model")
+            model_steps.import_model(self.options.model_step, self.run, self.attempt)
+            self.step += 1
+
+    def _wait(self, command: list[str]) -> int:
+        self.attempt.write_env(os.environ)
+        self.limit = TimeLimit(self.attempt.path, self.job.deadline)
+        self.watch = stall.Watch(self.attempt, self.options.stalled_s, time.time())
+        _log(f"attempt {self.attempt.name} of {self.run.path} on {', '.join(self.job.nodes)}")
+        command, logs_by_node = capture.by_node(command, self.attempt.path)
+        with open(self.attempt.path / "logs" / "srun.log", "ab") as log:
+            ranks = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment() | logs_by_node,
+                start_new_session=True,  # a signal to this script's process group must not end srun
+            )
+            while ranks.poll() is None:
+                time.sleep(POLL_S)
+                self._watch(ranks)
+                if time.monotonic() >= self._next_look:
+                    self._mark_if_cancelled()
+                if change := self.limit.look():
+                    _log(change)
+        return self._record(ranks.returncode)
+
+    def _note_signal(self, number: int, frame: object) -> None:
+        self.signals.append(signal.Signals(number).name)
+        if self._is_preparing:  # interrupt it: Slurm kills 30 s after a scancel
+            self._is_preparing = False
+            raise _SignalledError
+
+    def _mark_if_cancelled(self) -> None:
+        """After a SIGTERM, ask Slurm whether somebody cancelled the job, and if so stop the run."""
+        if "SIGTERM" in self.signals and not self.cancelled:
+            state = ending.now(self.job.id, self.run.output(self.job.id))
+            self.cancelled = ending.is_cancelled(state)
+            self._next_look = time.monotonic() + CANCELLED_S
+            if self.cancelled:
+                guard.cancelled(self.run, self.job.id, state)
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {
+            "SUPERPOD_RUN_DIR": str(self.run.path),
+            "SUPERPOD_ATTEMPT": self.attempt.name,
+            "SUPERPOD_DEADLINE": str(self.limit.at),
+            orphans.MARK: str(self.attempt.path),
+            heartbeat.LIMIT: str(self.options.stalled_s),
+            "SUPERPOD_SAVE_S": str(guard.save_seconds(self.run, self.options.save_s)),
+            "MASTER_ADDR": self.job.nodes[0],
+            "MASTER_PORT": str(self.job.free_port()),
+        }
+
+    def _watch(self, ranks: subprocess.Popen) -> None:
+        """End an attempt that hangs, and record which rank stopped first."""
+        silent = self.watch.look()
+        if silent and not self.stalled:
+            ending.printed("scancel", f"--signal={capture.ASK.name}", f"{self.job.id}.{self.step}")
+            stacks.settle(self.attempt)
+            self.stalled = stacks.joined(silent, self.attempt)
+            with contextlib.suppress(UserError):
+                self.attempt.mark("stalled", message=self.stalled)
+            _log(self.stalled)
+            ending.printed("scancel", "--signal=KILL", f"{self.job.id}.{self.step}")
+            ranks.send_signal(signal.SIGTERM)
+
+    def _end_strays(self, code: int | None) -> bool:
+        """End the processes that failed ranks have left; whether none is left on any node."""
+        if code and "SIGTERM" not in self.signals:  # Slurm starts no further step in a job that it ends
+            return self.left.end(self.attempt.path)
+        return not code
+
+    def _record(self, code: int | None) -> int:
+        """Record how the attempt ended, end stray processes, and queue the next job; returns the job's exit code."""
+        newest, done = guard.newest_step(self.run), self.run.done
+        slurm_state = ending.controller_state(self.job.id)
+        beats = self.attempt.heartbeats().values()
+        self.signals += [str(beat.get("signal", "")) for beat in beats if beat.get("phase") == "stopped"]
+        state, message = self._end(code, newest, is_done=done)
+        last = max((int(b.get("step", 0)) for b in beats), default=0)
+        new = newest - (self.attempt.result.get("before") or 0)
+        self.attempt.finish(state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=new)
+        _log(f"{state}: {message or f'step {last}'}")
+        if self._end_strays(code):
+            self.attempt.finish(state, exit_code=code, message=message, **{ENDED: True})
+        if done and state != "requeued":
+            guard.drop_chain(self.run, self.job.id)
+            return int(bool(message))
+        if state != "cancelled" and (refusal := self._submit_next()):
+            self.attempt.finish(state, exit_code=code, message=f"{message}; {refusal}")
+            _log(refusal)
+        if "SIGTERM" in self.signals and slurm_state == "RUNNING" and state == "requeued" and self._requeue():
+            time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
+        return 0 if state == "requeued" else 1
+
+    def _end(self, code: int | None, newest: int, *, is_done: bool) -> tuple[str, str]:
+        """The attempt's state and message, after the export that a finished training owes."""
+        self._mark_if_cancelled()
+        if is_done:
+            message = self._export()
+            self._mark_if_cancelled()  # while it exported
+            if not message:
+                return "done", ""
+            if self.cancelled:
+                return "cancelled", message
+            return "requeued" if "SIGTERM" in self.signals else "failed", message
+        if self.job.is_preempted():
+            self.signals.append("SIGTERM")
+        if self.cancelled or guard.is_cancelled(self.run):
+            return "cancelled", "cancelled by the user"
+        if self.stalled:
+            return "stalled", self.stalled
+        if self.signals:
+            reason = " and ".join(dict.fromkeys(SIGNAL_MEANINGS.get(name, name) for name in self.signals))
+            return "requeued", f"{reason}; goes on from step {newest}" if newest else f"{reason}; no checkpoint yet"
+        self._note_kills(code or 0)
+        return "failed", guard.last_words(self.run, self.attempt, code or 0)
+
+    def _note_kills(self, code: int) -> None:
+        """Record for `why` the signal that ended srun, and the kernel's out-of-memory kills."""
+        kills = attempt_end.oom_kills() - self.oom_kills
+        words = attempt_end.killed_words("srun", -code, kills) if code < 0 else ""
+        with contextlib.suppress(UserError):
+            self.attempt.mark("running", **{attempt_end.KILLED: words, attempt_end.OOM_KILLS: kills})
+
+    def _export(self) -> str:
+        """Write the export that a fine-tuning owes; what went wrong, '' if nothing did or no export is owed."""
+        if not (self.options.model_step and model_steps.to_export(self.run)):
+            return ""
+        _log("exporting the best checkpoint")
+        return model_steps.export(self.options.model_step, self.run, self.attempt)
+
+    def _submit_next(self) -> str:
+        """Queue the next job if the profile lets nodes do so and none waits; why Slurm refused it, '' if it did not."""
+        if not self.options.self_submit or next_attempt.queued():
+            return ""
+        return next_attempt.submit(self.run)
+
+    def _requeue(self) -> bool:
+        """Give the nodes back to whoever preempted this job, and queue for the next attempt."""
+        return subprocess.run(["scontrol", "requeue", self.job.id], capture_output=True).returncode == 0
+
+
+def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_disk.Shortage | None:
+    """Wait while the disk is full; returns None once there is space, or why this job gives up.
+
+    Raises _SignalledError when Slurm ends the job meanwhile, and UserError.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise _SignalledError
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, interrupt)
+    try:
+        at = job.deadline()
+        held_s = min(full_disk.HELD_S, (at - time.time()) / 2) if at else full_disk.HELD_S
+        with as_user_errors(run.path):
+            return full_disk.wait_for_space(run, _log, held_s=held_s, self_submit=self_submit)
+    finally:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _ended_while_waiting(run: RunFolder, job: SlurmJob) -> int:
+    """After a signal during the wait for space, before an attempt was opened: a cancellation stops the run."""
+    state = ending.now(job.id, run.output(job.id))
+    if ending.is_cancelled(state):
+        guard.cancelled(run, job.id, state)
+    _log("ended while waiting for disk space; no attempt was started")
+    return 0
+
+
+def _text(error: Exception) -> str:
+    return f"{error}; {error.hint}" if isinstance(error, UserError) and error.hint else str(error)
+
+
+def _log(text: str) -> None:
+    with contextlib.suppress(OSError):  # on a full disk, the line stays in the buffer
+        print(f"{time.strftime('%H:%M:%S')} recipes: {text}", flush=True)
+
+
+def _end(code: int) -> None:
+    """Exit with `code`: if the log still cannot be written, Python would exit with 120 instead."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(prog="attempt.py")
+    parser.add_argument("--recipe", required=True)
+    parser.add_argument("--runs", required=True)
+    parser.add_argument("--unpacked", default="")
+    parser.add_argument("--facts", default="{}")
+    parser.add_argument("--lines", default="")
+    parser.add_argument("--save-s", type=float, default=300)
+    parser.add_argument("--stalled-s", type=float, default=600)
+    parser.add_argument("--second-look-s", type=float, default=resume.SECOND_LOOK_S)
+    parser.add_argument("--idle-attempts", type=int, default=2)
+    parser.add_argument("--failures", type=int, default=20)
+    parser.add_argument("--checks", nargs="*", default=[])
+    parser.add_argument("--verify", action="store_true")
+    parser.add_argument("--self-submit", action="store_true")
+    parser.add_argument("--notify", dest="webhook", type=Webhook.of, default="")
+    if "--" not in words:
+        parser.error("the command that starts the ranks is missing: -- srun ...")
+    at = words.index("--")
+    command, model_step = model_steps.split(words[at + 1 :])
+    return parser.parse_args(words[:at], argparse.Namespace(model_step=model_step)), command
+
+
+if __name__ == "__main__":
+    _end(main(sys.argv[1:]))

@@ -1,0 +1,101 @@
+"""How an attempt ended that could not record it itself, according to Slurm. Standard library only.
+
+The evidence is Slurm's state of the job, who cancelled it, the signal that ended its script, and the kernel's count of
+out-of-memory kills. Without evidence, the cause is reported as unknown.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from superpod.diagnosis import ending
+from superpod.runtime.runs import owner
+from superpod.runtime.runs.run_folder import SILENT, Attempt, RunFolder
+
+KILLED = "killed_process"
+"""Key of result.json: a sentence on the launcher process that a signal ended; `why` takes it as evidence."""
+
+OOM_KILLS = "oom_kills"
+"""Key of result.json: processes of the job that the kernel killed on the first node because memory ran out."""
+
+_GOING_ON = ("", "PENDING", "REQUEUED", *ending.LIVE)
+"""Slurm's states of a job that has not ended; "" = unknown."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ended."""
+
+    state: str
+    """cancelled or failed"""
+    message: str
+    killed: str = ""
+    """as KILLED"""
+
+
+def of(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | None:
+    """How an attempt without a recorded end ended; None if it is still running or that is unknown."""
+    job = str(attempt.result.get("job", ""))
+    if "ended" in attempt.result:
+        return None
+    if not job:
+        newest = run.attempts[-1].name == attempt.name
+        return End("failed", SILENT) if not newest or run.status().message == SILENT else None
+    state = ending.of(job, run.output(job), wait_s)
+    if ending.is_cancelled(state):
+        return End("cancelled", f"cancelled by {who_cancelled(run, state)} (scancel)")
+    if state in _GOING_ON:
+        return None
+    if state != "FAILED":
+        return End("failed", f"Slurm ended job {job}: {state}")
+    if number := ending.signal_of(job):
+        killed = killed_words("the batch script's process (attempt.py)", number)
+        return End("failed", killed, killed)
+    return None
+
+
+def who_cancelled(run: RunFolder, state: str) -> str:
+    """Who cancelled a job that ended in `state`: "the user", or another user's name."""
+    uid = ending.canceller(state)
+    return "the user" if uid in (None, owner.uid_of(run.path)) else owner.name_of(uid)
+
+
+def killed_words(process: str, number: int, oom_kills: int = 0) -> str:
+    """A sentence on the process that a signal ended, and the cause if there is evidence."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    if oom_kills:
+        return f"{process} was killed by {name}; the kernel ended {oom_kills} processes of the job for lack of memory"
+    return f"{process} was killed by {name}; cause unknown (no cancellation and no out-of-memory kill is recorded)"
+
+
+def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """How many processes of this job the kernel has killed on this node because memory ran out; 0 if unknown.
+
+    From `oom_kill` in memory.events (cgroup v2) or memory.oom_control (v1) of the job's control group, `job_N`, which
+    counts its steps too in v2 (kernel Documentation/admin-guide/cgroup-v2.rst, memory.events).
+    """
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        match = re.match(r"/.*?/job_\d+(?=/|$)", path)
+        if match and controllers in ("", "memory"):
+            folder = root / controllers / match[0].lstrip("/")
+            return _count(folder / ("memory.oom_control" if controllers else "memory.events"))
+    return 0
+
+
+def _count(file: Path) -> int:
+    try:
+        match = re.search(r"^oom_kill (\d+)", file.read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0

@@ -1,0 +1,211 @@
+"""Decides whether an attempt may start: not if the run is done, stopped, cancelled or makes no progress.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from superpod.common.files import is_number, read_json, write_json
+from superpod.diagnosis import ending
+from superpod.runtime.attempts import attempt_end, diagnose, progress
+from superpod.runtime.checkpoints.checkpoints import is_incomplete, is_own_folder, marked_names, step_of
+from superpod.runtime.heartbeat import heartbeat_pages
+from superpod.runtime.runs.run_folder import Attempt, RunFolder
+
+STOP = "stop"
+"""`RUN/stop`, the marker of a run that must not continue by itself: `{"t": Unix time, "reason": words, "by": ...}`."""
+
+RESUMED = "again.json"
+"""Written when the user resumes a stopped run: `{"after": number of its newest attempt}`."""
+
+CHAIN = "chain.json"
+"""The jobs that were queued for a run: `{"jobs": [ids]}`."""
+
+
+class StoppedBy(str, enum.Enum):
+    """Who stopped a run. (`enum.StrEnum` needs Python 3.11.)"""
+
+    USER = "user"
+    GUARD = "guard"
+    """this module: no progress, or too many failures"""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The content of `RUN/stop`."""
+
+    reason: str
+    by: StoppedBy
+
+
+def newest_checkpoint(
+    run: RunFolder, is_complete: Callable[[Path], bool] = lambda folder: not is_incomplete(folder)
+) -> Path | None:
+    """The newest complete checkpoint; without `is_complete`, the newest whose save was not interrupted."""
+    with contextlib.suppress(OSError):
+        folders = list(run.checkpoints.iterdir())
+        marked = marked_names(folders)
+        steps = {folder: step for folder in folders if (step := step_of(folder.name)) and folder.name not in marked}
+        for folder in sorted(steps, key=lambda folder: steps[folder], reverse=True):
+            with contextlib.suppress(OSError):
+                if is_own_folder(folder) and is_complete(folder):
+                    return folder
+    return None
+
+
+def newest_step(run: RunFolder) -> int:
+    """Steps done at the newest checkpoint whose save was not interrupted; 0 if there is none."""
+    newest = newest_checkpoint(run)
+    return (step_of(newest.name) or 0) if newest else 0
+
+
+def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str, owes: bool = False) -> str:
+    """Why job `me` has nothing to do, in words: the run is done, stopped, or its user cancelled it; '' to go on.
+
+    A run that is trained and `owes` its export is not done.
+    """
+    if run.done and not owes:
+        return f"{run.path} is done"
+    if marker := stopped(run):
+        return f"{run.path} is stopped: {marker.reason}"
+    last = run.attempts[-1] if run.attempts else None
+    job = str(last.result.get("job", "")) if last else ""
+    if last and job and job != me and not was_resumed(run) and ending.is_cancelled(state := end_of(job)):
+        cancelled(run, job, state)
+        with contextlib.suppress(Exception):
+            last.finish("cancelled", message=f"cancelled by {attempt_end.who_cancelled(run, state)} (scancel)")
+        return f"{run.path}: job {job} was cancelled by {attempt_end.who_cancelled(run, state)}, so the run ends"
+    return ""
+
+
+def cancelled(run: RunFolder, job: str, state: str) -> None:
+    """Record that a job of the run was ended by scancel, which Slurm forgets after MinJobAge."""
+    stop(run, f"job {job} was cancelled by {attempt_end.who_cancelled(run, state)}", by=StoppedBy.USER)
+
+
+def is_cancelled(run: RunFolder) -> bool:
+    """Whether the user has cancelled the run: `recipes cancel` writes the marker before it calls scancel."""
+    marker = stopped(run)
+    return marker is not None and marker.by is StoppedBy.USER
+
+
+def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
+    """Why the run must not continue by itself: no progress, or too many failures; '' = it may."""
+    # Attempts before the user resumed the run do not count.
+    ended = [_finished(attempt) for attempt in run.attempts if int(attempt.name) > _resumed_after(run)]
+    ended = [attempt for attempt in ended if attempt.counts]
+    idle = progress.idle_streak(progress.worths(run, ended, newest_step(run)))
+    if len(idle) >= idle_attempts:
+        why = next((words for attempt in reversed(ended) if (words := str(attempt.result.get("message", "")))), "")
+        return f"{progress.idle_words(idle)}; the last one: {why or 'ended without a word'}"
+    failed = sum(attempt.result.get("state") == "failed" for attempt in ended)
+    if failed > failures:
+        return (
+            f"{failed} attempts failed, and {failures} are allowed; the last one: {ended[-1].result.get('message', '')}"
+        )
+    return ""
+
+
+def _finished(attempt: Attempt) -> Attempt:
+    """Finish the result of an attempt that was killed with its job. This job holds the run's lock, so it may."""
+    if "ended" not in attempt.result:
+        with contextlib.suppress(Exception):
+            job = str(attempt.result.get("job", ""))
+            if job and job == os.environ.get("SLURM_JOB_ID"):  # this job has begun before: only Slurm does that
+                attempt.finish("requeued", message=_requeue_words(job, attempt))
+                return attempt
+            run = RunFolder(attempt.path.parents[1])
+            if end := attempt_end.of(run, attempt):
+                attempt.mark("running", **{attempt_end.KILLED: end.killed})
+                attempt.finish(end.state, message=end.message)
+                return attempt
+            cause = diagnose.why(run, attempt).cause
+            attempt.finish("failed", message=f"killed with its job or its node ({cause})")
+    return attempt
+
+
+def _requeue_words(job: str, attempt: Attempt) -> str:
+    why = diagnose.ended_step(attempt) or "its node failed, it was preempted, or somebody called scontrol requeue"
+    return f"Slurm put job {job} back into the queue: {why}"
+
+
+def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:
+    """Prevent further attempts of the run; on a full disk by an empty marker."""
+    try:
+        write_json(run.path / STOP, {"t": time.time(), "reason": reason, "by": by.value}, even_in_place=True)
+    except OSError:
+        with contextlib.suppress(OSError):
+            (run.path / STOP).touch()
+
+
+def stopped(run: RunFolder) -> Stop | None:
+    """Why and by whom the run was stopped; None if it was not. A marker counts even if it cannot be read."""
+    marker = read_json(run.path / STOP)
+    if marker is None:
+        if not os.path.lexists(run.path / STOP):
+            return None
+        marker = {"reason": f"{STOP} is there, but does not say why", "by": StoppedBy.GUARD.value}
+    reason, by = str(marker.get("reason", "?")), marker.get("by")
+    if by not in [member.value for member in StoppedBy]:
+        # Markers of version 0.1 have no `by`; these are all the words that it wrote for a user's cancellation.
+        by = StoppedBy.USER if re.match(r"(job \d+ was )?cancelled by the user", reason) else StoppedBy.GUARD
+    return Stop(reason, StoppedBy(by))
+
+
+def allow_resume(run: RunFolder) -> None:
+    """Let a stopped or cancelled run continue, as its user asks; earlier attempts no longer count. Raises OSError."""
+    write_json(run.path / RESUMED, {"after": int(run.attempts[-1].name) if run.attempts else 0})
+    (run.path / STOP).unlink(missing_ok=True)
+
+
+def was_resumed(run: RunFolder) -> bool:
+    """Whether the user has resumed the run after its newest attempt."""
+    return bool(run.attempts) and int(run.attempts[-1].name) <= _resumed_after(run)
+
+
+def _resumed_after(run: RunFolder) -> int:
+    """The number of the last attempt before the user resumed the run; 0 = none."""
+    after = (read_json(run.path / RESUMED) or {}).get("after")
+    return int(after) if is_number(after) else 0
+
+
+def save_seconds(run: RunFolder, least: float) -> float:
+    """Seconds before the time limit at which the ranks begin to save: twice the longest save, at least `least`."""
+    longest = max((heartbeat_pages.longest_save_s(attempt.path / "heartbeat") for attempt in run.attempts), default=0.0)
+    return max(least, 2 * longest)
+
+
+def last_words(run: RunFolder, attempt: Attempt, code: int) -> str:
+    """Why the ranks failed, from their logs; srun's last line if these name no cause."""
+    diagnosis = diagnose.why(run, attempt)
+    if diagnosis.known:
+        return diagnosis.cause
+    with contextlib.suppress(OSError):
+        lines = (attempt.path / "logs" / "srun.log").read_text(errors="replace").strip().splitlines()
+        if lines:
+            return f"{lines[-1][-400:]} (attempts/{attempt.name}/logs/srun.log)"
+    return f"{diagnosis.cause} (srun ended with {code})"
+
+
+def drop_chain(run: RunFolder, job: str) -> None:
+    """Cancel the jobs queued after this one; if Slurm refuses, they start, find the done marker and end."""
+    jobs = [other for other in chained_jobs(run) if other != job]
+    if jobs:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(["scancel", "--state=PENDING", *jobs], capture_output=True, timeout=30)
+
+
+def chained_jobs(run: RunFolder) -> list[str]:
+    """The ids of the jobs that were queued for a run; [] if CHAIN cannot be read."""
+    jobs = (read_json(run.path / CHAIN) or {}).get("jobs")
+    return [str(job) for job in jobs] if isinstance(jobs, list) else []

@@ -1,0 +1,46 @@
+"""The next job of a run: jobs that wait in the queue, and the one that a job submits itself if nodes may.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+
+from superpod.diagnosis import ending
+from superpod.runtime.health import first_step
+from superpod.runtime.runs.run_folder import RunFolder
+
+ANSWER_S = 60.0
+
+
+def queued() -> list[str]:
+    """The ids of this run's other jobs that are pending."""
+    name = os.environ.get("SLURM_JOB_NAME", "")
+    return ending.printed("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").split()
+
+
+def submit(run: RunFolder, *options: str) -> str:
+    """Submit the next job of the run, without its bad nodes; returns why Slurm refused it, '' if it did not."""
+    folder = str(run.path)
+    os.environ["SUPERPOD_RUN_DIR"] = folder
+    name = f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}"
+    output = f"--output={folder.replace('%', '%%')}/slurm-%j.out"  # sbatch expands % in it
+    arguments = ["--parsable", name, "--export=ALL", "--dependency=singleton", f"--chdir={folder}", output, *options]
+    arguments += [f"--exclude={','.join(nodes)}" for nodes in [first_step.excluded(run)] if nodes]
+    try:
+        done = subprocess.run(
+            ["sbatch", *arguments, f"{folder}/job.sbatch"], capture_output=True, text=True, timeout=ANSWER_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return _refusal(str(error), run)
+    if done.returncode == 0 and done.stdout.strip():
+        return ""
+    return _refusal(done.stderr or f"exit code {done.returncode}", run)
+
+
+def _refusal(text: str, run: RunFolder) -> str:
+    last = re.sub(r"^sbatch: (error: )?", "", text.strip().rpartition("\n")[2])
+    return f"sbatch did not take the next job ({last}), so none follows until `recipes top-up {run.path}`"

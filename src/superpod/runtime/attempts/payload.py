@@ -1,0 +1,42 @@
+"""What a job carries beside its recipe: a small runtime, as one archive that is the same for the same files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).absolute().parents[2]
+
+COMMON = ("files", "locks", "post_norms", "redaction", "units")
+FILES = (
+    "errors.py",
+    *(f"common/{name}.py" for name in COMMON),
+    "diagnosis/**/*.py",
+    "runtime/**/*.py",
+    "slurm/checks/node.sh",
+)
+"""Standard library only, but for the callbacks, which need lightning, and the measurements, which need torch."""
+
+STAY = ("payload.py", "processes.py")
+"""These run only where an attempt is submitted or launched; processes.py needs psutil."""
+
+
+@cache
+def runtime(more: tuple[tuple[str, Path], ...] = ()) -> bytes:
+    """A tar.gz of the runtime as the package `superpod`, without times and owners.
+
+    `more` are a user's own files: (path in the archive, file).
+    """
+    globs = (sorted(path for path in PACKAGE.glob(pattern) if path.name not in STAY) for pattern in FILES)
+    ours = {f"superpod/{path.relative_to(PACKAGE).as_posix()}": path for paths in globs for path in paths}
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name, path in {**ours, **dict(more)}.items():
+            data = path.read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    return gzip.compress(raw.getvalue(), mtime=0)

@@ -1,0 +1,122 @@
+"""Whether the files of a checkpoint without a complete manifest belong to one save. Standard library only.
+
+Sizes do not show that: a shard has the same size at every step. These do:
+
+- `common.pt` holds the trainer's step, which must be that of the folder's name;
+- shards differ between steps, since the optimizer's moments do: a shard that equals that of another step, while other
+  shards differ, was copied from there;
+- Megatron writes `common.pt` first and `metadata.json` last. A shard with a time outside was replaced, or copied
+  together with all others: a doubt, not a proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from superpod.runtime.checkpoints import manifest
+from superpod.runtime.checkpoints.checkpoint_files import Content, contents_of, in_threads
+from superpod.runtime.checkpoints.checkpoint_metadata import saved_step, weights_of
+from superpod.runtime.checkpoints.checkpoints import step_of
+
+
+@dataclass(frozen=True)
+class CrossCheck:
+    """Signs that the files of a checkpoint are of several saves."""
+
+    problems: list[str]
+    """proofs: it must not be resumed from"""
+    doubt: str = ""
+    """why another checkpoint is preferred; '' = no reason"""
+
+
+def cross_check(checkpoint: Path, others: Sequence[Path]) -> CrossCheck:
+    """Check a checkpoint that is not verified, against itself and the `others` of its run. Raises OSError."""
+    named, saved = step_of(checkpoint.name), saved_step(checkpoint)
+    if named is not None and saved is not None and named != saved:
+        return CrossCheck([f"common.pt is of step {saved}, and the folder of step {named}"])
+    shards = _shards(checkpoint)
+    older_or_newer = [other for other in others if step_of(other.name) != named]
+    is_own = saved is not None  # its common.pt is of this step: it is not a renamed copy of another checkpoint
+    foreign = [problem for other in older_or_newer for problem in _foreign(shards, other, is_own=is_own)]
+    if foreign:
+        return CrossCheck(foreign)
+    unlisted = [shard for shard in shards if not shard.is_in_manifest]
+    return CrossCheck([], _doubt([shard.path.name for shard in unlisted if not shard.is_in_time], len(unlisted)))
+
+
+@dataclass(frozen=True)
+class _Shard:
+    path: Path
+    name: str
+    sample: int
+    is_in_manifest: bool
+    is_in_time: bool
+    """it was written between common.pt and metadata.json"""
+
+
+def _shards(checkpoint: Path) -> list[_Shard]:
+    """Every shard; reads samples of those that are not in the manifest."""
+    weights = weights_of(checkpoint)
+    begin, end = _time(weights / "common.pt"), _time(weights / "metadata.json")
+    shards: list[_Shard] = []
+
+    def read(content: Content) -> str:
+        path = checkpoint / content.name
+        if content.sample is not None:
+            shards.append(_Shard(path, content.name, content.sample, is_in_manifest=True, is_in_time=True))
+            return ""
+        record = manifest.record(path, fully=False)
+        is_in_time = not (begin and end and record.mtime_ns) or begin <= record.mtime_ns <= end
+        shards.append(_Shard(path, content.name, record.sample or 0, is_in_manifest=False, is_in_time=is_in_time))
+        return ""
+
+    in_threads(read, [c for c in contents_of(checkpoint).contents if c.name.endswith(".distcp")])
+    return sorted(shards, key=lambda shard: shard.name)
+
+
+def _time(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _foreign(shards: Sequence[_Shard], other: Path, *, is_own: bool) -> list[str]:
+    """Shards that are copies of another checkpoint's; none if all of them are and it may be a renamed copy of that."""
+    records = manifest.read(other).records
+    same = [shard for shard in shards if _sample(other, shard.name, records) == shard.sample]
+    if len(same) == len(shards) and not is_own:
+        return []
+    # Without a manifest there, the time alone tells which of the two is out of place.
+    suspects = [s for s in same if not s.is_in_manifest and (s.name in records or not s.is_in_time)]
+    misplaced = [shard.name for shard in suspects if _is_same(shard.path, other, shard)]
+    return [f"{name} is the file of {other.name}, byte for byte" for name in misplaced]
+
+
+def _sample(checkpoint: Path, name: str, records: Mapping[str, manifest.FileRecord]) -> int | None:
+    """The sample of a file, from the manifest or from the file; None if it cannot be read."""
+    known = records[name].sample if name in records else None
+    try:
+        return manifest.record(checkpoint / name, fully=False).sample if known is None else known
+    except OSError:
+        return None
+
+
+def _is_same(file: Path, other: Path, shard: _Shard) -> bool:
+    """Whether all bytes are equal; if the other file is gone, because it was moved here, equal samples suffice."""
+    try:
+        there = manifest.record(other / shard.name).crc
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return manifest.record(file).crc == there
+
+
+def _doubt(out_of_time: Sequence[str], shards: int) -> str:
+    if not out_of_time:
+        return ""
+    names = ", ".join(out_of_time[:3]) + ", ..." * (len(out_of_time) > 3)
+    return f"{names} ({len(out_of_time)} of {shards} files) was not written between its common.pt and its metadata.json"

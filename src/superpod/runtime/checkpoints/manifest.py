@@ -1,0 +1,117 @@
+"""The manifest of a checkpoint: size, time and checksums of every file, written by the nodes after each save.
+
+`CHECKPOINT/manifest/{part}.json` has one part per node, so that no node reads what another has written. Each part is
+written twice: immediately with the checksum of a sample of each file (milliseconds), and again with the CRC-32 of all
+bytes, computed in the background of the training. CRC-32 detects every single flipped bit and every burst of up to 32;
+zlib computes 4 GiB/s on one core of this project's machine (measured, Python 3.11) and releases the GIL. A part has a
+checksum of itself: a damaged part counts as missing. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from superpod.common.files import JsonObject, read_json, write_json
+
+FOLDER = "manifest"
+CHUNK = 8 << 20
+"""Bytes per read."""
+
+SAMPLE = 32 << 10
+"""Bytes of each of the two blocks that make up the sample of a file."""
+
+READERS = 64
+"""Threads for small reads, which mostly wait for the file system."""
+
+
+class FileRecord(NamedTuple):
+    """A file as it was written."""
+
+    size: int
+    """bytes"""
+    crc: int | None
+    """CRC-32 of its content; None = only its sample is known yet"""
+    sample: int | None = None
+    """CRC-32 of its sample; None = the manifest is of an earlier version"""
+    mtime_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What all undamaged parts of a manifest hold."""
+
+    records: dict[str, FileRecord]
+    """by name within the checkpoint; empty for a checkpoint without a manifest"""
+    is_complete: bool = False
+    """there are as many parts as the first node's part says; False if it does not say"""
+
+
+def sample_of(handle: int, size: int) -> int:
+    """CRC-32 of two blocks, at 1/4 and 3/4 of a file, or of all of a small file. Raises OSError."""
+    if size <= 2 * SAMPLE:
+        return zlib.crc32(os.pread(handle, size, 0))
+    crc = 0
+    for at in (size // 4, 3 * size // 4):
+        crc = zlib.crc32(os.pread(handle, SAMPLE, at), crc)
+    return crc
+
+
+def crc_of(handle: int) -> int:
+    """CRC-32 of all bytes of a file. Raises OSError."""
+    crc, at, buffer = 0, 0, bytearray(CHUNK)
+    view = memoryview(buffer)
+    while count := os.preadv(handle, [buffer], at):
+        crc, at = zlib.crc32(view[:count], crc), at + count
+    return crc
+
+
+def record(file: Path, *, fully: bool = True) -> FileRecord:
+    """The record of a file as it is now, with its CRC if it is to be read `fully`. Raises OSError."""
+    handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(handle)
+        crc = crc_of(handle) if fully else None
+        return FileRecord(facts.st_size, crc, sample_of(handle, facts.st_size), facts.st_mtime_ns)
+    finally:
+        os.close(handle)
+
+
+def write_part(checkpoint: Path, part: str, files: Iterable[Path], *, fully: bool = True, parts: int = 0) -> None:
+    """Read `files` of the checkpoint, or only their samples, and write their part of its manifest.
+
+    `parts` is the number of all parts, which the first node writes. Raises OSError.
+    """
+    records = {file.relative_to(checkpoint).as_posix(): record(file, fully=fully) for file in files}
+    content = {name: list(records[name]) for name in sorted(records)}
+    data: JsonObject = {"files": content, "crc": _checksum(content)} | ({"parts": parts} if parts else {})
+    (checkpoint / FOLDER).mkdir(exist_ok=True)
+    write_json(checkpoint / FOLDER / f"{part}.json", data)
+
+
+def read(checkpoint: Path) -> Manifest:
+    """The manifest of a checkpoint, its parts read in threads."""
+    try:
+        names = sorted(name for name in os.listdir(checkpoint / FOLDER) if name.endswith(".json"))
+    except OSError:
+        return Manifest({})
+    records: dict[str, FileRecord] = {}
+    intact, expected = 0, None
+    with ThreadPoolExecutor(max(1, min(READERS, len(names)))) as readers:
+        for data in readers.map(read_json, (checkpoint / FOLDER / name for name in names)):
+            content = (data or {}).get("files")
+            if data and isinstance(content, dict) and data.get("crc") == _checksum(content):
+                records |= {name: FileRecord(*fields) for name, fields in content.items()}
+                intact += 1
+                expected = data.get("parts", expected)
+    return Manifest(records, expected is not None and intact == expected)
+
+
+def _checksum(content: object) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())

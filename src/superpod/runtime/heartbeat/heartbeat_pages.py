@@ -1,0 +1,164 @@
+"""The file `heartbeat/nodes` of an attempt: a page of 4096 bytes a node, at a fixed place, with a record a rank.
+
+A page is the unit of the kernel's cache: two NFS clients that write parts of one page can undo each other's bytes, so a
+page belongs to one node. A file that is only overwritten needs no metadata server once it is open, and no more disk.
+Every header and record carries a checksum, so that a reader takes no torn one. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from superpod.common.files import JsonObject, is_number, read_lines, refuse_special, tail_lines
+
+NAME = "nodes"
+PAGE, HEADER_BYTES, RECORD_BYTES = 4096, 512, 448
+PER_PAGE = (PAGE - HEADER_BYTES) // RECORD_BYTES
+"""Ranks a page: 8. A node with more has more pages."""
+
+_MAGIC = b"heartbt1"
+_HEADER = struct.Struct("<8sIIIId128s")
+"""magic, crc32 of the rest, node, ranks of the run, ranks of the node, Unix time of the write, host"""
+_RECORD = struct.Struct("<IIqdd16sH")
+"""crc32 of the rest, rank + 1, step, last sign of life, last progress (Unix times), phase, bytes of the facts"""
+_FACTS_BYTES = RECORD_BYTES - _RECORD.size
+_CRC_AT, _CRC_END = 8, 12
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs: its node's number, its number on the node, ranks of the node and of the run (0 = unknown)."""
+
+    node: int = 0
+    local_rank: int = 0
+    local_size: int = 1
+    size: int = 0
+
+    @property
+    def pages(self) -> int:
+        """Pages of a node."""
+        return -(-self.local_size // PER_PAGE)
+
+    @property
+    def at(self) -> int:
+        """Offset of the node's first page in the file, bytes."""
+        return self.node * self.pages * PAGE
+
+    @property
+    def record_at(self) -> int:
+        """Offset of the rank's record from the node's first page, bytes."""
+        page, slot = divmod(self.local_rank, PER_PAGE)
+        return page * PAGE + HEADER_BYTES + slot * RECORD_BYTES
+
+
+def header(place: Place, now: float, host: str) -> bytes:
+    """The header of each page of a node, written at Unix time `now`."""
+    rest = (place.node, place.size, place.local_size, now, host.encode()[:128])
+    body = _HEADER.pack(_MAGIC, 0, *rest).ljust(HEADER_BYTES, b"\0")
+    return body[:_CRC_AT] + struct.pack("<I", zlib.crc32(body[_CRC_END:])) + body[_CRC_END:]
+
+
+def record(rank: int, step: int, phase: str, alive: float, moved: float, facts: JsonObject) -> bytes:
+    """One rank's record; the longest text among `facts` is cut where they would not fit."""
+    text = _fitting(facts)
+    body = _RECORD.pack(0, rank + 1, step, alive, moved, phase.encode()[:16], len(text)) + text
+    body = body.ljust(RECORD_BYTES, b"\0")
+    return struct.pack("<I", zlib.crc32(body[4:])) + body[4:]
+
+
+def _fitting(facts: JsonObject) -> bytes:
+    text = json.dumps(facts, default=str, separators=(",", ":")).encode() if facts else b""
+    while len(text) > _FACTS_BYTES:
+        key = max(facts, key=lambda name: len(str(facts[name])))
+        kept = str(facts[key])[: max(0, len(str(facts[key])) - (len(text) - _FACTS_BYTES) - 3)]
+        facts = {**facts, key: f"{kept}..."} if kept else {k: v for k, v in facts.items() if k != key}
+        text = json.dumps(facts, default=str, separators=(",", ":")).encode() if facts else b""
+    return text
+
+
+def phase_of(raw: bytes) -> str:
+    """The phase in a record; '' in the place of a rank that has not begun."""
+    _, rank, _, _, _, phase, _ = _RECORD.unpack_from(raw)
+    return phase.rstrip(b"\0").decode(errors="replace") if rank else ""
+
+
+def beats(data: bytes) -> dict[int, JsonObject]:
+    """Every rank's beat in the bytes of the file, torn ones left out.
+
+    `t` (last sign of life), `moved`, `step`, `phase`, `host`, `node`, `seen` (when the node last wrote), `size` (ranks
+    of the run), `local_size`, and the rank's own facts. All times are Unix times of the rank's node.
+    """
+    by_rank: dict[int, JsonObject] = {}
+    data = data.ljust(-(-len(data) // PAGE) * PAGE, b"\0")  # the last record may be the last of the file
+    for start in range(0, len(data), PAGE):
+        if data[start : start + 8] != _MAGIC:
+            continue
+        _, crc, node, size, local_size, seen, host = _HEADER.unpack_from(data, start)
+        if crc != zlib.crc32(data[start + _CRC_END : start + HEADER_BYTES]):
+            continue
+        common = {"host": _text(host), "node": node, "seen": seen, "size": size, "local_size": local_size}
+        for at in range(start + HEADER_BYTES, start + PAGE, RECORD_BYTES):
+            crc, rank, step, alive, moved, phase, length = _RECORD.unpack_from(data, at)
+            if not rank or crc != zlib.crc32(data[at + 4 : at + RECORD_BYTES]):
+                continue
+            facts = json.loads(data[at + _RECORD.size : at + _RECORD.size + length]) if length else {}
+            by_rank[rank - 1] = {**facts, **common, "t": alive, "moved": moved, "step": step, "phase": _text(phase)}
+    return by_rank
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode(errors="replace")
+
+
+def read(folder: Path, most: int = 0) -> dict[int, JsonObject] | None:
+    """The beats in an attempt's `heartbeat` folder, read in one go; None where an earlier version wrote it.
+
+    `most` bytes at most, where only the first node is of interest; 0 = all.
+    """
+    try:
+        refuse_special(folder / NAME)
+        handle = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC)  # opened anew: so NFS looks at the newest
+    except OSError:
+        return None
+    try:
+        return beats(os.pread(handle, most or os.fstat(handle).st_size, 0))
+    except OSError:
+        return {}
+    finally:
+        os.close(handle)
+
+
+def of_rank(folder: Path, rank: int) -> JsonObject:
+    """The newest beat of a rank; empty before its first."""
+    first = read(folder, PAGE) if rank == 0 else None  # rank 0 is on the first node
+    if first and rank in first:
+        return first[rank]
+    by_rank = read(folder)
+    return _last_line(folder, rank) if by_rank is None else by_rank.get(rank, {})
+
+
+def of_ranks(folder: Path) -> dict[int, JsonObject]:
+    """The newest beat of every rank."""
+    by_rank = read(folder)
+    if by_rank is not None:
+        return by_rank
+    ranks = sorted(int(path.stem) for path in folder.glob("*.jsonl") if path.stem.isdecimal())
+    return {rank: _last_line(folder, rank) for rank in ranks}
+
+
+def _last_line(folder: Path, rank: int) -> JsonObject:
+    """A rank's last line in `{rank}.jsonl`, which every rank appended to in earlier versions."""
+    lines = tail_lines(folder / f"{rank}.jsonl")
+    return lines[-1] if lines else {}
+
+
+def longest_save_s(folder: Path) -> float:
+    """Seconds of the longest save that rank 0 has seen; 0 where there was none."""
+    first = read(folder, PAGE)
+    lines = read_lines(folder / "0.jsonl") if first is None else [first.get(0, {})]
+    return max((line["save_s"] for line in lines if is_number(line.get("save_s"))), default=0.0)

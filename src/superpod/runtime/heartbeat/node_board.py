@@ -1,0 +1,152 @@
+"""A small file in a node's memory where its ranks leave their newest records for whichever of them writes next.
+
+Read and written by pread and pwrite, not mapped: a full /dev/shm is an error here, and no SIGBUS. Every rank holds a
+shared lock on it while it lives, so that what killed ranks have left can be told from what is in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import struct
+import tempfile
+from collections.abc import Container
+from pathlib import Path
+
+from superpod.runtime.heartbeat import heartbeat_pages as pages
+from superpod.runtime.heartbeat.heartbeat_pages import HEADER_BYTES, PAGE, RECORD_BYTES, Place
+
+PREFIX = "superpod-heartbeat"
+_DUE = struct.Struct("<d")
+
+
+def memory() -> list[Path]:
+    """Folders of this node to hold the file, the best first."""
+    return [Path("/dev/shm"), Path(tempfile.gettempdir())]
+
+
+class NodeBoard:
+    """The records of the ranks of one node, and when the next write to the shared folder is due (Unix time).
+
+    Where there is no room in the node's memory, it holds nothing, and each rank writes its own record.
+    """
+
+    def __init__(self, folder: Path, place: Place) -> None:
+        self._place = place
+        self._bytes = place.pages * PAGE
+        self._last = Place(local_rank=place.local_size - 1, local_size=place.local_size).record_at
+        self._due = 0.0  # where there is no file
+        key = hashlib.sha256(f"{Path(folder).absolute()}|{place.node}".encode()).hexdigest()[:16]
+        self._handle, self.path = -1, Path()
+        for where in memory():
+            with contextlib.suppress(OSError):
+                if place.local_rank == 0:
+                    sweep(where)
+                self.path = where / f"{PREFIX}-{os.getuid()}-{key}"
+                self._handle = _open_locked(self.path, self._bytes)
+                break
+
+    @property
+    def due(self) -> float:
+        """When the next write is due; 0 before the first."""
+        with contextlib.suppress(OSError, struct.error):
+            if self._handle >= 0:
+                return float(_DUE.unpack(os.pread(self._handle, 8, 0))[0])
+        return self._due
+
+    def set_due(self, at: float) -> None:
+        """Set when the next write is due."""
+        self._due = at
+        with contextlib.suppress(OSError):
+            if self._handle >= 0:
+                os.pwrite(self._handle, _DUE.pack(at), 0)
+
+    def put(self, record: bytes) -> None:
+        """Leave the record of this rank."""
+        with contextlib.suppress(OSError):
+            if self._handle >= 0:
+                os.pwrite(self._handle, record, self._place.record_at)
+
+    def compose(self, head: bytes, own: bytes) -> list[tuple[bytes, int]]:
+        """What to write where in `heartbeat/nodes`: in one go where all ranks of the node have left a record here.
+
+        A rank that has not may write elsewhere (another /dev/shm, or no room in it): its place is left as it is.
+        """
+        place, data = self._place, self._read() or bytes(self._bytes)
+        parts: list[tuple[bytes, int]] = []
+        for at in range(0, self._bytes, PAGE):
+            parts.append((head, at))
+            for slot in range(at + HEADER_BYTES, at + PAGE, RECORD_BYTES):
+                record = own if slot == place.record_at else data[slot : slot + RECORD_BYTES]
+                parts += [(record, slot)] if any(record) or slot > self._last else []
+        return [(part, place.at + at) for part, at in _joined(parts)]
+
+    def all_in(self, phases: Container[str]) -> bool:
+        """Whether every rank of the node is in one of these phases."""
+        data = self._read()
+        if data is None:
+            return True
+        offsets = (
+            Place(local_rank=i, local_size=self._place.local_size).record_at for i in range(self._place.local_size)
+        )
+        return all(pages.phase_of(data[at : at + RECORD_BYTES]) in phases for at in offsets)
+
+    def remove(self) -> None:
+        """Remove the file; ranks that still have it open go on with it."""
+        with contextlib.suppress(OSError):
+            if self._handle >= 0:
+                self.path.unlink()
+
+    def _read(self) -> bytes | None:
+        if self._handle < 0:
+            return None
+        with contextlib.suppress(OSError):
+            data = os.pread(self._handle, self._bytes, 0)
+            return data if len(data) == self._bytes else None
+        return None
+
+
+def _joined(parts: list[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
+    """The parts in order of their offsets, with those that touch made one."""
+    joined: list[tuple[bytearray, int]] = []
+    for part, at in parts:
+        if joined and joined[-1][1] + len(joined[-1][0]) == at:
+            joined[-1][0].extend(part)
+        else:
+            joined.append((bytearray(part), at))
+    return [(bytes(part), at) for part, at in joined]
+
+
+def _open_locked(path: Path, size: int) -> int:
+    """Open the file, of `size` bytes, with a shared lock, which the kernel drops when this process dies.
+
+    Raises OSError: no room, no such folder, somebody else's file.
+    """
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(handle).st_uid != os.geteuid():  # in /dev/shm anybody can make it beforehand
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+            os.posix_fallocate(handle, 0, size)
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            if os.fstat(handle).st_nlink:  # not swept away between the calls
+                return handle
+        except OSError:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def sweep(where: Path) -> None:
+    """Remove this user's files that no living process holds: their ranks were killed."""
+    for path in where.glob(f"{PREFIX}-{os.getuid()}-*"):
+        with contextlib.suppress(OSError):
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(handle)

@@ -1,0 +1,137 @@
+"""Name the rank that stopped first, from the heartbeats alone. Standard library only."""
+
+from __future__ import annotations
+
+import time
+
+from superpod.common.files import JsonObject, is_number
+from superpod.common.units import of_ranks, spans
+from superpod.runtime.heartbeat.heartbeat import ENDED, LOOKS
+from superpod.runtime.runs.run_folder import Attempt
+
+STARTING = 10
+"""Importing, building, saving and validating may take this many times as long as a training step."""
+
+Beats = dict[int, JsonObject]
+
+
+class Watch:
+    """Looks at the ranks of an attempt as often as their limit needs, not more.
+
+    As long as a rank has made a step, nothing can be stalled before the limit has passed since then: until that moment,
+    or half the limit, nothing is read.
+    """
+
+    def __init__(self, attempt: Attempt, train_s: float, began: float) -> None:
+        self._attempt, self._train_s, self._began = attempt, train_s, began
+        self._next = 0.0
+
+    def look(self, now: float | None = None) -> str:
+        """What `first_silent` says; '' without a look when none is due."""
+        now = now or time.time()
+        if now < self._next <= now + self._train_s:  # a clock that was set back asks for a look too
+            return ""
+        beats = _readable(self._attempt)
+        silent = _first_silent(self._attempt, beats, self._train_s, STARTING * self._train_s, now - self._began, now)
+        newest = min((_since(beat, _moved(beat), now) for beat in beats.values()), default=0.0)
+        wait_s = self._train_s - newest if newest < self._train_s else self._train_s / LOOKS
+        self._next = now + min(wait_s, self._train_s / 2)
+        return silent
+
+
+def first_silent(
+    attempt: Attempt, train_s: float, began: float, now: float | None = None, other_s: float | None = None
+) -> str:
+    """In words, the rank that stopped first when an attempt has made no progress for too long; '' when all is well.
+
+    `train_s` is what a training rank may take between two steps; `other_s` what importing, building, saving and
+    validating may take, `STARTING` times as long unless given. `began` (Unix time) is when the ranks were started.
+    """
+    now, other_s = now or time.time(), other_s or STARTING * train_s
+    return _first_silent(attempt, _readable(attempt), train_s, other_s, now - began, now)
+
+
+def _readable(attempt: Attempt) -> Beats:
+    return {rank: beat for rank, beat in attempt.heartbeats().items() if is_number(beat.get("t"))}
+
+
+def _first_silent(attempt: Attempt, beats: Beats, train_s: float, other_s: float, ran_s: float, now: float) -> str:
+    if not beats:
+        return f"no rank has begun after {other_s:.0f} s" if ran_s > other_s else ""
+    live = {rank: beat for rank, beat in beats.items() if beat.get("phase") not in ENDED}
+    if not live or min(_since(beat, _moved(beat), now) for beat in beats.values()) < train_s:
+        return ""  # some rank makes steps, so none is stuck
+    if ran_s > other_s and (missing := _missing(attempt, beats)):
+        return f"{missing} not begun after {ran_s:.0f} s, and the others wait"
+    frozen = {rank: beat for rank, beat in live.items() if _is_frozen(beat, train_s, now)}
+    late = [
+        rank
+        for rank, beat in live.items()
+        if _since(beat, _moved(beat), now) > (train_s if _must_answer(beat, rank in frozen) else other_s)
+    ]
+    if not late or (len(late) < len(live) and not frozen):
+        return ""
+    if frozen:
+        return _words_of_frozen(frozen, train_s, now)
+    # Of those that wait, the first to stop is the one with the fewest steps: the others wait for it.
+    rank = min(live, key=lambda r: (int(live[r].get("step", 0)), _moved(live[r])))
+    beat = live[rank]
+    ago = f"{_since(beat, _moved(beat), now):.0f} s ago, before the others"
+    return f"rank {rank}{_on(beat)} is stuck in {beat.get('phase', '?')} since step {beat.get('step', '?')}, {ago}"
+
+
+def _must_answer(beat: JsonObject, is_frozen: bool) -> bool:
+    """Whether a training step's limit is the rank's: a long save or validation beats on, where the process lives.
+
+    A start may not: a library that is built or read into memory can keep Python from running.
+    """
+    phase = beat.get("phase")
+    return phase == "train" or (is_frozen and phase != "start")
+
+
+def _words_of_frozen(frozen: Beats, train_s: float, now: float) -> str:
+    rank = min(frozen, key=lambda r: frozen[r]["t"])
+    beat = frozen[rank]
+    ranks = sorted(r for r, b in frozen.items() if b.get("node", r) == beat.get("node", rank))
+    what = f"no longer answers since step {beat.get('step', '?')} ({beat.get('phase', '?')})"
+    ago = f"{now - beat['t']:.0f} s ago, before the others"
+    if len(ranks) > 1 and now - beat.get("seen", now) > train_s:  # nobody is left to write the node's page
+        return f"node {beat.get('host') or beat.get('node')} (ranks {spans(ranks)}) {what}, {ago}"
+    return f"rank {rank}{_on(beat)} {what}, {ago}"
+
+
+def _missing(attempt: Attempt, beats: Beats) -> str:
+    """'rank 5 on node3 has' or 'ranks 8-15 on node2 have', of a run whose nodes write how many ranks it has."""
+    size = max(int(beat.get("size", 0)) for beat in beats.values())
+    local_size = max(int(beat.get("local_size", 1)) for beat in beats.values())
+    ranks = sorted(set(range(size)) - set(beats))
+    if not ranks:
+        return ""
+    nodes = attempt.result.get("nodes") or []
+    where = [str(nodes[i]) for i in sorted({rank // local_size for rank in ranks}) if i < len(nodes)]
+    hosts = f" on {', '.join(where[:4])}{', ...' if len(where) > 4 else ''}" if where else ""
+    return f"{of_ranks(ranks)}{hosts} {'have' if len(ranks) > 1 else 'has'}"
+
+
+def _on(beat: JsonObject) -> str:
+    return f" on {beat['host']}" if beat.get("host") else ""
+
+
+def _moved(beat: JsonObject) -> float:
+    """Unix time of the rank's last progress; beats in between only show that it lives."""
+    moved = beat.get("moved")
+    return float(moved) if is_number(moved) and moved else float(beat["t"])
+
+
+def _since(beat: JsonObject, then: float, now: float) -> float:
+    """Seconds since a time of the rank's node, whose clock may be ahead of this one's."""
+    return max(now, float(beat.get("seen", now))) - then
+
+
+def _is_frozen(beat: JsonObject, train_s: float, now: float) -> bool:
+    """Whether even the heartbeat's thread is silent, so that the process is gone or stopped, or its node is.
+
+    What a node has written may be as old as the time between its writes, so it must bear the silence out itself.
+    """
+    seen = float(beat.get("seen", now))
+    return now - beat["t"] > train_s and (seen - beat["t"] > train_s / 2 or now - seen > train_s)

@@ -1,0 +1,58 @@
+"""What NVIDIA's NeMo images hold, where it is published: a submission is refused before an image's versions are.
+
+Source: Megatron-Bridge, docs/releases/software-versions.md; for 24.05 to 24.09 docs.nvidia.com/nemo-framework,
+user-guide/24.09/softwarecomponentversions.html. Only packages that `versions.py` judges are kept. An image that is
+not listed here is judged by its own versions, when the first rank starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from superpod.runtime.runs.versions import IGNORE, PROVEN, Range, outside
+
+if TYPE_CHECKING:
+    from superpod.requests.resolve import ResolvedRun
+
+Versions = dict[str, str]
+
+
+def _image(nemo: str, core: str, te: str, cuda: str = "") -> Versions:
+    rows = {"nemo_toolkit": nemo, "megatron-core": core, "transformer-engine": te, "cuda": cuda}
+    return {package: version for package, version in rows.items() if version}
+
+
+IMAGES = {
+    "24.05": _image("2.0.0rc0", "0.7.0", "1.6.0"),
+    "24.07": _image("2.0.0rc1", "0.8", "1.8.0"),
+    "24.09": _image("2.0.0", "0.9.0", "1.10"),
+    "25.09": _image("2.5.0", "0.14.0", "2.7.0", "12.9.1"),
+    "25.11": _image("2.6.0", "0.15.0", "2.9", "13.0.1"),
+    "26.02": _image("2.7.0", "0.16.0", "2.12", "13.0.2"),
+    "26.04": _image("2.8.0", "0.17.0", "2.14", "13.1.1"),
+}
+"""Tag of nvcr.io/nvidia/nemo -> versions inside."""
+
+NAME = re.compile(r"^(?:docker://)?nvcr\.io[#/]nvidia/nemo:(\d\d\.\d\d)(?:\.\d+)*$")
+"""An image of the registry, as pyxis and enroot spell it. Files are not judged by their names."""
+
+
+def versions_in(image: str) -> Versions | None:
+    """The versions in an image of NVIDIA's registry; None where they are not known."""
+    match = NAME.match(image)
+    return IMAGES.get(match[1]) if match else None
+
+
+def problems(image: str, run: ResolvedRun, env: Mapping[str, str]) -> list[str]:
+    """What an image of the registry lacks for a run, with numbers and reasons; `env` is the profile's."""
+    from superpod.collection.facts import needs
+    from superpod.collection.registry import find
+
+    inside = versions_in(image)
+    if inside is None:
+        return []
+    own = [Range(*need) for need in needs.of(find(run.request.recipe).model, run.job)]
+    ranges = own if env.get(IGNORE) == "1" else [*PROVEN, *own]
+    return outside(inside, ranges, on_gpu=False)  # the tables name these packages only

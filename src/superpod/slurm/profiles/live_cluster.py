@@ -1,0 +1,343 @@
+"""The facts of a live cluster, which one shell collects: partitions, accounts, GPUs, folders."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from superpod.errors import UserError
+from superpod.slurm.script import preamble
+from superpod.slurm.script.batch_script import resource_options
+
+if TYPE_CHECKING:
+    from superpod.slurm.profiles.profiles import Cluster
+    from superpod.slurm.submission.connection import Connection
+
+# Each answer follows \036 (record separator), its name and \037 (unit separator).
+ASK = r"""
+say() { printf '\036%s\037' "$1"; shift; "$@" 2>/dev/null; }
+export SLURM_TIME_FORMAT=standard
+site=$(scontrol show config 2>/dev/null | sed -n 's/^ClusterName *= *//p')
+say partitions scontrol show partition -o
+say nodes scontrol show node -o
+say associations sacctmgr -P show assoc cluster="$site" user="$(id -un)" format=account,partition,qos,defaultqos,\
+maxjobs,maxsubmit,maxwall,maxtres,maxtrespernode,grpjobs,grpsubmit,grptres
+say accounts sacctmgr -P show assoc cluster="$site" user= format=account,parentname,maxjobs,maxsubmit,maxwall,maxtres,\
+maxtrespernode,grpjobs,grpsubmit,grptres
+say qos sacctmgr -P show qos format=name,flags,maxwall,maxtres,maxtrespernode,maxjobspu,maxsubmitpu,maxtrespu,\
+maxjobspa,maxsubmitpa,maxtrespa,grpjobs,grpsubmit,grptres
+say queued squeue -h -r -u "$(id -un)" -o '%a|%q'
+say user id -un
+say default_account sacctmgr -P show user "$(id -un)" format=user,defaultaccount
+say now date +%Y-%m-%dT%H:%M:%S
+say reservations scontrol show reservation -o
+say reserved sh -c "scontrol show reservation -o |
+    sed -n 's/^ReservationName=\\([^ ]*\\).* Nodes=\\([^ ]*\\).*/\\1 \\2/p' |
+    while read -r name nodes; do echo \$name \$(scontrol show hostnames \$nodes); done"
+say config scontrol show config
+say mpi sh -c 'srun --mpi=list 2>&1'
+say srun sh -c 'srun --help | grep -c -- --container-image'
+say python sh -c '"$0" -c "import sys; print(sys.version_info[0] * 100 + sys.version_info[1])"' "$1"
+shift
+say ranks_python sh -c '{ test -z "$0" || command -v "$0" >/dev/null; } && echo yes' "$1"
+shift
+# In one shell, one after another: a compiler's module may be what makes those of its libraries known.
+say login bash -lc 'for module; do
+        printf "\036module:%s\037" "$module"
+        type module >/dev/null 2>&1 || continue  # not on this machine: a node can say
+        words=$(module load "$module" 2>&1) && ! echo "$words" | grep -Eq "FAILED" && echo loads || echo missing
+        module load "$module" >/dev/null 2>&1
+    done' bash $1 </dev/null
+shift
+runs=$1
+say runs sh -c 'd=$0; while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
+    # root passes every test of permissions, and yet cannot write in /proc or to a read-only file system
+    test -d "$d" && t=$(mktemp "$d/.superpod-XXXXXXXX") && rm -f "$t" && df -Pk "$d" | tail -n 1' "$runs"
+say open find "$runs/." -maxdepth 0 -perm /022 ! -perm -1000 -printf '%m %g'
+for path; do
+    printf '\036path:%s\037' "$path"
+    if [ -d "$path" ] && [ -r "$path" ] && [ -x "$path" ]; then echo folder
+    elif [ -f "$path" ] && [ -r "$path" ]; then echo file
+    elif [ -e "$path" ]; then echo unreadable
+    else echo missing; fi
+done
+""".replace("FAILED", preamble.FAILED)
+
+
+@dataclass(frozen=True)
+class Association:
+    """What an account lets this user do."""
+
+    account: str
+    partition: str = ""
+    """"" = all"""
+    qos: tuple[str, ...] = ()
+    default_qos: str = ""
+    limits: dict[str, str] = field(default_factory=dict)
+    """as sacctmgr names them: MaxWall, MaxTRES, GrpTRES, ...; "" = none"""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Nodes that are kept for somebody, or for maintenance."""
+
+    name: str
+    start: datetime
+    end: datetime
+    nodes: frozenset[str]
+    flags: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LiveCluster:
+    """A cluster's answers. An empty table means no answer, not that there is nothing."""
+
+    partitions: dict[str, dict[str, str]] = field(default_factory=dict)
+    nodes: dict[str, dict[str, str]] = field(default_factory=dict)
+    associations: list[Association] = field(default_factory=list)
+    """of this user"""
+    accounts: dict[str, dict[str, str]] = field(default_factory=dict)
+    """account -> its own limits, which all its users share"""
+    qos: dict[str, dict[str, str]] = field(default_factory=dict)
+    """QOS -> its limits and flags, as sacctmgr names them"""
+    queued: list[tuple[str, str]] = field(default_factory=list)
+    """account and QOS of each job of this user in the queue"""
+    user: str = ""
+    default_account: str | None = None
+    """of a job that names none; None = not known"""
+    now: datetime | None = None
+    """on the cluster's clock, in its time zone, as its reservations are"""
+    reservations: list[Reservation] = field(default_factory=list)
+    enforces: str = ""
+    """AccountingStorageEnforce"""
+    topology: str = ""
+    """TopologyPlugin, such as topology/block; '' = not known"""
+    mpi: list[str] = field(default_factory=list)
+    """PMI plug-ins that srun lists"""
+    mpi_failure: str = ""
+    """why srun cannot load the profile's plug-in; "" = it can"""
+    has_pyxis: bool = False
+    python: int = 0
+    """of the batch script, as 309; 0 = not there"""
+    ranks_python: bool = True
+    modules: dict[str, str] = field(default_factory=dict)
+    """module -> loads, missing, or "" where the machine that was asked has no `module`"""
+    runs_free: int | None = None
+    """bytes free where run folders are made; None = it cannot be written"""
+    runs_open: str = ""
+    """its mode, if others can write to it and it lacks the sticky bit, so that they could replace runs; "" otherwise"""
+    refused: str = ""
+    """why sbatch takes no job of this size with the profile's options; "" = it takes one"""
+    paths: dict[str, str] = field(default_factory=dict)
+    """path -> folder, file, unreadable or missing"""
+
+    def nodes_of(self, partition: str) -> list[dict[str, str]]:
+        """The nodes of a partition, or of several, separated by commas."""
+        names = {*partition.split(",")}
+        return [node for node in self.nodes.values() if names & {*node.get("Partitions", "").split(",")}]
+
+    @property
+    def default_partition(self) -> str:
+        """Where Slurm puts a job that names none."""
+        return next((name for name, p in self.partitions.items() if p.get("Default") == "YES"), "")
+
+
+class JobShape(NamedTuple):
+    """The size of a job that sbatch is asked about."""
+
+    nodes: int
+    gpus_per_node: int
+    time: str
+    """"" = the profile's"""
+
+
+def ask(
+    connection: Connection,
+    cluster: Cluster,
+    runs: str,
+    paths: list[str],
+    ranks_python: str = "",
+    size: JobShape | None = None,
+) -> LiveCluster:
+    """The cluster's facts, and whether sbatch would take a job.
+
+    Args:
+        connection: to a login node.
+        cluster: the profile.
+        runs: the folder for runs.
+        paths: files and folders to look for.
+        ranks_python: the ranks' Python; "" = not to be looked for.
+        size: of the job; None = one node for the profile's time, and refusals that depend on the size are ignored.
+
+    Raises:
+        UserError: the connection fails, or Slurm does not answer.
+    """
+    words = [cluster.software.host_python, ranks_python, " ".join(cluster.software.modules), runs, *paths]
+    output = connection.shell(ASK, *words, limit_s=120)
+    answers = dict(part.split("\037", 1) for part in output.split("\036")[1:])
+    if not answers.get("config", "").strip():
+        raise UserError(
+            f"{connection}: Slurm's controller does not answer",
+            "`scontrol ping` there says more; `recipes render` prints the script without asking Slurm",
+        )
+    return replace(
+        parse(answers),
+        refused=_refused(connection, cluster, size),
+        mpi_failure=_mpi_failure(connection, cluster),
+    )
+
+
+# sbatch's messages for a job that could not start right now (slurm_errno.c and slurm_protocol_defs of Slurm 22.05).
+_TRANSIENT = re.compile(
+    r"Requested nodes are busy|Required node not available|Requested partition configuration not available now"
+    r"|Unable to contact|Socket timed out|Connection refused|temporarily unable|try again"
+)
+UNAVAILABLE = "Requested node configuration is not available"
+"""sbatch's message for a size that no node has, and also while nodes are down, drained or reserved."""
+_OF_THIS_SIZE = re.compile(r"violates|time limit|[Cc]ount specification|" + UNAVAILABLE)
+"""Refusals that depend on a job's size and time."""
+
+
+def hosts(connection: Connection, option: str) -> list[str]:
+    """The nodes of an option such as `--nodelist=node[1-2]`.
+
+    Raises:
+        UserError: it is not a list of nodes.
+    """
+    return connection.run(["scontrol", "show", "hostnames", option.partition("=")[2]]).split()
+
+
+def nodelist(cluster: Cluster) -> str:
+    """The `--nodelist=...` of a profile, the last of several as sbatch reads them; "" where there is none."""
+    return next((option for option in reversed(cluster.slurm.options) if option.startswith("--nodelist=")), "")
+
+
+def _refused(connection: Connection, cluster: Cluster, size: JobShape | None) -> str:
+    """Why sbatch refuses the job with the profile's options, "" if it does not; nothing is queued."""
+    nodes, gpus, time = size or (1, cluster.gpus_per_node, "")
+    if size is None and (named := nodelist(cluster)):
+        nodes = len(hosts(connection, named)) or 1
+    words = [*resource_options(cluster, nodes, gpus, time), *cluster.slurm.options]
+    output = connection.shell('sbatch --test-only --wrap=true "$@" 2>&1 && echo accepted || true', *words)
+    lines = [re.sub(r"^(sbatch: |error: |allocation failure: )+", "", line).strip() for line in output.splitlines()]
+    lines = [line for line in lines if line and line != "Unspecified error" and not line.startswith('Try "')]
+    if not lines or lines[-1] == "accepted" or any(map(_TRANSIENT.search, lines)):
+        return ""
+    if size is None and any(map(_OF_THIS_SIZE.search, lines)):
+        return ""
+    return "; ".join(lines)
+
+
+_MPI = """
+mpi=$1
+shift
+srun --mpi=none --test-only --nodes=1 --ntasks=1 "$@" true >/dev/null 2>&1 || exit 0 # refused for another reason
+srun --mpi="$mpi" --test-only --nodes=1 --ntasks=1 "$@" true 2>&1 || true
+"""
+
+
+def _mpi_failure(connection: Connection, cluster: Cluster) -> str:
+    """Why srun cannot load the profile's PMI plug-in, "" if it can; `--mpi=list` lists even those without a library."""
+    slurm = cluster.slurm
+    if slurm.mpi == "none":
+        return ""
+    where = [f"--{key}={value}" for key in ("account", "partition") if (value := getattr(slurm, key))]
+    output = connection.shell(_MPI, slurm.mpi, *where)
+    errors = re.findall(r"^srun: error: *(.*)", output, re.MULTILINE)
+    return errors[0] if errors else ""
+
+
+def parse(answers: dict[str, str]) -> LiveCluster:
+    """The facts from the raw output of each command in ASK."""
+    config = dict(re.findall(r"^(\w+)\s+=\s*(.*)$", answers.get("config", ""), re.MULTILINE))
+    free = re.match(r"\S+\s+\d+\s+\d+\s+(\d+)", answers.get("runs", "").strip())
+    return LiveCluster(
+        partitions=_table(answers.get("partitions", ""), "PartitionName"),
+        nodes=_table(answers.get("nodes", ""), "NodeName"),
+        associations=[_association(row) for row in _rows(answers.get("associations", ""))],
+        accounts={row["Account"]: row for row in _rows(answers.get("accounts", "")) if "Account" in row},
+        qos={row["Name"]: row for row in _rows(answers.get("qos", "")) if "Name" in row},
+        queued=[(a, q) for a, _, q in (line.partition("|") for line in answers.get("queued", "").splitlines())],
+        user=answers.get("user", "").strip(),
+        default_account=next((row.get("Def Acct", "") for row in _rows(answers.get("default_account", ""))), None),
+        now=datetime.fromisoformat(now) if (now := answers.get("now", "").strip()) else None,
+        reservations=_reservations(answers),
+        enforces=config.get("AccountingStorageEnforce", ""),
+        topology=config.get("TopologyPlugin", ""),
+        mpi=re.findall(r"^(?:srun: )?\s*(\w+)$", answers.get("mpi", ""), re.MULTILINE),
+        has_pyxis=answers.get("srun", "").strip() not in ("", "0"),
+        python=int(answers.get("python", "").strip() or 0),
+        ranks_python=answers.get("ranks_python", "yes").strip() == "yes",
+        modules={k.removeprefix("module:"): v.strip() for k, v in answers.items() if k.startswith("module:")},
+        runs_free=int(free[1]) * 1024 if free else None,
+        runs_open=_open_mode(answers),
+        paths={key.removeprefix("path:"): value.strip() for key, value in answers.items() if key.startswith("path:")},
+    )
+
+
+def _open_mode(answers: dict[str, str]) -> str:
+    mode, _, group = answers.get("open", "").strip().partition(" ")
+    only_group = mode.isdigit() and not int(mode, 8) & 0o002
+    return "" if only_group and group == answers.get("user", "").strip() else mode  # a group of this user alone
+
+
+def _table(text: str, key: str) -> dict[str, dict[str, str]]:
+    rows = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in text.splitlines() if line.strip()]
+    return {row[key]: row for row in rows if key in row}
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    """The rows of a `sacctmgr --parsable2` table, whose first line names the columns."""
+    head, *lines = text.splitlines() or [""]
+    return [dict(zip(head.split("|"), line.split("|"), strict=False)) for line in lines if "|" in line]
+
+
+def _association(row: dict[str, str]) -> Association:
+    names = list_items(row.get("QOS", ""))
+    kept = {key: value for key, value in row.items() if re.match(r"(Max|Grp)", key)}
+    return Association(row.get("Account", ""), row.get("Partition", ""), names, row.get("Def QOS", ""), kept)
+
+
+def _reservations(answers: dict[str, str]) -> list[Reservation]:
+    nodes = {name: frozenset(rest) for name, *rest in map(str.split, answers.get("reserved", "").splitlines())}
+    return [
+        Reservation(
+            name,
+            _moment(row.get("StartTime", ""), datetime.min),
+            _moment(row.get("EndTime", ""), datetime.max),
+            nodes.get(name, frozenset()),
+            *(list_items(row.get(key, "")) for key in ("Flags", "Users", "Accounts")),
+        )
+        for name, row in _table(answers.get("reservations", ""), "ReservationName").items()
+    ]
+
+
+def _moment(text: str, otherwise: datetime) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return otherwise  # "Unknown", "NONE"
+
+
+def list_items(text: str) -> tuple[str, ...]:
+    """The items of a comma-separated list that Slurm prints; () for (null) and ALL."""
+    return tuple(item for item in text.split(",") if item not in ("", "(null)", "ALL"))
+
+
+def gpus_of(node: dict[str, str]) -> tuple[int, str]:
+    """How many GPUs Slurm lists for a node, and their type ("" = it names none)."""
+    match = re.search(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)", node.get("Gres", ""))  # gpu:h100:8(S:0-1) or gpu:8
+    return (int(match[2]), match[1] or "") if match else (0, "")
+
+
+def usable(state: str) -> bool:
+    """Whether a node runs jobs, or will once Slurm has powered it up (IDLE+CLOUD+POWERED_DOWN is not DOWN)."""
+    flags = {re.sub(r"\W+$", "", word) for word in state.split("+")}
+    asleep = any(flag.startswith("POWER") for flag in flags)
+    return not flags & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"} and (
+        asleep or "NOT_RESPONDING" not in flags
+    )

@@ -1,0 +1,94 @@
+"""Write a cluster profile from what Slurm and one of its nodes report, on the model of a shipped profile.
+
+What was not seen is not written: no cache folder that is not there, no interface that no node has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from superpod.errors import UserError, did_you_mean
+from superpod.planner import hardware
+from superpod.slurm.profiles import live_cluster, node_probe, profiles
+
+if TYPE_CHECKING:
+    from superpod.slurm.submission.connection import Connection
+
+
+def profile(connection: Connection, *, like: str = "", host: str = "", runs: str = "") -> str:
+    """TOML of a profile for the cluster behind `connection`.
+
+    Raises:
+        UserError: `like` is no shipped profile, Slurm does not answer, or no shipped profile has these GPUs.
+    """
+    if like and like not in profiles.names():
+        hint = did_you_mean(like, profiles.names()) or f"shipped: {', '.join(profiles.names())}"
+        raise UserError(f"no shipped profile is called {like!r}", hint)
+    shipped = [profiles.load(name) for name in profiles.names()]
+    mounted = sorted({path for one in shipped for path in (*one.container.mounted, one.folders.cache) if path})
+    # Any profile will do here: only its host_python is used.
+    answers = live_cluster.ask(connection, profiles.load("testbed"), runs or "/", mounted)
+    partition = answers.default_partition or next(iter(answers.partitions), "")
+    nodes = answers.nodes_of(partition)
+    (count, kind), _ = Counter(map(live_cluster.gpus_of, nodes)).most_common(1)[0] if nodes else ((0, ""), 0)
+    name = like or _shipped(kind)
+    if name not in profiles.names():
+        raise UserError(
+            f"Slurm calls its GPUs {kind!r}, which no shipped profile is for",
+            f"name one with --like: {', '.join(profiles.names())}",
+        )
+    text = (profiles.SHIPPED / f"{name}.toml").read_text()
+    account = answers.associations[0].account if answers.associations else ""
+    longest = answers.partitions.get(partition, {}).get("MaxTime", "UNLIMITED")
+    values = {"account": account, "partition": partition, "gpus": "gpus-per-node" if count else "none"}
+    # Only a partition with a shorter limit needs another time than the profile's.
+    if longest != "UNLIMITED" and profiles.seconds(longest) < profiles.seconds("4:00:00"):
+        values["time"] = longest
+    for key, value in values.items():
+        text = _set(text, key, f'"{value}"')
+    text = _set(text, "gpus_per_node", str(count)) if count else text
+    text = _set(text, "runs", f'"{runs}"') if runs else text
+    if answers.has_pyxis:
+        box = profiles.load(name).container
+        places = zip(box.mounts, box.mounted, strict=True)
+        there = [mount for mount, path in places if answers.paths.get(path) in ("folder", "file")]
+        text = re.sub(r"(?m)^(mounts\s*=\s*)\[.*\]", lambda match: match[1] + json.dumps(there), text)
+    else:
+        text = re.sub(r"\[container\]\n(?:.+\n)*", "", text)  # no pyxis: the ranks' Python is a virtual environment
+    if answers.paths.get(profiles.load(name).folders.cache) != "folder":
+        text = _set(text, "cache", '""')
+    text = _network(text, name, connection)
+    if host:
+        text += f'\n[login]\nhost = "{host}"\n'
+    return text
+
+
+def _network(text: str, name: str, connection: Connection) -> str:
+    """The network that a node has; nothing of it where no node is free to say."""
+    try:
+        node = node_probe.ask(connection, profiles.parse(text, name), [])
+    except UserError:
+        return _set(_set(text, "interface", '""'), "hcas", '""')
+    given = profiles.load(name).network
+    others = [interface for interface in node.interfaces if interface != "lo"]
+    guess = node.route or (others[0] if len(others) == 1 else "")
+    interface = given.interface if given.interface in others else guess
+    there = {hca.name for hca in node.hcas}
+    hcas = given.hcas if set(given.hcas.split(",")) <= there else ""
+    values = {"interface": interface, "hcas": hcas, "kind": given.kind if given.kind == "none" else node.network}
+    for key, value in values.items():
+        text = _set(text, key, f'"{value}"')
+    return text
+
+
+def _shipped(kind: str) -> str:
+    """The name that a shipped profile for Slurm's GPU type `kind` would have."""
+    return f"dgx_{hardware.builtin().gpu_name(kind)}"
+
+
+def _set(text: str, key: str, value: str) -> str:
+    """Change the value of a key and keep its comment; does nothing when the key is missing."""
+    return re.sub(rf"(?m)^({key}\s*=\s*)(\"[^\"]*\"|\S+)", lambda m: m[1] + value, text, count=1)

@@ -1,0 +1,107 @@
+"""Runs as Prometheus reads them: the text format, for node_exporter's textfile collector, and so for Grafana.
+
+Names and units are by Prometheus' conventions (https://prometheus.io/docs/practices/naming/): a prefix, base units,
+`_ratio` for parts of one, times as Unix seconds and not as ages, and one series a state with the value 0 or 1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superpod.common import own_file, whole_file
+from superpod.errors import UserError
+from superpod.runtime.runs.run_folder import STATES
+
+if TYPE_CHECKING:
+    from superpod.slurm.status.watch import RunView
+
+Value = float | int | None
+NAME = "superpod_run"
+"""How the names of all series begin."""
+
+FIGURES: tuple[tuple[str, str, Callable[[RunView, float], Value]], ...] = (
+    ("step", "Newest optimizer step of the run.", lambda view, now: view.step),
+    ("max_steps", "Step at which the run is done.", lambda view, now: view.max_steps),
+    ("loss_nats", "Newest training loss, nats per token.", lambda view, now: view.loss),
+    (
+        "tokens_per_second",
+        "Tokens per second over all GPUs, a median of the last steps.",
+        lambda v, now: v.tokens_per_s,
+    ),
+    ("mfu_ratio", "Model FLOPs utilization, 0 to 1.", lambda view, now: view.mfu),
+    (
+        "remaining_seconds",
+        "Time left at the present speed, without waiting in the queue.",
+        lambda view, now: view.eta_s,
+    ),
+    ("checkpoint_step", "Step of the newest complete checkpoint; 0 = none.", lambda view, now: view.checkpoint_step),
+    (
+        "checkpoint_timestamp_seconds",
+        "Unix time of the newest checkpoint.",
+        lambda view, now: None if view.checkpoint_age_s is None else now - view.checkpoint_age_s,
+    ),
+    ("attempts", "Attempts so far.", lambda view, now: view.attempts),
+    ("jobs", "Jobs that wait or run; absent where Slurm does not answer.", lambda view, now: _jobs(view)),
+    ("slow", "1 where the run's steps have become slower, else 0.", lambda view, now: int(bool(view.alarm))),
+)
+"""Name after `superpod_run_`, help, and value; a run without a value has no sample. All are gauges."""
+
+
+def text(views: Sequence[RunView], now: float | None = None) -> str:
+    """Every run in the text format. Labels: run (its folder's name), recipe, user."""
+    now = now or time.time()
+    states = [
+        f'{NAME}_state{{{_labels(view)},state="{state}"}} {int(view.state == state)}'
+        for view in views
+        for state in (*STATES, "unreadable")
+    ]
+    blocks = [_block("state", "1 for the state that the run is in, 0 for the others.", states)]
+    for name, meaning, value in FIGURES:
+        samples = [(view, value(view, now)) for view in views if view.state != "unreadable"]
+        lines = [f"{NAME}_{name}{{{_labels(view)}}} {_number(x)}" for view, x in samples if x is not None]
+        blocks.append(_block(name, meaning, lines))
+    return "".join(blocks)
+
+
+def write(path: Path, views: Sequence[RunView]) -> None:
+    """Write the runs to `path`, whole or not at all, readable by everybody: node_exporter is another user.
+
+    Raises:
+        UserError: node_exporter would not read a file of this name, it is not of ours, or it cannot be written.
+    """
+    if path.suffix != ".prom":
+        raise UserError(f"--prometheus {path}: node_exporter reads only files that end in .prom", f"{path}.prom")
+    head = f"# HELP {NAME}_".encode()
+    own_file.check(path, "--prometheus", lambda start, _: start.startswith(head), by="recipes status")
+    try:
+        whole_file.write(path, text(views), mode=0o644)
+    except OSError as error:
+        hint = "name a file in the folder of node_exporter's --collector.textfile.directory that you may write to"
+        raise UserError(f"--prometheus {path}: {error.strerror}", hint) from None
+
+
+def _block(name: str, meaning: str, lines: list[str]) -> str:
+    head = [f"# HELP {NAME}_{name} {meaning}", f"# TYPE {NAME}_{name} gauge"]
+    return "".join(f"{line}\n" for line in [*head, *lines])
+
+
+def _labels(view: RunView) -> str:
+    labels = {"run": view.run.path.name, "recipe": view.run.recipe, "user": view.user}
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+
+
+def _escaped(value: str) -> str:
+    """A label's value: backslash, quote and line break are escaped; bytes that are no text are replaced."""
+    plain = value.encode("utf-8", "replace").decode()
+    return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.9g}"
+
+
+def _jobs(view: RunView) -> int | None:
+    return None if view.jobs is None else len(view.jobs)

@@ -1,0 +1,64 @@
+"""A model from its Hugging Face `config.json` alone, as NeMo's nearest class: for the models of a user's own folder.
+
+Which class computes the function, and with which fields, is decided by the import's rules (`weights/nearest.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superpod.errors import UserError
+from superpod.planner.formats import huggingface
+from superpod.planner.formats.files import text_of
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+    from superpod.weights.families.nearest import Nearest
+
+MEND_HF = "take CosSinConfig1B of examples/gemma3/modules with its sizes; or convert it, which needs no training"
+"""The way round for a Gemma 3 of one's own."""
+NOT_THE_MODELS = ("vocab_size", "seq_length")
+"""Fields that a recipe leaves alone: the vocabulary is the tokenizer's, the length the recipe's."""
+
+
+def hf_model(path: str | Path) -> run.Config:
+    """NeMo's model for the `config.json` at `path`: a model function of a collection may return it.
+
+    Raises:
+        UserError: when no class of NeMo computes what a key says, or a key is not known.
+    """
+    from superpod.collection.models.gemma import NO_COS_SIN
+    from superpod.weights.families.nearest import nearest_class
+
+    path = Path(path)
+    huggingface.from_config(path)  # refuses what is no configuration, or lacks a key
+    nearest = nearest_class(json.loads(text_of(path)), str(path))
+    if nearest.unknown:
+        hint = "delete it where it changes nothing; else subclass NeMo's configuration"
+        raise UserError(f"{path}: {nearest.unknown[0]} is no key of {nearest.config}", hint)
+    if nearest.model == "Gemma3Model":
+        raise UserError(f"{path}: its model cannot train: {NO_COS_SIN}", MEND_HF)
+    return _config(nearest)
+
+
+def _config(nearest: Nearest) -> run.Config:
+    """With the fields that differ from the class's own, as a person would write it."""
+    import importlib
+    from dataclasses import fields
+
+    import nemo_run as run
+
+    from superpod.weights.families import nemo_config
+
+    model = nemo_config.model_class(nearest)
+    config = getattr(importlib.import_module(model.__module__), nearest.config)
+    usual = {field.name: field.default for field in fields(config)}
+    values = {
+        name: value
+        for name, value in nemo_config.settings(nearest).items()
+        if name not in NOT_THE_MODELS and (name not in usual or usual[name] != value)
+    }
+    return run.Config(model, config=run.Config(config, **values))

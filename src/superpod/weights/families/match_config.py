@@ -1,0 +1,63 @@
+"""Match a recipe's model configuration to a Hugging Face folder: shapes must agree, other numbers are taken over."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superpod.errors import UserError
+from superpod.weights.families import nemo_config
+from superpod.weights.transfer import huggingface
+
+if TYPE_CHECKING:
+    import nemo_run as run
+
+
+def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, object, object]]:
+    """Give the recipe's model the folder's numbers; returns the changes as (field, old, new). Needs NeMo.
+
+    Raises:
+        UserError: the folder holds another family or another shape; the message names every difference.
+    """
+    import fiddle as fdl
+
+    nearest = huggingface.checked(folder)
+    theirs = nemo_config.model_class(nearest)  # a recipe may train a subclass, such as LlamaEmbeddingModel
+    ours = fdl.get_callable(partial.model)
+    if not (isinstance(ours, type) and issubclass(ours, theirs)):
+        raise UserError(
+            f"{folder} is a {theirs.__name__}, and the recipe trains a {ours.__name__}", "take a recipe of that model"
+        )
+    target: Any = fdl.build(partial.model.config)
+    source = nemo_config.build(nearest, target.params_dtype)
+    if mismatches := nemo_config.differences(source, target, nemo_config.SHAPE):
+        listed = "; ".join(f"{name} {old!r}, not {new!r}" for name, new, old in mismatches)
+        raise UserError(
+            f"the recipe's model is not that of {folder}: {listed}",
+            "take the recipe of that model and size (`recipes list`), or make one of your own: docs/extending.md",
+        )
+    _fits_window(partial, nearest.model, source)
+    changes: list[tuple[str, object, object]] = []
+    numbers: list[tuple[str, Any, Any]] = nemo_config.differences(source, target, nemo_config.NUMBERS)
+    names = {item.name for item in fields(target)} if is_dataclass(target) else set()
+    for name, new, old in numbers:
+        if name not in names:
+            raise UserError(f"{folder} has {name} {new!r}, which the recipe's {type(target).__name__} does not know")
+        setattr(partial.model.config, name, new)
+        changes.append((name, old, new))
+        if name == "activation_func":
+            partial.model.config.bias_activation_fusion = source.bias_activation_fusion
+    return changes
+
+
+def _fits_window(partial: run.Partial, model: str, source: object) -> None:
+    """Gemma 2 trains with NeMo's own attention, whose windows are in other layers: only shorter sequences are right."""
+    window = getattr(source, "window_size", None)
+    length = getattr(partial.data, "seq_length", 0) or 0
+    if model == "Gemma2Model" and window and length > window[0] + 1:
+        raise UserError(
+            f"sequences of {length} tokens are longer than the model's sliding window of {window[0] + 1}, which NeMo "
+            "2.7.3's Gemma 2 has in the wrong layers: it would train another function",
+            f"data.seq_length={window[0] + 1}",
+        )

@@ -1,0 +1,139 @@
+"""Evaluate a checkpoint on text, and generate text from it. Needs NeMo; one process, on a GPU if there is one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superpod.common import stages
+from superpod.errors import UserError
+from superpod.weights.transfer import load
+
+if TYPE_CHECKING:
+    import torch
+    from nemo.collections.llm import GPTModel
+    from transformers import PreTrainedTokenizerBase
+
+
+def perplexity(checkpoint: str, data: str, learn: str = "answers") -> dict[str, float]:
+    """Mean loss (nats) of the learnt tokens of every sample in a .jsonl file, and its exponential.
+
+    `learn` is which answers of a chat count, as `chat.encode` has it.
+
+    Raises:
+        UserError: lines that are not samples, or a checkpoint without a tokenizer.
+    """
+    from superpod.data.samples import chat, samples
+
+    rows = samples.read(Path(data))
+    model, tokenizer = _load(checkpoint)
+    total, count = 0.0, 0
+    for number, sample in enumerate(rows):
+        if number % 100 == 0:
+            stages.note(f"sample {number + 1} of {len(rows)}")
+        encoded = chat.encode(sample, tokenizer, learn)
+        losses = token_losses(model, encoded.ids)
+        learnt = encoded.learnt[1:]
+        total += sum(loss for loss, on in zip(losses, learnt, strict=True) if on)
+        count += sum(learnt)
+    loss = total / count
+    return {
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700)),  # exp(710) overflows
+        "tokens": count,
+        "samples": len(rows),
+    }  # exp(710) overflows
+
+
+def token_losses(model: GPTModel, ids: Sequence[int]) -> list[float]:
+    """Loss (nats) of each token but the first, given those before it."""
+    import torch
+
+    tokens = torch.tensor([ids], dtype=torch.long, device=_device())
+    with torch.no_grad():
+        positions = torch.arange(len(ids) - 1, device=tokens.device)[None]
+        losses = load.core(model)(tokens[:, :-1], positions, None, labels=tokens[:, 1:])  # [1, tokens - 1]
+    return losses[0].float().tolist()
+
+
+def generate(
+    checkpoint: str,
+    prompts: Sequence[str],
+    tokens: int = 32,
+    temperature: float = 0.0,
+    seed: int = 1234,
+    chat: bool = False,
+) -> list[str]:
+    """The model's continuation of each prompt, at most `tokens` long; temperature 0 always takes the likeliest token.
+
+    With `chat`, a prompt is the user's message. Without a cache of keys and values, each token costs a whole pass: this
+    is for a quick look, not for serving.
+    """
+    import torch
+
+    model, tokenizer = _load(checkpoint)
+    generator = torch.Generator().manual_seed(seed)
+    texts = []
+    for number, prompt in enumerate(prompts, 1):
+        stages.note(f"prompt {number} of {len(prompts)}, at most {tokens} tokens")
+        ids = _prompt(tokenizer, prompt, chat)
+        texts.append(_continuation(model, tokenizer, ids, tokens, temperature, generator))
+    return texts
+
+
+def _prompt(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool) -> list[int]:
+    if not chat:
+        return tokenizer(text, verbose=False).data["input_ids"]
+    messages = [{"role": "user", "content": text}]
+    rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    return tokenizer(rendered, add_special_tokens=False, verbose=False).data["input_ids"]
+
+
+def _continuation(
+    model: GPTModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: list[int],
+    tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> str:
+    import torch
+
+    begin, vocab = len(ids), len(tokenizer)
+    for _ in range(tokens):
+        context = torch.tensor([ids], dtype=torch.long, device=_device())
+        with torch.no_grad():
+            positions = torch.arange(len(ids), device=context.device)[None]
+            logits = load.core(model)(context, positions, None)[0, -1, :vocab].float().cpu()  # padding rows cut off
+        if temperature > 0:
+            chosen = int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator))
+        else:
+            chosen = int(logits.argmax())
+        ids = [*ids, chosen]
+        if chosen == tokenizer.eos_token_id:
+            break
+    return tokenizer.decode(ids[begin:], skip_special_tokens=True)
+
+
+def _load(checkpoint: str) -> tuple[GPTModel, PreTrainedTokenizerBase]:
+    import torch
+
+    from superpod.data.samples import chat
+
+    stages.note("loading the checkpoint")
+    gpu = torch.cuda.is_available()
+    model = load.load(Path(checkpoint), torch.bfloat16 if gpu else torch.float32, gpu=gpu)
+    tokenizer = getattr(model.tokenizer, "tokenizer", None)  # NeMo's class wraps that of transformers
+    if tokenizer is None or not getattr(tokenizer, "is_fast", False):
+        raise UserError(
+            f"{checkpoint} has no tokenizer that can be read here", "train with --data, or from a Hugging Face folder"
+        )
+    return model, chat.ready(tokenizer, checkpoint)
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,182 @@
+"""Load a NeMo checkpoint as one model in one process, to convert it, evaluate it or generate from it.
+
+An adapter's checkpoint is loaded with its base model. Needs NeMo. On a machine without a GPU the caller must have
+installed the rehearsal's patches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superpod.errors import UserError
+from superpod.weights.transfer import mended
+
+if TYPE_CHECKING:
+    import torch
+    from nemo.collections.llm import GPTConfig, GPTModel
+
+ADAPTER = Path("weights") / "adapter_metadata.json"
+"""Only an adapter's checkpoint has this file; it names the base model's checkpoint."""
+
+
+def base_of(checkpoint: Path) -> Path | None:
+    """The base model's checkpoint of an adapter's; None for a whole model. Imports nothing.
+
+    Raises:
+        UserError: the base no longer exists, or the adapter's metadata is damaged.
+    """
+    file = checkpoint / ADAPTER
+    if not file.is_file():
+        return None
+    try:
+        base = Path(json.loads(file.read_bytes())["model_ckpt_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{file} is damaged: it should name the adapter's base model",
+            "`recipes ckpt list` says which checkpoints are intact",
+        ) from None
+    if not (base / "weights").is_dir():
+        raise UserError(f"{checkpoint} is an adapter of {base}, which is not there", "put the base model back")
+    return base
+
+
+def load(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GPTModel:
+    """The whole model of a checkpoint as a LightningModule, in `dtype` on one rank, adapters applied but not merged.
+
+    The process gets a Megatron world of one rank, which remains. The model is in host memory unless `gpu`.
+    """
+    from nemo import lightning as nl
+    from nemo.collections.llm.modelopt import set_modelopt_spec_if_exists_in_ckpt
+    from nemo.lightning import io
+    from nemo.lightning._strategy_lib import megatron_cpu_init_context
+    from nemo.lightning.ckpt_utils import ckpt_to_context_subdir
+    from nemo.lightning.io.pl import ckpt_to_weights_subdir
+
+    forget_attention_backend()
+    base = base_of(checkpoint)
+    model: Any = io.load_context(ckpt_to_context_subdir(checkpoint), "model")
+    adapter, model.model_transform = model.model_transform, None  # applied below, once the base has its weights
+    _without_training(model.config, dtype)
+    set_modelopt_spec_if_exists_in_ckpt(model, str(base or checkpoint))
+    strategy: Any = nl.MegatronStrategy(ddp="pytorch", setup_optimizers=False)
+    trainer: Any = nl.Trainer(
+        devices=1, accelerator="gpu" if gpu else "cpu", strategy=strategy, logger=False, enable_checkpointing=False
+    )
+    # As `ModelConnector.nemo_load` of NeMo 2.7.3 does, which cannot load an adapter on its base.
+    strategy.connect(model)
+    strategy.setup_environment()
+    with nullcontext() if gpu else megatron_cpu_init_context(model.config):
+        model.configure_model()
+    strategy.setup(trainer)
+    strategy.load_checkpoint(base or checkpoint)
+    model.trainer = trainer
+    if base and adapter:
+        adapter(model)
+        weights = ckpt_to_weights_subdir(checkpoint, is_saving=False)
+        metadata = strategy.unwrapped_checkpoint_io.load_content_metadata(weights)
+        state = strategy.megatron_parallel.sharded_state_dict(metadata=metadata)
+        adapters = {name: value for name, value in state.items() if ".adapter." in name}
+        adapters = strategy.checkpoint_io.load_checkpoint(weights, sharded_state_dict=adapters)
+        strategy.load_model_state_dict(adapters, strict=False)
+    mended.mend(core(model))
+    model.eval()
+    return model
+
+
+def forget_attention_backend() -> None:
+    """Unset Transformer Engine's choice of attention: Megatron refuses a model whose own choice it contradicts."""
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+        os.environ.pop(name, None)
+
+
+def _without_training(config: GPTConfig, dtype: torch.dtype) -> None:
+    """Turn off what the recipe set for its layout, speed and memory: there is one rank, and it does not train."""
+    import torch
+
+    config.params_dtype = config.pipeline_dtype = config.autocast_dtype = dtype
+    config.bf16, config.fp16 = dtype is torch.bfloat16, dtype is torch.float16
+    config.fp8, config.fp8_param = None, False
+    config.perform_initialization = False  # the checkpoint brings the weights
+    config.recompute_granularity = None
+    config.sequence_parallel = config.tp_comm_overlap = False
+    config.pipeline_model_parallel_layout = None  # of the stages it trained on
+
+
+def core(model: torch.nn.Module) -> torch.nn.Module:
+    """Megatron's own module inside Lightning's and DDP's wrappers."""
+    inner: torch.nn.Module | None = model
+    while inner is not None:
+        model, inner = inner, getattr(inner, "module", None)
+    return model
+
+
+def merge(model: torch.nn.Module) -> int:
+    """Add every adapter's product to the matrix it adapts, in the model's own precision; returns how many matrices.
+
+    LoRA: W + alpha / dim * B A (arXiv:2106.09685). DoRA scales each row of that to its learnt magnitude
+    (arXiv:2402.09353). The adapters themselves remain in place.
+
+    Raises:
+        UserError: an adapter is added behind a norm.
+    """
+    import torch
+    from nemo.collections.llm.peft.dora import DoRALinear
+
+    count = 0
+    with torch.no_grad():
+        for _, layer in adapted(model):
+            adapter = layer.adapter
+            added = adapter.alpha / adapter.dim * (adapter.linear_out.weight @ adapter.linear_in.weight)
+            for weight in _weights(layer.to_wrap):
+                whole = weight + added
+                if isinstance(layer, DoRALinear):
+                    whole *= (adapter.get_weight_magnitude() / whole.norm(dim=1)).unsqueeze(1)
+                weight.data = whole
+                count += 1
+    return count
+
+
+def adapted(model: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Names of the layers that have an adapter, with NeMo's LoRALinear or DoRALinear around each.
+
+    Raises:
+        UserError: one adds its product behind a norm, as no matrix can.
+    """
+    from nemo.collections.llm.peft.dora import DoRALinear
+    from nemo.collections.llm.peft.lora import LoRALinear
+
+    layers = [
+        (name, layer) for name, layer in core(model).named_modules() if isinstance(layer, (LoRALinear, DoRALinear))
+    ]
+    for name, layer in layers:
+        if hasattr(layer.to_wrap, "post_layernorm"):
+            raise UserError(
+                f"the adapter of {name} was trained behind the norm of NeMo's layer, norm(Wx) + BAx: no merged matrix "
+                "and no adapter of PEFT's computes that",
+                "train with peft.target_modules=['linear_qkv','linear_fc1'], as recipes of this model do now; "
+                "`generate` and `perplexity` take the checkpoint as it is",
+            )
+    return layers
+
+
+def _weights(linear: Any) -> list[torch.Tensor]:
+    """The matrix of a linear layer, or each expert's of Transformer Engine's grouped layer."""
+    if hasattr(linear, "weight"):
+        return [linear.weight]
+    return [getattr(linear, f"weight{number}") for number in range(linear.num_gemms)]
+
+
+def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The model's tensors without its adapters', by the names of a model that has none."""
+    import torch
+
+    tensors = core(model).state_dict()
+    return {
+        name.replace(".to_wrap.", "."): value
+        for name, value in tensors.items()
+        if isinstance(value, torch.Tensor) and ".adapter." not in name and not name.endswith("_extra_state")
+    }

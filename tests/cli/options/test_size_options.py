@@ -1,0 +1,11 @@
+import pytest
+
+from superpod.cli.options import size_options
+from superpod.errors import UserError
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "M", "1e99"])
+def test_a_batch_beyond_any_number_is_refused_in_a_short_line(text):
+    with pytest.raises(UserError, match=r"--batch-tokens is '[19]") as refused:
+        size_options.tokens(text)
+    assert len(str(refused.value)) < 100

@@ -1,0 +1,47 @@
+"""`--wandb PROJECT`: an override that every verb takes, refused where the run could only fail at its start."""
+
+import pytest
+
+from superpod.cli.options import wandb_option
+from superpod.errors import UserError
+
+KEY = {"WANDB_API_KEY": "neverwrittenneverwritten"}
+
+
+def test_a_project_becomes_an_override_once():
+    assert wandb_option.with_wandb(["a.b=1"], "tests", KEY) == ["a.b=1", "log.wandb=tests"]
+    assert wandb_option.with_wandb(["log.wandb=tests"], "tests", KEY) == ["log.wandb=tests"]
+    assert wandb_option.with_wandb(None, "", {}) == []
+
+
+@pytest.mark.parametrize("project", ["a/b", "a b", " a", "x" * 129, "a%b"])
+def test_what_is_no_project_is_refused(project):
+    with pytest.raises(UserError, match="is no project's name"):
+        wandb_option.with_wandb([], project, KEY)
+
+
+def test_two_projects_contradict_each_other():
+    with pytest.raises(UserError, match="contradict each other"):
+        wandb_option.with_wandb(["log.wandb=one"], "two", KEY)
+
+
+def test_without_a_key_ranks_would_fail_and_the_key_is_never_part_of_it(tmp_path):
+    home = {"HOME": str(tmp_path)}
+    with pytest.raises(UserError, match="has no key here") as refused:
+        wandb_option.with_wandb([], "p", home)
+    assert "WANDB_MODE=offline" in str(refused.value.hint)
+    assert wandb_option.with_wandb([], "p", home | {"WANDB_MODE": "offline"})
+    assert wandb_option.with_wandb([], "p", home, elsewhere=True)
+    assert KEY["WANDB_API_KEY"] not in "".join(wandb_option.with_wandb([], "p", home | KEY))
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+    assert wandb_option.with_wandb([], "p", home)
+    with pytest.raises(UserError, match="has no key here"):
+        wandb_option.with_wandb([], "p", home | {"WANDB_BASE_URL": "https://wandb.example.com"})
+
+
+def test_the_command_refuses_it_without_nemo(recipes_cli, tmp_path):
+    none = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_MODE": "", "NETRC": ""}
+    for verb in (["run", "tiny_llama3"], ["submit", "tiny_llama3", "--cluster", "dgx_h100"]):
+        done = recipes_cli(*verb, "--wandb", "p", cwd=tmp_path, env=none)
+        assert done.returncode == 2
+        assert "has no key here" in done.stderr

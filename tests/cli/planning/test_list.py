@@ -1,0 +1,38 @@
+"""`recipes list` for programs."""
+
+import json
+
+from superpod.collection.facts import proof_level
+from superpod.collection.registry import recipes
+
+
+def test_list_json_is_what_the_registry_holds(recipes_cli):
+    facts = json.loads(recipes_cli("list", "--json").stdout)
+    assert [f["name"] for f in facts] == list(recipes())
+    assert all(f["layouts"] and f["title"] for f in facts)
+
+
+def test_list_filters_by_words(recipes_cli):
+    assert [f["name"] for f in json.loads(recipes_cli("list", "tiny", "fp32", "--json").stdout)] == ["tiny_llama3_fp32"]
+
+
+def test_every_recipe_says_how_far_it_was_proven(recipes_cli):
+    proofs = [fact["proof"] for fact in json.loads(recipes_cli("list", "tiny", "--json").stdout)]
+    assert {proof["level"] for proof in proofs} <= set(proof_level.LEVELS)
+    shown = recipes_cli("list", "tiny_llama3").stdout
+    assert "proof" in shown.splitlines()[0]
+    legend = next(line for line in shown.splitlines() if line.startswith("proof: "))
+    assert all(f"{level} = " in legend for level in proof_level.LEVELS if level != "built")
+    assert "recipes prove NAME" in legend
+    assert recipes_cli("list").stdout.splitlines()[-2].startswith("proof: ")
+
+
+def test_words_of_what_cannot_be_are_refused_with_the_reason_that_show_has(recipes_cli):
+    for words in (["llama3_8b", "fp16"], ["fp16"]):
+        done = recipes_cli("list", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "with=fp16" in done.stderr
+    listed, shown = recipes_cli("list", "deepseek_v3", "sft", "a100"), recipes_cli("show", "deepseek_v3_sft_a100_bf16")
+    assert listed.returncode == shown.returncode == 2
+    assert listed.stderr == shown.stderr
+    assert "leave one of them out" not in listed.stderr

@@ -1,0 +1,132 @@
+"""`recipes plan`: what it prints, what a program reads, exit codes."""
+
+import json
+
+import pytest
+
+from superpod.cli.planning import plan
+from superpod.planner.layout import Layout
+from tests.cli.planning.small_plans import SMALL, printed
+
+
+def test_plan_ranks_and_says_why(recipes_cli):
+    text = printed(recipes_cli, "plan", *SMALL, "--top", "3", "--compare-rules")
+    lines = text.splitlines()
+    assert "legal layouts" in lines[0]
+    assert "fit" in lines[0]
+    assert lines[1].startswith("layout")
+    seconds = [float(line.split()[-5]) for line in lines[2:5]]
+    assert seconds == sorted(seconds)
+    assert "of the step" in text
+    assert "the textbook's rules choose" in text
+
+
+@pytest.mark.parametrize(
+    "words", [SMALL, [*SMALL, "--precision", "auto"], [*SMALL[:-4], "--gpus", "8", "--gbs", "32"]], ids=" ".join
+)
+def test_plan_fits_a_terminal_of_80_columns(words, recipes_cli):
+    text = printed(recipes_cli, "plan", *words, "--top", "30", "--compare-rules", env={"COLUMNS": "80"})
+    assert "--layout" in text
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+
+
+def test_plan_json_has_its_documented_form(recipes_cli):
+    plan = json.loads(printed(recipes_cli, "plan", *SMALL, "--json", "--top", "4"))
+    assert plan["schema"] == 1
+    assert plan["candidates"] > 100
+    assert plan["query"]["gpus"] == 16
+    assert len(plan["layouts"]) == 4
+    for entry in plan["layouts"]:
+        assert sum(entry["terms_s"].values()) == pytest.approx(entry["step_time_s"])
+        assert [stage["rank"] for stage in entry["stages"]] == list(range(entry["layout"]["pp"]))
+        assert all(size >= 0 for stage in entry["stages"] for size in stage["bytes"].values())
+        assert entry["tokens_per_s_per_gpu"] == pytest.approx(64 * 8192 / entry["step_time_s"] / 16)
+        assert 0 < entry["mfu"] < 1
+        assert entry["checkpoint_bytes"] > 8e9 * 2
+        assert entry["why"]
+        assert entry["verdict"] == "ok"
+
+
+def test_ten_rows_are_ten_answers_not_one_with_ten_recompute_counts(recipes_cli):
+    degrees = ("tp", "pp", "cp", "ep")
+    plan = json.loads(printed(recipes_cli, "plan", *SMALL, "--json"))
+    shown = [tuple(entry["layout"][key] for key in degrees) for entry in plan["layouts"]]
+    assert len(shown) == len(set(shown)) == 10
+    every = json.loads(printed(recipes_cli, "plan", *SMALL, "--json", "--variants", "--top", "1000"))["layouts"]
+    best = {}
+    for entry in every:
+        best.setdefault(tuple(entry["layout"][key] for key in degrees), entry["layout"])
+    listed = [entry["layout"] for entry in plan["layouts"]]
+    assert listed[: len(best)] == [*best.values()][:10]
+
+
+def test_auto_precision_tries_what_the_gpu_has(recipes_cli):
+    plan = json.loads(printed(recipes_cli, "plan", *SMALL, "--precision", "auto", "--json"))
+    assert set(plan["query"]["precision"]) == {"bf16", "fp8cs"}
+    seconds = [entry["step_time_s"] for entry in plan["layouts"]]
+    assert seconds == sorted(seconds)
+
+
+def test_a_plan_that_fits_nowhere_says_what_would_help_and_exits_with_2(recipes_cli):
+    text = printed(recipes_cli, "plan", "llama31_405b", "--gpu", "h100", "--gpus", "8", "--gbs", "8", code=2)
+    assert "nothing fits; closest is" in text
+    assert "GiB short" in text
+
+
+def test_a_search_that_finds_nothing_does_not_advise_a_search(recipes_cli):
+    words = ("llama3_8b", "--gpu", "h100")
+    text = " ".join(printed(recipes_cli, "plan", *words, "--nodes", "1", "--memory-cap", "5", code=2).split())
+    more = "take more GPUs or raise the memory cap of 5 GiB"
+    assert f"none is enough alone: {more}" in text
+    cap = ("--option", "memory_cap=5.", "--json")
+    points = json.loads(printed(recipes_cli, "scale", *words, "--gpus", "8", *cap))
+    assert points[0]["reason"].endswith(more)
+    assert "recipes plan" not in text + points[0]["reason"]
+
+
+def test_layouts_that_differ_in_the_experts_tensor_parallelism_alone_have_two_labels():
+    alike = [Layout(tp=2, sp=True, ep=4), Layout(tp=2, sp=True, ep=4, etp=1), Layout(tp=4, sp=True)]
+    assert plan._labels(alike) == ["TP2 EP4 SP, mbs 1, etp 2", "TP2 EP4 SP, mbs 1, etp 1", "TP4 SP, mbs 1"]
+    two_precisions = [Layout(tp=2, sp=True, ep=4, etp=1)] * 2
+    assert plan._labels(two_precisions) == ["TP2 EP4 SP, mbs 1"] * 2
+
+
+def test_plan_starts_from_another_tool_s_file_and_names_what_is_left_out(recipes_cli, tmp_path):
+    (tmp_path / "ds.json").write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "steps_per_print": 10})
+    )
+    text = printed(recipes_cli, "plan", *SMALL, "--from", "ds.json", cwd=tmp_path)
+    assert "yours, DP only, mbs 1, zero3" in " ".join(text.split())
+    assert "left out: steps_per_print" in " ".join(text.split())
+
+
+def test_what_no_kernel_computes_is_said_with_its_reason(recipes_cli):
+    for words in (["deepseek_v3_sft_a100_bf16"], ["gemma_2b", "--gpu", "b300", "--gpus", "8"]):
+        done = recipes_cli("plan", *words)
+        assert done.returncode == 2
+        assert "no attention backend" in " ".join(done.stderr.split())
+
+
+def test_context_parallelism_of_a_learned_softmax_is_planned_with_exchanged_heads(recipes_cli):
+    words = ["gpt_oss_20b", "--gpu", "h100", "--gpus", "16", "--seq", "65536", "--gbs", "64"]
+    done = recipes_cli("memory", *words, "--layout", "cp=8,ep=8")
+    assert done.returncode in (0, 2), done.stderr  # 2: it does not fit
+    assert "backend" not in done.stdout + done.stderr
+
+
+def test_a_calibration_of_other_gpus_is_said_to_change_nothing(recipes_cli, tmp_path):
+    (tmp_path / "my b200.toml").write_text("[calibration.b200]\ngeneral = 1.2\n")
+    done = recipes_cli("plan", *SMALL, "--hardware", "my b200.toml", cwd=tmp_path)
+    gpu = SMALL[SMALL.index("--gpu") + 1]
+    assert f"note: my b200.toml calibrates b200; {gpu} is planned as shipped" in done.stderr
+    assert done.returncode == 0
+    (tmp_path / "own.toml").write_text(f"[calibration.{gpu}]\ngeneral = 1.2\n")
+    assert "as shipped" not in recipes_cli("plan", *SMALL, "--hardware", "own.toml", cwd=tmp_path).stderr
+
+
+def test_a_tight_layout_is_marked_in_the_table(recipes_cli):
+    text = printed(
+        recipes_cli, "plan", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--memory-cap", "20", env={"COLUMNS": "300"}
+    )
+    assert "no sharding, tight" in text
+    assert "faster, but is tight" in text

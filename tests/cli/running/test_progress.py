@@ -1,0 +1,134 @@
+"""What a wait shows: seconds on a terminal, plain lines elsewhere; what can be refused without NeMo is."""
+
+import contextlib
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from superpod.cli.running import progress
+from superpod.cli.running.progress import Steps, waiting
+from superpod.common import stages
+from superpod.common.files import append_line
+from superpod.errors import UserError
+from superpod.launch import early
+from superpod.requests.request import Request
+from superpod.runtime.runs.run_folder import Attempt, RunFolder
+
+
+def plain() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def shown(console: Console) -> list[str]:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_without_a_terminal_a_wait_is_lines_that_say_what_is_done(monkeypatch):
+    monkeypatch.setattr(progress, "NEWS_S", 0.4)
+    console = plain()
+    with waiting(console, "generating with [step 3]"):
+        command = "from superpod import stages; stages.note('importing NeMo')"
+        subprocess.run([sys.executable, "-c", command], check=True)
+        time.sleep(1.3)
+    lines = shown(console)
+    assert lines[0] == "generating with [step 3]"
+    assert [line.partition(" (")[0] for line in lines[1:]] == ["... generating with [step 3]: importing NeMo"], lines
+    time.sleep(0.6)
+    assert shown(console) == lines, "nothing more once it is over"
+
+
+def test_on_a_terminal_a_wait_shows_seconds_and_leaves_nothing_behind(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")  # where it is `dumb`, rich draws no wait
+    sink = io.StringIO()
+    console = Console(file=sink, force_terminal=True, width=100)
+    with waiting(console, "converting"):
+        stages.note("importing NeMo")
+        time.sleep(1.3)
+    text = sink.getvalue()
+    assert "converting: importing NeMo (1 s)" in text
+    assert text.rstrip().endswith("\x1b[2K") or text.endswith("\x1b[?25h") or "\x1b[2K" in text
+
+
+@pytest.mark.parametrize(("term", "shown_as"), [("xterm", True), ("dumb", False)])
+def test_a_dumb_terminal_gets_lines_and_a_wait_never_needs_unicode(term, shown_as, monkeypatch):
+    monkeypatch.setenv("TERM", term)
+    sink = io.StringIO()
+    with waiting(Console(file=sink, force_terminal=True, width=100), "converting"):
+        time.sleep(0.4)
+    assert ("\x1b[" in sink.getvalue()) is shown_as
+    assert sink.getvalue().isascii()
+
+
+@pytest.mark.parametrize(("locale", "plain_ones"), [("C", True), ("C.UTF-8", False)])
+def test_a_terminal_of_locale_c_gets_no_bars_beyond_ascii(locale, plain_ones):
+    """On a real terminal: Python takes LANG=C for UTF-8."""
+    terminal, ours = pty.openpty()
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "PYTHON"))} | {"LANG": locale}
+    command = [sys.executable, "-c", "from superpod.cli import streams; streams.prepare(); print(chr(0x2588))"]
+    process = subprocess.Popen(command, stdout=ours, stderr=ours, env=environ)
+    os.close(ours)
+    printed = b""
+    with contextlib.suppress(OSError):  # EIO: the command has ended
+        while piece := os.read(terminal, 65536):
+            printed += piece
+    assert process.wait() == 0, printed
+    assert printed.isascii() is plain_ones
+    os.close(terminal)
+
+
+def test_a_note_that_nobody_watches_is_nothing(monkeypatch):
+    monkeypatch.delenv(stages.VARIABLE, raising=False)
+    stages.note("importing NeMo")
+    with stages.watched() as stage:
+        assert stage() == ""
+
+
+def test_the_minute_before_step_1_says_what_the_ranks_do(tmp_path, monkeypatch):
+    run = RunFolder.create(tmp_path, "toy", facts={}, recipe_lines=[])
+    run.new_attempt()
+    phase: dict[str, str] = {}
+    monkeypatch.setattr(Attempt, "heartbeat", lambda self, rank=0: phase)
+    console = plain()
+    with Steps(console, run, 10) as steps:
+        for name in ("", "start", "train", "train"):
+            phase["phase"] = name
+            steps._next_look = 0.0
+            steps.tick()
+        append_line(run.path / "metrics.jsonl", {"step": 1, "loss": 2.0, "t": 1.0, "attempt": "001"})
+        steps.tick()
+    assert shown(console)[:3] == [*progress.BEFORE_STEP_1.values()]
+    assert len(shown(console)) == 4
+    assert shown(console)[3].startswith("step 1/10")
+
+
+@pytest.mark.skipif(early.may_have_gpu(), reason="this machine has a GPU")
+def test_a_run_that_this_machine_cannot_hold_is_refused_before_nemo_is_imported(recipes_cli, tmp_path):
+    """It took 24 s; the modules that are imported say that NeMo and torch are not among them."""
+    done = recipes_cli("run", "llama3_70b_pretrain_h100_bf16", "--runs", tmp_path, python=("-X", "importtime"))
+    assert done.returncode == 2
+    assert "takes 32 processes and at least" in done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert "typer" in imported
+    assert not imported & {"torch", "nemo", "lightning", "megatron"}
+
+
+def test_a_run_with_overrides_is_judged_once_it_is_built():
+    early.refuse(Request("llama3_70b_pretrain_h100_bf16", ("model.config.num_layers=1",)))
+
+
+@pytest.mark.skipif(early.may_have_gpu(), reason="this machine has a GPU")
+def test_an_adapter_counts_its_frozen_weights_at_two_bytes():
+    with pytest.raises(UserError) as trained:
+        early.refuse(Request("llama3_70b_sft_h100_bf16"))
+    with pytest.raises(UserError) as frozen:
+        early.refuse(Request("llama3_70b_lora_h100_bf16"))
+    gib = [int(str(e.value).split("at least ")[1].split(" GiB")[0].replace(",", "")) for e in (trained, frozen)]
+    assert gib[0] > 5 * gib[1], json.dumps(gib)

@@ -1,0 +1,93 @@
+import pytest
+
+from superpod.collection import registry
+from superpod.collection.facts import absent
+from superpod.errors import UserError
+from superpod.nemo2 import planned_job
+from superpod.planner import legality, predict
+
+
+def test_no_recipe_at_any_size_breaks_a_rule_of_its_kernels():
+    """All of them: findings 4, 5 and 12, and what else has no attention backend."""
+    broken = [
+        (recipe.name, nodes, rule.message)
+        for recipe in registry.recipes().values()
+        for nodes in recipe.nodes
+        for rule in legality.violations(planned_job.job(recipe, nodes))
+    ]
+    assert not broken
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "instead"),
+    [
+        ("deepseek_v3_sft_a100_bf16", "no attention backend", "deepseek_v3_sft_h100_bf16"),
+        ("deepseek_v2_lora_a100_bf16", "no attention backend", "deepseek_v2_lora_h100_bf16"),
+        ("gemma_2b_sft_b300_bf16", "its head size: 256", "gemma_2b_sft_a100_bf16"),
+        (
+            "deepseek_v3_sft_a100_bf16",
+            r"on a100, Transformer .* two sizes: 192 and 128\), not cuDNN's .*heads of 192 and 128, samples packed as "
+            r"thd on sm80\), not unfused attention \(samples are packed, as in all fine-tuning; pretraining's are not",
+            "deepseek_v3_sft_h100_bf16",
+        ),
+        (
+            "deepseek_v3_pretrain_h100_fp8ds",
+            "shared experts keep their original input",
+            "deepseek_v3_pretrain_h100_fp8cs",
+        ),
+        ("nemotronh_4b_pretrain_gb200_mxfp8", "in_proj of nemotronh_4b has 16,496", "nemotronh_4b_pretrain_gb200_bf16"),
+    ],
+)
+def test_a_recipe_that_cannot_run_is_refused_with_its_reason(name, says, instead):
+    with pytest.raises(UserError, match=says) as refused:
+        registry.find(name)
+    assert instead in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "instead"),
+    [
+        (
+            "llama3_8b_pretrain_a100_fp8ds",
+            r"a100 \(ampere\) has no fp8ds; it has .*bf16",
+            "llama3_8b_pretrain_a100_bf16",
+        ),
+        ("llama3_8b_pretrain_h100_mxfp8", r"h100 \(hopper\) has no mxfp8; it has", "llama3_8b_pretrain_b200_mxfp8"),
+        ("llama3_8b_16k_pretrain_h100_mxfp8", "has no mxfp8", "llama3_8b_16k_pretrain_h100_"),
+        ("llama3_8b_pretrain_b200_nvfp4", "no recipe is written for nvfp4; those of b200 train in bf16, ", "b200_bf16"),
+    ],
+)
+def test_a_precision_that_a_gpu_lacks_is_named_with_those_it_has(name, says, instead):
+    with pytest.raises(UserError, match=says) as refused:
+        registry.find(name)
+    assert instead in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["llama3_8b_pretrain_h10_bf16", "llama3_8b", "no_such", "gpt_oss_20b_sft_h100_bf16"])
+def test_other_names_pass(name):
+    absent.refuse(name)
+
+
+def test_context_parallelism_of_gpt_oss_exchanges_heads():
+    recipes = [r for r in registry.recipes().values() if r.model.name.startswith("gpt_oss")]
+    split = [planned_job.job(r, n) for r in recipes for n in r.nodes if r.layout(n).cp > 1]
+    assert len(split) >= 20
+    assert {job.options.cp_comm for job in split} == {"a2a"}
+    ring = {job.replace(options=planned_job.replace(job.options, cp_comm="p2p")) for job in split[:1]}
+    assert all("attention_backend" in [b.rule for b in legality.violations(job)] for job in ring)
+    assert planned_job.job(registry.find("mistral_7b_pretrain_h100_bf16")).options.cp_comm == "a2a"
+    assert planned_job.job(registry.find("llama3_8b_pretrain_h100_bf16")).options.cp_comm == "p2p"
+
+
+@pytest.mark.parametrize("model", ["deepseek_v2_lite", "deepseek_v2", "deepseek_v3"])
+def test_pretraining_latent_attention_on_a100_has_its_scores_priced(model):
+    recipe = registry.find(f"{model}_pretrain_a100_bf16")
+    for nodes in recipe.nodes:
+        job = planned_job.job(recipe, nodes)
+        assert job.options.attention == "unfused"
+        assert job.layout.cp == 1
+        flash = job.replace(options=planned_job.replace(job.options, attention="flash"))
+        assert predict.one(job).verdict == "ok"
+        assert (job.keeps_scores, flash.keeps_scores) == (True, False)
+        assert "attention_backend" in [broken.rule for broken in legality.violations(flash)]
+    assert planned_job.job(registry.find(f"{model}_pretrain_h100_bf16")).options.attention == "flash"

@@ -1,0 +1,192 @@
+"""Names of models and recipes in any spelling, Hugging Face ids included; nothing is read as what it is not."""
+
+import random
+import re
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from superpod.collection import registry
+from superpod.collection.facts import names
+from superpod.errors import UserError
+from superpod.planner import models as planned
+
+IDS = sorted((one, model) for model, ids in names.published().items() for one in ids)
+WITH_NUMBERS = [(one, model) for one, model in IDS if re.search(r"/.*\d", one)]
+OURS = sorted(registry.models())
+
+
+def meaning(text: str) -> str:
+    """What a text is read as; "" = nothing, or refused."""
+    try:
+        name = names.read(text)
+    except UserError:
+        return ""
+    return name if name != text or name in names._models() else ""
+
+
+def test_every_model_has_its_ids_and_an_id_is_of_one():
+    assert set(registry.models()) - set(names.published()) == set()
+    every = [one for one, _ in IDS]
+    assert len({one.lower() for one in every}) == len(every)
+    alike = {"llama_embedding_1b", "llama_embedding_3b", "llama_reranker_1b"}  # they start from another model's weights
+    for model in registry.models().values():
+        if model.hf and model.name not in alike:
+            assert names.published()[model.name][0] == model.hf
+    for model in names.published():
+        assert planned.find(model) or model in registry.models()
+
+
+@pytest.mark.parametrize(("one", "model"), IDS)
+def test_an_id_and_its_name_are_read_as_its_model(one, model):
+    assert names.read(one) == model
+    assert names.read(one.lower()) == model
+    assert names.read(one.partition("/")[2]) == model
+    assert names.read(f"https://huggingface.co/{one}") == model
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("llama3-8b", "llama3_8b"),
+        ("LLAMA3_8B", "llama3_8b"),
+        ("llama-3.1-8b-instruct", "llama31_8b"),
+        ("Llama 3.1 8B", "llama31_8b"),
+        ("llama3_1_8b", "llama31_8b"),
+        ("qwen2.5-0.5b", "qwen25_500m"),
+        ("gemma-2b", "gemma_2b"),
+        ("gemma-2-2b", "gemma2_2b"),
+        ("mamba2-1.3b", "mamba2_1_3b"),
+        ("phi-3-mini-4k-instruct", "phi3_mini"),
+        ("llama3-8b-pretrain-h100-bf16", "llama3_8b_pretrain_h100_bf16"),
+        ("Llama-3.1-8B-sft-H100-bf16", "llama31_8b_sft_h100_bf16"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama33_70b"),
+        # as they are: ours, a path, a shape by hand, NeMo's own, or nothing that is known
+        *((text, text) for text in ("llama3_8b", "llama3_8b_pretrain_h100_fp16", "nemo:llama3_8b", "runs/mine")),
+        *((text, text) for text in ("layers=2,hidden=64", "recipe.py", "config.json", "hello", "", "tiny_llama3_lora")),
+        # other models, whose names are like ours
+        *((text, text) for text in ("llama-3-18b", "mistral-7b-v0.1", "Qwen3-4B-Instruct-2507", "gemma-22b")),
+        *((text, text) for text in ("qwen25b", "llama3.18b", "Qwen2.5-Math-7B", "DeepSeek-R1-Distill-Qwen-7B")),
+        *((text, text) for text in ("CodeLlama-7b-hf", "Phi-3-mini-128k-instruct", "llama31_8b_x")),
+    ],
+)
+def test_spellings(text, name):
+    assert names.read(text) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "candidates"),
+    [("llama-8b", ["llama3_8b", "llama31_8b"]), ("llama3", ["llama3_8b", "llama3_70b"]), ("qwen-7b", ["qwen2_7b"])],
+)
+def test_what_may_be_several_is_refused_with_them(text, candidates):
+    with pytest.raises(UserError, match="may be") as refused:
+        names.read(text)
+    assert all(name in str(refused.value) for name in candidates)
+
+
+def test_an_id_that_the_table_lacks_is_refused_with_near_ones_and_the_way_out():
+    with pytest.raises(UserError, match="Qwen/Qwen4-8B is no model") as refused:
+        names.read("Qwen/Qwen4-8B")
+    assert "Qwen/Qwen3-8B" in refused.value.hint
+    assert "recipes plan" in refused.value.hint
+
+
+def test_a_folder_of_that_name_is_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
+    (tmp_path / "llama3-8b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert names.read("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+    assert names.read("llama3-8b") == "llama3-8b"
+
+
+def test_python_reads_them_too():
+    assert registry.find("llama3-8b-pretrain-h100-bf16").name == "llama3_8b_pretrain_h100_bf16"
+    with pytest.raises(UserError, match="llama31_8b is a model, not a recipe"):
+        registry.find("meta-llama/Llama-3.1-8B")
+
+
+# -- nothing is read as another --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(IDS), st.data())
+def test_an_id_keeps_its_meaning_in_other_letters_and_separators(case, data):
+    one, model = case
+    name = one.partition("/")[2]
+    flipped = "".join(data.draw(st.sampled_from([c.lower(), c.upper()])) for c in name)
+    separated = re.sub("[-_]", lambda _: data.draw(st.sampled_from("-_ ")), flipped)
+    assert names.read(separated) == model
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(WITH_NUMBERS), st.randoms(use_true_random=False))
+def test_an_id_with_another_number_is_never_the_same_model(case, rand: random.Random):
+    one, model = case
+    name = one.partition("/")[2]
+    digits = [i for i, c in enumerate(name) if c.isdigit()]
+    place = rand.choice(digits)
+    other = name[:place] + rand.choice([d for d in string.digits if d != name[place]]) + name[place + 1 :]
+    read = meaning(other)
+    assert read != model or names.parts(other) in {names.parts(i.partition("/")[2]) for i, m in IDS if m == model}
+    if read:  # then it is the other model's own name or id
+        own = {names.parts(i.rpartition("/")[2]) for i, m in IDS if m == read} | {names.parts(read)}
+        assert any(names.parts(other) in names._spellings(i.rpartition("/")[2]) for i, m in IDS if m == read) or (
+            names.parts(other) in own
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(OURS), st.sampled_from(["v2", "Math", "Coder", "VL", "2507", "1M", "Distill", "R1", "MoE", "x"]))
+def test_a_word_more_makes_another_model(name, word):
+    assert meaning(f"{name}-{word}".replace("_", "-")) != name
+
+
+def squeezed(text: str) -> str:
+    """Letters and digits alone, in small letters, and our 500m for 0.5b; no more than that may differ in a spelling."""
+    plain = re.sub(r"0[.p](\d)b", r"\g<1>00m", text.lower())
+    return re.sub("^(meta|nvidia)", "", re.sub("[^a-z0-9]", "", plain))
+
+
+def same_letters(text: str, name: str) -> bool:
+    """Whether `text` is `name` or an id of its model, up to `squeezed`."""
+    recipe = registry.recipes().get(name)
+    model, rest = (recipe.model.name, squeezed(recipe.suffix)) if recipe else (name, "")
+    own = {model, *(one.rpartition("/")[2] for one in names.published().get(model, []))}
+    return squeezed(text) in {squeezed(one) + rest for one in own}
+
+
+def test_whatever_is_read_has_the_letters_of_what_it_is_read_as():
+    """Words of our names and ids in every mixture: a part that is left out, added or moved changes the model."""
+    rand = random.Random(0)
+    words = sorted(
+        {word for one, _ in IDS for word in re.findall(r"[a-z]+|\d+(?:\.\d+)?b?", one.partition("/")[2].lower())}
+    )
+    read = 0
+    for _ in range(3000):
+        name = re.split("[-_]", rand.choice(IDS)[0].partition("/")[2])
+        for _ in range(rand.randrange(3)):
+            at = rand.randrange(len(name) + 1)
+            name[at : at + rand.randrange(2)] = rand.choice([[], [rand.choice(words)]])
+        text = rand.choice("-_ ").join(name)
+        if (result := meaning(text)) and result != text:
+            read += 1
+            assert same_letters(text, result), (text, result)
+    assert read > 1000
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_is_left_as_it_is_or_read_or_refused(text):
+    refused = None
+    try:
+        name = names.read(text)
+    except UserError as problem:
+        refused = problem
+    assert refused.hint if refused else name == text or same_letters(text, name)
+
+
+@pytest.mark.parametrize("text", ["llama3_8b*", "\u200bllama3_8b", "llama3_8b?", "llама3_8b llama3_8b"])
+def test_what_no_name_holds_is_not_left_out(text):
+    assert names.read(text) == names.read_word(text) == text

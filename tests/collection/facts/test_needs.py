@@ -1,0 +1,60 @@
+"""Versions that a run needs, by family, precision and GPU."""
+
+import pytest
+
+from superpod.collection import registry
+from superpod.collection.facts import needs
+from superpod.nemo2 import planned_job
+from superpod.planner import hardware
+
+
+def of(name):
+    recipe = registry.find(name)
+    return {(package, least) for package, least, _, _ in needs.of(recipe.model, planned_job.job(recipe))}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama3_8b_pretrain_h100_bf16", set()),
+        ("gpt_oss_20b_pretrain_h100_bf16", {(needs.TE, "2.8"), ("cudnn", "9.13.1")}),
+        ("deepseek_v3_pretrain_h100_bf16", {(needs.TE, "2.1"), ("cudnn", "9.5.0"), ("deep-ep", "1.0")}),
+        ("mistral_small3_24b_sft_h100_bf16", {("nemo_toolkit", "2.7")}),
+        ("llama3_8b_pretrain_h100_fp8bw", {(needs.TE, "2.3")}),
+        ("llama3_8b_pretrain_b200_mxfp8", {(needs.TE, "2.1"), ("cuda", "12.8")}),
+        ("llama3_8b_pretrain_gb300_bf16", {("cuda", "12.9")}),
+    ],
+)
+def test_needs_follow_from_facts(name, expected):
+    assert of(name) == expected
+
+
+def test_every_gpt_oss_recipe_needs_the_softmax():
+    names = [name for name in registry.recipes() if name.startswith("gpt_oss")]
+    assert len(names) > 50
+    for name in names:
+        assert (needs.TE, "2.8") in of(name)
+
+
+def test_every_need_has_a_reason():
+    for model in registry.models().values():
+        assert all(len(need) == 4 and need[3] for need in model.needs)
+
+
+def test_newer_chips_need_newer_compilers():
+    assert {gpu: hardware.node(gpu).gpu.cuda for gpu in ("h100", "b200", "b300", "gb300")} == {
+        "h100": "", "b200": "12.8", "b300": "12.9", "gb300": "12.9"
+    }  # fmt: skip
+
+
+def test_attention_that_has_no_other_kernel_needs_its_cudnn():
+    """Most layers fall back to FlashAttention; a learned softmax, and latent attention, have none to fall back to."""
+    least = {
+        "llama3_8b_pretrain_b200_bf16": None,
+        "llama3_8b_pretrain_a100_bf16": None,
+        "gpt_oss_20b_sft_a100_bf16": "9.13.1",
+        "gpt_oss_120b_pretrain_gb300_bf16": "9.13.1",
+        "deepseek_v2_lite_sft_b200_bf16": "9.11.0",
+    }
+    for name, expected in least.items():
+        assert dict(of(name)).get("cudnn") == expected, name

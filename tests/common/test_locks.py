@@ -1,0 +1,46 @@
+"""Locks of a run, beside looks that test them by locking."""
+
+import errno
+import fcntl
+import os
+import threading
+import time
+
+from superpod.common import locks
+
+
+def test_a_look_at_the_wrong_instant_does_not_cost_a_rank_its_lock(tmp_path):
+    path = tmp_path / ".ranks"
+    look = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(look, fcntl.LOCK_EX)  # as `is_held` does, for an instant
+    threading.Timer(0.2, lambda: os.close(look)).start()
+    held = locks.share(path)
+    assert held is not None
+    assert locks.is_held(path)
+    os.close(held)
+    assert not locks.is_held(path)
+
+
+def test_a_lock_that_stays_is_not_shared(tmp_path):
+    held, began = locks.take(tmp_path / "lock"), time.monotonic()
+    assert held is not None
+    assert locks.share(tmp_path / "lock") is None
+    assert 0.4 < time.monotonic() - began < 5
+    os.close(held)
+
+
+def test_another_user_s_lock_is_seen_where_a_reader_may_take_none_alone(tmp_path, monkeypatch):
+    """NFS turns flock into byte-range locks, which need write access to be exclusive (flock(2))."""
+    path, flock = tmp_path / "lock", fcntl.flock
+    held = locks.take(path)
+    assert held is not None
+
+    def as_on_nfs(handle, kind):
+        if kind & fcntl.LOCK_EX:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(handle, kind)
+
+    monkeypatch.setattr(fcntl, "flock", as_on_nfs)
+    assert locks.is_held(path)
+    os.close(held)
+    assert not locks.is_held(path)

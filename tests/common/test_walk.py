@@ -1,0 +1,87 @@
+"""Folders that users name as one run's: as large as a disk, with links in circles, and changing meanwhile."""
+
+import os
+import shutil
+
+import pytest
+
+from superpod.common import walk
+from superpod.errors import UserError
+from superpod.reports import why
+from superpod.reports.external import foreign_runs
+from superpod.reports.runs import run_list
+from tests.reports.report_cases import MEGATRON
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A log in a folder, with links that lead in circles."""
+    (tmp_path / "logs" / "a").mkdir(parents=True)
+    shutil.copy(MEGATRON, tmp_path / "logs" / "a" / "one.log")
+    (tmp_path / "logs" / "loop").symlink_to("loop")
+    (tmp_path / "logs" / "a" / "up").symlink_to("..")
+    (tmp_path / "logs" / "gone").symlink_to("nowhere")
+    return tmp_path / "logs"
+
+
+def test_links_in_circles_are_not_followed(folder):
+    assert [path.name for path in walk.below(folder)] == ["one.log"]
+    assert len(foreign_runs.record(folder).steps) == 20
+    assert why.of_logs([folder]).verdict.words
+    assert run_list.newest(str(folder)) == str(folder)
+    assert run_list.below(folder.parent) == []
+
+
+def test_a_link_to_a_log_is_read(folder, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "it.log").symlink_to(folder / "a" / "one.log")
+    assert len(foreign_runs.record(tmp_path / "one").steps) == 20
+
+
+@pytest.mark.parametrize("reads", [foreign_runs.record, lambda path: why.of_logs([path])], ids=["report", "why"])
+def test_a_folder_with_more_than_a_run_has_is_refused_with_the_number(reads, folder, monkeypatch):
+    for i in range(20):
+        (folder / f"{i}.py").touch()
+    monkeypatch.setattr(walk, "MOST_LOOKED_AT", 10)
+    with pytest.raises(UserError, match="holds more than 10 files and folders") as refused:
+        reads(folder)
+    assert "name the folder of one run's logs" in refused.value.hint
+
+
+def test_files_are_in_the_order_of_their_names_and_folders_are_skipped_by_theirs(tmp_path):
+    for name in ("b/2", "b/1", "a", "c", "checkpoints/x", "b/checkpoints/y"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    names = [str(path.relative_to(tmp_path)) for path in walk.below(tmp_path, ["checkpoints"])]
+    assert names == ["a", "b/1", "b/2", "c"]
+
+
+@pytest.mark.parametrize("reads", [foreign_runs.record, lambda path: why.of_logs([path])], ids=["report", "why"])
+def test_what_vanishes_between_finding_and_reading_is_left_out(reads, folder, monkeypatch):
+    (folder / "a" / "two.log").write_text("gone soon\n")
+    (folder / "b").mkdir()
+    walked = walk.below
+
+    def below(path, skipped=()):
+        files = [*walked(path, skipped)]
+        os.unlink(folder / "a" / "two.log")
+        shutil.rmtree(folder / "b")
+        return iter(files)
+
+    monkeypatch.setattr(walk, "below", below)
+    assert reads(folder)
+
+
+def test_a_folder_that_vanishes_while_it_is_walked_is_left_out(folder):
+    (folder / "z").mkdir()
+    (folder / "z" / "x").touch()
+    walking = walk.below(folder)
+    next(walking)
+    shutil.rmtree(folder / "z")
+    assert [*walking] == []
+
+
+def test_a_folder_of_runs_that_is_a_file_is_called_none(tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(UserError, match="is no folder, so it holds no run"):
+        run_list.below(tmp_path / "runs")

@@ -1,0 +1,154 @@
+"""Folders as `datasets` saves them and as the hub has them: which files are of which split."""
+
+import json
+import os
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="the [nemo] extra is not installed")
+
+from superpod.data.readers import dataset_folder, sources
+from superpod.data.samples import samples
+from superpod.errors import UserError
+from superpod.weights import finetune_data
+from superpod.weights.finetune_data import DataOptions
+from tests.data.readers.test_rows import PAIRS, write_arrow, write_parquet
+
+README = "---\nlicense: mit\nconfigs:\n{}---\n# Data\n"
+
+
+def saved(folder, count=2):
+    """A dataset as `save_to_disk` writes it."""
+    folder.mkdir(parents=True)
+    names = [f"data-{at:05d}-of-{count:05d}.arrow" for at in range(count)]
+    for name in names:
+        write_arrow(folder / name, PAIRS[:10])
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (folder / "dataset_info.json").write_text("{}")
+
+
+def several(folder, *splits):
+    for split in splits:
+        saved(folder / split)
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
+
+
+def hub(folder, *names, readme=""):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_parquet(folder / name, PAIRS[:10])
+    (folder / "README.md").write_text(README.format(readme) if readme else "---\n- : [\n---")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "x.parquet").write_text("")
+
+
+def names(folder):
+    return {
+        split: [str(file.relative_to(folder)) for file in files]
+        for split, files in dataset_folder.splits(folder).items()
+    }
+
+
+def test_a_saved_dataset_is_its_arrow_files(tmp_path):
+    saved(tmp_path / "one")
+    assert names(tmp_path / "one") == {"train": ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]}
+    several(tmp_path / "all", "train", "validation", "test")
+    assert list(names(tmp_path / "all")) == ["train", "validation", "test"]
+    [source] = sources.find([str(tmp_path / "all")])
+    assert len(list(samples.stream(source.files, samples.BadLines()))) == 20
+    assert [file.parent.name for file in source.validation] == ["validation"] * 2
+
+
+@pytest.mark.slow
+def test_what_datasets_saves_is_read_as_datasets_reads_it(tmp_path):
+    import datasets
+
+    rows = [{"messages": [{"role": "user", "content": f"é {at}"}, {"role": "assistant", "content": "b"}], "n": at}
+            for at in range(500)]  # fmt: skip
+    whole = datasets.Dataset.from_list(rows)
+    splits = {"train": whole.shuffle(seed=1).select(range(300)), "validation": whole.select(range(50))}
+    both = datasets.DatasetDict(splits)  # type: ignore[call-overload]
+    both.save_to_disk(str(tmp_path / "saved"), num_shards={"train": 3, "validation": 1})
+    [source] = sources.find([str(tmp_path / "saved")])
+    for files, split in ((source.files, "train"), (source.validation, "validation")):
+        read = list(samples.stream(files, samples.BadLines()))
+        loaded = datasets.load_from_disk(str(tmp_path / "saved"))[split]
+        assert [list(sample.messages) for sample in read] == list(loaded["messages"])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("files", "readme", "expected"),
+    [
+        (
+            [
+                "data/train-00000-of-00002.parquet",
+                "data/train-00001-of-00002.parquet",
+                "data/test-00000-of-00001.parquet",
+            ],
+            "",
+            {"train": 2, "test": 1},
+        ),
+        (["train.parquet", "valid.parquet"], "", {"train": 1, "validation": 1}),
+        (["a/train/0.parquet", "a/dev/0.parquet", "extra.parquet"], "", {"train": 1, "validation": 1}),
+        (["one.parquet", "two.parquet"], "", {"train": 2}),
+        (["x.parquet", "y.parquet"], "- config_name: default\n  data_files: x.parquet\n", {"train": 1}),
+        (
+            ["d/a.parquet", "d/b.parquet"],
+            "- config_name: a\n  data_files:\n  - split: train\n    path: d/a*\n"
+            "  - split: validation\n    path: [d/b.parquet]\n",
+            {"train": 1, "validation": 1},
+        ),
+    ],
+    ids=range(6),
+)
+def test_files_of_the_hub_are_sorted_by_their_names(files, readme, expected, tmp_path):
+    hub(tmp_path, *files, readme=readme)
+    assert {split: len(members) for split, members in names(tmp_path).items()} == expected
+
+
+TWO = "- config_name: one\n  data_files: a.parquet\n- config_name: two\n  data_files: b.parquet\n"
+WRONG = {
+    "nothing": (lambda folder: None, "is no dataset's folder: it has no file of .jsonl"),
+    "model": (lambda folder: (folder / "config.json").write_text("{}"), "is a model's folder"),
+    "shard": (lambda folder: hub(folder, "train-00000-of-00003.parquet"), "1 of 3 files train-"),
+    "configurations": (
+        lambda folder: hub(folder, "a.parquet", "b.parquet", readme=TWO),
+        "has 2 configurations: one, tw",
+    ),
+    "readme": (
+        lambda folder: hub(folder, "a.parquet", readme="- config_name: default\n  data_files: gone*\n"),
+        "has no file gone",
+    ),
+    "no train": (
+        lambda folder: hub(folder, "test.parquet", "validation.parquet"),
+        "has no split train, but validation, test",
+    ),
+    "two forms": (
+        lambda folder: [hub(folder, "train.parquet"), (folder / "train.jsonl").write_text("")],
+        "has train as lines and parquet",
+    ),
+    "lost": (lambda folder: [saved(folder / "d"), (folder / "d/data-00001-of-00002.arrow").unlink()], "is missing"),
+    "state": (lambda folder: [saved(folder / "d"), (folder / "d/state.json").write_text("{")], "is not JSON"),
+    "escape": (
+        lambda folder: [
+            saved(folder / "d"),
+            (folder / "d/state.json").write_text('{"_data_files": [{"filename": "../x"}]}'),
+        ],
+        "which is no file of its own",
+    ),
+    "splits": (
+        lambda folder: [several(folder, "train"), (folder / "dataset_dict.json").write_text("[]")],
+        "is not a JS",
+    ),
+    "loop": (lambda folder: os.symlink(folder, folder / "loop"), "is no dataset's folder"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_folder_that_is_no_dataset_s_is_refused(what, tmp_path):
+    write, says = WRONG[what]
+    write(tmp_path)
+    folder = tmp_path / "d" if (tmp_path / "d").is_dir() else tmp_path
+    with pytest.raises(UserError, match=says) as refused:
+        finetune_data.check(DataOptions((str(folder),)))
+    assert refused.value.hint

@@ -1,0 +1,86 @@
+"""What --data names: colons, blanks, globs and weights."""
+
+import pytest
+
+from superpod.data.readers import sources
+from superpod.errors import UserError
+from superpod.weights import finetune_data
+from superpod.weights.finetune_data import DataOptions
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b c.jsonl", "d:2.jsonl", "e.jsonl:0.5", "[f].jsonl"):
+        (tmp_path / name).write_text("".join(f'{{"text": "{name} {at}"}}\n' for at in range(2)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("texts", "names", "weights"),
+    [
+        (["a.jsonl"], ["a.jsonl"], ()),
+        (["a.jsonl:0.7", "b c.jsonl:.3"], ["a.jsonl", "b c.jsonl"], (0.7, 0.3)),
+        (["d:2.jsonl"], ["d:2.jsonl"], ()),
+        (["d:2.jsonl:7"], ["d:2.jsonl"], (7.0,)),
+        (["e.jsonl:0.5"], ["e.jsonl:0.5"], ()),
+        (["e.jsonl:0.5:1e-1"], ["e.jsonl:0.5"], (0.1,)),
+        (["*.jsonl:3", "./a.jsonl:1"], ["*.jsonl", "a.jsonl"], (3.0, 1.0)),
+    ],
+)
+def test_a_weight_stands_behind_the_last_colon_of_what_is_no_file(texts, names, weights, folder):
+    assert sources.parse(texts) == (tuple(str(folder / name) for name in names), weights)
+
+
+def test_a_glob_is_one_source_and_a_file_of_brackets_is_itself(folder):
+    [both, brackets] = sources.find([str(folder / "[ab]*.jsonl"), str(folder / "[f].jsonl")])
+    assert [file.name for file in both.files] == ["a.jsonl", "b c.jsonl"]
+    assert [file.name for file in brackets.files] == ["[f].jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        ([""], "--data is empty"),
+        (["a.jsonl:0"], "a weight is above 0 and finite"),
+        (["a.jsonl:-1"], "a weight is above 0 and finite"),
+        (["a.jsonl:nan"], "a weight is above 0 and finite"),
+        (["a.jsonl:1e999"], "a weight is above 0 and finite"),
+        (["a.jsonl:"], "is no file, and '' is no weight"),
+        (["a.jsonl:half"], "is no file, and 'half' is no weight"),
+        (["a.jsonl:1", "b c.jsonl"], "b c.jsonl has no weight, and others have one"),
+        (["a.jsonl", "./a.jsonl"], "is named twice"),
+        (["a" * 5000], "File name too long"),
+        (["a\0b"], "is not a path"),
+        (["gone.jsonl"], "gone.jsonl is not a file"),
+        (["gone.jsonl:0.5"], "gone.jsonl is not a file"),
+        (["gone*.jsonl"], "matches no file"),
+        (["a.jsonl/b"], "is not a file"),
+        (["a.jsonl:1", "b c.jsonl:1e-9"], "make an epoch of"),
+    ],
+)
+def test_what_names_no_samples_is_refused(texts, says, folder):
+    def check():
+        names, weights = sources.parse(texts)
+        finetune_data.check(DataOptions(names, weights=weights))
+
+    with pytest.raises(UserError, match=says):
+        check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"share": 0.0}, "--validation 0.0 is not a share"),
+        ({"share": float("nan")}, "--validation nan is not a share"),
+        ({"long": "no"}, "--long no is not one of"),
+        ({"learn": "no"}, "--learn no is not one of"),
+        ({"template": "gone.jinja"}, "--chat-template gone.jinja is not a file"),
+        ({"template": "a.jsonl"}, "does not use messages"),
+        ({"template": "."}, "is not a file"),
+        ({"validation_data": ("a.jsonl",)}, r"every sample of .*a.jsonl is also in --validation-data .*a.jsonl"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(changes, says, folder):
+    with pytest.raises(UserError, match=says):
+        finetune_data.check(DataOptions(("a.jsonl",), **changes))

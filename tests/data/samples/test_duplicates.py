@@ -1,0 +1,190 @@
+"""No sample is both trained and validated on, under whatever name, in whatever format it is given a second time."""
+
+import gzip
+import importlib.util
+import json
+import os
+import shutil
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from superpod.data.readers import sources
+from superpod.data.samples import chat, duplicates
+from superpod.data.samples.samples import Reading
+from superpod.data.tokens import tokenizer
+from superpod.errors import UserError
+from superpod.weights import finetune_data
+from superpod.weights.finetune_data import DataOptions
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers: [nemo] extra")
+
+CHATS = [[("user", f"question {at}"), ("assistant", f"answer {at * at}")] for at in range(60)]
+
+
+def openai(chats) -> list[dict[str, Any]]:
+    return [{"messages": [{"role": role, "content": text} for role, text in turns]} for turns in chats]
+
+
+def share_gpt(chats):
+    names = {"user": "human", "assistant": "gpt"}
+    return [{"conversations": [{"from": names[role], "value": text} for role, text in turns]} for turns in chats]
+
+
+def write(path, rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "tokenizer"
+    tokenizer.train(["question answer", "user assistant"] * 3, 300, folder)
+    return chat.load(str(folder))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", openai(CHATS[:40]))
+    write(tmp_path / "b.jsonl", openai(CHATS[40:]))
+    return tmp_path
+
+
+def packed(texts, model, out, **more):
+    """Counts, and a counter of the samples of either part, by their token ids."""
+    from superpod.weights.finetune_setup import TRAIN, VALIDATION, Sizes
+
+    names, weights = sources.parse(texts)
+    options = DataOptions(names, weights=weights, **more)
+    finetune_data.check(options)
+    sizes = Sizes(longest=128, size=256, batch=1, multiple=1, aligned=16)
+    counts = finetune_data.pack(options, sizes, model, out)
+    parts = []
+    for name in (TRAIN, VALIDATION):
+        rows = [row for row in np.load(out / name, allow_pickle=True) if row["loss_mask"].any()]
+        spans = [(row, pairwise([*row["seq_start_id"], len(row["input_ids"])])) for row in rows]
+        parts.append(Counter(tuple(row["input_ids"][begin:end].tolist()) for row, span in spans for begin, end in span))
+    return counts, parts[0], parts[1]
+
+
+def link(folder):
+    os.symlink("a.jsonl", folder / "c.jsonl")
+
+
+def hard_link(folder):
+    os.link(folder / "a.jsonl", folder / "c.jsonl")
+
+
+def copy(folder):
+    shutil.copyfile(folder / "a.jsonl", folder / "c.jsonl")
+
+
+def compressed(folder):
+    (folder / "c.jsonl.gz").write_bytes(gzip.compress((folder / "a.jsonl").read_bytes()))
+
+
+def other_format(folder):
+    write(folder / "c.jsonl", share_gpt(CHATS[:40]))
+
+
+def array(folder):
+    (folder / "c.json").write_text(json.dumps(openai(CHATS[:40])))
+
+
+def parquet(folder):
+    arrow, files = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    files.write_table(arrow.Table.from_pylist(openai(CHATS[:40])), folder / "c.parquet")
+
+
+SECOND = [link, hard_link, copy, compressed, other_format, array, parquet]
+
+
+@pytest.mark.parametrize("again", SECOND)
+def test_a_second_file_of_the_same_samples_is_refused_by_name_and_left_out_of_a_glob(again, folder, model):
+    again(folder)
+    second = str(next(folder.glob("c.*")))
+    with pytest.raises(UserError, match=r"every sample of .*c\.\S+ is also in \S*a\.jsonl$"):
+        packed(["a.jsonl", second], model, folder / "out")
+    with pytest.raises(UserError, match=r"every sample of .*a\.jsonl is also in --validation-data \S*c\.\S+$"):
+        packed(["a.jsonl"], model, folder / "out", validation_data=(second,))
+    counts, training, held = packed(["[abc].*"], model, folder / "out", share=0.2)
+    assert not training & held
+    assert set((training + held).values()) == {1}
+    assert len(training + held) == 60
+    assert "  left out 40 duplicate samples: 40 repeated in the same source" in finetune_data.lines(counts)
+
+
+def test_a_file_given_by_name_and_by_a_glob_counts_once(folder, model):
+    with pytest.raises(UserError, match=r"every sample of .*a.jsonl is also in .*\*.jsonl"):
+        packed(["*.jsonl", "a.jsonl"], model, folder / "out")
+    counts, training, held = packed(["a.jsonl", "*.jsonl"], model, folder / "out", share=0.2)
+    assert not training & held
+    assert len(training + held) == 60
+    assert f"  left out 40 duplicate samples: 40 also in {folder}/a.jsonl" in finetune_data.lines(counts)
+
+
+def test_duplicate_rows_are_not_held_out_of_themselves(folder, model):
+    write(folder / "c.jsonl", openai(CHATS * 3 + CHATS[:7]))
+    counts, training, held = packed(["c.jsonl"], model, folder / "out", share=0.3)
+    assert (sum(training.values()), sum(held.values())) == (42, 18)
+    assert not training & held
+    assert counts["read"][0]["duplicates"] == {str(folder / "c.jsonl"): 127}
+
+
+def test_what_is_validated_on_is_left_out_of_the_training(folder, model):
+    write(folder / "v.jsonl", share_gpt(CHATS[30:50]))
+    counts, training, held = packed(["a.jsonl"], model, folder / "out", validation_data=(str(folder / "v.jsonl"),))
+    assert (len(training), len(held)) == (30, 20)
+    assert not training & held
+    assert f"  left out 10 duplicate samples: 10 also in --validation-data {folder}/v.jsonl" in finetune_data.lines(
+        counts
+    )
+
+
+def test_a_dataset_s_own_validation_split_is_compared_too(folder, model):
+    (folder / "set").mkdir()
+    write(folder / "set" / "train.jsonl", openai(CHATS[:40]))
+    write(folder / "set" / "validation.jsonl", openai(CHATS[35:]))
+    counts, training, held = packed(["set"], model, folder / "out")
+    assert (len(training), len(held)) == (35, 25)
+    assert counts["read"][0]["duplicates"] == {f"{folder}/set (validation)": 5}
+
+
+def test_samples_that_are_equal_once_cut_are_duplicates(folder, model):
+    write(folder / "c.jsonl", [{"text": "question " * 200 + end} for end in ("a", "b")] + [{"text": "answer"}])
+    counts, training, held = packed(["c.jsonl"], model, folder / "out", share=0.5, long="cut")
+    assert len(training + held) == 2
+    assert counts["read"][0]["duplicates"] == {str(folder / "c.jsonl"): 1}
+
+
+def test_weights_are_of_the_samples_that_are_left(folder, model):
+    write(folder / "c.jsonl", openai(CHATS[:45]))
+    counts, _, _ = packed(["a.jsonl:0.5", "c.jsonl:0.5"], model, folder / "out", share=0.1)
+    assert [part["samples"] for part in counts["mix"]] == [36, 5]
+
+
+def test_a_system_prompt_and_the_turns_that_are_trained_on_do_not_hide_a_duplicate(folder, model):
+    rows = openai(CHATS[:40])
+    for row in rows:
+        row["messages"].insert(0, {"role": "system", "content": "be brief"})
+    write(folder / "c.jsonl", rows)
+    with pytest.raises(UserError, match="every sample of"):
+        packed(["a.jsonl", "c.jsonl"], model, folder / "out", reading=Reading(system="be brief"))
+    for row in rows:
+        row["messages"] = [*row["messages"][1:], {"role": "assistant", "content": "so", "weight": 0}]
+    write(folder / "c.jsonl", rows)
+    for row in rows:
+        del row["messages"][-1]["weight"]
+    write(folder / "d.jsonl", rows)
+    with pytest.raises(UserError, match="every sample of"):
+        packed(["c.jsonl", "d.jsonl"], model, folder / "out")
+
+
+def test_other_samples_are_no_duplicates():
+    distinct = duplicates.Distinct()
+    distinct.start("a")
+    assert all(distinct.is_new(str(at).encode()) for at in range(1000))
+    assert distinct.repeats() == {}

@@ -1,0 +1,94 @@
+import json
+
+import pytest
+
+from superpod.data.samples import samples
+from superpod.data.samples.samples import Sample
+from superpod.errors import UserError
+
+
+def written(folder, *lines):
+    file = folder / "data.jsonl"
+    file.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
+    return file
+
+
+def chat(*turns):
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def test_the_three_kinds_and_their_lines(tmp_path):
+    messages = chat(("system", "short"), ("user", "2+2?"), ("assistant", "4"))
+    first = b'\xef\xbb\xbf{"prompt": "2+2=", "completion": "4"}\r'  # as Windows begins a file, and ends a line
+    assert samples.read(written(tmp_path, first, b"  ", {"completion": "4", "prompt": "", "id": 7})) == [
+        Sample(1, "2+2=4", 4),
+        Sample(3, "4", 0),
+    ]
+    assert samples.read(written(tmp_path, {"text": "four", "id": 7})) == [Sample(1, "four", 0)]
+    [chatted] = samples.read(written(tmp_path, b"", b"", b"", messages))
+    assert (chatted.line, chatted.messages) == (4, tuple(messages["messages"]))
+
+
+WRONG = [
+    (b"\xff\xfe{}", "not UTF-8 at byte 0"),
+    (b'{"text": ', "not JSON: "),
+    (b"[" * 100_000, "not JSON: "),
+    ([1], "not a JSON object but a list"),
+    ({}, "has the keys none"),
+    ({"instruct": "a", "output": "b"}, "has the keys 'instruct', 'output'"),
+    ({"prompt": "a", "chosen": "b", "rejected": "c"}, "holds a chosen and a rejected answer"),
+    (b'{"text": "a", "text": "b"}', "has the key 'text' twice"),
+    (b'{"text": "\x00"}', "not JSON: it holds NUL bytes"),
+    (b'{"text": "fi', "not JSON: .*is it cut off"),
+    (
+        {"text": "a", "prompt": "b", "completion": "c"},
+        "has the keys 'text', 'prompt', 'completion' of more than one kind",
+    ),
+    (b'{"text": "\\ud800 hi"}', "text holds half a surrogate pair"),
+    ({"prompt": "a", "completion": " "}, "completion is empty"),
+    ({"prompt": ["a"], "completion": "b"}, r"prompt\[0\] is a text, not an object"),
+    ({"text": None}, "text is null, not a text"),
+    ({"messages": []}, r"messages is empty \(\[\]\), not a list with"),
+    ({"messages": ["hello"]}, r"messages\[0\] is a text, not an object"),
+    (chat(("user", "a"), ("robot", "b")), r"messages\[1\]: role 'robot' is none of system, user, assistant, tool"),
+    (chat(("user", "a"), ("assistant", 3)), r"messages\[1\]: content is a number, not a text"),
+    (chat(("user", "a"), ("system", "b"), ("assistant", "c")), r"messages\[1\]: a system message comes first"),
+    (chat(("user", "a"), ("assistant", "")), "no assistant message with content"),
+    (chat(("user", "a"), ("assistant", "b")) | {"tools": 3}, "tools is not a list of objects"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        r".*content\[0\] is image_url, and only text",
+    ),
+    ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, ".*weight 0.5 is neither 0 nor 1"),
+    ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "no assistant message with content that is"),
+    (
+        {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{"}}]},
+        ".*the arguments of f are not",
+    ),
+    ({"instruction": "a", "output": "b", "history": [["c"]]}, "history is not a list of pairs"),
+]
+
+
+@pytest.mark.parametrize(("line", "says"), WRONG, ids=[says for _, says in WRONG])
+def test_a_line_that_is_none_is_named(line, says, tmp_path):
+    file = written(tmp_path, {"text": "fine"}, line)
+    with pytest.raises(UserError, match=f"data.jsonl:2: {says}") as refused:
+        samples.read(file)
+    assert '{"prompt": ..., "completion": ...}' in refused.value.hint
+
+
+def test_many_wrong_lines_are_counted(tmp_path):
+    with pytest.raises(UserError) as refused:
+        samples.read(written(tmp_path, *[{}] * 10))
+    assert [line.split(": ")[0].rpartition(":")[2] for line in str(refused.value).splitlines()[:3]] == ["1", "2", "3"]
+    assert str(refused.value).splitlines()[3:] == ["and 7 more lines"]
+
+
+def test_no_file_and_an_empty_one_are_refused(tmp_path):
+    for path, says in (
+        (tmp_path / "none.jsonl", "is not a file"),
+        (tmp_path, "is not a file"),
+        (written(tmp_path), "no sam"),
+    ):
+        with pytest.raises(UserError, match=says):
+            samples.read(path)

@@ -1,0 +1,61 @@
+"""What `data build` refuses before any work begins."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tokenizers", reason="the [nemo] extra is not installed")
+
+from superpod.data.tokens import worker_pool
+from superpod.data.tokens.build import build
+from superpod.data.tokens.build_options import BuildOptions
+from superpod.errors import UserError
+
+OPTIONS = BuildOptions(vocab_size=300, split="80,10,10")
+
+
+@pytest.mark.parametrize(
+    ("out", "options", "more", "message"),
+    [
+        ("out", OPTIONS, {"workers": 100_000}, r"--workers 100000 is outside 1\.\."),
+        ("out", OPTIONS, {"workers": 0}, r"--workers 0 is outside 1\.\."),
+        ("file.txt/x", OPTIONS, {}, r"file\.txt is a file, not a folder"),
+        ("file.txt/x/y", OPTIONS, {}, r"file\.txt is a file, not a folder"),
+        ("gone", OPTIONS, {}, r"gone is a file, not a folder"),
+        ("/proc/x/y", OPTIONS, {}, "cannot write /proc/x/y: "),
+        ("/dev/null/x", OPTIONS, {}, "/dev/null is a file, not a folder"),
+        ("a" * 5000, OPTIONS, {}, "File name too long"),
+        ("a\0b", OPTIONS, {}, "is not a path"),
+        ("out", BuildOptions(vocab_size=999_999_999_999), {}, "--vocab-size 999999999999 is above 16777216"),
+        ("out", BuildOptions(tokenizer=Path("a" * 5000)), {}, "--tokenizer .*File name too long"),
+        ("out", BuildOptions(tokenizer=Path("a\0b")), {}, "--tokenizer .* is not a path"),
+        ("out", BuildOptions(300, split="9" * 5000 + ",1,1"), {}, "holds numbers too large"),
+    ],
+    ids=range(13),
+)
+def test_refused_at_once(
+    corpus: Path,
+    tmp_path: Path,
+    out: str,
+    options: BuildOptions,
+    more: dict,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    (tmp_path / "file.txt").write_text("")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    monkeypatch.setattr(worker_pool, "workers", lambda _: pytest.fail("work began"))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UserError, match=message) as caught:
+        build([f"{corpus}/*.txt"], tmp_path / out, options, workers=more.get("workers", 1))
+    assert caught.value.hint
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("raw", [b"", b"garbage" * 9])
+def test_a_broken_sentencepiece_model(corpus: Path, tmp_path: Path, raw: bytes):
+    pytest.importorskip("sentencepiece")
+    (tmp_path / "bad.model").write_bytes(raw)
+    with pytest.raises(UserError, match=r"bad\.model is not a SentencePiece model"):
+        build([f"{corpus}/*.txt"], tmp_path / "out", BuildOptions(tokenizer=tmp_path / "bad.model"), workers=1)
+    assert not (tmp_path / "out").exists()

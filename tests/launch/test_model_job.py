@@ -1,0 +1,70 @@
+"""When the step of a job that exports a fine-tuning calls its run done; what it exports is replaced."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.launch import convert, finetune, handover, model_job, subprocess_call
+from superpod.reports.runs import checkpoints
+from superpod.runtime.checkpoints import owed_export
+from superpod.weights.transfer import huggingface
+
+
+@pytest.fixture
+def trained(run, monkeypatch):
+    run.update(model_job.facts(run.path / "base"), [])
+    exported = {"checkpoint": "step=9", "val_loss": 2.0, "notes": []}
+    monkeypatch.setattr(finetune, "export", lambda run, target: exported)
+    return run
+
+
+def test_a_run_owes_its_folder_until_all_that_comes_with_it_is_written(trained, monkeypatch):
+    """Ended between the folder and its adapter, a job had left a run that was done, and the next one left it so."""
+    owed = []
+    finish = lambda *_a, **_k: owed.append(owed_export.left(trained.path))  # noqa: E731 - what it returns is None
+    monkeypatch.setattr(handover, "finish", finish)
+    model_job.export(trained)
+    assert owed == ["hf"]
+    assert owed_export.left(trained.path) == ""
+
+
+def test_what_an_ended_export_put_in_place_stops_no_later_one(trained, monkeypatch):
+    """A launcher or a job that is killed between the folder and its record had left a run that could not end."""
+    checkpoint = SimpleNamespace(name="step=9", val_loss=2.0)
+    monkeypatch.undo()
+    monkeypatch.setattr(checkpoints, "at", lambda path: [checkpoint])
+    monkeypatch.setattr(checkpoints, "best", lambda known: checkpoint)
+    monkeypatch.setattr(finetune.Task, "of", lambda run: finetune.Task("m", ("d",)))
+    trained.new_attempt()
+    target = trained.path / "hf"
+
+    def convert_as_it_does(source, out, **_):
+        huggingface.must_be_new(out)
+        return SimpleNamespace(function="", arguments={})
+
+    def write(*_a, **_k):
+        target.mkdir()
+        return {"notes": []}
+
+    monkeypatch.setattr(convert, "plan", convert_as_it_does)
+    monkeypatch.setattr(subprocess_call, "call", write)
+    for _ in range(2):  # the first one is killed before it is recorded
+        assert finetune.export(trained, target)["checkpoint"] == "step=9"
+    owed_export.note(trained.path, {})
+    with pytest.raises(UserError, match="exists already"):
+        finetune.export(trained, target)
+
+
+def test_a_measurement_that_fails_is_not_repeated_by_every_job(trained, monkeypatch):
+    def finish(*_a, **_k):
+        raise OSError("no room")
+
+    monkeypatch.setattr(handover, "finish", finish)
+    with pytest.raises(OSError, match="no room"):
+        model_job.export(trained)
+    assert owed_export.left(trained.path) == ""
+    other = SimpleNamespace(agrees=False, refusal=lambda target: "another model")
+    monkeypatch.setattr(handover, "finish", lambda *_a, **_k: other)
+    with pytest.raises(UserError, match="another model"):
+        model_job.export(trained)

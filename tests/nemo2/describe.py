@@ -1,0 +1,168 @@
+"""describe.py FILE [--all]: import NeMo once and answer everything the recipe tests ask, as JSON in FILE.
+
+With --all, of every recipe; without, of the first of each model and task.
+"""
+
+import copy
+import dataclasses
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from superpod.errors import UserError
+from superpod.planner.layout import Layout
+
+OVERRIDES = (
+    "trainer.max_steps=10",
+    "model.config.num_layers*=2",
+    "trainer.callbacks[1].gc_interval_train=7",
+    "trainer.devices=4",
+    "trainer.max_stepz=10",
+    "trainer.strategy.tensor_model_paralel_size=2",
+    "optim.config.lr=fast",
+    "trainer.max_steps=1e3",
+    "trainer.max_steps=1000.5",
+    "trainer.callbacks[9].gc_interval_train=1",
+    "trainer.max_steps.more=1",
+    "max_steps",
+    "__class__=1",
+    "with=full_recompute",
+    "with=offload_optimizer",
+    "with=offload_activations",
+    "with=fsdp",
+    "with=precision_aware",
+    "with=cuda_graphs",
+    "with=stragglers",
+    "with=fault_tolerance",
+    "with=deterministic",
+    "with=full_recompute,fsdpp",
+    "with=offload_activations,full_recompute",
+)
+
+
+def main() -> None:
+    from superpod.collection import registry
+    from superpod.nemo2.export.flatten import flatten
+    from superpod.recipes import build
+
+    chosen = dict(registry.recipes() if "--all" in sys.argv else {r.name: r for r in firsts().values()})
+    built = {name: resolved(recipe) for name, recipe in chosen.items()}
+    lines = {name: [[i.path, i.value, i.where] for i in flatten(partial)] for name, partial in built.items()}
+    sizes = [[name, *read(build(name, nodes), nodes)] for name, nodes in one_of_each_layout(chosen).values()]
+    overrides = {text: override(text) for text in OVERRIDES}
+    overrides["tiny_llama3_lora with=full_recompute"] = override("with=full_recompute", "tiny_llama3_lora")
+    shards = {
+        name: [bool(partial.optim.config.use_distributed_optimizer), *(refusal(partial, option) for option in SHARDED)]
+        for name, partial in built.items()
+    }
+    answer = {"lines": lines, "sizes": sizes, "overrides": overrides, "shards": shards}
+    Path(sys.argv[1]).write_text(json.dumps(answer | {"factories": factories(), "round_trips": round_trips()}))
+
+
+SHARDED = ("precision_aware", "offload_optimizer")
+"""Options that Megatron takes with the distributed optimizer alone."""
+
+
+def refusal(partial: Any, option: str) -> list[str]:
+    """How a recipe refuses an option: [] = it takes it."""
+    from superpod.collection import options
+
+    try:
+        options.apply(copy.deepcopy(partial), option)
+    except UserError as error:
+        return [str(error), error.hint]
+    return []
+
+
+def read(partial: Any, nodes: int) -> list[Any]:
+    """The requested size, the size built, and the layout as NeMo has it."""
+    from superpod.nemo2.build.layout import layout_of
+
+    return [nodes, partial.trainer.num_nodes, vars(layout_of(partial))]
+
+
+def firsts() -> dict[str, Any]:
+    """The recipes that stand whole in a golden: of each model and task that on H100s in BF16; DoRA's are LoRA's."""
+    from superpod.collection import registry
+
+    firsts_of: dict[str, Any] = {}
+    for recipe in registry.recipes().values():
+        usual = recipe.name.endswith("_h100_bf16") and recipe.seq <= recipe.model.seq
+        if recipe.task != "dora" and (usual or recipe.model.family == "tiny"):
+            firsts_of.setdefault(golden_of(recipe), recipe)
+    return firsts_of
+
+
+def golden_of(recipe: Any) -> str:
+    """The golden that a recipe stands in."""
+    return f"{recipe.model.name}_{'lora' if recipe.task == 'dora' else recipe.task}"
+
+
+def one_of_each_layout(chosen: dict[str, Any]) -> dict[Layout, tuple[str, int]]:
+    """A recipe and a size that has it, of every layout there is."""
+    return {layout: (name, n) for name, recipe in chosen.items() for n, layout in recipe.layouts.items()}
+
+
+ROUND_TRIPS = (
+    Layout(),
+    Layout(tp=2, pp=4, vp=2, sp=True, gbs=8, embedding_as_layer=True, loss_as_layer=True, sharding="none"),
+    Layout(pp=4, gbs=4, first_layers=1, last_layers=3, recompute="full", recompute_method="block", recompute_layers=2),
+    Layout(pp=2, vp=2, gbs=4, chunks=(1, 2, 2, 1), recompute="full", recompute_layers=1),
+    Layout(gbs=4, recompute="selective", recompute_modules=("mlp", "layernorm"), sharding="zero2"),
+    Layout(gbs=4, ep=2, etp=1, cp=2, recompute="selective", sharding="zero3"),
+)
+"""Layouts that a recipe is built with and that are read from it again."""
+
+
+def round_trips() -> list[list[dict[str, Any]]]:
+    from superpod.collection import registry
+    from superpod.nemo2.build import partial
+    from superpod.nemo2.build.layout import layout_of
+
+    pairs = []
+    for layout in ROUND_TRIPS:
+        recipe = dataclasses.replace(registry.recipes()["tiny_llama3"], layouts={1: layout})
+        pairs.append([vars(layout), vars(layout_of(partial.build(recipe)))])
+    return pairs
+
+
+def override(text: str, name: str = "tiny_llama3") -> list[str]:
+    from superpod.nemo2 import overrides
+    from superpod.nemo2.export.flatten import flatten
+    from superpod.recipes import build
+
+    recipe = build(name)
+    before = {str(line) for line in flatten(recipe)}
+    try:
+        overrides.apply(recipe, [text])
+    except UserError as error:
+        return ["refused", str(error), error.hint]
+    return ["changed", *sorted(f"{line}  # {line.where}" for line in flatten(recipe) if str(line) not in before)]
+
+
+def resolved(recipe: Any) -> Any:
+    """The recipe as `nemo llm pretrain --factory NAME` resolves it (nemo_run/cli/lazy.py), or `finetune`."""
+    from nemo.collections import llm
+    from nemo_run.cli.cli_parser import parse_factory
+
+    factories()
+    target: Any = llm.pretrain if recipe.task == "pretrain" else llm.finetune
+    return parse_factory(target, "", target, recipe.name)
+
+
+@cache
+def factories() -> dict[str, list[str]]:
+    """Names that NeMo-Run knows for each entry point, after it has loaded its plugins as its CLI does."""
+    from nemo.collections import llm
+    from nemo_run.cli import api
+
+    return {
+        target.__name__: sorted(f.wrapped.__name__ for f in api.list_factories(api.get_type_namespace(target)))
+        for target in (llm.pretrain, llm.finetune)
+    }
+
+
+if __name__ == "__main__":
+    main()

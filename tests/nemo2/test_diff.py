@@ -1,0 +1,86 @@
+"""`recipes diff` shows real differences only, each with its meaning."""
+
+import re
+
+import pytest
+
+from superpod.nemo2.export.field_meanings import MEANINGS, meaning
+from tests.nemo2.exported import answers
+
+OURS_AND_NEMO_S = "llama3_8b_pretrain_h100_bf16 nemo:llama3_8b"
+
+
+def by_path(pair):
+    return {difference["path"]: difference for difference in answers()["diffs"][pair]}
+
+
+@pytest.mark.nemo
+def test_a_recipe_does_not_differ_from_itself():
+    assert answers()["diffs"]["tiny_llama3 tiny_llama3"] == []
+
+
+@pytest.mark.nemo
+def test_two_precisions_differ_in_their_formats():
+    differences = by_path("tiny_llama3 tiny_llama3_fp32")
+    assert differences["trainer.plugins.precision"]["a"] == "'bf16-mixed'"
+    assert differences["trainer.plugins.precision"]["b"] == "'32'"
+    assert "number format" in differences["trainer.plugins.precision"]["why"]
+    assert not [path for path in differences if path.startswith(("data", "model"))]
+
+
+@pytest.mark.nemo
+def test_ours_and_nemo_s_are_compared_with_defaults_where_one_sets_nothing():
+    differences = by_path(OURS_AND_NEMO_S)
+    assert differences["trainer.strategy.context_parallel_size"]["b"] == "2"
+    assert differences["log.ckpt.mode"]["b"] == "default 'min'"
+    assert "trainer.strategy.expert_model_parallel_size" not in differences  # both 1, set by one only
+    assert "optim.lr_scheduler.min_lr" not in differences  # 3e-05, and 0.1 * 3e-4
+
+
+@pytest.mark.nemo
+def test_callbacks_are_compared_by_class_and_shown_once():
+    differences = by_path(OURS_AND_NEMO_S)
+    assert differences["trainer.callbacks[GarbageCollectionCallback]"]["b"] == "-"
+    assert not [path for path in differences if "gc_interval" in path]
+    assert "trainer.callbacks[TimingCallback]" not in differences
+
+
+@pytest.mark.nemo
+def test_most_differences_say_why_they_matter():
+    differences = [row for pair in answers()["diffs"].values() for row in pair if isinstance(row, dict)]
+    silent = sorted({row["path"] for row in differences if not row["why"]})
+    assert len(silent) <= len(differences) / 10, silent
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize(
+    ("name", "says", "hint"),
+    [
+        ("nemo:llama3_9b", "NeMo has no recipe called 'llama3_9b'", "llama3_8b"),
+        ("nemo:llama3_8b.train_recipe", "has no train_recipe", "pretrain_recipe"),
+        ("nemo:llama33_nemotron_super_49b", "NeMo cannot make", ""),
+        ("nemo:llama3_8b.run_cli", "has no run_cli", "finetune_recipe"),
+    ],
+)
+def test_a_name_that_is_none_is_refused(name, says, hint):
+    message, next_move = answers()["diffs"][f"tiny_llama3 {name}"]
+    assert says in message
+    assert hint in next_move
+
+
+@pytest.mark.nemo
+def test_every_meaning_is_of_something_that_recipes_have():
+    names = answers()["fields"]
+    unused = [p for pattern in MEANINGS for p in alternatives(pattern) if not any(re.fullmatch(p, n) for n in names)]
+    assert unused == []
+
+
+def alternatives(pattern):
+    """`a|(b|c)_.*` as its alternatives, `a` and `(b|c)_.*`."""
+    return re.split(r"\|(?![^(]*\))", pattern)
+
+
+def test_the_last_name_of_a_path_decides():
+    assert "splits every layer" in meaning("trainer.strategy.tensor_model_parallel_size")
+    assert "collector" in meaning("trainer.callbacks[GarbageCollectionCallback]")
+    assert meaning("trainer.strategy.no_such_field") == ""

@@ -1,0 +1,190 @@
+"""Every recipe can be exported as a file that makes an equal recipe without this project, reads well, and runs."""
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from superpod.collection import registry
+from superpod.errors import UserError
+from superpod.nemo2.export import target_file
+from tests.nemo2.exported import GPU_RECIPES, answers, chosen
+
+
+@pytest.mark.nemo
+def test_every_recipe_s_file_makes_an_equal_recipe_where_this_project_is_not():
+    assert answers()["wrong"] == {}
+    files = {path.stem for path in answers()["folder"].glob("*.py")}
+    assert set(chosen()) <= files
+
+
+@pytest.mark.nemo
+def test_nemo_s_own_recipes_can_be_exported_too():
+    assert answers()["nemo"] == {"llama3_8b.finetune_recipe": [], "deepseek_v3": []}
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize("name", chosen())
+def test_a_file_imports_nothing_of_this_project(name):
+    text = (answers()["folder"] / f"{name}.py").read_text()
+    assert not re.search(r"^\s*(from|import) superpod", text, re.MULTILINE)
+    assert f'"""{name}\n' in text
+    assert "def recipe() -> run.Partial:" in text
+
+
+@pytest.mark.nemo
+def test_files_are_formatted_as_ruff_formats():
+    ruff = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
+    if not Path(ruff).exists():
+        pytest.skip("ruff is not installed")
+    for words in (["format", "--check"], ["check", "--select", "E,F,I,W"]):
+        command = [ruff, *words, "--isolated", "--line-length", "100", answers()["folder"]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.nemo
+def test_a_file_says_why_in_the_words_of_the_source():
+    text = (answers()["folder"] / "llama3_70b_pretrain_h100_bf16.py").read_text()
+    assert "check_for_nan_in_grad=True,  # stop at the step that went wrong, not days later\n" in text
+    above = text[: text.index("run.Config(GarbageCollectionCallback")].rstrip().splitlines()
+    assert "# Python's collector at its own moments" in "\n".join(above[-3:])
+
+
+def before_imports(file):
+    """The statements of a file before its first import of another package, as source."""
+    text = file.read_text()
+    tree = ast.parse(text)
+    imports = (n for n in tree.body if isinstance(n, ast.Import) and n.names[0].name == "nemo_run")
+    return "\n".join(text.splitlines()[: next(imports).lineno - 1])
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize("name", GPU_RECIPES)
+def test_a_file_carries_the_environment_that_its_run_needs(name):
+    needed = answers()["environment"][name]
+    assert "PYTORCH_CUDA_ALLOC_CONF" in needed
+    top = before_imports(answers()["folder"] / f"{name}.py")
+    own = {"NCCL_DEBUG": "INFO"}
+    script = top + "\nprint(__import__('json').dumps([ENVIRONMENT, dict(os.environ)]))"
+    done = subprocess.run([sys.executable, "-c", script], env=own, capture_output=True, text=True, timeout=60)
+    carried, environment = json.loads(done.stdout)
+    assert carried == needed
+    assert {key: environment.get(key) for key in needed} == needed | own, "a user's own values stay"
+
+
+@pytest.mark.nemo
+def test_the_environment_is_for_nemo_run_s_executors_too():
+    assert answers()["executor"] == answers()["environment"][GPU_RECIPES[0]]
+
+
+@pytest.mark.nemo
+def test_constants_at_the_top_change_every_place_of_their_value():
+    assert answers()["edited"] == [8, 4096, 4096, 64, 1e-3, "/scratch/me"]
+
+
+@pytest.mark.nemo
+def test_several_texts_are_one_constant():
+    (line,) = answers()["data"]
+    assert line.startswith('DATA = ["a_text", "b_text"]')
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize("name", chosen())
+def test_a_file_is_short_and_names_no_file_of_this_project(name):
+    text = (answers()["folder"] / f"{name}.py").read_text()
+    assert len(text.splitlines()) <= 290
+    assert not re.search(r"\b(recipes|planner|layouts)/[\w/]+\.(py|toml)", text)
+    assert not re.search(r'^\s*"decoder",$', text, re.MULTILINE)
+
+
+@pytest.mark.nemo
+def test_stages_are_written_as_repeated_layers():
+    text = (answers()["folder"] / "llama31_nemotron_ultra_253b_pretrain_a100_bf16.py").read_text()
+    stages = text[text.index("pipeline_model_parallel_layout=[") :].partition("],\n        ckpt")[0]
+    assert len(stages.splitlines()) < 12
+    assert '["embedding", *["decoder"] * ' in stages
+
+
+@pytest.mark.nemo
+def test_nvidia_s_tuned_overlap_is_named():
+    text = (answers()["folder"] / "llama3_70b_pretrain_h100_bf16.py").read_text()
+    assert "userbuffers.userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192" in text
+
+
+@pytest.mark.nemo
+def test_a_file_starts_a_process_for_each_gpu_of_one_node_and_says_how_on_more():
+    tiny, big = answers()["started"].values()
+    assert tiny[1:3] == ["-m", "torch.distributed.run"]
+    assert tiny[-2] == "--nproc-per-node=2"
+    assert Path(tiny[-1]).name == "tiny_llama3.py"
+    nodes = registry.find("llama3_70b_pretrain_h100_bf16").nodes[0]
+    assert big == [f"start this on {nodes} nodes, a process for each of 8 GPUs: see its top"]
+
+
+@pytest.mark.nemo
+def test_every_kind_of_value_has_its_source():
+    text = answers()["values"]
+    for words in (
+        *('float("inf")', "torch.bfloat16", "Color.RED", 'b"raw"', '"it\'s"', "'a \"b\"'", '"line\\nend"', "(1,)"),
+        *("frozenset([6])", "set()", "Inner(color=Color.RED, sizes=(2, 3))", 'pathlib.PurePosixPath("a/b")'),
+        *("import pathlib", "from exported_values import Color, Inner, function", "run.Partial(function, b=2)"),
+    ):
+        assert words in text, words
+
+
+@pytest.mark.nemo
+def test_what_has_no_source_is_refused():
+    function, ours, thing, twice = answers()["refused"]
+    assert "<lambda>, which a file that stands alone cannot import" in function
+    assert "superpod.errors.UserError, which a file that stands alone cannot import" in ours
+    assert thing == "value is a object, which cannot be written as source"
+    assert "makes another recipe: its parts are shared" in twice
+
+
+def test_a_file_is_written_whole_and_never_over_another(tmp_path):
+    path = tmp_path / "mine.py"
+    target_file.write("first", path)
+    with pytest.raises(UserError, match="exists already") as refused:
+        target_file.write("second", path)
+    assert "--force" in refused.value.hint
+    assert path.read_text() == "first"
+    target_file.write("second", path, force=True)
+    assert path.read_text() == "second"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "mine.py"
+    path.write_text("first")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(UserError, match="No space left"):
+        target_file.write("second", path, force=True)
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("torch.py", "would hide a module"),
+        ("json.py", "would hide a module"),
+        ("mine.txt", "not the name of a Python module"),
+        ("my-recipe.py", "not the name of a Python module"),
+        ("none/mine.py", "no such folder"),
+        ("folder.py", "it is a folder"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(name, says, tmp_path):
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(UserError, match=says):
+        target_file.check(tmp_path / name)

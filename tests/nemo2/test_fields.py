@@ -1,0 +1,207 @@
+"""Fields that fine-tuning and options set, read from built recipes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from superpod.collection import options, registry
+from superpod.collection.facts import missing_weights
+from superpod.collection.registry import recipes
+from superpod.collection.sizes import tune
+from superpod.errors import UserError
+from superpod.nemo2.planned_job import adapter_rank, job
+from superpod.weights.transfer import huggingface
+from tests.nemo2.fields import LORA_8, LORA_16, LORA_32, SFT
+
+
+@pytest.fixture(scope="module")
+def fields(tmp_path_factory):
+    script, out = Path(__file__).parent / "fields.py", tmp_path_factory.mktemp("fields") / "out.json"
+    command = [sys.executable, "-W", "ignore", script, out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(out.read_text())
+
+
+nemo = [pytest.mark.slow, pytest.mark.nemo]
+
+
+class TestFineTuning:
+    pytestmark = nemo
+
+    @pytest.mark.parametrize("name", [LORA_8, LORA_16, LORA_32, SFT])
+    def test_weights_imported_without_transformer_engine_load(self, fields, name):
+        assert fields["finetuned"][name]["strictness"] == "log_all"
+
+    @pytest.mark.parametrize(("name", "rank"), [(LORA_8, 8), (LORA_16, 16), (LORA_32, 32)])
+    def test_the_rank_is_said_and_alpha_is_twice_as_much(self, fields, name, rank):
+        made = fields["finetuned"][name]
+        assert (made["rank"], made["alpha"], made["planned rank"]) == (rank, 2 * rank, rank)
+        assert made["as planned before"]
+
+    def test_with_context_parallelism_the_loss_is_of_tokens(self, fields):
+        made = fields["finetuned"]["cp"]
+        assert made["cp"] > 1
+        assert (made["per token"], made["averages"]) == (True, False)
+
+    @pytest.mark.parametrize(("name", "forward"), [(LORA_8, 1 / 2), (SFT, 1 / 3)])
+    def test_validation_takes_at_most_a_twentieth(self, fields, name, forward):
+        made = fields["finetuned"][name]
+        assert made["steps"] % made["interval"] == 0
+        assert made["batches"] * forward / made["interval"] <= 0.05
+        assert made["steps"] / made["interval"] >= 2
+
+
+def test_memory_and_traffic_of_adapters_follow_the_rank():
+    from dataclasses import replace
+
+    from superpod.planner import predict
+
+    small = job(recipes()[LORA_8], 2) if 2 in recipes()[LORA_8].nodes else job(recipes()[LORA_8])
+    large = small.replace(options=replace(small.options, lora_rank=64))
+    assert predict.one(large).owners_gib["optimizer"] == pytest.approx(8 * predict.one(small).owners_gib["optimizer"])
+    seconds, fewer = predict.one(large).step_time_s, predict.one(small).step_time_s
+    assert fewer is not None
+    assert seconds is not None
+    assert seconds > fewer
+
+
+def test_ranks_are_those_of_nemos_recipes():
+    ranks = {name: adapter_rank(model.shape) for name, model in registry.models().items()}
+    assert {ranks[name] for name in ("llama3_8b", "llama31_8b", "llama32_1b", "phi3_mini", "gemma3_1b")} == {8}
+    assert {ranks[name] for name in ("llama3_70b", "llama31_70b", "llama31_405b", "llama31_nemotron_70b")} == {16}
+    assert {ranks[name] for name in ("mixtral_8x7b", "mixtral_8x22b")} == {32}
+
+
+def environments(fields):
+    """Of each option that the recipe takes, its variables."""
+    return {name: seen["environment"] for name, seen in fields["options"].items() if "environment" in seen}
+
+
+class TestCudaGraphsAndUserbuffers:
+    pytestmark = nemo
+
+    def test_the_environment_follows_the_options(self, fields):
+        of = environments(fields)
+        assert of[""]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+        assert "PYTORCH_CUDA_ALLOC_CONF" not in fields["graphed"]["environment"]
+        assert of["deterministic"]["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
+        assert of["fsdp"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
+
+    def test_graphs_are_refused_where_whole_layers_are_recomputed(self, fields):
+        assert "recompute_granularity=full" in fields["options"]["cuda_graphs"]["refused"]
+
+    def test_graphs_by_override_count_too(self, fields):
+        assert fields["graphs by override"] == [True, True, True, False]
+
+    def test_userbuffers_of_a100_go_without_multicast(self, fields):
+        of = environments(fields)
+        assert of[""]["UB_SKIPMC"] == "1"
+        assert "UB_SKIPMC" not in of["deterministic"]  # which has no userbuffers
+
+
+class TestPackedSamples:
+    pytestmark = nemo
+
+    def test_packed_samples_are_as_long_as_what_userbuffers_were_made_for(self, fields):
+        made = fields["packed"]
+        assert made["userbuffers"] == 4096
+        assert made["lengths"] == [4096]
+        assert made["broken"] == []
+
+    def test_samples_one_by_one_go_without_userbuffers_and_without_that_padding(self, fields):
+        made = fields["unpacked"]
+        assert made["userbuffers"] == 0
+        assert made["lengths"] == [32, 32]
+        assert made["broken"] == []
+
+    def test_under_cuda_graphs_every_batch_has_the_same_shapes(self, fields):
+        """Two samples in the sequence, and room for as many as any sequence has."""
+        assert fields["graphs"]["lengths"] == [4096]
+        assert fields["graphs"]["boundaries"][0] >= fields["packed"]["boundaries"][0]
+
+    def test_unpadded_ones_are_refused(self, fields):
+        assert fields["packed"]["broken unpadded"] == ["userbuffer_length"]
+
+
+class TestUserbufferTables:
+    pytestmark = nemo
+
+    def test_userbuffer_tables_are_those_of_the_generation(self, fields):
+        """NeMo 2.7.3 has them for H100 and B200 only."""
+        tables = fields["tables"]
+        assert tables["h100"]
+        assert tables["b200"]
+        assert tables["h200"] == tables["h100"]
+        assert tables["b300"] == tables["gb200"] == tables["gb300"] == tables["b200"]
+        assert tables["b200"] != tables["h100"]
+        assert tables["a100"] is None
+
+
+class TestFp16:
+    pytestmark = nemo
+
+    def test_fp16_is_an_option(self, fields):
+        made = fields["options"]["fp16"]
+        assert made["precision"] == "fp16"
+        assert made["plugin"] == ["16-mixed", "torch.float16", 1.0]
+        assert made["optimizer"] == [True, False]
+
+    def test_userbuffers_which_nemo_makes_for_bf16_are_off_under_it(self, fields):
+        assert fields["options"][""]["userbuffers"] == [True]
+        assert fields["options"]["fp16"]["userbuffers"] == [False]
+
+    def test_it_takes_the_place_of_bf16_only(self, fields):
+        assert "FP8 (tensorwise)" in fields["fp8"]["refused"]
+
+
+def test_no_recipe_is_fp16_and_its_name_leads_to_the_option():
+    assert not [name for name in recipes() if name.endswith("fp16")]
+    with pytest.raises(UserError, match="no loss scale that works") as refused:
+        registry.find("llama3_8b_pretrain_a100_fp16")
+    assert "llama3_8b_pretrain_a100_bf16 with=fp16" in refused.value.hint
+    with pytest.raises(UserError, match="no recipe is called"):
+        registry.find("llama3_9b_pretrain_a100_fp16")
+
+
+def test_every_pipeline_stage_has_a_micro_batch():
+    sizes = [(recipe, nodes) for recipe in recipes().values() for nodes in recipe.nodes]
+    pipelines = [(r.name, n, r.layout(n), n * r.gpus_per_node) for r, n in sizes if r.layout(n).pp > 1]
+    assert len(pipelines) > 1000
+    assert not [(name, n) for name, n, layout, gpus in pipelines if layout.micro_batches(gpus) < layout.pp]
+
+
+def test_a_recipe_tuned_for_another_size_settles_what_its_parameters_are():
+    """From the smallest size, which needs FP8 parameters, to one that holds BF16 ones."""
+    small = recipes()["llama3_70b_pretrain_b200_mxfp8"]
+    assert job(small).options.fp8_params
+    tuned = tune.tune(small, 3).job
+    assert (tuned.options.fp8_params, tuned.options.overlap_params) in ((False, True), (True, False))
+
+
+def test_recipes_say_where_their_weights_cannot_be_imported():
+    problem, instead = missing_weights.of(recipes()["deepseek_v3_lora_h100_bf16"])
+    assert "FP8" in problem
+    assert "fp8_cast_bf16" in instead
+    assert "random weights" in missing_weights.of(recipes()["t5_3b_sft_h100_bf16"])[0]
+    for name in ("deepseek_v3_pretrain_h100_bf16", "deepseek_v2_lora_h100_bf16", "llama3_8b_sft_h100_bf16"):
+        assert missing_weights.of(recipes()[name]) == ("", "")
+
+
+def test_an_fp8_folder_is_refused_before_the_import(tmp_path):
+    config = {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="FP8, with a quantization_config") as refused:
+        huggingface.family(tmp_path)
+    assert "fp8_cast_bf16" in refused.value.hint
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"}))
+    with pytest.raises(UserError, match="holds no weights"):
+        huggingface.family(tmp_path)
+
+
+def test_the_option_warns():
+    assert "never multiplies the loss" in options.warnings(["trainer.max_steps=3", "with=fsdp,fp16"])[0]
+    assert options.warnings(["with=fsdp"]) == []

@@ -1,0 +1,167 @@
+"""What holds of every built recipe; the goldens hold the rest."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from superpod.collection.registry import recipes
+from tests.nemo2.describe import firsts
+
+pytestmark = pytest.mark.nemo
+
+
+def test_layouts_survive_the_way_to_nemo_and_back(described):
+    _survive(described)
+
+
+@pytest.mark.long
+def test_every_layout_of_every_recipe_does(all_described):
+    _survive(all_described)
+
+
+def _survive(described):
+    assert described["sizes"]
+    for name, nodes, num_nodes, layout in described["sizes"]:
+        assert (num_nodes, layout) == (nodes, json.loads(json.dumps(vars(recipes()[name].layouts[nodes])))), name
+
+
+def test_stages_recomputation_and_sharding_survive_it_too(described):
+    for layout, read in described["round_trips"]:
+        assert read == layout
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in firsts().values()])
+def test_every_value_knows_its_line(name, described):
+    for path, _, where in described["lines"][name]:
+        if path != "recipe":
+            assert where.startswith(("recipes/", "default of ")), (path, where)
+
+
+@pytest.mark.parametrize("name", ["llama3_8b_pretrain_h100_bf16", "llama3_70b_pretrain_h100_bf16"])
+def test_layout_values_point_at_the_lines_that_say_them(name, described):
+    """Also those of a size with a line of its own: the smallest of both has one."""
+    file = recipes()[name].source
+    lines, layout = file.read_text().splitlines(), recipes()[name].layout()
+    where = {path: where for path, _, where in described["lines"][name]}
+    for field, key in (("trainer.strategy.tensor_model_parallel_size", "tp"), ("data.global_batch_size", "gbs")):
+        path, _, number = where[field].rpartition(":")
+        assert path == f"collection/layouts/{file.name}"
+        assert f"{key} = {getattr(layout, key)}" in lines[int(number) - 1]
+
+
+def test_nemo_run_finds_every_recipe(described):
+    factories = described["factories"]
+    for name, recipe in recipes().items():
+        assert name in factories["pretrain" if recipe.task == "pretrain" else "finetune"]
+
+
+FIRSTS = list(firsts().values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe",
+    [FIRSTS[0], *(pytest.param(recipe, marks=pytest.mark.long) for recipe in FIRSTS[60::60])],
+    ids=lambda recipe: recipe.name,
+)
+def test_nemos_own_command_takes_it(recipe):
+    command = Path(sys.executable).parent / "nemo"
+    verb = "pretrain" if recipe.task == "pretrain" else "finetune"
+    words = [command, "llm", verb, "--factory", recipe.name, "--dryrun"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+    assert f"Dry run for {verb}" in done.stdout, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("one_in", [pytest.param(30, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.timeout(1800)
+def test_nemos_own_command_takes_one_in(one_in):
+    command = [sys.executable, "-W", "ignore", Path(__file__).with_name("commands.py"), str(one_in)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1700)
+    result = json.loads(done.stdout.rpartition("RESULT")[2])
+    assert result["asked"] >= len(recipes()) // one_in
+    assert result["wrong"] == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("trainer.max_steps=10", "trainer.max_steps = 10  # command line"),
+        ("model.config.num_layers*=2", "model.config.num_layers = 8  # command line"),
+        ("trainer.devices=4", "trainer.devices = 4  # command line"),
+        ("trainer.callbacks[1].gc_interval_train=7", "trainer.callbacks[1].gc_interval_train = 7  # command line"),
+    ],
+)
+def test_an_override_changes_its_value_and_nothing_else(override, line, described):
+    assert described["overrides"][override] == ["changed", line]
+
+
+@pytest.mark.parametrize(
+    ("override", "says", "hint"),
+    [
+        ("trainer.max_stepz=10", "trainer has no field 'max_stepz'", "max_steps"),
+        ("trainer.strategy.tensor_model_paralel_size=2", "no field", "tensor_model_parallel_size"),
+        ("optim.config.lr=fast", "optim.config.lr takes Optional[float], not 'fast'", ""),
+        ("trainer.max_steps=1e3", "trainer.max_steps takes int, not '1e3'", "trainer.max_steps=1000"),
+        ("trainer.max_steps=1000.5", "trainer.max_steps takes int, not '1000.5'", "a value of int"),
+        ("trainer.callbacks[9].gc_interval_train=1", "there is no item [9]", "3 items"),
+        ("trainer.max_steps.more=1", "trainer.max_steps is 60 and has no fields", ""),
+        ("max_steps", "'max_steps' is not an override", "path=value"),
+        ("__class__=1", "the recipe has no field '__class__'", ""),
+    ],
+)
+def test_a_wrong_override_is_refused(override, says, hint, described):
+    how, message, next_move = described["overrides"][override]
+    assert how == "refused"
+    assert says in message
+    assert hint in next_move
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("full_recompute", "model.config.recompute_granularity = 'full'"),
+        ("offload_optimizer", "optim.config.optimizer_cpu_offload = True"),
+        ("offload_activations", "model.config.cpu_offloading_num_layers = 3"),
+        ("fsdp", "trainer.strategy.fsdp = 'megatron'"),
+        ("precision_aware", "optim.config.exp_avg_dtype = torch.bfloat16"),
+        ("cuda_graphs", "model.config.cuda_graph_impl = 'local'"),
+        ("deterministic", "model.config.deterministic_mode = True"),
+        ("stragglers", "trainer.callbacks[3].stop_if_detected = False"),
+        ("fault_tolerance", "trainer.callbacks[3].calculate_timeouts = True"),
+    ],
+)
+def test_an_option_changes_the_recipe_and_says_that_it_was_asked_for(option, changes, described):
+    how, *lines = described["overrides"][f"with={option}"]
+    assert how == "changed"
+    assert f"{changes}  # command line" in lines
+    fields = [line for line in lines if "Callback  #" not in line]  # a callback itself stands where the recipe is built
+    assert all(line.endswith("# command line") for line in fields)
+
+
+def test_full_recomputation_is_refused_beside_frozen_weights(described):
+    how, message, _ = described["overrides"]["tiny_llama3_lora with=full_recompute"]
+    assert how == "refused"
+    assert "adapters" in message
+
+
+@pytest.mark.parametrize(("number", "option"), [(1, "precision_aware"), (2, "offload_optimizer")])
+def test_every_recipe_without_a_distributed_optimizer_refuses_what_needs_it(number, option, described):
+    says = [f"{option} needs the distributed optimizer, and this recipe does not shard its optimizer"]
+    refused = {name: shown[number][:1] for name, shown in described["shards"].items()}
+    assert refused == {name: [] if shown[0] else says for name, shown in described["shards"].items()}
+    assert {recipes()[name].task for name, said in refused.items() if said} == {"lora"}, "DoRA's goldens are LoRA's"
+
+
+def test_options_that_undo_each_other_are_refused(described):
+    how, message, _ = described["overrides"]["with=offload_activations,full_recompute"]
+    assert (how, "do not go together" in message) == ("refused", True)
+
+
+def test_an_option_that_is_none_is_refused(described):
+    how, message, hint = described["overrides"]["with=full_recompute,fsdpp"]
+    assert (how, message) == ("refused", "no option is called 'fsdpp'")
+    assert "fsdp" in hint

@@ -1,0 +1,31 @@
+"""Parameters of classes whose `inspect.signature` is that of a base's `__new__`, on every Python (issue 25, A8)."""
+
+import inspect
+
+from superpod.nemo2.signatures import parameter_of, parameters
+
+
+class Mixin:
+    """As NeMo's IOMixin: `__new__` takes everything."""
+
+    def __new__(cls, *args: object, **kwargs: object):
+        return super().__new__(cls)
+
+
+class Trainer:
+    def __init__(self, devices: int = 1) -> None:
+        self.devices = devices
+
+
+class Mixed(Mixin, Trainer):
+    """`inspect.signature` gives `(*args, **kwargs)`; of `(Trainer, Mixin)` too before Python 3.11.5."""
+
+
+def test_parameters_are_those_of_init():
+    assert "devices" not in inspect.signature(Mixed).parameters
+    found = parameter_of(Mixed, "devices")
+    assert found is not None
+    assert (found.annotation, found.default) == (int, 1)
+    assert parameters(Mixed) == ["devices"]
+    assert parameter_of(Mixed, "nodes") is None
+    assert parameter_of(parameter_of, "name") is not None

@@ -1,0 +1,54 @@
+"""What sweep.json holds, also when somebody has edited it."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from superpod.errors import UserError
+from superpod.reports import sweep
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "runs" / sweep.FOLDER / "20261122T000000-ab"
+    path.mkdir(parents=True)
+    return path
+
+
+def test_the_members_are_read_with_their_values(folder, tmp_path):
+    row = {"run": "x/1", "overrides": ["optim.config.lr=1e-4", "a.b=c=d"]}
+    (folder / sweep.FILE).write_text(json.dumps({"members": [row]}))
+    values = {"optim.config.lr": "1e-4", "a.b": "c=d"}
+    assert sweep.runs_of(folder) == [(values, tmp_path / "runs" / "x" / "1")]
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ({}, "names no runs"),
+        (["x/1"], "has a member without a run and its overrides: 'x/1'"),
+        ([{"run": "x/1"}], "has a member without a run and its overrides"),
+        ([{"run": None, "overrides": []}], "has a member without a run and its overrides"),
+        ([{"run": "x/1", "overrides": "a=1"}], "has a member without a run and its overrides"),
+        ([{"run": "x/1", "overrides": ["a"]}], "has an override that is no PATH=VALUE: 'a'"),
+        ([{"run": "x/1", "overrides": [3]}], "has an override that is no PATH=VALUE: 3"),
+    ],
+)
+def test_odd_members_are_a_users_error_and_no_traceback(folder, members, says):
+    (folder / sweep.FILE).write_text(json.dumps({"members": members}))
+    with pytest.raises(UserError, match=says):
+        sweep.runs_of(folder)
+
+
+def test_a_table_of_runs_shows_no_secret_and_no_terminal_code(folder):
+    values = {"data.url": "https://user:s3cretpw@host/x", "hf_token": "hf_ABCDEFGHIJKLMNOPQRSTUVWX", "x": "\x1b[31mred"}
+    rows = [sweep.Member(values, folder / "recipe" / "one", None, "gone"), sweep.Member({}, folder / "b" / "two", None)]
+    screen = io.StringIO()
+    Console(width=300, file=screen).print(sweep.render("2 runs", rows))
+    text = screen.getvalue()
+    assert "s3cretpw" not in text
+    assert "hf_ABC" not in text
+    assert "\x1b" not in text
+    assert "host/x" in text

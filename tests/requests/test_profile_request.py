@@ -1,0 +1,84 @@
+"""`--profile torch --profile-steps 10-12 --profile-ranks 0,8`: what it asks for, and what is refused."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.requests.profile_request import ProfileRequest
+from superpod.requests.request import Request
+
+
+def test_a_request_is_written_and_read_again():
+    request = ProfileRequest.of_options("torch", " 10-12 ", "8,0,8")
+    assert str(request) == "torch:10-12:0,8"
+    assert ProfileRequest.parse(str(request)) == request
+    assert ProfileRequest.of_options("nsys", "7", "0") == ProfileRequest("nsys", 7, 7, (0,))
+
+
+@pytest.mark.parametrize(
+    ("tool", "steps", "ranks", "words"),
+    [
+        ("torsh", "10-12", "0", "no profiler"),
+        ("", "10-12", "0", "no profiler"),
+        ("torch", "0-3", "0", "are no steps"),
+        ("torch", "12-10", "0", "are no steps"),
+        ("torch", "ten", "0", "are no steps"),
+        ("torch", "1-101", "0", "101 steps"),
+        ("torch", "10-12", "-1", "are no ranks"),
+        ("torch", "10-12", "0;rm -rf /", "are no ranks"),
+        ("torch", "10-12", ",".join(map(str, range(65))), "65 ranks"),
+    ],
+)
+def test_what_is_none_is_refused_with_the_way_out(tool, steps, ranks, words):
+    with pytest.raises(UserError, match=words) as refused:
+        ProfileRequest.of_options(tool, steps, ranks)
+    assert refused.value.hint
+
+
+def test_a_run_keeps_what_is_profiled():
+    request = Request("tiny_llama3", profile="torch:10-12:0")
+    assert request.facts()["profile"] == "torch:10-12:0"
+    assert Request.of_facts("tiny_llama3", request.facts()) == request
+    assert "profile" not in Request("tiny_llama3").facts()
+
+
+def test_only_nsys_needs_a_variable_of_the_ranks():
+    assert ProfileRequest.parse("torch:10-12:0").variables() == []
+    (variable,) = ProfileRequest.parse("nsys:10-12:0,8").variables()
+    assert (variable.name, variable.value) == ("SUPERPOD_NSYS_RANKS", "0,8")
+
+
+CODE = """
+import json
+from superpod.errors import UserError
+from superpod.requests.profile_request import ProfileRequest
+from superpod.recipes import build
+partial = build("tiny_llama3")
+partial.trainer.max_steps = 20
+before = len(partial.trainer.callbacks)
+ProfileRequest.parse("torch:10-12:0").add_to(partial)
+ProfileRequest.parse("nsys:5-5:0,1").add_to(partial)
+answers = [{key: value for key, value in c.__arguments__.items()} for c in partial.trainer.callbacks[before:]]
+for text in ("torch:19-21:0", "torch:10-12:2"):
+    try:
+        ProfileRequest.parse(text).add_to(partial)
+    except UserError as refused:
+        answers.append([str(refused), refused.hint])
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.nemo
+@pytest.mark.slow
+def test_the_callbacks_are_nemo_s_and_count_the_steps_that_are_done():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    torch_profiler, nsys, late, rank = json.loads(done.stdout.splitlines()[-1])
+    assert torch_profiler == {"start_step": 9, "end_step": 12, "active_steps": 3}
+    assert nsys == {"start_step": 4, "end_step": 5, "ranks": [0, 1]}
+    assert "the run has 20 steps" in late[0]
+    assert late[1] == "--profile-steps 18-20"
+    assert "the run has 2 ranks, 0 to 1" in rank[0]

@@ -1,0 +1,123 @@
+"""What a run may change when it goes on: the table, and the three verbs that take it."""
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.requests import resume_changes
+from superpod.runtime.runs.run_folder import RunFolder
+
+NAME = "tiny_llama3"
+LINES = ["trainer.max_steps = 120", "optim.config.lr = 0.001", "data.seq_length = 64", "model.config.num_layers = 4"]
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A run with a checkpoint; of fine-tuning where its facts say so."""
+
+    def make(**facts):
+        facts = {"overrides": ["trainer.max_steps=120"], **facts}
+        run = RunFolder.create(tmp_path / "runs", NAME, facts=facts, recipe_lines=LINES)
+        (run.checkpoints / "step=9-last").mkdir()
+        return run
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("trainer.max_steps=49", "keeps the schedule that the run began with"),
+        ("trainer.val_check_interval=5", ""),
+        ("log.ckpt.every_n_train_steps=7", ""),
+        ("log.log_dir=x", ""),
+        ("trainer.callbacks[2].tp_comm_overlap=False", ""),
+        ("trainer.devices=1", "the layout changes"),
+        ("trainer.strategy.tensor_model_parallel_size=1", "the layout changes"),
+        ("trainer.strategy.ddp.overlap_grad_reduce=False", ""),
+        ("data.global_batch_size=16", "other numbers of samples"),
+        ("data.num_workers=0", ""),
+        ("optim.config.clip_grad=0.5", ""),
+        ("model.config.recompute_granularity=full", ""),
+        ("model.config.hidden_dropout=0.1", ""),
+        ("with=full_recompute", ""),
+    ],
+)
+def test_what_may_change_is_applied_and_said(override, says, trained):
+    (change,) = resume_changes.changes(trained(), [override])
+    path, _, value = override.partition("=")
+    assert (change.path, change.new) == (path, value)
+    assert says in change.words
+    assert bool(says) == bool(change.words)
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("optim.config.lr=1e-5", "with the optimizer's state"),
+        ("optim.lr_scheduler.warmup_steps=5", "with the optimizer's state"),
+        ("optim.config.weight_decay=0", "with the optimizer's state"),
+        ("data.seq_length=128", "position in its data"),
+        ("model.config.seq_length=128", "position in its data"),
+        ("data.seed=5", "position in its data"),
+        ("data.paths=[x]", "position in its data"),
+        ("tokenizer=data", "position in its data"),
+        ("model.config.num_layers=8", "hold its weights"),
+        ("model.config.init_method_std=1", "hold its weights"),
+        ("peft.dim=4", "hold its weights"),
+        ("trainer.plugins.precision=16-mixed", "formats of its precision"),
+        ("trainer.num_nodes=2", "keeps its size"),
+        ("trainer.strategy.ckpt_optim_fully_reshardable=True", "saved in this form"),
+        ("trainer.strategy.ddp.use_distributed_optimizer=False", "saved in this form"),
+        ("resume.resume_from_path=/x", "its own newest checkpoint"),
+        ("with=fp16", "hold its weights"),
+    ],
+)
+def test_what_the_checkpoint_brings_back_is_refused(override, why, trained):
+    with pytest.raises(UserError, match="cannot go on with") as refused:
+        resume_changes.changes(trained(), ["trainer.max_steps=130", override])
+    assert why in str(refused.value)
+    assert override.partition("=")[0] in str(refused.value)
+    assert "max_steps" not in str(refused.value)
+
+
+def test_steps_past_the_end_of_a_schedule_that_ends_at_0_are_refused(trained):
+    """Measured: a fine-tuning of 10 steps that went on to 15 had a learning rate of 0.0 in steps 11 to 15."""
+    run = trained()
+    with (run.path / "recipe.txt").open("a") as lines:
+        lines.write("optim.lr_scheduler.min_lr = 0.0\n")
+    with pytest.raises(UserError, match="learning rate ends at 0 at step 120"):
+        resume_changes.changes(run, ["trainer.max_steps=200"])
+    assert resume_changes.changes(run, ["trainer.max_steps=100"])
+
+
+def test_what_repeats_the_run_changes_nothing(trained):
+    run = trained()
+    assert resume_changes.changes(run, ["trainer.max_steps=120", "optim.config.lr=1e-3", "data.seq_length=64"]) == []
+
+
+def test_before_the_first_checkpoint_nothing_contradicts_a_change(tmp_path):
+    run = RunFolder.create(tmp_path / "runs", NAME, facts={}, recipe_lines=LINES)
+    (change,) = resume_changes.changes(run, ["optim.config.lr=1e-5"])
+    assert str(change) == "optim.config.lr: 0.001 -> 1e-5"
+    with pytest.raises(UserError, match="keeps its size"):
+        resume_changes.changes(run, ["trainer.num_nodes=2"])
+
+
+def test_a_fine_tuning_keeps_the_batches_that_its_samples_are_packed_into(trained):
+    run = trained(finetune={"model": "m", "data": ["d"]})
+    with pytest.raises(UserError, match="packed into batches"):
+        resume_changes.changes(run, ["data.global_batch_size=16"])
+    with pytest.raises(UserError, match="val_check_interval"):
+        resume_changes.changes(run, ["log.ckpt.every_n_train_steps=7"])
+
+
+@pytest.mark.parametrize("verb", ["run", "finetune"])
+def test_the_verbs_refuse_it_before_nemo_is_imported(verb, trained, recipes_cli, tmp_path):
+    facts = {"finetune": {"model": "m", "data": ["d"]}} if verb == "finetune" else {}
+    run = trained(**facts)
+    for checkpoint in run.checkpoints.iterdir():  # not whole by itself, and refused after the change is
+        (checkpoint / "weights").mkdir()
+    done = recipes_cli(verb, NAME, "--resume", run.path, "optim.config.lr=1e-5", cwd=tmp_path, timeout=20)
+    assert done.returncode == 2, done.stderr
+    assert "optim.config.lr" in done.stderr
+    assert "cannot go on" in done.stderr

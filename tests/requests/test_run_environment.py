@@ -1,0 +1,59 @@
+"""A resumed run has the environment that it began with: W&B offline stays offline."""
+
+import os
+
+import pytest
+
+from superpod.requests import run_environment
+from superpod.runtime.runs.run_folder import RunFolder
+
+BEGAN = {
+    "WANDB_MODE": "offline",
+    "WANDB_API_KEY": "neverwrittenneverwritten",
+    "HF_HUB_OFFLINE": "1",
+    "NVTE_FUSED_ATTN": "0",
+    "PATH": "/other",
+    "HOME": "/other",
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    for name in BEGAN.keys() - {"PATH", "HOME"}:
+        monkeypatch.delenv(name, raising=False)
+    run = RunFolder.create(tmp_path, "tiny_llama3", facts={}, recipe_lines=[])
+    run.new_attempt().write_env(BEGAN)
+    return run
+
+
+def test_what_the_shell_lacks_is_as_the_run_began(run, capsys):
+    with run_environment.restored(run):
+        assert (os.environ["WANDB_MODE"], os.environ["HF_HUB_OFFLINE"]) == ("offline", "1")
+        assert "NVTE_FUSED_ATTN" not in os.environ
+        assert os.environ["HOME"] != "/other"
+        assert "WANDB_API_KEY" not in os.environ
+    assert "WANDB_MODE" not in os.environ
+    assert "WANDB_MODE=offline" in capsys.readouterr().err
+    kept = run_environment.missing(run, run_environment.LOCAL)
+    assert kept == {"WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "NVTE_FUSED_ATTN": "0"}
+
+
+def test_what_the_shell_sets_wins_even_if_empty(run):
+    shell = {"WANDB_MODE": "", "HF_HUB_OFFLINE": "0"}
+    assert run_environment.missing(run, run_environment.LOCAL, shell) == {"NVTE_FUSED_ATTN": "0"}
+
+
+def test_the_newest_attempt_that_says_it_is_taken(run):
+    run.attempts[-1].finish("failed")
+    run.new_attempt().write_env({"WANDB_MODE": "disabled"})
+    assert run_environment.missing(run, run_environment.LOCAL) == {"WANDB_MODE": "disabled"}
+    (run.attempts[-1].path / "env.json").write_text("{")
+    assert run_environment.missing(run, run_environment.LOCAL)["WANDB_MODE"] == "offline"
+
+
+def test_resume_takes_it_up(run, tmp_path, monkeypatch):
+    from superpod.cli.options.request_options import earlier_run
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    earlier_run(tmp_path, "tiny_llama3", "last")
+    assert os.environ["WANDB_MODE"] == "offline"

@@ -1,0 +1,198 @@
+"""Size, sequence and batch of a request: said twice, refused; once, in every consumer's view; kept when it goes on."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from superpod.collection.facts import proof_level
+from superpod.collection.registry import find
+from superpod.errors import UserError
+from superpod.planner.layout import Layout
+from superpod.requests.request import Request
+from superpod.runtime.runs.run_folder import RunFolder
+
+NAME = "llama3_8b_pretrain_h100_bf16"
+LIMIT_S = 3600
+"""Seconds of a script that resolves many sizes, on a machine with other work."""
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (Request(NAME, ("trainer.num_nodes=16",), num_nodes=2), ("--nodes 2", "trainer.num_nodes=16")),
+        (Request(NAME, ("trainer.num_nodes*=2",), num_nodes=2), ("--nodes 2", "trainer.num_nodes*=2")),
+        (Request(NAME, ("data.seq_length=4096",), seq=2048), ("--seq 2048", "data.seq_length=4096")),
+        (Request(NAME, ("model.config.seq_length=4096",), seq=2048), ("--seq 2048", "model.config.seq_length=4096")),
+        (Request(NAME, ("data.global_batch_size=64",), gbs=128), ("--gbs 128", "data.global_batch_size=64")),
+        (Request(NAME, ("data.global_batch_size=64",), batch_tokens=2**22), ("--batch-tokens", "global_batch_size=64")),
+        (Request(NAME, ("data.seq_length=4096", "model.config.seq_length=2048")), ("4096", "2048")),
+    ],
+)
+def test_what_is_said_twice_and_differently_is_refused_without_nemo(request_, says):
+    with pytest.raises(UserError) as refused:
+        request_.check()
+    assert refused.value.hint
+    for word in says:
+        assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request(NAME, ("trainer.num_nodes=2",), num_nodes=2),
+        Request(NAME, ("data.seq_length=4096", "model.config.seq_length=4096"), seq=4096),
+        Request(NAME, ("data.global_batch_size=64",), gbs=64),
+    ],
+)
+def test_what_is_said_twice_alike_is_taken(request_):
+    request_.check()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("data.seq_length=4096",),
+        ("model.config.seq_length=4096",),
+        ("data.seq_length=4096", "model.config.seq_length=4096"),
+    ],
+)
+def test_either_length_moves_the_planned_job_and_says_what_becomes_of_the_batch(overrides):
+    request = Request(NAME, overrides)
+    assert request.job() == Request(NAME, seq=4096).job()
+    (note,) = request.notes()
+    assert "4,194,304 before, 2,097,152 now" in note
+    assert Request(NAME, (*overrides, "data.global_batch_size=1024")).notes() == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request(NAME, num_nodes=16),
+        Request(NAME, num_nodes=2, seq=4096, batch_tokens=2**22),
+        Request(NAME, seq=65536, best_layout=True),
+        Request(NAME, ("data.seq_length=4096",), num_nodes=16, gbs=1024),
+        Request(NAME, num_nodes=4),
+        Request(NAME),
+    ],
+)
+def test_a_run_that_goes_on_keeps_what_was_decided(tmp_path, request_):
+    """A later planner may choose otherwise; run.json holds the layout that was planned."""
+    decided = request_.decided()
+    run = RunFolder.create(tmp_path / "runs", NAME, facts=decided.facts(), recipe_lines=[])
+    resumed = Request.of_run(RunFolder.open(str(run.path)))
+    assert resumed == decided
+    assert not resumed.best_layout
+    assert resumed.decided() == resumed
+    assert resumed.job() == request_.job()
+    resumed.check()
+
+
+def test_the_gpus_that_a_run_has_are_none_that_were_asked_for(tmp_path):
+    """A rehearsal of trainer.devices=1 goes on with the recipe of its size, and not with that of `--gpus 1`."""
+    has = {"gpus_per_node": 1, "nodes": 1}
+    run = RunFolder.create(tmp_path / "runs", NAME, facts=Request(NAME).facts() | has, recipe_lines=[])
+    assert Request.of_run(run) == Request(NAME)
+    asked = Request(NAME, gpus_per_node=1)
+    run = RunFolder.create(tmp_path / "runs", NAME, facts=asked.facts() | has, recipe_lines=[])
+    assert Request.of_run(run) == asked
+
+
+def test_a_run_of_before_has_no_such_facts():
+    old = {"overrides": ["trainer.max_steps=5"], "data": None, "num_nodes": 2}
+    assert Request.of_facts(NAME, old) == Request(NAME, ("trainer.max_steps=5",), None, 2)
+    assert Request.of_facts(NAME, old).facts() == old
+
+
+def test_an_override_given_when_it_goes_on_takes_the_place_of_an_option(tmp_path):
+    run = RunFolder.create(tmp_path / "runs", NAME, facts=Request(NAME, gbs=256).facts(), recipe_lines=[])
+    resumed = Request.of_run(run, ["data.global_batch_size=512"])
+    assert (resumed.gbs, resumed.overrides) == (None, ("data.global_batch_size=512",))
+    resumed.check()
+
+
+def test_an_illegal_size_is_refused_without_nemo_with_the_layout_that_is_legal():
+    with pytest.raises(UserError) as refused:
+        Request(NAME, seq=4097).refuse_illegal()
+    assert "4097" in str(refused.value)
+    with pytest.raises(UserError) as refused:
+        Request("llama3_70b_pretrain_h100_bf16", seq=8190).refuse_illegal()
+    assert refused.value.hint
+
+
+def test_nothing_is_no_number():
+    with pytest.raises(UserError, match="--seq is 0"):
+        Request(NAME, seq=0).check()
+    with pytest.raises(UserError, match="--gbs is 0"):
+        Request(NAME, gbs=0).check()
+
+
+def test_the_proof_is_of_declared_sizes():
+    recipe = find(NAME)
+    request = Request(NAME, num_nodes=16).decided()
+    sentence = proof_level.sentence(recipe, 16, request.changes())
+    assert sentence.startswith("not proven: 16 nodes is not a declared size (1, 2, 4, 8)")
+    assert f"recipes prove {NAME} --nodes 16" in sentence
+    longer = Request(NAME, seq=16384)
+    assert proof_level.changes_what_was_built(longer.changes())
+    assert not proof_level.changes_what_was_built(Request(NAME, gbs=1024).changes())
+    assert proof_level.refusal(replace(recipe), 16, request.changes()) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "is_another"),
+    [
+        ({"num_nodes": 8}, False),
+        ({"num_nodes": 8, "gbs": 256}, False),
+        ({"num_nodes": 8, "layout": Layout(tp=2, pp=2, mbs=1, gbs=512)}, True),
+        ({"num_nodes": 8, "gbs": 128, "best_layout": True}, True),
+        ({"num_nodes": 1, "gpus_per_node": 4}, True),
+    ],
+    ids=str,
+)
+def test_the_proof_is_of_the_declared_layout(size, is_another):
+    """A layout of the user's own, or fewer GPUs than a whole node, was shown as built with TE."""
+    changes = Request("llama3_8b_pretrain_h100_bf16", **size).changes()
+    assert proof_level.changes_what_was_built(changes) == is_another
+
+
+@pytest.mark.nemo
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+def test_every_consumer_agrees_on_drawn_sizes(tmp_path):
+    """show, check, render, export, plan.json, rehearse, explain, and the run that goes on."""
+    assert "taken" in output("sizes_agree.py", tmp_path / "cache", 12)
+
+
+@pytest.mark.nemo
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT_S)
+def test_every_consumer_agrees_on_many_drawn_sizes(tmp_path):
+    assert "taken" in output("sizes_agree.py", tmp_path / "cache", 150)
+
+
+@pytest.mark.nemo
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT_S)
+def test_every_length_of_every_model_and_task_moves(tmp_path):
+    """Or is refused: weights with learned positions keep theirs."""
+    output("lengths.py", tmp_path / "lengths.json")
+    results = json.loads((tmp_path / "lengths.json").read_text())
+    assert len(results) >= 200
+    wrong = {
+        name: outcome
+        for name, sequences in results.items()
+        for outcome in sequences.values()
+        if outcome and not (outcome.startswith("refused") and "learned positions" in outcome)
+    }
+    assert wrong == {}
+
+
+def output(script: str, *arguments: object) -> str:
+    command = [sys.executable, "-W", "ignore", Path(__file__).with_name(script), *arguments]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout

@@ -1,0 +1,134 @@
+"""What a killed command leaves is ended by the process beside it; real processes, real signals."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.runtime.checkpoints import owed_export
+from superpod.runtime.processes import orphans, processes
+
+COMMAND = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from superpod.runtime.processes import orphans
+from superpod.runtime.runs.run_folder import RunFolder
+attempt = Path(sys.argv[1])
+marked = {**os.environ, orphans.MARK: str(attempt)}
+rank = '''
+import os, signal, subprocess, sys, time
+saves = sys.argv[1] == "saves"
+def stop(*_):
+    if saves:
+        open(os.environ["SUPERPOD_ATTEMPT_DIR"] + "/saved", "w").close()
+        os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+sleep = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {15}); time.sleep(600)"
+worker = subprocess.Popen([sys.executable, "-c", sleep], start_new_session=True)
+print(os.getpid(), worker.pid, flush=True)
+time.sleep(600)
+'''
+with RunFolder(attempt.parents[1]).lock(), orphans.watched(attempt) as watcher:
+    words, marked = [sys.executable, "-c", rank, sys.argv[2]], {**marked, "RANK": "0"}
+    child = subprocess.Popen(words, env=marked, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    fork = os.fork()
+    if not fork:
+        os.setsid()
+        time.sleep(600)
+    watcher.add_group(fork)
+    print(child.stdout.readline().strip(), fork, flush=True)
+    time.sleep(600)
+"""
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone_within(pids, seconds):
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+@pytest.fixture
+def started(run):
+    """A command with a rank, its worker and a fork: (the command, their process ids)."""
+    begun = []
+
+    def start(kind="saves"):
+        attempt = run.new_attempt()
+        command = [sys.executable, "-c", COMMAND, str(attempt.path), kind]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        begun.append(process)
+        assert process.stdout
+        return process, [int(pid) for pid in process.stdout.readline().split()]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_a_killed_command_leaves_no_process_and_its_ranks_save(started, run, group):
+    process, pids = started()
+    assert all(alive(pid) for pid in pids)
+    (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
+    process.wait()
+    assert gone_within(pids, 15) == []
+    assert (run.attempts[-1].path / "saved").exists(), "the rank was asked to save before anything was killed"
+    deadline = time.monotonic() + 10
+    while "ended" not in run.attempts[-1].result and time.monotonic() < deadline:
+        time.sleep(0.1)
+    status = run.status()
+    assert status.state == "failed"
+    assert f"its launcher, pid {process.pid} on host {socket.gethostname()}, was killed at 20" in status.message
+    assert f"`recipes run {run.recipe} --resume {run.path}` goes on" in status.message
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_end_is_killed(started, run, monkeypatch):
+    process, pids = started("hangs")
+    began = time.monotonic()
+    process.kill()
+    process.wait()
+    first, second = sorted(pids[:2])  # ids start anew at the kernel's largest one
+    with pytest.raises(UserError, match=rf"processes of .* still run: pids {first} and {second} on host") as refused:
+        processes.refuse_beside_others(run)
+    assert f"kill {first} {second}" in refused.value.hint
+    assert gone_within(pids, 50) == []
+    assert orphans.SAVE_S - 5 < time.monotonic() - began < 50
+    processes.refuse_beside_others(run)
+
+
+def test_a_command_that_ends_by_itself_ends_its_watcher():
+    script = "from superpod.runtime import orphans\nwith orphans.watched() as w: print(w._process.pid)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not alive(int(done.stdout))
+
+
+def test_a_run_that_owes_a_folder_is_not_done_without_it(run):
+    owed_export.write_to(run.path, "/out/hf")
+    (run.path / "done").write_text(json.dumps({"step": 5}))
+    status = run.status()
+    assert status.state == "failed"
+    assert status.message.startswith("trained to its last step, but /out/hf is not written; `recipes run ")
+    with run.lock():
+        assert run.status().state == "running"
+    owed_export.note(run.path, {"folder": "/out/hf"})
+    assert run.status().state == "done"
+    assert owed_export.left(run.path) == ""
+    owed_export.forget(run.path)
+    assert run.status().state == "failed"

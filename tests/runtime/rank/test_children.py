@@ -1,0 +1,93 @@
+"""Children that multiprocessing starts in a rank do not outlive it: real processes, real signals."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.runtime.processes.test_orphans import alive, gone_within
+
+RANK = """
+import multiprocessing, os, sys, threading, time
+from superpod.runtime.rank import children
+fork = multiprocessing.get_context("fork")
+def worker(): time.sleep(600)
+def writer(pipe):
+    own = fork.Process(target=worker)  # a checkpoint writer has writers of its own
+    own.start()
+    pipe.send(own.pid)
+    time.sleep(600)
+def start():
+    global began
+    began = fork.Process(target=worker)
+    began.start()
+if __name__ == "__main__":
+    if sys.argv[1] != "before":
+        children.end_with_this_process()
+        children.end_with_this_process()
+    here, there = fork.Pipe()
+    first = fork.Process(target=writer, args=(there,))
+    first.start()
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    manager = multiprocessing.get_context("spawn").Manager()
+    print(first.pid, here.recv(), manager._process.pid, began.pid, flush=True)
+    if sys.argv[1] == "ends":
+        first.kill()
+        began.kill()
+    else:
+        time.sleep(600)
+"""
+
+
+@pytest.fixture
+def rank(tmp_path):
+    """A process with a writer, a writer of that one, a manager, and what a thread has started: it, their ids."""
+    file = tmp_path / "rank.py"
+    file.write_text(RANK)
+    begun, left = [], []
+
+    def start(how="tied"):
+        process = subprocess.Popen([sys.executable, str(file), how], stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        begun.append(process)
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        left.extend(pids)
+        return process, pids
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    for pid in filter(alive, left):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_the_writers_of_a_killed_rank_end_with_it(rank):
+    """Real NeMo, all ranks killed in a save: Megatron's manager of each rank's writers outlived the job."""
+    process, (*theirs, threads) = rank()
+    assert all(alive(pid) for pid in (*theirs, threads)), "a thread's child lives though the thread has ended"
+    process.kill()
+    process.wait()
+    assert gone_within(theirs, 5) == []
+    assert alive(threads), "nobody ends that one but runtime/processes/leftovers.py"
+
+
+def test_without_it_they_would_live(rank):
+    process, pids = rank("before")
+    process.kill()
+    process.wait()
+    assert gone_within(pids, 0.5) == pids
+
+
+def test_a_writer_that_is_killed_takes_its_own_with_it(rank):
+    process, (writer, own, *_) = rank()
+    os.kill(writer, signal.SIGKILL)
+    assert gone_within([own], 5) == []
+    assert alive(process.pid)
+    process.kill()
+    process.wait()

@@ -1,0 +1,146 @@
+"""Options and variables of a profile that would make another job of it (issue 25, A7)."""
+
+import gzip
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.slurm.preflight import reserved_variables, sbatch_options
+from superpod.slurm.profiles import profiles
+
+GOOD = (profiles.SHIPPED / "dgx_h100.toml").read_text()
+MANUAL = Path("/usr/share/man/man1/sbatch.1.gz")
+
+
+def options(*words: str) -> str:
+    return GOOD.replace("[slurm]\n", f"[slurm]\noptions = {[*words]!r}\n")
+
+
+def variables(**values: str) -> str:
+    return GOOD + "\n[env]\n" + "".join(f"{name} = {value!r}\n" for name, value in values.items())
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--nodes=4", "the number of nodes; use --nodes of `recipes submit`"),
+        ("--array=0-9", "many jobs"),
+        ("--arr=0-9", "abbreviates --array"),
+        ("--n=3", "abbreviates --"),
+        ("--no-requeue", "is requeued"),
+        ("--begin=2031-01-01", "start too late or never"),
+        ("--deadline=now+1minute", "start too late or never"),
+        ("--hold", "start too late or never"),
+        ("--priority=0", "holds the job"),
+        ("--mem=100M", "use slurm.mem"),
+        ("--mem-per-cpu=1M", "use slurm.mem"),
+        ("--ntasks=1", "one task per GPU"),
+        ("--gpus=1", "one task per GPU"),
+        ("--gres=gpu:1", "use slurm.gpus and gpus_per_node"),
+        ("--gres=nvme:1,gpu:h100:2", "use slurm.gpus and gpus_per_node"),
+        ("--dependency=afterok:1", "use --after"),
+        ("--kill-on-invalid-dep=no", "use --after"),
+        ("--output=/dev/null", "holds the job's output"),
+        ("--chdir=/", "holds the job's output"),
+        ("--open-mode=truncate", "holds the job's output"),
+        ("--time=1", "use slurm.time, or --time"),
+        ("--time-min=1", "less time than"),
+        ("--signal=B:KILL@60", "use chain.save_s"),
+        ("--wrap=true", "something else than queue"),
+        ("--test-only", "something else than queue"),
+        ("--parsable", "something else than queue"),
+        ("--wait", "something else than queue"),
+        ("--export=NONE", "use [env]"),
+        ("--exclusive=user", "use slurm.exclusive"),
+        ("--oversubscribe", "use slurm.exclusive"),
+        ("--overcommit", "one task per GPU"),
+        ("--job-name=x", "share a name"),
+        ("--no-kill", "one of their nodes has failed"),
+        ("--uid=0", "the user who submits"),
+        ("--clusters=other", "another cluster"),
+        ("--distribution=cyclic", "share a node"),
+        ("--account=x", "use slurm.account"),
+        ("--partition=x", "use slurm.partition"),
+        ("--mail-user=x", "use notify.mail"),
+        ("--container-image=x", "use container.image"),
+        ("--tres-per-task=cpu=1", "one task per GPU"),
+    ],
+)
+def test_options_that_contradict_the_script_are_refused_with_what_decides_instead(option, says):
+    with pytest.raises(UserError) as refused:
+        profiles.parse(options(option), "x.toml")
+    assert says in str(refused.value)
+    assert re.match(r"x\.toml:\d+: slurm\.options ", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--reservation=mine", "--nodelist=node[1-2]", "--exclude=node3", "--switches=1@10:00", "--comment=a job"),
+        *("--licenses=fs:1", "--gres=nvme:100", "--nice=10", "--wckey=x", "--priority=100", "--segment=16"),
+        *("--site-spank-option=1", "--contiguous", "--network=sharp", "--propagate=NONE", "--core-spec=2"),
+    ],
+)
+def test_legitimate_options_are_kept(option):
+    assert profiles.parse(options(option), "x.toml").slurm.options == [option]
+
+
+def test_gres_beside_gpus_as_gres_would_replace_them():
+    text = options("--gres=nvme:1").replace('gpus = "gpus-per-node"', 'gpus = "gres"')
+    with pytest.raises(UserError, match="--gres replaces the GPUs"):
+        profiles.parse(text, "x.toml")
+
+
+@pytest.mark.skipif(not MANUAL.exists(), reason="Slurm's manual pages are not installed")
+def test_the_table_has_every_option_of_the_manual():
+    text = re.sub(r"\\f[BIRP]|\\", "", gzip.decompress(MANUAL.read_bytes()).decode(errors="replace"))
+    named = set(re.findall(r"^(?:-\w, )?--([a-z][a-z-]+)", text, re.MULTILINE))
+    assert len(named) > 90
+    assert named <= set(sbatch_options.OPTIONS)
+
+
+def test_every_refusal_has_a_reason_and_every_named_key_exists():
+    schema = profiles.schema()
+    for name, option in sbatch_options.OPTIONS.items():
+        assert not option.key or option.refused, name
+        for table, key in re.findall(r"\b(slurm|notify|container|chain|folders)\.(\w+)", option.key):
+            model: Any = schema.model_fields[table].annotation
+            assert key in model.model_fields, option.key
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "NODE_RANK"),
+        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_PROCID", "SLURM_NTASKS", "SBATCH_ARRAY_INX"),
+        *("SRUN_CPUS_PER_TASK", "SLURM_MPI_TYPE", "SUPERPOD_RUN_DIR", "SUPERPOD_DEADLINE", "OMPI_COMM_WORLD_RANK"),
+        *("PMI_RANK", "PMIX_RANK", "NCCL_COMM_ID", "WANDB_RUN_ID", "NVTE_FLASH_ATTN", "FT_RANK_MONITOR_IPC_SOCKET"),
+    ],
+)
+def test_variables_that_the_launch_sets_are_refused(name):
+    with pytest.raises(UserError, match=f"env {name}"):
+        profiles.parse(variables(**{name: "secret-value"}), "x.toml")
+    with pytest.raises(UserError) as refused:
+        profiles.parse(variables(**{name: "secret-value"}), "x.toml")
+    assert "secret-value" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("NCCL_DEBUG", "NCCL_IB_TIMEOUT", "HTTPS_PROXY", "OMP_NUM_THREADS", "WANDB_MODE", "PMIX_MCA_gds", "UCX_TLS"),
+        *("OMPI_MCA_btl", "CUDA_DEVICE_ORDER", "TORCH_NCCL_DUMP_ON_TIMEOUT", "SUPERPOD_UNPROVEN_VERSIONS", "MY_RANK"),
+    ],
+)
+def test_other_variables_are_kept(name):
+    assert profiles.parse(variables(**{name: "1"}), "x.toml").env == {name: "1"}
+    assert not reserved_variables.problem(name)
+
+
+def test_a_variable_against_the_key_that_it_stands_for():
+    with pytest.raises(UserError, match=r"NCCL_SOCKET_IFNAME contradicts network.interface 'bond0'"):
+        profiles.parse(variables(NCCL_SOCKET_IFNAME="eth9"), "x.toml")
+    assert profiles.parse(variables(NCCL_SOCKET_IFNAME="bond0"), "x.toml").env

@@ -1,0 +1,97 @@
+"""The variables of the ranks: what each of GPU, network, precision and layout changes, and that each has a reason."""
+
+import pytest
+
+from superpod.errors import UserError
+from superpod.slurm.profiles import profiles
+from superpod.slurm.script import environment
+from tests.slurm.jobs import planned
+
+
+def of(name: str, precision: str = "bf16", **layout) -> dict[str, str]:
+    cluster = profiles.load(name)
+    variables = environment.variables(cluster, planned(cluster.gpu, precision, **layout))
+    assert len({v.name for v in variables}) == len(variables)
+    assert all(v.reason for v in variables)
+    return {v.name: v.value for v in variables}
+
+
+@pytest.mark.parametrize(
+    ("where", "layout", "connections"),
+    [
+        ("dgx_h100", {"tp": 2}, "1"),
+        ("dgx_a100", {"cp": 2}, "1"),
+        ("dgx_b200", {"tp": 2}, "32"),
+        ("dgx_gb200", {"cp": 2}, "32"),
+        ("dgx_h100", {}, None),
+        ("dgx_b200", {"pp": 4}, None),
+        ("dgx_h100", {"tp": 2, "sharding": "zero3"}, "8"),
+    ],
+)
+def test_device_connections_follow_generation_and_layout(where, layout, connections):
+    assert of(where, **layout).get("CUDA_DEVICE_MAX_CONNECTIONS") == connections
+
+
+def test_precision_network_and_grace_have_variables_of_their_own():
+    assert of("dgx_b200", "mxfp8")["NVTE_NORM_FWD_USE_CUDNN"] == "1"
+    assert "NVTE_NORM_FWD_USE_CUDNN" not in of("dgx_b200", "bf16")
+    assert of("dgx_gb200")["NCCL_NET_GDR_C2C"] == "1"
+    assert "NCCL_NET_GDR_C2C" not in of("dgx_h100")
+    assert of("dgx_h100")["NCCL_IB_HCA"].startswith("mlx5_0,")
+
+
+def test_a_testbed_gets_nothing_that_needs_a_gpu():
+    variables = of("testbed", tp=2)
+    assert not [name for name in variables if name.startswith(("CUDA", "NVTE", "NCCL", "TORCH_NCCL"))]
+    assert variables["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_the_profile_wins():
+    text = (profiles.SHIPPED / "dgx_h100.toml").read_text() + '\n[env]\nNCCL_DEBUG = "INFO"\nMINE = "a b"\n'
+    variables = environment.variables(profiles.parse(text, "x.toml"), planned())
+    values = {v.name: v.value for v in variables}
+    assert values["NCCL_DEBUG"] == "INFO"
+    assert values["MINE"] == "a b"
+    assert len(variables) == len(values)
+
+
+def test_userbuffers_without_multicast_are_told_to_use_ipc():
+    """TE 2.9 module/base.py:183 asserts UB_SKIPMC where NVLink has no multicast: A100."""
+    assert of("dgx_a100", tp=2, sp=True)["UB_SKIPMC"] == "1"
+    assert "UB_SKIPMC" not in of("dgx_h100", tp=2, sp=True)
+    assert "UB_SKIPMC" not in of("dgx_a100")
+    assert "UB_SKIPMC" not in of("dgx_a100", tp=2, sp=True, options={"overlap_tp": False})
+
+
+def test_the_cluster_says_which_gpu_it_is():
+    """A recipe for H100 on a cluster of A100."""
+    variables = environment.variables(profiles.load("dgx_a100"), planned("h100", tp=2, sp=True))
+    assert "UB_SKIPMC" in {v.name for v in variables}
+
+
+def test_cuda_graphs_go_without_expandable_segments():
+    """megatron-core 0.15.3 transformer/cuda_graphs.py:1062 asserts it."""
+    assert of("dgx_h100")["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in of("dgx_h100", options={"cuda_graphs": True})
+
+
+def test_deterministic_runs_have_what_megatron_asserts():
+    values = of("dgx_h100", options={"deterministic": True})
+    assert values["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
+    assert values["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert values["NCCL_ALGO"] == "^NVLS"
+    assert "NCCL_ALGO" not in of("dgx_h100")
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ('PYTORCH_CUDA_ALLOC_CONF = "max_split_size_mb:64,expandable_segments:True"', {"cuda_graphs": True}),
+        ('NVTE_ALLOW_NONDETERMINISTIC_ALGO = "1"', {"deterministic": True}),
+    ],
+)
+def test_a_profile_that_contradicts_an_option_is_refused(line, options):
+    cluster = profiles.parse((profiles.SHIPPED / "dgx_h100.toml").read_text() + f"\n[env]\n{line}\n", "x.toml")
+    assert environment.variables(cluster, planned())
+    with pytest.raises(UserError, match=line.partition(" ")[0]):
+        environment.variables(cluster, planned(options=options))

@@ -1,0 +1,102 @@
+"""What `recipes status` copies of runs behind SSH; the shell commands of the real thing, without SSH."""
+
+import os
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+
+import pytest
+
+from superpod.runtime.heartbeat import node_board
+from superpod.runtime.heartbeat.heartbeat import Heartbeat
+from superpod.runtime.heartbeat.heartbeat_pages import Place
+from superpod.runtime.runs.run_folder import Attempt
+from superpod.slurm.status import mirror
+from superpod.slurm.submission import connection
+
+
+@pytest.mark.parametrize("nodes", [2, 3000])
+def test_heartbeats_are_copied_however_many_nodes(run, nodes, tmp_path, monkeypatch):
+    """The file of 3,000 nodes is larger than anything else that is copied."""
+    monkeypatch.setattr(node_board, "memory", lambda: [tmp_path])
+    attempt = run.new_attempt()
+    for rank in (0, 2 * nodes - 1):
+        place = Place(node=rank // 2, local_rank=rank % 2, local_size=2, size=2 * nodes)
+        Heartbeat(attempt.path / "heartbeat", rank, every_s=0.0, place=place).beat(9, "train")
+    runs = run.path.parents[1]
+    copy = mirror.fetch(connection.Connection(), str(runs))
+    copied = Attempt(copy.path / attempt.path.relative_to(runs))
+    assert copied.heartbeats() == attempt.heartbeats()
+    assert sorted(copied.heartbeats()) == [0, 2 * nodes - 1]
+
+
+WRITER = """
+import os, sys
+handle = os.open(sys.argv[1], os.O_WRONLY)
+while True:
+    os.pwrite(handle, os.urandom(4096), 0)
+"""
+
+VANISHING = """#!/bin/sh
+PATH="$REAL_PATH" find "$@" >"$GONE.names" && rm "$GONE" && cat "$GONE.names"
+"""
+
+
+@pytest.fixture
+def heartbeats(run):
+    """The heartbeats of an attempt that runs, of 8 MiB, as of 1,000 nodes with 16 ranks: written all the time."""
+    nodes = run.new_attempt().path / "heartbeat" / "nodes"
+    nodes.write_bytes(os.urandom(8 << 20))
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(nodes)]) as writer:
+        yield nodes
+        writer.kill()
+
+
+def picked(folder, **env):
+    """What the command makes of a folder: files, exit code, stderr."""
+    words = ["sh", "-s", "--", str(folder)]
+    done = subprocess.run(words, input=mirror.PICK.encode(), capture_output=True, env={**os.environ, **env})
+    with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
+        return set(archive.getnames()), done.returncode, done.stderr.decode()
+
+
+def test_files_that_are_written_meanwhile_are_copied(run, heartbeats):
+    """tar ends with 1, "file changed as we read it"."""
+    runs, changed = run.path.parents[1], ""
+    for _ in range(5):
+        names, code, errors = picked(runs)
+        changed += errors
+        assert (code, f"./{heartbeats.relative_to(runs)}" in names) == (0, True), errors
+    assert "file changed as we read it" in changed, "or nothing is shown here"
+    copy = mirror.fetch(connection.Connection(), str(runs))
+    assert (copy.path / run.path.relative_to(runs) / "run.json").is_file()
+
+
+def test_a_file_that_vanishes_after_find_costs_no_other(run, tmp_path):
+    """`find` on the PATH is the real one, and a file is removed when it has ended."""
+    attempt, runs = run.new_attempt(), run.path.parents[1]
+    finder = tmp_path / "bin" / "find"
+    finder.parent.mkdir()
+    finder.write_text(VANISHING)
+    finder.chmod(0o755)
+    gone = attempt.path / "result.json"
+    path = os.environ["PATH"]
+    names, code, errors = picked(runs, PATH=f"{finder.parent}:{path}", REAL_PATH=path, GONE=str(gone))
+    assert (code, f"./{run.path.relative_to(runs)}/run.json" in names) == (0, True), errors
+    assert "result.json" in errors, "or nothing is shown here"
+    assert not gone.exists()
+
+
+def test_a_copy_that_fails_is_no_copy(run, tmp_path):
+    """tar's other ends stay failures."""
+    broken = tmp_path / "bin" / "tar"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\ncat >/dev/null\nexit 2\n")
+    broken.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-s", "--", str(run.path.parents[1])],
+        input=mirror.PICK.encode(),
+        env={**os.environ, "PATH": f"{broken.parent}:{os.environ['PATH']}"},
+    )
+    assert done.returncode

@@ -1,0 +1,187 @@
+"""States of runs on Slurm, from folder and queue; logs; pairs of nodes."""
+
+import itertools
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+from superpod.common.files import append_line
+from superpod.reports.runs.logs import Reader
+from superpod.runtime.attempts import guard
+from superpod.runtime.checkpoints import checkpoint_files, manifest
+from superpod.runtime.health.pairs import rounds
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.slurm.bisect import Pair, slow_nodes
+from superpod.slurm.status.watch import Queued, missing_attempts, view
+from tests.reports.runs import checkpoint_files as made
+
+RUNNING, PENDING = Queued("1", "RUNNING", "None", "N/A"), Queued("2", "PENDING", "Dependency", "N/A")
+
+
+def begun(run, state="running", **more):
+    attempt = run.new_attempt(job="1")
+    if state == "running":
+        attempt.mark("running", job="1", before=0)
+        append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": time.time(), "step": 3, "phase": "train"})
+    else:
+        attempt.finish(state, **more)
+    return attempt
+
+
+@pytest.mark.parametrize(
+    ("last", "jobs", "state"),
+    [
+        (None, [PENDING], "queued"),
+        (None, None, "queued"),
+        (None, [], "failed"),
+        ("running", [RUNNING, PENDING], "running"),
+        ("running", None, "running"),
+        ("running", [PENDING], "requeued"),
+        ("running", [Queued("1", "PENDING", "BeginTime", "N/A")], "requeued"),
+        ("running", [], "failed"),
+        ("requeued", [PENDING], "requeued"),
+        ("requeued", [], "requeued"),
+        ("failed", [PENDING], "requeued"),
+        ("failed", [], "failed"),
+        ("stalled", [PENDING], "requeued"),
+    ],
+)
+def test_states(run, last, jobs, state):
+    if last:
+        begun(run, last)
+    assert view(run, jobs).state == state
+
+
+def test_done_is_the_marker_and_nothing_else(run):
+    begun(run, "requeued")
+    assert view(run, []).state != "done"
+    (run.path / "done").write_text("{}")
+    assert view(run, [RUNNING]).state == "done"
+
+
+def test_stopped_and_cancelled(run):
+    begun(run, "failed")
+    reason = "2 attempts in a row made no new checkpoint; the last one: ValueError"
+    guard.stop(run, reason, by=guard.StoppedBy.GUARD)
+    assert view(run, []).state == "failed"
+    assert "ValueError" in view(run, []).message
+    guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
+    assert view(run, []).state == "cancelled"
+
+
+def test_who_stopped_a_run_is_not_read_out_of_the_reason(run):
+    begun(run, "failed")
+    guard.stop(run, "2 attempts in a row made no new checkpoint; the last one: cancelled", by=guard.StoppedBy.GUARD)
+    assert view(run, []).state == "failed"
+    guard.stop(run, "by hand", by=guard.StoppedBy.USER)
+    assert view(run, []).state == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("cancelled by the user", "cancelled"),
+        ("cancelled by the user (scancel)", "cancelled"),
+        ("job 12 was cancelled by the user", "cancelled"),
+        ("3 attempts failed, and 2 are allowed; the last one: job 12 was cancelled by the user", "failed"),
+    ],
+)
+def test_a_stop_marker_of_version_0_1_names_nobody(run, reason, state):
+    begun(run, "failed")
+    for marker in ({"reason": reason}, {"reason": reason, "by": None}, {"reason": reason, "by": "somebody"}):
+        (run.path / guard.STOP).write_text(json.dumps(marker))
+        assert view(run, []).state == state
+
+
+def test_a_silent_rank_is_a_stall(run):
+    attempt = begun(run)
+    append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": time.time() - 5000, "step": 3, "phase": "train"})
+    seen = view(run, [RUNNING])
+    assert seen.state == "stalled"
+    assert "rank 0" in seen.message
+
+
+@pytest.mark.parametrize("damage", ["truncated", "deleted", "half", "common.pt"])
+def test_status_says_no_step_that_a_damaged_checkpoint_holds(run, damage):
+    """It went by names: 'step 20, 7 s ago', when the next attempt would go on from step 10."""
+    begun(run)
+    older, newer = made.write(run.checkpoints / "toy--step=9"), made.write(run.checkpoints / "toy--step=19")
+    os.utime(older, (time.time() - 500, time.time() - 500))
+    assert view(run, [RUNNING]).checkpoint_step == 20
+    weight = newer / "weights" / "__0_0.distcp"
+    if damage == "truncated":
+        weight.write_bytes(weight.read_bytes()[:-8])
+    else:
+        {"deleted": weight, "half": newer / "weights" / "metadata.json", "common.pt": newer / "weights" / damage}[
+            damage
+        ].unlink()
+    seen = view(run, [RUNNING])
+    assert (seen.checkpoint_step, round(seen.checkpoint_age_s or 0, -1)) == (10, 500)
+
+
+def test_a_copied_run_says_how_old_its_checkpoint_is_and_not_its_copy(run, tmp_path):
+    """`cp -r` gives folders the time of the copy."""
+    begun(run)
+    made.write(run.checkpoints / "toy--step=9")
+    for step, age_s in ((9, 540), (10, 500), (11, 460)):
+        append_line(run.path / "metrics.jsonl", {"t": time.time() - age_s, "step": step, "loss": 1.0, "attempt": "001"})
+    copy = RunFolder.open(shutil.copytree(run.path, tmp_path / "copy"))
+    seen = view(copy, [RUNNING])
+    assert (seen.checkpoint_step, round(seen.checkpoint_age_s or 0, -1)) == (10, 500)
+
+
+def test_a_look_at_a_checkpoint_of_thousands_of_nodes_opens_no_file_of_theirs(run, monkeypatch):
+    checkpoint = made.write(run.checkpoints / "toy--step=9")
+    (checkpoint / manifest.FOLDER).mkdir()
+    for part in range(checkpoint_files.MOST_PARTS + 1):
+        (checkpoint / manifest.FOLDER / f"{part}.json").touch()
+    (checkpoint / "weights" / "__0_0.distcp").unlink()
+    monkeypatch.setattr(manifest, "read", lambda checkpoint: pytest.fail("it reads the manifest"))
+    assert view(run, []).checkpoint_step == 10
+
+
+def test_attempts_that_lack(run):
+    begun(run)
+    assert missing_attempts(view(run, [RUNNING]), 3) == 2
+    assert missing_attempts(view(run, [RUNNING, PENDING, PENDING]), 3) == 0
+    guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
+    assert missing_attempts(view(run, []), 3) == 0
+
+
+def test_logs_come_in_order_and_only_once(run):
+    first, second = run.new_attempt(), run.new_attempt()
+    (first.path / "logs" / "0.0.log").write_text("one\ntwo\n")
+    (first.path / "logs" / "1.1.log").write_text("other\n")
+    (second.path / "logs" / "0.0.log").write_text("three\nhal")
+    reader = Reader(run)
+    assert list(reader.new()) == [
+        "[001 node 0 rank 0] one",
+        "[001 node 0 rank 0] two",
+        "[002 node 0 rank 0] three",
+    ]
+    (second.path / "logs" / "0.0.log").write_text("three\nhalf\n")
+    assert list(reader.new()) == ["[002 node 0 rank 0] half"]
+    assert list(reader.new()) == []
+    assert [line for line in Reader(run, all_ranks=True).new() if "node 1" in line] == ["[001 node 1 rank 1] other"]
+    assert list(Reader(run, attempt="1", rank=1).new()) == ["[001 node 1 rank 1] other"]
+    assert list(Reader(run, attempt="1", tail=1).new()) == ["[001 node 0 rank 0] two"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+def test_every_pair_meets_once_and_nobody_twice_a_round(size):
+    schedule = list(rounds(size))
+    assert sorted(itertools.chain(*schedule)) == list(itertools.combinations(range(size), 2))
+    for pairs in schedule:
+        nodes = list(itertools.chain(*pairs))
+        assert len(nodes) == len(set(nodes))
+
+
+def test_the_slow_node_is_the_one_whose_best_pair_is_slow():
+    names = ["a", "b", "c", "d"]
+    pairs = [Pair(p, 1.0 if "c" in p else 10.0) for p in itertools.combinations(names, 2)]
+    assert slow_nodes(pairs) == ["c"]
+    assert slow_nodes([Pair(p.nodes, 10.0) for p in pairs]) == []
+    assert slow_nodes([]) == []
