@@ -180,8 +180,8 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
         ("json.py", "would hide a module"),
         ("mine.txt", "not the name of a Python module"),
         ("my-recipe.py", "not the name of a Python module"),
-        ("none/mine.py", "no such folder"),
-        ("folder.py", "it is a folder"),
+        ("none/mine.py", "there is no folder"),
+        ("folder.py", "is a folder"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused(name, says, tmp_path):

@@ -15,16 +15,16 @@ OURS = f'<meta name="generator" content="{GENERATOR} 1">'
 def test_a_new_file_and_one_of_ours_are_written(tmp_path):
     path = tmp_path / "plan.html"
     target.check(path, "--html", target.PAGE)
-    target.write(path, OURS)
+    target.write(path, OURS, "--html")
     target.check(path, "--html", target.PAGE)
-    target.write(path, OURS + "again")
+    target.write(path, OURS + "again", "--html")
     assert path.read_text().endswith("again")
     assert os.listdir(tmp_path) == ["plan.html"]
 
 
 def test_a_compressed_trace_of_ours_is_known(tmp_path):
     path = tmp_path / "step.json.gz"
-    target.write(path, '{"otherData": {"generator": "superpod-recipes"}}')
+    target.write(path, '{"otherData": {"generator": "superpod-recipes"}}', "--trace")
     assert GENERATOR in gzip.decompress(path.read_bytes()).decode()
     target.check(path, "--trace", target.TRACE)
 
@@ -52,9 +52,9 @@ def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path, make, name,
 
 def test_a_full_disk_leaves_the_old_page(small_disk):
     path = small_disk / "plan.html"
-    target.write(path, OURS)
+    target.write(path, OURS, "--html")
     fill(small_disk)
     with pytest.raises(UserError, match="cannot be written"):
-        target.write(path, OURS * 100_000)
+        target.write(path, OURS * 100_000, "--html")
     assert path.read_text() == OURS
     assert sorted(os.listdir(small_disk)) == ["filler", "plan.html"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from superpod.collection import layout_text, registry
-from superpod.common import collection, whole_file
+from superpod.common import atomic_file, collection
 from superpod.errors import UserError
 from superpod.nemo2 import planned_job
 from superpod.nemo2.build import resilience
@@ -33,7 +33,7 @@ def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
         text = with_layout(old, str(path), suffix, size)
         if not folder:
             path.parent.mkdir(exist_ok=True)  # a collection need not have layouts yet
-        whole_file.write(path, text)
+        atomic_file.write(path, text)
     except OSError as broken:
         raise UserError(f"{path} cannot be written: {broken.strerror}") from broken
     return path

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superpod.common import atomic_file
+
 if TYPE_CHECKING:
     from typing_extensions import TypeGuard  # typing has it from Python 3.10 on
 
@@ -33,21 +35,15 @@ def is_full(error: OSError) -> bool:
 
 
 def write_json(path: Path, data: object, *, even_in_place: bool = False) -> None:
-    """Write `data` beside `path`, then rename it over `path`: a reader sees the old document or the new one.
+    """Write `data` as a JSON document, atomically: a reader sees the old document or the new one.
 
     Raises OSError (no space, no permission); the old document then still stands and no temporary file is left. With
     `even_in_place`, a full disk leads to writing over the old document, where the new one fits into its blocks.
     """
     text = json.dumps(data, indent=2, sort_keys=True, default=str).encode() + b"\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        atomic_file.write(path, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         if not (even_in_place and is_full(error) and path.is_file()):
             raise
         _overwrite(path, text)

@@ -23,7 +23,7 @@ def take(path: Path) -> int | None:
     Tries for half a second, since `is_held` looks by locking for an instant. The file then says who holds it.
     Raises OSError where the file cannot be opened or the file system knows no locks.
     """
-    handle = _opened(path, fcntl.LOCK_EX)
+    handle = _opened(path, shared=False)
     if handle is None:
         return None
     with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
@@ -38,20 +38,31 @@ def share(path: Path) -> int | None:
     Tries for half a second, as `take` does: somebody's look must not cost a rank its lock.
     """
     with contextlib.suppress(OSError):
-        return _opened(path, fcntl.LOCK_SH)
+        return _opened(path, shared=True)
     return None
 
 
-def _opened(path: Path, kind: int) -> int | None:
+def lock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Lock an open file until it is closed or this process ends; False when another process has locked it.
+
+    Raises OSError where the file system has no locks.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(handle, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _opened(path: Path, *, shared: bool) -> int | None:
     """A handle that has locked `path`; None where others hold it for longer than a look takes. Raises OSError."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # CLOEXEC: children must not keep the lock
     try:
         for pause_s in (*[0.05] * 10, 0.0):
-            try:
-                fcntl.flock(handle, kind | fcntl.LOCK_NB)
+            if lock(handle, shared=shared):
                 return handle
-            except BlockingIOError:
-                time.sleep(pause_s)
+            time.sleep(pause_s)
     except OSError:
         os.close(handle)
         raise
@@ -67,19 +78,18 @@ def is_held(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return _is_blocked(handle, fcntl.LOCK_EX)
+        return _is_blocked(handle)
     finally:
         os.close(handle)
 
 
-def _is_blocked(handle: int, kind: int) -> bool:
+def _is_blocked(handle: int, *, shared: bool = False) -> bool:
     try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        return not lock(handle, shared=shared)
     except OSError as error:
-        if error.errno == errno.EBADF and kind == fcntl.LOCK_EX:
-            return _is_blocked(handle, fcntl.LOCK_SH)  # another user's run on NFS, which needs write access for EX
-        return error.errno == errno.EWOULDBLOCK  # any other error: no locks on this file system
-    return False
+        if error.errno == errno.EBADF and not shared:
+            return _is_blocked(handle, shared=True)  # another user's run on NFS: an exclusive lock needs write access
+        return False  # no locks on this file system
 
 
 def holder(path: Path) -> str:

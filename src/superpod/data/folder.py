@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superpod.common import atomic_file
 from superpod.data.readers import paths
 from superpod.data.tokens import indexed
 from superpod.errors import UserError
@@ -123,14 +124,8 @@ class DataFolder:
         self._check_files(verify_sha)
 
     def write(self) -> None:
-        """Write dataset.json atomically (a temporary name, then a rename)."""
-        target = self.path / FILE
-        temporary = target.with_name(f".{FILE}.{os.getpid()}.tmp")
-        with open(temporary, "w", encoding="ascii") as stream:
-            stream.write(json.dumps(self.facts(), indent=2) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())  # else a crash could leave the new name with no content
-        temporary.replace(target)
+        """Write dataset.json atomically."""
+        atomic_file.write(self.path / FILE, json.dumps(self.facts(), indent=2) + "\n")
 
     def facts(self) -> dict[str, object]:
         """The content of dataset.json."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from superpod.collection.facts import proof_level
 from superpod.collection.registry import Recipe, find, recipes
 from superpod.collection.sizes.sized import Size, sized
+from superpod.common import atomic_folder, locks
 from superpod.common.files import read_json, write_json
 from superpod.data.samples import packing
 from superpod.data.samples.samples import DEFAULT, Reading
@@ -23,7 +23,6 @@ from superpod.runtime.attempts.model_steps import PACKED
 from superpod.runtime.runs import owner
 from superpod.weights import finetune_data
 from superpod.weights.finetune_data import Counts, DataOptions
-from superpod.weights.transfer import half_written
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -254,11 +253,11 @@ def imported(model: Path, bases: Path, note: Callable[[str], None], *, forward_c
     log = base.with_name(f"{base.name}.log")
     bases.mkdir(parents=True, exist_ok=True)
     with owner.others_cannot_write(), log.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        locks.lock(lock.fileno(), wait=True)
         owner.refuse_writable(base)
         if not base.is_dir():
             note(f"importing {model} into NeMo")
-            half_written.remove_dead(base)
+            atomic_folder.remove_dead(base)
             importer = "superpod.launch.convert:import_hf"
             wanted = {"folder": str(model), "out": str(base), "forward_check": forward_check}
             subprocess_call.call(importer, log, **wanted)
@@ -316,7 +315,7 @@ def export(run: RunFolder, out: Path) -> dict[str, Any]:
     from superpod.runtime.checkpoints import owed_export
 
     chosen = checkpoints.best(checkpoints.at(run.path))
-    half_written.remove_dead(out)
+    atomic_folder.remove_dead(out)
     with owed_export.begun(run.path, out):
         job = convert.plan(run.path, out, forward_check=Task.of(run).forward_check)
         exported = subprocess_call.call(job.function, run.attempts[-1].path / "export.log", **job.arguments)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from superpod.common import locks, stages
+from superpod.common import atomic_file, locks, stages
 from superpod.errors import UserError
 from superpod.runtime.processes import orphans
 
@@ -186,9 +186,7 @@ def _answer(request: str) -> None:
         outcome = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
     for child in multiprocessing.active_children():  # Megatron's checkpoint writers outlive their parent
         child.kill()
-    unfinished = Path(f"{call['answer']}.tmp")
-    unfinished.write_text(json.dumps(outcome, default=str))
-    unfinished.replace(call["answer"])
+    atomic_file.write(Path(call["answer"]), json.dumps(outcome, default=str))
 
 
 if __name__ == "__main__":  # checkpoint writers import this file again

@@ -6,7 +6,7 @@ import gzip
 import zlib
 from pathlib import Path
 
-from superpod.common import own_file, whole_file
+from superpod.common import output_file
 from superpod.errors import UserError
 from superpod.pages import GENERATOR
 
@@ -25,28 +25,25 @@ def check(path: Path, option: str, endings: tuple[str, ...]) -> None:
         raise UserError(
             f"{option} is {str(path)!r}; its name ends with {' or '.join(endings)}", f"write {option} {name}"
         )
-    own_file.check(path, option, _is_ours)
+    output_file.check(path, option, _is_ours)
 
 
 def _is_ours(start: bytes, _: bytes) -> bool:
     """Whether a file says at its start that we wrote it."""
     if start.startswith(b"\x1f\x8b"):
         try:
-            start = zlib.decompressobj(wbits=31).decompress(start, own_file.ENDS)
+            start = zlib.decompressobj(wbits=31).decompress(start, output_file.ENDS)
         except zlib.error:
             return False
     return GENERATOR.encode() in start
 
 
-def write(path: Path, text: str) -> None:
-    """Write the file, whole or not at all; compressed if the name ends with .gz.
+def write(path: Path, text: str, option: str) -> None:
+    """Write the file that `option` names, completely or not at all; compressed if the name ends with .gz.
 
     Raises:
         UserError: the folder cannot be written.
     """
     content = text.encode()
     content = gzip.compress(content, 6, mtime=0) if path.name.endswith(".gz") else content
-    try:
-        whole_file.write(path, content)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}", "make room, or choose another place") from error
+    output_file.write(path, content, option)

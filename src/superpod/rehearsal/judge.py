@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from superpod.common import atomic_file
 from superpod.errors import UserError, readable
 from superpod.planner.rules.rules import Broken
 from superpod.requests.request import Request
@@ -376,9 +377,7 @@ def main() -> None:
         with _answering(outcomes[-1]):
             prepare()
             outcomes[-1]["value"] = asdict(judge(Request.of_facts(recipe, facts, gpu), build=build))
-    unfinished = target.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(outcomes, default=str))
-    unfinished.replace(target)
+    atomic_file.write(target, json.dumps(outcomes, default=str))
     sys.stdout.flush()
     os._exit(0)  # threads that a user's file has started would keep the process
 

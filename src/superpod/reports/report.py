@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.common import whole_file
+from superpod.common import atomic_file
 from superpod.common.files import JsonObject, is_number, read_json
 from superpod.common.units import duration
 from superpod.reports.runs import loss_ends
@@ -147,7 +147,7 @@ def _saved(figure: "Figure", path: Path) -> Path:
     picture = io.BytesIO()
     form = path.suffix.removeprefix(".")
     figure.savefig(picture, format=form, metadata={"Software" if form == "png" else "Creator": MAKER})
-    whole_file.write(path, picture.getvalue())
+    atomic_file.write(path, picture.getvalue())
     return path
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from superpod.cli.verbs import Verbs
-from superpod.common import whole_file
+from superpod.common import output_file
 from superpod.errors import UserError, counted
 
 if TYPE_CHECKING:
@@ -80,15 +79,11 @@ def init(
     from superpod.slurm.profiles import profile_init, profiles
     from superpod.slurm.submission import connection
 
-    if os.path.lexists(to) and not force:
-        raise UserError(f"{to} exists already", "--force overwrites it")
+    output_file.check_new(to, "--to", force=force)
     slurm = connection.SshConnection(host) if host else connection.Connection()
     text = profile_init.profile(slurm, like=like, host=host, runs=runs)
     profiles.parse(text, str(to))
-    try:
-        whole_file.write(to, text)  # a link in its place is replaced, and what it names is left alone
-    except OSError as error:
-        raise UserError(f"--to {to} cannot be written: {error.strerror}", "choose another place") from error
+    output_file.write(to, text, "--to")
     print(f"wrote {to}; read it, then: recipes cluster check {to}")
 
 

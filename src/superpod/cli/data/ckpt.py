@@ -160,12 +160,12 @@ def convert(
     It ends with one forward pass of the NeMo model held against transformers; where they differ, nothing is written.
     """
     from superpod.cli.running.progress import on_stderr, waiting
+    from superpod.common import atomic_folder
     from superpod.launch import convert, subprocess_call
-    from superpod.weights.transfer import half_written
 
     source, out, like = source.absolute(), out.absolute(), like.absolute() if like else None
-    for half in half_written.remove_dead(out):
-        print(f"removed {half}: what a conversion that was killed had written", file=sys.stderr)
+    for folder in atomic_folder.remove_dead(out):
+        print(f"removed {folder}: what a conversion that was killed had written", file=sys.stderr)
     job = convert.plan(source, out, like, dtype, adapter, not no_forward_check)
     if cluster:
         more = [*(["--like", str(like)] if like else []), *(["--adapter"] if adapter else [])]

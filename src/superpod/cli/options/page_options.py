@@ -47,7 +47,7 @@ def write_page(path: Path, text: str) -> None:
     """Write a page, and say so on stderr."""
     from superpod.pages import target
 
-    target.write(path, text)
+    target.write(path, text, "--html")
     print(f"wrote {path}: {len(text) / 1e6:.1f} MB, opens in a browser without a network", file=sys.stderr)
 
 
@@ -61,5 +61,5 @@ def write_trace(path: Path, job: PlannedJob) -> None:
     from superpod.pages import step_timeline, target, trace
 
     step = step_timeline.of(job)
-    target.write(path, trace.text(job, step, title=title(job), command=command()))
+    target.write(path, trace.text(job, step, title=title(job), command=command()), "--trace")
     print(f"wrote {path}: {step.step_s:.3f} s, {step.ranks} tracks, for https://ui.perfetto.dev", file=sys.stderr)

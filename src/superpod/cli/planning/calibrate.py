@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superpod.cli.options.request_options import RUN, newest_runs
-from superpod.common import whole_file
+from superpod.common import output_file
 from superpod.errors import UserError, counted
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ def calibrate(
         for line in [*others, *_doubts(calibration), *_one_layout(runs)]:
             print(f"  {line}")
     if out is not None:
-        _write(out, calibration_file.text(calibrations, f"{len(measured)} runs of {_sources(run or [], rows)}"))
+        output_file.write(
+            out, calibration_file.text(calibrations, f"{len(measured)} runs of {_sources(run or [], rows)}"), "--out"
+        )
         print(f"wrote {out}: recipes plan ... --hardware {shlex.quote(str(out))}")
 
 
@@ -148,16 +150,10 @@ def _sources(folders: list[str], rows: Path | None) -> str:
 
 def _check(out: Path | None) -> None:
     """Refuse to write over what another has written. Raises UserError."""
-    from superpod.common import own_file
     from superpod.planner.calibration import calibration_file
 
     first = calibration_file.text([], "").partition("\n")[0].encode()
     if out is not None:
-        own_file.check(out, "--out", lambda start, _: start.startswith(first), by="recipes calibrate", to_devices=True)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        whole_file.write(path, text)
-    except OSError as error:
-        raise UserError(f"--out {path} cannot be written: {error.strerror}", "name a file elsewhere") from error
+        output_file.check(
+            out, "--out", lambda start, _: start.startswith(first), by="recipes calibrate", to_devices=True
+        )

@@ -46,9 +46,9 @@ def predict(
 
 
 def _check(out: Path) -> None:
-    from superpod.common import own_file
+    from superpod.common import output_file
 
-    own_file.check(out, "--out", _is_ours, by="recipes predict", to_devices=True)
+    output_file.check(out, "--out", _is_ours, by="recipes predict", to_devices=True)
 
 
 def _is_ours(start: bytes, _: bytes) -> bool:

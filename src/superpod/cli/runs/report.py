@@ -120,7 +120,7 @@ def _warn_of_no_file(metrics: Path) -> None:
 
 def _check_plot(path: Path | None) -> None:
     """Refuse what is no picture, and to write over what is not of ours. Raises UserError."""
-    from superpod.common import own_file
+    from superpod.common import output_file
     from superpod.errors import UserError
     from superpod.reports.report import MAKER
 
@@ -128,7 +128,7 @@ def _check_plot(path: Path | None) -> None:
         return
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"{path} is no picture", "name it like losses.png, .svg or .pdf")
-    own_file.check(path, "--plot", lambda *ends: any(MAKER.encode() in end for end in ends), by="recipes report")
+    output_file.check(path, "--plot", lambda *ends: any(MAKER.encode() in end for end in ends), by="recipes report")
 
 
 def _draw(runs: list[RunFolder], path: Path) -> None:

@@ -9,7 +9,7 @@ from superpod.errors import UserError
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_LONGEST_NAME = ".partial/tokenizer/special_tokens_map.json.tmp"
+_LONGEST_NAME = ".partial/.tokenizer-12345678/tokenizer/special_tokens_map.json"
 """The longest name of a file made below a data folder: if this fits the system's limit, all others do."""
 OTHER_OUT = "choose another --out"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from superpod.common import atomic_file
 from superpod.data.samples.chat import Encoded
 from superpod.errors import UserError
 
@@ -100,10 +101,8 @@ def write(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, fille
     rows += [blank] * (-len(rows) % batch)
     array = np.empty(len(rows), dtype=object)
     array[:] = rows
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as stream:
+    with atomic_file.opened(path) as stream:
         np.save(stream, array, allow_pickle=True)
-    temporary.replace(path)
 
 
 class _Packed(TypedDict):

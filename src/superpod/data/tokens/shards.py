@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superpod.common import atomic_file, atomic_folder
 from superpod.data.readers import documents
 from superpod.data.samples import duplicates
 from superpod.data.tokens import indexed, tokenizer
@@ -67,23 +68,20 @@ class ShardDone:
 def train(job: TrainJob) -> int:
     """Worker: train a tokenizer, visible at `out` only when complete; returns the ids reached."""
     import os
-    import shutil
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # this one job uses the cores of all workers
-    temporary = Path(f"{job.out}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
     ignore: documents.Bad | None = (lambda *_: None) if job.skip else None
     texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key, ignore))
-    reached = tokenizer.train(texts, job.vocab, temporary)
+    with atomic_folder.complete_or_absent(Path(job.out)) as temporary:
+        reached = tokenizer.train(texts, job.vocab, temporary)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    temporary.rename(job.out)
     return reached
 
 
 def encode(job: ShardJob) -> ShardDone:
     """Worker: encode one shard, with an end-of-document id after every document.
 
-    `prefix`.json is written last and renamed into place: a shard with that file is finished.
+    `prefix`.json is written last, atomically: a shard with that file is finished.
     """
     empty = total = count = bad = 0
 
@@ -101,9 +99,7 @@ def encode(job: ShardJob) -> ShardDone:
             out.add(tokens)
             count, total = count + 1, total + len(tokens)
     done = ShardDone(count, total, empty, bad)
-    temporary = Path(f"{job.prefix}.json.tmp")
-    temporary.write_text(json.dumps(asdict(done)), encoding="ascii")
-    temporary.rename(f"{job.prefix}.json")
+    atomic_file.write(Path(f"{job.prefix}.json"), json.dumps(asdict(done)))
     return done
 
 

@@ -1,6 +1,5 @@
 """The work folder of a build that is not finished: who may write it, what it was made from, how it becomes final."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -8,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from superpod.common import atomic_file, locks
 from superpod.data.folder import FILE
 from superpod.errors import UserError
 
@@ -33,7 +33,7 @@ class UnfinishedBuild:
     def _ours(self) -> bool:
         # A build that ended before it wrote its manifest leaves no more than the lock and a temporary file.
         inside = set(os.listdir(self.work)) if self.work.is_dir() else {"not ours"}
-        return _MANIFEST in inside or inside <= {_LOCK, f"{_MANIFEST}.tmp"}
+        return _MANIFEST in inside or all(name == _LOCK or _MANIFEST in name for name in inside)
 
     @contextmanager
     def claimed(self, identity: str, note: Callable[[str], None]) -> Iterator[None]:
@@ -62,9 +62,7 @@ class UnfinishedBuild:
         for path in self.work.iterdir():
             if path.name not in (_LOCK, _MANIFEST):  # the manifest marks the folder as ours until it is replaced
                 self.drop(path)
-        temporary = self.work / f"{_MANIFEST}.tmp"
-        temporary.write_text(json.dumps({"identity": identity}), encoding="ascii")
-        temporary.replace(manifest)
+        atomic_file.write(manifest, json.dumps({"identity": identity}))
 
     def publish(self, paths: Iterable[Path]) -> None:
         """Move finished files and folders from the work folder to their final names."""
@@ -87,8 +85,8 @@ class UnfinishedBuild:
 
 def _lock(handle: int, folder: Path) -> None:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"another build is writing {folder}", "wait for it, or choose another --out") from None
+        is_locked = locks.lock(handle)
     except OSError:
         return  # a file system without locks: the user must then avoid two builds at once
+    if not is_locked:
+        raise UserError(f"another build is writing {folder}", "wait for it, or choose another --out")

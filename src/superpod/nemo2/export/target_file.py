@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
-from superpod.common import whole_file
+from superpod.common import output_file
 from superpod.errors import UserError
 
 HIDDEN = {"nemo", "nemo_run", "megatron", "torch", "lightning", "fiddle", "recipe"} | set(sys.stdlib_module_names)
@@ -24,25 +23,14 @@ def check(path: Path, *, force: bool = False) -> None:
         raise UserError(f"{path} is not the name of a Python module", "name it like my_recipe.py")
     if path.stem in HIDDEN:
         raise UserError(f"a file called {path.name} would hide a module that it imports", "choose another name")
-    if path.is_dir() or not path.parent.is_dir():
-        raise UserError(f"{path} cannot be a file: " + ("it is a folder" if path.is_dir() else "no such folder"))
-    if path.exists() and not force:
-        raise UserError(f"{path} exists already", "--force writes over it")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):  # os.access knows no read-only mounts of containers
-            pass
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}", "choose another folder") from error
+    output_file.check_new(path, "--to", force=force)
 
 
 def write(text: str, path: Path, *, force: bool = False) -> None:
-    """Write an exported file, whole or not at all.
+    """Write an exported file completely or not at all.
 
     Raises:
         UserError: as `check`, or when the folder cannot be written.
     """
     check(path, force=force)
-    try:
-        whole_file.write(path, text)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+    output_file.write(path, text, "--to")

@@ -12,13 +12,13 @@ import re
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from superpod.common import output_file
 from superpod.common.parent import end_with_parent
 from superpod.errors import UserError
 from superpod.planner import hardware as planner_hardware
@@ -61,18 +61,16 @@ def predict(
     `note` hears of columns that are not read and look like one that is.
 
     Raises:
-        UserError: when `source` is no such table, or `out` cannot be written. `out` is whole or not there.
+        UserError: when `source` is no such table, or `out` cannot be written. `out` is complete or unchanged.
     """
     counts: Counter[str] = Counter()
     _refuse_out(source, out)
     _facts(form.hardware)  # a mistake in it is named before anything is written
-    device = out.exists() and not out.is_file()  # /dev/stdout and its like are written to, not replaced
-    partial = out if device else out.with_name(f"{out.name}.partial")
     try:
         # Bytes that are no UTF-8 come back as they were: one row's notes must not cost the table.
         with (
             source.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file,
-            partial.open("w", newline="", encoding="utf-8", errors="surrogateescape") as sink,
+            output_file.opened(out, "w", newline="", encoding="utf-8", errors="surrogateescape") as sink,
         ):
             sink.write("" if form.as_json else ",".join(["id", *FIGURES, *BREAKDOWN]) + "\n")
             for lines, verdicts in _predicted(_batches(file, source, form, note)):
@@ -80,16 +78,10 @@ def predict(
                 counts.update(verdicts)
             if not counts:
                 raise UserError(f"{source} has no rows", f"write one a run below the first line: {header.EXAMPLE[1]}")
-        if not device:
-            os.replace(partial, out)
     except OSError as broken:
         if broken.filename == str(source):
             raise unreadable(source, broken, TABLE) from broken
-        raise UserError(f"{broken.filename or out} cannot be written: {broken.strerror}") from broken
-    finally:
-        if not device:
-            with suppress(OSError):
-                partial.unlink()
+        raise UserError(f"{out} cannot be written: {broken.strerror}") from broken
     return dict(counts)
 
 

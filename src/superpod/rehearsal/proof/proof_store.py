@@ -24,7 +24,7 @@ from superpod.collection import registry
 from superpod.collection.facts import proof_level
 from superpod.collection.facts.proof_level import NOT_RECORDED, facts
 from superpod.collection.registry import Recipe
-from superpod.common import collection, whole_file
+from superpod.common import atomic_file, collection
 from superpod.errors import UserError
 from superpod.rehearsal.te import source
 
@@ -119,7 +119,7 @@ class ProofCache:
     def save(self) -> None:
         """Write the file completely, or leave it as it was. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        whole_file.write(self._path, json.dumps({"proof": self._all}, separators=(",", ":")))
+        atomic_file.write(self._path, json.dumps({"proof": self._all}, separators=(",", ":")))
         self._saved = time.monotonic()
 
 
@@ -226,7 +226,7 @@ def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
         "rehearsed": rehearsed(registry.recipes().values()),
         "sizes": dict(sorted(sizes.items())),
     }
-    whole_file.write(proof_level.EVIDENCE, json.dumps(written, indent=1) + "\n")
+    atomic_file.write(proof_level.EVIDENCE, json.dumps(written, indent=1) + "\n")
     earlier = sum(value.endswith(NOT_RECORDED) for value in new.values())
     return Written(proof_level.EVIDENCE, len(new) - earlier, earlier, len(before.keys() & (mine - new.keys())))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).absolute().parents[2]
 
-COMMON = ("files", "locks", "post_norms", "redaction", "units")
+COMMON = ("atomic_file", "files", "locks", "post_norms", "redaction", "units")
 FILES = (
     "errors.py",
     *(f"common/{name}.py" for name in COMMON),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import struct
@@ -16,6 +15,7 @@ import tempfile
 from collections.abc import Container
 from pathlib import Path
 
+from superpod.common import locks
 from superpod.runtime.heartbeat import heartbeat_pages as pages
 from superpod.runtime.heartbeat.heartbeat_pages import HEADER_BYTES, PAGE, RECORD_BYTES, Place
 
@@ -131,7 +131,7 @@ def _open_locked(path: Path, size: int) -> int:
             if os.fstat(handle).st_uid != os.geteuid():  # in /dev/shm anybody can make it beforehand
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
             os.posix_fallocate(handle, 0, size)
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            locks.lock(handle, shared=True, wait=True)
             if os.fstat(handle).st_nlink:  # not swept away between the calls
                 return handle
         except OSError:
@@ -146,7 +146,7 @@ def sweep(where: Path) -> None:
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+                if locks.lock(handle):
+                    path.unlink()
             finally:
                 os.close(handle)

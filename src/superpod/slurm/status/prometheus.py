@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.common import own_file, whole_file
+from superpod.common import output_file
 from superpod.errors import UserError
 from superpod.runtime.runs.run_folder import STATES
 
@@ -75,12 +75,8 @@ def write(path: Path, views: Sequence[RunView]) -> None:
     if path.suffix != ".prom":
         raise UserError(f"--prometheus {path}: node_exporter reads only files that end in .prom", f"{path}.prom")
     head = f"# HELP {NAME}_".encode()
-    own_file.check(path, "--prometheus", lambda start, _: start.startswith(head), by="recipes status")
-    try:
-        whole_file.write(path, text(views), mode=0o644)
-    except OSError as error:
-        hint = "name a file in the folder of node_exporter's --collector.textfile.directory that you may write to"
-        raise UserError(f"--prometheus {path}: {error.strerror}", hint) from None
+    output_file.check(path, "--prometheus", lambda start, _: start.startswith(head), by="recipes status")
+    output_file.write(path, text(views), "--prometheus", permissions=0o644)
 
 
 def _block(name: str, meaning: str, lines: list[str]) -> str:

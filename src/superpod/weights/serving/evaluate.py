@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.common import whole_file
+from superpod.common import atomic_file
 
 if TYPE_CHECKING:
     import torch
@@ -155,7 +155,7 @@ def _answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sample: 
 def main(folder: str, packed: str, out: str, batch: str, answers: str = "0") -> None:
     """Write what `measure` gives as JSON."""
     measured = measure(Path(folder), Path(packed), int(batch), int(answers))
-    whole_file.write(Path(out), json.dumps(asdict(measured)))
+    atomic_file.write(Path(out), json.dumps(asdict(measured)))
 
 
 if __name__ == "__main__":

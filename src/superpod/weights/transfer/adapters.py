@@ -7,14 +7,12 @@ transformers. NeMo 2.7.3 exports Llama's and gpt-oss's to PEFT only. Here the ta
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.common import custom_code
+from superpod.common import atomic_folder, custom_code
 from superpod.errors import UserError
 from superpod.weights.transfer import huggingface, load, mapping, reference
 
@@ -66,12 +64,9 @@ def export(checkpoint: Path, out: Path, like: Path | None, base: str, *, chat: b
         raise UserError(f"{original} keeps no config.json of its Hugging Face folder", "name that folder with --like")
     import torch
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
-        temporary = Path(scratch) / out.name
+    with atomic_folder.complete_or_absent(out) as temporary:
         count = write(load.load(checkpoint, torch.float32), like, base, temporary)
         _copy_tokenizer(like, temporary, chat)
-        os.rename(temporary, out)
     return count
 
 

@@ -17,13 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.common import custom_code
+from superpod.common import atomic_folder, custom_code
 from superpod.data.readers import paths
 from superpod.errors import UserError
 from superpod.weights.families import families, own_config
 from superpod.weights.families.nearest import FETCH, Nearest, nearest_class, read_config
 from superpod.weights.transfer import folder as hf_folder
-from superpod.weights.transfer import half_written, load, reference
+from superpod.weights.transfer import load, reference
 
 if TYPE_CHECKING:
     from nemo.collections.llm import GPTModel
@@ -94,7 +94,7 @@ def import_hf(folder: Path, out: Path, *, forward_check: bool = True) -> dict[st
     must_be_new(out)
     theirs, notes = reference.load(folder)
     words = _in_words(f"NeMo cannot import {folder}")
-    with half_written.complete_or_absent(out) as temporary, own_tokenizer_folder(), words:
+    with atomic_folder.complete_or_absent(out) as temporary, own_tokenizer_folder(), words:
         record = _import(folder, temporary, nearest, theirs, forward_check)
         record["notes"] = notes + _notes(nearest, forward_check) + custom_code.note(folder)
         _keep(folder, temporary / KEPT, record)
@@ -204,7 +204,7 @@ def export_hf(
 
     exporter: Any = api.load_connector_from_trainer_ckpt(checkpoint, "hf")
     exporter.trust_remote_code = False
-    with half_written.complete_or_absent(out) as temporary, _in_words(f"{checkpoint} cannot be exported"):
+    with atomic_folder.complete_or_absent(out) as temporary, _in_words(f"{checkpoint} cannot be exported"):
         model = load.load(checkpoint, torch.float32)
         ours = check.of_megatron(load.core(model), model.config) if forward_check else None  # as trained: not merged
         merged = load.merge(model)
@@ -289,7 +289,7 @@ def keep_template(folder: Path) -> None:
 
 def must_be_new(out: Path, option: str = "") -> None:
     """UserError when `out` exists or cannot be made; `option` names it in the message."""
-    paths.check(half_written.beside(out) if out.name else out, option)
+    paths.check(atomic_folder.temporary_path(out) if out.name else out, option)
     if out.exists():
         raise UserError(f"{option}{out} exists already", "name another folder, or remove it")
     paths.check_out(out, "config.json")

@@ -1,4 +1,4 @@
-"""What a killed conversion leaves is removed by the next one to the same place, and nothing else is."""
+"""A folder appears complete; what a killed writer left is removed by the next one, and nothing else is."""
 
 import os
 import signal
@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from superpod.weights.transfer import half_written
+from superpod.common import atomic_folder, locks
 from tests.weights import tiny
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from superpod.weights.transfer.half_written import complete_or_absent
+from superpod.common.atomic_folder import complete_or_absent
 with complete_or_absent(Path(sys.argv[1])) as folder:
     folder.mkdir()
     (folder / "weights").write_bytes(bytes(1000))
@@ -33,17 +33,17 @@ def writer(tmp_path):
         process.kill()
 
 
-def halves(folder):
+def temporary_folders(folder):
     return sorted(path.name[:5] for path in folder.iterdir() if path.name.startswith("."))
 
 
 def test_a_writer_that_lives_keeps_its_folder_and_a_killed_one_does_not(tmp_path, writer):
     out = tmp_path / "out"
-    assert half_written.remove_dead(out) == []
-    assert halves(tmp_path) == [".out-"]
+    assert atomic_folder.remove_dead(out) == []
+    assert temporary_folders(tmp_path) == [".out-"]
     writer.send_signal(signal.SIGKILL)
     writer.wait()
-    (gone,) = half_written.remove_dead(out)
+    (gone,) = atomic_folder.remove_dead(out)
     assert gone.name.startswith(".out-")
     assert [*tmp_path.iterdir()] == []
 
@@ -62,23 +62,23 @@ def test_the_conversion_says_what_it_removes(tmp_path, writer, recipes_cli):
     assert done.returncode == 2
     assert f"removed {tmp_path / '.out-'}" in done.stderr
     assert "that was killed" in done.stderr
-    assert halves(tmp_path) == []
+    assert temporary_folders(tmp_path) == []
 
 
 def test_folders_of_others_and_of_other_machines_stay(tmp_path):
     (tmp_path / ".out-abcdefgh").mkdir()  # no writer's
     far = tmp_path / ".out-fareaway"
     far.mkdir()
-    (far / half_written.LOCK).write_text("another-machine")
+    (far / atomic_folder.LOCK).write_text("another-machine")
     link = tmp_path / ".out-linkedto"
     link.symlink_to(far)
     if os.geteuid() == 0:
         other = tmp_path / ".out-notmine0"
         other.mkdir()
-        (other / half_written.LOCK).write_text(os.uname().nodename)
+        (other / atomic_folder.LOCK).write_text(os.uname().nodename)
         os.chown(other, 65534, 65534)
     before = sorted(tmp_path.rglob("*"))
-    assert half_written.remove_dead(tmp_path / "out") == []
+    assert atomic_folder.remove_dead(tmp_path / "out") == []
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -86,8 +86,8 @@ def test_without_locks_on_the_disk_a_folder_is_written_all_the_same(tmp_path, mo
     def refuse(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(half_written.fcntl, "flock", refuse)
-    with half_written.complete_or_absent(tmp_path / "out") as folder:
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    with atomic_folder.complete_or_absent(tmp_path / "out") as folder:
         folder.mkdir()
-        assert not list(tmp_path.rglob(half_written.LOCK))
+        assert not list(tmp_path.rglob(atomic_folder.LOCK))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

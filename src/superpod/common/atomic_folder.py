@@ -1,11 +1,11 @@
-"""A folder is written beside its place and renamed there whole; what a killed writer has left of one is removed.
+"""Writes a folder completely or not at all: to a temporary folder next to it, which is then renamed.
 
-A writer holds a lock on a file of its unfinished folder, which the system takes from it when it ends, however it ends.
+The writer holds a lock on a file in the temporary folder, which the kernel releases when the process ends, however it
+ends. That is how the temporary folder of a killed process is recognized and removed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import shutil
@@ -15,23 +15,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from superpod.common import locks
 from superpod.errors import UserError
 
 LOCK = "writer"
-"""File in an unfinished folder: the machine of its writer, which holds a lock on it."""
+"""File in a temporary folder: the host of its writer, which holds a lock on it."""
 
 
-def beside(out: Path) -> Path:
-    """A path like that of the unfinished folder of `out`."""
+def temporary_path(out: Path) -> Path:
+    """A path like that of the temporary folder of `out`."""
     return out.with_name(f".{out.name}-12345678")
 
 
 @contextmanager
 def complete_or_absent(out: Path) -> Iterator[Path]:
-    """A path beside `out`, renamed to `out` on success and removed on failure.
+    """A path next to `out`, renamed to `out` on success and removed on failure.
 
     Raises:
-        UserError: another process has made `out` meanwhile.
+        UserError: another process has created `out` meanwhile.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch, _locked(Path(scratch) / LOCK):
@@ -39,17 +40,17 @@ def complete_or_absent(out: Path) -> Iterator[Path]:
         yield temporary
         try:
             os.rename(temporary, out)
-        except OSError as error:  # another conversion was faster
+        except OSError as error:  # another process was faster
             raise UserError(f"{out} cannot be put in place: {error.strerror}", "name another folder") from None
 
 
 def remove_dead(out: Path) -> list[Path]:
-    """Remove the unfinished folders of `out` whose writers have ended: this user's, on this machine; returns them."""
+    """Remove the temporary folders of `out` whose writers have ended: this user's, on this host; returns them."""
     try:
-        halves = sorted(out.parent.glob(f".{glob.escape(out.name)}-????????"))
+        folders = sorted(out.parent.glob(f".{glob.escape(out.name)}-????????"))
     except OSError:
         return []
-    return [half for half in halves if _is_dead(half) and _removed(half)]
+    return [folder for folder in folders if _is_dead(folder) and _removed(folder)]
 
 
 @contextmanager
@@ -60,26 +61,25 @@ def _locked(file: Path) -> Iterator[None]:
         stream.write(socket.gethostname())
         stream.flush()
         try:
-            fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.lock(stream.fileno())
             unlocked.rename(file)
         except OSError:
             unlocked.unlink(missing_ok=True)
         yield
 
 
-def _is_dead(half: Path) -> bool:
+def _is_dead(folder: Path) -> bool:
     try:
-        if half.is_symlink() or half.stat().st_uid != os.geteuid():
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             return False
-        with (half / LOCK).open() as stream:
-            fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return stream.read() == socket.gethostname()
-    except (OSError, ValueError):  # it is held, or no lock of ours
+        with (folder / LOCK).open() as stream:
+            return locks.lock(stream.fileno()) and stream.read() == socket.gethostname()
+    except (OSError, ValueError):  # not a lock of ours
         return False
 
 
-def _removed(half: Path) -> bool:
+def _removed(folder: Path) -> bool:
     with suppress(OSError):
-        shutil.rmtree(half)
+        shutil.rmtree(folder)
         return True
     return False
