@@ -65,6 +65,24 @@ def wrong_way_imports(root: Path) -> list[str]:
     return sorted(set(broken))
 
 
+def missing_imports(root: Path) -> list[str]:
+    """Imports of our modules in strings, such as those given to `python -c`, of modules that do not exist."""
+    broken = []
+    for folder in CODE:
+        for path in sorted((root / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.col_offset):
+                    continue  # a docstring of a module begins at column 0
+                for module, name in re.findall(r"\bfrom superpod([.\w]*) import (\w+)", node.value):
+                    place = (root / PACKAGE).joinpath(*module.split("."))
+                    init = place / "__init__.py"
+                    is_module = (place / name).is_dir() or (place / f"{name}.py").is_file()
+                    source = init if place.is_dir() else place.with_suffix(".py")
+                    if not is_module and not (source.is_file() and name in source.read_text()):
+                        broken.append(f"{path.relative_to(root)}:{node.lineno} imports superpod{module}.{name}")
+    return broken
+
+
 def copies(folder: Path, least: int = COPIED_LINES) -> list[str]:
     """Runs of `least` code lines that stand in two places of the recipe files."""
     seen: dict[tuple[str, ...], list[str]] = defaultdict(list)

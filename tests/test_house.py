@@ -27,6 +27,14 @@ def test_imports_go_one_way():
     assert house.wrong_way_imports(PACKAGE) == []
 
 
+def test_commands_in_strings_import_modules_that_exist(tmp_path):
+    assert house.missing_imports(ROOT) == []
+    planted = tmp_path / "tests" / "test_bad.py"
+    planted.parent.mkdir()
+    planted.write_text("COMMAND = 'from superpod" + ".gone import orphans'\n")
+    assert house.missing_imports(tmp_path) == ["tests/test_bad.py:1 imports superpod.gone.orphans"]
+
+
 def test_recipe_files_hold_no_copies():
     assert house.copies(PACKAGE / "nemo2") == []
 

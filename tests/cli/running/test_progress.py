@@ -35,7 +35,7 @@ def test_without_a_terminal_a_wait_is_lines_that_say_what_is_done(monkeypatch):
     monkeypatch.setattr(progress, "NEWS_S", 0.4)
     console = plain()
     with waiting(console, "generating with [step 3]"):
-        command = "from superpod import stages; stages.note('importing NeMo')"
+        command = "from superpod.common import stages; stages.note('importing NeMo')"
         subprocess.run([sys.executable, "-c", command], check=True)
         time.sleep(1.3)
     lines = shown(console)

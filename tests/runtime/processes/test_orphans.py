@@ -114,7 +114,7 @@ def test_a_rank_that_does_not_end_is_killed(started, run, monkeypatch):
 
 
 def test_a_command_that_ends_by_itself_ends_its_watcher():
-    script = "from superpod.runtime import orphans\nwith orphans.watched() as w: print(w._process.pid)"
+    script = "from superpod.runtime.processes import orphans\nwith orphans.watched() as w: print(w._process.pid)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not alive(int(done.stdout))
 

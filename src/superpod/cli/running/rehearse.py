@@ -97,7 +97,7 @@ def _in_a_process_of_its_own(name: str) -> int:
 
     with tempfile.TemporaryDirectory(prefix="recipes-rehearse-") as folder:
         # -P: a folder that is called nemo, where the command was typed, is not what is imported.
-        start = ["-P", "-W", "ignore", "-c", "from superpod.cli import rehearse; rehearse.as_child()", folder]
+        start = ["-P", "-W", "ignore", "-c", "from superpod.cli.running import rehearse; rehearse.as_child()", folder]
         words = [sys.executable, *start, *sys.argv[1:]]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
         with redacted.passed_on(process):

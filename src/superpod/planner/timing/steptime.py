@@ -4,7 +4,8 @@
     calibration   what hardware and software reach of the nominal           (data/calibration/*.toml)
     here          prices, overlap, the pipeline                             (arithmetic)
 
->>> from superpod.planner import columns, steptime
+>>> from superpod.planner import columns
+>>> from superpod.planner.timing import steptime
 >>> steptime.step(job, columns.of(job)).seconds
 array(11.2)
 """

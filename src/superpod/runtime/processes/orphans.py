@@ -20,7 +20,9 @@ from pathlib import Path
 
 from superpod.errors import UserError
 
-START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from superpod.runtime import orphans; orphans.start()"
+START = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from superpod.runtime.processes import orphans; orphans.start()"
+)
 
 MARK = "SUPERPOD_ATTEMPT_DIR"
 """In the environment of every process of an attempt, so that none is left behind."""
