@@ -10,6 +10,7 @@ import numpy as np
 from superpod.pages.packing import column
 from superpod.planner import explain
 from superpod.planner.arrays import Array, Column
+from superpod.planner.formats import option_syntax
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import SHARDINGS, Layout
 from superpod.planner.search import SearchResult
@@ -53,7 +54,7 @@ def _seconds(search: SearchResult) -> Array:
 
 def option(layout: Layout) -> str:
     """The value of `--layout` that means this layout, also where it has no SP: a tp above 1 turns that on."""
-    text = explain.as_option(layout)
+    text = option_syntax.as_option(layout)
     return text if layout.sp or layout.tp == 1 else f"{text},sp=false"
 
 
@@ -85,7 +86,7 @@ class _Words:
 
     def index(self, key: str, layout: Layout) -> int:
         """The place in list `key` of what this layout, which has nothing else, is called."""
-        option = explain.as_option(layout)
+        option = option_syntax.as_option(layout)
         entry = (explain.title(layout).partition("mbs 1")[2].removeprefix(", "), "" if option == "tp=1" else option)
         if entry not in self.lists[key]:
             self.lists[key].append(entry)

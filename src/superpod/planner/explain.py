@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from itertools import groupby
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from superpod.planner import legality, memory, predict
 from superpod.planner.calibration import corrections
+from superpod.planner.formats import option_syntax
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import MEGATRON_FSDP, SHARDINGS, Layout
 from superpod.planner.memory.capacity import MARGIN
@@ -142,7 +142,7 @@ def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> l
         lines.append(pipeline(result.job_of(i)))
     lines += stages_written(result.job_of(i))
     ranked = result.ranked
-    lines.append(f"to look closer: --layout {as_option(layout)}")
+    lines.append(f"to look closer: --layout {option_syntax.as_option(layout)}")
     if i == ranked[0] and (other := _other_degrees(result)) is not None:
         lines.append(_next(result, i, other))
     return lines
@@ -219,24 +219,6 @@ def title(layout: Layout) -> str:
     if layout.sharding != "zero1":
         words.append("no sharding" if layout.sharding == "none" else layout.sharding)
     return ", ".join(words)
-
-
-def as_option(layout: Layout) -> str:
-    """The value of `--layout` that means this layout: `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`, without the global batch."""
-    parts = []
-    for f in fields(layout):
-        value = getattr(layout, f.name)
-        if value == f.default or f.name == "gbs":
-            continue
-        text = "+".join(_runs(value)) if isinstance(value, tuple) else str(value)
-        parts.append(f.name if value is True else f"{f.name}={text}")
-    return ",".join(parts) or "tp=1"
-
-
-def _runs(values: tuple[object, ...]) -> list[str]:
-    """Each value, or `6x4` for six 4s in a row."""
-    runs = [(value, len(list(same))) for value, same in groupby(values)]
-    return [f"{count}x{value}" if count > 1 else str(value) for value, count in runs]
 
 
 def _other_degrees(result: SearchResult) -> int | None:

@@ -3,7 +3,6 @@
 import pytest
 
 from superpod.errors import UserError
-from superpod.planner import explain
 from superpod.planner.formats import option_syntax
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import Options
@@ -17,13 +16,13 @@ LAYOUTS = (
 )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=explain.as_option)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=option_syntax.as_option)
 def test_the_layout_that_is_printed_can_be_given_back(layout):
-    assert option_syntax.layout(Layout(), explain.as_option(layout)) == layout
+    assert option_syntax.layout(Layout(), option_syntax.as_option(layout)) == layout
 
 
 def test_equal_chunks_are_counted():
-    assert explain.as_option(LAYOUTS[2]) == "pp=32,chunks=1+29x2+2x1"
+    assert option_syntax.as_option(LAYOUTS[2]) == "pp=32,chunks=1+29x2+2x1"
     with pytest.raises(UserError, match="20,000 chunks"):
         option_syntax.layout(Layout(), "chunks=20000x1")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError, did_you_mean
@@ -63,6 +64,24 @@ def layout(base: Layout, text: str, what: str = "--layout") -> Layout:
     if broken := changed.below_one():
         raise UserError(f"{what}: {broken[0].message}", _at_least_one(broken[0].fix))
     return changed
+
+
+def as_option(layout: Layout) -> str:
+    """The value of `--layout` that means this layout: `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`, without the global batch."""
+    parts = []
+    for f in fields(layout):
+        value = getattr(layout, f.name)
+        if value == f.default or f.name == "gbs":
+            continue
+        text = "+".join(_runs(value)) if isinstance(value, tuple) else str(value)
+        parts.append(f.name if value is True else f"{f.name}={text}")
+    return ",".join(parts) or "tp=1"
+
+
+def _runs(values: tuple[object, ...]) -> list[str]:
+    """Each value, or `6x4` for six 4s in a row."""
+    runs = [(value, len(list(same))) for value, same in groupby(values)]
+    return [f"{count}x{value}" if count > 1 else str(value) for value, count in runs]
 
 
 STAGES = ("chunks", "first_layers", "last_layers", "embedding_as_layer", "loss_as_layer")
