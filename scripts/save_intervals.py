@@ -9,11 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 
-from superpod.collection import layout_text, registry
-from superpod.collection.layout_text import Group
+from superpod.collection import layout_file, registry
+from superpod.collection.layout_text import Entry
 from superpod.collection.registry import Recipe
 from superpod.nemo2 import planned_job
 from superpod.nemo2.build import resilience
@@ -23,10 +22,10 @@ Saves = Mapping[str, dict[int, int]]
 """Recipe's name without its model -> nodes -> steps."""
 
 
-def fill(path: Path, *, anew: bool = False, before: Iterable[Group] = ()) -> int:
+def fill(path: Path, *, anew: bool = False, before: Iterable[Entry] = ()) -> int:
     """Give every size of a layout file its steps, whole or not at all; how many lines have changed.
 
-    `before`: groups that the file had, whose steps stay wherever the layout does.
+    `before`: what the file had, whose steps stay wherever the layout does.
     """
     text = path.read_text()
     recipes = {recipe.suffix: recipe for recipe in registry.read(registry.models()[path.stem], path)}
@@ -34,17 +33,20 @@ def fill(path: Path, *, anew: bool = False, before: Iterable[Group] = ()) -> int
     sizes = [(recipe, nodes) for recipe in recipes.values() for nodes in recipe.nodes]
     for suffix, nodes, steps in _computed(sizes, saves):
         saves[suffix][nodes] = steps
-    after = with_saves(text, saves)
+    after = text
+    for suffix, recipe in recipes.items():
+        if saves[suffix] != recipe.saves:
+            after = layout_file.with_recipe(after, str(path), suffix, recipe.layouts, saves[suffix])
     partial = path.with_suffix(".toml.partial")
     partial.write_text(after)
     os.replace(partial, path)
     return len(set(after.splitlines()) - set(text.splitlines()))
 
 
-def _unmoved(recipe: Recipe, before: Iterable[Group]) -> dict[int, int]:
+def _unmoved(recipe: Recipe, before: Iterable[Entry]) -> dict[int, int]:
     """Nodes -> steps that a recipe had at the sizes whose layout is as it was."""
-    groups = [group for group in before if recipe.suffix in group.recipes]
-    return {n: s for group in groups for n, s in group.saves.items() if recipe.layouts.get(n) == group.layouts[n]}
+    own = [entry for entry in before if entry.recipe == recipe.suffix]
+    return {n: s for entry in own for n, s in entry.saves.items() if recipe.layouts.get(n) == entry.layouts[n]}
 
 
 def _computed(sizes: Sequence[tuple[Recipe, int]], known: Saves) -> Iterator[tuple[str, int, int]]:
@@ -53,31 +55,6 @@ def _computed(sizes: Sequence[tuple[Recipe, int]], known: Saves) -> Iterator[tup
     predictions = predict.many([planned_job.job(recipe, nodes) for recipe, nodes in missing])
     for (recipe, nodes), prediction in zip(missing, predictions, strict=True):
         yield recipe.suffix, nodes, resilience.cadence(prediction.step_time_s)
-
-
-def with_saves(text: str, saves: Saves) -> str:
-    """A layout file's text with these steps on its lines; recipes of a table that differ in them get one each."""
-    groups, places, lines = layout_text.parse(text, "layouts"), layout_text.tables(text), text.splitlines()
-    for group, place in reversed(list(zip(groups, places, strict=True))):
-        first, *others = _alike(group, saves)
-        for nodes, number in sorted(place.nodes.items(), reverse=True):
-            comment = lines[number - 1].rpartition("}")[2]
-            line = layout_text.size_line(nodes, group.layouts[nodes], saves[first[0]][nodes])
-            lines[number - 1] = line + comment
-        end = max(place.nodes.values())
-        for names in reversed(others):
-            table = layout_text.group_text(names, group.layouts, saves[names[0]])
-            lines[end:end] = ["", *table.rstrip().splitlines()]
-        start = next(n for n in range(place.header, len(lines)) if lines[n].lstrip().startswith("recipes"))
-        stop = next(n for n in range(start, len(lines)) if "]" in lines[n])
-        if others:
-            lines[start : stop + 1] = layout_text.recipe_lines(first)
-    return "\n".join(lines) + "\n"
-
-
-def _alike(group: Group, saves: Saves) -> list[list[str]]:
-    """The recipes of a table, cut where their steps change, so that their order stays."""
-    return [list(same) for _, same in groupby(group.recipes, lambda name: [saves[name][n] for n in group.layouts])]
 
 
 def main() -> None:

@@ -1,5 +1,4 @@
 import shutil
-import tomllib
 
 import pytest
 
@@ -23,74 +22,98 @@ def folder(tmp_path):
     return shutil.copytree(registry.LAYOUTS, tmp_path / "layouts")
 
 
-def groups(path):
-    return {tuple(group["recipes"]): group["nodes"] for group in tomllib.loads(path.read_text())["layouts"]}
-
-
-def test_a_new_table_is_a_recipe_and_the_rest_of_the_file_stays(folder):
+def test_a_new_recipe_comes_after_the_others_and_the_rest_of_the_file_stays(folder):
     path = folder / "llama3_70b.toml"
-    path.write_text(
-        before := '# By hand.\n[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\nnodes.16 = { tp = 8, gbs = 1 }  # racks\n'
-    )
+    path.write_text(before := '# By hand.\npretrain_h100_bf16 = { 16 = "tp=8,gbs=1" }  # racks\n')
     job = planned(precision="fp8cs", tp=4, pp=4, vp=5, sp=True)
     layout_file.write("llama3_70b", job, folder=folder)
-    after = path.read_text()
-    assert after.startswith(before.rstrip("\n"))
-    sizes = groups(path)["pretrain_h100_fp8cs",]
-    assert sizes["16"].pop("save_every") == layout_file.save_every(job)
-    assert sizes == {"16": {"tp": 4, "pp": 4, "vp": 5, "sp": True, "gbs": 512}}
-    assert Layout.from_mapping(sizes["16"], "") == Layout(tp=4, pp=4, vp=5, sp=True, gbs=512)
+    text = f"tp=4,pp=4,vp=5,sp,gbs=512,save_every={layout_file.save_every(job)}"
+    assert path.read_text() == before + f'pretrain_h100_fp8cs = {{ 16 = "{text}" }}\n'
 
 
-def test_another_size_of_a_table_becomes_its_line(folder):
+def test_another_size_is_added_to_the_line_of_its_recipe(folder):
     path = folder / "llama3_70b.toml"
-    first = "nodes.16 = { tp = 4, pp = 4, vp = 5, sp = true, gbs = 512 }\n"
-    path.write_text(before := f'# By hand.\n[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\n{first}')
+    first = 'pretrain_h100_bf16.16 = "tp=4,pp=4,vp=5,sp,gbs=512,recompute=selective"\n'
+    path.write_text(f'# By hand.\n{first}sft_h100_bf16.1 = "gbs=32"\n')
     job = planned(gpus=256, tp=4, pp=2, cp=1, sp=True, mbs=2)
     layout_file.write("llama3_70b", job, folder=folder)
-    line = (
-        f"nodes.32 = {{ tp = 4, pp = 2, sp = true, mbs = 2, gbs = 512, save_every = {layout_file.save_every(job)} }}\n"
+    steps = layout_file.save_every(job)
+    assert path.read_text() == (
+        f'# By hand.\n{first}pretrain_h100_bf16.32 = "tp=4,pp=2,sp,mbs=2,gbs=512,save_every={steps}"\n'
+        'sft_h100_bf16.1 = "gbs=32"\n'
     )
-    assert path.read_text() == before + line
 
 
-def test_the_line_of_a_size_is_replaced(folder):
+def test_a_size_in_a_range_is_replaced_and_the_others_keep_their_layout(folder):
     path = folder / "llama3_70b.toml"
-    head = '# By hand.\n[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\nnodes.8 = { gbs = 64 }\n'
-    path.write_text(head + "nodes.16 = { tp = 8, cp = 2, gbs = 64 }\n")
+    others = 'sft_h100_bf16 = { 1 = "gbs=32" }\n'
+    path.write_text(f'# By hand.\npretrain_h100_bf16 = {{ 8-32 = "cp=2,gbs=64,save_every=5+6+7" }}  # racks\n{others}')
     job = planned(tp=4, sp=True)
     layout_file.write("llama3_70b", job, folder=folder)
-    steps = layout_file.save_every(job)
-    assert path.read_text() == head + f"nodes.16 = {{ tp = 4, sp = true, gbs = 512, save_every = {steps} }}\n"
+    text = f"tp=4,sp,gbs=512,save_every={layout_file.save_every(job)}"
+    assert path.read_text() == (
+        "# By hand.\n# racks\n"
+        f'pretrain_h100_bf16 = {{ "8,32" = "cp=2,gbs=64,save_every=5+7", 16 = "{text}" }}\n{others}'
+    )
 
 
-def test_a_recipe_that_another_table_lays_out_gets_its_own(folder):
-    """With its other sizes: only the planned one changes, and nothing of those it shared its table with."""
+def test_a_new_recipe_stands_before_the_sections(folder):
+    path = folder / "llama3_70b.toml"
+    path.write_text('# By hand.\n\n# racks\n[sft_h100_bf16]\n1="gbs=32"\n')
+    layout_file.write("llama3_70b", planned(tp=4, sp=True), folder=folder)
+    after = path.read_text().splitlines()
+    assert after[:2] == ["# By hand.", ""]
+    assert after[2].startswith("pretrain_h100_bf16 = {")
+    assert after[3:] == ["# racks", "[sft_h100_bf16]", '1="gbs=32"']
+
+
+def test_a_recipe_in_a_section_is_not_rewritten(folder):
+    path = folder / "llama3_70b.toml"
+    path.write_text(text := '[pretrain_h100_bf16]\n1 = "gbs=32"\n')
+    with pytest.raises(UserError, match=r"llama3_70b\.toml:1: pretrain_h100_bf16 has a section"):
+        layout_file.write("llama3_70b", planned(tp=4, sp=True), folder=folder)
+    assert path.read_text() == text
+
+
+def test_a_file_of_the_earlier_form_is_rewritten_with_its_comments(folder):
     path = folder / "llama3_70b.toml"
     names = '"pretrain_h100_bf16", "pretrain_h100_fp8cs", "pretrain_h100_fp8ds"'
     path.write_text(
-        f"[[layouts]]\nrecipes = [{names}]\nnodes.8 = {{ pp = 2, gbs = 512 }}\nnodes.16 = {{ gbs = 512 }}\n"
+        f"# By hand.\n\n# Large racks.\n[[layouts]]\nrecipes = [{names}]\nnodes.8 = {{ pp = 2, gbs = 512 }}  # tried\n"
+        "nodes.16 = { gbs = 512, save_every = 50 }\n\n"
+        '[[layouts]]\nrecipes = ["sft_h100_bf16"]\nnodes.1 = { gbs = 32, recompute_modules = ["mlp"] }\n'
     )
     job = planned(precision="fp8cs", tp=8, sp=True)
     layout_file.write("llama3_70b", job, folder=folder)
-    steps = layout_file.save_every(job)
-    assert groups(path) == {
-        ("pretrain_h100_bf16", "pretrain_h100_fp8ds"): {"8": {"pp": 2, "gbs": 512}, "16": {"gbs": 512}},
-        ("pretrain_h100_fp8cs",): {
-            "8": {"pp": 2, "gbs": 512},
-            "16": {"tp": 8, "sp": True, "gbs": 512, "save_every": steps},
-        },
-    }
+    shared = '{ 8 = "pp=2,gbs=512", 16 = "gbs=512,save_every=50" }'
+    changed = f'{{ 8 = "pp=2,gbs=512", 16 = "tp=8,sp,gbs=512,save_every={layout_file.save_every(job)}" }}'
+    assert path.read_text() == (
+        "# By hand.\n\n# Large racks.\n# tried\n"
+        f"pretrain_h100_bf16 = {shared}\npretrain_h100_fp8cs = {changed}\npretrain_h100_fp8ds = {shared}\n"
+        'sft_h100_bf16 = { 1 = "gbs=32,recompute_modules=mlp" }\n'
+    )
+
+
+def test_a_recipe_that_does_not_fit_on_a_line_has_one_for_each_layout():
+    long, short = Layout(tp=4, pp=4, cp=2, sp=True, gbs=512, recompute="full", recompute_layers=3), Layout(gbs=512)
+    layouts = {4: long, 2: short, 1: short, 8: long, 3: short}
+    lines = layout_text.entry_lines("pretrain_h100_bf16", layouts, {4: 9, 8: 9})
+    text = "tp=4,pp=4,cp=2,sp,gbs=512,recompute=full,recompute_layers=3,save_every=9"
+    assert lines == [
+        'pretrain_h100_bf16."1,2,3" = "gbs=512"',
+        f'pretrain_h100_bf16.4-8 = "{text}"',
+    ]
+    (entry,) = layout_text.parse("\n".join(lines), "a.toml")
+    assert (entry.layouts, entry.saves) == ({1: short, 2: short, 3: short, 4: long, 8: long}, {4: 9, 8: 9})
 
 
 def test_what_is_written_is_what_the_registry_reads(folder):
     path = layout_file.write("llama3_70b", planned(precision="fp8cs", tp=8, sp=True), folder=folder)
     before = layout_text.read(registry.LAYOUTS / "llama3_70b.toml")
-    sizes = {name: group.layouts for group in layout_text.read(path) for name in group.recipes}
-    for group in before:
-        for name in group.recipes:
-            changed = {16: Layout(tp=8, sp=True, gbs=512)} if name == "pretrain_h100_fp8cs" else {}
-            assert sizes.pop(name) == group.layouts | changed
+    sizes = {entry.recipe: entry.layouts for entry in layout_text.read(path)}
+    for entry in before:
+        changed = {16: Layout(tp=8, sp=True, gbs=512)} if entry.recipe == "pretrain_h100_fp8cs" else {}
+        assert sizes.pop(entry.recipe) == entry.layouts | changed
     assert not sizes
 
 
@@ -101,8 +124,8 @@ def test_the_steps_that_are_written_are_those_that_the_recipe_would_compute(tmp_
         job = planned_job.job(recipe, nodes)
         assert layout_file.save_every(job.replace(options=Options())) == resilience.planned(job)
         layout_file.write(recipe.model.name, job, folder=tmp_path)
-    (group,) = layout_text.read(tmp_path / f"{recipe.model.name}.toml")
-    assert group.saves == {n: resilience.planned(planned_job.job(recipe, n)) for n in recipe.nodes}
+    (entry,) = layout_text.read(tmp_path / f"{recipe.model.name}.toml")
+    assert entry.saves == {n: resilience.planned(planned_job.job(recipe, n)) for n in recipe.nodes}
 
 
 def test_what_was_written_twice_is_written_once(folder):
@@ -135,4 +158,4 @@ def test_fine_tuning_of_a_model_with_long_samples_has_no_length_in_its_name(tmp_
     """nemotronh_4b is trained on 8,192 tokens and tuned on 4,096, which is what `sft` means."""
     job = planned_job.job(registry.find("nemotronh_4b_sft_h100_bf16"))
     text = layout_file.write("nemotronh_4b", job, folder=tmp_path).read_text()
-    assert 'recipes = ["sft_h100_bf16"]' in text
+    assert text.startswith("sft_h100_bf16 = {")

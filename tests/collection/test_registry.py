@@ -1,8 +1,10 @@
 import pytest
 
-from superpod.collection import registry
+from superpod.collection import layout_text, registry
 from superpod.errors import UserError
 from superpod.planner.layout import Layout
+
+NAME = "pretrain_h100_bf16"
 
 
 def write(folder, text, name="llama3_8b"):
@@ -29,19 +31,59 @@ def test_the_first_family_is_there():
     assert {f"{m}_pretrain_h100_bf16" for m in expected} | {"tiny_llama3"} <= set(registry.recipes())
 
 
-def test_the_line_of_a_size_is_its_whole_layout(tmp_path):
-    (recipe,) = write(tmp_path, HEAD + "nodes.1 = { tp = 2, gbs = 8 }\nnodes.2 = { cp = 2, gbs = 16 }\n")
-    assert recipe.layouts == {1: Layout(tp=2, gbs=8), 2: Layout(cp=2, gbs=16)}
+LINE = f'{NAME} = {{ 1 = "tp=2,gbs=8,save_every=50", 2-8 = "cp=2,gbs=16,save_every=10+20+30", "16,48" = "gbs=48" }}'
+LINES = f"""{NAME}.2-8 = "cp=2,gbs=16,save_every=10+20+30"
+{NAME}."16,48" = "gbs=48"  # racks
+{NAME}.1 = "tp=2,gbs=8,save_every=50"
+"""
+SECTION = f"""[{NAME}]
+1 = "tp=2,gbs=8,save_every=50"
+2-8 = "cp=2,gbs=16,save_every=10+20+30"
+16 = "gbs=48"
+48 = "gbs=48"
+"""
+EARLIER = f"""[[layouts]]
+recipes = ["{NAME}"]
+nodes.1 = {{ tp = 2, gbs = 8, save_every = 50 }}
+nodes.2 = {{ cp = 2, gbs = 16, save_every = 10 }}
+nodes.4 = {{ cp = 2, gbs = 16, save_every = 20 }}
+nodes.8 = {{ cp = 2, gbs = 16, save_every = 30 }}
+nodes.48 = {{ gbs = 48 }}
+nodes.16 = {{ gbs = 48 }}
+"""
 
 
-def test_sizes_are_in_order_whatever_the_file_says(tmp_path):
-    (recipe,) = write(tmp_path, HEAD + "nodes.16 = { gbs = 8 }\nnodes.2 = { cp = 2, gbs = 8 }\n")
-    assert (recipe.nodes, recipe.layout()) == ((2, 16), Layout(cp=2, gbs=8))
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (LINE, [1, 1, 1, 1, 1, 1]),
+        (LINES, [3, 1, 1, 1, 2, 2]),
+        (SECTION, [2, 3, 3, 3, 4, 5]),
+        (EARLIER, [3, 4, 5, 6, 8, 7]),
+    ],
+)
+def test_every_form_gives_each_size_its_layout_and_steps(tmp_path, text, lines):
+    (recipe,) = write(tmp_path, "# Head.\n" + text)
+    two, sixteen = Layout(cp=2, gbs=16), Layout(gbs=48)
+    assert recipe.layouts == {1: Layout(tp=2, gbs=8), 2: two, 4: two, 8: two, 16: sixteen, 48: sixteen}
+    assert recipe.nodes == (1, 2, 4, 8, 16, 48)
+    assert recipe.saves == {1: 50, 2: 10, 4: 20, 8: 30}
+    assert [recipe.lines[nodes] - 1 for nodes in recipe.nodes] == lines
 
 
-def test_a_table_lays_out_the_recipes_it_names(tmp_path):
-    names = '"pretrain_h100_bf16", "pretrain_gb200_bf16", "16k_sft_h100_fp8cs"'
-    text = f"[[layouts]]\nrecipes = [{names}]\nnodes.1 = {{ tp = 2, gbs = 8 }}\n"
+def test_a_layout_has_every_field_that_its_text_gives(tmp_path):
+    text = "pp=4,vp=2,mbs=2,gbs=64,chunks=3+6x4+5,recompute=selective,recompute_modules=mlp+layernorm"
+    (recipe,) = write(tmp_path, f'{NAME}.1 = "{text}"')
+    chunks = (3, 4, 4, 4, 4, 4, 4, 5)
+    modules = ("mlp", "layernorm")
+    layout = Layout(pp=4, vp=2, mbs=2, gbs=64, chunks=chunks, recompute="selective", recompute_modules=modules)
+    assert recipe.layout() == layout
+    assert layout_text.entry_lines(NAME, recipe.layouts, {}) == [f'{NAME} = {{ 1 = "{text}" }}']
+
+
+def test_a_name_says_what_a_recipe_is_for(tmp_path):
+    names = ("pretrain_h100_bf16", "pretrain_gb200_bf16", "16k_sft_h100_fp8cs")
+    text = "\n".join(f'{name} = {{ 1 = "tp=2,gbs=8" }}' for name in names)
     declared = {r.name: (r.task, r.gpu, r.seq, r.gpus_per_node, r.layout().tp) for r in write(tmp_path, text)}
     assert declared == {
         "llama3_8b_pretrain_h100_bf16": ("pretrain", "h100", 8192, 8, 2),
@@ -51,39 +93,47 @@ def test_a_table_lays_out_the_recipes_it_names(tmp_path):
 
 
 def test_context_length_comes_from_the_name(tmp_path):
-    text = '[[layouts]]\nrecipes = ["64k_pretrain_h100_bf16"]\nnodes.8 = { cp = 8, gbs = 8 }\n'
-    (recipe,) = write(tmp_path, text)
+    (recipe,) = write(tmp_path, '64k_pretrain_h100_bf16 = { 8 = "cp=8,gbs=8" }')
     assert (recipe.name, recipe.seq) == ("llama3_8b_64k_pretrain_h100_bf16", 65536)
 
 
-HEAD = '[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\n'
-NAMED = "[[layouts]]\nrecipes = ['{}']\nnodes.1 = {{ gbs = 1 }}\n"
+EARLIER_HEAD = '[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\n'
 
 
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        (HEAD + "nodes.1 = { tq = 2, gbs = 1 }\n", 3, "no layout key is called 'tq'"),
-        (HEAD + "nodes.1 = { tp = 'two', gbs = 1 }\n", 3, "tp takes a whole number, not 'two'"),
-        (HEAD + "nodes.1 = { gbs = 1 }\nnodes.2 = { sp = 1, gbs = 1 }\n", 4, "sp takes true or false, not 1"),
-        (HEAD + "nodes.1 = { tp = 2 }\n", 3, "gbs is missing"),
-        (HEAD + "nodes.1 = { gsb = 64 }\n", 3, "no layout key is called 'gsb'"),
-        (HEAD + "nodes.0 = { gbs = 1 }\n", 1, "nodes.0 is no number of nodes"),
-        (HEAD + "nodes.two = { gbs = 1 }\n", 1, "nodes.two is no number of nodes"),
-        (NAMED.format("pretrain_h999_bf16"), 1, "is not [NNk_]task_gpu_precision"),
-        (NAMED.format("train_h100_bf16"), 1, "is not [NNk_]task_gpu_precision"),
-        (NAMED.format("pretrain_a100_fp8cs"), 1, "is not [NNk_]task_gpu_precision"),
-        (NAMED.format("pretrain_h100_fp32"), 1, "is not [NNk_]task_gpu_precision"),
-        ("# First.\n\n" + HEAD + "tp = 2\n", 3, "no key is called 'tp'"),
-        (HEAD, 1, "nodes is missing"),
-        (HEAD + "nodes = [1, 2]\n", 1, "nodes is missing"),
-        ("[[layouts]]\nnodes.1 = { gbs = 1 }\n", 1, "recipes is missing"),
-        (HEAD + "gpu = 'h100'\nnodes.1 = { gbs = 1 }\n", 1, "gpu without the rest"),
-        (HEAD + "gpus_per_node = 0\nnodes.1 = { gbs = 1 }\n", 1, "gpus_per_node takes a number of GPUs, not 0"),
+        (f'{NAME} = {{ 1 = "tq=2,gbs=1" }}', 1, "no layout key is called 'tq'"),
+        (f'{NAME}.1 = "gbs=1"\n{NAME}.2 = "tp=two,gbs=1"', 2, "tp takes a whole number, not 'two'"),
+        (f'{NAME}.1 = "sp=1,gbs=1"', 1, "sp takes true or false, not 1"),
+        (f'{NAME}.1 = "tp=2"', 1, "gbs is missing"),
+        (f'{NAME}.1 = "gsb=64"', 1, "no layout key is called 'gsb'"),
+        (f'{NAME}.1 = "gbs=1,gbs=2"', 1, "says gbs twice"),
+        (f"{NAME}.1 = 7", 1, "7 is not a layout"),
+        (f'{NAME}.0 = "gbs=1"', 1, "0 is not a number of nodes"),
+        (f'{NAME}.two = "gbs=1"', 1, "two is not a number of nodes"),
+        (f'# Head.\n{NAME}.2-6 = "gbs=1"', 2, "2-6 does not lead from 2 to 6 by doubling"),
+        (f'{NAME}.8-2 = "gbs=1"', 1, "8-2 does not lead"),
+        (f'{NAME}.1-4 = "gbs=1"\n{NAME}.2 = "gbs=2"', 2, "two layouts at 2 nodes"),
+        (f'{NAME}.1-4 = "gbs=1,save_every=1+2"', 1, "save_every has 2 numbers for 3 sizes"),
+        (f'{NAME}.1-4 = "gbs=1,save_every=1+0+2"', 1, "save_every is 1+0+2"),
+        ("pretrain_h999_bf16.1 = 'gbs=1'", 1, "is not [NNk_]task_gpu_precision"),
+        ("train_h100_bf16.1 = 'gbs=1'", 1, "is not [NNk_]task_gpu_precision"),
+        ("pretrain_a100_fp8cs.1 = 'gbs=1'", 1, "is not [NNk_]task_gpu_precision"),
+        ("pretrain_h100_fp32.1 = 'gbs=1'", 1, "is not [NNk_]task_gpu_precision"),
+        (f"{NAME} = {{}}", 1, "has no layout"),
+        ("# Head.\n\ntp = 2", 3, "tp is not a recipe with its layouts"),
+        (f"{NAME} = {{ gpu = 'h100', 1 = 'gbs=1' }}", 1, "gpu without the rest"),
+        (f"{NAME} = {{ gpus_per_node = 0, 1 = 'gbs=1' }}", 1, "gpus_per_node takes a number of GPUs, not 0"),
         (
-            HEAD + "task = 'sft'\ngpu = 'h100'\nprecision = 'bf16'\nnodes.1 = { gbs = 1 }\n",
+            f"{NAME} = {{ task = 'sft', gpu = 'h100', precision = 'bf16', 1 = 'gbs=1' }}",
             *(1, "task, gpu, precision follow from the recipe's name"),
         ),
+        (EARLIER_HEAD + "nodes.1 = { gbs = 1 }\nnodes.2 = { sp = 1, gbs = 1 }", 4, "sp takes true or false, not 1"),
+        (EARLIER_HEAD + "nodes.1 = { gbs = 1, save_every = true }", 3, "save_every is True"),
+        (EARLIER_HEAD + "tp = 2\nnodes.1 = { gbs = 1 }", 1, "tp is not a number of nodes"),
+        (EARLIER_HEAD + "nodes = [1, 2]", 1, "nodes is missing"),
+        ("[[layouts]]\nnodes.1 = { gbs = 1 }", 1, "recipes is missing"),
     ],
 )
 def test_a_wrong_layout_file_is_named_with_its_line(tmp_path, text, line, says):
@@ -93,15 +143,14 @@ def test_a_wrong_layout_file_is_named_with_its_line(tmp_path, text, line, says):
     assert f"llama3_8b.toml:{line}: " in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["[pretrain_h100_bf16]\ntp = 2\n", "layouts = 3\n", "[layouts]\n", "gbs = 2\n"])
-def test_another_form_of_file_is_refused(tmp_path, text):
-    with pytest.raises(UserError, match=r"llama3_8b\.toml: .* is no table of a layout file") as error:
+@pytest.mark.parametrize("text", ["layouts = 3\n", "[layouts]\n", f"layouts = []\n{NAME}.1 = 'gbs=1'\n"])
+def test_the_name_of_the_earlier_form_is_not_a_recipe(tmp_path, text):
+    with pytest.raises(UserError, match=r"llama3_8b\.toml: layouts is not the name of a recipe"):
         write(tmp_path, text)
-    assert "[[layouts]]" in error.value.hint
 
 
 def test_a_recipe_is_laid_out_once(tmp_path, monkeypatch):
-    (tmp_path / "llama3_8b.toml").write_text(2 * (HEAD + "nodes.1 = { gbs = 1 }\n"))
+    (tmp_path / "llama3_8b.toml").write_text(2 * (EARLIER_HEAD + "nodes.1 = { gbs = 1 }\n"))
     monkeypatch.setattr(registry, "LAYOUTS", tmp_path)
     with pytest.raises(UserError, match=r"llama3_8b_pretrain_h100_bf16 is laid out already"):
         registry._of.__wrapped__(registry.models()["llama3_8b"])

@@ -9,7 +9,7 @@ RENDER = ("render", "acme_mini_pretrain_x100_bf16", "--cluster")
 DOCSTRING = "'''Another.'''"
 YARN = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}'
 MODEL = "\n\n@model(**FACTS)\ndef {}():\n    '''Another.'''\n"
-GROUP = '[[layouts]]\nrecipes = ["{}"]\nnodes.1 = {{ gbs = 8 }}\n'
+RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,20 @@ GROUP = '[[layouts]]\nrecipes = ["{}"]\nnodes.1 = {{ gbs = 8 }}\n'
         ("hardware.toml", lambda text: text + "[node.x101]\n", LIST, "hardware.toml:13 [node.x101]", "gpu is missing"),
         ("hardware.toml", lambda text: text + "[nod.x]\n", LIST, "hardware.toml:1", "no section is called 'nod'"),
         ("hardware.toml", lambda text: "[", PLAN, "hardware.toml", "is not TOML"),
-        ("layouts/maxi.toml", lambda text: GROUP.format("sft_h100_bf16"), LIST, "layouts/maxi.toml", "no model"),
+        ("layouts/maxi.toml", lambda text: RECIPE.format("sft_h100_bf16"), LIST, "layouts/maxi.toml", "no model"),
         (
-            *("layouts/llama3_8b.toml", lambda text: GROUP.format("pretrain_h100_bf16"), LIST),
+            *("layouts/llama3_8b.toml", lambda text: RECIPE.format("pretrain_h100_bf16"), LIST),
             *("layouts/llama3_8b.toml:1", "llama3_8b_pretrain_h100_bf16 is laid out already"),
         ),
-        ("layouts/acme_hf.toml", lambda text: text + "nodes.2 = {}\n", LIST, "layouts/acme_hf.toml:4", "gbs is"),
         (
-            *("layouts/acme_hf.toml", lambda text: GROUP.format("sft_y100_bf16"), LIST),
+            "layouts/acme_hf.toml",
+            lambda text: text + 'sft_x100_bf16.2 = "tp=2"',
+            LIST,
+            "layouts/acme_hf.toml:3",
+            "gbs is",
+        ),
+        (
+            *("layouts/acme_hf.toml", lambda text: RECIPE.format("sft_y100_bf16"), LIST),
             *("layouts/acme_hf.toml:1", "sft_y100_bf16 is not [NNk_]task_gpu_precision"),
         ),
         ("modules/torch.py", lambda text: "", LIST, "modules/torch.py", "a module cannot be called torch"),

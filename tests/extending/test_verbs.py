@@ -66,7 +66,7 @@ def test_a_plan_is_written_into_the_collection(own, recipes_cli):
     done = recipes_cli("--recipes", own, *words)
     assert done.returncode == 0, done.stderr
     after = (own / "layouts" / "acme_mini.toml").read_text()
-    assert after.replace('"pretrain_x100_bf16", ', "") != before
+    assert after != before
     listed = json.loads(recipes_cli("--recipes", own, "list", MINI, "--json").stdout)
     assert sorted(map(int, listed[0]["layouts"])) == [1, 2, 4]
     assert listed[0]["layouts"]["2"]["pp"] == 2
@@ -77,7 +77,7 @@ def test_a_gpu_without_a_layout_file_gets_one_in_the_collection(own, recipes_cli
     words = ("plan", "llama3_8b", "--gpu=x100", "--nodes=4", "--gbs=512", "--write")
     assert recipes_cli("--recipes", own, *words).returncode == 0
     text = (own / "layouts" / "llama3_8b.toml").read_text()
-    assert re.match(r'\[\[layouts\]\]\nrecipes = \["pretrain_x100_bf16"\]\nnodes\.4 = \{ .*gbs = 512.* \}\n$', text)
+    assert re.match(r'pretrain_x100_bf16 = \{ 4 = ".*gbs=512,save_every=\d+" \}\n$', text)
 
 
 @pytest.mark.nemo
@@ -85,7 +85,7 @@ def test_show_names_the_lines_of_the_collection(acme, preloaded_cli):
     done = preloaded_cli("--recipes", acme, "show", MINI, "--why")
     assert done.returncode == 0, done.stderr
     where = {line.partition(" =")[0]: line.partition("# ")[2] for line in done.stdout.splitlines()}
-    assert where["trainer.strategy.tensor_model_parallel_size"] == f"{acme}/layouts/acme_mini.toml:3"
+    assert where["trainer.strategy.tensor_model_parallel_size"] == f"{acme}/layouts/acme_mini.toml:1"
     assert where["model.config"].startswith(f"{acme}/models/acme.py:")
     assert "model.config = acme_nemo.AcmeConfig" in done.stdout
     assert "model.config.hidden_size = 256" in done.stdout
@@ -208,9 +208,7 @@ def test_an_installed_package_is_a_collection(tmp_path, recipes_cli):
 def test_the_variable_holds_several(acme, tmp_path, recipes_cli):
     other = tmp_path / "other"
     (other / "layouts").mkdir(parents=True)
-    (other / "layouts" / "acme_mini.toml").write_text(
-        '[[layouts]]\nrecipes = ["sft_x100_bf16"]\nnodes.1 = { gbs = 32 }\n'
-    )
+    (other / "layouts" / "acme_mini.toml").write_text('sft_x100_bf16 = { 1 = "gbs=32" }\n')
     listed = recipes_cli("list", "acme_mini", env={collection.VARIABLE: f"{acme}:{other}"}).stdout
     assert MINI in listed
     assert "acme_mini_sft_x100_bf16" in listed

@@ -49,7 +49,7 @@ def test_layout_values_point_at_the_lines_that_say_them(name, described):
     for field, key in (("trainer.strategy.tensor_model_parallel_size", "tp"), ("data.global_batch_size", "gbs")):
         path, _, number = where[field].rpartition(":")
         assert path == f"collection/layouts/{file.name}"
-        assert f"{key} = {getattr(layout, key)}" in lines[int(number) - 1]
+        assert f"{key}={getattr(layout, key)}" in lines[int(number) - 1]
 
 
 def test_nemo_run_finds_every_recipe(described):

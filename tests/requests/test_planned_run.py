@@ -90,9 +90,7 @@ def test_what_only_nemo_can_tell_is_refused_with_the_way_out(override):
 def test_a_recipe_of_a_users_own_is_refused(tmp_path):
     own = tmp_path / "layouts" / "llama3_8b.toml"
     own.parent.mkdir()
-    own.write_text(
-        '[[layouts]]\nrecipes = ["96k_pretrain_h100_bf16"]\nnodes.16 = { tp = 8, sp = true, cp = 8, gbs = 64 }\n'
-    )
+    own.write_text('96k_pretrain_h100_bf16 = { 16 = "tp=8,cp=8,sp,gbs=64" }\n')
     code = (
         "from superpod.requests import planned_run\nfrom superpod.requests.request import Request\n"
         "try: planned_run.resolve(Request('llama3_8b_96k_pretrain_h100_bf16'))\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from superpod.collection import layout_text, registry
@@ -14,9 +15,9 @@ from superpod.planner.planned_job import PlannedJob
 
 
 def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
-    """Put the job's layout into a layout file of `model`, as its recipe's line for this number of nodes.
+    """Put the job's layout into a layout file of `model`, as its recipe's layout at this number of nodes.
 
-    The recipe's other sizes, and other recipes, keep their layouts: one that shared its table gets a table of its own.
+    The recipe's other sizes, and other recipes, keep their layouts. A file of the earlier form is rewritten in today's.
     The file is the one that declares the recipe, else the first collection's, else ours; `folder` takes their place.
 
     Raises:
@@ -29,8 +30,8 @@ def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
     suffix, nodes = _suffix(job), job.gpus // job.node.gpus
     path = folder / f"{model}.toml" if folder else _file_of(model, suffix)
     try:
-        old, size = path.read_text() if path.exists() else "", (nodes, job.layout, save_every(job))
-        text = with_layout(old, str(path), suffix, size)
+        old = path.read_text() if path.exists() else ""
+        text = with_size(in_todays_form(old, str(path)), str(path), suffix, nodes, job.layout, save_every(job))
         if not folder:
             path.parent.mkdir(exist_ok=True)  # a collection need not have layouts yet
         atomic_file.write(path, text)
@@ -40,7 +41,8 @@ def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
 
 
 def _file_of(model: str, suffix: str) -> Path:
-    declaring = [path for path in registry.layout_files(model) if suffix in layout_text.places(path)]
+    files = registry.layout_files(model)
+    declaring = [path for path in files if suffix in {entry.recipe for entry in layout_text.read(path)}]
     own = [folder / "layouts" / f"{model}.toml" for folder in collection.folders()]
     return [*declaring, *own, registry.LAYOUTS / f"{model}.toml"][0]
 
@@ -57,52 +59,64 @@ def _suffix(job: PlannedJob) -> str:
     return suffix
 
 
-Size = tuple[int, Layout, int]
-"""Nodes, layout there, and steps between two checkpoints."""
-
-
 def save_every(job: PlannedJob) -> int:
     """Steps between two checkpoints of the recipe that the job becomes: with the options that recipes have."""
     options = planned_job.decided(job.task, job.precision, job.layout.sharding, job.model)
     return resilience.planned(planned_job.settled(job.replace(options=options)))
 
 
-def with_layout(text: str, where: str, suffix: str, size: Size) -> str:
-    """A layout file's text, in which the recipe has a table of its own with this size.
+def with_size(text: str, file: str, suffix: str, nodes: int, layout: Layout, save_every: int) -> str:
+    """A layout file's text in which the recipe has this layout at this size. Raises as `with_recipe`."""
+    entry = next((entry for entry in layout_text.parse(text, file) if entry.recipe == suffix), None)
+    layouts, saves = {nodes: layout}, {nodes: save_every}
+    if entry:
+        layouts, saves = entry.layouts | layouts, entry.saves | saves
+    return with_recipe(text, file, suffix, layouts, saves)
+
+
+def with_recipe(text: str, file: str, suffix: str, layouts: Mapping[int, Layout], saves: Mapping[int, int]) -> str:
+    """A layout file's text in which the recipe has these layouts, where its lines were or after all others.
+
+    Comments behind the lines that are replaced move above them.
 
     Raises:
-        UserError: opened by `where`, when the recipe's table is not in the form that `layout_text` writes.
+        UserError: opened by `file`, when the file has the recipe in a section of its own.
     """
-    groups = layout_text.parse(text, where)
-    at = next((index for index, group in enumerate(groups) if suffix in group.recipes), None)
-    nodes, layout, save_every = size
-    if at is None:
-        return _appended(text, suffix, {nodes: layout}, {nodes: save_every})
-    group, place, lines = groups[at], layout_text.tables(text)[at], text.splitlines()
-    if set(place.nodes) != set(group.layouts):
-        hint = "write each size as nodes.4 = { tp = 2, gbs = 512 }"
-        raise UserError(f"{group.where}: a size of {suffix} is not on a line of its own", hint)
-    if group.recipes == (suffix,):
-        return "\n".join(_with_size(lines, place, size)) + "\n"
-    others = [name for name in group.recipes if name != suffix]
-    start = next(n for n in range(place.header, len(lines)) if lines[n].lstrip().startswith("recipes"))
-    end = next(n for n in range(start, len(lines)) if "]" in lines[n])
-    lines[start : end + 1] = layout_text.recipe_lines(others)
-    sizes, saves = group.layouts | {nodes: layout}, group.saves | {nodes: save_every}
-    return _appended("\n".join(lines), suffix, sizes, saves)
+    entry = next((entry for entry in layout_text.parse(text, file) if entry.recipe == suffix), None)
+    lines = text.splitlines()
+    section = next((n for n, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))
+    own = [n for n in range(section) if (layout_text.key_of(lines[n]) or ("",))[0] == suffix]
+    if entry and not own:
+        raise UserError(f"{entry.where}: {suffix} has a section", f"write it on a line: {layout_text.EXAMPLE}")
+    comments = [f"# {comment}" for n in own if (comment := lines[n].partition("#")[2].strip())]
+    new = [*comments, *layout_text.entry_lines(suffix, layouts, saves, entry.facts if entry else None)]
+    at = own[0] if own else _above_comments(lines, section)
+    before = [line for n, line in enumerate(lines[:at]) if n not in own]
+    after = [line for n, line in enumerate(lines[at:], start=at) if n not in own]
+    return "\n".join([*before, *new, *after]) + "\n"
 
 
-def _appended(text: str, suffix: str, sizes: dict[int, Layout], saves: dict[int, int]) -> str:
-    return (f"{text.rstrip()}\n\n" if text.strip() else "") + layout_text.group_text([suffix], sizes, saves)
+def in_todays_form(text: str, file: str) -> str:
+    """A layout file's text, with a line for each recipe in place of the `[[layouts]]` tables of the earlier form.
+
+    Comments are kept, those within a table above its recipes.
+    """
+    found = layout_text.earlier_places(text)
+    if not found:
+        return text
+    lines, entries = text.splitlines(), layout_text.parse(text, file)
+    starts = [_above_comments(lines, place.line - 1) for place in found]
+    written = lines[: starts[0]]
+    for place, start, end in zip(found, starts, [*starts[1:], len(lines)], strict=True):
+        written += [f"# {comment}" for line in lines[start:end] if (comment := line.partition("#")[2].strip())]
+        for entry in entries:
+            if entry.line == place.line:
+                written += layout_text.entry_lines(entry.recipe, entry.layouts, entry.saves, entry.facts)
+    return "\n".join(written) + "\n"
 
 
-def _with_size(lines: list[str], place: layout_text.Place, size: Size) -> list[str]:
-    """The lines with this size's line replaced, or added where it belongs by its number of nodes."""
-    nodes, layout, save_every = size
-    line = layout_text.size_line(nodes, layout, save_every)
-    if number := place.nodes.get(nodes):
-        comment = lines[number - 1].rpartition("}")[2]
-        return [*lines[: number - 1], line + comment, *lines[number:]]
-    smaller = [number for size, number in place.nodes.items() if size < nodes]
-    above = max(smaller, default=min(place.nodes.values()) - 1)
-    return [*lines[:above], line, *lines[above:]]
+def _above_comments(lines: Sequence[str], at: int) -> int:
+    """Where the comments start that stand directly above a line."""
+    while at and lines[at - 1].startswith("#"):
+        at -= 1
+    return at

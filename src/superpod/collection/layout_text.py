@@ -1,13 +1,19 @@
-"""The form of layout files: which recipes share layouts, and the whole layout of each size on a line of its own.
+"""The form of layout files: for each recipe of a model, its whole layout at each number of nodes.
 
-    [[layouts]]
-    recipes = ["pretrain_h100_fp8ds", "pretrain_h100_fp8cs"]
-    nodes.1 = { tp = 2, sp = true, gbs = 512, save_every = 100 }
-    nodes.2 = { cp = 2, gbs = 512, save_every = 200 }
+    pretrain_h100_fp8cs = { 1 = "tp=2,sp,gbs=512,save_every=100", 2-8 = "cp=2,gbs=512,save_every=200+500+1000" }
 
-No line inherits from another: a field that it leaves out has the default of `planner.layout.Layout`. `save_every` is no
-field of it, but the steps between two checkpoints of the recipes there: a number, so that a recipe stays as it is when
-the planner learns better.
+A recipe that does not fit on a line has a line for each layout:
+
+    pretrain_h100_bf16.1 = "tp=2,sp,gbs=512,recompute=full,save_every=100"
+    pretrain_h100_bf16.2-8 = "cp=2,gbs=512,save_every=200+500+1000"
+
+A layout is written as `--layout` takes it, but it is complete: a field that it leaves out has the default of
+`planner.layout.Layout`, whatever other lines say. `2-8` is 2, 4 and 8 nodes. `save_every` is the number of steps
+between two checkpoints, one for all sizes of the line or one for each: a number, so that a recipe does not change when
+the planner does.
+
+Files of an earlier form are read, too. There, a `[[layouts]]` table names its recipes, and has a table for each size:
+`nodes.4 = { tp = 2, gbs = 512, save_every = 100 }`.
 """
 
 from __future__ import annotations
@@ -15,49 +21,58 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError, did_you_mean
+from superpod.planner.formats import option_syntax
 from superpod.planner.formats.files import parse_toml, text_of
 from superpod.planner.layout import Layout
 
-KEYS = ("recipes", "nodes", "task", "gpu", "precision", "gpus_per_node")
-"""Keys of a `[[layouts]]` table. Task, GPU and precision follow from a recipe's name, but for the tiny models."""
+FACTS = ("task", "gpu", "precision", "gpus_per_node")
+"""What a recipe may say besides its sizes. Task, GPU and precision follow from its name, but for the tiny models."""
 SAVES, MOST_STEPS = "save_every", 10**6
-"""The key of a size's line that is no field of a layout, and its largest value."""
+"""The key of a size that is not a field of a layout, and its largest value."""
 WIDTH = 120
-EXAMPLE = "nodes.4 = { tp = 2, gbs = 512 }"
-
-
-@dataclass(frozen=True)
-class Group:
-    """One `[[layouts]]` table: recipes that are laid out alike."""
-
-    recipes: tuple[str, ...]
-    """Their names without the model."""
-    layouts: dict[int, Layout]
-    """Whole layout at each number of nodes."""
-    saves: dict[int, int]
-    """Steps between two checkpoints at each number of nodes, where the line gives them."""
-    where: str
-    """`file:line`, for messages."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Of task, gpu, precision and gpus_per_node, those that the table gives."""
+EXAMPLE = 'pretrain_h100_bf16 = { 4 = "tp=2,sp,gbs=512" }'
+EARLIER_EXAMPLE = "nodes.4 = { tp = 2, gbs = 512 }"
 
 
 @dataclass
 class Place:
-    """Lines of a `[[layouts]]` table, from 1."""
+    """Where a recipe stands in a file's text; lines from 1."""
 
-    header: int
-    nodes: dict[int, int] = field(default_factory=dict)
-    """Number of nodes -> line of its layout."""
+    line: int
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Key of a size, such as `2-8` -> its line, where it has one of its own."""
 
 
-def read(path: Path) -> list[Group]:
-    """The groups of a layout file, in its order.
+@dataclass(frozen=True)
+class Entry:
+    """A recipe in a layout file."""
+
+    recipe: str
+    """Its name without the model."""
+    layouts: dict[int, Layout]
+    """Layout at each number of nodes, in ascending order."""
+    saves: dict[int, int]
+    """Steps between two checkpoints at each number of nodes, where the file gives them."""
+    file: str
+    line: int
+    lines: dict[int, int]
+    """Line of each number of nodes."""
+    facts: Mapping[str, Any]
+    """Of FACTS, those that the file gives."""
+
+    @property
+    def where(self) -> str:
+        """`file:line`, for messages."""
+        return f"{self.file}:{self.line}"
+
+
+def read(path: Path) -> list[Entry]:
+    """The recipes of a layout file, in its order.
 
     Raises:
         UserError: naming the file, the line and what may stand there.
@@ -65,38 +80,56 @@ def read(path: Path) -> list[Group]:
     return parse(text_of(path), str(path))
 
 
-def parse(text: str, where: str) -> list[Group]:
-    """The groups in a layout file's text; `where` opens each message. Raises as `read`."""
-    content = parse_toml(text, where)
-    groups = content.get("layouts", [])
-    if set(content) - {"layouts"} or not isinstance(groups, list):
-        wrong = next((key for key in content if key != "layouts"), "layouts")
-        raise UserError(
-            f"{where}: {wrong} is no table of a layout file", "write [[layouts]] above each group of recipes"
-        )
-    places = tables(text)
-    if len(places) != len(groups):
-        raise UserError(f"{where}: layouts is not written as [[layouts]] tables", f"each size has a line: {EXAMPLE}")
-    return [_group(table, where, place) for table, place in zip(groups, places, strict=True)]
+def parse(text: str, file: str) -> list[Entry]:
+    """The recipes in a layout file's text; `file` opens each message. Raises as `read`."""
+    content = parse_toml(text, file)
+    if "layouts" in content:
+        return [_entry(name, table, file, place) for name, table, place in _earlier_form(content, text, file)]
+    found = places(text)
+    return [_entry(name, table, file, found.get(name, Place(1))) for name, table in content.items()]
 
 
-def _group(table: Any, file: str, place: Place) -> Group:
-    where = f"{file}:{place.header}"
-    for key in table:
-        if key not in KEYS:
-            near = did_you_mean(key, list(KEYS)) or f"a layout is on the line of its size: {EXAMPLE}"
-            raise UserError(f"{where}: no key is called {key!r}", near)
-    names, sizes = table.get("recipes"), table.get("nodes")
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{where}: recipes is missing", 'name those laid out so: recipes = ["pretrain_h100_bf16"]')
-    if not isinstance(sizes, dict) or not sizes or not all(isinstance(size, dict) for size in sizes.values()):
-        raise UserError(f"{where}: nodes is missing", f"give each size its whole layout: {EXAMPLE}")
-    lines = sorted(_sizes(sizes, file, place), key=lambda line: line[0])
-    layouts = {nodes: layout for nodes, layout, _ in lines}
-    saves = {nodes: steps for nodes, _, steps in lines if steps is not None}
-    facts = {key: value for key, value in table.items() if key not in ("recipes", "nodes")}
+def _earlier_form(content: Mapping[str, Any], text: str, file: str) -> Iterator[tuple[str, dict[str, Any], Place]]:
+    """Each recipe of a file with `[[layouts]]` tables: its name, what it says, and where it stands."""
+    groups, found = content["layouts"], earlier_places(text)
+    if set(content) != {"layouts"} or not isinstance(groups, list) or len(groups) != len(found):
+        raise UserError(f"{file}: layouts is not the name of a recipe", f"write a line for each recipe: {EXAMPLE}")
+    for table, place in zip(groups, found, strict=True):
+        where = f"{file}:{place.line}"
+        names, sizes = table.get("recipes"), table.get("nodes")
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise UserError(f"{where}: recipes is missing", 'name those laid out so: recipes = ["pretrain_h100_bf16"]')
+        if not isinstance(sizes, dict) or not sizes:
+            raise UserError(f"{where}: nodes is missing", f"give each size its layout: {EARLIER_EXAMPLE}")
+        others = {key: value for key, value in table.items() if key not in ("recipes", "nodes")}
+        for name in names:
+            yield name, others | sizes, place
+
+
+def _entry(name: str, table: Any, file: str, place: Place) -> Entry:
+    where = f"{file}:{place.line}"
+    if not isinstance(table, dict):
+        raise UserError(f"{where}: {name} is not a recipe with its layouts", f"such as {EXAMPLE}")
+    facts = {key: value for key, value in table.items() if key in FACTS}
     _check_facts(facts, where)
-    return Group(tuple(names), layouts, saves, where, facts)
+    layouts: dict[int, Layout] = {}
+    saves: dict[int, int] = {}
+    lines: dict[int, int] = {}
+    for key, value in table.items():
+        if key in FACTS:
+            continue
+        line = place.sizes.get(key, place.line)
+        sizes = _sizes(key, f"{file}:{line}")
+        layout, steps = _layout_and_steps(value, sizes, f"{file}:{line}")
+        if repeated := [nodes for nodes in sizes if nodes in layouts]:
+            raise UserError(f"{file}:{line}: {name} has two layouts at {repeated[0]} nodes", "leave one of the two out")
+        layouts |= dict.fromkeys(sizes, layout)
+        lines |= dict.fromkeys(sizes, line)
+        saves |= steps
+    if not layouts:
+        raise UserError(f"{where}: {name} has no layout", f"such as {EXAMPLE}")
+    layouts, saves = dict(sorted(layouts.items())), dict(sorted(saves.items()))
+    return Entry(name, layouts, saves, file, place.line, lines, facts)
 
 
 def _check_facts(facts: Mapping[str, Any], where: str) -> None:
@@ -111,29 +144,53 @@ def _check_facts(facts: Mapping[str, Any], where: str) -> None:
         raise UserError(f"{where}: {' and '.join(stated)} without the rest", "give task, gpu and precision, or none")
 
 
-def _sizes(sizes: Mapping[str, Any], file: str, place: Place) -> Iterator[tuple[int, Layout, int | None]]:
-    for nodes, values in sizes.items():
-        if not re.fullmatch(r"[1-9][0-9]{0,5}", nodes):
-            raise UserError(f"{file}:{place.header}: nodes.{nodes} is no number of nodes", "write it as nodes.4")
-        where = f"{file}:{place.nodes.get(int(nodes), place.header)}"
-        steps = _steps(values[SAVES], where) if SAVES in values else None
-        values = {key: value for key, value in values.items() if key != SAVES}
-        layout = _layout(repr(values), values, where)  # a misspelt gbs is named here
-        if "gbs" not in values:
-            raise UserError(f"{where}: gbs is missing", "each line is a whole layout; add its global batch: gbs = 512")
-        yield int(nodes), layout, steps
+def _sizes(key: str, where: str) -> list[int]:
+    """The numbers of nodes that a key stands for: `4`, `1,4`, or `2-8`, which is 2, 4 and 8."""
+    if not re.fullmatch(r"[1-9][0-9]{0,5}(-[1-9][0-9]{0,5}|(, ?[1-9][0-9]{0,5})*)", key):
+        near = did_you_mean(key, list(FACTS)) or f"a key is 4, or 2-8 for 2, 4 and 8: {EXAMPLE}"
+        raise UserError(f"{where}: {key} is not a number of nodes", near)
+    first, dash, last = key.partition("-")
+    if not dash:
+        return [int(nodes) for nodes in key.split(",")]
+    sizes = [int(first)]
+    while sizes[-1] < int(last):
+        sizes.append(2 * sizes[-1])
+    if sizes[-1] != int(last) or len(sizes) == 1:
+        raise UserError(f"{where}: {key} does not lead from {first} to {last} by doubling", 'or list them: "2,3"')
+    return sizes
 
 
-def _steps(value: object, where: str) -> int:
-    if type(value) is not int or not 1 <= value <= MOST_STEPS:
-        raise UserError(
-            f"{where}: {SAVES} is {value!r}; it is a number of steps", f"1 to {MOST_STEPS:,}, or leave it out"
-        )
-    return value
+def _layout_and_steps(value: Any, sizes: Sequence[int], where: str) -> tuple[Layout, dict[int, int]]:
+    """A layout and the steps between two checkpoints at each of its sizes, where they are given."""
+    if isinstance(value, str):
+        values = option_syntax.layout_values(value, f"{where}: the layout")
+    elif isinstance(value, dict):
+        values = dict(value)
+    else:
+        raise UserError(f"{where}: {value!r} is not a layout", f"such as {EXAMPLE}")
+    steps = _steps(values.pop(SAVES), sizes, where) if SAVES in values else {}
+    layout = _layout(repr(values), values, where)  # before gbs is missed, as it may only be misspelt
+    if "gbs" not in values:
+        raise UserError(f"{where}: gbs is missing", "a layout is complete; add its global batch: gbs=512")
+    return layout, steps
+
+
+def _steps(value: object, sizes: Sequence[int], where: str) -> dict[int, int]:
+    texts = str(value).split("+")
+    if not all(re.fullmatch(r"[1-9]\d*", text) and int(text) <= MOST_STEPS for text in texts):
+        hint = f"write a number of steps from 1 to {MOST_STEPS:,}, or leave it out"
+        raise UserError(f"{where}: {SAVES} is {value}", hint)
+    if len(texts) not in (1, len(sizes)):
+        hint = "give one number, or one for each size"
+        raise UserError(f"{where}: {SAVES} has {len(texts)} numbers for {len(sizes)} sizes", hint)
+    steps = [int(text) for text in texts]
+    if len(steps) == 1:
+        return dict.fromkeys(sizes, steps[0])
+    return dict(zip(sizes, steps, strict=True))
 
 
 _layouts: dict[str, Layout] = {}
-"""Layouts by the text of their fields: 19,000 sizes have a few hundred different ones, and each check takes 20 us."""
+"""Layouts by the text of their fields: 11,000 lines have a thousand different ones, and each check takes 20 us."""
 
 
 def _layout(text: str, values: dict[str, Any], where: str) -> Layout:
@@ -142,23 +199,41 @@ def _layout(text: str, values: dict[str, Any], where: str) -> Layout:
     return _layouts[text]
 
 
-def tables(text: str) -> list[Place]:
+_KEY = re.compile(r"""\s*["']?(?P<recipe>[\w-]+)["']?(?:\s*\.\s*["']?(?P<size>[\w, -]+?)["']?)?\s*=""")
+_SECTION = re.compile(r"""\s*\[\s*["']?(?P<recipe>[\w-]+)["']?\s*\]""")
+
+
+def key_of(line: str) -> tuple[str, str] | None:
+    """The recipe and the key of a size that a line outside sections gives, the latter "" for an inline table."""
+    match = _KEY.match(line)
+    return (match["recipe"], match["size"] or "") if match else None
+
+
+def places(text: str) -> dict[str, Place]:
+    """Where each recipe of a file's text is, in its order."""
+    found: dict[str, Place] = {}
+    section = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _SECTION.match(line):
+            section = header["recipe"]
+            found[section] = Place(number)
+        elif keys := key_of(line):
+            recipe, size = (section, keys[0]) if section else keys
+            place = found.setdefault(recipe, Place(number))
+            if size:
+                place.sizes[size] = number
+    return found
+
+
+def earlier_places(text: str) -> list[Place]:
     """Where each `[[layouts]]` table of a file's text is, in its order."""
-    places: list[Place] = []
+    found: list[Place] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if re.match(r"\s*\[\[\s*layouts\s*\]\]", line):
-            places.append(Place(number))
-        elif places and (size := re.match(r"\s*nodes\s*\.\s*(\d+)\s*=", line)):
-            places[-1].nodes[int(size[1])] = number
-    return places
-
-
-@cache
-def places(path: Path) -> dict[str, Place]:
-    """Where each recipe of a file is laid out, by its name without the model."""
-    text = text_of(path)
-    groups = zip(parse(text, str(path)), tables(text), strict=True)
-    return {name: place for group, place in groups for name in group.recipes}
+            found.append(Place(number))
+        elif found and (size := re.match(r"\s*nodes\s*\.\s*(\d+)\s*=", line)):
+            found[-1].sizes[size[1]] = number
+    return found
 
 
 def written_fields(layout: Layout) -> dict[str, Any]:
@@ -167,27 +242,38 @@ def written_fields(layout: Layout) -> dict[str, Any]:
     return differs | {"gbs": layout.gbs}
 
 
+def entry_lines(
+    recipe: str, layouts: Mapping[int, Layout], saves: Mapping[int, int], facts: Mapping[str, Any] | None = None
+) -> list[str]:
+    """The lines of a recipe: one where it fits, else one for each layout."""
+    sizes: dict[tuple[Layout, bool], list[int]] = {}
+    for nodes, layout in sorted(layouts.items()):
+        sizes.setdefault((layout, nodes in saves), []).append(nodes)
+    values = {key: value_text(value) for key, value in (facts or {}).items()}
+    for (layout, _), alike in sizes.items():
+        steps = [str(saves[nodes]) for nodes in alike if nodes in saves]
+        text = option_syntax.as_option(layout, with_batch=True)
+        if steps:
+            text += f",{SAVES}={steps[0] if len(set(steps)) == 1 else '+'.join(steps)}"
+        values[_key(alike)] = f'"{text}"'
+    line = f"{recipe} = {{ {', '.join(f'{key} = {value}' for key, value in values.items())} }}"
+    if len(line) <= WIDTH:
+        return [line]
+    return [f"{recipe}.{key} = {value}" for key, value in values.items()]
+
+
+def _key(sizes: Sequence[int]) -> str:
+    """Numbers of nodes as a key, which `_sizes` reads."""
+    if len(sizes) == 1:
+        return str(sizes[0])
+    if all(after == 2 * before for before, after in pairwise(sizes)):
+        return f"{sizes[0]}-{sizes[-1]}"
+    return f'"{",".join(map(str, sizes))}"'
+
+
 def inline(layout: Layout) -> str:
-    """A whole layout as an inline table."""
+    """A layout as an inline table."""
     return f"{{ {', '.join(f'{key} = {value_text(value)}' for key, value in written_fields(layout).items())} }}"
-
-
-def group_text(recipes: Sequence[str], layouts: Mapping[int, Layout], saves: Mapping[int, int]) -> str:
-    """A `[[layouts]]` table as text; `saves`: steps between two checkpoints, of the sizes that say them."""
-    sizes = [size_line(nodes, layout, saves.get(nodes)) for nodes, layout in sorted(layouts.items())]
-    return "\n".join(["[[layouts]]", *recipe_lines(recipes), *sizes]) + "\n"
-
-
-def recipe_lines(recipes: Sequence[str]) -> list[str]:
-    """The list of a table's recipes: one line where it fits."""
-    line = f"recipes = [{', '.join(map(value_text, recipes))}]"
-    return [line] if len(line) <= WIDTH else ["recipes = [", *(f"    {value_text(name)}," for name in recipes), "]"]
-
-
-def size_line(nodes: int, layout: Layout, save_every: int | None) -> str:
-    """The line of a size."""
-    line = f"nodes.{nodes} = {inline(layout)}"
-    return line if save_every is None else f"{line.removesuffix(' }')}, {SAVES} = {save_every} }}"
 
 
 def value_text(value: Any) -> str:

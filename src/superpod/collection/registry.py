@@ -131,6 +131,10 @@ class Recipe:
     """The layout file that declares it."""
     suffix: str
     """Its name without its model's."""
+    line: int = field(default=1, compare=False)
+    """Where it stands in `source`."""
+    lines: Mapping[int, int] = field(default_factory=dict, hash=False, compare=False)
+    """Line of the layout at each node count in `source`."""
     saves: Mapping[int, int] = field(default_factory=dict, hash=False)
     """Steps between two checkpoints at each node count whose line says them; else they are computed."""
 
@@ -301,7 +305,7 @@ def _of(m: Model) -> dict[str, Recipe]:
             if other := declared.get(recipe.name):
                 same = path == other.source
                 hint = "take it out of one of the two" if same else "choose another context, GPU or precision"
-                place = f"{path}:{layout_text.places(path)[recipe.suffix].header}"
+                place = f"{path}:{recipe.line}"
                 raise UserError(f"{place}: {recipe.name} is laid out already, in {other.source}", hint)
             declared[recipe.name] = recipe
     return declared
@@ -315,25 +319,26 @@ def layout_files(name: str) -> list[Path]:
 
 def read(m: Model, path: Path) -> Iterator[Recipe]:
     """The recipes of a model's layout file. Raises UserError where it is wrong."""
-    for group in layout_text.read(path):
-        stated = {key: value for key, value in group.facts.items() if key != "gpus_per_node"}
+    for entry in layout_text.read(path):
+        stated = {key: value for key, value in entry.facts.items() if key != "gpus_per_node"}
         if stated and not m.name.startswith("tiny_"):
-            raise UserError(f"{group.where}: {', '.join(stated)} follow from the recipe's name", "leave them out")
-        for suffix in group.recipes:
-            facts = stated or recipe_facts(suffix, group.where)
-            yield Recipe(
-                name=m.name if suffix == "default" else f"{m.name}_{suffix}",
-                model=m,
-                task=cast(Task, facts["task"]),
-                gpu=facts["gpu"],
-                precision=facts["precision"],
-                seq=sequence(m, facts["task"], int(facts.get("context_k") or 0)),
-                gpus_per_node=group.facts.get("gpus_per_node") or hardware.node(facts["gpu"]).gpus,
-                layouts=group.layouts,
-                source=path,
-                suffix=suffix,
-                saves=group.saves,
-            )
+            raise UserError(f"{entry.where}: {', '.join(stated)} follow from the recipe's name", "leave them out")
+        facts = stated or recipe_facts(entry.recipe, entry.where)
+        yield Recipe(
+            name=m.name if entry.recipe == "default" else f"{m.name}_{entry.recipe}",
+            model=m,
+            task=cast(Task, facts["task"]),
+            gpu=facts["gpu"],
+            precision=facts["precision"],
+            seq=sequence(m, facts["task"], int(facts.get("context_k") or 0)),
+            gpus_per_node=entry.facts.get("gpus_per_node") or hardware.node(facts["gpu"]).gpus,
+            layouts=entry.layouts,
+            source=path,
+            suffix=entry.recipe,
+            line=entry.line,
+            lines=entry.lines,
+            saves=entry.saves,
+        )
 
 
 def recipe_facts(suffix: str, where: str) -> Mapping[str, str]:

@@ -58,29 +58,31 @@ def test_built_recipes_stay_where_the_planner_expects_twice_the_time():
     run_module("tests.nemo2.doubled")
 
 
-@pytest.mark.parametrize("value", ["0", "-5", "1.5", "true", '"10"', "10000000"])
+@pytest.mark.parametrize("value", ["0", "-5", "1.5", "true", "10000000", "ten"])
 def test_steps_that_cannot_be_are_named_with_their_line(value):
-    text = f'[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\nnodes.1 = {{ gbs = 8, save_every = {value} }}\n'
-    with pytest.raises(UserError, match=r"a\.toml:3: save_every is"):
+    text = f'# Head.\npretrain_h100_bf16 = {{ 1 = "gbs=8,save_every={value}" }}\n'
+    with pytest.raises(UserError, match=r"a\.toml:2: save_every is"):
         layout_text.parse(text, "a.toml")
 
 
-def test_recipes_of_a_table_that_save_at_other_steps_get_tables_of_their_own():
-    text = (
-        '# Head.\n\n# of a and b\n[[layouts]]\nrecipes = ["a", "b", "c"]\nnodes.1 = { tp = 2, gbs = 8 }  # rack\n'
-        'nodes.2 = { gbs = 8, save_every = 7 }\n\n[[layouts]]\nrecipes = ["d"]\nnodes.1 = { gbs = 9 }\n'
-    )
-    saves = {"a": {1: 10, 2: 20}, "b": {1: 10, 2: 20}, "c": {1: 50, 2: 20}, "d": {1: 5}}
-    after = script("save_intervals").with_saves(text, saves)
-    assert after == (
-        '# Head.\n\n# of a and b\n[[layouts]]\nrecipes = ["a", "b"]\n'
-        "nodes.1 = { tp = 2, gbs = 8, save_every = 10 }  # rack\nnodes.2 = { gbs = 8, save_every = 20 }\n\n"
-        '[[layouts]]\nrecipes = ["c"]\nnodes.1 = { tp = 2, gbs = 8, save_every = 50 }\n'
-        "nodes.2 = { gbs = 8, save_every = 20 }\n\n"
-        '[[layouts]]\nrecipes = ["d"]\nnodes.1 = { gbs = 9, save_every = 5 }\n'
-    )
-    read = {name: group.saves for group in layout_text.parse(after, "x") for name in group.recipes}
-    assert read == saves
+def test_missing_steps_are_filled_in_and_given_ones_stay(tmp_path):
+    path = tmp_path / "llama3_8b.toml"
+    head, kept = "# Head.\n\n# Racks.\n", 'sft_h100_bf16 = { 1 = "gbs=32,save_every=7" }\n'
+    path.write_text(f'{head}pretrain_h100_bf16 = {{ 1 = "tp=2,gbs=512", 2 = "gbs=512,save_every=7" }}\n{kept}')
+    before = layout_text.parse('pretrain_h100_bf16 = { 1 = "tp=2,gbs=512,save_every=3" }', "before")
+    script("save_intervals").fill(path)
+    computed = {entry.recipe: entry.saves for entry in layout_text.read(path)}["pretrain_h100_bf16"]
+    assert computed == {1: resilience.planned(resilience.job(next(iter(recipes_of(path))), 1)), 2: 7}
+    assert path.read_text().startswith(f"{head}pretrain_h100_bf16 = {{")
+    assert path.read_text().endswith(kept)
+
+    path.write_text('pretrain_h100_bf16 = { 1 = "tp=2,gbs=512" }\n')
+    script("save_intervals").fill(path, before=before)
+    assert path.read_text() == 'pretrain_h100_bf16 = { 1 = "tp=2,gbs=512,save_every=3" }\n'
+
+
+def recipes_of(path):
+    return registry.read(registry.models()[path.stem], path)
 
 
 def script(name):

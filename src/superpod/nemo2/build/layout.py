@@ -158,8 +158,7 @@ def set_by(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
     if not saves and key not in layout_text.written_fields(recipe.layout(num_nodes)):
         yield
         return
-    place = layout_text.places(recipe.source)[recipe.suffix]
-    line = place.nodes.get(num_nodes, place.header)
+    line = recipe.lines.get(num_nodes, recipe.line)
     where = history.Location(filename=str(recipe.source), line_number=line, function_name=recipe.suffix)
     with history.custom_location(lambda: where):
         yield

@@ -40,10 +40,8 @@ def about(value: object) -> str:
 
 
 def table(recipe: Recipe) -> str:
-    """The comment on the recipe's table in its layout file, or ""."""
-    from superpod.collection import layout_text
-
-    return _comments(recipe.source).get(layout_text.places(recipe.source)[recipe.suffix].header, "")
+    """The comment on the recipe's lines in its layout file, or ""."""
+    return _comments(recipe.source).get(recipe.line, "")
 
 
 def _is_ours(path: Path) -> bool:

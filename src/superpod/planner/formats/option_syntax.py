@@ -66,12 +66,13 @@ def layout(base: Layout, text: str, what: str = "--layout") -> Layout:
     return changed
 
 
-def as_option(layout: Layout) -> str:
-    """The value of `--layout` that means this layout: `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`, without the global batch."""
+def as_option(layout: Layout, *, with_batch: bool = False) -> str:
+    """The value of `--layout` that means this layout: `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`; with its batch, `gbs=512`."""
     parts = []
     for f in fields(layout):
         value = getattr(layout, f.name)
-        if value == f.default or f.name == "gbs":
+        is_written = with_batch if f.name == "gbs" else value != f.default
+        if not is_written:
             continue
         text = "+".join(_runs(value)) if isinstance(value, tuple) else str(value)
         parts.append(f.name if value is True else f"{f.name}={text}")
