@@ -6,8 +6,7 @@ import pytest
 
 from superpod.common.files import append_line, write_json
 from superpod.errors import UserError
-from superpod.runtime.attempts import guard
-from superpod.runtime.runs import owner
+from superpod.runtime.runs import owner, run_state
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.submission.submit import SCRIPT
 from tests.slurm.fake_slurm import FakeSlurm
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users")
 def run(tmp_path):
     run = RunFolder.create(tmp_path / "runs", NAME, facts={"attempts": 3}, recipe_lines=["a = 1"])
     (run.path / SCRIPT).write_text("#!/bin/bash\n")
-    write_json(run.path / guard.CHAIN, {"jobs": ["1"]})
+    write_json(run.path / run_state.CHAIN, {"jobs": ["1"]})
     for path in (run.path, *run.path.rglob("*")):
         os.chown(path, ALICE, ALICE)
         path.chmod(0o2777 if path.is_dir() else 0o666)  # so that nothing but the owner's name stands in the way

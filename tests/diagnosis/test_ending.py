@@ -75,7 +75,7 @@ def test_a_run_whose_job_was_cancelled_long_ago_ends(run, slurm):
     output = slurm(None, "CANCELLED by 0")
     words = guard.nothing_to_do(run, lambda job: ending.of(job, output), "400")
     assert "job 359 was cancelled by" in words
-    assert guard.stopped(run) is not None
+    assert run.stop is not None
     assert attempt.result["state"] == "cancelled"
 
 

@@ -44,7 +44,7 @@ def test_heartbeats_and_logs_of_a_file_a_rank_are_read(run, recipes_cli):
     assert {rank: beat["step"] for rank, beat in attempt.heartbeats().items()} == {0: 7, 1: 8, 2: 9}
     assert attempt.heartbeat(2)["host"] == "n2"
     assert guard.save_seconds(run, 10) == 100
-    assert stall.first_silent(attempt, 30, 0.0, 130.5) == (
+    assert stall.silent_rank(attempt.heartbeats(), [], 30, 130.5, 130.5) == (
         "rank 0 on n0 no longer answers since step 7 (train), 30 s ago, before the others"
     )
     assert "words of 2" in recipes_cli("logs", run.path, "--rank", 2).stdout

@@ -52,7 +52,7 @@ def test_a_run_whose_jobs_slurm_hides_is_not_failed(tmp_path, slurm):
     os.chown(waits.path, COLLEAGUE, COLLEAGUE)
     slurm.hide("jobs,usage")
     seen, queued, own = watch.views([run, waits, mine], connection.Connection())
-    assert (seen.state, seen.jobs, seen.jobs_unknown) == ("running", None, watch.HIDDEN)
+    assert (seen.state, seen.jobs, seen.jobs_unknown) == ("running", None, watch.JobsUnknown.HIDDEN)
     assert "PrivateData=jobs" in seen.message
     assert (queued.state, queued.jobs) == ("queued", None)
     assert (own.state, own.jobs) == ("failed", []), "of one's own runs Slurm hides nothing"

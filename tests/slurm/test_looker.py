@@ -72,7 +72,7 @@ def test_an_attempt_that_began_after_the_answer_is_not_called_killed(tmp_path, s
     assert looker.views(run_list.below(tmp_path / "runs"))[0].state == "queued"
     with_attempt(run, "100")
     view = looker.views(run_list.below(tmp_path / "runs"))[0]
-    assert (view.state, view.jobs_unknown) == ("running", watch.NOT_ASKED)
+    assert (view.state, view.jobs_unknown) == ("running", watch.JobsUnknown.NOT_ASKED)
 
 
 def test_a_silent_slurm_holds_nobody_up(tmp_path, slurm, monkeypatch):
@@ -89,7 +89,7 @@ def test_a_silent_slurm_holds_nobody_up(tmp_path, slurm, monkeypatch):
     looker = looking.Looker(Silent())
     began = time.monotonic()
     view = looker.views(run_list.below(tmp_path / "runs"))[0]
-    assert (view.state, view.jobs_unknown) == ("running", watch.SILENT)
+    assert (view.state, view.jobs_unknown) == ("running", watch.JobsUnknown.NO_ANSWER)
     assert time.monotonic() - began < 30
     answer.set()
     settled(looker)

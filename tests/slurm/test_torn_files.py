@@ -10,8 +10,9 @@ from superpod.cli.runs import history
 from superpod.common.files import write_json
 from superpod.reports.runs import attempts as attempt_views
 from superpod.runtime.attempts import diagnose, guard
+from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import RunFolder
-from superpod.slurm.status import watch
+from superpod.runtime.runs.run_state import State
 from superpod.slurm.submission import submit
 from tests.slurm.fake_slurm import FakeSlurm
 from tests.slurm.status.test_looking import seen, submitted, with_attempt
@@ -30,9 +31,9 @@ CONTENTS = {
     ).encode(),
 }  # fmt: skip
 
-FILES = ("attempts/001/result.json", "attempts/001/deadline.json", "attempts/001/env.json", guard.CHAIN)
+FILES = ("attempts/001/result.json", "attempts/001/deadline.json", "attempts/001/env.json", run_state.CHAIN)
 FILES += (
-    guard.RESUMED,
+    run_state.RESUMED,
     "plan.json",
     "saved.jsonl",
     "metrics.jsonl",
@@ -63,7 +64,7 @@ def of_failed_attempt(runs: Path, slurm: FakeSlurm) -> RunFolder:
 def test_a_torn_file_ends_no_command_and_the_run_continues(name, content, tmp_path, slurm, capsys):
     run = of_failed_attempt(tmp_path / "runs", slurm)
     (run.path / name).write_bytes(CONTENTS[content])
-    assert seen(run).state != watch.UNREADABLE, seen(run).message
+    assert seen(run).state != State.UNREADABLE, seen(run).message
     run.status()
     diagnose.why(run, run.attempts[-1])
     attempt_views.view(run.attempts[-1])

@@ -16,10 +16,11 @@ from superpod.runtime.runs.run_folder import Attempt
 
 
 class Watchdog:
-    """Watches the ranks of an attempt; `stalled` says which rank stopped first and where, '' while all is well."""
+    """Watches the ranks of an attempt; `stalled` says which rank stopped first and where, None while all is well."""
 
     def __init__(self, attempt: Attempt, limit_s: float | None = None) -> None:
-        self.attempt, self.stalled = attempt, ""
+        self.attempt = attempt
+        self.stalled: str | None = None
         self.limit_s = float(os.environ.get(heartbeat.LIMIT, "600")) if limit_s is None else limit_s
         self._watch = stall.Watch(attempt, self.limit_s, time.time())
 

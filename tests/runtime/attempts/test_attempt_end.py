@@ -7,7 +7,7 @@ import pytest
 
 from superpod.reports.runs import attempts
 from superpod.runtime.attempts import attempt_end, diagnose, guard
-from superpod.runtime.runs.run_folder import SILENT
+from superpod.runtime.runs.run_state import UNRECORDED
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_an_attempt_before_the_newest_does_not_run(run, silent, slurm):
 def test_a_local_attempt_whose_launcher_is_gone_does_not_run(run):
     run.new_attempt()
     (seen,) = attempts.views(run)
-    assert (seen.state, seen.message) == ("failed", SILENT)
+    assert (seen.state, seen.message) == ("failed", UNRECORDED)
     assert json.dumps(asdict(seen))
 
 

@@ -15,6 +15,7 @@ import pytest
 from superpod.errors import UserError
 from superpod.runtime.attempts import attempt, full_disk, guard
 from superpod.runtime.checkpoints import resume
+from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import RunFolder
 from tests.reports.runs import checkpoint_files as made
 from tests.runtime import fake_scontrol
@@ -74,9 +75,9 @@ def test_without_a_whole_one_the_chain_ends(run: RunFolder, job):
     assert failed.result["state"] == "failed"
     assert "none of its 3 checkpoints is intact" in failed.result["message"]
     assert not (run.path / "seen").exists(), "no rank was started"
-    marker = guard.stopped(run)
+    marker = run.stop
     assert marker is not None
-    assert marker.by is guard.StoppedBy.GUARD
+    assert marker.by is run_state.StoppedBy.GUARD
     further = job(8)
     assert further.returncode == 0
     assert "is stopped" in further.stdout

@@ -14,6 +14,7 @@ import pytest
 from superpod.common.files import read_json, write_json
 from superpod.runtime.attempts import attempt as launcher
 from superpod.runtime.attempts import full_disk, guard
+from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import RunFolder
 from tests.reports.runs import checkpoint_files as made
 
@@ -204,7 +205,7 @@ def test_a_run_whose_nodes_submit_the_next_job_waits_with_it_for_space(run, comm
     else:
         expected = f"full; no further job is queued: free space, then `recipes top-up {run.path}`"
         assert (given_up.message, submitted) == (expected, [])
-    assert guard.stopped(run) is None
+    assert run.stop is None
 
 
 # -- jobs one after another, by the real attempt.py ------------------------------------------------------------------
@@ -300,5 +301,5 @@ def test_a_document_is_never_written_in_part(small):
     with pytest.raises(OSError, match="No space left"):
         write_json(new, {"reason": "x"}, even_in_place=True)
     assert not new.exists()
-    guard.stop(small, "cancelled by the user", by=guard.StoppedBy.USER)
-    assert guard.stopped(small) is not None, "the empty marker stops the run too"
+    guard.stop(small, "cancelled by the user", by=run_state.StoppedBy.USER)
+    assert small.stop is not None, "the empty marker stops the run too"

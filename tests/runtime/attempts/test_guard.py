@@ -9,6 +9,7 @@ import pytest
 
 from superpod.runtime.attempts import attempt_end, guard
 from superpod.runtime.attempts.guard import StoppedBy
+from superpod.runtime.runs import run_state
 
 
 def finished(run, state="failed", message="", **facts):
@@ -33,32 +34,32 @@ def finished(run, state="failed", message="", **facts):
 )
 def test_a_marker_says_who_stopped_the_run_and_why(run, marker, reason, by):
     (run.path / "stop").write_text("" if marker is None else json.dumps(marker))
-    assert guard.stopped(run) == guard.Stop(reason, by)
+    assert run.stop == run_state.Stop(reason, by)
     assert guard.is_cancelled(run) is (by is StoppedBy.USER)
 
 
 def test_without_a_marker_nothing_is_stopped(run):
-    assert guard.stopped(run) is None
+    assert run.stop is None
     assert not guard.is_cancelled(run)
     (run.path / "stop").symlink_to("nowhere")
-    assert guard.stopped(run) is not None
+    assert run.stop is not None
 
 
 def test_a_run_that_its_user_lets_go_on_begins_to_count_anew(run):
     guard.allow_resume(run)
     assert json.loads((run.path / "again.json").read_text()) == {"after": 0}
-    assert not guard.was_resumed(run)
+    assert not run.state_files().was_resumed
     for _ in range(2):
         finished(run, message="CUDA error", before=0)
     assert "the last one: CUDA error" in guard.must_stop(run, 2, 9)
     guard.stop(run, "no progress", by=StoppedBy.GUARD)
     assert json.loads((run.path / "stop").read_text())["reason"] == "no progress"
     guard.allow_resume(run)
-    assert guard.stopped(run) is None
-    assert guard.was_resumed(run)
+    assert run.stop is None
+    assert run.state_files().was_resumed
     assert guard.must_stop(run, 2, 9) == ""
     finished(run, before=0)
-    assert not guard.was_resumed(run)
+    assert not run.state_files().was_resumed
     assert guard.must_stop(run, 2, 9) == ""
     assert guard.must_stop(run, 1, 9).endswith("the last one: ended without a word")
 
@@ -96,7 +97,7 @@ def test_a_run_is_done_stopped_or_cancelled(run):
     (run.path / "again.json").unlink()
     assert asked().endswith("job 8 was cancelled by the user, so the run ends")
     assert attempt.result["message"] == "cancelled by the user (scancel)"
-    assert guard.stopped(run) == guard.Stop("job 8 was cancelled by the user", StoppedBy.USER)
+    assert run.stop == run_state.Stop("job 8 was cancelled by the user", StoppedBy.USER)
     assert asked().endswith("is stopped: job 8 was cancelled by the user")
     (run.path / "stop").unlink()
     (run.path / "done").write_text("{}")

@@ -23,7 +23,7 @@ def test_without_its_data_the_run_stops_and_says_so(run, job, data):
     assert f"`recipes run {run.recipe} --resume {run.path}` goes on" in done.stdout
     assert not (run.path / "seen").exists(), "no rank was started"
     assert words in run.attempts[0].result["message"]
-    marker = guard.stopped(run)
+    marker = run.stop
     assert marker is not None
     assert words in marker.reason
     assert "is stopped" in job(8).stdout

@@ -11,6 +11,7 @@ import pytest
 from superpod.common.files import append_line, write_json
 from superpod.runtime.attempts import guard, notify
 from superpod.runtime.attempts.notify import Webhook
+from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import RunFolder
 
 SECRET = "T0000/B0000/neverwritten"
@@ -79,7 +80,7 @@ def test_the_end_of_a_run_is_one_message(server, run):
 
 
 def test_a_stop_says_why(server, run):
-    guard.stop(run, "2 attempts in a row made no new checkpoint", by=guard.StoppedBy.GUARD)
+    guard.stop(run, "2 attempts in a row made no new checkpoint", by=run_state.StoppedBy.GUARD)
     webhook(server).after(run, "7", lambda: False)
     assert (server.bodies[0][2]["event"], server.bodies[0][2]["message"][:10]) == ("stop", "2 attempts")
 
@@ -100,7 +101,7 @@ def test_a_stall(server, run):
 def test_nothing_is_sent_of_a_run_that_goes_on_or_was_cancelled_or_of_another_event(server, run):
     webhook(server).after(run, "7", lambda: True)
     webhook(server, on=["end"]).after(run, "7", lambda: False)
-    guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
+    guard.stop(run, "cancelled by the user", by=run_state.StoppedBy.USER)
     webhook(server).after(run, "7", lambda: False)
     assert server.bodies == []
 

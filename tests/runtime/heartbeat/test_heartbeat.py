@@ -118,7 +118,7 @@ def test_the_watcher_looks_as_often_as_its_limit_needs(attempt, folder, monkeypa
     watch, now = stall.Watch(attempt, 600, time.time()), time.time()
     rank.beat(1, "train")
     for second in range(600):
-        assert watch.look(now + second) == ""
+        assert watch.look(now + second) is None
     assert len(looks) <= 3, "of 600 polls"
     silent = [second for second in range(600, 700) if watch.look(now + second)]
     assert silent[0] <= 601, "at the limit, not a look later"
@@ -272,8 +272,8 @@ def test_a_rank_that_never_began_is_named_with_its_node(attempt, folder):
     for rank in [*ranks_of(folder, 0, 4, 2, every_s=0.0), *ranks_of(folder, 1, 4, 2, every_s=0.0)[1:]]:
         rank.beat(0, "start")
     now = time.time()
-    assert stall.first_silent(attempt, 30, now, now + 200) == ""
-    words = stall.first_silent(attempt, 30, now, now + 301)
+    assert stall.silent_rank(attempt.heartbeats(), stall.nodes_of(attempt), 30, 200, now + 200) is None
+    words = stall.silent_rank(attempt.heartbeats(), stall.nodes_of(attempt), 30, 301, now + 301)
     assert words == "rank 4 on n1 has not begun after 301 s, and the others wait"
 
 
@@ -367,7 +367,7 @@ def test_clocks_that_differ_make_no_stall(attempt, folder, monkeypatch):
     for later in (20, 40):
         for rank, ahead in zip(ranks, (0, 3600, -3600), strict=True):
             rank.tick(now + later + ahead)
-        words = stall.first_silent(attempt, 30, now, now + later)
+        words = stall.silent_rank(attempt.heartbeats(), stall.nodes_of(attempt), 30, later, now + later)
         assert bool(words) == (later > 30)
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -12,7 +13,8 @@ from superpod.common import locks
 from superpod.common.files import append_line, write_json
 from superpod.errors import UserError
 from superpod.runtime.runs import run_folder
-from superpod.runtime.runs.run_folder import DONE, SILENT, Attempt, RunFolder
+from superpod.runtime.runs.run_folder import Attempt, RunFolder
+from superpod.runtime.runs.run_state import DONE, UNRECORDED, Cause, Status
 from tests.conftest import NAME, fill
 
 
@@ -178,7 +180,7 @@ def test_the_lock_is_held_once_and_its_holder_is_named(run):
 def test_after_kill_9_of_everything_the_run_has_failed_and_is_free(run):
     with running(hold(run)) as process:
         os.kill(process.pid, signal.SIGKILL)
-    assert run.status() == run_folder.Status("failed", SILENT, "001")
+    assert run.status() == Status("failed", UNRECORDED, "001", cause=Cause.UNRECORDED)
     with run.lock():
         assert run.new_attempt().name == "002"
 
@@ -218,7 +220,7 @@ def test_state_is_what_the_last_attempt_said(run, state):
     assert run.state() == "queued"
     run.new_attempt().finish("failed", exit_code=1, message="first")
     assert run.new_attempt().finish(state, exit_code=3, message="second") == state
-    assert run.status() == run_folder.Status(state, "second", "002", 3)
+    assert run.status() == Status(state, "second", "002", 3)
 
 
 def test_done_needs_the_marker_and_nothing_else(run):
@@ -281,11 +283,11 @@ def test_an_attempt_of_slurm_needs_no_lock(run):
 
 
 def test_saving_is_told_by_the_heartbeat(run):
-    attempt = run.new_attempt(job="1")
-    append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": 1.0, "step": 3, "phase": "save"})
+    attempt, now = run.new_attempt(job="1"), time.time()
+    append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": now, "step": 3, "phase": "save"})
     assert run.state() == "saving"
-    append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": 2.0, "step": 4, "phase": "train"})
-    append_line(attempt.path / "heartbeat" / "10.jsonl", {"t": 2.0, "step": 2, "phase": "train"})
+    append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": now, "step": 4, "phase": "train"})
+    append_line(attempt.path / "heartbeat" / "10.jsonl", {"t": now, "step": 2, "phase": "train"})
     assert run.state() == "running"
     assert {rank: beat["step"] for rank, beat in attempt.heartbeats().items()} == {0: 4, 10: 2}
 
@@ -294,7 +296,7 @@ def test_saving_is_told_by_the_heartbeat(run):
 def test_a_torn_result_is_a_failed_attempt(run, text):
     attempt = run.new_attempt()
     (attempt.path / "result.json").write_text(text)
-    assert run.status() == run_folder.Status("failed", SILENT, "001")
+    assert run.status() == Status("failed", "attempts/001/result.json cannot be read", "001")
     attempt.finish("failed", exit_code=1)
     assert attempt.result["state"] == "failed"
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from superpod.common.files import append_line, write_json
-from superpod.reports.runs import attempts as attempt_views
 from superpod.reports.runs import run_list
 from superpod.reports.runs.logs import Reader
 from superpod.runtime.attempts import guard
-from superpod.runtime.runs import owner
+from superpod.runtime.runs import owner, run_state
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.status import mirror, watch
 from superpod.slurm.submission import connection, submit
@@ -38,7 +37,7 @@ def submitted(runs: Path, recipe: str = NAME, *, attempts: int = 3) -> RunFolder
     facts = {"attempts": attempts, "max_steps": 100, "nodes": 2, "gpus_per_node": 8}
     run = RunFolder.create(runs, recipe, facts=facts, recipe_lines=["a = 1"])
     (run.path / submit.SCRIPT).write_text("#!/bin/bash\n")
-    write_json(run.path / guard.CHAIN, {"jobs": ["100"]})
+    write_json(run.path / run_state.CHAIN, {"jobs": ["100"]})
     return run
 
 
@@ -96,7 +95,7 @@ def test_a_look_does_not_write_that_a_run_was_cancelled(tmp_path, slurm):
     before = snapshot(run.path)
     assert seen(run).state == "cancelled"
     assert snapshot(run.path) == before
-    assert guard.stopped(run) is None
+    assert run.stop is None
 
 
 @needs_root
@@ -224,7 +223,7 @@ def test_slurm_is_asked_once_for_all_runs(tmp_path, slurm):
 def test_a_stopped_run_s_jobs_are_seen(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
-    guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
+    guard.stop(run, "cancelled by the user", by=run_state.StoppedBy.USER)
     assert [job.state for job in seen(run).jobs or []] == ["RUNNING"], "so that --resume does not queue beside them"
 
 
@@ -279,7 +278,7 @@ def test_a_torn_result_has_no_age_of_56_years(tmp_path, slurm, recipes_cli):
     assert "result.json is missing or torn" in history
     assert "result.json cannot be read" in seen(run).message
     row = json.loads(recipes_cli("history", run.path, "--json").stdout)[0]
-    assert (row["state"], row["began"], row["took_s"]) == (attempt_views.UNREADABLE, None, None)
+    assert (row["state"], row["began"], row["took_s"]) == ("unreadable", None, None)
 
 
 def test_what_was_lost_with_a_damaged_checkpoint_is_shown(tmp_path, slurm, recipes_cli):
@@ -303,15 +302,15 @@ def test_what_was_lost_with_a_damaged_checkpoint_is_shown(tmp_path, slurm, recip
 def test_a_copy_of_a_remote_folder_holds_no_marker_that_is_gone_there(tmp_path):
     """The shell commands of the real thing, without SSH."""
     run = submitted(tmp_path / "runs")
-    guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
+    guard.stop(run, "cancelled by the user", by=run_state.StoppedBy.USER)
     first = mirror.fetch(connection.Connection(), f"{tmp_path}/runs")
     copy = first.path / run.path.relative_to(tmp_path / "runs")
-    assert (copy / guard.STOP).exists()
+    assert (copy / run_state.STOP).exists()
     assert first.users == {copy: owner.name_of(os.geteuid())}
     assert first.remote_path(copy) == str(run.path)
-    (run.path / guard.STOP).unlink()
+    (run.path / run_state.STOP).unlink()
     later = mirror.fetch(connection.Connection(), f"{tmp_path}/runs")
-    assert not (later.path / run.path.relative_to(tmp_path / "runs") / guard.STOP).exists()
+    assert not (later.path / run.path.relative_to(tmp_path / "runs") / run_state.STOP).exists()
 
 
 @needs_root

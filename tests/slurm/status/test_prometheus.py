@@ -7,8 +7,8 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.runtime.runs.run_folder import RunFolder
+from superpod.runtime.runs.run_state import QueuedJob
 from superpod.slurm.status import prometheus
-from superpod.slurm.status.job_queue import Queued
 from superpod.slurm.status.watch import RunView, unreadable
 
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client comes with NeMo's extras")
@@ -32,7 +32,7 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 
 def test_the_numbers_of_a_run_in_base_units(tmp_path):
-    job = Queued("7", "RUNNING", "None", "")
+    job = QueuedJob("7", "RUNNING", "None", "")
     one = view(
         *(tmp_path / "a",),
         step=40,

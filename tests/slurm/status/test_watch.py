@@ -13,12 +13,14 @@ from superpod.reports.runs.logs import Reader
 from superpod.runtime.attempts import guard
 from superpod.runtime.checkpoints import checkpoint_files, manifest
 from superpod.runtime.health.pairs import rounds
+from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import RunFolder
+from superpod.runtime.runs.run_state import QueuedJob
 from superpod.slurm.bisect import Pair, slow_nodes
-from superpod.slurm.status.watch import Queued, missing_attempts, view
+from superpod.slurm.status.watch import missing_attempts, view
 from tests.reports.runs import checkpoint_files as made
 
-RUNNING, PENDING = Queued("1", "RUNNING", "None", "N/A"), Queued("2", "PENDING", "Dependency", "N/A")
+RUNNING, PENDING = QueuedJob("1", "RUNNING", "None", "N/A"), QueuedJob("2", "PENDING", "Dependency", "N/A")
 
 
 def begun(run, state="running", **more):
@@ -40,7 +42,7 @@ def begun(run, state="running", **more):
         ("running", [RUNNING, PENDING], "running"),
         ("running", None, "running"),
         ("running", [PENDING], "requeued"),
-        ("running", [Queued("1", "PENDING", "BeginTime", "N/A")], "requeued"),
+        ("running", [QueuedJob("1", "PENDING", "BeginTime", "N/A")], "requeued"),
         ("running", [], "failed"),
         ("requeued", [PENDING], "requeued"),
         ("requeued", [], "requeued"),
@@ -65,18 +67,18 @@ def test_done_is_the_marker_and_nothing_else(run):
 def test_stopped_and_cancelled(run):
     begun(run, "failed")
     reason = "2 attempts in a row made no new checkpoint; the last one: ValueError"
-    guard.stop(run, reason, by=guard.StoppedBy.GUARD)
+    guard.stop(run, reason, by=run_state.StoppedBy.GUARD)
     assert view(run, []).state == "failed"
     assert "ValueError" in view(run, []).message
-    guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
+    guard.stop(run, "cancelled by the user", by=run_state.StoppedBy.USER)
     assert view(run, []).state == "cancelled"
 
 
 def test_who_stopped_a_run_is_not_read_out_of_the_reason(run):
     begun(run, "failed")
-    guard.stop(run, "2 attempts in a row made no new checkpoint; the last one: cancelled", by=guard.StoppedBy.GUARD)
+    guard.stop(run, "2 attempts in a row made no new checkpoint; the last one: cancelled", by=run_state.StoppedBy.GUARD)
     assert view(run, []).state == "failed"
-    guard.stop(run, "by hand", by=guard.StoppedBy.USER)
+    guard.stop(run, "by hand", by=run_state.StoppedBy.USER)
     assert view(run, []).state == "cancelled"
 
 
@@ -92,7 +94,7 @@ def test_who_stopped_a_run_is_not_read_out_of_the_reason(run):
 def test_a_stop_marker_of_version_0_1_names_nobody(run, reason, state):
     begun(run, "failed")
     for marker in ({"reason": reason}, {"reason": reason, "by": None}, {"reason": reason, "by": "somebody"}):
-        (run.path / guard.STOP).write_text(json.dumps(marker))
+        (run.path / run_state.STOP).write_text(json.dumps(marker))
         assert view(run, []).state == state
 
 
@@ -147,7 +149,7 @@ def test_attempts_that_lack(run):
     begun(run)
     assert missing_attempts(view(run, [RUNNING]), 3) == 2
     assert missing_attempts(view(run, [RUNNING, PENDING, PENDING]), 3) == 0
-    guard.stop(run, "cancelled by the user", by=guard.StoppedBy.USER)
+    guard.stop(run, "cancelled by the user", by=run_state.StoppedBy.USER)
     assert missing_attempts(view(run, []), 3) == 0
 
 

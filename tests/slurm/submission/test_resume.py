@@ -11,6 +11,7 @@ from superpod.cli.cluster.submit_resume import Continuation, go_on
 from superpod.common.files import write_json
 from superpod.errors import UserError
 from superpod.runtime.attempts import guard
+from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.status import watch
 from superpod.slurm.submission import connection, resume
@@ -24,7 +25,7 @@ SCRIPT = "#!/bin/bash\n#SBATCH --job-name=toy\n#SBATCH --time=4:00:00\n#SBATCH -
 def run(tmp_path):
     folder = RunFolder.create(tmp_path, "toy", facts={"max_steps": 100}, recipe_lines=["a = 1", "b = 2"])
     (folder.path / "job.sbatch").write_text(SCRIPT)
-    guard.stop(folder, "planted", by=guard.StoppedBy.GUARD)
+    guard.stop(folder, "planted", by=run_state.StoppedBy.GUARD)
     return folder
 
 
@@ -66,7 +67,7 @@ def test_a_refusal_changes_nothing(run):
     with pytest.raises(UserError, match="QOS"):
         change_and_fail()
     assert contents(run) == before
-    assert guard.stopped(run)
+    assert run.stop
 
 
 @pytest.mark.parametrize(
@@ -198,4 +199,4 @@ def test_ctrl_c_between_two_attempts_leaves_no_job_that_meets_the_old_files(run,
     with pytest.raises(KeyboardInterrupt):
         resumed(slurm := FakeSlurm("", interrupts=True))
     assert slurm.calls[-1] == ["scancel", f"--name={slurm_submit.job_name(str(run.path))}"]
-    assert guard.stopped(run)
+    assert run.stop

@@ -297,10 +297,10 @@ def test_status_and_cancel_take_a_sweep(three, tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_whose_dependency_has_failed_says_that_it_never_starts(tmp_path):
+    from superpod.runtime.runs.run_state import QueuedJob
     from superpod.slurm.status import watch
-    from superpod.slurm.status.job_queue import Queued
 
     run = RunFolder.create(tmp_path, "toy", facts={}, recipe_lines=[])
-    view = watch.view(run, [Queued("7", "PENDING", "DependencyNeverSatisfied", "N/A")])
+    view = watch.view(run, [QueuedJob("7", "PENDING", "DependencyNeverSatisfied", "N/A")])
     assert view.state == "queued"
     assert "never starts" in view.message

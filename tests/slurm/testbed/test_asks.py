@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from superpod.runtime.attempts import guard
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.submission import connection, submit
 from tests.slurm.testbed.bed import until
@@ -50,7 +49,7 @@ def test_a_run_goes_on_with_another_time_limit(testbed, profile, recipes_cli):
         refused = recipes_cli(*words, *(("--time", "0:30") if wrong == ("--time", "30") else wrong))
         assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
     assert (toy.run.path / "job.sbatch").read_text() == script
-    assert guard.stopped(toy.run), "what was refused changed nothing"
+    assert toy.run.stop, "what was refused changed nothing"
     done = recipes_cli(*words, "--time", "7:00")
     assert done.returncode == 0, done.stderr
     until(lambda: len(toy.run.attempts) == 2, 60, toy.story)

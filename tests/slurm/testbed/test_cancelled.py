@@ -6,7 +6,7 @@ import time
 import pytest
 
 from superpod.diagnosis import ending
-from superpod.runtime.attempts import guard
+from superpod.runtime.runs import run_state
 from superpod.slurm.submission import connection, submit
 from tests.slurm.testbed.bed import BASE, until
 from tests.slurm.testbed.toys import ToyRun
@@ -34,8 +34,8 @@ def test_a_cancelled_run_ends_though_the_controller_has_forgotten(forgetful, pro
     forgetful.slurm("scontrol", "hold", behind)
     forgetful.slurm("scancel", cancelled)
     until(lambda: not forgetful.state(cancelled), 180, lambda: forgetful.state(cancelled))
-    assert guard.stopped(toy.run) is not None, "the attempt left the mark while it still lived"
-    (toy.run.path / guard.STOP).unlink()  # as if it had been killed before
+    assert toy.run.stop is not None, "the attempt left the mark while it still lived"
+    (toy.run.path / run_state.STOP).unlink()  # as if it had been killed before
     assert ending.now(cancelled, toy.run.output(cancelled)).startswith("CANCELLED"), "accounting knows"
     forgetful.slurm("scontrol", "release", behind)
     toy.until_gone(120)
@@ -63,6 +63,6 @@ def test_a_requeued_job_is_not_cancelled(testbed, profile):
     toy.until_step(15)
     testbed.slurm("scontrol", "requeue", toy.job)
     time.sleep(3)
-    assert guard.stopped(toy.run) is None
+    assert toy.run.stop is None
     toy.until_done()
     toy.check_whole()

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from superpod.runtime.attempts import guard
+from superpod.runtime.runs import run_state
 from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.toys import ToyRun
 
@@ -136,7 +137,7 @@ def test_attempts_that_are_left_over_end_at_once(testbed, profile):
 
 def test_what_is_stopped_is_said_and_stays(testbed, profile):
     toy = ToyRun(testbed, profile(), attempts=1, max_steps=10)
-    guard.stop(toy.run, "planted", by=guard.StoppedBy.GUARD)
+    guard.stop(toy.run, "planted", by=run_state.StoppedBy.GUARD)
     toy.until_gone()
     time.sleep(1)
     assert toy.seen().state in ("failed", "done")

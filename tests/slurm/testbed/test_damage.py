@@ -15,6 +15,7 @@ import pytest
 import superpod.planner
 from superpod.runtime.attempts import guard
 from superpod.runtime.checkpoints import checkpoints, resume
+from superpod.runtime.runs import run_state
 from superpod.slurm.status import watch
 from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.runs import BedRun
@@ -161,7 +162,7 @@ def test_with_no_whole_one_the_run_stops_and_its_chain_ends(damage, training):
     until(lambda: not run.seen().jobs, 200, run.story)  # a second look at each takes 30 s
     assert [attempt.result["state"] for attempt in run.run.attempts[1:]] == ["failed"], run.story()
     assert len(run.run.metrics()) == before, "no step was made"
-    marker = guard.stopped(run.run)
+    marker = run.run.stop
     assert marker is not None, run.story()
     assert "cannot go on" in marker.reason
     assert "start a new run" in marker.reason
@@ -184,7 +185,7 @@ def test_a_run_that_only_its_metrics_record_stops_until_its_user_lets_it_start_o
     before = len(run.run.metrics())
     run.queue(2)
     until(lambda: not run.seen().jobs, 200, run.story)
-    marker = guard.stopped(run.run)
+    marker = run.run.stop
     assert marker is not None, run.story()
     assert f"records a training up to step {before}" in marker.reason
     assert len(run.run.metrics()) == before, "no step was made"
@@ -222,7 +223,7 @@ def test_damaged_small_files_cost_nothing(training):
     first = run.run.attempts[0].path
     for file in (first / "result.json", first / "env.json", first / "deadline.json", *(first / "heartbeat").iterdir()):
         torn(file)
-    torn(run.run.path / guard.CHAIN)
+    torn(run.run.path / run_state.CHAIN)
     with (run.run.path / resume.SAVED).open("a") as notes:
         notes.write('{"t": 1795391302.05, "saved": "st')
     with (run.run.path / "metrics.jsonl").open("a") as metrics:

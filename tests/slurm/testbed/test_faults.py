@@ -12,7 +12,6 @@ import time
 import pytest
 
 from superpod.diagnosis import ending
-from superpod.runtime.attempts import guard
 from tests.slurm.testbed.bed import BASE, until
 from tests.slurm.testbed.fault_table import DOCS, lines
 from tests.slurm.testbed.nemo_runs import LONGEST
@@ -165,7 +164,7 @@ def test_a_full_folder_that_is_freed(training, testbed, tmp_path):
         assert "waiting for disk space" in run.seen().message, run.story()
         until(lambda job=job: ending.controller_state(job) == "COMPLETED", 120, run.story)
         assert len(run.run.attempts) == 1, "no attempt is opened before there is space"
-    assert guard.stopped(run.run) is None
+    assert run.run.stop is None
     (disk / "filler").unlink()
     subprocess.run(["scontrol", "update", f"JobId={waiting[2]}", "TimeLimit=10"], check=True)
     begin_now(waiting[2])

@@ -91,14 +91,14 @@ def _stop(folder: RunFolder) -> None:
         UserError: the run is another user's, done, of this machine, or its folder cannot be written.
     """
     from superpod.runtime.attempts import guard
-    from superpod.runtime.runs import owner
-    from superpod.slurm.status import watch
+    from superpod.runtime.runs import owner, run_state
 
     owner.refuse_others(folder.path, "cancel it")
     if folder.done:
         raise _Done(str(folder.path))
-    if watch.is_local(folder):
+    if folder.is_local:
         raise UserError(f"{folder.path} runs without Slurm", "press Ctrl-C where it runs: it saves first")
-    guard.stop(folder, "cancelled by the user", by=guard.StoppedBy.USER)
-    if guard.stopped(folder) is None:
-        raise UserError(f"{folder.path / guard.STOP} cannot be written", "make room there, then cancel it once more")
+    guard.stop(folder, "cancelled by the user", by=run_state.StoppedBy.USER)
+    if folder.stop is None:
+        marker = folder.path / run_state.STOP
+        raise UserError(f"{marker} cannot be written", "make room there, then cancel it once more")

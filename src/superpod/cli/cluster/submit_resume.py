@@ -122,10 +122,11 @@ def _run_of(how: Continuation, slurm: Connection) -> RunFolder:
 
 
 def _refuse_queued(run: RunFolder, slurm: Connection) -> None:
+    from superpod.runtime.runs.run_state import State
     from superpod.slurm.status import watch
 
     seen = watch.views([run], slurm)[0]
-    if seen.state == watch.UNREADABLE:
+    if seen.state is State.UNREADABLE:
         raise UserError(f"{run.path} cannot be read: {seen.message}", "mend it first: its jobs are not known either")
     if seen.jobs is None:
         raise UserError("Slurm's controller does not answer, so nobody knows what is queued", "try again later")

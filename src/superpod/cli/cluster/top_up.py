@@ -60,7 +60,7 @@ def top_up(
 def _going_on(folder: str) -> list[RunFolder]:
     """This user's runs in a folder that are neither done nor stopped."""
     from superpod.reports.runs import run_list
-    from superpod.runtime.attempts import guard
+    from superpod.runtime.runs import run_state
 
     runs = [listed.run for listed in run_list.below(Path(folder)) if listed.mine and not listed.problem]
-    return [run for run in runs if (run.path / guard.CHAIN).exists() and not run.done and not guard.stopped(run)]
+    return [run for run in runs if (run.path / run_state.CHAIN).exists() and not run.done and not run.stop]

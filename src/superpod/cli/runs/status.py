@@ -191,7 +191,8 @@ def _of_there(view: RunView, mirror: Mirror) -> RunView:
 
 def _facts(view: RunView, mirror: Mirror | None) -> dict[str, object]:
     path = mirror.remote_path(view.run.path) if mirror else str(view.run.path)
-    return {**dataclasses.asdict(view), "run": path, "recipe": view.run.recipe}
+    facts = dataclasses.asdict(view)
+    return {**facts, "jobs_unknown": view.jobs_unknown or "", "run": path, "recipe": view.run.recipe}
 
 
 def _print_table(views: list[RunView], *, with_users: bool) -> None:
@@ -210,5 +211,5 @@ def _print_notes(views: list[RunView], others: int) -> None:
 
     if others:
         print(f"{others} runs of other users: --all shows them", file=sys.stderr)
-    if any(view.jobs_unknown == watch.SILENT for view in views):
-        print(f"{watch.SILENT}: these states are from the run folders alone", file=sys.stderr)
+    if any(view.jobs_unknown is watch.JobsUnknown.NO_ANSWER for view in views):
+        print(f"{watch.JobsUnknown.NO_ANSWER}: these states are from the run folders alone", file=sys.stderr)

@@ -21,7 +21,8 @@ from superpod.reports.runs import followed_run, live_run
 from superpod.reports.runs.followed_run import FollowedRun
 from superpod.reports.runs.run_list import ListedRun
 from superpod.runtime.runs.run_folder import RunFolder
-from superpod.slurm.status import looking, watch
+from superpod.runtime.runs.run_state import State
+from superpod.slurm.status import looking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 Lines = list[list[Segment]]
-LIVE = ("running", "saving", "stalled")
+LIVE = (State.RUNNING, State.SAVING, State.STALLED)
 SIDE_BY_SIDE = 72
 """Columns from which the two curves stand beside each other."""
 LEAST_CURVE = 4
@@ -112,7 +113,7 @@ class StatusPage:
             live = [view for view in views if view.state in LIVE] or views
             self._chosen = live[-1].run.path if live else None
         self._logs, self._ranks = [], []
-        if (view := self._view) is not None and view.state != watch.UNREADABLE:
+        if (view := self._view) is not None and view.state is not State.UNREADABLE:
             log = self._lines.setdefault(view.run.path, live_run.LastLines(view.run))
             try:
                 self._logs, self._ranks = log.look(), live_run.ranks(view.run)

@@ -14,7 +14,8 @@ from superpod.cli.planning import plan
 from superpod.errors import UserError, cut, readable
 from superpod.reports.runs import live_run, run_list
 from superpod.reports.runs.followed_run import FollowedRun, curve
-from superpod.slurm.status import looking, watch
+from superpod.runtime.runs.run_state import State
+from superpod.slurm.status import looking
 from superpod.slurm.submission.connection import Connection
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Runs:
             raise UserError(f"there is no run {cut(name)} here", "it may have been moved or removed")
         view = views[name]
         answer: dict[str, Any] = {"says": _says(view), "ranks": [], "lines": [], "stamp": "", "rate_unit": ""}
-        if view.state == watch.UNREADABLE or not isinstance(view.run, FollowedRun):
+        if view.state is State.UNREADABLE or not isinstance(view.run, FollowedRun):
             return answer
         try:
             answer["lines"] = [readable(line) for line in self._last(name, view.run).look()]

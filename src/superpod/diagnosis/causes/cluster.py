@@ -78,6 +78,7 @@ CAUSES = (
         "resume; start long runs in tmux or as a job (`recipes submit`), and see who killed it: host memory, a logout",
         (
             Sign("its launcher", r"was killed"),
+            Sign("ended without a result"),
             Sign("ended without a word"),
             Sign("killed with its job or its node", sure=HINT),
         ),

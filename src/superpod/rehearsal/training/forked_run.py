@@ -179,7 +179,7 @@ def _wait(running: dict[int, int], folder: Path, began: float, limit_s: float, q
             return failure
         if (now := time.time()) > next_look:
             next_look = now + 1
-            if silent := stall.first_silent(Attempt(folder), quiet_s, began, other_s=limit_s):
+            if silent := stall.silent_rank(Attempt(folder).heartbeats(), [], quiet_s, now - began, now, limit_s):
                 return silent
             if now > began + 2 * limit_s:
                 return f"ranks {', '.join(map(str, sorted(running.values())))} hang: no end in time"

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from superpod.common.files import is_number
 from superpod.runtime.attempts import attempt_end
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
-
-UNREADABLE = "unreadable"
-"""The state of an attempt whose result.json is missing or torn."""
+from superpod.runtime.runs.run_state import State
 
 
 @dataclass(frozen=True)
@@ -17,8 +15,8 @@ class AttemptView:
     """One attempt; None for unknown values. Times are Unix times and seconds."""
 
     attempt: str
-    state: str
-    """one of run_folder.STATES, or UNREADABLE"""
+    state: State
+    """UNREADABLE if its result.json is missing or torn"""
     message: str = ""
     notes: tuple[str, ...] = ()
     """what was decided before the ranks started: checkpoints set aside, steps lost"""
@@ -47,7 +45,9 @@ def _end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End |
         return None
     if end := attempt_end.of(run, attempt):
         return end
-    return None if is_newest else attempt_end.End("failed", "ended without recording how; a later attempt has begun")
+    return (
+        None if is_newest else attempt_end.End(State.FAILED, "ended without recording how; a later attempt has begun")
+    )
 
 
 def view(attempt: Attempt, end: attempt_end.End | None = None) -> AttemptView:
@@ -57,13 +57,13 @@ def view(attempt: Attempt, end: attempt_end.End | None = None) -> AttemptView:
     """
     result = attempt.result
     if not result:
-        return AttemptView(attempt.name, UNREADABLE, f"{attempt.path / 'result.json'} is missing or torn")
+        return AttemptView(attempt.name, State.UNREADABLE, f"{attempt.path / 'result.json'} is missing or torn")
     began = _time(result.get("started"))
     last_sign = _time(result.get("ended")) or _time(attempt.heartbeat().get("t"))
     nodes, message = result.get("nodes"), result.get("message", "")
     return AttemptView(
         attempt=attempt.name,
-        state=end.state if end else str(result.get("state", "?")),
+        state=end.state if end else State(result["state"]),
         message=end.message if end else _text(message),
         notes=tuple(resume_notes(attempt)),
         job=str(result.get("job") or ""),

@@ -119,7 +119,7 @@ class Reader:
 def ended(run: RunFolder) -> bool:
     """Whether the files alone say that the run is over: done or stopped, and its newest attempt has ended."""
     last = run.attempts[-1] if run.attempts else None
-    over = run.done or (run.path / "stop").exists()
+    over = run.done or run.stop is not None
     return over and (last is None or "ended" in last.result)
 
 

@@ -35,7 +35,7 @@ from superpod.runtime.heartbeat import heartbeat, stall
 from superpod.runtime.processes import orphans
 from superpod.runtime.processes.leftovers import ENDED, Leftovers
 from superpod.runtime.rank import capture, stacks
-from superpod.runtime.runs import owner
+from superpod.runtime.runs import owner, run_state
 from superpod.runtime.runs.run_folder import RunFolder, as_user_errors
 
 POLL_S = 1.0
@@ -91,7 +91,7 @@ def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command
     left = Leftovers(run, job.nodes, job.id, _log)
     with left.run_taken_over():
         if reason := guard.must_stop(run, options.idle_attempts, options.failures):
-            guard.stop(run, reason, by=guard.StoppedBy.GUARD)
+            guard.stop(run, reason, by=run_state.StoppedBy.GUARD)
             _log(reason)
             return 1
         if options.unpacked:
@@ -227,7 +227,7 @@ class _RunningAttempt:
             self._is_preparing = False
             message = _text(error)
             if isinstance(error, FOR_ALL_JOBS):
-                guard.stop(self.run, message, by=guard.StoppedBy.GUARD)
+                guard.stop(self.run, message, by=run_state.StoppedBy.GUARD)
             with contextlib.suppress(UserError):
                 self.attempt.finish("failed", message=message or type(error).__name__)
             raise

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from superpod.diagnosis import ending
 from superpod.runtime.runs import owner
-from superpod.runtime.runs.run_folder import SILENT, Attempt, RunFolder
+from superpod.runtime.runs.run_folder import Attempt, RunFolder
+from superpod.runtime.runs.run_state import UNRECORDED, Cause, State
 
 KILLED = "killed_process"
 """Key of result.json: a sentence on the launcher process that a signal ended; `why` takes it as evidence."""
@@ -29,7 +30,7 @@ _GOING_ON = ("", "PENDING", "REQUEUED", *ending.LIVE)
 class End:
     """How an attempt ended."""
 
-    state: str
+    state: State
     """cancelled or failed"""
     message: str
     killed: str = ""
@@ -43,17 +44,18 @@ def of(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | None:
         return None
     if not job:
         newest = run.attempts[-1].name == attempt.name
-        return End("failed", SILENT) if not newest or run.status().message == SILENT else None
+        was_killed = not newest or not attempt.result or run.status().cause is Cause.UNRECORDED
+        return End(State.FAILED, UNRECORDED) if was_killed else None
     state = ending.of(job, run.output(job), wait_s)
     if ending.is_cancelled(state):
-        return End("cancelled", f"cancelled by {who_cancelled(run, state)} (scancel)")
+        return End(State.CANCELLED, f"cancelled by {who_cancelled(run, state)} (scancel)")
     if state in _GOING_ON:
         return None
     if state != "FAILED":
-        return End("failed", f"Slurm ended job {job}: {state}")
+        return End(State.FAILED, f"Slurm ended job {job}: {state}")
     if number := ending.signal_of(job):
         killed = killed_words("the batch script's process (attempt.py)", number)
-        return End("failed", killed, killed)
+        return End(State.FAILED, killed, killed)
     return None
 
 

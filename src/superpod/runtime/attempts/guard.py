@@ -6,46 +6,19 @@ Standard library only.
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
-import re
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.common.files import is_number, read_json, write_json
+from superpod.common.files import read_json, write_json
 from superpod.diagnosis import ending
 from superpod.runtime.attempts import attempt_end, diagnose, progress
 from superpod.runtime.checkpoints.checkpoints import is_incomplete, is_own_folder, marked_names, step_of
 from superpod.runtime.heartbeat import heartbeat_pages
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
-
-STOP = "stop"
-"""`RUN/stop`, the marker of a run that must not continue by itself: `{"t": Unix time, "reason": words, "by": ...}`."""
-
-RESUMED = "again.json"
-"""Written when the user resumes a stopped run: `{"after": number of its newest attempt}`."""
-
-CHAIN = "chain.json"
-"""The jobs that were queued for a run: `{"jobs": [ids]}`."""
-
-
-class StoppedBy(str, enum.Enum):
-    """Who stopped a run. (`enum.StrEnum` needs Python 3.11.)"""
-
-    USER = "user"
-    GUARD = "guard"
-    """this module: no progress, or too many failures"""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """The content of `RUN/stop`."""
-
-    reason: str
-    by: StoppedBy
+from superpod.runtime.runs.run_state import CHAIN, RESUMED, STOP, StoppedBy
 
 
 def newest_checkpoint(
@@ -76,11 +49,11 @@ def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str, owes: b
     """
     if run.done and not owes:
         return f"{run.path} is done"
-    if marker := stopped(run):
+    if marker := run.stop:
         return f"{run.path} is stopped: {marker.reason}"
     last = run.attempts[-1] if run.attempts else None
     job = str(last.result.get("job", "")) if last else ""
-    if last and job and job != me and not was_resumed(run) and ending.is_cancelled(state := end_of(job)):
+    if last and job and job != me and not run.state_files().was_resumed and ending.is_cancelled(state := end_of(job)):
         cancelled(run, job, state)
         with contextlib.suppress(Exception):
             last.finish("cancelled", message=f"cancelled by {attempt_end.who_cancelled(run, state)} (scancel)")
@@ -95,14 +68,14 @@ def cancelled(run: RunFolder, job: str, state: str) -> None:
 
 def is_cancelled(run: RunFolder) -> bool:
     """Whether the user has cancelled the run: `recipes cancel` writes the marker before it calls scancel."""
-    marker = stopped(run)
+    marker = run.stop
     return marker is not None and marker.by is StoppedBy.USER
 
 
 def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
     """Why the run must not continue by itself: no progress, or too many failures; '' = it may."""
     # Attempts before the user resumed the run do not count.
-    ended = [_finished(attempt) for attempt in run.attempts if int(attempt.name) > _resumed_after(run)]
+    ended = [_finished(attempt) for attempt in run.attempts if int(attempt.name) > run.resumed_after]
     ended = [attempt for attempt in ended if attempt.counts]
     idle = progress.idle_streak(progress.worths(run, ended, newest_step(run)))
     if len(idle) >= idle_attempts:
@@ -148,35 +121,10 @@ def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:
             (run.path / STOP).touch()
 
 
-def stopped(run: RunFolder) -> Stop | None:
-    """Why and by whom the run was stopped; None if it was not. A marker counts even if it cannot be read."""
-    marker = read_json(run.path / STOP)
-    if marker is None:
-        if not os.path.lexists(run.path / STOP):
-            return None
-        marker = {"reason": f"{STOP} is there, but does not say why", "by": StoppedBy.GUARD.value}
-    reason, by = str(marker.get("reason", "?")), marker.get("by")
-    if by not in [member.value for member in StoppedBy]:
-        # Markers of version 0.1 have no `by`; these are all the words that it wrote for a user's cancellation.
-        by = StoppedBy.USER if re.match(r"(job \d+ was )?cancelled by the user", reason) else StoppedBy.GUARD
-    return Stop(reason, StoppedBy(by))
-
-
 def allow_resume(run: RunFolder) -> None:
     """Let a stopped or cancelled run continue, as its user asks; earlier attempts no longer count. Raises OSError."""
     write_json(run.path / RESUMED, {"after": int(run.attempts[-1].name) if run.attempts else 0})
     (run.path / STOP).unlink(missing_ok=True)
-
-
-def was_resumed(run: RunFolder) -> bool:
-    """Whether the user has resumed the run after its newest attempt."""
-    return bool(run.attempts) and int(run.attempts[-1].name) <= _resumed_after(run)
-
-
-def _resumed_after(run: RunFolder) -> int:
-    """The number of the last attempt before the user resumed the run; 0 = none."""
-    after = (read_json(run.path / RESUMED) or {}).get("after")
-    return int(after) if is_number(after) else 0
 
 
 def save_seconds(run: RunFolder, least: float) -> float:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
 from superpod.common.redaction import redact_text
-from superpod.runtime.attempts import guard
+from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import RunFolder
 
 EVENTS = ("end", "stop", "stall")
@@ -122,8 +122,8 @@ def event_of(run: RunFolder, job: str, is_queued: Callable[[], bool]) -> tuple[s
     """What the end of this job means for its run: an event and why; ('', '') when the run just goes on."""
     if run.done:
         return "end", ""
-    if marker := guard.stopped(run):
-        return ("", "") if marker.by is guard.StoppedBy.USER else ("stop", marker.reason)
+    if marker := run.stop:
+        return ("", "") if marker.by is run_state.StoppedBy.USER else ("stop", marker.reason)
     result = run.attempts[-1].result if run.attempts else {}
     is_mine, state, message = result.get("job") == job, result.get("state"), str(result.get("message", ""))
     if not is_mine and state in ("running", "saving"):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from superpod.common.files import JsonObject, is_number
 from superpod.common.units import of_ranks, spans
 from superpod.runtime.heartbeat.heartbeat import ENDED, LOOKS
-from superpod.runtime.runs.run_folder import Attempt
+
+if TYPE_CHECKING:
+    from superpod.runtime.runs.run_folder import Attempt
 
 STARTING = 10
 """Importing, building, saving and validating may take this many times as long as a training step."""
-
-Beats = dict[int, JsonObject]
 
 
 class Watch:
@@ -26,42 +28,51 @@ class Watch:
         self._attempt, self._train_s, self._began = attempt, train_s, began
         self._next = 0.0
 
-    def look(self, now: float | None = None) -> str:
-        """What `first_silent` says; '' without a look when none is due."""
+    def look(self, now: float | None = None) -> str | None:
+        """What `silent_rank` says; None without reading anything when no look is due."""
         now = now or time.time()
         if now < self._next <= now + self._train_s:  # a clock that was set back asks for a look too
-            return ""
-        beats = _readable(self._attempt)
-        silent = _first_silent(self._attempt, beats, self._train_s, STARTING * self._train_s, now - self._began, now)
-        newest = min((_since(beat, _moved(beat), now) for beat in beats.values()), default=0.0)
+            return None
+        heartbeats = self._attempt.heartbeats()
+        silent = silent_rank(heartbeats, nodes_of(self._attempt), self._train_s, now - self._began, now)
+        newest = min((_since(beat, _moved(beat), now) for beat in _with_time(heartbeats).values()), default=0.0)
         wait_s = self._train_s - newest if newest < self._train_s else self._train_s / LOOKS
         self._next = now + min(wait_s, self._train_s / 2)
         return silent
 
 
-def first_silent(
-    attempt: Attempt, train_s: float, began: float, now: float | None = None, other_s: float | None = None
-) -> str:
-    """In words, the rank that stopped first when an attempt has made no progress for too long; '' when all is well.
+def nodes_of(attempt: Attempt) -> list[str]:
+    """The names of an attempt's nodes, in the order of their ranks; [] if they are unknown."""
+    nodes = attempt.result.get("nodes")
+    return [str(node) for node in nodes] if isinstance(nodes, list) else []
 
-    `train_s` is what a training rank may take between two steps; `other_s` what importing, building, saving and
-    validating may take, `STARTING` times as long unless given. `began` (Unix time) is when the ranks were started.
+
+def silent_rank(
+    heartbeats: Mapping[int, JsonObject],
+    nodes: Sequence[str],
+    train_s: float,
+    ran_s: float,
+    now: float,
+    other_s: float | None = None,
+) -> str | None:
+    """Names the rank that stopped first when an attempt has made no progress for too long; None when all is well.
+
+    Args:
+        heartbeats: the newest of every rank.
+        nodes: the names of the nodes, in the order of their ranks.
+        train_s: seconds that a training rank may take between two steps.
+        ran_s: seconds since the ranks were started.
+        now: Unix time.
+        other_s: seconds that importing, building, saving and validating may take; default: STARTING * train_s.
     """
-    now, other_s = now or time.time(), other_s or STARTING * train_s
-    return _first_silent(attempt, _readable(attempt), train_s, other_s, now - began, now)
-
-
-def _readable(attempt: Attempt) -> Beats:
-    return {rank: beat for rank, beat in attempt.heartbeats().items() if is_number(beat.get("t"))}
-
-
-def _first_silent(attempt: Attempt, beats: Beats, train_s: float, other_s: float, ran_s: float, now: float) -> str:
+    other_s = other_s or STARTING * train_s
+    beats = _with_time(heartbeats)
     if not beats:
-        return f"no rank has begun after {other_s:.0f} s" if ran_s > other_s else ""
+        return f"no rank has begun after {other_s:.0f} s" if ran_s > other_s else None
     live = {rank: beat for rank, beat in beats.items() if beat.get("phase") not in ENDED}
     if not live or min(_since(beat, _moved(beat), now) for beat in beats.values()) < train_s:
-        return ""  # some rank makes steps, so none is stuck
-    if ran_s > other_s and (missing := _missing(attempt, beats)):
+        return None  # some rank makes steps, so none is stuck
+    if ran_s > other_s and (missing := _missing(nodes, beats)):
         return f"{missing} not begun after {ran_s:.0f} s, and the others wait"
     frozen = {rank: beat for rank, beat in live.items() if _is_frozen(beat, train_s, now)}
     late = [
@@ -70,14 +81,18 @@ def _first_silent(attempt: Attempt, beats: Beats, train_s: float, other_s: float
         if _since(beat, _moved(beat), now) > (train_s if _must_answer(beat, rank in frozen) else other_s)
     ]
     if not late or (len(late) < len(live) and not frozen):
-        return ""
+        return None
     if frozen:
-        return _words_of_frozen(frozen, train_s, now)
+        return _describe_frozen(frozen, train_s, now)
     # Of those that wait, the first to stop is the one with the fewest steps: the others wait for it.
     rank = min(live, key=lambda r: (int(live[r].get("step", 0)), _moved(live[r])))
     beat = live[rank]
     ago = f"{_since(beat, _moved(beat), now):.0f} s ago, before the others"
     return f"rank {rank}{_on(beat)} is stuck in {beat.get('phase', '?')} since step {beat.get('step', '?')}, {ago}"
+
+
+def _with_time(heartbeats: Mapping[int, JsonObject]) -> dict[int, JsonObject]:
+    return {rank: beat for rank, beat in heartbeats.items() if is_number(beat.get("t"))}
 
 
 def _must_answer(beat: JsonObject, is_frozen: bool) -> bool:
@@ -89,7 +104,7 @@ def _must_answer(beat: JsonObject, is_frozen: bool) -> bool:
     return phase == "train" or (is_frozen and phase != "start")
 
 
-def _words_of_frozen(frozen: Beats, train_s: float, now: float) -> str:
+def _describe_frozen(frozen: Mapping[int, JsonObject], train_s: float, now: float) -> str:
     rank = min(frozen, key=lambda r: frozen[r]["t"])
     beat = frozen[rank]
     ranks = sorted(r for r, b in frozen.items() if b.get("node", r) == beat.get("node", rank))
@@ -100,15 +115,14 @@ def _words_of_frozen(frozen: Beats, train_s: float, now: float) -> str:
     return f"rank {rank}{_on(beat)} {what}, {ago}"
 
 
-def _missing(attempt: Attempt, beats: Beats) -> str:
+def _missing(nodes: Sequence[str], beats: Mapping[int, JsonObject]) -> str:
     """'rank 5 on node3 has' or 'ranks 8-15 on node2 have', of a run whose nodes write how many ranks it has."""
     size = max(int(beat.get("size", 0)) for beat in beats.values())
     local_size = max(int(beat.get("local_size", 1)) for beat in beats.values())
     ranks = sorted(set(range(size)) - set(beats))
     if not ranks:
         return ""
-    nodes = attempt.result.get("nodes") or []
-    where = [str(nodes[i]) for i in sorted({rank // local_size for rank in ranks}) if i < len(nodes)]
+    where = [nodes[i] for i in sorted({rank // local_size for rank in ranks}) if i < len(nodes)]
     hosts = f" on {', '.join(where[:4])}{', ...' if len(where) > 4 else ''}" if where else ""
     return f"{of_ranks(ranks)}{hosts} {'have' if len(ranks) > 1 else 'has'}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import re
@@ -17,31 +18,40 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from superpod.common import locks
-from superpod.common.files import JsonObject, is_full, is_number, read_json, read_lines, tail_lines, write_json
+from superpod.common.files import (
+    JsonObject,
+    is_full,
+    is_number,
+    read_json,
+    read_lines,
+    tail_lines,
+    tail_text,
+    write_json,
+)
 from superpod.errors import UserError
 from superpod.runtime.checkpoints import owed_export
 from superpod.runtime.checkpoints.checkpoints import discard_unfinished
 from superpod.runtime.heartbeat import heartbeat_pages
 from superpod.runtime.processes import orphans
-from superpod.runtime.runs import owner
+from superpod.runtime.runs import owner, run_state
 from superpod.runtime.runs.run_facts import metrics, problem_in
-
-STATES = ("queued", "running", "saving", "requeued", "done", "failed", "cancelled", "stalled")
-DONE = "done"  # the marker's file name, written inside the job
-SILENT = "ended without a word (killed?)"
+from superpod.runtime.runs.run_state import (
+    CHAIN,
+    DONE,
+    RESUMED,
+    SCRIPT,
+    STATES,
+    STOP,
+    AttemptFiles,
+    RunFiles,
+    SlurmJobs,
+    State,
+    Status,
+    Stop,
+)
 
 _RESERVE_BYTES = 64 * 1024
 _MESSAGE_CHARS = 4000
-
-
-@dataclass(frozen=True)
-class Status:
-    """The status of a run: `state` is one of STATES, `message` says why, `attempt` is the last attempt's name or ''."""
-
-    state: str
-    message: str = ""
-    attempt: str = ""
-    exit_code: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,8 +110,8 @@ class Attempt:
 
     def mark(self, state: str, **more: object) -> None:
         """Set the state of an unfinished attempt (queued, running, saving). Raises ValueError for another state."""
-        if state not in STATES or state == "done":
-            raise ValueError(f"no such state of an attempt that goes on: {state}")
+        if state not in STATES or state == State.DONE:
+            raise ValueError(f"not a state of an unfinished attempt: {state}")
         with as_user_errors(self.path):
             write_json(self.path / "result.json", {**self.result, **more, "state": state})
 
@@ -113,8 +123,11 @@ class Attempt:
         """
         if state not in STATES:
             raise ValueError(f"unknown state {state!r}; known: {', '.join(STATES)}")
-        if state == "done" and not (self.path.parents[1] / DONE).is_file():
-            state, message = "failed", (message or "the job ended, but it never reached its last step (no done marker)")
+        if state == State.DONE and not (self.path.parents[1] / DONE).is_file():
+            state, message = (
+                State.FAILED,
+                (message or "the job ended, but it never reached its last step (no done marker)"),
+            )
         ended = {"state": state, "ended": time.time(), "exit_code": exit_code, "message": message[-_MESSAGE_CHARS:]}
         (self.path / ".reserve").unlink(missing_ok=True)  # room for result.json on a full disk
         with as_user_errors(self.path):
@@ -207,6 +220,27 @@ class RunFolder:
         """True when the job has written the done marker: max_steps reached, last checkpoint saved."""
         return (self.path / DONE).is_file()
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the run is one of this machine, so that a lock and not Slurm knows whether it lives."""
+        last = self.attempts[-1] if self.attempts else None
+        attempt = AttemptFiles(last.name, last.result) if last else None
+        return run_state.is_local(attempt, has_script=(self.path / SCRIPT).exists())
+
+    @property
+    def stop(self) -> Stop | None:
+        """Why and by whom the run was stopped; None if it was not. A marker counts even if it cannot be read."""
+        marker = read_json(self.path / STOP)
+        if marker is None and not os.path.lexists(self.path / STOP):
+            return None
+        return Stop.from_marker(marker)
+
+    @property
+    def resumed_after(self) -> int:
+        """The number of the newest attempt when the user resumed the stopped run; 0 = never."""
+        after = (read_json(self.path / RESUMED) or {}).get("after")
+        return int(after) if is_number(after) else 0
+
     def metrics(self) -> list[JsonObject]:
         """The last line of each step in metrics.jsonl, by step; corrupted lines are left out."""
         by_step = {line["step"]: line for line in metrics(read_lines(self.path / "metrics.jsonl"))}
@@ -290,60 +324,57 @@ class RunFolder:
         finally:
             os.close(handle)
 
-    def state(self) -> str:
-        """One of STATES."""
+    def state(self) -> State:
+        """The state, by the files alone."""
         return self.status().state
 
-    def status(self) -> Status:
-        """The status by the done marker, then the last attempt's result, then whether a process holds the run."""
+    def status(self, slurm: SlurmJobs | None = None, now: float | None = None) -> Status:
+        """State and message (`run_state.status_of`), by the files alone unless Slurm's jobs of the run are given."""
+        return run_state.status_of(self.state_files(), slurm, now or time.time())
+
+    def state_files(self) -> RunFiles:
+        """What decides the state of the run, read now."""
         last = self.attempts[-1] if self.attempts else None
-        if self.done:
-            return self._done_status(last)
-        if last is None:
-            return Status("queued", "no attempt yet")
-        result = last.result
-        state, message = str(result.get("state", "failed")), str(result.get("message", ""))
-        if not result or (state in ("running", "saving") and not result.get("job") and not self._is_held()):
-            return Status("failed", SILENT, last.name)
-        if state == "running" and last.heartbeat().get("phase") == "save":
-            state = "saving"
-        return Status(state, message, last.name, result.get("exit_code"))
+        attempt = AttemptFiles(last.name, last.result) if last else None
+        pending_export = owed_export.left(self.path) or None
+        is_locked = False
+        # Heartbeats of thousands of ranks, and locks on a network file system, are read only where they decide.
+        if last and attempt and attempt.may_be_alive:
+            attempt = dataclasses.replace(attempt, heartbeats=last.heartbeats())
+        if pending_export or (attempt and attempt.may_be_alive and attempt.is_local):
+            is_locked = locks.is_held(self.path / locks.LAUNCHER) or locks.is_held(self.path / locks.RANKS)
+        return RunFiles(
+            path=self.path,
+            facts=self.facts,
+            is_done=self.done,
+            stop=self.stop,
+            resumed_after=self.resumed_after,
+            pending_export=pending_export,
+            is_locked=is_locked,
+            attempt=attempt,
+            has_script=(self.path / SCRIPT).exists(),
+            has_chain=(self.path / CHAIN).exists(),
+            job_output=None if attempt else self._last_job_output(),
+        )
+
+    def _last_job_output(self) -> str | None:
+        """`slurm-JOB.out: its last line`, of the newest job; None without any."""
+        for path in sorted(self.path.glob("slurm-*.out"))[-1:]:
+            with contextlib.suppress(OSError):
+                for line in reversed(tail_text(path, 4096).splitlines()):
+                    if line.strip():
+                        return f"{path.name}: {line.strip()[-400:]}"
+        return None
 
     @property
     def resume_hint(self) -> str:
         """A clause with the command that resumes the run where it ran."""
-        facts = self.facts
-        verb = "submit" if facts.get("cluster") else "finetune" if "finetune" in facts else "run"
-        where = f" --cluster {shlex.quote(str(facts['cluster']))}" if verb == "submit" else ""
-        return f"`recipes {verb} {self.recipe} --resume {shlex.quote(str(self.path))}{where}` goes on"
-
-    def _done_status(self, last: Attempt | None) -> Status:
-        """The status of a run with a done marker.
-
-        "done", unless an export is pending, or the newest attempt was to add steps and made none.
-        """
-        if export := owed_export.left(self.path):
-            name = last.name if last else ""
-            if self._is_held():
-                return Status("running", "trained; exporting the best checkpoint", name)
-            ended = last.result if last else {}
-            why = str(ended.get("killed") or (ended.get("message", "") if ended.get("state") == "failed" else ""))
-            words = f"trained to its last step, but {export} is not written; {self.resume_hint} with the export"
-            return Status("failed", f"{why}; {words}" if why else words, name)
-        result, name = (last.result, last.name) if last else ({}, "")
-        state, before = str(result.get("state", "done")), result.get("was_done")
-        if before is None or state == "done":
-            return Status("done", "", name, result.get("exit_code"))
-        words = f"{result.get('message', '')}; no new step was made, and the run was done at step {before} before"
-        return Status(state, words.lstrip("; "), name, result.get("exit_code"))
+        return run_state.resume_hint(self.path, self.facts)
 
     def discard_unfinished(self) -> list[Path]:
         """Remove incomplete checkpoints by NeMo's marks (checkpoints.py), under `lock()`. Raises UserError."""
         with as_user_errors(self.checkpoints):
             return discard_unfinished(self.checkpoints, complete_too=False)
-
-    def _is_held(self) -> bool:
-        return locks.is_held(self.path / locks.LAUNCHER) or locks.is_held(self.path / locks.RANKS)
 
 
 def _fresh_folder(parent: Path) -> Path:

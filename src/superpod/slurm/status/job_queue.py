@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
+from superpod.runtime.runs.run_state import QueuedJob
 
 if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
@@ -23,20 +24,10 @@ EVERY_S = 30.0
 
 
 @dataclass(frozen=True)
-class Queued:
-    """A job in Slurm's queue."""
-
-    id: str
-    state: str
-    reason: str
-    start: str
-
-
-@dataclass(frozen=True)
 class JobQueue:
     """Jobs as the controller knows them: those that wait or run by name, and how the others ended by id."""
 
-    active: dict[str, list[Queued]] = field(default_factory=dict)
+    active: dict[str, list[QueuedJob]] = field(default_factory=dict)
     ended: dict[str, str] = field(default_factory=dict)
 
 
@@ -55,7 +46,7 @@ def ask(connection: Connection, users: Iterable[str]) -> JobQueue | None:
         if state in OVER:
             queue.ended[job] = state
         else:
-            queue.active.setdefault(name, []).append(Queued(job, state, reason, start))
+            queue.active.setdefault(name, []).append(QueuedJob(job, state, reason, start))
     for jobs in queue.active.values():
         jobs.sort(key=lambda job: [int(digits) for digits in re.findall(r"\d+", job.id)])
     return queue

@@ -50,7 +50,7 @@ class Looker:
         gone = set(self._followed) - {run.path for run in runs}
         for path in gone:
             del self._followed[path]
-        asking = [run for run in runs if not watch.is_local(run)]
+        asking = [run for run in runs if not run.is_local]
         self._ask(asking)
         answers = self._answers or watch.Answers(None if asking else JobQueue())
         seen = {view.run.path: view for view in answers.views([*runs], later=True)}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from superpod.common import output_file
 from superpod.errors import UserError
-from superpod.runtime.runs.run_folder import STATES
+from superpod.runtime.runs.run_state import State
 
 if TYPE_CHECKING:
     from superpod.slurm.status.watch import RunView
@@ -56,11 +56,11 @@ def text(views: Sequence[RunView], now: float | None = None) -> str:
     states = [
         f'{NAME}_state{{{_labels(view)},state="{state}"}} {int(view.state == state)}'
         for view in views
-        for state in (*STATES, "unreadable")
+        for state in State
     ]
     blocks = [_block("state", "1 for the state that the run is in, 0 for the others.", states)]
     for name, meaning, value in FIGURES:
-        samples = [(view, value(view, now)) for view in views if view.state != "unreadable"]
+        samples = [(view, value(view, now)) for view in views if view.state is not State.UNREADABLE]
         lines = [f"{NAME}_{name}{{{_labels(view)}}} {_number(x)}" for view, x in samples if x is not None]
         blocks.append(_block(name, meaning, lines))
     return "".join(blocks)

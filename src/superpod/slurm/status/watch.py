@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import os
 import shlex
@@ -12,37 +13,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.common.files import JsonObject, is_number, read_json, tail_text
+from superpod.common.files import JsonObject, is_number, read_json
 from superpod.diagnosis import drift, ending
 from superpod.reports.runs.attempts import resume_notes
 from superpod.runtime.attempts import full_disk, guard, progress
 from superpod.runtime.checkpoints import checkpoint_files
 from superpod.runtime.checkpoints.checkpoints import step_of
-from superpod.runtime.heartbeat import stall
-from superpod.runtime.runs import owner
-from superpod.runtime.runs.run_folder import Attempt, RunFolder
+from superpod.runtime.runs import owner, run_state
+from superpod.runtime.runs.run_folder import RunFolder
+from superpod.runtime.runs.run_state import QueuedJob, SlurmJobs, State
 from superpod.slurm.status import job_queue
-from superpod.slurm.status.job_queue import JobQueue, Queued
-from superpod.slurm.submission.submit import SCRIPT, job_name
+from superpod.slurm.status.job_queue import JobQueue
+from superpod.slurm.submission.submit import job_name
 
 if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
-STALLED_S = 600.0
 
-SILENT = "Slurm does not answer"
-NOT_ASKED = "Slurm has not been asked since it began"
-HIDDEN = "squeue shows no job of it, but may hide those of others (PrivateData=jobs): this is by its files alone"
-"""Why the jobs of a run are not known."""
+class JobsUnknown(enum.StrEnum):
+    """Why the jobs of a run are not known."""
 
-UNREADABLE = "unreadable"
-"""The state of a run whose folder cannot be read: a row of its own, so that the others are shown."""
-
-GOES_ON = ("queued", "running", "saving", "requeued", "stalled")
-"""States of a run that goes on by itself as long as jobs are queued."""
-
-SUBMITTING_S = 120.0
-"""So long after its folder was made, a run without jobs may still be about to be queued."""
+    NO_ANSWER = "Slurm does not answer"
+    NOT_ASKED = "Slurm has not been asked since it began"
+    HIDDEN = "squeue shows no job of it, but may hide those of others (PrivateData=jobs): this is by its files alone"
+    UNREADABLE = "unreadable"
+    """the run folder cannot be read"""
 
 
 @dataclass(frozen=True)
@@ -50,8 +45,7 @@ class RunView:
     """One run, as `recipes status` shows it; None for unknown values."""
 
     run: RunFolder
-    state: str
-    """one of run_folder.STATES, or UNREADABLE"""
+    state: State
     message: str = ""
     user: str = ""
     attempt: str = ""
@@ -67,35 +61,42 @@ class RunView:
     alarm: str = ""
     resumed: tuple[str, ...] = ()
     """what the newest attempt did about damaged checkpoints: set aside, steps lost"""
-    jobs: list[Queued] | None = field(default_factory=list)
-    """those that wait or run; None where nobody knows"""
-    jobs_unknown: str = ""
-    """why `jobs` is None, in words"""
+    jobs: list[QueuedJob] | None = field(default_factory=list)
+    """those that wait or run; None if unknown"""
+    jobs_unknown: JobsUnknown | None = None
+    """why `jobs` is None"""
 
 
 def view(
     run: RunFolder,
-    jobs: list[Queued] | None,
+    jobs: list[QueuedJob] | None,
     now: float | None = None,
     *,
-    ended: str = "",
-    jobs_unknown: str = SILENT,
+    newest_cancelled: bool = False,
+    jobs_unknown: JobsUnknown = JobsUnknown.NO_ANSWER,
 ) -> RunView:
-    """Sum a run up; writes nothing.
+    """Summarize a run; writes nothing.
 
-    `jobs` are its jobs in the queue; None = they are not known, for the reason `jobs_unknown`, and the folder decides
-    alone. `ended` is Slurm's word for how the newest attempt's job ended, where it is over and Slurm knows.
+    Args:
+        run: its folder.
+        jobs: its jobs in the queue; None = unknown for the reason `jobs_unknown`, and the folder decides alone.
+        now: Unix time.
+        newest_cancelled: whether the newest attempt's job was ended by scancel, if Slurm knows.
+        jobs_unknown: why `jobs` is None.
     """
     now = now or time.time()
-    lines, facts = run.newest_metrics(), run.facts
-    state, message = local_state(run, now) if is_local(run) else state_of(run, jobs, now, ended=ended)
-    if jobs is None and jobs_unknown == HIDDEN:  # of this run alone; that Slurm does not answer is true of all
-        message = "; ".join(filter(None, (message, HIDDEN)))
+    lines, facts, files = run.newest_metrics(), run.facts, run.state_files()
+    status = run_state.status_of(files, None if jobs is None else SlurmJobs(jobs, newest_cancelled), now)
+    state, message = status.state, status.message
+    if state is State.REQUEUED and jobs and (shortage := _space_problem(run, jobs[0])):
+        message = f"{message}; {shortage}"
+    if jobs is None and jobs_unknown is JobsUnknown.HIDDEN:  # of this run alone; NO_ANSWER concerns all runs
+        message = "; ".join(filter(None, (message, JobsUnknown.HIDDEN.value)))
     step_s = progress.steady_step_s(lines)
     step = _step(run, lines)
     most = facts.get("max_steps")
     newest = guard.newest_checkpoint(run, checkpoint_files.seems_intact)
-    moving = state in ("running", "saving", "requeued", "queued")
+    is_moving = state.continues and state is not State.STALLED
     return RunView(
         run=run,
         state=state,
@@ -108,132 +109,35 @@ def view(
         loss=next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None),
         tokens_per_s=_tokens(run, lines),
         mfu=_mfu(run, step_s),
-        eta_s=(most - step) * step_s if most and step_s and moving else None,
+        eta_s=(most - step) * step_s if most and step_s and is_moving else None,
         checkpoint_step=(step_of(newest.name) or 0) if newest else 0,
         checkpoint_age_s=_age_s(newest, lines, now) if newest else None,
-        alarm=_alarm(run, lines, jobs, now) if state in ("running", "saving") else "",
+        alarm=_alarm(run, lines, jobs, now) if state in (State.RUNNING, State.SAVING) else "",
         resumed=tuple(resume_notes(run.attempts[-1])) if run.attempts else (),
         jobs=jobs,
-        jobs_unknown="" if jobs is not None else jobs_unknown,
+        jobs_unknown=jobs_unknown if jobs is None else None,
     )
 
 
-def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[Queued] | None, now: float) -> str:
+def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[QueuedJob] | None, now: float) -> str:
     """What is wrong with a run that runs: slower steps, or a chain that ends before it does."""
     if slower := drift.alarm(run.metrics()):
         return slower
-    if jobs is None or is_local(run):
+    if jobs is None or run.is_local:
         return ""
     words = progress.alarm(run, lines, sum(job.state not in ending.LIVE for job in jobs), now)
     return f"{words}: recipes top-up {shlex.quote(str(run.path))} --attempts N" if words else ""
 
 
-def is_local(run: RunFolder) -> bool:
-    """Whether a run was started by `recipes run` or `finetune`, so that a lock and not Slurm knows whether it lives."""
-    last = run.attempts[-1] if run.attempts else None
-    return not (run.path / SCRIPT).exists() and last is not None and not last.result.get("job", "?")
-
-
-def local_state(run: RunFolder, now: float) -> tuple[str, str]:
-    """State and why, of a run on this machine."""
-    status = run.status()
-    return _live_state(run, run.attempts[-1], now) if status.state == "running" else (status.state, status.message)
-
-
-def state_of(run: RunFolder, jobs: list[Queued] | None, now: float, *, ended: str = "") -> tuple[str, str]:
-    """State and why: the done marker first, then the stop marker, then the last attempt against the queue."""
-    if run.done:
-        status = run.status()
-        return status.state, status.message
-    if marker := guard.stopped(run):
-        return ("cancelled" if marker.by is guard.StoppedBy.USER else "failed"), marker.reason
-    last = run.attempts[-1] if run.attempts else None
-    if last is None:
-        return _waiting_state(run, jobs, now)
-    if jobs == [] and ended == "CANCELLED" and not guard.was_resumed(run):
-        return "cancelled", "cancelled by the user (scancel)"
-    if not last.result:
-        message = f"attempts/{last.name}/result.json cannot be read"  # torn: Slurm alone knows whether it lives
-        live = bool(jobs) and jobs[0].state in ending.LIVE
-        return _live_state(run, last, now) if live else _between_attempts(last, "failed", message, jobs)
-    state, message = str(last.result.get("state", "failed")), str(last.result.get("message", ""))
-    if state in ("running", "saving", "stalled") and _is_live(last, state, jobs):
-        return _live_state(run, last, now)
-    state, message = _between_attempts(last, state, message, jobs)
-    if state == "requeued" and jobs == [] and (run.path / guard.CHAIN).exists():
-        message += f": recipes top-up {shlex.quote(str(run.path))}"
-    return state, message
-
-
-def _is_live(last: Attempt, state: str, jobs: list[Queued] | None) -> bool:
-    """Whether the newest attempt's job has its nodes; without an answer of Slurm, what the attempt wrote decides."""
-    if jobs is None:
-        return state != "stalled"
-    job = str(last.result.get("job", ""))
-    return any(queued.id == job and queued.state in ending.LIVE for queued in jobs)
-
-
-def _between_attempts(last: Attempt, state: str, message: str, jobs: list[Queued] | None) -> tuple[str, str]:
-    """State and why, after an attempt has ended; another job may wait to go on."""
-    killed = state in ("running", "saving", "stalled")
-    if jobs is None:
-        return state, message
-    if jobs:
-        why = f"attempt {last.name} was killed with its job or its node" if killed else message
-        job = f"job {jobs[0].id} is {jobs[0].state.lower()} ({jobs[0].reason})"
-        return "requeued", "; ".join(filter(None, [why, job, _space_problem(last, jobs[0])]))
-    if killed:
-        return "failed", f"attempt {last.name} was killed with its job, and nothing is queued"
-    return (state, f"{message}; nothing is queued") if state == "requeued" else (state, message)
-
-
-def _space_problem(last: Attempt, job: Queued) -> str:
-    """What a job that has its nodes, and opens no attempt, waits for: disk space."""
-    if job.state != "RUNNING" or str(last.result.get("job", "")) == job.id:
-        return ""
+def _space_problem(run: RunFolder, job: QueuedJob) -> str | None:
+    """The disk space that a job with nodes waits for before it opens an attempt; None if there is enough."""
+    if job.state != "RUNNING" or _newest_job(run) == job.id:
+        return None
     try:
-        problem = full_disk.missing_space(RunFolder(last.path.parents[1]))
+        problem = full_disk.missing_space(run)
     except OSError:
-        return ""
-    return f"waiting for disk space: {problem}" if problem else ""
-
-
-def _waiting_state(run: RunFolder, jobs: list[Queued] | None, now: float) -> tuple[str, str]:
-    """State and why, before the first attempt."""
-    if jobs is None:
-        return "queued", "no attempt has begun"
-    if jobs:
-        if jobs[0].reason == "DependencyNeverSatisfied":
-            return "queued", "never starts: the job that it waits for has failed (DependencyNeverSatisfied); cancel it"
-        starts = jobs[0].start if jobs[0].start not in ("N/A", "") else ""
-        return "queued", jobs[0].reason + (f", expected to start {starts}" if starts else "")
-    made = run.facts.get("t")
-    submitted = (run.path / SCRIPT).exists() and not (run.path / guard.CHAIN).exists()
-    if submitted and is_number(made) and now - made < SUBMITTING_S:
-        return "queued", "being submitted"
-    outputs = sorted(run.path.glob("slurm-*.out"))
-    words = last_line(outputs[-1]) if outputs else ""
-    why = f"{outputs[-1].name}: {words}" if words else "its jobs left the queue before they began"
-    return "failed", f"no attempt has begun, and nothing is queued; {why}"
-
-
-def last_line(path: Path) -> str:
-    """The last line with words in it of a job's output; '' when there is none."""
-    try:
-        lines = tail_text(path, 4096).splitlines()
-    except OSError:
-        return ""
-    return next((line.strip()[-400:] for line in reversed(lines) if line.strip()), "")
-
-
-def _live_state(run: RunFolder, attempt: Attempt, now: float) -> tuple[str, str]:
-    limit = run.facts.get("stalled_s")
-    limit = float(limit) if is_number(limit) and limit else STALLED_S
-    began = attempt.result.get("started")
-    silent = stall.first_silent(attempt, limit, began if is_number(began) and began else now, now)
-    if silent:
-        return "stalled", silent
-    return ("saving" if attempt.heartbeat().get("phase") == "save" else "running"), ""
+        return None
+    return f"waiting for disk space: {problem}" if problem else None
 
 
 def _step(run: RunFolder, lines: list[JsonObject]) -> int:
@@ -310,7 +214,7 @@ class Answers:
     def of(cls, runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None) -> Answers:
         """Ask, once for all runs that are Slurm's; `users` as of `views`."""
         users, at = users or {}, time.time()
-        asking = [run for run in runs if not is_local(run)]
+        asking = [run for run in runs if not run.is_local]
         owners = {users.get(run.path) or str(uid) for run in asking if (uid := owner.uid_of(run.path)) is not None}
         queue = job_queue.ask(connection, owners or {str(os.geteuid())}) if asking else JobQueue()
         idle = _idle(asking, queue) if queue else []
@@ -319,14 +223,22 @@ class Answers:
 
     def views(self, runs: list[RunFolder], *, later: bool = False) -> list[RunView]:
         """Every run, in order, from these answers and its folder. `later`: of what has begun since, files decide."""
-        seen = []
-        for run in runs:
-            words = HIDDEN if run.path in self.hidden else NOT_ASKED if later and self._is_new(run) else SILENT
-            # No jobs is [], unknown ones None.
-            known = self.queue if words == SILENT else None
-            jobs = known.active.get(job_name(str(run.path)), []) if known else None
-            seen.append(_view_or_why_not(run, jobs, self.ended.get(_newest_job(run), ""), words))
-        return seen
+        return [self._view(run, later=later) for run in runs]
+
+    def _view(self, run: RunFolder, *, later: bool) -> RunView:
+        try:
+            unknown = self._why_unknown(run, later=later)
+            if self.queue is None or unknown:
+                return view(run, None, jobs_unknown=unknown or JobsUnknown.NO_ANSWER)
+            jobs = self.queue.active.get(job_name(str(run.path)), [])
+            return view(run, jobs, newest_cancelled=self.ended.get(_newest_job(run)) == ending.CANCELLED)
+        except Exception as error:  # whatever a folder holds, the other runs are shown
+            return unreadable(run, f"{type(error).__name__}: {error}")
+
+    def _why_unknown(self, run: RunFolder, *, later: bool) -> JobsUnknown | None:
+        if run.path in self.hidden:
+            return JobsUnknown.HIDDEN
+        return JobsUnknown.NOT_ASKED if later and self._is_new(run) else None
 
     def _is_new(self, run: RunFolder) -> bool:
         """Whether the run, or its newest attempt, began after the answers."""
@@ -335,16 +247,10 @@ class Answers:
         return is_number(began) and began > self.at
 
 
-def _view_or_why_not(run: RunFolder, jobs: list[Queued] | None, ended: str, jobs_unknown: str) -> RunView:
-    try:
-        return view(run, jobs, ended=ended, jobs_unknown=jobs_unknown)
-    except Exception as error:  # whatever a folder holds, the other runs are shown
-        return unreadable(run, f"{type(error).__name__}: {error}")
-
-
 def unreadable(run: RunFolder, why: str) -> RunView:
     """The row of a run that cannot be read."""
-    return RunView(run, UNREADABLE, why, user=owner.name_of(owner.uid_of(run.path)), jobs=None, jobs_unknown=UNREADABLE)
+    user = owner.name_of(owner.uid_of(run.path))
+    return RunView(run, State.UNREADABLE, why, user=user, jobs=None, jobs_unknown=JobsUnknown.UNREADABLE)
 
 
 def _newest_job(run: RunFolder) -> str:
@@ -353,7 +259,7 @@ def _newest_job(run: RunFolder) -> str:
 
 def _idle(runs: list[RunFolder], queue: JobQueue) -> list[RunFolder]:
     """Those that go on or have failed, by their files, and have no job in the queue."""
-    return [run for run in runs if job_name(str(run.path)) not in queue.active and not (run.done or guard.stopped(run))]
+    return [run for run in runs if job_name(str(run.path)) not in queue.active and not (run.done or run.stop)]
 
 
 def _ended(idle: list[RunFolder], connection: Connection, queue: JobQueue) -> dict[str, str]:
@@ -376,8 +282,8 @@ def may_continue(seen: RunView) -> bool:
 
     A run whose jobs all failed without being stopped (a full disk, a torn result.json) only lacks jobs.
     """
-    is_unstopped = seen.state == "failed" and not seen.run.done and guard.stopped(seen.run) is None
-    return seen.state in GOES_ON or is_unstopped
+    is_unstopped = seen.state is State.FAILED and not seen.run.done and seen.run.stop is None
+    return seen.state.continues or is_unstopped
 
 
 def missing_attempts(seen: RunView, attempts: int) -> int:

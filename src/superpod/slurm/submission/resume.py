@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from superpod.common.files import write_json
 from superpod.errors import UserError
 from superpod.planner.layout import PARALLEL_SIZES
-from superpod.runtime.attempts import guard
+from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import DONE
 from superpod.slurm.profiles.profiles import seconds
 from superpod.slurm.script import batch_script
@@ -79,7 +79,7 @@ def changed_lines(run: RunFolder, after: ResolvedRun) -> list[str]:
 @contextmanager
 def restored_on_failure(run: RunFolder) -> Iterator[None]:
     """Put the run's small files back as they were when what happens inside fails: sbatch may refuse."""
-    names = (slurm_submit.SCRIPT, "run.json", "recipe.txt", "plan.json", DONE, guard.STOP, guard.RESUMED)
+    names = (slurm_submit.SCRIPT, "run.json", "recipe.txt", "plan.json", DONE, run_state.STOP, run_state.RESUMED)
     kept = {name: (run.path / name).read_bytes() for name in names if (run.path / name).is_file()}
     known = set(run.path.glob("job-until-*"))
     try:

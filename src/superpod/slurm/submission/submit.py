@@ -24,8 +24,9 @@ from superpod.requests import planned_run
 from superpod.requests.profile_request import ProfileRequest
 from superpod.requests.resolve import SOURCES
 from superpod.runtime.attempts import payload, progress
-from superpod.runtime.attempts.guard import CHAIN, chained_jobs
+from superpod.runtime.attempts.guard import chained_jobs
 from superpod.runtime.runs.run_folder import RunFolder
+from superpod.runtime.runs.run_state import CHAIN, SCRIPT
 from superpod.slurm.profiles import other_gpu, segments, sharing
 from superpod.slurm.profiles.profiles import seconds
 from superpod.slurm.script import batch_script, environment
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from superpod.requests.resolve import ResolvedRun
     from superpod.slurm.profiles.profiles import Cluster
     from superpod.slurm.submission.connection import Connection
-
-SCRIPT = "job.sbatch"
-"""File name of the batch script in a run folder."""
 
 
 @dataclass(frozen=True)

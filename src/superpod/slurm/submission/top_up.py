@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from superpod.common import locks
 from superpod.errors import UserError
-from superpod.runtime.attempts.guard import CHAIN
 from superpod.runtime.health.first_step import excluded
 from superpod.runtime.runs import owner
 from superpod.runtime.runs.run_folder import RunFolder
+from superpod.runtime.runs.run_state import CHAIN, State
 from superpod.slurm.status import watch
 from superpod.slurm.submission import submit
 
@@ -58,7 +58,7 @@ def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> submit.
         if not watch.may_continue(seen):
             raise UserError(
                 f"{run.path} is {seen.state}" + (f": {seen.message}" if seen.message else ""),
-                "" if seen.state == "done" else "to let it go on: recipes submit NAME --cluster PROFILE --resume RUN",
+                "" if seen.state is State.DONE else "to resume it: recipes submit NAME --cluster PROFILE --resume RUN",
             )
         if seen.jobs is None:
             raise UserError("Slurm's controller does not answer, so nobody knows what is queued", "try again later")
