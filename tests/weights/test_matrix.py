@@ -105,39 +105,6 @@ def test_a_plain_configuration_of_every_family_has_a_class(kind):
     assert class_.model == families.FAMILIES[kind].model
 
 
-NOT_COMPARED = {
-    "qwen2": {"sliding_window"},
-    "qwen3": {"sliding_window"},
-    "qwen3_moe": {"sliding_window", "max_window_layers", "head_dim"},
-    "gemma": {"hidden_activation"},
-    "gemma2": {"hidden_act"},
-    "gemma3_text": {"hidden_act"},
-    "nemotron": {"rms_norm_eps"},
-    "starcoder2": {"rms_norm_eps"},
-}
-"""Keys by which transformers' class says something else, or nothing."""
-
-
-@pytest.mark.filterwarnings("ignore")  # of torch, while it is imported
-@pytest.mark.parametrize("kind", families.FAMILIES)
-def test_absent_keys_mean_what_they_mean_to_transformers(kind):
-    configuration = pytest.importorskip("transformers").AutoConfig.for_model(kind)
-    own = {"hidden_activation"} if kind == "gemma" else set()
-    defaults, compared = families.FAMILIES[kind].defaults, set[str]()
-    for key, value in defaults.items():
-        if key in own or not hasattr(configuration, key):
-            continue
-        theirs = getattr(configuration, key)
-        if key == "sliding_window" and theirs is None:  # use_sliding_window is off
-            continue
-        if key == "head_dim" and value is None:
-            continue
-        assert theirs == value, key
-        compared.add(key)
-    assert len(compared) >= 5
-    assert set(defaults) - compared <= NOT_COMPARED.get(kind, set())
-
-
 @pytest.mark.parametrize(
     ("keys", "says"),
     [

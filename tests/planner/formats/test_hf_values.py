@@ -10,20 +10,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from superpod.errors import UserError
-from superpod.planner.formats import hf_values
+from superpod.planner.formats import hf_families, hf_values
 from superpod.planner.formats.huggingface import from_config
-from superpod.weights.families import families
 from superpod.weights.families.nearest import nearest_class
 from tests.planner.formats.test_huggingface import CONFIGS
 
 ROOT = Path(__file__).parents[3]
+FORMATS = ROOT / "src" / "superpod" / "planner" / "formats"
 READERS = [
-    *(ROOT / "src" / "superpod" / "planner" / "formats").glob("hf_[fk]*.py"),
-    *(
-        ROOT / "src" / "superpod" / "weights" / "families" / name
-        for name in ("families_dense.py", "families_moe.py", "reading.py")
-    ),
+    *(FORMATS / name for name in ("hf_config.py", "hf_families.py", "huggingface.py")),
+    *(ROOT / "src" / "superpod" / "weights" / "families").glob("families_*.py"),
+    ROOT / "src" / "superpod" / "weights" / "families" / "nemo_fields.py",
 ]
+VALUES = ("c", "values", "llama", "c.values")
+"""What readers call the keys of a config.json."""
 HEADLESS = {"use_bidirectional_attention"}
 """Read only to be refused whatever it is."""
 
@@ -38,32 +38,36 @@ HOSTILE = st.one_of(
 )
 
 
-def read_keys(path: Path, name: str) -> set[str]:
-    """Constant keys that a file reads of its variable `name`: name["key"], name.get("key"), stated(c, raw, "key")."""
+def read_keys(path: Path, names: tuple[str, ...]) -> set[str]:
+    """Constant keys that a file reads of its variables `names`: name["key"], name.get("key"), size("key")."""
     keys: set[object] = set()
+    calls = {"size", *(f"{name}.get" for name in names)}
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == name:
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) in names:
             keys |= {node.slice.value} if isinstance(node.slice, ast.Constant) else set()
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (f"{name}.get", *["stated"] * (name == "c")):
-            keys |= {arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in calls:
+            keys |= {arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)}
     return {key for key in keys if isinstance(key, str)}
 
 
 def test_every_key_that_a_reader_reads_is_in_the_table():
-    read = set().union(*(read_keys(path, "c") for path in READERS))
+    read = set().union(*(read_keys(path, VALUES) for path in READERS))
+    for family in hf_families.FAMILIES.values():
+        read |= {*family.keys, *family.names.values()}
+        for named in filter(None, (family.windows, family.experts)):
+            read |= {value for value in vars(named).values() if isinstance(value, str) and value}
     assert len(read) > 90
     assert read - hf_values.KEYS.keys() <= HEADLESS
-    inner = set().union(*(read_keys(path, "scaling") for path in READERS))
-    assert len(inner) > 8
+    inner = set().union(*(read_keys(path, ("scaling", "rotary.scaling")) for path in READERS)) - hf_values.KEYS.keys()
+    assert len(inner) > 8, inner
     assert inner <= hf_values.ROPE.keys()
 
 
 def test_every_default_of_an_import_is_a_value_that_its_key_takes():
     compared = 0
-    for kind, family in families.FAMILIES.items():
-        assert family.defaults.keys() <= hf_values.KEYS.keys(), kind
-        hf_values.check(family.defaults, kind)
-        compared += len(family.defaults)
+    for kind, family in hf_families.FAMILIES.items():
+        hf_values.check({**family.defaults, **family.default_sizes}, kind)
+        compared += len(family.keys)
     assert compared > 150
 
 

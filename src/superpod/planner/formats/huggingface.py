@@ -1,19 +1,22 @@
 """A model's shape from a Hugging Face `config.json`. Needs neither transformers nor the network.
 
-`hf_families.py` reads each architecture. One that it does not know is planned as a Llama where all its keys are a
-Llama's, which is said, and refused otherwise, with the command for a shape by hand. Multi-token prediction is off, as
-in the table of models: `replace(mtp_layers=1)` turns it on.
+`hf_config.py` reads the file; here is what the file does not say, the blocks of each architecture. An architecture
+that is not known is planned as a Llama where all its keys are a Llama's, with a note, and refused otherwise, with the
+command for a shape by hand. Multi-token prediction is off, as in the table of models: `replace(mtp_layers=1)` turns it
+on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from superpod.errors import UserError
-from superpod.planner.formats import hf_values
 from superpod.planner.formats.files import read_json
-from superpod.planner.formats.hf_families import FAMILIES
-from superpod.planner.formats.hf_keys import Config
+from superpod.planner.formats.hf_config import HFConfig, decoder_keys, missing_key, parse_config
+from superpod.planner.formats.hf_families import FAMILIES, HARMLESS, Config
 from superpod.planner.models import ModelShape
 
 CONFIG = "a Hugging Face config.json, or the folder it lies in"
@@ -31,40 +34,122 @@ SHAPE_KEYS = {
 """Keys of a Llama that are sizes -> fields of a shape by hand."""
 NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 
-LLAMA_KEYS = {
+LLAMA_KEYS = HARMLESS | {
     *SHAPE_KEYS,
     *("attention_bias", "mlp_bias", "tie_word_embeddings", "hidden_act", "hidden_activation", "activation_function"),
-    *(
-        "rms_norm_eps",
-        "layer_norm_eps",
-        "layer_norm_epsilon",
-        "norm_eps",
-        "rope_theta",
-        "rope_scaling",
-        "rope_parameters",
-    ),
-    *("rope_type", "partial_rotary_factor", "max_position_embeddings", "initializer_range", "attention_dropout"),
-    *("hidden_dropout", "resid_pdrop", "embd_pdrop", "embedding_dropout", "embedding_multiplier", "logits_scaling"),
-    *("residual_multiplier", "attention_multiplier", "logit_scale", "pretraining_tp", "use_cache", "model_type"),
-    *("architectures", "auto_map", "_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype"),
-    *(
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "unk_token_id",
-        "sep_token_id",
-        "cls_token_id",
-        "quantization_config",
-    ),
-    *("output_attentions", "output_hidden_states", "return_dict", "_attn_implementation", "attn_implementation"),
-    *("id2label", "label2id", "num_labels", "tokenizer_class", "task_specific_params", "problem_type", "torchscript"),
-    *("is_decoder", "is_encoder_decoder", "add_cross_attention", "chunk_size_feed_forward", "unsloth_version"),
-    *("mask_token_id", "decoder_start_token_id", "use_flash_attention", "model_max_length", "summary_type"),
+    *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta", "rope_scaling", "rope_type"),
+    *("partial_rotary_factor", "max_position_embeddings", "hidden_dropout", "embedding_multiplier", "logits_scaling"),
+    *("residual_multiplier", "attention_multiplier", "logit_scale", "unk_token_id", "cls_token_id", "mask_token_id"),
+    *("use_flash_attention", "model_max_length", "summary_type"),
 }
-"""Keys that say the shape of a Llama, or do not change one: with only these, an unknown architecture can be planned."""
+"""Keys that state the shape of a Llama, or do not change one: with only these, an unknown architecture is planned."""
 
-NULL_IS_NONE = {"sliding_window": 0, "attn_logit_softcapping": 0}
-"""Keys whose null says that a model has no such thing, though its family's default has one; other nulls are absent."""
+NORMS_BY_HEAD = "its norms of queries and keys differ by head: a few numbers a layer too few"
+HEAD_BIAS = "its output head has a bias, which is not counted"
+LAYER_NORM = {"norm": "layer", "gated": False}
+NO_OUT_BIAS = {"proj_bias": False}
+POST_NORMS = {"post_norms": True}
+QK_NORM = {"qk_norm": True}
+QK_NORM_WHOLE = {"qk_norm": True, "qk_norm_whole": True}
+CHUNKED = {"chunked": True}
+GEMMA3 = {**POST_NORMS, **QK_NORM, "refuses": "cp vp"}
+
+Blocks = dict[str, Any]
+"""Fields of `ModelShape`."""
+
+
+def _delta(c: HFConfig) -> Blocks:
+    """Gated delta net in most layers (Qwen3-Next, Qwen 3.5)."""
+    shared_gate = {"shared_gate": True} if c.experts else {}
+    return {
+        **QK_NORM,
+        **shared_gate,
+        "attention_gate": True,
+        "delta_every": c.values["full_attention_interval"],
+        "delta_key_heads": c.values["linear_num_key_heads"],
+        "delta_value_heads": c.values["linear_num_value_heads"],
+        "delta_key_dim": c.values["linear_key_head_dim"],
+        "delta_value_dim": c.values["linear_value_head_dim"],
+        "conv": c.values["linear_conv_kernel_dim"],
+    }
+
+
+def _gemma2(c: HFConfig) -> Blocks:
+    return {**POST_NORMS, "soft_capped": bool(c.values["attn_logit_softcapping"]), "refuses": "cp"}
+
+
+def _indexed(c: HFConfig) -> Blocks:
+    """Latent attention with a sparse attention's indexer, where the file has one (DeepSeek V3.2, GLM-5)."""
+    keys = {"indexer_heads": "index_n_heads", "indexer_dim": "index_head_dim", "indexer_topk": "index_topk"}
+    return {field: c.values.get(key) or 0 for field, key in keys.items()}
+
+
+def _nemotron_h(c: HFConfig) -> Blocks:
+    return {
+        "gated": False,
+        "pattern": c.values["hybrid_override_pattern"],
+        "mamba_heads": c.values["mamba_num_heads"],
+        "mamba_head_dim": c.values["mamba_head_dim"],
+        "mamba_state": c.values["ssm_state_size"],
+        "mamba_groups": c.values["n_groups"],
+        "conv": c.values["conv_kernel"],
+        "latent": c.values.get("moe_latent_size") or 0,
+    }
+
+
+def _cohere(c: HFConfig) -> Blocks:
+    """Command R: attention and MLP read one norm, a LayerNorm without bias (as large as an RMSNorm)."""
+    norms = {**QK_NORM, "approximate": NORMS_BY_HEAD} if c.values.get("use_qk_norm") else {}
+    return {"one_norm": True, **norms}
+
+
+def _stablelm(c: HFConfig) -> Blocks:
+    norms = {**QK_NORM, "approximate": NORMS_BY_HEAD} if c.values.get("qk_layernorm") else {}
+    return {"norm": "layer", "one_norm": c.values.get("use_parallel_residual", False), **norms}
+
+
+def _phimoe(c: HFConfig) -> Blocks:
+    head = {"approximate": HEAD_BIAS} if c.values.get("lm_head_bias") else {}
+    return {"norm": "layer", **head}
+
+
+def _falcon(c: HFConfig) -> Blocks:
+    in_parallel = c.values.get("parallel_attn", True)
+    two_norms = c.values.get("new_decoder_architecture", False) and c.values.get("num_ln_in_parallel_attn") != 1
+    return {**LAYER_NORM, "bias": c.values.get("bias", False), "one_norm": in_parallel and not two_norms}
+
+
+BLOCKS: dict[str, Blocks | Callable[[HFConfig], Blocks]] = {
+    **dict.fromkeys(("llama4", "llama4_text"), CHUNKED),
+    "qwen2": {"qkv_bias": True, "proj_bias": False},
+    "qwen2_moe": {"shared_gate": True},
+    **dict.fromkeys(("qwen3", "qwen3_moe", "dots1", "hunyuan_v1_dense", "exaone4"), QK_NORM),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _delta),
+    "gemma2": _gemma2,
+    **dict.fromkeys(("gemma3", "gemma3_text"), GEMMA3),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm_moe_dsa"), _indexed),
+    "gpt_oss": {"bias": True, "clamped": True, "sink": True, "qkv_bias": False, "proj_bias": False},
+    "starcoder2": lambda c: {**LAYER_NORM, "bias": c.values["use_bias"]},
+    "nemotron": LAYER_NORM,
+    "nemotron_h": _nemotron_h,
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), lambda c: {"style": "gpt", "positions": c.values["n_positions"]}),
+    "olmo": {"approximate": "its norms have no weights: a few numbers a layer too many"},
+    **dict.fromkeys(("olmo2", "olmo3", "olmoe"), QK_NORM_WHOLE),
+    "cohere": _cohere,
+    "cohere2": {"one_norm": True},
+    "stablelm": _stablelm,
+    "phi": {**LAYER_NORM, "bias": True, "one_norm": True, "approximate": HEAD_BIAS},
+    "phimoe": _phimoe,
+    "gpt_neox": {**LAYER_NORM, "bias": True},
+    "falcon": _falcon,
+    "glm": NO_OUT_BIAS,
+    "glm4": {**NO_OUT_BIAS, **POST_NORMS},
+    "glm4_moe": lambda c: {**NO_OUT_BIAS, "qk_norm": c.values.get("use_qk_norm", False)},
+    "helium": NO_OUT_BIAS,
+    "arcee": {"gated": False},
+    "chatglm": lambda c: {"bias": c.values.get("add_bias_linear", False)},
+}
+"""What an architecture has that its config.json does not say, where it is not a Llama's."""
 
 
 def from_config(path: str | Path, *, vocab_divisible_by: int = 128) -> ModelShape:
@@ -75,59 +160,71 @@ def from_config(path: str | Path, *, vocab_divisible_by: int = 128) -> ModelShap
         vocab_divisible_by: Megatron's padding of the vocabulary (make_vocab_size_divisible_by); 1 = no padding.
 
     Raises:
-        UserError: when the file cannot be read, a key is missing or no size, or keys of an architecture that is not one
-            of `FAMILIES` say more than a Llama's shape.
+        UserError: when the file cannot be read, a key is missing or not a size, or keys of an architecture that is not
+            one of `FAMILIES` say more than a Llama's shape.
     """
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
-    config = read_json(path, CONFIG)
-    hf_values.check(config, str(path))
-    kind, config, notes = _text_part(config)
-    config = _without_nulls(config)
-    if kind not in FAMILIES:
-        notes.append(_refuse_strange(config, kind, path))
+    where = str(path)
+    keys = decoder_keys(read_json(path, CONFIG), where)
+    kind = str(keys.get("model_type") or "")
+    notes = [] if kind in FAMILIES else [_refuse_strange(keys, kind, path)]
+    c = parse_config(keys, where)
+    if c.left_out:
+        notes.insert(0, f"its decoder of text only, without its {c.left_out} part")
+    blocks = BLOCKS.get(kind, {})
     try:
-        shape = FAMILIES.get(kind, FAMILIES["llama"])(config)
+        blocks = dict(blocks(c) if callable(blocks) else blocks)
     except KeyError as missing:
-        raise UserError(f"{path}: {missing.args[0]} is missing", f"a {kind} configuration has it") from missing
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as wrong:
-        raise UserError(f"{path}: a value has the wrong type for {kind}: {wrong}") from wrong
-    name = str(config.get("_name_or_path") or path.absolute().parent.name or kind).rstrip("/").rpartition("/")[2]
-    notes.append(str(shape.pop("approximate", "")))
-    approximate = "; ".join(filter(None, notes))
-    shape = {"vocab_divisible_by": vocab_divisible_by, "source": str(path), **shape, "approximate": approximate}
-    return ModelShape.from_mapping(name, shape, str(path))
+        raise missing_key(missing, kind, where) from missing
+    window, irregular = _window(c)
+    notes += [note for note in (blocks.pop("approximate", None), irregular) if note]
+    name = str(keys.get("_name_or_path") or path.absolute().parent.name or kind).rstrip("/").rpartition("/")[2]
+    shape = {"vocab_divisible_by": vocab_divisible_by, "source": where, **_sizes(c), **window, **blocks}
+    return ModelShape.from_mapping(name, shape | {"approximate": "; ".join(notes)}, where)
 
 
-def _text_part(config: Config) -> tuple[str, Config, list[str]]:
-    """The architecture, its keys, and what is left out: of a model that also sees or hears, the decoder of text."""
-    kind, text = str(config.get("model_type") or ""), config.get("text_config")
-    if not isinstance(text, dict):
-        return kind, config, []
-    inner = str(text.get("model_type") or "")
-    other = [key for key in ("vision_config", "audio_config", "speech_config") if config.get(key)]
-    notes = [f"its decoder of text only, without its {' and '.join(key[:-7] for key in other)} part"] if other else []
-    return kind if kind in FAMILIES else inner or kind, {**config, **text}, notes
+def _sizes(c: HFConfig) -> Blocks:
+    shared = {field.name for field in fields(HFConfig)} & {field.name for field in fields(ModelShape)}
+    sizes = {name: getattr(c, name) for name in shared}
+    return sizes | {"head_dim": 0, "kv_heads": 0} if c.kv_lora else sizes
 
 
-def _without_nulls(config: Config) -> Config:
-    values = {key: NULL_IS_NONE.get(key) if value is None else value for key, value in config.items()}
-    return {key: value for key, value in values.items() if value is not None}
+def _window(c: HFConfig) -> tuple[Blocks, str | None]:
+    """The fields of a window, and a note where the layers that have it do not repeat."""
+    if not any(c.windowed):
+        return {"window": 0}, None
+    layers, windowed = len(c.windowed), sum(c.windowed)
+    first_without = c.windowed.index(False) + 1 if windowed < layers else 0
+    for period in (c.window_period, first_without):
+        if _repeats(c.windowed, period):
+            return {"window": c.window, "global_every": period}, None
+    period = round(layers / (layers - windowed))
+    note = f"{windowed} of {layers} layers slide, not regularly; planned as all but each {period}th"
+    return {"window": c.window, "global_every": period}, note
 
 
-def _refuse_strange(config: Config, kind: str, path: Path) -> str:
+def _repeats(windowed: Sequence[bool], period: int) -> bool:
+    """Whether the last of every `period` layers is without the window, and the others have it."""
+    regular = [period == 0 or (layer + 1) % period != 0 for layer in range(len(windowed))]
+    return list(windowed) == regular
+
+
+def _refuse_strange(keys: Config, kind: str, path: Path) -> str:
     """What is said of an architecture that is planned as a Llama.
 
     Raises:
         UserError: a key that a Llama does not have, or one that it needs is missing.
     """
-    stated = config.get("architectures") or [kind or "no model_type"]
+    stated = keys.get("architectures") or [kind or "no model_type"]
     names = ", ".join(map(str, stated)) if isinstance(stated, list) else str(stated)
-    known = {field: config[key] for key, field in SHAPE_KEYS.items() if config.get(key)}
+    known = {field: keys[key] for key, field in SHAPE_KEYS.items() if keys.get(key)}
     hint = BY_HAND.format(shape=",".join(f"{field}={value}" for field, value in known.items()) or "layers=..,hidden=..")
     what = f"{path}: the architecture {names} (model_type {kind!r}) is not known"
-    if missing := [key for key in NEEDED if config.get(key) is None]:
+    missing = [key for key in NEEDED if keys.get(key) is None]
+    if missing:
         raise UserError(f"{what}, and {missing[0]} is missing", f"{hint}; known: {', '.join(FAMILIES)}")
-    if strange := sorted(key for key in config.keys() - LLAMA_KEYS if config[key] not in (None, False)):
+    strange = sorted(key for key in keys.keys() - LLAMA_KEYS if keys[key] not in (None, False))
+    if strange:
         raise UserError(f"{what}, and {strange[0]} is no key of a Llama: its sizes may say more than these", hint)
     return f"model_type {kind!r} is not known: planned as a Llama of these sizes, which its keys do not contradict"

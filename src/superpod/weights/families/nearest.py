@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
-from superpod.planner.formats import hf_values
 from superpod.planner.formats.files import read_json
-from superpod.weights.families import families
-from superpod.weights.families.hf_keys import HARMLESS, WITHOUT_CAUSAL_MODEL, Config, Refused, normal
-from superpod.weights.families.reading import Family
+from superpod.planner.formats.hf_config import ContradictionError, decoder_keys, missing_key, parse_config
+from superpod.planner.formats.hf_families import HARMLESS, Config
+from superpod.weights.families.families import FAMILIES, Family
+from superpod.weights.families.nemo_fields import RefusedError
 
 
 @dataclass(frozen=True)
@@ -47,28 +47,28 @@ def nearest_class(config: Mapping[str, Any], where: str = "config.json") -> Near
     Raises:
         UserError: no class of NeMo 2.7.3 computes this function; the message names the key.
     """
-    hf_values.check(config, where)
-    try:
-        c = normal(dict(config))
-    except Refused as refused:
-        raise UserError(f"{where}: {refused}", "keep the one that the model was trained with") from None
-    kind = str(c.get("model_type") or "")
+    keys = decoder_keys(config, where)
+    kind = str(config.get("model_type") or "")
     if kind not in FAMILIES:
         reason = NOT_COMPUTABLE.get(kind, "NeMo 2.7.3 has no class that computes it")
         known = f"known: {', '.join(FAMILIES)}"
         raise UserError(f"{where}: model_type {kind!r} has no importer in NeMo 2.7.3: {reason}", known)
     family = FAMILIES[kind]
     try:
-        _check_common(c, family)
-        read = family.read({**family.defaults, **{key: value for key, value in c.items() if value is not None}}, c)
-    except Refused as refused:
+        _check_common(config, family)
+        decoder = parse_config(keys, where, default_sizes=True)
+        if not decoder.ffn:
+            raise RefusedError("intermediate_size is missing")
+        nemo = family.convert(decoder)
+    except ContradictionError as contradiction:
+        raise UserError(f"{where}: {contradiction}", "keep the one that the model was trained with") from None
+    except RefusedError as refused:
         raise UserError(f"{where}: {refused}", WAY_OUT) from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError) as wrong:
-        what = f"{wrong.args[0]} is missing" if isinstance(wrong, KeyError) else f"a value has the wrong type: {wrong}"
-        raise UserError(f"{where}: {what}", f"a {kind} configuration of transformers has it") from None
+    except KeyError as missing:
+        raise missing_key(missing, kind, where) from None
     known = family.keys | HARMLESS
     unknown = tuple(sorted(key for key, value in config.items() if key not in known and value is not None))
-    return Nearest(read.model or family.model, read.config or family.config, read.fields, unknown, tuple(read.doubts))
+    return Nearest(family.model, nemo.config or family.config, nemo.fields, unknown, tuple(nemo.doubts))
 
 
 def of_folder(folder: Path) -> Nearest:
@@ -95,25 +95,39 @@ def read_config(folder: Path) -> Config:
     return read_json(file, f"a Hugging Face folder; {FETCH}")
 
 
-def _check_common(c: Config, family: Family) -> None:
+def _check_common(c: Mapping[str, Any], family: Family) -> None:
     """Refuse what no family allows: other heads, quantized weights, encoders."""
     stated = c.get("architectures") or [family.architecture]
     if not isinstance(stated, list) or family.architecture not in stated:
         heads = ", ".join(map(str, stated)) if isinstance(stated, list) else repr(stated)
-        raise Refused(f"architectures is {heads}; NeMo's importer reads {family.architecture} (a next-token model)")
+        raise RefusedError(
+            f"architectures is {heads}; NeMo's importer reads {family.architecture} (a next-token model)"
+        )
     quantized = c.get("quantization_config")
     method = quantized.get("quant_method", "quantized") if isinstance(quantized, dict) else quantized
     if quantized and method not in family.quantizations:
-        raise Refused(
+        raise RefusedError(
             f"quantization_config: the weights are in {method}, and NeMo imports bf16, fp16 and fp32; dequantize them "
             "with transformers (`model.dequantize()`, then save_pretrained), or take the original weights"
         )
     for key, only in WITHOUT_CAUSAL_MODEL.items():
         if key in c and c[key] not in (None, only):
-            raise Refused(f"{key} is {c[key]!r}; NeMo's {family.model} has {only!r}")
+            raise RefusedError(f"{key} is {c[key]!r}; NeMo's {family.model} has {only!r}")
 
 
-FAMILIES: dict[str, Family] = families.FAMILIES
+WITHOUT_CAUSAL_MODEL: Config = {
+    "is_encoder_decoder": False,
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "tie_encoder_decoder": False,
+    "vision_config": None,
+    "audio_config": None,
+    "text_config": None,
+    "compression_config": None,
+    "sparsity_config": None,
+}
+"""Keys of every configuration with the one value that a plain next-token model has."""
 
 NOT_COMPUTABLE = {
     "olmo": "it clips queries and has norms without weights",

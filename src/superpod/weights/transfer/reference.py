@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
-from superpod.weights.families.hf_keys import normal
+from superpod.planner.formats.hf_config import with_rope_scaling
 from superpod.weights.families.nearest import FETCH, read_config
 from superpod.weights.transfer import folder as hf_folder
 
@@ -130,7 +130,7 @@ def config_of(folder: Path) -> Any:
     from transformers import AutoConfig
 
     raw = read_config(folder)
-    stated = normal(raw)
+    stated = with_rope_scaling(raw)
     try:
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         if stated is not raw:

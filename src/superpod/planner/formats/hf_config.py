@@ -1,0 +1,301 @@
+"""Reads a Hugging Face config.json into `HFConfig`: what the file says about a decoder, whatever it is needed for.
+
+`huggingface.py` makes a shape for a plan of it, and `weights/families` the configuration of NeMo's class. Needs neither
+transformers nor the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from superpod.errors import UserError
+from superpod.planner.formats import hf_values
+from superpod.planner.formats.hf_families import FAMILIES, Config, ExpertKeys, Family, WindowKeys
+
+NULL_MEANS_NONE = frozenset(
+    {
+        *("num_key_value_heads", "head_dim", "q_lora_rank", "sliding_window", "rope_scaling"),
+        *("attn_logit_softcapping", "final_logit_softcapping"),
+    }
+)
+"""Keys whose null says that a model has no such thing; the null of another key means what its absence means."""
+
+LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+"""Keys of latent attention."""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embeddings."""
+
+    theta: float
+    local_theta: float | None
+    """Of layers with a window."""
+    share: float
+    """Share of a head's channels that are rotated."""
+    is_interleaved: bool
+    kind: str
+    """Type of the scaling; `default` = none."""
+    scaling: Config
+
+
+class ContradictionError(ValueError):
+    """Two keys of a config.json say different things; the message names both."""
+
+
+@dataclass(frozen=True)
+class HFConfig:
+    """A decoder as its config.json describes it. 0 means that there is none, unless a field says more.
+
+    Sizes have the names of `ModelShape`.
+    """
+
+    model_type: str
+    layers: int
+    hidden: int
+    ffn: int
+    """Width of the dense MLP."""
+    heads: int
+    kv_heads: int
+    """0 = as many as heads."""
+    head_dim: int
+    """0 = hidden / heads."""
+    vocab: int
+    tied: bool
+    qkv_bias: bool
+    proj_bias: bool
+    """On the attention's output projection."""
+    mlp_bias: bool
+    window: int
+    """Tokens that a layer with a window attends to."""
+    windowed: tuple[bool, ...]
+    """Which layers have the window."""
+    window_period: int
+    """The last of so many layers is without, by the architecture's own rule; 0 = it has none."""
+    layer_kinds: tuple[str, ...] | None
+    """The kind of each layer where the file lists them, and the architecture reads the list."""
+    experts: int
+    topk: int
+    expert_ffn: int
+    shared_ffn: int
+    """Width of all shared experts together."""
+    dense_first: int
+    """Layers with a dense MLP before the first with experts."""
+    moe_every: int
+    """The last of so many layers has experts."""
+    kv_lora: int
+    """Latent attention, if not 0."""
+    q_lora: int
+    """0 = queries are projected from the hidden state directly."""
+    qk_nope_dim: int
+    qk_rope_dim: int
+    v_dim: int
+    values: Config
+    """All keys, with the architecture's defaults where they are absent: for what a single architecture has."""
+    stated: Config
+    """The keys as the file has them."""
+    left_out: str = ""
+    """The parts of a multimodal model that this decoder leaves out, as in `vision and audio`."""
+
+    def rope(self) -> Rope:
+        """The rotary position embeddings, in whatever spelling the file has them.
+
+        Raises:
+            ContradictionError: as `with_rope_scaling`.
+        """
+        values = _with_defaults(with_rope_scaling(self.stated), FAMILIES[self.model_type].defaults)
+        scaling = values.get("rope_scaling") or {}
+        return Rope(
+            theta=values["rope_theta"],
+            local_theta=values.get("rope_local_base_freq"),
+            share=values.get("partial_rotary_factor", 1.0),
+            is_interleaved=bool(values.get("rope_interleaved") or values.get("rope_interleave")),
+            kind=str(scaling.get("rope_type", scaling.get("type")) or "default"),
+            scaling=scaling,
+        )
+
+
+def decoder_keys(config: Mapping[str, Any], where: str) -> Config:
+    """The keys of the decoder: of a multimodal model, those of `text_config` over the others.
+
+    Args:
+        config: the object in the file.
+        where: names the file in messages.
+
+    Raises:
+        UserError: a key has a value that it does not take.
+    """
+    hf_values.check(config, where)
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return dict(config)
+    outer, inner = str(config.get("model_type") or ""), str(text.get("model_type") or "")
+    kind = outer if outer in FAMILIES or not inner else inner
+    return {**config, **text, "model_type": kind}
+
+
+def parse_config(keys: Config, where: str, *, default_sizes: bool = False) -> HFConfig:
+    """What a config.json says about its decoder; an unknown architecture is read as a Llama.
+
+    Args:
+        keys: as `decoder_keys` gives them.
+        where: names the file in messages.
+        default_sizes: whether absent sizes of experts and latent attention have transformers' defaults.
+
+    Raises:
+        UserError: a key is missing.
+    """
+    kind = str(keys.get("model_type") or "")
+    family = FAMILIES.get(kind, FAMILIES["llama"])
+    defaults = {**family.defaults, **family.default_sizes} if default_sizes else family.defaults
+    try:
+        decoder = _parse(_with_defaults(keys, defaults), keys, family)
+    except KeyError as missing:
+        raise missing_key(missing, kind, where) from missing
+    return replace(decoder, model_type=kind, left_out=_left_out(keys))
+
+
+def missing_key(missing: KeyError, kind: str, where: str) -> UserError:
+    """The error for a key that an architecture needs."""
+    return UserError(f"{where}: {missing.args[0]} is missing", f"a {kind} configuration of transformers has it")
+
+
+def _left_out(keys: Config) -> str:
+    if not isinstance(keys.get("text_config"), dict):
+        return ""
+    others = [key for key in ("vision_config", "audio_config", "speech_config") if keys.get(key)]
+    return " and ".join(key.removesuffix("_config") for key in others)
+
+
+def _with_defaults(stated: Config, defaults: Mapping[str, Any]) -> Config:
+    given = {key: value for key, value in stated.items() if value is not None or key in NULL_MEANS_NONE}
+    return {**defaults, **given}
+
+
+def _parse(values: Config, stated: Config, family: Family) -> HFConfig:
+    llama = dict(values)
+    for name, theirs in family.names.items():
+        if theirs in values:
+            llama[name] = values[theirs]
+    if family.derived:
+        llama |= family.derived(values)
+
+    def size(key: str) -> int:
+        if key not in llama:
+            raise KeyError(family.names.get(key, key))
+        return llama[key]
+
+    bias = bool(llama.get("attention_bias"))
+    layers = size("num_hidden_layers")
+    listed = llama.get("layer_types")
+    kinds = tuple(listed) if listed is not None and family.windows and family.windows.by_layer else None
+    window, windowed, period = _windows(llama, family.windows, kinds, layers)
+    latent = values if family.has_latent_attention else dict.fromkeys(LATENT, 0)
+    return HFConfig(
+        model_type="",
+        layers=layers,
+        hidden=size("hidden_size"),
+        ffn=llama.get("intermediate_size") or 0,
+        heads=size("num_attention_heads"),
+        kv_heads=llama.get("num_key_value_heads") or 0,
+        head_dim=llama.get("head_dim") or 0,
+        vocab=size("vocab_size"),
+        tied=llama.get("tie_word_embeddings", False),
+        qkv_bias=llama.get("qkv_bias", bias),
+        proj_bias=llama.get("attention_out_bias", bias),
+        mlp_bias=llama.get("mlp_bias") or False,
+        window=window,
+        windowed=windowed,
+        window_period=period,
+        layer_kinds=kinds,
+        **_experts(values, family.experts),
+        kv_lora=latent["kv_lora_rank"],
+        q_lora=latent["q_lora_rank"] or 0,
+        qk_nope_dim=latent["qk_nope_head_dim"],
+        qk_rope_dim=latent["qk_rope_head_dim"],
+        v_dim=latent["v_head_dim"],
+        values=llama,
+        stated=stated,
+    )
+
+
+def _windows(
+    c: Config, keys: WindowKeys | None, kinds: tuple[str, ...] | None, layers: int
+) -> tuple[int, tuple[bool, ...], int]:
+    """The window, which layers have it, and the period of the architecture's rule."""
+    without = (False,) * layers
+    if keys is None or (keys.switch and not c.get(keys.switch)):
+        return 0, without, 0
+    window = c.get(keys.size) or 0
+    period = next((c[key] for key in keys.period_keys if c.get(key)), keys.period)
+    if not window:
+        return 0, without, period
+    if kinds is not None:
+        return window, tuple("sliding" in kind for kind in kinds), period
+    if keys.first:
+        return window, tuple(layer >= c[keys.first] for layer in range(layers)), period
+    if period:
+        return window, tuple((layer + 1) % period != 0 for layer in range(layers)), period
+    return window, (True,) * layers, period
+
+
+def _experts(c: Config, keys: ExpertKeys | None) -> dict[str, Any]:
+    if keys is None or (keys.is_optional and not c.get(keys.count)):
+        return {"experts": 0, "topk": 0, "expert_ffn": 0, "shared_ffn": 0, "dense_first": 0, "moe_every": 1}
+    expert_ffn, shared_ffn = c[keys.ffn], 0
+    if keys.shared_count:
+        shared_ffn = expert_ffn * (c.get(keys.shared_count) or 0)
+    elif keys.shared_ffn:
+        shared_ffn = c[keys.shared_ffn]
+    dense = sorted(c.get("mlp_only_layers") or [])
+    if dense != list(range(len(dense))):
+        raise UserError(f"mlp_only_layers {dense} are not the first ones", "give the shape by hand: dense_first")
+    return {
+        "experts": c[keys.count],
+        "topk": c["num_experts_per_tok"],
+        "expert_ffn": expert_ffn,
+        "shared_ffn": shared_ffn,
+        "dense_first": c[keys.dense_first] if keys.dense_first else len(dense),
+        "moe_every": c[keys.every] if keys.every else 1,
+    }
+
+
+def with_rope_scaling(c: Config) -> Config:
+    """The configuration as transformers 4 writes it: transformers 5's `rope_parameters` become the older keys.
+
+    Raises:
+        ContradictionError: old and new keys differ (transformers 4 reads the old ones, 5 some of the new ones), or
+            layers with a window have a scaling of their own, for which there is no older key.
+    """
+    rope = c.get("rope_parameters")
+    if not isinstance(rope, dict):
+        return c
+    parts = {key: value for key, value in rope.items() if isinstance(value, dict)}
+    full = dict(parts.get("full_attention", {}) if parts else rope)
+    local = parts.get("sliding_attention", {})
+    local_kind = local.get("rope_type", "default")
+    if local_kind != "default":
+        raise ContradictionError(
+            f"rope_parameters has windowed layers of type {local_kind!r}; NeMo's classes scale full attention only"
+        )
+    new = {key: full.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in full}
+    if "rope_theta" in local:
+        new["rope_local_base_freq"] = local["rope_theta"]
+    new["rope_scaling"] = None if full.get("rope_type", "default") == "default" else full
+    for key, value in new.items():
+        if c.get(key) is not None and _comparable(c[key]) != _comparable(value):
+            raise ContradictionError(f"{key} is {c[key]!r}, and rope_parameters says {value!r}")
+    return {**c, **new}
+
+
+def _comparable(value: Any) -> Any:
+    """A rotary scaling in its newer spelling, None where nothing is scaled; other values as they are."""
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("rope_type", value.get("type"))
+    if kind in (None, "default"):
+        return None
+    others = {key: entry for key, entry in value.items() if key not in ("type", "rope_theta", "partial_rotary_factor")}
+    return {**others, "rope_type": kind}
