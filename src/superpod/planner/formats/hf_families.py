@@ -167,7 +167,7 @@ _LATENT |= {"v_head_dim": 128}
 _YARN: Config = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 _YARN |= {"original_max_position_embeddings": 4096}
 _GPT_OSS = _LLAMA | {"num_key_value_heads": 8, "head_dim": 64, "rope_theta": 150_000.0, "rope_scaling": _YARN}
-_GPT_OSS |= {"max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "attention_bias": True}
+_GPT_OSS |= {"sliding_window": 128, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "attention_bias": True}
 _MULTIPLIERS = ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
 
 _PLAIN = Family()
@@ -241,7 +241,7 @@ FAMILIES: dict[str, Family] = {
     "glm_moe_dsa": _DEEPSEEK,
     "gpt_oss": Family(
         _GPT_OSS,
-        {"num_experts_per_tok": 4, "num_local_experts": 128, "sliding_window": 128},
+        {"num_experts_per_tok": 4, "num_local_experts": 128},
         windows=WindowKeys(period=2),
         experts=LOCAL,
     ),
