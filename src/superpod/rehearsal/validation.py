@@ -18,13 +18,13 @@ from superpod.collection.facts.override_fields import path_of
 from superpod.common.files import read_json, write_json
 from superpod.errors import UserError
 from superpod.rehearsal import judge
-from superpod.requests import late_data, planned_run, resolve
+from superpod.requests import deferred, resolve
 from superpod.requests.request import Request
 from superpod.requests.resolve import ResolvedRun
 from superpod.runtime.runs import versions
 
 NOT_READ = (
-    *(*planned_run.NOT_PLANNED, "trainer.max_steps", "log", "resume"),
+    *(*deferred.NOT_PLANNED, "trainer.max_steps", "log", "resume"),
     *("data.paths", "data.dataset_root", "data.dataset_kwargs", "data.index_mapping_dir", "data.split", "data.seed"),
 )
 """Fields that the build does not read: configurations that differ only in these share one build."""
@@ -57,7 +57,7 @@ def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
         JudgeFailed: the process that builds the models failed itself.
     """
     if installed.missing():
-        return []  # planned_run.NOTE says so
+        return []  # deferred.NOTE says so
     changed = [run for run in runs if is_changed(run.request)]
     if not changed:
         return []
@@ -81,7 +81,7 @@ def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
 def is_changed(request: Request) -> bool:
     """Whether a request may have another model, layout or precision than the proven recipe."""
     recipe = request.sized()
-    if planned_run.is_own(recipe) or not set(recipe.nodes) <= set(_declared(request)):
+    if deferred.is_own(recipe) or not set(recipe.nodes) <= set(_declared(request)):
         return True
     if request.seq or request.gbs or request.batch_tokens or request.layout or request.best_layout:
         return True
@@ -100,9 +100,9 @@ def _is_unread(path: str) -> bool:
 
 def _with_lines(run: ResolvedRun) -> ResolvedRun:
     """The run with its configuration in `lines`, which a run on deferred data has only if resolved without the data."""
-    if not run.on_node:
+    if not run.is_deferred:
         return run
-    return resolve.resolve_cached(late_data.without_data(run.request))
+    return resolve.resolve_cached(deferred.without_deferred_data(run.request))
 
 
 def outcomes(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:

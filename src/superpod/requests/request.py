@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from superpod.collection.facts.override_fields import path_of
 from superpod.errors import UserError, did_you_mean
 from superpod.planner.layout import Layout
-from superpod.runtime.attempts import late_data
+from superpod.runtime.attempts import deferred_data
 from superpod.runtime.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class Request:
     """a whole layout; None = the recipe's"""
     best_layout: bool = False
     """the planner's fastest layout in place of the recipe's"""
-    late_data: bool = False
-    """a job that the run waits for makes the data folder (requests/late_data.py)"""
+    deferred_data: bool = False
+    """a job that the run waits for makes the data folder (requests/deferred.py)"""
     gpus_per_node: int | None = None
     """of one node, where fewer of its GPUs are used than it has"""
     profile: str = ""
@@ -69,7 +69,7 @@ class Request:
 
         data = str(self.data) if self.data else None
         facts: dict[str, Any] = {"overrides": list(self.overrides), "data": data, "num_nodes": self.num_nodes}
-        facts |= {late_data.LATE: True} if self.late_data else {}
+        facts |= {deferred_data.KEY: True} if self.deferred_data else {}
         facts |= {name: value for name in _SIZES if (value := getattr(self, name))}
         facts |= {_REQUESTED_GPUS: self.gpus_per_node} if self.gpus_per_node else {}
         return facts | ({"layout": layout_text.written_fields(self.layout)} if self.layout else {})
@@ -88,7 +88,7 @@ class Request:
             Path(data) if data else None,
             facts.get("num_nodes"),
             gpu,
-            late_data=bool(facts.get(late_data.LATE)),
+            deferred_data=bool(facts.get(deferred_data.KEY)),
             layout=Layout.from_mapping(layout, f"the layout of a run of {recipe}") if layout else None,
             gpus_per_node=facts.get(_REQUESTED_GPUS),
             **{name: facts[name] for name in _SIZES if name in facts},
@@ -98,8 +98,8 @@ class Request:
     def of_run(cls, run: RunFolder, more: Sequence[str] = (), data: Path | None = None) -> Request:
         """The request of an earlier run, with `more` overrides after its own, and other data where given."""
         request = cls.of_facts(run.recipe, run.facts)
-        if request.data and (request.data / late_data.FILE).is_file():
-            request = replace(request, late_data=False)
+        if request.data and (request.data / deferred_data.FILE).is_file():
+            request = replace(request, deferred_data=False)
         paths = {path_of(text) for text in more}
         changed = {name: None for name in ("seq", "gbs", "batch_tokens") if paths & {*SETS[name][1]}}
         return replace(request, overrides=(*request.overrides, *more), data=data or request.data, **changed)
@@ -224,7 +224,7 @@ class Request:
         self._check_contradictions()
         subject.check(self)
         rules.require(list(values.of_text(self.overrides)))
-        if self.data and not self.late_data:
+        if self.data and not self.deferred_data:
             DataFolder.load(self.data)
 
     def _check_contradictions(self) -> None:

@@ -1,7 +1,8 @@
 """What will run: a request with every value decided, once. Local runs, exports, jobs and checks all take this.
 
 `resolve` builds the recipe with NeMo (10 to 20 s for its import). `resolve_cached` gives the same without the built
-configuration, but with the file that ranks run, from a cache where nothing that it depends on has changed.
+configuration, but with the file that ranks run, from a cache where nothing that it depends on has changed. Where NeMo
+or the data are missing, `deferred.py` leaves the build to the nodes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,8 @@ class ResolvedRun:
     """recipe.txt"""
     source: str = field(default="", repr=False)
     """the one Python file that ranks run: `recipe()` returns the partial; "" until it is exported"""
-    on_node: bool = False
-    """resolved without NeMo (`planned_run`) or its data (`late_data`): the ranks build the request in `source`"""
+    is_deferred: bool = False
+    """resolved without NeMo or without its data (`deferred.py`): the ranks build the request in `source`"""
 
     @property
     def layout(self) -> Layout:
@@ -243,29 +244,17 @@ def _with_callbacks(partial: run.Partial, overrides: tuple[str, ...]) -> None:
         partial.trainer.callbacks = []
 
 
-# -- the same without NeMo, where it was resolved before -------------------------------------------------------------
+# -- the cache of resolved runs -------------------------------------------------------------------------------------
 
 
 def resolve_cached(request: Request) -> ResolvedRun:
     """The request resolved, with its `source` and without its `partial`; from the cache, or built and kept there.
-
-    Where NeMo is not installed, as `planned_run.resolve` has it; on data that is still to be made, as `late_data` does.
 
     Raises:
         UserError: as `resolve`.
     """
     from pydantic import TypeAdapter, ValidationError
 
-    from superpod.collection import installed
-
-    if request.late_data:
-        from superpod.requests import late_data
-
-        return late_data.resolve(request)
-    if installed.missing():
-        from superpod.requests import planned_run
-
-        return planned_run.resolve(request)
     path, adapter = cache() / f"{_key(request)}.json", TypeAdapter(ResolvedRun)
     try:
         owner.refuse_writable(path)  # it holds the source of the recipe, and XDG_CACHE_HOME may be a shared folder
@@ -284,10 +273,7 @@ def resolve_cached(request: Request) -> ResolvedRun:
 
 def is_cached(request: Request) -> bool:
     """Whether `resolve_cached` will not have to import NeMo."""
-    from superpod.collection import installed
-
-    known = replace(request, data=None, late_data=False) if request.late_data else request
-    return bool(installed.missing()) or (cache() / f"{_key(known)}.json").is_file()
+    return (cache() / f"{_key(request)}.json").is_file()
 
 
 def cache() -> Path:

@@ -5,7 +5,7 @@ import pytest
 from superpod.collection import options
 from superpod.collection.facts import environment
 from superpod.errors import UserError
-from superpod.requests import planned_run
+from superpod.requests import deferred
 from superpod.requests.request import Request
 from superpod.slurm.profiles import profiles
 from superpod.slurm.script import environment as of_cluster
@@ -55,10 +55,10 @@ def test_python_says_that_a_configuration_cannot_hold_them():
 
 
 def test_without_nemo_they_are_planned_like_any_other_variable():
-    run = planned_run.resolve(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug",)))
-    assert run.job == planned_run.resolve(Request("llama3_8b_pretrain_h100_bf16")).job
+    run = deferred.plan(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug",)))
+    assert run.job == deferred.plan(Request("llama3_8b_pretrain_h100_bf16")).job
     with pytest.raises(UserError, match="only NeMo can say"):
-        planned_run.resolve(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug,fsdp",)))
+        deferred.plan(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug,fsdp",)))
 
 
 def test_a_warning_says_what_they_cost():

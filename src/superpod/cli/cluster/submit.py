@@ -103,14 +103,14 @@ def submit(
     folder = None if model else _data_folder(data)
     requests, profile = _requests(name, cluster, overrides, swept, size, folder, time, runs, waits, profiling)
     task = finetune_submit.task_of(model, dataclasses.replace(samples, data=data), requests, profile)
-    is_late = any(request.late_data for request in requests)
+    is_deferred = any(request.deferred_data for request in requests)
     count = attempts or profile.chain.attempts
     job = preflight.job_size(requests[0], profile, time=time, attempts=count, members=len(requests))
-    slurm, live = facts_of(profile, runs, None if is_late else folder, job)
+    slurm, live = facts_of(profile, runs, None if is_deferred else folder, job)
     claim = preflight.claim(requests[0], profile, live, job, runs)
     preflight.refuse_claim(claim)  # before NeMo is imported: a member of a sweep differs in what is built only
     dependencies = [str(wait) for wait in dependency.unmet(waits, slurm)]
-    if is_late and not dependencies:
+    if is_deferred and not dependencies:
         raise UserError(f"--data {folder} does not exist, and {', '.join(after or [])} has ended", "look at its output")
     submissions = _submissions(requests, swept, profile, runs, time, live, count, task)
     with finetune_submit.discarded_on_failure(submissions[0]):
@@ -144,12 +144,12 @@ def _notes(
     claim: Claim, request: Request, dependencies: Sequence[str], slurm: Connection, *, on_mock_data: bool
 ) -> list[str]:
     """What to know of a submission: what makes it wait, what nobody has checked, what is trusted, what is not used."""
-    from superpod.requests import late_data
+    from superpod.requests import deferred
     from superpod.slurm.preflight import inherited, preflight
     from superpod.slurm.profiles.checked import unproven
 
     notes = [f"{note.message}; {note.hint}" for note in (*preflight.notes(claim), *unproven(claim.cluster))]
-    notes += [late_data.note(request, dependencies)] if request.late_data else []
+    notes += [deferred.note(request, dependencies)] if request.deferred_data else []
     notes += request.mock_data_notes if on_mock_data else []
     notes += [NSYS_ON_NODES] if request.profile.startswith("nsys") else []
     ignored = "" if slurm.remote else inherited.note(os.environ)
@@ -217,15 +217,17 @@ def _requests(
     profiling: ProfileOptions,
 ) -> tuple[list[Request], Cluster]:
     """The request of every member, checked without NeMo, and the profile."""
-    from superpod.requests import late_data
+    from superpod.requests import deferred
 
-    late = data if waits and late_data.is_late(data) else None
-    known = None if late else data
+    to_be_made = data if waits and deferred.is_deferred(data) else None
+    known = None if to_be_made else data
     results = [checked(name, cluster, [*(overrides or []), *member], size, known, time, runs) for member in swept]
     refuse_webhook(results[0][1])
     profile = profiling.require_there(results[0][1])
     requests = [dataclasses.replace(request, profile=profile) for request, _ in results]
-    return [late_data.of(request, late) for request in requests] if late else requests, results[0][1]
+    if to_be_made:
+        requests = [deferred.with_deferred_data(request, to_be_made) for request in requests]
+    return requests, results[0][1]
 
 
 def facts_of(profile: Cluster, runs: str, data: Path | None, size: JobSize) -> tuple[Connection, LiveCluster]:
@@ -383,11 +385,11 @@ def checked(
 
 
 @functools.cache
-def _say_on_node() -> None:
-    """Once a command: a sweep resolves many."""
-    from superpod.requests import planned_run
+def _note_without_nemo() -> None:
+    """Once per command: a sweep resolves many."""
+    from superpod.requests import deferred
 
-    print(f"note: {planned_run.NOTE}", file=sys.stderr)
+    print(f"note: {deferred.NOTE}", file=sys.stderr)
 
 
 def resolved(request: Request, which: str = "") -> ResolvedRun:
@@ -396,20 +398,16 @@ def resolved(request: Request, which: str = "") -> ResolvedRun:
     Where NeMo is not installed, the request is planned, and the job builds it.
     """
     from superpod.cli import tables
+    from superpod.cli.running.progress import waiting
     from superpod.collection import installed
+    from superpod.common.quiet import quietly
+    from superpod.requests.deferred import needs_nemo, resolve_for_job
 
     if installed.missing():
-        _say_on_node()
-        from superpod.requests import planned_run
-
-        return planned_run.resolve(request)
-
-    from superpod.cli.running.progress import waiting
-    from superpod.common.quiet import quietly
-    from superpod.requests.resolve import is_cached, resolve_cached
-
+        _note_without_nemo()
+        return resolve_for_job(request)
     with quietly() as terminal:  # also where the cache has it: a torn file is built again
-        if is_cached(request):
-            return resolve_cached(request)
+        if not needs_nemo(request):
+            return resolve_for_job(request)
         with waiting(tables.console(terminal), f"building the recipe with NeMo (10 to 20 s, once){which}"):
-            return resolve_cached(request)
+            return resolve_for_job(request)

@@ -26,7 +26,7 @@ if __name__ == "__main__":  # run from the batch script's unpacked files, which 
 
 from superpod.diagnosis import ending
 from superpod.errors import UserError
-from superpod.runtime.attempts import attempt_end, full_disk, guard, job_code, late_data, model_steps, next_attempt
+from superpod.runtime.attempts import attempt_end, deferred_data, full_disk, guard, job_code, model_steps, next_attempt
 from superpod.runtime.attempts.notify import Webhook
 from superpod.runtime.attempts.time_limit import TimeLimit
 from superpod.runtime.checkpoints import resume, shared_reading
@@ -43,7 +43,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 CANCELLED_S = 10.0
 """After a SIGTERM, seconds between two queries whether it was a scancel: Slurm may be slow, and KillWait is 30 s."""
 
-FOR_ALL_JOBS = (resume.NoIntactCheckpointError, late_data.MissingDataError, owner.UnsafeError)
+FOR_ALL_JOBS = (resume.NoIntactCheckpointError, deferred_data.MissingDataError, owner.UnsafeError)
 """Errors that every further job of the run would meet too: they stop the run."""
 SIGNAL_MEANINGS = {
     "SIGUSR1": "the time limit is near",
@@ -217,7 +217,7 @@ class _RunningAttempt:
                 self._is_preparing = False
                 return self._record(0)
             if not reason:
-                late_data.require(self.run, self.pause)
+                deferred_data.require(self.run, self.pause)
                 self._choose_checkpoint()
                 self._import_model()
             self._is_preparing = False

@@ -20,7 +20,7 @@ from superpod.common import collection
 from superpod.common.files import write_json
 from superpod.errors import UserError
 from superpod.planner import plans
-from superpod.requests import planned_run
+from superpod.requests import deferred
 from superpod.requests.profile_request import ProfileRequest
 from superpod.requests.resolve import SOURCES
 from superpod.runtime.attempts import payload, progress
@@ -134,7 +134,7 @@ def _of_profile(run: ResolvedRun) -> list[Variable]:
 
 
 def _carried(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
-    return {**collection.carried(), **planned_run.sources(run), **package(run, cluster)}
+    return {**collection.carried(), **deferred.sources(run), **package(run, cluster)}
 
 
 def package(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
@@ -144,7 +144,7 @@ def package(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
     Path in the job's code folder -> file; nothing of `runtime/`, which every job carries.
     """
     tunes = "finetune" in run.data_facts
-    if not (tunes and cluster.container.image) and not (run.on_node and (tunes or cluster.declared_only)):
+    if not (tunes and cluster.container.image) and not (run.is_deferred and (tunes or cluster.declared_only)):
         return {}
     root = payload.PACKAGE
     inside = [path for folder in PACKAGE for path in sorted((root / folder).rglob("*.*")) if path.is_file()]

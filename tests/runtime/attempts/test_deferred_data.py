@@ -2,7 +2,7 @@
 
 import pytest
 
-from superpod.runtime.attempts import guard, late_data
+from superpod.runtime.attempts import deferred_data, guard
 from tests.runtime.attempts.test_attempt_resume import job
 
 assert job  # a fixture
@@ -11,7 +11,7 @@ assert job  # a fixture
 @pytest.fixture
 def data(run, tmp_path):
     folder = tmp_path / "web"
-    run.update({"data": str(folder), late_data.LATE: True}, [])
+    run.update({"data": str(folder), deferred_data.KEY: True}, [])
     return folder
 
 
@@ -45,9 +45,9 @@ def test_it_looks_twice(run, data):
         data.mkdir()
         (data / "dataset.json").touch()
 
-    late_data.require(run, pause)
+    deferred_data.require(run, pause)
     (data / "dataset.json").unlink()
-    with pytest.raises(late_data.MissingDataError):
-        late_data.require(run, lambda: None)
-    run.update({late_data.LATE: False}, [])
-    late_data.require(run, lambda: None)
+    with pytest.raises(deferred_data.MissingDataError):
+        deferred_data.require(run, lambda: None)
+    run.update({deferred_data.KEY: False}, [])
+    deferred_data.require(run, lambda: None)

@@ -1,4 +1,4 @@
-"""Whether the data folder is there that a job was to make, for which this run has waited. Standard library only."""
+"""Deferred data: a data folder that another job makes, for which this run waits. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 from superpod.errors import UserError
 from superpod.runtime.runs.run_folder import RunFolder
 
-LATE = "late_data"
-"""Key of run.json: its data folder did not exist when it was submitted."""
+KEY = "late_data"
+"""Key of run.json: the data folder did not exist when the run was submitted."""
 
 FILE = "dataset.json"
 """Written last by `recipes data`."""
 
 
 class MissingDataError(UserError):
-    """The folder is not there: every further job of the run would find the same."""
+    """The folder is missing: every further job of the run would find the same."""
 
 
 def require(run: RunFolder, pause: Callable[[], None]) -> None:
-    """Refuse to start ranks without it. Looks twice, with a pause between: file systems show a new folder late.
+    """Refuse to start ranks without the folder. Looks twice, with a pause between: file systems show a new folder late.
 
     Raises:
-        MissingDataError: it is not there.
+        MissingDataError: the folder is not there.
     """
     facts = run.facts
     file = Path(str(facts.get("data", "")), FILE)
-    if not facts.get(LATE) or file.is_file():
+    if not facts.get(KEY) or file.is_file():
         return
     pause()
     if not file.is_file():

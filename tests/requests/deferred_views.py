@@ -1,4 +1,4 @@
-"""planned_views.py CASES FILE: how runs that are planned without NeMo differ from those that NeMo builds.
+"""deferred_views.py CASES FILE: how runs that are planned without NeMo differ from those that NeMo builds.
 
 CASES is JSON: [[recipe, [override, ...], facts], ...], or "models" for the first recipe of every task of every model.
 FILE gets {case: [difference, ...]}. NeMo is imported once, in this process of its own.
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from superpod.collection import registry
 from superpod.errors import UserError
-from superpod.requests import on_node, planned_run, resolve
+from superpod.requests import deferred, resolve
 from superpod.requests.request import Request
 from superpod.slurm.profiles import profiles
 from superpod.slurm.submission import submit
 
-OTHERWISE = ("lines", "source", "on_node")
+OTHERWISE = ("lines", "source", "is_deferred")
 """Fields that cannot be the same without a configuration."""
 
 
@@ -40,12 +40,12 @@ def _of_models() -> list[Request]:
 
 def differences(request: Request) -> list[str]:
     """In the fields of the resolved run, and in the batch script above what it carries."""
-    (built, why), (planned, why_not) = _or_refusal(resolve.resolve, request), _or_refusal(planned_run.resolve, request)
+    (built, why), (planned, why_not) = _or_refusal(resolve.resolve, request), _or_refusal(deferred.plan, request)
     if built is None or planned is None:
         return [] if why == why_not else [f"built: {why or 'yes'}; planned: {why_not or 'yes'}"]
     names = [f.name for f in fields(resolve.ResolvedRun) if f.name not in OTHERWISE]
     lines = [name for name in names if getattr(built, name) != getattr(planned, name)]
-    lines += on_node.unlike(planned_run.what_was_planned(planned), planned_run.what_was_planned(built))
+    lines += deferred.unlike(deferred.planned_facts(planned), deferred.planned_facts(built))
     pretrains = registry.find(request.recipe).task == "pretrain"
     compared = pretrains and not request.overrides  # an export takes a second or two
     if isinstance(built, resolve.BuiltRun) and compared and head(built.exported()) != head(planned):

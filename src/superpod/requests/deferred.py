@@ -1,27 +1,45 @@
-"""A request resolved by arithmetic alone, where NeMo is not installed: the job builds its configuration itself.
+"""Requests that the nodes build, because NeMo or the data are missing where the job is submitted.
 
-Everything that stands in a batch script and in a run folder follows from the recipe's facts, and from overrides whose
-effect is known here. The script carries the request and this project's sources in place of an exported file; on the
-nodes, `on_node.build` makes the configuration, and refuses one that is not what was planned.
+Without NeMo, everything in the batch script and in the run folder follows from the recipe's facts, and from overrides
+whose effect is known here. With deferred data, a data folder that another job makes (`recipes submit --after JOB`), it
+follows from the recipe on mock data. The script then carries the request and this project's sources in place of an
+exported file; on the nodes, `build` makes the configuration, and refuses one that differs from the plan. The job looks
+for the data before it starts the ranks (`runtime/attempts/deferred_data.py`).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superpod.collection import installed, own_models
 from superpod.collection.facts import environment
 from superpod.collection.registry import LAYOUTS, Recipe, find
+from superpod.common import atomic_file, collection
+from superpod.data.folder import FILE
 from superpod.errors import UserError
 from superpod.planner.layout import PARALLEL_SIZES, Layout
 from superpod.planner.planned_job import PlannedJob
 from superpod.requests.request import LENGTHS, Request
-from superpod.requests.resolve import PACKAGE, SOURCES, ResolvedRun, facts_of_data
+from superpod.requests.resolve import (
+    PACKAGE,
+    SOURCES,
+    BuiltRun,
+    ResolvedRun,
+    facts_of_data,
+    is_cached,
+    resolve,
+    resolve_cached,
+)
+
+if TYPE_CHECKING:
+    import nemo_run as run
 
 WITHOUT_NEMO = "run `recipes render ... > job.sbatch` where NeMo is installed, and `sbatch job.sbatch` here; or"
 NOTE = (
@@ -60,8 +78,64 @@ TINY_SAVES_EVERY = 10
 """Steps, as collection/models/tiny.py sets them."""
 
 
-def resolve(request: Request) -> ResolvedRun:
-    """What a request comes to, without its configuration.
+def resolve_for_job(request: Request) -> ResolvedRun:
+    """What a job of this request runs: resolved here, or deferred to its nodes.
+
+    Raises:
+        UserError: as `resolve` and `plan`.
+    """
+    if installed.missing():
+        return plan(request)
+    resolved = resolve_cached(without_deferred_data(request))
+    return defer(replace(resolved, request=request)) if request.deferred_data else resolved
+
+
+def needs_nemo(request: Request) -> bool:
+    """Whether `resolve_for_job` will import NeMo."""
+    return not installed.missing() and not is_cached(without_deferred_data(request))
+
+
+# -- deferred data ----------------------------------------------------------------------------------------------------
+
+
+def is_deferred(data: Path | None) -> bool:
+    """Whether a data folder is still to be made: `recipes data` writes its dataset.json last."""
+    return data is not None and not (data / FILE).exists() and not data.is_file()
+
+
+def with_deferred_data(request: Request, data: Path) -> Request:
+    """The request, which was checked without data, on a folder that is still to be made.
+
+    Raises:
+        UserError: its recipe is of a user's own folder, whose Python does not travel.
+    """
+    if is_own(request.sized()):
+        raise UserError(
+            f"--data {data} does not exist yet, and {request.recipe} is of a folder of your own: such a recipe is "
+            "built from its data where it is submitted",
+            "let the submission itself wait: sbatch --dependency=afterok:JOB --wrap 'recipes submit ...'",
+        )
+    return replace(request, data=data.absolute(), deferred_data=True)
+
+
+def note(request: Request, jobs: Sequence[str]) -> str:
+    """What is assumed about deferred data."""
+    return (
+        f"{request.data} does not exist yet, and {', '.join(jobs)} is trusted to make it; the run looks for it when "
+        "it starts, and stops where it is not there"
+    )
+
+
+def without_deferred_data(request: Request) -> Request:
+    """The same on mock data in place of deferred data: what can be decided now."""
+    return replace(request, data=None, deferred_data=False) if request.deferred_data else request
+
+
+# -- without NeMo -----------------------------------------------------------------------------------------------------
+
+
+def plan(request: Request) -> ResolvedRun:
+    """What a request comes to by arithmetic alone, where NeMo is not installed.
 
     Raises:
         UserError: an illegal layout, or a recipe or an override whose effect only NeMo can tell.
@@ -77,7 +151,7 @@ def resolve(request: Request) -> ResolvedRun:
     rules.require(legality.violations(job))
     nodes = values.get("trainer.num_nodes", request.num_nodes or recipe.nodes[0])
     gpus = values.get("trainer.devices", recipe.gpus_per_node)
-    run = ResolvedRun(
+    planned = ResolvedRun(
         request=request,
         job=job,
         plan=plans.of_run(job),
@@ -85,10 +159,10 @@ def resolve(request: Request) -> ResolvedRun:
         gpus_per_node=gpus,
         max_steps=values.get("trainer.max_steps", recipe.schedule.max_steps),
         save_every=values.get("log.ckpt.every_n_train_steps", _save_every(recipe, request.num_nodes)),
-        data_facts=facts_of_data(request.data) if request.data and not request.late_data else {},
+        data_facts=facts_of_data(request.data) if request.data and not request.deferred_data else {},
         lines=[],
     )
-    return built_by_ranks(run)
+    return defer(planned)
 
 
 def is_own(recipe: Recipe) -> bool:
@@ -96,10 +170,10 @@ def is_own(recipe: Recipe) -> bool:
     return recipe.source.parent != LAYOUTS or recipe.model.make.__module__.startswith(own_models.PREFIX)
 
 
-def built_by_ranks(run: ResolvedRun) -> ResolvedRun:
+def defer(run: ResolvedRun) -> ResolvedRun:
     """The run with a `source` that holds its request, which the ranks build."""
     heading = f"# {' '.join([run.request.recipe, *run.request.overrides])}: written by rank 0, which builds it"
-    return replace(run, on_node=True, lines=[heading], source=_source(run))
+    return replace(run, is_deferred=True, lines=[heading], source=_source(run))
 
 
 def _only_nemo(what: str) -> UserError:
@@ -173,7 +247,7 @@ def _overlaps_tp(base: PlannedJob, layout: Layout) -> bool:
     return base.options.overlap_tp
 
 
-# -- what travels to the nodes ---------------------------------------------------------------------------------------
+# -- what the job carries ---------------------------------------------------------------------------------------------
 
 SOURCE = '''"""{heading}
 
@@ -189,9 +263,9 @@ PLANNED = json.loads({planned!r})
 
 def recipe():
     """The whole recipe, a run.Partial."""
-    from superpod.requests import on_node
+    from superpod.requests import deferred
 
-    return on_node.build(REQUEST, PLANNED)
+    return deferred.build(REQUEST, PLANNED)
 '''
 
 
@@ -199,10 +273,10 @@ def _source(run: ResolvedRun) -> str:
     heading = f"{run.request.recipe} on {run.nodes} nodes x {run.gpus_per_node} GPUs, as it was submitted."
     request = run.request.decided()  # the node searches for no layout
     facts = json.dumps({"recipe": request.recipe, **request.facts(), "data_facts": run.data_facts})
-    return SOURCE.format(heading=heading, request=facts, planned=json.dumps(what_was_planned(run)))
+    return SOURCE.format(heading=heading, request=facts, planned=json.dumps(planned_facts(run)))
 
 
-def what_was_planned(run: ResolvedRun) -> dict[str, Any]:
+def planned_facts(run: ResolvedRun) -> dict[str, Any]:
     """What the configuration must come to, as JSON holds it: all that the script and preflight rest on."""
     job, sizes = run.job, ("nodes", "gpus_per_node", "max_steps", "save_every")
     facts: dict[str, Any] = {name: getattr(run, name) for name in sizes}
@@ -219,10 +293,49 @@ LEFT_OUT: tuple[Callable[[str], bool], ...] = (
 
 def sources(run: ResolvedRun) -> dict[str, Path]:
     """What the job of such a run carries beside the runtime: path in its code folder -> file."""
-    if not run.on_node:
+    if not run.is_deferred:
         return {}
     paths = [PACKAGE / "__init__.py", PACKAGE / "recipes.py", find(run.request.recipe).source]
     for folder in SOURCES:
         inside = sorted(path for path in (PACKAGE / folder).rglob("*.*") if path.is_file())
         paths += [p for p in inside if not any(leave(p.relative_to(PACKAGE).as_posix()) for leave in LEFT_OUT)]
     return {f"superpod/{path.relative_to(PACKAGE).as_posix()}": path for path in paths}
+
+
+# -- on the nodes -----------------------------------------------------------------------------------------------------
+
+
+def build(request: Mapping[str, Any], planned: Mapping[str, Any]) -> run.Partial:
+    """The recipe that was asked for, as every rank of the job builds it; rank 0 keeps its lines in the run folder.
+
+    Ends the process, before it joins the others, where the recipe breaks a rule or is not what was `planned`: the
+    nodes, the time limit and the memory were chosen for that.
+    """
+    os.environ.pop(collection.VARIABLE, None)  # the job carries what it needs, and the folder may not be here
+    try:
+        built = resolve(Request.of_facts(request["recipe"], request), request["data_facts"])
+    except UserError as wrong:
+        sys.exit(f"refused: {wrong}" + (f"\n  next: {wrong.hint}" if wrong.hint else ""))
+    differences = unlike(planned, planned_facts(built))
+    if differences:
+        sys.exit(f"refused: built on this node, it is not the run that was planned: {'; '.join(differences)}")
+    _keep_lines(built)
+    return built.partial
+
+
+def unlike(planned: Mapping[str, Any], built: Mapping[str, Any], where: str = "") -> list[str]:
+    """What differs between two answers of `planned_facts`, as `layout.tp: 2 planned, 4 built`."""
+    lines: list[str] = []
+    for name in sorted({*planned, *built}):
+        old, new = planned.get(name), built.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            lines += unlike(old, new, f"{where}{name}.")
+        elif old != new:
+            lines.append(f"{where}{name}: {old} planned, {new} built")
+    return lines
+
+
+def _keep_lines(built: BuiltRun) -> None:
+    run_dir = os.environ.get("SUPERPOD_RUN_DIR")
+    if run_dir and os.environ.get("RANK") == "0":
+        atomic_file.write(Path(run_dir, "recipe.txt"), "".join(f"{line}\n" for line in built.lines))

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from superpod.errors import UserError
-from superpod.requests import on_node, planned_run
+from superpod.requests import deferred
 from superpod.requests.request import Request
 from superpod.slurm.profiles import profiles
 from superpod.slurm.submission import connection, submit
-from tests.requests import planned_views
+from tests.requests import deferred_views
 
 RECIPE = "llama3_8b_pretrain_h100_bf16"
 STRATEGY = "trainer.strategy."
@@ -32,7 +32,7 @@ OVERRIDES = [
     ["optim.config.weight_decay=0.2", "optim.config.clip_grad=0.5", "optim.config.adam_beta1=0.8"],
     ["optim.config.adam_beta2=0.9", "optim.config.adam_eps=1e-7", "optim.lr_scheduler.constant_steps=2"],
     ["optim.lr_scheduler.warmup_steps=3", "optim.lr_scheduler.min_lr=1e-7", "optim.config.min_lr=1e-7"],
-    [f"{path}=2" for path in planned_run.NOT_PLANNED if not path.startswith(("optim", "resume"))],
+    [f"{path}=2" for path in deferred.NOT_PLANNED if not path.startswith(("optim", "resume"))],
 ]
 SAMPLE = [
     *(RECIPE, "llama3_70b_pretrain_h100_fp8cs", "mixtral_8x7b_pretrain_h100_bf16", "llama3_8b_lora_h100_bf16"),
@@ -42,7 +42,7 @@ SAMPLE = [
 
 
 def differences(folder: Path, cases) -> dict[str, list[str]]:
-    command = [sys.executable, "-W", "ignore", planned_views.__file__, json.dumps(cases), folder / "differences.json"]
+    command = [sys.executable, "-W", "ignore", deferred_views.__file__, json.dumps(cases), folder / "differences.json"]
     environ = {**os.environ, "TORCH_EXTENSIONS_DIR": os.devnull}
     done = subprocess.run(command, capture_output=True, text=True, timeout=1700, env=environ)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -82,7 +82,7 @@ def test_the_first_recipe_of_every_model_and_task(tmp_path):
 )
 def test_what_only_nemo_can_tell_is_refused_with_the_way_out(override):
     with pytest.raises(UserError, match="only NeMo can say") as refused:
-        planned_run.resolve(Request(RECIPE, (override,)))
+        deferred.plan(Request(RECIPE, (override,)))
     assert "recipes render" in refused.value.hint
     assert "sbatch job.sbatch" in refused.value.hint
 
@@ -92,8 +92,8 @@ def test_a_recipe_of_a_users_own_is_refused(tmp_path):
     own.parent.mkdir()
     own.write_text('96k_pretrain_h100_bf16 = { 16 = "tp=8,cp=8,sp,gbs=64" }\n')
     code = (
-        "from superpod.requests import planned_run\nfrom superpod.requests.request import Request\n"
-        "try: planned_run.resolve(Request('llama3_8b_96k_pretrain_h100_bf16'))\n"
+        "from superpod.requests import deferred\nfrom superpod.requests.request import Request\n"
+        "try: deferred.plan(Request('llama3_8b_96k_pretrain_h100_bf16'))\n"
         "except Exception as e: print(type(e).__name__, e)\n"
     )
     environ = {**os.environ, "SUPERPOD_RECIPES": str(tmp_path)}
@@ -104,12 +104,12 @@ def test_a_recipe_of_a_users_own_is_refused(tmp_path):
 
 def test_an_illegal_layout_is_refused_as_ever():
     with pytest.raises(UserError, match="tp 3"):
-        planned_run.resolve(Request(RECIPE, (f"{STRATEGY}tensor_model_parallel_size=3",)))
+        deferred.plan(Request(RECIPE, (f"{STRATEGY}tensor_model_parallel_size=3",)))
 
 
 def test_the_script_carries_one_models_layouts_and_stays_small():
-    run = planned_run.resolve(Request(RECIPE))
-    layouts = [name for name in planned_run.sources(run) if "/layouts/" in name]
+    run = deferred.plan(Request(RECIPE))
+    layouts = [name for name in deferred.sources(run) if "/layouts/" in name]
     assert layouts == ["superpod/collection/layouts/llama3_8b.toml"]
     text = submit.script(submit.Submission(run, profiles.load("dgx_h100")))
     assert len(text) < 1_000_000  # Slurm's max_script_size is 4 MB
@@ -118,8 +118,8 @@ def test_the_script_carries_one_models_layouts_and_stays_small():
 
 @pytest.mark.parametrize("override", ['log.name="\'\'\'\\"""', "optim.config.lr='''+__import__('os').system('x')+'''"])
 def test_no_text_of_the_user_leaves_its_place_in_the_carried_file(override, monkeypatch):
-    monkeypatch.setattr(planned_run, "NOT_PLANNED", ("log.name", "optim.config.lr"))
-    run = planned_run.resolve(Request(RECIPE, (override,)))
+    monkeypatch.setattr(deferred, "NOT_PLANNED", ("log.name", "optim.config.lr"))
+    run = deferred.plan(Request(RECIPE, (override,)))
     literals = [node.value for node in ast.walk(ast.parse(run.source)) if isinstance(node, ast.Constant)]
     request = next(text for text in literals if isinstance(text, str) and text.startswith('{"recipe"'))
     assert json.loads(request)["overrides"] == [override]
@@ -130,24 +130,24 @@ SIZES = [Request(RECIPE, num_nodes=3), Request(RECIPE, seq=4096, batch_tokens=2*
 
 @pytest.mark.parametrize("request_of_a_size", SIZES)
 def test_the_node_gets_the_size_that_was_decided_and_searches_for_none(request_of_a_size):
-    run = planned_run.resolve(request_of_a_size)
+    run = deferred.plan(request_of_a_size)
     literals = [node.value for node in ast.walk(ast.parse(run.source)) if isinstance(node, ast.Constant)]
     carried = json.loads(next(text for text in literals if isinstance(text, str) and text.startswith('{"recipe"')))
-    second = planned_run.resolve(Request.of_facts(carried["recipe"], carried))
-    assert on_node.unlike(planned_run.what_was_planned(run), planned_run.what_was_planned(second)) == []
+    second = deferred.plan(Request.of_facts(carried["recipe"], carried))
+    assert deferred.unlike(deferred.planned_facts(run), deferred.planned_facts(second)) == []
 
 
 def test_a_run_folder_has_its_script_its_plan_and_its_facts(tmp_path):
-    submission = submit.Submission(planned_run.resolve(Request(RECIPE)), profiles.load("dgx_h100"), str(tmp_path))
+    submission = submit.Submission(deferred.plan(Request(RECIPE)), profiles.load("dgx_h100"), str(tmp_path))
     folder = Path(submit.new_run(submission, connection.Connection()))
     assert {"job.sbatch", "plan.json", "run.json", "recipe.txt"} <= {path.name for path in folder.iterdir()}
     facts = json.loads((folder / "run.json").read_text())
     assert (facts["nodes"], facts["gpus_per_node"], facts["max_steps"]) == (1, 8, submission.run.max_steps)
-    assert "on_node.build(REQUEST, PLANNED)" in (folder / "job.sbatch").read_text()
+    assert "deferred.build(REQUEST, PLANNED)" in (folder / "job.sbatch").read_text()
 
 
 def test_what_differs_on_the_node_is_named_with_both_values():
-    planned = planned_run.what_was_planned(planned_run.resolve(Request(RECIPE)))
-    assert on_node.unlike(planned, planned) == []
+    planned = deferred.planned_facts(deferred.plan(Request(RECIPE)))
+    assert deferred.unlike(planned, planned) == []
     built = {**planned, "nodes": 2, "layout": {**planned["layout"], "tp": 8}}
-    assert on_node.unlike(planned, built) == ["layout.tp: 2 planned, 8 built", "nodes: 1 planned, 2 built"]
+    assert deferred.unlike(planned, built) == ["layout.tp: 2 planned, 8 built", "nodes: 1 planned, 2 built"]

@@ -13,7 +13,7 @@ from superpod.cli.options.profile_option import ProfileOptions
 from superpod.cli.options.size_options import SizeOptions
 from superpod.collection import installed
 from superpod.errors import UserError
-from superpod.requests import late_data, planned_run, resolve
+from superpod.requests import deferred
 from superpod.requests.request import Request
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.preflight import dependency, preflight
@@ -40,8 +40,8 @@ def test_a_folder_that_the_job_is_to_make_is_taken_on_trust_and_said(begun, tmp_
         data.mkdir()
         (data / "train.bin").touch()
     both = requests(data)
-    assert [(request.data, request.late_data) for request in both] == [(data, True)] * 2
-    assert late_data.note(both[0], ["afterok:4711"]).startswith(
+    assert [(request.data, request.deferred_data) for request in both] == [(data, True)] * 2
+    assert deferred.note(both[0], ["afterok:4711"]).startswith(
         f"{data} does not exist yet, and afterok:4711 is trusted to make it"
     )
 
@@ -69,13 +69,13 @@ def test_the_script_carries_the_request_and_the_run_folder_says_so(tmp_path, mon
     """Where NeMo is not installed; where it is, `test_the_ranks_build_...` has it."""
     monkeypatch.setattr(installed, "missing", lambda: "nemo")
     data = tmp_path / "web"
-    run = resolve.resolve_cached(requests(data)[0])
-    assert (run.on_node, run.data_facts) == (True, {})
+    run = deferred.resolve_for_job(requests(data)[0])
+    assert (run.is_deferred, run.data_facts) == (True, {})
     assert str(data) in run.source
     submission = slurm_submit.Submission(run, profiles.load("dgx_h100"), str(tmp_path / "runs"))
     facts = slurm_submit.facts(submission)
     assert (facts["data"], facts["late_data"]) == (str(data), True)
-    assert planned_run.sources(run)
+    assert deferred.sources(run)
     assert slurm_submit.script(submission)
     assert slurm_submit.package(run, submission.cluster) == {}
     rehearsed = slurm_submit.package(run, profiles.load("testbed"))  # its ranks are superpod.rehearsal.rank
@@ -84,18 +84,18 @@ def test_the_script_carries_the_request_and_the_run_folder_says_so(tmp_path, mon
 
 def test_a_run_that_goes_on_reads_the_folder_as_any_other(tmp_path):
     data = tmp_path / "web"
-    facts = Request(RECIPE, data=data, late_data=True).facts()
+    facts = Request(RECIPE, data=data, deferred_data=True).facts()
     run = RunFolder.create(tmp_path / "runs", RECIPE, facts=facts, recipe_lines=[])
-    assert Request.of_run(run).late_data
+    assert Request.of_run(run).deferred_data
     data.mkdir()
     (data / "dataset.json").write_text("{}")
-    assert not Request.of_run(run).late_data
+    assert not Request.of_run(run).deferred_data
     with pytest.raises(UserError, match=r"dataset\.json"):
         Request.of_run(run).check()
 
 
 def test_a_recipe_of_a_users_own_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(planned_run, "is_own", lambda recipe: True)
+    monkeypatch.setattr(deferred, "is_own", lambda recipe: True)
     with pytest.raises(UserError, match="of a folder of your own") as refused:
         requests(tmp_path / "web")
     assert "--wrap" in refused.value.hint
@@ -134,7 +134,7 @@ from superpod.runtime.rank.rank import load
 from superpod.nemo2.export import flatten
 data, place = Path(sys.argv[1]), Path(sys.argv[2])
 words = ("trainer.max_steps=7", "model.config.hidden_dropout=0.1", "data.num_workers=3")  # the second: NeMo alone knows
-late = resolve.resolve_cached(Request("tiny_llama3", words, data, late_data=True))
+late = deferred.resolve_for_job(Request("tiny_llama3", words, data, deferred_data=True))
 (place / "recipe.py").write_text(late.source)
 file = load(place / "recipe.py")
 try:
