@@ -44,7 +44,7 @@ class Server:
 
 
 def _start() -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "ignore", __file__]
+    command = [sys.executable, "-P", "-W", "ignore", __file__]  # -P: tests/requests is not the package requests
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert cast(IO[str], process.stdout).readline().strip() == STARTED
     return process
