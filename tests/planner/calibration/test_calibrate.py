@@ -10,7 +10,7 @@ from superpod.errors import UserError
 from superpod.planner import explain, hardware, models, predict, search
 from superpod.planner.calibration import calibration_file, corrections
 from superpod.planner.calibration.calibrate import Calibration, Measured, calibrate, with_values
-from superpod.planner.formats import hardware_file
+from superpod.planner.hardware import hardware_file
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 

@@ -1,47 +1,15 @@
-"""`Gpu`, `Node`, `Fabric`: what the hardware can do on paper. The numbers and their sources: `data/hardware.toml`.
-
-What it does in practice (efficiency, measured collectives) is calibration, and lies elsewhere. A user adds hardware in
-a TOML file of the same form; `load` reads it over the built-in tables.
-"""
+"""`Gpu`, `Node`, `Fabric` and `Hardware`: what the hardware can do on paper."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
-from superpod.common import collection
 from superpod.errors import UserError, did_you_mean
-from superpod.planner.formats.files import text_of
-
-DATA = Path(__file__).parent / "data" / "hardware.toml"
+from superpod.planner.hardware.precisions import PLAIN
 
 GIB = 2**30
-
-PLAIN = ("fp32", "tf32", "bf16", "fp16")
-"""Precisions that scale nothing."""
-SCALED = ("fp8ds", "fp8cs", "fp8bw", "mxfp8", "nvfp4")
-"""Precisions that scale tensors or blocks: FP8 with delayed, current and blockwise scaling; MXFP8; NVFP4."""
-PRECISIONS = (*PLAIN, *SCALED)
-
-PRECISION_ALIASES = {
-    "fp8-ds": "fp8ds",
-    "fp8-delayed": "fp8ds",
-    "fp8-cs": "fp8cs",
-    "fp8 current scaling": "fp8cs",
-    "fp8 (torchao float8)": "fp8cs",  # torchao scales each tensor by its current maximum
-    "float8": "fp8cs",
-    "fp8-sc": "fp8bw",  # Megatron-Bridge's "sub-channel"
-    "fp8-bw": "fp8bw",
-    "fp8 blockwise": "fp8bw",
-    "fp8-mx": "mxfp8",
-    "fp8_mx": "mxfp8",
-    "nvfp4": "nvfp4",
-    "fp8": "fp8",  # the kind is not printed: delayed until mid-2025, current on Hopper later
-}
-"""Other spellings of precisions, in lower case. `fp8` stays as it is: only the caller can know which kind it means."""
 
 
 @dataclass(frozen=True)
@@ -222,66 +190,6 @@ class Hardware:
         """The built-in InfiniBand fabric of the speed of the node's ports: that of its SuperPOD."""
         plain = [fabric for fabric in self.fabrics.values() if not fabric.rails]
         return min(plain, key=lambda fabric: abs(fabric.gbps - node.nic_gbps))
-
-
-def gpu(name: str) -> Gpu:
-    """A built-in GPU. Raises UserError naming the closest ones when there is none."""
-    return builtin().gpu(name)
-
-
-def node(name: str) -> Node:
-    """A built-in node; `h100` is DGX H100. Raises as `gpu`."""
-    return builtin().node(name)
-
-
-def fabric(name: str) -> Fabric:
-    """A built-in fabric. Raises as `gpu`."""
-    return builtin().fabric(name)
-
-
-def precision(text: str) -> str:
-    """The name here of a precision: one of `PRECISIONS`, or `fp8` where the text does not say which kind.
-
-    Free text is taken by its parts: `BF16, dist-opt (ZeRO-1)` is bf16, `FSDP+CP+compile+Float8` is fp8cs.
-
-    Raises:
-        UserError: when no precision is in it.
-    """
-    low = text.strip().lower()
-    words = [low, low.split(",")[0].strip(), *low.replace("+", " ").replace(",", " ").split()]
-    for word in words:
-        if word in PRECISIONS or word in PRECISION_ALIASES:
-            return PRECISION_ALIASES.get(word, word)
-    known = [*PRECISIONS, *PRECISION_ALIASES]
-    raise UserError(f"no precision is called {text!r}", did_you_mean(low, known) or f"known: {', '.join(PRECISIONS)}")
-
-
-@cache
-def builtin() -> Hardware:
-    """The hardware of `data/hardware.toml`, and after it that of the user's collections (`superpod.common.collection`).
-
-    Raises:
-        UserError: when a collection's file is wrong, or gives a name that is taken.
-    """
-    from superpod.planner.formats import hardware_file
-
-    facts = hardware_file.add(text_of(DATA), DATA.name, Hardware({}, {}, {}))
-    for path in collection.files("hardware"):
-        facts = hardware_file.add(text_of(path), str(path), facts, new_names=True)
-    return facts
-
-
-def load(path: str | Path) -> Hardware:
-    """The user's hardware over the built-in: tables `[gpu.NAME]`, `[node.NAME]`, `[fabric.NAME]`, `[generation.NAME]`.
-
-    `like = "h100"` in a table takes what the table does not say from a built-in one.
-
-    Raises:
-        UserError: naming file, line, table and key, and what the key may hold.
-    """
-    from superpod.planner.formats import hardware_file
-
-    return hardware_file.add(text_of(Path(path)), str(path), builtin())
 
 
 Kind = TypeVar("Kind", Gpu, Node, Fabric)

@@ -11,7 +11,8 @@ from superpod.common import collection
 from superpod.errors import UserError, did_you_mean
 from superpod.planner.calibration import corrections
 from superpod.planner.formats.files import line_of, parse_toml
-from superpod.planner.hardware import SCALED, Fabric, Gpu, Hardware, Kind, Node, pick
+from superpod.planner.hardware.devices import Fabric, Gpu, Hardware, Kind, Node, pick
+from superpod.planner.hardware.precisions import SCALED
 
 NAMED = ("generation", "gpu", "node", "fabric")
 SECTIONS = (*NAMED, "calibration")
