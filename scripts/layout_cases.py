@@ -10,9 +10,9 @@ from functools import cache
 from typing import Literal
 
 from superpod.collection import registry
+from superpod.collection.recipe_job import decided, settled, with_attention
 from superpod.collection.registry import TASKS, Task
 from superpod.errors import UserError
-from superpod.nemo2.planned_job import decided, settled, with_attention
 from superpod.planner import hardware
 from superpod.planner.hardware import Gpu
 from superpod.planner.layout import Layout

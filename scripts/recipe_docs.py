@@ -15,8 +15,8 @@ from pathlib import Path
 
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
+from superpod.collection.recipe_job import job
 from superpod.collection.registry import Recipe
-from superpod.nemo2.planned_job import job
 from superpod.planner import predict
 from superpod.planner.layout import Layout
 

@@ -11,11 +11,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from superpod.collection import layout_file, registry
+from superpod.collection import layout_file, recipe_job, registry, save_interval
 from superpod.collection.layout_text import Entry
 from superpod.collection.registry import Recipe
-from superpod.nemo2 import planned_job
-from superpod.nemo2.build import resilience
 from superpod.planner import predict
 
 Saves = Mapping[str, dict[int, int]]
@@ -52,9 +50,9 @@ def _unmoved(recipe: Recipe, before: Iterable[Entry]) -> dict[int, int]:
 def _computed(sizes: Sequence[tuple[Recipe, int]], known: Saves) -> Iterator[tuple[str, int, int]]:
     """(recipe, nodes, steps) of the sizes that are not known, by the planner's step time."""
     missing = [(recipe, nodes) for recipe, nodes in sizes if nodes not in known[recipe.suffix]]
-    predictions = predict.many([planned_job.job(recipe, nodes) for recipe, nodes in missing])
+    predictions = predict.many([recipe_job.job(recipe, nodes) for recipe, nodes in missing])
     for (recipe, nodes), prediction in zip(missing, predictions, strict=True):
-        yield recipe.suffix, nodes, resilience.cadence(prediction.step_time_s)
+        yield recipe.suffix, nodes, save_interval.cadence(prediction.step_time_s)
 
 
 def main() -> None:

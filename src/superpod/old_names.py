@@ -25,7 +25,7 @@ NEW_NAMES = {
     "recipes.data.module": "nemo2.data_module",
     "recipes.hf_model": "weights.families.hf_model",
     "recipes.overrides": "nemo2.overrides",
-    "recipes.planned_job": "nemo2.planned_job",
+    "recipes.planned_job": "nemo2.validation.configured_job",
     "recipes.registry": "collection.registry",
 }
 """Old name -> new name, both below `superpod`."""

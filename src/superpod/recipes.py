@@ -31,7 +31,7 @@ def build(
     Args:
         name: as `recipes list` shows it.
         num_nodes: None = the recipe's smallest size; one that it does not declare is planned on the spot.
-        options: variants, comma-separated: `superpod.collection.options.OPTIONS`.
+        options: variants, comma-separated: `superpod.nemo2.options.OPTIONS`.
         seq: tokens of a sample; None = the recipe's.
         gbs: samples of a global batch; None = the recipe's.
         batch_tokens: tokens of a global batch, in place of `gbs`.
@@ -50,9 +50,9 @@ def build_sized(recipe: Recipe, num_nodes: int | None = None, options: str = "")
 
     try:
         _no_compiler_without_gpu()
-        from superpod.collection import options as variants
         from superpod.collection import ranks
         from superpod.collection.facts import environment
+        from superpod.nemo2 import options as variants
         from superpod.nemo2.build import partial
     except ModuleNotFoundError as missing:
         raise UserError(

@@ -2,10 +2,8 @@ import shutil
 
 import pytest
 
-from superpod.collection import layout_file, layout_text, registry
+from superpod.collection import layout_file, layout_text, recipe_job, registry, save_interval
 from superpod.errors import UserError
-from superpod.nemo2 import planned_job
-from superpod.nemo2.build import resilience
 from superpod.planner import hardware, models
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import Options, PlannedJob
@@ -121,11 +119,11 @@ def test_what_is_written_is_what_the_registry_reads(folder):
 def test_the_steps_that_are_written_are_those_that_the_recipe_would_compute(tmp_path, name):
     recipe = registry.find(name)
     for nodes in recipe.nodes:
-        job = planned_job.job(recipe, nodes)
-        assert layout_file.save_every(job.replace(options=Options())) == resilience.planned(job)
+        job = recipe_job.job(recipe, nodes)
+        assert layout_file.save_every(job.replace(options=Options())) == save_interval.planned(job)
         layout_file.write(recipe.model.name, job, folder=tmp_path)
     (entry,) = layout_text.read(tmp_path / f"{recipe.model.name}.toml")
-    assert entry.saves == {n: resilience.planned(planned_job.job(recipe, n)) for n in recipe.nodes}
+    assert entry.saves == {n: save_interval.planned(recipe_job.job(recipe, n)) for n in recipe.nodes}
 
 
 def test_what_was_written_twice_is_written_once(folder):
@@ -156,6 +154,6 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path):
 
 def test_fine_tuning_of_a_model_with_long_samples_has_no_length_in_its_name(tmp_path):
     """nemotronh_4b is trained on 8,192 tokens and tuned on 4,096, which is what `sft` means."""
-    job = planned_job.job(registry.find("nemotronh_4b_sft_h100_bf16"))
+    job = recipe_job.job(registry.find("nemotronh_4b_sft_h100_bf16"))
     text = layout_file.write("nemotronh_4b", job, folder=tmp_path).read_text()
     assert text.startswith("sft_h100_bf16 = {")

@@ -1,6 +1,6 @@
 import pytest
 
-from superpod.collection import layout_text, registry
+from superpod.collection import declarations, layout_text, registry
 from superpod.errors import UserError
 from superpod.planner.layout import Layout
 
@@ -151,9 +151,9 @@ def test_the_name_of_the_earlier_form_is_not_a_recipe(tmp_path, text):
 
 def test_a_recipe_is_laid_out_once(tmp_path, monkeypatch):
     (tmp_path / "llama3_8b.toml").write_text(2 * (EARLIER_HEAD + "nodes.1 = { gbs = 1 }\n"))
-    monkeypatch.setattr(registry, "LAYOUTS", tmp_path)
+    monkeypatch.setattr(declarations, "LAYOUTS", tmp_path)
     with pytest.raises(UserError, match=r"llama3_8b_pretrain_h100_bf16 is laid out already"):
-        registry._of.__wrapped__(registry.models()["llama3_8b"])
+        declarations.recipes_of.__wrapped__(registry.models()["llama3_8b"])
 
 
 def test_unknown_recipe_names_the_closest():

@@ -67,7 +67,7 @@ SHARDED = ("precision_aware", "offload_optimizer")
 
 def refusal(partial: Any, option: str) -> list[str]:
     """How a recipe refuses an option: [] = it takes it."""
-    from superpod.collection import options
+    from superpod.nemo2 import options
 
     try:
         options.apply(copy.deepcopy(partial), option)

@@ -4,9 +4,9 @@ import sys
 
 from fiddle import printing
 
-from superpod.collection import registry
+from superpod.collection import recipe_job, registry, save_interval
 from superpod.collection.sizes.sized import Size, sized
-from superpod.nemo2.build import partial, resilience
+from superpod.nemo2.build import partial
 from superpod.planner import predict
 from superpod.planner.timing import steptime
 
@@ -33,13 +33,13 @@ def main() -> int:
     before, real = built(), steptime.step
     steptime.step = lambda *args: doubled(real(*args))
     recipe = registry.find("llama3_8b_pretrain_h100_bf16")
-    taken = predict.one(resilience.job(recipe)).step_time_s
+    taken = predict.one(recipe_job.job(recipe)).step_time_s
     print(taken, sum(map(len, before.values())))
     after = built()
     on_the_spot = sized(recipe, Size(num_nodes=3, gbs=480))
     assert on_the_spot.saves == {}
-    assert resilience.save_every(on_the_spot, 3) == resilience.cadence(
-        predict.one(resilience.job(on_the_spot, 3)).step_time_s
+    assert save_interval.save_every(on_the_spot, 3) == save_interval.cadence(
+        predict.one(recipe_job.job(on_the_spot, 3)).step_time_s
     )
     return int(before != after)
 

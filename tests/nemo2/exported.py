@@ -97,7 +97,7 @@ def exported(name: str, folder: Path) -> list[str]:
     from superpod.nemo2.export import diff, recipe_source
     from superpod.nemo2.export.flatten import flatten
     from superpod.nemo2.export.heading import heading
-    from superpod.nemo2.planned_job import of_partial
+    from superpod.nemo2.validation.configured_job import of_partial
     from superpod.rehearsal.script import hidden
 
     partial: Any = diff.load(name)
@@ -122,8 +122,8 @@ GPU_RECIPES = ("llama3_70b_pretrain_h100_bf16", "llama3_70b_pretrain_a100_bf16",
 def environment_of(name: str) -> dict[str, str]:
     """What the ranks of a recipe need, by `collection/facts/environment.py`."""
     from superpod.collection.facts import environment
+    from superpod.collection.recipe_job import job
     from superpod.collection.registry import find
-    from superpod.nemo2.planned_job import job
 
     return {variable.name: variable.value for variable in environment.variables(job(find(name)))}
 

@@ -21,7 +21,7 @@ USERBUFFERS = "llama3_70b_sft_h100_bf16"
 def finetuned(name: str, nodes: int | None = None) -> dict[str, Any]:
     """What fine-tuning sets, and what the planner knows of it."""
     from superpod.collection.registry import find
-    from superpod.nemo2.planned_job import job, of_partial
+    from superpod.nemo2.validation.configured_job import job, of_partial
     from superpod.recipes import build
 
     partial, recipe = build(name, nodes), find(name)
@@ -52,7 +52,7 @@ def optioned(name: str, options: str) -> dict[str, Any]:
     """What an option makes of a recipe: its environment, and its precision as the planner sees it."""
     from superpod.collection.facts import environment
     from superpod.collection.registry import find
-    from superpod.nemo2.planned_job import of_partial
+    from superpod.nemo2.validation.configured_job import of_partial
     from superpod.recipes import build
 
     try:
@@ -132,7 +132,7 @@ def graphs_by_override() -> list[bool]:
     """Whether the planner, and so the environment, sees CUDA graphs by each field that records them."""
     from superpod.collection.registry import find
     from superpod.nemo2 import overrides
-    from superpod.nemo2.planned_job import of_partial
+    from superpod.nemo2.validation.configured_job import of_partial
     from superpod.recipes import build
 
     seen = []

@@ -58,7 +58,6 @@ def _jobs(name: str, nodes: int | None, overrides: list[str], folder: Path) -> t
     from superpod import recipes
     from superpod.collection.registry import find
     from superpod.nemo2 import overrides as changing
-    from superpod.nemo2 import planned_job
     from superpod.nemo2.export import recipe_source
     from superpod.nemo2.validation import configured_job
     from superpod.runtime.rank.rank import load
@@ -70,7 +69,7 @@ def _jobs(name: str, nodes: int | None, overrides: list[str], folder: Path) -> t
     path.write_text(recipe_source.render(partial, name, []))
     exported = load(path).recipe()
     return partial, (
-        planned_job.of_partial(partial, recipe),
+        configured_job.of_partial(partial, recipe),
         configured_job.of_configuration(exported, recipe.gpu),
     )
 

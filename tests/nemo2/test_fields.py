@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from superpod.collection import options, registry
+from superpod.collection import registry
 from superpod.collection.facts import missing_weights
+from superpod.collection.recipe_job import adapter_rank, job
 from superpod.collection.registry import recipes
 from superpod.collection.sizes import tune
 from superpod.errors import UserError
-from superpod.nemo2.planned_job import adapter_rank, job
+from superpod.nemo2 import options
 from superpod.weights.transfer import huggingface
 from tests.nemo2.fields import LORA_8, LORA_16, LORA_32, SFT
 

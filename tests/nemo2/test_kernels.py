@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 BUILD = """
 import json, sys
 from superpod.recipes import build
-from superpod.nemo2.planned_job import job, of_partial
+from superpod.nemo2.validation.configured_job import job, of_partial
 from superpod.collection.registry import find
 
 seen = {}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from superpod.collection.recipe_job import decided, job
 from superpod.collection.registry import recipes
-from superpod.nemo2.planned_job import decided, job
 from superpod.planner import predict
 
 BF16_PARAMETERS, FP8_PARAMETERS = "llama3_8b_pretrain_b200_mxfp8", "llama3_70b_pretrain_b200_mxfp8"

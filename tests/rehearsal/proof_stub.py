@@ -6,7 +6,7 @@ from pathlib import Path
 
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
-from superpod.nemo2.planned_job import job
+from superpod.collection.recipe_job import job
 from superpod.rehearsal.proof import parameter_counts, proof_store, rank_models
 
 

@@ -36,7 +36,7 @@ def sharded(folder: Path, without: frozenset[str]) -> dict[str, Any]:
 
 def with_option(folder: Path, without: frozenset[str], option: str) -> dict[str, Any]:
     """Four steps in bf16 with an option, from the weights that the reference draws too."""
-    from superpod.collection import options
+    from superpod.nemo2 import options
 
     recipe = tiny(folder, steps=4, precision="bf16")
     options.apply(recipe, option)

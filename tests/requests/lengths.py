@@ -10,7 +10,7 @@ from typing import Any
 
 from superpod.collection import registry
 from superpod.errors import UserError
-from superpod.nemo2 import planned_job
+from superpod.nemo2.validation import configured_job
 from superpod.requests import resolve
 from superpod.requests.request import Request
 
@@ -34,7 +34,7 @@ def at(recipe: registry.Recipe, seq: int) -> str:
         return f"refused: {refused}"
     partial, _ = resolve.configure(request)
     config = partial.model.config
-    planned, built = request.job(), planned_job.of_partial(partial, recipe)
+    planned, built = request.job(), configured_job.of_partial(partial, recipe)
     have: dict[str, Any] = {"data": partial.data.seq_length, "model": config.seq_length}
     have |= {"planned": planned.seq, "built": built.seq}
     wrong = {name: value for name, value in have.items() if value != seq}

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from superpod.collection import layout_text, registry
+from superpod.collection import layout_text, recipe_job, registry, save_interval
 from superpod.common import atomic_file, collection
 from superpod.errors import UserError
-from superpod.nemo2 import planned_job
-from superpod.nemo2.build import resilience
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 
@@ -61,8 +59,8 @@ def _suffix(job: PlannedJob) -> str:
 
 def save_every(job: PlannedJob) -> int:
     """Steps between two checkpoints of the recipe that the job becomes: with the options that recipes have."""
-    options = planned_job.decided(job.task, job.precision, job.layout.sharding, job.model)
-    return resilience.planned(planned_job.settled(job.replace(options=options)))
+    options = recipe_job.decided(job.task, job.precision, job.layout.sharding, job.model)
+    return save_interval.planned(recipe_job.settled(job.replace(options=options)))
 
 
 def with_size(text: str, file: str, suffix: str, nodes: int, layout: Layout, save_every: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from superpod.collection import recipe_job
 from superpod.collection.facts import proof_level
 from superpod.collection.registry import Recipe, find, recipes
 from superpod.collection.sizes.sized import Size, sized
@@ -17,7 +18,6 @@ from superpod.data.samples import packing
 from superpod.data.samples.samples import DEFAULT, Reading
 from superpod.errors import UserError, did_you_mean
 from superpod.launch import finetune_overrides
-from superpod.nemo2 import planned_job
 from superpod.planner.rules import kernel_rules
 from superpod.runtime.attempts.model_steps import PACKED
 from superpod.runtime.runs import owner
@@ -130,10 +130,10 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DEC
 
 def _check_packing(recipe: Recipe, task: Task) -> None:
     """Unpacked samples lie in the same files, and so are refused alike, but by models that read no ends of samples."""
-    why = planned_job.refuses_packed(recipe.shape)
+    why = recipe_job.refuses_packed(recipe.shape)
     if recipe.task == "dora" and recipe.shape.kv_lora:  # peft/dora.py: a magnitude of (1, 1, width) on (tokens, width)
         why = "NeMo 2.7.3's DoRA gives its latent attention a dimension more than packed samples have"
-    alone = planned_job.knows_no_ends(recipe.shape)
+    alone = recipe_job.knows_no_ends(recipe.shape)
     if why and (task.pack or not alone):
         export = f"`recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked"
         raise UserError(
@@ -144,12 +144,12 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
 
 def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], size: Size) -> None:
     """Samples lie end to end in a sequence, packed or one by one: attention must take the padding between them."""
-    planned = planned_job.job(sized(recipe, size), size.num_nodes)
+    planned = recipe_job.job(sized(recipe, size), size.num_nodes)
     given = [value for path, _, value in (text.partition("=") for text in overrides) if path == CONTEXT_PARALLEL]
     cp = int(given[-1]) if given and given[-1].isdecimal() else planned.layout.cp
     whole = [str(nodes) for nodes in recipe.nodes if recipe.layout(nodes).cp == 1]
     near = f"--num-nodes {' or '.join(whole)}; " if whole and not given else ""
-    if cp > 1 and planned_job.knows_no_ends(recipe.shape):
+    if cp > 1 and recipe_job.knows_no_ends(recipe.shape):
         raise UserError(
             f"{recipe.name} with cp {cp} would share out each sample over the ranks, and NeMo 2.7.3 does not tell "
             f"{recipe.model.name} where one ends",

@@ -11,9 +11,8 @@ import fiddle as fdl
 import nemo_run as run
 from fiddle._src import history
 
-from superpod.collection import options
 from superpod.errors import UserError, did_you_mean
-from superpod.nemo2 import override_values, shorthands
+from superpod.nemo2 import options, override_values, shorthands
 from superpod.nemo2.signatures import parameter_of, parameters
 from superpod.nemo2.validation import values
 from superpod.nemo2.validation.reading import Reader

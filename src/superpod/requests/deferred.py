@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.collection import installed, own_models
+from superpod.collection import installed, own_models, save_interval
 from superpod.collection.facts import environment
 from superpod.collection.registry import LAYOUTS, Recipe, find
 from superpod.common import atomic_file, collection
@@ -211,10 +211,10 @@ def _value(text: str, path: str, value: str) -> int | bool | None:
 
 
 def _job(recipe: Recipe, request: Request, values: dict[str, Any]) -> PlannedJob:
-    from superpod.nemo2 import planned_job
+    from superpod.collection import recipe_job
     from superpod.planner import hardware
 
-    base = planned_job.job(recipe, request.num_nodes)  # the length of a sample is the sized recipe's
+    base = recipe_job.job(recipe, request.num_nodes)  # the length of a sample is the sized recipe's
     layout = replace(base.layout, **{short: values[path] for path, short in LAYOUT_FIELDS.items() if path in values})
     nodes = values.get("trainer.num_nodes", request.num_nodes or recipe.nodes[0])
     job = base.replace(
@@ -222,7 +222,7 @@ def _job(recipe: Recipe, request: Request, values: dict[str, Any]) -> PlannedJob
         gpus=nodes * values.get("trainer.devices", recipe.gpus_per_node),
         options=replace(base.options, overlap_tp=_overlaps_tp(base, layout), **_of_family(recipe.model.name)),
     )
-    job = planned_job.with_attention(job)
+    job = recipe_job.with_attention(job)
     if not request.gpu:
         return job
     node = hardware.builtin().node(request.gpu)
@@ -234,9 +234,8 @@ def _of_family(model: str) -> dict[str, Any]:
 
 
 def _save_every(recipe: Recipe, num_nodes: int | None) -> int:
-    from superpod.nemo2.build import resilience
 
-    return TINY_SAVES_EVERY if recipe.model.name.startswith("tiny_") else resilience.save_every(recipe, num_nodes)
+    return TINY_SAVES_EVERY if recipe.model.name.startswith("tiny_") else save_interval.save_every(recipe, num_nodes)
 
 
 def _overlaps_tp(base: PlannedJob, layout: Layout) -> bool:

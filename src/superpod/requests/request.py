@@ -124,9 +124,9 @@ class Request:
 
     def job(self) -> PlannedJob:
         """The planner's job of the sized recipe, without what overrides change. Raises UserError as `sized`."""
-        from superpod.nemo2 import planned_job
+        from superpod.collection import recipe_job
 
-        return planned_job.job(self.sized(), self.num_nodes)
+        return recipe_job.job(self.sized(), self.num_nodes)
 
     def refuse_illegal(self) -> None:
         """Refuse, before NeMo is imported, a size or sequence that the layout cannot have; overrides may yet mend it.
@@ -275,9 +275,9 @@ ROOTS = ("model", "data", "trainer", "log", "resume", "optim", "peft", "tokenize
 
 
 def _check_override(text: str) -> None:
-    from superpod.collection import options
     from superpod.collection.facts import override_fields
     from superpod.common.redaction import redact_text
+    from superpod.nemo2 import options
 
     if not re.match(r"[A-Za-z_][\w.\[\]]*\W*=", text):
         raise UserError(f"{text!r} is not an override", "write path=value, such as trainer.max_steps=10")

@@ -130,14 +130,13 @@ def planned_job_of(partial: run.Partial, request: Request) -> PlannedJob:
         UserError: a model that the planner does not know, or sizes that contradict each other.
     """
     from superpod.collection.registry import find
-    from superpod.nemo2 import planned_job
     from superpod.nemo2.validation import configured_job
     from superpod.planner import hardware
     from superpod.requests import subject
 
     if subject.kind(request.recipe) != "recipe":
         return configured_job.of_configuration(partial, subject.gpu_of(partial, request.gpu))
-    job = planned_job.of_partial(partial, find(request.recipe))
+    job = configured_job.of_partial(partial, find(request.recipe))
     if not request.gpu:
         return job
     node = hardware.builtin().node(request.gpu)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
-from superpod.nemo2.planned_job import records_graphs
+from superpod.nemo2.validation.configured_job import records_graphs
 
 if TYPE_CHECKING:
     import nemo_run as run

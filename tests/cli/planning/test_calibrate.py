@@ -12,11 +12,11 @@ import pytest
 from superpod.cli import app
 from superpod.cli.options import hardware_option
 from superpod.cli.planning import calibrate
+from superpod.collection import recipe_job
 from superpod.collection.registry import find
 from superpod.common import collection
 from superpod.common.files import append_line, write_json
 from superpod.errors import UserError
-from superpod.nemo2 import planned_job
 from superpod.planner import hardware, plans
 from superpod.planner.formats import files
 from superpod.planner.tables import measured, published
@@ -125,7 +125,7 @@ def test_nothing_to_calibrate_from_is_refused(recipes_cli, tmp_path):
 
 def run_folder(tmp_path, slower_by: float) -> RunFolder:
     """A finished run of a recipe, as much slower than its plan."""
-    job = planned_job.job(find(RECIPE), None)
+    job = recipe_job.job(find(RECIPE), None)
     run = RunFolder.create(tmp_path / "runs", RECIPE, facts={}, recipe_lines=[])
     plan = plans.of_run(job)
     write_json(run.path / "plan.json", plan)
@@ -142,7 +142,7 @@ def run_folder(tmp_path, slower_by: float) -> RunFolder:
 def test_a_run_folder_is_a_measurement(tmp_path):
     run = run_folder(tmp_path, 1.25)
     one = measured_runs.measured(run)
-    assert one.job == planned_job.job(find(RECIPE), None)
+    assert one.job == recipe_job.job(find(RECIPE), None)
     assert one.seconds == pytest.approx(1.25 * plans.seconds(one.job))
 
 
@@ -166,9 +166,9 @@ def test_a_rehearsal_is_no_measurement(tmp_path):
 
 
 def test_hardware_changes_what_recipes_are_planned_with(slower):
-    before = plans.seconds(planned_job.job(find(RECIPE), None))
+    before = plans.seconds(recipe_job.job(find(RECIPE), None))
     hardware_option.use(slower)
-    after = plans.seconds(planned_job.job(find(RECIPE), None))
+    after = plans.seconds(recipe_job.job(find(RECIPE), None))
     assert after > 1.7 * before
     assert slower in dict(collection.all_files()).values()
 

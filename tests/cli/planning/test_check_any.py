@@ -179,10 +179,10 @@ def test_unfused_attention_that_is_not_priced_is_a_warning():
 
 
 def planned():
+    from superpod.collection import recipe_job
     from superpod.collection.registry import find
-    from superpod.nemo2 import planned_job
 
-    return planned_job.job(find(RECIPE))
+    return recipe_job.job(find(RECIPE))
 
 
 def test_of_a_log_without_end_the_end_is_kept():

@@ -1,9 +1,8 @@
 import pytest
 
-from superpod.collection import registry
+from superpod.collection import recipe_job, registry
 from superpod.collection.facts import absent
 from superpod.errors import UserError
-from superpod.nemo2 import planned_job
 from superpod.planner import legality, predict
 
 
@@ -13,7 +12,7 @@ def test_no_recipe_at_any_size_breaks_a_rule_of_its_kernels():
         (recipe.name, nodes, rule.message)
         for recipe in registry.recipes().values()
         for nodes in recipe.nodes
-        for rule in legality.violations(planned_job.job(recipe, nodes))
+        for rule in legality.violations(recipe_job.job(recipe, nodes))
     ]
     assert not broken
 
@@ -70,24 +69,24 @@ def test_other_names_pass(name):
 
 def test_context_parallelism_of_gpt_oss_exchanges_heads():
     recipes = [r for r in registry.recipes().values() if r.model.name.startswith("gpt_oss")]
-    split = [planned_job.job(r, n) for r in recipes for n in r.nodes if r.layout(n).cp > 1]
+    split = [recipe_job.job(r, n) for r in recipes for n in r.nodes if r.layout(n).cp > 1]
     assert len(split) >= 20
     assert {job.options.cp_comm for job in split} == {"a2a"}
-    ring = {job.replace(options=planned_job.replace(job.options, cp_comm="p2p")) for job in split[:1]}
+    ring = {job.replace(options=recipe_job.replace(job.options, cp_comm="p2p")) for job in split[:1]}
     assert all("attention_backend" in [b.rule for b in legality.violations(job)] for job in ring)
-    assert planned_job.job(registry.find("mistral_7b_pretrain_h100_bf16")).options.cp_comm == "a2a"
-    assert planned_job.job(registry.find("llama3_8b_pretrain_h100_bf16")).options.cp_comm == "p2p"
+    assert recipe_job.job(registry.find("mistral_7b_pretrain_h100_bf16")).options.cp_comm == "a2a"
+    assert recipe_job.job(registry.find("llama3_8b_pretrain_h100_bf16")).options.cp_comm == "p2p"
 
 
 @pytest.mark.parametrize("model", ["deepseek_v2_lite", "deepseek_v2", "deepseek_v3"])
 def test_pretraining_latent_attention_on_a100_has_its_scores_priced(model):
     recipe = registry.find(f"{model}_pretrain_a100_bf16")
     for nodes in recipe.nodes:
-        job = planned_job.job(recipe, nodes)
+        job = recipe_job.job(recipe, nodes)
         assert job.options.attention == "unfused"
         assert job.layout.cp == 1
-        flash = job.replace(options=planned_job.replace(job.options, attention="flash"))
+        flash = job.replace(options=recipe_job.replace(job.options, attention="flash"))
         assert predict.one(job).verdict == "ok"
         assert (job.keeps_scores, flash.keeps_scores) == (True, False)
         assert "attention_backend" in [broken.rule for broken in legality.violations(flash)]
-    assert planned_job.job(registry.find(f"{model}_pretrain_h100_bf16")).options.attention == "flash"
+    assert recipe_job.job(registry.find(f"{model}_pretrain_h100_bf16")).options.attention == "flash"

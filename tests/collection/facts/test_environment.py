@@ -2,9 +2,9 @@
 
 import pytest
 
-from superpod.collection import options
 from superpod.collection.facts import environment
 from superpod.errors import UserError
+from superpod.nemo2 import options
 from superpod.requests import deferred
 from superpod.requests.request import Request
 from superpod.slurm.profiles import profiles

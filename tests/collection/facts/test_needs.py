@@ -2,15 +2,14 @@
 
 import pytest
 
-from superpod.collection import registry
+from superpod.collection import recipe_job, registry
 from superpod.collection.facts import needs
-from superpod.nemo2 import planned_job
 from superpod.planner import hardware
 
 
 def of(name):
     recipe = registry.find(name)
-    return {(package, least) for package, least, _, _ in needs.of(recipe.model, planned_job.job(recipe))}
+    return {(package, least) for package, least, _, _ in needs.of(recipe.model, recipe_job.job(recipe))}
 
 
 @pytest.mark.parametrize(

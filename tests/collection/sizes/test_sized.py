@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superpod.collection import registry
+from superpod.collection import recipe_job, registry
 from superpod.collection.registry import find
 from superpod.collection.sizes import better_layout, tune
 from superpod.collection.sizes import sized as sized_module
 from superpod.collection.sizes.sized import NEAR, Size, SizedRecipe, of_name, sized, wanted_batch
 from superpod.errors import UserError
-from superpod.nemo2 import planned_job
 from superpod.planner import legality, plans, predict
 from superpod.planner.layout import Layout
 
@@ -27,7 +26,7 @@ def test_a_declared_size_is_the_recipe_itself():
 
 def test_two_nodes_at_4096_with_a_batch_of_4m_tokens():
     recipe = of_name(NAME, Size(2, seq=4096, batch_tokens=4 * M))
-    job = planned_job.job(recipe)
+    job = recipe_job.job(recipe)
     assert (job.gpus, job.seq, job.layout.gbs, job.tokens) == (16, 4096, 1024, 4 * M)
     assert job.layout == find(NAME).layout(2).replace(gbs=1024)
     assert predict.one(job).verdict == "ok"
@@ -39,7 +38,7 @@ def test_an_undeclared_size_is_planned_and_says_so():
     recipe = of_name(NAME, Size(16))
     assert isinstance(recipe, SizedRecipe)
     assert recipe.nodes == (16,)
-    assert predict.one(planned_job.job(recipe)).verdict == "ok"
+    assert predict.one(recipe_job.job(recipe)).verdict == "ok"
     (note,) = recipe.notes
     for words in ("16 nodes is not a declared size", "planned now", "not proven", f"recipes prove {NAME} --nodes 16"):
         assert words in note
@@ -50,7 +49,7 @@ def test_what_is_planned_on_the_spot_fits_as_the_recipe_is_built(name):
     """The search knows no options that follow from a layout (DeepEP, MXFP8's parameters); what is built has them."""
     declared = find(name).nodes
     nodes = next(n for n in range(declared[0] + 2, 40, 2) if n not in declared)
-    job = planned_job.job(of_name(name, Size(nodes)))
+    job = recipe_job.job(of_name(name, Size(nodes)))
     assert (legality.violations(job), predict.one(job).verdict) == ([], "ok")
 
 
@@ -61,7 +60,7 @@ def test_another_length_says_what_becomes_of_the_batch_and_how_to_keep_it():
     assert "4,194,304 before, 8,388,608 now" in note
     assert "--batch-tokens 4194304 keeps them" in note
     kept = of_name(NAME, Size(seq=16384, batch_tokens=4194304))
-    assert planned_job.job(kept).tokens == 4194304
+    assert recipe_job.job(kept).tokens == 4194304
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_an_interleaved_pipeline_is_filled():
         of_name(NAME, Size(gbs=511, layout=layout))
     recipe = of_name(NAME, Size(batch_tokens=510 * 8192, layout=layout))
     assert recipe.layout().gbs == 512
-    assert legality.violations(planned_job.job(recipe)) == []
+    assert legality.violations(recipe_job.job(recipe)) == []
 
 
 @pytest.mark.parametrize(("name", "row"), [("starcoder_15b_sft_h100_bf16", 8192), ("e5_340m_sft_h100_bf16", 512)])
@@ -117,10 +116,10 @@ def test_a_table_of_positions_grows_with_pretraining():
 
 def test_a_better_layout_is_named_where_the_own_does_not_fit_or_is_slower():
     long = of_name(NAME, Size(seq=131072))
-    assert predict.one(planned_job.job(long)).verdict == "oom"
+    assert predict.one(recipe_job.job(long)).verdict == "oom"
     assert "and it fits" in better_layout.of(long)
     best = of_name(NAME, Size(seq=131072, best=True))
-    assert predict.one(planned_job.job(best)).verdict == "ok"
+    assert predict.one(recipe_job.job(best)).verdict == "ok"
     assert better_layout.of(best) == ""
 
 
@@ -154,7 +153,7 @@ def taken(recipe, size) -> bool:
         if not refused.hint:
             raise
         return False
-    job = planned_job.job(result)
+    job = recipe_job.job(result)
     assert job.seq == result.seq == (size.seq or recipe.seq)
     batch = size.gbs or size.batch_tokens
     assert not [rule for rule in legality.violations(job) if rule.rule in ("gbs", "micro_batches") and batch]
@@ -184,7 +183,7 @@ def test_a_batch_that_divides_badly_is_said_with_one_that_does_not():
     assert isinstance(better, SizedRecipe)
     (note,) = [note for note in result.notes if "divides badly" in note]
     assert "--gbs 528 trains" in note
-    speeds = [job.tokens / plans.seconds(job) for job in map(planned_job.job, (result, better))]
+    speeds = [job.tokens / plans.seconds(job) for job in map(recipe_job.job, (result, better))]
     assert speeds[1] > 1.1 * speeds[0]
     assert not [note for note in better.notes if "divides badly" in note]
 

@@ -20,7 +20,7 @@ def seen(name: str, nodes: int | None = None, **more: Any) -> dict[str, Any]:
     import fiddle as fdl
 
     from superpod.collection.registry import find
-    from superpod.nemo2.planned_job import job, of_partial
+    from superpod.nemo2.validation.configured_job import job, of_partial
     from superpod.recipes import build
 
     partial, recipe = build(name, nodes, **more), find(name)

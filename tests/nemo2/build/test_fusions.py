@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from superpod.collection import registry
+from superpod.collection import recipe_job, registry
 from superpod.collection.facts import needs
-from superpod.nemo2 import planned_job
 from superpod.nemo2.build import fusions
 from superpod.planner import hardware, models
 from superpod.planner.layout import Layout
@@ -57,7 +56,7 @@ class TestBuilt:
     def test_the_loss_is_transformer_engines_but_beside_adapters(self, fused):
         for name, seen in fused["recipes"].items():
             recipe = registry.find(name)
-            wanted = fusions.loss_impl(recipe.model.name, recipe.task)
+            wanted = recipe_job.loss_impl(recipe.model.name, recipe.task)
             if seen["cross_entropy_loss_fusion"]:
                 assert seen["cross_entropy_fusion_impl"] == wanted, name
             assert seen["planned"]["loss_impl"] == wanted, name
@@ -120,12 +119,12 @@ class TestBuilt:
     ],
 )
 def test_where_deepep_sends_tokens(model, gpu, layout, uses):
-    assert fusions.uses_deepep(models.find(model), hardware.node(gpu).gpu, layout) == uses
+    assert recipe_job.uses_deepep(models.find(model), hardware.node(gpu).gpu, layout) == uses
 
 
 def test_what_runs_with_deepep_needs_it_installed():
     recipe = registry.find("deepseek_v3_pretrain_h100_bf16")
-    packages = {need[0] for need in needs.of(recipe.model, planned_job.job(recipe))}
+    packages = {need[0] for need in needs.of(recipe.model, recipe_job.job(recipe))}
     assert {"deep-ep", needs.TE} <= packages
 
 
@@ -133,9 +132,9 @@ def test_bf16_moments_are_priced():
     from superpod.planner import predict
 
     recipe = registry.find("deepseek_v3_pretrain_h100_bf16")
-    job = planned_job.job(recipe)
+    job = recipe_job.job(recipe)
     assert job.options.moments == "bf16"
-    wide = job.replace(options=planned_job.replace(job.options, moments="fp32"))
+    wide = job.replace(options=recipe_job.replace(job.options, moments="fp32"))
     less, more = (predict.one(run).reserved_gib_max for run in (job, wide))
     assert less is not None
     assert more is not None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from superpod.collection import registry
-from superpod.nemo2.planned_job import job as job_of
+from superpod.collection.recipe_job import job as job_of
 from superpod.planner import columns, hardware, memory, models, plans, predict
 from superpod.planner.layout import Layout
 from superpod.planner.legality import legal_mask, violations

@@ -142,7 +142,7 @@ def answer(question):
     from superpod.collection import registry
     from superpod.collection.facts import environment
     from superpod.nemo2 import overrides
-    from superpod.nemo2.planned_job import job, of_partial
+    from superpod.nemo2.validation.configured_job import job, of_partial
     from superpod.recipes import build
     from superpod.rehearsal.te.build import build_with_te
 

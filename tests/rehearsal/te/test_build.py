@@ -2,7 +2,7 @@
 
 import pytest
 
-from superpod.collection.options import OPTIONS
+from superpod.nemo2.options import OPTIONS
 
 pytestmark = [pytest.mark.nemo, pytest.mark.slow]
 

@@ -6,8 +6,7 @@ turns one of these tests red.
 
 import pytest
 
-from superpod.collection import registry
-from superpod.nemo2 import planned_job
+from superpod.collection import recipe_job, registry
 from superpod.planner import legality
 from tests.rehearsal.proof_stub import rotating
 
@@ -46,7 +45,7 @@ def test_every_layout_is_legal():
             jobs.setdefault(key, (recipe, nodes))
     illegal = {}
     for recipe, nodes in jobs.values():
-        if broken := legality.violations(planned_job.job(recipe, nodes)):
+        if broken := legality.violations(recipe_job.job(recipe, nodes)):
             illegal[recipe.name, nodes] = broken[0].message
     assert illegal == {}
 

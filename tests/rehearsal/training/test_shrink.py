@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from superpod.collection import recipe_job as jobs
 from superpod.collection.registry import recipes
 from superpod.errors import UserError
-from superpod.nemo2 import planned_job as jobs
 from superpod.planner import hardware, legality, models
 from superpod.planner.layout import Layout
 from superpod.planner.models import Split

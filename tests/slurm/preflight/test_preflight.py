@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from superpod.collection import registry
+from superpod.collection import recipe_job, registry
 from superpod.errors import UserError
-from superpod.nemo2 import planned_job
 from superpod.planner import hardware, plans
 from superpod.requests.request import Request
 from superpod.requests.resolve import ResolvedRun
@@ -76,7 +75,7 @@ def case(where=None, *, answers=None, recipe="llama3_8b_pretrain_h100_bf16", nod
     known = registry.find(recipe)
     resolved = {
         "request": Request(recipe, data=changes.pop("data", None)),
-        "job": planned_job.job(known, nodes if nodes in known.nodes else None),
+        "job": recipe_job.job(known, nodes if nodes in known.nodes else None),
         "plan": PLAN,
         "nodes": nodes,
         "gpus_per_node": 8,
@@ -327,7 +326,7 @@ def test_mistakes_of_a_request_are_refused_before_the_cluster_answers():
 
 
 def test_a_precision_that_the_gpu_has_not():
-    real = planned_job.job(registry.find("llama3_8b_pretrain_h100_bf16"))
+    real = recipe_job.job(registry.find("llama3_8b_pretrain_h100_bf16"))
     planted = case(profile(gpu="a100"), job=real.replace(precision="fp8cs"))
     (finding,) = [f for f in findings(planted) if "fp8cs" in f.message]
     assert "a100 has no fp8cs" in finding.message
@@ -366,7 +365,7 @@ def test_the_plan_of_a_run_is_that_of_the_clusters_gpu():
 
 def test_another_gpu_is_judged_by_the_layout_that_runs():
     """Not by the recipe's own: an override of the micro-batch decides whether it fits."""
-    job = planned_job.job(registry.find("llama3_8b_pretrain_h100_bf16"), 4)
+    job = recipe_job.job(registry.find("llama3_8b_pretrain_h100_bf16"), 4)
     larger = job.replace(layout=job.layout.replace(mbs=16))
     h200 = {"nodes": NODES.replace("gpu:h100", "gpu:h200")}
     assert findings(case(profile(gpu="h200"), job=job, answers=h200)) == []

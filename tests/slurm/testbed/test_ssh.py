@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from superpod.collection import registry
+from superpod.collection import recipe_job, registry
 from superpod.errors import UserError
-from superpod.nemo2 import planned_job
 from superpod.requests.request import Request
 from superpod.requests.resolve import ResolvedRun
 from superpod.runtime.runs.run_folder import RunFolder
@@ -78,7 +77,7 @@ def resolved_run() -> ResolvedRun:
     """A run that ends at once: its recipe file refuses to be built."""
     return ResolvedRun(
         request=Request("tiny_llama3"),
-        job=planned_job.job(registry.find("tiny_llama3")),
+        job=recipe_job.job(registry.find("tiny_llama3")),
         plan=PLAN,
         nodes=1,
         gpus_per_node=1,

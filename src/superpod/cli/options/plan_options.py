@@ -144,16 +144,16 @@ def _of_recipe_in_any_layout(options: PlanOptions) -> PlannedJob:
 
 def _changed_recipe(options: PlanOptions, recipe: Recipe, nodes: int | None) -> PlannedJob:
     """A recipe's job with the options that change it, decided as a recipe would be built where none says otherwise."""
-    from superpod.nemo2 import planned_job
+    from superpod.collection import recipe_job
     from superpod.planner import legality
 
     facts = _facts(options)
-    job = planned_job.job(recipe, nodes, facts=facts)
+    job = recipe_job.job(recipe, nodes, facts=facts)
     if options.gpu is not None:
         job = job.replace(node=facts.node(options.gpu), fabric=facts.fabric_of(facts.node(options.gpu)))
     job = _changed(options, job, facts)
     _say_uncalibrated(options, job, facts)
-    return job if options.option or legality.violations(job) else planned_job.settled(job)
+    return job if options.option or legality.violations(job) else recipe_job.settled(job)
 
 
 def _changed(options: PlanOptions, job: PlannedJob, facts: Hardware) -> PlannedJob:
@@ -184,7 +184,7 @@ def _in_layout(job: PlannedJob, text: str | None) -> PlannedJob:
 
 def _of_model(options: PlanOptions) -> PlannedJob:
     """The job of a model on its GPUs, in the layout that `--layout` says; without one, in data parallelism alone."""
-    from superpod.nemo2.planned_job import passes_heads
+    from superpod.collection.recipe_job import passes_heads
     from superpod.planner.layout import Layout
     from superpod.planner.planned_job import Options, PlannedJob
 

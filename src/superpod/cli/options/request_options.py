@@ -82,7 +82,7 @@ def request_of(
     Raises:
         UserError: as `Request.check`, and where the size that was asked for is illegal in its layout.
     """
-    from superpod.collection import options
+    from superpod.nemo2 import options
 
     request = size.request(name, overrides, data)
     request.check()

@@ -65,11 +65,11 @@ def _is_ours(text: str) -> bool:
 @cache
 def _models() -> dict[str, None]:
     """Models with recipes, and those that are only planned."""
-    from superpod.collection import registry
+    from superpod.collection import declarations
     from superpod.planner import models
     from superpod.planner.models import table
 
-    return dict.fromkeys([*registry.models(), *models.names(), *table.aliases()])
+    return dict.fromkeys([*declarations.models(), *models.names(), *table.aliases()])
 
 
 @cache
@@ -148,11 +148,11 @@ def _spellings(name: str) -> set[Key]:
 
 def _recipe(key: Key) -> str:
     """The recipe whose name is a model's, in any spelling, and the parts of its own behind it; "" = none."""
-    from superpod.collection import registry
+    from superpod.collection import declarations
 
     for length in range(len(key) - 1, 0, -1):
         names = _table().get(key[:length], frozenset())
-        for recipe in registry.recipes().values() if names else ():
+        for recipe in declarations.recipes().values() if names else ():
             if recipe.model.name in names and parts(recipe.suffix) == key[length:]:
                 return recipe.name
     return ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from superpod.collection import recipe_job
 from superpod.collection.registry import Recipe
 from superpod.collection.sizes import sized
-from superpod.nemo2 import planned_job
 from superpod.planner import explain, predict
 
 WORTH = 0.03
@@ -19,10 +19,10 @@ def of(recipe: Recipe, num_nodes: int | None = None) -> str:
     It is better where the recipe's own is illegal or does not fit, or takes `WORTH` more time.
     """
     nodes = recipe.nodes[0] if num_nodes is None else num_nodes
-    own, best = predict.one(planned_job.job(recipe, nodes)), sized.best(recipe, nodes)
+    own, best = predict.one(recipe_job.job(recipe, nodes)), sized.best(recipe, nodes)
     if best is None or best == recipe.layout(nodes):
         return ""
-    other = predict.one(planned_job.job(replace(recipe, layouts={nodes: best}), nodes))
+    other = predict.one(recipe_job.job(replace(recipe, layouts={nodes: best}), nodes))
     if other.verdict != "ok" or other.step_time_s is None:
         return ""
     figures = f"{explain.title(best)}: {other.step_time_s:.3g} s a step"

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from superpod.collection.recipe_job import decided, settled, with_parameters
+from superpod.collection.recipe_job import job as job_of
 from superpod.collection.registry import Recipe
 from superpod.errors import UserError
-from superpod.nemo2.planned_job import decided, settled, with_parameters
-from superpod.nemo2.planned_job import job as job_of
 from superpod.planner import plans
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space, search

@@ -7,8 +7,8 @@ from nemo import lightning as nl
 from nemo.collections import llm
 
 from superpod.collection.facts.adapted_layers import adapted
+from superpod.collection.recipe_job import adapter_rank
 from superpod.collection.registry import ADAPTERS, Recipe
-from superpod.nemo2.planned_job import adapter_rank
 
 CLASSES = {"lora": "LoRA", "dora": "DoRA"}
 """Task -> class of `llm.peft`."""

@@ -11,43 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from superpod.collection.recipe_job import loss_impl, moments, uses_deepep
 from superpod.planner.hardware import Gpu
 from superpod.planner.layout import Layout
-from superpod.planner.models import ModelShape
 
 if TYPE_CHECKING:
     import nemo_run as run
 
     from superpod.collection.registry import Recipe
 
-NATIVE_LOSS = ("tiny", "hyena", "t5", "bert", "e5", "llama_embedding", "llama_reranker")
-"""Models, by how their names begin, that train on CPUs, or whose classes leave the loss unfused or have another one."""
 ROUTED_IN_FP32 = 32
 """Experts from which Megatron warns of a router that is not in FP32 (transformer_config.py:1508)."""
-
-
-def loss_impl(name: str, task: str) -> Literal["native", "te"]:
-    """cross_entropy_fusion_impl of a model in a task: Transformer Engine's works in place on the BF16 logits."""
-    return "native" if task in ("lora", "dora") or name.startswith(NATIVE_LOSS) else "te"
-
-
-def moments(name: str, task: str, precision: str, sharding: str) -> Literal["fp32", "bf16"]:
-    """Precision of Adam's moments: BF16 for DeepSeek V3's pretraining (arXiv:2412.19437, section 3.3.3).
-
-    Beside BF16 weights only, as NVIDIA's runs have it (helpers.py:218); FP8 parameters have other master copies.
-    """
-    return "bf16" if (name, task, precision, sharding) == ("deepseek_v3", "pretrain", "bf16", "zero1") else "fp32"
-
-
-def uses_deepep(shape: ModelShape, gpu: Gpu, layout: Layout) -> bool:
-    """Whether DeepEP's kernels send tokens to their experts: DeepSeek on Hopper, as NeMo's recipes have it.
-
-    On Blackwell NVIDIA's runs take Megatron's own all-to-all (pretrain_deepseek_v3.py:75), and NVIDIA's images build
-    DeepEP for compute capability 9.0. The flex dispatcher wants several ranks (token_dispatcher.py:1164).
-    """
-    return bool(shape.kv_lora) and gpu.deepep and layout.ep * (layout.etp or layout.tp) > 1
 
 
 @dataclass(frozen=True)

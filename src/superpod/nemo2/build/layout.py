@@ -10,9 +10,9 @@ import nemo_run as run
 from fiddle._src import history
 
 from superpod.collection import layout_text
+from superpod.collection.recipe_job import passes_heads
 from superpod.collection.registry import Recipe
 from superpod.collection.sizes.sized import SizedRecipe
-from superpod.nemo2.planned_job import passes_heads
 from superpod.planner.layout import PARALLEL_SIZES, Layout
 
 STRATEGY = PARALLEL_SIZES | {

@@ -17,11 +17,11 @@ from nemo.lightning.pytorch.callbacks.garbage_collection import GarbageCollectio
 from nemo.lightning.pytorch.optim import CosineAnnealingScheduler, MegatronOptimizerModule
 from nemo.utils.exp_manager import TimingCallback
 
+from superpod.collection.recipe_job import options
 from superpod.collection.registry import Recipe
 from superpod.nemo2.build import finetuning, fusions, overlap, precision, resilience
 from superpod.nemo2.build.layout import apply_layout
 from superpod.nemo2.data_module import mock_data_module
-from superpod.nemo2.planned_job import options
 from superpod.planner import hardware
 
 # For `show --why`: a value is set by whoever calls these, not by their own lines.

@@ -96,7 +96,7 @@ def _published(recipe: Recipe, layout: Layout, gpus: int) -> str:
 
 def _planned(recipe: Recipe, partial: run.Partial) -> str:
     """What the planner expects of the run."""
-    from superpod.nemo2.planned_job import of_partial
+    from superpod.nemo2.validation.configured_job import of_partial
     from superpod.planner import predict
 
     expected = predict.one(of_partial(partial, recipe))

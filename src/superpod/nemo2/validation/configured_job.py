@@ -1,15 +1,18 @@
-"""What a configuration itself says of its run: precision, task, adapters, model. No recipe's name is asked.
+"""A configuration as the planner's `PlannedJob`: what it says of precision, task, adapters, model and layout.
 
-For overrides, edited files and NeMo's own recipes: `of_configuration` makes the planner's job from any of them.
+`of_partial` takes what the configuration leaves open from its recipe; `of_configuration` needs no recipe, for edited
+files and NeMo's own recipes.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from superpod.collection.recipe_job import decided, job, with_attention
 from superpod.errors import UserError
+from superpod.nemo2.validation import configured_shape
 from superpod.nemo2.validation.numbers import kind_of
 from superpod.nemo2.validation.reading import Reader, name_of
 from superpod.planner import hardware
@@ -19,7 +22,7 @@ from superpod.planner.planned_job import Options, PlannedJob, Task
 if TYPE_CHECKING:
     import nemo_run as run
 
-    from superpod.collection.registry import Model
+    from superpod.collection.registry import Model, Recipe
 
 FP8_RECIPES = {"delayed": "fp8ds", "tensorwise": "fp8cs", "blockwise": "fp8bw", "mxfp8": "mxfp8"}
 """fp8_recipe -> the planner's precision."""
@@ -74,8 +77,6 @@ def shape_of(config: run.Config) -> ModelShape:
     """
     import fiddle as fdl
 
-    from superpod.nemo2.validation import configured_shape
-
     target = fdl.get_callable(config)
     bases: tuple[Any, ...] = target.__mro__ if isinstance(target, type) else (target,)
     candidates = next((ours for base in bases if (ours := _by_class().get(base))), ())
@@ -108,14 +109,13 @@ def of_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
     Raises:
         UserError: no such GPU, a model that the planner does not know, or sizes that contradict each other.
     """
-    from superpod.nemo2 import planned_job
     from superpod.nemo2.build.layout import layout_of
 
     facts = hardware.builtin()
     node = facts.node(gpu)
     precision, layout, model = precision_of(partial), layout_of(partial), shape_of(partial.model.config)
-    base = planned_job.decided(task_of(partial), precision, layout.sharding, model)
-    options = planned_job.options_of(partial, replace(base, overlap_grads=_overlaps_grads(partial)))
+    base = decided(task_of(partial), precision, layout.sharding, model)
+    options = options_of(partial, replace(base, overlap_grads=_overlaps_grads(partial)))
     planned = PlannedJob(
         model=model,
         node=node,
@@ -127,8 +127,98 @@ def of_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
         task=planned_task(partial),
         options=options,
     )
-    return planned_job.with_attention(planned)
+    return with_attention(planned)
 
 
 def _overlaps_grads(partial: run.Partial) -> bool:
     return bool(Reader(partial)["trainer.strategy.ddp.overlap_grad_reduce"])
+
+
+def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
+    """The run that a built recipe describes, overrides included.
+
+    Raises:
+        UserError: when its model's sizes contradict each other.
+    """
+    from superpod.nemo2.build.layout import layout_of
+
+    base = job(recipe)
+    precision, task = precision_of(partial), task_of(partial)
+    model = configured_shape.changed(base.model, recipe.model.make().config, partial.model.config)
+    layout = layout_of(partial)
+    planned = base.replace(
+        model=model,
+        gpus=partial.trainer.devices * partial.trainer.num_nodes,
+        seq=partial.data.seq_length,
+        layout=layout,
+        precision=precision,
+        task=planned_task(partial),
+        options=options_of(partial, decided(task, precision, layout.sharding, model)),
+    )
+    return with_attention(planned)
+
+
+def options_of(partial: run.Partial, base: Options) -> Options:
+    """What a configuration says of the planner's options; `base` where it says nothing."""
+    r = Reader(partial)
+    config, plugin = partial.model.config, r.precision_plugin
+    fused = bool(r["model.config.cross_entropy_loss_fusion"])
+    gathers = getattr(plugin, "fp8_param_gather", base.fp8_params) or getattr(plugin, "fp8_params", False)
+    eight = precision_of(partial) not in ("bf16", "fp16", "fp32")
+    callbacks = partial.trainer.callbacks or []
+    offload = r["optim.config.optimizer_offload_fraction"] if r["optim.config.optimizer_cpu_offload"] else 0.0
+    return replace(
+        adapters(partial, base),
+        grads="bf16" if r["trainer.plugins.grad_reduce_in_fp32"] is False else "fp32",  # it overwrites that of ddp
+        fp8_params=bool(gathers) and eight,
+        **_overlaps_of(partial, base),
+        offload=float(offload or 0),
+        optimizer_instances=r["trainer.strategy.num_distributed_optimizer_instances"] or 1,
+        moments="bf16" if "bfloat16" in str(r["optim.config.exp_avg_dtype"]) else "fp32",
+        fused_loss=fused,
+        loss_impl=(r["model.config.cross_entropy_fusion_impl"] or "native") if fused else "native",
+        deepep=bool(r["model.config.moe_enable_deepep"]) or any("DeepEP" in _class_of(c) for c in callbacks),
+        cp_comm=_cp_comm(config),
+        cuda_graphs=records_graphs(config),
+        deterministic=bool(r["model.config.deterministic_mode"]),
+        hidden_dropout=float(r["model.config.hidden_dropout"] or 0),
+        attention_dropout=float(r["model.config.attention_dropout"] or 0),
+    )
+
+
+def _class_of(config: run.Config) -> str:
+    import fiddle as fdl
+
+    return getattr(fdl.get_callable(config), "__name__", "") if isinstance(config, fdl.Buildable) else ""
+
+
+def _cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
+    """How context parallelism passes keys and values; Megatron's default is a ring."""
+    given = getattr(config, "cp_comm_type", None)
+    kinds = given if isinstance(given, list) else [given]
+    if "all_gather" in kinds:
+        return "all_gather"
+    return "a2a" if "a2a" in kinds else "p2p"
+
+
+def records_graphs(config: run.Config) -> bool:
+    """Whether CUDA graphs are recorded: three fields of Megatron-Core 0.15.3 say so (transformer_config.py)."""
+    implementation = getattr(config, "cuda_graph_impl", "none")
+    recorded = getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False)
+    return bool(recorded) or implementation not in (None, "none")
+
+
+def _overlaps_of(partial: run.Partial, base: Options) -> dict[str, bool]:
+    """What NeMo's callback overlaps on GPUs; it has the last word on parameters and tensor parallelism."""
+    strategy = partial.trainer.strategy
+    callback = next((c for c in partial.trainer.callbacks or [] if hasattr(c, "tp_comm_overlap")), None)
+    if callback is None:
+        return {
+            "overlap_params": bool(Reader(partial)["trainer.strategy.ddp.overlap_param_gather"]),
+            "overlap_tp": False,
+        }
+    within = strategy.tensor_model_parallel_size > 1 and strategy.sequence_parallel
+    return {
+        "overlap_params": callback.overlap_param_gather is not False,
+        "overlap_tp": bool(callback.tp_comm_overlap) if within else base.overlap_tp,
+    }

@@ -8,12 +8,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from superpod.nemo2.planned_job import NEMO_FIELDS
 from superpod.nemo2.validation.reading import Reader
 from superpod.planner.models import ModelShape
 
 if TYPE_CHECKING:
     import nemo_run as run
+
+NEMO_FIELDS = {
+    "layers": "num_layers",
+    "hidden": "hidden_size",
+    "ffn": "ffn_hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_query_groups",
+    "channels": "kv_channels",
+    "vocab": "vocab_size",
+    "experts": "num_moe_experts",
+    "topk": "moe_router_topk",
+    "expert_ffn": "moe_ffn_hidden_size",
+    "shared_ffn": "moe_shared_expert_intermediate_size",
+    "kv_lora": "kv_lora_rank",
+    "q_lora": "q_lora_rank",
+    "qk_nope_dim": "qk_head_dim",
+    "qk_rope_dim": "qk_pos_emb_head_dim",
+    "v_dim": "v_head_dim",
+    "mtp_layers": "mtp_num_layers",
+}
+"""{field of the planner's `ModelShape`: field of NeMo's configurations}; a configuration may lack some of them."""
 
 SWITCHES = {
     "gated": "gated_linear_unit",

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from superpod.collection import options
+from superpod.nemo2 import options
 from superpod.nemo2.validation import configured_job, overlapping
 from superpod.nemo2.validation.reading import Reader
 from superpod.planner.rules.rules import Broken

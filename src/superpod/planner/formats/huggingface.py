@@ -17,7 +17,7 @@ from superpod.errors import UserError
 from superpod.planner.formats.files import read_json
 from superpod.planner.formats.hf_config import HFConfig, decoder_keys, missing_key, parse_config
 from superpod.planner.formats.hf_families import FAMILIES, HARMLESS, Config
-from superpod.planner.models import ModelShape
+from superpod.planner.models.shape import ModelShape
 
 CONFIG = "a Hugging Face config.json, or the folder it lies in"
 BY_HAND = "give the shape by hand: recipes plan {shape} --gpu h100 --nodes 1"

@@ -55,7 +55,7 @@ def _own_attention(job: PlannedJob) -> bool:
 
 
 def _frozen_down(job: PlannedJob) -> bool:
-    """Whether adapters leave latent attention's down projections frozen, as DoRA does (`collection/registry.py`)."""
+    """Whether adapters leave latent attention's down projections frozen, as DoRA does (collection/declarations.py)."""
     small = {"linear_q_down_proj", "linear_kv_down_proj"}
     return job.task == "lora" and bool(job.model.kv_lora) and not small & set(job.options.lora_targets)
 

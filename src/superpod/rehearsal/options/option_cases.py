@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from superpod.collection.options import OPTIONS
+from superpod.collection import recipe_job
 from superpod.collection.registry import find, recipes
-from superpod.nemo2.build import fusions
+from superpod.nemo2.options import OPTIONS
 from superpod.planner import hardware
 from superpod.planner.layout import PARALLEL_SIZES
 
@@ -71,7 +71,7 @@ def _switched_off(name: str, field: str) -> Iterator[str]:
         yield "trainer.strategy.virtual_pipeline_model_parallel_size=None"
     if short == "pp" and layout.chunks:
         yield "trainer.strategy.pipeline_model_parallel_layout=None"
-    if short == "ep" and fusions.uses_deepep(recipe.shape, hardware.node(recipe.gpu).gpu, layout):
+    if short == "ep" and recipe_job.uses_deepep(recipe.shape, hardware.node(recipe.gpu).gpu, layout):
         yield "with=alltoall"  # DeepEP wants several ranks
 
 

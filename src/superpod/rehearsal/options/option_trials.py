@@ -118,12 +118,12 @@ def _lines(partial: Partial) -> dict[str, str]:
 
 def _variables(case: OptionCase) -> str:
     """The environment variables that the option adds or changes."""
+    from superpod.collection import recipe_job
     from superpod.collection.facts import environment
     from superpod.collection.registry import find
-    from superpod.nemo2 import planned_job
 
     recipe = find(case.recipe)
-    job = planned_job.job(recipe, recipe.nodes[0])
+    job = recipe_job.job(recipe, recipe.nodes[0])
     plain, special = (
         {v.name: v.value for v in environment.variables(job, overrides)}
         for overrides in (case.overrides[:-1], case.overrides)

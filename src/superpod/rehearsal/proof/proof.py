@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from superpod.collection import recipe_job as jobs
 from superpod.collection.facts import proof_level
 from superpod.collection.registry import ADAPTERS, Recipe
-from superpod.nemo2 import planned_job as jobs
 from superpod.planner import predict
 from superpod.planner.planned_job import PlannedJob
 from superpod.rehearsal.proof import proof_pool, proof_store, rank_models, resolved

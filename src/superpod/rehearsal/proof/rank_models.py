@@ -20,9 +20,9 @@ from unittest import mock
 
 from superpod.collection import registry
 from superpod.collection.facts import environment
+from superpod.collection.recipe_job import job
 from superpod.collection.registry import Recipe
 from superpod.errors import UserError
-from superpod.nemo2.planned_job import job
 from superpod.planner.layout import Layout
 from superpod.rehearsal.proof import resolved
 from superpod.rehearsal.proof.proof_store import Outcome, Resolution, digest

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from superpod.collection.facts import environment
+from superpod.collection.recipe_job import job
 from superpod.collection.registry import Recipe
-from superpod.nemo2.planned_job import job
 from superpod.planner import hardware
 from superpod.planner.layout import Layout
 

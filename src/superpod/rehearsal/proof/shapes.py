@@ -48,14 +48,14 @@ def find(shape: Shape) -> ShapeExample:
     Raises:
         UserError: no layout has it any more.
     """
+    from superpod.collection import recipe_job
     from superpod.collection.registry import recipes
-    from superpod.nemo2 import planned_job
     from superpod.rehearsal.training.shrink import shrink
 
     most = QUICK_RANKS if shape.quick else MOST_RANKS
     for name, recipe in recipes().items():
         for nodes in recipe.nodes if name.startswith(shape.recipes) else ():
-            whole = planned_job.job(recipe, nodes)
+            whole = recipe_job.job(recipe, nodes)
             if shape.has(whole.layout, whole.model):
                 small = shrink(whole).job
                 if LEAST_RANKS <= small.gpus <= most and shape.has(small.layout, whole.model):

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.nemo2.planned_job import NEMO_FIELDS
+from superpod.nemo2.validation.configured_shape import NEMO_FIELDS
 from superpod.planner.layout import Layout
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import PlannedJob

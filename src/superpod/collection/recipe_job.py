@@ -1,43 +1,21 @@
-"""A recipe as the planner's `PlannedJob`: by its facts, which needs no NeMo, or as it was built and changed."""
+"""A recipe as the planner's `PlannedJob`, by its facts alone: it is not built, and NeMo is not needed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from superpod.collection.declarations import ADAPTERS, Recipe
 from superpod.collection.facts.adapted_layers import adapted
-from superpod.collection.registry import ADAPTERS, Recipe
-from superpod.nemo2.build import fusions
-from superpod.nemo2.validation.reading import Reader
 from superpod.planner import columns, hardware, memory
-from superpod.planner.hardware import Hardware
+from superpod.planner.hardware import Gpu, Hardware
+from superpod.planner.layout import Layout
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.rules import kernel_rules
 
-if TYPE_CHECKING:
-    import nemo_run as run
-
-NEMO_FIELDS = {
-    "layers": "num_layers",
-    "hidden": "hidden_size",
-    "ffn": "ffn_hidden_size",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_query_groups",
-    "channels": "kv_channels",
-    "vocab": "vocab_size",
-    "experts": "num_moe_experts",
-    "topk": "moe_router_topk",
-    "expert_ffn": "moe_ffn_hidden_size",
-    "shared_ffn": "moe_shared_expert_intermediate_size",
-    "kv_lora": "kv_lora_rank",
-    "q_lora": "q_lora_rank",
-    "qk_nope_dim": "qk_head_dim",
-    "qk_rope_dim": "qk_pos_emb_head_dim",
-    "v_dim": "v_head_dim",
-    "mtp_layers": "mtp_num_layers",
-}
-"""{field of the planner's `ModelShape`: field of NeMo's configurations}; a configuration may lack some of them."""
+NATIVE_LOSS = ("tiny", "hyena", "t5", "bert", "e5", "llama_embedding", "llama_reranker")
+"""Models, by how their names begin, that train on CPUs, or whose classes leave the loss unfused or have another one."""
 
 GATHERED = ("fp8ds", "fp8cs", "mxfp8")
 """Formats in which the distributed optimizer gathers parameters as FP8; blockwise scales cannot be sharded."""
@@ -130,13 +108,35 @@ def adapter_rank(shape: ModelShape) -> int:
     return 16 if shape.parameters().total >= WIDE_RANK_FROM else 8
 
 
+def loss_impl(name: str, task: str) -> Literal["native", "te"]:
+    """cross_entropy_fusion_impl of a model in a task: Transformer Engine's works in place on the BF16 logits."""
+    return "native" if task in ("lora", "dora") or name.startswith(NATIVE_LOSS) else "te"
+
+
+def moments(name: str, task: str, precision: str, sharding: str) -> Literal["fp32", "bf16"]:
+    """Precision of Adam's moments: BF16 for DeepSeek V3's pretraining (arXiv:2412.19437, section 3.3.3).
+
+    Beside BF16 weights only, as NVIDIA's runs have it (helpers.py:218); FP8 parameters have other master copies.
+    """
+    return "bf16" if (name, task, precision, sharding) == ("deepseek_v3", "pretrain", "bf16", "zero1") else "fp32"
+
+
+def uses_deepep(shape: ModelShape, gpu: Gpu, layout: Layout) -> bool:
+    """Whether DeepEP's kernels send tokens to their experts: DeepSeek on Hopper, as NeMo's recipes have it.
+
+    On Blackwell NVIDIA's runs take Megatron's own all-to-all (pretrain_deepseek_v3.py:75), and NVIDIA's images build
+    DeepEP for compute capability 9.0. The flex dispatcher wants several ranks (token_dispatcher.py:1164).
+    """
+    return bool(shape.kv_lora) and gpu.deepep and layout.ep * (layout.etp or layout.tp) > 1
+
+
 def decided(task: str, precision: str, sharding: str, shape: ModelShape) -> Options:
     """The planner's options that follow from a recipe's task, precision and sharding, before `settled`."""
     return Options(
         fp8_params=gathers_fp8(precision, sharding),
         fused_loss=task not in ADAPTERS,
-        loss_impl=fusions.loss_impl(shape.name, task),
-        moments=fusions.moments(shape.name, task, precision, sharding),
+        loss_impl=loss_impl(shape.name, task),
+        moments=moments(shape.name, task, precision, sharding),
         cp_comm="a2a" if passes_heads(shape) else "p2p",
         overlap_tp=overlaps_tp(task, precision, shape),
         lora_targets=adapted(shape, task),
@@ -169,98 +169,5 @@ def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None 
         task="lora" if recipe.task == "dora" else recipe.task,
         options=decided(recipe.task, recipe.precision, recipe.layout(size).sharding, recipe.shape),
     )
-    deepep = fusions.uses_deepep(recipe.shape, node.gpu, planned.layout)
+    deepep = uses_deepep(recipe.shape, node.gpu, planned.layout)
     return settled(planned.replace(options=replace(planned.options, deepep=deepep)))
-
-
-def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
-    """The run that a built recipe describes, overrides included.
-
-    Raises:
-        UserError: when its model's sizes contradict each other.
-    """
-    from superpod.nemo2.build.layout import layout_of
-    from superpod.nemo2.validation import configured_job, configured_shape
-
-    base = job(recipe)
-    precision, task = configured_job.precision_of(partial), configured_job.task_of(partial)
-    model = configured_shape.changed(base.model, recipe.model.make().config, partial.model.config)
-    layout = layout_of(partial)
-    planned = base.replace(
-        model=model,
-        gpus=partial.trainer.devices * partial.trainer.num_nodes,
-        seq=partial.data.seq_length,
-        layout=layout,
-        precision=precision,
-        task=configured_job.planned_task(partial),
-        options=options_of(partial, decided(task, precision, layout.sharding, model)),
-    )
-    return with_attention(planned)
-
-
-def options_of(partial: run.Partial, base: Options) -> Options:
-    """What a configuration says of the planner's options; `base` where it says nothing."""
-    from superpod.nemo2.validation import configured_job
-
-    r = Reader(partial)
-    config, plugin = partial.model.config, r.precision_plugin
-    fused = bool(r["model.config.cross_entropy_loss_fusion"])
-    gathers = getattr(plugin, "fp8_param_gather", base.fp8_params) or getattr(plugin, "fp8_params", False)
-    eight = configured_job.precision_of(partial) not in ("bf16", "fp16", "fp32")
-    callbacks = partial.trainer.callbacks or []
-    offload = r["optim.config.optimizer_offload_fraction"] if r["optim.config.optimizer_cpu_offload"] else 0.0
-    return replace(
-        configured_job.adapters(partial, base),
-        grads="bf16" if r["trainer.plugins.grad_reduce_in_fp32"] is False else "fp32",  # it overwrites that of ddp
-        fp8_params=bool(gathers) and eight,
-        **_overlaps_of(partial, base),
-        offload=float(offload or 0),
-        optimizer_instances=r["trainer.strategy.num_distributed_optimizer_instances"] or 1,
-        moments="bf16" if "bfloat16" in str(r["optim.config.exp_avg_dtype"]) else "fp32",
-        fused_loss=fused,
-        loss_impl=(r["model.config.cross_entropy_fusion_impl"] or "native") if fused else "native",
-        deepep=bool(r["model.config.moe_enable_deepep"]) or any("DeepEP" in _class_of(c) for c in callbacks),
-        cp_comm=_cp_comm(config),
-        cuda_graphs=records_graphs(config),
-        deterministic=bool(r["model.config.deterministic_mode"]),
-        hidden_dropout=float(r["model.config.hidden_dropout"] or 0),
-        attention_dropout=float(r["model.config.attention_dropout"] or 0),
-    )
-
-
-def _class_of(config: run.Config) -> str:
-    import fiddle as fdl
-
-    return getattr(fdl.get_callable(config), "__name__", "") if isinstance(config, fdl.Buildable) else ""
-
-
-def _cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
-    """How context parallelism passes keys and values; Megatron's default is a ring."""
-    given = getattr(config, "cp_comm_type", None)
-    kinds = given if isinstance(given, list) else [given]
-    if "all_gather" in kinds:
-        return "all_gather"
-    return "a2a" if "a2a" in kinds else "p2p"
-
-
-def records_graphs(config: run.Config) -> bool:
-    """Whether CUDA graphs are recorded: three fields of Megatron-Core 0.15.3 say so (transformer_config.py)."""
-    implementation = getattr(config, "cuda_graph_impl", "none")
-    recorded = getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False)
-    return bool(recorded) or implementation not in (None, "none")
-
-
-def _overlaps_of(partial: run.Partial, base: Options) -> dict[str, bool]:
-    """What NeMo's callback overlaps on GPUs; it has the last word on parameters and tensor parallelism."""
-    strategy = partial.trainer.strategy
-    callback = next((c for c in partial.trainer.callbacks or [] if hasattr(c, "tp_comm_overlap")), None)
-    if callback is None:
-        return {
-            "overlap_params": bool(Reader(partial)["trainer.strategy.ddp.overlap_param_gather"]),
-            "overlap_tp": False,
-        }
-    within = strategy.tensor_model_parallel_size > 1 and strategy.sequence_parallel
-    return {
-        "overlap_params": callback.overlap_param_gather is not False,
-        "overlap_tp": bool(callback.tp_comm_overlap) if within else base.overlap_tp,
-    }

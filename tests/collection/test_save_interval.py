@@ -5,10 +5,9 @@ import sys
 
 import pytest
 
-from superpod.collection import layout_text, registry
+from superpod.collection import layout_text, recipe_job, registry, save_interval
 from superpod.collection.sizes.sized import Size, sized
 from superpod.errors import UserError
-from superpod.nemo2.build import resilience
 from superpod.planner.timing import steptime
 from tests.conftest import ROOT
 from tests.run_module import run_module
@@ -29,16 +28,16 @@ def doubled(monkeypatch):
 def test_every_declared_size_says_how_often_it_saves():
     assert [r.name for r in registry.recipes().values() if set(r.saves) != set(r.nodes)] == []
     steps = {steps for r in registry.recipes().values() for steps in r.saves.values()}
-    assert steps <= set(resilience.CADENCES)
+    assert steps <= set(save_interval.CADENCES)
     assert len(steps) > 4
 
 
 def test_declared_sizes_stay_where_the_planner_expects_twice_the_time(doubled):
     recipes = list(registry.recipes().values())
-    assert [resilience.save_every(r, n) for r in recipes for n in r.nodes] == [
+    assert [save_interval.save_every(r, n) for r in recipes for n in r.nodes] == [
         r.saves[n] for r in recipes for n in r.nodes
     ]
-    moved = [r for r in recipes[::40] if resilience.planned(resilience.job(r)) != r.saves[r.nodes[0]]]
+    moved = [r for r in recipes[::40] if save_interval.planned(recipe_job.job(r)) != r.saves[r.nodes[0]]]
     assert len(moved) > 20  # so the planner has moved
 
 
@@ -49,7 +48,7 @@ def test_a_size_that_is_planned_on_the_spot_is_computed(doubled):
         changed = sized(recipe, other)
         assert changed.saves == {}
         (nodes,) = changed.nodes
-        assert resilience.save_every(changed, nodes) == resilience.planned(resilience.job(changed, nodes))
+        assert save_interval.save_every(changed, nodes) == save_interval.planned(recipe_job.job(changed, nodes))
 
 
 @pytest.mark.nemo
@@ -72,7 +71,7 @@ def test_missing_steps_are_filled_in_and_given_ones_stay(tmp_path):
     before = layout_text.parse('pretrain_h100_bf16 = { 1 = "tp=2,gbs=512,save_every=3" }', "before")
     script("save_intervals").fill(path)
     computed = {entry.recipe: entry.saves for entry in layout_text.read(path)}["pretrain_h100_bf16"]
-    assert computed == {1: resilience.planned(resilience.job(next(iter(recipes_of(path))), 1)), 2: 7}
+    assert computed == {1: save_interval.planned(recipe_job.job(next(iter(recipes_of(path))), 1)), 2: 7}
     assert path.read_text().startswith(f"{head}pretrain_h100_bf16 = {{")
     assert path.read_text().endswith(kept)
 

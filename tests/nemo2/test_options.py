@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from superpod.collection import options
 from superpod.errors import UserError
+from superpod.nemo2 import options
 from superpod.nemo2.validation import sharded
 from superpod.nemo2.validation.reading import Reader
 from superpod.requests.request import Request
