@@ -6,7 +6,7 @@ from superpod.common import collection
 from superpod.errors import UserError
 from superpod.requests import resolve
 from superpod.requests.request import Request
-from superpod.slurm.profiles.profiles import CHECKS
+from superpod.slurm.profiles.profile_values import CHECKS
 
 
 @pytest.fixture

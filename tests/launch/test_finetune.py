@@ -14,6 +14,7 @@ from superpod.collection.sizes.sized import Size
 from superpod.errors import UserError
 from superpod.launch import finetune
 from superpod.planner.layout import PARALLEL_SIZES
+from superpod.runtime.runs import run_facts
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.weights.transfer import huggingface
 from tests.launch.compare_with_transformers import RUNS
@@ -234,7 +235,7 @@ def test_the_length_of_samples_is_the_model_s_too():
 
 def test_a_task_is_kept_in_the_run_and_read_back(tmp_path):
     task = finetune.Task("/m", ("/d.jsonl",), steps=7, pack=False)
-    run = RunFolder.create(tmp_path, "tiny", facts={finetune.FACT: dataclasses.asdict(task)}, recipe_lines=[])
+    run = RunFolder.create(tmp_path, "tiny", facts={run_facts.FINETUNE: dataclasses.asdict(task)}, recipe_lines=[])
     assert finetune.Task.of(run) == task
     with pytest.raises(UserError, match="is not a fine-tuning run"):
         finetune.Task.of(RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[]))

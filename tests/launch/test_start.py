@@ -4,7 +4,8 @@ import pytest
 
 from superpod.collection.registry import find
 from superpod.errors import UserError
-from superpod.launch import convert, finetune, start
+from superpod.launch import convert, start
+from superpod.runtime.runs import run_facts
 from superpod.runtime.runs.run_folder import RunFolder
 from tests.reports.runs import checkpoint_files
 
@@ -67,7 +68,7 @@ def test_an_adapter_and_what_is_not_whole_are_refused(tmp_path):
 def test_an_adapter_of_a_nemo_checkpoint_is_not_said_to_adapt_the_hugging_face_folder(tmp_path):
     """Its base has other weights: PEFT would load a wrong model without a word."""
     task = {"model": "/models/llama", "data": ["d"], "start": "/runs/r/step=9"}
-    facts = {finetune.FACT: task, "base": task["start"]}
+    facts = {run_facts.FINETUNE: task, "base": task["start"]}
     run = RunFolder.create(tmp_path / "runs", "tiny_llama3_lora", facts=facts, recipe_lines=[])
     saved(run.checkpoints / "step=9-val_loss=0.5", adapter=True)
     with pytest.raises(UserError, match="adapts the NeMo checkpoint /runs/r/step=9, not /models/llama"):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from superpod.launch import finetune
 from superpod.reports.runs import checkpoints
+from superpod.runtime.runs import run_facts
 from superpod.runtime.runs.run_folder import DONE, RunFolder
 from tests.launch.test_killed_launcher import EVERY, NAME, ONE, SHORT
 from tests.run_module import run_module
@@ -62,7 +62,7 @@ def test_a_training_from_a_run_starts_with_what_that_has_learnt(early, place, re
     words = ["--from", str(first.path), "--steps", str(EVERY), "--no-forward-check", "optim.config.lr=1e-5"]
     run, printed = tuned(place, recipes_cli, NAME, *words)
     assert run.path != first.path
-    assert run.facts[finetune.FACT]["start"] == str(checkpoints.best(checkpoints.at(first.path)).path)
+    assert run.facts[run_facts.FINETUNE]["start"] == str(checkpoints.best(checkpoints.at(first.path)).path)
     assert losses(run, "loss")[0] < losses(first, "loss")[0] - 1
     assert abs(losses(run, "val_loss")[0] - min(losses(first, "val_loss"))) < 0.2
     assert "no forward check: nothing shows that transformers computes what NeMo does" in printed

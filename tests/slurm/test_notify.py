@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from superpod.cli.cluster import submit_refusals
+from superpod.cli.cluster import submit_checks
 from superpod.errors import UserError
 from superpod.slurm.profiles import profiles
 from superpod.slurm.profiles.profile_schema import Cluster
@@ -30,7 +30,7 @@ def test_slurm_sends_the_mail():
 def test_the_job_is_given_where_the_address_is_and_not_what_it_is(monkeypatch):
     monkeypatch.setenv("HOOK", SECRET)
     profile = with_notify('webhook_env = "HOOK"', 'webhook_on = ["end", "stall"]')
-    submit_refusals.refuse_webhook(profile)
+    submit_checks.refuse_webhook(profile)
     text = batch_script.render(job_for("testbed", profile))
     words = shlex.split(text[text.index('\nexec "$host_python"') : text.index("\nexit 1 #")])
     named = json.loads(words[words.index("--notify") + 1])
@@ -57,19 +57,19 @@ def test_an_address_in_the_profile_is_refused_and_not_printed(line, says):
 def test_a_webhook_that_no_job_could_reach_is_refused_before_the_queue(monkeypatch, tmp_path):
     monkeypatch.delenv("HOOK", raising=False)
     with pytest.raises(UserError, match="the variable HOOK holds no address"):
-        submit_refusals.refuse_webhook(with_notify('webhook_env = "HOOK"'))
+        submit_checks.refuse_webhook(with_notify('webhook_env = "HOOK"'))
     file = tmp_path / "hook"
     file.write_text(SECRET)
     file.chmod(0o644)
     with pytest.raises(UserError, match="chmod 600") as refused:
-        submit_refusals.refuse_webhook(with_notify(f'webhook_file = "{file}"'))
+        submit_checks.refuse_webhook(with_notify(f'webhook_file = "{file}"'))
     assert "neverwritten" not in str(refused.value)
     file.chmod(0o600)
-    submit_refusals.refuse_webhook(with_notify(f'webhook_file = "{file}"'))
+    submit_checks.refuse_webhook(with_notify(f'webhook_file = "{file}"'))
     far = profiles.parse(BED + '\n[login]\nhost = "far"\n[notify]\nwebhook_env = "HOOK"\n', "far.toml")
     with pytest.raises(UserError, match="does not travel over SSH"):
-        submit_refusals.refuse_webhook(far)
+        submit_checks.refuse_webhook(far)
     monkeypatch.setenv("HOOK", SECRET)
     own = BED.replace("[health]", "self_submit = true\n\n[health]") + '\n[notify]\nwebhook_env = "HOOK"\n'
     with pytest.raises(UserError, match="do not get this variable"):
-        submit_refusals.refuse_webhook(profiles.parse(own, "own.toml"))
+        submit_checks.refuse_webhook(profiles.parse(own, "own.toml"))

@@ -10,16 +10,15 @@ try:  # Ctrl-C may come while these are imported, and they are the first of ours
     import errno
     import select
     import signal
-    from typing import IO, NoReturn
 
     from superpod.cli import streams
+    from superpod.cli.exits import INTERRUPTED, leave_interrupted
     from superpod.common import cpu_threads
     from superpod.errors import UserError, readable
 except KeyboardInterrupt:
     print("error: interrupted", file=sys.stderr, flush=True)
     os._exit(130)
 
-INTERRUPTED = 130
 OF_A_PATH = {
     getattr(errno, name) for name in ("EACCES", "EPERM", "EROFS", "ENOTDIR", "EISDIR", "ENAMETOOLONG", "ELOOP")
 }
@@ -114,16 +113,6 @@ def _raise_at_stops() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # not where it is ignored, as under nohup
             signal.signal(number, leave)
-
-
-def leave_interrupted(terminal: IO[str] | None = None) -> NoReturn:
-    """Print that the command was interrupted on `terminal` (default: stderr), and exit at once.
-
-    `sys.exit` does not serve: when an import is interrupted, Python ends by the signal all the same.
-    """
-    with contextlib.suppress(OSError):  # the terminal may be closed
-        print("error: interrupted", file=terminal or sys.stderr, flush=True)
-    os._exit(INTERRUPTED)
 
 
 def _exit_code(error: Exception) -> int:

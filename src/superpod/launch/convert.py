@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
+from superpod.runtime.runs import run_facts
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,6 @@ def plan(
     Raises:
         UserError: `source` is none of these or not whole, memory is short, or `out` exists.
     """
-    from superpod.launch import finetune
     from superpod.reports.runs import checkpoints
     from superpod.weights import finetune_data
     from superpod.weights.transfer import huggingface
@@ -57,11 +57,11 @@ def plan(
     run = checkpoints.run_of(source)
     facts = run.facts if run else {}
     given, task = like, dict[str, Any]()
-    if finetune.FACT in facts:  # a fine-tuning keeps the tokenizer and config of the folder that it imported
-        given, task = like, facts[finetune.FACT]
+    if run_facts.FINETUNE in facts:  # a fine-tuning keeps the tokenizer and config of the folder that it imported
+        given, task = like, facts[run_facts.FINETUNE]
         original = Path(task["model"]) if task.get("start") else Path(facts["base"]) / huggingface.KEPT
         like = like or finetune_data.kept(run.path if run else source, original)
-    chat = finetune.FACT in facts
+    chat = run_facts.FINETUNE in facts
     if adapter:
         base = _adapted(chosen.name, task, given, like)
         arguments = {"checkpoint": str(chosen.path), "out": str(out), "like": str(like), "base": base, "chat": chat}

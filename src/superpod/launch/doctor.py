@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from superpod.runtime.runs.versions import GIB, PROJECT, cpu_model, output_of, ram_bytes, usable_cores, version_of
+from superpod.runtime.processes.command import output_of
+from superpod.runtime.runs.versions import GIB, PROJECT, cpu_model, ram_bytes, usable_cores, version_of
 
 # The one set of versions that resolves, imports and trains together: constraints.txt, docs/LOG.md.
 KNOWN_GOOD = {

@@ -20,7 +20,7 @@ from superpod.errors import UserError, did_you_mean
 from superpod.launch import finetune_overrides
 from superpod.planner.rules import kernel_rules
 from superpod.runtime.attempts.model_steps import PACKED
-from superpod.runtime.runs import owner
+from superpod.runtime.runs import owner, run_facts
 from superpod.weights import finetune_data
 from superpod.weights.finetune_data import Counts, DataOptions
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import RunFolder
     from superpod.weights.finetune_setup import Sizes
 
-FACT = "finetune"
-"""Key of run.json that keeps the `Task`."""
 BASES = ".models"
 """Folder next to the run folders (`owner.folder_in`) that holds every model that this user has imported."""
 DECLARED = Size()
@@ -86,7 +84,7 @@ class Task:
         Raises:
             UserError: the run is not a fine-tuning run.
         """
-        kept = run.facts.get(FACT)
+        kept = run.facts.get(run_facts.FINETUNE)
         if not isinstance(kept, dict) or not {"model", "data"} <= kept.keys():
             raise UserError(f"{run.path} is not a fine-tuning run", "`recipes run` continues other runs")
         known = {field.name: kept[field.name] for field in fields(cls) if field.name in kept}
@@ -234,7 +232,7 @@ def change(
         restore(partial)
         finetune_setup.set_early_stopping(partial, task.patience, task.min_delta)
         taken = {field: [str(old), str(new)] for field, old, new in changes}
-        return {FACT: asdict(task), "base": str(base), "samples": counts, "model_taken": taken}
+        return {run_facts.FINETUNE: asdict(task), "base": str(base), "samples": counts, "model_taken": taken}
 
     return apply
 

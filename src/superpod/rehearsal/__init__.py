@@ -5,8 +5,9 @@ turns a recipe into a run of its own training loop over gloo. Importing this pac
 imports neither torch nor NeMo; see docs/rehearsal.md for what a rehearsal proves and what it can't.
 """
 
+from superpod.rehearsal.errors import RehearsalError
 from superpod.rehearsal.patches.registry import install
 from superpod.rehearsal.proof.meta_build import dry_build
-from superpod.rehearsal.training.cpu_recipe import Change, RehearsalError, rehearse
+from superpod.rehearsal.training.cpu_recipe import Change, rehearse
 
 __all__ = ["Change", "RehearsalError", "dry_build", "install", "rehearse"]

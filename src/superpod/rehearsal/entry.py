@@ -18,8 +18,8 @@ from nemo.collections.llm import api  # noqa: E402 - Megatron reads torch.cuda w
 
 from superpod.common import cpu_threads  # noqa: E402
 from superpod.rehearsal import pruning  # noqa: E402
+from superpod.rehearsal.errors import RehearsalError  # noqa: E402
 from superpod.rehearsal.patches.gpu_settings import dropped  # noqa: E402
-from superpod.rehearsal.training.cpu_recipe import RehearsalError  # noqa: E402
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from superpod.rehearsal.training.cpu_recipe import RehearsalError
+from superpod.rehearsal.errors import RehearsalError
 
 if TYPE_CHECKING:
     import torch

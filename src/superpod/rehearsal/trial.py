@@ -27,8 +27,9 @@ from superpod.planner.layout import MEGATRON_FSDP
 from superpod.planner.planned_job import PlannedJob
 from superpod.rehearsal.check_result import CheckResult
 from superpod.rehearsal.comparison import verdict
+from superpod.rehearsal.errors import RehearsalError
 from superpod.rehearsal.training import forked_run, shrunk_recipe
-from superpod.rehearsal.training.cpu_recipe import Change, RehearsalError, rehearse
+from superpod.rehearsal.training.cpu_recipe import Change, rehearse
 from superpod.rehearsal.training.forked_run import FinishedRun
 from superpod.rehearsal.training.shrink import RANKS, Shrunk, shrink
 from superpod.reports.runs import checkpoint_metadata

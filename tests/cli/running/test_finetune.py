@@ -8,6 +8,7 @@ import pytest
 from superpod.cli import app
 from superpod.common.files import write_json
 from superpod.errors import UserError
+from superpod.runtime.runs import run_facts
 from superpod.runtime.runs.run_folder import RunFolder
 
 GIVEN = ["tiny_llama3_sft", "--model", "m", "--data", "d.jsonl"]
@@ -73,7 +74,7 @@ def owing(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     task = asdict(tuning.Task("m", ("d.jsonl",)))
-    facts = {tuning.FACT: task, owed_export.EXPORTS_TO: str(tmp_path / "out")}
+    facts = {run_facts.FINETUNE: task, owed_export.EXPORTS_TO: str(tmp_path / "out")}
     run = RunFolder.create(tmp_path / "runs", "tiny_llama3_sft", facts=facts, recipe_lines=[])
     write_json(run.path / "done", {"step": 20})
     with owed_export.begun(run.path, tmp_path / "out"):

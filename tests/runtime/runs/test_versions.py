@@ -120,10 +120,10 @@ def test_cudnn_is_what_pip_has_or_what_the_library_says(monkeypatch):
     assert cudnn.version() == "9.10.2.21"
     monkeypatch.setattr(importlib.metadata, "version", lambda name: fail(missing))
     monkeypatch.setattr(
-        versions, "output_of", lambda command, timeout_s: "91301" if command[-1] == "libcudnn.so.9" else None
+        cudnn, "output_of", lambda command, timeout_s: "91301" if command[-1] == "libcudnn.so.9" else None
     )
     assert cudnn.version() == "9.13.1"
-    monkeypatch.setattr(versions, "output_of", lambda command, timeout_s: None)
+    monkeypatch.setattr(cudnn, "output_of", lambda command, timeout_s: None)
     assert cudnn.version() is None
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.planner import hardware
-from superpod.slurm.profiles import profiles
+from superpod.slurm.profiles import profile_values, profiles
 
 GOOD = (profiles.SHIPPED / "testbed.toml").read_text()
 
@@ -118,4 +118,4 @@ def test_an_unknown_profile_names_the_nearest():
     [("30", 1800), ("10:00", 600), ("4:00:00", 14400), ("1-12", 129600), ("1-12:30", 131400), ("2-0:0:5", 172805)],
 )
 def test_times_as_slurm_reads_them(text, seconds):
-    assert profiles.seconds(text) == seconds
+    assert profile_values.seconds(text) == seconds

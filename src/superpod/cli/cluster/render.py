@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superpod.cli.cluster.submit import AttemptTime, SharedRuns, TargetCluster, checked, resolved
+from superpod.cli.cluster.submit_checks import AttemptTime, SharedRuns, TargetCluster, checked, resolved
 from superpod.cli.options.request_options import Build, Data, Name, Overrides
 from superpod.cli.options.size_options import SizeOptions, say, with_size
 from superpod.cli.running.validated import require_built

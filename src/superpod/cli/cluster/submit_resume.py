@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superpod.cli.cluster.submit import facts_of, refuse_unmet, resolved, slurm_submit
-from superpod.cli.cluster.submit_refusals import refuse_time, refuse_webhook
+from superpod.cli.cluster.submit_checks import (
+    facts_of,
+    refuse_time,
+    refuse_unmet,
+    refuse_webhook,
+    resolved,
+    slurm_submit,
+)
 from superpod.cli.running.validated import require_built
 from superpod.errors import UserError
 
@@ -142,7 +148,7 @@ def _refuse_time_limit(run: RunFolder, how: Continuation, profile: Cluster) -> N
     """Refuse a time limit that the cluster does not allow, or that leaves no time beside the last save."""
     from superpod.slurm.preflight import preflight
     from superpod.slurm.preflight.limits import JobSize
-    from superpod.slurm.profiles.profiles import seconds
+    from superpod.slurm.profiles.profile_values import seconds
 
     if 2 * profile.chain.save_s > seconds(how.time):
         raise UserError(

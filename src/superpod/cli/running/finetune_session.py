@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from superpod.cli.running.validated import require_built
 from superpod.errors import UserError
+from superpod.runtime.runs import run_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,13 +109,12 @@ def go(
     from superpod.cli.runs.report import print_report
     from superpod.common.files import read_json
     from superpod.common.quiet import quietly
-    from superpod.launch import finetune as tuning
     from superpod.runtime.checkpoints import owed_export
     from superpod.runtime.runs.run_folder import DONE, RunFolder
 
     wrong = ""
     target = str(out.absolute()) if out else FOLDER
-    facts = request.facts() | {tuning.FACT: asdict(task), owed_export.EXPORTS_TO: target}
+    facts = request.facts() | {run_facts.FINETUNE: asdict(task), owed_export.EXPORTS_TO: target}
     run = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=[])
     with quietly() as terminal, run.lock():
         console = tables.console(terminal, highlight=True)

@@ -108,7 +108,7 @@ def leaving_at_once(console: Console, tidy: Callable[[], None] = lambda: None) -
 
     So do `kill`, and a closed terminal where it is not ignored.
     """
-    from superpod.cli import leave_interrupted
+    from superpod.cli.exits import leave_interrupted
 
     def leave(*_: object) -> None:
         tidy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 LEAST_STEPS, MOST_STEPS = 4, 1000
 LIMIT_S = 900
 """Seconds until a user's file is planned, NeMo's import included; the rehearsal has limits of its own."""
+AS_CHILD = "from superpod.cli import main; from superpod.cli.running import rehearse; rehearse.as_child(main)"
 _marks: list[Path] = []
 """In the child that rehearses a user's file: the folder in which it tells its parent how far it came."""
 
@@ -97,7 +99,7 @@ def _in_a_process_of_its_own(name: str) -> int:
 
     with tempfile.TemporaryDirectory(prefix="recipes-rehearse-") as folder:
         # -P: a folder that is called nemo, where the command was typed, is not what is imported.
-        start = ["-P", "-W", "ignore", "-c", "from superpod.cli.running import rehearse; rehearse.as_child()", folder]
+        start = ["-P", "-W", "ignore", "-c", AS_CHILD, folder]
         words = [sys.executable, *start, *sys.argv[1:]]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
         with redacted.passed_on(process):
@@ -123,11 +125,10 @@ def _waited(process: subprocess.Popen[str], folder: Path) -> int | None:
         return process.wait() if Path(folder, "planned").exists() else None
 
 
-def as_child() -> None:
+def as_child(main: Callable[[], None]) -> None:
     """The command, as the child that rehearses a user's file: the first argument is the folder for its marks."""
     import sys
 
-    from superpod.cli import main
     from superpod.common.parent import end_with_parent
 
     end_with_parent()

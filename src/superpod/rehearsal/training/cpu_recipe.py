@@ -7,14 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from superpod.errors import UserError
+from superpod.rehearsal.errors import RehearsalError
 
 if TYPE_CHECKING:
     from nemo_run import Config, Partial
-
-
-class RehearsalError(UserError):
-    """The recipe can't be rehearsed as requested: the user's mistake; the hint gives the next move."""
 
 
 @dataclass(frozen=True)

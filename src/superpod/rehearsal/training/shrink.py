@@ -15,7 +15,7 @@ from typing import Any
 from superpod.planner.layout import Layout
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import PlannedJob
-from superpod.rehearsal.training.cpu_recipe import RehearsalError
+from superpod.rehearsal.errors import RehearsalError
 
 RANKS = 12
 """Most processes of a rehearsal by default; each takes about 0.8 GB."""

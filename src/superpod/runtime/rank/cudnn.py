@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from superpod.runtime.processes.command import output_of
+
 NAME = "cudnn"
 """As a run's needs call it."""
 DISTRIBUTIONS = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
@@ -40,7 +42,5 @@ def text_of(number: int) -> str:
 
 def _of_library(path: str) -> str | None:
     """What the library itself says, in a process of its own: a library loaded here would stand before torch's own."""
-    from superpod.runtime.runs.versions import output_of
-
     number = output_of([sys.executable, "-c", _ASK, path], timeout_s=30)
     return text_of(int(number)) if number and number.isdigit() else None

@@ -8,6 +8,9 @@ from typing import Any
 
 from superpod.common.files import JsonObject, is_number
 
+FINETUNE = "finetune"
+"""Key of run.json: what a fine-tuning was asked for (`launch.finetune.Task`)."""
+
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from superpod.common.files import JsonObject
+from superpod.runtime.processes.command import output_of
 from superpod.runtime.rank import cudnn
 
 GIB = 2**30
@@ -197,12 +197,3 @@ def usable_cores() -> int:
 def ram_bytes() -> int:
     """Memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def output_of(command: list[str], timeout_s: float = 5) -> str | None:
-    """The command's standard output, stripped; None when it cannot run or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

@@ -25,7 +25,7 @@ from superpod.slurm.profiles.profile_checks import (
     qos_names,
     with_parents,
 )
-from superpod.slurm.profiles.profiles import seconds
+from superpod.slurm.profiles.profile_values import seconds
 
 if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster

@@ -16,7 +16,7 @@ from superpod.slurm.preflight.limits import JobSize
 from superpod.slurm.profiles import other_gpu
 from superpod.slurm.profiles.live_cluster import LiveCluster
 from superpod.slurm.profiles.profile_checks import PROFILE_CHECKS, Finding, limit, refused
-from superpod.slurm.profiles.profiles import seconds
+from superpod.slurm.profiles.profile_values import seconds
 from superpod.slurm.script import batch_script
 
 if TYPE_CHECKING:

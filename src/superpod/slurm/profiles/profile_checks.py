@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from superpod.errors import did_you_mean
 from superpod.slurm.profiles.gpu_names import gpu_named
 from superpod.slurm.profiles.live_cluster import UNAVAILABLE, Association, LiveCluster, gpus_of, list_items, usable
-from superpod.slurm.profiles.profiles import seconds
+from superpod.slurm.profiles.profile_values import seconds
 
 if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster

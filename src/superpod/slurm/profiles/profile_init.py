@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from superpod.errors import UserError, did_you_mean
 from superpod.planner import hardware
-from superpod.slurm.profiles import live_cluster, node_probe, profiles
+from superpod.slurm.profiles import live_cluster, node_probe, profile_values, profiles
 
 if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
@@ -45,7 +45,7 @@ def profile(connection: Connection, *, like: str = "", host: str = "", runs: str
     longest = answers.partitions.get(partition, {}).get("MaxTime", "UNLIMITED")
     values = {"account": account, "partition": partition, "gpus": "gpus-per-node" if count else "none"}
     # Only a partition with a shorter limit needs another time than the profile's.
-    if longest != "UNLIMITED" and profiles.seconds(longest) < profiles.seconds("4:00:00"):
+    if longest != "UNLIMITED" and profile_values.seconds(longest) < profile_values.seconds("4:00:00"):
         values["time"] = longest
     for key, value in values.items():
         text = _set(text, key, f'"{value}"')

@@ -12,7 +12,7 @@ from superpod.common.files import JsonObject
 from superpod.errors import did_you_mean
 from superpod.planner import hardware
 from superpod.slurm.preflight import reserved_variables, sbatch_options
-from superpod.slurm.profiles.profiles import (
+from superpod.slurm.profiles.profile_values import (
     CHECKS,
     CpuBind,
     Event,

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 from superpod.common import collection
 from superpod.errors import UserError, did_you_mean
@@ -24,8 +23,6 @@ SHIPPED = Path(__file__).resolve().parents[1] / "clusters"
 
 RENAMED = {"chain.links": "attempts", "chain.idle_links": "idle_attempts"}
 """Keys of version 0.1, and what they are called now."""
-
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 def load(name: str) -> Cluster:
@@ -70,23 +67,6 @@ def parse(text: str, where: str) -> Cluster:
         return schema().model_validate({"name": Path(where).stem, **values})
     except ValidationError as wrong:
         raise UserError("\n".join(_mistakes(wrong, text, where)), "see docs/slurm.md for every key") from None
-
-
-def seconds(time: str) -> int:
-    """Seconds of Slurm's time format: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Raises ValueError."""
-    match = _TIME.fullmatch(time)
-    if match is None:
-        raise ValueError(f"not a time limit of Slurm: {time!r}")
-    days, *rest = match.groups()
-    # With days, the numbers are H[:M[:S]]; without, one number is minutes, two are M:S, three are H:M:S.
-    numbers = [int(part) for part in rest if part is not None]
-    if days is not None:
-        hours, minutes, secs = [*numbers, 0, 0][:3]
-    elif len(numbers) == 3:
-        hours, minutes, secs = numbers
-    else:
-        hours, (minutes, secs) = 0, [*numbers, 0][:2]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
 
 
 def _mistakes(wrong: ValidationError, text: str, where: str) -> list[str]:
@@ -135,37 +115,9 @@ def _keys_of(path: list[str]) -> list[str]:
     return list(model.model_fields)
 
 
-def one_line(value: str) -> str:
-    """`value`, which goes into a line of its own somewhere.
-
-    Raises:
-        ValueError: it has a line break or a control, or holds a secret, which job files would show.
-    """
-    from superpod.common.redaction import redact_text
-
-    if any(not c.isprintable() and c != "\t" for c in value):
-        raise ValueError("must be printable and on one line")
-    if redact_text(value) != value:
-        raise ValueError("would write a secret into job files; export it where you call `recipes submit`")
-    return value
-
-
 @lru_cache
 def schema() -> type[Cluster]:
     """The profile as a pydantic model; its fields are the documentation of every key."""
     from superpod.slurm.profiles import profile_schema
 
     return profile_schema.Cluster
-
-
-GpuForm = Literal["gpus-per-node", "gres", "none"]
-Mpi = Literal["none", "pmi2", "pmix", "cray_shasta"]
-CpuBind = Literal["gpu", "slurm"]
-Topology = Literal["", "block"]
-Mail = Literal["NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "TIME_LIMIT", "TIME_LIMIT_80"]
-"""Slurm's --mail-type (sbatch(1))."""
-Event = Literal["end", "stop", "stall"]
-"""Of a run: runtime/attempts/notify.py."""
-Network = Literal["infiniband", "roce", "ethernet", "none"]
-CHECKS = ("gpus", "nvlink", "infiniband", "clocks", "disk", "time", "bandwidth")
-"""Checks of nodes that are built in; a collection's checks/NAME.sh adds NAME."""

@@ -19,7 +19,7 @@ from superpod.errors import UserError
 from superpod.planner.layout import PARALLEL_SIZES
 from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import DONE
-from superpod.slurm.profiles.profiles import seconds
+from superpod.slurm.profiles.profile_values import seconds
 from superpod.slurm.script import batch_script
 from superpod.slurm.submission import submit as slurm_submit
 

@@ -28,7 +28,7 @@ from superpod.runtime.attempts.guard import chained_jobs
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.runtime.runs.run_state import CHAIN, SCRIPT
 from superpod.slurm.profiles import other_gpu, segments, sharing
-from superpod.slurm.profiles.profiles import seconds
+from superpod.slurm.profiles.profile_values import seconds
 from superpod.slurm.script import batch_script, environment
 
 if TYPE_CHECKING:

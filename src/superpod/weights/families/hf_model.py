@@ -1,6 +1,6 @@
 """A model from its Hugging Face `config.json` alone, as NeMo's nearest class: for the models of a user's own folder.
 
-Which class computes the function, and with which fields, is decided by the import's rules (`weights/nearest.py`).
+Which class computes it, and with which fields, the import decides (weights/families/nearest.py).
 """
 
 from __future__ import annotations

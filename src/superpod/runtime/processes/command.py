@@ -1,0 +1,14 @@
+"""Runs a command for its output. Standard library only."""
+
+from __future__ import annotations
+
+import subprocess
+
+
+def output_of(command: list[str], timeout_s: float = 5) -> str | None:
+    """The command's standard output, stripped; None when it cannot run or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
