@@ -1,5 +1,7 @@
 import contextlib
+import difflib
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
@@ -13,6 +15,8 @@ from superpod.runtime.runs.run_folder import RunFolder
 from tests.preloaded import Server
 
 ROOT = Path(__file__).parent.parent
+MOST_SHOWN = 100
+"""Lines of a golden's difference that a failure shows."""
 
 if not shutil.which("nvidia-smi"):  # as recipes.build does, for the tests that import NeMo by themselves
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.devnull)
@@ -77,7 +81,10 @@ def golden(request):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         assert path.is_file(), f"no golden {path}: `make goldens` writes it"
-        assert path.read_text() == text, f"{path.name} differs: `make goldens`, then read the diff"
+        if (stored := path.read_text()) != text:
+            changed = difflib.unified_diff(stored.splitlines(), text.splitlines(), "stored", "now", lineterm="", n=1)
+            shown = "\n".join(line[:300] for line in itertools.islice(changed, MOST_SHOWN))
+            pytest.fail(f"{path.relative_to(ROOT)} differs; `make goldens` writes it:\n{shown}", pytrace=False)
 
     return compare
 

@@ -50,6 +50,10 @@ def main() -> None:
     chosen = dict(registry.recipes() if "--all" in sys.argv else {r.name: r for r in firsts().values()})
     built = {name: resolved(recipe) for name, recipe in chosen.items()}
     lines = {name: [[i.path, i.value, i.where] for i in flatten(partial)] for name, partial in built.items()}
+    smallest = {
+        name: [*read(partial, chosen[name].nodes[0]), partial.log.ckpt.every_n_train_steps]
+        for name, partial in built.items()
+    }
     sizes = [[name, *read(build(name, nodes), nodes)] for name, nodes in one_of_each_layout(chosen).values()]
     overrides = {text: override(text) for text in OVERRIDES}
     overrides["tiny_llama3_lora with=full_recompute"] = override("with=full_recompute", "tiny_llama3_lora")
@@ -57,7 +61,7 @@ def main() -> None:
         name: [bool(partial.optim.config.use_distributed_optimizer), *(refusal(partial, option) for option in SHARDED)]
         for name, partial in built.items()
     }
-    answer = {"lines": lines, "sizes": sizes, "overrides": overrides, "shards": shards}
+    answer = {"lines": lines, "smallest": smallest, "sizes": sizes, "overrides": overrides, "shards": shards}
     Path(sys.argv[1]).write_text(json.dumps(answer | {"factories": factories(), "round_trips": round_trips()}))
 
 
@@ -84,7 +88,7 @@ def read(partial: Any, nodes: int) -> list[Any]:
 
 
 def firsts() -> dict[str, Any]:
-    """The recipes that stand whole in a golden: of each model and task that on H100s in BF16; DoRA's are LoRA's."""
+    """The recipe of each model and task that others are compared with: on H100s in BF16. DoRA's is LoRA's."""
     from superpod.collection import registry
 
     firsts_of: dict[str, Any] = {}
@@ -96,7 +100,7 @@ def firsts() -> dict[str, Any]:
 
 
 def golden_of(recipe: Any) -> str:
-    """The golden that a recipe stands in."""
+    """The model and task whose first recipe this one is compared with."""
     return f"{recipe.model.name}_{'lora' if recipe.task == 'dora' else recipe.task}"
 
 

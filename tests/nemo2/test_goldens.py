@@ -1,52 +1,41 @@
-"""A golden for every recipe: the first of a model and task whole, line by line; the others by what differs from it."""
+"""Every setting of every recipe is in a golden that a person can review: see `golden_text.py`."""
 
 import pytest
 
-from superpod.collection.registry import recipes
-from tests.nemo2.describe import firsts, golden_of
+from tests.nemo2 import golden_text
 
-FIRSTS = firsts()
+COMPLETE = golden_text.complete()
 
 
 @pytest.mark.nemo
-@pytest.mark.parametrize("name", FIRSTS)
-def test_the_first_of_a_model_and_task_equals_its_golden(name, described, golden):
-    golden(
-        f"recipes/whole/{name}.txt", "".join(f"{path} = {value}\n" for path, value in _lines(described, FIRSTS[name]))
-    )
+@pytest.mark.parametrize("name", COMPLETE)
+def test_a_complete_recipe_equals_its_golden(name, described, golden):
+    golden(f"recipes/complete/{name}.txt", golden_text.complete_text(described, COMPLETE[name]))
+
+
+@pytest.mark.nemo
+def test_other_models_change_what_their_golden_says(described, golden):
+    golden("recipes/models.txt", golden_text.models_text(described))
 
 
 @pytest.mark.nemo
 @pytest.mark.long
-@pytest.mark.parametrize("name", FIRSTS)
-def test_the_others_differ_from_it_by_their_golden(name, all_described, golden):
-    first = dict(_lines(all_described, FIRSTS[name]))
-    alike: dict[str, list[str]] = {}
-    for recipe in recipes().values():
-        if golden_of(recipe) == name and recipe is not FIRSTS[name]:
-            effect = _effect(first, dict(_lines(all_described, recipe)))
-            alike.setdefault(effect, []).append(recipe.suffix)
-    text = "".join(f"[{' '.join(names)}]\n{effect}\n" for effect, names in alike.items())
-    golden(f"recipes/variants/{name}.txt", f"# What differs from {FIRSTS[name].name}\n\n{text}")
+def test_other_recipes_of_a_model_change_what_their_golden_says(all_described, golden):
+    golden("recipes/variants.txt", golden_text.variants_text(all_described))
 
 
-@pytest.mark.parametrize("kind", ["whole", "variants"])
-def test_goldens_are_those_of_recipes_that_exist(request, kind):
-    folder = request.config.rootpath / "tests" / "goldens" / "recipes" / kind
-    assert {path.stem for path in folder.iterdir()} == set(FIRSTS)
+def test_complete_goldens_are_those_of_recipes_that_exist(request):
+    folder = request.config.rootpath / "tests" / "goldens" / "recipes" / "complete"
+    assert {path.stem for path in folder.iterdir()} == set(COMPLETE)
 
 
-def _lines(described, recipe):
-    """(path, value) of a recipe; where its own name stands, `{recipe}`."""
-    for path, value, _ in described["lines"][recipe.name]:
-        yield path, value.replace(repr(recipe.name), "{recipe}")
+def test_every_family_has_a_complete_golden_and_there_are_about_twenty():
+    families = {recipe.model.family for recipe in golden_text.firsts().values()}
+    assert {recipe.model.family for recipe in COMPLETE.values()} == families
+    assert 15 <= len(COMPLETE) <= 25
 
 
-def _effect(first, other):
-    """A line for each part of the recipe in which something differs."""
-    parts: dict[str, list[str]] = {}
-    for path in sorted({*first, *other}):
-        if first.get(path) != other.get(path):
-            part, _, name = path.rpartition(".")
-            parts.setdefault(part, []).append(f"{name} = {other[path]}" if path in other else f"{name} is not set")
-    return "".join(f"{part}: {'; '.join(changes)}\n" for part, changes in parts.items())
+def test_a_change_names_the_part_and_leaves_out_what_layout_files_say():
+    first = {"model.config.a": "1", "model.config.b": "2", "trainer.num_nodes": "1", "peft": "None"}
+    other = {"model.config.a": "3", "trainer.num_nodes": "2", "peft": "None", "optim.lr": "4"}
+    assert golden_text.changes(first, other) == "model.config: a = 3; b is not set\noptim: lr = 4\n"

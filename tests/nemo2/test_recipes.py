@@ -25,7 +25,13 @@ def test_every_layout_of_every_recipe_does(all_described):
 def _survive(described):
     assert described["sizes"]
     for name, nodes, num_nodes, layout in described["sizes"]:
-        assert (num_nodes, layout) == (nodes, json.loads(json.dumps(vars(recipes()[name].layouts[nodes])))), name
+        assert (num_nodes, layout) == (nodes, declared(name, nodes)), name
+    for name, (nodes, num_nodes, layout, save_every) in described["smallest"].items():
+        assert (num_nodes, layout, save_every) == (nodes, declared(name, nodes), recipes()[name].saves[nodes]), name
+
+
+def declared(name, nodes):
+    return json.loads(json.dumps(vars(recipes()[name].layouts[nodes])))
 
 
 def test_stages_recomputation_and_sharding_survive_it_too(described):
@@ -37,7 +43,7 @@ def test_stages_recomputation_and_sharding_survive_it_too(described):
 def test_every_value_knows_its_line(name, described):
     for path, _, where in described["lines"][name]:
         if path != "recipe":
-            assert where.startswith(("recipes/", "default of ")), (path, where)
+            assert where.startswith(("collection/", "nemo2/", "default of ")), (path, where)
 
 
 @pytest.mark.parametrize("name", ["llama3_8b_pretrain_h100_bf16", "llama3_70b_pretrain_h100_bf16"])
