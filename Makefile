@@ -7,7 +7,7 @@ GOLDENS := tests/nemo2/test_goldens.py tests/cli/test_surface.py tests/slurm/scr
 	tests/examples/test_finetune_project.py::test_its_recipe_is_what_export_writes
 TWO := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help quickstart test test-all test-long test-slurm soak lint format goldens benchmarks figures pictures clean
+.PHONY: help quickstart test test-all test-long test-slurm soak lint format goldens benchmarks docs figures pictures clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
@@ -41,6 +41,9 @@ goldens: $(STAMP) ## write the goldens anew; review the diff
 
 benchmarks: $(STAMP) ## measure what has a target
 	for b in cli_startup planner_speed planner_accuracy; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+
+docs: $(STAMP) ## write the tables of docs/ that come from code and recipes
+	$(BIN)/python scripts/recipe_docs.py && $(BIN)/python scripts/cause_docs.py
 
 figures: $(STAMP) ## put the newest quickstart into the README
 	$(BIN)/python scripts/figures.py

@@ -9,8 +9,6 @@ from tests.house import FOLDERS, PACKAGE
 
 HISTORY = {"docs/LOG.md"}
 """Names files that were renamed since."""
-TEMPLATES = {"docs/recipes/head.md": "docs/recipes.md"}
-"""Pages whose links are meant from the place of the page that is made from them."""
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "examples").glob("*/README.md"))
 LINK = re.compile(r"\]\((?P<target>[^)#:]+)(?:#[^)]*)?\)")
@@ -20,8 +18,7 @@ PATH = re.compile(rf"`((?:{'|'.join((*FOLDERS, 'tests', 'scripts', 'benchmarks',
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_paths_of_a_page_exist(page):
     name = page.relative_to(ROOT).as_posix()
-    folder = (ROOT / (TEMPLATES.get(name) or name)).parent
     text = page.read_text()
-    assert [link for link in LINK.findall(text) if not (folder / link).exists()] == []
+    assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
     paths = [] if name in HISTORY else [path for path in PATH.findall(text) if "MODEL" not in path]
     assert [path for path in paths if not any([*ROOT.glob(path), *(ROOT / PACKAGE).glob(path)])] == []
