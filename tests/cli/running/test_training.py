@@ -92,7 +92,7 @@ def test_a_local_run_that_goes_on_is_running_where_there_is_a_slurm_too(run):
         run.new_attempt()
         assert seen(run).state == "running"
     assert seen(run).state == "failed"
-    assert "without a word" in seen(run).message
+    assert "killed" in seen(run).message
 
 
 def test_a_run_that_its_disk_refuses_leaves_no_folder_that_looks_queued(tmp_path):
