@@ -28,7 +28,7 @@ WITH_NEMO = {
     "perplexity": ["perplexity", "checkpoint", "--data", "data.jsonl"],
     "ckpt convert": ["ckpt", "convert", "model", "nemo"],
 }
-"""`run` and `finetune` have tests of their own: test_orphans.py, test_killed_launcher.py."""
+"""`run` and `finetune` have tests of their own: test_watchdog.py, test_killed_launcher.py."""
 
 
 def of(process):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,21 +126,15 @@ def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = AN
     """
     from superpod.launch import finetune
     from superpod.launch.subprocess_call import SubprocessFailed
-    from superpod.runtime.processes import orphans
+    from superpod.runtime.processes import watchdog
     from superpod.weights.finetune_setup import VALIDATION
 
     attempt = run.attempts[-1].path
     out, log = attempt / "evaluation.json", attempt / "evaluation.log"
     batch = (read_json(run.path / "plan.json") or {})["query"]["gbs"]
     words = [str(target), str(finetune.packed_folder(run) / VALIDATION), str(out), str(batch), str(answers)]
-    with log.open("ab") as sink, orphans.watched() as watcher:
-        command = [sys.executable, "-P", "-W", "ignore", "-m", "superpod.weights.serving.evaluate", *words]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
-        watcher.add_group(process.pid)
-        try:
-            code = process.wait()
-        finally:
-            process.kill()
+    command = [sys.executable, "-P", "-W", "ignore", "-m", "superpod.weights.serving.evaluate", *words]
+    code = watchdog.run_logged(command, log)
     if code:
         last = (log.read_text(errors="replace").strip().splitlines() or [f"it ended with {code}"])[-1]
         raise SubprocessFailed(f"the exported folder cannot be evaluated: {last[:500]}; the log is {log}")

@@ -19,13 +19,14 @@ from superpod.common import cpu_threads
 from superpod.errors import UserError
 from superpod.launch import early
 from superpod.launch.early import PROCESS_GIB, TRAINING_BYTES
-from superpod.launch.watchdog import Watchdog
+from superpod.launch.hang_detector import HangDetector
 from superpod.rehearsal import Change, dry_build, rehearse
 from superpod.requests.request import Request
 from superpod.requests.resolve import ResolvedRun, resolve
 from superpod.runtime.checkpoints import resume, resume_layout
-from superpod.runtime.processes import orphans
-from superpod.runtime.processes.processes import GRACE_S, MARK, StopSignal, processes_of, send, wait_for_all
+from superpod.runtime.processes import watchdog
+from superpod.runtime.processes.attempt_processes import MARK, find, send
+from superpod.runtime.processes.local_ranks import GRACE_S, StopSignal, wait_for_all
 from superpod.runtime.rank import capture, nsys
 from superpod.runtime.rank.rank import attach
 from superpod.runtime.runs import versions
@@ -184,7 +185,7 @@ def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[
     ranks to save and end, a second one kills them. Ranks that make no more steps are killed too, and so are those of a
     launcher that is killed itself.
     """
-    with orphans.watched(attempt.path):
+    with watchdog.watching(attempt.path):
         return _launch(local, folder, attempt, tick)
 
 
@@ -196,7 +197,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
     values = rank_environment(local.ranks if local.changes else 0) | _of_the_run(local) | {MARK: str(attempt.path)}
     values |= capture.flight_recorder(attempt.path, os.environ)
     executor = run.LocalExecutor(ntasks_per_node=local.ranks, launcher=_launcher(local, folder), env_vars=values)
-    stop, watchdog = StopSignal(), Watchdog(attempt)
+    stop, detector = StopSignal(), HangDetector(attempt)
     state = ""
     try:
         with (
@@ -206,14 +207,14 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
             exp.add(local.partial, executor=executor, name="run")
             exp.run()
             with stop.installed():
-                wait_for_all(stop, watchdog.also_looking(tick))
+                wait_for_all(stop, detector.also_looking(tick))
         state = str(exp.jobs[0].state)
     except (KeyboardInterrupt, SignalException):
         stop.received += 1  # while NeMo-Run handled signals, before ranks started
     finally:
-        send(processes_of(attempt.path), signal.SIGKILL)
-    if watchdog.stalled and not folder.done:
-        return AttemptEnd("stalled", 1, watchdog.stalled)
+        send(find(attempt.path), signal.SIGKILL)
+    if detector.stalled and not folder.done:
+        return AttemptEnd("stalled", 1, detector.stalled)
     return _verdict(folder, attempt, stop.received, state)
 
 

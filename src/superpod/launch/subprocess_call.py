@@ -18,13 +18,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from superpod.common import atomic_file, locks, stages
 from superpod.errors import UserError
-from superpod.runtime.processes import orphans
+from superpod.runtime.processes import watchdog
+from superpod.runtime.processes.attempt_processes import kill_group, send
 
 TIDY_S = 5.0
 """How long a call that is stopped may take to remove what it has half written, seconds."""
@@ -81,15 +81,15 @@ def _can_fork() -> bool:
 def _forked(request: str, log: Path) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
-    with orphans.watched() as watcher:
+    with watchdog.watching() as watching:
         if pid := os.fork():
-            return _waited(pid, watcher)
+            return _waited(pid, watching)
         _be_the_call(request, log)
 
 
-def _waited(pid: int, watcher: orphans.Watcher) -> int:
+def _waited(pid: int, watching: watchdog.Watchdog) -> int:
     """The exit code of a call; a stop of this process stops it first, and whatever ends this process kills it."""
-    watcher.add_group(pid)
+    watching.add_group(pid)
     _running.append(pid)
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -111,19 +111,14 @@ def stop_running() -> None:
 
 def _stop(pid: int) -> None:
     """Let the call remove what it has half written, for a while; then kill it, and what it has started."""
-    _signal(os.kill, pid, signal.SIGINT)
+    send([pid], signal.SIGINT)
     deadline = time.monotonic() + TIDY_S
     with contextlib.suppress(ChildProcessError):  # it ended just before the stop
         while not os.waitpid(pid, os.WNOHANG)[0]:
             if time.monotonic() > deadline:
-                _signal(os.killpg, pid, signal.SIGKILL)
+                kill_group(pid)
             time.sleep(0.05)
-    _signal(os.killpg, pid, signal.SIGKILL)
-
-
-def _signal(kill: Callable[[int, int], None], pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        kill(pid, number)
+    kill_group(pid)
 
 
 def _be_the_call(request: str, log: Path) -> NoReturn:
@@ -160,11 +155,11 @@ def _leave_locks() -> None:
 def _started(request: str, log: Path) -> int:
     with log.open("ab") as sink:
         command = [sys.executable, "-P", "-m", __name__]  # -P: nothing in the current folder is imported
-        with orphans.watched() as watcher, tempfile.TemporaryFile() as question:
+        with watchdog.watching() as watching, tempfile.TemporaryFile() as question:
             question.write(request.encode())
             question.seek(0)
             process = subprocess.Popen(command, stdin=question, stdout=sink, stderr=sink, start_new_session=True)
-            process.returncode = _waited(process.pid, watcher)
+            process.returncode = _waited(process.pid, watching)
             return process.returncode
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,8 @@ from superpod.common import atomic_file
 from superpod.errors import UserError, readable
 from superpod.planner.rules.rules import Broken
 from superpod.requests.request import Request
-from superpod.runtime.processes import orphans
+from superpod.runtime.processes.attempt_processes import kill_group
+from superpod.runtime.processes.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from nemo_run import Partial
@@ -160,8 +160,8 @@ def _run(question: str, answer: Path, limit_s: float) -> tuple[int | None, str]:
     reader = threading.Thread(target=_keep_end, args=(process.stdout, printed), daemon=True)
     reader.start()
     code: int | None = None
-    watcher = orphans.Watcher()
-    watcher.add_group(process.pid)
+    watchdog = Watchdog()
+    watchdog.add_group(process.pid)
     try:
         with contextlib.suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as pipe:
             pipe.write(question.encode())
@@ -169,10 +169,9 @@ def _run(question: str, answer: Path, limit_s: float) -> tuple[int | None, str]:
     except subprocess.TimeoutExpired:
         pass
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # with whatever a user's file has started
+        kill_group(process.pid)
         process.wait()
-        watcher.close()
+        watchdog.close()
         reader.join(5)  # a process that has left the group may hold the pipe
     return code, printed.decode(errors="replace")
 

@@ -13,7 +13,7 @@ from superpod.errors import UserError
 from superpod.launch import local, preflight
 from superpod.requests.request import Request
 from superpod.runtime.checkpoints.resume import Resume
-from superpod.runtime.processes import processes
+from superpod.runtime.processes import attempt_processes
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.status import watch
 from superpod.slurm.submission import connection
@@ -46,7 +46,7 @@ def train(monkeypatch, tmp_path):
         monkeypatch.setattr(local, "launch", launch)
         monkeypatch.setattr(local, "decide", lambda *_: Resume(None))
         monkeypatch.setattr(preflight, "disk", lambda *_: None)
-        monkeypatch.setattr(processes, "refuse_beside_others", lambda *_: None)
+        monkeypatch.setattr(attempt_processes, "refuse_running", lambda *_: None)
         _, folder = training.train(Console(quiet=True), fake_run(max_steps), run, tmp_path / "runs")
         return folder
 

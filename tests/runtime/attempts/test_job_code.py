@@ -13,7 +13,7 @@ def unpacked(tmp_path):
     """What a batch script has unpacked."""
     folder = tmp_path / "unpacked"
     (folder / "superpod" / "runtime" / "processes").mkdir(parents=True)
-    (folder / "superpod" / "runtime" / "processes" / "leftovers.py").write_text("new")
+    (folder / "superpod" / "runtime" / "processes" / "stray_processes.py").write_text("new")
     (folder / "recipe.py").write_text("new")
     return folder
 
@@ -35,8 +35,8 @@ def test_each_attempt_has_a_new_folder_and_the_earlier_ones_go(unpacked, run):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert (folder / "recipe.py").read_text() == "new"
     assert not unpacked.exists()
-    assert job_code.for_nodes("runtime/processes/leftovers.py") == str(
-        folder / "superpod/runtime/processes/leftovers.py"
+    assert job_code.for_nodes("runtime/processes/stray_processes.py") == str(
+        folder / "superpod/runtime/processes/stray_processes.py"
     )
     assert job_code.in_place(["python", "{code}/recipe.py"], folder) == ["python", f"{folder}/recipe.py"]
 

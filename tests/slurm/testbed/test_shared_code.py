@@ -25,7 +25,7 @@ import os, sys
 from pathlib import Path
 runs, recipe, first = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 hostile = "import os; open('/tmp/sp25-pwned-' + str(os.getuid()), 'a').write(__file__ + chr(10))\\n"
-ours = ["runtime/attempts/attempt.py", "runtime/rank/rank.py", "runtime/processes/leftovers.py"]
+ours = ["runtime/attempts/attempt.py", "runtime/rank/rank.py", "runtime/processes/stray_processes.py"]
 names = [*("superpod/" + name for name in ours), "recipe.py", "json.py"]
 def plant(folder):
     for name in names:

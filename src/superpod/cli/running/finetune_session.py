@@ -46,14 +46,14 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
     from superpod.requests import resume_changes
     from superpod.runtime.checkpoints import owed_export
     from superpod.runtime.checkpoints import resume as resume_rule
-    from superpod.runtime.processes import processes
+    from superpod.runtime.processes.attempt_processes import refuse_running
     from superpod.runtime.runs import pending_facts
     from superpod.weights.transfer import huggingface
 
     folder = earlier_run(runs, name, resume)
     tuning.Task.of(folder)  # refuses a run that is no fine-tuning
     with folder.lock():  # for a moment: a run in use elsewhere is refused before NeMo is imported
-        processes.refuse_beside_others(folder)
+        refuse_running(folder.path)
         pending_facts.take_over(folder)  # of a launcher that was killed
         changed = resume_changes.changes(folder, changes)
         resume_rule.decide_by_sizes(folder)
@@ -148,7 +148,7 @@ def _trained(console: Console, task: Task, request: Request, run: RunFolder, is_
     from superpod.cli.running import training
     from superpod.launch.subprocess_call import stop_running
     from superpod.runtime.checkpoints import owed_export
-    from superpod.runtime.processes import orphans
+    from superpod.runtime.processes import watchdog
 
     attempt = run.new_attempt()
 
@@ -156,7 +156,7 @@ def _trained(console: Console, task: Task, request: Request, run: RunFolder, is_
         stop_running()
         shutil.rmtree(run.path if is_new else attempt.path, ignore_errors=True)
 
-    with orphans.watched(attempt.path), _removed_on_failure(attempt, remove):
+    with watchdog.watching(attempt.path), _removed_on_failure(attempt, remove):
         local_run = _prepared(console, task, request, run, remove)
         require_built([local_run.resolved], build=build, console=console)
         _show_samples(console, local_run)
@@ -217,10 +217,10 @@ def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> s
     from superpod.launch import finetune as tuning
     from superpod.launch import handover
     from superpod.runtime.checkpoints import owed_export
-    from superpod.runtime.processes import orphans
+    from superpod.runtime.processes import watchdog
 
     try:
-        with waiting(console, "exporting the best checkpoint"), orphans.watched(run.attempts[-1].path):
+        with waiting(console, "exporting the best checkpoint"), watchdog.watching(run.attempts[-1].path):
             exported = tuning.export(run, target)
     except BaseException:
         console.print(f"the training is done, but not exported; {run.resume_hint} with the export", soft_wrap=True)

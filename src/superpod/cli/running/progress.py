@@ -19,7 +19,7 @@ from rich.text import Text
 
 from superpod.cli import tables
 from superpod.common.files import tail_lines
-from superpod.runtime.processes.processes import STOPS
+from superpod.runtime.processes.local_ranks import STOPS
 from superpod.runtime.runs.run_folder import RunFolder
 
 NEWS_S = 0.5

@@ -129,7 +129,7 @@ def as_child(main: Callable[[], None]) -> None:
     """The command, as the child that rehearses a user's file: the first argument is the folder for its marks."""
     import sys
 
-    from superpod.common.parent import end_with_parent
+    from superpod.common.parent_death import end_with_parent
 
     end_with_parent()
     _marks.append(Path(sys.argv.pop(1)))

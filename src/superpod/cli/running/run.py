@@ -74,12 +74,12 @@ def _resumed(
     """The run to continue, and its request with the changes of this command line."""
     from superpod.requests import resume_changes
     from superpod.requests.request import Request
-    from superpod.runtime.processes import processes
+    from superpod.runtime.processes.attempt_processes import refuse_running
     from superpod.runtime.runs import pending_facts
 
     folder = earlier_run(runs, name, resume)
     with folder.lock():
-        processes.refuse_beside_others(folder)
+        refuse_running(folder.path)
         pending_facts.take_over(folder)  # of a launcher that was killed
     if "finetune" in folder.facts:
         raise UserError(

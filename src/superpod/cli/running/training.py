@@ -52,10 +52,10 @@ def train_held(console: Console, local_run: LocalRun, folder: RunFolder, attempt
     from superpod.cli.running.progress import Steps
     from superpod.launch import local, preflight
     from superpod.runtime.checkpoints import resume
-    from superpod.runtime.processes import processes
+    from superpod.runtime.processes.attempt_processes import refuse_running
     from superpod.runtime.runs import pending_facts
 
-    processes.refuse_beside_others(folder)
+    refuse_running(folder.path)
     preflight.disk(folder.path, local_run.checkpoint_bytes)
     decided = local.decide(local_run, folder)
     marker = folder.reopen(local_run.max_steps)

@@ -11,7 +11,7 @@ from itertools import islice
 from multiprocessing import resource_tracker
 from typing import Protocol, TypeVar
 
-from superpod.common.parent import end_with_parent
+from superpod.common.parent_death import end_with_parent
 from superpod.errors import UserError
 
 Item = TypeVar("Item")

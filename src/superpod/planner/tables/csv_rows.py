@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from superpod.common import output_file
-from superpod.common.parent import end_with_parent
+from superpod.common.parent_death import end_with_parent
 from superpod.errors import UserError
 from superpod.planner import hardware as planner_hardware
 from superpod.planner import predict as predicting

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from superpod.collection.registry import find
-from superpod.common.parent import end_with_parent
+from superpod.common.parent_death import end_with_parent
 from superpod.rehearsal.proof import rank_models
 from superpod.rehearsal.proof.rank_models import SizeKey
 

@@ -21,7 +21,7 @@ from superpod.common import cpu_threads
 from superpod.rehearsal.patches.adapters import start_alike
 from superpod.rehearsal.training.rank_record import RankRecord
 from superpod.runtime.heartbeat import stall
-from superpod.runtime.processes import orphans
+from superpod.runtime.processes import watchdog
 from superpod.runtime.rank import rank_monitor
 from superpod.runtime.runs.run_folder import Attempt
 
@@ -76,11 +76,11 @@ def run(
     text = ZlibJSONSerializer().serialize(partial)
     began = time.time()
     pids: dict[int, int] = {}
-    with orphans.watched() as watcher:
+    with watchdog.watching() as watching:
         try:
             for rank in range(ranks):
                 pids[_fork(rank, ranks, text, folder)] = rank
-                watcher.add_group([*pids][-1])
+                watching.add_group([*pids][-1])
             error = _wait(dict(pids), folder, began, limit_s, quiet_s)
         finally:
             for pid in pids:

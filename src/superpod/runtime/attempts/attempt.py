@@ -32,8 +32,8 @@ from superpod.runtime.attempts.time_limit import TimeLimit
 from superpod.runtime.checkpoints import resume, shared_reading
 from superpod.runtime.health import first_step
 from superpod.runtime.heartbeat import heartbeat, stall
-from superpod.runtime.processes import orphans
-from superpod.runtime.processes.leftovers import ENDED, Leftovers
+from superpod.runtime.processes.attempt_processes import MARK
+from superpod.runtime.processes.stray_processes import ENDED, StrayProcesses
 from superpod.runtime.rank import capture, stacks
 from superpod.runtime.runs import owner, run_state
 from superpod.runtime.runs.run_folder import RunFolder, as_user_errors
@@ -88,8 +88,8 @@ def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command
     if shortage:
         _log(shortage.message)
         return 0 if shortage.next_job_s else 1
-    left = Leftovers(run, job.nodes, job.id, _log)
-    with left.run_taken_over():
+    strays = StrayProcesses(run, job.nodes, job.id, _log)
+    with strays.run_taken_over():
         if reason := guard.must_stop(run, options.idle_attempts, options.failures):
             guard.stop(run, reason, by=run_state.StoppedBy.GUARD)
             _log(reason)
@@ -98,7 +98,7 @@ def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command
             with as_user_errors(run.path):
                 command = job_code.in_place(command, job_code.share(Path(options.unpacked), run.path))
                 os.chdir(run.path)  # `python -m` imports what lies where it starts, and a job may be submitted anywhere
-        return _RunningAttempt(run, job, options, left).go(command)
+        return _RunningAttempt(run, job, options, strays).go(command)
 
 
 class SlurmJob:
@@ -190,8 +190,8 @@ class _SignalledError(BaseException):
 class _RunningAttempt:
     """One attempt, from the creation of its folder to the last line of result.json."""
 
-    def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace, left: Leftovers) -> None:
-        self.run, self.job, self.options, self.left = run, job, options, left
+    def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace, strays: StrayProcesses) -> None:
+        self.run, self.job, self.options, self.strays = run, job, options, strays
         self.pause = functools.partial(time.sleep, options.second_look_s)
         self.attempt = run.new_attempt(job=job.id)
         self.attempt.mark("running", job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run))
@@ -210,8 +210,8 @@ class _RunningAttempt:
         try:
             for number in STOP_SIGNALS:
                 signal.signal(number, self._note_signal)
-            self.left.end_earlier()
-            self.step += self.left.steps
+            self.strays.end_earlier()
+            self.step += self.strays.steps
             reason = self._exclude_bad_nodes()
             if not reason and self.run.done:  # only its export is left
                 self._is_preparing = False
@@ -315,7 +315,7 @@ class _RunningAttempt:
             "SUPERPOD_RUN_DIR": str(self.run.path),
             "SUPERPOD_ATTEMPT": self.attempt.name,
             "SUPERPOD_DEADLINE": str(self.limit.at),
-            orphans.MARK: str(self.attempt.path),
+            MARK: str(self.attempt.path),
             heartbeat.LIMIT: str(self.options.stalled_s),
             "SUPERPOD_SAVE_S": str(guard.save_seconds(self.run, self.options.save_s)),
             "MASTER_ADDR": self.job.nodes[0],
@@ -338,7 +338,7 @@ class _RunningAttempt:
     def _end_strays(self, code: int | None) -> bool:
         """End the processes that failed ranks have left; whether none is left on any node."""
         if code and "SIGTERM" not in self.signals:  # Slurm starts no further step in a job that it ends
-            return self.left.end(self.attempt.path)
+            return self.strays.end(self.attempt.path)
         return not code
 
     def _record(self, code: int | None) -> int:

@@ -51,7 +51,7 @@ def share(unpacked: Path, run: Path) -> Path:
 
 
 def for_nodes(name: str) -> str:
-    """The path of a file of the package, such as "runtime/processes/leftovers.py", that every node of the job sees."""
+    """The path of a file of the package, such as "runtime/attempts/attempt.py", that every node of the job sees."""
     folder = os.environ.get(FOLDER)
     package = Path(folder) / "superpod" if folder else Path(__file__).absolute().parents[2]
     return str(package / name)

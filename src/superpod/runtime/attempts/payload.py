@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).absolute().parents[2]
 
-COMMON = ("atomic_file", "files", "locks", "post_norms", "redaction", "units")
+COMMON = ("atomic_file", "files", "locks", "parent_death", "post_norms", "redaction", "units")
 FILES = (
     "errors.py",
     *(f"common/{name}.py" for name in COMMON),
@@ -20,8 +20,8 @@ FILES = (
 )
 """Standard library only, but for the callbacks, which need lightning, and the measurements, which need torch."""
 
-STAY = ("payload.py", "processes.py")
-"""These run only where an attempt is submitted or launched; processes.py needs psutil."""
+STAY = ("payload.py", "local_ranks.py")
+"""These run only where an attempt is submitted or launched."""
 
 
 @cache

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 
-from superpod.common import post_norms
+from superpod.common import parent_death, post_norms
 from superpod.common.files import JsonObject, append_line, tail_lines, write_json
 from superpod.common.locks import RANKS, share
 from superpod.runtime.attempts import time_limit
 from superpod.runtime.checkpoints.saved_checkpoints import SavedCheckpoints, wait_s
 from superpod.runtime.heartbeat.heartbeat import Heartbeat
-from superpod.runtime.rank import children, optimizer_resume, rank_monitor
+from superpod.runtime.rank import optimizer_resume, rank_monitor
 from superpod.runtime.rank.capture import capture_output
 from superpod.runtime.rank.stopping import Deadline, StopSignals, save_last
 from superpod.runtime.runs.run_folder import Attempt
@@ -68,7 +68,7 @@ class RunCallback(Callback):
         """the shared lock on RUN/.ranks, for as long as this process lives"""
         capture_output(self._attempt_dir)
         if "RANK" in os.environ:
-            children.end_with_this_process()
+            parent_death.kill_children_with_this_process()
         if monitored:
             rank_monitor.start(self._run)
 

@@ -34,7 +34,7 @@ def prepare(callbacks: list[Any], run: Path) -> bool:
 
 
 def start(run: Path) -> int:
-    """Start the monitor of this rank; its process id. It dies with this process (runtime/rank/children.py).
+    """Start the monitor of this rank; its process id. It dies with this process (common/parent_death.py).
 
     Raises:
         ImportError: nvidia-resiliency-ext is not installed.

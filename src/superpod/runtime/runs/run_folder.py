@@ -32,7 +32,7 @@ from superpod.errors import UserError
 from superpod.runtime.checkpoints import owed_export
 from superpod.runtime.checkpoints.checkpoints import discard_unfinished
 from superpod.runtime.heartbeat import heartbeat_pages
-from superpod.runtime.processes import orphans
+from superpod.runtime.processes.attempt_processes import ranks_without_launcher
 from superpod.runtime.runs import owner, run_state
 from superpod.runtime.runs.run_facts import metrics, problem_in
 from superpod.runtime.runs.run_state import (
@@ -318,7 +318,7 @@ class RunFolder:
             raise UserError(f"{self.path} is in use by {who}", "wait for it, or stop that process")
         try:
             if ranks and locks.is_held(self.path / locks.RANKS):
-                raise orphans.still_running(self.path, self.attempts[-1].name if self.attempts else "?")
+                raise ranks_without_launcher(self.path, self.attempts[-1].name if self.attempts else "?")
             with owner.others_cannot_write():
                 yield
         finally:

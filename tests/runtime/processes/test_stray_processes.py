@@ -14,10 +14,10 @@ import pytest
 
 from superpod.common import locks
 from superpod.runtime.attempts import attempt
-from superpod.runtime.processes import leftovers, orphans
+from superpod.runtime.processes import attempt_processes, stray_processes
 from tests.runtime import fake_scontrol
 from tests.runtime.checkpoints.test_shared_reading import FAKE_SRUN
-from tests.runtime.processes.test_orphans import alive, gone_within
+from tests.runtime.processes.test_watchdog import alive, gone_within
 
 RANKS = """
 import os, signal, subprocess, sys, time
@@ -67,7 +67,7 @@ def job(run, tmp_path):
     for process in begun:
         process.kill()
         process.communicate()
-    leftovers.end_here(run.path)
+    stray_processes.end_here(run.path)
 
 
 def left(run):
@@ -86,7 +86,7 @@ def test_the_end_of_an_attempt_ends_what_killed_ranks_have_left(nodes, run, job,
     assert gone_within(left(run), 1) == []
     assert "node1: ended 1 process that killed ranks had left" in text
     assert run.attempts[0].result["state"] == "failed"
-    assert run.attempts[0].result[leftovers.ENDED] is True
+    assert run.attempts[0].result[stray_processes.ENDED] is True
     called = tmp_path / "fake" / "srun.called"
     assert called.exists() == ("," in nodes)
     if "," in nodes:
@@ -98,7 +98,7 @@ def test_the_next_job_ends_what_an_attempt_could_not(state, of, run, job):
     """attempt.py was ended with its job, or with its node; a job that was requeued has its old number."""
     first = job(of, "trains")
     (child,) = left(run)
-    (rank,) = [pid for pid, words in orphans.marked(run.path).items() if pid != child]
+    (rank,) = [pid for pid in attempt_processes.find(run.path) if pid != child]
     for pid in (first.pid, rank):
         os.kill(pid, signal.SIGKILL)
     first.wait()
@@ -109,8 +109,8 @@ def test_the_next_job_ends_what_an_attempt_could_not(state, of, run, job):
     assert time.monotonic() - began < 20, "it waits a minute for ranks that nobody ends"
     assert gone_within([child], 0) == []
     assert "node1: ended 1 process that killed ranks had left" in text
-    assert leftovers.ENDED not in run.attempts[0].result
-    assert run.attempts[1].result[leftovers.ENDED] is True
+    assert stray_processes.ENDED not in run.attempts[0].result
+    assert run.attempts[1].result[stray_processes.ENDED] is True
 
 
 def test_ranks_of_a_job_that_has_not_ended_may_save_first(run, job):
@@ -122,7 +122,7 @@ def test_ranks_of_a_job_that_has_not_ended_may_save_first(run, job):
     second = job(7, "ends", state="RUNNING")
     assert gone_within([child], 3) == [child]
     assert len(run.attempts) == 1, "with a second attempt, the ranks of the first one would not save"
-    leftovers.end_here(run.path)
+    stray_processes.end_here(run.path)
     assert second.wait(30) == 1
     assert len(run.attempts) == 2
 
@@ -130,13 +130,15 @@ def test_ranks_of_a_job_that_has_not_ended_may_save_first(run, job):
 def test_processes_of_other_runs_and_of_nobody_live(run):
     marks = {"mine": run.path / "attempts" / "001", "others": run.path.with_name("other") / "attempts" / "001"}
     words = [sys.executable, "-c", "import time; time.sleep(600)"]
-    started = {name: subprocess.Popen(words, env={**os.environ, orphans.MARK: str(m)}) for name, m in marks.items()}
+    started = {
+        name: subprocess.Popen(words, env={**os.environ, attempt_processes.MARK: str(m)}) for name, m in marks.items()
+    }
     started["nobody's"] = subprocess.Popen(words)
     try:
         deadline = time.monotonic() + 10  # until it is another program than this one
-        while started["mine"].pid not in orphans.marked(run.path) and time.monotonic() < deadline:
+        while started["mine"].pid not in attempt_processes.find(run.path) and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert leftovers.end_here(run.path) == [1]
+        assert stray_processes.end_here(run.path) == [1]
         assert started["mine"].wait() == -signal.SIGKILL
         assert all(started[name].poll() is None for name in ("others", "nobody's"))
     finally:
@@ -152,12 +154,12 @@ def test_a_node_that_does_not_answer_is_looked_at_by_the_next_attempt(run, tmp_p
     srun.write_text(FAKE_SRUN)
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", str(srun.parent), prepend=":")
-    these = leftovers.Leftovers(run, ["node1", "node2"], "7", printed.append)
+    these = stray_processes.StrayProcesses(run, ["node1", "node2"], "7", printed.append)
     assert these.end(run.path)
     monkeypatch.setenv("SILENT", "1")
     assert not these.end(run.path)
     monkeypatch.setenv("STUCK", "0")
-    monkeypatch.setattr(leftovers, "STEP_S", 0.5)
+    monkeypatch.setattr(stray_processes, "STEP_S", 0.5)
     assert not these.end(run.path)
     assert these.steps == 3
     assert printed == []
@@ -168,8 +170,8 @@ def test_a_node_that_does_not_answer_is_looked_at_by_the_next_attempt(run, tmp_p
 
 def test_a_process_that_does_not_go_is_named(run, monkeypatch):
     printed: list[str] = []
-    monkeypatch.setattr(leftovers, "end_here", lambda path: [2, 4711])
-    assert not leftovers.Leftovers(run, ["node1"], "7", printed.append).end(run.path)
+    monkeypatch.setattr(stray_processes, "end_here", lambda path: [2, 4711])
+    assert not stray_processes.StrayProcesses(run, ["node1"], "7", printed.append).end(run.path)
     assert printed == [
         "node1: ended 2 processes that killed ranks had left",
         "node1: pid 4711 of killed ranks cannot be ended, and may still write checkpoints",

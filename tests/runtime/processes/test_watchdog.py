@@ -13,15 +13,15 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.runtime.checkpoints import owed_export
-from superpod.runtime.processes import orphans, processes
+from superpod.runtime.processes import attempt_processes, watchdog
 
 COMMAND = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from superpod.runtime.processes import orphans
+from superpod.runtime.processes import attempt_processes, watchdog
 from superpod.runtime.runs.run_folder import RunFolder
 attempt = Path(sys.argv[1])
-marked = {**os.environ, orphans.MARK: str(attempt)}
+marked = {**os.environ, attempt_processes.MARK: str(attempt)}
 rank = '''
 import os, signal, subprocess, sys, time
 saves = sys.argv[1] == "saves"
@@ -35,14 +35,14 @@ worker = subprocess.Popen([sys.executable, "-c", sleep], start_new_session=True)
 print(os.getpid(), worker.pid, flush=True)
 time.sleep(600)
 '''
-with RunFolder(attempt.parents[1]).lock(), orphans.watched(attempt) as watcher:
+with RunFolder(attempt.parents[1]).lock(), watchdog.watching(attempt) as watching:
     words, marked = [sys.executable, "-c", rank, sys.argv[2]], {**marked, "RANK": "0"}
     child = subprocess.Popen(words, env=marked, start_new_session=True, stdout=subprocess.PIPE, text=True)
     fork = os.fork()
     if not fork:
         os.setsid()
         time.sleep(600)
-    watcher.add_group(fork)
+    watching.add_group(fork)
     print(child.stdout.readline().strip(), fork, flush=True)
     time.sleep(600)
 """
@@ -106,15 +106,15 @@ def test_a_rank_that_does_not_end_is_killed(started, run, monkeypatch):
     process.wait()
     first, second = sorted(pids[:2])  # ids start anew at the kernel's largest one
     with pytest.raises(UserError, match=rf"processes of .* still run: pids {first} and {second} on host") as refused:
-        processes.refuse_beside_others(run)
+        attempt_processes.refuse_running(run.path)
     assert f"kill {first} {second}" in refused.value.hint
     assert gone_within(pids, 50) == []
-    assert orphans.SAVE_S - 5 < time.monotonic() - began < 50
-    processes.refuse_beside_others(run)
+    assert watchdog.SAVE_S - 5 < time.monotonic() - began < 50
+    attempt_processes.refuse_running(run.path)
 
 
 def test_a_command_that_ends_by_itself_ends_its_watcher():
-    script = "from superpod.runtime.processes import orphans\nwith orphans.watched() as w: print(w._process.pid)"
+    script = "from superpod.runtime.processes import watchdog\nwith watchdog.watching() as w: print(w._process.pid)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not alive(int(done.stdout))
 

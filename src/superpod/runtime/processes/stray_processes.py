@@ -1,22 +1,21 @@
-"""Ends what killed ranks have left on the nodes of a job. Standard library only.
+"""Ends the stray processes that killed ranks have left on the nodes of a job. Standard library only.
 
 A rank that is killed leaves children: Megatron's manager of its checkpoint writers waits for requests for ever. Slurm
-ends them with the step where it follows processes by cgroups; where it follows them by their parents
+ends them with the step where it tracks processes by cgroups; where it tracks them by their parents
 (proctrack/linuxproc), they live on, and Slurm waits a minute before the next job starts. They hold memory, some
 the lock of the ranks, and one that still writes would write into the checkpoint that the next attempt saves under the
-same name. Most end with their rank (children.py). The rest an attempt ends on each of its nodes, by the mark in
-their environment, when its ranks have failed; and before it starts its own where an attempt before it could not,
-because that was ended too.
+same name. Most end with their rank (common/parent_death.py). An attempt ends the others on each of its nodes, found by
+the mark in their environment, when its ranks have failed. If that attempt was ended too, the next one does so before it
+starts its own ranks.
 
-As a step of the job: `python3 leftovers.py PATH` ends what is marked with an attempt PATH, or any attempt of a run
-PATH, and prints how many it has ended, and which are still there.
+As a step of the job: `python3 stray_processes.py PATH` ends what is marked with an attempt PATH, or any attempt of a
+run PATH, and prints how many it has ended, and which are still there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import sys
@@ -31,7 +30,7 @@ from superpod.common import locks
 from superpod.diagnosis import ending
 from superpod.errors import UserError
 from superpod.runtime.attempts import job_code, job_step
-from superpod.runtime.processes import orphans
+from superpod.runtime.processes import attempt_processes
 from superpod.runtime.runs.run_folder import RunFolder
 
 GONE_S = 10.0
@@ -52,8 +51,8 @@ ENDED = "leftovers_ended"
 """Key of result.json: true where an attempt's processes have all gone, on every node of its job."""
 
 
-class Leftovers:
-    """Ends the leftovers of a run on the nodes of this job; `steps` counts the job's steps that this took.
+class StrayProcesses:
+    """Ends the stray processes of a run on the nodes of this job; `steps` counts the job steps that this took.
 
     Made before the job opens its attempt.
     """
@@ -113,7 +112,7 @@ class Leftovers:
 
     def _answers(self, nodes: int, path: Path) -> dict[int, list[int]]:
         """`end_here` of the nodes that answer, by their place in the job."""
-        command = [sys.executable, job_code.for_nodes("runtime/processes/leftovers.py"), str(path)]
+        command = [sys.executable, job_code.for_nodes("runtime/processes/stray_processes.py"), str(path)]
         try:
             lines, code = job_step.on_every_node(nodes, command, STEP_S)
         except OSError:
@@ -127,10 +126,8 @@ def end_here(path: Path) -> list[int]:
     """Kill what is marked with `path` on this machine: how many have gone, and the ids of those that have not."""
     deadline = time.monotonic() + GONE_S
     killed: set[int] = set()
-    while (left := orphans.marked(path)) and time.monotonic() < deadline:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    while (left := attempt_processes.find(path)) and time.monotonic() < deadline:
+        attempt_processes.send(left, signal.SIGKILL)
         killed |= left.keys()
         time.sleep(0.05)
     return [len(killed - left.keys()), *sorted(left)]

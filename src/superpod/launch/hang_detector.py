@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from superpod.errors import UserError
 from superpod.runtime.heartbeat import heartbeat, stall
-from superpod.runtime.processes.processes import processes_of, send
+from superpod.runtime.processes.attempt_processes import find, send
 from superpod.runtime.rank import stacks
 from superpod.runtime.runs.run_folder import Attempt
 
 
-class Watchdog:
+class HangDetector:
     """Watches the ranks of an attempt; `stalled` says which rank stopped first and where, None while all is well."""
 
     def __init__(self, attempt: Attempt, limit_s: float | None = None) -> None:
@@ -39,8 +39,8 @@ class Watchdog:
             return
         self.stalled = self._watch.look()
         if self.stalled:
-            stacks.ask([process.pid for process in processes_of(self.attempt.path)], self.attempt)
+            stacks.ask([*find(self.attempt.path)], self.attempt)
             self.stalled = stacks.joined(self.stalled, self.attempt)
             with contextlib.suppress(UserError):
                 self.attempt.mark("stalled", message=self.stalled)
-            send(processes_of(self.attempt.path), signal.SIGKILL)
+            send(find(self.attempt.path), signal.SIGKILL)

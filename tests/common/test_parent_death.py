@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from tests.runtime.processes.test_orphans import alive, gone_within
+from tests.runtime.processes.test_watchdog import alive, gone_within
 
 RANK = """
 import multiprocessing, os, sys, threading, time
-from superpod.runtime.rank import children
+from superpod.common import parent_death
 fork = multiprocessing.get_context("fork")
 def worker(): time.sleep(600)
 def writer(pipe):
@@ -25,8 +25,8 @@ def start():
     began.start()
 if __name__ == "__main__":
     if sys.argv[1] != "before":
-        children.end_with_this_process()
-        children.end_with_this_process()
+        parent_death.kill_children_with_this_process()
+        parent_death.kill_children_with_this_process()
     here, there = fork.Pipe()
     first = fork.Process(target=writer, args=(there,))
     first.start()
@@ -74,7 +74,7 @@ def test_the_writers_of_a_killed_rank_end_with_it(rank):
     process.kill()
     process.wait()
     assert gone_within(theirs, 5) == []
-    assert alive(threads), "nobody ends that one but runtime/processes/leftovers.py"
+    assert alive(threads), "nobody ends that one but runtime/processes/stray_processes.py"
 
 
 def test_without_it_they_would_live(rank):
