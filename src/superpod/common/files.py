@@ -29,6 +29,11 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
+def number_or_none(value: object) -> float | None:
+    """The value as a float where `is_number`, otherwise None."""
+    return float(value) if is_number(value) else None
+
+
 def is_full(error: OSError) -> bool:
     """True when the disk or the quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -147,14 +147,14 @@ class Series:
             return True
         if skipped := _SKIPPED.search(line.text):
             self._take_good_steps(int(skipped[1]) - int(skipped[2]))
-        step, loss = _step_of(line.text), _number(_LOSS.search(line.text))
+        step, loss = _step_of(line.text), _matched_number(_LOSS.search(line.text))
         if step is None and loss is not None and line.text.lstrip().startswith("{'loss'"):
             step = self.highest + 1  # of Hugging Face's trainer: its progress bar has the step
         if step is None:
             return False
         epoch = _EPOCH.search(line.text)
-        self.note(Point(step, loss, line, _number(epoch)))
-        grad = _number(_GRAD.search(line.text))
+        self.note(Point(step, loss, line, _matched_number(epoch)))
+        grad = _matched_number(_GRAD.search(line.text))
         if grad is not None:
             self.bad_grads = self.bad_grads + 1 if math.isnan(grad) else 0
             self.last_bad_grad = line
@@ -323,7 +323,7 @@ def _step_of(text: str) -> int | None:
     return next((int(match[1]) for pattern in _STEPS if (match := pattern.search(text))), None)
 
 
-def _number(match: re.Match[str] | None) -> float | None:
+def _matched_number(match: re.Match[str] | None) -> float | None:
     if match is None:
         return None
     try:

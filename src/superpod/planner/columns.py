@@ -107,7 +107,7 @@ def fields(layouts: Sequence[Layout], gpus: Sequence[int], gbs: Sequence[int] | 
     `gbs` replaces the layouts' own. Divisions here round down; `legality` reports what does not divide.
     """
     known: dict[int, tuple[int, ...]] = {}  # tables repeat layouts, and reading a dataclass is the slow part
-    rows = [known.get(id(x)) or known.setdefault(id(x), _numbers(x)) for x in layouts]
+    rows = [known.get(id(x)) or known.setdefault(id(x), _as_integers(x)) for x in layouts]
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(_OWN))
     columns = dict(zip(_OWN, table.T, strict=True))
     columns["gbs"] = np.array([x.gbs for x in layouts] if gbs is None else gbs, dtype=np.int64)
@@ -126,7 +126,7 @@ NUMBERS = (
 _OWN = tuple(name for name in NUMBERS if name not in ("gbs", "dp", "micro_batches"))
 
 
-def _numbers(x: Layout) -> tuple[int, ...]:
+def _as_integers(x: Layout) -> tuple[int, ...]:
     """One layout as whole numbers, in the order of `_OWN`."""
     return (
         *(x.tp, x.pp, x.vp or 1, x.cp, x.ep, x.etp or x.tp, int(x.sp), x.mbs),

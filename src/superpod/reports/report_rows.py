@@ -19,18 +19,19 @@ def rows(reported: Sequence[tuple[Record, Figures]]) -> list[list[str]]:
             run.name,
             run.source,
             f"{figures.steps:,}",
-            _number(figures.loss_end, ".4f"),
-            _number(figures.val_loss, ".4f"),
-            _number(figures.step_s.get("p50"), ".3g"),
-            _number(figures.step_s.get("p99"), ".3g"),
-            _number(None if run.rehearsal else figures.rate, ",.0f"),
-            _number(None if figures.mfu is None else 100 * figures.mfu, ".1f"),
-            _number(figures.peak_gib, ".2f"),
-            _number(None if figures.goodput is None else 100 * figures.goodput, ".1f"),
+            number_or_dash(figures.loss_end, ".4f"),
+            number_or_dash(figures.val_loss, ".4f"),
+            number_or_dash(figures.step_s.get("p50"), ".3g"),
+            number_or_dash(figures.step_s.get("p99"), ".3g"),
+            number_or_dash(None if run.rehearsal else figures.rate, ",.0f"),
+            number_or_dash(None if figures.mfu is None else 100 * figures.mfu, ".1f"),
+            number_or_dash(figures.peak_gib, ".2f"),
+            number_or_dash(None if figures.goodput is None else 100 * figures.goodput, ".1f"),
         ]
         for run, figures in reported
     ]
 
 
-def _number(value: float | None, form: str) -> str:
+def number_or_dash(value: float | None, form: str) -> str:
+    """The number in a format of Python's, `-` where it is not known."""
     return "-" if value is None else f"{value:{form}}"

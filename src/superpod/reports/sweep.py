@@ -13,6 +13,7 @@ from superpod.common.files import read_json
 from superpod.common.redaction import redact_text
 from superpod.errors import UserError, readable
 from superpod.reports.report import Summary, summary
+from superpod.reports.report_rows import number_or_dash
 from superpod.runtime.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -125,9 +126,9 @@ def render(title: str, rows: list[Member]) -> Table:
             *values,
             seen.status.state,
             str(seen.steps),
-            _number(seen.loss_end, ".4f"),
-            _number(seen.val_loss, ".4f"),
-            _number(seen.tokens_per_s, ",.0f"),
+            number_or_dash(seen.loss_end, ".4f"),
+            number_or_dash(seen.val_loss, ".4f"),
+            number_or_dash(seen.tokens_per_s, ",.0f"),
             f"{seen.wall_time_s / 3600:.2f}",
             run,
         )
@@ -137,7 +138,3 @@ def render(title: str, rows: list[Member]) -> Table:
 def _shown(path: str, value: str) -> str:
     """An override's value as it may be printed: without secrets and terminal codes."""
     return readable(redact_text(f"{path}={value}").removeprefix(f"{path}="))
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"

@@ -233,12 +233,12 @@ class Request:
         for name, (option, paths) in SETS.items():
             value = getattr(self, name)
             for path in paths:
-                if value is not None and path in given and _number(given[path]) != value:
+                if value is not None and path in given and _assigned_count(given[path]) != value:
                     raise UserError(
                         f"{option} {value} and {given[path]} contradict each other: both say it of one run",
                         "leave one of the two out",
                     )
-        lengths = {path: number for path in LENGTHS if path in given and (number := _number(given[path]))}
+        lengths = {path: number for path in LENGTHS if path in given and (number := _assigned_count(given[path]))}
         if len({*lengths.values()}) > 1:
             one, other = (f"{path} is {number}" for path, number in lengths.items())
             raise UserError(
@@ -255,7 +255,7 @@ _LAYOUT = ("trainer.", "data.micro_batch_size", "data.global_batch_size", "model
 """Overrides that begin so may make a layout legal."""
 
 
-def _number(override: str) -> int | None:
+def _assigned_count(override: str) -> int | None:
     """The whole number that a plain `path=N` sets; None for anything else."""
     from superpod.nemo2.validation import values
 
@@ -266,7 +266,7 @@ def _number(override: str) -> int | None:
 
 def _length(overrides: Sequence[str]) -> int | None:
     """The length of a sample that overrides set, where they set one number; None where they do not."""
-    numbers = {_number(text) for text in overrides if path_of(text) in LENGTHS}
+    numbers = {_assigned_count(text) for text in overrides if path_of(text) in LENGTHS}
     return numbers.pop() if len(numbers) == 1 else None
 
 

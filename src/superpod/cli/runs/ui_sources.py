@@ -64,9 +64,9 @@ def options(given: Mapping[str, str]) -> PlanOptions:
     return PlanOptions(
         names.read(name),
         gpu=given.get("gpu") or None,
-        gpus=_number(given, "gpus", "--gpus"),
-        seq=_number(given, "seq", "--seq"),
-        gbs=_number(given, "gbs", "--gbs"),
+        gpus=_integer_option(given, "gpus", "--gpus"),
+        seq=_integer_option(given, "seq", "--seq"),
+        gbs=_integer_option(given, "gbs", "--gbs"),
         precision=precision,
     )
 
@@ -75,7 +75,7 @@ def _exists(name: str) -> bool:
     return bool(name) and "\0" not in name and len(os.fsencode(name)) < 4096 and os.path.lexists(name)
 
 
-def _number(given: Mapping[str, str], name: str, option: str) -> int | None:
+def _integer_option(given: Mapping[str, str], name: str, option: str) -> int | None:
     text = given.get(name, "").replace(",", "").replace("_", "")
     if not text:
         return None

@@ -24,9 +24,9 @@ def learning_rates(r: Reader) -> Iterator[Broken]:
     lr, optimizer = r["optim.config.lr"], r["optim.config.optimizer"]
     for path in ("optim.lr_scheduler.min_lr", "optim.config.min_lr"):
         least = r[path]
-        if _numbers(lr, least) and least > lr:
+        if _are_numbers(lr, least) and least > lr:
             yield Broken("min_lr", f"{path} {least:g} is above optim.config.lr {lr:g}", f"write {path}={lr / 10:g}")
-    if _numbers(lr) and ADAM_LR < lr <= 1 and optimizer == "adam":
+    if _are_numbers(lr) and ADAM_LR < lr <= 1 and optimizer == "adam":
         yield Broken(
             "adam_lr",
             f"optim.config.lr is {lr:g}: a step of Adam moves every weight by about as much, and beyond {ADAM_LR:g} "
@@ -39,7 +39,7 @@ def warmup(r: Reader) -> Iterator[Broken]:
     """A schedule that an override sets fits into the run; a run that was only shortened may end in its warm-up."""
     warm, hold = (r[f"optim.lr_scheduler.{name}_steps"] for name in ("warmup", "constant"))
     steps = r["trainer.max_steps"]
-    if not _numbers(warm, hold or 0, steps):
+    if not _are_numbers(warm, hold or 0, steps):
         return
     hold = hold or 0
     scheduled = r.overridden("optim.lr_scheduler.warmup_steps", "optim.lr_scheduler.constant_steps")
@@ -55,7 +55,7 @@ def warmup(r: Reader) -> Iterator[Broken]:
 def advice(r: Reader) -> Iterator[Broken]:
     """A run that ends in its warm-up trains, and never at its learning rate: a short trial, or a mistake."""
     warm, steps = r["optim.lr_scheduler.warmup_steps"], r["trainer.max_steps"]
-    if _numbers(warm, steps) and warm >= steps and not r.overridden("optim.lr_scheduler.warmup_steps"):
+    if _are_numbers(warm, steps) and warm >= steps and not r.overridden("optim.lr_scheduler.warmup_steps"):
         message = f"the run ends after {steps} steps, within its warm-up of {warm}"
         yield Broken("warmup", message, "for more than a trial: a longer trainer.max_steps, or fewer warmup_steps")
 
@@ -63,7 +63,7 @@ def advice(r: Reader) -> Iterator[Broken]:
 def sequence(r: Reader) -> Iterator[Broken]:
     """The data's sequence is the model's; learned positions have a row for each token, and no more."""
     data, model = r["data.seq_length"], r["model.config.seq_length"]
-    if not _numbers(data, model):
+    if not _are_numbers(data, model):
         return
     learned = r["model.config.position_embedding_type"] == "learned_absolute"
     if data != model and (r.overridden("data.seq_length", "model.config.seq_length") or (learned and data > model)):
@@ -74,7 +74,7 @@ def sequence(r: Reader) -> Iterator[Broken]:
             f"write both: data.seq_length={data} model.config.seq_length={data}",
         )
     rows = _class_default(r["model.config"], "seq_length")
-    if learned and _is_finetuning(r) and _numbers(rows) and model > rows:
+    if learned and _is_finetuning(r) and _are_numbers(rows) and model > rows:
         yield Broken(
             "positions",
             f"model.config.seq_length is {model}, and the weights that fine-tuning starts from have {rows} learned "
@@ -96,7 +96,7 @@ def positions(r: Reader) -> Iterator[Broken]:
     if r["model.config.seq_length_dec"] is None or r["model.config.position_embedding_type"] != "learned_absolute":
         return
     for path in LENGTHS:
-        if _numbers(r[path], rows) and r[path] > rows:
+        if _are_numbers(r[path], rows) and r[path] > rows:
             yield Broken(
                 "positions",
                 f"{path} is {r[path]}, and model.config.max_position_embeddings is {rows}: the positions behind it "
@@ -120,9 +120,9 @@ def optimizer(r: Reader) -> Iterator[Broken]:
 def vocabulary(r: Reader) -> Iterator[Broken]:
     """The embedding has a row for every token of the tokenizer (an index error on the GPU, at the first rare token)."""
     rows, tokens = r["model.config.vocab_size"], r["data.tokenizer.vocab_size"]
-    if name_of(r["data.tokenizer"]) == "NullTokenizer" and _numbers(tokens):
+    if name_of(r["data.tokenizer"]) == "NullTokenizer" and _are_numbers(tokens):
         tokens += 1  # it adds the end of a document
-    if _numbers(rows, tokens) and rows < tokens:
+    if _are_numbers(rows, tokens) and rows < tokens:
         yield Broken(
             "vocabulary",
             f"model.config.vocab_size is {rows}, and the tokenizer has {tokens} tokens",
@@ -133,14 +133,14 @@ def vocabulary(r: Reader) -> Iterator[Broken]:
 def heads(r: Reader) -> Iterator[Broken]:
     """Queries share keys evenly; a router picks no more experts than there are."""
     number, groups = r["model.config.num_attention_heads"], r["model.config.num_query_groups"]
-    if _numbers(number, groups) and groups > 0 and number % groups:
+    if _are_numbers(number, groups) and groups > 0 and number % groups:
         yield Broken(
             "query_groups",
             f"num_attention_heads {number} is no multiple of num_query_groups {groups}",
             f"write model.config.num_query_groups={_divisor(number, groups)}",
         )
     experts, topk = r["model.config.num_moe_experts"], r["model.config.moe_router_topk"]
-    if _numbers(experts, topk) and topk > experts:
+    if _are_numbers(experts, topk) and topk > experts:
         yield Broken(
             "topk",
             f"moe_router_topk {topk} is more than the {experts} experts (num_moe_experts)",
@@ -179,7 +179,11 @@ def validation(r: Reader) -> Iterator[Broken]:
     """
     interval, samples = r["trainer.val_check_interval"], r["data.num_train_samples"]
     mbs, gbs = r["data.micro_batch_size"], r["data.global_batch_size"]
-    if not isinstance(interval, int) or not _numbers(samples, mbs, gbs) or r["trainer.check_val_every_n_epoch"] is None:
+    if (
+        not isinstance(interval, int)
+        or not _are_numbers(samples, mbs, gbs)
+        or r["trainer.check_val_every_n_epoch"] is None
+    ):
         return
     rows = mbs * r.data_parallel_size
     if not rows or gbs % rows:
@@ -263,12 +267,12 @@ def adapters(r: Reader) -> Iterator[Broken]:
 def placement(r: Reader, gpus: int, gpu: str) -> Iterator[Broken]:
     """A node has the GPUs; `gpus` of them in one of its nodes."""
     devices = r["trainer.devices"]
-    if _numbers(devices) and devices > gpus:
+    if _are_numbers(devices) and devices > gpus:
         message = f"trainer.devices is {devices}, and a node of {gpu} has {gpus} GPUs"
         yield Broken("devices", message, f"write trainer.devices={gpus} trainer.num_nodes={-(-devices // gpus)}")
 
 
-def _numbers(*values: object) -> bool:
+def _are_numbers(*values: object) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 

@@ -215,7 +215,7 @@ def _flag(text: str) -> bool:
     return low in TRUE
 
 
-def _number(key: str) -> Read:
+def _integer(key: str) -> Read:
     return lambda text: {key: int(text)}
 
 
@@ -336,9 +336,9 @@ _WORDS: dict[str, tuple[str, Read]] = {
     "optimizer-offload-fraction": ("options", lambda text: {"offload": float(text)}),
     "exp-avg-dtype": ("options", _choice("moments", fp32="fp32", bf16="bf16", fp16="bf16", fp8="fp8")),
     "main-grads-dtype": ("options", _choice("grads", fp32="fp32", bf16="bf16")),
-    "num-distributed-optimizer-instances": ("options", _number("optimizer_instances")),
-    "microbatch-group-size-per-virtual-pipeline-stage": ("options", _number("microbatch_group")),
-    "seq-length": ("job", _number("seq")),
+    "num-distributed-optimizer-instances": ("options", _integer("optimizer_instances")),
+    "microbatch-group-size-per-virtual-pipeline-stage": ("options", _integer("microbatch_group")),
+    "seq-length": ("job", _integer("seq")),
     "fp8-format": ("job", lambda text: {"precision": "fp8"}),
     "fp8-recipe": (
         "job",
@@ -347,8 +347,8 @@ _WORDS: dict[str, tuple[str, Read]] = {
     "fp4-format": ("job", lambda text: {"precision": "nvfp4"}),
 }
 TABLE: dict[str, tuple[str, Read]] = {
-    **{name: ("layout", _number(key)) for name, key in _LAYOUT_NUMBERS.items()},
-    **{name: ("model", _number(key)) for name, key in _MODEL_NUMBERS.items()},
+    **{name: ("layout", _integer(key)) for name, key in _LAYOUT_NUMBERS.items()},
+    **{name: ("model", _integer(key)) for name, key in _MODEL_NUMBERS.items()},
     **_SWITCHES,
     **_WORDS,
 }

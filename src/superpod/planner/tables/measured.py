@@ -60,12 +60,12 @@ def _measured(name: str, row: dict[str, str]) -> Measured | None:
     if row.get("outcome", "").strip().lower() not in FINISHED or not any(row.get(key, "").strip() for key in TIMES):
         return None
     job = published.job(row)
-    return Measured(name, job, _seconds(row, job), *(_number(row, key) for key in BYTES))
+    return Measured(name, job, _seconds(row, job), *(_positive_number(row, key) for key in BYTES))
 
 
 def _seconds(row: dict[str, str], job: PlannedJob) -> float:
     """What a step took, by either column; both are of one run, or neither can be believed."""
-    seconds, rate = (_number(row, key) for key in TIMES)
+    seconds, rate = (_positive_number(row, key) for key in TIMES)
     by_rate = job.tokens / rate / job.gpus if rate else None
     times = [time for time in (seconds, by_rate) if time is not None]
     if max(times) > (1 + AGREE) * min(times):
@@ -77,7 +77,7 @@ def _seconds(row: dict[str, str], job: PlannedJob) -> float:
     return times[0]
 
 
-def _number(row: dict[str, str], key: str) -> float | None:
+def _positive_number(row: dict[str, str], key: str) -> float | None:
     text = published.without_groups(row.get(key, "").strip())
     if not text:
         return None

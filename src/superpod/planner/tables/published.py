@@ -77,7 +77,7 @@ def run(row: Row, facts: Facts | None = None) -> Run:
     laid = _layout(shared.setting.model.layers, *map(row.get, LAYOUT))
     if isinstance(laid, UserError):
         raise laid.with_traceback(None)
-    gbs = number(row, "gbs")
+    gbs = whole_number(row, "gbs")
     if shared.by_cost and laid.layout.pp > 1 and laid.layout.vp is None and "chunks" not in (row.get("layout") or ""):
         laid = _by_cost(shared.setting.model, laid)
     described = Run(shared.setting, laid.layout, laid.gpus, gbs or laid.gbs, laid.note)
@@ -159,7 +159,7 @@ def _setting(row: Row, model: ModelShape, options: Options, facts: Hardware) -> 
         node=node,
         fabric=facts.fabric_of(node),
         gpus=1,
-        seq=number(row, "seq") or SEQ,
+        seq=whole_number(row, "seq") or SEQ,
         precision=precision,
         layout=Layout(),
         task=_task(row),
@@ -177,7 +177,7 @@ def without_groups(text: str) -> str:
     return text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", text) else text
 
 
-def number(row: Row, key: str, default: int | None = None) -> int | None:
+def whole_number(row: Row, key: str, default: int | None = None) -> int | None:
     """A whole number of a row, or `default` where it is blank; `128k` is 131,072, or 128,000 for anything but powers.
 
     Raises:
@@ -224,8 +224,8 @@ def _shape_value(row: Row, key: str) -> Any:
     if text == "0":
         return 0
     if key == "vocab":
-        return number({key: re.sub(r"k$", "000", text.lower())}, key)
-    return number(row, key)
+        return whole_number({key: re.sub(r"k$", "000", text.lower())}, key)
+    return whole_number(row, key)
 
 
 DEFAULTS = {f.name: f.default for f in fields(ModelShape) if isinstance(f.default, (bool, int, str))}
@@ -254,13 +254,13 @@ def _layout(layers: int, *values: str | None) -> Laid | UserError:
 
 
 def _laid(layers: int, row: Row) -> Laid:
-    tp, pp, cp, ep, mbs = (number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs"))
-    vp, etp, dp = (number(row, key) for key in ("vp", "etp", "dp"))
+    tp, pp, cp, ep, mbs = (whole_number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs"))
+    vp, etp, dp = (whole_number(row, key) for key in ("vp", "etp", "dp"))
     usual = releases.of(row["framework"], row["release"]).layout
     etp = etp or usual.get("etp")
     unit = tp * pp * cp
-    gpus = number(row, "gpus") or (unit * dp if dp else math.lcm(unit, ep * (etp or tp) * pp))
-    batches = number(row, "num_microbatches") or (4 * pp if pp > 1 else 1)
+    gpus = whole_number(row, "gpus") or (unit * dp if dp else math.lcm(unit, ep * (etp or tp) * pp))
+    batches = whole_number(row, "num_microbatches") or (4 * pp if pp > 1 else 1)
     if dp and gpus not in (unit * dp, unit * dp * ep):  # some count the experts' data parallelism
         whole = f"tp {tp} x pp {pp} x cp {cp} x dp {dp} = {unit * dp}"
         raise Contradiction(f"{whole}, and gpus is {gpus}", "leave dp blank: it is what the GPUs leave over")

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from superpod.common.files import JsonObject, is_number, read_bytes, read_lines, tail_text
+from superpod.common.files import JsonObject, number_or_none, read_bytes, read_lines, tail_text
 from superpod.errors import UserError, counted
 from superpod.reports.runs import loss_ends
 from superpod.reports.runs.loss_ends import Losses
@@ -144,7 +144,7 @@ def record(run: RunFolder) -> Record:
     beats = attempts[-1].heartbeats() if attempts else {}
     ranks = tuple(_rank(rank, beats[rank], _scores(attempts[-1])) for rank in sorted(beats))
     every = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
-    peaks = [_number(line.get("allocated_gib")) for line in (*lines, *every)]
+    peaks = [number_or_none(line.get("allocated_gib")) for line in (*lines, *every)]
     saved = [line for line in read_lines(run.path / "saved.jsonl") if "step" in line and "lost" not in line]
     return Record(
         name=f"{run.recipe} {run.path.name}",
@@ -161,7 +161,7 @@ def record(run: RunFolder) -> Record:
         rehearsal=rehearsal,
         state=status.state,
         message=status.message,
-        entropy=_number(run.facts.get("unigram_entropy_nats")),
+        entropy=number_or_none(run.facts.get("unigram_entropy_nats")),
         peak_gib=max((peak for peak in peaks if peak), default=None),
         saved=len(saved),
         left_out=_left_out(run.path / "metrics.jsonl", len(lines)),
@@ -203,7 +203,7 @@ def _step(line: JsonObject) -> Step:
     names |= {"seconds": "step_time_s", "rate": "tokens_per_s_per_gpu"}
     bad = "loss" in line and line["loss"] is None
     step = Step(line["step"], str(line.get("attempt", "")), bad_loss=bad)
-    return replace(step, **{field: _number(line.get(name)) for field, name in names.items()})
+    return replace(step, **{field: number_or_none(line.get(name)) for field, name in names.items()})
 
 
 def _left_out(metrics_file: Path, taken: int) -> str:
@@ -217,13 +217,13 @@ def _left_out(metrics_file: Path, taken: int) -> str:
 
 def _span(attempt: Attempt) -> Span:
     result = attempt.result
-    ended = _number(result.get("ended")) or _number(attempt.heartbeat().get("t"))
+    ended = number_or_none(result.get("ended")) or number_or_none(attempt.heartbeat().get("t"))
     save = heartbeat_pages.longest_save_s(attempt.path / "heartbeat") or None
-    return Span(attempt.name, _number(result.get("started")), ended, str(result.get("state", "")), save)
+    return Span(attempt.name, number_or_none(result.get("started")), ended, str(result.get("state", "")), save)
 
 
 def _rank(rank: int, beat: Mapping[str, object], scores: Mapping[int, float]) -> Rank:
-    step, gib = beat.get("step"), _number(beat.get("allocated_gib"))
+    step, gib = beat.get("step"), number_or_none(beat.get("allocated_gib"))
     known = step if isinstance(step, int) else None
     return Rank(rank, str(beat.get("host", "")), known, str(beat.get("phase", "")), gib, scores.get(rank))
 
@@ -253,7 +253,3 @@ def _job(run: RunFolder) -> tuple[PlannedJob | None, str]:
         return planned(run), ""
     except UserError as missing:
         return None, str(missing)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if is_number(value) else None

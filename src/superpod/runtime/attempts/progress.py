@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from superpod.common.files import JsonObject, is_number, read_lines
+from superpod.common.files import JsonObject, is_number, number_or_none, read_lines
 from superpod.common.units import duration
 from superpod.runtime.attempts import time_limit
 from superpod.runtime.runs.run_facts import metrics
@@ -60,7 +60,7 @@ def idle_streak(worths: Sequence[Worth]) -> list[Worth]:
 def worths(run: RunFolder, attempts: Sequence[Attempt], newest: int) -> list[Worth]:
     """What each of the attempts has brought, in their order; `newest` is the step of the newest checkpoint."""
     lines = metrics(read_lines(run.path / "metrics.jsonl"))
-    befores = [_number(attempt.result.get("before")) for attempt in attempts]
+    befores = [number_or_none(attempt.result.get("before")) or 0.0 for attempt in attempts]
     ends = [*befores[1:], newest]
     return [_worth(attempt, lines, int(before), int(end)) for attempt, before, end in zip(attempts, befores, ends)]
 
@@ -83,13 +83,17 @@ def _useful_s(lines: list[JsonObject], end: int) -> float | None:
     if not kept:
         return None
     after = [line for line in timed if line["step"] > end]
-    first, last = _began(kept[0]), _began(after[0]) if after else _number(kept[-1].get("t"))
+    first, last = _began(kept[0]), _began(after[0]) if after else _time_of(kept[-1])
     steps = sum({line["step"]: float(line["step_time_s"]) for line in kept}.values())
     return max(steps, last - first)  # the clock may have been set back
 
 
 def _began(line: JsonObject) -> float:
-    return _number(line.get("t")) - float(line["step_time_s"])
+    return _time_of(line) - float(line["step_time_s"])
+
+
+def _time_of(line: JsonObject) -> float:
+    return number_or_none(line.get("t")) or 0.0
 
 
 def idle_words(idle: Sequence[Worth]) -> str:
@@ -145,12 +149,12 @@ def alarm(run: RunFolder, lines: Sequence[JsonObject], waiting: int, now: float)
     """
     attempts = run.attempts
     own = [line for line in lines if attempts and line.get("attempt") == attempts[-1].name]
-    limit_s, save_s, most = (_number(run.facts.get(name)) for name in ("limit_s", "save_s", "max_steps"))
+    limit_s, save_s, most = (number_or_none(run.facts.get(name)) or 0.0 for name in ("limit_s", "save_s", "max_steps"))
     step_s = steady_step_s(own)
     if not (limit_s and most and step_s) or len(own) < LEAST_STEPS:
         return ""
-    started = _number(attempts[-1].result.get("started"))
-    start_s = _number(own[0].get("t")) - _number(own[0].get("step_time_s")) - started
+    started = number_or_none(attempts[-1].result.get("started")) or 0.0
+    start_s = _time_of(own[0]) - (number_or_none(own[0].get("step_time_s")) or 0.0) - started
     ends = time_limit.read(attempts[-1].path) or started + limit_s
     chain = Chain(waiting, limit_s, max(start_s, 0.0) + save_s, max(0.0, ends - save_s - now))
     return outlook(own[-1]["step"], int(most), step_s, chain)
@@ -160,7 +164,3 @@ def steady_step_s(lines: Sequence[JsonObject]) -> float | None:
     """Seconds of a step as it is now: the median of the last 20, so that a save in between does not count."""
     seconds = [float(line["step_time_s"]) for line in lines[-20:] if is_number(line.get("step_time_s"))]
     return statistics.median(seconds) if seconds else None
-
-
-def _number(value: object) -> float:
-    return value if is_number(value) else 0

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from superpod.common.files import is_number, read_json, write_json
+from superpod.common.files import number_or_none, read_json, write_json
 
 FILE = "deadline.json"
 """`{"at": Unix time of the job's limit}` in an attempt's folder; 0 = no limit."""
@@ -48,4 +48,4 @@ class TimeLimit:
 def read(attempt: Path) -> float | None:
     """The limit that the first node has last written; None when there is none to read."""
     at = (read_json(attempt / FILE) or {}).get("at")
-    return float(at) if is_number(at) else None
+    return number_or_none(at)

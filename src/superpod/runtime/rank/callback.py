@@ -136,7 +136,7 @@ class RunCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: object) -> None:
         """Write the line of this step again, with its validation loss (nats per token)."""
-        value = _number(trainer.callback_metrics.get("val_loss"))
+        value = _metric_value(trainer.callback_metrics.get("val_loss"))
         if trainer.sanity_checking or not trainer.is_global_zero or value is None:
             return
         step = trainer.global_step
@@ -193,7 +193,7 @@ class RunCallback(Callback):
     # -- the parts ---------------------------------------------------------------------------------------------------
 
     def _write_step(self, trainer: Trainer, metrics: Mapping[str, object]) -> None:
-        loss = _number(metrics.get("reduced_train_loss"))
+        loss = _metric_value(metrics.get("reduced_train_loss"))
         seconds = time.monotonic() - self._step_began  # reading the loss has waited for the GPU
         tokens = _tokens_per_step(trainer)
         # Without a line to count on from (metrics.jsonl is gone), every earlier step had as many tokens.
@@ -205,8 +205,8 @@ class RunCallback(Callback):
                 "step": trainer.global_step,
                 "loss": loss,
                 "val_loss": None,
-                "lr": _number(metrics.get("lr")),
-                "grad_norm": _number(metrics.get("grad_norm")),
+                "lr": _metric_value(metrics.get("lr")),
+                "grad_norm": _metric_value(metrics.get("grad_norm")),
                 "step_time_s": round(seconds, 6),
                 "tokens": before + tokens if tokens else None,
                 "tokens_per_s_per_gpu": tokens / seconds / trainer.world_size if tokens else None,
@@ -295,7 +295,7 @@ def _tokens_per_step(trainer: Trainer) -> int | None:
     return int(samples) * int(sampler.seq_len)
 
 
-def _number(value: Any) -> float | None:
+def _metric_value(value: Any) -> float | None:
     """A metric (tensor or number) as a float."""
     return None if value is None else float(value)
 

@@ -179,8 +179,8 @@ def parse(output: str, content: str) -> NodeFacts:
     return NodeFacts(
         host=answers.get("host", ""),
         modules=named("module:"),
-        python=_number(answers.get("python", "")),
-        ranks_python=_number(answers.get("ranks_python", "")),
+        python=_digits_or_zero(answers.get("python", "")),
+        ranks_python=_digits_or_zero(answers.get("ranks_python", "")),
         shared=answers.get("shared") == content,
         writable=answers.get("writable") == "yes",
         gpus=tuple(answers.get("gpus", "").splitlines()),
@@ -197,7 +197,7 @@ def _rate(text: str) -> float:
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else 0.0
 
 
-def _number(text: str) -> int:
+def _digits_or_zero(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 

@@ -61,7 +61,7 @@ def text(views: Sequence[RunView], now: float | None = None) -> str:
     blocks = [_block("state", "1 for the state that the run is in, 0 for the others.", states)]
     for name, meaning, value in FIGURES:
         samples = [(view, value(view, now)) for view in views if view.state is not State.UNREADABLE]
-        lines = [f"{NAME}_{name}{{{_labels(view)}}} {_number(x)}" for view, x in samples if x is not None]
+        lines = [f"{NAME}_{name}{{{_labels(view)}}} {_formatted(x)}" for view, x in samples if x is not None]
         blocks.append(_block(name, meaning, lines))
     return "".join(blocks)
 
@@ -95,7 +95,7 @@ def _escaped(value: str) -> str:
     return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _number(value: float) -> str:
+def _formatted(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.9g}"
 
 
