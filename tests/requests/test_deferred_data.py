@@ -128,7 +128,7 @@ def test_a_job_that_has_ended_without_making_it_is_named(tmp_path, monkeypatch):
 BUILD = """
 import json, os, sys
 from pathlib import Path
-from superpod.requests import resolve
+from superpod.requests import deferred, resolve
 from superpod.requests.request import Request
 from superpod.runtime.rank.rank import load
 from superpod.nemo2.export import flatten
