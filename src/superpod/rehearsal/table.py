@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.common.files import read_json, write_json
+from superpod.rehearsal import result_files
 from superpod.rehearsal.proof import shapes
 from superpod.rehearsal.proof.shapes import SHAPES, Shape
 
@@ -65,7 +66,8 @@ def _rehearse_and_keep(shape: Shape, results: Path | None, steps: int) -> bool:
     if results:
         write_json(results / f"{shape.key}.json", result)
     else:
-        write_json(RESULTS, dict(sorted(((read_json(RESULTS) or {}) | {shape.key: result}).items())))
+        every = (read_json(RESULTS) or {}) | {shape.key: result}
+        result_files.write(RESULTS, dict(sorted(every.items())), levels=3)
     verdict = "passed" if result["passed"] else f"FAILED {_failures(result)} ({folder})"
     spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result.get("seconds", {}).items())
     print(f"{shape.what}: {result['recipe']} at {result['nodes']} nodes {verdict}; {spent}", flush=True)

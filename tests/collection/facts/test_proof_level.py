@@ -23,7 +23,10 @@ def evidence(tmp_path, monkeypatch):
             "unproven": {"mamba2_130m": "ImportError: mamba_ssm"},
             "broken": [],
             "rehearsed": {},
-            "sizes": {proof_level.facts(recipe, nodes): "i b" for recipe in recipes for nodes in recipe.nodes},
+            "sizes": {
+                recipe.name: {nodes: f"{proof_level.facts(recipe, nodes)} i b" for nodes in recipe.nodes}
+                for recipe in recipes
+            },
         }
         (tmp_path / "proven.json").write_text(json.dumps(known | changes))
         (tmp_path / "ran_on_gpu.toml").write_text(ran)
@@ -85,7 +88,7 @@ def test_a_model_that_could_not_be_built_is_planned_and_says_why(evidence):
 
 
 def test_evidence_for_other_layouts_proves_nothing(evidence):
-    evidence(sizes={"0123456789": "i b"})
+    evidence(sizes={NAME: {"1": "0123456789 i b"}})
     proven = proof_level.of(registry.find(NAME))
     assert (proven.level, proven.why) == ("planned", "stale: new, or changed since it was built")
 

@@ -7,11 +7,12 @@ import pytest
 
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
+from superpod.collection.facts.proof_level import SizeDigests
 from superpod.common import collection
 from superpod.errors import UserError
 from superpod.rehearsal.proof import proof_store
 from superpod.rehearsal.proof.proof import Failure, Proof
-from superpod.rehearsal.proof.proof_store import KEPT, ProofCache, SizeDigests
+from superpod.rehearsal.proof.proof_store import KEPT, ProofCache
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,8 @@ def test_a_proof_of_some_recipes_keeps_what_the_file_says_of_others(file):
 def test_what_is_resolved_and_not_built_keeps_its_entry_while_its_inputs_are_the_same(file):
     recipes = of("llama32_1b")
     proof_store.write(proof_of(recipes), recipes)
-    count = len(proof_level.read()["sizes"])
+    count = len(proof_level.recorded(proof_level.read()))
+    assert count == sum(len(recipe.nodes) for recipe in recipes)
     same = proof_store.write(proof_of(recipes, built="-"), recipes)
     assert (same.proven + same.earlier, same.changed) == (count, 0)
     assert {proof_level.of(r).level for r in recipes} == {"built with TE"}
@@ -82,8 +84,8 @@ def test_what_has_changed_since_it_was_built_is_stale_and_says_at_which_sizes(fi
 
 def test_an_earlier_proof_that_recorded_nothing_says_so(file):
     recipe = registry.find("llama32_1b_pretrain_h100_bf16")
-    known = {proof_level.facts(recipe, nodes): "i -" for nodes in recipe.nodes}
-    file.write_text(json.dumps({"versions": proof_store.versions(), "sizes": known}))
+    known = {nodes: f"{proof_level.facts(recipe, nodes)} i -" for nodes in recipe.nodes}
+    file.write_text(json.dumps({"versions": proof_store.versions(), "sizes": {recipe.name: known}}))
     assert proof_level.EARLIER in proof_level.of(recipe).sentence(1)
     proof_store.write(proof_of([recipe]), [recipe])
     assert proof_level.EARLIER not in proof_level.of(recipe).sentence(1)
@@ -112,7 +114,10 @@ def test_a_size_stands_where_its_inputs_were_built_with_these_libraries(file):
     assert proof_store.unchanged(known, proof_of(recipes, built="-", inputs="x").digests) == {}
     assert proof_store.unchanged(known | {"versions": {"torch": "0"}}, shown) == {}
     assert proof_store.unchanged({}, shown) == {}
-    earlier = {key: f"{value.split()[0]} -" for key, value in known["sizes"].items()}
+    earlier = {
+        name: {nodes: f"{text.rpartition(' ')[0]} -" for nodes, text in sizes.items()}
+        for name, sizes in known["sizes"].items()
+    }
     assert proof_store.unchanged(known | {"sizes": earlier}, shown) == {}
 
 
@@ -220,7 +225,7 @@ def test_a_write_that_fails_leaves_the_old_cache(tmp_path, monkeypatch):
 
 
 def test_the_cache_depends_on_all_code_that_resolves_and_builds(tmp_path, monkeypatch):
-    monkeypatch.setattr(proof_store, "ROOT", tmp_path)
+    monkeypatch.setattr(proof_store, "PACKAGE", tmp_path)
     for name in (
         "planner/rules/rules.py",
         "planner/data/hardware.toml",

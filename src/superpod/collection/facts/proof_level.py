@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from superpod.collection.registry import LAYOUTS, Recipe
 from superpod.errors import UserError
@@ -38,6 +38,17 @@ EARLIER = "not its process groups and schedule"
 CONSTRUCTED = ("model.", "trainer.strategy.", "trainer.plugins", "trainer.callbacks", "optim.config", "peft", "with=")
 """Overrides that start so change what was proven; others, such as a number of steps, do not."""
 CONSTRUCTED_DATA = ("data.micro_batch_size", "data.seq_length")
+
+
+class SizeDigests(NamedTuple):
+    """What a proof records of a size."""
+
+    facts: str
+    """of the recipe's own facts at that size, by which the evidence is found"""
+    inputs: str
+    """of the resolved configuration, and of what the planner expects"""
+    built: str
+    """of what was built; `NOT_RECORDED` if this proof has not built it"""
 
 
 @dataclass(frozen=True)
@@ -169,7 +180,12 @@ def _evidence() -> dict[str, Any]:
 @cache
 def _built() -> dict[str, str]:
     """Facts of a size -> digest of what was built for it."""
-    return {key: value.partition(" ")[2] for key, value in _evidence().get("sizes", {}).items()}
+    return {digests.facts: digests.built for digests in recorded(_evidence())}
+
+
+def recorded(known: Mapping[str, Any]) -> list[SizeDigests]:
+    """What the evidence has of every size."""
+    return [SizeDigests(*text.split(" ")) for sizes in known.get("sizes", {}).values() for text in sizes.values()]
 
 
 @cache

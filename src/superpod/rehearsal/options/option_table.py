@@ -19,8 +19,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from superpod.common.files import read_json, write_json
-from superpod.rehearsal import table
+from superpod.common.files import read_json
+from superpod.rehearsal import result_files, table
 from superpod.rehearsal.options import option_trials
 from superpod.rehearsal.options.option_cases import GPUS, OptionCase, cases
 from superpod.rehearsal.options.option_trials import (
@@ -78,7 +78,7 @@ def _execute(chosen: Sequence[OptionCase], out: Path, *, again: bool) -> None:
             result = judgement
             to_build += [case.key] * (judgement["outcome"] == TO_BUILD)
         known = {key: value for key, value in (read_json(out) or {}).items() if key in everything}
-        write_json(out, known | {case.key: result})
+        _write(out, known | {case.key: result})
     if to_build:
         words = [
             sys.executable,
@@ -115,7 +115,11 @@ def _build(chosen: Sequence[OptionCase], out: Path) -> None:
         result = option_trials.built(case)
         print(f"{case.key}: {result['outcome']} {result.get('reason', '')}", flush=True)
         known = read_json(out) or {}
-        write_json(out, known | {case.key: known[case.key] | result})
+        _write(out, known | {case.key: known[case.key] | result})
+
+
+def _write(out: Path, results: Mapping[str, Result]) -> None:
+    result_files.write(out, dict(sorted(results.items())), levels=1)
 
 
 def table_of(results: Mapping[str, Result]) -> str:

@@ -16,13 +16,14 @@ from typing import Any
 
 from superpod.collection import recipe_job as jobs
 from superpod.collection.facts import proof_level
+from superpod.collection.facts.proof_level import SizeDigests
 from superpod.collection.registry import ADAPTERS, Recipe
 from superpod.planner import predict
 from superpod.planner.planned_job import PlannedJob
 from superpod.rehearsal.proof import proof_pool, proof_store, rank_models, resolved
 from superpod.rehearsal.proof.parameter_counts import Counter, tolerance
 from superpod.rehearsal.proof.proof_pool import Note
-from superpod.rehearsal.proof.proof_store import Outcome, ProofCache, Size, SizeDigests
+from superpod.rehearsal.proof.proof_store import Outcome, ProofCache, Size
 from superpod.rehearsal.proof.rank_models import SizeKey
 
 RESOLVED_AT_ONCE, BUILT_AT_ONCE = 100, 10

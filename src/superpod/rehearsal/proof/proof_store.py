@@ -17,15 +17,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import superpod
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
-from superpod.collection.facts.proof_level import NOT_RECORDED, facts
+from superpod.collection.facts.proof_level import NOT_RECORDED, SizeDigests, facts
 from superpod.collection.registry import Recipe
 from superpod.common import atomic_file, collection
 from superpod.errors import UserError
+from superpod.rehearsal import result_files
 from superpod.rehearsal.te import source
 
 if TYPE_CHECKING:
@@ -159,17 +160,6 @@ class Written:
     """removed from the file: they no longer resolve to what was built"""
 
 
-class SizeDigests(NamedTuple):
-    """What a proof records of a size."""
-
-    facts: str
-    """of the recipe's own facts at that size: the key in the file"""
-    inputs: str
-    """of the resolved configuration, and of what the planner expects"""
-    built: str
-    """of what was built; `NOT_RECORDED` if this proof has not built it"""
-
-
 def unchanged(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> dict[Size, SizeDigests]:
     """The sizes that the file has with the same inputs and libraries, with what was built from them."""
     entries = _entries(known) if known.get("versions") == versions() else {}
@@ -206,17 +196,16 @@ def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
     old = proof_level.read()
     if old.get("versions") != proof.versions:
         old = {}
-    every = {facts(recipe, nodes) for recipe in registry.recipes().values() for nodes in recipe.nodes}
     mine = {facts(recipe, nodes) for recipe in recipes for nodes in recipe.nodes}
     before = _entries(old)
-    new: dict[str, str] = {}
+    new: dict[str, tuple[str, str]] = {}
     for one in proof.digests.values():
         inputs, built = before.get(one.facts, ("", ""))
         if one.built != NOT_RECORDED:
-            new[one.facts] = f"{one.inputs} {one.built}"
+            new[one.facts] = (one.inputs, one.built)
         elif inputs == one.inputs:
-            new[one.facts] = f"{inputs} {built}"
-    sizes = {key: " ".join(entry) for key, entry in before.items() if key in every - mine} | new
+            new[one.facts] = (inputs, built)
+    sizes = _by_recipe({key: entry for key, entry in before.items() if key not in mine} | new)
     names, models = {recipe.name for recipe in recipes}, {recipe.model.name for recipe in recipes}
     kept = {name: why for name, why in old.get("unproven", {}).items() if name not in models}
     written = {
@@ -224,10 +213,10 @@ def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
         "unproven": kept | proof.unproven,
         "broken": _broken(old, proof, names),
         "rehearsed": rehearsed(registry.recipes().values()),
-        "sizes": dict(sorted(sizes.items())),
+        "sizes": sizes,
     }
-    atomic_file.write(proof_level.EVIDENCE, json.dumps(written, indent=1) + "\n")
-    earlier = sum(value.endswith(NOT_RECORDED) for value in new.values())
+    result_files.write(proof_level.EVIDENCE, written, levels=2)
+    earlier = sum(built == NOT_RECORDED for _, built in new.values())
     return Written(proof_level.EVIDENCE, len(new) - earlier, earlier, len(before.keys() & (mine - new.keys())))
 
 
@@ -244,9 +233,20 @@ def refuse_to_write(recipes: Iterable[Recipe]) -> None:
         )
 
 
+def _by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[int, str]]:
+    """Recipe -> nodes -> the digests of that size, for today's recipes."""
+    sizes: dict[str, dict[int, str]] = defaultdict(dict)
+    for recipe in registry.recipes().values():
+        for nodes in recipe.nodes:
+            key = facts(recipe, nodes)
+            if key in entries:
+                sizes[recipe.name][nodes] = " ".join((key, *entries[key]))
+    return dict(sorted(sizes.items()))
+
+
 def _entries(known: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Facts of a size -> the digests of its inputs and of what was built."""
-    return {key: (value.partition(" ")[0], value.partition(" ")[2]) for key, value in known.get("sizes", {}).items()}
+    return {digests.facts: (digests.inputs, digests.built) for digests in proof_level.recorded(known)}
 
 
 def _broken(old: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[str, Any]]:
