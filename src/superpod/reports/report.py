@@ -3,9 +3,8 @@
 import io
 import itertools
 import shlex
-import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING
 from superpod.common import atomic_file
 from superpod.common.files import JsonObject, is_number, read_json
 from superpod.common.units import duration
-from superpod.reports.runs import loss_ends
+from superpod.reports.runs import run_record
 from superpod.reports.runs.loss_ends import Losses
-from superpod.runtime.runs.run_folder import Attempt, RunFolder, Status
+from superpod.reports.runs.run_record import Span, Step, median_or_none
+from superpod.runtime.runs.run_folder import RunFolder, Status
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,31 +64,33 @@ class Summary:
 def summary(run: RunFolder) -> Summary:
     """Sum up a run, finished or not. Throughputs are medians over the steps, without the first step of each attempt."""
     lines, attempts, rehearsal = run.metrics(), run.attempts, run.facts.get("rehearsal") is True
+    steps, _ = run_record.read_steps(lines)
     plan = {} if rehearsal else _planned(run)
     reasons = plan.get("why")
-    losses = loss_ends.of((line["step"], line["loss"]) for line in lines if "loss" in line)
-    validations = [line for line in lines if line.get("val_loss") is not None]
-    steady = _steady(lines)
+    losses = run_record.losses_of(steps)
+    validations = [step for step in steps if step.val_loss is not None]
+    steady = run_record.steady(steps)
+    tokens = steps[-1].tokens if steps else None
     return Summary(
         recipe=run.recipe,
         path=run.path,
         status=run.status(),
         attempts=len(attempts),
-        steps=lines[-1]["step"] if lines else 0,
+        steps=steps[-1].step if steps else 0,
         loss_start=losses.start,
         loss_end=losses.end,
         losses=losses,
-        val_loss=validations[-1]["val_loss"] if validations else None,
-        val_step=validations[-1]["step"] if validations else None,
+        val_loss=validations[-1].val_loss if validations else None,
+        val_step=validations[-1].step if validations else None,
         rehearsal=rehearsal,
         unigram_entropy_nats=run.facts.get("unigram_entropy_nats"),
-        tokens=lines[-1].get("tokens") if lines else None,
-        tokens_per_s=_median(line["step_tokens"] / line["step_time_s"] for line in steady),
-        tokens_per_s_per_gpu=_median(line["tokens_per_s_per_gpu"] for line in steady),
+        tokens=None if tokens is None else int(tokens),
+        tokens_per_s=median_or_none(_rates(steps, steady)),
+        tokens_per_s_per_gpu=median_or_none([step.rate for step in steady if step.rate]),
         planned_tokens_per_s_per_gpu=rate if is_number(rate := plan.get("tokens_per_s_per_gpu")) else None,
         planned_bound=str(reasons[0]) if isinstance(reasons, list) and reasons else "",
-        peak_allocated_gib=_peak(lines, attempts),
-        wall_time_s=sum(_wall_time_s(attempt) for attempt in attempts),
+        peak_allocated_gib=run_record.peak_gib(lines, attempts),
+        wall_time_s=sum(_wall_time_s(run_record.span(attempt)) for attempt in attempts),
     )
 
 
@@ -214,34 +216,19 @@ def _figure(value: float | None, form: str, unit: str) -> str:
     return "" if value is None else f"{value:{form}} {unit}".strip()
 
 
-def _steady(lines: list[JsonObject]) -> list[JsonObject]:
-    """Lines with a throughput, each with its `step_tokens`; without an attempt's first step, which compiles."""
-    pairs = [(before, line) for before, line in zip([{}, *lines], lines, strict=False) if line.get("step_time_s")]
-    known = [(before, line) for before, line in pairs if line.get("tokens") and line.get("tokens_per_s_per_gpu")]
-    # A run of a single step has no other than its first.
-    warm = [(before, line) for before, line in known if before.get("attempt") == line.get("attempt")] or known
-    return [{**line, "step_tokens": line["tokens"] - (before.get("tokens") or 0)} for before, line in warm]
+def _rates(steps: Sequence[Step], steady: Sequence[Step]) -> list[float]:
+    """Tokens/s over all GPUs of the steady steps."""
+    before = {after.step: step.tokens or 0.0 for step, after in itertools.pairwise(steps)}
+    return [
+        (step.tokens - before.get(step.step, 0.0)) / step.seconds for step in steady if step.tokens and step.seconds
+    ]
 
 
-def _median(values: Iterable[float]) -> float | None:
-    numbers = list(values)
-    return statistics.median(numbers) if numbers else None
-
-
-def _peak(lines: list[JsonObject], attempts: list[Attempt]) -> float | None:
-    """The largest peak over all ranks and attempts, GiB."""
-    beats = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
-    peaks = [line.get("allocated_gib") for line in [*lines, *beats]]
-    return max((peak for peak in peaks if is_number(peak) and peak), default=None)
-
-
-def _wall_time_s(attempt: Attempt) -> float:
-    """From the attempt's start to its end, its last sign of life, or now if it has given none."""
-    result = attempt.result
-    if not is_number(result.get("started")):
+def _wall_time_s(span: Span) -> float:
+    """From an attempt's start to its end, its last sign of life, or now if it has given none."""
+    if span.began is None:
         return 0.0
-    ends = (result.get("ended"), attempt.heartbeat().get("t"), time.time())
-    return max(0.0, next(end for end in ends if is_number(end) and end) - result["started"])
+    return max(0.0, (span.ended or time.time()) - span.began)
 
 
 def _draw_losses(axes: "Axes", lines: list[JsonObject]) -> None:

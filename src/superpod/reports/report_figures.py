@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from superpod.reports import next_move, published_runs
 from superpod.reports.published_runs import Published
 from superpod.reports.runs.loss_ends import Losses
-from superpod.reports.runs.run_record import Record, Span, Step
+from superpod.reports.runs.run_record import Record, Span, Step, median_or_none
 
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
@@ -100,7 +100,7 @@ def of(run: Record) -> Figures:
     """The figures of a run."""
     steady = run.steady
     seconds = [step.seconds for step in steady if step.seconds]
-    p50 = median(seconds) if seconds else None
+    p50 = median_or_none(seconds)
     mfu, hfu, tflops, formula = _utilization(run, p50)
     time_s = where_time_went(run)
     wall = sum(time_s.values()) if time_s else None
@@ -118,7 +118,7 @@ def of(run: Record) -> Figures:
         lr_most=max((step.lr for step in run.steps if step.lr is not None), default=None),
         lr_end=_first(reversed(run.steps), "lr"),
         tokens=_first(reversed(run.steps), "tokens"),
-        rate=_median([step.rate for step in steady if step.rate]),
+        rate=median_or_none([step.rate for step in steady if step.rate]),
         step_s=percentiles(seconds),
         drift=_drift(seconds),
         tflops=tflops,
@@ -196,7 +196,7 @@ def _utilization(run: Record, p50: float | None) -> tuple[float | None, float | 
     from superpod.planner import hardware
     from superpod.planner.timing import steptime
 
-    own = _median([step.tflops for step in run.steady if step.tflops])
+    own = median_or_none([step.tflops for step in run.steady if step.tflops])
     if run.job is None and own and run.gpu:
         peak = hardware.node(run.gpu).gpu.tflops("bf16")
         words = f"{peak:,.0f} TFLOP/s, the {run.gpu}'s dense bf16 peak; it says nothing of its precision"
@@ -291,7 +291,3 @@ def _drift(seconds: Sequence[float]) -> float | None:
 
 def _first(steps: Iterable[Step], name: str) -> float | None:
     return next((value for step in steps if (value := getattr(step, name)) is not None), None)
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from superpod.common.files import JsonObject, is_number, read_lines
+from superpod.common.files import JsonObject
 from superpod.errors import UserError
 from superpod.reports.runs import checkpoint_metadata
 from superpod.runtime.checkpoints import checkpoint_files, resume
@@ -21,6 +21,7 @@ from superpod.runtime.checkpoints.checkpoints import (
     step_of,
 )
 from superpod.runtime.checkpoints.cross_checks import CrossCheck, cross_check
+from superpod.runtime.runs.run_facts import last_of_each_step, read_metrics
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.weights.transfer import load
 
@@ -132,8 +133,8 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
 
 def _losses(run: Path) -> dict[int, float]:
     """Validation loss by step; the last line of a step wins."""
-    lines = {line["step"]: line.get("val_loss") for line in read_lines(run / "metrics.jsonl") if "step" in line}
-    return {step: loss for step, loss in lines.items() if is_number(loss)}
+    lines = last_of_each_step(read_metrics(run))
+    return {line["step"]: line["val_loss"] for line in lines if line.get("val_loss") is not None}
 
 
 def best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:

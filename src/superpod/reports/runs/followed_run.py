@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from superpod.common.files import JsonObject, parse_lines, refuse_special
-from superpod.runtime.runs.run_facts import metrics
+from superpod.runtime.runs.run_facts import METRICS, last_of_each_step, metrics
 from superpod.runtime.runs.run_folder import RunFolder
 
 HEAD_BYTES, TAIL_BYTES = 64 * 1024, 8 * 2**20
@@ -91,12 +91,12 @@ class FollowedRun(RunFolder):
     @classmethod
     def of(cls, run: RunFolder) -> FollowedRun:
         """Begin to follow a run."""
-        return cls(run.path, MetricsFile(run.path / "metrics.jsonl"))
+        return cls(run.path, MetricsFile(run.path / METRICS))
 
     def metrics(self) -> list[JsonObject]:
         """As `RunFolder.metrics`; of a long run without lines of its middle."""
         self.file.look()
-        return by_step(self.file.lines)
+        return last_of_each_step(self.file.lines)
 
     def newest_metrics(self) -> list[JsonObject]:
         """As `RunFolder.newest_metrics`."""
@@ -104,18 +104,12 @@ class FollowedRun(RunFolder):
         return self.file.lines[-NEWEST:]
 
 
-def by_step(lines: Sequence[JsonObject]) -> list[JsonObject]:
-    """The last line of each step, by step: a resumed run writes some again."""
-    last = {line["step"]: line for line in lines}
-    return [last[step] for step in sorted(last)]
-
-
 def curve(lines: Sequence[JsonObject], key: str, most: int = 2000) -> list[tuple[int, float]]:
     """(step, value) of a field of `lines`; of more than `most`, means of neighbours, and the newest as it is.
 
     A mean stands at the last step of those that it is of.
     """
-    points = [(line["step"], float(line[key])) for line in by_step(lines) if line.get(key) is not None]
+    points = [(line["step"], float(line[key])) for line in last_of_each_step(lines) if line.get(key) is not None]
     width = -(-len(points) // most)
     if width <= 1:
         return points

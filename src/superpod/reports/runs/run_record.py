@@ -15,7 +15,7 @@ from superpod.errors import UserError, counted
 from superpod.reports.runs import loss_ends
 from superpod.reports.runs.loss_ends import Losses
 from superpod.runtime.heartbeat import heartbeat_pages
-from superpod.runtime.runs.run_facts import metrics
+from superpod.runtime.runs.run_facts import METRICS, read_metrics
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 
 if TYPE_CHECKING:
@@ -125,26 +125,22 @@ class Record:
     @property
     def losses(self) -> Losses:
         """Where its losses begin and end."""
-        return loss_ends.of((step.step, step.loss) for step in self.steps if step.bad_loss or step.loss is not None)
+        return losses_of(self.steps)
 
     @property
     def steady(self) -> list[Step]:
-        """Steps with a time, without the first one of each attempt, which compiles; all where there are no others."""
-        timed = [step for step in self.steps if step.seconds]
-        warm = [step for before, step in pairwise(timed) if before.attempt == step.attempt]
-        return warm or timed
+        """As `steady`."""
+        return steady(self.steps)
 
 
 def record(run: RunFolder) -> Record:
     """What a run folder holds of a run."""
-    lines, attempts = metrics(read_lines(run.path / "metrics.jsonl")), run.attempts
-    steps, repeated = _made(lines)
+    lines, attempts = read_metrics(run.path), run.attempts
+    steps, repeated = read_steps(lines)
     status, rehearsal = run.status(), run.facts.get("rehearsal") is True
     job, unplanned = _job(run)
     beats = attempts[-1].heartbeats() if attempts else {}
     ranks = tuple(_rank(rank, beats[rank], _scores(attempts[-1])) for rank in sorted(beats))
-    every = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
-    peaks = [number_or_none(line.get("allocated_gib")) for line in (*lines, *every)]
     saved = [line for line in read_lines(run.path / "saved.jsonl") if "step" in line and "lost" not in line]
     return Record(
         name=f"{run.recipe} {run.path.name}",
@@ -152,7 +148,7 @@ def record(run: RunFolder) -> Record:
         source=OWN,
         steps=steps,
         repeated=repeated,
-        spans=tuple(_span(attempt) for attempt in attempts),
+        spans=tuple(span(attempt) for attempt in attempts),
         ranks=ranks,
         gpus=_gpus(run, beats),
         seq=job.seq if job else None,
@@ -162,9 +158,9 @@ def record(run: RunFolder) -> Record:
         state=status.state,
         message=status.message,
         entropy=number_or_none(run.facts.get("unigram_entropy_nats")),
-        peak_gib=max((peak for peak in peaks if peak), default=None),
+        peak_gib=peak_gib(lines, attempts),
         saved=len(saved),
-        left_out=_left_out(run.path / "metrics.jsonl", len(lines)),
+        left_out=_left_out(run.path / METRICS, len(lines)),
     )
 
 
@@ -186,8 +182,11 @@ def interval(steps: Sequence[Step]) -> int:
     return round(median(gaps)) if gaps else 1
 
 
-def _made(lines: list[JsonObject]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """The steps of metrics.jsonl; a validated step has a second line, whose time is that of the validation's end."""
+def read_steps(lines: Iterable[JsonObject]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """The steps of metrics.jsonl, and those that a later attempt repeated, as `merged` has them.
+
+    A validated step has a second line, whose time is that of the validation's end.
+    """
     reports: dict[tuple[str, int], Step] = {}
     for line in lines:
         key = str(line.get("attempt", "")), line["step"]
@@ -206,6 +205,30 @@ def _step(line: JsonObject) -> Step:
     return replace(step, **{field: number_or_none(line.get(name)) for field, name in names.items()})
 
 
+def steady(steps: Iterable[Step]) -> list[Step]:
+    """Steps with a time, without the first one of each attempt, which compiles; all where there are no others."""
+    timed = [step for step in steps if step.seconds]
+    warm = [step for before, step in pairwise(timed) if before.attempt == step.attempt]
+    return warm or timed
+
+
+def losses_of(steps: Iterable[Step]) -> Losses:
+    """Where the losses of these steps begin and end."""
+    return loss_ends.of((step.step, step.loss) for step in steps if step.bad_loss or step.loss is not None)
+
+
+def peak_gib(lines: Iterable[JsonObject], attempts: Iterable[Attempt]) -> float | None:
+    """The largest peak of allocated memory over all ranks and attempts, GiB."""
+    beats = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
+    peaks = [number_or_none(line.get("allocated_gib")) for line in (*lines, *beats)]
+    return max((peak for peak in peaks if peak), default=None)
+
+
+def median_or_none(values: Sequence[float]) -> float | None:
+    """The median; None of nothing."""
+    return median(values) if values else None
+
+
 def _left_out(metrics_file: Path, taken: int) -> str:
     try:
         rows = sum(1 for row in read_bytes(metrics_file).split(b"\n") if row.strip())
@@ -215,7 +238,8 @@ def _left_out(metrics_file: Path, taken: int) -> str:
     return f"{counted(missing, 'row')} of metrics.jsonl: torn, or no step of a training" if missing > 0 else ""
 
 
-def _span(attempt: Attempt) -> Span:
+def span(attempt: Attempt) -> Span:
+    """An attempt; it ended with its last sign of life where it has recorded no end."""
     result = attempt.result
     ended = number_or_none(result.get("ended")) or number_or_none(attempt.heartbeat().get("t"))
     save = heartbeat_pages.longest_save_s(attempt.path / "heartbeat") or None

@@ -13,10 +13,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from superpod.common.files import JsonObject, is_number, number_or_none, read_lines
+from superpod.common.files import JsonObject, is_number, number_or_none
 from superpod.common.units import duration
 from superpod.runtime.attempts import time_limit
-from superpod.runtime.runs.run_facts import metrics
+from superpod.runtime.runs.run_facts import read_metrics
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 
 LEAST_STEPS = 5
@@ -59,7 +59,7 @@ def idle_streak(worths: Sequence[Worth]) -> list[Worth]:
 
 def worths(run: RunFolder, attempts: Sequence[Attempt], newest: int) -> list[Worth]:
     """What each of the attempts has brought, in their order; `newest` is the step of the newest checkpoint."""
-    lines = metrics(read_lines(run.path / "metrics.jsonl"))
+    lines = read_metrics(run.path)
     befores = [number_or_none(attempt.result.get("before")) or 0.0 for attempt in attempts]
     ends = [*befores[1:], newest]
     return [_worth(attempt, lines, int(before), int(end)) for attempt, before, end in zip(attempts, befores, ends)]

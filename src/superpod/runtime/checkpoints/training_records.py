@@ -11,16 +11,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.common.files import is_number, read_json, read_lines, write_json
+from superpod.common.files import is_number, read_json, write_json
 from superpod.errors import UserError
 from superpod.runtime.checkpoints.checkpoints import MARK
-from superpod.runtime.runs.run_facts import metrics
+from superpod.runtime.runs.run_facts import METRICS, read_metrics
 from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
 
 RESET = "reset.json"
 """`RUN/reset.json`: `{"after": N}`, the number of the last attempt before `recipes ckpt reset`."""
 
-MOVED = ("metrics.jsonl", "saved.jsonl", "checkpoints")
+MOVED = (METRICS, "saved.jsonl", "checkpoints")
 """What a reset renames, to `metrics-until-003.jsonl` and so on."""
 
 
@@ -80,11 +80,11 @@ def _records(run: RunFolder) -> list[Record]:
     for attempt in attempts:
         if int(attempt.name) >= since:
             records += _records_of(attempt)
-    for line in metrics(read_lines(run.path / "metrics.jsonl")):
+    for line in read_metrics(run.path):
         name = line.get("attempt", "")
         is_known = name in names
         if line["step"] > 0 and (not is_known or int(name) >= since):
-            records.append(Record(line["step"], "metrics.jsonl", is_of_unknown_attempt=not is_known))
+            records.append(Record(line["step"], METRICS, is_of_unknown_attempt=not is_known))
     return records
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-from superpod.common.files import JsonObject, is_number
+from superpod.common.files import JsonObject, is_number, read_lines
 
 FINETUNE = "finetune"
 """Key of run.json: what a fine-tuning was asked for (`launch.finetune.Task`)."""
@@ -40,6 +41,21 @@ def problem_in(facts: JsonObject) -> str:
     """What is wrong with the facts of a run.json, in words; '' when nothing is. Every key may be missing."""
     wrong = (f"{key} must be {words}" for key, (good, words) in _FACTS.items() if key in facts and not good(facts[key]))
     return next(wrong, "")
+
+
+METRICS = "metrics.jsonl"
+"""A run's file with one line per step."""
+
+
+def read_metrics(run: Path) -> list[JsonObject]:
+    """The lines of a run's metrics.jsonl as they were written: steps that a resumed run repeats, too."""
+    return metrics(read_lines(run / METRICS))
+
+
+def last_of_each_step(lines: Iterable[JsonObject]) -> list[JsonObject]:
+    """The last line of each step, by step: a resumed run writes some again."""
+    last = {line["step"]: line for line in lines}
+    return [last[step] for step in sorted(last)]
 
 
 def metrics(lines: Iterable[JsonObject]) -> list[JsonObject]:

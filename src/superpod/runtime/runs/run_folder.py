@@ -23,7 +23,6 @@ from superpod.common.files import (
     is_full,
     is_number,
     read_json,
-    read_lines,
     tail_lines,
     tail_text,
     write_json,
@@ -34,7 +33,7 @@ from superpod.runtime.checkpoints.checkpoints import discard_unfinished
 from superpod.runtime.heartbeat import heartbeat_pages
 from superpod.runtime.processes.attempt_processes import ranks_without_launcher
 from superpod.runtime.runs import owner, run_state
-from superpod.runtime.runs.run_facts import metrics, problem_in
+from superpod.runtime.runs.run_facts import METRICS, last_of_each_step, metrics, problem_in, read_metrics
 from superpod.runtime.runs.run_state import (
     CHAIN,
     DONE,
@@ -243,12 +242,11 @@ class RunFolder:
 
     def metrics(self) -> list[JsonObject]:
         """The last line of each step in metrics.jsonl, by step; corrupted lines are left out."""
-        by_step = {line["step"]: line for line in metrics(read_lines(self.path / "metrics.jsonl"))}
-        return [by_step[step] for step in sorted(by_step)]
+        return last_of_each_step(read_metrics(self.path))
 
     def newest_metrics(self) -> list[JsonObject]:
         """The last lines of metrics.jsonl (64 KiB) as they were written, repeated steps too."""
-        return metrics(tail_lines(self.path / "metrics.jsonl"))
+        return metrics(tail_lines(self.path / METRICS))
 
     def reopen(self, max_steps: int) -> JsonObject:
         """Before an attempt, remove the done marker of an earlier one and return it.
