@@ -67,26 +67,23 @@ def summary(run: RunFolder) -> Summary:
     steps, _ = run_record.read_steps(lines)
     plan = {} if rehearsal else _planned(run)
     reasons = plan.get("why")
-    losses = run_record.losses_of(steps)
-    validations = [step for step in steps if step.val_loss is not None]
-    steady = run_record.steady(steps)
-    tokens = steps[-1].tokens if steps else None
+    of_steps = run_record.summarize(steps)
     return Summary(
         recipe=run.recipe,
         path=run.path,
         status=run.status(),
         attempts=len(attempts),
-        steps=steps[-1].step if steps else 0,
-        loss_start=losses.start,
-        loss_end=losses.end,
-        losses=losses,
-        val_loss=validations[-1].val_loss if validations else None,
-        val_step=validations[-1].step if validations else None,
+        steps=of_steps.steps,
+        loss_start=of_steps.losses.start,
+        loss_end=of_steps.losses.end,
+        losses=of_steps.losses,
+        val_loss=of_steps.val_loss,
+        val_step=of_steps.val_step,
         rehearsal=rehearsal,
         unigram_entropy_nats=run.facts.get("unigram_entropy_nats"),
-        tokens=None if tokens is None else int(tokens),
-        tokens_per_s=median_or_none(_rates(steps, steady)),
-        tokens_per_s_per_gpu=median_or_none([step.rate for step in steady if step.rate]),
+        tokens=None if of_steps.tokens is None else int(of_steps.tokens),
+        tokens_per_s=median_or_none(_rates(steps)),
+        tokens_per_s_per_gpu=of_steps.rate,
         planned_tokens_per_s_per_gpu=rate if is_number(rate := plan.get("tokens_per_s_per_gpu")) else None,
         planned_bound=str(reasons[0]) if isinstance(reasons, list) and reasons else "",
         peak_allocated_gib=run_record.peak_gib(lines, attempts),
@@ -216,8 +213,9 @@ def _figure(value: float | None, form: str, unit: str) -> str:
     return "" if value is None else f"{value:{form}} {unit}".strip()
 
 
-def _rates(steps: Sequence[Step], steady: Sequence[Step]) -> list[float]:
+def _rates(steps: Sequence[Step]) -> list[float]:
     """Tokens/s over all GPUs of the steady steps."""
+    steady = run_record.steady(steps)
     before = {after.step: step.tokens or 0.0 for step, after in itertools.pairwise(steps)}
     return [
         (step.tokens - before.get(step.step, 0.0)) / step.seconds for step in steady if step.tokens and step.seconds

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from superpod.reports import next_move, published_runs
 from superpod.reports.published_runs import Published
 from superpod.reports.runs.loss_ends import Losses
-from superpod.reports.runs.run_record import Record, Span, Step, median_or_none
+from superpod.reports.runs.run_record import Record, Span, Step, median_or_none, summarize
 
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
@@ -104,21 +104,21 @@ def of(run: Record) -> Figures:
     mfu, hfu, tflops, formula = _utilization(run, p50)
     time_s = where_time_went(run)
     wall = sum(time_s.values()) if time_s else None
-    vals = [step for step in run.steps if step.val_loss is not None]
+    summary = summarize(run.steps)
     figures = Figures(
-        steps=run.steps[-1].step if run.steps else 0,
+        steps=summary.steps,
         attempts=len(run.spans),
-        loss_start=run.losses.start,
-        loss_end=run.losses.end,
-        losses=run.losses,
-        val_loss=vals[-1].val_loss if vals else None,
-        val_step=vals[-1].step if vals else None,
+        loss_start=summary.losses.start,
+        loss_end=summary.losses.end,
+        losses=summary.losses,
+        val_loss=summary.val_loss,
+        val_step=summary.val_step,
         grad_norm_end=_first(reversed(run.steps), "grad_norm"),
         grad_norm_most=max((step.grad_norm for step in run.steps if step.grad_norm is not None), default=None),
         lr_most=max((step.lr for step in run.steps if step.lr is not None), default=None),
         lr_end=_first(reversed(run.steps), "lr"),
-        tokens=_first(reversed(run.steps), "tokens"),
-        rate=median_or_none([step.rate for step in steady if step.rate]),
+        tokens=summary.tokens,
+        rate=summary.rate,
         step_s=percentiles(seconds),
         drift=_drift(seconds),
         tflops=tflops,

@@ -217,6 +217,34 @@ def losses_of(steps: Iterable[Step]) -> Losses:
     return loss_ends.of((step.step, step.loss) for step in steps if step.bad_loss or step.loss is not None)
 
 
+@dataclass(frozen=True)
+class StepSummary:
+    """The steps of a run in figures; None for what is not known."""
+
+    steps: int
+    """optimizer steps done"""
+    losses: Losses
+    val_loss: float | None
+    """the newest"""
+    val_step: int | None
+    tokens: float | None
+    rate: float | None
+    """tokens/s/GPU, the median without the first step of each attempt"""
+
+
+def summarize(steps: Sequence[Step]) -> StepSummary:
+    """The figures of steps in their order."""
+    validated = next((step for step in reversed(steps) if step.val_loss is not None), None)
+    return StepSummary(
+        steps=steps[-1].step if steps else 0,
+        losses=losses_of(steps),
+        val_loss=validated.val_loss if validated else None,
+        val_step=validated.step if validated else None,
+        tokens=next((step.tokens for step in reversed(steps) if step.tokens is not None), None),
+        rate=median_or_none([step.rate for step in steady(steps) if step.rate]),
+    )
+
+
 def peak_gib(lines: Iterable[JsonObject], attempts: Iterable[Attempt]) -> float | None:
     """The largest peak of allocated memory over all ranks and attempts, GiB."""
     beats = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
