@@ -8,6 +8,7 @@ Run it when the pinned NeMo changes; tests/nemo2/test_override_fields.py compare
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
 
 from superpod.collection.facts.override_fields import FILE
@@ -54,5 +55,12 @@ def _below(kind: type) -> Iterator[type]:
         yield from _below(derived)
 
 
+def as_json(fields: dict[str, list[str]]) -> str:
+    """The fields as JSON, with as many on a line as fit."""
+    texts = {at: ", ".join(json.dumps(name) for name in names) for at, names in fields.items()}
+    filled = {at: textwrap.fill(text, 120, initial_indent="  ", subsequent_indent="  ") for at, text in texts.items()}
+    return "{\n" + ",\n".join(f" {json.dumps(at)}: [\n{text}\n ]" for at, text in filled.items()) + "\n}\n"
+
+
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(known(), indent=1) + "\n", encoding="utf-8")
+    FILE.write_text(as_json(known()), encoding="utf-8")

@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from layout_cases import Case, cases
-from superpod.collection import layout_text, registry
+from superpod.collection import registry
 from superpod.errors import UserError
+from superpod.planner.formats import option_syntax
 from superpod.planner.layout import Layout
 from superpod.planner.tables import published
 
@@ -28,13 +29,13 @@ class PublishedRun:
     release: str
     source: str
 
-    def text(self) -> str:
-        """As a table of collection/published.toml."""
-        lines = [f'[["{self.case.model}_{self.case.suffix}"]]', f"gpus = {self.gpus}"]
-        lines.append(f"layout = {layout_text.inline(self.layout)}")
-        speed = round(self.tokens_per_s_per_gpu, 1)
-        facts = {"tokens_per_s_per_gpu": speed, "release": self.release, "source": self.source}
-        return "\n".join([*lines, *(f"{key} = {layout_text.value_text(value)}" for key, value in facts.items())]) + "\n"
+    def line(self) -> str:
+        """As an item of a recipe's list in collection/published.toml."""
+        return (
+            f"    {{ gpus = {self.gpus}, tokens_per_s_per_gpu = {round(self.tokens_per_s_per_gpu, 1)}, "
+            f'layout = "{option_syntax.as_option(self.layout, with_batch=True)}", '
+            f'release = "{self.release}", source = "{self.source}" }},\n'
+        )
 
 
 Runs = dict[tuple[str, int], PublishedRun]
@@ -81,7 +82,11 @@ def _known(model: str) -> frozenset[Case]:
 
 def write(by_model: dict[str, Runs]) -> None:
     """Write collection/published.toml."""
+    lines: dict[str, list[str]] = defaultdict(list)
+    for model, runs in sorted(by_model.items()):
+        for (suffix, _), run in sorted(runs.items()):
+            lines[f"{model}_{suffix}"].append(run.line())
     text = "# Measured runs of our cases that others published, of several the fastest; by scripts/plan_layouts.py.\n"
-    for _, runs in sorted(by_model.items()):
-        text += "".join(f"\n{run.text()}" for _, run in sorted(runs.items()))
+    for name, items in lines.items():
+        text += f"{name} = [\n{''.join(items)}]\n"
     FILE.write_text(text)

@@ -14,6 +14,7 @@ from superpod.collection.facts import proof_level
 from superpod.collection.recipe_job import job
 from superpod.collection.registry import Model, Recipe
 from superpod.planner import predict
+from superpod.planner.formats import option_syntax
 from superpod.planner.layout import Layout
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,7 +125,7 @@ def published_rows() -> str:
     for name, cases in tomllib.loads((registry.LAYOUTS.parent / "published.toml").read_text()).items():
         recipe = registry.find(name)
         for case in cases:
-            theirs = Layout.from_mapping(case["layout"], name)
+            theirs = Layout.from_mapping(option_syntax.layout_values(case["layout"], name), name)
             nodes = case["gpus"] // recipe.gpus_per_node
             nearest = min(recipe.nodes, key=lambda n, to=nodes: abs(n - to))
             ours = replace(recipe.layout(nearest), gbs=theirs.gbs)

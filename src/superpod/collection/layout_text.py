@@ -18,6 +18,7 @@ Files of an earlier form are read, too. There, a `[[layouts]]` table names its r
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -249,7 +250,7 @@ def entry_lines(
     sizes: dict[tuple[Layout, bool], list[int]] = {}
     for nodes, layout in sorted(layouts.items()):
         sizes.setdefault((layout, nodes in saves), []).append(nodes)
-    values = {key: value_text(value) for key, value in (facts or {}).items()}
+    values = {key: json.dumps(value) for key, value in (facts or {}).items()}
     for (layout, _), alike in sizes.items():
         steps = [str(saves[nodes]) for nodes in alike if nodes in saves]
         text = option_syntax.as_option(layout, with_batch=True)
@@ -269,19 +270,3 @@ def _key(sizes: Sequence[int]) -> str:
     if all(after == 2 * before for before, after in pairwise(sizes)):
         return f"{sizes[0]}-{sizes[-1]}"
     return f'"{",".join(map(str, sizes))}"'
-
-
-def inline(layout: Layout) -> str:
-    """A layout as an inline table."""
-    return f"{{ {', '.join(f'{key} = {value_text(value)}' for key, value in written_fields(layout).items())} }}"
-
-
-def value_text(value: Any) -> str:
-    """A value as TOML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(value_text, value))}]"
-    return str(value)
