@@ -8,6 +8,7 @@ import pytest
 from superpod.errors import UserError
 from superpod.reports import report_figures, report_text
 from superpod.reports.external import foreign_runs
+from superpod.reports.runs import run_record
 from tests.reports.report_cases import BRIDGE, MEGATRON, NEMO, known
 
 
@@ -167,4 +168,5 @@ def test_losses_of_other_launchers_that_are_no_number_are_counted(tmp_path):
     log.write_text("".join(f"step: {n} loss: {'nan' if n == 4 else 9 / n:.4} tps: 81\n" for n in range(1, 9)))
     record = foreign_runs.record(log)
     assert [step.step for step in record.steps] == [*range(1, 9)]
-    assert record.losses.words == "9.0000 -> 1.1250 nats/token; no number (nan, inf) at 1 step: step 4"
+    losses = run_record.losses_of(record.steps)
+    assert (losses.start, losses.end, losses.bad, losses.bad_from) == (9.0, 1.125, 1, 4)

@@ -123,11 +123,6 @@ class Record:
         return self.source == OWN
 
     @property
-    def losses(self) -> Losses:
-        """Where its losses begin and end."""
-        return losses_of(self.steps)
-
-    @property
     def steady(self) -> list[Step]:
         """As `steady`."""
         return steady(self.steps)

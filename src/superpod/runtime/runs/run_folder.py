@@ -212,7 +212,9 @@ class RunFolder:
     @property
     def attempts(self) -> list[Attempt]:
         """The attempts so far, oldest first."""
-        return [Attempt(p) for p in sorted((self.path / "attempts").glob("*"), key=_number) if p.name.isdecimal()]
+        return [
+            Attempt(p) for p in sorted((self.path / "attempts").glob("*"), key=_attempt_number) if p.name.isdecimal()
+        ]
 
     @property
     def done(self) -> bool:
@@ -384,7 +386,7 @@ def _fresh_folder(parent: Path) -> Path:
             return path
 
 
-def _number(path: Path) -> int:
+def _attempt_number(path: Path) -> int:
     return int(path.name) if path.name.isdecimal() else -1
 
 

@@ -5,13 +5,12 @@ Which class computes it, and with which fields, the import decides (weights/fami
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.planner.formats import huggingface
-from superpod.planner.formats.files import text_of
+from superpod.planner.formats.files import read_json
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -35,7 +34,7 @@ def hf_model(path: str | Path) -> run.Config:
 
     path = Path(path)
     huggingface.from_config(path)  # refuses what is no configuration, or lacks a key
-    nearest = nearest_class(json.loads(text_of(path)), str(path))
+    nearest = nearest_class(read_json(path), str(path))
     if nearest.unknown:
         hint = "delete it where it changes nothing; else subclass NeMo's configuration"
         raise UserError(f"{path}: {nearest.unknown[0]} is no key of {nearest.config}", hint)

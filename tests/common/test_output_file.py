@@ -1,0 +1,41 @@
+"""A file that a user names is checked before the work, and written completely or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from superpod.common import output_file
+from superpod.errors import UserError
+
+
+def test_an_existing_file_is_replaced_with_force_only(tmp_path):
+    path = tmp_path / "cluster.toml"
+    output_file.check_new(path, "--to", force=False)
+    path.touch()
+    output_file.check_new(path, "--to", force=True)
+    with pytest.raises(UserError, match="exists already") as refused:
+        output_file.check_new(path, "--to", force=False)
+    assert "--force" in refused.value.hint
+
+
+def test_a_link_without_a_target_is_an_existing_file(tmp_path):
+    (tmp_path / "link").symlink_to("gone")
+    with pytest.raises(UserError, match="exists already"):
+        output_file.check_new(tmp_path / "link", "--to", force=False)
+
+
+@pytest.mark.parametrize("name", ["folder", "none/file", "x" * 300])
+def test_a_path_that_cannot_be_a_file_is_refused_with_the_option(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=r"^--out "):
+        output_file.check_new(tmp_path / name, "--out", force=True)
+
+
+def test_a_device_is_written_to_and_not_replaced():
+    output_file.check(Path("/dev/null"), "--out", lambda *_: False, to_devices=True)
+    output_file.write(Path("/dev/null"), "text", "--out")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(UserError, match="--out /dev/full cannot be written: No space left"):
+        output_file.write(Path("/dev/full"), "text", "--out")
+    with pytest.raises(UserError, match="did not write it"):
+        output_file.check(Path("/dev/null"), "--out", lambda *_: False)
