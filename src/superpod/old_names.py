@@ -20,7 +20,7 @@ NEW_NAMES = {
     "node": "runtime",
     "node.callback": "runtime.rank.callback",
     "node.run_folder": "runtime.runs.run_folder",
-    "planner.huggingface": "planner.formats.huggingface",
+    "planner.huggingface": "planner.formats.hf_shape",
     "recipes.data": "data",
     "recipes.data.module": "nemo2.data_module",
     "recipes.hf_model": "weights.families.hf_model",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from superpod.cli.planning import folder_notes
 from superpod.errors import UserError
-from superpod.planner.formats.huggingface import from_config
+from superpod.planner.formats.hf_shape import from_config
 
 YI = {
     **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 11008},

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from superpod.planner.formats.huggingface import from_config
+from superpod.planner.formats.hf_shape import from_config
 from tests.planner import hf_folders
 
 

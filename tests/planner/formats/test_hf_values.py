@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from superpod.errors import UserError
 from superpod.planner.formats import hf_families, hf_values
-from superpod.planner.formats.huggingface import from_config
+from superpod.planner.formats.hf_shape import from_config
 from superpod.weights.families.nearest import nearest_class
-from tests.planner.formats.test_huggingface import CONFIGS
+from tests.planner.formats.test_hf_shape import CONFIGS
 
 ROOT = Path(__file__).parents[3]
 FORMATS = ROOT / "src" / "superpod" / "planner" / "formats"
 READERS = [
-    *(FORMATS / name for name in ("hf_config.py", "hf_families.py", "huggingface.py")),
+    *(FORMATS / name for name in ("hf_config.py", "hf_families.py", "hf_shape.py")),
     *(ROOT / "src" / "superpod" / "weights" / "families").glob("families_*.py"),
     ROOT / "src" / "superpod" / "weights" / "families" / "nemo_fields.py",
 ]

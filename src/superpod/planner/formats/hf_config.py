@@ -1,6 +1,6 @@
 """Reads a Hugging Face config.json into `HFConfig`: what the file says about a decoder, whatever it is needed for.
 
-`huggingface.py` makes a shape for a plan of it, and `weights/families` the configuration of NeMo's class. Needs neither
+`hf_shape.py` makes a shape for a plan of it, and `weights/families` the configuration of NeMo's class. Needs neither
 transformers nor the network.
 """
 

@@ -18,7 +18,7 @@ def find(text: str) -> ModelShape:
     Raises:
         UserError: there is no such model, the file cannot be read, or the shape contradicts itself.
     """
-    from superpod.planner.formats import huggingface
+    from superpod.planner.formats import hf_shape
 
     if not text.strip():
         raise UserError("the name is empty", "a recipe, a model or a config.json; `recipes list` has the models")
@@ -33,7 +33,7 @@ def find(text: str) -> ModelShape:
     if is_folder and not Path(text, "config.json").exists():
         raise UserError(f"the folder {text} holds no config.json", "name a Hugging Face model's folder, or the file")
     if text.endswith(".json") or is_folder:
-        return huggingface.from_config(text)
+        return hf_shape.from_config(text)
     return models.find(text)
 
 

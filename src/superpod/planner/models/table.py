@@ -116,9 +116,9 @@ def _tables() -> dict[str, tuple[dict[str, Any], str]]:
 def _own(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Name, fields and place of each model in a collection's file: a TOML table each, or one as a config.json."""
     if path.suffix == ".json":
-        from superpod.planner.formats import huggingface
+        from superpod.planner.formats import hf_shape
 
-        shape = huggingface.from_config(path)
+        shape = hf_shape.from_config(path)
         table = {f.name: getattr(shape, f.name) for f in fields(shape) if f.name != "name"}
         yield _plain(path.stem, str(path)), table, str(path)
     elif path.suffix == ".toml":

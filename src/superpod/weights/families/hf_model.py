@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
-from superpod.planner.formats import huggingface
+from superpod.planner.formats import hf_shape
 from superpod.planner.formats.files import read_json
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def hf_model(path: str | Path) -> run.Config:
     from superpod.weights.families.nearest import nearest_class
 
     path = Path(path)
-    huggingface.from_config(path)  # refuses what is no configuration, or lacks a key
+    hf_shape.from_config(path)  # refuses what is no configuration, or lacks a key
     nearest = nearest_class(read_json(path), str(path))
     if nearest.unknown:
         hint = "delete it where it changes nothing; else subclass NeMo's configuration"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from superpod.errors import UserError
+from superpod.planner.formats import hf_families
 from superpod.weights.families import nemo_config
 from superpod.weights.families.families import FAMILIES
 from superpod.weights.transfer import load
@@ -17,7 +18,6 @@ KINDS = {family.model: kind for kind, family in reversed(FAMILIES.items())}
 """Class of NeMo -> the first `model_type` that it computes."""
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "relu2": "relu2"}
 EPS = {"nemotron": "norm_eps", "starcoder2": "norm_epsilon"}
-EXPERTS = {"qwen3_moe": "num_experts", "deepseek_v2": "n_routed_experts", "deepseek_v3": "n_routed_experts"}
 
 
 def of_model(model: Any, tokenizer: Any) -> Any:
@@ -151,10 +151,11 @@ def _type(windowed: bool) -> str:
 
 
 def _experts(config: Any, kind: str) -> dict[str, Any]:
-    keys: dict[str, Any] = {EXPERTS.get(kind, "num_local_experts"): config.num_moe_experts}
-    keys["num_experts_per_tok"] = config.moe_router_topk
-    if kind in EXPERTS:
-        keys["moe_intermediate_size"] = config.moe_ffn_hidden_size
+    names = hf_families.FAMILIES[kind].experts
+    assert names is not None
+    keys: dict[str, Any] = {names.count: config.num_moe_experts, "num_experts_per_tok": config.moe_router_topk}
+    if names.ffn != "intermediate_size":
+        keys[names.ffn] = config.moe_ffn_hidden_size
     if kind == "qwen3_moe":
         keys["norm_topk_prob"] = not config.moe_router_pre_softmax
     return keys

@@ -8,7 +8,7 @@ import pytest
 from superpod.errors import UserError
 from superpod.planner import models
 from superpod.planner.formats.hf_families import FAMILIES
-from superpod.planner.formats.huggingface import from_config
+from superpod.planner.formats.hf_shape import from_config
 from tests.planner import hf_folders
 
 # What the config.json of each model says, cut to the keys that decide its shape.
