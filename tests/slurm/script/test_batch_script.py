@@ -123,7 +123,7 @@ def test_what_is_carried_comes_out_as_it_went_in(tmp_path):
     assert sorted(code) == ["recipe.py", "recipe.txt", "superpod"]
     assert _run(text, tmp_path, "cat", "$code/recipe.py").stdout == RECIPE
     assert _run(text, tmp_path, "cat", "$code/recipe.txt").stdout == "".join(f"{line}\n" for line in LINES)
-    attempt = _run(text, tmp_path, "cat", "$code/superpod/node/attempt.py").stdout
+    attempt = _run(text, tmp_path, "cat", "$code/superpod/runtime/attempts/attempt.py").stdout
     assert attempt == (payload.PACKAGE / "runtime" / "attempts" / "attempt.py").read_text()
 
 
