@@ -1,4 +1,4 @@
-"""Fixtures of the tests of runtime/."""
+"""Fixtures of the tests of diagnosis/."""
 
 import pytest
 
