@@ -11,7 +11,7 @@ from pathlib import Path
 
 from superpod.diagnosis.causes import ALL, BY_NAME, ECHO, HINT, LIKELY, PROGRAM, WITH_TOPIC, Cause, Sign, topic
 from superpod.diagnosis.log_lines import LogLine, scan, time_of
-from superpod.diagnosis.log_words import GENERIC_ERROR, LOGGER_PREFIX, TASK_EXIT, error_in, is_quoted, level_of
+from superpod.diagnosis.log_words import GENERIC_ERROR, LOGGER_PREFIX, Level, TaskEnd, error_in, is_quoted, level_of
 from superpod.diagnosis.losses import GOOD_STEPS, Series
 
 MOST_EVENTS = 60
@@ -109,6 +109,8 @@ class Event:
     words: str = ""
     ended_by: LogLine | None = None
     """the line of another exception, raised while this one was handled, with which the program ended"""
+    detail: str | None = None
+    """its figures, as a sentence, of an event that no log line has"""
 
 
 ERROR_OF_PROGRAM = "program_error"
@@ -124,8 +126,8 @@ class LogEvents:
     finished: LogLine | None = None
     first_failed: int | None = None
     """the rank that torchrun says failed first"""
-    tasks: list[tuple[str, str, str]] = field(default_factory=list)
-    """node, ranks and how they ended, in the order in which srun saw them end"""
+    tasks: list[TaskEnd] = field(default_factory=list)
+    """in the order in which srun saw them end"""
     first_task: LogLine | None = None
     """srun's line of the first rank that ended by itself"""
     failed: bool = False
@@ -227,7 +229,7 @@ class LogEvents:
 
     def _says_finished(self, text: str) -> bool:
         """Whether a line tells the end of the training: a phrase that a script prints does not, after a fatal end."""
-        if level_of(text) == "warning":
+        if level_of(text) is Level.WARNING:
             return False
         if _FINISHED.search(text):
             return True
@@ -256,10 +258,10 @@ class LogEvents:
             self._block_rank = int(match[1])
             if self._in_block:
                 self.first_failed, self._in_block = self._block_rank, False
-        elif match := TASK_EXIT.match(text):
-            self.tasks.append((match[1], match[2], match[3]))
+        elif end := TaskEnd.parse(text):
+            self.tasks.append(end)
             self.failed = True
-            if match[3] != "Terminated":
+            if not end.was_terminated:
                 self.first_task = self.first_task or line
                 self._take_failure(line)
         elif match := _EXIT.match(text):
@@ -267,7 +269,7 @@ class LogEvents:
                 self._take_failure(line)
         elif "ChildFailedError" in text or "CalledProcessError" in text or _ENDS_OTHERS.search(text):
             self._take_failure(line)
-        elif (match := _EXIT_CODE.search(text)) and level_of(text) != "info":
+        elif (match := _EXIT_CODE.search(text)) and level_of(text) is not Level.INFO:
             self.exit_code = int(match[1])
             self._take_failure(line)
         else:
@@ -314,7 +316,7 @@ class LogEvents:
         is_bare = error and ":" not in error and ends_traceback
         return f"{error}: {self._source}" if is_bare and self._source.startswith("assert ") else error
 
-    def _note_error(self, line: LogLine, error: str | None, says: bool, level: str) -> None:
+    def _note_error(self, line: LogLine, error: str | None, says: bool, level: Level | None) -> None:
         """Note a line that ends with an error, that calls itself one, or with which a process or a step ends."""
         name = (error or "").partition(":")[0]
         if error is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import re
+from dataclasses import dataclass
 
 from superpod.diagnosis.causes import OF_MACHINE, Cause, Sign
 from superpod.diagnosis.log_lines import LogLine
@@ -43,15 +45,21 @@ LOGGER_PREFIX = re.compile(
     r"|[-|]\s+|[\w./]+\.\w+:\d+\s*[:|-]?\s+|[\w./-]+\.\w+:\d+\]\s+)+(?=\S)"
 )
 """Time, level, module and line that a logger puts before a message."""
-TASK_EXIT = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 
 
-def level_of(text: str) -> str:
-    """'warning' or 'info' where a line calls itself so; '' otherwise."""
+class Level(enum.Enum):
+    """What a line calls itself."""
+
+    WARNING = enum.auto()
+    INFO = enum.auto()
+
+
+def level_of(text: str) -> Level | None:
+    """The level that a line states; None for an error, or a line without a level."""
     start = text[:160]
     if _INFORMATION.search(start):
-        return "info"
-    return "warning" if _WARNING.search(start) and "NCCL WARN" not in start else ""
+        return Level.INFO
+    return Level.WARNING if _WARNING.search(start) and "NCCL WARN" not in start else None
 
 
 def error_in(line: LogLine, ends_traceback: bool = False) -> str | None:
@@ -84,32 +92,64 @@ def is_quoted(cause: Cause, sign: Sign, error: str) -> bool:
 
 
 _STEP_END = re.compile(r"\*\*\* STEP \S+ ON (\S+) CANCELLED AT (\S+) DUE TO ([A-Z ]+?)(?:,[^*]*)? \*\*\*")
+_TASK_END = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Illegal instruction": 4}
 
 
-def step_end(text: str) -> str:
-    """Why Slurm ended a step, in words, of slurmstepd's line; '' of any other. A scancel has no reason."""
+def step_end(text: str) -> str | None:
+    """A sentence on why Slurm ended a step, from slurmstepd's line; None for others. A scancel states no reason."""
     match = _STEP_END.search(text)
-    return f"Slurm ended the ranks on {match[1]} at {match[2]}: {match[3].lower()}" if match else ""
+    return f"Slurm ended the ranks on {match[1]} at {match[2]}: {match[3].lower()}" if match else None
 
 
-def task_end(text: str) -> str | None:
-    """How srun saw a task end: 'Killed', 'Exited with exit code 1'; None of another line."""
-    match = TASK_EXIT.match(text)
-    return match[3] if match else None
+@dataclass(frozen=True)
+class TaskEnd:
+    """How srun saw tasks end: `srun: error: node2: task 3: Killed`."""
 
+    node: str
+    tasks: str
+    """`3` or `0-7,9`"""
+    how: str
+    """srun's own text: `Killed`, `Exited with exit code 1`"""
 
-def task_words(text: str) -> str:
-    """How srun saw a task end, in words: `rank 3 on node2 was ended by signal 9 (Killed; ...)`; '' of another line."""
-    match = TASK_EXIT.match(text)
-    if not match:
-        return ""
-    node, tasks, how = match.groups()
-    several = not tasks.isdecimal()
-    who = f"rank{'s' if several else ''} {tasks} on {node}"
-    if number := _SIGNALS.get(how):
-        cause = "; cause unknown" if how == "Killed" else ""
-        return f"{who} {'were' if several else 'was'} ended by signal {number} ({how}{cause})"
-    if how == "Out Of Memory":
-        return f"{who} needed more memory than Slurm gives the job (Out Of Memory)"
-    return f"{who} {how[0].lower()}{how[1:]}"
+    @classmethod
+    def parse(cls, text: str) -> TaskEnd | None:
+        """From a line of srun's; None for others."""
+        match = _TASK_END.match(text)
+        return cls(match[1], match[2], match[3]) if match else None
+
+    @property
+    def rank(self) -> int | None:
+        """The rank; None if the line names several."""
+        return int(self.tasks) if self.tasks.isdecimal() else None
+
+    @property
+    def was_terminated(self) -> bool:
+        """Whether srun ended it, because another task had failed."""
+        return self.how == "Terminated"
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether it needed more memory than Slurm gives the job."""
+        return self.how == "Out Of Memory"
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it was killed from outside."""
+        return self.how == "Killed" or self.is_out_of_memory
+
+    @property
+    def exited_with_1(self) -> bool:
+        """Whether it ended by itself, as Python does after an exception."""
+        return self.how == "Exited with exit code 1"
+
+    def describe(self) -> str:
+        """`rank 3 on node2 was ended by signal 9 (Killed; cause unknown)`."""
+        several = self.rank is None
+        who = f"rank{'s' if several else ''} {self.tasks} on {self.node}"
+        if number := _SIGNALS.get(self.how):
+            cause = "; cause unknown" if self.was_killed else ""
+            return f"{who} {'were' if several else 'was'} ended by signal {number} ({self.how}{cause})"
+        if self.is_out_of_memory:
+            return f"{who} needed more memory than Slurm gives the job (Out Of Memory)"
+        return f"{who} {self.how[0].lower()}{self.how[1:]}"

@@ -17,7 +17,7 @@ from superpod.diagnosis import oom
 from superpod.diagnosis.causes import BY_NAME, CERTAIN, CONFIDENCE, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause
 from superpod.diagnosis.log_events import ERROR_OF_PROGRAM, LAST_LINES, PASSING, Event, LogEvents
 from superpod.diagnosis.log_lines import LogLine
-from superpod.diagnosis.log_words import ERROR, GENERIC_ERROR, step_end, task_end, task_words
+from superpod.diagnosis.log_words import ERROR, GENERIC_ERROR, TaskEnd, step_end
 from superpod.diagnosis.losses import Remark
 
 HEALTHY = "healthy"
@@ -255,14 +255,18 @@ def _groups(logs: Sequence[LogEvents]) -> list[_Group]:
 
 def _first_ends(logs: Sequence[LogEvents]) -> Callable[[Event], bool]:
     """A function that returns whether an event is the first end of a rank that srun or torchrun saw."""
-    tasks = [task for log in logs for task in log.tasks if task[2] != "Terminated"]
-    how, ranks = (tasks[0][2] if tasks else ""), {log.first_failed for log in logs} - {None}
-    killed = [task for task in tasks if task[2] in ("Killed", "Out Of Memory")]
-    echo = how == "Exited with exit code 1" and bool(killed) and not _has_errors(logs)
+    tasks = [task for log in logs for task in log.tasks if not task.was_terminated]
+    first = tasks[0] if tasks else None
+    ranks = {log.first_failed for log in logs} - {None}
+    # A rank that exits with 1, and reports no error, follows from one that was killed.
+    follows = first is not None and first.exited_with_1 and not _has_errors(logs)
+    follows = follows and any(task.was_killed for task in tasks)
 
     def is_first(event: Event) -> bool:
-        match = task_end(event.line.text)
-        return (match is not None and (match == how or echo)) or (event.rank is not None and event.rank in ranks)
+        if event.rank is not None and event.rank in ranks:
+            return True
+        end = TaskEnd.parse(event.line.text)
+        return end is not None and first is not None and (end.how == first.how or follows)
 
     return is_first
 
@@ -399,18 +403,19 @@ def _shows_other_processes(group: _Group) -> bool:
     return any(figure and figure.others_are_named for figure in figures)
 
 
-def _figures(event: Event) -> str:
-    """What the figures of a line say, as a sentence; '' if it has none to explain."""
+def _figures(event: Event) -> str | None:
+    """What the figures of a line say, as a sentence; None if it has none to explain."""
     text = event.line.text
-    if event.cause == "disk_full" and text.startswith("the disk under"):
-        return f"{text}: make room, then resume"
+    if event.detail:
+        return event.detail
     if figures := oom.parse(text):
         return figures.words
     if event.rank is not None and (match := re.match(r"\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", text)):
         return _ended(f"rank {event.rank}", match)
     if match := re.match(r"\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", text):
         return _ended("a rank", match)
-    return step_end(text) or task_words(text)
+    end = TaskEnd.parse(text)
+    return step_end(text) or (end.describe() if end else None)
 
 
 def _ended(who: str, match: re.Match[str]) -> str:
@@ -457,8 +462,8 @@ def _first_error(groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path
     errors = [e for group in groups if group.name == ERROR_OF_PROGRAM for e in group.events]
     tasks = [log.first_task for log in logs if log.first_task]
     if not errors and tasks:
-        text = tasks[0].text
-        return evidence(replace(tasks[0], text=task_words(text) or text), base)
+        end = TaskEnd.parse(tasks[0].text)
+        return evidence(replace(tasks[0], text=end.describe()) if end else tasks[0], base)
     if not errors:
         errors = [e for group in groups for e in group.events if group.depth <= ECHO]
     if not errors:
@@ -476,8 +481,8 @@ def _first_error(groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path
 
 def _first_tasks(logs: Sequence[LogEvents]) -> set[int | None]:
     """The rank that ended first without being terminated by srun."""
-    ends = [task for log in logs for task in log.tasks if task[2] != "Terminated"]
-    return {int(ends[0][1])} if ends and ends[0][1].isdecimal() else set()
+    ends = [task for log in logs for task in log.tasks if not task.was_terminated]
+    return {end.rank for end in ends[:1]} - {None}
 
 
 def _remark_finding(remark: Remark, base: Path | None) -> Finding:

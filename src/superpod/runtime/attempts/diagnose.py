@@ -21,13 +21,14 @@ from superpod.diagnosis.verdict import UNKNOWN, Finding, Verdict, judge
 from superpod.runtime.attempts import attempt_end
 from superpod.runtime.rank import stacks
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
+from superpod.runtime.runs.run_state import LAUNCHER_KILLED, State
 
 _LONGEST = 400
 _FULL_BYTES = 1 << 20
 _NODE_TAIL = 8
 """A node's log is read so many times further back than a rank's, where only ends are read."""
-_TOLD = ("stalled", "cancelled", "requeued")
-"""States whose message says what the attempt's own watcher saw."""
+_TOLD = (State.STALLED, State.CANCELLED, State.REQUEUED)
+"""States whose message says what the process saw that watched the attempt."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def verdict(folder: RunFolder, attempt: Attempt, *, ends: bool = False) -> Verdi
     ]
     logs.append(_recorded(folder, attempt))
     state = attempt.result.get("state")
-    failed = {"done": False, "failed": True, "stalled": True}.get(str(state))
+    failed = {State.DONE: False, State.FAILED: True, State.STALLED: True}.get(state) if state else None
     judged = judge(logs, folder.path, failed)
     dumps = flight_recorder.files([attempt.path])
     return stacks.added(flight_recorder.added(judged, dumps, folder.path), attempt.path, folder.path)
@@ -103,13 +104,13 @@ def logs_of(attempt: Attempt) -> list[Path]:
     return [*attempt.logs, *sorted((attempt.path / "nemo_run").glob("**/std*.log"))]
 
 
-def ended_step(attempt: Attempt) -> str:
-    """Why Slurm itself ended the ranks, in words: `Slurm ended the ranks on node1 at ...: node failure`; '' = not."""
+def ended_step(attempt: Attempt) -> str | None:
+    """Why Slurm itself ended the ranks: `Slurm ended the ranks on node1 at ...: node failure`; None = it did not."""
     for log in attempt.logs:
         for event in _read(log, TAIL_BYTES).events:
-            if words := step_end(event.line.text):
-                return words
-    return ""
+            if reason := step_end(event.line.text):
+                return reason
+    return None
 
 
 def _read(log: Path, tail: int) -> LogEvents:
@@ -121,18 +122,22 @@ def _read(log: Path, tail: int) -> LogEvents:
 
 def _recorded(folder: RunFolder, attempt: Attempt) -> LogEvents:
     """What the attempt's own watcher recorded, and the disk, as if they were a log."""
-    recorded = LogEvents(attempt.path / "result.json")
-    result = attempt.result
-    message = str(result.get("message", ""))
-    if result.get("state") in _TOLD or message.startswith("its launcher"):
-        recorded.look(LogLine(recorded.path, 0, message))
-    if killed := str(result.get(attempt_end.KILLED, "")):
-        recorded.events.append(Event("launcher_killed", CERTAIN, True, LogLine(recorded.path, 0, killed), True, 0))
+    file, result = attempt.path / "result.json", attempt.result
+    recorded = LogEvents(file)
+    if result.get("state") in _TOLD or LAUNCHER_KILLED in result:
+        recorded.look(LogLine(file, 0, str(result.get("message", ""))))
+    if killed := result.get(attempt_end.KILLED):
+        recorded.events.append(_certain("launcher_killed", file, str(killed)))
     if kills := result.get(attempt_end.OOM_KILLS):
         text = f"the kernel killed {kills} processes of the job on its first node: its memory ran out (oom_kill)"
-        recorded.events.append(Event("host_out_of_memory", CERTAIN, True, LogLine(recorded.path, 0, text), True, 0))
+        recorded.events.append(_certain("host_out_of_memory", file, text))
     free = shutil.disk_usage(folder.path).free
-    if free < _FULL_BYTES and result.get("state") != "done":
+    if free < _FULL_BYTES and result.get("state") != State.DONE:
         text = f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free)"
-        recorded.events.append(Event("disk_full", CERTAIN, True, LogLine(folder.path, 0, text), True, 0))
+        recorded.events.append(_certain("disk_full", folder.path, text, detail=f"{text}: make room, then resume"))
     return recorded
+
+
+def _certain(cause: str, path: Path, text: str, detail: str | None = None) -> Event:
+    """An event that is no line of a log."""
+    return Event(cause, CERTAIN, True, LogLine(path, 0, text), is_error=True, order=0, detail=detail)

@@ -149,22 +149,23 @@ def _record(attempt: Path, command: int, when: float) -> None:
     from superpod.common.files import write_json
     from superpod.runtime.runs import pending_facts
     from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
+    from superpod.runtime.runs.run_state import LAUNCHER_KILLED, State
 
     this, run = Attempt(attempt), RunFolder(attempt.parents[1])
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(when))
     killed = f"its launcher, pid {command} on host {socket.gethostname()}, was killed at {at}"
     if "ended" in this.result:  # while it exported
         with as_user_errors(attempt):
-            write_json(attempt / "result.json", {**this.result, "killed": killed})
+            write_json(attempt / "result.json", {**this.result, LAUNCHER_KILLED: killed})
         return
     pending_facts.take_over(run)
     beats = this.heartbeat()
-    last_step = beats.get("step")
+    recorded = {LAUNCHER_KILLED: killed, "last_step": beats.get("step")}
     if run.done:
-        this.finish("done", killed=killed, last_step=last_step)
+        this.finish(State.DONE, **recorded)
         return
     saved = ", and its ranks saved a checkpoint first" if beats.get("checkpoint") else ""
-    this.finish("failed", message=f"{killed}{saved}; {run.resume_hint}", killed=killed, last_step=last_step)
+    this.finish(State.FAILED, message=f"{killed}{saved}; {run.resume_hint}", **recorded)
 
 
 if __name__ == "__main__":

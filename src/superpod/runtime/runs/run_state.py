@@ -35,6 +35,9 @@ SCRIPT = "job.sbatch"
 UNRECORDED = "ended without a result (killed?)"
 """The message of a local attempt that was killed."""
 
+LAUNCHER_KILLED = "killed"
+"""Key of result.json: a clause on when the launcher of a local run was killed, written by its watchdog."""
+
 STALLED_S = 600.0
 """Seconds without progress after which a rank counts as stalled, unless run.json sets its own."""
 
@@ -251,7 +254,7 @@ def _pending_export_status(files: RunFiles, folder: str) -> Status:
         f"trained to its last step, but {folder} is not written; {resume_hint(files.path, files.facts)} with the export"
     )
     result = files.attempt.result if files.attempt else {}
-    why = result.get("killed")
+    why = result.get(LAUNCHER_KILLED)
     if not why and result.get("state") == State.FAILED:
         why = result.get("message")
     return _status(files, State.FAILED, _joined(why, pending))
