@@ -70,7 +70,7 @@ def test_a_torn_file_ends_no_command_and_the_run_continues(name, content, tmp_pa
     attempt_views.view(run.attempts[-1])
     history.history(str(run.path))
     history.history(str(run.path), as_json=True)
-    assert guard.must_stop(RunFolder(run.path), 2, 20) == ""
+    assert guard.must_stop(RunFolder(run.path), 2, 20) is None
     top_up.top_up([str(run.path)])
     assert "queued 3 more" in capsys.readouterr().out
     assert len(slurm.calls("sbatch")) == 3

@@ -50,7 +50,7 @@ def test_the_newest_whole_checkpoint_counts(run):
 
 def test_two_attempts_without_a_checkpoint_stop_the_run_with_the_last_words(run):
     ended(run, 0)
-    assert guard.must_stop(run, 2, 20) == ""
+    assert guard.must_stop(run, 2, 20) is None
     ended(run, 0, message="ValueError: wrong")
     reason = guard.must_stop(run, 2, 20)
     assert reason == "2 attempts in a row made no new checkpoint; the last one: ValueError: wrong"
@@ -60,14 +60,14 @@ def test_a_checkpoint_in_between_is_progress(run):
     ended(run, 0)
     checkpoint(run, 10)
     ended(run, 10)
-    assert guard.must_stop(run, 2, 20) == ""
+    assert guard.must_stop(run, 2, 20) is None
 
 
 def test_failures_are_bounded_even_with_progress(run):
     for number in range(3):
         ended(run, 10 * number)
         checkpoint(run, 10 * (number + 1))
-    assert guard.must_stop(run, 2, 3) == ""
+    assert guard.must_stop(run, 2, 3) is None
     assert guard.must_stop(run, 2, 2).startswith("3 attempts failed, and 2 are allowed")
 
 
@@ -85,10 +85,10 @@ def test_a_stalled_attempt_keeps_its_word(run):
 
 
 def test_nothing_to_do(run):
-    assert guard.nothing_to_do(run, lambda job: "", "2") == ""
+    assert guard.nothing_to_do(run, lambda job: "", "2") is None
     ended(run, 0, "requeued")
-    assert guard.nothing_to_do(run, lambda job: "TIMEOUT", "2") == ""
-    assert guard.nothing_to_do(run, lambda job: "CANCELLED", "1") == "", "the same job, requeued"
+    assert guard.nothing_to_do(run, lambda job: "TIMEOUT", "2") is None
+    assert guard.nothing_to_do(run, lambda job: "CANCELLED", "1") is None, "the same job, requeued"
     assert "was cancelled by the user" in guard.nothing_to_do(run, lambda job: "CANCELLED", "2")
     assert "is stopped" in guard.nothing_to_do(run, lambda job: "", "3")
     (run.path / "done").write_text("{}")

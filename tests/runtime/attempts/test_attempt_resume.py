@@ -128,7 +128,7 @@ def test_an_attempt_whose_ranks_were_not_started_is_none_without_progress(run, j
         waited = run.new_attempt(job="7")
         waited.mark("running", before=0)
         waited.finish("requeued", message="the disk is full", counts=False)
-    assert guard.must_stop(run, idle_attempts=2, failures=1) == ""
+    assert guard.must_stop(run, idle_attempts=2, failures=1) is None
     for _ in range(2):
         early = run.new_attempt(job="8")
         early.mark("running", before=0)

@@ -105,7 +105,7 @@ def test_a_requeue_is_no_failure_that_says_nothing(attempt, monkeypatch):
     run = RunFolder(attempt.path.parents[1])
     attempt.mark("running", job="7")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert guard.must_stop(run, idle_attempts=9, failures=0) == ""
+    assert guard.must_stop(run, idle_attempts=9, failures=0) is None
     assert attempt.result["state"] == "requeued"
     assert attempt.result["message"].startswith(
         "Slurm put job 7 back into the queue: its node failed, it was preempted"

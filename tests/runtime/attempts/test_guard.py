@@ -57,17 +57,17 @@ def test_a_run_that_its_user_lets_go_on_begins_to_count_anew(run):
     guard.allow_resume(run)
     assert run.stop is None
     assert run.state_files().was_resumed
-    assert guard.must_stop(run, 2, 9) == ""
+    assert guard.must_stop(run, 2, 9) is None
     finished(run, before=0)
     assert not run.state_files().was_resumed
-    assert guard.must_stop(run, 2, 9) == ""
-    assert guard.must_stop(run, 1, 9).endswith("the last one: ended without a word")
+    assert guard.must_stop(run, 2, 9) is None
+    assert guard.must_stop(run, 1, 9).endswith("the last one: ended without a result")
 
 
 def test_attempts_that_do_not_count_are_not_judged(run):
     for _ in range(3):
         finished(run, before=0, counts=False)
-    assert guard.must_stop(run, 2, 1) == ""
+    assert guard.must_stop(run, 2, 1) is None
 
 
 @pytest.mark.parametrize(("failures", "stops"), [(3, False), (2, True)])
@@ -77,23 +77,23 @@ def test_failures_are_counted_beyond_what_is_allowed(run, monkeypatch, failures,
         finished(run, message=f"e{number}", before=0)
     finished(run, "requeued", "put back", before=0)
     said = guard.must_stop(run, 9, failures)
-    assert said == ("3 attempts failed, and 2 are allowed; the last one: put back" if stops else "")
+    assert said == ("3 attempts failed, and 2 are allowed; the last one: put back" if stops else None)
 
 
 def test_a_run_is_done_stopped_or_cancelled(run):
     live = SimpleNamespace(state="RUNNING")
 
-    def asked(me="9", owes=False):
-        return guard.nothing_to_do(run, lambda job: live.state, me, owes)
+    def asked(me="9", pending=False):
+        return guard.nothing_to_do(run, lambda job: live.state, me, has_pending_export=pending)
 
-    assert asked() == ""
+    assert asked() is None
     attempt = run.new_attempt()
     attempt.mark("running", job="8")
-    assert asked() == ""
+    assert asked() is None
     live.state = "CANCELLED"
-    assert asked(me="8") == ""
+    assert asked(me="8") is None
     guard.allow_resume(run)
-    assert asked() == ""
+    assert asked() is None
     (run.path / "again.json").unlink()
     assert asked().endswith("job 8 was cancelled by the user, so the run ends")
     assert attempt.result["message"] == "cancelled by the user (scancel)"
@@ -102,7 +102,7 @@ def test_a_run_is_done_stopped_or_cancelled(run):
     (run.path / "stop").unlink()
     (run.path / "done").write_text("{}")
     assert asked().endswith("is done") is run.done
-    assert not asked(owes=True).endswith("is done")
+    assert not asked(pending=True).endswith("is done")
 
 
 @pytest.mark.parametrize(("same", "state"), [(True, "requeued"), (False, "failed")])

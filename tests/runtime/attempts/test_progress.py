@@ -24,7 +24,7 @@ def attempt_of(run, before, steps, step_s, took_s, state="failed", message="it b
 
 def test_one_step_a_job_is_no_progress_for_ever(run):
     attempt_of(run, 0, 1, 2.0, 3600)
-    assert guard.must_stop(run, 2, 20) == ""
+    assert guard.must_stop(run, 2, 20) is None
     attempt_of(run, 1, 1, 2.0, 3600)
     reason = guard.must_stop(run, 2, 20)
     assert reason == (
@@ -36,21 +36,21 @@ def test_one_step_a_job_is_no_progress_for_ever(run):
 def test_an_hour_of_steps_is_progress_however_it_ended(run):
     for number in range(4):
         attempt_of(run, 100 * number, 100, 30.0, 3600)
-    assert guard.must_stop(run, 2, 20) == ""
+    assert guard.must_stop(run, 2, 20) is None
 
 
 def test_a_good_attempt_in_between_counts(run):
     attempt_of(run, 0, 1, 2.0, 3600)
     attempt_of(run, 1, 1000, 2.0, 3600)
     attempt_of(run, 1001, 1, 2.0, 3600)
-    assert guard.must_stop(run, 2, 20) == ""
+    assert guard.must_stop(run, 2, 20) is None
 
 
 def test_attempts_of_two_minutes_are_not_judged_by_time_before_they_add_up(run):
     """A job that was warned, or killed, soon after its start on a busy machine: testbed/test_train.py, under load."""
     for number in range(4):
         attempt_of(run, 3 * number, 3, 0.15, 120)
-        assert guard.must_stop(run, 2, 20) == ""
+        assert guard.must_stop(run, 2, 20) is None
     attempt_of(run, 12, 3, 0.15, 120)
     assert guard.must_stop(run, 2, 20).startswith("5 attempts in a row brought 15 steps in 10 min, and the steps that")
 
@@ -58,7 +58,7 @@ def test_attempts_of_two_minutes_are_not_judged_by_time_before_they_add_up(run):
 def test_short_attempts_without_a_kept_step_are_idle_at_once(run):
     attempt_of(run, 0, 3, 0.15, 120)
     attempt_of(run, 3, 0, 0.15, 60)
-    assert guard.must_stop(run, 2, 20) == ""
+    assert guard.must_stop(run, 2, 20) is None
     attempt_of(run, 3, 0, 0.15, 60)
     assert guard.must_stop(run, 2, 20).startswith("2 attempts in a row made no new checkpoint")
 
@@ -85,7 +85,7 @@ def test_a_run_that_saves_longer_than_it_trains_comes_forward(run, steps):
         slow_saves(run, steps * number, steps, 1.0, 120.0)
     worth = progress.worths(run, run.attempts, guard.newest_step(run))
     assert [(w.steps, w.useful_s) for w in worth] == [(steps, steps * 13.0)] * 3
-    assert guard.must_stop(run, 2, 20) == ""
+    assert guard.must_stop(run, 2, 20) is None
 
 
 def test_steps_that_no_checkpoint_holds_do_not_count(run):

@@ -64,8 +64,13 @@ def main(words: list[str]) -> int:
 def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
     try:
         run = open_run(options, job)
-        owes = bool(options.model_step) and model_steps.to_export(run)
-        if reason := guard.nothing_to_do(run, lambda ended: ending.of(ended, run.output(ended)), job.id, owes):
+        reason = guard.nothing_to_do(
+            run,
+            lambda ended: ending.of(ended, run.output(ended)),
+            job.id,
+            has_pending_export=bool(options.model_step) and model_steps.to_export(run),
+        )
+        if reason:
             _log(reason)
             return 0
         try:

@@ -18,7 +18,7 @@ from superpod.runtime.attempts import attempt_end, diagnose, progress
 from superpod.runtime.checkpoints.checkpoints import is_incomplete, is_own_folder, marked_names, step_of
 from superpod.runtime.heartbeat import heartbeat_pages
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
-from superpod.runtime.runs.run_state import CHAIN, RESUMED, STOP, StoppedBy
+from superpod.runtime.runs.run_state import CHAIN, RESUMED, STOP, State, StoppedBy
 
 
 def newest_checkpoint(
@@ -42,23 +42,31 @@ def newest_step(run: RunFolder) -> int:
     return (step_of(newest.name) or 0) if newest else 0
 
 
-def nothing_to_do(run: RunFolder, end_of: Callable[[str], str], me: str, owes: bool = False) -> str:
-    """Why job `me` has nothing to do, in words: the run is done, stopped, or its user cancelled it; '' to go on.
+def nothing_to_do(
+    run: RunFolder, end_of: Callable[[str], str], me: str, *, has_pending_export: bool = False
+) -> str | None:
+    """Why job `me` has nothing to do: the run is done, stopped, or its user cancelled it; None = it has.
 
-    A run that is trained and `owes` its export is not done.
+    A run that is trained is not done as long as its export is pending.
     """
-    if run.done and not owes:
+    files = run.state_files()
+    if files.is_done and not has_pending_export:
         return f"{run.path} is done"
-    if marker := run.stop:
-        return f"{run.path} is stopped: {marker.reason}"
-    last = run.attempts[-1] if run.attempts else None
-    job = str(last.result.get("job", "")) if last else ""
-    if last and job and job != me and not run.state_files().was_resumed and ending.is_cancelled(state := end_of(job)):
-        cancelled(run, job, state)
-        with contextlib.suppress(Exception):
-            last.finish("cancelled", message=f"cancelled by {attempt_end.who_cancelled(run, state)} (scancel)")
-        return f"{run.path}: job {job} was cancelled by {attempt_end.who_cancelled(run, state)}, so the run ends"
-    return ""
+    if files.stop:
+        return f"{run.path} is stopped: {files.stop.reason}"
+    if files.attempt is None or files.was_resumed:
+        return None
+    job = str(files.attempt.result.get("job", ""))
+    if not job or job == me:
+        return None
+    state = end_of(job)
+    if not ending.is_cancelled(state):
+        return None
+    who = attempt_end.who_cancelled(run, state)
+    cancelled(run, job, state)
+    with contextlib.suppress(Exception):
+        run.attempts[-1].finish(State.CANCELLED, message=f"cancelled by {who} (scancel)")
+    return f"{run.path}: job {job} was cancelled by {who}, so the run ends"
 
 
 def cancelled(run: RunFolder, job: str, state: str) -> None:
@@ -72,21 +80,20 @@ def is_cancelled(run: RunFolder) -> bool:
     return marker is not None and marker.by is StoppedBy.USER
 
 
-def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str:
-    """Why the run must not continue by itself: no progress, or too many failures; '' = it may."""
+def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str | None:
+    """Why the run must not continue by itself: no progress, or too many failures; None = it may."""
     # Attempts before the user resumed the run do not count.
     ended = [_finished(attempt) for attempt in run.attempts if int(attempt.name) > run.resumed_after]
     ended = [attempt for attempt in ended if attempt.counts]
+    messages = [str(attempt.result.get("message", "")) for attempt in ended]
     idle = progress.idle_streak(progress.worths(run, ended, newest_step(run)))
     if len(idle) >= idle_attempts:
-        why = next((words for attempt in reversed(ended) if (words := str(attempt.result.get("message", "")))), "")
-        return f"{progress.idle_words(idle)}; the last one: {why or 'ended without a word'}"
-    failed = sum(attempt.result.get("state") == "failed" for attempt in ended)
+        newest = next((message for message in reversed(messages) if message), "ended without a result")
+        return f"{progress.idle_words(idle)}; the last one: {newest}"
+    failed = sum(attempt.result.get("state") == State.FAILED for attempt in ended)
     if failed > failures:
-        return (
-            f"{failed} attempts failed, and {failures} are allowed; the last one: {ended[-1].result.get('message', '')}"
-        )
-    return ""
+        return f"{failed} attempts failed, and {failures} are allowed; the last one: {messages[-1]}"
+    return None
 
 
 def _finished(attempt: Attempt) -> Attempt:
@@ -95,7 +102,7 @@ def _finished(attempt: Attempt) -> Attempt:
         with contextlib.suppress(Exception):
             job = str(attempt.result.get("job", ""))
             if job and job == os.environ.get("SLURM_JOB_ID"):  # this job has begun before: only Slurm does that
-                attempt.finish("requeued", message=_requeue_words(job, attempt))
+                attempt.finish(State.REQUEUED, message=_requeue_words(job, attempt))
                 return attempt
             run = RunFolder(attempt.path.parents[1])
             if end := attempt_end.of(run, attempt):
@@ -103,7 +110,7 @@ def _finished(attempt: Attempt) -> Attempt:
                 attempt.finish(end.state, message=end.message)
                 return attempt
             cause = diagnose.why(run, attempt).cause
-            attempt.finish("failed", message=f"killed with its job or its node ({cause})")
+            attempt.finish(State.FAILED, message=f"killed with its job or its node ({cause})")
     return attempt
 
 

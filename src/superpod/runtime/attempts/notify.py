@@ -7,6 +7,7 @@ environment before anything else starts, and stands in no message, log or file.
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import os
 import stat
@@ -19,11 +20,22 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
 from superpod.common.redaction import redact_text
-from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import RunFolder
+from superpod.runtime.runs.run_state import State, StoppedBy
 
-EVENTS = ("end", "stop", "stall")
-"""The last step is done; no further attempt starts by itself; a rank is silent and its attempt was ended."""
+
+class Event(str, enum.Enum):
+    """What the end of a job means for its run."""
+
+    END = "end"
+    """the last step is done"""
+    STOP = "stop"
+    """no further attempt starts by itself"""
+    STALL = "stall"
+    """a rank is silent, and its attempt was ended"""
+
+
+SENTENCES = {Event.END: "is done", Event.STOP: "has stopped", Event.STALL: "has stalled, and goes on"}
 
 TIMEOUT_S = 5.0
 """For each answer of the network."""
@@ -34,7 +46,7 @@ MOST_S = 15.0
 class Webhook:
     """Where a run's messages go, and for which events; none without an address."""
 
-    def __init__(self, url: str = "", events: tuple[str, ...] = EVENTS, problem: str = "") -> None:
+    def __init__(self, url: str = "", events: tuple[str, ...] = tuple(Event), problem: str = "") -> None:
         self._url, self._events = url, events
         self.problem = problem
         """why there is no address although one was named; never the address itself"""
@@ -48,7 +60,7 @@ class Webhook:
         environ = os.environ if environ is None else environ
         url, problem = address(str(named.get("env", "")), str(named.get("file", "")), environ)
         environ.pop(str(named.get("env", "")), None)
-        return cls(url, tuple(named.get("on", EVENTS)), problem)
+        return cls(url, tuple(named.get("on", Event)), problem)
 
     def after(self, run: RunFolder, job: str, is_queued: Callable[[], bool]) -> str:
         """Send what this job's end means for its run, if it is one of the events; returns what went wrong, or ''.
@@ -59,7 +71,7 @@ class Webhook:
             return ""
         try:
             event, message = event_of(run, job, is_queued)
-            if event not in self._events:
+            if event is None or event not in self._events:
                 return ""
             return self.problem or self.send(body(run, job, event, message))
         except Exception as error:  # whatever it is, the run has ended as it has
@@ -118,31 +130,30 @@ def address(name: str, file: str, environ: Mapping[str, str]) -> tuple[str, str]
     return "", f"{where} holds no address that begins with https:// or http://"
 
 
-def event_of(run: RunFolder, job: str, is_queued: Callable[[], bool]) -> tuple[str, str]:
-    """What the end of this job means for its run: an event and why; ('', '') when the run just goes on."""
+def event_of(run: RunFolder, job: str, is_queued: Callable[[], bool]) -> tuple[Event | None, str]:
+    """What the end of this job means for its run, and why; None when the run just continues, or its user ended it."""
     if run.done:
-        return "end", ""
-    if marker := run.stop:
-        return ("", "") if marker.by is run_state.StoppedBy.USER else ("stop", marker.reason)
+        return Event.END, ""
+    if stop := run.stop:
+        return (None, "") if stop.by is StoppedBy.USER else (Event.STOP, stop.reason)
     result = run.attempts[-1].result if run.attempts else {}
     is_mine, state, message = result.get("job") == job, result.get("state"), str(result.get("message", ""))
-    if not is_mine and state in ("running", "saving"):
-        return "", ""  # this job has found the run in use
+    if not is_mine and state in (State.RUNNING, State.SAVING):
+        return None, ""  # this job has found the run in use
     if not is_queued():
         why = f"; its last attempt: {message}" if message else ""
-        return "stop", f"the run is not done, and no further attempt is queued{why}"
-    return ("stall", message) if is_mine and state == "stalled" else ("", "")
+        return Event.STOP, f"the run is not done, and no further attempt is queued{why}"
+    return (Event.STALL, message) if is_mine and state == State.STALLED else (None, "")
 
 
-def body(run: RunFolder, job: str, event: str, message: str) -> dict[str, object]:
+def body(run: RunFolder, job: str, event: Event, message: str) -> dict[str, object]:
     """The JSON of a message; `text` alone says it all, and is what Slack and Mattermost show."""
     facts, lines = run.facts, run.metrics()
     step = lines[-1]["step"] if lines else 0
-    words = {"end": "is done", "stop": "has stopped", "stall": "has stalled, and goes on"}[event]
     steps = f"step {step} of {facts.get('max_steps', '?')}"
-    text = f"{run.recipe} {words} at {steps}" + (f": {message}" if message else "") + f" ({run.path.name})"
+    text = f"{run.recipe} {SENTENCES[event]} at {steps}" + (f": {message}" if message else "") + f" ({run.path.name})"
     return {
-        "event": event,
+        "event": event.value,
         "text": redact_text(text),
         "recipe": run.recipe,
         "run": str(run.path),
