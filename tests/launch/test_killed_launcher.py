@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod.runtime.checkpoints import owed_export
+from superpod.runtime.runs import pending_export
 from superpod.runtime.runs.run_folder import RunFolder
 from tests.launch.test_finetune import run_module
 from tests.weights import tiny
@@ -175,7 +175,7 @@ def goes_on(place, step, *words):
     hf = run.path / "hf"
     assert json.loads((hf / "config.json").read_text())["model_type"] == "llama"
     assert list(hf.glob("*.safetensors"))
-    assert owed_export.left(run.path) == ""
+    assert pending_export.folder_of(run.path) is None
     assert [*run.path.glob(".hf-*"), *(place / "runs" / ".models").glob(".model-*-????????")] == []
     return run
 

@@ -7,7 +7,7 @@ import pytest
 from superpod.errors import UserError
 from superpod.launch import convert, finetune, handover, model_job, subprocess_call
 from superpod.reports.runs import checkpoints
-from superpod.runtime.checkpoints import owed_export
+from superpod.runtime.runs import pending_export
 from superpod.weights.transfer import huggingface
 
 
@@ -22,11 +22,11 @@ def trained(run, monkeypatch):
 def test_a_run_owes_its_folder_until_all_that_comes_with_it_is_written(trained, monkeypatch):
     """Ended between the folder and its adapter, a job had left a run that was done, and the next one left it so."""
     owed = []
-    finish = lambda *_a, **_k: owed.append(owed_export.left(trained.path))  # noqa: E731 - what it returns is None
+    finish = lambda *_a, **_k: owed.append(pending_export.folder_of(trained.path))  # noqa: E731 - what it returns is None
     monkeypatch.setattr(handover, "finish", finish)
     model_job.export(trained)
     assert owed == ["hf"]
-    assert owed_export.left(trained.path) == ""
+    assert pending_export.folder_of(trained.path) is None
 
 
 def test_what_an_ended_export_put_in_place_stops_no_later_one(trained, monkeypatch):
@@ -51,7 +51,7 @@ def test_what_an_ended_export_put_in_place_stops_no_later_one(trained, monkeypat
     monkeypatch.setattr(subprocess_call, "call", write)
     for _ in range(2):  # the first one is killed before it is recorded
         assert finetune.export(trained, target)["checkpoint"] == "step=9"
-    owed_export.note(trained.path, {})
+    pending_export.record(trained.path, {})
     with pytest.raises(UserError, match="exists already"):
         finetune.export(trained, target)
 
@@ -63,7 +63,7 @@ def test_a_measurement_that_fails_is_not_repeated_by_every_job(trained, monkeypa
     monkeypatch.setattr(handover, "finish", finish)
     with pytest.raises(OSError, match="no room"):
         model_job.export(trained)
-    assert owed_export.left(trained.path) == ""
+    assert pending_export.folder_of(trained.path) is None
     other = SimpleNamespace(agrees=False, refusal=lambda target: "another model")
     monkeypatch.setattr(handover, "finish", lambda *_a, **_k: other)
     with pytest.raises(UserError, match="another model"):

@@ -306,15 +306,15 @@ def export(run: RunFolder, out: Path) -> dict[str, Any]:
     """Write the best checkpoint of a run as the Hugging Face folder `out`; returns its name, loss and what was merged.
 
     The tokenizer is written with the chat template that the model was trained on. What an export of this run left
-    there, which was ended before `owed_export.note`, is replaced; another folder is refused.
+    there, which was ended before `pending_export.record`, is replaced; another folder is refused.
     """
     from superpod.launch import convert, subprocess_call
     from superpod.reports.runs import checkpoints
-    from superpod.runtime.checkpoints import owed_export
+    from superpod.runtime.runs import pending_export
 
     chosen = checkpoints.best(checkpoints.at(run.path))
     atomic_folder.remove_dead(out)
-    with owed_export.begun(run.path, out):
+    with pending_export.exporting(run.path, out):
         job = convert.plan(run.path, out, forward_check=Task.of(run).forward_check)
         exported = subprocess_call.call(job.function, run.attempts[-1].path / "export.log", **job.arguments)
     return {"checkpoint": chosen.name, "val_loss": chosen.val_loss, **exported}

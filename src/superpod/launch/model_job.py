@@ -15,7 +15,7 @@ from typing import Any
 from superpod.errors import UserError
 from superpod.launch import finetune, handover
 from superpod.runtime.attempts.model_steps import BASE
-from superpod.runtime.checkpoints import owed_export
+from superpod.runtime.runs import pending_export
 from superpod.runtime.runs.run_folder import RunFolder
 
 EVALUATE = "evaluate"
@@ -24,7 +24,7 @@ EVALUATE = "evaluate"
 
 def facts(base: Path, folder: str = "hf", *, evaluate: bool = True) -> dict[str, Any]:
     """What run.json must have for these steps: the checkpoint to import to, and the folder to write."""
-    return {BASE: str(base), owed_export.EXPORTS_TO: folder, EVALUATE: evaluate}
+    return {BASE: str(base), pending_export.EXPORTS_TO: folder, EVALUATE: evaluate}
 
 
 def _say(line: str) -> None:
@@ -57,7 +57,7 @@ def export(run: RunFolder) -> None:
     Raises:
         UserError: it cannot be exported, or is not the model that was trained.
     """
-    target = run.path / str(run.facts[owed_export.EXPORTS_TO])
+    target = run.path / str(run.facts[pending_export.EXPORTS_TO])
     exported = finetune.export(run, target)
     for line in (f"{exported['checkpoint']}, validation loss {exported['val_loss']}: {target}", *exported["notes"]):
         _say(line)
@@ -66,9 +66,9 @@ def export(run: RunFolder) -> None:
     try:
         measured = handover.finish(run, target, exported, _say, evaluation=evaluate)
     except Exception:
-        owed_export.note(run.path, noted)  # the folder is there, and the next job would fail at the same
+        pending_export.record(run.path, noted)  # the folder is there, and the next job would fail at the same
         raise
-    owed_export.note(run.path, noted)  # last: a job that is ended before leaves all of it to the next one
+    pending_export.record(run.path, noted)  # last: a job that is ended before leaves all of it to the next one
     if measured and not measured.agrees:
         raise UserError(measured.refusal(target))
 

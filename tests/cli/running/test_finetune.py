@@ -69,15 +69,15 @@ def owing(tmp_path, monkeypatch):
     """A run that is trained, and whose export into `out` was killed after it had put the folder in place."""
     from superpod.cli.running import finetune_session
     from superpod.launch import finetune as tuning
-    from superpod.runtime.checkpoints import owed_export
     from superpod.runtime.checkpoints import resume as resume_rule
+    from superpod.runtime.runs import pending_export
 
     monkeypatch.chdir(tmp_path)
     task = asdict(tuning.Task("m", ("d.jsonl",)))
-    facts = {run_facts.FINETUNE: task, owed_export.EXPORTS_TO: str(tmp_path / "out")}
+    facts = {run_facts.FINETUNE: task, pending_export.EXPORTS_TO: str(tmp_path / "out")}
     run = RunFolder.create(tmp_path / "runs", "tiny_llama3_sft", facts=facts, recipe_lines=[])
     write_json(run.path / "done", {"step": 20})
-    with owed_export.begun(run.path, tmp_path / "out"):
+    with pending_export.exporting(run.path, tmp_path / "out"):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "config.json").write_text("{}")
     gone_on = []
@@ -92,18 +92,18 @@ def resumed(out):
     app.app(["finetune", "tiny_llama3_sft", "--resume", "last", "--out", str(out)], standalone_mode=False)
 
 
-def test_an_owed_export_that_was_killed_is_finished_into_the_folder_that_it_put_in_place(owing):
+def test_an_pending_export_that_was_killed_is_finished_into_the_folder_that_it_put_in_place(owing):
     run, gone_on = owing
     resumed("out")
     assert [(words[2].path.name, words[3]) for words in gone_on] == [(run.path.name, Path("out"))]
 
 
-def test_an_owed_export_may_go_elsewhere(owing):
+def test_an_pending_export_may_go_elsewhere(owing):
     resumed("elsewhere")
     assert len(owing[1]) == 1
 
 
-def test_an_owed_export_does_not_replace_a_folder_of_another_s(owing, tmp_path):
+def test_an_pending_export_does_not_replace_a_folder_of_another_s(owing, tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(UserError, match=r"--out .*mine exists already") as refused:
         resumed("mine")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from superpod.runtime.attempts import attempt, model_steps
-from superpod.runtime.checkpoints import owed_export
+from superpod.runtime.runs import pending_export
 from superpod.runtime.runs.run_folder import RunFolder
 from tests.runtime import fake_scontrol
 
@@ -32,7 +32,7 @@ exit 0
 @pytest.fixture
 def tuned(tmp_path):
     run = RunFolder.create(tmp_path / "runs", "tiny_llama3_sft", facts={}, recipe_lines=[])
-    run.update({model_steps.BASE: str(run.path / "base"), owed_export.EXPORTS_TO: "hf", "finetune": {}}, [])
+    run.update({model_steps.BASE: str(run.path / "base"), pending_export.EXPORTS_TO: "hf", "finetune": {}}, [])
     return run
 
 

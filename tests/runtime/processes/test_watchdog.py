@@ -1,6 +1,5 @@
 """What a killed command leaves is ended by the process beside it; real processes, real signals."""
 
-import json
 import os
 import signal
 import socket
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from superpod.errors import UserError
-from superpod.runtime.checkpoints import owed_export
 from superpod.runtime.processes import attempt_processes, watchdog
 
 COMMAND = """
@@ -117,18 +115,3 @@ def test_a_command_that_ends_by_itself_ends_its_watcher():
     script = "from superpod.runtime.processes import watchdog\nwith watchdog.watching() as w: print(w._process.pid)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not alive(int(done.stdout))
-
-
-def test_a_run_that_owes_a_folder_is_not_done_without_it(run):
-    owed_export.write_to(run.path, "/out/hf")
-    (run.path / "done").write_text(json.dumps({"step": 5}))
-    status = run.status()
-    assert status.state == "failed"
-    assert status.message.startswith("trained to its last step, but /out/hf is not written; `recipes run ")
-    with run.lock():
-        assert run.status().state == "running"
-    owed_export.note(run.path, {"folder": "/out/hf"})
-    assert run.status().state == "done"
-    assert owed_export.left(run.path) == ""
-    owed_export.forget(run.path)
-    assert run.status().state == "failed"

@@ -98,7 +98,6 @@ def go_on(how: Continuation) -> None:
 def _run_of(how: Continuation, slurm: Connection) -> RunFolder:
     """The run to continue. What stands against it is refused before NeMo is imported."""
     from superpod.requests import resume_changes
-    from superpod.runtime.checkpoints import owed_export
     from superpod.runtime.runs import owner
     from superpod.runtime.runs.run_folder import RunFolder
 
@@ -114,7 +113,7 @@ def _run_of(how: Continuation, slurm: Connection) -> RunFolder:
             f"{how.folder} is a fine-tuning: its samples are packed and its steps are set for what it was submitted as",
             "leave out the changes, or submit a new run",
         )
-    if run.done and owed_export.left(run.path):
+    if run.has_pending_export:
         _refuse_queued(run, slurm)
         return run  # the next job exports
     if run.done and not how.overrides:

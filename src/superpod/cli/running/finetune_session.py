@@ -44,10 +44,9 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
     from superpod.launch import finetune as tuning
     from superpod.launch import finetune_overrides
     from superpod.requests import resume_changes
-    from superpod.runtime.checkpoints import owed_export
     from superpod.runtime.checkpoints import resume as resume_rule
     from superpod.runtime.processes.attempt_processes import refuse_running
-    from superpod.runtime.runs import pending_facts
+    from superpod.runtime.runs import pending_export, pending_facts
     from superpod.weights.transfer import huggingface
 
     folder = earlier_run(runs, name, resume)
@@ -59,12 +58,12 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
         resume_rule.decide_by_sizes(folder)
     for change in changed:
         print(f"change {change}", file=sys.stderr)
-    if folder.done and not owed_export.left(folder.path) and finetune_overrides.steps_of(changes) is None:
+    if folder.done and not folder.has_pending_export and finetune_overrides.steps_of(changes) is None:
         raise UserError(
             f"{folder.path} is done: its learning rate has reached its end",
             f"start a new run with more --steps from its folder, or export it: {_export_command(folder, None)}",
         )
-    if not owed_export.is_left_behind(folder.path, _target(folder, out)):
+    if not pending_export.is_unrecorded(folder.path, _target(folder, out)):
         huggingface.must_be_new(_target(folder, out), "" if out is None else "--out ")
     return folder
 
@@ -109,18 +108,18 @@ def go(
     from superpod.cli.runs.report import print_report
     from superpod.common.files import read_json
     from superpod.common.quiet import quietly
-    from superpod.runtime.checkpoints import owed_export
+    from superpod.runtime.runs import pending_export
     from superpod.runtime.runs.run_folder import DONE, RunFolder
 
     wrong = ""
     target = str(out.absolute()) if out else FOLDER
-    facts = request.facts() | {run_facts.FINETUNE: asdict(task), owed_export.EXPORTS_TO: target}
+    facts = request.facts() | {run_facts.FINETUNE: asdict(task), pending_export.EXPORTS_TO: target}
     run = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=[])
     with _removed_unless_started(run, folder is None), quietly() as terminal, run.lock():
         console = tables.console(terminal, highlight=True)
-        only_export = run.done and bool(owed_export.left(run.path)) and not more_steps
+        only_export = run.has_pending_export and not more_steps
         if out and folder:
-            owed_export.write_to(run.path, target)
+            pending_export.set_folder(run.path, target)
         end = None if only_export else _trained(console, task, request, run, folder is None, build)
         if end is None or end.state == "done":
             if early := (read_json(run.path / DONE) or {}).get("early"):
@@ -138,17 +137,17 @@ def go(
 
 
 def _target(folder: RunFolder, out: Path | None) -> Path:
-    from superpod.runtime.checkpoints import owed_export
+    from superpod.runtime.runs import pending_export
 
-    return out.absolute() if out else folder.path / str(folder.facts.get(owed_export.EXPORTS_TO) or FOLDER)
+    return out.absolute() if out else folder.path / str(folder.facts.get(pending_export.EXPORTS_TO) or FOLDER)
 
 
 def _trained(console: Console, task: Task, request: Request, run: RunFolder, is_new: bool, build: bool) -> AttemptEnd:
     """How the attempt ended. When preparing fails, a new run folder is removed, and of an earlier one the attempt."""
     from superpod.cli.running import training
     from superpod.launch.subprocess_call import stop_running
-    from superpod.runtime.checkpoints import owed_export
     from superpod.runtime.processes import watchdog
+    from superpod.runtime.runs import pending_export
 
     attempt = run.new_attempt()
 
@@ -160,7 +159,7 @@ def _trained(console: Console, task: Task, request: Request, run: RunFolder, is_
         local_run = _prepared(console, task, request, run, remove)
         require_built([local_run.resolved], build=build, console=console)
         _show_samples(console, local_run)
-        owed_export.forget(run.path)
+        pending_export.discard_record(run.path)
         return training.train_held(console, local_run, run, attempt)
 
 
@@ -216,8 +215,8 @@ def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> s
     from superpod.cli.running.progress import waiting
     from superpod.launch import finetune as tuning
     from superpod.launch import handover
-    from superpod.runtime.checkpoints import owed_export
     from superpod.runtime.processes import watchdog
+    from superpod.runtime.runs import pending_export
 
     try:
         with waiting(console, "exporting the best checkpoint"), watchdog.watching(run.attempts[-1].path):
@@ -226,7 +225,7 @@ def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> s
         console.print(f"the training is done, but not exported; {run.resume_hint} with the export", soft_wrap=True)
         raise
     facts = {"folder": str(target), "checkpoint": exported["checkpoint"], "val_loss": exported["val_loss"]}
-    owed_export.note(run.path, facts)
+    pending_export.record(run.path, facts)
     loss = "" if exported["val_loss"] is None else f", validation loss {exported['val_loss']:.4f}"
     merged = f", {exported['merged']} matrices merged" if exported["merged"] else ""
     line = f"{exported['checkpoint']}{loss}{merged}: Hugging Face folder {target}"

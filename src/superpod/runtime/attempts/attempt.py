@@ -68,7 +68,7 @@ def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int
             run,
             lambda ended: ending.of(ended, run.output(ended)),
             job.id,
-            has_pending_export=bool(options.model_step) and model_steps.to_export(run),
+            has_pending_export=bool(options.model_step) and run.has_pending_export,
         )
         if reason:
             _log(reason)
@@ -370,7 +370,7 @@ class _RunningAttempt:
         return 0 if state == "requeued" else 1
 
     def _end(self, code: int | None, newest: int, *, is_done: bool) -> tuple[str, str]:
-        """The attempt's state and message, after the export that a finished training owes."""
+        """The attempt's state and message, after the pending export of a finished training."""
         self._mark_if_cancelled()
         if is_done:
             message = self._export()
@@ -400,8 +400,8 @@ class _RunningAttempt:
             self.attempt.mark("running", **{attempt_end.KILLED: words, attempt_end.OOM_KILLS: kills})
 
     def _export(self) -> str:
-        """Write the export that a fine-tuning owes; what went wrong, '' if nothing did or no export is owed."""
-        if not (self.options.model_step and model_steps.to_export(self.run)):
+        """Write the pending export of a fine-tuning; what went wrong, '' if nothing did or none is pending."""
+        if not (self.options.model_step and self.run.has_pending_export):
             return ""
         _log("exporting the best checkpoint")
         return model_steps.export(self.options.model_step, self.run, self.attempt)

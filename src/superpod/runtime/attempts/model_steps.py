@@ -11,7 +11,6 @@ import subprocess
 from pathlib import Path
 
 from superpod.errors import UserError
-from superpod.runtime.checkpoints import owed_export
 from superpod.runtime.runs import owner
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 
@@ -53,11 +52,6 @@ def to_import(run: RunFolder) -> bool:
     return bool(base) and not Path(str(base)).is_dir()
 
 
-def to_export(run: RunFolder) -> bool:
-    """Whether a run is trained, and its folder not yet written."""
-    return run.done and bool(owed_export.left(run.path))
-
-
 def import_model(command: list[str], run: RunFolder, attempt: Attempt) -> None:
     """Import the model, once for all runs that start from it: the step takes its lock. Raises UserError."""
     attempt.mark("running", message="importing the model")
@@ -74,7 +68,7 @@ def export(command: list[str], run: RunFolder, attempt: Attempt) -> str:
     """Write the Hugging Face folder of a trained run; returns what went wrong, '' for nothing."""
     attempt.mark("running", message="trained; exporting the best checkpoint")
     code = _run([*command, "export", str(run.path)], attempt.path / "export-step.log")
-    if not code and not owed_export.left(run.path):
+    if not code and not run.has_pending_export:
         return ""
     return f"trained, but {_last_words(attempt.path / 'export-step.log', code)}"
 

@@ -28,11 +28,10 @@ from superpod.common.files import (
     write_json,
 )
 from superpod.errors import UserError
-from superpod.runtime.checkpoints import owed_export
 from superpod.runtime.checkpoints.checkpoints import discard_unfinished
 from superpod.runtime.heartbeat import heartbeat_pages
 from superpod.runtime.processes.attempt_processes import ranks_without_launcher
-from superpod.runtime.runs import owner, run_state
+from superpod.runtime.runs import owner, pending_export, run_state
 from superpod.runtime.runs.run_facts import METRICS, last_of_each_step, metrics, problem_in, read_metrics
 from superpod.runtime.runs.run_state import (
     CHAIN,
@@ -242,6 +241,11 @@ class RunFolder:
         after = (read_json(self.path / RESUMED) or {}).get("after")
         return int(after) if is_number(after) else 0
 
+    @property
+    def has_pending_export(self) -> bool:
+        """Whether the run is trained, and must still export its Hugging Face folder."""
+        return self.done and pending_export.folder_of(self.path) is not None
+
     def metrics(self) -> list[JsonObject]:
         """The last line of each step in metrics.jsonl, by step; corrupted lines are left out."""
         return last_of_each_step(read_metrics(self.path))
@@ -336,12 +340,12 @@ class RunFolder:
         """What decides the state of the run, read now."""
         last = self.attempts[-1] if self.attempts else None
         attempt = AttemptFiles(last.name, last.result) if last else None
-        pending_export = owed_export.left(self.path) or None
+        export_folder = pending_export.folder_of(self.path)
         is_locked = False
         # Heartbeats of thousands of ranks, and locks on a network file system, are read only where they decide.
         if last and attempt and attempt.may_be_alive:
             attempt = dataclasses.replace(attempt, heartbeats=last.heartbeats())
-        if pending_export or (attempt and attempt.may_be_alive and attempt.is_local):
+        if export_folder or (attempt and attempt.may_be_alive and attempt.is_local):
             is_locked = locks.is_held(self.path / locks.LAUNCHER) or locks.is_held(self.path / locks.RANKS)
         return RunFiles(
             path=self.path,
@@ -349,7 +353,7 @@ class RunFolder:
             is_done=self.done,
             stop=self.stop,
             resumed_after=self.resumed_after,
-            pending_export=pending_export,
+            pending_export=export_folder,
             is_locked=is_locked,
             attempt=attempt,
             has_script=(self.path / SCRIPT).exists(),
