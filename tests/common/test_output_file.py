@@ -39,3 +39,17 @@ def test_a_device_is_written_to_and_not_replaced():
         output_file.write(Path("/dev/full"), "text", "--out")
     with pytest.raises(UserError, match="did not write it"):
         output_file.check(Path("/dev/null"), "--out", lambda *_: False)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "mine.py"
+    path.write_text("first")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(UserError, match="No space left"):
+        output_file.write(path, "second", "--to")
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]

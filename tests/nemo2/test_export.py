@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from superpod.collection import registry
-from superpod.errors import UserError
-from superpod.nemo2.export import target_file
 from tests.nemo2.exported import GPU_RECIPES, answers, chosen
 
 
@@ -145,46 +143,3 @@ def test_what_has_no_source_is_refused():
     assert "superpod.errors.UserError, which a file that stands alone cannot import" in ours
     assert thing == "value is a object, which cannot be written as source"
     assert "makes another recipe: its parts are shared" in twice
-
-
-def test_a_file_is_written_whole_and_never_over_another(tmp_path):
-    path = tmp_path / "mine.py"
-    target_file.write("first", path)
-    with pytest.raises(UserError, match="exists already") as refused:
-        target_file.write("second", path)
-    assert "--force" in refused.value.hint
-    assert path.read_text() == "first"
-    target_file.write("second", path, force=True)
-    assert path.read_text() == "second"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
-    path = tmp_path / "mine.py"
-    path.write_text("first")
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(UserError, match="No space left"):
-        target_file.write("second", path, force=True)
-    assert path.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("torch.py", "would hide a module"),
-        ("json.py", "would hide a module"),
-        ("mine.txt", "not the name of a Python module"),
-        ("my-recipe.py", "not the name of a Python module"),
-        ("none/mine.py", "there is no folder"),
-        ("folder.py", "is a folder"),
-    ],
-)
-def test_a_name_that_cannot_be_is_refused(name, says, tmp_path):
-    (tmp_path / "folder.py").mkdir()
-    with pytest.raises(UserError, match=says):
-        target_file.check(tmp_path / name)

@@ -2,6 +2,9 @@
 
 import pytest
 
+from superpod.cli.planning import export
+from superpod.errors import UserError
+
 
 @pytest.mark.parametrize(
     ("words", "says"),
@@ -47,3 +50,20 @@ def test_export_refuses_overrides_that_leave_no_recipe(override, says, preloaded
     assert done.returncode == 2, done.stderr
     assert says in " ".join(done.stderr.split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("torch.py", "would hide a module"),
+        ("json.py", "would hide a module"),
+        ("mine.txt", "not the name of a Python module"),
+        ("my-recipe.py", "not the name of a Python module"),
+        ("none/mine.py", "there is no folder"),
+        ("folder.py", "is a folder"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(name, says, tmp_path):
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(UserError, match=says):
+        export.check_file(tmp_path / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +13,15 @@ from superpod.cli.options import size_options
 from superpod.cli.options.request_options import Build, Data, Name, Overrides, request_of
 from superpod.cli.options.size_options import SizeOptions, with_size
 from superpod.cli.running.validated import require_built
+from superpod.common import output_file
+from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.requests.request import Request
     from superpod.requests.resolve import ResolvedRun
+
+HIDDEN = {"nemo", "nemo_run", "megatron", "torch", "lightning", "fiddle", "recipe"} | set(sys.stdlib_module_names)
+"""Modules that the file imports, directly or not. Python looks beside the file first, so its name must be another."""
 
 
 @with_size
@@ -31,16 +37,30 @@ def export(
 ) -> None:
     """Write a recipe as one Python file that runs with only NeMo and NeMo-Run installed."""
     from superpod.cli.running.progress import quiet_wait
-    from superpod.nemo2.export import target_file
 
-    target_file.check(to, force=force)
+    check_file(to, force=force)
     request = request_of(name, overrides, data, size)
     with quiet_wait("building and writing the recipe with NeMo (10 to 20 s)"):
         resolved, text = _text(request, size)
     require_built([resolved], build=build)
-    target_file.write(text, to, force=force)
+    check_file(to, force=force)  # another process may have written it meanwhile
+    output_file.write(to, text, "--to")
     print(f"wrote {to}: {len(text.splitlines())} lines, an equal recipe")
     size_options.say(request.mock_data_notes)
+
+
+def check_file(path: Path, *, force: bool = False) -> None:
+    """Check that a recipe can be exported to `path`.
+
+    Raises:
+        UserError: it is not the name of a Python module, would hide one, the file exists (without `force`), or the
+            folder takes no files.
+    """
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise UserError(f"{path} is not the name of a Python module", "name it like my_recipe.py")
+    if path.stem in HIDDEN:
+        raise UserError(f"a file called {path.name} would hide a module that it imports", "choose another name")
+    output_file.check_new(path, "--to", force=force)
 
 
 def _text(request: Request, size: SizeOptions) -> tuple[ResolvedRun, str]:
