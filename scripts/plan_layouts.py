@@ -1,11 +1,11 @@
 """Plan every recipe's layout: `python scripts/plan_layouts.py [MODEL...] [--published step_time.csv] [--anew]`.
 
-Writes collection/layouts/MODEL.toml anew, with the steps between two checkpoints (`save_intervals.py`). Per model and
+Writes recipes/layouts/MODEL.toml anew, with the steps between two checkpoints (`save_intervals.py`). Per model and
 task: search GPUs of each memory size, and each kind of precision; take the fewest layouts that are each within 3 % of
 the fastest wherever they are used, which is less than the planner errs, one for all sizes of a recipe where there is
 one. What a file declares already stays unless the fastest is better by more than twice the planner's error: a recipe
 does not move with every fit; --anew takes no notice of it. So does the layout of a measured run of the same case that
-was published; --published also writes those cases to collection/published.toml. Read the diff before committing: this
+was published; --published also writes those cases to recipes/published.toml. Read the diff before committing: this
 plans, people review.
 """
 

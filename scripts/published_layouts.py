@@ -1,4 +1,4 @@
-"""Published runs of our recipes: read from a table of measurements, and written to collection/published.toml."""
+"""Published runs of our recipes: read from a table of measurements, and written to recipes/published.toml."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PublishedRun:
     source: str
 
     def line(self) -> str:
-        """As an item of a recipe's list in collection/published.toml."""
+        """As an item of a recipe's list in recipes/published.toml."""
         return (
             f"    {{ gpus = {self.gpus}, tokens_per_s_per_gpu = {round(self.tokens_per_s_per_gpu, 1)}, "
             f'layout = "{option_syntax.as_option(self.layout, with_batch=True)}", '
@@ -81,7 +81,7 @@ def _known(model: str) -> frozenset[Case]:
 
 
 def write(by_model: dict[str, Runs]) -> None:
-    """Write collection/published.toml."""
+    """Write recipes/published.toml."""
     lines: dict[str, list[str]] = defaultdict(list)
     for model, runs in sorted(by_model.items()):
         for (suffix, _), run in sorted(runs.items()):

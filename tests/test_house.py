@@ -9,6 +9,7 @@ import pytest
 from typer.main import get_command
 
 from superpod.cli.app import app
+from superpod.collection.declarations import ORDER
 from superpod.planner import hardware
 from tests import house
 from tests.conftest import ROOT
@@ -40,7 +41,7 @@ def test_recipe_files_hold_no_copies():
 
 
 def test_every_model_is_registered():
-    assert house.unregistered(PACKAGE / "collection") == []
+    assert house.unregistered(ROOT / "recipes", ORDER) == []
 
 
 def test_files_and_functions_are_short():
@@ -93,13 +94,18 @@ def test_a_copy_of_six_lines_is_found(tmp_path):
         ),
         ("layouts/llama9.toml", "", "layouts/llama9.toml is of no model"),
         ("models/new.py", "@model()\ndef llama3_8b():\n    '''Again.'''\n", "llama3_8b is in llama.py and new.py"),
-        ("models/__init__.py", 'ORDER = ("llama9",)\n', "ORDER names llama9, and there is no llama9.py"),
     ],
 )
 def test_an_unregistered_recipe_is_found(tmp_path, file, text, says):
-    shutil.copytree(PACKAGE / "collection", tmp_path / "collection")
-    (tmp_path / "collection" / file).write_text(text)
-    assert says in house.unregistered(tmp_path / "collection")
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    (tmp_path / "recipes" / file).write_text(text)
+    assert says in house.unregistered(tmp_path / "recipes", ORDER)
+
+
+def test_a_family_without_a_file_is_found():
+    assert house.unregistered(ROOT / "recipes", ("llama", "llama9")) == [
+        "ORDER names llama9, and there is no llama9.py"
+    ]
 
 
 def test_a_gpu_in_a_comparison_is_found(tmp_path):

@@ -54,7 +54,7 @@ def test_the_wheel_holds_the_package_once_with_its_data(wheel):
     import zipfile
 
     names = zipfile.ZipFile(wheel).namelist()
-    assert "superpod/collection/layouts/llama3_8b.toml" in names
+    assert "superpod/included/recipes/layouts/llama3_8b.toml" in names
     assert "superpod/cli/__init__.py" in names
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"superpod"}
     assert not [name for name in names if "/tests/" in name]
@@ -66,6 +66,7 @@ def test_the_wheel_holds_every_data_file_of_the_code(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = run("git", "ls-files", cwd=ROOT / house.PACKAGE).stdout.splitlines()
     data = {name for name in tracked if not name.endswith(".py")}
+    data |= {f"included/{name}" for name in run("git", "ls-files", "recipes", "slurm", cwd=ROOT).stdout.splitlines()}
     data |= {"collection/facts/proven.json", "collection/facts/ran_on_gpu.toml"}
     assert len(data) > 50
     assert {f"superpod/{name}" for name in data} - names == set()

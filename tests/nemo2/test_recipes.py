@@ -54,7 +54,7 @@ def test_layout_values_point_at_the_lines_that_say_them(name, described):
     where = {path: where for path, _, where in described["lines"][name]}
     for field, key in (("trainer.strategy.tensor_model_parallel_size", "tp"), ("data.global_batch_size", "gbs")):
         path, _, number = where[field].rpartition(":")
-        assert path == f"collection/layouts/{file.name}"
+        assert path == f"recipes/layouts/{file.name}"
         assert f"{key}={getattr(layout, key)}" in lines[int(number) - 1]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from superpod.common import package_files
 from superpod.requests import resolve
 from superpod.requests.request import Request
 from tests.requests import consumers
@@ -16,9 +17,10 @@ from tests.requests import consumers
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """A copy of our sources that a test may edit."""
-    for name in resolve.SOURCES:
-        shutil.copytree(resolve.PACKAGE / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(resolve, "PACKAGE", tmp_path)
+    for name, path in package_files.files([".", *resolve.SOURCES]).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, tmp_path / name)
+    monkeypatch.setattr(package_files, "PACKAGE", tmp_path)
     return tmp_path
 
 
@@ -27,7 +29,7 @@ def package(tmp_path, monkeypatch):
     [
         "requests/resolve.py",
         "nemo2/data_module.py",
-        "collection/layouts/tiny_llama3.toml",
+        "included/recipes/layouts/tiny_llama3.toml",
         "planner/data/hardware.toml",
     ],
 )

@@ -1,4 +1,4 @@
-"""`Recipe` and `Model`, and all that `collection/layouts/*.toml` and `collection/models/*.py` declare.
+"""`Recipe` and `Model`, and all that `recipes/layouts/*.toml` and `recipes/models/*.py` declare.
 
 A user's own, in folders outside this package, count like ours (common/collection.py). Reads names and facts only:
 nothing here imports NeMo. `build` is where a recipe becomes a `run.Partial`.
@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from superpod.collection import layout_text, own_models
-from superpod.collection.models import ORDER
-from superpod.common import collection
+from superpod.common import collection, package_files
 from superpod.errors import UserError, did_you_mean
 from superpod.planner import hardware
 from superpod.planner import models as planned
@@ -25,7 +24,24 @@ from superpod.planner.layout import Layout
 if TYPE_CHECKING:
     import nemo_run as run
 
-LAYOUTS = Path(__file__).parent / "layouts"
+RECIPES = package_files.included("recipes")
+LAYOUTS = RECIPES / "layouts"
+
+ORDER = (
+    "llama",
+    "llama_nemotron",
+    "nemotron",
+    "qwen",
+    "mistral",
+    "deepseek",
+    "gemma",
+    "gpt",
+    "others",
+    "ssm",
+    "encoders",
+    "tiny",
+)
+"""The families that `recipes list` shows first, in this order; any other file of this folder follows by name."""
 
 Task = Literal["pretrain", "sft", "lora", "dora"]
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -207,8 +223,8 @@ def _file(function: Callable[..., Any]) -> str:
 
 
 def families() -> list[str]:
-    """The files of collection/models/, in the order in which `recipes list` shows them."""
-    files = sorted(path.stem for path in (Path(__file__).parent / "models").glob("[!_]*.py"))
+    """The files of recipes/models/, in the order in which `recipes list` shows them."""
+    files = sorted(path.stem for path in (RECIPES / "models").glob("[!_]*.py"))
     return sorted(files, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 

@@ -1,17 +1,18 @@
-"""Runs that others measured and published, and the one nearest to a run: `collection/published.toml`."""
+"""Runs that others measured and published, and the one nearest to a run: `recipes/published.toml`."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from superpod.common import package_files
 
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
-TABLE = Path(__file__).parents[1] / "collection" / "published.toml"
+TABLE = package_files.included("recipes") / "published.toml"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any
 from superpod.collection import installed, own_models, save_interval
 from superpod.collection.facts import environment
 from superpod.collection.registry import LAYOUTS, Recipe, find
-from superpod.common import atomic_file, collection
+from superpod.common import atomic_file, collection, package_files
 from superpod.data.folder import FILE
 from superpod.errors import UserError
 from superpod.planner.layout import PARALLEL_SIZES, Layout
 from superpod.planner.planned_job import PlannedJob
 from superpod.requests.request import LENGTHS, Request
 from superpod.requests.resolve import (
-    PACKAGE,
     SOURCES,
     BuiltRun,
     ResolvedRun,
@@ -75,7 +74,7 @@ OF_FAMILIES: dict[str, dict[str, float]] = {
 }
 """Model, or the first word of its name -> options that NeMo 2.7.3's class has otherwise than the planner takes them."""
 TINY_SAVES_EVERY = 10
-"""Steps, as collection/models/tiny.py sets them."""
+"""Steps, as recipes/models/tiny.py sets them."""
 
 
 def resolve_for_job(request: Request) -> ResolvedRun:
@@ -284,21 +283,20 @@ def planned_facts(run: ResolvedRun) -> dict[str, Any]:
     return json.loads(json.dumps(facts))
 
 
-LEFT_OUT: tuple[Callable[[str], bool], ...] = (
-    lambda name: name.endswith((".pyc", ".json", "published.toml")) or "__pycache__" in name,
-    lambda name: name.startswith("collection/layouts/"),
-)
+LEFT_OUT = (".pyc", ".json", "published.toml")
+LAYOUT_FILES = "included/recipes/layouts/"
 
 
 def sources(run: ResolvedRun) -> dict[str, Path]:
     """What the job of such a run carries beside the runtime: path in its code folder -> file."""
     if not run.is_deferred:
         return {}
-    paths = [PACKAGE / "__init__.py", PACKAGE / "recipes.py", find(run.request.recipe).source]
-    for folder in SOURCES:
-        inside = sorted(path for path in (PACKAGE / folder).rglob("*.*") if path.is_file())
-        paths += [p for p in inside if not any(leave(p.relative_to(PACKAGE).as_posix()) for leave in LEFT_OUT)]
-    return {f"superpod/{path.relative_to(PACKAGE).as_posix()}": path for path in paths}
+    own_layouts = find(run.request.recipe).source
+    return {
+        f"superpod/{name}": path
+        for name, path in package_files.files([".", *SOURCES]).items()
+        if path == own_layouts or (not name.endswith(LEFT_OUT) and not name.startswith(LAYOUT_FILES))
+    }
 
 
 # -- on the nodes -----------------------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import superpod
-from superpod.common import collection
+from superpod.common import collection, package_files
 from superpod.common.files import write_json
 from superpod.errors import UserError
 from superpod.planner.layout import Layout
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     import nemo_run as run
 
     from superpod.planner.rules.rules import Broken
-
-PACKAGE = Path(superpod.__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +278,18 @@ def cache() -> Path:
     return Path(home) / "superpod" / "recipes"
 
 
-SOURCES = ("common", "planner", "collection", "data", "nemo2", "weights", "requests", "reports", "profiles")
+SOURCES = (
+    "common",
+    "planner",
+    "collection",
+    "included/recipes",
+    "data",
+    "nemo2",
+    "weights",
+    "requests",
+    "reports",
+    "profiles",
+)
 """Folders of this package whose code and data decide what a request comes to."""
 
 
@@ -296,9 +304,7 @@ def _key(request: Request) -> str:
 
 def digest_of_sources(folders: Sequence[str], more: Sequence[tuple[str, Path]] = ()) -> bytes:
     """SHA-256 of this package's code and data in `folders`, of users' collections, and of `more` files by name."""
-    paths = [path for name in folders for path in sorted((PACKAGE / name).rglob("*.*"))]
-    files = [(str(path.relative_to(PACKAGE)), path) for path in paths if "__pycache__" not in path.parts]
-    files += [("recipes.py", PACKAGE / "recipes.py"), *collection.all_files(), *more]
+    files = [*package_files.files([".", *folders]).items(), *collection.all_files(), *more]
     digest = hashlib.sha256()
     for name, path in files:
         content = path.read_bytes() if path.is_file() else b""

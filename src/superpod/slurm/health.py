@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.common import collection
+from superpod.common import collection, package_files
 from superpod.planner.formats.files import text_of
 from superpod.slurm.profiles import node_probe
 from superpod.slurm.script import environment, preamble
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
     from superpod.slurm.submission.connection import Connection
 
-CHECKS = Path(__file__).resolve().parent / "checks"
+CHECKS = package_files.included("slurm") / "checks"
 MINUTES = 10
 """of a job that checks or measures"""
 LIMIT_S = node_probe.WAIT_S + 60 * MINUTES + 30

@@ -43,7 +43,7 @@ def plan(
     compare_rules: Annotated[
         bool, typer.Option("--compare-rules", help="Also show what the textbook rules choose.")
     ] = False,
-    write: Annotated[bool, typer.Option("--write", help="Write the best to collection/layouts/MODEL.toml.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write the best to recipes/layouts/MODEL.toml.")] = False,
     as_json: AsJson = False,
     html: page_options.Html = None,
     trace: page_options.Trace = None,

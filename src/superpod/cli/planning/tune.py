@@ -24,7 +24,7 @@ def tune(
     lr_rule: Annotated[
         Literal["sqrt", "linear"], typer.Option("--lr-rule", help="How the learning rate grows with the batch.")
     ] = "sqrt",
-    write: Annotated[bool, typer.Option("--write", help="Add the size to collection/layouts/MODEL.toml.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Add the size to recipes/layouts/MODEL.toml.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Plan a recipe for another size: layout, batch, learning rate, warm-up, steps."""

@@ -1,17 +1,8 @@
-"""A file per model family: its functions, decorated with `registry.model`, are the models."""
+"""The models of recipes/models/, under a name that stays the same where the project is installed from a wheel.
 
-ORDER = (
-    "llama",
-    "llama_nemotron",
-    "nemotron",
-    "qwen",
-    "mistral",
-    "deepseek",
-    "gemma",
-    "gpt",
-    "others",
-    "ssm",
-    "encoders",
-    "tiny",
-)
-"""The families that `recipes list` shows first, in this order; any other file of this folder follows by name."""
+A configuration may name a function of such a file, and every rank imports it by that name.
+"""
+
+from superpod.common import package_files
+
+__path__ = [str(package_files.included("recipes") / "models")]

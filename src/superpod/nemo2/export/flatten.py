@@ -14,9 +14,7 @@ from typing import Any
 
 import fiddle as fdl
 
-import superpod
-
-ROOT = Path(superpod.__file__).resolve().parent
+from superpod.common import package_files
 
 
 @dataclass(frozen=True)
@@ -110,8 +108,8 @@ def _short(filename: str) -> str:
     if not os.path.isabs(filename):
         return filename
     path = Path(os.path.realpath(filename))
-    if path.is_relative_to(ROOT) and "site-packages" not in path.parts:
-        return str(path.relative_to(ROOT))
+    if name := package_files.name_of(path):
+        return name
     parts = path.parts
     return str(Path(*parts[parts.index("site-packages") + 1 :])) if "site-packages" in parts else str(path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import tokenize
 from functools import cache
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import fiddle as fdl
 
-from superpod.nemo2.export.flatten import ROOT, set_at
+from superpod.common import package_files
+from superpod.nemo2.export.flatten import set_at
 
 if TYPE_CHECKING:
     from superpod.collection.registry import Recipe
@@ -45,16 +45,14 @@ def table(recipe: Recipe) -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    return path.is_file() and Path(os.path.realpath(path)).is_relative_to(ROOT)
+    return path.is_file() and package_files.name_of(path) is not None
 
 
 def _file(place: str) -> tuple[Path, int] | None:
     """The file and line of a place such as `nemo2/build/partial.py:64`; None unless the file is this project's."""
     name, _, line = place.rpartition(":")
-    for folder in (ROOT, ROOT.parent):  # the repository's top, or superpod/ where it is installed
-        if line.isdigit() and name and (folder / name).is_file():
-            return folder / name, int(line)
-    return None
+    path = package_files.find(name) if line.isdigit() else None
+    return (path, int(line)) if path else None
 
 
 @cache

@@ -19,12 +19,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import superpod
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
 from superpod.collection.facts.proof_level import NOT_RECORDED, SizeDigests, facts
 from superpod.collection.registry import Recipe
-from superpod.common import atomic_file, collection
+from superpod.common import atomic_file, collection, package_files
 from superpod.errors import UserError
 from superpod.rehearsal import result_files
 from superpod.rehearsal.te import source
@@ -36,10 +35,8 @@ Size = tuple[str, int]
 """A recipe's name and a number of nodes."""
 ROOT = Path(__file__).resolve().parents[4]
 REHEARSALS = ROOT / "docs" / "rehearsals.json"
-PACKAGE = Path(superpod.__file__).parent
-FOLDERS = ("common", "planner", "collection", "data", "nemo2", "weights", "rehearsal")
+FOLDERS = (".", "common", "planner", "collection", "included/recipes", "data", "nemo2", "weights", "rehearsal")
 PACKAGES = ("nemo_toolkit", "megatron-core", "nemo-run", "fiddle", "torch")
-CODE = ("*.py", "planner/data/**/*", *(f"{name}/**/*.py" for name in FOLDERS))
 """What resolves and builds; a recipe's layout is in its own key."""
 SAVE_EVERY_S = 10
 """Seconds between two writes of the cache while results arrive."""
@@ -133,12 +130,17 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
+def _is_code(name: str) -> bool:
+    """Whether results depend on the file; on layouts they depend by the resolved configuration."""
+    return name.endswith(".py") or name.startswith("planner/data/")
+
+
 @cache
 def _code() -> str:
     """Hash of the code, the data and the library versions that cached results depend on."""
-    files = {path for pattern in CODE for path in PACKAGE.glob(pattern) if path.is_file() and path.suffix != ".pyc"}
     total = hashlib.sha256(repr(sorted(versions().items())).encode())
-    named = {str(path.relative_to(PACKAGE)): path for path in files} | dict(collection.all_files())
+    ours = {name: path for name, path in package_files.files(FOLDERS).items() if _is_code(name)}
+    named = ours | dict(collection.all_files())
     for name, path in sorted(named.items()):
         total.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return total.hexdigest()[:24]

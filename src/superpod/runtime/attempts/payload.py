@@ -8,6 +8,8 @@ import tarfile
 from functools import cache
 from pathlib import Path
 
+from superpod.common import package_files
+
 PACKAGE = Path(__file__).absolute().parents[2]
 
 COMMON = ("atomic_file", "files", "locks", "parent_death", "post_norms", "redaction", "units")
@@ -16,7 +18,6 @@ FILES = (
     *(f"common/{name}.py" for name in COMMON),
     "diagnosis/**/*.py",
     "runtime/**/*.py",
-    "slurm/checks/node.sh",
 )
 """Standard library only, but for the callbacks, which need lightning, and the measurements, which need torch."""
 
@@ -32,6 +33,7 @@ def runtime(more: tuple[tuple[str, Path], ...] = ()) -> bytes:
     """
     globs = (sorted(path for path in PACKAGE.glob(pattern) if path.name not in STAY) for pattern in FILES)
     ours = {f"superpod/{path.relative_to(PACKAGE).as_posix()}": path for paths in globs for path in paths}
+    ours["superpod/slurm/checks/node.sh"] = package_files.included("slurm") / "checks" / "node.sh"
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
         for name, path in {**ours, **dict(more)}.items():

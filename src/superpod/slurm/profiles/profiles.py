@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from superpod.common import collection
+from superpod.common import collection, package_files
 from superpod.errors import UserError, did_you_mean
 from superpod.planner.formats.files import line_of, text_of
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from superpod.slurm.profiles.profile_schema import Cluster
 
-SHIPPED = Path(__file__).resolve().parents[1] / "clusters"
+SHIPPED = package_files.included("slurm") / "clusters"
 
 RENAMED = {"chain.links": "attempts", "chain.idle_links": "idle_attempts"}
 """Keys of version 0.1, and what they are called now."""

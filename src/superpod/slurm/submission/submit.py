@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.collection.facts import needs
 from superpod.collection.registry import find
-from superpod.common import collection
+from superpod.common import collection, package_files
 from superpod.common.files import write_json
 from superpod.errors import UserError
 from superpod.planner import plans
@@ -146,15 +146,12 @@ def package(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
     tunes = "finetune" in run.data_facts
     if not (tunes and cluster.container.image) and not (run.is_deferred and (tunes or cluster.declared_only)):
         return {}
-    root = payload.PACKAGE
-    inside = [path for folder in PACKAGE for path in sorted((root / folder).rglob("*.*")) if path.is_file()]
-    kept = [path for path in inside if path.suffix in (".py", ".toml") and path.stat().st_size < LARGEST]
-    top = [path for path in sorted(root.glob("*.py")) if path.name not in payload.FILES]
-    files = [*top, *kept]
-    return {f"superpod/{path.relative_to(root).as_posix()}": path for path in files}
+    files = package_files.files(PACKAGE)
+    kept = {name: path for name, path in files.items() if path.suffix in (".py", ".toml")}
+    return {f"superpod/{name}": path for name, path in kept.items() if path.stat().st_size < LARGEST}
 
 
-PACKAGE = (*SOURCES, "rehearsal", "launch")
+PACKAGE = (".", *SOURCES, "rehearsal", "launch")
 LARGEST = 200_000
 """Bytes of a file that travels; larger ones are tables of published runs, which no step reads."""
 

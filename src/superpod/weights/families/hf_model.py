@@ -29,7 +29,7 @@ def hf_model(path: str | Path) -> run.Config:
     Raises:
         UserError: when no class of NeMo computes what a key says, or a key is not known.
     """
-    from superpod.collection.models.gemma import NO_COS_SIN
+    from superpod.collection.registry import models
     from superpod.weights.families.nearest import nearest_class
 
     path = Path(path)
@@ -39,7 +39,7 @@ def hf_model(path: str | Path) -> run.Config:
         hint = "delete it where it changes nothing; else subclass NeMo's configuration"
         raise UserError(f"{path}: {nearest.unknown[0]} is no key of {nearest.config}", hint)
     if nearest.model == "Gemma3Model":
-        raise UserError(f"{path}: its model cannot train: {NO_COS_SIN}", MEND_HF)
+        raise UserError(f"{path}: its model cannot train: {models()['gemma3_1b'].broken}", MEND_HF)
     return _config(nearest)
 
 

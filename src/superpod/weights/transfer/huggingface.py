@@ -56,10 +56,11 @@ def checked(folder: Path) -> Nearest:
         UserError: as `folder.check`.
     """
     if FAMILIES.get(str(read_config(folder).get("model_type"))) == "DeepSeekModel":
-        from superpod.collection.models.deepseek import AS_BF16, FP8_WEIGHTS
+        from superpod.collection.registry import models
 
+        model = models()["deepseek_v3"]
         if read_config(folder).get("quantization_config"):
-            raise UserError(f"NeMo 2.7.3 does not import {folder}: {FP8_WEIGHTS}", AS_BF16)
+            raise UserError(f"NeMo 2.7.3 does not import {folder}: {model.not_imported}", model.import_instead)
     return hf_folder.check(folder)
 
 
