@@ -8,6 +8,7 @@ import pytest
 from superpod.errors import UserError
 from superpod.reports.runs import checkpoints as kept
 from superpod.runtime.checkpoints import checkpoint_files, checkpoint_metadata, manifest, resume
+from superpod.runtime.checkpoints.checkpoint_files import Problem
 from superpod.runtime.runs.run_folder import RunFolder
 from tests.reports.runs import checkpoint_files as made
 from tests.runtime.checkpoints.test_resume import DAMAGES, WEIGHTS, attempt_of, files_of, saved
@@ -101,7 +102,7 @@ def test_prune_leaves_what_cannot_be_read(failing, run: RunFolder, monkeypatch):
 def test_one_node_that_reads_wrongly_condemns_nothing(run: RunFolder):
     """The second look is the first node's own."""
     folders = saved(run)
-    bad_node = checkpoint_files.Findings([f"{WEIGHTS} is not as it was written: its checksum differs"], False)
+    bad_node = checkpoint_files.Findings([Problem.of_file(WEIGHTS, "is not as it was written")], False)
     assert resume.decide(run, lambda checkpoint: bad_node).checkpoint == folders[2]
     DAMAGES["one flipped bit of a weight"](folders[2])
     assert resume.decide(run, lambda checkpoint: bad_node).checkpoint == folders[1]
@@ -112,7 +113,7 @@ def test_the_second_look_reads_only_what_the_first_names(run: RunFolder, monkeyp
     seen, real = [], manifest.sample_of
     note = lambda handle, size: seen.append(os.readlink(f"/proc/self/fd/{handle}")) or real(handle, size)  # noqa: E731
     monkeypatch.setattr(manifest, "sample_of", note)
-    found = checkpoint_files.look(folder, named_in=[f"{WEIGHTS} cannot be read: Stale file handle"])
+    found = checkpoint_files.look(folder, files=[WEIGHTS])
     assert (found.problems, found.is_verified) == ([], True)
     assert seen == [str(folder / WEIGHTS)]
 

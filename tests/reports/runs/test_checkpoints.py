@@ -81,7 +81,7 @@ def test_every_damage_is_found_and_named(says, tmp_path):
     assert checkpoint_files.problems(folder) == []
     DAMAGES[says](folder)
     [problem] = checkpoint_files.problems(folder)
-    assert says in problem
+    assert says in problem.text
 
 
 @pytest.mark.parametrize("damage", [lambda file: flip(file, 8 + 36), lambda file: file.write_bytes(bytes(4096))])
@@ -91,15 +91,15 @@ def test_contents_that_are_not_what_was_written_are_found(damage, tmp_path):
     damage(folder / "weights" / "__1_0.distcp")
     assert checkpoint_files.problems(folder) == []
     [problem] = checkpoint_files.damages(folder)
-    assert problem.startswith("weights/__1_0.distcp is damaged between bytes 8 and ")
+    assert problem.text.startswith("weights/__1_0.distcp is damaged between bytes 8 and ")
 
 
 def test_an_adapter_without_its_base_is_not_whole(tmp_path):
     folder = made.write(tmp_path / "step=9", adapter=True)
     (tmp_path / "base" / "weights").rmdir()
-    assert "which is not there" in checkpoints.at(folder)[0].problems[0]
+    assert "which is not there" in checkpoints.at(folder)[0].problems[0].text
     (folder / "weights" / "adapter_metadata.json").write_text("xx")
-    assert "adapter_metadata.json is damaged" in checkpoints.at(folder)[0].problems[0]
+    assert "adapter_metadata.json is damaged" in checkpoints.at(folder)[0].problems[0].text
 
 
 def test_a_loss_that_is_no_number_is_no_best(tuned):
@@ -115,7 +115,9 @@ def test_nothing_in_the_pickle_is_executed(tmp_path):
 
     folder = made.write(tmp_path / "step=9")
     (folder / "weights" / ".metadata").write_bytes(pickle.dumps(Evil()))
-    assert checkpoint_files.problems(folder) == ["weights/.metadata is damaged: AttributeError"]
+    assert [problem.text for problem in checkpoint_files.problems(folder)] == [
+        "weights/.metadata is damaged: AttributeError"
+    ]
     assert not (tmp_path / "executed").exists()
 
 
@@ -155,7 +157,7 @@ def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, m
         patch.setattr("shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             checkpoints.remove(first)
-    assert "marked as unfinished" in checkpoints.at(tuned.path)[0].problems
+    assert "marked as unfinished" in [problem.text for problem in checkpoints.at(tuned.path)[0].problems]
     checkpoints.remove(first)
     assert sorted(path.name for path in tuned.checkpoints.iterdir()) == [
         "step=19-val_loss=1.5000",

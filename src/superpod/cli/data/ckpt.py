@@ -50,7 +50,8 @@ def verify(where: Where, as_json: AsJson = False) -> None:
     listed = checkpoints.at(where)
     crossed = {c.path: checkpoints.cross_checked(c, listed) for c in listed}
     damages = {c.path: checkpoint_files.damages(c.path) if c.resumes else [] for c in listed}
-    problems = {c.path: [*c.problems, *damages[c.path], *crossed[c.path].problems] for c in listed}
+    found = {c.path: [*c.problems, *damages[c.path], *crossed[c.path].problems] for c in listed}
+    problems = {path: [problem.text for problem in wrong] for path, wrong in found.items()}
     state = {c.path: "verified" if c.verified else _unverified(crossed[c.path].doubt) for c in listed}
     if as_json:
         import json
@@ -137,7 +138,7 @@ def _print_resumed(where: Path) -> None:
 
 
 def _why(checkpoint: Checkpoint) -> str:
-    return "older" if checkpoint.whole else checkpoint.problems[0]
+    return "older" if checkpoint.whole else checkpoint.problems[0].text
 
 
 @app.command()

@@ -12,6 +12,7 @@ from superpod.common.files import JsonObject
 from superpod.errors import UserError
 from superpod.reports.runs import checkpoint_metadata
 from superpod.runtime.checkpoints import checkpoint_files, resume
+from superpod.runtime.checkpoints.checkpoint_files import Problem
 from superpod.runtime.checkpoints.checkpoints import (
     MARK,
     is_checkpoint,
@@ -32,7 +33,7 @@ class Checkpoint:
 
     path: Path
     step: int | None
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     verified: bool = False
     """its manifest is complete, and has a checksum of every file"""
     bytes: int = 0
@@ -110,7 +111,7 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
     try:
         load.base_of(path)
     except UserError as gone:
-        problems.append(str(gone))
+        problems.append(Problem(str(gone)))
     try:
         metadata = checkpoint_metadata.read(path)
         parameters = sum(tensor.numbers for tensor in metadata.model.values())
@@ -154,7 +155,7 @@ def best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
 
 
 def spare(
-    checkpoints: Sequence[Checkpoint], keep: int, read: Callable[[Path], list[str]] = checkpoint_files.damages
+    checkpoints: Sequence[Checkpoint], keep: int, read: Callable[[Path], list[Problem]] = checkpoint_files.damages
 ) -> list[Checkpoint]:
     """The checkpoints to remove: all but the `keep` newest that a training can resume from, and the best one.
 

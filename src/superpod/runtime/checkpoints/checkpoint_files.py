@@ -18,7 +18,7 @@ import math
 import os
 import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +30,7 @@ from superpod.runtime.checkpoints.checkpoint_metadata import intact, intact_part
 from superpod.runtime.checkpoints.checkpoints import MARK, is_incomplete
 
 CONTEXT = "context/"
-"""Problems that start with this do not prevent resuming: only export and conversion read the context."""
-
-UNREADABLE = " cannot be read: "
-"""Problems that contain this are problems of the file system or this node, not of the checkpoint."""
+"""Problems of files below this do not prevent resuming: only export and conversion read the context."""
 
 MOST_PARTS, MOST_METADATA = 256, 16 << 20
 """Parts of a manifest (one per node) and bytes of `.metadata` up to which `survey` takes less than a second."""
@@ -42,16 +39,40 @@ READ_BYTES = 64 << 30
 """Bytes of files without a checksum, or changed since, that `look` reads; of further files it checks the size."""
 
 
+class Problem(NamedTuple):
+    """Something wrong with a checkpoint; plain values, which JSON can hold."""
+
+    text: str
+    file: str | None = None
+    """the file's name within the checkpoint, if it concerns one"""
+    is_unreadable: bool = False
+    """whether it is a problem of the file system or this node, not of the checkpoint"""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def of_file(cls, name: str, what: str) -> Problem:
+        """`NAME WHAT`."""
+        return cls(f"{name} {what}", name)
+
+    @classmethod
+    def unreadable(cls, error: Exception, name: str | None = None) -> Problem:
+        """Of a file, or of the checkpoint, that exists and cannot be read."""
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return cls(f"{name or 'it'} cannot be read: {reason}", name, is_unreadable=True)
+
+
 @dataclass(frozen=True)
 class Findings:
     """The result of a check of a checkpoint."""
 
-    problems: list[str]
+    problems: list[Problem]
     is_verified: bool
     """the manifest has the checksum of every file, and no problem was found"""
 
 
-def problems(checkpoint: Path, *, marked: bool = True) -> list[str]:
+def problems(checkpoint: Path, *, marked: bool = True) -> list[Problem]:
     """What is wrong with a checkpoint by names and sizes (`damages` reads the bytes); [] = nothing.
 
     Without `marked`, NeMo's mark of an unfinished save is ignored: all files may be there nevertheless.
@@ -61,7 +82,9 @@ def problems(checkpoint: Path, *, marked: bool = True) -> list[str]:
 
 def survey(checkpoint: Path, *, marked: bool = True) -> Findings:
     """As `problems`, and whether the checkpoint is verified; one stat per file, and no file of weights is read."""
-    wrong = ["marked as unfinished"] if marked and checkpoint.with_name(f"{checkpoint.name}{MARK}").exists() else []
+    wrong: list[Problem] = []
+    if marked and checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
+        wrong.append(Problem("marked as unfinished"))
     wrong += structure_problems(checkpoint)
     is_verified = False
     with contextlib.suppress(OSError, ValueError):  # `structure_problems` has reported them
@@ -72,7 +95,7 @@ def survey(checkpoint: Path, *, marked: bool = True) -> Findings:
     return Findings(wrong, is_verified and not wrong)
 
 
-def structure_problems(checkpoint: Path) -> list[str]:
+def structure_problems(checkpoint: Path) -> list[Problem]:
     """What is wrong with a checkpoint's folders and its few metadata files; checks no other file."""
     try:
         os.listdir(checkpoint)
@@ -80,10 +103,10 @@ def structure_problems(checkpoint: Path) -> list[str]:
     except OSError as error:
         if _is_gone(error):
             where = f" at {os.readlink(checkpoint)}, where it links to" if checkpoint.is_symlink() else ""
-            return [f"it is not there{where}"]
-        return [unreadable("it", error)]
+            return [Problem(f"it is not there{where}")]
+        return [Problem.unreadable(error)]
     if "objects" not in (read_json(checkpoint / "context" / "io.json") or {}):
-        wrong.append("context/io.json is missing or damaged")
+        wrong.append(Problem.of_file("context/io.json", "is missing or damaged"))
     return wrong
 
 
@@ -103,19 +126,14 @@ def seems_intact(checkpoint: Path) -> bool:
     return not wrong or is_unreadable(wrong)
 
 
-def keeps_from_resuming(wrong: list[str]) -> list[str]:
+def keeps_from_resuming(wrong: Sequence[Problem]) -> list[Problem]:
     """Those of a checkpoint's problems that prevent resuming from it."""
-    return [problem for problem in wrong if not problem.startswith(CONTEXT)]
+    return [problem for problem in wrong if not (problem.file or "").startswith(CONTEXT)]
 
 
-def is_unreadable(wrong: list[str]) -> bool:
+def is_unreadable(wrong: Sequence[Problem]) -> bool:
     """Whether all problems are of the file system: what the checkpoint holds is then unknown."""
-    return bool(wrong) and all(UNREADABLE in problem for problem in wrong)
-
-
-def unreadable(name: str, error: OSError) -> str:
-    """The problem of a file that exists and cannot be read."""
-    return f"{name}{UNREADABLE}{error.strerror or type(error).__name__}"
+    return bool(wrong) and all(problem.is_unreadable for problem in wrong)
 
 
 class Content(NamedTuple):
@@ -148,18 +166,18 @@ class Budget:
             return True
 
 
-def look(checkpoint: Path, *, named_in: Sequence[str] | None = None) -> Findings:
+def look(checkpoint: Path, *, files: Container[str | None] | None = None) -> Findings:
     """Check sizes and samples of all files, and read those without a valid checksum, up to READ_BYTES.
 
-    With `named_in`, only the files that these problems name. Raises OSError, and ValueError if .metadata is damaged.
+    With `files`, only those of these names. Raises OSError, and ValueError if .metadata is damaged.
     """
     listed = contents_of(checkpoint)
-    contents = [content for content in listed.contents if named_in is None or _is_named(content, named_in)]
+    contents = [content for content in listed.contents if files is None or content.name in files]
     found = damages_in(checkpoint, contents, Budget(READ_BYTES))
     return Findings(found, listed.is_verified and not found)
 
 
-def damages(checkpoint: Path) -> list[str]:
+def damages(checkpoint: Path) -> list[Problem]:
     """How the files of a checkpoint differ from what was written; reads every byte.
 
     Raises OSError, and ValueError if .metadata is damaged.
@@ -167,15 +185,15 @@ def damages(checkpoint: Path) -> list[str]:
     return damages_in(checkpoint, contents_of(checkpoint).contents)
 
 
-def damages_in(checkpoint: Path, contents: Sequence[Content], budget: Budget | None = None) -> list[str]:
+def damages_in(checkpoint: Path, contents: Sequence[Content], budget: Budget | None = None) -> list[Problem]:
     """How these files differ from what was written: with a budget as `look` finds it, without by reading every byte."""
     return in_threads(lambda content: _damage(checkpoint, content, budget), contents)
 
 
-def in_threads(check: Callable[[Content], str], contents: Sequence[Content]) -> list[str]:
+def in_threads(check: Callable[[Content], Problem | None], contents: Sequence[Content]) -> list[Problem]:
     """The problems that `check` finds in files, in threads, which mostly wait for the file system."""
     count = max(1, min(manifest.READERS, len(contents)))
-    found = [""] * len(contents)
+    found: list[Problem | None] = [None] * len(contents)
 
     def check_share(share: int) -> None:  # not a task per file: there may be tens of thousands
         for number in range(share, len(contents), count):
@@ -184,10 +202,6 @@ def in_threads(check: Callable[[Content], str], contents: Sequence[Content]) -> 
     with ThreadPoolExecutor(count) as readers:
         list(readers.map(check_share, range(count)))
     return [problem for problem in found if problem]
-
-
-def _is_named(content: Content, problems: Sequence[str]) -> bool:
-    return any(problem.startswith(f"{content.name} ") for problem in problems)
 
 
 def size(file: Path) -> int | None:
@@ -234,29 +248,30 @@ def _attributes(objects: JsonObject, kind: str) -> JsonObject:
     return {}
 
 
-def _wrong_size(checkpoint: Path, content: Content) -> str:
-    """What is wrong with the size of a file, by one stat; '' = nothing."""
+def _wrong_size(checkpoint: Path, content: Content) -> Problem | None:
+    """What is wrong with the size of a file, by one stat."""
     try:
         return _misfit(content, os.stat(checkpoint / content.name))
     except OSError as error:
         return _not_there(checkpoint, content.name, error)
 
 
-def _misfit(content: Content, facts: os.stat_result) -> str:
-    """What is wrong with the size of a file; '' = nothing."""
+def _misfit(content: Content, facts: os.stat_result) -> Problem | None:
+    """What is wrong with the size of a file."""
     if not stat.S_ISREG(facts.st_mode):
-        return f"{content.name} is not a regular file"
+        return Problem.of_file(content.name, "is not a regular file")
     more = facts.st_size - content.size
     is_exact = content.crc is not None or content.sample is not None  # torch's table says where the last tensor ends
     if more < 0 or (more > 0 and is_exact):
-        return f"{content.name} has {facts.st_size} bytes, {abs(more)} too {'many' if more > 0 else 'few'}"
-    return ""
+        too = "too many" if more > 0 else "too few"
+        return Problem.of_file(content.name, f"has {facts.st_size} bytes, {abs(more)} {too}")
+    return None
 
 
-def _not_there(checkpoint: Path, name: str, error: OSError) -> str:
+def _not_there(checkpoint: Path, name: str, error: OSError) -> Problem:
     if not _is_gone(error):
-        return unreadable(name, error)
-    return f"{name} is not a regular file" if os.path.lexists(checkpoint / name) else f"{name} is missing"
+        return Problem.unreadable(error, name)
+    return Problem.of_file(name, "is not a regular file" if os.path.lexists(checkpoint / name) else "is missing")
 
 
 def _is_gone(error: OSError) -> bool:
@@ -287,26 +302,27 @@ def _intact(file: Path) -> bool:
         return False
 
 
-def _wrong_weights(checkpoint: Path) -> list[str]:
+def _wrong_weights(checkpoint: Path) -> list[Problem]:
     """What is wrong with the weights' metadata that Megatron and torch write. Raises OSError."""
     weights = weights_of(checkpoint)
     where = "weights/" if weights != checkpoint else ""
     facts = _object_in(weights / "metadata.json")
-    wrong = []
+    wrong: list[Problem] = []
     if facts is None and where:  # fsdp_dtensor has none
-        wrong.append("weights/metadata.json, which is written last, is missing or damaged")
+        name = "weights/metadata.json"
+        wrong.append(Problem(f"{name}, which is written last, is missing or damaged", name))
     by_torch = (facts or {}).get("sharded_backend", "torch_dist") == "torch_dist" or (weights / ".metadata").exists()
     if not (_intact(weights / "common.pt") if by_torch else (weights / "common.pt").is_file()):
-        wrong.append(f"{where}common.pt is missing or damaged")
+        wrong.append(Problem.of_file(f"{where}common.pt", "is missing or damaged"))
     if not by_torch:
         return wrong
     try:
         metadata = read(checkpoint)
     except ValueError as error:
-        return [*wrong, str(error)]
+        return [*wrong, Problem(str(error))]
     incomplete = [name for name, tensor in metadata.tensors.items() if tensor.saved_numbers < tensor.numbers]
     if incomplete and where:  # not tested with fsdp_dtensor's uneven shards
-        wrong.append(f"{len(incomplete)} tensors are stored in part, {incomplete[0]} first")
+        wrong.append(Problem(f"{len(incomplete)} tensors are stored in part, {incomplete[0]} first"))
     return wrong
 
 
@@ -343,8 +359,8 @@ def contents_of(checkpoint: Path) -> Listed:
     return Listed(contents, is_summed and is_complete)
 
 
-def _damage(checkpoint: Path, content: Content, budget: Budget | None) -> str:
-    """How a file differs from what was written, '' = not at all; without a budget, every byte is read."""
+def _damage(checkpoint: Path, content: Content, budget: Budget | None) -> Problem | None:
+    """How a file differs from what was written; without a budget, every byte is read."""
     name = content.name
     try:
         # Opening a pipe in place of the file would otherwise wait for a writer.
@@ -359,20 +375,23 @@ def _damage(checkpoint: Path, content: Content, budget: Budget | None) -> str:
         if budget is None or (not is_trusted and budget.take(content.size)):
             return _damage_in_bytes(handle, content)
         if content.sample is not None and manifest.sample_of(handle, content.size) != content.sample:
-            return f"{name} is not as it was written: a sample of its bytes differs"
+            return Problem.of_file(name, "is not as it was written: a sample of its bytes differs")
     except OSError as error:
-        return unreadable(name, error)
+        return Problem.unreadable(error, name)
     finally:
         os.close(handle)
-    return ""
+    return None
 
 
-def _damage_in_bytes(handle: int, content: Content) -> str:
+def _damage_in_bytes(handle: int, content: Content) -> Problem | None:
     """How the bytes of a file differ from what was written; without a manifest, the first damaged tensor."""
     if content.crc is not None:
-        same = manifest.crc_of(handle) == content.crc
-        return "" if same else f"{content.name} is not as it was written: its checksum differs"
+        if manifest.crc_of(handle) == content.crc:
+            return None
+        return Problem.of_file(content.name, "is not as it was written: its checksum differs")
     if content.sample is not None and manifest.sample_of(handle, content.size) != content.sample:
-        return f"{content.name} is not as it was written: a sample of its bytes differs"
-    broken = ((at, length) for at, length in content.parts if not intact_part(handle, at, length))
-    return next((f"{content.name} is damaged between bytes {at} and {at + length}" for at, length in broken), "")
+        return Problem.of_file(content.name, "is not as it was written: a sample of its bytes differs")
+    for at, length in content.parts:
+        if not intact_part(handle, at, length):
+            return Problem.of_file(content.name, f"is damaged between bytes {at} and {at + length}")
+    return None

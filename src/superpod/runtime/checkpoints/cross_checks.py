@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from superpod.runtime.checkpoints import manifest
-from superpod.runtime.checkpoints.checkpoint_files import Content, contents_of, in_threads
+from superpod.runtime.checkpoints.checkpoint_files import Content, Problem, contents_of, in_threads
 from superpod.runtime.checkpoints.checkpoint_metadata import saved_step, weights_of
 from superpod.runtime.checkpoints.checkpoints import step_of
 
@@ -25,7 +25,7 @@ from superpod.runtime.checkpoints.checkpoints import step_of
 class CrossCheck:
     """Signs that the files of a checkpoint are of several saves."""
 
-    problems: list[str]
+    problems: list[Problem]
     """proofs: it must not be resumed from"""
     doubt: str = ""
     """why another checkpoint is preferred; '' = no reason"""
@@ -35,7 +35,7 @@ def cross_check(checkpoint: Path, others: Sequence[Path]) -> CrossCheck:
     """Check a checkpoint that is not verified, against itself and the `others` of its run. Raises OSError."""
     named, saved = step_of(checkpoint.name), saved_step(checkpoint)
     if named is not None and saved is not None and named != saved:
-        return CrossCheck([f"common.pt is of step {saved}, and the folder of step {named}"])
+        return CrossCheck([Problem.of_file("common.pt", f"is of step {saved}, and the folder of step {named}")])
     shards = _shards(checkpoint)
     older_or_newer = [other for other in others if step_of(other.name) != named]
     is_own = saved is not None  # its common.pt is of this step: it is not a renamed copy of another checkpoint
@@ -62,15 +62,14 @@ def _shards(checkpoint: Path) -> list[_Shard]:
     begin, end = _time(weights / "common.pt"), _time(weights / "metadata.json")
     shards: list[_Shard] = []
 
-    def read(content: Content) -> str:
+    def read(content: Content) -> None:
         path = checkpoint / content.name
         if content.sample is not None:
             shards.append(_Shard(path, content.name, content.sample, is_in_manifest=True, is_in_time=True))
-            return ""
+            return
         record = manifest.record(path, fully=False)
         is_in_time = not (begin and end and record.mtime_ns) or begin <= record.mtime_ns <= end
         shards.append(_Shard(path, content.name, record.sample or 0, is_in_manifest=False, is_in_time=is_in_time))
-        return ""
 
     in_threads(read, [c for c in contents_of(checkpoint).contents if c.name.endswith(".distcp")])
     return sorted(shards, key=lambda shard: shard.name)
@@ -83,7 +82,7 @@ def _time(file: Path) -> int:
         return 0
 
 
-def _foreign(shards: Sequence[_Shard], other: Path, *, is_own: bool) -> list[str]:
+def _foreign(shards: Sequence[_Shard], other: Path, *, is_own: bool) -> list[Problem]:
     """Shards that are copies of another checkpoint's; none if all of them are and it may be a renamed copy of that."""
     records = manifest.read(other).records
     same = [shard for shard in shards if _sample(other, shard.name, records) == shard.sample]
@@ -92,7 +91,7 @@ def _foreign(shards: Sequence[_Shard], other: Path, *, is_own: bool) -> list[str
     # Without a manifest there, the time alone tells which of the two is out of place.
     suspects = [s for s in same if not s.is_in_manifest and (s.name in records or not s.is_in_time)]
     misplaced = [shard.name for shard in suspects if _is_same(shard.path, other, shard)]
-    return [f"{name} is the file of {other.name}, byte for byte" for name in misplaced]
+    return [Problem.of_file(name, f"is the file of {other.name}, byte for byte") for name in misplaced]
 
 
 def _sample(checkpoint: Path, name: str, records: Mapping[str, manifest.FileRecord]) -> int | None:

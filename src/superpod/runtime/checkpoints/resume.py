@@ -21,6 +21,7 @@ from pathlib import Path
 from superpod.common.files import JsonObject, append_line, read_lines
 from superpod.errors import UserError
 from superpod.runtime.checkpoints import checkpoint_files, training_records
+from superpod.runtime.checkpoints.checkpoint_files import Problem
 from superpod.runtime.checkpoints.checkpoints import MARK, candidates, discard_unfinished, samples_of, step_of
 from superpod.runtime.checkpoints.cross_checks import CrossCheck, cross_check
 from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
@@ -185,7 +186,7 @@ def newest_usable(
         if problems:
             unreadable = checkpoint_files.is_unreadable(problems)
             if unreadable or not checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
-                damaged.append(Damaged(checkpoint, "; ".join(problems[:3]), unreadable))
+                damaged.append(Damaged(checkpoint, "; ".join(map(str, problems[:3])), unreadable))
             continue
         decided = Resume(checkpoint, tuple(damaged), is_verified=is_verified, doubt=doubt)
         if not doubt:
@@ -206,10 +207,10 @@ def _cross_checked(checkpoint: Path, folders: list[Path]) -> CrossCheck:
     try:
         return cross_check(checkpoint, [folder for folder in folders if folder != checkpoint])
     except (OSError, ValueError) as error:
-        return CrossCheck([f"it{checkpoint_files.UNREADABLE}{error}"])
+        return CrossCheck([Problem.unreadable(error)])
 
 
-def _problems(checkpoint: Path, examine: Examine, pause: Callable[[], object]) -> tuple[list[str], bool]:
+def _problems(checkpoint: Path, examine: Examine, pause: Callable[[], object]) -> tuple[list[Problem], bool]:
     """The problems that two checks have found and that prevent resuming; and whether the checkpoint is verified."""
     if _structure_problems(checkpoint):
         pause()
@@ -219,13 +220,13 @@ def _problems(checkpoint: Path, examine: Examine, pause: Callable[[], object]) -
         found = examine(checkpoint)
         if problems := checkpoint_files.keeps_from_resuming(found.problems):
             pause()
-            found = checkpoint_files.look(checkpoint, named_in=problems)
+            found = checkpoint_files.look(checkpoint, files=[problem.file for problem in problems])
     except (OSError, ValueError) as error:
-        return [f"it{checkpoint_files.UNREADABLE}{error}"], False
+        return [Problem.unreadable(error)], False
     return checkpoint_files.keeps_from_resuming(found.problems), found.is_verified
 
 
-def _structure_problems(checkpoint: Path) -> list[str]:
+def _structure_problems(checkpoint: Path) -> list[Problem]:
     return checkpoint_files.keeps_from_resuming(checkpoint_files.structure_problems(checkpoint))
 
 

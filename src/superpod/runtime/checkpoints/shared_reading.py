@@ -25,7 +25,7 @@ if __name__ == "__main__":  # run from the run folder, which holds what it impor
 from superpod.common.units import duration
 from superpod.runtime.attempts import job_code, job_step
 from superpod.runtime.checkpoints import checkpoint_files
-from superpod.runtime.checkpoints.checkpoint_files import Budget, Content, Findings
+from superpod.runtime.checkpoints.checkpoint_files import Budget, Content, Findings, Problem
 
 SHARE_FROM_FILES = 4096
 """Number of files above which a job step, which takes a second or two to start, is faster than one node."""
@@ -79,7 +79,7 @@ class SharedReader:
         found = self._look(checkpoint, listed.contents, bytes_)
         return Findings(found, listed.is_verified and not found)
 
-    def _look(self, checkpoint: Path, contents: list[Content], bytes_: int) -> list[str]:
+    def _look(self, checkpoint: Path, contents: list[Content], bytes_: int) -> list[Problem]:
         is_large = len(contents) >= self._share_from or (self._fully and bytes_ >= SHARE_FROM_BYTES)
         if len(self._nodes) < 2 or not is_large:
             return _look_here(checkpoint, contents, -1 if self._fully else checkpoint_files.READ_BYTES)
@@ -102,7 +102,7 @@ class SharedReader:
 
     def _answers(
         self, checkpoint: Path, shares: list[list[Content]], limit_s: float
-    ) -> tuple[dict[int, list[str]], bool]:
+    ) -> tuple[dict[int, list[Problem]], bool]:
         """What every node found in its share, by the number of the share; and whether some were not done in time."""
         bytes_ = -1 if self._fully else checkpoint_files.READ_BYTES // len(shares)
         file = self._folder / SHARES
@@ -115,12 +115,16 @@ class SharedReader:
             return {}, False
         finally:
             file.unlink(missing_ok=True)
-        answers = {node: json.loads(line) for node, line in lines.items() if re.fullmatch(r"\[.*\]", line)}
+        answers = {
+            node: [Problem(*row) for row in json.loads(line)]
+            for node, line in lines.items()
+            if re.fullmatch(r"\[.*\]", line)
+        }
         self.steps += bool(answers) or code in (0, None)  # an srun that fails at once has made no step
         return answers, code is None
 
 
-def _look_here(checkpoint: Path, contents: Sequence[Content], bytes_: int) -> list[str]:
+def _look_here(checkpoint: Path, contents: Sequence[Content], bytes_: int) -> list[Problem]:
     """What is wrong with these files; reads up to `bytes_` of those without a checksum, -1 = every byte of all."""
     return checkpoint_files.damages_in(checkpoint, contents, Budget(bytes_) if bytes_ >= 0 else None)
 
