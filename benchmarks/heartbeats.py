@@ -197,7 +197,7 @@ def a_file_a_rank(job: Job) -> Figures:
         driver.terminate()
         driver.join()
     begin = time.perf_counter()
-    stall.first_silent(attempt, job.limit_s, job.began)
+    stall.Watch(attempt, job.limit_s, job.began).look()
     look_s = time.perf_counter() - begin
     calls = sum(n for name, n in job.counts.items() if name != "late")
     looks = 4 * job.nodes * job.ranks / max(look_s, POLL_S)  # the watcher's open, seek, read and close a file
@@ -265,14 +265,14 @@ def note(job: Job, core: int, second: int, calls: int) -> None:
         job.counts["late"] = max(job.counts.get("late", 0), time.time() - job.began - second - 1)
 
 
-def watch(job: Job, look: Callable[[], str], attempt: Path) -> Figures:
+def watch(job: Job, look: Callable[[], str | None], attempt: Path) -> Figures:
     """Ask for a look every second until a rank is named; the longest look and the cost of the measured time."""
     figures, calls = Figures(), count_calls(attempt)
     time.sleep(max(0.0, job.began - time.time()))
     used, last = time.process_time(), job.began + job.seconds - 1
     while not figures.words and time.time() < last + 3 * job.limit_s:
         begin = time.perf_counter()
-        figures.words = look()
+        figures.words = look() or ""
         figures.look_s = max(figures.look_s, time.perf_counter() - begin)
         if time.time() < job.began + job.seconds:
             figures.core = (time.process_time() - used) / (time.time() - job.began)

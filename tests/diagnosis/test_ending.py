@@ -74,7 +74,7 @@ def test_a_run_whose_job_was_cancelled_long_ago_ends(run, slurm):
     attempt.mark("running", before=0)
     output = slurm(None, "CANCELLED by 0")
     words = guard.nothing_to_do(run, lambda job: ending.of(job, output), "400")
-    assert "job 359 was cancelled by" in words
+    assert "job 359 was cancelled by" in str(words)
     assert run.stop is not None
     assert attempt.result["state"] == "cancelled"
 
@@ -82,7 +82,7 @@ def test_a_run_whose_job_was_cancelled_long_ago_ends(run, slurm):
 def test_another_user_who_cancelled_is_named(run, monkeypatch):
     attempt = run.new_attempt(job="359")
     attempt.mark("running", before=0)
-    assert "was cancelled by daemon, so" in guard.nothing_to_do(run, lambda job: "CANCELLED by 1", "400")
+    assert "was cancelled by daemon, so" in str(guard.nothing_to_do(run, lambda job: "CANCELLED by 1", "400"))
     assert attempt.result["message"] == "cancelled by daemon (scancel)"
 
 

@@ -68,7 +68,7 @@ def test_failures_are_bounded_even_with_progress(run):
         ended(run, 10 * number)
         checkpoint(run, 10 * (number + 1))
     assert guard.must_stop(run, 2, 3) is None
-    assert guard.must_stop(run, 2, 2).startswith("3 attempts failed, and 2 are allowed")
+    assert str(guard.must_stop(run, 2, 2)).startswith("3 attempts failed, and 2 are allowed")
 
 
 def test_an_attempt_that_died_without_a_word_is_closed(run):
@@ -89,10 +89,10 @@ def test_nothing_to_do(run):
     ended(run, 0, "requeued")
     assert guard.nothing_to_do(run, lambda job: "TIMEOUT", "2") is None
     assert guard.nothing_to_do(run, lambda job: "CANCELLED", "1") is None, "the same job, requeued"
-    assert "was cancelled by the user" in guard.nothing_to_do(run, lambda job: "CANCELLED", "2")
-    assert "is stopped" in guard.nothing_to_do(run, lambda job: "", "3")
+    assert "was cancelled by the user" in str(guard.nothing_to_do(run, lambda job: "CANCELLED", "2"))
+    assert "is stopped" in str(guard.nothing_to_do(run, lambda job: "", "3"))
     (run.path / "done").write_text("{}")
-    assert guard.nothing_to_do(run, lambda job: "", "3").endswith("is done")
+    assert str(guard.nothing_to_do(run, lambda job: "", "3")).endswith("is done")
 
 
 def test_the_longest_save_sets_the_warning(run):
@@ -119,7 +119,7 @@ def test_all_is_well(run):
 
 
 def test_nobody_has_begun(run):
-    assert "no rank has begun" in silent(run.new_attempt(), began_ago=400)
+    assert "no rank has begun" in str(silent(run.new_attempt(), began_ago=400))
 
 
 def test_the_rank_that_no_longer_answers_is_named(run):
@@ -133,7 +133,7 @@ def test_the_rank_that_did_not_come_to_the_step_is_named(run):
     attempt = run.new_attempt()
     for number in range(4):
         beat(attempt, number, ago=1, step=6 if number != 1 else 5, moved=50)
-    assert silent(attempt).startswith("rank 1 on n1 is stuck in train since step 5")
+    assert str(silent(attempt)).startswith("rank 1 on n1 is stuck in train since step 5")
 
 
 @pytest.mark.parametrize("phase", ["save", "validate", "start"])

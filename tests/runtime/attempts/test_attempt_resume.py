@@ -133,4 +133,4 @@ def test_an_attempt_whose_ranks_were_not_started_is_none_without_progress(run, j
         early = run.new_attempt(job="8")
         early.mark("running", before=0)
         early.finish("failed", message="it broke")
-    assert "2 attempts in a row made no new checkpoint" in guard.must_stop(run, idle_attempts=2, failures=9)
+    assert "2 attempts in a row made no new checkpoint" in str(guard.must_stop(run, idle_attempts=2, failures=9))

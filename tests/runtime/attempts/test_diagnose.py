@@ -121,7 +121,8 @@ def test_a_requeue_is_no_failure_that_says_nothing(attempt, monkeypatch):
 def test_an_attempt_of_another_job_that_was_killed_has_failed(attempt, monkeypatch):
     attempt.mark("running", job="7")
     monkeypatch.setenv("SLURM_JOB_ID", "8")
-    assert "1 attempts failed" in guard.must_stop(RunFolder(attempt.path.parents[1]), idle_attempts=9, failures=0)
+    reason = guard.must_stop(RunFolder(attempt.path.parents[1]), idle_attempts=9, failures=0)
+    assert "1 attempts failed" in str(reason)
 
 
 def test_each_node_s_log_is_read_once(attempt, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 from superpod.runtime.attempts import attempt_end, guard
 from superpod.runtime.attempts.guard import StoppedBy
 from superpod.runtime.runs import run_state
+from superpod.runtime.runs.run_state import State
 
 
 def finished(run, state="failed", message="", **facts):
@@ -51,7 +52,7 @@ def test_a_run_that_its_user_lets_go_on_begins_to_count_anew(run):
     assert not run.state_files().was_resumed
     for _ in range(2):
         finished(run, message="CUDA error", before=0)
-    assert "the last one: CUDA error" in guard.must_stop(run, 2, 9)
+    assert "the last one: CUDA error" in str(guard.must_stop(run, 2, 9))
     guard.stop(run, "no progress", by=StoppedBy.GUARD)
     assert json.loads((run.path / "stop").read_text())["reason"] == "no progress"
     guard.allow_resume(run)
@@ -61,7 +62,7 @@ def test_a_run_that_its_user_lets_go_on_begins_to_count_anew(run):
     finished(run, before=0)
     assert not run.state_files().was_resumed
     assert guard.must_stop(run, 2, 9) is None
-    assert guard.must_stop(run, 1, 9).endswith("the last one: ended without a result")
+    assert str(guard.must_stop(run, 1, 9)).endswith("the last one: ended without a result")
 
 
 def test_attempts_that_do_not_count_are_not_judged(run):
@@ -95,14 +96,14 @@ def test_a_run_is_done_stopped_or_cancelled(run):
     guard.allow_resume(run)
     assert asked() is None
     (run.path / "again.json").unlink()
-    assert asked().endswith("job 8 was cancelled by the user, so the run ends")
+    assert str(asked()).endswith("job 8 was cancelled by the user, so the run ends")
     assert attempt.result["message"] == "cancelled by the user (scancel)"
     assert run.stop == run_state.Stop("job 8 was cancelled by the user", StoppedBy.USER)
-    assert asked().endswith("is stopped: job 8 was cancelled by the user")
+    assert str(asked()).endswith("is stopped: job 8 was cancelled by the user")
     (run.path / "stop").unlink()
     (run.path / "done").write_text("{}")
-    assert asked().endswith("is done") is run.done
-    assert not asked(pending=True).endswith("is done")
+    assert str(asked()).endswith("is done") is run.done
+    assert not str(asked(pending=True)).endswith("is done")
 
 
 @pytest.mark.parametrize(("same", "state"), [(True, "requeued"), (False, "failed")])
@@ -121,7 +122,7 @@ def test_a_killed_attempt_is_finished_by_the_next(run, monkeypatch, same, state)
 def test_what_ended_its_launcher_is_kept_as_evidence(run, monkeypatch):
     attempt = run.new_attempt()
     attempt.mark("running", before=0)
-    end = attempt_end.End("failed", "killed by SIGKILL", "the launcher")
+    end = attempt_end.End(State.FAILED, "killed by SIGKILL", "the launcher")
     monkeypatch.setattr(attempt_end, "of", lambda run, attempt: end)
     guard.must_stop(run, 9, 9)
     assert (attempt.result["message"], attempt.result[attempt_end.KILLED]) == ("killed by SIGKILL", "the launcher")

@@ -52,7 +52,9 @@ def test_attempts_of_two_minutes_are_not_judged_by_time_before_they_add_up(run):
         attempt_of(run, 3 * number, 3, 0.15, 120)
         assert guard.must_stop(run, 2, 20) is None
     attempt_of(run, 12, 3, 0.15, 120)
-    assert guard.must_stop(run, 2, 20).startswith("5 attempts in a row brought 15 steps in 10 min, and the steps that")
+    assert str(guard.must_stop(run, 2, 20)).startswith(
+        "5 attempts in a row brought 15 steps in 10 min, and the steps that"
+    )
 
 
 def test_short_attempts_without_a_kept_step_are_idle_at_once(run):
@@ -60,7 +62,7 @@ def test_short_attempts_without_a_kept_step_are_idle_at_once(run):
     attempt_of(run, 3, 0, 0.15, 60)
     assert guard.must_stop(run, 2, 20) is None
     attempt_of(run, 3, 0, 0.15, 60)
-    assert guard.must_stop(run, 2, 20).startswith("2 attempts in a row made no new checkpoint")
+    assert str(guard.must_stop(run, 2, 20)).startswith("2 attempts in a row made no new checkpoint")
 
 
 def slow_saves(run, before, steps, step_s, save_s):

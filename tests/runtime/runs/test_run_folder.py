@@ -14,7 +14,7 @@ from superpod.common.files import append_line, write_json
 from superpod.errors import UserError
 from superpod.runtime.runs import run_folder
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
-from superpod.runtime.runs.run_state import DONE, UNRECORDED, Cause, Status
+from superpod.runtime.runs.run_state import DONE, UNRECORDED, Cause, State, Status
 from tests.conftest import NAME, fill
 
 
@@ -193,7 +193,7 @@ def test_the_lock_is_held_once_and_its_holder_is_named(run):
 def test_after_kill_9_of_everything_the_run_has_failed_and_is_free(run):
     with running(hold(run)) as process:
         os.kill(process.pid, signal.SIGKILL)
-    assert run.status() == Status("failed", UNRECORDED, "001", cause=Cause.UNRECORDED)
+    assert run.status() == Status(State.FAILED, UNRECORDED, "001", cause=Cause.UNRECORDED)
     with run.lock():
         assert run.new_attempt().name == "002"
 
@@ -309,7 +309,7 @@ def test_saving_is_told_by_the_heartbeat(run):
 def test_a_torn_result_is_a_failed_attempt(run, text):
     attempt = run.new_attempt()
     (attempt.path / "result.json").write_text(text)
-    assert run.status() == Status("failed", "attempts/001/result.json cannot be read", "001")
+    assert run.status() == Status(State.FAILED, "attempts/001/result.json cannot be read", "001")
     attempt.finish("failed", exit_code=1)
     assert attempt.result["state"] == "failed"
 
