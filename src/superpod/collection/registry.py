@@ -23,7 +23,7 @@ from superpod.collection.declarations import (
     sequence,
     shape_for,
 )
-from superpod.collection.facts import absent, names
+from superpod.collection.facts import names
 from superpod.errors import UserError, cut, did_you_mean
 
 __all__ = [
@@ -56,6 +56,8 @@ def find(name: str) -> Recipe:
     Raises:
         UserError: naming the closest ones when there is none.
     """
+    from superpod.collection.facts import absent  # numpy, which listing recipes does not need
+
     for m in models().values():  # its own file is enough
         if name.startswith(m.name) and name in (own := recipes_of(m)):
             return own[name]
