@@ -111,7 +111,7 @@ def test_an_illegal_layout_is_refused_as_ever():
 def test_the_script_carries_one_models_layouts_and_stays_small():
     run = deferred.plan(Request(RECIPE))
     layouts = [name for name in deferred.sources(run) if "/layouts/" in name]
-    assert layouts == ["superpod/collection/layouts/llama3_8b.toml"]
+    assert layouts == ["superpod/included/recipes/layouts/llama3_8b.toml"]
     text = submit.script(submit.Submission(run, profiles.load("dgx_h100")))
     assert len(text) < 1_000_000  # Slurm's max_script_size is 4 MB
     assert text == submit.script(submit.Submission(run, profiles.load("dgx_h100")))
