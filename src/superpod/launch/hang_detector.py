@@ -13,6 +13,7 @@ from superpod.runtime.heartbeat import heartbeat, stall
 from superpod.runtime.processes.attempt_processes import find, send
 from superpod.runtime.rank import stacks
 from superpod.runtime.runs.run_folder import Attempt
+from superpod.runtime.runs.run_state import State
 
 
 class HangDetector:
@@ -42,5 +43,5 @@ class HangDetector:
             stacks.ask([*find(self.attempt.path)], self.attempt)
             self.stalled = stacks.joined(self.stalled, self.attempt)
             with contextlib.suppress(UserError):
-                self.attempt.mark("stalled", message=self.stalled)
+                self.attempt.mark(State.STALLED, message=self.stalled)
             send(find(self.attempt.path), signal.SIGKILL)

@@ -31,6 +31,7 @@ from superpod.runtime.rank import capture, nsys
 from superpod.runtime.rank.rank import attach
 from superpod.runtime.runs import versions
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
+from superpod.runtime.runs.run_state import State
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -161,7 +162,7 @@ def _parameters(partial: run.Partial, ranks: int) -> int:
 class AttemptEnd:
     """How an attempt ended."""
 
-    state: str
+    state: State
     exit_code: int
     message: str
 
@@ -214,7 +215,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
     finally:
         send(find(attempt.path), signal.SIGKILL)
     if detector.stalled and not folder.done:
-        return AttemptEnd("stalled", 1, detector.stalled)
+        return AttemptEnd(State.STALLED, 1, detector.stalled)
     return _verdict(folder, attempt, stop.received, state)
 
 
@@ -295,10 +296,11 @@ def _verdict(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: str)
     from superpod.runtime.attempts.diagnose import why
 
     if folder.done:
-        return AttemptEnd("done", 0, "")
+        return AttemptEnd(State.DONE, 0, "")
     if stops:
         saved = attempt.heartbeat().get("checkpoint")
-        return AttemptEnd("cancelled", 130, "stopped by the user, checkpoint saved" if saved else "stopped by the user")
+        message = "stopped by the user, checkpoint saved" if saved else "stopped by the user"
+        return AttemptEnd(State.CANCELLED, 130, message)
     if torchx_state.endswith("SUCCEEDED"):
-        return AttemptEnd("failed", 1, "the job ended before its last step")
-    return AttemptEnd("failed", 1, why(folder, attempt).cause)
+        return AttemptEnd(State.FAILED, 1, "the job ended before its last step")
+    return AttemptEnd(State.FAILED, 1, why(folder, attempt).cause)

@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from superpod.errors import counted
+from superpod.runtime.runs.run_state import State
 
 if TYPE_CHECKING:
     from superpod.reports.report_figures import Figures
@@ -23,7 +24,7 @@ WAITING = 0.1
 def of(run: Record, figures: Figures) -> str:
     """One move, the most urgent; '' where the figures call for none."""
     path = shlex.quote(str(run.path))
-    if run.state in ("failed", "stalled"):
+    if run.state in (State.FAILED, State.STALLED):
         return f"recipes why {path} names what ended it"
     if remark := _remark(run):
         return f"{remark}: recipes why {path} has the lines"
@@ -87,7 +88,7 @@ LOSSES = {
 
 
 def _of_rehearsal(run: Record) -> str:
-    if run.state != "done":
+    if run.state != State.DONE:
         return ""
     return f"a rehearsal's speed says nothing of GPUs: recipes check {run.path.parent.name} plans the real run"
 

@@ -16,6 +16,7 @@ from superpod.reports.runs import run_record
 from superpod.reports.runs.loss_ends import Losses
 from superpod.reports.runs.run_record import Span, Step, median_or_none
 from superpod.runtime.runs.run_folder import RunFolder, Status
+from superpod.runtime.runs.run_state import State
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -204,7 +205,7 @@ CALIBRATED = 0.1
 def _offer(run: Summary) -> str:
     """What makes plans fit these machines, where a finished run was far from its plan."""
     planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
-    if run.status.state != "done" or not (planned and measured) or abs(planned / measured - 1) < CALIBRATED:
+    if run.status.state != State.DONE or not (planned and measured) or abs(planned / measured - 1) < CALIBRATED:
         return ""
     return f"to plan with what these machines reach: recipes calibrate {shlex.quote(str(run.path))} --out mine.toml"
 

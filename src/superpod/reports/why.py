@@ -16,6 +16,7 @@ from superpod.diagnosis.verdict import FAILED, HEALTHY, NO_FAILURE, Finding, Ver
 from superpod.errors import UserError
 from superpod.runtime.attempts import diagnose
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
+from superpod.runtime.runs.run_state import State
 
 LOG_NAMES = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".gz", ".xz", ".bz2")
 MOST_FILES = 20_000
@@ -110,8 +111,10 @@ def of_run(run: RunFolder, attempt: str = "") -> Answer:
         verdict = replace(
             verdict, state=state, words=f"the run is done; {verdict.words}" if verdict.words else "the run is done"
         )
-    elif verdict.state in (HEALTHY, NO_FAILURE) and (state := run.status()).state in ("failed", "stalled", "cancelled"):
-        verdict = replace(verdict, words=f"its logs name no cause; the run is {state.state}: {state.message}")
+    elif verdict.state in (HEALTHY, NO_FAILURE):
+        status = run.status()
+        if status.state in (State.FAILED, State.STALLED, State.CANCELLED):
+            verdict = replace(verdict, words=f"its logs name no cause; the run is {status.state}: {status.message}")
     verdict = replace(verdict, notes=(*verdict.notes, *_earlier(attempts, chosen)))
     verdict = _of_its_launcher(verdict, run, chosen)
     return Answer(str(run.path), _with_plan(verdict, run, chosen), chosen.name)

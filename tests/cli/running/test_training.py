@@ -15,6 +15,7 @@ from superpod.requests.request import Request
 from superpod.runtime.checkpoints.resume import Resume
 from superpod.runtime.processes import attempt_processes
 from superpod.runtime.runs.run_folder import RunFolder
+from superpod.runtime.runs.run_state import State
 from superpod.slurm.status import watch
 from superpod.slurm.submission import connection
 
@@ -53,7 +54,7 @@ def train(monkeypatch, tmp_path):
     return call
 
 
-DONE, CANCELLED = local.AttemptEnd("done", 0, ""), local.AttemptEnd("cancelled", 130, "stopped by the user")
+DONE, CANCELLED = local.AttemptEnd(State.DONE, 0, ""), local.AttemptEnd(State.CANCELLED, 130, "stopped by the user")
 
 
 def seen(run: RunFolder) -> watch.RunView:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -279,22 +278,6 @@ def test_the_folder_may_come_from_the_environment(run, monkeypatch):
     monkeypatch.setenv("SUPERPOD_ATTEMPT", attempt.name)
     fit(run, attempt, callback=RunCallback())
     assert run.done
-
-
-def test_the_package_works_alone_under_another_name(tmp_path):
-    """As in a job: copied, with no superpod to be imported."""
-    import shutil
-
-    import superpod.runtime as runtime
-
-    shutil.copytree(Path(runtime.__file__).parent, tmp_path / "copied")
-    code = f"""
-import sys; sys.path.insert(0, {str(tmp_path)!r})
-sys.modules["superpod"] = None
-import copied, copied.capture, copied.checkpoints, copied.files, copied.locks, copied.stopping
-print([name for name in ("torch", "lightning", "superpod.launch") if name in sys.modules])"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_capture_does_nothing_outside_a_rank(tmp_path, monkeypatch):

@@ -54,6 +54,7 @@ def train_held(console: Console, local_run: LocalRun, folder: RunFolder, attempt
     from superpod.runtime.checkpoints import resume
     from superpod.runtime.processes.attempt_processes import refuse_running
     from superpod.runtime.runs import pending_facts
+    from superpod.runtime.runs.run_state import State
 
     refuse_running(folder.path)
     preflight.disk(folder.path, local_run.checkpoint_bytes)
@@ -65,7 +66,7 @@ def train_held(console: Console, local_run: LocalRun, folder: RunFolder, attempt
     attempt.write_env(os.environ)
     pending_facts.keep(attempt, _facts(local_run), local_run.lines)
     _announce(console, local_run, folder, attempt, decided.words if folder.attempts[1:] else "")
-    end = local.AttemptEnd("failed", 1, "the launcher failed")
+    end = local.AttemptEnd(State.FAILED, 1, "the launcher failed")
     steps = Steps(console, folder, local_run.max_steps)
     try:
         with steps:

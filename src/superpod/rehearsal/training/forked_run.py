@@ -22,6 +22,7 @@ from superpod.rehearsal.patches.adapters import start_alike
 from superpod.rehearsal.training.rank_record import RankRecord
 from superpod.runtime.heartbeat import stall
 from superpod.runtime.processes import watchdog
+from superpod.runtime.processes.attempt_processes import kill_group, send
 from superpod.runtime.rank import rank_monitor
 from superpod.runtime.runs.run_folder import Attempt
 
@@ -211,8 +212,7 @@ def _last_error(log: Path) -> str:
 
 def _end_session(pid: int) -> None:
     """Kill a rank and the processes that it started: Megatron's checkpoint writers would wait for ever."""
-    for kill in (os.killpg, os.kill):  # the second for a rank that has not reached setsid() yet
-        with contextlib.suppress(ProcessLookupError):
-            kill(pid, signal.SIGKILL)
+    kill_group(pid)
+    send([pid], signal.SIGKILL)  # a rank that has not reached setsid() yet
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)

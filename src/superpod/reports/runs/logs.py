@@ -9,6 +9,7 @@ from superpod.common.redaction import LineRedactor
 from superpod.diagnosis.log_lines import without_codes
 from superpod.diagnosis.rank_logs import Line, is_by_node, node_of, parse, rank_of
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
+from superpod.runtime.runs.run_state import State
 
 
 class Reader:
@@ -74,7 +75,7 @@ class Reader:
         node = rank // size if isinstance(size, int) and size > 0 else None
         by_node = [path for path in ranks if is_by_node(path) and node in (None, node_of(path))]
         chosen = by_node or [path for path in ranks if rank_of(path) == rank]
-        if self._rank is None and attempt.result.get("state") in ("failed", "stalled"):
+        if self._rank is None and attempt.result.get("state") in (State.FAILED, State.STALLED):
             chosen += [path for path in ranks if node_of(path) is None]  # srun.log: why it ended them
         return chosen
 

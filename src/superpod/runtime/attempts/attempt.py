@@ -37,6 +37,7 @@ from superpod.runtime.processes.stray_processes import ENDED, StrayProcesses
 from superpod.runtime.rank import capture, stacks
 from superpod.runtime.runs import owner, run_state
 from superpod.runtime.runs.run_folder import RunFolder, as_user_errors
+from superpod.runtime.runs.run_state import State
 
 POLL_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -199,7 +200,9 @@ class _RunningAttempt:
         self.run, self.job, self.options, self.strays = run, job, options, strays
         self.pause = functools.partial(time.sleep, options.second_look_s)
         self.attempt = run.new_attempt(job=job.id)
-        self.attempt.mark("running", job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run))
+        self.attempt.mark(
+            State.RUNNING, job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run)
+        )
         self.signals: list[str] = []
         """names of the stop signals that arrived, here or at a rank"""
         self.stalled, self.cancelled = "", False
@@ -234,11 +237,11 @@ class _RunningAttempt:
             if isinstance(error, FOR_ALL_JOBS):
                 guard.stop(self.run, message, by=run_state.StoppedBy.GUARD)
             with contextlib.suppress(UserError):
-                self.attempt.finish("failed", message=message or type(error).__name__)
+                self.attempt.finish(State.FAILED, message=message or type(error).__name__)
             raise
         if reason:
             _log(reason)
-            self.attempt.finish("requeued", message=reason, counts=False)
+            self.attempt.finish(State.REQUEUED, message=reason, counts=False)
             return 1
         return self._wait(command)
 
@@ -266,7 +269,7 @@ class _RunningAttempt:
             owner.refuse_unsafe_checkpoint(decided.checkpoint)
         resume.settle(self.run, self.attempt, decided)
         _log(decided.words)
-        self.attempt.mark("running", before=guard.newest_step(self.run))
+        self.attempt.mark(State.RUNNING, before=guard.newest_step(self.run))
         self.step += reader.steps
 
     def _import_model(self) -> None:
@@ -335,7 +338,7 @@ class _RunningAttempt:
             stacks.settle(self.attempt)
             self.stalled = stacks.joined(silent, self.attempt)
             with contextlib.suppress(UserError):
-                self.attempt.mark("stalled", message=self.stalled)
+                self.attempt.mark(State.STALLED, message=self.stalled)
             _log(self.stalled)
             ending.printed("scancel", "--signal=KILL", f"{self.job.id}.{self.step}")
             ranks.send_signal(signal.SIGTERM)
@@ -359,45 +362,45 @@ class _RunningAttempt:
         _log(f"{state}: {message or f'step {last}'}")
         if self._end_strays(code):
             self.attempt.finish(state, exit_code=code, message=message, **{ENDED: True})
-        if done and state != "requeued":
+        if done and state is not State.REQUEUED:
             guard.drop_chain(self.run, self.job.id)
             return int(bool(message))
-        if state != "cancelled" and (refusal := self._submit_next()):
+        if state is not State.CANCELLED and (refusal := self._submit_next()):
             self.attempt.finish(state, exit_code=code, message=f"{message}; {refusal}")
             _log(refusal)
-        if "SIGTERM" in self.signals and slurm_state == "RUNNING" and state == "requeued" and self._requeue():
+        if "SIGTERM" in self.signals and slurm_state == "RUNNING" and state is State.REQUEUED and self._requeue():
             time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
-        return 0 if state == "requeued" else 1
+        return 0 if state is State.REQUEUED else 1
 
-    def _end(self, code: int | None, newest: int, *, is_done: bool) -> tuple[str, str]:
+    def _end(self, code: int | None, newest: int, *, is_done: bool) -> tuple[State, str]:
         """The attempt's state and message, after the pending export of a finished training."""
         self._mark_if_cancelled()
         if is_done:
             message = self._export()
             self._mark_if_cancelled()  # while it exported
             if not message:
-                return "done", ""
+                return State.DONE, ""
             if self.cancelled:
-                return "cancelled", message
-            return "requeued" if "SIGTERM" in self.signals else "failed", message
+                return State.CANCELLED, message
+            return State.REQUEUED if "SIGTERM" in self.signals else State.FAILED, message
         if self.job.is_preempted():
             self.signals.append("SIGTERM")
         if self.cancelled or guard.is_cancelled(self.run):
-            return "cancelled", "cancelled by the user"
+            return State.CANCELLED, "cancelled by the user"
         if self.stalled:
-            return "stalled", self.stalled
+            return State.STALLED, self.stalled
         if self.signals:
             reason = " and ".join(dict.fromkeys(SIGNAL_MEANINGS.get(name, name) for name in self.signals))
-            return "requeued", f"{reason}; goes on from step {newest}" if newest else f"{reason}; no checkpoint yet"
+            return State.REQUEUED, f"{reason}; goes on from step {newest}" if newest else f"{reason}; no checkpoint yet"
         self._note_kills(code or 0)
-        return "failed", guard.last_words(self.run, self.attempt, code or 0)
+        return State.FAILED, guard.last_words(self.run, self.attempt, code or 0)
 
     def _note_kills(self, code: int) -> None:
         """Record for `why` the signal that ended srun, and the kernel's out-of-memory kills."""
         kills = attempt_end.oom_kills() - self.oom_kills
         words = attempt_end.killed_words("srun", -code, kills) if code < 0 else ""
         with contextlib.suppress(UserError):
-            self.attempt.mark("running", **{attempt_end.KILLED: words, attempt_end.OOM_KILLS: kills})
+            self.attempt.mark(State.RUNNING, **{attempt_end.KILLED: words, attempt_end.OOM_KILLS: kills})
 
     def _export(self) -> str:
         """Write the pending export of a fine-tuning; what went wrong, '' if nothing did or none is pending."""

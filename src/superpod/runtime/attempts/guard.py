@@ -106,7 +106,7 @@ def _finished(attempt: Attempt) -> Attempt:
                 return attempt
             run = RunFolder(attempt.path.parents[1])
             if end := attempt_end.of(run, attempt):
-                attempt.mark("running", **{attempt_end.KILLED: end.killed})
+                attempt.mark(State.RUNNING, **{attempt_end.KILLED: end.killed})
                 attempt.finish(end.state, message=end.message)
                 return attempt
             cause = diagnose.why(run, attempt).cause

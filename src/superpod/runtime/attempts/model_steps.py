@@ -13,6 +13,7 @@ from pathlib import Path
 from superpod.errors import UserError
 from superpod.runtime.runs import owner
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
+from superpod.runtime.runs.run_state import State
 
 BASE = "base"
 """Key of run.json: the NeMo checkpoint that the run starts from, which the job makes where it is missing."""
@@ -54,19 +55,19 @@ def to_import(run: RunFolder) -> bool:
 
 def import_model(command: list[str], run: RunFolder, attempt: Attempt) -> None:
     """Import the model, once for all runs that start from it: the step takes its lock. Raises UserError."""
-    attempt.mark("running", message="importing the model")
+    attempt.mark(State.RUNNING, message="importing the model")
     code = _run([*command, "import", str(run.path)], attempt.path / "import.log")
     if code or to_import(run):
         raise UserError(
             f"the model was not imported: {_last_words(attempt.path / 'import.log', code)}",
             "mend it, then `recipes submit --resume`",
         )
-    attempt.mark("running", message="")
+    attempt.mark(State.RUNNING, message="")
 
 
 def export(command: list[str], run: RunFolder, attempt: Attempt) -> str:
     """Write the Hugging Face folder of a trained run; returns what went wrong, '' for nothing."""
-    attempt.mark("running", message="trained; exporting the best checkpoint")
+    attempt.mark(State.RUNNING, message="trained; exporting the best checkpoint")
     code = _run([*command, "export", str(run.path)], attempt.path / "export-step.log")
     if not code and not run.has_pending_export:
         return ""

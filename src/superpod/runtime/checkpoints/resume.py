@@ -25,6 +25,7 @@ from superpod.runtime.checkpoints.checkpoint_files import Problem
 from superpod.runtime.checkpoints.checkpoints import MARK, candidates, discard_unfinished, samples_of, step_of
 from superpod.runtime.checkpoints.cross_checks import CrossCheck, cross_check
 from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
+from superpod.runtime.runs.run_state import State
 
 FOLDER = "resume"
 """`attempts/NNN/resume`: holds only a link to the checkpoint to resume from; empty for a start at step 1."""
@@ -262,7 +263,7 @@ def settle(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
         if resume.checkpoint:  # NeMo looks for a folder whose name ends so
             link = folder / f"{resume.checkpoint.name.removesuffix('-last')}-last"
             link.symlink_to(os.path.relpath(resume.checkpoint, folder))  # relative: a run folder may be moved
-    attempt.mark("running", resume=resume.facts())
+    attempt.mark(State.RUNNING, resume=resume.facts())
 
 
 def note_saved(run: Path, checkpoint: Path) -> None:

@@ -23,6 +23,7 @@ from superpod.runtime.rank import optimizer_resume, rank_monitor
 from superpod.runtime.rank.capture import capture_output
 from superpod.runtime.rank.stopping import Deadline, StopSignals, save_last
 from superpod.runtime.runs.run_folder import Attempt
+from superpod.runtime.runs.run_state import DONE
 
 if TYPE_CHECKING:
     import torch
@@ -158,7 +159,7 @@ class RunCallback(Callback):
         finished = not self._stopped_by and (bool(early) or trainer.global_step >= max(trainer.max_steps, 0))
         if finished and trainer.is_global_zero:
             marker = {"t": time.time(), "attempt": self.attempt, "step": trainer.global_step}
-            write_json(self._run / "done", marker | ({"early": early} if early else {}))
+            write_json(self._run / DONE, marker | ({"early": early} if early else {}))
         if self._stopped_by:
             self._heartbeat(trainer, "stopped", signal=signal.Signals(self._stopped_by).name)
         else:
