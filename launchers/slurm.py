@@ -1,0 +1,32 @@
+"""Submit a recipe to Slurm through NeMo-Run, as an experiment of your own.
+
+    python launchers/slurm.py CLUSTER
+
+CLUSTER is a profile: a name, such as dgx_h100, or the path of a TOML file. The profile gives account, partition,
+container and folders. `recipes submit` does more: it checks the job against the cluster, and continues it.
+"""
+
+import sys
+
+import nemo_run
+
+from superpod.recipes import build
+from superpod.slurm.executor import executor, finish
+
+RECIPE = "llama3_8b_pretrain_h100_bf16"
+NODES = 4
+
+
+def main(cluster: str) -> None:
+    """Queue one job, and wait for its end."""
+    recipe = build(RECIPE, num_nodes=NODES)
+    recipe.trainer.max_steps = 1000
+    on_slurm = executor(cluster, nodes=NODES, gpus=recipe.trainer.devices, time="4:00:00")
+    with nemo_run.Experiment(RECIPE) as experiment:
+        experiment.add(recipe, executor=on_slurm, name="train")
+        experiment.run()
+        finish(experiment)  # ends the script with 1 when the job has failed
+
+
+if __name__ == "__main__":  # NeMo-Run imports this file in every rank
+    main(sys.argv[1])
