@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from superpod.planner.formats import hf_families
@@ -14,15 +14,15 @@ from superpod.weights.families.nemo_fields import NemoFields
 
 @dataclass(frozen=True)
 class Family:
-    """A `model_type` of transformers and the NeMo class that computes it."""
+    """The NeMo class that computes a `model_type` of transformers."""
 
     model: str
     config: str
     architecture: str
     """The one class of transformers that is meant."""
     convert: Callable[[HFConfig], NemoFields]
-    keys: frozenset[str]
-    """Keys of config.json that `convert` takes into account."""
+    more_keys: tuple[str, ...] = ()
+    """Keys without a default that `convert` takes into account."""
     quantizations: tuple[str, ...] = ()
 
 
@@ -34,47 +34,39 @@ _COMMON = frozenset(
         *("attention_bias", "mlp_bias", "num_nextn_predict_layers", "_sliding_window_pattern"),
     }
 )
-_LLAMA = ("LlamaModel", "LlamaConfig")
-_QWEN3_MOE_KEYS = ("mlp_only_layers", "layer_types")
-_GEMMA3_KEYS = ("use_bidirectional_attention", "sliding_window_pattern", "layer_types")
-_LATENT_KEYS = frozenset(
-    {
-        *hf_families.FAMILIES["deepseek_v2"].keys,
-        *hf_families.FAMILIES["deepseek_v3"].keys,
-        *("scoring_func", "moe_layer_freq", "qk_head_dim"),
-    }
-)
-_GPT_OSS_KEYS = ("layer_types", "swiglu_limit", "swiglu_alpha", "experts_per_token")
-_SMOLLM3_KEYS = ("no_rope_layers", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+_WINDOW, _LAYERS = ("sliding_window",), ("layer_types",)
+_LATENT = ("scoring_func", "moe_layer_freq", "qk_head_dim")
+_V2 = (*_LATENT, *sorted(hf_families.FAMILIES["deepseek_v3"].keys))
+_V3 = (*_LATENT, *sorted(hf_families.FAMILIES["deepseek_v2"].keys))
+_GEMMA3 = (*_LAYERS, "use_bidirectional_attention", "sliding_window_pattern")
+_SMOLLM3 = (*_WINDOW, *_LAYERS, "use_sliding_window", "max_window_layers", "no_rope_layers")
+_GPT_OSS = (*_LAYERS, "swiglu_limit", "swiglu_alpha", "experts_per_token")
 
-_TABLE: dict[str, tuple[str, str, str, Callable[[HFConfig], NemoFields], Iterable[str]]] = {
-    "llama": (*_LLAMA, "Llama", dense.llama, ()),
-    "mistral": ("MistralModel", "MistralConfig7B", "Mistral", dense.mistral, ()),
-    "mixtral": ("MixtralModel", "MixtralConfig8x7B", "Mixtral", moe.mixtral, ("sliding_window",)),
-    "qwen2": ("Qwen2Model", "Qwen2Config", "Qwen2", dense.qwen2, ("layer_types",)),
-    "qwen3": ("Qwen3Model", "Qwen3Config", "Qwen3", dense.qwen3, ("layer_types",)),
-    "qwen3_moe": ("Qwen3Model", "Qwen3MoEConfig", "Qwen3Moe", moe.qwen3_moe, _QWEN3_MOE_KEYS),
-    "gemma": ("GemmaModel", "GemmaConfig", "Gemma", dense.gemma, ()),
-    "gemma2": ("Gemma2Model", "Gemma2Config", "Gemma2", dense.gemma2, ("layer_types",)),
-    "gemma3_text": ("Gemma3Model", "Gemma3Config1B", "Gemma3", dense.gemma3, _GEMMA3_KEYS),
-    "nemotron": ("NemotronModel", "NemotronConfig", "Nemotron", dense.nemotron, ()),
-    "phi3": ("Phi3Model", "Phi3Config", "Phi3", dense.phi3, ("sliding_window",)),
-    "starcoder2": ("Starcoder2Model", "Starcoder2Config", "Starcoder2", dense.starcoder2, ("sliding_window",)),
-    "deepseek_v2": ("DeepSeekModel", "DeepSeekConfig", "DeepseekV2", moe.deepseek_v2, _LATENT_KEYS),
-    "deepseek_v3": ("DeepSeekModel", "DeepSeekConfig", "DeepseekV3", moe.deepseek_v3, _LATENT_KEYS),
-    "gpt_oss": ("GPTOSSModel", "GPTOSSConfig", "GptOss", moe.gpt_oss, _GPT_OSS_KEYS),
-    "granite": (*_LLAMA, "Granite", dense.granite, ()),
-    "smollm3": (*_LLAMA, "SmolLM3", dense.smollm3, _SMOLLM3_KEYS),
-    "seed_oss": (*_LLAMA, "SeedOss", dense.seed_oss, ()),
+FAMILIES: dict[str, Family] = {
+    "llama": Family("LlamaModel", "LlamaConfig", "LlamaForCausalLM", dense.llama),
+    "mistral": Family("MistralModel", "MistralConfig7B", "MistralForCausalLM", dense.mistral),
+    "mixtral": Family("MixtralModel", "MixtralConfig8x7B", "MixtralForCausalLM", moe.mixtral, _WINDOW),
+    "qwen2": Family("Qwen2Model", "Qwen2Config", "Qwen2ForCausalLM", dense.qwen2, _LAYERS),
+    "qwen3": Family("Qwen3Model", "Qwen3Config", "Qwen3ForCausalLM", dense.qwen3, _LAYERS),
+    "qwen3_moe": Family(
+        "Qwen3Model", "Qwen3MoEConfig", "Qwen3MoeForCausalLM", moe.qwen3_moe, (*_LAYERS, "mlp_only_layers")
+    ),
+    "gemma": Family("GemmaModel", "GemmaConfig", "GemmaForCausalLM", dense.gemma),
+    "gemma2": Family("Gemma2Model", "Gemma2Config", "Gemma2ForCausalLM", dense.gemma2, _LAYERS),
+    "gemma3_text": Family("Gemma3Model", "Gemma3Config1B", "Gemma3ForCausalLM", dense.gemma3, _GEMMA3),
+    "nemotron": Family("NemotronModel", "NemotronConfig", "NemotronForCausalLM", dense.nemotron),
+    "phi3": Family("Phi3Model", "Phi3Config", "Phi3ForCausalLM", dense.phi3, _WINDOW),
+    "starcoder2": Family("Starcoder2Model", "Starcoder2Config", "Starcoder2ForCausalLM", dense.starcoder2, _WINDOW),
+    "deepseek_v2": Family("DeepSeekModel", "DeepSeekConfig", "DeepseekV2ForCausalLM", moe.deepseek_v2, _V2),
+    "deepseek_v3": Family("DeepSeekModel", "DeepSeekConfig", "DeepseekV3ForCausalLM", moe.deepseek_v3, _V3),
+    "gpt_oss": Family("GPTOSSModel", "GPTOSSConfig", "GptOssForCausalLM", moe.gpt_oss, _GPT_OSS, ("mxfp4",)),
+    "granite": Family("LlamaModel", "LlamaConfig", "GraniteForCausalLM", dense.granite),
+    "smollm3": Family("LlamaModel", "LlamaConfig", "SmolLM3ForCausalLM", dense.smollm3, _SMOLLM3),
+    "seed_oss": Family("LlamaModel", "LlamaConfig", "SeedOssForCausalLM", dense.seed_oss),
 }
-
-
-def _family(kind: str) -> Family:
-    model, config, architecture, convert, keys = _TABLE[kind]
-    known = _COMMON | hf_families.FAMILIES[kind].keys | frozenset(keys)
-    packed = ("mxfp4",) if kind == "gpt_oss" else ()
-    return Family(model, config, f"{architecture}ForCausalLM", convert, known, packed)
-
-
-FAMILIES: dict[str, Family] = {kind: _family(kind) for kind in _TABLE}
 """By `model_type`."""
+
+
+def known_keys(kind: str) -> frozenset[str]:
+    """The keys of config.json that the import of a family takes into account."""
+    return _COMMON | hf_families.FAMILIES[kind].keys | frozenset(FAMILIES[kind].more_keys) | hf_families.HARMLESS

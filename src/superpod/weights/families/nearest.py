@@ -16,8 +16,8 @@ from typing import Any
 from superpod.errors import UserError
 from superpod.planner.formats.files import read_json
 from superpod.planner.formats.hf_config import ContradictionError, decoder_keys, missing_key, parse_config
-from superpod.planner.formats.hf_families import HARMLESS, Config
-from superpod.weights.families.families import FAMILIES, Family
+from superpod.planner.formats.hf_families import Config
+from superpod.weights.families.families import FAMILIES, Family, known_keys
 from superpod.weights.families.nemo_fields import RefusedError
 
 
@@ -66,7 +66,7 @@ def nearest_class(config: Mapping[str, Any], where: str = "config.json") -> Near
         raise UserError(f"{where}: {refused}", WAY_OUT) from None
     except KeyError as missing:
         raise missing_key(missing, kind, where) from None
-    known = family.keys | HARMLESS
+    known = known_keys(kind)
     unknown = tuple(sorted(key for key, value in config.items() if key not in known and value is not None))
     return Nearest(family.model, nemo.config or family.config, nemo.fields, unknown, tuple(nemo.doubts))
 
