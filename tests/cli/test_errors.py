@@ -53,7 +53,11 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (["plan", "llama3_8b", "--gpu", "a100", "--gpus", "8", "--precision", "fp8cs"], "has no fp8cs", "it has fp32"),
         (["plan", *SMALL, "--seq", "99999999999999"], "--seq is 99999999999999; it is 1 to 2,147,483,647", ""),
         (["plan", ""], "an argument is empty", "leave it out"),
-        (["export", "tiny_llama3", "--to", "/proc/my_recipe.py"], "/proc/my_recipe.py cannot be written", "folder"),
+        (
+            ["export", "tiny_llama3", "--to", "/proc/my_recipe.py"],
+            "/proc/my_recipe.py cannot be written",
+            "another place",
+        ),
         (["check", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--layout", "tp=x"], "tp takes a whole number", ""),
         (["check", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--layout", "tp=1,tp=2"], "tp twice", ""),
         (["check", "llama3_8b_pretrain_h100_bf15"], "llama3_8b_pretrain_h100_bf16", ""),

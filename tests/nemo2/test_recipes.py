@@ -43,7 +43,7 @@ def test_stages_recomputation_and_sharding_survive_it_too(described):
 def test_every_value_knows_its_line(name, described):
     for path, _, where in described["lines"][name]:
         if path != "recipe":
-            assert where.startswith(("collection/", "nemo2/", "default of ")), (path, where)
+            assert where.startswith(("recipes/models/", "collection/", "nemo2/", "default of ")), (path, where)
 
 
 @pytest.mark.parametrize("name", ["llama3_8b_pretrain_h100_bf16", "llama3_70b_pretrain_h100_bf16"])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from superpod.common.package_files import PACKAGE
 from superpod.rehearsal import RehearsalError
 from superpod.rehearsal.patches.table import with_table
 from superpod.rehearsal.training.cpu_recipe import _check_devices
@@ -53,6 +54,6 @@ PATCHES = re.compile(r"torch\.(cuda|Tensor|nn\.Module)\.\w+ = |(setattr|replace)
 
 
 def test_only_the_rehearsal_patches_torch():
-    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    patching = {path.parent.relative_to(ROOT) for path in files if PATCHES.search(path.read_text())}
+    files = [path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")]
+    patching = {path.parent.relative_to(PACKAGE) for path in files if PATCHES.search(path.read_text())}
     assert patching == {Path("rehearsal/patches"), Path("rehearsal/te")}

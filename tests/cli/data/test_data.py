@@ -124,7 +124,7 @@ def test_add(made: Path, tmp_path: Path):
 
 def test_help_is_light():
     code = (
-        "import sys; from superpod.cli import data; from typer.testing import CliRunner\n"
+        "import sys; from superpod.cli.data import data; from typer.testing import CliRunner\n"
         "assert CliRunner().invoke(data.app, ['build', '--help']).exit_code == 0\n"
         "print(*{'numpy', 'torch', 'tokenizers', 'transformers', 'nemo'} & set(sys.modules))"
     )

@@ -8,7 +8,7 @@ import pytest
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
 from superpod.collection.facts.proof_level import SizeDigests
-from superpod.common import collection
+from superpod.common import collection, package_files
 from superpod.errors import UserError
 from superpod.rehearsal.proof import proof_store
 from superpod.rehearsal.proof.proof import Failure, Proof
@@ -225,7 +225,7 @@ def test_a_write_that_fails_leaves_the_old_cache(tmp_path, monkeypatch):
 
 
 def test_the_cache_depends_on_all_code_that_resolves_and_builds(tmp_path, monkeypatch):
-    monkeypatch.setattr(proof_store, "PACKAGE", tmp_path)
+    monkeypatch.setattr(package_files, "PACKAGE", tmp_path)
     for name in (
         "planner/rules/rules.py",
         "planner/data/hardware.toml",
