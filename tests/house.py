@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,14 +35,28 @@ COPIED_LINES = 6
 CODE = (PACKAGE, "tests", "benchmarks", "scripts")
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, dotted module) of every import in the file, those inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(path: Path, *, executed: bool = False) -> Iterator[tuple[int, str]]:
+    """(line, dotted module) of every import in the file, those inside functions too.
+
+    Args:
+        path: a Python file.
+        executed: without imports that only the type checker reads.
+    """
+    tree = ast.parse(path.read_text())
+    if executed:
+        tree = _WithoutTypeChecking().visit(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, name.name) for name in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield node.lineno, node.module or ""
             yield from ((node.lineno, f"{node.module}.{name.name}") for name in node.names)
+
+
+class _WithoutTypeChecking(ast.NodeTransformer):
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        return node.orelse if "TYPE_CHECKING" in ast.unparse(node.test) else node
 
 
 def wrong_way_imports(root: Path) -> list[str]:
@@ -62,6 +77,25 @@ def wrong_way_imports(root: Path) -> list[str]:
                 if top in ALLOWED:
                     broken.append(f"{name}:{line} imports {module}: say superpod.{module}")
     return sorted(set(broken))
+
+
+def import_cycle(root: Path) -> list[str]:
+    """The modules of one cycle of imports, those inside functions too, first and last the same; empty without one.
+
+    Imports under `if TYPE_CHECKING:` do not count: they are not executed.
+    """
+    modules = {
+        ".".join(("superpod", *path.relative_to(root).with_suffix("").parts)): path for path in root.rglob("*.py")
+    }
+    graph = {}
+    for name, path in modules.items():
+        names = {imported for _, imported in imports(path, executed=True)}
+        graph[name] = names & modules.keys() - {name}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as cycle:
+        return cycle.args[1]
+    return []
 
 
 def missing_imports(root: Path) -> list[str]:

@@ -28,6 +28,15 @@ def test_imports_go_one_way():
     assert house.wrong_way_imports(PACKAGE) == []
 
 
+def test_no_module_imports_itself_through_others(tmp_path):
+    assert house.import_cycle(PACKAGE) == []
+    (tmp_path / "first.py").write_text("def use():\n    from superpod import second\n")
+    (tmp_path / "second.py").write_text("from superpod.first import use\n")
+    assert len(house.import_cycle(tmp_path)) == 3
+    (tmp_path / "second.py").write_text("if TYPE_CHECKING:\n    from superpod.first import use\n")
+    assert house.import_cycle(tmp_path) == []
+
+
 def test_commands_in_strings_import_modules_that_exist(tmp_path):
     assert house.missing_imports(ROOT) == []
     planted = tmp_path / "tests" / "test_bad.py"

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
-
-from superpod.common.files import read_json
 from superpod.errors import UserError
-from superpod.planner import columns, hardware, models
+from superpod.planner import columns
 from superpod.planner.calibration.calibrate import Measured
-from superpod.planner.layout import Layout
-from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.timing import steptime
 from superpod.reports import report
+from superpod.reports.runs.run_plan import planned_job
 from superpod.runtime.runs.run_folder import RunFolder
 
 LEAST_S = 1e-6
@@ -36,7 +30,7 @@ def measured(run: RunFolder) -> Measured:
     rate = summary.tokens_per_s_per_gpu
     if rate is None or summary.steps < LEAST_STEPS:
         raise UserError(f"{run.path} has {summary.steps} measured steps", f"name runs of {LEAST_STEPS} steps or more")
-    job = planned(run)
+    job = planned_job(run)
     one = Measured(run.path.name, job, job.tokens / rate / job.gpus, summary.peak_allocated_gib)
     if wrong := impossible(one):
         raise UserError(f"{run.path}: {wrong}", "its plan.json and metrics.jsonl are of two jobs, or were edited")
@@ -89,36 +83,3 @@ def _too_fast(run: Measured) -> str:
         f"{rate:,.0f} tokens/s/GPU (a step of {run.seconds:.4g} s) need {share * peak:,.0f} TFLOP/s of a GPU, and "
         f"the {gpu}'s dense {job.precision} peak is {peak:,.0f}"
     )
-
-
-def planned(run: RunFolder) -> PlannedJob:
-    """The job of a run's plan.json, on hardware as it is known here.
-
-    Raises:
-        UserError: there is no plan, or the planner here does not know what it names.
-    """
-    plan = read_json(run.path / "plan.json") or {}
-    query, layouts = plan.get("query"), plan.get("layouts")
-    if not isinstance(query, dict) or not isinstance(layouts, list) or not layouts:
-        raise UserError(f"{run.path} has no plan.json", "name a run that `recipes run` or `recipes submit` started")
-    try:
-        node = hardware.node(query["gpu"])
-        return PlannedJob(
-            model=models.find(query["model"]),
-            node=node,
-            fabric=hardware.fabric(query["fabric"]) if query.get("fabric") else hardware.builtin().fabric_of(node),
-            gpus=query["gpus"],
-            seq=query["seq"],
-            precision=query["precision"][0],
-            layout=Layout(**_known(Layout, layouts[0]["layout"])),
-            task=query.get("task", "pretrain"),
-            options=Options(**_known(Options, query.get("options") or {})),
-        )
-    except (KeyError, TypeError, IndexError) as broken:
-        raise UserError(f"{run.path / 'plan.json'} cannot be read: {broken}") from broken
-
-
-def _known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a dataclass's fields, lists as the tuples that JSON made them of."""
-    names = {field.name for field in fields(kind)}
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key in names}

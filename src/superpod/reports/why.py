@@ -157,9 +157,9 @@ def _with_plan(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
 def _planned_words(run: RunFolder, root: Finding, attempt: Attempt) -> tuple[str, str]:
     """`planned: 63.5 GiB reserved ...`, and what frees enough. Raises UserError."""
     from superpod.planner import explain, predict
-    from superpod.reports.measured_runs import planned
+    from superpod.reports.runs.run_plan import planned_job
 
-    job = planned(run)
+    job = planned_job(run)
     prediction = predict.one(job)
     reserved, limit = prediction.reserved_gib_max or 0.0, prediction.limit_gib
     words = f"planned: {reserved:.1f} GiB reserved at most of {limit:.1f} usable on {job.node.name}"

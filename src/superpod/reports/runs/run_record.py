@@ -294,9 +294,9 @@ def _gpus(run: RunFolder, beats: Mapping[int, JsonObject]) -> int | None:
 
 
 def _job(run: RunFolder) -> tuple[PlannedJob | None, str]:
-    from superpod.reports.measured_runs import planned
+    from superpod.reports.runs.run_plan import planned_job
 
     try:
-        return planned(run), ""
+        return planned_job(run), ""
     except UserError as missing:
         return None, str(missing)
